@@ -1,0 +1,47 @@
+"""ebb: keeps a training job's activations out of memory, op by op, bit-identical to eager.
+
+>>> import torch, ebb
+>>> net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
+>>> with ebb.region(ebb.policies.recompute_all):
+...     loss = net(torch.ones(2, 4)).sum()
+>>> loss.backward()
+"""
+
+from __future__ import annotations
+
+import torch as _torch
+
+from ebb._check_torch import check as _check
+
+try:
+    from ebb._build_info import TORCH_RELEASE as _built
+except ModuleNotFoundError:
+    _built = None  # type: ignore[assignment]
+_check(_built, _torch.__version__)
+
+from ebb import policies  # noqa: E402
+from ebb._apply import RegionHandle, apply  # noqa: E402
+from ebb._checkpoint import checkpoint  # noqa: E402
+from ebb._decision import OFFLOAD, PAGE, RECOMPUTE, SAVE, Decision  # noqa: E402
+from ebb._policy import Policy, Rule  # noqa: E402
+from ebb._region import region  # noqa: E402
+from ebb._report import reset_stats, stats  # noqa: E402
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "OFFLOAD",
+    "PAGE",
+    "RECOMPUTE",
+    "SAVE",
+    "Decision",
+    "Policy",
+    "RegionHandle",
+    "Rule",
+    "apply",
+    "checkpoint",
+    "policies",
+    "region",
+    "reset_stats",
+    "stats",
+]

@@ -1,0 +1,74 @@
+"""A drop-in for torch.utils.checkpoint.checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.compiler import is_compiling
+from torch.utils.checkpoint import checkpoint as _torch_checkpoint
+from torch.utils.checkpoint import noop_context_fn
+
+from ebb._policy import Policy
+from ebb._region import _check_policy, region
+from ebb._sac import sac_context_fn
+
+
+
+def checkpoint(
+    function: Callable[..., Any],
+    *args: Any,
+    policy: Policy | None = None,
+    use_reentrant: bool | None = None,
+    context_fn: Callable[..., Any] = noop_context_fn,
+    determinism_check: str = "default",
+    debug: bool = False,
+    early_stop: bool = True,
+    preserve_rng_state: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """Run a function in a region: ``torch.utils.checkpoint.checkpoint`` with per-op policies.
+
+    Every keyword of torch's function is accepted. ``use_reentrant``, ``determinism_check``,
+    ``debug``, ``early_stop`` and ``preserve_rng_state`` have nothing to choose here: the function
+    is called once only, no more is recomputed than is needed, and random ops always repeat.
+
+    Args:
+        function: called once, with ``*args`` and ``**kwargs``.
+        policy: what happens to each op's outputs; default ``ebb.policies.recompute_all``.
+        context_fn: torch's way to give a policy. Write it as ``policy`` instead; a non-default
+            one raises.
+
+    Returns:
+        What ``function`` returns.
+
+    Raises:
+        TypeError: ``function`` is not callable, or the policy has the wrong type.
+        ValueError: a ``context_fn`` is given.
+
+    Under ``torch.compile`` this calls ``torch.utils.checkpoint.checkpoint`` with the equivalent
+    selective policy, which torch's partitioner understands.
+
+    Example:
+        >>> w = torch.ones(3, 3, requires_grad=True)
+        >>> ebb.checkpoint(torch.mm, torch.ones(2, 3), w, use_reentrant=False).sum().backward()
+    """
+    if is_compiling():
+        return _torch_checkpoint(
+            function,
+            *args,
+            use_reentrant=False,
+            context_fn=noop_context_fn if policy is None else sac_context_fn(policy),
+            preserve_rng_state=preserve_rng_state,
+            **kwargs,
+        )
+    if not callable(function):
+        raise TypeError(f"ebb: checkpoint runs a function; got {type(function).__name__}")
+    if context_fn is not noop_context_fn:
+        raise ValueError(
+            "ebb: checkpoint takes a policy instead of a context_fn. Write the operators that your "
+            "context_fn saves as policy=ebb.Policy({'aten::mm': ebb.SAVE, ...})."
+        )
+    name = getattr(function, "__qualname__", type(function).__name__)
+    with region(_check_policy(policy), name):
+        return function(*args, **kwargs)

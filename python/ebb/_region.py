@@ -1,0 +1,116 @@
+"""Regions: where ops are intercepted."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+from torch.compiler import is_compiling
+
+from ebb import _C
+from ebb import policies as _policies
+from ebb._policy import Policy
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _check_policy(policy: object) -> Policy:
+    if policy is None:
+        return _policies.recompute_all
+    if isinstance(policy, Policy):
+        return policy
+    raise TypeError(
+        f"ebb: policy must be an ebb.Policy, such as ebb.policies.save_matmuls; "
+        f"got {policy!r} of type {type(policy).__name__}"
+    )
+
+
+@functools.cache
+def _warn_hooks_disabled(reason: str) -> None:
+    warnings.warn(
+        f"ebb: saved-tensor hooks are disabled here ({reason.strip()}), so this region passes "
+        "through: gradients are right, no memory is saved. Shown once.",
+        stacklevel=4,
+    )
+
+
+class region:  # noqa: N801
+    """A region: inside it, ebb decides op by op what stays in memory until backward.
+
+    A context manager and a decorator. Regions nest: the outermost is the boundary of
+    recomputation, inner ones change the policy and the name. They belong to the thread that
+    enters them. Under ``torch.compile`` a region does nothing; where saved-tensor hooks are
+    disabled (``torch.func`` transforms) it saves nothing and warns once.
+
+    Args:
+        policy: what happens to each op's outputs; default ``ebb.policies.recompute_all``.
+        name: for messages and ``ebb.stats()``; default ``"region"``, or a decorated function's
+            qualified name.
+
+    Raises:
+        TypeError: the policy or the name has the wrong type.
+        RuntimeError: it is entered while it is open, left while it is not, left in another thread,
+            or left before the regions inside it. Later regions work all the same.
+
+    Example:
+        >>> @ebb.region(ebb.policies.save_matmuls)
+        ... def block(x, w):
+        ...     return torch.relu(x @ w)
+        >>> w = torch.ones(3, 3, requires_grad=True)
+        >>> block(torch.ones(2, 3), w).sum().backward()
+    """
+
+    __slots__ = ("_compiled", "_id", "_name", "_policy")
+
+    def __init__(self, policy: Policy | None = None, name: str | None = None) -> None:
+        self._id = 0
+        self._policy = policy
+        self._name = name
+        if not is_compiling():
+            if name is not None and not isinstance(name, str):
+                raise TypeError(f"ebb: name must be a str; got {type(name).__name__}")
+            self._compiled = _check_policy(policy)._compiled
+
+    def __enter__(self) -> region:
+        if is_compiling():
+            return self
+        if self._id:
+            raise RuntimeError(
+                f"ebb: region {self._name or 'region'!r} is entered already. One ebb.region object "
+                "is one region: make another object to nest."
+            )
+        reason = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+        if reason is not None:
+            _warn_hooks_disabled(reason)
+        self._id = _C.enter_region(self._compiled, self._name or "region")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if is_compiling():
+            return
+        if not self._id:
+            raise RuntimeError(f"ebb: region {self._name or 'region'!r} is not entered")
+        entered, self._id = self._id, 0
+        _C.leave_region(entered)
+
+    def __call__(self, function: F) -> F:
+        if not callable(function):
+            raise TypeError(f"ebb: a region decorates a function; got {type(function).__name__}")
+        policy = self._policy
+        name = self._name or getattr(function, "__qualname__", type(function).__name__)
+
+        @functools.wraps(function)
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with region(policy, name):
+                return function(*args, **kwargs)
+
+        return inside  # type: ignore[return-value]

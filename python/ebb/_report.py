@@ -1,0 +1,36 @@
+"""What ebb did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ebb import _C
+
+
+def stats() -> dict[str, Any]:
+    """What the last step did, by region and in total, and what is alive now.
+
+    A step begins when an outermost region is entered after a backward, so after a backward the
+    figures are those of the last forward and backward.
+
+    Returns:
+        A dictionary with
+
+        * ``"step"``: steps begun since the start or the last :func:`reset_stats`;
+        * ``"regions"``: for each region name a dictionary of counts; ``"total"``: their sum:
+          ``entered`` (times), ``ops_seen``, ``ops_recorded``, ``ops_replayed``, ``bytes_saved``
+          and ``bytes_dropped`` (made in the region, packed by autograd, and kept or not; each
+          storage once), ``bytes_copied`` (copied before a write because a recompute needs them);
+        * ``"live_recipes"``, ``"live_handles"``, ``"open_regions"``: objects that exist now, in
+          the whole process.
+
+    Example:
+        >>> ebb.stats()["open_regions"]
+        0
+    """
+    return _C.stats()
+
+
+def reset_stats() -> None:
+    """Set the counters of :func:`stats` to zero; what is alive stays counted."""
+    _C.reset_stats()

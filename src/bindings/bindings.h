@@ -1,0 +1,17 @@
+// One function per concept, each in its own file; module.cpp calls them.
+#pragma once
+
+#include <torch/csrc/python_headers.h>
+
+#include <pybind11/pybind11.h>
+
+namespace ebb::bindings {
+
+void bindPolicy(pybind11::module_& module);
+void bindRegion(pybind11::module_& module);
+void bindReport(pybind11::module_& module);
+
+// Gives the core what it needs of Python.
+void installPythonSupport(pybind11::module_& module);
+
+}  // namespace ebb::bindings

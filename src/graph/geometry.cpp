@@ -1,0 +1,106 @@
+#include "graph/geometry.h"
+
+#include <ATen/ops/copy.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/TensorOptions.h>
+
+namespace ebb {
+namespace {
+
+// Kinds of tensor whose bytes are not a plain strided storage.
+const c10::DispatchKeySet kUnrecordable{
+    c10::DispatchKey::Python,
+    c10::DispatchKey::Sparse,
+    c10::DispatchKey::SparseCsr,
+    c10::DispatchKey::NestedTensor,
+    c10::DispatchKey::Quantized,
+    c10::DispatchKey::FuncTorchBatched,
+    c10::DispatchKey::FuncTorchGradWrapper,
+    c10::DispatchKey::Functionalize,
+    c10::DispatchKey::ZeroTensor,
+};
+
+// Named tensors were removed in torch 2.13.
+template <class Impl>
+bool isNamed(const Impl& impl) {
+  if constexpr (requires { impl.named_tensor_meta(); }) {
+    return impl.named_tensor_meta() != nullptr;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool isRecordable(const at::Tensor& tensor) {
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  return !impl->key_set().has_any(kUnrecordable) && impl->has_storage() &&
+      impl->layout() == c10::kStrided && !isNamed(*impl) && !impl->has_symbolic_sizes_strides();
+}
+
+GeometryFlags geometryFlags(const at::Tensor& tensor) {
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  GeometryFlags flags;
+  flags.dtype = tensor.scalar_type();
+  flags.device = tensor.device();
+  flags.dimensions = static_cast<uint8_t>(impl->dim());
+  flags.conjugate = impl->is_conj();
+  flags.negative = impl->is_neg();
+  flags.wrappedNumber = impl->is_wrapped_number();
+  return flags;
+}
+
+at::Tensor viewOf(
+    const c10::Storage& storage, const GeometryFlags& flags, const int64_t* shape, int64_t offset) {
+  const auto key = c10::computeDispatchKey(flags.dtype, c10::kStrided, storage.device());
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(flags.dtype));
+  auto* impl = tensor.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(
+      {shape, flags.dimensions}, {shape + flags.dimensions, flags.dimensions}, offset);
+  if (flags.conjugate) {
+    impl->_set_conj(true);
+  }
+  if (flags.negative) {
+    impl->_set_neg(true);
+  }
+  if (flags.wrappedNumber) {
+    impl->set_wrapped_number(true);
+  }
+  if (flags.requiresGrad) {
+    impl->set_requires_grad(true);
+  }
+  return tensor;
+}
+
+Geometry::Geometry(const at::Tensor& tensor)
+    : flags_(geometryFlags(tensor)), offset_(tensor.storage_offset()) {
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  shape_.append(sizes.begin(), sizes.end());
+  shape_.append(strides.begin(), strides.end());
+}
+
+at::Tensor Geometry::viewOf(const c10::Storage& storage) const {
+  return ebb::viewOf(storage, flags_, shape_.data(), offset_);
+}
+
+at::Tensor bytesOf(const c10::Storage& storage) {
+  GeometryFlags flags;
+  flags.dtype = c10::ScalarType::Byte;
+  flags.dimensions = 1;
+  const int64_t shape[2] = {static_cast<int64_t>(storage.nbytes()), 1};
+  return viewOf(storage, flags, shape, 0);
+}
+
+c10::Storage allocate(size_t nbytes, c10::Device device) {
+  const auto options = c10::TensorOptions(c10::ScalarType::Byte).device(device);
+  return at::empty({static_cast<int64_t>(nbytes)}, options).storage();
+}
+
+c10::Storage copyOf(const c10::Storage& storage) {
+  c10::Storage copy = allocate(storage.nbytes(), storage.device());
+  bytesOf(copy).copy_(bytesOf(storage));
+  return copy;
+}
+
+}  // namespace ebb

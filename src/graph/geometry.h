@@ -1,0 +1,65 @@
+// A view's geometry: all that is needed, beside a storage, to make the tensor again.
+#pragma once
+
+#include <ATen/core/TensorBody.h>
+#include <c10/core/Storage.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+
+namespace ebb {
+
+// Whether a tensor is one that ebb can rebuild from a storage and a geometry: dense, strided, with
+// a storage of its own device, of no Python subclass with a dispatch of its own, and unnamed.
+// Everything else is not recorded, so it is a leaf.
+bool isRecordable(const at::Tensor& tensor);
+
+// The parts of a geometry that have one size.
+struct GeometryFlags {
+  c10::ScalarType dtype = c10::ScalarType::Float;  // element type
+  c10::Device device = c10::kCPU;                  // where the storage lives
+  uint8_t dimensions = 0;      // at most 255; torch allows 64
+  bool conjugate = false;      // lazily conjugated
+  bool negative = false;       // lazily negated
+  bool wrappedNumber = false;  // came from a Python number: ranks lower in type promotion
+  bool requiresGrad = false;   // only kept for ops that read it
+};
+
+GeometryFlags geometryFlags(const at::Tensor& tensor);
+
+// A fresh tensor, unknown to autograd, that shows `storage` with this geometry. `shape` points to
+// `dimensions` sizes and then as many strides.
+at::Tensor viewOf(
+    const c10::Storage& storage, const GeometryFlags& flags, const int64_t* shape, int64_t offset);
+
+// A geometry that owns its sizes and strides; used by handles.
+class Geometry {
+ public:
+  Geometry() = default;
+  explicit Geometry(const at::Tensor& tensor);
+
+  at::Tensor viewOf(const c10::Storage& storage) const;
+
+  c10::IntArrayRef sizes() const {
+    return {shape_.data(), flags_.dimensions};
+  }
+  c10::ScalarType dtype() const {
+    return flags_.dtype;
+  }
+
+ private:
+  GeometryFlags flags_;
+  int64_t offset_ = 0;                   // in elements
+  c10::SmallVector<int64_t, 8> shape_;  // sizes, then strides
+};
+
+// All of a storage as bytes, for copies that do not care what is in it.
+at::Tensor bytesOf(const c10::Storage& storage);
+
+// A resizable storage of `nbytes` uninitialised bytes.
+c10::Storage allocate(size_t nbytes, c10::Device device);
+
+// A private copy of the bytes of `storage`, on the current stream.
+c10::Storage copyOf(const c10::Storage& storage);
+
+}  // namespace ebb

@@ -1,0 +1,26 @@
+// What all values of one outermost region share.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace ebb {
+
+// Note [One lock per graph]
+// Recipes never cross an outermost region (a storage first met in a region is a leaf there), so
+// graphs are independent and each has one lock. It is held while the region records an op, but not
+// while that op's kernel runs, and during a whole replay, kernels included. Whoever takes it must
+// not hold the GIL (see Unlocked in handle.cpp): a Python-implemented op in a replay needs it.
+// Destructors of handles, values and recipes take no lock: they only count references.
+struct Graph final : c10::intrusive_ptr_target {
+  std::recursive_mutex mutex;      // See Note [One lock per graph]
+  std::vector<std::string> names;  // of the regions nested in this one; the outermost is first
+  uint64_t lastSequence = 0;       // of the recipe recorded last; replay runs in this order
+  uint32_t lastVisit = 0;          // marks recipes that a search for work has seen
+  int threads = 0;                 // intra-op threads while recording: they split reductions
+};
+
+}  // namespace ebb

@@ -1,0 +1,304 @@
+#include "graph/op_recording.h"
+
+#include <ATen/core/List.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+namespace ebb {
+namespace {
+
+// Calls f(tensor, index, element) for every tensor of `count` values, undefined ones in lists too.
+template <class Types, class F>
+void forEachTensor(const c10::IValue* values, const Types& types, F&& f) {
+  for (size_t i = 0; i < types.size(); ++i) {
+    if (types[i] == ArgType::Tensor) {
+      if (values[i].isTensor()) {
+        f(values[i].toTensor(), i, -1);
+      }
+    } else if (types[i] == ArgType::TensorList && values[i].isList()) {
+      const auto list = values[i].toListRef();
+      for (size_t e = 0; e < list.size(); ++e) {
+        static const at::Tensor undefined;
+        f(list[e].isTensor() ? list[e].toTensor() : undefined, i, static_cast<int32_t>(e));
+      }
+    }
+  }
+}
+
+bool coversStorage(const at::Tensor& tensor) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  const size_t nbytes = tensor.storage().nbytes();
+  // A tensor of no elements is the start of an `out=` that the kernel resizes.
+  return nbytes == static_cast<size_t>(impl->numel()) * impl->itemsize() &&
+      (nbytes == 0 || impl->is_non_overlapping_and_dense());
+}
+
+}  // namespace
+
+OpRecording::OpRecording(
+    Recorder& recorder, const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack)
+    : recorder_(recorder),
+      op_(op),
+      below_(below),
+      stack_(stack),
+      lock_(recorder.graph_->mutex) {}
+
+void OpRecording::run() {
+  recorder_.settle();
+  verdict_ = recorder_.decider_->decide(op_);
+  scanArguments();
+  const bool replayable = recordable_ && !op_.uninitialised &&
+      (!op_.neverReplayed || verdict_.forced) && writesCanBeReplayed();
+  if (replayable) {
+    makeRecipe();
+  }
+  prepareWrites();
+  runKernel();
+  recordWrites();
+  recordOutputs();
+  recorder_.sweep();
+}
+
+void OpRecording::scanArguments() {
+  if (op_.trainingArgument >= 0) {
+    const c10::IValue& training = arguments()[op_.trainingArgument];
+    training_ = training.isBool() && training.toBool();
+  }
+  forEachTensor(arguments(), op_.types, [&](const at::Tensor& tensor, size_t i, int32_t element) {
+    scanTensor(tensor, i, element);
+  });
+}
+
+void OpRecording::scanTensor(const at::Tensor& tensor, size_t argument, int32_t element) {
+  if (!tensor.defined()) {
+    inputCount_ += element >= 0;
+    return;
+  }
+  if (!isRecordable(tensor)) {
+    recordable_ = false;
+    return;
+  }
+  ++inputCount_;
+  shapeCount_ += 2 * static_cast<uint32_t>(tensor.dim());
+  offCpu_ |= !tensor.is_cpu();
+  storages_.push_back(tensor.storage().unsafeGetStorageImpl());
+  if (op_.writes && useOf(argument) != ArgUse::Read) {
+    addWrite(tensor, argument, element);
+  }
+}
+
+void OpRecording::addWrite(const at::Tensor& tensor, size_t argument, int32_t element) {
+  const ArgUse use = useOf(argument);
+  const bool whole = use == ArgUse::Overwrite && coversStorage(tensor);
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  const auto same = std::find_if(writes_.begin(), writes_.end(), [&](const Write& write) {
+    return write.storage == storage;
+  });
+  if (same != writes_.end()) {
+    same->whole |= whole;
+    same->sideEffect &= use == ArgUse::Scratch;
+    return;
+  }
+  writes_.push_back(
+      {storage,
+       tensor,
+       recorder_.currentValue(tensor),
+       static_cast<uint16_t>(argument),
+       element,
+       whole,
+       use == ArgUse::Scratch});
+}
+
+// Note [Writes to leaves]
+// A write to a storage that was not made inside the region (a parameter, a buffer, an input) is a
+// side effect: it happens once, in the forward, and the new state is a leaf. So is the state after
+// a write into memory whose old contents no recipe can make. The op's other results then are leaves
+// too, since running it again would write again.
+bool OpRecording::writesCanBeReplayed() const {
+  return std::all_of(writes_.begin(), writes_.end(), [&](const Write& write) {
+    const Value& before = *write.before;
+    const bool toCpu = offCpu_ && write.tensor.is_cpu();
+    return write.sideEffect || (before.born && !toCpu && (write.whole || before.recipe));
+  });
+}
+
+void OpRecording::makeRecipe() {
+  Graph& graph = *recorder_.graph_;
+  recipe_ = Recipe::make(op_, op_.argumentCount, inputCount_, shapeCount_);
+  recipe_->keys = below_;
+  recipe_->sequence = ++graph.lastSequence;
+  recipe_->region = recorder_.region_;
+  recipe_->gradMode = op_.readsRequiresGrad && c10::GradMode::is_enabled();
+  recorder_.autocast_ = currentAutocastState(recorder_.autocast_);
+  recipe_->autocast = recorder_.autocast_;
+  for (size_t i = 0; i < op_.argumentCount; ++i) {
+    if (op_.types[i] == ArgType::Other) {
+      recipe_->arguments[i] = arguments()[i];
+    } else if (op_.types[i] == ArgType::TensorList && arguments()[i].isList()) {
+      // A list of the same type and no elements: replay appends the inputs to a copy of it.
+      recipe_->arguments[i] = arguments()[i].isTensorList()
+          ? c10::IValue(c10::List<at::Tensor>())
+          : c10::IValue(c10::List<std::optional<at::Tensor>>());
+    }
+  }
+  uint32_t used = 0;
+  uint32_t shapeUsed = 0;
+  forEachTensor(arguments(), op_.types, [&](const at::Tensor& tensor, size_t i, int32_t element) {
+    if (!tensor.defined() && element < 0) {
+      return;
+    }
+    Input& input = recipe_->inputs[used++];
+    input.argument = static_cast<uint16_t>(i);
+    input.element = element;
+    input.use = useOf(i);
+    if (tensor.defined()) {
+      addInput(input, tensor, shapeUsed);
+    }
+  });
+}
+
+void OpRecording::addInput(Input& input, const at::Tensor& tensor, uint32_t& shapeUsed) {
+  input.flags = geometryFlags(tensor);
+  input.flags.requiresGrad = op_.readsRequiresGrad && tensor.requires_grad();
+  input.offset = tensor.storage_offset();
+  input.shape = shapeUsed;
+  int64_t* shape = recipe_->shapes + shapeUsed;
+  shape = std::copy(tensor.sizes().begin(), tensor.sizes().end(), shape);
+  std::copy(tensor.strides().begin(), tensor.strides().end(), shape);
+  shapeUsed += 2 * input.flags.dimensions;
+  if (input.use == ArgUse::Scratch) {
+    input.scratchBytes = tensor.storage().nbytes();
+    return;
+  }
+  input.wholeOverwrite = input.use == ArgUse::Overwrite && coversStorage(tensor);
+  const auto& value = recorder_.currentValue(tensor);
+  if (input.use == ArgUse::Read && value->keep && !value->bytes) {
+    value->bytes = tensor.storage();
+    if (!value->saved) {
+      value->recipe.reset();
+    }
+  }
+  input.value = value;
+}
+
+void OpRecording::prepareWrites() {
+  for (const Write& write : writes_) {
+    // References that do not need the old state: the map's, this write's, and the recipe's where
+    // it gives the op a buffer with other contents.
+    size_t own = 2;
+    if (recipe_) {
+      own += std::count_if(
+          recipe_->inputs, recipe_->inputs + recipe_->inputCount, [&](const Input& input) {
+            return input.value == write.before && input.wholeOverwrite;
+          });
+    }
+    recorder_.supersede(write.before, own);
+  }
+}
+
+void OpRecording::runKernel() {
+  RandomScope random(op_, below_, arguments());
+  const size_t base = stack_->size() - op_.argumentCount;
+  lock_.unlock();
+  try {
+    op_.op.redispatchBoxed(below_, stack_);
+  } catch (...) {
+    // The kernel may have written a part: nothing is known about these storages any more.
+    lock_.lock();
+    for (const Write& write : writes_) {
+      recorder_.values_.erase(write.storage);
+    }
+    throw;
+  }
+  lock_.lock();
+  firstOutput_ = base;
+  auto drawn = random.finish();
+  if (recipe_) {
+    recipe_->random = std::move(drawn);
+    ++recorder_.counters_->opsRecorded;
+  }
+}
+
+// Note [A write into a saved value]
+// An in-place op on a value that the policy saves leaves one storage to keep, the written one. The
+// new state inherits the decision, else `relu_` after a saved convolution would undo it.
+void OpRecording::recordWrites() {
+  for (const Write& write : writes_) {
+    const Value& before = *write.before;
+    auto after = c10::make_intrusive<Value>();
+    after->stamp(write.tensor);
+    after->born = before.born;
+    after->saved = !write.sideEffect && before.born &&
+        (before.saved || verdict_.decision == Decision::Save);
+    if (recipe_ && !write.sideEffect) {
+      after->recipe = recipe_;
+      Output& output = recipe_->outputs.emplace_back();
+      output.value = c10::weak_intrusive_ptr<Value>(after);
+      output.written = true;
+      output.slot = write.argument;
+      output.element = write.element;
+    }
+    after->keep = after->saved || !after->recipe;
+    if (write.tensor.storage().unsafeGetStorageImpl() != write.storage) {
+      recorder_.values_.erase(write.storage);  // the op gave the tensor another storage
+      continue;
+    }
+    const bool followed = write.before->packed > 0;
+    recorder_.unsettled_.push_back(
+        {after,
+         followed ? write.before : nullptr,
+         followed ? write.tensor.storage() : c10::Storage()});
+    recorder_.values_[write.storage] = std::move(after);
+  }
+}
+
+void OpRecording::recordOutputs() {
+  forEachTensor(
+      stack_->data() + firstOutput_, op_.results, [&](const at::Tensor& x, size_t i, int32_t e) {
+        if (x.defined() && isRecordable(x)) {
+          recordOutput(x, i, e);
+        }
+      });
+}
+
+void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t element) {
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  if (std::find(storages_.begin(), storages_.end(), storage) != storages_.end()) {
+    return;  // it aliases an argument, or an earlier result: the same value
+  }
+  storages_.push_back(storage);
+  auto value = c10::make_intrusive<Value>();
+  value->stamp(tensor);
+  value->born = onlyResultsHold(tensor);
+  const bool fromDevice = offCpu_ && tensor.is_cpu();
+  if (recipe_ && value->born && !fromDevice) {
+    value->recipe = recipe_;
+    value->saved = verdict_.decision == Decision::Save;
+    Output& output = recipe_->outputs.emplace_back();
+    output.value = c10::weak_intrusive_ptr<Value>(value);
+    output.slot = static_cast<uint16_t>(slot);
+    output.element = element;
+  }
+  value->keep = !value->recipe || value->saved || op_.constantFill;
+  recorder_.values_[storage] = std::move(value);
+}
+
+// Note [Results that others hold]
+// A result whose storage somebody else holds too was not made by this call: the op returned
+// something it caches. Another run would hand out the same memory with other contents in it, so it
+// is a leaf, and writes to it are side effects.
+bool OpRecording::onlyResultsHold(const at::Tensor& tensor) const {
+  const size_t holders = tensor.storage().use_count();
+  if (holders == 1) {
+    return tensor.use_count() == 1;
+  }
+  size_t results = 0;
+  forEachTensor(
+      stack_->data() + firstOutput_, op_.results, [&](const at::Tensor& x, size_t, int32_t) {
+        results += x.defined() && x.has_storage() && x.storage().is_alias_of(tensor.storage());
+      });
+  return holders == results;
+}
+
+}  // namespace ebb

@@ -1,0 +1,70 @@
+// One intercepted call: runs the op and records what it made. Lives on the stack of Recorder::call.
+#pragma once
+
+#include <mutex>
+
+#include "graph/random_state.h"
+#include "graph/recorder.h"
+
+namespace ebb {
+
+class OpRecording {
+ public:
+  OpRecording(
+      Recorder& recorder,
+      const OpTraits& op,
+      c10::DispatchKeySet below,
+      torch::jit::Stack* stack);
+
+  void run();
+
+ private:
+  // One storage that the op writes.
+  struct Write {
+    c10::StorageImpl* storage;         // compared, not owned: `tensor` does
+    at::Tensor tensor;                 // one of the arguments that show it
+    c10::intrusive_ptr<Value> before;  // the state that is written over
+    uint16_t argument;                 // where `tensor` was
+    int32_t element;                   // ... in a list; -1: not a list
+    bool whole;                        // the old contents do not matter
+    bool sideEffect;                   // ArgUse::Scratch
+  };
+
+  const c10::IValue* arguments() const {
+    return stack_->data() + stack_->size() - op_.argumentCount;
+  }
+  ArgUse useOf(size_t argument) const {
+    return op_.useOf(argument, training_);
+  }
+
+  void scanArguments();
+  void scanTensor(const at::Tensor& tensor, size_t argument, int32_t element);
+  void addWrite(const at::Tensor& tensor, size_t argument, int32_t element);
+  bool writesCanBeReplayed() const;
+  void makeRecipe();
+  void addInput(Input& input, const at::Tensor& tensor, uint32_t& shapeUsed);
+  void prepareWrites();
+  void runKernel();
+  void recordWrites();
+  void recordOutputs();
+  void recordOutput(const at::Tensor& tensor, size_t slot, int32_t element);
+  bool onlyResultsHold(const at::Tensor& tensor) const;
+
+  Recorder& recorder_;
+  const OpTraits& op_;
+  c10::DispatchKeySet below_;
+  torch::jit::Stack* stack_;
+  std::unique_lock<std::recursive_mutex> lock_;  // see Note [One lock per graph]
+  Verdict verdict_;              // what the policy says about this op
+  bool training_ = true;         // the value of OpTraits::trainingArgument
+  bool recordable_ = true;       // every tensor argument can be held by a recipe
+  bool offCpu_ = false;          // some tensor argument is on a device
+  uint32_t inputCount_ = 0;      // tensor arguments, list elements counted one by one
+  uint32_t shapeCount_ = 0;      // their sizes and strides
+  size_t firstOutput_ = 0;       // results start here on the stack
+  c10::SmallVector<c10::StorageImpl*, 8> storages_;  // of the arguments: results may alias them
+  c10::SmallVector<Write, 1> writes_;                // one per written storage
+  c10::intrusive_ptr<Recipe> recipe_;                // null if the op cannot be replayed
+};
+
+}  // namespace ebb

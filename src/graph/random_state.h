@@ -1,0 +1,57 @@
+// The generator state that an op drew from, and putting it back for a replay.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/TensorBody.h>
+#include <ATen/core/stack.h>
+#include <c10/core/DispatchKeySet.h>
+
+#include <memory>
+#include <mutex>
+
+#include "intercept/op_traits.h"
+
+namespace ebb {
+
+// Note [Random state]
+// A recipe of an op that draws holds the generator's state before the draw (CPU: the engine's
+// state; CUDA: philox seed and offset). If the op takes a Generator argument the replay passes a
+// private clone in that state and touches nothing else. The others draw from the device's default
+// generator, which is set for the replay and put back. Two threads in regions must not draw in
+// between, so all such runs, first or replayed, hold one process-wide lock.
+struct RandomState {
+  at::Generator generator;  // drawn from in the forward
+  at::Tensor state;         // before the draw
+};
+
+// Takes the state before an op runs, and decides afterwards whether it was needed.
+class RandomScope {
+ public:
+  // `arguments` points to the op's arguments. Cheap if the op cannot draw.
+  RandomScope(const OpTraits& op, c10::DispatchKeySet keys, const c10::IValue* arguments);
+
+  // After the op ran: the state to put in its recipe, null if it drew nothing.
+  std::unique_ptr<RandomState> finish();
+
+ private:
+  std::unique_ptr<RandomState> state_;  // null if the op cannot draw
+  bool confirm_ = false;                // the op is not tagged: compare the state afterwards
+  std::unique_lock<std::mutex> lock_;   // see Note [Random state]
+};
+
+// For the life of the object, an op run with `stack`'s top as its arguments draws what it drew in
+// the forward.
+class RandomReplay {
+ public:
+  RandomReplay(const OpTraits& op, const RandomState* state, torch::jit::Stack& stack);
+  ~RandomReplay();
+  RandomReplay(const RandomReplay&) = delete;
+  RandomReplay& operator=(const RandomReplay&) = delete;
+
+ private:
+  at::Generator generator_;            // the default generator to put back, if one was set
+  at::Tensor outer_;                   // its state outside the replay
+  std::unique_lock<std::mutex> lock_;  // see Note [Random state]
+};
+
+}  // namespace ebb

@@ -1,0 +1,80 @@
+#include "graph/recipe.h"
+
+#include <new>
+
+#include "graph/autocast_state.h"
+#include "graph/random_state.h"
+#include "report/live_counts.h"
+
+namespace ebb {
+namespace {
+
+// Note [Long chains die without recursion]
+// A value owns its recipe and a recipe its inputs, so dropping the last handle of a chain of
+// 100,000 ops would recurse as deep. The outermost dying recipe collects what the others would have
+// dropped and drops it in a loop.
+using Dying = c10::SmallVector<c10::intrusive_ptr<Value>, 16>;
+constinit thread_local Dying* tlsDying = nullptr;
+
+void drop(c10::intrusive_ptr<Value>&& value) {
+  if (!value) {
+    return;
+  }
+  if (tlsDying != nullptr) {
+    tlsDying->push_back(std::move(value));
+    return;
+  }
+  Dying dying;
+  tlsDying = &dying;
+  dying.push_back(std::move(value));
+  while (!dying.empty()) {
+    const auto next = std::move(dying.back());
+    dying.pop_back();
+  }
+  tlsDying = nullptr;
+}
+
+}  // namespace
+
+void* Recipe::operator new(size_t size, size_t extra, Extra) {
+  return ::operator new(size + extra);
+}
+
+void Recipe::operator delete(void* block, size_t, Extra) {
+  ::operator delete(block);
+}
+
+void Recipe::operator delete(void* block) {
+  ::operator delete(block);
+}
+
+c10::intrusive_ptr<Recipe> Recipe::make(
+    const OpTraits& op, uint32_t argumentCount, uint32_t inputCount, uint32_t shapeCount) {
+  static_assert(alignof(c10::IValue) <= alignof(Recipe) && alignof(Input) <= alignof(Recipe));
+  const size_t extra = argumentCount * sizeof(c10::IValue) + inputCount * sizeof(Input) +
+      shapeCount * sizeof(int64_t);
+  auto* recipe = new (extra, Extra{}) Recipe(op, argumentCount, inputCount, nullptr);
+  // intrusive_ptr counts objects from one made by make_intrusive; this is the same by hand.
+  return c10::intrusive_ptr<Recipe>::unsafe_steal_from_new(recipe);
+}
+
+Recipe::Recipe(const OpTraits& traits, uint32_t arguments_, uint32_t inputs_, void*)
+    : op(traits), argumentCount(arguments_), inputCount(inputs_) {
+  arguments = reinterpret_cast<c10::IValue*>(this + 1);
+  inputs = reinterpret_cast<Input*>(arguments + argumentCount);
+  shapes = reinterpret_cast<int64_t*>(inputs + inputCount);
+  std::uninitialized_default_construct_n(arguments, argumentCount);
+  std::uninitialized_default_construct_n(inputs, inputCount);
+  liveCounts().recipes.fetch_add(1, std::memory_order_relaxed);
+}
+
+Recipe::~Recipe() {
+  liveCounts().recipes.fetch_sub(1, std::memory_order_relaxed);
+  for (uint32_t i = 0; i < inputCount; ++i) {
+    drop(std::move(inputs[i].value));
+  }
+  std::destroy_n(inputs, inputCount);
+  std::destroy_n(arguments, argumentCount);
+}
+
+}  // namespace ebb

@@ -1,0 +1,77 @@
+// A recipe: how to make the values that one op made.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "graph/geometry.h"
+#include "graph/value.h"
+#include "intercept/op_traits.h"
+
+namespace ebb {
+
+struct RandomState;
+struct AutocastState;
+
+// One tensor argument: a value and the geometry in which the op saw it. Undefined tensors in a
+// list have an input without a value, so that lists keep their exact shape.
+struct Input {
+  c10::intrusive_ptr<Value> value;  // null: undefined, or scratch
+  GeometryFlags flags;
+  ArgUse use = ArgUse::Read;
+  bool wholeOverwrite = false;  // the old contents do not matter
+  uint16_t argument = 0;        // index on the stack
+  int32_t element = -1;         // index in a list argument; -1: not a list
+  uint32_t shape = 0;           // where its sizes and strides start in Recipe::shapes
+  int64_t offset = 0;           // storage offset, in elements
+  size_t scratchBytes = 0;      // ArgUse::Scratch: the size of the buffer to give
+};
+
+// One value that the op made. Weak: a recipe never keeps its results alive.
+struct Output {
+  c10::weak_intrusive_ptr<Value> value{c10::intrusive_ptr<Value>()};
+  bool written = false;   // made by writing an argument; else a result
+  uint16_t slot = 0;      // index of the argument or of the result
+  int32_t element = -1;   // index in a list; -1: not a list
+};
+
+struct Recipe final : c10::intrusive_ptr_target {
+  // Note [A recipe is one block]
+  // A recipe, its arguments, its inputs and their shapes are allocated together: at this rate of
+  // allocation malloc would be the larger part of recording.
+  static c10::intrusive_ptr<Recipe> make(
+      const OpTraits& op, uint32_t argumentCount, uint32_t inputCount, uint32_t shapeCount);
+  ~Recipe() override;
+  Recipe(const Recipe&) = delete;
+  Recipe& operator=(const Recipe&) = delete;
+
+  const OpTraits& op;
+  c10::DispatchKeySet keys;       // kernels that the op was dispatched to
+  uint64_t sequence = 0;          // order of recording; replay runs in this order
+  uint32_t visit = 0;             // Graph::lastVisit of the last search that met it
+  uint16_t region = 0;            // index in Graph::names
+  bool gradMode = false;          // only read where OpTraits::readsRequiresGrad
+  uint32_t argumentCount = 0;
+  uint32_t inputCount = 0;
+  c10::IValue* arguments;         // non-tensor arguments; tensors are None here
+  Input* inputs;
+  int64_t* shapes;                // sizes and strides of all inputs
+  c10::SmallVector<Output, 1> outputs;
+  std::unique_ptr<RandomState> random;      // null if the op draws nothing
+  std::shared_ptr<const AutocastState> autocast;  // null if autocast did not reach the kernel
+
+  void operator delete(void* block);
+
+ private:
+  struct Extra {};
+  static void* operator new(size_t size, size_t extra, Extra);
+  static void operator delete(void* block, size_t extra, Extra);
+  Recipe(const OpTraits& traits, uint32_t arguments, uint32_t inputs, void* tail);
+};
+
+}  // namespace ebb

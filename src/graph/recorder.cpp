@@ -1,0 +1,181 @@
+#include "graph/recorder.h"
+
+#include "graph/op_recording.h"
+
+namespace ebb {
+
+Recorder::Recorder(c10::intrusive_ptr<Graph> graph) : graph_(std::move(graph)) {}
+
+void Recorder::enter(Decider* decider, uint16_t region, RegionCounters* counters) {
+  decider_ = decider;
+  region_ = region;
+  counters_ = counters;
+}
+
+void Recorder::call(const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack) {
+  ++counters_->opsSeen;
+  switch (op.kind) {
+    case OpKind::PassThrough:
+      op.op.redispatchBoxed(below, stack);
+      return;
+    case OpKind::InplaceView:
+      callInplaceView(op, below, stack);
+      return;
+    case OpKind::Recorded:
+      OpRecording(*this, op, below, stack).run();
+      return;
+  }
+}
+
+void Recorder::callInplaceView(
+    const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack) {
+  const at::Tensor tensor = (*stack)[stack->size() - op.argumentCount].toTensor();
+  c10::intrusive_ptr<Value> before;
+  c10::StorageImpl* storage = nullptr;
+  if (tensor.defined() && isRecordable(tensor)) {
+    std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
+    settle();
+    storage = tensor.storage().unsafeGetStorageImpl();
+    const auto found = values_.find(storage);
+    if (found != values_.end()) {
+      before = currentValue(tensor);
+      if (op.name.find("resize") != std::string::npos) {
+        // The bytes may move and grow: what is there afterwards is a new leaf.
+        supersede(before, 2);
+        before.reset();
+        values_.erase(storage);
+      }
+    }
+  }
+  op.op.redispatchBoxed(below, stack);
+  if (before) {
+    std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
+    unsettled_.push_back({std::move(before), nullptr, {}});
+  }
+}
+
+// Note [Uninitialised memory is not a recipe]
+// A kernel that bypasses the dispatcher may fill what `empty` returned, so its result stays a leaf
+// until an op that we see overwrites it. The result of zeros, ones or full is recomputed only if
+// the first op that uses it writes to it; if the first use is a read, somebody may have filled it
+// unseen, and it becomes a leaf.
+
+// Note [Version stamps]
+// A value remembers the version counter of the tensor it was last written through and the number
+// it showed. Reading the storage through a tensor whose version has moved, without a write that we
+// saw, means that somebody wrote below us (a compiled function, mark_dirty): the storage then is a
+// new leaf, never the stale recipe. In-place ops move the version after their kernel returned, so
+// the stamp of a written value is settled when the next op, pack or exit comes by, by one at most.
+// A tensor with another counter on the same storage (`x.data`) is trusted only while both counters
+// say that nothing happened.
+c10::intrusive_ptr<Value>& Recorder::currentValue(const at::Tensor& tensor) {
+  auto& slot = values_[tensor.storage().unsafeGetStorageImpl()];
+  if (slot) {
+    const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
+    if (!counter.enabled() || !slot->counter.enabled()) {
+      return slot;
+    }
+    const bool unmoved = sameCounter(counter, slot->counter)
+        ? counter.current_version() == slot->version
+        : slot->versionHolds() && counter.current_version() == 0;
+    if (unmoved) {
+      return slot;
+    }
+    slot->superseded = true;
+    if (slot->packed > 0) {
+      slot->redefined = tensor.storage();
+    }
+  }
+  slot = c10::make_intrusive<Value>();
+  slot->stamp(tensor);
+  slot->keep = true;
+  return slot;
+}
+
+// Note [Copy on write]
+// `value`'s storage is about to be written. If its bytes are kept there and recipes still need
+// them, they are copied first, so that a replay sees what the forward saw. A value with a recipe
+// is made again instead. `ownReferences` are those that do not need the old state.
+void Recorder::supersede(const c10::intrusive_ptr<Value>& value, size_t ownReferences) {
+  value->superseded = true;
+  if (!value->bytes || value->isPrivate) {
+    return;
+  }
+  const bool needed = !value->recipe && value.use_count() > ownReferences;
+  if (needed) {
+    value->bytes = copyOf(value->bytes);
+    value->isPrivate = true;
+    counters_->bytesCopied += value->nbytes;
+  } else {
+    value->bytes = c10::Storage();
+  }
+}
+
+// Note [Silent writes]
+// Eager's saved tensors share the storage, so a write that does not move their version is seen by
+// backward. A handle on a recomputed value follows such a write: `redefined` keeps the storage.
+void Recorder::settle() {
+  for (Unsettled& entry : unsettled_) {
+    Value& after = *entry.after;
+    const bool counted = !after.versionHolds();
+    if (counted) {
+      ++after.version;  // by one: more than that, and somebody else wrote too
+    }
+    if (entry.before && (!counted || !sameCounter(after.counter, entry.before->counter))) {
+      entry.before->redefined = entry.storage;
+    }
+  }
+  unsettled_.clear();
+}
+
+void Recorder::sweep() {
+  if (values_.size() < sweepAt_) {
+    return;
+  }
+  for (auto entry = values_.begin(); entry != values_.end();) {
+    const Value& value = *entry->second;
+    const bool unused = entry->second.use_count() == 1;
+    const bool onlyOurs = value.bytes && value.bytes.use_count() == 1;
+    entry = unused && (onlyOurs || value.home.expired()) ? values_.erase(entry) : std::next(entry);
+  }
+  sweepAt_ = std::max<size_t>(64, 2 * values_.size());
+}
+
+Packed Recorder::pack(const at::Tensor& tensor) {
+  if (!isRecordable(tensor)) {
+    return {};
+  }
+  std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
+  settle();
+  if (values_.find(tensor.storage().unsafeGetStorageImpl()) == values_.end()) {
+    return {};
+  }
+  const auto& value = currentValue(tensor);
+  Packed packed;
+  if (value->recipe) {
+    packed.producer = value->recipe->op.name.c_str();
+  }
+  const bool kept = value->keep || !value->recipe;
+  if (value->packed++ == 0 && value->born) {
+    (kept ? counters_->bytesSaved : counters_->bytesDropped) += value->nbytes;
+  }
+  if (!kept) {
+    packed.value = value;
+  }
+  return packed;
+}
+
+void Recorder::close() {
+  std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
+  settle();
+  for (auto& entry : values_) {
+    Value& value = *entry.second;
+    // A kept value that nobody else can write to any more needs no recipe; its handles hold the
+    // storage too.
+    if (value.recipe && value.bytes && value.bytes.use_count() <= 1 + value.packed) {
+      value.recipe.reset();
+    }
+  }
+}
+
+}  // namespace ebb

@@ -1,0 +1,74 @@
+// The interceptor of a region: runs each op and writes down how its results were made.
+#pragma once
+
+#include <c10/util/flat_hash_map.h>
+
+#include <memory>
+#include <vector>
+
+#include "graph/autocast_state.h"
+#include "graph/decision.h"
+#include "graph/graph.h"
+#include "graph/recipe.h"
+#include "graph/value.h"
+#include "intercept/interceptor.h"
+#include "report/ledger.h"
+
+namespace ebb {
+
+// What a handle keeps of the tensor that autograd packed.
+struct Packed {
+  c10::intrusive_ptr<Value> value;  // to be materialised; null: the bytes are kept as eager would
+  const char* producer = nullptr;   // the op that made it, for messages; null for a leaf
+};
+
+class Recorder final : public Interceptor {
+ public:
+  explicit Recorder(c10::intrusive_ptr<Graph> graph);
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  void call(const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack) override;
+
+  // Called when autograd packs `tensor`: decides whether its bytes are kept or can be made again.
+  Packed pack(const at::Tensor& tensor);
+
+  // The innermost region's policy, index in Graph::names and counters.
+  void enter(Decider* decider, uint16_t region, RegionCounters* counters);
+
+  // The outermost region ends: no write that autograd has yet to count is outstanding any more.
+  void close();
+
+  const c10::intrusive_ptr<Graph>& graph() const {
+    return graph_;
+  }
+  uint16_t region() const {
+    return region_;
+  }
+
+ private:
+  friend class OpRecording;
+  struct Unsettled {
+    c10::intrusive_ptr<Value> after;   // whose stamp may be one short
+    c10::intrusive_ptr<Value> before;  // the state it replaced, if autograd had packed that
+    c10::Storage storage;              // of both, only if `before` is set
+  };
+  using Map = ska::flat_hash_map<c10::StorageImpl*, c10::intrusive_ptr<Value>>;
+
+  c10::intrusive_ptr<Value>& currentValue(const at::Tensor& tensor);
+  void supersede(const c10::intrusive_ptr<Value>& value, size_t ownReferences);
+  void settle();
+  void sweep();
+  void callInplaceView(const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
+
+  c10::intrusive_ptr<Graph> graph_;  // shared with the handles
+  Decider* decider_ = nullptr;       // of the innermost region
+  RegionCounters* counters_ = nullptr;  // of the innermost region
+  uint16_t region_ = 0;              // the innermost region's index in Graph::names
+  Map values_;                       // see Note [Ownership]
+  size_t sweepAt_ = 64;              // entries at which dead ones are looked for
+  std::vector<Unsettled> unsettled_;  // see Note [Version stamps]
+  std::shared_ptr<const AutocastState> autocast_;             // the last one seen, to share
+};
+
+}  // namespace ebb

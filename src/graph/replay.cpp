@@ -1,0 +1,346 @@
+#include "graph/replay.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/List.h>
+#include <ATen/ops/zero.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "graph/autocast_state.h"
+#include "graph/random_state.h"
+#include "graph/recipe.h"
+#include "intercept/key.h"
+#include "report/ledger.h"
+
+namespace ebb {
+namespace {
+
+bool isWrite(ArgUse use) {
+  return use == ArgUse::Write || use == ArgUse::Overwrite;
+}
+
+// One recipe, run again.
+class Rerun {
+ public:
+  Rerun(Graph& graph, Recipe& recipe) : graph_(graph), recipe_(recipe) {}
+
+  void run() {
+    pushArguments();
+    runKernel();
+    handOut();
+  }
+
+ private:
+  // A buffer that stands for a value which the op writes.
+  struct Buffer {
+    const Value* value;
+    c10::Storage storage;
+  };
+
+  c10::ArrayRef<Input> inputs() const {
+    return {recipe_.inputs, recipe_.inputCount};
+  }
+
+  void pushArguments() {
+    stack_.assign(recipe_.arguments, recipe_.arguments + recipe_.argumentCount);
+    for (auto& argument : stack_) {
+      // Lists were stored empty; each run fills lists of its own.
+      if (argument.isTensorList()) {
+        argument = c10::List<at::Tensor>();
+      } else if (argument.isOptionalTensorList()) {
+        argument = c10::List<std::optional<at::Tensor>>();
+      }
+    }
+    for (const Input& input : inputs()) {
+      at::Tensor tensor = tensorFor(input);
+      c10::IValue& argument = stack_[input.argument];
+      if (input.element < 0) {
+        argument = std::move(tensor);
+      } else if (argument.isTensorList()) {
+        argument.toTensorList().push_back(std::move(tensor));
+      } else {
+        auto list = argument.toOptionalTensorList();
+        list.push_back(tensor.defined() ? std::optional(std::move(tensor)) : std::nullopt);
+      }
+    }
+  }
+
+  at::Tensor tensorFor(const Input& input) {
+    if (input.use == ArgUse::Scratch && input.scratchBytes > 0) {
+      const c10::Storage scratch = allocate(input.scratchBytes, input.flags.device);
+      bytesOf(scratch).zero_();
+      return show(scratch, input);
+    }
+    if (!input.value) {
+      return {};
+    }
+    const bool written = std::any_of(inputs().begin(), inputs().end(), [&](const Input& other) {
+      return other.value == input.value && isWrite(other.use);
+    });
+    if (written) {
+      return show(bufferFor(input), input);
+    }
+    const c10::Storage storage = input.value->available();
+    TORCH_CHECK(
+        storage,
+        "ebb: an input of ",
+        recipe_.op.name,
+        " in region '",
+        graph_.names[recipe_.region],
+        "' was written or freed by another thread while it was being recomputed");
+    return show(storage, input);
+  }
+
+  at::Tensor show(const c10::Storage& storage, const Input& input) const {
+    return viewOf(storage, input.flags, recipe_.shapes + input.shape, input.offset);
+  }
+
+  // The op gets a private copy of what it writes, or the buffer itself if nothing else needs it.
+  // All arguments that show the same value get the same buffer: they aliased in the forward.
+  c10::Storage bufferFor(const Input& input) {
+    for (const Buffer& buffer : buffers_) {
+      if (buffer.value == input.value.get()) {
+        return buffer.storage;
+      }
+    }
+    size_t ours = 0;
+    bool contentsMatter = false;
+    for (const Input& other : inputs()) {
+      if (other.value == input.value) {
+        ++ours;
+        contentsMatter |= !other.wholeOverwrite;
+      }
+    }
+    Value& value = *input.value;
+    c10::Storage storage;
+    if (!contentsMatter) {
+      storage = allocate(value.nbytes, input.flags.device);
+    } else if (value.isPrivate && input.value.use_count() == ours && allOutputsWanted()) {
+      storage = std::move(value.bytes);
+      value.bytes = c10::Storage();
+    } else {
+      storage = copyOf(value.available());
+    }
+    buffers_.push_back({&value, storage});
+    return storage;
+  }
+
+  // Whether every output that is alive will take its bytes from this run, so that none runs it
+  // again.
+  bool allOutputsWanted() const {
+    return std::all_of(recipe_.outputs.begin(), recipe_.outputs.end(), [](const Output& output) {
+      const auto value = output.value.lock();
+      return !value || !value->available();
+    });
+  }
+
+  void runKernel() {
+    ReplayDispatchGuard dispatch(recipe_.autocast.get());
+    c10::AutoGradMode gradMode(recipe_.gradMode);
+    RandomReplay random(recipe_.op, recipe_.random.get(), stack_);
+    recipe_.op.op.redispatchBoxed(recipe_.keys, &stack_);
+  }
+
+  void handOut() {
+    for (const Output& output : recipe_.outputs) {
+      const auto value = output.value.lock();
+      if (!value || value->available()) {
+        continue;
+      }
+      c10::Storage storage = storageOf(output);
+      TORCH_CHECK(
+          storage.nbytes() == value->nbytes,
+          "ebb: replaying ",
+          recipe_.op.name,
+          " in region '",
+          graph_.names[recipe_.region],
+          "' gave ",
+          storage.nbytes(),
+          " bytes where the forward gave ",
+          value->nbytes,
+          ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input was "
+          "changed by code that bypasses torch. Give this operator the decision SAVE.");
+      value->bytes = std::move(storage);
+      value->isPrivate = true;
+      value->recipe.reset();
+    }
+  }
+
+  c10::Storage storageOf(const Output& output) const {
+    if (output.written) {
+      for (const Input& input : inputs()) {
+        if (input.argument == output.slot && input.element == output.element) {
+          for (const Buffer& buffer : buffers_) {
+            if (buffer.value == input.value.get()) {
+              return buffer.storage;
+            }
+          }
+        }
+      }
+      TORCH_INTERNAL_ASSERT(false, "no buffer for a written argument of ", recipe_.op.name);
+    }
+    const c10::IValue& result = stack_[output.slot];
+    return (output.element < 0 ? result.toTensor() : result.toListRef()[output.element].toTensor())
+        .storage();
+  }
+
+  Graph& graph_;
+  Recipe& recipe_;
+  torch::jit::Stack stack_;
+  c10::SmallVector<Buffer, 1> buffers_;  // of this run
+};
+
+// The work that one value needs.
+class Slice {
+ public:
+  explicit Slice(Graph& graph) : graph_(graph) {}
+
+  void collect(Value& wanted) {
+    ++graph_.lastVisit;
+    add(wanted.recipe);
+    for (size_t next = 0; next < recipes_.size(); ++next) {
+      const Recipe& recipe = *recipes_[next];
+      for (uint32_t i = 0; i < recipe.inputCount; ++i) {
+        const Input& input = recipe.inputs[i];
+        if (input.value && !input.wholeOverwrite) {
+          need(*input.value, recipe);
+        }
+      }
+    }
+    std::sort(recipes_.begin(), recipes_.end(), [](const auto& a, const auto& b) {
+      return a->sequence < b->sequence;
+    });
+  }
+
+  void run() {
+    std::map<uint16_t, RegionCounters> counters;
+    for (auto& recipe : recipes_) {
+      Rerun(graph_, *recipe).run();
+      ++counters[recipe->region].opsReplayed;
+      recipe.reset();  // inputs that nothing else needs are freed here
+    }
+    for (const auto& [region, counted] : counters) {
+      ledgerAdd(graph_.names[region], counted);
+    }
+  }
+
+ private:
+  void add(const c10::intrusive_ptr<Recipe>& recipe) {
+    if (recipe->visit != graph_.lastVisit) {
+      recipe->visit = graph_.lastVisit;
+      checkRegistered(*recipe);
+      recipes_.push_back(recipe);
+    }
+  }
+
+  void need(const Value& value, const Recipe& consumer) {
+    if (c10::Storage storage = value.available()) {
+      pinned_.push_back(std::move(storage));
+    } else if (value.recipe) {
+      add(value.recipe);
+    } else {
+      throwLostLeaf(value, consumer);
+    }
+  }
+
+  void checkRegistered(const Recipe& recipe) const {
+    TORCH_CHECK(
+        recipe.op.registered.load(std::memory_order_acquire),
+        "ebb: cannot recompute ",
+        recipe.op.name,
+        " in region '",
+        graph_.names[recipe.region],
+        "': the operator was unregistered after the forward. Keep its library alive until backward "
+        "has run, or give it the decision SAVE.");
+  }
+
+  // See Note [Version checks]
+  [[noreturn]] void throwLostLeaf(const Value& value, const Recipe& consumer) const {
+    const std::string where =
+        consumer.op.name + " in region '" + graph_.names[consumer.region] + "'";
+    const bool freed = value.bytes && value.bytes.nbytes() != value.nbytes;
+    TORCH_CHECK(
+        !freed,
+        "ebb: cannot recompute ",
+        where,
+        ": the storage of one of its inputs was resized from ",
+        value.nbytes,
+        " to ",
+        value.bytes ? value.bytes.nbytes() : 0,
+        " bytes after the region (a parameter that was resharded, or a buffer that was freed). "
+        "Restore it before backward, or give ",
+        consumer.op.name,
+        " the decision SAVE.");
+    TORCH_CHECK(
+        value.bytes,
+        "ebb: cannot recompute ",
+        where,
+        ": an earlier attempt failed half way. Run forward again.");
+    TORCH_CHECK(
+        false,
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        "operation: ebb must recompute ",
+        where,
+        ", and one of its inputs is at version ",
+        value.counter.enabled() ? value.counter.current_version() : 0,
+        "; expected version ",
+        value.version,
+        " instead. Write to it after backward, write inside the region, or give ",
+        consumer.op.name,
+        " the decision SAVE.");
+  }
+
+  Graph& graph_;
+  std::vector<c10::intrusive_ptr<Recipe>> recipes_;  // to run; sorted by sequence
+  std::vector<c10::Storage> pinned_;  // living storages that the recipes read
+};
+
+// The number of intra-op threads decides how reductions are split, so it must be the forward's.
+class ThreadCountGuard {
+ public:
+  explicit ThreadCountGuard(int threads) : outer_(at::get_num_threads()), changed_(outer_ != threads) {
+    if (changed_) {
+      at::set_num_threads(threads);
+    }
+  }
+  ~ThreadCountGuard() {
+    if (changed_) {
+      at::set_num_threads(outer_);
+    }
+  }
+  ThreadCountGuard(const ThreadCountGuard&) = delete;
+  ThreadCountGuard& operator=(const ThreadCountGuard&) = delete;
+
+ private:
+  int outer_;     // the thread's own number
+  bool changed_;  // it differs from the forward's
+};
+
+}  // namespace
+
+// Note [Replay]
+// The needed recipes are collected backwards from the wanted value, stopping at values whose bytes
+// are available, and run in the order of recording, with autograd, dispatch modes and our own key
+// excluded. Each result that is still referred to gets its bytes and drops its recipe; with the
+// recipe go the inputs that nothing else needs. So a slice holds no more than it must, and no
+// recipe runs twice.
+c10::Storage materialise(Graph& graph, Value& value) {
+  if (c10::Storage storage = value.available()) {
+    return storage;
+  }
+  TORCH_CHECK(
+      value.recipe,
+      "ebb: a saved tensor cannot be recomputed: an earlier attempt failed half way. Run forward "
+      "again.");
+  ThreadCountGuard threads(graph.threads);
+  Slice slice(graph);
+  slice.collect(value);
+  slice.run();
+  TORCH_INTERNAL_ASSERT(value.bytes);
+  return value.bytes;
+}
+
+}  // namespace ebb

@@ -1,0 +1,63 @@
+// A value: one state of one storage, what it held between two writes.
+#pragma once
+
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+
+namespace ebb {
+
+struct Recipe;
+
+// Note [Ownership]
+//   autograd SavedVariable -> Handle -> Value -> Recipe -> input Values -> ...   strong, acyclic
+//   Recipe -> outputs                                                            weak
+//   Value -> StorageImpl (`home`)                                                weak
+//   Value -> Storage (`bytes`)                                strong, only while it must be kept
+//   Recorder's map: StorageImpl* -> Value                     strong, dropped when the region ends
+// Nothing is tracked globally: memory dies by reference counting. A weak reference also keeps the
+// StorageImpl's address from being reused, so the map's key is a true identity.
+//
+// A value is in one of these states:
+//   1. recipe, no bytes: it can be recomputed, and `home` may still hold it;
+//   2. bytes, no recipe: a leaf that something needs, or a value that was materialised;
+//   3. both: the policy keeps it, but others hold its storage too and may write to it;
+//   4. neither: a leaf that nothing has needed so far.
+// Once materialised a value stays in state 2 until nothing refers to it, so each op is replayed at
+// most once.
+struct Value final : c10::intrusive_ptr_target {
+  c10::weak_intrusive_ptr<c10::StorageImpl> home{c10::intrusive_ptr<c10::StorageImpl>()};
+  c10::Storage bytes;                  // the kept bytes; null unless kept
+  c10::intrusive_ptr<Recipe> recipe;   // how to make it; null for a leaf
+  c10::VariableVersion counter;        // outlives the tensor; see Note [Version stamps]
+  c10::Storage redefined;              // see Note [Silent writes]; null but for those
+  uint32_t version = 0;                // what `counter` showed for this state
+  uint32_t packed = 0;                 // how many handles were made on it
+  size_t nbytes = 0;                   // of the storage, in this state
+  bool keep = false;        // becomes `bytes` when autograd packs it or a recipe reads it
+  bool saved = false;       // `keep` by the policy's word
+  bool born = false;        // made by an op inside the region: not an external side effect
+  bool isPrivate = false;   // `bytes` is a buffer that only ebb writes
+  bool superseded = false;  // the storage has been written since: `home` holds another state
+
+  // Stamps `tensor`'s storage and version as this state's.
+  void stamp(const at::Tensor& tensor);
+
+  // The counter has not moved since the stamp.
+  bool versionHolds() const {
+    return !counter.enabled() || counter.current_version() == version;
+  }
+
+  // The storage that holds this state now: the kept bytes, or the living storage if nobody has
+  // written to it. Null if neither; the recipe is then the only way.
+  c10::Storage available() const;
+
+  void release_resources() override;
+};
+
+// Whether two counters are the same object, which their interface does not tell.
+bool sameCounter(const c10::VariableVersion& a, const c10::VariableVersion& b);
+
+}  // namespace ebb

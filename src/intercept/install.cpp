@@ -1,0 +1,160 @@
+#include "intercept/install.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "intercept/interceptor.h"
+#include "intercept/key.h"
+#include "intercept/op_traits.h"
+
+namespace ebb {
+namespace {
+
+constinit thread_local Interceptor* tlsInterceptor = nullptr;
+
+void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  ExcludeInterception guard;
+  const c10::DispatchKeySet below = keysBelowInterception(keys);
+  Interceptor* interceptor = tlsInterceptor;
+  // Meta tensors come from a compile that happens inside a region; they have no bytes to record.
+  if (interceptor == nullptr || keys.has_backend(c10::BackendComponent::MetaBit)) {
+    op.redispatchBoxed(below, stack);
+    return;
+  }
+  interceptor->call(opTraits(op), below, stack);
+}
+
+c10::KernelFunction interceptKernel() {
+  return c10::KernelFunction::makeFromBoxedFunction<&intercept>();
+}
+
+// Note [CompositeExplicit operators need a kernel of their own]
+// c10 counts CustomRNGKeyId as a backend, so a CompositeExplicitAutograd kernel outranks the
+// fallback. Those operators get the boxed function registered directly. CompositeImplicitAutograd
+// ones never do: they decompose above us, and a kernel here would make AutogradOther ambiguous.
+bool needsOwnKernel(const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  return op.hasSchema() && !op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+      !op.hasKernelForDispatchKey(kInterceptionKey) &&
+      (op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+       op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional));
+}
+
+class Installation final {
+ public:
+  static Installation& get() {
+    // Leaked on purpose: kernels must outlive every thread that may still dispatch at exit.
+    static auto* installation = new Installation;
+    return *installation;
+  }
+
+  void update() {
+    if (upToDate_.load(std::memory_order_acquire)) {
+      return;
+    }
+    std::lock_guard<std::mutex> lock(installMutex_);
+    if (!fallback_) {
+      installFallback();
+    }
+    coverNewOperators();
+  }
+
+  void onRegistered(const c10::OperatorHandle& op) {
+    std::lock_guard<std::mutex> lock(pendingMutex_);
+    pending_.push_back({op.operator_name(), true});
+    upToDate_.store(false, std::memory_order_release);
+  }
+
+  void onDeregistered(const c10::OperatorHandle& op) {
+    forgetOpTraits(op);
+    std::lock_guard<std::mutex> lock(pendingMutex_);
+    pending_.push_back({op.operator_name(), false});
+    upToDate_.store(false, std::memory_order_release);
+  }
+
+ private:
+  struct Change {
+    c10::OperatorName name;  // the operator whose registration changed
+    bool registered;         // false: it is gone
+  };
+
+  struct Listener final : c10::OpRegistrationListener {
+    void onOperatorRegistered(const c10::OperatorHandle& op) override {
+      Installation::get().onRegistered(op);
+    }
+    void onOperatorDeregistered(const c10::OperatorHandle& op) override {
+      Installation::get().onDeregistered(op);
+    }
+  };
+
+  void installFallback() {
+    auto& dispatcher = c10::Dispatcher::singleton();
+    try {
+      fallback_.emplace(
+          dispatcher.registerFallback(kInterceptionKey, interceptKernel(), "registered by ebb"));
+    } catch (const c10::Error& error) {
+      TORCH_CHECK(
+          false,
+          "ebb cannot intercept operators: the dispatch key CustomRNGKeyId already has a fallback, "
+          "so another library in this process owns it. Likely causes: 1. a second copy of ebb is "
+          "loaded (an old build on sys.path); 2. a library with its own random number generator "
+          "key is imported. Import only one of them. torch says: ",
+          error.what_without_backtrace());
+    }
+    // The listener is told of every operator that exists already, so this also fills pending_.
+    listener_.emplace(dispatcher.addRegistrationListener(std::make_unique<Listener>()));
+  }
+
+  void coverNewOperators() {
+    std::vector<Change> changes;
+    {
+      std::lock_guard<std::mutex> lock(pendingMutex_);
+      changes.swap(pending_);
+      upToDate_.store(true, std::memory_order_release);
+    }
+    auto& dispatcher = c10::Dispatcher::singleton();
+    for (const Change& change : changes) {
+      if (!change.registered) {
+        kernels_.erase(change.name);
+        continue;
+      }
+      const auto op = dispatcher.findOp(change.name);
+      if (op && needsOwnKernel(*op)) {
+        kernels_.insert_or_assign(
+            change.name,
+            dispatcher.registerImpl(
+                change.name, kInterceptionKey, interceptKernel(), std::nullopt, nullptr, "ebb"));
+      }
+    }
+  }
+
+  std::mutex installMutex_;            // one installer at a time
+  std::mutex pendingMutex_;            // guards pending_; taken under the dispatcher's own lock
+  std::atomic<bool> upToDate_{false};  // nothing in pending_ and the fallback is there
+  std::vector<Change> pending_;        // told by the listener, handled at the next region entry
+  std::optional<c10::RegistrationHandleRAII> fallback_;  // our fallback for the key
+  std::optional<c10::RegistrationHandleRAII> listener_;  // keeps the listener registered
+  // See Note [CompositeExplicit operators need a kernel of their own]
+  std::unordered_map<c10::OperatorName, c10::RegistrationHandleRAII> kernels_;
+};
+
+}  // namespace
+
+Interceptor* currentInterceptor() {
+  return tlsInterceptor;
+}
+
+void setCurrentInterceptor(Interceptor* interceptor) {
+  tlsInterceptor = interceptor;
+  c10::impl::tls_set_dispatch_key_included(kInterceptionKey, interceptor != nullptr);
+}
+
+void installInterception() {
+  Installation::get().update();
+}
+
+}  // namespace ebb

@@ -1,0 +1,147 @@
+#include "intercept/op_tables.h"
+
+#include <algorithm>
+#include <array>
+
+namespace ebb {
+namespace {
+
+template <size_t N>
+bool contains(const std::array<std::string_view, N>& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+constexpr std::array<std::string_view, 11> kWholeOverwrites{
+    "aten::fill_",
+    "aten::zero_",
+    "aten::copy_",
+    "aten::normal_",
+    "aten::bernoulli_",
+    "aten::uniform_",
+    "aten::random_",
+    "aten::exponential_",
+    "aten::geometric_",
+    "aten::log_normal_",
+    "aten::cauchy_",
+};
+
+constexpr std::array<std::string_view, 7> kUninitialised{
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::empty_permuted",
+    "aten::empty_quantized",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+};
+
+constexpr std::array<std::string_view, 10> kConstant{
+    "aten::zeros",
+    "aten::zeros_like",
+    "aten::new_zeros",
+    "aten::ones",
+    "aten::ones_like",
+    "aten::new_ones",
+    "aten::full",
+    "aten::full_like",
+    "aten::new_full",
+    "aten::scalar_tensor",
+};
+
+// Note [Never replayed]
+// Replaying a collective would need every rank to replay it at the same moment; the others move
+// data or state that a second run would move again. Their results are kept whatever the policy
+// says, unless a rule names the operator exactly, with force.
+constexpr std::array<std::string_view, 5> kNeverReplayedNamespaces{
+    "c10d::",
+    "_c10d_functional::",
+    "_c10d_functional_autograd::",
+    "symm_mem::",
+    "_dtensor::",
+};
+constexpr std::array<std::string_view, 3> kNeverReplayed{
+    "aten::record_stream",
+    "aten::_pin_memory",
+    "aten::_cudnn_init_dropout_state",
+};
+
+constexpr std::array<std::string_view, 4> kReadsRequiresGrad{
+    "aten::convolution",
+    "aten::_convolution",
+    "aten::convolution_overrideable",
+    "aten::_convolution_mode",
+};
+
+struct LyingSchema {
+  std::string_view name;  // every overload that has these arguments
+  std::string_view arguments[2];
+  std::string_view training;  // the bool argument under which it holds; empty: always
+  ArgUse use;
+};
+
+// Note [Schemas that lie]
+// Batch normalisation updates the running statistics, in some overloads without a word in the
+// schema; in training no result depends on them, so a replay gets scratch and the statistics are
+// updated once. rrelu_with_noise fills `noise` in training, after autograd has saved it and
+// without a version bump, so handles packed on it follow the write.
+constexpr std::string_view kStats[2] = {"running_mean", "running_var"};
+constexpr LyingSchema kLyingSchemas[] = {
+    {"aten::native_batch_norm", {kStats[0], kStats[1]}, "training", ArgUse::Scratch},
+    {"aten::_native_batch_norm_legit", {kStats[0], kStats[1]}, "training", ArgUse::Scratch},
+    {"aten::_batch_norm_with_update", {kStats[0], kStats[1]}, "", ArgUse::Scratch},
+    {"aten::cudnn_batch_norm", {kStats[0], kStats[1]}, "training", ArgUse::Scratch},
+    {"aten::miopen_batch_norm", {kStats[0], kStats[1]}, "training", ArgUse::Scratch},
+    {"aten::batch_norm_gather_stats", {kStats[0], kStats[1]}, "", ArgUse::Scratch},
+    {"aten::batch_norm_gather_stats_with_counts", {kStats[0], kStats[1]}, "", ArgUse::Scratch},
+    {"aten::batch_norm_update_stats", {kStats[0], kStats[1]}, "", ArgUse::Scratch},
+    {"aten::rrelu_with_noise", {"noise", ""}, "training", ArgUse::Overwrite},
+    {"aten::rrelu_with_noise_", {"noise", ""}, "training", ArgUse::Overwrite},
+};
+
+}  // namespace
+
+bool isWholeOverwrite(std::string_view name) {
+  return contains(kWholeOverwrites, name);
+}
+
+bool isUninitialisedFactory(std::string_view name) {
+  return contains(kUninitialised, name);
+}
+
+bool isConstantFactory(std::string_view name) {
+  return contains(kConstant, name);
+}
+
+bool isNeverReplayed(std::string_view name) {
+  return contains(kNeverReplayed, name) ||
+      std::any_of(
+             kNeverReplayedNamespaces.begin(),
+             kNeverReplayedNamespaces.end(),
+             [&](std::string_view prefix) { return name.starts_with(prefix); });
+}
+
+bool readsRequiresGrad(std::string_view name) {
+  return contains(kReadsRequiresGrad, name);
+}
+
+void applyLyingSchemas(OpTraits& traits) {
+  const auto& schema = traits.op.schema();
+  for (const LyingSchema& entry : kLyingSchemas) {
+    if (entry.name != schema.name()) {
+      continue;
+    }
+    for (const std::string_view argument : entry.arguments) {
+      const auto index = schema.argumentIndexWithName(argument);
+      if (!argument.empty() && index) {
+        traits.uses[*index] = entry.use;
+        traits.writes = true;
+      }
+    }
+    if (const auto index = schema.argumentIndexWithName(entry.training);
+        !entry.training.empty() && index) {
+      traits.trainingArgument = static_cast<int16_t>(*index);
+    }
+  }
+}
+
+}  // namespace ebb

@@ -1,0 +1,174 @@
+#include "intercept/op_traits.h"
+
+#include <ATen/core/jit_type.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <deque>
+#include <mutex>
+
+#include "intercept/op_tables.h"
+
+namespace ebb {
+namespace {
+
+const c10::Type& withoutOptional(const c10::Type& type) {
+  const auto* optional = type.castRaw<c10::OptionalType>();
+  return optional != nullptr ? withoutOptional(*optional->getElementType()) : type;
+}
+
+ArgType typeOf(const c10::TypePtr& declared) {
+  const c10::Type& type = withoutOptional(*declared);
+  if (type.kind() == c10::TypeKind::TensorType) {
+    return ArgType::Tensor;
+  }
+  const auto* list = type.castRaw<c10::ListType>();
+  const bool tensors = list != nullptr &&
+      withoutOptional(*list->getElementType()).kind() == c10::TypeKind::TensorType;
+  return tensors ? ArgType::TensorList : ArgType::Other;
+}
+
+// Whether a recipe can hold an argument of this type and pass it again. Objects with state of their
+// own (process groups, streams, packed weights) and containers that may hide tensors cannot.
+bool canBePassedAgain(const c10::TypePtr& declared) {
+  const c10::Type& type = withoutOptional(*declared);
+  switch (type.kind()) {
+    case c10::TypeKind::ClassType:
+    case c10::TypeKind::AnyType:
+    case c10::TypeKind::StorageType:
+    case c10::TypeKind::DictType:
+    case c10::TypeKind::PyObjectType:
+    case c10::TypeKind::CapsuleType:
+    case c10::TypeKind::StreamObjType:
+    case c10::TypeKind::FutureType:
+      return false;
+    case c10::TypeKind::ListType:
+      return canBePassedAgain(type.expectRef<c10::ListType>().getElementType());
+    default:
+      return true;
+  }
+}
+
+bool holdsGenerator(const c10::TypePtr& type) {
+  return withoutOptional(*type).kind() == c10::TypeKind::GeneratorType;
+}
+
+OpKind classify(const OpTraits& traits, const c10::FunctionSchema& schema) {
+  if (traits.op.hasTag(at::Tag::inplace_view)) {
+    return OpKind::InplaceView;
+  }
+  bool returnsTensor = false;
+  bool onlyViews = true;
+  for (const auto& result : schema.returns()) {
+    if (typeOf(result.type()) != ArgType::Other) {
+      returnsTensor = true;
+      onlyViews &= result.alias_info() != nullptr && !result.alias_info()->isWrite();
+    }
+  }
+  const bool nothing = !traits.writes && (!returnsTensor || onlyViews);
+  return nothing ? OpKind::PassThrough : OpKind::Recorded;
+}
+
+void readArguments(OpTraits& traits, const c10::FunctionSchema& schema) {
+  const bool overwritesFirst = isWholeOverwrite(schema.name());
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto& argument = schema.arguments()[i];
+    ArgUse use = ArgUse::Read;
+    if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
+      // A keyword-only written argument is an `out=`: written whole by convention of torch.
+      const bool overwrite = argument.kwarg_only() || (overwritesFirst && i == 0);
+      use = overwrite ? ArgUse::Overwrite : ArgUse::Write;
+      traits.writes = true;
+    }
+    traits.uses.push_back(use);
+    traits.untrained.push_back(use);
+    traits.types.push_back(typeOf(argument.type()));
+    traits.neverReplayed |= !canBePassedAgain(argument.type());
+    if (holdsGenerator(argument.type())) {
+      traits.generatorArgument = static_cast<int16_t>(i);
+    }
+    if (argument.name() == "dropout_p") {
+      traits.dropoutArgument = static_cast<int16_t>(i);
+    }
+  }
+}
+
+void fill(OpTraits& traits) {
+  const auto& schema = traits.op.schema();
+  const std::string& name = schema.name();
+  traits.name = qualifiedName(traits.op.operator_name());
+  traits.argumentCount = static_cast<uint16_t>(schema.arguments().size());
+  traits.returnCount = static_cast<uint16_t>(schema.returns().size());
+  readArguments(traits, schema);
+  applyLyingSchemas(traits);
+  traits.random = traits.op.hasTag(at::Tag::nondeterministic_seeded);
+  traits.untrusted = !name.starts_with("aten::") && !name.starts_with("prims::");
+  traits.neverReplayed |= isNeverReplayed(name);
+  for (const auto& result : schema.returns()) {
+    traits.results.push_back(typeOf(result.type()));
+  }
+  traits.uninitialised = isUninitialisedFactory(name);
+  traits.constantFill = isConstantFactory(name);
+  traits.readsRequiresGrad = readsRequiresGrad(name);
+  traits.kind = classify(traits, schema);
+}
+
+struct Registry {
+  std::mutex mutex;                                       // guards everything here
+  std::deque<OpTraits> all;                               // never shrinks: references stay valid
+  ska::flat_hash_map<size_t, const OpTraits*> byAddress;  // std::hash of a handle is its address
+  std::atomic<uint64_t> epoch{1};                         // moves when an address is forgotten
+};
+
+Registry& registry() {
+  static auto* instance = new Registry;
+  return *instance;
+}
+
+const OpTraits* findOrCreate(const c10::OperatorHandle& op, size_t address) {
+  Registry& shared = registry();
+  std::lock_guard<std::mutex> lock(shared.mutex);
+  const OpTraits*& slot = shared.byAddress[address];
+  if (slot == nullptr) {
+    OpTraits& traits = shared.all.emplace_back(op);
+    traits.index = static_cast<uint32_t>(shared.all.size() - 1);
+    fill(traits);
+    slot = &traits;
+  }
+  return slot;
+}
+
+}  // namespace
+
+std::string qualifiedName(const c10::OperatorName& name) {
+  return name.name + "." + (name.overload_name.empty() ? "default" : name.overload_name);
+}
+
+const OpTraits& opTraits(const c10::OperatorHandle& op) {
+  // Each thread has its own copy of the table, so that the path of every op takes no lock.
+  thread_local ska::flat_hash_map<size_t, const OpTraits*> known;
+  thread_local uint64_t knownEpoch = 0;
+  const uint64_t epoch = registry().epoch.load(std::memory_order_acquire);
+  if (knownEpoch != epoch) {
+    known.clear();
+    knownEpoch = epoch;
+  }
+  const size_t address = std::hash<c10::OperatorHandle>{}(op);
+  const OpTraits*& slot = known[address];
+  if (slot == nullptr || slot->op != op) {
+    slot = findOrCreate(op, address);
+  }
+  return *slot;
+}
+
+void forgetOpTraits(const c10::OperatorHandle& op) {
+  Registry& shared = registry();
+  std::lock_guard<std::mutex> lock(shared.mutex);
+  const auto found = shared.byAddress.find(std::hash<c10::OperatorHandle>{}(op));
+  if (found != shared.byAddress.end()) {
+    const_cast<OpTraits*>(found->second)->registered.store(false, std::memory_order_release);
+    shared.byAddress.erase(found);
+    shared.epoch.fetch_add(1, std::memory_order_release);
+  }
+}
+
+}  // namespace ebb

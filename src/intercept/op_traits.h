@@ -1,0 +1,73 @@
+// What the recorder must know about an operator, read once from its schema, its tags and the tables
+// in op_tables.h, and cached for the life of the process.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+namespace ebb {
+
+// How an op uses one of its arguments.
+enum class ArgUse : uint8_t {
+  Read,       // a plain input
+  Write,      // written in part, or its old contents matter
+  Overwrite,  // written whole if the tensor covers its storage; old contents do not matter
+  Scratch,    // written as a side effect on which no result depends (running statistics)
+};
+
+// Which arguments hold tensors.
+enum class ArgType : uint8_t { Other, Tensor, TensorList };
+
+// How a call of the op is treated.
+enum class OpKind : uint8_t {
+  PassThrough,  // views, and ops that neither return nor write tensors: nothing to record
+  InplaceView,  // changes a tensor's metadata (t_, resize_, set_), not a storage's bytes
+  Recorded,     // everything else
+};
+
+struct OpTraits {
+  explicit OpTraits(c10::OperatorHandle handle) : op(std::move(handle)) {}
+
+  c10::OperatorHandle op;          // valid while `registered`
+  std::string name;                // "aten::mm.default", as rules and messages spell it
+  std::atomic<bool> registered{true};  // false once the library that defined it is gone
+  uint32_t index = 0;              // dense; compiled policies are tables over it
+  uint16_t argumentCount = 0;      // arguments on the stack
+  uint16_t returnCount = 0;        // results on the stack
+  OpKind kind = OpKind::Recorded;
+  bool writes = false;             // some ArgUse is not Read
+  bool random = false;             // draws from a generator: tagged nondeterministic_seeded
+  bool untrusted = false;          // outside torch's own libraries: may draw without the tag
+  bool neverReplayed = false;      // collectives and the like; see Note [Never replayed]
+  bool uninitialised = false;      // empty*: see Note [Uninitialised memory is not a recipe]
+  bool constantFill = false;       // zeros, ones, full: likewise, if read before a seen write
+  bool readsRequiresGrad = false;  // kernel choice depends on requires_grad and grad mode
+  int16_t generatorArgument = -1;  // index of a Generator? argument
+  int16_t dropoutArgument = -1;    // index of dropout_p: at 0 the op draws nothing
+  int16_t trainingArgument = -1;   // Scratch and table Overwrite hold only if this bool is true
+  c10::SmallVector<ArgUse, 12> uses;    // one per argument
+  c10::SmallVector<ArgType, 12> types;  // one per argument
+  c10::SmallVector<ArgType, 4> results;  // one per result
+
+  // Scratch and table overwrites may hold in training only.
+  ArgUse useOf(size_t argument, bool training) const {
+    const ArgUse use = uses[argument];
+    return training || use == ArgUse::Read ? use : untrained[argument];
+  }
+  c10::SmallVector<ArgUse, 12> untrained;  // `uses` where trainingArgument is false
+};
+
+// The traits of `op`; the reference is valid for ever.
+const OpTraits& opTraits(const c10::OperatorHandle& op);
+
+// Told by the registration listener: the address may be given to another operator.
+void forgetOpTraits(const c10::OperatorHandle& op);
+
+// "aten::mm.default": the overload is spelt out, as in Python.
+std::string qualifiedName(const c10::OperatorName& name);
+
+}  // namespace ebb

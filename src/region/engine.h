@@ -1,0 +1,10 @@
+// The forwarding engine through which autograd asks ebb for handles.
+#pragma once
+
+namespace ebb {
+
+// Puts ebb's engine in front of the default one, if it is not there already. Called at every
+// region entry: a Python interpreter that is loaded later brings an engine of its own.
+void installEngine();
+
+}  // namespace ebb

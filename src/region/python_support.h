@@ -1,0 +1,38 @@
+// What the core needs of Python and must not know: given by the bindings, absent without them.
+#pragma once
+
+#include <c10/core/SafePyObject.h>
+
+#include <optional>
+#include <utility>
+
+#include "ebb/export.h"
+
+namespace ebb {
+
+class Handle;
+
+struct PythonSupport {
+  bool (*holdsGil)();             // whether this thread holds the GIL
+  void* (*releaseGil)();          // gives it up; the result is passed to acquireGil
+  void (*acquireGil)(void*);
+  // For compiled autograd: a Python callable and an object to call it with.
+  std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> (*unpackHook)(const Handle&);
+};
+
+EBB_API void setPythonSupport(const PythonSupport& support);
+const PythonSupport* pythonSupport();
+
+// Gives up the GIL if this thread holds it. See Note [One lock per graph].
+class WithoutGil {
+ public:
+  WithoutGil();
+  ~WithoutGil();
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  void* state_ = nullptr;  // null: it was not held
+};
+
+}  // namespace ebb

@@ -1,0 +1,182 @@
+#include "region/region.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/SavedTensorHooks.h>
+
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+
+#include "graph/recorder.h"
+#include "intercept/install.h"
+#include "region/engine.h"
+#include "report/ledger.h"
+
+namespace ebb {
+namespace {
+
+// One open region.
+struct Frame {
+  uint64_t id;              // what its token holds
+  std::string name;         // for messages and reports
+  ActivePolicy policy;      // decides on the ops of this frame
+  RegionCounters counters;  // handed to the ledger when it ends
+  size_t hooks;             // Python saved-tensor hooks on the stack when it was entered
+};
+
+size_t hookDepth() {
+  return at::SavedTensorDefaultHooks::get_tls_state().stack.size();
+}
+
+// Frames whose token was given back on another thread: their own thread drops them.
+class Abandoned {
+ public:
+  static Abandoned& get() {
+    static auto* instance = new Abandoned;
+    return *instance;
+  }
+  void add(uint64_t id) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ids_.emplace(id, true);
+    some_.store(true, std::memory_order_release);
+  }
+  bool take(uint64_t id) {
+    if (!some_.load(std::memory_order_acquire)) {
+      return false;
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    const bool taken = ids_.erase(id) > 0;
+    some_.store(!ids_.empty(), std::memory_order_release);
+    return taken;
+  }
+
+ private:
+  std::mutex mutex_;                       // guards ids_
+  std::unordered_map<uint64_t, bool> ids_;  // abandoned frames
+  std::atomic<bool> some_{false};          // ids_ is not empty
+};
+
+// The open regions of one thread.
+class ThreadRegions {
+ public:
+  ~ThreadRegions() {
+    closeDownTo(0);
+  }
+
+  uint64_t enter(std::shared_ptr<const Policy> policy, std::string name) {
+    dropAbandoned();
+    installInterception();
+    installEngine();
+    if (frames_.empty()) {
+      ledgerRegionEntered();
+      liveCounts().regions.fetch_add(1, std::memory_order_relaxed);
+      auto graph = c10::make_intrusive<Graph>();
+      graph->threads = at::get_num_threads();
+      recorder_.emplace(std::move(graph));
+    }
+    static std::atomic<uint64_t> lastId{0};
+    const uint64_t id = ++lastId;
+    {
+      std::lock_guard<std::recursive_mutex> lock(recorder_->graph()->mutex);
+      recorder_->graph()->names.push_back(name);
+    }
+    frames_.push_back({id, std::move(name), ActivePolicy(std::move(policy)), {}, hookDepth()});
+    frames_.back().counters.entered = 1;
+    regionOf_.push_back(static_cast<uint16_t>(recorder_->graph()->names.size() - 1));
+    activate();
+    return id;
+  }
+
+  void leave(uint64_t id) {
+    size_t depth = frames_.size();
+    while (depth > 0 && frames_[depth - 1].id != id) {
+      --depth;
+    }
+    if (depth == 0) {
+      Abandoned::get().add(id);
+      TORCH_CHECK(
+          false,
+          "ebb: a region must be left in the thread that entered it. The entering thread drops the "
+          "region by itself the next time it enters one.");
+    }
+    const size_t open = frames_.size() - depth;
+    const std::string inner = open > 0 ? frames_.back().name : "";
+    closeDownTo(depth - 1);
+    TORCH_CHECK(
+        open == 0,
+        "ebb: regions must be left in the reverse order of entering: region '",
+        inner,
+        "' was still open. It has been closed too.");
+  }
+
+  Recorder* recorderForPacking() {
+    const bool packs = !frames_.empty() && frames_.back().hooks == hookDepth();
+    return packs ? &*recorder_ : nullptr;
+  }
+
+  bool inRegion() const {
+    return !frames_.empty();
+  }
+
+ private:
+  void dropAbandoned() {
+    for (size_t depth = 0; depth < frames_.size(); ++depth) {
+      if (Abandoned::get().take(frames_[depth].id)) {
+        closeDownTo(depth);
+      }
+    }
+  }
+
+  void closeDownTo(size_t depth) {
+    while (frames_.size() > depth) {
+      ledgerAdd(frames_.back().name, frames_.back().counters);
+      frames_.pop_back();
+      regionOf_.pop_back();
+    }
+    if (!frames_.empty()) {
+      activate();
+    } else if (recorder_) {
+      setCurrentInterceptor(nullptr);
+      recorder_->close();
+      recorder_.reset();
+      liveCounts().regions.fetch_sub(1, std::memory_order_relaxed);
+    }
+  }
+
+  void activate() {
+    Frame& frame = frames_.back();
+    recorder_->enter(&frame.policy, regionOf_.back(), &frame.counters);
+    setCurrentInterceptor(&*recorder_);
+  }
+
+  std::deque<Frame> frames_;          // innermost last; a deque keeps addresses valid
+  std::vector<uint16_t> regionOf_;    // each frame's index in Graph::names
+  std::optional<Recorder> recorder_;  // of the outermost region
+};
+
+ThreadRegions& threadRegions() {
+  thread_local ThreadRegions regions;
+  return regions;
+}
+
+}  // namespace
+
+RegionToken enterRegion(std::shared_ptr<const Policy> policy, std::string name) {
+  return {threadRegions().enter(std::move(policy), std::move(name))};
+}
+
+void leaveRegion(RegionToken token) {
+  threadRegions().leave(token.id);
+}
+
+Recorder* recorderForPacking() {
+  return threadRegions().recorderForPacking();
+}
+
+bool inRegion() {
+  return threadRegions().inRegion();
+}
+
+}  // namespace ebb

@@ -1,0 +1,36 @@
+// Regions: the dynamic extent in which ops are intercepted.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "ebb/export.h"
+#include "region/policy.h"
+
+namespace ebb {
+
+class Recorder;
+
+// One entry into a region, made by enterRegion and ended by leaveRegion.
+struct RegionToken {
+  uint64_t id = 0;  // 0: not entered
+};
+
+// Enters a region on this thread. The outermost one is the boundary of recomputation; inner ones
+// change the policy and the name. Throws if interception cannot be installed.
+EBB_API RegionToken enterRegion(std::shared_ptr<const Policy> policy, std::string name);
+
+// Leaves it again. Throws RuntimeError if it was entered on another thread (that thread drops it
+// by itself) or if regions inside it are still open (they are closed); either way the next region
+// works.
+EBB_API void leaveRegion(RegionToken token);
+
+// This thread's recorder if autograd should use ebb's handles now: in a region, with no Python
+// saved-tensor hooks pushed since it was entered. Null otherwise.
+Recorder* recorderForPacking();
+
+// Whether this thread is inside a region.
+EBB_API bool inRegion();
+
+}  // namespace ebb

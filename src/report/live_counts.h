@@ -1,0 +1,19 @@
+// How many of ebb's objects exist now, for leak tests and ebb.stats().
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "ebb/export.h"
+
+namespace ebb {
+
+struct LiveCounts {
+  std::atomic<int64_t> recipes{0};
+  std::atomic<int64_t> handles{0};
+  std::atomic<int64_t> regions{0};  // open outermost regions, on all threads
+};
+
+EBB_API LiveCounts& liveCounts();
+
+}  // namespace ebb
