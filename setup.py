@@ -40,9 +40,7 @@ class CMakeBuild(build_ext):
     def copy_extensions_to_source(self) -> None:
         """An editable install runs from the source tree: libebb and the build info go there too."""
         super().copy_extensions_to_source()
-        built = Path(self.get_ext_fullpath("ebb._C")).resolve().parent
-        if not (built / "libebb.so").exists():
-            built = Path(self.build_lib) / "ebb"
+        built = Path(self.build_lib) / "ebb"
         for name in ("libebb.so", "_build_info.py"):
             self.copy_file(str(built / name), str(ROOT / "python" / "ebb" / name))
 

@@ -4,7 +4,6 @@
 #include "bindings/bind_policy.h"
 #include "bindings/bindings.h"
 #include "region/policy.h"
-#include "region/presets.h"
 
 namespace ebb::bindings {
 
@@ -28,7 +27,7 @@ PyPolicy makePolicy(
   for (const auto& [op, decision, every, force] : rules) {
     compiled.push_back({op, toDecision(decision), every, force});
   }
-  return {std::make_shared<const Policy>(std::move(compiled), toDecision(fallback))};
+  return {makePolicy(std::move(compiled), toDecision(fallback))};
 }
 
 // (op, decision, every, force) of each rule.

@@ -8,7 +8,7 @@
 namespace ebb::bindings {
 
 struct PyPolicy {
-  std::shared_ptr<const Policy> policy;  // shared with the regions that use it
+  PolicyPtr policy;  // shared with the regions that use it
 };
 
 }  // namespace ebb::bindings

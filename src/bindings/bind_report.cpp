@@ -1,7 +1,5 @@
-#include <pybind11/stl.h>
-
 #include "bindings/bindings.h"
-#include "report/ledger.h"
+#include "ebb/ebb.h"
 
 namespace ebb::bindings {
 
@@ -21,28 +19,27 @@ py::dict toDict(const RegionCounters& counters) {
   return dict;
 }
 
-py::dict stats() {
-  const Ledger ledger = readLedger();
+py::dict statsDict() {
+  const Stats now = ebb::stats();
   py::dict regions;
-  for (const auto& [name, counters] : ledger.regions) {
+  for (const auto& [name, counters] : now.regions) {
     regions[py::str(name)] = toDict(counters);
   }
-  const LiveCounts& live = liveCounts();
   py::dict result;
-  result["step"] = ledger.step;
+  result["step"] = now.step;
   result["regions"] = regions;
-  result["total"] = toDict(ledger.total);
-  result["live_recipes"] = live.recipes.load();
-  result["live_handles"] = live.handles.load();
-  result["open_regions"] = live.regions.load();
+  result["total"] = toDict(now.total);
+  result["live_recipes"] = now.liveRecipes;
+  result["live_handles"] = now.liveHandles;
+  result["open_regions"] = now.openRegions;
   return result;
 }
 
 }  // namespace
 
 void bindReport(py::module_& module) {
-  module.def("stats", &stats);
-  module.def("reset_stats", &resetLedger);
+  module.def("stats", &statsDict);
+  module.def("reset_stats", &resetStats);
 }
 
 }  // namespace ebb::bindings

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "graph/autocast_state.h"
-#include "graph/decision.h"
+#include "graph/decider.h"
 #include "graph/graph.h"
 #include "graph/recipe.h"
 #include "graph/value.h"

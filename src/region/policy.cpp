@@ -121,7 +121,11 @@ const Policy::Candidates& Policy::compile(const OpTraits& op) const {
   return candidates;
 }
 
-ActivePolicy::ActivePolicy(std::shared_ptr<const Policy> policy) : policy_(std::move(policy)) {}
+PolicyPtr makePolicy(std::vector<Rule> rules, Decision fallback) {
+  return std::make_shared<const Policy>(std::move(rules), fallback);
+}
+
+ActivePolicy::ActivePolicy(PolicyPtr policy) : policy_(std::move(policy)) {}
 
 Verdict ActivePolicy::decide(const OpTraits& op) {
   for (const auto& candidate : policy_->candidates(op)) {

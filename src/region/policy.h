@@ -10,26 +10,15 @@
 #include <string>
 #include <vector>
 
-#include "ebb/export.h"
-#include "graph/decision.h"
+#include "ebb/ebb.h"
+#include "graph/decider.h"
 #include "intercept/op_traits.h"
 
 namespace ebb {
 
-// One line of a policy.
-struct Rule {
-  std::string op;     // "aten::mm" (all overloads), "aten::mm.default", "aten.mm", or a glob
-  Decision decision = Decision::Recompute;
-  uint32_t every = 1;  // match only each n-th call of the operators it names, per region
-  bool force = false;  // also for ops that are never replayed; `op` must name them exactly
-};
-
-// An ordered list of rules, the first that matches decides, and a default. Immutable; shared by
-// threads.
+// See makePolicy. Immutable; shared by threads.
 class EBB_API Policy {
  public:
-  // Throws ValueError (c10::ValueError) for a rule that names no registered operator, giving the
-  // nearest names, and NotImplementedError for a decision that is not built yet.
   Policy(std::vector<Rule> rules, Decision fallback);
   ~Policy();
   Policy(const Policy&) = delete;
@@ -69,11 +58,11 @@ class EBB_API Policy {
 // A policy in use by one region: counts calls for the rules that need it.
 class ActivePolicy final : public Decider {
  public:
-  explicit ActivePolicy(std::shared_ptr<const Policy> policy);
+  explicit ActivePolicy(PolicyPtr policy);
   Verdict decide(const OpTraits& op) override;
 
  private:
-  std::shared_ptr<const Policy> policy_;
+  PolicyPtr policy_;                     // the rules
   c10::SmallVector<uint32_t, 4> calls_;  // per rule; empty until a rule counts
 };
 

@@ -1,10 +1,9 @@
-#include "region/presets.h"
-
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
 
 #include "region/op_pattern.h"
+#include "region/policy.h"
 
 namespace ebb {
 namespace {
@@ -25,15 +24,15 @@ void appendKnown(
 
 }  // namespace
 
-std::shared_ptr<const Policy> recomputeAll() {
+PolicyPtr recomputeAll() {
   return std::make_shared<const Policy>(std::vector<Rule>{}, Decision::Recompute);
 }
 
-std::shared_ptr<const Policy> saveAll() {
+PolicyPtr saveAll() {
   return std::make_shared<const Policy>(std::vector<Rule>{}, Decision::Save);
 }
 
-std::shared_ptr<const Policy> saveMatmuls() {
+PolicyPtr saveMatmuls() {
   std::vector<Rule> rules;
   appendKnown(
       rules,
@@ -62,7 +61,7 @@ std::shared_ptr<const Policy> saveMatmuls() {
   return std::make_shared<const Policy>(std::move(rules), Decision::Recompute);
 }
 
-std::shared_ptr<const Policy> torchtitan() {
+PolicyPtr torchtitan() {
   std::vector<Rule> rules{{"aten::mm.default", Decision::Recompute, /*every=*/2}};
   appendKnown(
       rules,

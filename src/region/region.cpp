@@ -65,7 +65,7 @@ class ThreadRegions {
     closeDownTo(0);
   }
 
-  uint64_t enter(std::shared_ptr<const Policy> policy, std::string name) {
+  uint64_t enter(PolicyPtr policy, std::string name) {
     dropAbandoned();
     installInterception();
     installEngine();
@@ -163,7 +163,18 @@ ThreadRegions& threadRegions() {
 
 }  // namespace
 
-RegionToken enterRegion(std::shared_ptr<const Policy> policy, std::string name) {
+Region::Region(PolicyPtr policy, std::string name)
+    : id_(enterRegion(std::move(policy), std::move(name)).id) {}
+
+Region::~Region() {
+  try {
+    leaveRegion({id_});
+  } catch (const c10::Error& error) {
+    TORCH_WARN(error.what_without_backtrace());  // a destructor must not throw
+  }
+}
+
+RegionToken enterRegion(PolicyPtr policy, std::string name) {
   return {threadRegions().enter(std::move(policy), std::move(name))};
 }
 

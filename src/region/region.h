@@ -5,7 +5,6 @@
 #include <memory>
 #include <string>
 
-#include "ebb/export.h"
 #include "region/policy.h"
 
 namespace ebb {
@@ -19,7 +18,7 @@ struct RegionToken {
 
 // Enters a region on this thread. The outermost one is the boundary of recomputation; inner ones
 // change the policy and the name. Throws if interception cannot be installed.
-EBB_API RegionToken enterRegion(std::shared_ptr<const Policy> policy, std::string name);
+EBB_API RegionToken enterRegion(PolicyPtr policy, std::string name);
 
 // Leaves it again. Throws RuntimeError if it was entered on another thread (that thread drops it
 // by itself) or if regions inside it are still open (they are closed); either way the next region

@@ -7,8 +7,8 @@ namespace ebb {
 namespace {
 
 struct Books {
-  std::mutex mutex;                      // guards ledger
-  Ledger ledger;                         // of the current step
+  std::mutex mutex;                       // guards step
+  Stats step;                             // counts of the current step
   std::atomic<bool> backwardSeen{false};  // the next outermost region begins a step
 };
 
@@ -42,9 +42,9 @@ void ledgerRegionEntered() {
   }
   std::lock_guard<std::mutex> lock(shared.mutex);
   if (shared.backwardSeen.exchange(false)) {
-    shared.ledger.regions.clear();
-    shared.ledger.total = {};
-    ++shared.ledger.step;
+    shared.step.regions.clear();
+    shared.step.total = {};
+    ++shared.step.step;
   }
 }
 
@@ -58,21 +58,28 @@ void ledgerBackwardSeen() {
 void ledgerAdd(const std::string& region, const RegionCounters& counters) {
   Books& shared = books();
   std::lock_guard<std::mutex> lock(shared.mutex);
-  shared.ledger.regions[region] += counters;
-  shared.ledger.total += counters;
+  shared.step.regions[region] += counters;
+  shared.step.total += counters;
 }
 
-Ledger readLedger() {
+Stats stats() {
   Books& shared = books();
-  std::lock_guard<std::mutex> lock(shared.mutex);
-  return shared.ledger;
+  Stats now;
+  {
+    std::lock_guard<std::mutex> lock(shared.mutex);
+    now = shared.step;
+  }
+  now.liveRecipes = liveCounts().recipes.load();
+  now.liveHandles = liveCounts().handles.load();
+  now.openRegions = liveCounts().regions.load();
+  return now;
 }
 
-void resetLedger() {
+void resetStats() {
   Books& shared = books();
   std::lock_guard<std::mutex> lock(shared.mutex);
   shared.backwardSeen.store(false);
-  shared.ledger = {};
+  shared.step = {};
 }
 
 }  // namespace ebb

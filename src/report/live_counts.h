@@ -1,10 +1,8 @@
-// How many of ebb's objects exist now, for leak tests and ebb.stats().
+// How many of ebb's objects exist now, for ebb::stats().
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-
-#include "ebb/export.h"
 
 namespace ebb {
 
@@ -14,6 +12,6 @@ struct LiveCounts {
   std::atomic<int64_t> regions{0};  // open outermost regions, on all threads
 };
 
-EBB_API LiveCounts& liveCounts();
+LiveCounts& liveCounts();
 
 }  // namespace ebb

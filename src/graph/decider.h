@@ -1,13 +1,11 @@
-// What to do with an op's outputs, and who says so.
+// Who says what happens to an op's outputs.
 #pragma once
 
-#include <cstdint>
+#include "ebb/ebb.h"
 
 namespace ebb {
 
 struct OpTraits;
-
-enum class Decision : uint8_t { Save, Recompute, Offload, Page };
 
 struct Verdict {
   Decision decision = Decision::Recompute;

@@ -1,0 +1,103 @@
+// ebb for libtorch programs: regions in which activations are kept, or made again in backward, op
+// by op, with gradients bit-identical to plain eager.
+//
+//   #include <ebb/ebb.h>
+//
+//   torch::Tensor loss;
+//   {
+//     ebb::Region region(ebb::saveMatmuls());
+//     loss = net->forward(x).sum();
+//   }
+//   loss.backward();
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ebb/export.h"
+
+namespace ebb {
+
+// What happens to an op's outputs between forward and backward.
+enum class Decision : uint8_t {
+  Save,       // keep the bytes, if anything will need them
+  Recompute,  // drop the bytes and run the op again in backward
+  Offload,    // move the bytes to pinned host memory; not built yet
+  Page,       // move the live rows to a page pool on the device; not built yet
+};
+
+// One line of a policy.
+struct Rule {
+  std::string op;       // "aten::mm" (all overloads), "aten::mm.default", "aten.mm", or a glob
+  Decision decision = Decision::Recompute;
+  uint32_t every = 1;   // match only each n-th call of the operators it names, per region
+  bool force = false;   // also for ops that are never replayed; `op` must name them exactly
+};
+
+class Policy;
+using PolicyPtr = std::shared_ptr<const Policy>;
+
+// An ordered list of rules, the first that matches an op decides, and a default. Throws
+// c10::ValueError for a rule that names no registered operator, giving the nearest names, and
+// c10::NotImplementedError for a decision that is not built yet.
+EBB_API PolicyPtr makePolicy(std::vector<Rule> rules, Decision fallback = Decision::Recompute);
+
+// Keeps nothing but leaves: the most memory saved, the most recomputed.
+EBB_API PolicyPtr recomputeAll();
+
+// Keeps everything that anything needs, as if ebb were not there.
+EBB_API PolicyPtr saveAll();
+
+// Keeps what is dear to recompute: matrix products, convolutions and attention.
+EBB_API PolicyPtr saveMatmuls();
+
+// torchtitan's selective activation checkpointing: attention and collectives kept, and every
+// second matrix product.
+// Source: https://github.com/pytorch/torchtitan, torchtitan/distributed/activation_checkpoint.py
+EBB_API PolicyPtr torchtitan();
+
+// A region from construction to destruction, on the constructing thread. The outermost region is
+// the boundary of recomputation; inner ones change the policy and the name.
+class EBB_API Region {
+ public:
+  explicit Region(PolicyPtr policy = recomputeAll(), std::string name = "region");
+  ~Region();
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+ private:
+  uint64_t id_;  // of this entry
+};
+
+// One region's counts, or a sum of them. Bytes count each storage once.
+struct RegionCounters {
+  uint64_t entered = 0;       // times the region was entered
+  uint64_t opsSeen = 0;       // ops that reached ebb
+  uint64_t opsRecorded = 0;   // ... for which a recipe was written
+  uint64_t opsReplayed = 0;   // recipes run again
+  uint64_t bytesSaved = 0;    // made in the region, packed by autograd, kept
+  uint64_t bytesDropped = 0;  // made in the region, packed by autograd, not kept
+  uint64_t bytesCopied = 0;   // copied before a write, because a recipe still needed them
+
+  EBB_API RegionCounters& operator+=(const RegionCounters& other);
+};
+
+// What the last step did. A step begins when an outermost region is entered after a backward.
+struct Stats {
+  std::map<std::string, RegionCounters> regions;  // by region name
+  RegionCounters total;                           // their sum
+  uint64_t step = 0;         // steps begun since the start or the last reset
+  int64_t liveRecipes = 0;   // recipes that exist now, in the whole process
+  int64_t liveHandles = 0;   // handles that exist now
+  int64_t openRegions = 0;   // outermost regions that are open now
+};
+
+EBB_API Stats stats();
+
+// Sets the counters to zero; what is alive stays counted.
+EBB_API void resetStats();
+
+}  // namespace ebb

@@ -1,0 +1,31 @@
+"""Shared by all tests."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+import ebb
+
+
+@pytest.fixture(autouse=True)
+def _same_start_and_no_leak():
+    """Every test starts from one seed and leaves no region open."""
+    torch.manual_seed(0)
+    ebb.reset_stats()
+    yield
+    assert ebb.stats()["open_regions"] == 0
+
+
+@pytest.fixture
+def no_objects_left():
+    """The test must free every recipe and handle that it made."""
+    gc.collect()
+    before = ebb.stats()
+    yield
+    gc.collect()
+    after = ebb.stats()
+    for count in ("live_recipes", "live_handles"):
+        assert after[count] == before[count], count

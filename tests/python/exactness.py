@@ -1,0 +1,114 @@
+"""Comparing a program in a region with plain eager, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+import ebb
+
+Program = Callable[..., "torch.Tensor | Sequence[torch.Tensor]"]
+
+POLICIES = {
+    "recompute_all": ebb.policies.recompute_all,
+    "save_all": ebb.policies.save_all,
+    "save_matmuls": ebb.policies.save_matmuls,
+    "torchtitan": ebb.policies.torchtitan,
+    "mixed": ebb.Policy(
+        {"aten::mul": ebb.SAVE, "aten::add_": ebb.SAVE, "aten::sin": ebb.SAVE, "aten::e*": ebb.SAVE}
+    ),
+}
+
+
+def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    """Equal bit for bit; NaN equals NaN."""
+    if a is None or b is None:
+        return a is b
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(as_bytes(a), as_bytes(b))
+
+
+def as_bytes(t: torch.Tensor) -> torch.Tensor:
+    t = t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return t.view(torch.uint8) if t.numel() else t.new_empty(0, dtype=torch.uint8)
+
+
+def leaves(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [
+        torch.randn(shape, dtype=dtype, generator=generator).requires_grad_() for shape in shapes
+    ]
+
+
+def run(
+    program: Program,
+    inputs: Iterable[torch.Tensor],
+    policy: ebb.Policy | None,
+    after: Callable[..., None] | None = None,
+) -> list[torch.Tensor | None]:
+    """The outputs of `program` and the gradients of `inputs`; `policy` None is plain eager."""
+    torch.manual_seed(1)
+    inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
+    region = ebb.region(policy, "test") if policy is not None else contextlib.nullcontext()
+    with region:
+        outputs = program(*inputs)
+    outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    results: list[torch.Tensor | None] = [o.detach().clone() for o in outputs]
+    if after is not None:
+        after(*inputs, *outputs)
+    differentiable = [o for o in outputs if o.requires_grad]
+    wanted = [t for t in inputs if t.requires_grad]
+    torch.manual_seed(2)
+    weights = [torch.randn_like(o) for o in differentiable]
+    results += torch.autograd.grad(differentiable, wanted, weights, allow_unused=True)
+    results.append(torch.rand(1))  # the outer random state went on as in eager
+    return results
+
+
+def assert_exact(
+    program: Program,
+    inputs: Iterable[torch.Tensor],
+    policies: Iterable[str] = tuple(POLICIES),
+    after: Callable[..., None] | None = None,
+) -> None:
+    """`program` gives the same bits in a region under each policy as in plain eager."""
+    inputs = list(inputs)
+    expected = run(program, inputs, None, after)
+    for name in policies:
+        actual = run(program, inputs, POLICIES[name], after)
+        assert len(actual) == len(expected)
+        for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+            assert same_bits(a, e), f"policy {name}: result {i} differs: {a} instead of {e}"
+
+
+def assert_same_error(
+    program: Program, inputs: Iterable[torch.Tensor], after: Callable[..., None] | None = None
+) -> str:
+    """Eager raises RuntimeError, and so does every policy; returns the last message."""
+    inputs = list(inputs)
+    message = error_of(program, inputs, None, after)
+    assert message is not None, "eager itself does not raise"
+    for name, policy in POLICIES.items():
+        message = error_of(program, inputs, policy, after)
+        assert message is not None, f"policy {name} does not raise where eager does"
+    return message
+
+
+def error_of(
+    program: Program,
+    inputs: Iterable[torch.Tensor],
+    policy: ebb.Policy | None,
+    after: Callable[..., None] | None = None,
+) -> str | None:
+    try:
+        run(program, inputs, policy, after)
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def replayed() -> int:
+    return ebb.stats()["total"]["ops_replayed"]
