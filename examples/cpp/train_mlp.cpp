@@ -1,16 +1,17 @@
 // Trains a small net in pure C++ under ebb::Region and checks every gradient against plain eager.
 // Exits with 1 if any bit differs.
-#include <torch/csrc/autograd/autograd.h>
 
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/manual_seed.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cstdio>
 #include <optional>

@@ -228,6 +228,7 @@ void OpRecording::recordWrites() {
     const Value& before = *write.before;
     auto after = c10::make_intrusive<Value>();
     after->stamp(write.tensor);
+    after->inheritCounters(before);
     after->born = before.born;
     after->saved = !write.sideEffect && before.born &&
         (before.saved || verdict_.decision == Decision::Save);

@@ -1,5 +1,8 @@
 #include "graph/recorder.h"
 
+#include <algorithm>
+#include <functional>
+
 #include "graph/op_recording.h"
 
 namespace ebb {
@@ -66,8 +69,8 @@ void Recorder::callInplaceView(
 // saw, means that somebody wrote below us (a compiled function, mark_dirty): the storage then is a
 // new leaf, never the stale recipe. In-place ops move the version after their kernel returned, so
 // the stamp of a written value is settled when the next op, pack or exit comes by, by one at most.
-// A tensor with another counter on the same storage (`x.data`) is trusted only while both counters
-// say that nothing happened.
+// Aliases may have counters of their own (`x.data`, the results of unsafe_chunk). A value knows all
+// that have written its storage; an unknown one is trusted only while it shows that it never has.
 c10::intrusive_ptr<Value>& Recorder::currentValue(const at::Tensor& tensor) {
   auto& slot = values_[tensor.storage().unsafeGetStorageImpl()];
   if (slot) {
@@ -75,10 +78,7 @@ c10::intrusive_ptr<Value>& Recorder::currentValue(const at::Tensor& tensor) {
     if (!counter.enabled() || !slot->counter.enabled()) {
       return slot;
     }
-    const bool unmoved = sameCounter(counter, slot->counter)
-        ? counter.current_version() == slot->version
-        : slot->versionHolds() && counter.current_version() == 0;
-    if (unmoved) {
+    if (slot->versionHolds() && (slot->knows(counter) || counter.current_version() == 0)) {
       return slot;
     }
     slot->superseded = true;
@@ -101,8 +101,11 @@ void Recorder::supersede(const c10::intrusive_ptr<Value>& value, size_t ownRefer
   if (!value->bytes || value->isPrivate) {
     return;
   }
-  const bool needed = !value->recipe && value.use_count() > ownReferences;
-  if (needed) {
+  const auto needed = [&] { return !value->recipe && value.use_count() > ownReferences; };
+  if (needed()) {
+    dropUnused();  // recipes that only the map keeps alive need nothing
+  }
+  if (needed()) {
     value->bytes = copyOf(value->bytes);
     value->isPrivate = true;
     counters_->bytesCopied += value->nbytes;
@@ -129,16 +132,29 @@ void Recorder::settle() {
 }
 
 void Recorder::sweep() {
-  if (values_.size() < sweepAt_) {
-    return;
+  if (values_.size() >= sweepAt_) {
+    dropUnused();
+    sweepAt_ = std::max<size_t>(64, 2 * values_.size());
   }
-  for (auto entry = values_.begin(); entry != values_.end();) {
+}
+
+// Forgets values that no program can name any more: nothing refers to them and their storage is
+// gone, or only we hold it. Consumers go before what they consume, so one pass is enough.
+void Recorder::dropUnused() {
+  std::vector<std::pair<uint64_t, c10::StorageImpl*>> latestFirst;
+  latestFirst.reserve(values_.size());
+  for (const auto& [storage, value] : values_) {
+    latestFirst.emplace_back(value->recipe ? value->recipe->sequence : 0, storage);
+  }
+  std::sort(latestFirst.begin(), latestFirst.end(), std::greater<>());
+  for (const auto& [sequence, storage] : latestFirst) {
+    const auto entry = values_.find(storage);
     const Value& value = *entry->second;
-    const bool unused = entry->second.use_count() == 1;
     const bool onlyOurs = value.bytes && value.bytes.use_count() == 1;
-    entry = unused && (onlyOurs || value.home.expired()) ? values_.erase(entry) : std::next(entry);
+    if (entry->second.use_count() == 1 && (onlyOurs || value.home.expired())) {
+      values_.erase(entry);
+    }
   }
-  sweepAt_ = std::max<size_t>(64, 2 * values_.size());
 }
 
 Packed Recorder::pack(const at::Tensor& tensor) {

@@ -59,6 +59,7 @@ class Recorder final : public Interceptor {
   void supersede(const c10::intrusive_ptr<Value>& value, size_t ownReferences);
   void settle();
   void sweep();
+  void dropUnused();
   void callInplaceView(const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
 
   c10::intrusive_ptr<Graph> graph_;  // shared with the handles

@@ -2,6 +2,7 @@
 
 #include <ATen/core/TensorBody.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "graph/recipe.h"
@@ -16,6 +17,41 @@ void Value::stamp(const at::Tensor& tensor) {
     counter = tensor.unsafeGetTensorImpl()->version_counter();
     version = counter.current_version();
   }
+}
+
+void Value::inheritCounters(const Value& before) {
+  const bool sameWriter = sameCounter(counter, before.counter);
+  if (sameWriter && before.otherCounters == nullptr) {
+    return;
+  }
+  auto stamps = std::make_unique<std::vector<CounterStamp>>();
+  if (before.otherCounters != nullptr) {
+    for (const CounterStamp& stamp : *before.otherCounters) {
+      if (!sameCounter(stamp.counter, counter)) {
+        stamps->push_back(stamp);
+      }
+    }
+  }
+  if (!sameWriter && before.counter.enabled()) {
+    stamps->push_back({before.counter, before.version});
+  }
+  if (!stamps->empty()) {
+    otherCounters = std::move(stamps);
+  }
+}
+
+bool Value::otherVersionsHold() const {
+  return std::all_of(otherCounters->begin(), otherCounters->end(), [](const CounterStamp& stamp) {
+    return stamp.counter.current_version() == stamp.version;
+  });
+}
+
+bool Value::knows(const c10::VariableVersion& seen) const {
+  return sameCounter(seen, counter) ||
+      (otherCounters != nullptr &&
+       std::any_of(otherCounters->begin(), otherCounters->end(), [&](const CounterStamp& stamp) {
+         return sameCounter(seen, stamp.counter);
+       }));
 }
 
 c10::Storage Value::available() const {
@@ -39,6 +75,7 @@ void Value::release_resources() {
   redefined = c10::Storage();
   home.reset();
   counter = c10::VariableVersion();
+  otherCounters.reset();
 }
 
 bool sameCounter(const c10::VariableVersion& a, const c10::VariableVersion& b) {

@@ -6,10 +6,18 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 namespace ebb {
 
 struct Recipe;
+
+// A version counter and what it showed.
+struct CounterStamp {
+  c10::VariableVersion counter;
+  uint32_t version;
+};
 
 // Note [Ownership]
 //   autograd SavedVariable -> Handle -> Value -> Recipe -> input Values -> ...   strong, acyclic
@@ -34,6 +42,9 @@ struct Value final : c10::intrusive_ptr_target {
   c10::VariableVersion counter;        // outlives the tensor; see Note [Version stamps]
   c10::Storage redefined;              // see Note [Silent writes]; null but for those
   uint32_t version = 0;                // what `counter` showed for this state
+  // Counters of other tensors that have written this storage, as the results of unsafe_chunk do:
+  // aliases with counters of their own. Null for nearly every value.
+  std::unique_ptr<std::vector<CounterStamp>> otherCounters;
   uint32_t packed = 0;                 // how many handles were made on it
   size_t nbytes = 0;                   // of the storage, in this state
   bool keep = false;        // becomes `bytes` when autograd packs it or a recipe reads it
@@ -45,10 +56,18 @@ struct Value final : c10::intrusive_ptr_target {
   // Stamps `tensor`'s storage and version as this state's.
   void stamp(const at::Tensor& tensor);
 
-  // The counter has not moved since the stamp.
+  // Takes over what `before` knew of other counters on the same storage.
+  void inheritCounters(const Value& before);
+
+  // No counter that has written this storage has moved since.
   bool versionHolds() const {
-    return !counter.enabled() || counter.current_version() == version;
+    return (!counter.enabled() || counter.current_version() == version) &&
+        (otherCounters == nullptr || otherVersionsHold());
   }
+  bool otherVersionsHold() const;
+
+  // Whether `seen`, the counter of a tensor that shows the storage, is one that has written it.
+  bool knows(const c10::VariableVersion& seen) const;
 
   // The storage that holds this state now: the kept bytes, or the living storage if nobody has
   // written to it. Null if neither; the recipe is then the only way.

@@ -32,8 +32,8 @@ def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 
 
 def as_bytes(t: torch.Tensor) -> torch.Tensor:
-    t = t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return t.view(torch.uint8) if t.numel() else t.new_empty(0, dtype=torch.uint8)
+    flat = torch.empty(t.numel(), dtype=t.dtype).copy_(t.detach().reshape(-1))
+    return flat.view(torch.uint8) if t.numel() else torch.empty(0, dtype=torch.uint8)
 
 
 def leaves(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:

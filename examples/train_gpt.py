@@ -1,0 +1,289 @@
+"""Train a small byte-level GPT on Python's own source, plainly and under each of ebb's policies.
+
+All variants start from the same weights and take turns: at each step every one of them sees the
+same batch with the same dropout, and its loss, gradients and buffers must equal the plain ones bit
+for bit. Then one more step of each is measured for memory.
+
+    python examples/train_gpt.py
+    python examples/train_gpt.py --steps 200 --layers 8 --json figures.json
+
+It runs on the CUDA device where there is one, else on the CPU (about a minute on two cores). The
+exit status is 1 if anything differed from the plain run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import json
+import os
+import sys
+import sysconfig
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# Both are read once, early: cuBLAS repeats itself only with the first, and torch's profiler writes
+# lines of its own to stderr without the second.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.checkpoint import checkpoint
+
+import ebb
+
+HEAD_DIM = 32
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block: causal attention, then an MLP."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(dim)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.attention_out = nn.Linear(dim, dim, bias=False)
+        self.mlp_norm = nn.LayerNorm(dim)
+        self.mlp_in = nn.Linear(dim, 4 * dim, bias=False)
+        self.mlp_out = nn.Linear(4 * dim, dim, bias=False)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        return x + self.dropout(self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)))))
+
+    def attention(self, x: Tensor) -> Tensor:
+        heads = self.qkv(x).unflatten(-1, (3, -1, HEAD_DIM)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(*heads.unbind(0), is_causal=True)
+        return self.attention_out(mixed.transpose(1, 2).flatten(-2))
+
+
+class GPT(nn.Module):
+    """A GPT over bytes whose token embedding is its output layer as well."""
+
+    positions: Tensor
+
+    def __init__(self, dim: int, layers: int, length: int) -> None:
+        super().__init__()
+        self.token_embedding = nn.Embedding(256, dim)
+        self.position_embedding = nn.Embedding(length, dim)
+        self.blocks = nn.ModuleList(Block(dim) for _ in range(layers))
+        self.norm = nn.LayerNorm(dim)
+        self.register_buffer("positions", torch.arange(length))
+        nn.init.normal_(self.token_embedding.weight, std=0.02)
+        nn.init.normal_(self.position_embedding.weight, std=0.02)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """The mean cross-entropy, in nats per byte, of predicting each byte from those before."""
+        x = self.token_embedding(text[:, :-1]) + self.position_embedding(self.positions)
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.norm(x), self.token_embedding.weight)
+        return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+
+
+@dataclass
+class Variant:
+    """One of the models that train side by side, and what was seen of it."""
+
+    name: str
+    model: GPT
+    optimizer: torch.optim.Optimizer
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    first_difference: str | None = None
+
+
+def parse_arguments() -> argparse.Namespace:
+    def positive(text: str) -> int:
+        if not text.isdecimal() or int(text) < 1:
+            raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, got {text!r}")
+        return int(text)
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--steps", type=positive, default=50, help="training steps of each variant")
+    parser.add_argument("--dim", type=positive, default=160, help="model width, a multiple of 32")
+    parser.add_argument("--layers", type=positive, default=4, help="transformer blocks")
+    parser.add_argument("--batch", type=positive, default=8, help="sequences in a batch")
+    parser.add_argument("--length", type=positive, default=128, help="bytes in a sequence")
+    parser.add_argument("--seed", type=int, default=0, help="for weights, batches and dropout")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there too")
+    arguments = parser.parse_args()
+    if arguments.dim % HEAD_DIM:
+        parser.error(f"argument --dim: expected a multiple of {HEAD_DIM}, got {arguments.dim}")
+    if not 0 <= arguments.seed < 2**32:
+        parser.error(f"argument --seed: expected 0 to 2**32 - 1, got {arguments.seed}")
+    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
+        parser.error(f"argument --json: no folder {str(arguments.json.absolute().parent)!r}")
+    return arguments
+
+
+def draw_batches(arguments: argparse.Namespace) -> list[Tensor]:
+    """One batch a step, and one more, from the modules at the top of the standard library."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    text = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    choices = len(text) - arguments.length
+    if choices < 1:
+        sys.exit(f"--length {arguments.length} is too much: {folder}/*.py is {len(text)} bytes")
+    generator = torch.Generator().manual_seed(arguments.seed)
+    starts = torch.randint(choices, (arguments.steps + 1, arguments.batch, 1), generator=generator)
+    corpus = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return list(corpus[starts + torch.arange(arguments.length + 1)].long().to(DEVICE))
+
+
+def make_variants(arguments: argparse.Namespace) -> list[Variant]:
+    """The plain model, then copies of it under torch's activation checkpointing and under ebb."""
+    torch.manual_seed(arguments.seed)
+    plain = GPT(arguments.dim, arguments.layers, arguments.length).to(DEVICE)
+    models = {"plain": plain, "torch AC": copy.deepcopy(plain)}
+    for block in models["torch AC"].blocks:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    for policy in ("recompute_all", "save_matmuls", "torchtitan", "save_all"):
+        models[f"ebb {policy}"] = copy.deepcopy(plain)
+        ebb.apply(models[f"ebb {policy}"], getattr(ebb.policies, policy), modules="blocks.*")
+    return [
+        Variant(name, model, torch.optim.AdamW(model.parameters(), lr=2e-3))
+        for name, model in models.items()
+    ]
+
+
+def train(variants: list[Variant], batches: list[Tensor], seed: int) -> None:
+    """Train the variants in turns, so that they share whatever else the machine does."""
+    for step, batch in enumerate(batches):
+        expected: dict[str, Tensor] = {}
+        for number, variant in enumerate(variants):
+            started = now()
+            seen = forward_and_backward(variant, batch, seed + step)
+            seconds = now() - started
+            expected = expected or seen  # the plain variant comes first
+            name = find_difference(expected, seen)
+            if name is not None and variant.first_difference is None:
+                variant.first_difference = f"step {step}: {name}"
+            started = now()
+            variant.optimizer.step()
+            variant.seconds.append(seconds + now() - started)
+            variant.losses.append(seen["the loss"].item())
+            show_progress(step + (number + 1) / len(variants), len(batches), variant)
+
+
+def forward_and_backward(variant: Variant, batch: Tensor, seed: int) -> dict[str, Tensor]:
+    """The loss, the gradients and the buffers, which stay as they are until the next call."""
+    variant.optimizer.zero_grad()
+    torch.manual_seed(seed)
+    loss = variant.model(batch)
+    loss.backward()
+    parameters = variant.model.named_parameters()
+    gradients = {f"the gradient of {name}": p.grad for name, p in parameters if p.grad is not None}
+    buffers = {f"the buffer {name}": buffer for name, buffer in variant.model.named_buffers()}
+    return {"the loss": loss.detach(), **gradients, **buffers}
+
+
+def find_difference(expected: dict[str, Tensor], seen: dict[str, Tensor]) -> str | None:
+    """The first name whose tensor differs or is missing on one side, or None."""
+    for name in expected | seen:
+        if name not in expected or name not in seen or not torch.equal(expected[name], seen[name]):
+            return name
+    return None
+
+
+def now() -> float:
+    """Seconds on a clock, read once the device has done all it was given."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def show_progress(done: float, steps: int, variant: Variant) -> None:
+    """A bar on stderr where that is a terminal; elsewhere a line when a variant is done."""
+    loss = f"loss {variant.losses[0]:.3f} -> {variant.losses[-1]:.3f}"
+    if sys.stderr.isatty():
+        bar = f"[{'#' * int(30 * done / steps):<30}] {int(done)}/{steps} {loss} {variant.name}"
+        print(f"\r\x1b[K{bar if done < steps else ''}", end="", file=sys.stderr, flush=True)
+    elif len(variant.losses) == steps:
+        print(f"{variant.name}: {steps} steps, {loss}", file=sys.stderr)
+
+
+def measure_memory(variant: Variant, batch: Tensor, seed: int) -> tuple[int, int]:
+    """Bytes alive between forward and backward, and at most, beyond those alive before."""
+    variant.optimizer.zero_grad()
+    torch.manual_seed(seed)
+    if DEVICE.type == "cpu":
+        return measure_cpu_step(variant.model, batch)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    loss = variant.model(batch)
+    held = torch.cuda.memory_allocated() - before
+    loss.backward()
+    return held, torch.cuda.max_memory_allocated() - before
+
+
+def measure_cpu_step(model: GPT, batch: Tensor) -> tuple[int, int]:
+    """Adds up the profiler's records, one for each allocation (positive) and release (negative)."""
+    boundary = "train_gpt: forward is done"
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        loss = model(batch)
+        with record_function(boundary):
+            loss.backward()
+        # A release counts only if it is seen: all that was allocated here goes before the end.
+        del loss
+        model.zero_grad()
+    alive = held = peak = 0
+    for event in sorted(profiler.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
+        if event.name() == boundary:
+            held = alive
+        elif event.name() == "[memory]":
+            alive += event.nbytes()
+            peak = max(peak, alive)
+    return held, peak
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    print(f"{'policy':<18} {'held MiB':>9} {'peak MiB':>9} {'time':>6} {'loss':>7}  identical")
+    for row in rows:
+        held, peak = row["held_bytes"] / 2**20, row["peak_bytes"] / 2**20
+        numbers = f"{held:9.1f} {peak:9.1f} {row['time_ratio']:5.2f}x {row['final_loss']:7.4f}"
+        print(f"{row['policy']:<18} {numbers}  {'yes' if row['identical'] else 'NO'}")
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    # Plain PyTorch must agree with itself before anything can be compared with it.
+    torch.use_deterministic_algorithms(DEVICE.type == "cuda")
+    *batches, last_batch = draw_batches(arguments)
+    variants = make_variants(arguments)
+    train(variants, batches, arguments.seed)
+
+    rows: list[dict[str, Any]] = []
+    for variant in variants:
+        held, peak = measure_memory(variant, last_batch, arguments.seed)
+        rows.append(
+            {
+                "policy": variant.name,
+                "held_bytes": held,
+                "peak_bytes": peak,
+                "time_ratio": min(variant.seconds) / min(variants[0].seconds),
+                "first_loss": variant.losses[0],
+                "final_loss": variant.losses[-1],
+                "identical": variant.first_difference is None,
+                "first_difference": variant.first_difference,
+            }
+        )
+    print_table(rows)
+    if arguments.json is not None:
+        setup = {"device": str(DEVICE), "torch": torch.__version__, "ebb": ebb.__version__}
+        arguments.json.write_text(json.dumps({**setup, "rows": rows}, indent=2) + "\n")
+    different = [row for row in rows if not row["identical"]]
+    for row in different:
+        print(f"{row['policy']} differs from plain, first at {row['first_difference']}")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Rule 3: a whole overwrite does not need what was there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from exactness import assert_exact, leaves, replayed
+
+import ebb
+
+
+@pytest.mark.parametrize(
+    "overwrite",
+    [
+        lambda t, x: t.fill_(2.0),
+        lambda t, x: t.zero_(),
+        lambda t, x: t.copy_(x),
+        lambda t, x: t.normal_(),
+        lambda t, x: t.bernoulli_(0.5),
+        lambda t, x: t.uniform_(),
+        lambda t, x: t.random_(5),
+        lambda t, x: t.exponential_(),
+        lambda t, x: t.geometric_(0.5),
+        lambda t, x: t.log_normal_(),
+        lambda t, x: t.cauchy_(),
+    ],
+)
+def test_every_overwrite_in_the_table(overwrite):
+    def program(x):
+        h = torch.empty_like(x)
+        with torch.no_grad():
+            overwrite(h, x)
+        return (x * h).sin() * (h + x).exp()
+
+    assert_exact(program, leaves((3, 4)))
+
+
+def test_an_overwrite_cuts_the_chain():
+    def program(x):
+        with torch.no_grad():
+            h = (x * 2).exp().sin()  # three ops that nothing needs any more
+            h.copy_(x)
+        return h * x
+
+    x = torch.randn(3, requires_grad=True)
+    with ebb.region():
+        loss = program(x).sum()
+    loss.backward()
+
+    assert replayed() == 1
+
+
+def test_out_arguments():
+    def program(x):
+        with torch.no_grad():
+            exact = torch.empty(3, 4, dtype=x.dtype)
+            torch.exp(x, out=exact)
+            grown = torch.empty(0, dtype=x.dtype)
+            torch.mul(exact, x, out=grown)
+            torch.add(grown, x, out=grown)
+            values, indices = torch.empty(4, dtype=x.dtype), torch.empty(4, dtype=torch.long)
+            torch.max(grown, 0, out=(values, indices))
+        return (x * exact).sin() * grown * values + x[indices % 3, 0].exp()
+
+    assert_exact(program, leaves((3, 4)))
+
+
+def test_out_argument_that_covers_a_part_keeps_the_rest():
+    def program(x):
+        with torch.no_grad():
+            h = x * 2
+            torch.exp(x[0], out=h[1])
+        return (h * x).sin()
+
+    assert_exact(program, leaves((3, 4)))

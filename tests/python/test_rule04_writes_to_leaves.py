@@ -1,0 +1,101 @@
+"""Rule 4: writing to a leaf happens once; old bytes that recipes need are copied first."""
+
+from __future__ import annotations
+
+import torch
+from exactness import assert_exact, leaves
+from torch import nn
+
+import ebb
+
+
+def test_buffer_is_written_once_and_the_replay_sees_the_old_state():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.ones(3, dtype=torch.float64))
+
+        def forward(self, x):
+            before = (x + self.seen).exp()
+            self.seen.add_(1)
+            after = (x + self.seen).exp()
+            self.seen.mul_(2)
+            return before + after
+
+    x = leaves((3,))[0]
+
+    def run(policy):
+        module = Counter()
+        x.grad = None
+        if policy is not None:
+            ebb.apply(module, policy)
+        module(x).sum().backward()
+        return module.seen.clone(), x.grad.clone()
+
+    for policy in (ebb.policies.recompute_all, ebb.policies.save_all):
+        for actual, expected in zip(run(policy), run(None), strict=True):
+            assert torch.equal(actual, expected)
+
+
+def test_copy_is_made_only_when_a_recipe_needs_the_old_bytes():
+    buffer = torch.ones(4)
+    x = torch.randn(4, requires_grad=True)
+
+    with ebb.region():
+        buffer.add_(1)
+        assert ebb.stats()["total"]["bytes_copied"] == 0
+        (x * buffer).exp().sum().backward()
+        buffer.add_(1)
+
+    assert torch.equal(buffer, torch.full((4,), 3.0))
+    assert ebb.stats()["total"]["bytes_copied"] == 0
+
+
+def test_bytes_are_copied_before_the_write_that_would_lose_them():
+    buffer = torch.ones(4)
+    x = torch.randn(4, requires_grad=True)
+
+    with ebb.region():
+        loss = ((x + buffer).exp() * 2).sum()
+        buffer.add_(1)
+    loss.backward()
+
+    assert ebb.stats()["total"]["bytes_copied"] == 16
+    assert torch.equal(x.grad, 2 * (x + 1).exp())
+
+
+def test_parameter_updated_under_no_grad_inside_the_region():
+    def program(w):
+        h = (w + 1).exp()
+        buffer = w.detach().clone()
+        with torch.no_grad():
+            for _ in range(3):
+                buffer.add_(0.5)
+        return h * buffer
+
+    assert_exact(program, leaves((3,)))
+
+
+def test_write_to_an_input_that_needs_no_grad():
+    mask = torch.ones(3, dtype=torch.float64)
+
+    def program(x, m):
+        a = (x + m).exp()
+        m.mul_(0.5)
+        return a * 2 + (x + m).exp()
+
+    assert_exact(program, [*leaves((3,)), mask])
+
+
+def test_key_value_cache_filled_slice_by_slice():
+    cache = torch.zeros(4, 3, dtype=torch.float64)
+
+    def program(x, cache):
+        total = 0
+        for position in range(4):
+            with torch.no_grad():
+                cache[position].copy_(x[position] * 2)
+            total = total + (x * cache[: position + 1].sum(0)).exp().sum()
+        return total
+
+    assert_exact(program, [*leaves((4, 3)), cache])

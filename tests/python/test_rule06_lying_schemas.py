@@ -1,0 +1,75 @@
+"""Rule 6: ops that write without saying so."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from exactness import POLICIES, assert_exact, leaves, same_bits
+from torch import nn
+
+import ebb
+
+
+def state(module: nn.Module) -> list[torch.Tensor]:
+    grads = [p.grad for p in module.parameters()]
+    return [*(t.clone() for t in module.state_dict().values()), *grads]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("track", [True, False])
+def test_batch_norm_statistics_are_updated_once(policy, momentum, training, track):
+    torch.manual_seed(0)
+    plain = nn.Sequential(
+        nn.Conv2d(2, 3, 3),
+        nn.BatchNorm2d(3, momentum=momentum, track_running_stats=track),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(3, 2, 1),
+        nn.BatchNorm2d(2, momentum=momentum, track_running_stats=track),
+    ).train(training)
+    ours = copy.deepcopy(plain)
+    ebb.apply(ours, POLICIES[policy])
+
+    for step in range(3):
+        x = torch.randn(4, 2, 5, 5)
+        for module in (plain, ours):
+            module(x).square().sum().backward()
+        for name, (a, e) in enumerate(zip(state(ours), state(plain), strict=True)):
+            assert same_bits(a, e), (step, name)
+
+
+def test_sync_batch_norm_helpers_and_legit_overloads():
+    weight = torch.ones(3, dtype=torch.float64)
+
+    def program(x):
+        mean, var = torch.zeros(3, dtype=x.dtype), torch.ones(3, dtype=x.dtype)
+        out, *_ = torch.ops.aten._native_batch_norm_legit(
+            x * 2, weight, None, mean, var, True, 0.1, 1e-5
+        )
+        out2, *_ = torch.ops.aten._batch_norm_with_update(out, weight, None, mean, var, 0.1, 1e-5)
+        return (out2 * out).exp(), mean * 2, var * 2
+
+    assert_exact(program, leaves((4, 3)))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("inplace", [True, False])
+def test_rrelu_noise_is_the_one_that_forward_drew(training, inplace):
+    def program(x):
+        h = x * 1
+        return nn.functional.rrelu(h, training=training, inplace=inplace) * 2
+
+    assert_exact(program, leaves((8, 8)))
+
+
+def test_write_through_data_is_seen_by_backward_as_in_eager():
+    def program(x):
+        h = x * 2
+        out = h * h  # saves h
+        h.data.mul_(3)  # no version bump: eager's backward sees it
+        return out.sum() + h.exp().sum()
+
+    assert_exact(program, leaves((4,)))

@@ -1,0 +1,143 @@
+"""Rule 12: a replay runs where and when unpack is called."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from exactness import leaves
+
+import ebb
+
+
+def in_thread(function):
+    result = []
+    thread = threading.Thread(target=lambda: result.append(function()))
+    thread.start()
+    thread.join()
+    return result[0]
+
+
+def program(x):
+    return (torch.nn.functional.dropout(x * 2, 0.5).exp() @ x.t()).sin().sum()
+
+
+def test_backward_in_another_thread():
+    x = leaves((40, 40))[0]
+    torch.manual_seed(0)
+    expected = torch.autograd.grad(program(x), x)[0]
+
+    torch.manual_seed(0)
+    with ebb.region():
+        loss = program(x)
+    actual = in_thread(lambda: torch.autograd.grad(loss, x)[0])
+
+    assert torch.equal(actual, expected)
+
+
+def test_two_threads_run_backward_on_one_graph():
+    x = leaves((40, 40))[0]
+    with ebb.region():
+        torch.manual_seed(0)
+        h = program(x)
+        losses = [h * 2, h * 3]
+    torch.manual_seed(0)
+    h = program(x)
+    expected = [torch.autograd.grad(h * k, x, retain_graph=True)[0] for k in (2, 3)]
+
+    results = {}
+    threads = [
+        threading.Thread(
+            target=lambda i=i: results.update(
+                {i: torch.autograd.grad(losses[i], x, retain_graph=True)[0]}
+            )
+        )
+        for i in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert all(torch.equal(results[i], expected[i]) for i in range(2))
+
+
+def test_replay_of_a_python_op_does_not_deadlock_other_threads():
+    @torch.library.custom_op("ebb_test::slow_double", mutates_args=())
+    def slow_double(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(x.detach().numpy() * 2)
+
+    slow_double.register_autograd(lambda ctx, grad: grad * 2)
+
+    class Peek(torch.autograd.Function):
+        """Unpacks with the GIL held."""
+
+        @staticmethod
+        def forward(ctx, h):
+            ctx.save_for_backward(h)
+            return h * h
+
+        @staticmethod
+        def backward(ctx, grad):
+            (h,) = ctx.saved_tensors
+            return grad * 2 * h
+
+    x = leaves((8,))[0]
+    with ebb.region():
+        h = slow_double(x)
+        losses = [Peek.apply(slow_double(h)).sum() for _ in range(4)]
+    expected = 2 * 4 * 4 * x.detach()
+
+    results = []
+    threads = [
+        threading.Thread(
+            target=lambda loss=loss: results.append(
+                torch.autograd.grad(loss, x, retain_graph=True)[0]
+            )
+        )
+        for loss in losses
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(results) == 4
+    assert all(torch.equal(result, expected) for result in results)
+
+
+def test_the_number_of_threads_in_backward_changes_no_bit():
+    x = torch.randn(1_000_000, requires_grad=True)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with ebb.region(ebb.policies.save_all):
+            loss = ((x * 2).sum() / 1e4).exp() * x.sum()
+        expected = torch.autograd.grad(loss, x)[0]
+        with ebb.region():
+            loss = ((x * 2).sum() / 1e4).exp() * x.sum()
+        torch.set_num_threads(1)
+        actual = torch.autograd.grad(loss, x)[0]
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_replay_on_the_stream_current_at_unpack():
+    x = torch.randn(1000, 1000, device="cuda", requires_grad=True)
+    expected = torch.autograd.grad((x * 2).exp().sin().sum(), x)[0]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), ebb.region():
+        loss = (x * 2).exp().sin().sum()
+    actual = torch.autograd.grad(loss, x)[0]
+    torch.cuda.synchronize()
+
+    assert torch.equal(actual, expected)
