@@ -11,7 +11,6 @@ from torch.utils.checkpoint import noop_context_fn
 
 from ebb._policy import Policy
 from ebb._region import _check_policy, region
-from ebb._sac import sac_context_fn
 
 
 
@@ -58,7 +57,7 @@ def checkpoint(
             function,
             *args,
             use_reentrant=False,
-            context_fn=noop_context_fn if policy is None else sac_context_fn(policy),
+            context_fn=noop_context_fn if policy is None else policy._sac_context_fn,
             preserve_rng_state=preserve_rng_state,
             **kwargs,
         )

@@ -10,6 +10,7 @@ import torch
 
 from ebb import _C
 from ebb._decision import RECOMPUTE, Decision
+from ebb._sac import sac_context_fn
 
 Operator = Union[str, torch._ops.OpOverload, torch._ops.OpOverloadPacket]
 
@@ -107,11 +108,13 @@ class Policy:
             [(str(rule.op), int(rule.decision), rule.every, rule.force) for rule in checked],
             int(_check_decision(default, "default")),
         )
+        self._sac_context_fn = sac_context_fn(self)  # made here: Dynamo cannot trace its making
 
     @classmethod
     def _from_compiled(cls, compiled: _C.Policy) -> Policy:
         policy = cls.__new__(cls)
         policy._compiled = compiled
+        policy._sac_context_fn = sac_context_fn(policy)
         return policy
 
     @property

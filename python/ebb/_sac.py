@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from ebb._decision import SAVE
-from ebb._policy import Policy
+
+if TYPE_CHECKING:
+    from ebb._policy import Policy
 
 
 def sac_context_fn(policy: Policy) -> Callable[..., Any]:

@@ -292,7 +292,10 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
 bool OpRecording::onlyResultsHold(const at::Tensor& tensor) const {
   const size_t holders = tensor.storage().use_count();
   if (holders == 1) {
-    return tensor.use_count() == 1;
+    // The stack holds the tensor; so may its Python object, which a Python kernel left behind.
+    const size_t owners = tensor.use_count();
+    return owners == 1 ||
+        (owners == 2 && tensor.unsafeGetTensorImpl()->pyobj_slot()->has_unique_reference());
   }
   size_t results = 0;
   forEachTensor(

@@ -1,0 +1,280 @@
+"""What autograd does with handles: hooks, identity, graphs used twice, double backward."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+
+import pytest
+import torch
+from exactness import POLICIES, leaves, same_bits
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+
+import ebb
+
+
+def net(x):
+    return (torch.tanh(x * 2) @ x.t()).exp().sin()
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_retain_graph_gives_the_same_twice(policy):
+    x = leaves((4, 4))[0]
+    expected = torch.autograd.grad(net(x).sum(), x)[0]
+    with ebb.region(policy):
+        loss = net(x).sum()
+
+    for retain in (True, True, False):
+        assert torch.equal(torch.autograd.grad(loss, x, retain_graph=retain)[0], expected)
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_double_and_triple_backward(policy):
+    def derivatives(region):
+        x = leaves((4, 4))[0]
+        if region is None:
+            loss = net(x).sum()
+        else:
+            with region:
+                loss = net(x).sum()
+        results = []
+        for _ in range(3):
+            (grad,) = torch.autograd.grad(loss, x, create_graph=True)
+            results.append(grad.detach())
+            loss = grad.square().sum()
+        return results
+
+    for a, e in zip(derivatives(ebb.region(policy)), derivatives(None), strict=True):
+        assert torch.equal(a, e)
+
+
+def test_gradient_penalty_inside_the_region():
+    def program(region):
+        x = leaves((4, 4))[0]
+        with region:
+            out = net(x).sum()
+            (grad,) = torch.autograd.grad(out, x, create_graph=True)
+            loss = out + (grad.norm() - 1).square()
+        loss.backward()
+        return x.grad
+
+    expected = program(ebb.region(ebb.policies.save_all))
+    assert torch.equal(program(ebb.region()), expected)
+    assert torch.equal(program(saved_tensors_hooks(lambda t: t, lambda t: t)), expected)
+
+
+def test_backward_inside_the_region():
+    x = leaves((4, 4))[0]
+    expected = torch.autograd.grad(net(x).sum(), x)[0]
+
+    with ebb.region():
+        net(x).sum().backward()
+        assert torch.equal(x.grad, expected)
+        net(x).sum().backward()
+
+    assert torch.equal(x.grad, expected + expected)
+
+
+def test_hooks_pushed_inside_win():
+    packed = []
+    x = leaves((4, 4))[0]
+
+    with ebb.region():
+        h = x.exp()
+        with saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+            h = h.exp()
+        inside = len(packed)
+        h.exp().sum().backward()
+
+    assert inside == 1
+    assert len(packed) == 1
+
+
+def test_hooks_pushed_outside_see_what_is_packed_outside():
+    packed = []
+    x = leaves((4, 4))[0]
+
+    with saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        h = x.exp()
+        outside_before = len(packed)
+        with ebb.region():
+            h = h.exp().exp()
+        outside_after = len(packed)
+        h.exp()
+
+    assert outside_before == 1
+    assert outside_after == 1
+    assert len(packed) == 2
+
+
+def test_save_on_cpu_around_a_region():
+    x = leaves((4, 4))[0]
+    expected = torch.autograd.grad(net(x).sum(), x)[0]
+
+    with save_on_cpu():
+        h = x * 1
+        with ebb.region():
+            h = net(h)
+        loss = h.sum()
+    loss.backward()
+
+    assert torch.equal(x.grad, expected)
+
+
+def test_unpack_gives_the_tensor_itself_for_inputs_that_need_no_grad():
+    seen = []
+
+    class Peek(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, mask):
+            ctx.save_for_backward(x, mask)
+            return x * mask
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.extend(ctx.saved_tensors)
+            return grad * ctx.saved_tensors[1], None
+
+    x, mask = torch.randn(3, requires_grad=True), torch.ones(3)
+    with ebb.region():
+        Peek.apply(x, mask).sum().backward()
+
+    assert seen[1] is mask
+    assert seen[0].data_ptr() == x.data_ptr()
+    assert seen[0].requires_grad
+
+
+def test_saved_leaf_that_needs_grad_accumulates_in_the_leaf():
+    w = torch.randn(3, requires_grad=True)
+    with ebb.region():
+        out = (w * w).sum()
+    (grad,) = torch.autograd.grad(out, w, create_graph=True)
+    grad.sum().backward()
+
+    assert torch.equal(w.grad, torch.full((3,), 2.0))
+
+
+def test_custom_function_that_saves_every_kind_of_tensor():
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            square = x * x
+            out = square * x
+            ctx.save_for_backward(x, square, out)
+            ctx.attribute = square
+            return out
+
+        @staticmethod
+        def backward(ctx, grad):
+            x, square, out = ctx.saved_tensors
+            assert torch.equal(square, ctx.attribute)
+            return grad * 3 * square + 0 * out
+
+    x = leaves((4,))[0]
+    expected = torch.autograd.grad(Cube.apply(x * 2).exp().sum(), x)[0]
+    for policy in POLICIES.values():
+        with ebb.region(policy):
+            loss = Cube.apply(x * 2).exp().sum()
+        assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+
+
+def test_handles_make_no_python_objects():
+    """No Python on the path: neither pack nor unpack calls a Python function."""
+    calls = []
+    x = leaves((4, 4))[0]
+    with ebb.region():
+        sys.setprofile(lambda frame, event, arg: calls.append(event) if event == "call" else None)
+        h = x.exp().exp().exp()
+        sys.setprofile(None)
+    loss = h.sum()
+    one = torch.ones_like(loss)
+    sys.setprofile(lambda frame, event, arg: calls.append(event) if event == "call" else None)
+    torch.autograd.Variable._execution_engine.run_backward(
+        (loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
+    sys.setprofile(None)
+
+    assert calls == []
+
+
+@pytest.mark.usefixtures("no_objects_left")
+def test_forwards_whose_backward_never_runs_free_everything():
+    x = leaves((4, 4))[0]
+    for policy in POLICIES.values():
+        with ebb.region(policy):
+            net(x).sum()
+        with ebb.region(policy):
+            kept = net(x).sum()
+        del kept
+
+
+@pytest.mark.usefixtures("no_objects_left")
+def test_a_very_long_chain_is_freed_without_recursion():
+    def body():
+        x = torch.ones(2, requires_grad=True)
+        with ebb.region():
+            h = x
+            for _ in range(60_000):
+                h = h + 1
+            loss = h.exp().sum()
+        loss.backward()
+        with ebb.region():
+            h = x
+            for _ in range(60_000):
+                h = h + 1
+            loss = h.exp().sum()
+        del h, loss
+
+    failures = []
+
+    def guarded():
+        try:
+            body()
+        except BaseException as error:
+            failures.append(error)
+
+    threading.stack_size(2 << 20)  # far less than a recursion this deep would take
+    try:
+        thread = threading.Thread(target=guarded)
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(0)
+    gc.collect()
+
+    assert not failures
+
+
+def test_grad_fn_attributes_can_be_read():
+    x = leaves((4,))[0]
+    with ebb.region():
+        h = (x * 2).exp()
+
+    assert torch.equal(h.grad_fn._saved_result, (x * 2).exp())
+
+
+def test_anomaly_mode_names_the_forward_op():
+    x = torch.zeros(3, requires_grad=True)
+    with torch.autograd.detect_anomaly(check_nan=True):
+        with ebb.region():
+            loss = torch.sqrt(x * 1).sum() * 0
+        with pytest.raises(RuntimeError, match="MulBackward0|SqrtBackward0"):
+            loss.backward()
+
+
+def test_sparse_and_other_unrecordable_tensors_are_kept_whole():
+    index = torch.tensor([[0, 1], [2, 0]])
+    x = leaves((2,))[0]
+    dense = leaves((3, 2))[0]
+
+    def program():
+        sparse = torch.sparse_coo_tensor(index, x * 2, (2, 3))
+        return (torch.sparse.mm(sparse, dense.exp() * 2)).exp().sum()
+
+    expected = torch.autograd.grad(program(), (x, dense))
+    with ebb.region():
+        loss = program()
+
+    for a, e in zip(torch.autograd.grad(loss, (x, dense)), expected, strict=True):
+        assert same_bits(a, e)

@@ -1,0 +1,208 @@
+"""Which ops reach ebb: composite ones, libraries that come late, Python ops, compiled functions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from exactness import assert_exact, leaves, replayed
+
+import ebb
+
+
+def run_script(source: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=300
+    )
+
+
+def test_composite_explicit_ops_are_recorded():
+    x = torch.randn(3, 4, requires_grad=True)
+    w = torch.randn(2, 1, 3, requires_grad=True)
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(
+        "aten::convolution", "CompositeExplicitAutograd"
+    )
+
+    with ebb.region():
+        loss = torch.nn.functional.conv1d(x[:, None], w).exp().sum()
+    loss.backward()
+
+    assert replayed() == 2  # convolution, exp
+
+
+def test_kernels_are_not_recorded_inside_kernels():
+    x = torch.randn(3, 4, requires_grad=True)
+    with ebb.region():
+        torch.nn.functional.layer_norm(x, (4,))
+        x @ x.t()
+
+    assert ebb.stats()["total"]["ops_recorded"] == 2
+
+
+def test_library_registered_after_the_first_region():
+    with ebb.region():
+        pass
+    library = torch.library.Library("ebb_late", "DEF")  # noqa: TOR901
+    library.define("triple(Tensor x) -> Tensor")
+    library.impl("triple", lambda x: x * 3, "CompositeExplicitAutograd")
+    op = torch.ops.ebb_late.triple
+    torch.library.register_autograd(
+        "ebb_late::triple", lambda ctx, grad: op(grad), lib=library
+    )
+
+    ebb.reset_stats()
+    assert_exact(lambda x: op(x).exp() * op(x * 2), leaves((3,)))
+    x = leaves((3,))[0]
+    ebb.reset_stats()
+    with ebb.region():
+        op(x)
+
+    assert ebb.stats()["total"]["ops_recorded"] == 1
+
+
+def test_result_of_a_python_kernel_is_recomputed():
+    @torch.library.custom_op("ebb_test::quadruple", mutates_args=())
+    def quadruple(x: torch.Tensor) -> torch.Tensor:
+        return x * 4
+
+    x = torch.randn(3, requires_grad=True)
+    with ebb.region():
+        loss = (quadruple(x.detach()) * x).sum()
+    loss.backward()
+
+    assert replayed() == 1
+    assert ebb.stats()["total"]["bytes_saved"] == 0
+
+
+def test_operator_unregistered_before_backward_is_refused_by_name():
+    library = torch.library.Library("ebb_gone", "DEF")  # noqa: TOR901
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
+    x = torch.randn(3, requires_grad=True)
+    with ebb.region(name="block"):
+        loss = torch.ops.ebb_gone.double(x.detach()).exp().mul(x).sum()
+    library._destroy()
+
+    with pytest.raises(RuntimeError, match=r"ebb_gone::double.default in region 'block'.*unregistered"):
+        loss.backward()
+
+
+def test_custom_op_that_writes():
+    @torch.library.custom_op("ebb_test::scale_", mutates_args=("x",))
+    def scale_(x: torch.Tensor, by: float) -> None:
+        x.numpy()[...] *= by
+
+    def program(x):
+        h = (x * 2).detach()
+        scale_(h, 3.0)
+        scale_(h[1:], 2.0)
+        return (x * h).exp()
+
+    assert_exact(program, leaves((4,)))
+
+
+def test_custom_op_that_returns_memory_it_keeps():
+    cache = torch.zeros(4, dtype=torch.float64)
+
+    @torch.library.custom_op("ebb_test::cached", mutates_args=())
+    def cached(x: torch.Tensor) -> torch.Tensor:
+        cache.copy_(x)
+        return cache
+
+    x = leaves((4,))[0]
+    with ebb.region(name="block"):
+        once = (x + cached(x.detach() * 2)).exp().sum()
+    assert torch.equal(
+        torch.autograd.grad(once, x, retain_graph=True)[0], (x + x.detach() * 2).exp()
+    )
+
+    with ebb.region(name="block"):
+        twice = (x + cached(x.detach() * 2)).exp() * (x + cached(x.detach() * 3)).exp()
+    with pytest.raises(RuntimeError, match=r"recompute aten::add.Tensor in region 'block'"):
+        twice.sum().backward()
+
+
+@pytest.mark.slow
+def test_compiled_function_inside_a_region():
+    source = """
+import torch, ebb
+torch.manual_seed(0)
+f = torch.compile(lambda x: (x * 2).exp().sin(), backend="aot_eager")
+def g(h):
+    h.mul_(3)
+    return None
+g = torch.compile(g, backend="aot_eager")
+x = torch.randn(4, requires_grad=True)
+def program():
+    h = f(x + 1) * 2
+    k = (x + 2).detach()
+    g(k)
+    return (h.exp() * k * x).sum()
+expected = torch.autograd.grad(program(), x)[0]
+for policy in (ebb.policies.recompute_all, ebb.policies.save_all):
+    with ebb.region(policy):
+        loss = program()
+    assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+print("exact")
+"""
+    result = run_script(source)
+    assert result.stdout.strip() == "exact", result.stderr
+
+
+@pytest.mark.slow
+def test_region_and_checkpoint_under_compile():
+    source = """
+import torch, ebb
+torch.manual_seed(0)
+w = torch.randn(4, 4, requires_grad=True)
+def program(x):
+    with ebb.region(ebb.policies.save_matmuls):
+        h = (x @ w).exp()
+    return ebb.checkpoint(lambda h: (h @ w).sin().exp(), h, policy=ebb.policies.save_matmuls)
+x = torch.randn(3, 4)
+expected = torch.autograd.grad(program(x).sum(), w)[0]
+compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
+ebb.reset_stats()
+actual = torch.autograd.grad(compiled(x).sum(), w)[0]
+assert torch.allclose(actual, expected)
+assert ebb.stats()["total"]["entered"] == 0
+print("no-op")
+"""
+    result = run_script(source)
+    assert result.stdout.strip() == "no-op", result.stderr
+
+
+def test_another_owner_of_the_key_is_a_clear_error():
+    source = """
+import torch, ebb
+library = torch.library.Library("_", "IMPL", "CustomRNGKeyId")
+library.fallback(torch.library.fallthrough_kernel, "CustomRNGKeyId")
+try:
+    ebb.region().__enter__()
+except RuntimeError as error:
+    print(error)
+"""
+    result = run_script(source)
+    assert "another library in this process owns it" in result.stdout, result.stderr
+
+
+def test_forked_child_trains():
+    source = """
+import os, torch, ebb
+x = torch.randn(4, requires_grad=True)
+def step():
+    with ebb.region():
+        loss = (x * 2).exp().sin().sum()
+    loss.backward()
+step()
+child = os.fork()
+if child == 0:
+    step()
+    os._exit(7)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status))
+"""
+    result = run_script(source)
+    assert result.stdout.strip() == "7", result.stderr
