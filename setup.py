@@ -48,7 +48,9 @@ class CMakeBuild(build_ext):
         torch = torch_dir()
         package = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         package.mkdir(parents=True, exist_ok=True)
-        build = Path(os.environ.get("EBB_BUILD_DIR", ROOT / "build" / f"cmake-{torch_release(torch)}"))
+        build = Path(
+            os.environ.get("EBB_BUILD_DIR", ROOT / "build" / f"cmake-{torch_release(torch)}")
+        )
         configure = [
             "cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
             f"-DEBB_TORCH_DIR={torch}",

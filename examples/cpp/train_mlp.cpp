@@ -26,7 +26,8 @@ struct Net {
   std::vector<at::Tensor> biases;
 
   explicit Net(int64_t width) {
-    for (const auto& [in, out] : {std::pair{int64_t{4}, width}, {width, width}, {width, int64_t{1}}}) {
+    for (const auto& [in, out] :
+         {std::pair{int64_t{4}, width}, {width, width}, {width, int64_t{1}}}) {
       weights.push_back((at::randn({out, in}) * 0.3).set_requires_grad(true));
       biases.push_back(at::zeros({out}).set_requires_grad(true));
     }

@@ -31,10 +31,10 @@ enum class Decision : uint8_t {
 
 // One line of a policy.
 struct Rule {
-  std::string op;       // "aten::mm" (all overloads), "aten::mm.default", "aten.mm", or a glob
+  std::string op;  // "aten::mm" (all overloads), "aten::mm.default", "aten.mm", or a glob
   Decision decision = Decision::Recompute;
-  uint32_t every = 1;   // match only each n-th call of the operators it names, per region
-  bool force = false;   // also for ops that are never replayed; `op` must name them exactly
+  uint32_t every = 1;  // match only each n-th call of the operators it names, per region
+  bool force = false;  // also for ops that are never replayed; `op` must name them exactly
 };
 
 class Policy;
@@ -89,10 +89,10 @@ struct RegionCounters {
 struct Stats {
   std::map<std::string, RegionCounters> regions;  // by region name
   RegionCounters total;                           // their sum
-  uint64_t step = 0;         // steps begun since the start or the last reset
-  int64_t liveRecipes = 0;   // recipes that exist now, in the whole process
-  int64_t liveHandles = 0;   // handles that exist now
-  int64_t openRegions = 0;   // outermost regions that are open now
+  uint64_t step = 0;                              // steps begun since the start or the last reset
+  int64_t liveRecipes = 0;                        // recipes that exist now, in the whole process
+  int64_t liveHandles = 0;                        // handles that exist now
+  int64_t openRegions = 0;                        // outermost regions that are open now
 };
 
 EBB_API Stats stats();

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-
 from ebb._policy import Policy
 from ebb._region import _check_policy, region
 
@@ -48,10 +47,9 @@ class _RegionForward:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A pickled model carries its real forward, so it loads where ebb is not installed.
-        wrapped = self.wrapped
-        if isinstance(wrapped, types.MethodType):
-            return (types.MethodType, (wrapped.__func__, wrapped.__self__))
-        return (copy.copy, (wrapped,))
+        if self.before is None:
+            return (getattr, (self.module, "forward"))
+        return (copy.copy, (self.before,))
 
 
 class RegionHandle:
@@ -143,7 +141,9 @@ def apply(
     if not chosen:
         names = [name for name, _ in model.named_modules() if name]
         shown = ", ".join(names[:20]) + (f", ... ({len(names)} in all)" if len(names) > 20 else "")
-        raise ValueError(f"ebb: no module matches {', '.join(patterns)!r}. The modules are: {shown}")
+        raise ValueError(
+            f"ebb: no module matches {', '.join(patterns)!r}. The modules are: {shown}"
+        )
     for name, module in chosen.items():
         if isinstance(module.__dict__.get("forward"), _RegionForward):
             raise ValueError(f"ebb: module {name!r} is a region already; remove() that first")

@@ -13,7 +13,6 @@ from ebb._policy import Policy
 from ebb._region import _check_policy, region
 
 
-
 def checkpoint(
     function: Callable[..., Any],
     *args: Any,

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 import torch
 
 from ebb import _C
 from ebb._decision import RECOMPUTE, Decision
-from ebb._sac import sac_context_fn
+from ebb._sac import qualified_name, sac_context_fn
 
-Operator = Union[str, torch._ops.OpOverload, torch._ops.OpOverloadPacket]
+Operator: TypeAlias = "str | torch._ops.OpOverload | torch._ops.OpOverloadPacket"
 
 
 def _operator_name(op: object) -> str:
     if isinstance(op, torch._ops.OpOverload):
-        return op.name() if "." in op.name() else op.name() + ".default"
+        return qualified_name(op)
     if isinstance(op, torch._ops.OpOverloadPacket):
-        return op._qualified_op_name
+        return str(op._qualified_op_name)
     if isinstance(op, str):
         return op
     raise TypeError(

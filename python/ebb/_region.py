@@ -38,7 +38,7 @@ def _warn_hooks_disabled(reason: str) -> None:
     )
 
 
-class region:  # noqa: N801
+class region:
     """A region: inside it, ebb decides op by op what stays in memory until backward.
 
     A context manager and a decorator. Regions nest: the outermost is the boundary of

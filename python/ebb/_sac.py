@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from ebb._policy import Policy
 
 
+def qualified_name(op: Any) -> str:
+    """An OpOverload's name with the overload spelt out, such as ``aten::mm.default``."""
+    name = str(op.name())
+    return name if "." in name else name + ".default"
+
+
 def sac_context_fn(policy: Policy) -> Callable[..., Any]:
     """A ``context_fn`` for torch.utils.checkpoint that decides as ``policy`` does.
 
@@ -24,7 +30,7 @@ def sac_context_fn(policy: Policy) -> Callable[..., Any]:
         calls: dict[tuple[bool, int], int] = {}
 
         def decide(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-            name = op.name() if "." in op.name() else op.name() + ".default"
+            name = qualified_name(op)
             decision = policy.default
             for index, rule in enumerate(policy.rules):
                 pattern = str(rule.op)
@@ -40,8 +46,6 @@ def sac_context_fn(policy: Policy) -> Callable[..., Any]:
                 return CheckpointPolicy.MUST_SAVE
             return CheckpointPolicy.PREFER_RECOMPUTE
 
-        return create_selective_checkpoint_contexts(decide)
+        return create_selective_checkpoint_contexts(decide)  # type: ignore[no-untyped-call]
 
     return contexts
-
-

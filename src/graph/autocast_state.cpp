@@ -37,16 +37,16 @@ ReplayDispatchGuard::ReplayDispatchGuard(const AutocastState* autocast)
   using c10::DispatchKey;
   using c10::DispatchKeySet;
   DispatchKeySet excluded = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-      c10::autocast_dispatch_keyset |
-      DispatchKeySet({
-          kInterceptionKey,
-          DispatchKey::Python,
-          DispatchKey::PythonTLSSnapshot,
-          DispatchKey::Functionalize,
-          DispatchKey::FuncTorchDynamicLayerFrontMode,
-          DispatchKey::FuncTorchDynamicLayerBackMode,
-          DispatchKey::PreDispatch,
-      });
+                            c10::autocast_dispatch_keyset |
+                            DispatchKeySet({
+                                kInterceptionKey,
+                                DispatchKey::Python,
+                                DispatchKey::PythonTLSSnapshot,
+                                DispatchKey::Functionalize,
+                                DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                DispatchKey::FuncTorchDynamicLayerBackMode,
+                                DispatchKey::PreDispatch,
+                            });
   if (autocast != nullptr) {
     excluded = excluded - autocast->active;
     for (const auto& [type, dtype] : autocast->dtypes) {

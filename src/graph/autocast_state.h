@@ -33,7 +33,7 @@ class ReplayDispatchGuard {
   ReplayDispatchGuard& operator=(const ReplayDispatchGuard&) = delete;
 
  private:
-  c10::impl::PODLocalDispatchKeySet saved_;  // the thread's own sets
+  c10::impl::PODLocalDispatchKeySet saved_;                               // the thread's own sets
   std::vector<std::pair<c10::DeviceType, c10::ScalarType>> savedDtypes_;  // its autocast dtypes
 };
 

@@ -34,7 +34,7 @@ bool isNamed(const Impl& impl) {
 bool isRecordable(const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   return !impl->key_set().has_any(kUnrecordable) && impl->has_storage() &&
-      impl->layout() == c10::kStrided && !isNamed(*impl) && !impl->has_symbolic_sizes_strides();
+         impl->layout() == c10::kStrided && !isNamed(*impl) && !impl->has_symbolic_sizes_strides();
 }
 
 GeometryFlags geometryFlags(const at::Tensor& tensor) {

@@ -18,9 +18,9 @@ bool isRecordable(const at::Tensor& tensor);
 struct GeometryFlags {
   c10::ScalarType dtype = c10::ScalarType::Float;  // element type
   c10::Device device = c10::kCPU;                  // where the storage lives
-  uint8_t dimensions = 0;      // at most 255; torch allows 64
-  bool conjugate = false;      // lazily conjugated
-  bool negative = false;       // lazily negated
+  uint8_t dimensions = 0;                          // at most 255; torch allows 64
+  bool conjugate = false;                          // lazily conjugated
+  bool negative = false;                           // lazily negated
   bool wrappedNumber = false;  // came from a Python number: ranks lower in type promotion
   bool requiresGrad = false;   // only kept for ops that read it
 };
@@ -49,7 +49,7 @@ class Geometry {
 
  private:
   GeometryFlags flags_;
-  int64_t offset_ = 0;                   // in elements
+  int64_t offset_ = 0;                  // in elements
   c10::SmallVector<int64_t, 8> shape_;  // sizes, then strides
 };
 

@@ -31,25 +31,22 @@ bool coversStorage(const at::Tensor& tensor) {
   const size_t nbytes = tensor.storage().nbytes();
   // A tensor of no elements is the start of an `out=` that the kernel resizes.
   return nbytes == static_cast<size_t>(impl->numel()) * impl->itemsize() &&
-      (nbytes == 0 || impl->is_non_overlapping_and_dense());
+         (nbytes == 0 || impl->is_non_overlapping_and_dense());
 }
 
 }  // namespace
 
 OpRecording::OpRecording(
     Recorder& recorder, const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack)
-    : recorder_(recorder),
-      op_(op),
-      below_(below),
-      stack_(stack),
-      lock_(recorder.graph_->mutex) {}
+    : recorder_(recorder), op_(op), below_(below), stack_(stack), lock_(recorder.graph_->mutex) {
+}
 
 void OpRecording::run() {
   recorder_.settle();
   verdict_ = recorder_.decider_->decide(op_);
   scanArguments();
   const bool replayable = recordable_ && !op_.uninitialised &&
-      (!op_.neverReplayed || verdict_.forced) && writesCanBeReplayed();
+                          (!op_.neverReplayed || verdict_.forced) && writesCanBeReplayed();
   if (replayable) {
     makeRecipe();
   }
@@ -92,9 +89,8 @@ void OpRecording::addWrite(const at::Tensor& tensor, size_t argument, int32_t el
   const ArgUse use = useOf(argument);
   const bool whole = use == ArgUse::Overwrite && coversStorage(tensor);
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-  const auto same = std::find_if(writes_.begin(), writes_.end(), [&](const Write& write) {
-    return write.storage == storage;
-  });
+  const auto same = std::find_if(
+      writes_.begin(), writes_.end(), [&](const Write& write) { return write.storage == storage; });
   if (same != writes_.end()) {
     same->whole |= whole;
     same->sideEffect &= use == ArgUse::Scratch;
@@ -138,8 +134,8 @@ void OpRecording::makeRecipe() {
     } else if (op_.types[i] == ArgType::TensorList && arguments()[i].isList()) {
       // A list of the same type and no elements: replay appends the inputs to a copy of it.
       recipe_->arguments[i] = arguments()[i].isTensorList()
-          ? c10::IValue(c10::List<at::Tensor>())
-          : c10::IValue(c10::List<std::optional<at::Tensor>>());
+                                  ? c10::IValue(c10::List<at::Tensor>())
+                                  : c10::IValue(c10::List<std::optional<at::Tensor>>());
     }
   }
   uint32_t used = 0;
@@ -230,8 +226,8 @@ void OpRecording::recordWrites() {
     after->stamp(write.tensor);
     after->inheritCounters(before);
     after->born = before.born;
-    after->saved = !write.sideEffect && before.born &&
-        (before.saved || verdict_.decision == Decision::Save);
+    after->saved =
+        !write.sideEffect && before.born && (before.saved || verdict_.decision == Decision::Save);
     if (recipe_ && !write.sideEffect) {
       after->recipe = recipe_;
       Output& output = recipe_->outputs.emplace_back();
@@ -295,7 +291,7 @@ bool OpRecording::onlyResultsHold(const at::Tensor& tensor) const {
     // The stack holds the tensor; so may its Python object, which a Python kernel left behind.
     const size_t owners = tensor.use_count();
     return owners == 1 ||
-        (owners == 2 && tensor.unsafeGetTensorImpl()->pyobj_slot()->has_unique_reference());
+           (owners == 2 && tensor.unsafeGetTensorImpl()->pyobj_slot()->has_unique_reference());
   }
   size_t results = 0;
   forEachTensor(

@@ -11,10 +11,7 @@ namespace ebb {
 class OpRecording {
  public:
   OpRecording(
-      Recorder& recorder,
-      const OpTraits& op,
-      c10::DispatchKeySet below,
-      torch::jit::Stack* stack);
+      Recorder& recorder, const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
 
   void run();
 
@@ -55,13 +52,13 @@ class OpRecording {
   c10::DispatchKeySet below_;
   torch::jit::Stack* stack_;
   std::unique_lock<std::recursive_mutex> lock_;  // see Note [One lock per graph]
-  Verdict verdict_;              // what the policy says about this op
-  bool training_ = true;         // the value of OpTraits::trainingArgument
-  bool recordable_ = true;       // every tensor argument can be held by a recipe
-  bool offCpu_ = false;          // some tensor argument is on a device
-  uint32_t inputCount_ = 0;      // tensor arguments, list elements counted one by one
-  uint32_t shapeCount_ = 0;      // their sizes and strides
-  size_t firstOutput_ = 0;       // results start here on the stack
+  Verdict verdict_;                              // what the policy says about this op
+  bool training_ = true;                         // the value of OpTraits::trainingArgument
+  bool recordable_ = true;                       // every tensor argument can be held by a recipe
+  bool offCpu_ = false;                          // some tensor argument is on a device
+  uint32_t inputCount_ = 0;  // tensor arguments, list elements counted one by one
+  uint32_t shapeCount_ = 0;  // their sizes and strides
+  size_t firstOutput_ = 0;   // results start here on the stack
   c10::SmallVector<c10::StorageImpl*, 8> storages_;  // of the arguments: results may alias them
   c10::SmallVector<Write, 1> writes_;                // one per written storage
   c10::intrusive_ptr<Recipe> recipe_;                // null if the op cannot be replayed

@@ -50,7 +50,7 @@ c10::Device deviceOf(const OpTraits& op, c10::DispatchKeySet keys, const c10::IV
 
 bool sameState(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() == b.nbytes() &&
-      std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
 }
 
 bool mayDraw(const OpTraits& op, const c10::IValue* arguments) {
@@ -94,8 +94,7 @@ std::unique_ptr<RandomState> RandomScope::finish() {
   return std::move(state_);
 }
 
-RandomReplay::RandomReplay(
-    const OpTraits& op, const RandomState* state, torch::jit::Stack& stack) {
+RandomReplay::RandomReplay(const OpTraits& op, const RandomState* state, torch::jit::Stack& stack) {
   if (state == nullptr) {
     return;
   }

@@ -52,7 +52,7 @@ c10::intrusive_ptr<Recipe> Recipe::make(
     const OpTraits& op, uint32_t argumentCount, uint32_t inputCount, uint32_t shapeCount) {
   static_assert(alignof(c10::IValue) <= alignof(Recipe) && alignof(Input) <= alignof(Recipe));
   const size_t extra = argumentCount * sizeof(c10::IValue) + inputCount * sizeof(Input) +
-      shapeCount * sizeof(int64_t);
+                       shapeCount * sizeof(int64_t);
   auto* recipe = new (extra, Extra{}) Recipe(op, argumentCount, inputCount, nullptr);
   // intrusive_ptr counts objects from one made by make_intrusive; this is the same by hand.
   return c10::intrusive_ptr<Recipe>::unsafe_steal_from_new(recipe);

@@ -35,9 +35,9 @@ struct Input {
 // One value that the op made. Weak: a recipe never keeps its results alive.
 struct Output {
   c10::weak_intrusive_ptr<Value> value{c10::intrusive_ptr<Value>()};
-  bool written = false;   // made by writing an argument; else a result
-  uint16_t slot = 0;      // index of the argument or of the result
-  int32_t element = -1;   // index in a list; -1: not a list
+  bool written = false;  // made by writing an argument; else a result
+  uint16_t slot = 0;     // index of the argument or of the result
+  int32_t element = -1;  // index in a list; -1: not a list
 };
 
 struct Recipe final : c10::intrusive_ptr_target {
@@ -51,18 +51,18 @@ struct Recipe final : c10::intrusive_ptr_target {
   Recipe& operator=(const Recipe&) = delete;
 
   const OpTraits& op;
-  c10::DispatchKeySet keys;       // kernels that the op was dispatched to
-  uint64_t sequence = 0;          // order of recording; replay runs in this order
-  uint32_t visit = 0;             // Graph::lastVisit of the last search that met it
-  uint16_t region = 0;            // index in Graph::names
-  bool gradMode = false;          // only read where OpTraits::readsRequiresGrad
+  c10::DispatchKeySet keys;  // kernels that the op was dispatched to
+  uint64_t sequence = 0;     // order of recording; replay runs in this order
+  uint32_t visit = 0;        // Graph::lastVisit of the last search that met it
+  uint16_t region = 0;       // index in Graph::names
+  bool gradMode = false;     // only read where OpTraits::readsRequiresGrad
   uint32_t argumentCount = 0;
   uint32_t inputCount = 0;
-  c10::IValue* arguments;         // non-tensor arguments; tensors are None here
+  c10::IValue* arguments;  // non-tensor arguments; tensors are None here
   Input* inputs;
-  int64_t* shapes;                // sizes and strides of all inputs
+  int64_t* shapes;  // sizes and strides of all inputs
   c10::SmallVector<Output, 1> outputs;
-  std::unique_ptr<RandomState> random;      // null if the op draws nothing
+  std::unique_ptr<RandomState> random;            // null if the op draws nothing
   std::shared_ptr<const AutocastState> autocast;  // null if autocast did not reach the kernel
 
   void operator delete(void* block);

@@ -7,7 +7,8 @@
 
 namespace ebb {
 
-Recorder::Recorder(c10::intrusive_ptr<Graph> graph) : graph_(std::move(graph)) {}
+Recorder::Recorder(c10::intrusive_ptr<Graph> graph) : graph_(std::move(graph)) {
+}
 
 void Recorder::enter(Decider* decider, uint16_t region, RegionCounters* counters) {
   decider_ = decider;

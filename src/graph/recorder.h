@@ -62,14 +62,14 @@ class Recorder final : public Interceptor {
   void dropUnused();
   void callInplaceView(const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
 
-  c10::intrusive_ptr<Graph> graph_;  // shared with the handles
-  Decider* decider_ = nullptr;       // of the innermost region
-  RegionCounters* counters_ = nullptr;  // of the innermost region
-  uint16_t region_ = 0;              // the innermost region's index in Graph::names
-  Map values_;                       // see Note [Ownership]
-  size_t sweepAt_ = 64;              // entries at which dead ones are looked for
-  std::vector<Unsettled> unsettled_;  // see Note [Version stamps]
-  std::shared_ptr<const AutocastState> autocast_;             // the last one seen, to share
+  c10::intrusive_ptr<Graph> graph_;                // shared with the handles
+  Decider* decider_ = nullptr;                     // of the innermost region
+  RegionCounters* counters_ = nullptr;             // of the innermost region
+  uint16_t region_ = 0;                            // the innermost region's index in Graph::names
+  Map values_;                                     // see Note [Ownership]
+  size_t sweepAt_ = 64;                            // entries at which dead ones are looked for
+  std::vector<Unsettled> unsettled_;               // see Note [Version stamps]
+  std::shared_ptr<const AutocastState> autocast_;  // the last one seen, to share
 };
 
 }  // namespace ebb

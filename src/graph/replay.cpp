@@ -25,7 +25,8 @@ bool isWrite(ArgUse use) {
 // One recipe, run again.
 class Rerun {
  public:
-  Rerun(Graph& graph, Recipe& recipe) : graph_(graph), recipe_(recipe) {}
+  Rerun(Graph& graph, Recipe& recipe) : graph_(graph), recipe_(recipe) {
+  }
 
   void run() {
     pushArguments();
@@ -161,7 +162,8 @@ class Rerun {
           storage.nbytes(),
           " bytes where the forward gave ",
           value->nbytes,
-          ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input was "
+          ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input "
+          "was "
           "changed by code that bypasses torch. Give this operator the decision SAVE.");
       value->bytes = std::move(storage);
       value->isPrivate = true;
@@ -196,7 +198,8 @@ class Rerun {
 // The work that one value needs.
 class Slice {
  public:
-  explicit Slice(Graph& graph) : graph_(graph) {}
+  explicit Slice(Graph& graph) : graph_(graph) {
+  }
 
   void collect(Value& wanted) {
     ++graph_.lastVisit;
@@ -295,13 +298,14 @@ class Slice {
 
   Graph& graph_;
   std::vector<c10::intrusive_ptr<Recipe>> recipes_;  // to run; sorted by sequence
-  std::vector<c10::Storage> pinned_;  // living storages that the recipes read
+  std::vector<c10::Storage> pinned_;                 // living storages that the recipes read
 };
 
 // The number of intra-op threads decides how reductions are split, so it must be the forward's.
 class ThreadCountGuard {
  public:
-  explicit ThreadCountGuard(int threads) : outer_(at::get_num_threads()), changed_(outer_ != threads) {
+  explicit ThreadCountGuard(int threads)
+      : outer_(at::get_num_threads()), changed_(outer_ != threads) {
     if (changed_) {
       at::set_num_threads(threads);
     }

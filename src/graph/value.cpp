@@ -48,10 +48,10 @@ bool Value::otherVersionsHold() const {
 
 bool Value::knows(const c10::VariableVersion& seen) const {
   return sameCounter(seen, counter) ||
-      (otherCounters != nullptr &&
-       std::any_of(otherCounters->begin(), otherCounters->end(), [&](const CounterStamp& stamp) {
-         return sameCounter(seen, stamp.counter);
-       }));
+         (otherCounters != nullptr &&
+          std::any_of(otherCounters->begin(), otherCounters->end(), [&](const CounterStamp& stamp) {
+            return sameCounter(seen, stamp.counter);
+          }));
 }
 
 c10::Storage Value::available() const {
@@ -81,8 +81,8 @@ void Value::release_resources() {
 bool sameCounter(const c10::VariableVersion& a, const c10::VariableVersion& b) {
   // VariableVersion is one intrusive_ptr; equal pointers are equal counters.
   static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
-  return std::memcmp(
-             static_cast<const void*>(&a), static_cast<const void*>(&b), sizeof(void*)) == 0;
+  return std::memcmp(static_cast<const void*>(&a), static_cast<const void*>(&b), sizeof(void*)) ==
+         0;
 }
 
 }  // namespace ebb

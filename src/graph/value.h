@@ -37,16 +37,16 @@ struct CounterStamp {
 // most once.
 struct Value final : c10::intrusive_ptr_target {
   c10::weak_intrusive_ptr<c10::StorageImpl> home{c10::intrusive_ptr<c10::StorageImpl>()};
-  c10::Storage bytes;                  // the kept bytes; null unless kept
-  c10::intrusive_ptr<Recipe> recipe;   // how to make it; null for a leaf
-  c10::VariableVersion counter;        // outlives the tensor; see Note [Version stamps]
-  c10::Storage redefined;              // see Note [Silent writes]; null but for those
-  uint32_t version = 0;                // what `counter` showed for this state
+  c10::Storage bytes;                 // the kept bytes; null unless kept
+  c10::intrusive_ptr<Recipe> recipe;  // how to make it; null for a leaf
+  c10::VariableVersion counter;       // outlives the tensor; see Note [Version stamps]
+  c10::Storage redefined;             // see Note [Silent writes]; null but for those
+  uint32_t version = 0;               // what `counter` showed for this state
   // Counters of other tensors that have written this storage, as the results of unsafe_chunk do:
   // aliases with counters of their own. Null for nearly every value.
   std::unique_ptr<std::vector<CounterStamp>> otherCounters;
-  uint32_t packed = 0;                 // how many handles were made on it
-  size_t nbytes = 0;                   // of the storage, in this state
+  uint32_t packed = 0;      // how many handles were made on it
+  size_t nbytes = 0;        // of the storage, in this state
   bool keep = false;        // becomes `bytes` when autograd packs it or a recipe reads it
   bool saved = false;       // `keep` by the policy's word
   bool born = false;        // made by an op inside the region: not an external side effect
@@ -62,7 +62,7 @@ struct Value final : c10::intrusive_ptr_target {
   // No counter that has written this storage has moved since.
   bool versionHolds() const {
     return (!counter.enabled() || counter.current_version() == version) &&
-        (otherCounters == nullptr || otherVersionsHold());
+           (otherCounters == nullptr || otherVersionsHold());
   }
   bool otherVersionsHold() const;
 

@@ -39,9 +39,9 @@ c10::KernelFunction interceptKernel() {
 bool needsOwnKernel(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
   return op.hasSchema() && !op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
-      !op.hasKernelForDispatchKey(kInterceptionKey) &&
-      (op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
-       op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional));
+         !op.hasKernelForDispatchKey(kInterceptionKey) &&
+         (op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+          op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional));
 }
 
 class Installation final {

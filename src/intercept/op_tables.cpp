@@ -114,7 +114,7 @@ bool isConstantFactory(std::string_view name) {
 
 bool isNeverReplayed(std::string_view name) {
   return contains(kNeverReplayed, name) ||
-      std::any_of(
+         std::any_of(
              kNeverReplayedNamespaces.begin(),
              kNeverReplayedNamespaces.end(),
              [&](std::string_view prefix) { return name.starts_with(prefix); });

@@ -23,7 +23,7 @@ ArgType typeOf(const c10::TypePtr& declared) {
   }
   const auto* list = type.castRaw<c10::ListType>();
   const bool tensors = list != nullptr &&
-      withoutOptional(*list->getElementType()).kind() == c10::TypeKind::TensorType;
+                       withoutOptional(*list->getElementType()).kind() == c10::TypeKind::TensorType;
   return tensors ? ArgType::TensorList : ArgType::Other;
 }
 

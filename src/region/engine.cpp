@@ -33,7 +33,8 @@ using NodePointer = std::shared_ptr<autograd::Node>;
 // torch rebuilds in place after a fork, so a reference to it stays valid.
 class ForwardingEngine final : public autograd::Engine {
  public:
-  explicit ForwardingEngine(autograd::Engine& next) : next_(&next) {}
+  explicit ForwardingEngine(autograd::Engine& next) : next_(&next) {
+  }
   ~ForwardingEngine() override {
     stop();
   }

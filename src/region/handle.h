@@ -30,16 +30,16 @@ class EBB_API Handle final : public torch::autograd::SavedVariableHooks {
   c10::Storage materialised() const;
   std::string origin() const;
 
-  Recorder* recorder_;                 // only valid until packed
-  c10::intrusive_ptr<Graph> graph_;    // the lock, and names for messages
-  c10::intrusive_ptr<Value> value_;    // to be materialised; null if the bytes are kept
-  c10::Storage storage_;               // kept bytes of a computed tensor
-  at::Tensor kept_;                    // a kept tensor: leaves, and what cannot be rebuilt
-  Geometry geometry_;                  // of value_ and storage_
-  c10::VariableVersion counter_;       // outlives the tensor; see Note [Version checks]
-  uint32_t version_ = 0;               // what counter_ showed when packed
-  uint16_t region_ = 0;                // index in Graph::names
-  const char* producer_ = nullptr;     // the op that made it, for messages
+  Recorder* recorder_;               // only valid until packed
+  c10::intrusive_ptr<Graph> graph_;  // the lock, and names for messages
+  c10::intrusive_ptr<Value> value_;  // to be materialised; null if the bytes are kept
+  c10::Storage storage_;             // kept bytes of a computed tensor
+  at::Tensor kept_;                  // a kept tensor: leaves, and what cannot be rebuilt
+  Geometry geometry_;                // of value_ and storage_
+  c10::VariableVersion counter_;     // outlives the tensor; see Note [Version checks]
+  uint32_t version_ = 0;             // what counter_ showed when packed
+  uint16_t region_ = 0;              // index in Graph::names
+  const char* producer_ = nullptr;   // the op that made it, for messages
 };
 
 }  // namespace ebb

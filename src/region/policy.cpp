@@ -125,7 +125,8 @@ PolicyPtr makePolicy(std::vector<Rule> rules, Decision fallback) {
   return std::make_shared<const Policy>(std::move(rules), fallback);
 }
 
-ActivePolicy::ActivePolicy(PolicyPtr policy) : policy_(std::move(policy)) {}
+ActivePolicy::ActivePolicy(PolicyPtr policy) : policy_(std::move(policy)) {
+}
 
 Verdict ActivePolicy::decide(const OpTraits& op) {
   for (const auto& candidate : policy_->candidates(op)) {

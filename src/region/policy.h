@@ -50,7 +50,7 @@ class EBB_API Policy {
   // an operator beyond the table's end is looked up under the lock each time.
   static constexpr size_t kTableSize = 8192;
   std::unique_ptr<std::atomic<const Candidates*>[]> table_;
-  mutable std::mutex mutex_;                // guards compiled_ and beyond_
+  mutable std::mutex mutex_;                 // guards compiled_ and beyond_
   mutable std::deque<Candidates> compiled_;  // what the table points to
   mutable std::vector<std::pair<uint32_t, const Candidates*>> beyond_;  // indices >= kTableSize
 };

@@ -13,8 +13,8 @@ namespace ebb {
 class Handle;
 
 struct PythonSupport {
-  bool (*holdsGil)();             // whether this thread holds the GIL
-  void* (*releaseGil)();          // gives it up; the result is passed to acquireGil
+  bool (*holdsGil)();     // whether this thread holds the GIL
+  void* (*releaseGil)();  // gives it up; the result is passed to acquireGil
   void (*acquireGil)(void*);
   // For compiled autograd: a Python callable and an object to call it with.
   std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> (*unpackHook)(const Handle&);

@@ -53,9 +53,9 @@ class Abandoned {
   }
 
  private:
-  std::mutex mutex_;                       // guards ids_
+  std::mutex mutex_;                        // guards ids_
   std::unordered_map<uint64_t, bool> ids_;  // abandoned frames
-  std::atomic<bool> some_{false};          // ids_ is not empty
+  std::atomic<bool> some_{false};           // ids_ is not empty
 };
 
 // The open regions of one thread.
@@ -164,7 +164,8 @@ ThreadRegions& threadRegions() {
 }  // namespace
 
 Region::Region(PolicyPtr policy, std::string name)
-    : id_(enterRegion(std::move(policy), std::move(name)).id) {}
+    : id_(enterRegion(std::move(policy), std::move(name)).id) {
+}
 
 Region::~Region() {
   try {

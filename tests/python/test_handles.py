@@ -167,7 +167,7 @@ def test_custom_function_that_saves_every_kind_of_tensor():
 
         @staticmethod
         def backward(ctx, grad):
-            x, square, out = ctx.saved_tensors
+            _, square, out = ctx.saved_tensors
             assert torch.equal(square, ctx.attribute)
             return grad * 3 * square + 0 * out
 
@@ -259,7 +259,7 @@ def test_anomaly_mode_names_the_forward_op():
     with torch.autograd.detect_anomaly(check_nan=True):
         with ebb.region():
             loss = torch.sqrt(x * 1).sum() * 0
-        with pytest.raises(RuntimeError, match="MulBackward0|SqrtBackward0"):
+        with pytest.raises(RuntimeError, match=r"MulBackward0|SqrtBackward0"):
             loss.backward()
 
 

@@ -44,13 +44,11 @@ def test_kernels_are_not_recorded_inside_kernels():
 def test_library_registered_after_the_first_region():
     with ebb.region():
         pass
-    library = torch.library.Library("ebb_late", "DEF")  # noqa: TOR901
+    library = torch.library.Library("ebb_late", "DEF")
     library.define("triple(Tensor x) -> Tensor")
     library.impl("triple", lambda x: x * 3, "CompositeExplicitAutograd")
     op = torch.ops.ebb_late.triple
-    torch.library.register_autograd(
-        "ebb_late::triple", lambda ctx, grad: op(grad), lib=library
-    )
+    torch.library.register_autograd("ebb_late::triple", lambda ctx, grad: op(grad), lib=library)
 
     ebb.reset_stats()
     assert_exact(lambda x: op(x).exp() * op(x * 2), leaves((3,)))
@@ -77,7 +75,7 @@ def test_result_of_a_python_kernel_is_recomputed():
 
 
 def test_operator_unregistered_before_backward_is_refused_by_name():
-    library = torch.library.Library("ebb_gone", "DEF")  # noqa: TOR901
+    library = torch.library.Library("ebb_gone", "DEF")
     library.define("double(Tensor x) -> Tensor")
     library.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
     x = torch.randn(3, requires_grad=True)
@@ -85,7 +83,9 @@ def test_operator_unregistered_before_backward_is_refused_by_name():
         loss = torch.ops.ebb_gone.double(x.detach()).exp().mul(x).sum()
     library._destroy()
 
-    with pytest.raises(RuntimeError, match=r"ebb_gone::double.default in region 'block'.*unregistered"):
+    with pytest.raises(
+        RuntimeError, match=r"ebb_gone::double.default in region 'block'.*unregistered"
+    ):
         loss.backward()
 
 

@@ -32,7 +32,12 @@ def test_ops_without_tensor_results_are_not_recorded():
 def test_views_of_every_kind_are_rebuilt_by_geometry():
     def program(x):
         h = x * 2
-        pieces = h.t()[1:, ::2], h.as_strided((2, 2), (1, 5), 3), h.diagonal(), h[None].expand(2, 4, 5)
+        pieces = (
+            h.t()[1:, ::2],
+            h.as_strided((2, 2), (1, 5), 3),
+            h.diagonal(),
+            h[None].expand(2, 4, 5),
+        )
         return [(p * p.detach().sin()).sum() for p in pieces]
 
     assert_exact(program, leaves((4, 5)))

@@ -54,9 +54,7 @@ def test_explicit_generators():
         loss.backward()
         return x.grad, torch.rand(3, generator=generator)
 
-    for a, e in zip(
-        run(ebb.policies.recompute_all), run(ebb.policies.save_all), strict=True
-    ):
+    for a, e in zip(run(ebb.policies.recompute_all), run(ebb.policies.save_all), strict=True):
         assert torch.equal(a, e)
 
 

@@ -118,7 +118,9 @@ def test_dead_leaf_is_refused_by_name():
         out = (x + w).exp().sin()
     w.untyped_storage().resize_(0)
 
-    with pytest.raises(RuntimeError, match=r"recompute aten::add.Tensor in region 'block'.*resized"):
+    with pytest.raises(
+        RuntimeError, match=r"recompute aten::add.Tensor in region 'block'.*resized"
+    ):
         out.sum().backward()
 
 

@@ -1,0 +1,56 @@
+# make demo | make test | make test-full | make bench | make lint | make clean
+#
+# Uses the active virtual environment, or makes .venv. torch is installed only where there is none.
+TORCH ?= torch==2.13.0
+PYTHON ?= python3
+VENV ?= $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),$(CURDIR)/.venv)
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+SOURCES := $(shell find src include -name '*.cpp' -o -name '*.h') CMakeLists.txt setup.py pyproject.toml
+
+.PHONY: demo test test-full bench lint format clean
+
+demo: $(VENV)/.ebb-built
+	$(BIN)/python examples/train_gpt.py
+
+test: $(VENV)/.ebb-test
+	$(BIN)/python -m pytest -q -m "not slow"
+
+test-full: $(VENV)/.ebb-test
+	$(BIN)/python -m pytest -q
+
+bench: $(VENV)/.ebb-test
+	$(BIN)/python benchmarks/host_time.py
+	$(BIN)/python benchmarks/held_bytes.py
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ebb-built: $(SOURCES) | $(BIN)/python
+	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install $(TORCH)
+	$(PIP) install "setuptools>=77" wheel "cmake>=3.18" ninja
+	PATH="$(BIN):$$PATH" $(PIP) install --no-build-isolation --no-deps -e .
+	touch $@
+
+$(VENV)/.ebb-test: $(VENV)/.ebb-built
+	$(PIP) install -e ".[test]" --no-build-isolation
+	touch $@
+
+$(VENV)/.ebb-lint: pyproject.toml | $(VENV)/.ebb-built
+	$(PIP) install -e ".[lint]" --no-build-isolation
+	touch $@
+
+lint: $(VENV)/.ebb-lint
+	git ls-files '*.cpp' '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.ebb-lint
+	git ls-files '*.cpp' '*.h' | xargs $(BIN)/clang-format -i
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf build .venv python/ebb/*.so python/ebb/_build_info.py

@@ -1,0 +1,206 @@
+"""Making modules regions."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import ebb
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Dropout(0.2))
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return x + self.mlp(self.norm(x)) * scale
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer() for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x, scale=0.5)
+        return x
+
+
+def grads(model: nn.Module) -> list[torch.Tensor]:
+    model.zero_grad()
+    torch.manual_seed(3)
+    model(torch.ones(2, 4)).square().sum().backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def entered() -> set[str]:
+    return set(ebb.stats()["regions"])
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+def test_each_matching_module_is_a_region(model):
+    expected = grads(model)
+
+    handle = ebb.apply(model, ebb.policies.recompute_all, modules="layers.[0-9]")
+
+    assert handle.names == ("layers.0", "layers.1", "layers.2")
+    assert same(grads(model), expected)
+    assert entered() == {"layers.0", "layers.1", "layers.2"}
+    assert ebb.stats()["total"]["ops_replayed"] > 0
+
+
+def test_nested_matches_count_once(model):
+    handle = ebb.apply(model, modules="layers.*")  # matches layers.0.mlp too
+
+    assert handle.names == ("layers.0", "layers.1", "layers.2")
+
+
+def test_several_patterns_and_the_model_itself(model):
+    assert ebb.apply(model, modules=["*.mlp", "*.norm"]).names == tuple(
+        f"layers.{i}.{name}" for i in range(3) for name in ("norm", "mlp")
+    )
+    other = Model()
+    assert ebb.apply(other).names == ("",)
+    grads(other)
+    assert "Model" in entered()
+
+
+def test_remove_gives_the_forward_back(model):
+    before = dict(model.layers[0].__dict__)
+    handle = ebb.apply(model, modules="layers.*")
+    handle.remove()
+
+    assert model.layers[0].__dict__ == before
+    ebb.reset_stats()
+    grads(model)
+    assert entered() == set()
+    with pytest.raises(RuntimeError, match="called already"):
+        handle.remove()
+
+
+def test_handle_is_a_context_manager(model):
+    with ebb.apply(model, modules="layers.*"):
+        grads(model)
+        assert entered()
+    ebb.reset_stats()
+    grads(model)
+    assert not entered()
+
+
+def test_an_instances_own_forward_is_kept(model):
+    layer = model.layers[0]
+    calls = []
+    own = lambda x, scale=1.0: calls.append(1) or type(layer).forward(layer, x, scale)  # noqa: E731
+    layer.forward = own
+
+    handle = ebb.apply(model, modules="layers.0")
+    grads(model)
+    assert calls == [1]
+    handle.remove()
+    assert layer.forward is own
+
+
+def test_remove_refuses_when_somebody_wrapped_the_forward_since(model):
+    handle = ebb.apply(model, modules="layers.0")
+    ours = model.layers[0].forward
+    model.layers[0].forward = lambda *a, **k: ours(*a, **k)
+    with pytest.raises(RuntimeError, match=r"'layers.0' was replaced"):
+        handle.remove()
+
+    model.layers[0].forward = ours
+    handle.remove()
+
+
+def test_state_dict_keys_do_not_change(model):
+    before = list(model.state_dict())
+    names = [name for name, _ in model.named_modules()]
+    ebb.apply(model, modules="layers.*")
+
+    assert list(model.state_dict()) == before
+    assert [name for name, _ in model.named_modules()] == names
+    model.load_state_dict(Model().state_dict())
+
+
+def test_deepcopy_is_a_region_of_its_own(model):
+    expected = grads(model)
+    handle = ebb.apply(model, modules="layers.*")
+    twin = copy.deepcopy(model)
+    handle.remove()
+
+    assert twin.layers[0].forward.module is twin.layers[0]
+    ebb.reset_stats()
+    assert same(grads(twin), expected)
+    assert entered() == {"layers.0", "layers.1", "layers.2"}
+    twin.layers[0].mlp[0].bias.data.fill_(2)
+    assert not same(grads(twin), grads(model))
+
+
+def test_pickle_carries_the_plain_forward(model):
+    expected = grads(model)
+    ebb.apply(model, modules="layers.*")
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+
+    for twin in (pickle.loads(pickle.dumps(model)), torch.load(buffer, weights_only=False)):
+        ebb.reset_stats()
+        assert same(grads(twin), expected)
+        assert not entered()
+    assert b"ebb" not in pickle.dumps(model)
+
+
+def test_hooks_and_signature_stay(model):
+    seen = []
+    model.layers[0].register_forward_hook(lambda *args: seen.append(1))
+    ebb.apply(model, modules="layers.*")
+    grads(model)
+
+    assert seen == [1]
+    assert list(inspect.signature(model.layers[0].forward).parameters) == ["x", "scale"]
+
+
+def test_exception_in_forward_closes_the_region(model):
+    ebb.apply(model, modules="layers.*")
+    with pytest.raises(RuntimeError):
+        model(torch.ones(2, 5))
+
+    assert ebb.stats()["open_regions"] == 0
+    grads(model)
+
+
+def test_no_match_gives_the_module_names(model):
+    with pytest.raises(ValueError, match=r"no module matches 'blocks.*'.*layers.0.norm"):
+        ebb.apply(model, modules="blocks.*")
+
+
+def test_applied_twice(model):
+    ebb.apply(model, modules="layers.*")
+    with pytest.raises(ValueError, match=r"'layers.1' is a region already"):
+        ebb.apply(model, modules="layers.1")
+
+
+def test_wrong_types(model):
+    with pytest.raises(TypeError, match=r"must be a torch.nn.Module"):
+        ebb.apply(lambda x: x)
+    with pytest.raises(TypeError, match=r"must be an ebb.Policy"):
+        ebb.apply(model, "save_all")
+    with pytest.raises(TypeError, match="modules must be"):
+        ebb.apply(model, modules=[1])
+    assert "forward" not in model.__dict__

@@ -1,0 +1,104 @@
+"""The drop-in for torch.utils.checkpoint.checkpoint."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+
+import pytest
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+
+import ebb
+
+
+def block(x, w, scale=1.0):
+    return torch.nn.functional.dropout((x @ w).exp() * scale, 0.5).sin()
+
+
+def test_gradients_and_one_call():
+    x, w = torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)
+    calls = []
+
+    def counted(x, w, scale):
+        calls.append(1)
+        return block(x, w, scale)
+
+    torch.manual_seed(0)
+    block(x, w, 0.5).sum().backward()
+    expected, w.grad = w.grad, None
+    for policy in (None, ebb.policies.save_matmuls):
+        torch.manual_seed(0)
+        ebb.checkpoint(counted, x, w, scale=0.5, policy=policy).sum().backward()
+        assert torch.equal(w.grad, expected)
+        w.grad = None
+
+    assert calls == [1, 1]
+    assert any(name.endswith("counted") for name in ebb.stats()["regions"])
+
+
+def test_every_keyword_of_torch_is_accepted():
+    parameters = inspect.signature(torch_checkpoint.checkpoint).parameters
+    ours = inspect.signature(ebb.checkpoint).parameters
+    keywords = [
+        n for n, p in parameters.items() if p.kind is not p.VAR_POSITIONAL and n != "function"
+    ]
+
+    assert set(keywords) <= set(ours)
+    x, w = torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)
+    for reentrant in (True, False, None):
+        ebb.checkpoint(
+            block,
+            x,
+            w,
+            use_reentrant=reentrant,
+            preserve_rng_state=False,
+            determinism_check="none",
+            debug=True,
+            early_stop=False,
+            context_fn=torch_checkpoint.noop_context_fn,
+        ).sum().backward()
+
+
+def test_context_fn_is_refused_with_the_fix():
+    context_fn = functools.partial(
+        torch_checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.mm.default]
+    )
+    with pytest.raises(ValueError, match=r"policy=ebb.Policy"):
+        ebb.checkpoint(block, torch.ones(2, 2), torch.ones(2, 2), context_fn=context_fn)
+
+
+def test_wrong_types():
+    with pytest.raises(TypeError, match="runs a function"):
+        ebb.checkpoint(3)
+    with pytest.raises(TypeError, match=r"must be an ebb.Policy"):
+        ebb.checkpoint(block, policy="save_all")
+    assert ebb.stats()["open_regions"] == 0
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_torchs_checkpoint_inside_and_around_a_region(reentrant):
+    def nested(x, w):
+        h = torch_checkpoint.checkpoint(block, x, w, use_reentrant=reentrant)
+        return (h * 2).exp()
+
+    def around(x, w):
+        def inner(x, w):
+            with ebb.region():
+                return (block(x, w) * 2).exp()
+
+        return torch_checkpoint.checkpoint(inner, x, w, use_reentrant=reentrant)
+
+    def run(function, region):
+        torch.manual_seed(0)
+        x = torch.linspace(0, 1, 12).reshape(3, 4).requires_grad_()
+        w = torch.linspace(-1, 1, 16).reshape(4, 4).requires_grad_()
+        with region:
+            loss = function(x, w).sum()
+        loss.backward()
+        return x.grad, w.grad
+
+    plain = run(lambda x, w: (block(x, w) * 2).exp(), torch.enable_grad())
+    for function in (nested, around):
+        for a, e in zip(run(function, ebb.region()), plain, strict=True):
+            assert torch.equal(a, e)

@@ -1,0 +1,117 @@
+"""What a user meets first: import, version, errors; and the C++ example."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ebb
+from ebb import _check_torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_version_from_the_command_line():
+    result = subprocess.run(
+        [sys.executable, "-m", "ebb", "--version", "--verbose"], capture_output=True, text=True
+    )
+
+    assert result.returncode == 0
+    assert f"ebb {ebb.__version__}" in result.stdout
+    assert f"torch {torch.__version__}" in result.stdout
+    assert "compiler" in result.stdout
+    assert "features SAVE, RECOMPUTE" in result.stdout
+
+
+def test_version_is_the_one_in_pyproject():
+    declared = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert declared is not None
+    assert declared.group(1) == ebb.__version__
+
+
+def test_another_torch_is_an_import_error_with_the_rebuild_command():
+    with pytest.raises(ImportError, match=r"(?s)built against torch 2\.12\.0.*pip install"):
+        _check_torch.check("2.12.0", "2.13.0+cpu")
+
+
+def test_cpu_and_cuda_builds_of_one_release_are_compatible():
+    _check_torch.check("2.13.0", "2.13.0+cu130")
+
+
+def test_unbuilt_checkout_is_an_import_error():
+    with pytest.raises(ImportError, match="not built"):
+        _check_torch.check(None, "2.13.0")
+
+
+def test_another_torch_is_noticed_before_the_dynamic_linker(tmp_path):
+    package = tmp_path / "ebb"
+    shutil.copytree(Path(ebb.__file__).parent, package, ignore=shutil.ignore_patterns("*.so"))
+    (package / "_build_info.py").write_text('TORCH_RELEASE = "2.1.0"\n')
+    result = subprocess.run(
+        [sys.executable, "-c", "import ebb"], cwd=tmp_path, capture_output=True, text=True
+    )
+
+    assert "ImportError: ebb was built against torch 2.1.0" in result.stderr
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not on PATH")
+def test_pure_cpp_example_trains_and_is_exact(tmp_path):
+    library = Path(ebb.__file__).parent / "libebb.so"
+    configure = [
+        "cmake", "-S", str(ROOT / "examples" / "cpp"), "-B", str(tmp_path),
+        f"-DEBB_TORCH_DIR={Path(torch.__file__).parent}", f"-DEBB_LIBRARY={library}",
+    ]  # fmt: skip
+    subprocess.run(configure, check=True, capture_output=True)
+    subprocess.run(["cmake", "--build", str(tmp_path)], check=True, capture_output=True)
+
+    result = subprocess.run([str(tmp_path / "train_mlp")], capture_output=True, text=True)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("gradients identical: yes") == 4
+    assert "objects left: none" in result.stdout
+
+
+def test_the_core_does_not_know_python():
+    libraries = subprocess.run(
+        ["ldd", str(Path(ebb.__file__).parent / "libebb.so")], capture_output=True, text=True
+    )
+    assert not re.search(r"libpython|libtorch_python", libraries.stdout)
+    for source in (ROOT / "src").rglob("*.[ch]*"):
+        if "bindings" not in source.parts:
+            text = source.read_text()
+            assert "pybind11" not in text, source
+            assert "Python.h" not in text, source
+            assert "torch/extension.h" not in text, source
+            assert "ATen/ATen.h" not in text, source
+
+
+def test_dependencies_point_one_way():
+    order = ["report", "intercept", "graph", "region", "bindings"]
+    for source in (ROOT / "src").rglob("*.[ch]*"):
+        room = source.relative_to(ROOT / "src").parts[0]
+        for included in re.findall(r'#include "(\w+)/', source.read_text()):
+            if included in order:
+                assert order.index(included) <= order.index(room), f"{source} includes {included}/"
+
+
+def test_public_docstrings_run():
+    import doctest
+
+    for module in (
+        "ebb",
+        "ebb._apply",
+        "ebb._checkpoint",
+        "ebb._policy",
+        "ebb._region",
+        "ebb._report",
+        "ebb.policies",
+    ):
+        __import__(module)
+        result = doctest.testmod(sys.modules[module], extraglobs={"ebb": ebb, "torch": torch})
+        assert result.failed == 0, module

@@ -1,0 +1,112 @@
+"""Counters, and that a thousand steps leave everything where it was."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import ebb
+
+
+def test_counts_of_a_step():
+    x = torch.randn(8, 8, requires_grad=True)
+    for _ in range(3):
+        with ebb.region(ebb.policies.save_matmuls, "block"):
+            loss = (x @ x).exp().sin().sum()
+        loss.backward()
+
+    stats = ebb.stats()
+    assert stats["step"] == 2
+    block = stats["regions"]["block"]
+    assert block == stats["total"]
+    assert block["entered"] == 1
+    assert block["ops_seen"] == 4
+    assert block["ops_recorded"] == 4
+    assert block["ops_replayed"] == 1  # exp: its result is saved by exp and by sin
+    assert block["bytes_dropped"] == 8 * 8 * 4
+    assert block["bytes_saved"] == 0  # the product is saved by nothing
+
+
+def test_micro_batches_before_one_backward_are_one_step():
+    x = torch.randn(4, requires_grad=True)
+    losses = []
+    for _ in range(3):
+        with ebb.region(name="micro"):
+            losses.append((x * 2).exp().sum())
+    sum(losses).backward()
+
+    assert ebb.stats()["total"]["entered"] == 3
+
+
+def test_reset():
+    with ebb.region():
+        torch.ones(3) * 2
+    ebb.reset_stats()
+
+    stats = ebb.stats()
+    assert stats["regions"] == {}
+    assert stats["step"] == 0
+    assert set(stats["total"].values()) == {0}
+
+
+@pytest.mark.parametrize("policy", ["recompute_all", "save_matmuls", "torchtitan", "save_all"])
+def test_a_thousand_steps_leave_everything_where_it_was(policy):
+    net = nn.Sequential(
+        nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(8, 8)
+    )
+    ebb.apply(net, getattr(ebb.policies, policy))
+    x = torch.randn(4, 8)
+
+    def steps(count):
+        for _ in range(count):
+            net(x).square().sum().backward()
+            net(x)  # its backward never runs
+        gc.collect()
+        stats = ebb.stats()
+        tensors = sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
+        return stats["live_recipes"], stats["live_handles"], stats["open_regions"], tensors
+
+    first = steps(100)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert steps(1000) == first
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert first[:3] == (0, 0, 0)
+    assert grown < 4096, f"the process grew by {grown} KiB in 1,000 steps"
+
+
+@pytest.mark.usefixtures("no_objects_left")
+def test_bytes_are_freed_as_soon_as_the_model_lets_go():
+    x = torch.randn(1000, requires_grad=True)
+    with ebb.region():
+        h = x.exp()
+        storage = torch.multiprocessing.reductions.StorageWeakRef(h.untyped_storage())
+        h = h.sin()
+        assert storage.expired()
+        loss = h.sum()
+    loss.backward()
+
+
+def test_threads_train_models_of_their_own_with_shared_parameters():
+    shared = torch.randn(8, 8, requires_grad=True)
+    expected = torch.autograd.grad((shared @ shared).exp().sin().sum(), shared)[0]
+    failures = []
+
+    def train():
+        for _ in range(50):
+            with ebb.region():
+                loss = (shared @ shared).exp().sin().sum()
+            if not torch.equal(torch.autograd.grad(loss, shared)[0], expected):
+                failures.append(1)
+
+    threads = [threading.Thread(target=train) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert not failures
