@@ -10,6 +10,7 @@ struct OpTraits;
 struct Verdict {
   Decision decision = Decision::Recompute;
   bool forced = false;  // a rule that names the op exactly overrides Note [Never replayed]
+  bool named = false;   // a rule matched; it was not the default that decided
 };
 
 // Implemented by the region's policy. Called once per recorded op, so it must not allocate.

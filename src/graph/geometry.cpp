@@ -2,7 +2,10 @@
 
 #include <ATen/ops/copy.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zero.h>
 #include <c10/core/TensorOptions.h>
+
+#include "graph/kernel_state.h"
 
 namespace ebb {
 namespace {
@@ -20,6 +23,9 @@ const c10::DispatchKeySet kUnrecordable{
     c10::DispatchKey::ZeroTensor,
 };
 
+// GeometryFlags::dimensions is one byte.
+constexpr int64_t kMaxDimensions = 255;
+
 // Named tensors were removed in torch 2.13.
 template <class Impl>
 bool isNamed(const Impl& impl) {
@@ -33,8 +39,9 @@ bool isNamed(const Impl& impl) {
 
 bool isRecordable(const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  return !impl->key_set().has_any(kUnrecordable) && impl->has_storage() &&
-         impl->layout() == c10::kStrided && !isNamed(*impl) && !impl->has_symbolic_sizes_strides();
+  return impl->dim() <= kMaxDimensions && !impl->key_set().has_any(kUnrecordable) &&
+         impl->has_storage() && impl->layout() == c10::kStrided && !isNamed(*impl) &&
+         !impl->has_symbolic_sizes_strides();
 }
 
 GeometryFlags geometryFlags(const at::Tensor& tensor) {
@@ -93,11 +100,20 @@ at::Tensor bytesOf(const c10::Storage& storage) {
 }
 
 c10::Storage allocate(size_t nbytes, c10::Device device) {
+  KernelStateGuard plain(nullptr);
   const auto options = c10::TensorOptions(c10::ScalarType::Byte).device(device);
   return at::empty({static_cast<int64_t>(nbytes)}, options).storage();
 }
 
+c10::Storage allocateZeroed(size_t nbytes, c10::Device device) {
+  KernelStateGuard plain(nullptr);
+  c10::Storage storage = allocate(nbytes, device);
+  bytesOf(storage).zero_();
+  return storage;
+}
+
 c10::Storage copyOf(const c10::Storage& storage) {
+  KernelStateGuard plain(nullptr);
   c10::Storage copy = allocate(storage.nbytes(), storage.device());
   bytesOf(copy).copy_(bytesOf(storage));
   return copy;

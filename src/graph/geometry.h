@@ -18,7 +18,7 @@ bool isRecordable(const at::Tensor& tensor);
 struct GeometryFlags {
   c10::ScalarType dtype = c10::ScalarType::Float;  // element type
   c10::Device device = c10::kCPU;                  // where the storage lives
-  uint8_t dimensions = 0;                          // at most 255; torch allows 64
+  uint8_t dimensions = 0;                          // tensors of more are not recordable
   bool conjugate = false;                          // lazily conjugated
   bool negative = false;                           // lazily negated
   bool wrappedNumber = false;  // came from a Python number: ranks lower in type promotion
@@ -58,6 +58,9 @@ at::Tensor bytesOf(const c10::Storage& storage);
 
 // A resizable storage of `nbytes` uninitialised bytes.
 c10::Storage allocate(size_t nbytes, c10::Device device);
+
+// The same, filled with zeros.
+c10::Storage allocateZeroed(size_t nbytes, c10::Device device);
 
 // A private copy of the bytes of `storage`, on the current stream.
 c10::Storage copyOf(const c10::Storage& storage);

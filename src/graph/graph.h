@@ -20,7 +20,6 @@ struct Graph final : c10::intrusive_ptr_target {
   std::vector<std::string> names;  // of the regions nested in this one; the outermost is first
   uint64_t lastSequence = 0;       // of the recipe recorded last; replay runs in this order
   uint32_t lastVisit = 0;          // marks recipes that a search for work has seen
-  int threads = 0;                 // intra-op threads while recording: they split reductions
 };
 
 }  // namespace ebb

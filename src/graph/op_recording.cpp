@@ -46,7 +46,8 @@ void OpRecording::run() {
   verdict_ = recorder_.decider_->decide(op_);
   scanArguments();
   const bool replayable = recordable_ && !op_.uninitialised &&
-                          (!op_.neverReplayed || verdict_.forced) && writesCanBeReplayed();
+                          (!op_.neverReplayed || verdict_.forced) &&
+                          (!op_.untrusted || verdict_.named) && writesCanBeReplayed();
   if (replayable) {
     makeRecipe();
   }
@@ -57,6 +58,10 @@ void OpRecording::run() {
   recorder_.sweep();
 }
 
+// Note [Operators from elsewhere]
+// An operator that is not torch's own may keep state that no schema shows: a step counter, a
+// generator, a cache. Run again it would give something else, silently. So its results are kept,
+// unless a rule of the policy matches it: that is the user's word that it can be repeated.
 void OpRecording::scanArguments() {
   if (op_.trainingArgument >= 0) {
     const c10::IValue& training = arguments()[op_.trainingArgument];
@@ -125,9 +130,12 @@ void OpRecording::makeRecipe() {
   recipe_->keys = below_;
   recipe_->sequence = ++graph.lastSequence;
   recipe_->region = recorder_.region_;
-  recipe_->gradMode = op_.readsRequiresGrad && c10::GradMode::is_enabled();
-  recorder_.autocast_ = currentAutocastState(recorder_.autocast_);
-  recipe_->autocast = recorder_.autocast_;
+  recipe_->gradMode = c10::GradMode::is_enabled();
+  recorder_.kernelState_ = currentKernelState(recorder_.kernelState_);
+  recipe_->state = recorder_.kernelState_;
+  if (op_.readsPrecision) {
+    recipe_->precision = float32Precision();
+  }
   for (size_t i = 0; i < op_.argumentCount; ++i) {
     if (op_.types[i] == ArgType::Other) {
       recipe_->arguments[i] = arguments()[i];
@@ -151,12 +159,19 @@ void OpRecording::makeRecipe() {
     if (tensor.defined()) {
       addInput(input, tensor, shapeUsed);
     }
+    // Lists may be long, and no kernel compares their elements.
+    const auto* impl = element < 0 ? tensor.unsafeGetTensorImpl() : nullptr;
+    const auto same = std::find(tensors_.begin(), tensors_.end(), impl);
+    if (impl != nullptr && same != tensors_.end()) {
+      input.sameAs = static_cast<int32_t>(same - tensors_.begin());
+    }
+    tensors_.push_back(impl);
   });
 }
 
 void OpRecording::addInput(Input& input, const at::Tensor& tensor, uint32_t& shapeUsed) {
   input.flags = geometryFlags(tensor);
-  input.flags.requiresGrad = op_.readsRequiresGrad && tensor.requires_grad();
+  input.flags.requiresGrad = (op_.readsRequiresGrad || op_.untrusted) && tensor.requires_grad();
   input.offset = tensor.storage_offset();
   input.shape = shapeUsed;
   int64_t* shape = recipe_->shapes + shapeUsed;

@@ -59,9 +59,10 @@ class OpRecording {
   uint32_t inputCount_ = 0;  // tensor arguments, list elements counted one by one
   uint32_t shapeCount_ = 0;  // their sizes and strides
   size_t firstOutput_ = 0;   // results start here on the stack
-  c10::SmallVector<c10::StorageImpl*, 8> storages_;  // of the arguments: results may alias them
-  c10::SmallVector<Write, 1> writes_;                // one per written storage
-  c10::intrusive_ptr<Recipe> recipe_;                // null if the op cannot be replayed
+  c10::SmallVector<c10::StorageImpl*, 8> storages_;      // of the arguments: results may alias them
+  c10::SmallVector<const c10::TensorImpl*, 8> tensors_;  // the recipe's inputs, to compare
+  c10::SmallVector<Write, 1> writes_;                    // one per written storage
+  c10::intrusive_ptr<Recipe> recipe_;                    // null if the op cannot be replayed
 };
 
 }  // namespace ebb

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <optional>
 
+#include "graph/geometry.h"
+
 namespace ebb {
 namespace {
 
@@ -53,6 +55,44 @@ bool sameState(const at::Tensor& a, const at::Tensor& b) {
          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
 }
 
+// A generator's state as 64-bit words. The CPU's is a Mersenne Twister whose 624 32-bit numbers
+// take a word each, so words with an empty upper half are stored as one number: half the memory.
+// Layout: count of words, a bit for each word (1: both halves follow), then the halves.
+std::vector<uint32_t> packState(const at::Tensor& state) {
+  const auto words = static_cast<uint32_t>((state.nbytes() + 7) / 8);
+  std::vector<uint64_t> full(words, 0);
+  std::memcpy(full.data(), state.const_data_ptr(), state.nbytes());
+  const uint32_t maskSize = (words + 31) / 32;
+  std::vector<uint32_t> packed(2 + maskSize, 0);
+  packed.reserve(2 + maskSize + words + 8);
+  packed[0] = words;
+  packed[1] = static_cast<uint32_t>(state.nbytes());
+  for (uint32_t i = 0; i < words; ++i) {
+    packed.push_back(static_cast<uint32_t>(full[i]));
+    if (full[i] >> 32 != 0) {
+      packed[2 + i / 32] |= 1U << (i % 32);
+      packed.push_back(static_cast<uint32_t>(full[i] >> 32));
+    }
+  }
+  packed.shrink_to_fit();
+  return packed;
+}
+
+at::Tensor unpackState(const std::vector<uint32_t>& packed) {
+  const uint32_t words = packed[0];
+  const uint32_t* next = packed.data() + 2 + (words + 31) / 32;
+  std::vector<uint64_t> full(words);
+  for (uint32_t i = 0; i < words; ++i) {
+    full[i] = *next++;
+    if ((packed[2 + i / 32] >> (i % 32) & 1U) != 0) {
+      full[i] |= static_cast<uint64_t>(*next++) << 32;
+    }
+  }
+  at::Tensor state = bytesOf(allocate(packed[1], c10::kCPU));
+  std::memcpy(state.mutable_data_ptr(), full.data(), packed[1]);
+  return state;
+}
+
 bool mayDraw(const OpTraits& op, const c10::IValue* arguments) {
   if (!op.random && !op.untrusted) {
     return false;
@@ -83,12 +123,15 @@ RandomScope::RandomScope(
       lock_ = std::unique_lock<std::mutex>(drawMutex());
     }
   }
-  state_->state = stateOf(state_->generator);
+  before_ = stateOf(state_->generator);
 }
 
 std::unique_ptr<RandomState> RandomScope::finish() {
-  if (confirm_ && sameState(state_->state, stateOf(state_->generator))) {
+  if (state_ && confirm_ && sameState(before_, stateOf(state_->generator))) {
     state_.reset();
+  }
+  if (state_) {
+    state_->packed = packState(before_);
   }
   lock_ = {};
   return std::move(state_);
@@ -100,7 +143,7 @@ RandomReplay::RandomReplay(const OpTraits& op, const RandomState* state, torch::
   }
   if (op.generatorArgument >= 0) {
     at::Generator clone = state->generator.clone();
-    setState(clone, state->state);
+    setState(clone, unpackState(state->packed));
     stack[stack.size() - op.argumentCount + op.generatorArgument] = std::move(clone);
     return;
   }
@@ -109,7 +152,7 @@ RandomReplay::RandomReplay(const OpTraits& op, const RandomState* state, torch::
   }
   generator_ = state->generator;
   outer_ = stateOf(generator_);
-  setState(generator_, state->state);
+  setState(generator_, unpackState(state->packed));
 }
 
 RandomReplay::~RandomReplay() {

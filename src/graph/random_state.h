@@ -6,8 +6,10 @@
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
 
+#include <cstdint>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "intercept/op_traits.h"
 
@@ -20,8 +22,8 @@ namespace ebb {
 // generator, which is set for the replay and put back. Two threads in regions must not draw in
 // between, so all such runs, first or replayed, hold one process-wide lock.
 struct RandomState {
-  at::Generator generator;  // drawn from in the forward
-  at::Tensor state;         // before the draw
+  at::Generator generator;       // drawn from in the forward
+  std::vector<uint32_t> packed;  // its state before the draw; see packState
 };
 
 // Takes the state before an op runs, and decides afterwards whether it was needed.
@@ -35,6 +37,7 @@ class RandomScope {
 
  private:
   std::unique_ptr<RandomState> state_;  // null if the op cannot draw
+  at::Tensor before_;                   // the generator's state before the op
   bool confirm_ = false;                // the op is not tagged: compare the state afterwards
   std::unique_lock<std::mutex> lock_;   // see Note [Random state]
 };

@@ -2,7 +2,7 @@
 
 #include <new>
 
-#include "graph/autocast_state.h"
+#include "graph/kernel_state.h"
 #include "graph/random_state.h"
 #include "report/live_counts.h"
 

@@ -16,7 +16,7 @@
 namespace ebb {
 
 struct RandomState;
-struct AutocastState;
+struct KernelState;
 
 // One tensor argument: a value and the geometry in which the op saw it. Undefined tensors in a
 // list have an input without a value, so that lists keep their exact shape.
@@ -27,6 +27,7 @@ struct Input {
   bool wholeOverwrite = false;  // the old contents do not matter
   uint16_t argument = 0;        // index on the stack
   int32_t element = -1;         // index in a list argument; -1: not a list
+  int32_t sameAs = -1;          // an earlier input that is the same tensor object: kernels ask
   uint32_t shape = 0;           // where its sizes and strides start in Recipe::shapes
   int64_t offset = 0;           // storage offset, in elements
   size_t scratchBytes = 0;      // ArgUse::Scratch: the size of the buffer to give
@@ -55,15 +56,16 @@ struct Recipe final : c10::intrusive_ptr_target {
   uint64_t sequence = 0;     // order of recording; replay runs in this order
   uint32_t visit = 0;        // Graph::lastVisit of the last search that met it
   uint16_t region = 0;       // index in Graph::names
-  bool gradMode = false;     // only read where OpTraits::readsRequiresGrad
+  bool gradMode = false;     // some kernels choose by it, mkldnn_rnn_layer among them
   uint32_t argumentCount = 0;
   uint32_t inputCount = 0;
   c10::IValue* arguments;  // non-tensor arguments; tensors are None here
   Input* inputs;
   int64_t* shapes;  // sizes and strides of all inputs
   c10::SmallVector<Output, 1> outputs;
-  std::unique_ptr<RandomState> random;            // null if the op draws nothing
-  std::shared_ptr<const AutocastState> autocast;  // null if autocast did not reach the kernel
+  std::unique_ptr<RandomState> random;       // null if the op draws nothing
+  std::shared_ptr<const KernelState> state;  // what the kernel saw besides its arguments
+  uint32_t precision = 0;                    // float32Precision(), only for ops that read it
 
   void operator delete(void* block);
 

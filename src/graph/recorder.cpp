@@ -70,8 +70,10 @@ void Recorder::callInplaceView(
 // saw, means that somebody wrote below us (a compiled function, mark_dirty): the storage then is a
 // new leaf, never the stale recipe. In-place ops move the version after their kernel returned, so
 // the stamp of a written value is settled when the next op, pack or exit comes by, by one at most.
-// Aliases may have counters of their own (`x.data`, the results of unsafe_chunk). A value knows all
-// that have written its storage; an unknown one is trusted only while it shows that it never has.
+// Aliases may have counters of their own (`x.data`, the results of unsafe_chunk, parameters in one
+// flat buffer). A value knows all that have written its storage. On a storage that came from
+// outside, a counter first met now is taken as it is; on one that was made inside the region it is
+// trusted only while it shows that it has never written.
 c10::intrusive_ptr<Value>& Recorder::currentValue(const at::Tensor& tensor) {
   auto& slot = values_[tensor.storage().unsafeGetStorageImpl()];
   if (slot) {
@@ -79,8 +81,14 @@ c10::intrusive_ptr<Value>& Recorder::currentValue(const at::Tensor& tensor) {
     if (!counter.enabled() || !slot->counter.enabled()) {
       return slot;
     }
-    if (slot->versionHolds() && (slot->knows(counter) || counter.current_version() == 0)) {
-      return slot;
+    if (slot->versionHolds()) {
+      if (slot->knows(counter) || counter.current_version() == 0) {
+        return slot;
+      }
+      if (!slot->born) {
+        slot->learn(counter);
+        return slot;
+      }
     }
     slot->superseded = true;
     if (slot->packed > 0) {
@@ -102,7 +110,7 @@ void Recorder::supersede(const c10::intrusive_ptr<Value>& value, size_t ownRefer
   if (!value->bytes || value->isPrivate) {
     return;
   }
-  const auto needed = [&] { return !value->recipe && value.use_count() > ownReferences; };
+  const auto needed = [&] { return !value->recipe && readers(value) > ownReferences; };
   if (needed()) {
     dropUnused();  // recipes that only the map keeps alive need nothing
   }
@@ -176,8 +184,10 @@ Packed Recorder::pack(const at::Tensor& tensor) {
   if (value->packed++ == 0 && value->born) {
     (kept ? counters_->bytesSaved : counters_->bytesDropped) += value->nbytes;
   }
-  if (!kept) {
+  if (!kept || value->saved) {
     packed.value = value;
+    packed.recompute = !kept;
+    ++value->handles;
   }
   return packed;
 }
@@ -187,9 +197,10 @@ void Recorder::close() {
   settle();
   for (auto& entry : values_) {
     Value& value = *entry.second;
-    // A kept value that nobody else can write to any more needs no recipe; its handles hold the
-    // storage too.
-    if (value.recipe && value.bytes && value.bytes.use_count() <= 1 + value.packed) {
+    // Bytes that only we and our handles hold: nobody else can write to them any more, so the
+    // value needs no recipe. See Note [Unpacked bytes may be written].
+    if (value.bytes && value.bytes.use_count() <= 1 + value.handles) {
+      value.isPrivate = true;
       value.recipe.reset();
     }
   }

@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "graph/autocast_state.h"
 #include "graph/decider.h"
 #include "graph/graph.h"
+#include "graph/kernel_state.h"
 #include "graph/recipe.h"
 #include "graph/value.h"
 #include "intercept/interceptor.h"
@@ -18,7 +18,8 @@ namespace ebb {
 
 // What a handle keeps of the tensor that autograd packed.
 struct Packed {
-  c10::intrusive_ptr<Value> value;  // to be materialised; null: the bytes are kept as eager would
+  c10::intrusive_ptr<Value> value;  // null: unknown to the recorder, or a leaf; kept as in eager
+  bool recompute = false;           // `value` is to be materialised; else its bytes are kept
   const char* producer = nullptr;   // the op that made it, for messages; null for a leaf
 };
 
@@ -62,14 +63,14 @@ class Recorder final : public Interceptor {
   void dropUnused();
   void callInplaceView(const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
 
-  c10::intrusive_ptr<Graph> graph_;                // shared with the handles
-  Decider* decider_ = nullptr;                     // of the innermost region
-  RegionCounters* counters_ = nullptr;             // of the innermost region
-  uint16_t region_ = 0;                            // the innermost region's index in Graph::names
-  Map values_;                                     // see Note [Ownership]
-  size_t sweepAt_ = 64;                            // entries at which dead ones are looked for
-  std::vector<Unsettled> unsettled_;               // see Note [Version stamps]
-  std::shared_ptr<const AutocastState> autocast_;  // the last one seen, to share
+  c10::intrusive_ptr<Graph> graph_;                 // shared with the handles
+  Decider* decider_ = nullptr;                      // of the innermost region
+  RegionCounters* counters_ = nullptr;              // of the innermost region
+  uint16_t region_ = 0;                             // the innermost region's index in Graph::names
+  Map values_;                                      // see Note [Ownership]
+  size_t sweepAt_ = 64;                             // entries at which dead ones are looked for
+  std::vector<Unsettled> unsettled_;                // see Note [Version stamps]
+  std::shared_ptr<const KernelState> kernelState_;  // the last one seen, to share
 };
 
 }  // namespace ebb

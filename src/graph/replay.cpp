@@ -1,15 +1,13 @@
 #include "graph/replay.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/List.h>
-#include <ATen/ops/zero.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <map>
 #include <vector>
 
-#include "graph/autocast_state.h"
+#include "graph/kernel_state.h"
 #include "graph/random_state.h"
 #include "graph/recipe.h"
 #include "intercept/key.h"
@@ -55,8 +53,10 @@ class Rerun {
         argument = c10::List<std::optional<at::Tensor>>();
       }
     }
+    c10::SmallVector<at::Tensor, 8> tensors;
     for (const Input& input : inputs()) {
-      at::Tensor tensor = tensorFor(input);
+      at::Tensor tensor = input.sameAs >= 0 ? tensors[input.sameAs] : tensorFor(input);
+      tensors.push_back(tensor);
       c10::IValue& argument = stack_[input.argument];
       if (input.element < 0) {
         argument = std::move(tensor);
@@ -71,9 +71,7 @@ class Rerun {
 
   at::Tensor tensorFor(const Input& input) {
     if (input.use == ArgUse::Scratch && input.scratchBytes > 0) {
-      const c10::Storage scratch = allocate(input.scratchBytes, input.flags.device);
-      bytesOf(scratch).zero_();
-      return show(scratch, input);
+      return show(allocateZeroed(input.scratchBytes, input.flags.device), input);
     }
     if (!input.value) {
       return {};
@@ -139,10 +137,24 @@ class Rerun {
   }
 
   void runKernel() {
-    ReplayDispatchGuard dispatch(recipe_.autocast.get());
+    KernelStateGuard state(recipe_.state.get());
+    checkPrecision();
     c10::AutoGradMode gradMode(recipe_.gradMode);
     RandomReplay random(recipe_.op, recipe_.random.get(), stack_);
     recipe_.op.op.redispatchBoxed(recipe_.keys, &stack_);
+  }
+
+  void checkPrecision() const {
+    TORCH_CHECK(
+        !recipe_.op.readsPrecision || recipe_.precision == float32Precision(),
+        "ebb: cannot recompute ",
+        recipe_.op.name,
+        " in region '",
+        graph_.names[recipe_.region],
+        "': the float32 precision (set_float32_matmul_precision, fp32_precision, allow_tf32) was "
+        "changed after the forward. Change it between steps, or give ",
+        recipe_.op.name,
+        " the decision SAVE.");
   }
 
   void handOut() {
@@ -185,8 +197,16 @@ class Rerun {
       TORCH_INTERNAL_ASSERT(false, "no buffer for a written argument of ", recipe_.op.name);
     }
     const c10::IValue& result = stack_[output.slot];
-    return (output.element < 0 ? result.toTensor() : result.toListRef()[output.element].toTensor())
-        .storage();
+    const at::Tensor& tensor =
+        output.element < 0 ? result.toTensor() : result.toListRef()[output.element].toTensor();
+    TORCH_CHECK(
+        tensor.defined() && tensor.has_storage(),
+        "ebb: replaying ",
+        recipe_.op.name,
+        " in region '",
+        graph_.names[recipe_.region],
+        "' gave no tensor where the forward gave one. Give this operator the decision SAVE.");
+    return tensor.storage();
   }
 
   Graph& graph_;
@@ -301,28 +321,6 @@ class Slice {
   std::vector<c10::Storage> pinned_;                 // living storages that the recipes read
 };
 
-// The number of intra-op threads decides how reductions are split, so it must be the forward's.
-class ThreadCountGuard {
- public:
-  explicit ThreadCountGuard(int threads)
-      : outer_(at::get_num_threads()), changed_(outer_ != threads) {
-    if (changed_) {
-      at::set_num_threads(threads);
-    }
-  }
-  ~ThreadCountGuard() {
-    if (changed_) {
-      at::set_num_threads(outer_);
-    }
-  }
-  ThreadCountGuard(const ThreadCountGuard&) = delete;
-  ThreadCountGuard& operator=(const ThreadCountGuard&) = delete;
-
- private:
-  int outer_;     // the thread's own number
-  bool changed_;  // it differs from the forward's
-};
-
 }  // namespace
 
 // Note [Replay]
@@ -339,7 +337,6 @@ c10::Storage materialise(Graph& graph, Value& value) {
       value.recipe,
       "ebb: a saved tensor cannot be recomputed: an earlier attempt failed half way. Run forward "
       "again.");
-  ThreadCountGuard threads(graph.threads);
   Slice slice(graph);
   slice.collect(value);
   slice.run();

@@ -46,6 +46,13 @@ bool Value::otherVersionsHold() const {
   });
 }
 
+void Value::learn(const c10::VariableVersion& seen) {
+  if (otherCounters == nullptr) {
+    otherCounters = std::make_unique<std::vector<CounterStamp>>();
+  }
+  otherCounters->push_back({seen, seen.current_version()});
+}
+
 bool Value::knows(const c10::VariableVersion& seen) const {
   return sameCounter(seen, counter) ||
          (otherCounters != nullptr &&
@@ -76,6 +83,10 @@ void Value::release_resources() {
   home.reset();
   counter = c10::VariableVersion();
   otherCounters.reset();
+}
+
+size_t readers(const c10::intrusive_ptr<Value>& value) {
+  return value.use_count() - value->handles.load(std::memory_order_acquire);
 }
 
 bool sameCounter(const c10::VariableVersion& a, const c10::VariableVersion& b) {

@@ -5,6 +5,7 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -45,12 +46,13 @@ struct Value final : c10::intrusive_ptr_target {
   // Counters of other tensors that have written this storage, as the results of unsafe_chunk do:
   // aliases with counters of their own. Null for nearly every value.
   std::unique_ptr<std::vector<CounterStamp>> otherCounters;
-  uint32_t packed = 0;      // how many handles were made on it
-  size_t nbytes = 0;        // of the storage, in this state
-  bool keep = false;        // becomes `bytes` when autograd packs it or a recipe reads it
-  bool saved = false;       // `keep` by the policy's word
-  bool born = false;        // made by an op inside the region: not an external side effect
-  bool isPrivate = false;   // `bytes` is a buffer that only ebb writes
+  uint32_t packed = 0;               // how many handles were made on it
+  std::atomic<uint32_t> handles{0};  // how many of them exist and own it
+  size_t nbytes = 0;                 // of the storage, in this state
+  bool keep = false;                 // becomes `bytes` when autograd packs it or a recipe reads it
+  bool saved = false;                // `keep` by the policy's word
+  bool born = false;                 // made by an op inside the region: not an external side effect
+  bool isPrivate = false;            // `bytes` is a buffer that only ebb writes
   bool superseded = false;  // the storage has been written since: `home` holds another state
 
   // Stamps `tensor`'s storage and version as this state's.
@@ -66,6 +68,9 @@ struct Value final : c10::intrusive_ptr_target {
   }
   bool otherVersionsHold() const;
 
+  // From now on `seen` must not move either.
+  void learn(const c10::VariableVersion& seen);
+
   // Whether `seen`, the counter of a tensor that shows the storage, is one that has written it.
   bool knows(const c10::VariableVersion& seen) const;
 
@@ -75,6 +80,9 @@ struct Value final : c10::intrusive_ptr_target {
 
   void release_resources() override;
 };
+
+// How many references to `value` are no handles: recipes, maps, and whoever asks.
+size_t readers(const c10::intrusive_ptr<Value>& value);
 
 // Whether two counters are the same object, which their interface does not tell.
 bool sameCounter(const c10::VariableVersion& a, const c10::VariableVersion& b);

@@ -65,6 +65,21 @@ constexpr std::array<std::string_view, 3> kNeverReplayed{
     "aten::_cudnn_init_dropout_state",
 };
 
+// Parts of the names of operators that multiply matrices.
+constexpr std::array<std::string_view, 12> kProducts{
+    "mm",
+    "mv",
+    "matmul",
+    "linear",
+    "conv",
+    "rnn",
+    "lstm",
+    "gru",
+    "attention",
+    "dot",
+    "addr",
+    "cdist"};
+
 constexpr std::array<std::string_view, 4> kReadsRequiresGrad{
     "aten::convolution",
     "aten::_convolution",
@@ -118,6 +133,12 @@ bool isNeverReplayed(std::string_view name) {
              kNeverReplayedNamespaces.begin(),
              kNeverReplayedNamespaces.end(),
              [&](std::string_view prefix) { return name.starts_with(prefix); });
+}
+
+bool readsPrecision(std::string_view name) {
+  return std::any_of(kProducts.begin(), kProducts.end(), [&](std::string_view part) {
+    return name.find(part) != std::string_view::npos;
+  });
 }
 
 bool readsRequiresGrad(std::string_view name) {

@@ -18,6 +18,9 @@ bool isConstantFactory(std::string_view name);
 // See Note [Never replayed].
 bool isNeverReplayed(std::string_view name);
 
+// The kernel computes products, whose float32 precision is a setting.
+bool readsPrecision(std::string_view name);
+
 // The kernel that runs depends on grad mode and on the inputs' requires_grad.
 bool readsRequiresGrad(std::string_view name);
 

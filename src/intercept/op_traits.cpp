@@ -74,8 +74,9 @@ void readArguments(OpTraits& traits, const c10::FunctionSchema& schema) {
     const auto& argument = schema.arguments()[i];
     ArgUse use = ArgUse::Read;
     if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
-      // A keyword-only written argument is an `out=`: written whole by convention of torch.
-      const bool overwrite = argument.kwarg_only() || (overwritesFirst && i == 0);
+      // An `out=` is written whole, by a convention that torch's own operators keep.
+      const bool overwrite =
+          (argument.is_out() && !traits.untrusted) || (overwritesFirst && i == 0);
       use = overwrite ? ArgUse::Overwrite : ArgUse::Write;
       traits.writes = true;
     }
@@ -98,16 +99,17 @@ void fill(OpTraits& traits) {
   traits.name = qualifiedName(traits.op.operator_name());
   traits.argumentCount = static_cast<uint16_t>(schema.arguments().size());
   traits.returnCount = static_cast<uint16_t>(schema.returns().size());
+  traits.untrusted = !name.starts_with("aten::") && !name.starts_with("prims::");
   readArguments(traits, schema);
   applyLyingSchemas(traits);
   traits.random = traits.op.hasTag(at::Tag::nondeterministic_seeded);
-  traits.untrusted = !name.starts_with("aten::") && !name.starts_with("prims::");
   traits.neverReplayed |= isNeverReplayed(name);
   for (const auto& result : schema.returns()) {
     traits.results.push_back(typeOf(result.type()));
   }
   traits.uninitialised = isUninitialisedFactory(name);
   traits.constantFill = isConstantFactory(name);
+  traits.readsPrecision = readsPrecision(name);
   traits.readsRequiresGrad = readsRequiresGrad(name);
   traits.kind = classify(traits, schema);
 }

@@ -42,10 +42,11 @@ struct OpTraits {
   OpKind kind = OpKind::Recorded;
   bool writes = false;                // some ArgUse is not Read
   bool random = false;                // draws from a generator: tagged nondeterministic_seeded
-  bool untrusted = false;             // outside torch's own libraries: may draw without the tag
+  bool untrusted = false;             // see Note [Operators from elsewhere]
   bool neverReplayed = false;         // collectives and the like; see Note [Never replayed]
   bool uninitialised = false;         // empty*: see Note [Uninitialised memory is not a recipe]
   bool constantFill = false;          // zeros, ones, full: likewise, if read before a seen write
+  bool readsPrecision = false;        // a product: see float32Precision in graph/kernel_state.h
   bool readsRequiresGrad = false;     // kernel choice depends on requires_grad and grad mode
   int16_t generatorArgument = -1;     // index of a Generator? argument
   int16_t dropoutArgument = -1;       // index of dropout_p: at 0 the op draws nothing

@@ -16,6 +16,9 @@ Handle::Handle(Recorder& recorder)
 }
 
 Handle::~Handle() {
+  if (value_) {
+    --value_->handles;
+  }
   liveCounts().handles.fetch_sub(1, std::memory_order_relaxed);
 }
 
@@ -33,7 +36,8 @@ void Handle::call_pack_hook(const at::Tensor& tensor) {
   recorder_ = nullptr;
   producer_ = packed.producer;
   value_ = std::move(packed.value);
-  if (value_) {
+  recompute_ = packed.recompute;
+  if (recompute_) {
     geometry_ = Geometry(tensor);
   } else if (!tensor.grad_fn()) {
     kept_ = tensor;
@@ -62,11 +66,26 @@ at::Tensor Handle::unpack() const {
   return tensor;
 }
 
+// Note [Unpacked bytes may be written]
+// Some backward functions reuse what they unpack as scratch memory. Eager's saved tensors share
+// their storage among themselves, and with nothing that is yet to be computed; so a storage that
+// recipes still read is not handed out: the caller gets a copy.
 c10::Storage Handle::materialised() const {
   WithoutGil withoutGil;
   std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
-  // See Note [Silent writes]
-  return value_->redefined ? value_->redefined : materialise(*graph_, *value_);
+  if (value_->redefined) {
+    return value_->redefined;  // see Note [Silent writes]
+  }
+  if (!recompute_) {
+    return isReadByRecipes() ? copyOf(storage_) : storage_;
+  }
+  c10::Storage storage = materialise(*graph_, *value_);
+  return value_->isPrivate && isReadByRecipes() ? copyOf(storage) : storage;
+}
+
+// Inside the region the map's reference counts too, which costs a copy and no bit.
+bool Handle::isReadByRecipes() const {
+  return readers(value_) > 0;
 }
 
 at::Tensor Handle::unpackKept() const {

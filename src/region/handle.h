@@ -28,11 +28,13 @@ class EBB_API Handle final : public torch::autograd::SavedVariableHooks {
   void checkVersion() const;
   at::Tensor unpackKept() const;
   c10::Storage materialised() const;
+  bool isReadByRecipes() const;
   std::string origin() const;
 
   Recorder* recorder_;               // only valid until packed
   c10::intrusive_ptr<Graph> graph_;  // the lock, and names for messages
-  c10::intrusive_ptr<Value> value_;  // to be materialised; null if the bytes are kept
+  c10::intrusive_ptr<Value> value_;  // null for leaves and what the recorder does not know
+  bool recompute_ = false;           // value_ is to be materialised; else its bytes are kept
   c10::Storage storage_;             // kept bytes of a computed tensor
   at::Tensor kept_;                  // a kept tensor: leaves, and what cannot be rebuilt
   Geometry geometry_;                // of value_ and storage_

@@ -104,14 +104,14 @@ const Policy::Candidates& Policy::compile(const OpTraits& op) const {
   Candidates& candidates = compiled_.emplace_back();
   for (uint32_t i = 0; i < rules_.size(); ++i) {
     if (operatorMatches(rules_[i].op, op.name)) {
-      candidates.push_back({{rules_[i].decision, rules_[i].force}, rules_[i].every, i});
+      candidates.push_back({{rules_[i].decision, rules_[i].force, true}, rules_[i].every, i});
       if (rules_[i].every == 1) {
         break;
       }
     }
   }
   if (candidates.empty() || candidates.back().every != 1) {
-    candidates.push_back({{fallback_, false}, 1, 0});
+    candidates.push_back({{fallback_, false, false}, 1, 0});
   }
   if (op.index < kTableSize) {
     table_[op.index].store(&candidates, std::memory_order_release);

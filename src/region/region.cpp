@@ -1,6 +1,5 @@
 #include "region/region.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/SavedTensorHooks.h>
 
 #include <atomic>
@@ -72,9 +71,7 @@ class ThreadRegions {
     if (frames_.empty()) {
       ledgerRegionEntered();
       liveCounts().regions.fetch_add(1, std::memory_order_relaxed);
-      auto graph = c10::make_intrusive<Graph>();
-      graph->threads = at::get_num_threads();
-      recorder_.emplace(std::move(graph));
+      recorder_.emplace(c10::make_intrusive<Graph>());
     }
     static std::atomic<uint64_t> lastId{0};
     const uint64_t id = ++lastId;

@@ -54,7 +54,7 @@ def test_library_registered_after_the_first_region():
     assert_exact(lambda x: op(x).exp() * op(x * 2), leaves((3,)))
     x = leaves((3,))[0]
     ebb.reset_stats()
-    with ebb.region():
+    with ebb.region(ebb.Policy({"ebb_late::triple": ebb.RECOMPUTE})):
         op(x)
 
     assert ebb.stats()["total"]["ops_recorded"] == 1
@@ -66,7 +66,7 @@ def test_result_of_a_python_kernel_is_recomputed():
         return x * 4
 
     x = torch.randn(3, requires_grad=True)
-    with ebb.region():
+    with ebb.region(ebb.Policy({"ebb_test::*": ebb.RECOMPUTE})):
         loss = (quadruple(x.detach()) * x).sum()
     loss.backward()
 
@@ -74,12 +74,68 @@ def test_result_of_a_python_kernel_is_recomputed():
     assert ebb.stats()["total"]["bytes_saved"] == 0
 
 
+def test_operators_from_elsewhere_are_kept_unless_a_rule_matches_them():
+    calls = []
+
+    @torch.library.custom_op("ebb_test::stateful", mutates_args=())
+    def stateful(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x * len(calls)
+
+    x = torch.randn(3, requires_grad=True)
+    with ebb.region():
+        loss = (stateful(x.detach()) * x).sum() + (stateful(x.detach()) * x).sum()
+    loss.backward()
+
+    assert len(calls) == 2
+    assert torch.equal(x.grad, x.detach() + x.detach() * 2)
+
+
+def test_custom_op_that_reads_grad_mode_and_requires_grad():
+    @torch.library.custom_op("ebb_test::moody", mutates_args=())
+    def moody(x: torch.Tensor) -> torch.Tensor:
+        return x * (2 if torch.is_grad_enabled() else 3)
+
+    moody.register_autograd(lambda ctx, grad: grad * 2)
+    x = leaves((3,))[0]
+
+    def program():
+        return (moody(x) * x).sum()
+
+    expected = torch.autograd.grad(program(), x)[0]
+    with ebb.region(ebb.Policy({"ebb_test::*": ebb.RECOMPUTE})):
+        loss = program()
+    assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+
+
+def test_keyword_only_written_argument_that_is_no_out():
+    library = torch.library.Library("ebb_kw", "DEF")
+    library.define("accumulate(Tensor x, *, Tensor(a!) acc) -> ()")
+
+    def accumulate(x, *, acc):
+        acc.add_(x)
+
+    library.impl("accumulate", accumulate, "CPU")
+
+    def program(x):
+        acc = x.detach() * 2
+        torch.ops.ebb_kw.accumulate(x.detach(), acc=acc)
+        return (x * acc).sin()
+
+    x = leaves((4,))[0]
+    expected = torch.autograd.grad(program(x).sum(), x)[0]
+    for policy in (ebb.policies.recompute_all, ebb.Policy({"ebb_kw::*": ebb.RECOMPUTE})):
+        with ebb.region(policy):
+            loss = program(x).sum()
+        assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+
+
 def test_operator_unregistered_before_backward_is_refused_by_name():
     library = torch.library.Library("ebb_gone", "DEF")
     library.define("double(Tensor x) -> Tensor")
     library.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
     x = torch.randn(3, requires_grad=True)
-    with ebb.region(name="block"):
+    with ebb.region(ebb.Policy({"ebb_gone::*": ebb.RECOMPUTE}), name="block"):
         loss = torch.ops.ebb_gone.double(x.detach()).exp().mul(x).sum()
     library._destroy()
 

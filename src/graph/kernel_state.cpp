@@ -1,0 +1,132 @@
+#include "graph/kernel_state.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/DefaultDtype.h>
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
+
+#include "intercept/key.h"
+
+namespace ebb {
+namespace {
+
+constexpr c10::DeviceType kDeviceTypes[] = {
+    c10::kCPU, c10::kCUDA, c10::kXPU, c10::kMPS, c10::kHPU, c10::kPrivateUse1};
+
+bool flushesDenormals() {
+#if defined(__SSE__)
+  return (_mm_getcsr() & 0x8040) != 0;  // flush to zero, denormals are zero
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+NumericSettings NumericSettings::current() {
+  const at::Context& context = at::globalContext();
+  return {
+      c10::get_default_dtype_as_scalartype(),
+      at::get_num_threads(),
+      context.userEnabledMkldnn(),
+      context.userEnabledCuDNN(),
+      context.benchmarkCuDNN(),
+      context.deterministicCuDNN(),
+      context.deterministicAlgorithms(),
+      context.deterministicAlgorithmsWarnOnly(),
+      flushesDenormals()};
+}
+
+void NumericSettings::apply(const NumericSettings& from) const {
+  if (*this == from) {
+    return;
+  }
+  at::Context& context = at::globalContext();
+  if (defaultDtype != from.defaultDtype) {
+    c10::set_default_dtype(c10::scalarTypeToTypeMeta(defaultDtype));
+  }
+  if (threads != from.threads) {
+    at::set_num_threads(threads);
+  }
+  if (flushDenormals != from.flushDenormals) {
+    at::Context::setFlushDenormal(flushDenormals);
+  }
+  context.setUserEnabledMkldnn(mkldnn);
+  context.setUserEnabledCuDNN(cudnn);
+  context.setBenchmarkCuDNN(cudnnBenchmark);
+  context.setDeterministicCuDNN(cudnnDeterministic);
+  context.setDeterministicAlgorithms(deterministic, deterministicWarnOnly);
+}
+
+std::shared_ptr<const KernelState> currentKernelState(
+    const std::shared_ptr<const KernelState>& previous) {
+  KernelState state{NumericSettings::current(), {}, {}};
+  state.autocast = c10::autocast_dispatch_keyset - c10::impl::raw_local_dispatch_key_set.excluded();
+  if (!state.autocast.empty()) {
+    for (const auto type : kDeviceTypes) {
+      if (at::autocast::is_autocast_enabled(type)) {
+        state.autocastDtypes.emplace_back(type, at::autocast::get_autocast_dtype(type));
+      }
+    }
+  }
+  if (previous && previous->settings == state.settings && previous->autocast == state.autocast &&
+      previous->autocastDtypes == state.autocastDtypes) {
+    return previous;
+  }
+  return std::make_shared<const KernelState>(std::move(state));
+}
+
+uint32_t float32Precision() {
+  uint32_t precision = 0;
+  for (const auto backend : {at::Float32Backend::CUDA, at::Float32Backend::MKLDNN}) {
+    for (const auto op : {at::Float32Op::MATMUL, at::Float32Op::CONV, at::Float32Op::RNN}) {
+      const auto value = at::globalContext().float32Precision(backend, op);
+      precision = precision << 4 | static_cast<uint32_t>(value);
+    }
+  }
+  return precision;
+}
+
+KernelStateGuard::KernelStateGuard(const KernelState* state)
+    : saved_(c10::impl::raw_local_dispatch_key_set), state_(state) {
+  using c10::DispatchKey;
+  using c10::DispatchKeySet;
+  DispatchKeySet excluded = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                            c10::autocast_dispatch_keyset |
+                            DispatchKeySet({
+                                kInterceptionKey,
+                                DispatchKey::Python,
+                                DispatchKey::PythonTLSSnapshot,
+                                DispatchKey::Functionalize,
+                                DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                DispatchKey::FuncTorchDynamicLayerBackMode,
+                                DispatchKey::PreDispatch,
+                            });
+  if (state_ != nullptr) {
+    excluded = excluded - state_->autocast;
+    outer_ = NumericSettings::current();
+    state_->settings.apply(outer_);
+    for (const auto& [type, dtype] : state_->autocastDtypes) {
+      outerDtypes_.emplace_back(type, at::autocast::get_autocast_dtype(type));
+      at::autocast::set_autocast_dtype(type, dtype);
+    }
+  }
+  auto& tls = c10::impl::raw_local_dispatch_key_set;
+  tls.set_included(DispatchKeySet(DispatchKey::BackendSelect));
+  tls.set_excluded(excluded);
+}
+
+KernelStateGuard::~KernelStateGuard() {
+  c10::impl::raw_local_dispatch_key_set = saved_;
+  if (state_ != nullptr) {
+    outer_.apply(state_->settings);
+    for (const auto& [type, dtype] : outerDtypes_) {
+      at::autocast::set_autocast_dtype(type, dtype);
+    }
+  }
+}
+
+}  // namespace ebb

@@ -1,0 +1,72 @@
+// What a kernel sees besides its arguments, so that a replay shows it the same.
+#pragma once
+
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace ebb {
+
+// Settings of the process or thread that change which kernel runs, or its last bits.
+struct NumericSettings {
+  c10::ScalarType defaultDtype;  // factories and integer-to-float promotion
+  int threads;                   // intra-op threads: they split reductions
+  bool mkldnn;                   // oneDNN kernels are allowed
+  bool cudnn;                    // cuDNN kernels are allowed
+  bool cudnnBenchmark;           // ... and chosen by timing
+  bool cudnnDeterministic;       // ... and chosen for repeatability
+  bool deterministic;            // torch.use_deterministic_algorithms
+  bool deterministicWarnOnly;    // ... which then only warns
+  bool flushDenormals;           // of this thread's floating-point unit
+  bool operator==(const NumericSettings&) const = default;
+
+  static NumericSettings current();
+  // Makes these the current ones; touches only what differs from `from`.
+  void apply(const NumericSettings& from) const;
+};
+
+using AutocastDtypes = std::vector<std::pair<c10::DeviceType, c10::ScalarType>>;
+
+// Note [What a kernel sees besides its arguments]
+// 1. Numeric settings: a user may change them between forward and backward, or inside the region.
+// 2. Autocast: ops that it knows run with it excluded. Kernels of the others still see it, and the
+//    ops that they call are cast; replayed outside autocast they would give another precision.
+// 3. Grad mode and, for some ops, requires_grad: see Recipe::gradMode.
+// 4. Float32 precision (TF32 and the like): read by products only; see float32Precision.
+struct KernelState {
+  NumericSettings settings;
+  c10::DispatchKeySet autocast;   // autocast keys that were not excluded
+  AutocastDtypes autocastDtypes;  // per enabled device type; empty if `autocast` is
+};
+
+// The state on this thread. Shares `previous` if equal, as it nearly always is.
+std::shared_ptr<const KernelState> currentKernelState(
+    const std::shared_ptr<const KernelState>& previous);
+
+// The float32 precision that products, convolutions and recurrent kernels use, as one number. A
+// replay under another one is refused, since torch's two interfaces for it cannot be mixed.
+uint32_t float32Precision();
+
+// Runs kernels as the forward did: below autograd, dispatch modes, functorch and interception, and
+// with the recorded state rather than the one of the thread that runs backward.
+class KernelStateGuard {
+ public:
+  // Null: the current settings, without autocast.
+  explicit KernelStateGuard(const KernelState* state);
+  ~KernelStateGuard();
+  KernelStateGuard(const KernelStateGuard&) = delete;
+  KernelStateGuard& operator=(const KernelStateGuard&) = delete;
+
+ private:
+  c10::impl::PODLocalDispatchKeySet saved_;  // the thread's own dispatch key sets
+  const KernelState* state_;                 // what was asked for
+  NumericSettings outer_{};                  // only if state_
+  AutocastDtypes outerDtypes_;               // only if state_ has autocast
+};
+
+}  // namespace ebb

@@ -1,0 +1,247 @@
+"""Programs that were once wrong, and close relatives; each is compared with eager bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from exactness import POLICIES, assert_exact, leaves, same_bits
+from torch import nn
+
+import ebb
+
+
+def test_parameters_in_one_flat_buffer():
+    def program(x):
+        flat = torch.linspace(0, 1, 8, dtype=x.dtype)
+        a, b = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
+        with torch.no_grad():
+            a.normal_()
+            b.normal_()
+        a.data, b.data = flat[:4], flat[4:]
+        return ((x * a).sin() * b).sin() * a
+
+    assert_exact(program, leaves((4,)))
+    outside = torch.linspace(0, 1, 8, dtype=torch.float64)
+    a, b = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
+    with torch.no_grad():
+        a.normal_()
+        b.normal_()
+    a.data, b.data = outside[:4], outside[4:]
+    assert_exact(lambda x: ((x * a).sin() * b).sin() * a, leaves((4,)))
+
+
+def test_weights_tied_through_data():
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    with torch.no_grad():
+        first.weight.mul_(2)
+        second.weight.mul_(3)
+    second.weight.data = first.weight.data
+    x = torch.randn(2, 4)
+
+    def grads(region):
+        with region:
+            loss = second(first(x).tanh()).exp().sum()
+        return torch.autograd.grad(loss, (first.weight, second.weight))
+
+    for policy in POLICIES.values():
+        for a, e in zip(grads(ebb.region(policy)), grads(torch.enable_grad()), strict=True):
+            assert torch.equal(a, e)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_recurrent_networks_that_choose_kernels_by_grad_mode(kind, frozen):
+    net = kind(4, 4)
+    net.requires_grad_(not frozen)
+    x, w = leaves((5, 2, 4), (5, 2, 4), dtype=torch.float32)
+
+    def program(x, w):
+        h, _ = net(x)
+        return (h.sin() * w).exp()
+
+    assert_exact(program, (x, w))
+
+
+def test_attention_that_asks_whether_its_arguments_are_one_tensor():
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    s = torch.randn(2, 5, 8)
+
+    def program(w):
+        with torch.no_grad():
+            z, _ = attention(s, s, s)
+        return w * z
+
+    assert_exact(program, leaves((2, 5, 8), dtype=torch.float32))
+
+
+class Scratch(torch.autograd.Function):
+    """Uses what it saved as scratch memory in backward, as some fused kernels do."""
+
+    silent = False
+
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        return a.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (a,) = ctx.saved_tensors
+        result = grad * a
+        (a.data if Scratch.silent else a).zero_()
+        return result
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_backward_that_overwrites_what_it_unpacked(silent, policy):
+    Scratch.silent = silent
+
+    def program(region):
+        x = leaves((4,))[0]
+        with region:
+            h = x * 2
+            v = h + 1
+            z = v * v
+            u = Scratch.apply(h)
+            del h, v
+        (z + u).sum().backward()
+        return x.grad
+
+    assert torch.equal(program(ebb.region(POLICIES[policy])), program(torch.enable_grad()))
+
+
+@pytest.mark.parametrize("kept", ["float16", "float64"])
+def test_default_dtype_changed_between_forward_and_backward(kept):
+    def grads(region):
+        x = torch.ones(6, dtype=torch.float64, requires_grad=True)
+        before = torch.get_default_dtype()
+        try:
+            torch.set_default_dtype(torch.float32)
+            with region:
+                loss = (torch.arange(6) * 1.37 * x).exp().sum()
+            torch.set_default_dtype(getattr(torch, kept))
+            return torch.autograd.grad(loss, x)[0]
+        finally:
+            torch.set_default_dtype(before)
+
+    assert torch.equal(grads(ebb.region()), grads(torch.enable_grad()))
+
+
+def test_onednn_switched_off_between_forward_and_backward():
+    conv = nn.Conv2d(3, 8, 3)
+    x = torch.randn(2, 3, 16, 16)
+
+    def grads(region):
+        with region:
+            loss = conv(x).exp().sin().sum()
+        with torch.backends.mkldnn.flags(enabled=False):
+            return torch.autograd.grad(loss, conv.weight)[0]
+
+    assert torch.equal(grads(ebb.region()), grads(ebb.region(ebb.policies.save_all)))
+
+
+def test_threads_changed_inside_the_region():
+    x = torch.randn(300_000, requires_grad=True)
+
+    def grads(region):
+        before = torch.get_num_threads()
+        try:
+            with region:
+                torch.set_num_threads(2)
+                total = x.sum()
+                torch.set_num_threads(1)
+                loss = ((x * total) / 1e3).exp().sum() * (total * 1e-3).exp()
+            return torch.autograd.grad(loss, x)[0]
+        finally:
+            torch.set_num_threads(before)
+
+    assert torch.equal(grads(ebb.region()), grads(torch.enable_grad()))
+
+
+def test_flushing_of_denormals_changed_between_forward_and_backward():
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush denormals")
+    torch.set_flush_denormal(False)
+    x = torch.full((4,), 1e-40, requires_grad=True)
+
+    def grads(region):
+        with region:
+            loss = ((x * 0.01) * x.detach().add(1)).mul(x * 1e20).sum()
+        torch.set_flush_denormal(True)
+        try:
+            return torch.autograd.grad(loss, x)[0]
+        finally:
+            torch.set_flush_denormal(False)
+
+    assert same_bits(grads(ebb.region()), grads(ebb.region(ebb.policies.save_all)))
+
+
+def test_float32_precision_changed_between_forward_and_backward_is_refused():
+    w = torch.randn(8, 8, requires_grad=True)
+    before = torch.get_float32_matmul_precision()
+    with ebb.region(name="block"):
+        loss = (w @ w).exp().sin().sum()
+    try:
+        torch.set_float32_matmul_precision("medium" if before != "medium" else "highest")
+        with pytest.raises(RuntimeError, match=r"aten::mm.default in region 'block'.*precision"):
+            loss.backward()
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_more_dimensions_than_a_byte_counts():
+    def program(x):
+        h = x.sin().reshape([1] * 299 + [4])
+        return (h * h).reshape(4)
+
+    assert_exact(program, leaves((4,)))
+
+
+def test_saved_value_written_after_the_region_when_its_handle_is_gone():
+    policy = ebb.Policy({"aten::mul": ebb.SAVE})
+
+    def program(region):
+        x = leaves((4,))[0]
+        with region:
+            h = x * 2
+            t = h.sin()
+            del t
+            v = h + 1
+            z = v * v
+            del v
+        with torch.no_grad():
+            h.add_(1)
+        z.sum().backward()
+        return x.grad
+
+    assert torch.equal(program(ebb.region(policy)), program(torch.enable_grad()))
+
+
+def test_autocast_reaches_the_kernels_that_it_reached_in_forward():
+    net = nn.Sequential(
+        nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 8), nn.Softmax(-1)
+    )
+
+    def program(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            h = net(x)
+            with torch.autocast("cpu", enabled=False):
+                h = h.float() @ h.float().t()
+            return net(torch.nn.functional.pad(h, (0, 8 - h.shape[1]))).float().exp()
+
+    assert_exact(program, leaves((4, 8), dtype=torch.float32))
+
+
+def test_backward_under_another_autocast():
+    net = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    x = torch.randn(4, 8)
+
+    def grads(region):
+        with region:
+            loss = net(x).exp().sum()
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.autograd.grad(loss, list(net.parameters()))
+
+    for a, e in zip(grads(ebb.region()), grads(torch.enable_grad()), strict=True):
+        assert torch.equal(a, e)
