@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-import types
+import copyreg
+import functools
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any
@@ -13,43 +14,103 @@ import torch
 from ebb._policy import Policy
 from ebb._region import _check_policy, region
 
+_KEY = "_ebb_region"  # in a module's instance dictionary: (policy, name)
+
+
+@functools.cache
+def _region_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """A subclass of a module class whose forward runs in a region.
+
+    Swapping the class, as torch's own parametrizations and FSDP2 do, follows copies of a module
+    (``copy.copy``, replicas of DataParallel), which an attribute bound to one instance would not.
+    """
+
+    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        policy, name = self.__dict__[_KEY]
+        with region(policy, name):
+            return original.forward(self, *args, **kwargs)
+
+    def reduce(self: torch.nn.Module, protocol: Any) -> Any:
+        # A pickled model is of its original class, so it loads where ebb is not installed.
+        state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
+        if isinstance(state, dict):
+            state = {key: value for key, value in state.items() if key != _KEY}
+        return (copyreg._reconstructor, (original, object, None), state)
+
+    def deepcopy(self: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+        mark = self.__dict__.pop(_KEY)
+        self.__class__ = original  # type: ignore[assignment]
+        try:
+            twin = copy.deepcopy(self, memo)
+        finally:
+            self.__class__ = swapped  # type: ignore[assignment]
+            self.__dict__[_KEY] = mark
+        twin.__class__ = swapped
+        twin.__dict__[_KEY] = mark
+        return twin
+
+    swapped = type(
+        original.__name__,
+        (original,),
+        {
+            "__module__": original.__module__,
+            "__qualname__": original.__qualname__,
+            "__doc__": original.__doc__,
+            "__reduce_ex__": reduce,
+            "__deepcopy__": deepcopy,
+            "forward": functools.wraps(original.forward)(forward),
+            "_ebb_original": original,
+        },
+    )
+    return swapped
+
 
 class _RegionForward:
-    """Stands as `forward` in a module's instance dictionary and runs the real one in a region."""
+    """Wraps a `forward` that somebody put on one instance; it runs in a region."""
 
-    def __init__(
-        self, module: torch.nn.Module, policy: Policy, name: str, before: Any | None
-    ) -> None:
-        self.module = module
+    def __init__(self, wrapped: Any, policy: Policy, name: str) -> None:
+        self.__wrapped__ = wrapped
         self.policy = policy
         self.name = name
-        self.before = before  # an instance's own `forward` that was there, or None
-
-    @property
-    def wrapped(self) -> Any:
-        if self.before is not None:
-            return self.before
-        return types.MethodType(type(self.module).forward, self.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with region(self.policy, self.name):
-            return self.wrapped(*args, **kwargs)
-
-    def __getattr__(self, attribute: str) -> Any:
-        # Signature inspection (inspect.signature, transformers) sees the real forward.
-        if attribute == "__wrapped__" and "module" in self.__dict__:
-            return self.wrapped
-        raise AttributeError(attribute)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _RegionForward:
-        module = copy.deepcopy(self.module, memo)
-        return _RegionForward(module, self.policy, self.name, copy.deepcopy(self.before, memo))
+            return self.__wrapped__(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A pickled model carries its real forward, so it loads where ebb is not installed.
-        if self.before is None:
-            return (getattr, (self.module, "forward"))
-        return (copy.copy, (self.before,))
+        return (copy.copy, (self.__wrapped__,))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _RegionForward:
+        return _RegionForward(copy.deepcopy(self.__wrapped__, memo), self.policy, self.name)
+
+
+def _is_region(module: torch.nn.Module) -> bool:
+    return _KEY in module.__dict__ or isinstance(module.__dict__.get("forward"), _RegionForward)
+
+
+def _make_region(module: torch.nn.Module, policy: Policy, name: str) -> None:
+    own = module.__dict__.get("forward")
+    if own is not None:
+        module.__dict__["forward"] = _RegionForward(own, policy, name)
+        return
+    module.__dict__[_KEY] = (policy, name)
+    module.__class__ = _region_class(type(module))  # type: ignore[arg-type]
+
+
+def _unmake_region(module: torch.nn.Module) -> None:
+    own = module.__dict__.get("forward")
+    if isinstance(own, _RegionForward):
+        module.__dict__["forward"] = own.__wrapped__
+        return
+    module.__class__ = type(module)._ebb_original  # type: ignore[attr-defined]
+    del module.__dict__[_KEY]
+
+
+def _can_unmake(module: torch.nn.Module) -> bool:
+    """Whether ebb's wrapper is still the outermost one."""
+    if isinstance(module.__dict__.get("forward"), _RegionForward):
+        return True
+    return "_ebb_original" in type(module).__dict__ and "forward" not in module.__dict__
 
 
 class RegionHandle:
@@ -59,30 +120,28 @@ class RegionHandle:
         names: the fully qualified names of the modules that became regions.
     """
 
-    def __init__(self, forwards: dict[str, _RegionForward]) -> None:
-        self._forwards: dict[str, _RegionForward] | None = forwards
-        self.names = tuple(forwards)
+    def __init__(self, modules: dict[str, torch.nn.Module]) -> None:
+        self._modules: dict[str, torch.nn.Module] | None = modules
+        self.names = tuple(modules)
 
     def remove(self) -> None:
-        """Give the modules their own `forward` back.
+        """Give the modules their own forward back.
 
         Raises:
-            RuntimeError: it was called before, or somebody has wrapped a module's `forward` since
-                (remove that wrapper first); nothing is changed then.
+            RuntimeError: it was called before, or somebody has wrapped a module's forward or class
+                since (undo that first); nothing is changed then.
         """
-        if self._forwards is None:
+        if self._modules is None:
             raise RuntimeError("ebb: remove() was called already on this handle")
-        for name, forward in self._forwards.items():
-            if forward.module.__dict__.get("forward") is not forward:
+        for name, module in self._modules.items():
+            if not _can_unmake(module):
                 raise RuntimeError(
-                    f"ebb: the forward of module {name!r} was replaced after ebb.apply; undo that "
-                    "replacement before calling remove()"
+                    f"ebb: the forward or class of module {name!r} was replaced after ebb.apply; "
+                    "undo that before calling remove()"
                 )
-        for forward in self._forwards.values():
-            del forward.module.__dict__["forward"]
-            if forward.before is not None:
-                forward.module.__dict__["forward"] = forward.before
-        self._forwards = None
+        for module in self._modules.values():
+            _unmake_region(module)
+        self._modules = None
 
     def __enter__(self) -> RegionHandle:
         return self
@@ -107,8 +166,9 @@ def apply(
 ) -> RegionHandle:
     """Make the forward of each matching module a region.
 
-    The model's state_dict, parameters and hooks stay as they are; copies (``copy.deepcopy``) are
-    regions too, pickles carry the plain forward.
+    The model's state_dict, parameters and hooks stay as they are. A matching module's class becomes
+    a subclass of the same name, so ``isinstance`` still holds. Copies are regions too; a pickle
+    holds the original class.
 
     Args:
         model: the model to change in place.
@@ -145,13 +205,8 @@ def apply(
             f"ebb: no module matches {', '.join(patterns)!r}. The modules are: {shown}"
         )
     for name, module in chosen.items():
-        if isinstance(module.__dict__.get("forward"), _RegionForward):
+        if _is_region(module):
             raise ValueError(f"ebb: module {name!r} is a region already; remove() that first")
-    forwards = {}
     for name, module in chosen.items():
-        forward = _RegionForward(
-            module, policy, name or type(module).__name__, module.__dict__.get("forward")
-        )
-        module.__dict__["forward"] = forward
-        forwards[name] = forward
-    return RegionHandle(forwards)
+        _make_region(module, policy, name or type(module).__name__)
+    return RegionHandle(chosen)

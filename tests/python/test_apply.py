@@ -88,6 +88,7 @@ def test_remove_gives_the_forward_back(model):
     handle.remove()
 
     assert model.layers[0].__dict__ == before
+    assert type(model.layers[0]) is Layer
     ebb.reset_stats()
     grads(model)
     assert entered() == set()
@@ -124,8 +125,32 @@ def test_remove_refuses_when_somebody_wrapped_the_forward_since(model):
     with pytest.raises(RuntimeError, match=r"'layers.0' was replaced"):
         handle.remove()
 
-    model.layers[0].forward = ours
+    del model.layers[0].forward
     handle.remove()
+    assert type(model.layers[0]) is Layer
+
+
+def test_shallow_copies_and_replicas_use_their_own_parameters(model):
+    layer = model.layers[0].eval()
+    ebb.apply(layer)
+    x = torch.ones(2, 4)
+    for twin in (copy.copy(layer), layer._replicate_for_data_parallel()):
+        twin.__dict__["_modules"] = dict(twin._modules)  # copy.copy shares the dictionary
+        twin.norm = nn.LayerNorm(4)
+        twin.norm.weight.data.fill_(3)
+        twin.norm.bias.data.fill_(2)
+        expected = x + twin.mlp(twin.norm(x))
+        assert torch.equal(twin(x), expected)
+        assert not torch.equal(layer(x), expected)
+
+
+def test_classes_stay_recognisable(model):
+    ebb.apply(model, modules="layers.*")
+    layer = model.layers[0]
+
+    assert isinstance(layer, Layer)
+    assert type(layer).__name__ == "Layer"
+    assert repr(model) == repr(Model())
 
 
 def test_state_dict_keys_do_not_change(model):
@@ -144,7 +169,6 @@ def test_deepcopy_is_a_region_of_its_own(model):
     twin = copy.deepcopy(model)
     handle.remove()
 
-    assert twin.layers[0].forward.module is twin.layers[0]
     ebb.reset_stats()
     assert same(grads(twin), expected)
     assert entered() == {"layers.0", "layers.1", "layers.2"}
