@@ -75,7 +75,7 @@ class EBB_API Region {
 // One region's counts, or a sum of them. Bytes count each storage once.
 struct RegionCounters {
   uint64_t entered = 0;       // times the region was entered
-  uint64_t opsSeen = 0;       // ops that reached ebb
+  uint64_t opsSeen = 0;       // ops that reached ebb; views do not
   uint64_t opsRecorded = 0;   // ... for which a recipe was written
   uint64_t opsReplayed = 0;   // recipes run again
   uint64_t bytesSaved = 0;    // made in the region, packed by autograd, kept

@@ -30,20 +30,21 @@ def _region_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
         with region(policy, name):
             return original.forward(self, *args, **kwargs)
 
-    def reduce(self: torch.nn.Module, protocol: Any) -> Any:
+    def reduce(self: Any, protocol: Any) -> Any:
         # A pickled model is of its original class, so it loads where ebb is not installed.
         state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
         if isinstance(state, dict):
             state = {key: value for key, value in state.items() if key != _KEY}
-        return (copyreg._reconstructor, (original, object, None), state)
+        make = copyreg._reconstructor  # type: ignore[attr-defined]
+        return (make, (original, object, None), state)
 
     def deepcopy(self: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
         mark = self.__dict__.pop(_KEY)
-        self.__class__ = original  # type: ignore[assignment]
+        self.__class__ = original
         try:
             twin = copy.deepcopy(self, memo)
         finally:
-            self.__class__ = swapped  # type: ignore[assignment]
+            self.__class__ = swapped
             self.__dict__[_KEY] = mark
         twin.__class__ = swapped
         twin.__dict__[_KEY] = mark

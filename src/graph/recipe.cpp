@@ -14,7 +14,7 @@ namespace {
 // 100,000 ops would recurse as deep. The outermost dying recipe collects what the others would have
 // dropped and drops it in a loop.
 using Dying = c10::SmallVector<c10::intrusive_ptr<Value>, 16>;
-constinit thread_local Dying* tlsDying = nullptr;
+[[gnu::tls_model("initial-exec")]] constinit thread_local Dying* tlsDying = nullptr;
 
 void drop(c10::intrusive_ptr<Value>&& value) {
   if (!value) {

@@ -4,7 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <map>
+#include <utility>
 #include <vector>
 
 #include "graph/kernel_state.h"
@@ -239,15 +239,18 @@ class Slice {
   }
 
   void run() {
-    std::map<uint16_t, RegionCounters> counters;
+    RegionCounters counters;
+    uint16_t region = recipes_.front()->region;
     for (auto& recipe : recipes_) {
+      if (recipe->region != region) {
+        ledgerAdd(graph_.names[region], std::exchange(counters, {}));
+        region = recipe->region;
+      }
       Rerun(graph_, *recipe).run();
-      ++counters[recipe->region].opsReplayed;
+      ++counters.opsReplayed;
       recipe.reset();  // inputs that nothing else needs are freed here
     }
-    for (const auto& [region, counted] : counters) {
-      ledgerAdd(graph_.names[region], counted);
-    }
+    ledgerAdd(graph_.names[region], counters);
   }
 
  private:

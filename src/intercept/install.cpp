@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -14,7 +15,8 @@
 namespace ebb {
 namespace {
 
-constinit thread_local Interceptor* tlsInterceptor = nullptr;
+// Initial-exec: found without a call, for every op. A pointer fits in any process's static TLS.
+[[gnu::tls_model("initial-exec")]] constinit thread_local Interceptor* tlsInterceptor = nullptr;
 
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   ExcludeInterception guard;
@@ -32,16 +34,27 @@ c10::KernelFunction interceptKernel() {
   return c10::KernelFunction::makeFromBoxedFunction<&intercept>();
 }
 
-// Note [CompositeExplicit operators need a kernel of their own]
-// c10 counts CustomRNGKeyId as a backend, so a CompositeExplicitAutograd kernel outranks the
-// fallback. Those operators get the boxed function registered directly. CompositeImplicitAutograd
-// ones never do: they decompose above us, and a kernel here would make AutogradOther ambiguous.
-bool needsOwnKernel(const c10::OperatorHandle& op) {
+// Note [Operators with a kernel of their own for our key]
+// 1. c10 counts CustomRNGKeyId as a backend, so a CompositeExplicitAutograd kernel outranks the
+//    fallback. Those operators get the boxed function registered directly.
+// 2. Views, and ops that neither return nor write tensors, need no recipe: they fall through, so
+//    they cost what they cost outside a region.
+// CompositeImplicitAutograd ones never get one: they decompose above us, and a kernel here would
+// make AutogradOther ambiguous.
+std::optional<c10::KernelFunction> ownKernel(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
-  return op.hasSchema() && !op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
-         !op.hasKernelForDispatchKey(kInterceptionKey) &&
-         (op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
-          op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional));
+  if (!op.hasSchema() || op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) ||
+      op.hasKernelForDispatchKey(kInterceptionKey)) {
+    return std::nullopt;
+  }
+  if (passesThrough(op)) {
+    return c10::KernelFunction::makeFallthrough();
+  }
+  if (op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+      op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional)) {
+    return interceptKernel();
+  }
+  return std::nullopt;
 }
 
 class Installation final {
@@ -123,11 +136,12 @@ class Installation final {
         continue;
       }
       const auto op = dispatcher.findOp(change.name);
-      if (op && needsOwnKernel(*op)) {
+      const auto kernel = op ? ownKernel(*op) : std::nullopt;
+      if (kernel) {
         kernels_.insert_or_assign(
             change.name,
             dispatcher.registerImpl(
-                change.name, kInterceptionKey, interceptKernel(), std::nullopt, nullptr, "ebb"));
+                change.name, kInterceptionKey, *kernel, std::nullopt, nullptr, "ebb"));
       }
     }
   }
@@ -138,7 +152,7 @@ class Installation final {
   std::vector<Change> pending_;        // told by the listener, handled at the next region entry
   std::optional<c10::RegistrationHandleRAII> fallback_;  // our fallback for the key
   std::optional<c10::RegistrationHandleRAII> listener_;  // keeps the listener registered
-  // See Note [CompositeExplicit operators need a kernel of their own]
+  // See Note [Operators with a kernel of their own for our key]
   std::unordered_map<c10::OperatorName, c10::RegistrationHandleRAII> kernels_;
 };
 

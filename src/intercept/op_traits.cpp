@@ -52,10 +52,11 @@ bool holdsGenerator(const c10::TypePtr& type) {
   return withoutOptional(*type).kind() == c10::TypeKind::GeneratorType;
 }
 
-OpKind classify(const OpTraits& traits, const c10::FunctionSchema& schema) {
-  if (traits.op.hasTag(at::Tag::inplace_view)) {
+OpKind classify(const c10::OperatorHandle& op) {
+  if (op.hasTag(at::Tag::inplace_view)) {
     return OpKind::InplaceView;
   }
+  const c10::FunctionSchema& schema = op.schema();
   bool returnsTensor = false;
   bool onlyViews = true;
   for (const auto& result : schema.returns()) {
@@ -64,7 +65,7 @@ OpKind classify(const OpTraits& traits, const c10::FunctionSchema& schema) {
       onlyViews &= result.alias_info() != nullptr && !result.alias_info()->isWrite();
     }
   }
-  const bool nothing = !traits.writes && (!returnsTensor || onlyViews);
+  const bool nothing = !schema.is_mutable() && (!returnsTensor || onlyViews);
   return nothing ? OpKind::PassThrough : OpKind::Recorded;
 }
 
@@ -111,7 +112,7 @@ void fill(OpTraits& traits) {
   traits.constantFill = isConstantFactory(name);
   traits.readsPrecision = readsPrecision(name);
   traits.readsRequiresGrad = readsRequiresGrad(name);
-  traits.kind = classify(traits, schema);
+  traits.kind = classify(traits.op);
 }
 
 struct Registry {
@@ -160,6 +161,10 @@ const OpTraits& opTraits(const c10::OperatorHandle& op) {
     slot = findOrCreate(op, address);
   }
   return *slot;
+}
+
+bool passesThrough(const c10::OperatorHandle& op) {
+  return classify(op) == OpKind::PassThrough;
 }
 
 void forgetOpTraits(const c10::OperatorHandle& op) {

@@ -66,6 +66,9 @@ struct OpTraits {
 // The traits of `op`; the reference is valid for ever.
 const OpTraits& opTraits(const c10::OperatorHandle& op);
 
+// Whether calls of `op` need not be seen: views, and ops that neither return nor write tensors.
+bool passesThrough(const c10::OperatorHandle& op);
+
 // Told by the registration listener: the address may be given to another operator.
 void forgetOpTraits(const c10::OperatorHandle& op);
 

@@ -8,15 +8,13 @@ from exactness import assert_exact, leaves
 import ebb
 
 
-def test_view_ops_are_seen_but_not_recorded():
+def test_view_ops_are_not_recorded():
     x = torch.randn(4, 4, requires_grad=True)
 
     with ebb.region():
         x.t().t().view(2, 8).unsqueeze(0).expand(3, 2, 8).transpose(1, 2).detach()
 
-    total = ebb.stats()["total"]
-    assert total["ops_seen"] >= 5
-    assert total["ops_recorded"] == 0
+    assert ebb.stats()["total"]["ops_recorded"] == 0
 
 
 def test_ops_without_tensor_results_are_not_recorded():
