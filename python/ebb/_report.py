@@ -18,9 +18,10 @@ def stats() -> dict[str, Any]:
 
         * ``"step"``: steps begun since the start or the last :func:`reset_stats`;
         * ``"regions"``: for each region name a dictionary of counts; ``"total"``: their sum:
-          ``entered`` (times), ``ops_seen`` (views are not), ``ops_recorded``, ``ops_replayed``, ``bytes_saved``
-          and ``bytes_dropped`` (made in the region, packed by autograd, and kept or not; each
-          storage once), ``bytes_copied`` (copied before a write because a recompute needs them);
+          ``entered`` (times), ``ops_seen`` (views are not), ``ops_recorded``, ``ops_replayed``,
+          ``bytes_saved`` and ``bytes_dropped`` (made in the region, packed by autograd, and kept
+          or not; each storage once), ``bytes_copied`` (copied before a write because a recompute
+          needs them);
         * ``"live_recipes"``, ``"live_handles"``, ``"open_regions"``: objects that exist now, in
           the whole process.
 
