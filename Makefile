@@ -29,7 +29,7 @@ $(BIN)/python:
 
 $(VENV)/.ebb-built: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install $(TORCH)
-	$(PIP) install "setuptools>=77" wheel "cmake>=3.18" ninja
+	$(PIP) install "setuptools>=64" wheel "cmake>=3.18" ninja
 	PATH="$(BIN):$$PATH" $(PIP) install --no-build-isolation --no-deps -e .
 	touch $@
 

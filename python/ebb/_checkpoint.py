@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,20 @@ from torch.utils.checkpoint import noop_context_fn
 
 from ebb._policy import Policy
 from ebb._region import _check_policy, region
+
+
+# Keywords that later versions of torch added; they have nothing to choose here either.
+_LATER_KEYWORDS = frozenset(inspect.signature(_torch_checkpoint).parameters) - {
+    "function",
+    "args",
+    "kwargs",
+    "use_reentrant",
+    "context_fn",
+    "determinism_check",
+    "debug",
+    "early_stop",
+    "preserve_rng_state",
+}
 
 
 def checkpoint(
@@ -67,6 +82,8 @@ def checkpoint(
             "ebb: checkpoint takes a policy instead of a context_fn. Write the operators that your "
             "context_fn saves as policy=ebb.Policy({'aten::mm': ebb.SAVE, ...})."
         )
+    for keyword in _LATER_KEYWORDS:
+        kwargs.pop(keyword, None)
     name = getattr(function, "__qualname__", type(function).__name__)
     with region(_check_policy(policy), name):
         return function(*args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 
 import pytest
@@ -137,6 +138,9 @@ def test_a_thread_that_ends_inside_a_region_cleans_up():
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
+    deadline = time.monotonic() + 10  # join returns before the thread's own clean-up has run
+    while ebb.stats()["open_regions"] and time.monotonic() < deadline:
+        time.sleep(0.01)
 
     assert ebb.stats()["open_regions"] == 0
     assert works()
