@@ -13,7 +13,6 @@ from torch.utils.checkpoint import noop_context_fn
 from ebb._policy import Policy
 from ebb._region import _check_policy, region
 
-
 # Keywords that later versions of torch added; they have nothing to choose here either.
 _LATER_KEYWORDS = frozenset(inspect.signature(_torch_checkpoint).parameters) - {
     "function",
