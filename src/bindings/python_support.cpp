@@ -12,9 +12,6 @@ namespace py = pybind11;
 
 namespace {
 
-// Set at import, never freed: handles may outlive the interpreter's modules.
-PyObject* unpackFunction = nullptr;
-
 bool holdsGil() {
   return Py_IsInitialized() && PyGILState_Check();
 }
@@ -27,14 +24,16 @@ void acquireGil(void* state) {
   PyEval_RestoreThread(static_cast<PyThreadState*>(state));
 }
 
-// Compiled autograd wants a Python callable and its argument. The argument borrows the handle,
-// which the graph keeps alive while compiled autograd traces and runs that graph.
+// Compiled autograd wants a Python callable and its argument, and releases the graph's own handles
+// before it calls; so the argument owns another handle on the same saved tensor.
 std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> unpackHook(const Handle& handle) {
   py::gil_scoped_acquire gil;
-  auto argument = py::capsule(&handle, "ebb.Handle");
-  Py_INCREF(unpackFunction);
+  auto argument = py::capsule(new Handle(handle), "ebb.Handle", [](PyObject* capsule) {
+    delete static_cast<Handle*>(PyCapsule_GetPointer(capsule, "ebb.Handle"));
+  });
+  auto function = py::module_::import("ebb._compiled_autograd").attr("unpack");
   return std::make_pair(
-      c10::SafePyObject(unpackFunction, getPyInterpreter()),
+      c10::SafePyObject(py::object(function).release().ptr(), getPyInterpreter()),
       c10::SafePyObject(argument.release().ptr(), getPyInterpreter()));
 }
 
@@ -47,7 +46,6 @@ py::object unpack(const py::capsule& argument) {
 
 void installPythonSupport(py::module_& module) {
   module.def("_unpack", &unpack);
-  unpackFunction = py::object(module.attr("_unpack")).release().ptr();
   setPythonSupport({&holdsGil, &releaseGil, &acquireGil, &unpackHook});
 }
 

@@ -53,12 +53,12 @@ c10::intrusive_ptr<Recipe> Recipe::make(
   static_assert(alignof(c10::IValue) <= alignof(Recipe) && alignof(Input) <= alignof(Recipe));
   const size_t extra = argumentCount * sizeof(c10::IValue) + inputCount * sizeof(Input) +
                        shapeCount * sizeof(int64_t);
-  auto* recipe = new (extra, Extra{}) Recipe(op, argumentCount, inputCount, nullptr);
+  auto* recipe = new (extra, Extra{}) Recipe(op, argumentCount, inputCount);
   // intrusive_ptr counts objects from one made by make_intrusive; this is the same by hand.
   return c10::intrusive_ptr<Recipe>::unsafe_steal_from_new(recipe);
 }
 
-Recipe::Recipe(const OpTraits& traits, uint32_t arguments_, uint32_t inputs_, void*)
+Recipe::Recipe(const OpTraits& traits, uint32_t arguments_, uint32_t inputs_)
     : op(traits), argumentCount(arguments_), inputCount(inputs_) {
   arguments = reinterpret_cast<c10::IValue*>(this + 1);
   inputs = reinterpret_cast<Input*>(arguments + argumentCount);

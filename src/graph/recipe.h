@@ -73,7 +73,7 @@ struct Recipe final : c10::intrusive_ptr_target {
   struct Extra {};
   static void* operator new(size_t size, size_t extra, Extra);
   static void operator delete(void* block, size_t extra, Extra);
-  Recipe(const OpTraits& traits, uint32_t arguments, uint32_t inputs, void* tail);
+  Recipe(const OpTraits& traits, uint32_t arguments, uint32_t inputs);
 };
 
 }  // namespace ebb

@@ -15,6 +15,25 @@ Handle::Handle(Recorder& recorder)
   liveCounts().handles.fetch_add(1, std::memory_order_relaxed);
 }
 
+Handle::Handle(const Handle& other)
+    : SavedVariableHooks(),
+      recorder_(nullptr),
+      graph_(other.graph_),
+      value_(other.value_),
+      recompute_(other.recompute_),
+      storage_(other.storage_),
+      kept_(other.kept_),
+      geometry_(other.geometry_),
+      counter_(other.counter_),
+      version_(other.version_),
+      region_(other.region_),
+      producer_(other.producer_) {
+  liveCounts().handles.fetch_add(1, std::memory_order_relaxed);
+  if (value_) {
+    ++value_->handles;
+  }
+}
+
 Handle::~Handle() {
   if (value_) {
     --value_->handles;

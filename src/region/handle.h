@@ -14,6 +14,8 @@ namespace ebb {
 class EBB_API Handle final : public torch::autograd::SavedVariableHooks {
  public:
   explicit Handle(Recorder& recorder);
+  // Another handle on the same saved tensor; unpacks to the same.
+  Handle(const Handle& other);
   ~Handle() override;
 
   void call_pack_hook(const at::Tensor& tensor) override;

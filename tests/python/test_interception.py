@@ -230,6 +230,25 @@ print("no-op")
     assert result.stdout.strip() == "no-op", result.stderr
 
 
+@pytest.mark.slow
+def test_compiled_autograd_unpacks_handles():
+    source = """
+import torch, ebb
+x = torch.randn(4, 4, requires_grad=True)
+def loss():
+    return torch.tanh(x @ x).exp().sin().sum()
+expected = torch.autograd.grad(loss(), x)[0]
+with ebb.region():
+    ours = loss()
+with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+    ours.backward()
+assert torch.equal(x.grad, expected)
+print("exact")
+"""
+    result = run_script(source)
+    assert result.stdout.strip() == "exact", result.stderr
+
+
 def test_another_owner_of_the_key_is_a_clear_error():
     source = """
 import torch, ebb

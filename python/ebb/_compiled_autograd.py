@@ -1,0 +1,13 @@
+"""What compiled autograd calls to unpack a handle; imported when it first asks."""
+
+from __future__ import annotations
+
+import torch
+
+from ebb import _C
+
+
+@torch.compiler.disable  # type: ignore[misc]
+def unpack(handle: object) -> torch.Tensor:
+    """The tensor that autograd packed. Not traced: it replays ops in C++."""
+    return _C._unpack(handle)
