@@ -28,7 +28,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.ebb-built: $(SOURCES) | $(BIN)/python
-	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install $(TORCH)
+	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install $(TORCH) numpy
 	$(PIP) install "setuptools>=64" wheel "cmake>=3.18" ninja
 	PATH="$(BIN):$$PATH" $(PIP) install --no-build-isolation --no-deps -e .
 	touch $@

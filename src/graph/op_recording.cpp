@@ -97,7 +97,7 @@ void OpRecording::addWrite(const at::Tensor& tensor, size_t argument, int32_t el
   const auto same = std::find_if(
       writes_.begin(), writes_.end(), [&](const Write& write) { return write.storage == storage; });
   if (same != writes_.end()) {
-    same->whole |= whole;
+    same->whole &= whole;
     same->sideEffect &= use == ArgUse::Scratch;
     return;
   }
@@ -209,7 +209,7 @@ void OpRecording::prepareWrites() {
 }
 
 void OpRecording::runKernel() {
-  RandomScope random(op_, below_, arguments());
+  RandomScope random(op_, below_, arguments(), recipe_.defined());
   const size_t base = stack_->size() - op_.argumentCount;
   lock_.unlock();
   try {

@@ -107,23 +107,27 @@ bool mayDraw(const OpTraits& op, const c10::IValue* arguments) {
 }  // namespace
 
 RandomScope::RandomScope(
-    const OpTraits& op, c10::DispatchKeySet keys, const c10::IValue* arguments) {
-  if (!mayDraw(op, arguments)) {
+    const OpTraits& op, c10::DispatchKeySet keys, const c10::IValue* arguments, bool recorded) {
+  if (!mayDraw(op, arguments) || (op.untrusted && !recorded)) {
     return;
   }
-  state_ = std::make_unique<RandomState>();
-  // An operator from elsewhere may draw without saying so, and its kernel may be Python: compare
-  // states around it, and hold no lock.
-  confirm_ = !op.random;
+  at::Generator generator;
   if (op.generatorArgument >= 0 && arguments[op.generatorArgument].isGenerator()) {
-    state_->generator = arguments[op.generatorArgument].toGenerator();
+    generator = arguments[op.generatorArgument].toGenerator();
   } else {
-    state_->generator = at::globalContext().defaultGenerator(deviceOf(op, keys, arguments));
+    generator = at::globalContext().defaultGenerator(deviceOf(op, keys, arguments));
     if (!op.untrusted) {
       lock_ = std::unique_lock<std::mutex>(drawMutex());
     }
   }
-  before_ = stateOf(state_->generator);
+  if (recorded) {
+    // An operator from elsewhere may draw without saying so, and its kernel may be Python: compare
+    // states around it, and hold no lock.
+    confirm_ = !op.random;
+    before_ = stateOf(generator);
+    state_ = std::make_unique<RandomState>();
+    state_->generator = std::move(generator);
+  }
 }
 
 std::unique_ptr<RandomState> RandomScope::finish() {

@@ -29,8 +29,10 @@ struct RandomState {
 // Takes the state before an op runs, and decides afterwards whether it was needed.
 class RandomScope {
  public:
-  // `arguments` points to the op's arguments. Cheap if the op cannot draw.
-  RandomScope(const OpTraits& op, c10::DispatchKeySet keys, const c10::IValue* arguments);
+  // `arguments` points to the op's arguments; `recorded`: the op gets a recipe, so the state is
+  // wanted. Cheap if the op cannot draw.
+  RandomScope(
+      const OpTraits& op, c10::DispatchKeySet keys, const c10::IValue* arguments, bool recorded);
 
   // After the op ran: the state to put in its recipe, null if it drew nothing.
   std::unique_ptr<RandomState> finish();
