@@ -1,0 +1,101 @@
+"""The same programs on every device there is: on the CPU always, on CUDA where there is one."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from exactness import POLICIES
+from torch import nn
+from torch.nn import functional as F
+
+import ebb
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.needs_cuda,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+        ],
+    ),
+]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    if request.param == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    yield torch.device(request.param)
+    torch.use_deterministic_algorithms(False)
+
+
+def transformer(x, w):
+    h = F.layer_norm(x, x.shape[-1:])
+    q, k, v = (h @ w).view(2, 8, 3, 2, 16).permute(2, 0, 3, 1, 4)
+    a = F.scaled_dot_product_attention(q, k, v, dropout_p=0.2, is_causal=True)
+    h = F.dropout(a.transpose(1, 2).reshape(2, 8, 32), 0.3) + torch.rand_like(x)
+    return F.gelu(h + x).exp()
+
+
+def in_place(x, w):
+    h = (x @ w[:, :32]).add_(1)
+    h[:, 1:].add_(h[:, :1].detach())
+    noise = torch.empty_like(h).normal_()
+    return (h * noise).sin()
+
+
+def under_autocast(x, w):
+    with torch.autocast(x.device.type, torch.bfloat16):
+        h = F.silu(x @ w[:, :32]) * (x @ w[:, 32:64])
+        return F.softmax(h, -1).float().exp()
+
+
+def through_the_host(x, w):
+    h = x * 2
+    on_host = h.detach().to("cpu") + 1
+    return (h * on_host.to(x.device)).exp()
+
+
+def explicit_generator(x, w):
+    generator = torch.Generator(device=x.device).manual_seed(3)
+    mask = torch.empty_like(x).bernoulli_(0.5, generator=generator)
+    return (x * mask).exp() + torch.rand(1, generator=generator, device=x.device)
+
+
+PROGRAMS = [transformer, in_place, under_autocast, through_the_host, explicit_generator]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_gradients_and_random_state(program, policy, device):
+    def run(region):
+        torch.manual_seed(1)
+        x = torch.randn(2, 8, 32, device=device, requires_grad=True)
+        w = torch.randn(32, 96, device=device, requires_grad=True)
+        with region:
+            loss = program(x, w).sum()
+        grads = torch.autograd.grad(loss, (x, w), allow_unused=True)
+        return [loss.detach(), *(g for g in grads if g is not None), torch.rand(3, device=device)]
+
+    for a, e in zip(run(ebb.region(POLICIES[policy])), run(torch.enable_grad()), strict=True):
+        assert torch.equal(a, e)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_convolutions_and_batch_norm(policy, device):
+    plain = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Conv2d(8, 4, 3)
+    ).to(device)
+    ours = copy.deepcopy(plain)
+    ebb.apply(ours, POLICIES[policy])
+    x = torch.randn(2, 3, 9, 9, device=device)
+    for net in (plain, ours):
+        net(x).square().sum().backward()
+
+    for a, e in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(a.grad, e.grad)
+    for a, e in zip(ours.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(a, e)
