@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable
 from types import TracebackType
@@ -105,6 +106,11 @@ class region:
     def __call__(self, function: F) -> F:
         if not callable(function):
             raise TypeError(f"ebb: a region decorates a function; got {type(function).__name__}")
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            raise TypeError(
+                "ebb: a region cannot decorate a generator or a coroutine, whose body runs after "
+                "the call; enter the region inside it"
+            )
         policy = self._policy
         name = self._name or getattr(function, "__qualname__", type(function).__name__)
 

@@ -185,10 +185,7 @@ void OpRecording::addInput(Input& input, const at::Tensor& tensor, uint32_t& sha
   input.wholeOverwrite = input.use == ArgUse::Overwrite && coversStorage(tensor);
   const auto& value = recorder_.currentValue(tensor);
   if (input.use == ArgUse::Read && value->keep && !value->bytes) {
-    value->bytes = tensor.storage();
-    if (!value->saved) {
-      value->recipe.reset();
-    }
+    recorder_.keep(*value, tensor);
   }
   input.value = value;
 }

@@ -140,11 +140,31 @@ void Recorder::settle() {
   unsettled_.clear();
 }
 
+// Note [When dead values are looked for]
+// A kept value lives at least as long as the map names it, though everything that read it may be
+// gone: without gradients that is every kept value. So the map is swept when it has doubled, and
+// whenever this many bytes have been kept since the last time.
+void Recorder::keep(Value& value, const at::Tensor& tensor) {
+  value.bytes = tensor.storage();
+  keptBytes_ += value.nbytes;
+  if (!value.saved) {
+    value.recipe.reset();
+  }
+}
+
 void Recorder::sweep() {
-  if (values_.size() >= sweepAt_) {
+  constexpr size_t kSweepBytes = size_t{16} << 20;
+  if (values_.size() >= sweepAt_ || keptBytes_ >= kSweepBytes) {
     dropUnused();
     sweepAt_ = std::max<size_t>(64, 2 * values_.size());
+    keptBytes_ = 0;
   }
+}
+
+// Whether only the value and its handles hold its kept bytes: nobody else can write to them any
+// more, so no recipe is needed to make them again.
+bool Recorder::ownsItsBytes(const Value& value) {
+  return value.bytes && value.bytes.use_count() <= 1 + value.handles;
 }
 
 // Forgets values that no program can name any more: nothing refers to them and their storage is
@@ -154,13 +174,15 @@ void Recorder::dropUnused() {
   latestFirst.reserve(values_.size());
   for (const auto& [storage, value] : values_) {
     latestFirst.emplace_back(value->recipe ? value->recipe->sequence : 0, storage);
+    if (ownsItsBytes(*value)) {
+      value->recipe.reset();
+    }
   }
   std::sort(latestFirst.begin(), latestFirst.end(), std::greater<>());
   for (const auto& [sequence, storage] : latestFirst) {
     const auto entry = values_.find(storage);
     const Value& value = *entry->second;
-    const bool onlyOurs = value.bytes && value.bytes.use_count() == 1;
-    if (entry->second.use_count() == 1 && (onlyOurs || value.home.expired())) {
+    if (entry->second.use_count() == 1 && (ownsItsBytes(value) || value.home.expired())) {
       values_.erase(entry);
     }
   }
@@ -197,9 +219,7 @@ void Recorder::close() {
   settle();
   for (auto& entry : values_) {
     Value& value = *entry.second;
-    // Bytes that only we and our handles hold: nobody else can write to them any more, so the
-    // value needs no recipe. See Note [Unpacked bytes may be written].
-    if (value.bytes && value.bytes.use_count() <= 1 + value.handles) {
+    if (ownsItsBytes(value)) {  // see Note [Unpacked bytes may be written]
       value.isPrivate = true;
       value.recipe.reset();
     }

@@ -59,8 +59,10 @@ class Recorder final : public Interceptor {
   c10::intrusive_ptr<Value>& currentValue(const at::Tensor& tensor);
   void supersede(const c10::intrusive_ptr<Value>& value, size_t ownReferences);
   void settle();
+  void keep(Value& value, const at::Tensor& tensor);
   void sweep();
   void dropUnused();
+  static bool ownsItsBytes(const Value& value);
   void callInplaceView(const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
 
   c10::intrusive_ptr<Graph> graph_;                 // shared with the handles
@@ -69,6 +71,7 @@ class Recorder final : public Interceptor {
   uint16_t region_ = 0;                             // the innermost region's index in Graph::names
   Map values_;                                      // see Note [Ownership]
   size_t sweepAt_ = 64;                             // entries at which dead ones are looked for
+  size_t keptBytes_ = 0;                            // since that was last done
   std::vector<Unsettled> unsettled_;                // see Note [Version stamps]
   std::shared_ptr<const KernelState> kernelState_;  // the last one seen, to share
 };

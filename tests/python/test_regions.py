@@ -188,6 +188,18 @@ def test_decorating_something_else():
         ebb.region()(3)
 
 
+def test_decorating_a_generator_or_a_coroutine():
+    def generator():
+        yield 1
+
+    async def coroutine():
+        pass
+
+    for function in (generator, coroutine):
+        with pytest.raises(TypeError, match="enter the region inside it"):
+            ebb.region()(function)
+
+
 def test_no_grad_and_inference_mode_inside():
     x = torch.randn(3, requires_grad=True)
     with ebb.region():

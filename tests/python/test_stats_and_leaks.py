@@ -9,6 +9,8 @@ import threading
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.profiler import ProfilerActivity, profile
 
 import ebb
 
@@ -86,11 +88,35 @@ def test_bytes_are_freed_as_soon_as_the_model_lets_go():
     x = torch.randn(1000, requires_grad=True)
     with ebb.region():
         h = x.exp()
-        storage = torch.multiprocessing.reductions.StorageWeakRef(h.untyped_storage())
+        storage = StorageWeakRef(h.untyped_storage())
         h = h.sin()
         assert storage.expired()
         loss = h.sum()
     loss.backward()
+
+
+def peak_bytes(function):
+    """The most bytes that were alive at a time while `function` ran, from the profiler."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        function()
+    now = peak = 0
+    for event in sorted(profiler.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return peak
+
+
+def test_without_gradients_kept_values_die_with_their_readers():
+    w = torch.randn(1024, 1024)
+
+    def chain():
+        with torch.no_grad(), ebb.region(ebb.policies.save_all):
+            h = w
+            for _ in range(20):  # 12 MiB each
+                h = (h @ w).tanh() * 2
+
+    assert peak_bytes(chain) < 64 << 20
 
 
 def test_threads_train_models_of_their_own_with_shared_parameters():
