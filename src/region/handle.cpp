@@ -88,7 +88,8 @@ at::Tensor Handle::unpack() const {
 // Note [Unpacked bytes may be written]
 // Some backward functions reuse what they unpack as scratch memory. Eager's saved tensors share
 // their storage among themselves, and with nothing that is yet to be computed; so a storage that
-// recipes still read is not handed out: the caller gets a copy.
+// recipes still read is not handed out: the caller gets a copy. Where the tensor is still alive the
+// caller gets its storage, as in eager, and the recipes get the copy.
 c10::Storage Handle::materialised() const {
   WithoutGil withoutGil;
   std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
@@ -99,7 +100,17 @@ c10::Storage Handle::materialised() const {
     return isReadByRecipes() ? copyOf(storage_) : storage_;
   }
   c10::Storage storage = materialise(*graph_, *value_);
-  return value_->isPrivate && isReadByRecipes() ? copyOf(storage) : storage;
+  if (!isReadByRecipes()) {
+    return storage;
+  }
+  c10::Storage copy = copyOf(storage);
+  if (value_->isPrivate) {
+    return copy;
+  }
+  value_->bytes = std::move(copy);
+  value_->isPrivate = true;
+  value_->recipe.reset();
+  return storage;
 }
 
 // Inside the region the map's reference counts too, which costs a copy and no bit.

@@ -111,6 +111,24 @@ def test_backward_that_overwrites_what_it_unpacked(silent, policy):
     assert torch.equal(program(ebb.region(POLICIES[policy])), program(torch.enable_grad()))
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_backward_that_overwrites_what_it_unpacked_while_it_is_alive(policy):
+    Scratch.silent = True
+
+    def program(region):
+        x = leaves((4,))[0]
+        with region:
+            h = x * 2
+            v = h + 1
+            z = v * v
+            u = Scratch.apply(h)
+            del v
+        (z + u).sum().backward()
+        return x.grad
+
+    assert torch.equal(program(ebb.region(POLICIES[policy])), program(torch.enable_grad()))
+
+
 @pytest.mark.parametrize("kept", ["float16", "float64"])
 def test_default_dtype_changed_between_forward_and_backward(kept):
     def grads(region):
