@@ -249,6 +249,7 @@ void OpRecording::recordWrites() {
       output.element = write.element;
     }
     after->keep = after->saved || !after->recipe;
+    after->writtenHere = !after->born;
     if (write.tensor.storage().unsafeGetStorageImpl() != write.storage) {
       recorder_.values_.erase(write.storage);  // the op gave the tensor another storage
       continue;

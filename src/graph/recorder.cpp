@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "graph/fingerprint.h"
 #include "graph/op_recording.h"
 
 namespace ebb {
@@ -149,6 +150,7 @@ void Recorder::keep(Value& value, const at::Tensor& tensor) {
   keptBytes_ += value.nbytes;
   if (!value.saved) {
     value.recipe.reset();
+    value.fingerprint = fingerprint(value.bytes);
   }
 }
 
@@ -214,6 +216,17 @@ Packed Recorder::pack(const at::Tensor& tensor) {
   return packed;
 }
 
+// Note [State that each forward updates]
+// A buffer that this region wrote (a spectral norm's vectors, a counter) will be written again by
+// the next forward, perhaps in another region before this one's backward. If recipes read it and it
+// is small it is copied when the region ends; a larger one (gathered parameters, a momentum
+// encoder) is not, and writing it again before backward is an error.
+bool Recorder::mustOutliveNextWrite(const c10::intrusive_ptr<Value>& value) {
+  constexpr size_t kSmall = size_t{1} << 20;
+  return value->writtenHere && value->bytes && !value->isPrivate && !value->recipe &&
+         value->nbytes <= kSmall && readers(value) > 1;
+}
+
 void Recorder::close() {
   std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
   settle();
@@ -222,6 +235,10 @@ void Recorder::close() {
     if (ownsItsBytes(value)) {  // see Note [Unpacked bytes may be written]
       value.isPrivate = true;
       value.recipe.reset();
+    } else if (mustOutliveNextWrite(entry.second)) {
+      value.bytes = copyOf(value.bytes);
+      value.isPrivate = true;
+      counters_->bytesCopied += value.nbytes;
     }
   }
 }

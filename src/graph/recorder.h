@@ -63,6 +63,7 @@ class Recorder final : public Interceptor {
   void sweep();
   void dropUnused();
   static bool ownsItsBytes(const Value& value);
+  static bool mustOutliveNextWrite(const c10::intrusive_ptr<Value>& value);
   void callInplaceView(const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
 
   c10::intrusive_ptr<Graph> graph_;                 // shared with the handles

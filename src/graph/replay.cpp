@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "graph/fingerprint.h"
 #include "graph/kernel_state.h"
 #include "graph/random_state.h"
 #include "graph/recipe.h"
@@ -264,12 +265,30 @@ class Slice {
 
   void need(const Value& value, const Recipe& consumer) {
     if (c10::Storage storage = value.available()) {
+      checkFingerprint(value, storage, consumer);
       pinned_.push_back(std::move(storage));
     } else if (value.recipe) {
       add(value.recipe);
     } else {
       throwLostLeaf(value, consumer);
     }
+  }
+
+  void checkFingerprint(
+      const Value& value, const c10::Storage& storage, const Recipe& consumer) const {
+    const bool leaf = value.fingerprint != 0 && !value.isPrivate;
+    TORCH_CHECK(
+        !leaf || fingerprint(storage) == value.fingerprint,
+        "one of the variables needed for gradient computation has been modified without moving "
+        "its version: ebb must recompute ",
+        consumer.op.name,
+        " in region '",
+        graph_.names[consumer.region],
+        "', and one of its inputs has other contents than in the forward. Likely causes: a write "
+        "through .data, a fused optimizer step, batch norm statistics, or numpy, before backward. "
+        "Write after backward, or give ",
+        consumer.op.name,
+        " the decision SAVE.");
   }
 
   void checkRegistered(const Recipe& recipe) const {
@@ -297,7 +316,8 @@ class Slice {
         " to ",
         value.bytes ? value.bytes.nbytes() : 0,
         " bytes after the region (a parameter that was resharded, or a buffer that was freed). "
-        "Restore it before backward, or give ",
+        "Restore it before backward, make each block whose parameters are resharded a region of "
+        "its own (ebb.apply), or give ",
         consumer.op.name,
         " the decision SAVE.");
     TORCH_CHECK(
@@ -314,7 +334,8 @@ class Slice {
         value.counter.enabled() ? value.counter.current_version() : 0,
         "; expected version ",
         value.version,
-        " instead. Write to it after backward, write inside the region, or give ",
+        " instead. Write to it after backward, put all forwards that share it in one region, or "
+        "give ",
         consumer.op.name,
         " the decision SAVE.");
   }

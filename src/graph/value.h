@@ -49,8 +49,10 @@ struct Value final : c10::intrusive_ptr_target {
   uint32_t packed = 0;               // how many handles were made on it
   std::atomic<uint32_t> handles{0};  // how many of them exist and own it
   size_t nbytes = 0;                 // of the storage, in this state
+  uint64_t fingerprint = 0;          // of a kept leaf; see Note [Fingerprints of leaves]
   bool keep = false;                 // becomes `bytes` when autograd packs it or a recipe reads it
   bool saved = false;                // `keep` by the policy's word
+  bool writtenHere = false;          // a leaf from outside, in a state that this region wrote
   bool born = false;                 // made by an op inside the region: not an external side effect
   bool isPrivate = false;            // `bytes` is a buffer that only ebb writes
   bool superseded = false;  // the storage has been written since: `home` holds another state

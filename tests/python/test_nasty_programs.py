@@ -263,3 +263,64 @@ def test_backward_under_another_autocast():
 
     for a, e in zip(grads(ebb.region()), grads(torch.enable_grad()), strict=True):
         assert torch.equal(a, e)
+
+
+def two_forwards(module, region):
+    a = module(torch.linspace(0, 1, 8).reshape(2, 4))
+    with region():
+        first = module(torch.ones(2, 4)).square().sum()
+    with region():
+        second = module(torch.linspace(-1, 1, 8).reshape(2, 4)).square().sum()
+    (first + second + a.sum()).backward()
+    return [p.grad for p in module.parameters()], list(module.buffers())
+
+
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_state_that_each_forward_updates_with_two_forwards_alive(norm, policy):
+    def run(region):
+        torch.manual_seed(0)
+        return two_forwards(norm(nn.Linear(4, 4)), region)
+
+    ours, plain = run(lambda: ebb.region(POLICIES[policy])), run(torch.enable_grad)
+    for a, e in zip((*ours[0], *ours[1]), (*plain[0], *plain[1]), strict=True):
+        assert torch.equal(a, e)
+
+
+def fused_step(w):
+    w.grad = torch.ones_like(w)
+    torch.optim.AdamW([w], lr=0.5, fused=True).step()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda w: w.data.mul_(0.5),
+        lambda w: w.detach().numpy().__imul__(0.5),
+        fused_step,
+    ],
+    ids=["data", "numpy", "fused optimizer"],
+)
+@pytest.mark.parametrize("width", [4, 64])
+def test_leaf_written_without_moving_its_version_is_refused(write, width):
+    w = torch.randn(width, width, requires_grad=True)
+    x = torch.randn(width, width, requires_grad=True)
+    with ebb.region(name="block"):
+        loss = (x * torch.tanh(w @ x.detach()).detach()).exp().sum()
+    version = w._version
+    write(w)
+
+    assert w._version == version
+    with pytest.raises(RuntimeError, match=r"aten::mm.default in region 'block'.*other contents"):
+        loss.backward()
+
+
+def test_batch_norm_in_evaluation_then_in_training_before_backward_is_refused():
+    norm, w = nn.BatchNorm1d(4).eval(), torch.randn(4, 4, requires_grad=True)
+    x = torch.randn(8, 4)
+    with ebb.region(name="block"):
+        loss = torch.sigmoid(norm(x) @ w).sum()
+    norm.train()(x * 3 + 5)
+
+    with pytest.raises(RuntimeError, match=r"native_batch_norm.*region 'block'.*other contents"):
+        loss.backward()
