@@ -2,8 +2,10 @@
 
 #include <ATen/SavedTensorHooks.h>
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -75,13 +77,10 @@ class ThreadRegions {
     }
     static std::atomic<uint64_t> lastId{0};
     const uint64_t id = ++lastId;
-    {
-      std::lock_guard<std::recursive_mutex> lock(recorder_->graph()->mutex);
-      recorder_->graph()->names.push_back(name);
-    }
+    const uint16_t region = nameIndex(*recorder_->graph(), name);
     frames_.push_back({id, std::move(name), ActivePolicy(std::move(policy)), {}, hookDepth()});
     frames_.back().counters.entered = 1;
-    regionOf_.push_back(static_cast<uint16_t>(recorder_->graph()->names.size() - 1));
+    regionOf_.push_back(region);
     activate();
     return id;
   }
@@ -118,6 +117,19 @@ class ThreadRegions {
   }
 
  private:
+  // Where `name` stands in the graph's names; regions of one name share a place.
+  static uint16_t nameIndex(Graph& graph, const std::string& name) {
+    std::lock_guard<std::recursive_mutex> lock(graph.mutex);
+    auto found = std::find(graph.names.begin(), graph.names.end(), name);
+    if (found == graph.names.end()) {
+      TORCH_CHECK(
+          graph.names.size() < std::numeric_limits<uint16_t>::max(),
+          "ebb: more than 65,535 region names inside one region");
+      found = graph.names.insert(found, name);
+    }
+    return static_cast<uint16_t>(found - graph.names.begin());
+  }
+
   void dropAbandoned() {
     for (size_t depth = 0; depth < frames_.size(); ++depth) {
       if (Abandoned::get().take(frames_[depth].id)) {
