@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,13 +31,20 @@ def processor() -> str:
 
 
 def interleaved_minima(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Seconds per call: the least over `rounds` rounds, in each of which every step runs once."""
+    """Seconds per call: the least over `rounds` rounds, in each of which every step runs once.
+
+    In a new order each round: who runs after a system that leaves cold caches or garbage behind
+    would pay for it every time.
+    """
+    order = list(steps.items())
+    shuffle = random.Random(0).shuffle
     for step in steps.values():
         for _ in range(10):
             step()
     best = dict.fromkeys(steps, float("inf"))
     for _ in range(rounds):
-        for name, step in steps.items():
+        shuffle(order)
+        for name, step in order:
             start = time.perf_counter()
             step()
             best[name] = min(best[name], time.perf_counter() - start)
