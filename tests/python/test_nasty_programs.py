@@ -92,9 +92,9 @@ class Scratch(torch.autograd.Function):
         return result
 
 
-@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize(("silent", "alive"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_backward_that_overwrites_what_it_unpacked(silent, policy):
+def test_backward_that_overwrites_what_it_unpacked(silent, alive, policy):
     Scratch.silent = silent
 
     def program(region):
@@ -104,25 +104,9 @@ def test_backward_that_overwrites_what_it_unpacked(silent, policy):
             v = h + 1
             z = v * v
             u = Scratch.apply(h)
-            del h, v
-        (z + u).sum().backward()
-        return x.grad
-
-    assert torch.equal(program(ebb.region(POLICIES[policy])), program(torch.enable_grad()))
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_backward_that_overwrites_what_it_unpacked_while_it_is_alive(policy):
-    Scratch.silent = True
-
-    def program(region):
-        x = leaves((4,))[0]
-        with region:
-            h = x * 2
-            v = h + 1
-            z = v * v
-            u = Scratch.apply(h)
             del v
+            if not alive:
+                del h
         (z + u).sum().backward()
         return x.grad
 
