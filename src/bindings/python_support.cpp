@@ -24,6 +24,14 @@ void acquireGil(void* state) {
   PyEval_RestoreThread(static_cast<PyThreadState*>(state));
 }
 
+py::object wrap(const at::Tensor& tensor) {
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+}
+
+py::object helper(const char* module, const char* function) {
+  return py::module_::import(module).attr(function);
+}
+
 // Compiled autograd wants a Python callable and its argument, and releases the graph's own handles
 // before it calls; so the argument owns another handle on the same saved tensor.
 std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> unpackHook(const Handle& handle) {
@@ -31,22 +39,46 @@ std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> unpackHook(const 
   auto argument = py::capsule(new Handle(handle), "ebb.Handle", [](PyObject* capsule) {
     delete static_cast<Handle*>(PyCapsule_GetPointer(capsule, "ebb.Handle"));
   });
-  auto function = py::module_::import("ebb._compiled_autograd").attr("unpack");
   return std::make_pair(
-      c10::SafePyObject(py::object(function).release().ptr(), getPyInterpreter()),
+      c10::SafePyObject(
+          helper("ebb._compiled_autograd", "unpack").release().ptr(), getPyInterpreter()),
       c10::SafePyObject(argument.release().ptr(), getPyInterpreter()));
+}
+
+std::optional<c10::SafePyObject> flatten(const at::Tensor& tensor, std::vector<at::Tensor>& inner) {
+  py::gil_scoped_acquire gil;
+  py::object found = helper("ebb._subclasses", "flatten")(wrap(tensor));
+  if (found.is_none()) {
+    return std::nullopt;
+  }
+  const py::tuple pair = found;
+  for (const py::handle part : pair[0]) {
+    inner.push_back(THPVariable_Unpack(part.ptr()));
+  }
+  return c10::SafePyObject(py::object(pair[1]).release().ptr(), getPyInterpreter());
+}
+
+at::Tensor unflatten(const c10::SafePyObject& recipe, const std::vector<at::Tensor>& inner) {
+  py::gil_scoped_acquire gil;
+  py::list parts;
+  for (const at::Tensor& part : inner) {
+    parts.append(wrap(part));
+  }
+  const py::object whole =
+      helper("ebb._subclasses", "unflatten")(py::handle(recipe.ptr(getPyInterpreter())), parts);
+  return THPVariable_Unpack(whole.ptr());
 }
 
 py::object unpack(const py::capsule& argument) {
   const auto* handle = argument.get_pointer<const Handle>();
-  return py::reinterpret_steal<py::object>(THPVariable_Wrap(handle->unpack()));
+  return wrap(handle->unpack());
 }
 
 }  // namespace
 
 void installPythonSupport(py::module_& module) {
   module.def("_unpack", &unpack);
-  setPythonSupport({&holdsGil, &releaseGil, &acquireGil, &unpackHook});
+  setPythonSupport({&holdsGil, &releaseGil, &acquireGil, &unpackHook, &flatten, &unflatten});
 }
 
 }  // namespace ebb::bindings

@@ -3,11 +3,8 @@
 
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
-#include <string>
-
 #include "ebb/export.h"
-#include "graph/geometry.h"
-#include "graph/recorder.h"
+#include "region/saved_tensor.h"
 
 namespace ebb {
 
@@ -28,22 +25,11 @@ class EBB_API Handle final : public torch::autograd::SavedVariableHooks {
 
  private:
   void checkVersion() const;
-  at::Tensor unpackKept() const;
-  c10::Storage materialised() const;
-  bool isReadByRecipes() const;
-  std::string origin() const;
 
-  Recorder* recorder_;               // only valid until packed
-  c10::intrusive_ptr<Graph> graph_;  // the lock, and names for messages
-  c10::intrusive_ptr<Value> value_;  // null for leaves and what the recorder does not know
-  bool recompute_ = false;           // value_ is to be materialised; else its bytes are kept
-  c10::Storage storage_;             // kept bytes of a computed tensor
-  at::Tensor kept_;                  // a kept tensor: leaves, and what cannot be rebuilt
-  Geometry geometry_;                // of value_ and storage_
-  c10::VariableVersion counter_;     // outlives the tensor; see Note [Version checks]
-  uint32_t version_ = 0;             // what counter_ showed when packed
-  uint16_t region_ = 0;              // index in Graph::names
-  const char* producer_ = nullptr;   // the op that made it, for messages
+  Recorder* recorder_;            // only valid until packed
+  SavedTensor saved_;             // the tensor, or how to make it again
+  c10::VariableVersion counter_;  // outlives the tensor; see Note [Version checks]
+  uint32_t version_ = 0;          // what counter_ showed when packed
 };
 
 }  // namespace ebb

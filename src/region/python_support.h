@@ -1,10 +1,12 @@
 // What the core needs of Python and must not know: given by the bindings, absent without them.
 #pragma once
 
+#include <ATen/core/TensorBody.h>
 #include <c10/core/SafePyObject.h>
 
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "ebb/export.h"
 
@@ -18,6 +20,10 @@ struct PythonSupport {
   void (*acquireGil)(void*);
   // For compiled autograd: a Python callable and an object to call it with.
   std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> (*unpackHook)(const Handle&);
+  // The tensors that a wrapper subclass holds, and what unflatten needs to put one together again;
+  // nothing if the class does not say. See Note [Wrapper subclasses].
+  std::optional<c10::SafePyObject> (*flatten)(const at::Tensor&, std::vector<at::Tensor>& inner);
+  at::Tensor (*unflatten)(const c10::SafePyObject& recipe, const std::vector<at::Tensor>& inner);
 };
 
 EBB_API void setPythonSupport(const PythonSupport& support);

@@ -1,0 +1,186 @@
+#include "region/saved_tensor.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "graph/recipe.h"
+#include "graph/replay.h"
+#include "region/python_support.h"
+
+namespace ebb {
+
+// Note [Wrapper subclasses]
+// A tensor of a class with __tensor_flatten__ (DTensor, a scaled float8 tensor) wraps tensors that
+// the recorder knows. If one of those is to be recomputed, each is saved on its own and the wrapper
+// is put together again in backward. In every other case the wrapper is kept whole: a class without
+// that protocol, one whose protocol raises, inner tensors that autograd follows by themselves,
+// ragged and quantised tensors.
+struct SavedTensor::Parts {
+  std::vector<SavedTensor> inner;
+  c10::SafePyObject recipe;  // what Python needs to put them together
+};
+
+// Note [What a handle keeps]
+//   1. A value to be recomputed: the value and the geometry. No bytes.
+//   2. A wrapper around such values: each of them, and how to put the wrapper together.
+//   3. A kept value that has a grad_fn: its storage and the geometry, never the tensor, which owns
+//      the node that owns this handle.
+//   4. Everything else (parameters, inputs, other subclasses, sparse tensors): the tensor itself,
+//      as eager does, so that unpack gives the same object.
+// In the last two cases the bytes are shared with the living tensor exactly as in eager.
+SavedTensor::SavedTensor(Recorder& recorder, const at::Tensor& tensor)
+    : graph_(recorder.graph()), region_(recorder.region()) {
+  Packed packed = recorder.pack(tensor);
+  producer_ = packed.producer;
+  value_ = std::move(packed.value);
+  recompute_ = packed.recompute;
+  if (recompute_) {
+    geometry_ = Geometry(tensor);
+  } else if (packParts(recorder, tensor)) {
+    geometry_ = Geometry(tensor);
+  } else if (!tensor.grad_fn()) {
+    kept_ = tensor;
+  } else if (isRecordable(tensor)) {
+    storage_ = tensor.storage();
+    geometry_ = Geometry(tensor);
+  } else {
+    kept_ = tensor.tensor_data();
+  }
+}
+
+SavedTensor::SavedTensor(const SavedTensor& other)
+    : graph_(other.graph_),
+      value_(other.value_),
+      recompute_(other.recompute_),
+      storage_(other.storage_),
+      kept_(other.kept_),
+      parts_(other.parts_),
+      geometry_(other.geometry_),
+      region_(other.region_),
+      producer_(other.producer_) {
+  if (value_) {
+    ++value_->handles;
+  }
+}
+
+SavedTensor::~SavedTensor() {
+  if (value_) {
+    --value_->handles;
+  }
+}
+
+bool SavedTensor::packParts(Recorder& recorder, const at::Tensor& tensor) {
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  const PythonSupport* python = pythonSupport();
+  if (python == nullptr || !impl->key_set().has(c10::DispatchKey::Python) ||
+      impl->layout() != c10::kStrided || impl->has_symbolic_sizes_strides()) {
+    return false;
+  }
+  std::vector<at::Tensor> inner;
+  auto recipe = python->flatten(tensor, inner);
+  const bool plain = std::none_of(
+      inner.begin(), inner.end(), [](const at::Tensor& part) { return part.grad_fn() != nullptr; });
+  if (!recipe || !plain) {
+    return false;
+  }
+  auto parts = std::make_shared<Parts>(Parts{{}, std::move(*recipe)});
+  parts->inner.reserve(inner.size());
+  for (const at::Tensor& part : inner) {
+    parts->inner.emplace_back(recorder, part);
+    if (producer_ == nullptr) {
+      producer_ = parts->inner.back().producer_;
+    }
+  }
+  const bool recomputed =
+      std::any_of(parts->inner.begin(), parts->inner.end(), [](const auto& part) {
+        return part.isRecomputed();
+      });
+  if (recomputed) {
+    parts_ = std::move(parts);
+  }
+  return recomputed;
+}
+
+bool SavedTensor::isRecomputed() const {
+  return recompute_ || parts_ != nullptr;
+}
+
+at::Tensor SavedTensor::unpack() const {
+  if (kept_.defined()) {
+    return unpackKept();
+  }
+  if (parts_ == nullptr) {
+    return geometry_.viewOf(value_ ? materialised() : storage_);
+  }
+  std::vector<at::Tensor> inner;
+  for (const SavedTensor& part : parts_->inner) {
+    inner.push_back(part.unpack());
+  }
+  return pythonSupport()->unflatten(parts_->recipe, inner);
+}
+
+// Note [Unpacked bytes may be written]
+// Some backward functions reuse what they unpack as scratch memory. Eager's saved tensors share
+// their storage among themselves, and with nothing that is yet to be computed; so a storage that
+// recipes still read is not handed out: the caller gets a copy. Where the tensor is still alive the
+// caller gets its storage, as in eager, and the recipes get the copy.
+c10::Storage SavedTensor::materialised() const {
+  WithoutGil withoutGil;
+  std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
+  if (value_->redefined) {
+    return value_->redefined;  // see Note [Silent writes]
+  }
+  if (!recompute_) {
+    return isReadByRecipes() ? copyOf(storage_) : storage_;
+  }
+  c10::Storage storage = materialise(*graph_, *value_);
+  if (!isReadByRecipes()) {
+    return storage;
+  }
+  c10::Storage copy = copyOf(storage);
+  if (value_->isPrivate) {
+    return copy;
+  }
+  value_->bytes = std::move(copy);
+  value_->isPrivate = true;
+  value_->recipe.reset();
+  return storage;
+}
+
+// Inside the region the map's reference counts too, which costs a copy and no bit.
+bool SavedTensor::isReadByRecipes() const {
+  return readers(value_) > 0;
+}
+
+at::Tensor SavedTensor::unpackKept() const {
+  TORCH_CHECK(
+      !isRecordable(kept_) || kept_.numel() == 0 || kept_.storage().nbytes() > 0,
+      "ebb: a saved tensor of shape ",
+      kept_.sizes(),
+      ", ",
+      origin(),
+      ", has no data any more: its storage was resized to zero after the forward (a parameter that "
+      "was resharded, or a buffer that was freed). Restore it before backward.");
+  return kept_;
+}
+
+std::string SavedTensor::origin() const {
+  return c10::str(
+      producer_ != nullptr ? "the output of " : "an input",
+      producer_ != nullptr ? producer_ : "",
+      " saved in region '",
+      graph_->names[region_],
+      "'");
+}
+
+std::string SavedTensor::description() const {
+  const bool rebuilt = isRebuilt();
+  return c10::str(
+      rebuilt ? c10::toString(geometry_.dtype()) : c10::toString(kept_.scalar_type()),
+      " ",
+      rebuilt ? geometry_.sizes() : kept_.sizes());
+}
+
+}  // namespace ebb

@@ -1,0 +1,58 @@
+// What is kept of one tensor that autograd packed.
+#pragma once
+
+#include <c10/core/SafePyObject.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "graph/geometry.h"
+#include "graph/recorder.h"
+
+namespace ebb {
+
+class SavedTensor {
+ public:
+  SavedTensor() = default;
+  SavedTensor(Recorder& recorder, const at::Tensor& tensor);
+  SavedTensor(const SavedTensor& other);
+  SavedTensor(SavedTensor&& other) noexcept = default;
+  SavedTensor& operator=(SavedTensor&& other) noexcept = default;
+  ~SavedTensor();
+
+  // The tensor with its old bytes, unknown to autograd.
+  at::Tensor unpack() const;
+
+  // "the output of aten::mul.Tensor saved in region 'block'", for messages.
+  std::string origin() const;
+
+  // "Float [2, 3]", for messages.
+  std::string description() const;
+
+  // Whether unpack gives a tensor with a version counter of its own, not the packed one's.
+  bool isRebuilt() const {
+    return !kept_.defined();
+  }
+
+ private:
+  struct Parts;  // of a wrapper subclass
+
+  bool packParts(Recorder& recorder, const at::Tensor& tensor);
+  bool isRecomputed() const;
+  c10::Storage materialised() const;
+  bool isReadByRecipes() const;
+  at::Tensor unpackKept() const;
+
+  c10::intrusive_ptr<Graph> graph_;     // the lock, and names for messages
+  c10::intrusive_ptr<Value> value_;     // null for leaves and what the recorder does not know
+  bool recompute_ = false;              // value_ is to be materialised; else its bytes are kept
+  c10::Storage storage_;                // kept bytes of a computed tensor
+  at::Tensor kept_;                     // a kept tensor: leaves, and what cannot be rebuilt
+  std::shared_ptr<const Parts> parts_;  // null unless it is put together from inner tensors
+  Geometry geometry_;                   // of value_ and storage_; of the whole, if there are parts
+  uint16_t region_ = 0;                 // index in Graph::names
+  const char* producer_ = nullptr;      // the op that made it, for messages
+};
+
+}  // namespace ebb
