@@ -11,6 +11,9 @@
 //   loss.backward();
 #pragma once
 
+#include <ATen/core/TensorBody.h>
+#include <c10/util/Exception.h>
+
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -72,6 +75,39 @@ class EBB_API Region {
   uint64_t id_;  // of this entry
 };
 
+// Whether replays are compared, bit for bit, with what the forward computed. Slow; for finding
+// programs that write to memory behind torch's back, and operators that give other results when
+// they are run again.
+enum class VerifyMode : uint8_t {
+  Off,     // not compared
+  Raise,   // a difference throws ReplayMismatch
+  Demote,  // a difference warns; the right bytes are used, and the op is saved from then on
+};
+
+// Sets the mode of regions that are entered from now on, in the whole process, and gives the one
+// before. The first is that of the environment variable EBB_VERIFY: 0, 1 or demote.
+EBB_API VerifyMode setVerifyMode(VerifyMode mode);
+
+// Thrown by backward in verify mode. In Python it is ebb.ReplayMismatch.
+class EBB_API ReplayMismatch : public c10::Error {
+ public:
+  using Error::Error;
+};
+
+// Marks a write that torch does not see, to any of `tensors`, from construction to destruction: a
+// raw kernel, a C library. Needed for tensors that were computed in the region or that recipes
+// read; not for a result of `empty` or `zeros` that is filled before torch reads it.
+class EBB_API Opaque {
+ public:
+  explicit Opaque(std::vector<at::Tensor> tensors);
+  ~Opaque();
+  Opaque(const Opaque&) = delete;
+  Opaque& operator=(const Opaque&) = delete;
+
+ private:
+  std::vector<at::Tensor> tensors_;  // as given
+};
+
 // One region's counts, or a sum of them. Bytes count each storage once.
 struct RegionCounters {
   uint64_t entered = 0;       // times the region was entered
@@ -89,6 +125,7 @@ struct RegionCounters {
 struct Stats {
   std::map<std::string, RegionCounters> regions;  // by region name
   RegionCounters total;                           // their sum
+  std::vector<std::string> demoted;               // ops that verify mode found must be saved
   uint64_t step = 0;                              // steps begun since the start or the last reset
   int64_t liveRecipes = 0;                        // recipes that exist now, in the whole process
   int64_t liveHandles = 0;                        // handles that exist now

@@ -23,9 +23,11 @@ from ebb import policies  # noqa: E402
 from ebb._apply import RegionHandle, apply  # noqa: E402
 from ebb._checkpoint import checkpoint  # noqa: E402
 from ebb._decision import OFFLOAD, PAGE, RECOMPUTE, SAVE, Decision  # noqa: E402
+from ebb._opaque import opaque  # noqa: E402
 from ebb._policy import Policy, Rule  # noqa: E402
 from ebb._region import region  # noqa: E402
 from ebb._report import reset_stats, stats  # noqa: E402
+from ebb._verify import ReplayMismatch, verify  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -37,11 +39,14 @@ __all__ = [
     "Decision",
     "Policy",
     "RegionHandle",
+    "ReplayMismatch",
     "Rule",
     "apply",
     "checkpoint",
+    "opaque",
     "policies",
     "region",
     "reset_stats",
     "stats",
+    "verify",
 ]

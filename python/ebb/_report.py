@@ -22,6 +22,7 @@ def stats() -> dict[str, Any]:
           ``bytes_saved`` and ``bytes_dropped`` (made in the region, packed by autograd, and kept
           or not; each storage once), ``bytes_copied`` (copied before a write because a recompute
           needs them);
+        * ``"demoted_ops"``: operators that :class:`ebb.verify` found must be saved;
         * ``"live_recipes"``, ``"live_handles"``, ``"open_regions"``: objects that exist now, in
           the whole process.
 

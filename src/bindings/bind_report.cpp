@@ -1,3 +1,5 @@
+#include <pybind11/stl.h>
+
 #include "bindings/bindings.h"
 #include "ebb/ebb.h"
 
@@ -29,6 +31,7 @@ py::dict statsDict() {
   result["step"] = now.step;
   result["regions"] = regions;
   result["total"] = toDict(now.total);
+  result["demoted_ops"] = now.demoted;
   result["live_recipes"] = now.liveRecipes;
   result["live_handles"] = now.liveHandles;
   result["open_regions"] = now.openRegions;

@@ -1,9 +1,11 @@
 #include "region/python_support.h"
 
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "bindings/bindings.h"
+#include "graph/witness.h"
 #include "region/handle.h"
 
 namespace ebb::bindings {
@@ -45,6 +47,17 @@ std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> unpackHook(const 
       c10::SafePyObject(argument.release().ptr(), getPyInterpreter()));
 }
 
+void throwReplayMismatch(const std::string& message, const Mismatch& mismatch) {
+  py::gil_scoped_acquire gil;
+  const py::object type = helper("ebb._verify", "ReplayMismatch");
+  const py::object error = type(
+      message, mismatch.region, mismatch.op->name, mismatch.output, mismatch.largestDifference);
+  PyErr_SetObject(type.ptr(), error.ptr());
+  python_error thrown;
+  thrown.persist();
+  throw thrown;
+}
+
 std::optional<c10::SafePyObject> flatten(const at::Tensor& tensor, std::vector<at::Tensor>& inner) {
   py::gil_scoped_acquire gil;
   py::object found = helper("ebb._subclasses", "flatten")(wrap(tensor));
@@ -78,7 +91,14 @@ py::object unpack(const py::capsule& argument) {
 
 void installPythonSupport(py::module_& module) {
   module.def("_unpack", &unpack);
-  setPythonSupport({&holdsGil, &releaseGil, &acquireGil, &unpackHook, &flatten, &unflatten});
+  setPythonSupport(
+      {&holdsGil,
+       &releaseGil,
+       &acquireGil,
+       &unpackHook,
+       &flatten,
+       &throwReplayMismatch,
+       &unflatten});
 }
 
 }  // namespace ebb::bindings

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "graph/geometry.h"
+#include "graph/kernel_state.h"
+
 namespace ebb {
 namespace {
 
@@ -16,7 +19,12 @@ uint64_t mix(uint64_t hash, uint64_t word) {
 
 }  // namespace
 
-uint64_t fingerprint(const c10::Storage& storage) {
+uint64_t fingerprint(const c10::Storage& storage, FingerprintOf what) {
+  const bool everything = what == FingerprintOf::Everything;
+  if (everything && !storage.device().is_cpu()) {
+    KernelStateGuard plain(nullptr);
+    return fingerprint(bytesOf(storage).cpu().storage(), what);
+  }
   const size_t nbytes = storage.nbytes();
   const auto* bytes = static_cast<const char*>(storage.data());
   if (!storage.device().is_cpu() || bytes == nullptr || nbytes == 0) {
@@ -24,7 +32,7 @@ uint64_t fingerprint(const c10::Storage& storage) {
   }
   uint64_t hash = nbytes;
   uint64_t word = 0;
-  if (nbytes <= kHashedWhole) {
+  if (everything || nbytes <= kHashedWhole) {
     for (size_t at = 0; at < nbytes; at += sizeof(word)) {
       word = 0;
       std::memcpy(&word, bytes + at, std::min(sizeof(word), nbytes - at));

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "ebb/ebb.h"
+
 namespace ebb {
 
 // Note [One lock per graph]
@@ -16,10 +18,11 @@ namespace ebb {
 // not hold the GIL (see Unlocked in handle.cpp): a Python-implemented op in a replay needs it.
 // Destructors of handles, values and recipes take no lock: they only count references.
 struct Graph final : c10::intrusive_ptr_target {
-  std::recursive_mutex mutex;      // See Note [One lock per graph]
-  std::vector<std::string> names;  // of the regions nested in this one; the outermost is first
-  uint64_t lastSequence = 0;       // of the recipe recorded last; replay runs in this order
-  uint32_t lastVisit = 0;          // marks recipes that a search for work has seen
+  std::recursive_mutex mutex;           // See Note [One lock per graph]
+  std::vector<std::string> names;       // of the regions nested in this one; the outermost is first
+  uint64_t lastSequence = 0;            // of the recipe recorded last; replay runs in this order
+  VerifyMode verify = VerifyMode::Off;  // see Note [Verify mode]
+  uint32_t lastVisit = 0;               // marks recipes that a search for work has seen
 };
 
 }  // namespace ebb

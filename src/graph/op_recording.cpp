@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "graph/witness.h"
+
 namespace ebb {
 namespace {
 
@@ -44,12 +46,18 @@ OpRecording::OpRecording(
 void OpRecording::run() {
   recorder_.settle();
   verdict_ = recorder_.decider_->decide(op_);
+  if (op_.demoted.load(std::memory_order_relaxed)) {
+    verdict_.decision = Decision::Save;
+  }
   scanArguments();
   const bool replayable = recordable_ && !op_.uninitialised &&
                           (!op_.neverReplayed || verdict_.forced) &&
                           (!op_.untrusted || verdict_.named) && writesCanBeReplayed();
   if (replayable) {
     makeRecipe();
+    if (readsOpaque_) {
+      recipe_.reset();  // what the op saw is not known
+    }
   }
   prepareWrites();
   runKernel();
@@ -184,6 +192,7 @@ void OpRecording::addInput(Input& input, const at::Tensor& tensor, uint32_t& sha
   }
   input.wholeOverwrite = input.use == ArgUse::Overwrite && coversStorage(tensor);
   const auto& value = recorder_.currentValue(tensor);
+  readsOpaque_ |= value->opaque;
   if (input.use == ArgUse::Read && value->keep && !value->bytes) {
     recorder_.keep(*value, tensor);
   }
@@ -247,6 +256,9 @@ void OpRecording::recordWrites() {
       output.written = true;
       output.slot = write.argument;
       output.element = write.element;
+      if (recorder_.graph_->verify != VerifyMode::Off) {
+        witness(*recipe_, output, write.tensor);
+      }
     }
     after->keep = after->saved || !after->recipe;
     after->writtenHere = !after->born;
@@ -289,6 +301,9 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
     output.value = c10::weak_intrusive_ptr<Value>(value);
     output.slot = static_cast<uint16_t>(slot);
     output.element = element;
+    if (recorder_.graph_->verify != VerifyMode::Off) {
+      witness(*recipe_, output, tensor);
+    }
   }
   value->keep = !value->recipe || value->saved || op_.constantFill;
   recorder_.values_[storage] = std::move(value);

@@ -55,6 +55,7 @@ class OpRecording {
   Verdict verdict_;                              // what the policy says about this op
   bool training_ = true;                         // the value of OpTraits::trainingArgument
   bool recordable_ = true;                       // every tensor argument can be held by a recipe
+  bool readsOpaque_ = false;                     // see Note [Opaque writes]
   bool offCpu_ = false;                          // some tensor argument is on a device
   uint32_t inputCount_ = 0;  // tensor arguments, list elements counted one by one
   uint32_t shapeCount_ = 0;  // their sizes and strides

@@ -5,6 +5,7 @@
 
 #include "graph/fingerprint.h"
 #include "graph/op_recording.h"
+#include "graph/witness.h"
 
 namespace ebb {
 
@@ -92,6 +93,9 @@ c10::intrusive_ptr<Value>& Recorder::currentValue(const at::Tensor& tensor) {
       }
     }
     slot->superseded = true;
+    if (slot->witness) {
+      stateEnds(*slot, false);
+    }
     if (slot->packed > 0) {
       slot->redefined = tensor.storage();
     }
@@ -107,6 +111,9 @@ c10::intrusive_ptr<Value>& Recorder::currentValue(const at::Tensor& tensor) {
 // them, they are copied first, so that a replay sees what the forward saw. A value with a recipe
 // is made again instead. `ownReferences` are those that do not need the old state.
 void Recorder::supersede(const c10::intrusive_ptr<Value>& value, size_t ownReferences) {
+  if (value->witness) {
+    stateEnds(*value, true);
+  }
   value->superseded = true;
   if (!value->bytes || value->isPrivate) {
     return;
@@ -150,7 +157,9 @@ void Recorder::keep(Value& value, const at::Tensor& tensor) {
   keptBytes_ += value.nbytes;
   if (!value.saved) {
     value.recipe.reset();
-    value.fingerprint = fingerprint(value.bytes);
+    const bool verify = graph_->verify != VerifyMode::Off;
+    value.fingerprint =
+        fingerprint(value.bytes, verify ? FingerprintOf::Everything : FingerprintOf::Samples);
   }
 }
 
@@ -187,6 +196,54 @@ void Recorder::dropUnused() {
     if (entry->second.use_count() == 1 && (ownsItsBytes(value) || value.home.expired())) {
       values_.erase(entry);
     }
+  }
+}
+
+// Note [Opaque writes]
+// The user says that code which torch does not see writes to a tensor. Its state before is ended
+// like by any write; handles on it follow, as they would in eager, where no version moves. While it
+// is written nothing is known, so what reads it then is kept. Afterwards it is a new leaf. If it
+// came from outside the region, an earlier graph may need what it held; so its version is moved,
+// and whoever needs the old contents raises.
+void Recorder::opaqueWriteBegins(const at::Tensor& tensor) {
+  if (isRecordable(tensor)) {
+    std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
+    replaceByLeaf(tensor).opaque = true;
+  }
+}
+
+void Recorder::opaqueWriteEnds(const at::Tensor& tensor) {
+  if (isRecordable(tensor)) {
+    std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
+    Value& leaf = replaceByLeaf(tensor);
+    if (!leaf.born) {
+      moveVersion(tensor);
+      leaf.stamp(tensor);
+    }
+  }
+}
+
+Value& Recorder::replaceByLeaf(const at::Tensor& tensor) {
+  settle();
+  const c10::intrusive_ptr<Value> before = currentValue(tensor);
+  supersede(before, 2);
+  if (before->packed > 0) {
+    before->redefined = tensor.storage();
+  }
+  auto leaf = c10::make_intrusive<Value>();
+  leaf->stamp(tensor);
+  leaf->inheritCounters(*before);
+  leaf->keep = true;
+  leaf->born = before->born;
+  leaf->writtenHere = !before->born;
+  auto& slot = values_[tensor.storage().unsafeGetStorageImpl()];
+  slot = std::move(leaf);
+  return *slot;
+}
+
+void moveVersion(const at::Tensor& tensor) {
+  if (liveCounts().handles.load(std::memory_order_relaxed) > 0 && !tensor.is_inference()) {
+    tensor.unsafeGetTensorImpl()->bump_version();
   }
 }
 

@@ -34,6 +34,10 @@ class Recorder final : public Interceptor {
   // Called when autograd packs `tensor`: decides whether its bytes are kept or can be made again.
   Packed pack(const at::Tensor& tensor);
 
+  // Around a write that torch does not see: see Note [Opaque writes].
+  void opaqueWriteBegins(const at::Tensor& tensor);
+  void opaqueWriteEnds(const at::Tensor& tensor);
+
   // The innermost region's policy, index in Graph::names and counters.
   void enter(Decider* decider, uint16_t region, RegionCounters* counters);
 
@@ -62,6 +66,7 @@ class Recorder final : public Interceptor {
   void keep(Value& value, const at::Tensor& tensor);
   void sweep();
   void dropUnused();
+  Value& replaceByLeaf(const at::Tensor& tensor);
   static bool ownsItsBytes(const Value& value);
   static bool mustOutliveNextWrite(const c10::intrusive_ptr<Value>& value);
   void callInplaceView(const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
@@ -76,5 +81,8 @@ class Recorder final : public Interceptor {
   std::vector<Unsettled> unsettled_;                // see Note [Version stamps]
   std::shared_ptr<const KernelState> kernelState_;  // the last one seen, to share
 };
+
+// Moves the version of a tensor that was written unseen, if anything may need its old contents.
+void moveVersion(const at::Tensor& tensor);
 
 }  // namespace ebb

@@ -6,8 +6,12 @@
 #include <cstring>
 
 #include "graph/recipe.h"
+#include "graph/witness.h"
 
 namespace ebb {
+
+Value::Value() = default;
+Value::~Value() = default;
 
 void Value::stamp(const at::Tensor& tensor) {
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
@@ -65,7 +69,7 @@ c10::Storage Value::available() const {
   if (bytes && (isPrivate || (versionHolds() && !superseded && bytes.nbytes() == nbytes))) {
     return bytes;
   }
-  if (superseded || !versionHolds()) {
+  if (superseded || !versionHolds() || (witness && recipe)) {
     return {};
   }
   auto living = home.lock();
@@ -83,6 +87,7 @@ void Value::release_resources() {
   home.reset();
   counter = c10::VariableVersion();
   otherCounters.reset();
+  witness.reset();
 }
 
 size_t readers(const c10::intrusive_ptr<Value>& value) {

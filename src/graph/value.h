@@ -13,6 +13,7 @@
 namespace ebb {
 
 struct Recipe;
+struct Witness;
 
 // A version counter and what it showed.
 struct CounterStamp {
@@ -37,6 +38,9 @@ struct CounterStamp {
 // Once materialised a value stays in state 2 until nothing refers to it, so each op is replayed at
 // most once.
 struct Value final : c10::intrusive_ptr_target {
+  Value();
+  ~Value() override;
+
   c10::weak_intrusive_ptr<c10::StorageImpl> home{c10::intrusive_ptr<c10::StorageImpl>()};
   c10::Storage bytes;                 // the kept bytes; null unless kept
   c10::intrusive_ptr<Recipe> recipe;  // how to make it; null for a leaf
@@ -46,6 +50,7 @@ struct Value final : c10::intrusive_ptr_target {
   // Counters of other tensors that have written this storage, as the results of unsafe_chunk do:
   // aliases with counters of their own. Null for nearly every value.
   std::unique_ptr<std::vector<CounterStamp>> otherCounters;
+  std::unique_ptr<Witness> witness;  // null but in verify mode
   uint32_t packed = 0;               // how many handles were made on it
   std::atomic<uint32_t> handles{0};  // how many of them exist and own it
   size_t nbytes = 0;                 // of the storage, in this state
@@ -55,6 +60,7 @@ struct Value final : c10::intrusive_ptr_target {
   bool writtenHere = false;          // a leaf from outside, in a state that this region wrote
   bool born = false;                 // made by an op inside the region: not an external side effect
   bool isPrivate = false;            // `bytes` is a buffer that only ebb writes
+  bool opaque = false;               // being written by code that torch does not see
   bool superseded = false;  // the storage has been written since: `home` holds another state
 
   // Stamps `tensor`'s storage and version as this state's.
@@ -77,7 +83,8 @@ struct Value final : c10::intrusive_ptr_target {
   bool knows(const c10::VariableVersion& seen) const;
 
   // The storage that holds this state now: the kept bytes, or the living storage if nobody has
-  // written to it. Null if neither; the recipe is then the only way.
+  // written to it. Null if neither; the recipe is then the only way. In verify mode a value with a
+  // recipe is made again though its storage lives.
   c10::Storage available() const;
 
   void release_resources() override;

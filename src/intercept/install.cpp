@@ -2,7 +2,9 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -34,24 +36,43 @@ c10::KernelFunction interceptKernel() {
   return c10::KernelFunction::makeFromBoxedFunction<&intercept>();
 }
 
+bool hasDeviceKernel(const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  constexpr DispatchKey kDevices[] = {
+      DispatchKey::CPU,
+      DispatchKey::CUDA,
+      DispatchKey::HIP,
+      DispatchKey::XPU,
+      DispatchKey::MPS,
+      DispatchKey::MTIA,
+      DispatchKey::HPU,
+      DispatchKey::PrivateUse1};
+  return std::any_of(std::begin(kDevices), std::end(kDevices), [&](DispatchKey key) {
+    return op.hasKernelForDispatchKey(key);
+  });
+}
+
 // Note [Operators with a kernel of their own for our key]
 // 1. c10 counts CustomRNGKeyId as a backend, so a CompositeExplicitAutograd kernel outranks the
 //    fallback. Those operators get the boxed function registered directly.
 // 2. Views, and ops that neither return nor write tensors, need no recipe: they fall through, so
 //    they cost what they cost outside a region.
-// CompositeImplicitAutograd ones never get one: they decompose above us, and a kernel here would
-// make AutogradOther ambiguous.
+// 3. CompositeImplicitAutograd operators get none: they decompose above us, and a kernel here makes
+//    AutogradOther ambiguous. But where a device has a kernel of its own besides (mish_backward on
+//    the CPU, _fused_rms_norm on CUDA), the decomposition would outrank it in a region.
 std::optional<c10::KernelFunction> ownKernel(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
-  if (!op.hasSchema() || op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) ||
-      op.hasKernelForDispatchKey(kInterceptionKey)) {
+  const bool decomposes = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+  if (!op.hasSchema() || op.hasKernelForDispatchKey(kInterceptionKey) ||
+      (decomposes && !hasDeviceKernel(op))) {
     return std::nullopt;
   }
   if (passesThrough(op)) {
     return c10::KernelFunction::makeFallthrough();
   }
   if (op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
-      op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional)) {
+      op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional) ||
+      decomposes) {
     return interceptKernel();
   }
   return std::nullopt;

@@ -87,6 +87,20 @@ constexpr std::array<std::string_view, 4> kReadsRequiresGrad{
     "aten::_convolution_mode",
 };
 
+struct Workspace {
+  std::string_view name;
+  size_t slot;  // among the results
+};
+
+constexpr std::array<Workspace, 6> kWorkspaces{{
+    {"aten::mkldnn_rnn_layer", 3},
+    {"aten::_cudnn_rnn", 3},
+    {"aten::miopen_rnn", 3},
+    {"aten::cudnn_batch_norm", 3},
+    {"aten::_batch_norm_with_update", 3},
+    {"aten::_batch_norm_with_update_functional", 3},
+}};
+
 struct LyingSchema {
   std::string_view name;  // every overload that has these arguments
   std::string_view arguments[2];
@@ -143,6 +157,12 @@ bool readsPrecision(std::string_view name) {
 
 bool readsRequiresGrad(std::string_view name) {
   return contains(kReadsRequiresGrad, name);
+}
+
+bool isWorkspace(std::string_view name, size_t slot) {
+  return std::any_of(kWorkspaces.begin(), kWorkspaces.end(), [&](const Workspace& workspace) {
+    return workspace.name == name && workspace.slot == slot;
+  });
 }
 
 void applyLyingSchemas(OpTraits& traits) {

@@ -24,6 +24,10 @@ bool readsPrecision(std::string_view name);
 // The kernel that runs depends on grad mode and on the inputs' requires_grad.
 bool readsRequiresGrad(std::string_view name);
 
+// Result `slot` is a workspace for the backward kernel, with bytes that no kernel ever writes or
+// reads: a replay may leave others there. Only verify mode asks.
+bool isWorkspace(std::string_view name, size_t slot);
+
 // Schemas that lie, or say less than is needed: sets ArgUse and trainingArgument.
 // See Note [Schemas that lie].
 void applyLyingSchemas(OpTraits& traits);

@@ -33,12 +33,13 @@ struct OpTraits {
   explicit OpTraits(c10::OperatorHandle handle) : op(std::move(handle)) {
   }
 
-  c10::OperatorHandle op;              // valid while `registered`
-  std::string name;                    // "aten::mm.default", as rules and messages spell it
-  std::atomic<bool> registered{true};  // false once the library that defined it is gone
-  uint32_t index = 0;                  // dense; compiled policies are tables over it
-  uint16_t argumentCount = 0;          // arguments on the stack
-  uint16_t returnCount = 0;            // results on the stack
+  c10::OperatorHandle op;                    // valid while `registered`
+  std::string name;                          // "aten::mm.default", as rules and messages spell it
+  std::atomic<bool> registered{true};        // false once the library that defined it is gone
+  mutable std::atomic<bool> demoted{false};  // verify mode found that it must be saved
+  uint32_t index = 0;                        // dense; compiled policies are tables over it
+  uint16_t argumentCount = 0;                // arguments on the stack
+  uint16_t returnCount = 0;                  // results on the stack
   OpKind kind = OpKind::Recorded;
   bool writes = false;                // some ArgUse is not Read
   bool random = false;                // draws from a generator: tagged nondeterministic_seeded

@@ -5,6 +5,7 @@
 #include <c10/core/SafePyObject.h>
 
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 namespace ebb {
 
 class Handle;
+struct Mismatch;
 
 struct PythonSupport {
   bool (*holdsGil)();     // whether this thread holds the GIL
@@ -23,6 +25,8 @@ struct PythonSupport {
   // The tensors that a wrapper subclass holds, and what unflatten needs to put one together again;
   // nothing if the class does not say. See Note [Wrapper subclasses].
   std::optional<c10::SafePyObject> (*flatten)(const at::Tensor&, std::vector<at::Tensor>& inner);
+  // Raises ebb.ReplayMismatch.
+  void (*throwReplayMismatch)(const std::string& message, const Mismatch& mismatch);
   at::Tensor (*unflatten)(const c10::SafePyObject& recipe, const std::vector<at::Tensor>& inner);
 };
 

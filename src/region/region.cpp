@@ -13,6 +13,7 @@
 #include "graph/recorder.h"
 #include "intercept/install.h"
 #include "region/engine.h"
+#include "region/verify_mode.h"
 #include "report/ledger.h"
 
 namespace ebb {
@@ -73,7 +74,9 @@ class ThreadRegions {
     if (frames_.empty()) {
       ledgerRegionEntered();
       liveCounts().regions.fetch_add(1, std::memory_order_relaxed);
-      recorder_.emplace(c10::make_intrusive<Graph>());
+      auto graph = c10::make_intrusive<Graph>();
+      graph->verify = verifyMode();
+      recorder_.emplace(std::move(graph));
     }
     static std::atomic<uint64_t> lastId{0};
     const uint64_t id = ++lastId;
@@ -105,6 +108,10 @@ class ThreadRegions {
         "ebb: regions must be left in the reverse order of entering: region '",
         inner,
         "' was still open. It has been closed too.");
+  }
+
+  Recorder* recorder() {
+    return recorder_ ? &*recorder_ : nullptr;
   }
 
   Recorder* recorderForPacking() {
@@ -194,6 +201,32 @@ void leaveRegion(RegionToken token) {
 
 Recorder* recorderForPacking() {
   return threadRegions().recorderForPacking();
+}
+
+Opaque::Opaque(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {
+  for (const at::Tensor& tensor : tensors_) {
+    opaqueWriteBegins(tensor);
+  }
+}
+
+Opaque::~Opaque() {
+  for (const at::Tensor& tensor : tensors_) {
+    opaqueWriteEnds(tensor);
+  }
+}
+
+void opaqueWriteBegins(const at::Tensor& tensor) {
+  if (Recorder* recorder = threadRegions().recorder()) {
+    recorder->opaqueWriteBegins(tensor);
+  }
+}
+
+void opaqueWriteEnds(const at::Tensor& tensor) {
+  if (Recorder* recorder = threadRegions().recorder()) {
+    recorder->opaqueWriteEnds(tensor);
+  } else {
+    moveVersion(tensor);
+  }
 }
 
 bool inRegion() {

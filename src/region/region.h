@@ -25,6 +25,10 @@ EBB_API RegionToken enterRegion(PolicyPtr policy, std::string name);
 // works.
 EBB_API void leaveRegion(RegionToken token);
 
+// Around a write that torch does not see: see Note [Opaque writes].
+EBB_API void opaqueWriteBegins(const at::Tensor& tensor);
+EBB_API void opaqueWriteEnds(const at::Tensor& tensor);
+
 // This thread's recorder if autograd should use ebb's handles now: in a region, with no Python
 // saved-tensor hooks pushed since it was entered. Null otherwise.
 Recorder* recorderForPacking();

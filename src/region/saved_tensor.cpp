@@ -7,7 +7,9 @@
 
 #include "graph/recipe.h"
 #include "graph/replay.h"
+#include "graph/witness.h"
 #include "region/python_support.h"
+#include "region/verify_mode.h"
 
 namespace ebb {
 
@@ -136,6 +138,12 @@ c10::Storage SavedTensor::materialised() const {
     return isReadByRecipes() ? copyOf(storage_) : storage_;
   }
   c10::Storage storage = materialise(*graph_, *value_);
+  if (value_->witness) {
+    const c10::Storage right = verified(storage);
+    if (!right.is_alias_of(storage)) {
+      return right;
+    }
+  }
   if (!isReadByRecipes()) {
     return storage;
   }
@@ -147,6 +155,21 @@ c10::Storage SavedTensor::materialised() const {
   value_->isPrivate = true;
   value_->recipe.reset();
   return storage;
+}
+
+// The replayed bytes if they are right, else an exception or, to go on with, the right ones. While
+// the tensor is alive the caller gets its storage, as without verification.
+c10::Storage SavedTensor::verified(const c10::Storage& replayed) const {
+  const c10::Storage truth = trueBytes(*value_);
+  if (!truth) {
+    return replayed;
+  }
+  if (!sameBits(geometry_, replayed, truth)) {
+    reportMismatch(graph_->verify, mismatchOf(*graph_, *value_, truth));
+    return truth;
+  }
+  const auto living = value_->home.lock();
+  return living && truth.unsafeGetStorageImpl() == living.get() ? truth : replayed;
 }
 
 // Inside the region the map's reference counts too, which costs a copy and no bit.

@@ -41,6 +41,7 @@ class SavedTensor {
   bool packParts(Recorder& recorder, const at::Tensor& tensor);
   bool isRecomputed() const;
   c10::Storage materialised() const;
+  c10::Storage verified(const c10::Storage& replayed) const;
   bool isReadByRecipes() const;
   at::Tensor unpackKept() const;
 

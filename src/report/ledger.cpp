@@ -55,6 +55,12 @@ void ledgerBackwardSeen() {
   }
 }
 
+void ledgerDemoted(const std::string& op) {
+  Books& shared = books();
+  std::lock_guard<std::mutex> lock(shared.mutex);
+  shared.step.demoted.push_back(op);
+}
+
 void ledgerAdd(const std::string& region, const RegionCounters& counters) {
   Books& shared = books();
   std::lock_guard<std::mutex> lock(shared.mutex);

@@ -14,6 +14,7 @@ namespace ebb {
 // exactly the last forward and backward.
 void ledgerRegionEntered();
 void ledgerBackwardSeen();
+void ledgerDemoted(const std::string& op);
 void ledgerAdd(const std::string& region, const RegionCounters& counters);
 
 }  // namespace ebb

@@ -32,6 +32,21 @@ def test_composite_explicit_ops_are_recorded():
     assert replayed() == 2  # convolution, exp
 
 
+@pytest.mark.parametrize("policy", [ebb.policies.recompute_all, ebb.policies.save_all])
+def test_operators_that_decompose_but_have_a_kernel_too_run_that_kernel(policy):
+    grad, x = torch.linspace(1, 2, 64).double(), torch.linspace(-4, 4, 64).double()
+
+    def run(region):
+        with region:
+            leaf = x.clone().requires_grad_()
+            mish = torch.autograd.grad(torch.nn.functional.mish(leaf).sum(), leaf)[0]
+            silu = torch.ops.aten.silu_backward(grad, x)
+            return mish, silu, torch.ops.aten.mish_backward(grad, x)
+
+    for a, e in zip(run(ebb.region(policy)), run(torch.enable_grad()), strict=True):
+        assert torch.equal(a, e)
+
+
 def test_kernels_are_not_recorded_inside_kernels():
     x = torch.randn(3, 4, requires_grad=True)
     with ebb.region():

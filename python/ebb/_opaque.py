@@ -1,0 +1,69 @@
+"""Marking writes that torch does not see."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+from torch.compiler import is_compiling
+
+from ebb import _C, _subclasses
+
+
+def _plain(tensor: object) -> list[torch.Tensor]:
+    """The tensor itself, or the inner tensors of a wrapper subclass."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"ebb: opaque takes tensors; got {type(tensor).__name__}")
+    parts = _subclasses.flatten(tensor)
+    if parts is None:
+        return [tensor]
+    return [plain for part in parts[0] for plain in _plain(part)]
+
+
+class opaque:
+    """Marks writes to tensors by code that torch does not see, such as a raw kernel.
+
+    Code that bypasses torch (ctypes, numpy, pybind, raw Triton) can write into a tensor that was
+    computed in a region. Run again, the op that computed it would not give what was written. Put
+    the write in this context manager: what the tensors hold at its end is kept, as an input would
+    be. It is not needed for the results of ``torch.empty``, nor for those of ``zeros``, ``ones``
+    and ``full`` that are written before torch reads them. :class:`ebb.verify` finds writes that
+    need it.
+
+    Tensors from outside the region, and all tensors outside of regions, have their version moved
+    while anything waits for backward: what needs their old contents then raises.
+
+    Args:
+        tensors: those that are written; views of them are covered.
+
+    Raises:
+        TypeError: an argument is no tensor.
+
+    Example:
+        >>> x = torch.ones(3, requires_grad=True)
+        >>> with ebb.region():
+        ...     h = x * 2
+        ...     with ebb.opaque(h):
+        ...         _ = h.detach().numpy().fill(5)
+        ...     loss = h.sin().sum()
+        >>> loss.backward()
+    """
+
+    __slots__ = ("_tensors",)
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self._tensors = [] if is_compiling() else [p for t in tensors for p in _plain(t)]
+
+    def __enter__(self) -> opaque:
+        for tensor in self._tensors:
+            _C.opaque_write_begins(tensor)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for tensor in self._tensors:
+            _C.opaque_write_ends(tensor)

@@ -1,0 +1,182 @@
+"""Writes that torch does not see, marked with ebb.opaque."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+import torch
+from exactness import POLICIES, assert_exact, leaves, same_bits
+
+import ebb
+
+
+def poke(tensor, values=(5.0, -1.0)):
+    """Writes to the start of a tensor behind torch's back."""
+    kind = {torch.float64: ctypes.c_double, torch.float32: ctypes.c_float}[tensor.dtype]
+    memory = (kind * len(values)).from_address(tensor.data_ptr())
+    memory[:] = values
+
+
+def opaque_poke(tensor, values=(5.0, -1.0)):
+    with ebb.opaque(tensor):
+        poke(tensor, values)
+
+
+def test_a_computed_tensor_that_is_then_saved():
+    def program(x):
+        h = x * 2
+        opaque_poke(h)
+        return h.sin() * x
+
+    assert_exact(program, leaves((4,)))
+
+
+def test_a_computed_tensor_of_which_others_were_made_before():
+    def program(x):
+        h = x * 2
+        before = h + 1
+        before = before * before  # backward needs `before`, whose recipe reads the old h
+        opaque_poke(h)
+        after = h + 1
+        return before + after * after
+
+    assert_exact(program, leaves((4,)))
+
+
+def test_a_tensor_that_autograd_has_already_packed():
+    def program(x):
+        h = x * 2
+        y = h.sin()  # eager's saved h is the same memory, so its backward sees the write
+        opaque_poke(h)
+        return y
+
+    assert_exact(program, leaves((4,)))
+
+
+def test_through_a_view_and_twice():
+    def program(x):
+        h = x * 2
+        opaque_poke(h[2:])
+        y = h.sin()
+        opaque_poke(h, (7.0,))
+        return y + h.exp().sin()
+
+    assert_exact(program, leaves((4,)))
+
+
+def test_torch_goes_on_writing_to_it_in_place():
+    def program(x):
+        h = x * 2
+        opaque_poke(h)
+        h.mul_(3)
+        y = h.sin()
+        h = h + 1
+        h.relu_()
+        return y * h
+
+    assert_exact(program, leaves((4,)))
+
+
+def test_an_op_that_reads_it_while_it_is_written():
+    def program(x):
+        h = x * 2
+        with ebb.opaque(h):
+            between = h.detach() * 3
+            poke(h)
+        return (between * x).sin() * h
+
+    assert_exact(program, leaves((4,)))
+
+
+def test_an_input_of_the_region_that_only_recipes_read():
+    def program(x, buffer):
+        before = x + buffer
+        before = before * before
+        opaque_poke(buffer)
+        after = x + buffer
+        return before + after * after
+
+    x, buffer = leaves((4,), (4,))
+    assert_exact(program, (x, buffer.requires_grad_(False)))
+
+
+def test_an_input_of_the_region_that_autograd_has_packed_raises():
+    x, buffer = leaves((4,))[0], torch.ones(4, dtype=torch.float64)
+    with ebb.region():
+        loss = (x * buffer).sum()
+        opaque_poke(buffer)
+    with pytest.raises(RuntimeError, match="an input saved in region 'region', is at version 1"):
+        loss.backward()
+
+
+def test_a_buffer_that_each_forward_writes_before_one_backward():
+    def run(region):
+        x, buffer = leaves((4,))[0], torch.zeros(4, dtype=torch.float64)
+        total = 0
+        for step in range(3):
+            with region():
+                opaque_poke(buffer, (float(step), 1.0 + step))
+                h = x + buffer
+                total = total + (h * h).exp().sum()
+        return torch.autograd.grad(total, x)[0]
+
+    assert same_bits(run(ebb.region), run(torch.enable_grad))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_after_the_region_what_needs_the_old_contents_raises(policy):
+    x = leaves((4,))[0]
+    with ebb.region(POLICIES[policy]):
+        h = x * 2
+        loss = h.sin().sum()
+    opaque_poke(h)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_after_the_region_a_leaf_that_a_recipe_needs_is_refused():
+    x, w = leaves((4,), (4,))
+    with ebb.region(name="block"):
+        loss = (x * w.detach().sin()).exp().sum()
+    opaque_poke(w.detach())
+    with pytest.raises(RuntimeError, match=r"aten::sin.default in region 'block'"):
+        loss.backward()
+
+
+def test_outside_of_regions_nothing_changes_while_nothing_waits():
+    program = """
+import torch, ebb
+x = torch.ones(4, requires_grad=True)
+y = x.exp()
+with ebb.opaque(y):
+    pass
+y.sum().backward()
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_the_block_may_raise():
+    def program(x):
+        h = x * 2
+        try:
+            with ebb.opaque(h):
+                poke(h)
+                raise KeyError
+        except KeyError:
+            pass
+        return h.sin()
+
+    assert_exact(program, leaves((4,)))
+
+
+def test_wrong_types():
+    with pytest.raises(TypeError, match="opaque takes tensors; got list"):
+        ebb.opaque([torch.ones(1)])
+
+
+def test_sparse_tensors_pass():
+    with ebb.region(), ebb.opaque(torch.eye(2).to_sparse()):
+        pass
