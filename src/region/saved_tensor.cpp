@@ -125,36 +125,37 @@ at::Tensor SavedTensor::unpack() const {
 
 // Note [Unpacked bytes may be written]
 // Some backward functions reuse what they unpack as scratch memory. Eager's saved tensors share
-// their storage among themselves, and with nothing that is yet to be computed; so a storage that
-// recipes still read is not handed out: the caller gets a copy. Where the tensor is still alive the
-// caller gets its storage, as in eager, and the recipes get the copy.
+// their storage among themselves and with the living tensor, and with nothing that is yet to be
+// computed. So all handles on a value give the same storage, the living one if there is one; and if
+// recipes still read the value, they get a copy from then on.
 c10::Storage SavedTensor::materialised() const {
   WithoutGil withoutGil;
   std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
   if (value_->redefined) {
-    return value_->redefined;  // see Note [Silent writes]
+    return value_->redefined;  // see also Note [Silent writes]
   }
-  if (!recompute_) {
-    return isReadByRecipes() ? copyOf(storage_) : storage_;
+  c10::Storage storage = recompute_ ? materialise(*graph_, *value_) : storage_;
+  if (recompute_ && value_->witness) {
+    storage = verified(storage);
   }
-  c10::Storage storage = materialise(*graph_, *value_);
-  if (value_->witness) {
-    const c10::Storage right = verified(storage);
-    if (!right.is_alias_of(storage)) {
-      return right;
+  if (isReadByRecipes(storage)) {
+    value_->bytes = copyOf(storage);
+    value_->isPrivate = true;
+    value_->recipe.reset();
+    if (recompute_) {
+      value_->redefined = storage;
     }
   }
-  if (!isReadByRecipes()) {
-    return storage;
-  }
-  c10::Storage copy = copyOf(storage);
-  if (value_->isPrivate) {
-    return copy;
-  }
-  value_->bytes = std::move(copy);
-  value_->isPrivate = true;
-  value_->recipe.reset();
   return storage;
+}
+
+// Inside the region the map's reference counts too, which costs a copy and no bit.
+bool SavedTensor::isReadByRecipes(const c10::Storage& storage) const {
+  if (readers(value_) == 0) {
+    return false;
+  }
+  const c10::Storage read = value_->available();
+  return read && read.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
 }
 
 // The replayed bytes if they are right, else an exception or, to go on with, the right ones. While
@@ -170,11 +171,6 @@ c10::Storage SavedTensor::verified(const c10::Storage& replayed) const {
   }
   const auto living = value_->home.lock();
   return living && truth.unsafeGetStorageImpl() == living.get() ? truth : replayed;
-}
-
-// Inside the region the map's reference counts too, which costs a copy and no bit.
-bool SavedTensor::isReadByRecipes() const {
-  return readers(value_) > 0;
 }
 
 at::Tensor SavedTensor::unpackKept() const {

@@ -42,7 +42,7 @@ class SavedTensor {
   bool isRecomputed() const;
   c10::Storage materialised() const;
   c10::Storage verified(const c10::Storage& replayed) const;
-  bool isReadByRecipes() const;
+  bool isReadByRecipes(const c10::Storage& storage) const;
   at::Tensor unpackKept() const;
 
   c10::intrusive_ptr<Graph> graph_;     // the lock, and names for messages

@@ -113,6 +113,33 @@ def test_backward_that_overwrites_what_it_unpacked(silent, alive, policy):
     assert torch.equal(program(ebb.region(POLICIES[policy])), program(torch.enable_grad()))
 
 
+@pytest.mark.parametrize("alive", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_backward_that_overwrites_what_several_unpack(alive, policy):
+    Scratch.silent = True
+
+    def program(region):
+        x = leaves((4,))[0]
+        with region:
+            h = x * 2
+            last = h * x  # unpacks h last, so eager sees what Scratch left
+            v = h + 1  # a recipe reads h
+            z = v * v
+            u = Scratch.apply(h)
+            first = h * u
+            del v
+            if not alive:
+                del h
+        total = (first + z + last).sum()
+        once = torch.autograd.grad(total, x, retain_graph=True)[0]
+        return once, torch.autograd.grad(total, x)[0]
+
+    for a, e in zip(
+        program(ebb.region(POLICIES[policy])), program(torch.enable_grad()), strict=True
+    ):
+        assert torch.equal(a, e)
+
+
 @pytest.mark.parametrize("kept", ["float16", "float64"])
 def test_default_dtype_changed_between_forward_and_backward(kept):
     def grads(region):
