@@ -1,4 +1,4 @@
-# make demo | make test | make test-full | make bench | make lint | make clean
+# make demo | make test | make test-full | make test-asan | make bench | make lint | make clean
 #
 # Uses the active virtual environment, or makes .venv. torch is installed only where there is none.
 TORCH ?= torch==2.13.0
@@ -9,16 +9,28 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 SOURCES := $(shell find src include -name '*.cpp' -o -name '*.h') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: demo test test-full bench lint format clean
+.PHONY: demo test test-full test-asan bench lint format clean
 
 demo: $(VENV)/.ebb-built
 	$(BIN)/python examples/train_gpt.py
 
 test: $(VENV)/.ebb-test
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow" $(TESTS)
 
 test-full: $(VENV)/.ebb-test
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q $(TESTS)
+
+# The fast tests on a build with sanitizers, which stays apart from the installed one.
+ASAN := $(CURDIR)/build/sanitized
+ASAN_ENV := LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	PYTHONPATH=$(ASAN)/package
+
+test-asan: $(VENV)/.ebb-test
+	rm -rf $(ASAN)/package
+	PATH="$(BIN):$$PATH" EBB_SANITIZE=address,undefined EBB_BUILD_DIR=$(ASAN)/build \
+		$(PIP) install --no-build-isolation --no-deps --target $(ASAN)/package .
+	$(ASAN_ENV) $(BIN)/python -m pytest -q -m "not slow" $(TESTS)
 
 bench: $(VENV)/.ebb-test
 	$(BIN)/python benchmarks/host_time.py

@@ -57,6 +57,7 @@ class CMakeBuild(build_ext):
             f"-DEBB_PYTHON_INCLUDE_DIR={sysconfig.get_path('include')}",
             f"-DEBB_MODULE_SUFFIX={sysconfig.get_config_var('EXT_SUFFIX')}",
             f"-DCMAKE_INSTALL_PREFIX={package}",
+            f"-DEBB_SANITIZE={os.environ.get('EBB_SANITIZE', '')}",
             *os.environ.get("EBB_CMAKE_ARGS", "").split(),
         ]  # fmt: skip
         subprocess.run(configure, check=True)

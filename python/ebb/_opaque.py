@@ -30,8 +30,8 @@ class opaque:
     and ``full`` that are written before torch reads them. :class:`ebb.verify` finds writes that
     need it.
 
-    Tensors from outside the region, and all tensors outside of regions, have their version moved
-    while anything waits for backward: what needs their old contents then raises.
+    Where an earlier region, or one that has ended, may need what a tensor held, its version is
+    moved as by an in-place op, so that a backward that needs the old contents raises.
 
     Args:
         tensors: those that are written; views of them are covered.

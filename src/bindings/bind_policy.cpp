@@ -48,6 +48,9 @@ void bindPolicy(py::module_& module) {
       .def("fallback", [](const PyPolicy& policy) {
         return static_cast<int>(policy.policy->fallback());
       });
+  module.def("failing_policy", [](uint32_t at) {
+    return PyPolicy{std::make_shared<const Policy>(std::vector<Rule>{}, Decision::Recompute, at)};
+  });
   module.def("recompute_all", [] { return PyPolicy{recomputeAll()}; });
   module.def("save_all", [] { return PyPolicy{saveAll()}; });
   module.def("save_matmuls", [] { return PyPolicy{saveMatmuls()}; });

@@ -115,6 +115,7 @@ void Recorder::supersede(const c10::intrusive_ptr<Value>& value, size_t ownRefer
     stateEnds(*value, true);
   }
   value->superseded = true;
+  value->home.reset();
   if (!value->bytes || value->isPrivate) {
     return;
   }
@@ -203,8 +204,8 @@ void Recorder::dropUnused() {
 // The user says that code which torch does not see writes to a tensor. Its state before is ended
 // like by any write; handles on it follow, as they would in eager, where no version moves. While it
 // is written nothing is known, so what reads it then is kept. Afterwards it is a new leaf. If it
-// came from outside the region, an earlier graph may need what it held; so its version is moved,
-// and whoever needs the old contents raises.
+// came from outside the region and an earlier graph knows it too, that graph may need what it held;
+// so its version is moved, and whoever needs the old contents raises.
 void Recorder::opaqueWriteBegins(const at::Tensor& tensor) {
   if (isRecordable(tensor)) {
     std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
@@ -217,7 +218,7 @@ void Recorder::opaqueWriteEnds(const at::Tensor& tensor) {
     std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
     Value& leaf = replaceByLeaf(tensor);
     if (!leaf.born) {
-      moveVersion(tensor);
+      moveVersionIfNeeded(tensor, 1);
       leaf.stamp(tensor);
     }
   }
@@ -241,8 +242,13 @@ Value& Recorder::replaceByLeaf(const at::Tensor& tensor) {
   return *slot;
 }
 
-void moveVersion(const at::Tensor& tensor) {
-  if (liveCounts().handles.load(std::memory_order_relaxed) > 0 && !tensor.is_inference()) {
+void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours) {
+  if (!isRecordable(tensor) || tensor.is_inference()) {
+    return;
+  }
+  // Values know their storage weakly. The strong references count as one, and so does `weak`.
+  const auto weak = tensor.storage().getWeakStorageImpl();
+  if (weak.weak_use_count() > 2 + ours) {
     tensor.unsafeGetTensorImpl()->bump_version();
   }
 }

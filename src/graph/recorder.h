@@ -82,7 +82,8 @@ class Recorder final : public Interceptor {
   std::shared_ptr<const KernelState> kernelState_;  // the last one seen, to share
 };
 
-// Moves the version of a tensor that was written unseen, if anything may need its old contents.
-void moveVersion(const at::Tensor& tensor);
+// Moves the version of a tensor that was written unseen, if more than `ours` values know its
+// storage: graphs that may need its old contents.
+void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours);
 
 }  // namespace ebb

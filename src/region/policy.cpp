@@ -58,9 +58,10 @@ std::string normalisedOperatorName(const std::string& name) {
   return dot == std::string::npos ? name : name.substr(0, dot) + "::" + name.substr(dot + 1);
 }
 
-Policy::Policy(std::vector<Rule> rules, Decision fallback)
+Policy::Policy(std::vector<Rule> rules, Decision fallback, uint32_t faultAt)
     : rules_(std::move(rules)),
       fallback_(fallback),
+      faultAt_(faultAt),
       table_(new std::atomic<const Candidates*>[kTableSize] {}) {
   checkDecision(fallback_);
   const auto known = rules_.empty() ? std::vector<std::string>{} : registeredOperators();
@@ -102,6 +103,9 @@ const Policy::Candidates& Policy::compile(const OpTraits& op) const {
     }
   }
   Candidates& candidates = compiled_.emplace_back();
+  if (faultAt_ != 0) {
+    candidates.push_back({{}, 0, static_cast<uint32_t>(rules_.size())});
+  }
   for (uint32_t i = 0; i < rules_.size(); ++i) {
     if (operatorMatches(rules_[i].op, op.name)) {
       candidates.push_back({{rules_[i].decision, rules_[i].force, true}, rules_[i].every, i});
@@ -134,9 +138,12 @@ Verdict ActivePolicy::decide(const OpTraits& op) {
       return candidate.verdict;
     }
     if (calls_.empty()) {
-      calls_.resize(policy_->rules().size(), 0);
+      calls_.resize(policy_->rules().size() + 1, 0);
     }
-    if (++calls_[candidate.rule] % candidate.every == 0) {
+    const uint32_t calls = ++calls_[candidate.rule];
+    if (candidate.every == 0) {
+      TORCH_CHECK(calls != policy_->faultAt(), "ebb: fault injected before ", op.name);
+    } else if (calls % candidate.every == 0) {
       return candidate.verdict;
     }
   }

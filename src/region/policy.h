@@ -19,7 +19,9 @@ namespace ebb {
 // See makePolicy. Immutable; shared by threads.
 class EBB_API Policy {
  public:
-  Policy(std::vector<Rule> rules, Decision fallback);
+  // With `faultAt`, the region's n-th op throws before it runs: for tests of what that leaves
+  // behind.
+  Policy(std::vector<Rule> rules, Decision fallback, uint32_t faultAt = 0);
   ~Policy();
   Policy(const Policy&) = delete;
   Policy& operator=(const Policy&) = delete;
@@ -30,11 +32,14 @@ class EBB_API Policy {
   Decision fallback() const {
     return fallback_;
   }
+  uint32_t faultAt() const {
+    return faultAt_;
+  }
 
   // The rules that can match one operator, in order, ending with one that always does.
   struct Candidate {
     Verdict verdict;
-    uint32_t every;  // 1: always
+    uint32_t every;  // 1: always; 0: it never decides, but throws at Policy::faultAt
     uint32_t rule;   // counts calls under this index
   };
   using Candidates = c10::SmallVector<Candidate, 2>;
@@ -45,6 +50,7 @@ class EBB_API Policy {
 
   std::vector<Rule> rules_;  // patterns are normalised
   Decision fallback_;        // when no rule matches
+  uint32_t faultAt_;         // 0: never
   // Note [Compiled policies]
   // A table over OpTraits::index, filled at the first call of each operator. Readers take no lock;
   // an operator beyond the table's end is looked up under the lock each time.
@@ -63,7 +69,7 @@ class ActivePolicy final : public Decider {
 
  private:
   PolicyPtr policy_;                     // the rules
-  c10::SmallVector<uint32_t, 4> calls_;  // per rule; empty until a rule counts
+  c10::SmallVector<uint32_t, 4> calls_;  // per rule, and of all ops; empty until something counts
 };
 
 // "aten.mm.default" and "aten::mm.default" both become the latter.

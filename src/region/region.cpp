@@ -225,7 +225,7 @@ void opaqueWriteEnds(const at::Tensor& tensor) {
   if (Recorder* recorder = threadRegions().recorder()) {
     recorder->opaqueWriteEnds(tensor);
   } else {
-    moveVersion(tensor);
+    moveVersionIfNeeded(tensor, 0);
   }
 }
 

@@ -107,9 +107,12 @@ def test_public_docstrings_run():
         "ebb",
         "ebb._apply",
         "ebb._checkpoint",
+        "ebb._opaque",
         "ebb._policy",
         "ebb._region",
         "ebb._report",
+        "ebb._testing",
+        "ebb._verify",
         "ebb.policies",
     ):
         __import__(module)

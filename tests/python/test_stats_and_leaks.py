@@ -8,9 +8,12 @@ import threading
 
 import pytest
 import torch
+from exactness import POLICIES
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import ebb
 
@@ -119,22 +122,77 @@ def test_without_gradients_kept_values_die_with_their_readers():
     assert peak_bytes(chain) < 64 << 20
 
 
-def test_threads_train_models_of_their_own_with_shared_parameters():
-    shared = torch.randn(8, 8, requires_grad=True)
-    expected = torch.autograd.grad((shared @ shared).exp().sin().sum(), shared)[0]
-    failures = []
+class WatchStorages(TorchDispatchMode):
+    """Remembers, weakly, the storage of every tensor that an op returns."""
 
-    def train():
-        for _ in range(50):
-            with ebb.region():
-                loss = (shared @ shared).exp().sin().sum()
-            if not torch.equal(torch.autograd.grad(loss, shared)[0], expected):
-                failures.append(1)
+    def __init__(self):
+        super().__init__()
+        self.storages = []
 
-    threads = [threading.Thread(target=train) for _ in range(8)]
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        for result in tree_leaves(results):
+            if isinstance(result, torch.Tensor):
+                self.storages.append(StorageWeakRef(result.untyped_storage()))
+        return results
+
+
+@pytest.mark.usefixtures("no_objects_left")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_storage_outlives_its_step(policy):
+    net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(True), nn.Dropout(), nn.GELU())
+    x = torch.randn(4, 8)
+
+    def step():
+        with ebb.region(POLICIES[policy]):
+            out = net(x)
+            out[:2].mul_(2)
+            loss = out.sin().sum()
+        return torch.autograd.grad(loss, list(net.parameters()))
+
+    with WatchStorages() as watch:
+        for _ in range(5):
+            step()
+    gc.collect()
+
+    assert len(watch.storages) > 100
+    left = sum(not storage.expired() for storage in watch.storages)
+    inputs = {storage.cdata for storage in watch.storages if not storage.expired()}
+    inputs -= {StorageWeakRef(t.untyped_storage()).cdata for t in (x, *net.state_dict().values())}
+    assert not inputs, f"{left} storages are alive"
+
+
+def run_threads(count, train):
+    threads = [threading.Thread(target=train, args=(i,)) for i in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+@pytest.mark.usefixtures("no_objects_left")
+def test_threads_train_models_of_their_own_with_shared_parameters():
+    shared = torch.randn(8, 8, requires_grad=True)
+    steps, policies, failures = 1000, list(POLICIES.values()), []
+
+    def gradients(own, x, region):
+        with region:
+            h = own(x) @ shared
+            h = h.relu_() * torch.nn.functional.layer_norm(h, (8,)).exp()
+            loss = torch.cat(h.split(4, 1)).sin().sum()
+        return torch.autograd.grad(loss, (shared, *own.parameters()))
+
+    def train(index):
+        own = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+        generator = torch.Generator().manual_seed(index)
+        x = torch.randn(4, 8, generator=generator)
+        expected = gradients(own, x, torch.enable_grad())
+        for step in range(steps):
+            region = ebb.region(policies[step % len(policies)])
+            actual = gradients(own, x, region)
+            if not all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True)):
+                failures.append((index, step))
+
+    run_threads(8, train)
 
     assert not failures
