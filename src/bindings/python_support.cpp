@@ -83,7 +83,7 @@ at::Tensor unflatten(const c10::SafePyObject& recipe, const std::vector<at::Tens
 }
 
 py::object unpack(const py::capsule& argument) {
-  const auto* handle = argument.get_pointer<const Handle>();
+  auto* handle = argument.get_pointer<Handle>();
   return wrap(handle->unpack());
 }
 

@@ -5,6 +5,7 @@
 
 #include "graph/geometry.h"
 #include "graph/kernel_state.h"
+#include "graph/value.h"
 
 namespace ebb {
 namespace {
@@ -46,6 +47,11 @@ uint64_t fingerprint(const c10::Storage& storage, FingerprintOf what) {
     hash = mix(hash, word);
   }
   return hash;
+}
+
+bool hasChanged(const Value& value, const c10::Storage& storage, VerifyMode mode) {
+  const auto what = mode == VerifyMode::Off ? FingerprintOf::Samples : FingerprintOf::Everything;
+  return value.fingerprint != 0 && fingerprint(storage, what) != value.fingerprint;
 }
 
 }  // namespace ebb

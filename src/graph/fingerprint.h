@@ -5,7 +5,11 @@
 
 #include <cstdint>
 
+#include "ebb/ebb.h"
+
 namespace ebb {
+
+struct Value;
 
 // Note [Fingerprints of leaves]
 // Some writes move no version: `p.data.mul_()`, fused optimizers, running statistics, numpy. If one
@@ -16,5 +20,9 @@ namespace ebb {
 // In verify mode the whole storage is hashed, wherever it is.
 enum class FingerprintOf { Samples, Everything };
 uint64_t fingerprint(const c10::Storage& storage, FingerprintOf what = FingerprintOf::Samples);
+
+// Whether `storage`, which holds the leaf `value`, has other contents than when a recipe first read
+// it, as far as the fingerprint tells.
+bool hasChanged(const Value& value, const c10::Storage& storage, VerifyMode mode);
 
 }  // namespace ebb

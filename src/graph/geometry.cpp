@@ -113,9 +113,13 @@ c10::Storage allocateZeroed(size_t nbytes, c10::Device device) {
 }
 
 c10::Storage copyOf(const c10::Storage& storage) {
+  return copyOf(storage, storage.nbytes());
+}
+
+c10::Storage copyOf(const c10::Storage& storage, size_t nbytes) {
   KernelStateGuard plain(nullptr);
-  c10::Storage copy = allocate(storage.nbytes(), storage.device());
-  bytesOf(copy).copy_(bytesOf(storage));
+  c10::Storage copy = allocate(nbytes, storage.device());
+  bytesOf(copy).copy_(bytesOf(storage).narrow(0, 0, static_cast<int64_t>(nbytes)));
   return copy;
 }
 

@@ -62,7 +62,8 @@ c10::Storage allocate(size_t nbytes, c10::Device device);
 // The same, filled with zeros.
 c10::Storage allocateZeroed(size_t nbytes, c10::Device device);
 
-// A private copy of the bytes of `storage`, on the current stream.
+// A private copy of the bytes of `storage`, on the current stream; or of the first `nbytes`.
 c10::Storage copyOf(const c10::Storage& storage);
+c10::Storage copyOf(const c10::Storage& storage, size_t nbytes);
 
 }  // namespace ebb

@@ -249,7 +249,9 @@ void OpRecording::recordWrites() {
     after->born = before.born;
     after->saved =
         !write.sideEffect && before.born && (before.saved || verdict_.decision == Decision::Save);
-    if (recipe_ && !write.sideEffect) {
+    // An `out=` that the kernel shrank is not written whole: views of it still show the rest.
+    const bool asAssumed = !write.whole || coversStorage(write.tensor);
+    if (recipe_ && !write.sideEffect && asAssumed) {
       after->recipe = recipe_;
       Output& output = recipe_->outputs.emplace_back();
       output.value = c10::weak_intrusive_ptr<Value>(after);

@@ -33,31 +33,45 @@ void Recorder::call(const OpTraits& op, c10::DispatchKeySet below, torch::jit::S
   }
 }
 
+// Note [In-place views]
+// t_, set_ and the like change what a tensor shows, not what a storage holds. resize_ does neither
+// to a storage that is large enough; else the storage gets other memory, with the old bytes first.
 void Recorder::callInplaceView(
     const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack) {
   const at::Tensor tensor = (*stack)[stack->size() - op.argumentCount].toTensor();
   c10::intrusive_ptr<Value> before;
-  c10::StorageImpl* storage = nullptr;
+  c10::Storage storage;
   if (tensor.defined() && isRecordable(tensor)) {
     std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
     settle();
-    storage = tensor.storage().unsafeGetStorageImpl();
-    const auto found = values_.find(storage);
-    if (found != values_.end()) {
+    storage = tensor.storage();
+    if (values_.find(storage.unsafeGetStorageImpl()) != values_.end()) {
       before = currentValue(tensor);
-      if (op.name.find("resize") != std::string::npos) {
-        // The bytes may move and grow: what is there afterwards is a new leaf.
-        supersede(before, 2);
-        before.reset();
-        values_.erase(storage);
-      }
     }
   }
   op.op.redispatchBoxed(below, stack);
   if (before) {
     std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
-    unsettled_.push_back({std::move(before), nullptr, {}});
+    if (storage.nbytes() == before->nbytes) {
+      unsettled_.push_back({std::move(before), nullptr, {}});
+    } else {
+      storageGrew(before, storage);
+    }
   }
+}
+
+void Recorder::storageGrew(const c10::intrusive_ptr<Value>& value, const c10::Storage& storage) {
+  if (value->witness) {
+    stateEnds(*value, false);
+  }
+  value->superseded = true;
+  if (value->packed > 0) {
+    value->redefined = storage;  // eager's saved tensors share the storage
+  }
+  if (value->bytes && !value->isPrivate && !value->recipe) {
+    makePrivate(*value);
+  }
+  values_.erase(storage.unsafeGetStorageImpl());
 }
 
 // Note [Uninitialised memory is not a recipe]
@@ -124,12 +138,22 @@ void Recorder::supersede(const c10::intrusive_ptr<Value>& value, size_t ownRefer
     dropUnused();  // recipes that only the map keeps alive need nothing
   }
   if (needed()) {
-    value->bytes = copyOf(value->bytes);
-    value->isPrivate = true;
-    counters_->bytesCopied += value->nbytes;
+    makePrivate(*value);
   } else {
     value->bytes = c10::Storage();
   }
+}
+
+// Gives a leaf a copy of its bytes, which others may write to. If that has happened unseen already,
+// the copy is of no use.
+void Recorder::makePrivate(Value& value) {
+  if (value.bytes.nbytes() < value.nbytes) {
+    return;  // somebody freed it; a replay that needs it will say so
+  }
+  value.bytes = copyOf(value.bytes, value.nbytes);
+  value.tampered = hasChanged(value, value.bytes, graph_->verify);
+  value.isPrivate = true;
+  counters_->bytesCopied += value.nbytes;
 }
 
 // Note [Silent writes]
@@ -299,9 +323,7 @@ void Recorder::close() {
       value.isPrivate = true;
       value.recipe.reset();
     } else if (mustOutliveNextWrite(entry.second)) {
-      value.bytes = copyOf(value.bytes);
-      value.isPrivate = true;
-      counters_->bytesCopied += value.nbytes;
+      makePrivate(value);
     }
   }
 }

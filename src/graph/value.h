@@ -60,6 +60,7 @@ struct Value final : c10::intrusive_ptr_target {
   bool writtenHere = false;          // a leaf from outside, in a state that this region wrote
   bool born = false;                 // made by an op inside the region: not an external side effect
   bool isPrivate = false;            // `bytes` is a buffer that only ebb writes
+  bool tampered = false;             // a leaf that had changed unseen when its bytes were copied
   bool opaque = false;               // being written by code that torch does not see
   bool superseded = false;  // the storage has been written since: `home` holds another state
 

@@ -75,11 +75,12 @@ std::string changedInputsOf(const Recipe& recipe) {
   std::string changed;
   for (uint32_t i = 0; i < recipe.inputCount; ++i) {
     const Input& input = recipe.inputs[i];
-    if (!input.value || input.value->fingerprint == 0 || input.value->isPrivate) {
+    if (!input.value) {
       continue;
     }
-    const c10::Storage storage = input.value->available();
-    if (storage && fingerprint(storage, FingerprintOf::Everything) != input.value->fingerprint) {
+    const Value& value = *input.value;
+    const c10::Storage storage = value.isPrivate ? c10::Storage() : value.available();
+    if (value.tampered || (storage && hasChanged(value, storage, VerifyMode::Raise))) {
       const auto& argument = recipe.op.op.schema().arguments()[input.argument];
       changed += (changed.empty() ? "'" : ", '") + argument.name() + "'";
     }

@@ -32,7 +32,7 @@ at::Tensor Handle::call_unpack_hook() {
   return unpack();
 }
 
-at::Tensor Handle::unpack() const {
+at::Tensor Handle::unpack() {
   ledgerBackwardSeen();
   checkVersion();
   at::Tensor tensor = saved_.unpack();

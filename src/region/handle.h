@@ -21,7 +21,7 @@ class EBB_API Handle final : public torch::autograd::SavedVariableHooks {
       const override;
 
   // The tensor that was packed. Also called by compiled autograd, through the bindings.
-  at::Tensor unpack() const;
+  at::Tensor unpack();
 
  private:
   void checkVersion() const;

@@ -33,7 +33,7 @@ struct SavedTensor::Parts {
 //      as eager does, so that unpack gives the same object.
 // In the last two cases the bytes are shared with the living tensor exactly as in eager.
 SavedTensor::SavedTensor(Recorder& recorder, const at::Tensor& tensor)
-    : graph_(recorder.graph()), region_(recorder.region()) {
+    : graph_(recorder.graph()), requiresGrad_(tensor.requires_grad()), region_(recorder.region()) {
   Packed packed = recorder.pack(tensor);
   producer_ = packed.producer;
   value_ = std::move(packed.value);
@@ -60,6 +60,8 @@ SavedTensor::SavedTensor(const SavedTensor& other)
       kept_(other.kept_),
       parts_(other.parts_),
       geometry_(other.geometry_),
+      unpacked_(other.unpacked_),
+      requiresGrad_(other.requiresGrad_),
       region_(other.region_),
       producer_(other.producer_) {
   if (value_) {
@@ -109,15 +111,32 @@ bool SavedTensor::isRecomputed() const {
   return recompute_ || parts_ != nullptr;
 }
 
-at::Tensor SavedTensor::unpack() const {
+// Note [One tensor for all unpacks]
+// For a saved tensor that needs no grad, eager's unpack gives the very tensor that it holds, so the
+// engine sees that a gradient which a backward function took from there is not its own to write to.
+// So does ours, from the first unpack on. Where the tensor needs grad, torch makes a new one of
+// whatever unpack gives, with and without hooks.
+at::Tensor SavedTensor::unpack() {
   if (kept_.defined()) {
     return unpackKept();
   }
+  if (requiresGrad_) {
+    return rebuild();
+  }
+  WithoutGil withoutGil;
+  std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
+  if (!unpacked_.defined()) {
+    unpacked_ = rebuild();
+  }
+  return unpacked_;
+}
+
+at::Tensor SavedTensor::rebuild() {
   if (parts_ == nullptr) {
     return geometry_.viewOf(value_ ? materialised() : storage_);
   }
   std::vector<at::Tensor> inner;
-  for (const SavedTensor& part : parts_->inner) {
+  for (SavedTensor& part : parts_->inner) {
     inner.push_back(part.unpack());
   }
   return pythonSupport()->unflatten(parts_->recipe, inner);

@@ -21,8 +21,8 @@ class SavedTensor {
   SavedTensor& operator=(SavedTensor&& other) noexcept = default;
   ~SavedTensor();
 
-  // The tensor with its old bytes, unknown to autograd.
-  at::Tensor unpack() const;
+  // The tensor with its old bytes, unknown to autograd. See Note [One tensor for all unpacks].
+  at::Tensor unpack();
 
   // "the output of aten::mul.Tensor saved in region 'block'", for messages.
   std::string origin() const;
@@ -38,6 +38,7 @@ class SavedTensor {
  private:
   struct Parts;  // of a wrapper subclass
 
+  at::Tensor rebuild();
   bool packParts(Recorder& recorder, const at::Tensor& tensor);
   bool isRecomputed() const;
   c10::Storage materialised() const;
@@ -45,15 +46,17 @@ class SavedTensor {
   bool isReadByRecipes(const c10::Storage& storage) const;
   at::Tensor unpackKept() const;
 
-  c10::intrusive_ptr<Graph> graph_;     // the lock, and names for messages
-  c10::intrusive_ptr<Value> value_;     // null for leaves and what the recorder does not know
-  bool recompute_ = false;              // value_ is to be materialised; else its bytes are kept
-  c10::Storage storage_;                // kept bytes of a computed tensor
-  at::Tensor kept_;                     // a kept tensor: leaves, and what cannot be rebuilt
-  std::shared_ptr<const Parts> parts_;  // null unless it is put together from inner tensors
-  Geometry geometry_;                   // of value_ and storage_; of the whole, if there are parts
-  uint16_t region_ = 0;                 // index in Graph::names
-  const char* producer_ = nullptr;      // the op that made it, for messages
+  c10::intrusive_ptr<Graph> graph_;  // the lock, and names for messages
+  c10::intrusive_ptr<Value> value_;  // null for leaves and what the recorder does not know
+  bool recompute_ = false;           // value_ is to be materialised; else its bytes are kept
+  c10::Storage storage_;             // kept bytes of a computed tensor
+  at::Tensor kept_;                  // a kept tensor: leaves, and what cannot be rebuilt
+  std::shared_ptr<Parts> parts_;     // null unless it is put together from inner tensors
+  Geometry geometry_;                // of value_ and storage_; of the whole, if there are parts
+  at::Tensor unpacked_;              // what unpack gave, if the tensor needs no grad
+  bool requiresGrad_ = false;        // of the packed tensor
+  uint16_t region_ = 0;              // index in Graph::names
+  const char* producer_ = nullptr;   // the op that made it, for messages
 };
 
 }  // namespace ebb
