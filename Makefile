@@ -1,6 +1,11 @@
 # make demo | make test | make test-full | make test-asan | make bench | make lint | make clean
 #
 # Uses the active virtual environment, or makes .venv. torch is installed only where there is none.
+# `make test TORCH=torch==2.15.0` tests with another torch, in an environment of its own. TESTS names
+# some test files.
+ifneq ($(filter command environment,$(firstword $(origin TORCH))),)
+VENV ?= $(CURDIR)/.venv-$(subst torch==,,$(TORCH))
+endif
 TORCH ?= torch==2.13.0
 PYTHON ?= python3
 VENV ?= $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),$(CURDIR)/.venv)
@@ -9,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 SOURCES := $(shell find src include -name '*.cpp' -o -name '*.h') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: demo test test-full test-asan bench lint format clean
+.PHONY: demo test test-full test-asan bench lint format clean FORCE
 
 demo: $(VENV)/.ebb-built
 	$(BIN)/python examples/train_gpt.py
@@ -39,10 +44,17 @@ bench: $(VENV)/.ebb-test
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
+# The checkout holds the C++ part that was built last: build again if that was for another torch.
+ifneq ($(shell cat build/built-for 2>/dev/null),$(VENV))
+$(VENV)/.ebb-built: FORCE
+endif
+FORCE:
+
 $(VENV)/.ebb-built: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install $(TORCH) numpy
 	$(PIP) install "setuptools>=64" wheel "cmake>=3.18" ninja
 	PATH="$(BIN):$$PATH" $(PIP) install --no-build-isolation --no-deps -e .
+	mkdir -p build && echo $(VENV) > build/built-for
 	touch $@
 
 $(VENV)/.ebb-test: $(VENV)/.ebb-built
@@ -65,4 +77,4 @@ format: $(VENV)/.ebb-lint
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf build .venv python/ebb/*.so python/ebb/_build_info.py
+	rm -rf build .venv .venv-* python/ebb/*.so python/ebb/_build_info.py

@@ -1,0 +1,236 @@
+"""What goes into a region and comes out of it, and what happens to it before backward."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from exactness import POLICIES, assert_exact, assert_same_error, leaves, same_bits
+from torch import nn
+from torch.nn import functional as F
+
+import ebb
+
+
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+    hidden: list[torch.Tensor | None]
+
+
+class Block(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, *, mask=None, extra=()):
+        h = F.gelu(self.linear(x))
+        h = h if mask is None else h * mask
+        for e in extra:
+            h = h + e.sin()
+        return {
+            "tuple": (h, None, h.detach()),
+            "dict": {"out": h, "none": None, "nested": {"twice": h * 2}},
+            "dataclass": Output(h.exp(), [None, h]),
+            "view": h.t(),
+            "input": (x, h),
+            "parameter": (self.linear.weight, h),
+            "none": None,
+        }[self.kind]
+
+
+def tensors(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if dataclasses.is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [t for v in value or [] for t in tensors(v)]
+
+
+@pytest.mark.parametrize("way", ["region", "apply", "checkpoint", "decorator"])
+@pytest.mark.parametrize(
+    "kind", ["tuple", "dict", "dataclass", "view", "input", "parameter", "none"]
+)
+def test_outputs_of_every_kind(kind, way):
+    def run(way):
+        torch.manual_seed(0)
+        block, x = Block(kind), torch.randn(4, 4, requires_grad=True)
+        options = {"mask": torch.ones(4), "extra": [torch.ones(4, requires_grad=True)]}
+        if way == "region":
+            with ebb.region():
+                out = block(x, **options)
+        elif way == "apply":
+            root = nn.ModuleDict({"block": block})
+            ebb.apply(root, ebb.policies.recompute_all, modules="block")
+            out = root["block"](x, **options)
+        elif way == "checkpoint":
+            out = ebb.checkpoint(block, x, use_reentrant=False, **options)
+        elif way == "decorator":
+            out = ebb.region()(lambda: block(x, **options))()
+        else:
+            out = block(x, **options)
+        found = tensors(out)
+        loss = sum((t.sin() * t).sum() for t in found if t.requires_grad)
+        inputs = [x, *block.parameters(), *options["extra"]]
+        grads = torch.autograd.grad(loss, inputs, allow_unused=True) if found else []
+        return [*found, *grads], (out is None)
+
+    (actual, nothing), (expected, _) = run(way), run("eager")
+    assert nothing == (kind == "none")
+    for a, e in zip(actual, expected, strict=True):
+        assert same_bits(a, e)
+
+
+@pytest.mark.parametrize("frozen", ["input", "weight", "bias", "all but one"])
+def test_inputs_and_parameters_that_need_no_grad(frozen):
+    net = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4), nn.Tanh()).double()
+    if frozen == "weight":
+        net[0].weight.requires_grad_(False)
+    if frozen == "bias":
+        net[2].bias.requires_grad_(False)
+    if frozen == "all but one":
+        net.requires_grad_(False)
+        net[2].weight.requires_grad_()
+    wanted = [p for p in net.parameters() if p.requires_grad]
+    x = leaves((4, 4))[0].requires_grad_(frozen != "input")
+
+    def run(region):
+        with region:
+            loss = net(x).exp().sum()
+        return torch.autograd.grad(loss, wanted)
+
+    for policy in POLICIES.values():
+        for a, e in zip(run(ebb.region(policy)), run(torch.enable_grad()), strict=True):
+            assert same_bits(a, e)
+
+
+def write(t):
+    with torch.no_grad():
+        t.mul_(3)
+
+
+def test_an_input_written_between_forward_and_backward_raises():
+    assert_same_error(
+        lambda x, w: (x * w).sin(), leaves((4,), (4,)), after=lambda x, w, out: write(w)
+    )
+
+
+def test_a_keyword_input_written_between_forward_and_backward_raises():
+    def run(region):
+        block, mask = Block("view"), torch.ones(4)
+        with region:
+            out = block(torch.ones(4, 4), mask=mask)
+        write(mask)
+        out.sum().backward()
+
+    for region in (torch.enable_grad(), *(ebb.region(p) for p in POLICIES.values())):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            run(region)
+
+
+def test_a_tensor_in_a_list_written_between_forward_and_backward_raises():
+    def run(region):
+        parts = [torch.randn(4, requires_grad=True) for _ in range(3)]
+        with region:
+            out = sum(p * p for p in parts)
+        write(parts[1])
+        out.sum().backward()
+
+    for region in (torch.enable_grad(), *(ebb.region(p) for p in POLICIES.values())):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            run(region)
+
+
+def test_a_parameter_stepped_between_forward_and_backward_raises():
+    def run(region):
+        net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        with region:
+            out = net(torch.ones(2, 4))
+        write(net[2].weight)
+        out.sum().backward()
+
+    for region in (torch.enable_grad(), *(ebb.region(p) for p in POLICIES.values())):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            run(region)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_input_that_only_a_recipe_needs_is_never_silently_another(policy):
+    """Eager has not saved it and goes on; ebb gives the same or says what to do."""
+
+    def run(region):
+        x, bias = leaves((4,), (4,))
+        with region:
+            h = x + bias
+            out = h.sin()
+            del h
+        write(bias)
+        return torch.autograd.grad(out.sum(), x)[0]
+
+    expected = run(torch.enable_grad())
+    try:
+        actual = run(ebb.region(POLICIES[policy], "block"))
+    except RuntimeError as error:
+        actual = str(error)
+    if isinstance(actual, str):
+        assert "aten::add.Tensor in region 'block'" in actual
+        assert "SAVE" in actual
+    else:
+        assert same_bits(actual, expected)
+
+
+def test_two_backwards_without_retaining_the_graph_raise():
+    for region in (torch.enable_grad(), *(ebb.region(p) for p in POLICIES.values())):
+        x = leaves((4,))[0]
+        with region:
+            loss = (x * 2).sin().sum()
+        loss.backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+
+
+def test_an_input_that_is_an_expanded_a_strided_and_an_empty_view():
+    def program(x):
+        wide = x[:1].expand(4, 4)
+        strided = torch.as_strided(x, (2, 2), (1, 2), 1)
+        empty = x[:0].exp()
+        return (wide * strided.sum()).sin(), strided.exp() * strided, empty.sin()
+
+    assert_exact(program, leaves((4, 4)))
+
+
+def test_integer_bool_and_complex_values_on_the_way():
+    def program(x):
+        index = x.detach().argsort()
+        positive = x > 0
+        z = torch.view_as_complex(torch.stack((x, x.sin()), -1))
+        picked = torch.where(positive, x.exp(), x[index])
+        return picked * picked, (z * z.conj()).real, z.abs().sin()
+
+    assert_exact(program, leaves((6,)))
+
+
+def test_outputs_that_are_written_in_place_after_the_region():
+    assert_exact(
+        lambda x: (x * 2).sin() + 1, leaves((4,)), after=lambda x, out: write(out.detach())
+    )
+    assert_same_error(lambda x: (x * 2).exp(), leaves((4,)), after=lambda x, out: write(out))
+
+
+def test_some_outputs_are_used_and_others_dropped():
+    def run(region, keep):
+        x = leaves((6,))[0]
+        with region:
+            a, b, c = (x * 2).sin().split(2)
+            outs = [a.exp(), b.tanh() * a, c.sigmoid()]
+        del a, b, c
+        outs = [outs[i] for i in keep]
+        return torch.autograd.grad(sum(o.sum() for o in outs), x)[0]
+
+    for keep in ([0], [1], [2], [2, 0], [1, 2]):
+        for policy in POLICIES.values():
+            assert same_bits(run(ebb.region(policy), keep), run(torch.enable_grad(), keep))
