@@ -1,0 +1,280 @@
+"""Custom autograd functions, hooks, transforms and checkpoints in and around regions."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from exactness import POLICIES, assert_exact, leaves, same_bits
+from torch import nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+import ebb
+
+
+class Saves(torch.autograd.Function):
+    """x * sin(x) * 2, saving its input, an intermediate and its output, in one of two ways."""
+
+    by_attribute = False
+
+    @staticmethod
+    def forward(ctx, x):
+        middle = x.sin()
+        out = x * middle * 2
+        if Saves.by_attribute:
+            ctx.tensors = x.detach(), middle, out.detach()
+        else:
+            ctx.save_for_backward(x, middle, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, middle, out = ctx.tensors if Saves.by_attribute else ctx.saved_tensors
+        return grad * (middle * 2 + x.cos() * x * 2 + out * 0)
+
+
+@pytest.mark.parametrize("by_attribute", [False, True])
+def test_function_that_saves_input_intermediate_and_output(by_attribute, monkeypatch):
+    monkeypatch.setattr(Saves, "by_attribute", by_attribute)
+    assert_exact(lambda x: Saves.apply(Saves.apply(x.exp()) + 1).sin(), leaves((4,)))
+
+
+class Doubles(torch.autograd.Function):
+    """Writes to its argument and returns it, with what it held before saved."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.clone())
+        ctx.mark_dirty(x)
+        return x.mul_(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2 * ctx.saved_tensors[0]
+
+
+def test_function_that_writes_to_its_argument():
+    assert_exact(lambda x: Doubles.apply(x + 1).sin() * x, leaves((4,)))
+
+    def through_a_view(x):
+        h = x + 1
+        Doubles.apply(h[:2])
+        return h.sin() * h
+
+    assert_exact(through_a_view, leaves((4,)))
+
+
+class Sorts(torch.autograd.Function):
+    """Integer outputs, unused gradients, and a backward that is differentiable."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        values, order = x.sort()
+        ctx.mark_non_differentiable(order)
+        ctx.save_for_backward(order, x)
+        return values, order, x.square()
+
+    @staticmethod
+    def backward(ctx, grad_values, grad_order, grad_square):
+        order, x = ctx.saved_tensors
+        total = torch.zeros_like(x)
+        if grad_values is not None:
+            total = total.scatter(0, order, grad_values)
+        return total if grad_square is None else total + 2 * x * grad_square
+
+
+@pytest.mark.parametrize("used", [(0,), (2,), (0, 2)])
+def test_function_with_some_outputs_used(used):
+    def program(x):
+        outputs = Sorts.apply(x.sin())
+        return [outputs[i].exp() for i in used]
+
+    assert_exact(program, leaves((5,)))
+
+
+class RunsAgain(torch.autograd.Function):
+    """Recomputes in its backward by hand, with autograd inside autograd."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (x.sin() * x).exp()
+
+    @staticmethod
+    def backward(ctx, grad):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad(), ebb.region(name="inner"):
+            y = (x.sin() * x).exp()
+        return torch.autograd.grad(y, x, grad)[0]
+
+
+def test_region_inside_a_backward():
+    assert_exact(lambda x: RunsAgain.apply(RunsAgain.apply(x * 0.5)) * x, leaves((4,)))
+
+
+def test_gradcheck_and_its_second_order():
+    x, w = (t.detach().mul(0.3).requires_grad_() for t in leaves((3, 3), (3, 3)))
+
+    def function(x, w):
+        with ebb.region():
+            return torch.nn.functional.softplus((x @ w).tanh() * x)
+
+    assert torch.autograd.gradcheck(function, (x, w))
+    assert torch.autograd.gradgradcheck(function, (x, w))
+
+
+@pytest.mark.parametrize("transform", ["jacobian", "hessian", "vjp", "hvp"])
+def test_functional_derivatives(transform):
+    x = leaves((3,))[0].detach()
+
+    def function(region, x):
+        with region:
+            y = (x.sin() * x).exp()
+        return y if transform in ("jacobian", "vjp") else y.sum()
+
+    def run(region):
+        derive = getattr(torch.autograd.functional, transform)
+        vector = () if transform in ("jacobian", "hessian") else (torch.ones(3).double(),)
+        result = derive(functools.partial(function, region), x, *vector)
+        return result if isinstance(result, torch.Tensor) else result[1]
+
+    assert same_bits(run(Again(ebb.region)), run(Again(torch.enable_grad)))
+
+
+class Again:
+    """Makes a new context each time it is entered."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __enter__(self):
+        self.context = self.make()
+        return self.context.__enter__()
+
+    def __exit__(self, *error):
+        return self.context.__exit__(*error)
+
+
+def test_forward_mode_over_a_region():
+    import torch.autograd.forward_ad as forward
+
+    def run(region):
+        x, w = leaves((3,), (3,))
+        with forward.dual_level():
+            dual = forward.make_dual(x, torch.ones(3).double())
+            with region:
+                y = (dual.sin() * w).exp()
+            value, tangent = forward.unpack_dual(y)
+        return [tangent, *torch.autograd.grad(value.sum() + tangent.sum(), (x, w))]
+
+    for a, e in zip(run(ebb.region()), run(torch.enable_grad()), strict=True):
+        assert same_bits(a, e)
+
+
+def test_module_and_tensor_hooks_inside_the_region():
+    def run(region):
+        torch.manual_seed(0)
+        seen = []
+        net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+        net[0].register_forward_pre_hook(lambda m, args: (args[0] * 2,))
+        net[1].register_forward_hook(lambda m, args, out: out.sin() * out)
+        net[2].register_full_backward_hook(lambda m, gi, go: seen.append(go[0].clone()))
+        x = leaves((2, 4))[0]
+        with region:
+            h = x.exp()
+            h.register_hook(lambda g: seen.append(g.clone()) or g * 3)
+            h.retain_grad()
+            out = net(h)
+        out.sin().sum().backward()
+        return [x.grad, h.grad, *seen, *(p.grad for p in net.parameters())]
+
+    for policy in POLICIES.values():
+        for a, e in zip(run(ebb.region(policy)), run(torch.enable_grad()), strict=True):
+            assert same_bits(a, e)
+
+
+@pytest.mark.parametrize("where", ["inside", "outside", "both"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_save_on_cpu_and_hooks_of_the_user(where, policy):
+    packed = []
+
+    def hooks():
+        return saved_tensors_hooks(lambda t: packed.append(t.shape) or t * 1, lambda t: t)
+
+    def run(region):
+        x = leaves((4,))[0]
+        with save_on_cpu() if where != "inside" else torch.enable_grad():
+            a = x.sin() * x
+            with region:
+                b = a.exp() * x
+                with hooks() if where != "outside" else torch.enable_grad():
+                    c = (b * b).sin()
+                d = c.tanh() * b
+            e = d.exp()
+        return torch.autograd.grad(e.sum(), x)[0]
+
+    expected = run(torch.enable_grad())
+    count = len(packed)
+    assert same_bits(run(ebb.region(POLICIES[policy])), expected)
+    assert len(packed) == 2 * count  # the innermost wins: inside the user's hooks ebb packs nothing
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_torchs_checkpoint_inside_around_and_beside_regions(policy, reentrant):
+    chosen = POLICIES[policy]
+    torch_checkpoint = functools.partial(checkpoint, use_reentrant=reentrant)
+
+    def block(x):
+        return torch.nn.functional.dropout(x.sin() * x, 0.3).exp()
+
+    def region(make, function, x):
+        with make():
+            return function(x)
+
+    def program(make, x):
+        inside = region(make, lambda x: torch_checkpoint(block, x) * x, x)
+        around = torch_checkpoint(lambda x: region(make, block, x) * x, x)
+        nested = region(make, lambda x: torch_checkpoint(lambda x: region(make, block, x), x), x)
+        return inside + around * nested
+
+    def run(make):
+        torch.manual_seed(3)
+        x = leaves((4,))[0]
+        program(make, x).sum().backward()
+        return x.grad, torch.rand(2)
+
+    ours, plain = run(lambda: ebb.region(chosen)), run(torch.enable_grad)
+    assert same_bits(ours[0], plain[0])
+    assert same_bits(ours[1], plain[1])
+
+
+def test_gradients_with_respect_to_intermediates():
+    def run(region):
+        x = leaves((4,))[0]
+        with region:
+            a = x.sin()
+            b = a.exp() * a
+            c = b.tanh()
+        return torch.autograd.grad(c.sum(), (a, b, x))
+
+    for a, e in zip(run(ebb.region()), run(torch.enable_grad()), strict=True):
+        assert same_bits(a, e)
+
+
+def test_several_losses_from_one_region():
+    def run(region):
+        x = leaves((4,))[0]
+        with region:
+            h = x.sin() * x
+            first, second = h.exp().sum(), (h * h).tanh().sum()
+        a = torch.autograd.grad(first, x, retain_graph=True)[0]
+        del first
+        return a, torch.autograd.grad(second, x)[0]
+
+    for policy in POLICIES.values():
+        for a, e in zip(run(ebb.region(policy)), run(torch.enable_grad()), strict=True):
+            assert same_bits(a, e)
