@@ -58,11 +58,11 @@ $(VENV)/.ebb-built: $(SOURCES) | $(BIN)/python
 	touch $@
 
 $(VENV)/.ebb-test: $(VENV)/.ebb-built
-	$(PIP) install -e ".[test]" --no-build-isolation
+	PATH="$(BIN):$$PATH" $(PIP) install -e ".[test]" --no-build-isolation
 	touch $@
 
 $(VENV)/.ebb-lint: pyproject.toml | $(VENV)/.ebb-built
-	$(PIP) install -e ".[lint]" --no-build-isolation
+	PATH="$(BIN):$$PATH" $(PIP) install -e ".[lint]" --no-build-isolation
 	touch $@
 
 lint: $(VENV)/.ebb-lint
