@@ -247,6 +247,7 @@ void OpRecording::recordWrites() {
     after->stamp(write.tensor);
     after->inheritCounters(before);
     after->born = before.born;
+    after->opaque = before.opaque;
     after->saved =
         !write.sideEffect && before.born && (before.saved || verdict_.decision == Decision::Save);
     // An `out=` that the kernel shrank is not written whole: views of it still show the rest.

@@ -78,7 +78,8 @@ SavedTensor::~SavedTensor() {
 bool SavedTensor::packParts(Recorder& recorder, const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   const PythonSupport* python = pythonSupport();
-  if (python == nullptr || !impl->key_set().has(c10::DispatchKey::Python) ||
+  const bool leaf = requiresGrad_ && !tensor.grad_fn();
+  if (python == nullptr || leaf || !impl->key_set().has(c10::DispatchKey::Python) ||
       impl->layout() != c10::kStrided || impl->has_symbolic_sizes_strides()) {
     return false;
   }

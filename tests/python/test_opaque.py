@@ -89,6 +89,18 @@ def test_an_op_that_reads_it_while_it_is_written():
     assert_exact(program, leaves((4,)))
 
 
+def test_torch_writes_and_reads_it_while_it_is_written():
+    def program(x):
+        h = x * 2
+        with ebb.opaque(h):
+            h.detach().add_(1)
+            between = h.detach() * 3
+            poke(h)
+        return (between * x).sin() * h
+
+    assert_exact(program, leaves((4,)))
+
+
 def test_an_input_of_the_region_that_only_recipes_read():
     def program(x, buffer):
         before = x + buffer
