@@ -1,4 +1,4 @@
-# make demo | make test | make test-full | make test-asan | make bench | make lint | make clean
+# make demo | make test | make sweep | make test-full | make test-asan | make bench | make lint | make clean
 #
 # Uses the active virtual environment, or makes .venv. torch is installed only where there is none.
 # `make test TORCH=torch==2.15.0` tests with another torch, in an environment of its own. TESTS names
@@ -14,13 +14,19 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 SOURCES := $(shell find src include -name '*.cpp' -o -name '*.h') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: demo test test-full test-asan bench lint format clean FORCE
+.PHONY: demo setup test sweep test-full test-asan bench lint format clean FORCE
 
 demo: $(VENV)/.ebb-built
 	$(BIN)/python examples/train_gpt.py
 
 test: $(VENV)/.ebb-test
 	$(BIN)/python -m pytest -q -m "not slow" $(TESTS)
+
+# All samples of torch's operator and module databases; about ten minutes.
+sweep: $(VENV)/.ebb-test
+	$(BIN)/python -m pytest -q -m slow tests/python/test_operator_sweep.py tests/python/test_module_sweep.py
+
+setup: $(VENV)/.ebb-test
 
 test-full: $(VENV)/.ebb-test
 	$(BIN)/python -m pytest -q $(TESTS)
