@@ -215,11 +215,13 @@ void OpRecording::prepareWrites() {
 }
 
 void OpRecording::runKernel() {
-  RandomScope random(op_, below_, arguments(), recipe_.defined());
-  const size_t base = stack_->size() - op_.argumentCount;
+  firstOutput_ = stack_->size() - op_.argumentCount;
+  std::unique_ptr<RandomState> drawn;
   lock_.unlock();
   try {
+    RandomScope random(op_, below_, stack_->data() + firstOutput_, recipe_.defined());
     op_.op.redispatchBoxed(below_, stack_);
+    drawn = random.finish();
   } catch (...) {
     // The kernel may have written a part: nothing is known about these storages any more.
     lock_.lock();
@@ -229,8 +231,6 @@ void OpRecording::runKernel() {
     throw;
   }
   lock_.lock();
-  firstOutput_ = base;
-  auto drawn = random.finish();
   if (recipe_) {
     recipe_->random = std::move(drawn);
     ++recorder_.counters_->opsRecorded;

@@ -1,11 +1,15 @@
 #include "graph/random_state.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/hash.h>
 
+#include <array>
 #include <cstring>
 #include <optional>
 
+#include "graph/fingerprint.h"
 #include "graph/geometry.h"
 
 namespace ebb {
@@ -93,6 +97,27 @@ at::Tensor unpackState(const std::vector<uint32_t>& packed) {
   return state;
 }
 
+at::CPUGeneratorImpl& cpu(const at::Generator& generator) {
+  return *at::check_generator<at::CPUGeneratorImpl>(generator);
+}
+
+// A number that tells states of a generator apart. Of the CPU's, all numbers change together.
+uint64_t digestOf(const at::Generator& generator) {
+  if (!generator.device().is_cpu()) {
+    return fingerprint(stateOf(generator).storage(), FingerprintOf::Everything);
+  }
+  std::lock_guard<std::mutex> lock(const_cast<at::Generator&>(generator).mutex());
+  const auto engine = cpu(generator).engine().data();
+  const std::array<uint32_t, 6> parts{
+      static_cast<uint32_t>(engine.left_),
+      engine.next_,
+      engine.state_.front(),
+      engine.state_.back(),
+      cpu(generator).next_float_normal_sample().has_value(),
+      cpu(generator).next_double_normal_sample().has_value()};
+  return c10::get_hash(parts[0], parts[1], parts[2], parts[3], parts[4], parts[5]);
+}
+
 bool mayDraw(const OpTraits& op, const c10::IValue* arguments) {
   if (!op.random && !op.untrusted) {
     return false;
@@ -107,48 +132,81 @@ bool mayDraw(const OpTraits& op, const c10::IValue* arguments) {
 }  // namespace
 
 RandomScope::RandomScope(
-    const OpTraits& op, c10::DispatchKeySet keys, const c10::IValue* arguments, bool recorded) {
+    const OpTraits& op, c10::DispatchKeySet keys, c10::IValue* arguments, bool recorded) {
   if (!mayDraw(op, arguments) || (op.untrusted && !recorded)) {
     return;
   }
-  at::Generator generator;
-  if (op.generatorArgument >= 0 && arguments[op.generatorArgument].isGenerator()) {
-    generator = arguments[op.generatorArgument].toGenerator();
-  } else {
-    generator = at::globalContext().defaultGenerator(deviceOf(op, keys, arguments));
-    if (!op.untrusted) {
-      lock_ = std::unique_lock<std::mutex>(drawMutex());
-    }
+  const bool takesGenerator = op.generatorArgument >= 0;
+  const bool given = takesGenerator && arguments[op.generatorArgument].isGenerator();
+  at::Generator generator =
+      given ? arguments[op.generatorArgument].toGenerator()
+            : at::globalContext().defaultGenerator(deviceOf(op, keys, arguments));
+  if (!given && !op.untrusted) {
+    lock_ = std::unique_lock<std::mutex>(drawMutex());
   }
-  if (recorded) {
-    // An operator from elsewhere may draw without saying so, and its kernel may be Python: compare
-    // states around it, and hold no lock.
-    confirm_ = !op.random;
-    before_ = stateOf(generator);
-    state_ = std::make_unique<RandomState>();
-    state_->generator = std::move(generator);
+  if (!recorded) {
+    return;
+  }
+  // An operator from elsewhere may draw without saying so, and its kernel may be Python: compare
+  // states around it, and hold no lock.
+  confirm_ = !op.random;
+  state_ = std::make_unique<RandomState>();
+  state_->generator = std::move(generator);
+  if (takesGenerator && !given && !op.untrusted && state_->generator.device().is_cpu()) {
+    drawFromClone(arguments[op.generatorArgument]);
+  } else {
+    before_ = stateOf(state_->generator);
+  }
+}
+
+// See Note [Threads that draw outside of regions]
+void RandomScope::drawFromClone(c10::IValue& argument) {
+  at::Generator& original = state_->generator;
+  std::lock_guard<std::mutex> lock(original.mutex());
+  before_ = original.get_state();
+  engineBefore_ = cpu(original).engine().data();
+  clone_ = original.clone();
+  argument = clone_;
+}
+
+void RandomScope::putCloneBack() {
+  at::Generator& original = state_->generator;
+  std::lock_guard<std::mutex> lock(original.mutex());
+  const auto engine = cpu(original).engine().data();
+  // Whoever drew meanwhile has drawn the same numbers; the generator is further on already.
+  if (engine.left_ == engineBefore_->left_ && engine.next_ == engineBefore_->next_ &&
+      engine.state_ == engineBefore_->state_) {
+    cpu(original).set_engine(cpu(clone_).engine());
+    cpu(original).set_next_float_normal_sample(cpu(clone_).next_float_normal_sample());
+    cpu(original).set_next_double_normal_sample(cpu(clone_).next_double_normal_sample());
   }
 }
 
 std::unique_ptr<RandomState> RandomScope::finish() {
-  if (state_ && confirm_ && sameState(before_, stateOf(state_->generator))) {
+  if (clone_.defined()) {
+    putCloneBack();
+    state_->digestAfter = digestOf(clone_);
+  } else if (state_ && confirm_ && sameState(before_, stateOf(state_->generator))) {
     state_.reset();
+  } else if (state_) {
+    state_->digestAfter = digestOf(state_->generator);
   }
+  lock_ = {};
   if (state_) {
     state_->packed = packState(before_);
   }
-  lock_ = {};
   return std::move(state_);
 }
 
-RandomReplay::RandomReplay(const OpTraits& op, const RandomState* state, torch::jit::Stack& stack) {
+RandomReplay::RandomReplay(const OpTraits& op, const RandomState* state, torch::jit::Stack& stack)
+    : state_(state) {
   if (state == nullptr) {
     return;
   }
   if (op.generatorArgument >= 0) {
-    at::Generator clone = state->generator.clone();
-    setState(clone, unpackState(state->packed));
-    stack[stack.size() - op.argumentCount + op.generatorArgument] = std::move(clone);
+    clone_ = state->generator.clone();
+    setState(clone_, unpackState(state->packed));
+    stack[stack.size() - op.argumentCount + op.generatorArgument] = clone_;
     return;
   }
   if (!op.untrusted) {
@@ -157,6 +215,11 @@ RandomReplay::RandomReplay(const OpTraits& op, const RandomState* state, torch::
   generator_ = state->generator;
   outer_ = stateOf(generator_);
   setState(generator_, unpackState(state->packed));
+}
+
+bool RandomReplay::drewTheSame() const {
+  return state_ == nullptr ||
+         digestOf(clone_.defined() ? clone_ : generator_) == state_->digestAfter;
 }
 
 RandomReplay::~RandomReplay() {

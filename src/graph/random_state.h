@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
+#include <ATen/core/MT19937RNGEngine.h>
 #include <ATen/core/TensorBody.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
@@ -9,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "intercept/op_traits.h"
@@ -20,28 +22,40 @@ namespace ebb {
 // state; CUDA: philox seed and offset). If the op takes a Generator argument the replay passes a
 // private clone in that state and touches nothing else. The others draw from the device's default
 // generator, which is set for the replay and put back. Two threads in regions must not draw in
-// between, so all such runs, first or replayed, hold one process-wide lock.
+// between, so all such runs, first or replayed, hold one process-wide lock. It is never waited for
+// by a thread that holds a graph's lock and records: replays take it with that lock held.
+//
+// Note [Threads that draw outside of regions]
+// They know nothing of that lock, and may draw between our look at the state and the kernel's draw.
+// On the CPU an op with a Generator argument therefore draws from a private clone in the forward
+// too, whose state is then put into the default generator. For the others the recipe has a digest
+// of the state after the draw: a replay that ends in another state is an error.
 struct RandomState {
   at::Generator generator;       // drawn from in the forward
   std::vector<uint32_t> packed;  // its state before the draw; see packState
+  uint64_t digestAfter = 0;      // of its state after the draw
 };
 
 // Takes the state before an op runs, and decides afterwards whether it was needed.
 class RandomScope {
  public:
-  // `arguments` points to the op's arguments; `recorded`: the op gets a recipe, so the state is
-  // wanted. Cheap if the op cannot draw.
-  RandomScope(
-      const OpTraits& op, c10::DispatchKeySet keys, const c10::IValue* arguments, bool recorded);
+  // `arguments` points to the op's arguments, of which the generator may be replaced; `recorded`:
+  // the op gets a recipe, so the state is wanted. Cheap if the op cannot draw.
+  RandomScope(const OpTraits& op, c10::DispatchKeySet keys, c10::IValue* arguments, bool recorded);
 
   // After the op ran: the state to put in its recipe, null if it drew nothing.
   std::unique_ptr<RandomState> finish();
 
  private:
-  std::unique_ptr<RandomState> state_;  // null if the op cannot draw
-  at::Tensor before_;                   // the generator's state before the op
-  bool confirm_ = false;                // the op is not tagged: compare the state afterwards
-  std::unique_lock<std::mutex> lock_;   // see Note [Random state]
+  void drawFromClone(c10::IValue& argument);
+  void putCloneBack();
+
+  std::unique_ptr<RandomState> state_;                // null if the op cannot draw
+  at::Tensor before_;                                 // the generator's state before the op
+  at::Generator clone_;                               // drawn from instead; usually undefined
+  std::optional<at::mt19937_data_pod> engineBefore_;  // of the original, if there is a clone
+  bool confirm_ = false;               // the op is not tagged: compare the state afterwards
+  std::unique_lock<std::mutex> lock_;  // see Note [Random state]
 };
 
 // For the life of the object, an op run with `stack`'s top as its arguments draws what it drew in
@@ -53,7 +67,12 @@ class RandomReplay {
   RandomReplay(const RandomReplay&) = delete;
   RandomReplay& operator=(const RandomReplay&) = delete;
 
+  // After the op ran: whether it drew what it drew in the forward.
+  bool drewTheSame() const;
+
  private:
+  const RandomState* state_;           // null if the op draws nothing
+  at::Generator clone_;                // drawn from, if the op takes a generator
   at::Generator generator_;            // the default generator to put back, if one was set
   at::Tensor outer_;                   // its state outside the replay
   std::unique_lock<std::mutex> lock_;  // see Note [Random state]

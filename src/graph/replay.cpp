@@ -145,6 +145,16 @@ class Rerun {
     c10::AutoGradMode gradMode(recipe_.gradMode);
     RandomReplay random(recipe_.op, recipe_.random.get(), stack_);
     recipe_.op.op.redispatchBoxed(recipe_.keys, &stack_);
+    TORCH_CHECK(
+        random.drewTheSame(),
+        "ebb: cannot recompute ",
+        recipe_.op.name,
+        " in region '",
+        graph_.names[recipe_.region],
+        "': it draws other random numbers than in the forward, where another thread drew from the "
+        "same generator while it ran. Give that thread a torch.Generator of its own, or give ",
+        recipe_.op.name,
+        " the decision SAVE.");
   }
 
   void checkPrecision() const {

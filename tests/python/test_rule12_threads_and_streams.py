@@ -141,3 +141,52 @@ def test_replay_on_the_stream_current_at_unpack():
     torch.cuda.synchronize()
 
     assert torch.equal(actual, expected)
+
+
+def test_a_forward_that_draws_while_another_thread_replays_draws():
+    x = torch.randn(50_000, requires_grad=True)
+    with ebb.region():
+        for _ in range(50):
+            h = torch.native_dropout(x * 1.5, 0.5, True)[0].sin()
+            total = torch.native_dropout(h, 0.5, True)[0].exp().sum()
+            backward = threading.Thread(target=lambda total=total: torch.autograd.grad(total, x))
+            backward.start()
+            for _ in range(5):
+                torch.native_dropout(x.detach(), 0.3, True)
+            backward.join(60)
+            assert not backward.is_alive(), "deadlock"
+
+
+@pytest.mark.parametrize("draw", ["bernoulli", "randn_like"])
+def test_a_thread_outside_of_regions_that_draws_meanwhile(draw):
+    """Eager's masks then differ from run to run; a replay's must be those of its own forward."""
+    stop = threading.Event()
+
+    def prefetch():
+        while not stop.is_set():
+            torch.rand(64)
+
+    thread = threading.Thread(target=prefetch)
+    thread.start()
+    refused = 0
+    try:
+        for _ in range(1000):
+            x = torch.ones(512, requires_grad=True)
+            with ebb.region(name="block"):
+                if draw == "bernoulli":
+                    factor = torch.bernoulli(torch.full_like(x.detach(), 0.5))
+                else:
+                    factor = torch.randn_like(x)
+                out = (x * factor).exp()
+                seen = factor.clone()
+                total = out.sum()
+                del factor, out
+            try:
+                assert torch.equal(torch.autograd.grad(total, x)[0], seen * seen.exp())
+            except RuntimeError as error:
+                refused += "aten::randn_like.default in region 'block': it draws" in str(error)
+    finally:
+        stop.set()
+        thread.join()
+    assert refused == 0 or draw == "randn_like"
+    assert refused < 500
