@@ -116,9 +116,26 @@ c10::Storage copyOf(const c10::Storage& storage) {
   return copyOf(storage, storage.nbytes());
 }
 
+// Note [Alignment]
+// Vectorised kernels treat the elements before the first aligned address one by one, so their last
+// bits depend on where memory starts. torch's allocator aligns to 64 bytes; memory from elsewhere
+// (a mapped checkpoint, numpy) need not be, and a copy of it starts just as far from such an
+// address.
 c10::Storage copyOf(const c10::Storage& storage, size_t nbytes) {
   KernelStateGuard plain(nullptr);
-  c10::Storage copy = allocate(nbytes, storage.device());
+  constexpr size_t kAlignment = 64;
+  const size_t shift =
+      storage.device().is_cpu() ? reinterpret_cast<uintptr_t>(storage.data()) % kAlignment : 0;
+  c10::Storage copy = allocate(nbytes + shift, storage.device());
+  if (shift != 0) {
+    auto* whole = new c10::Storage(std::move(copy));
+    c10::DataPtr shifted(
+        static_cast<char*>(whole->mutable_data()) + shift,
+        whole,
+        [](void* owner) { delete static_cast<c10::Storage*>(owner); },
+        storage.device());
+    copy = c10::Storage(c10::Storage::use_byte_size_t(), nbytes, std::move(shifted));
+  }
   bytesOf(copy).copy_(bytesOf(storage).narrow(0, 0, static_cast<int64_t>(nbytes)));
   return copy;
 }

@@ -32,6 +32,8 @@ NumericSettings NumericSettings::current() {
       c10::get_default_dtype_as_scalartype(),
       at::get_num_threads(),
       context.userEnabledMkldnn(),
+      context.deterministicMkldnn(),
+      context.userEnabledNNPACK(),
       context.userEnabledCuDNN(),
       context.benchmarkCuDNN(),
       context.deterministicCuDNN(),
@@ -55,6 +57,8 @@ void NumericSettings::apply(const NumericSettings& from) const {
     at::Context::setFlushDenormal(flushDenormals);
   }
   context.setUserEnabledMkldnn(mkldnn);
+  context.setDeterministicMkldnn(mkldnnDeterministic);
+  context.setUserEnabledNNPACK(nnpack);
   context.setUserEnabledCuDNN(cudnn);
   context.setBenchmarkCuDNN(cudnnBenchmark);
   context.setDeterministicCuDNN(cudnnDeterministic);

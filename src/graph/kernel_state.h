@@ -17,6 +17,8 @@ struct NumericSettings {
   c10::ScalarType defaultDtype;  // factories and integer-to-float promotion
   int threads;                   // intra-op threads: they split reductions
   bool mkldnn;                   // oneDNN kernels are allowed
+  bool mkldnnDeterministic;      // ... and made repeatable
+  bool nnpack;                   // NNPACK kernels are allowed
   bool cudnn;                    // cuDNN kernels are allowed
   bool cudnnBenchmark;           // ... and chosen by timing
   bool cudnnDeterministic;       // ... and chosen for repeatability

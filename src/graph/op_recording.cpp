@@ -146,7 +146,10 @@ void OpRecording::makeRecipe() {
   }
   for (size_t i = 0; i < op_.argumentCount; ++i) {
     if (op_.types[i] == ArgType::Other) {
-      recipe_->arguments[i] = arguments()[i];
+      // TorchScript passes its own lists, which the script may change later.
+      const c10::IValue& argument = arguments()[i];
+      const bool shared = argument.isList() && argument.use_count() > 1;
+      recipe_->arguments[i] = shared ? argument.deepcopy() : argument;
     } else if (op_.types[i] == ArgType::TensorList && arguments()[i].isList()) {
       // A list of the same type and no elements: replay appends the inputs to a copy of it.
       recipe_->arguments[i] = arguments()[i].isTensorList()
@@ -290,6 +293,7 @@ void OpRecording::recordOutputs() {
 void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t element) {
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   if (std::find(storages_.begin(), storages_.end(), storage) != storages_.end()) {
+    learnAlias(tensor);
     return;  // it aliases an argument, or an earlier result: the same value
   }
   storages_.push_back(storage);
@@ -310,6 +314,15 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   }
   value->keep = !value->recipe || value->saved || op_.constantFill;
   recorder_.values_[storage] = std::move(value);
+}
+
+// A result of _unsafe_view or unsafe_chunk has a counter of its own: see Note [Version stamps].
+void OpRecording::learnAlias(const at::Tensor& tensor) {
+  const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  const auto found = recorder_.values_.find(tensor.storage().unsafeGetStorageImpl());
+  if (found != recorder_.values_.end() && counter.enabled() && !found->second->knows(counter)) {
+    found->second->learn(counter);
+  }
 }
 
 // Note [Results that others hold]

@@ -45,6 +45,7 @@ class OpRecording {
   void recordWrites();
   void recordOutputs();
   void recordOutput(const at::Tensor& tensor, size_t slot, int32_t element);
+  void learnAlias(const at::Tensor& tensor);
   bool onlyResultsHold(const at::Tensor& tensor) const;
 
   Recorder& recorder_;

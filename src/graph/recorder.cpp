@@ -86,10 +86,10 @@ void Recorder::storageGrew(const c10::intrusive_ptr<Value>& value, const c10::St
 // saw, means that somebody wrote below us (a compiled function, mark_dirty): the storage then is a
 // new leaf, never the stale recipe. In-place ops move the version after their kernel returned, so
 // the stamp of a written value is settled when the next op, pack or exit comes by, by one at most.
-// Aliases may have counters of their own (`x.data`, the results of unsafe_chunk, parameters in one
-// flat buffer). A value knows all that have written its storage. On a storage that came from
-// outside, a counter first met now is taken as it is; on one that was made inside the region it is
-// trusted only while it shows that it has never written.
+// Aliases may have counters of their own (`x.data`, the results of _unsafe_view and unsafe_chunk,
+// parameters in one flat buffer). A value knows all that have shown its storage, and holds only
+// while none of them moves. On a storage that came from outside, a counter first met now is taken
+// as it is; on one that was made inside the region only if it shows that it has never written.
 c10::intrusive_ptr<Value>& Recorder::currentValue(const at::Tensor& tensor) {
   auto& slot = values_[tensor.storage().unsafeGetStorageImpl()];
   if (slot) {
@@ -98,10 +98,10 @@ c10::intrusive_ptr<Value>& Recorder::currentValue(const at::Tensor& tensor) {
       return slot;
     }
     if (slot->versionHolds()) {
-      if (slot->knows(counter) || counter.current_version() == 0) {
+      if (slot->knows(counter)) {
         return slot;
       }
-      if (!slot->born) {
+      if (!slot->born || counter.current_version() == 0) {
         slot->learn(counter);
         return slot;
       }
@@ -114,9 +114,11 @@ c10::intrusive_ptr<Value>& Recorder::currentValue(const at::Tensor& tensor) {
       slot->redefined = tensor.storage();
     }
   }
+  const uint8_t opaque = slot ? slot->opaque : 0;
   slot = c10::make_intrusive<Value>();
   slot->stamp(tensor);
   slot->keep = true;
+  slot->opaque = opaque;
   return slot;
 }
 
@@ -166,7 +168,8 @@ void Recorder::settle() {
     if (counted) {
       ++after.version;  // by one: more than that, and somebody else wrote too
     }
-    if (entry.before && (!counted || !sameCounter(after.counter, entry.before->counter))) {
+    if (entry.before &&
+        (!counted || entry.before->part || !sameCounter(after.counter, entry.before->counter))) {
       entry.before->redefined = entry.storage;
     }
   }
@@ -233,7 +236,7 @@ void Recorder::dropUnused() {
 void Recorder::opaqueWriteBegins(const at::Tensor& tensor) {
   if (isRecordable(tensor)) {
     std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
-    replaceByLeaf(tensor).opaque = true;
+    ++replaceByLeaf(tensor).opaque;
   }
 }
 
@@ -241,6 +244,7 @@ void Recorder::opaqueWriteEnds(const at::Tensor& tensor) {
   if (isRecordable(tensor)) {
     std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
     Value& leaf = replaceByLeaf(tensor);
+    leaf.opaque -= leaf.opaque > 0;
     if (!leaf.born) {
       moveVersionIfNeeded(tensor, 1);
       leaf.stamp(tensor);
@@ -261,6 +265,7 @@ Value& Recorder::replaceByLeaf(const at::Tensor& tensor) {
   leaf->keep = true;
   leaf->born = before->born;
   leaf->writtenHere = !before->born;
+  leaf->opaque = before->opaque;
   auto& slot = values_[tensor.storage().unsafeGetStorageImpl()];
   slot = std::move(leaf);
   return *slot;
@@ -277,7 +282,7 @@ void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours) {
   }
 }
 
-Packed Recorder::pack(const at::Tensor& tensor) {
+Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   if (!isRecordable(tensor)) {
     return {};
   }
@@ -291,6 +296,7 @@ Packed Recorder::pack(const at::Tensor& tensor) {
   if (value->recipe) {
     packed.producer = value->recipe->op.name.c_str();
   }
+  value->part |= part;
   const bool kept = value->keep || !value->recipe;
   if (value->packed++ == 0 && value->born) {
     (kept ? counters_->bytesSaved : counters_->bytesDropped) += value->nbytes;
@@ -319,6 +325,9 @@ void Recorder::close() {
   settle();
   for (auto& entry : values_) {
     Value& value = *entry.second;
+    if (value.recipe && !value.counter.enabled()) {
+      value.home.reset();  // an inference tensor: a write to it would not be noticed any more
+    }
     if (ownsItsBytes(value)) {  // see Note [Unpacked bytes may be written]
       value.isPrivate = true;
       value.recipe.reset();

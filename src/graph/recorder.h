@@ -31,8 +31,9 @@ class Recorder final : public Interceptor {
 
   void call(const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack) override;
 
-  // Called when autograd packs `tensor`: decides whether its bytes are kept or can be made again.
-  Packed pack(const at::Tensor& tensor);
+  // Called when autograd packs `tensor`, or a wrapper of which it is a part: decides whether its
+  // bytes are kept or can be made again.
+  Packed pack(const at::Tensor& tensor, bool part);
 
   // Around a write that torch does not see: see Note [Opaque writes].
   void opaqueWriteBegins(const at::Tensor& tensor);

@@ -17,6 +17,7 @@ void Value::stamp(const at::Tensor& tensor) {
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   home = c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage);
   nbytes = storage->nbytes();
+  address = storage->data();
   if (!tensor.is_inference()) {
     counter = tensor.unsafeGetTensorImpl()->version_counter();
     version = counter.current_version();
@@ -69,15 +70,15 @@ c10::Storage Value::available() const {
   if (bytes && (isPrivate || (versionHolds() && !superseded && bytes.nbytes() == nbytes))) {
     return bytes;
   }
-  if (superseded || !versionHolds() || (witness && recipe)) {
-    return {};
-  }
-  auto living = home.lock();
-  // Somebody may have emptied the storage to save memory; then it is the recipe's turn.
-  if (!living || living->nbytes() != nbytes) {
-    return {};
-  }
-  return c10::Storage(std::move(living));
+  return !versionHolds() || (witness && recipe) ? c10::Storage() : living();
+}
+
+c10::Storage Value::living() const {
+  auto storage = superseded ? nullptr : home.lock();
+  // Somebody may have emptied the storage to save memory, or even given it other memory since; then
+  // it is the recipe's turn.
+  const bool whole = storage && storage->nbytes() == nbytes && storage->data() == address;
+  return whole ? c10::Storage(std::move(storage)) : c10::Storage();
 }
 
 void Value::release_resources() {

@@ -51,6 +51,7 @@ struct Value final : c10::intrusive_ptr_target {
   // aliases with counters of their own. Null for nearly every value.
   std::unique_ptr<std::vector<CounterStamp>> otherCounters;
   std::unique_ptr<Witness> witness;  // null but in verify mode
+  const void* address = nullptr;     // where its bytes were; see living()
   uint32_t packed = 0;               // how many handles were made on it
   std::atomic<uint32_t> handles{0};  // how many of them exist and own it
   size_t nbytes = 0;                 // of the storage, in this state
@@ -61,7 +62,8 @@ struct Value final : c10::intrusive_ptr_target {
   bool born = false;                 // made by an op inside the region: not an external side effect
   bool isPrivate = false;            // `bytes` is a buffer that only ebb writes
   bool tampered = false;             // a leaf that had changed unseen when its bytes were copied
-  bool opaque = false;               // being written by code that torch does not see
+  bool part = false;                 // packed as a part of a wrapper; see Note [Wrapper subclasses]
+  uint8_t opaque = 0;                // how many writes that torch does not see are going on
   bool superseded = false;  // the storage has been written since: `home` holds another state
 
   // Stamps `tensor`'s storage and version as this state's.
@@ -82,6 +84,10 @@ struct Value final : c10::intrusive_ptr_target {
 
   // Whether `seen`, the counter of a tensor that shows the storage, is one that has written it.
   bool knows(const c10::VariableVersion& seen) const;
+
+  // The storage this state was made in, if it lives, has not got other memory, and no write to it
+  // was seen. Somebody may have written through a tensor with a counter of its own.
+  c10::Storage living() const;
 
   // The storage that holds this state now: the kept bytes, or the living storage if nobody has
   // written to it. Null if neither; the recipe is then the only way. In verify mode a value with a

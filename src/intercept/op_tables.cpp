@@ -92,7 +92,8 @@ struct Workspace {
   size_t slot;  // among the results
 };
 
-constexpr std::array<Workspace, 6> kWorkspaces{{
+constexpr std::array<Workspace, 7> kWorkspaces{{
+    {"aten::_ctc_loss", 1},
     {"aten::mkldnn_rnn_layer", 3},
     {"aten::_cudnn_rnn", 3},
     {"aten::miopen_rnn", 3},

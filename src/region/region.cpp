@@ -77,6 +77,9 @@ class ThreadRegions {
       auto graph = c10::make_intrusive<Graph>();
       graph->verify = verifyMode();
       recorder_.emplace(std::move(graph));
+      for (const at::Tensor& tensor : opaque_) {
+        recorder_->opaqueWriteBegins(tensor);
+      }
     }
     static std::atomic<uint64_t> lastId{0};
     const uint64_t id = ++lastId;
@@ -110,8 +113,24 @@ class ThreadRegions {
         "' was still open. It has been closed too.");
   }
 
-  Recorder* recorder() {
-    return recorder_ ? &*recorder_ : nullptr;
+  void opaqueWriteBegins(const at::Tensor& tensor) {
+    opaque_.push_back(tensor);
+    if (recorder_) {
+      recorder_->opaqueWriteBegins(tensor);
+    }
+  }
+
+  void opaqueWriteEnds(const at::Tensor& tensor) {
+    const auto same = [&](const at::Tensor& open) { return open.is_same(tensor); };
+    const auto open = std::find_if(opaque_.begin(), opaque_.end(), same);
+    if (open != opaque_.end()) {
+      opaque_.erase(open);
+    }
+    if (recorder_) {
+      recorder_->opaqueWriteEnds(tensor);
+    } else {
+      moveVersionIfNeeded(tensor, 0);
+    }
   }
 
   Recorder* recorderForPacking() {
@@ -170,6 +189,7 @@ class ThreadRegions {
   std::deque<Frame> frames_;          // innermost last; a deque keeps addresses valid
   std::vector<uint16_t> regionOf_;    // each frame's index in Graph::names
   std::optional<Recorder> recorder_;  // of the outermost region
+  std::vector<at::Tensor> opaque_;    // being written unseen by this thread
 };
 
 ThreadRegions& threadRegions() {
@@ -216,17 +236,11 @@ Opaque::~Opaque() {
 }
 
 void opaqueWriteBegins(const at::Tensor& tensor) {
-  if (Recorder* recorder = threadRegions().recorder()) {
-    recorder->opaqueWriteBegins(tensor);
-  }
+  threadRegions().opaqueWriteBegins(tensor);
 }
 
 void opaqueWriteEnds(const at::Tensor& tensor) {
-  if (Recorder* recorder = threadRegions().recorder()) {
-    recorder->opaqueWriteEnds(tensor);
-  } else {
-    moveVersionIfNeeded(tensor, 0);
-  }
+  threadRegions().opaqueWriteEnds(tensor);
 }
 
 bool inRegion() {

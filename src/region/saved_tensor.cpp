@@ -1,5 +1,6 @@
 #include "region/saved_tensor.h"
 
+#include <c10/core/InferenceMode.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -19,6 +20,8 @@ namespace ebb {
 // is put together again in backward. In every other case the wrapper is kept whole: a class without
 // that protocol, one whose protocol raises, inner tensors that autograd follows by themselves,
 // ragged and quantised tensors.
+// Autograd looks at the wrapper's version only. What is written to an inner tensor directly is seen
+// by eager's backward, so parts follow such writes; where nothing is left to follow, they raise.
 struct SavedTensor::Parts {
   std::vector<SavedTensor> inner;
   c10::SafePyObject recipe;  // what Python needs to put them together
@@ -32,9 +35,9 @@ struct SavedTensor::Parts {
 //   4. Everything else (parameters, inputs, other subclasses, sparse tensors): the tensor itself,
 //      as eager does, so that unpack gives the same object.
 // In the last two cases the bytes are shared with the living tensor exactly as in eager.
-SavedTensor::SavedTensor(Recorder& recorder, const at::Tensor& tensor)
+SavedTensor::SavedTensor(Recorder& recorder, const at::Tensor& tensor, bool part)
     : graph_(recorder.graph()), requiresGrad_(tensor.requires_grad()), region_(recorder.region()) {
-  Packed packed = recorder.pack(tensor);
+  Packed packed = recorder.pack(tensor, part);
   producer_ = packed.producer;
   value_ = std::move(packed.value);
   recompute_ = packed.recompute;
@@ -93,7 +96,7 @@ bool SavedTensor::packParts(Recorder& recorder, const at::Tensor& tensor) {
   auto parts = std::make_shared<Parts>(Parts{{}, std::move(*recipe)});
   parts->inner.reserve(inner.size());
   for (const at::Tensor& part : inner) {
-    parts->inner.emplace_back(recorder, part);
+    parts->inner.emplace_back(recorder, part, true);
     if (producer_ == nullptr) {
       producer_ = parts->inner.back().producer_;
     }
@@ -133,6 +136,7 @@ at::Tensor SavedTensor::unpack() {
 }
 
 at::Tensor SavedTensor::rebuild() {
+  c10::InferenceMode normal(false);  // version counters can be set on normal tensors only
   if (parts_ == nullptr) {
     return geometry_.viewOf(value_ ? materialised() : storage_);
   }
@@ -154,9 +158,18 @@ c10::Storage SavedTensor::materialised() const {
   if (value_->redefined) {
     return value_->redefined;  // see also Note [Silent writes]
   }
-  c10::Storage storage = recompute_ ? materialise(*graph_, *value_) : storage_;
+  c10::Storage storage = recompute_ ? value_->living() : storage_;
   if (recompute_ && value_->witness) {
-    storage = verified(storage);
+    const c10::Storage right = verified(materialise(*graph_, *value_));
+    storage = storage ? storage : right;
+  } else if (!storage) {
+    TORCH_CHECK(
+        !value_->part || value_->versionHolds(),
+        "ebb: an inner tensor of a wrapper, ",
+        origin(),
+        ", was written after the region and freed. Write to the wrapper instead, or after "
+        "backward.");
+    storage = materialise(*graph_, *value_);
   }
   if (isReadByRecipes(storage)) {
     value_->bytes = copyOf(storage);
@@ -178,19 +191,14 @@ bool SavedTensor::isReadByRecipes(const c10::Storage& storage) const {
   return read && read.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
 }
 
-// The replayed bytes if they are right, else an exception or, to go on with, the right ones. While
-// the tensor is alive the caller gets its storage, as without verification.
+// The replayed bytes if they are right, else an exception or, to go on with, the right ones.
 c10::Storage SavedTensor::verified(const c10::Storage& replayed) const {
   const c10::Storage truth = trueBytes(*value_);
-  if (!truth) {
+  if (!truth || sameBits(geometry_, replayed, truth)) {
     return replayed;
   }
-  if (!sameBits(geometry_, replayed, truth)) {
-    reportMismatch(graph_->verify, mismatchOf(*graph_, *value_, truth));
-    return truth;
-  }
-  const auto living = value_->home.lock();
-  return living && truth.unsafeGetStorageImpl() == living.get() ? truth : replayed;
+  reportMismatch(graph_->verify, mismatchOf(*graph_, *value_, truth));
+  return truth;
 }
 
 at::Tensor SavedTensor::unpackKept() const {

@@ -15,7 +15,7 @@ namespace ebb {
 class SavedTensor {
  public:
   SavedTensor() = default;
-  SavedTensor(Recorder& recorder, const at::Tensor& tensor);
+  SavedTensor(Recorder& recorder, const at::Tensor& tensor, bool part = false);
   SavedTensor(const SavedTensor& other);
   SavedTensor(SavedTensor&& other) noexcept = default;
   SavedTensor& operator=(SavedTensor&& other) noexcept = default;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import assert_exact, assert_same_error, leaves
+from exactness import POLICIES, assert_exact, assert_same_error, leaves
 
 import ebb
 
@@ -143,3 +143,42 @@ def test_two_backwards_without_retain_graph_raise_as_in_eager():
 
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         loss.backward()
+
+
+ALIASES = {
+    "matmul of more than two dimensions": lambda x, w: x.reshape(1, 3, 4) @ w,
+    "reshape that copies": lambda x, w: (x * 2).t().reshape(-1),
+    "unsafe_chunk": lambda x, w: (x * 2).unsafe_chunk(3)[1],
+    "data": lambda x, w: (x * 2).data * 1 + (x * 2).data,
+}
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_alias_with_a_counter_of_its_own_written_after_the_region(alias, policy):
+    """Nothing has saved it, so eager goes on; a recipe that reads it needs the old state."""
+
+    def run(region):
+        x, w = leaves((3, 4), (4, 4))
+        with region:
+            h = ALIASES[alias](x, w)
+            loss = (x.sum() * (h * 0.5).exp()).sum()
+        with torch.no_grad():
+            h.add_(1)
+        return torch.autograd.grad(loss, x)[0]
+
+    assert torch.equal(run(ebb.region(POLICIES[policy])), run(torch.enable_grad()))
+
+
+def test_write_through_data_after_the_region_is_seen_by_backward_as_in_eager():
+    def run(region):
+        x = leaves((4,))[0]
+        with region:
+            h = x * 2
+            alias = h.data
+            loss = (h.sin() * (alias + 1)).sum()
+        alias.add_(1)
+        return torch.autograd.grad(loss, x)[0]
+
+    assert torch.equal(run(ebb.region(ebb.policies.save_all)), run(torch.enable_grad()))
+    assert torch.equal(run(ebb.region()), run(torch.enable_grad()))
