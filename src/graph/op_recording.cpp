@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "graph/fingerprint.h"
 #include "graph/witness.h"
 
 namespace ebb {
@@ -235,6 +236,11 @@ void OpRecording::runKernel() {
   }
   lock_.lock();
   if (recipe_) {
+    const c10::IValue& result = (*stack_)[firstOutput_];
+    if (drawn && op_.generatorArgument < 0 && result.isTensor() && result.toTensor().is_cpu() &&
+        isRecordable(result.toTensor()) && coversStorage(result.toTensor())) {
+      drawn->fingerprint = fingerprint(result.toTensor().storage());
+    }
     recipe_->random = std::move(drawn);
     ++recorder_.counters_->opsRecorded;
   }

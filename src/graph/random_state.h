@@ -29,11 +29,13 @@ namespace ebb {
 // They know nothing of that lock, and may draw between our look at the state and the kernel's draw.
 // On the CPU an op with a Generator argument therefore draws from a private clone in the forward
 // too, whose state is then put into the default generator. For the others the recipe has a digest
-// of the state after the draw: a replay that ends in another state is an error.
+// of the state after the draw and, on the CPU, a fingerprint of the result: a replay that ends in
+// another state or gives another result is an error.
 struct RandomState {
   at::Generator generator;       // drawn from in the forward
   std::vector<uint32_t> packed;  // its state before the draw; see packState
   uint64_t digestAfter = 0;      // of its state after the draw
+  uint64_t fingerprint = 0;      // of the op's first result, if it drew from a shared generator
 };
 
 // Takes the state before an op runs, and decides afterwards whether it was needed.

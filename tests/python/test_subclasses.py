@@ -228,3 +228,38 @@ def test_distributed_activations_are_freed(mesh):
 
     assert len(alive) == 0
     out.backward()
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_write_to_the_inner_tensor_is_seen_by_backward_as_in_eager(inside, policy):
+    def write(x):
+        with torch.no_grad():
+            x.first.mul_(3)
+
+    def run(region):
+        x = pair(1).requires_grad_()
+        with region:
+            h = x * 2
+            out = (h * h).sin()
+            if inside:
+                write(h)
+        if not inside:
+            write(h)
+        (g,) = torch.autograd.grad(out.sum(), x)
+        return g.first, g.second
+
+    for a, e in zip(run(ebb.region(POLICIES[policy])), run(torch.enable_grad()), strict=True):
+        assert same_bits(a, e)
+
+
+def test_an_inner_tensor_written_after_the_region_and_freed_is_refused():
+    x = pair(1).requires_grad_()
+    with ebb.region(name="block"):
+        h = x * 2
+        out = (h * h).sin()
+    with torch.no_grad():
+        h.first.mul_(3)
+    del h
+    with pytest.raises(RuntimeError, match=r"inner tensor of a wrapper.* in region 'block'"):
+        out.sum().backward()

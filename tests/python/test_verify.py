@@ -192,13 +192,13 @@ def test_what_is_dropped_is_poisoned(mode):
         del h
         return words[10:]
 
-    with ebb.verify(mode), ebb.region():
-        floating, integers = look(lambda h: h.exp()), look(lambda h: h.argsort())
-
-    poisoned = sum(word == 2**64 - 1 for word in floating)
-    assert poisoned > 80 if mode == "raise" else poisoned == 0
-    poisoned = sum(word == 0xA5A5A5A5A5A5A5A5 for word in integers)
-    assert poisoned > 80 if mode == "raise" else poisoned == 0
+    floating = integers = 0
+    for _ in range(20):  # somebody may get the memory in between
+        with ebb.verify(mode), ebb.region():
+            floating += look(lambda h: h.exp()).count(2**64 - 1) > 80
+            integers += look(lambda h: h.argsort()).count(0xA5A5A5A5A5A5A5A5) > 80
+    assert (floating > 10) == (integers > 10) == (mode == "raise")
+    assert mode == "raise" or floating == integers == 0
 
 
 def test_a_custom_function_that_kept_a_raw_pointer_reads_poison():
