@@ -236,14 +236,22 @@ void OpRecording::runKernel() {
   }
   lock_.lock();
   if (recipe_) {
-    const c10::IValue& result = (*stack_)[firstOutput_];
-    if (drawn && op_.generatorArgument < 0 && result.isTensor() && result.toTensor().is_cpu() &&
-        isRecordable(result.toTensor()) && coversStorage(result.toTensor())) {
-      drawn->fingerprint = fingerprint(result.toTensor().storage());
+    if (drawn && op_.generatorArgument < 0) {
+      drawn->fingerprint = fingerprintOfResult();
     }
     recipe_->random = std::move(drawn);
     ++recorder_.counters_->opsRecorded;
   }
+}
+
+// See Note [Threads that draw outside of regions]
+uint64_t OpRecording::fingerprintOfResult() const {
+  if (op_.returnCount == 0 || !(*stack_)[firstOutput_].isTensor()) {
+    return 0;
+  }
+  const at::Tensor& result = (*stack_)[firstOutput_].toTensor();
+  const bool whole = result.defined() && isRecordable(result) && coversStorage(result);
+  return whole ? fingerprint(result.storage()) : 0;
 }
 
 // Note [A write into a saved value]

@@ -42,6 +42,7 @@ class OpRecording {
   void addInput(Input& input, const at::Tensor& tensor, uint32_t& shapeUsed);
   void prepareWrites();
   void runKernel();
+  uint64_t fingerprintOfResult() const;
   void recordWrites();
   void recordOutputs();
   void recordOutput(const at::Tensor& tensor, size_t slot, int32_t element);
