@@ -1,0 +1,154 @@
+"""Programs that test_random_programs.py found, shrunk."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from exactness import POLICIES, assert_exact, leaves, same_bits
+from torch.autograd import Function
+
+import ebb
+
+
+def assert_same(program, policy: ebb.Policy) -> None:
+    """What `program` returns in a region is what it returns in plain eager, bit for bit."""
+    expected, actual = program(torch.enable_grad()), program(ebb.region(policy, "block"))
+    for e, a in zip(expected, actual, strict=True):
+        assert same_bits(a, e), f"{a} instead of {e}"
+
+
+@pytest.mark.parametrize("function", [F.mish, F.silu])
+def test_operator_with_a_kernel_and_a_decomposition(function):
+    """In a region its kernel runs, as in eager: the decomposition rounds otherwise."""
+
+    def program(x):
+        out = function(x)
+        (grad,) = torch.autograd.grad(out, x, torch.ones_like(out))
+        return grad * x
+
+    assert_exact(program, leaves((4, 8), dtype=torch.float32))
+
+
+class GivesWhatItSaved(Function):
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a.cos())
+        return a.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.saved_tensors[0]
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_gradient_that_is_a_saved_tensor_is_not_taken_by_the_engine(policy):
+    """AccumulateGrad may keep a gradient that nobody else holds, and then adds to it in place."""
+
+    def program(region):
+        x = leaves((4,))[0]
+        with region:
+            loss = GivesWhatItSaved.apply(x).sum()
+        sums = []
+        for _ in range(3):
+            loss.backward(retain_graph=True)
+            sums.append(x.grad.clone())
+        return sums
+
+    assert_same(program, policy)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x @ x.detach()[0, :4],
+        lambda x: (x * 2).transpose(1, 2).reshape(-1),
+        lambda x: F.linear(x, x.detach()[0]),
+    ],
+    ids=["matmul", "reshape", "linear"],
+)
+def test_result_with_a_version_counter_of_its_own_written_after_the_region(make):
+    """`_unsafe_view` gives its result another counter than the tensor that made the storage."""
+
+    def program(x):
+        h = make(x)
+        return h, (h * 0.5).exp().sum()  # nothing saves h, but a recipe reads it
+
+    def write(x, h, loss):
+        with torch.no_grad():
+            h.add_(1)
+
+    assert_exact(program, leaves((2, 4, 4)), after=write)
+
+
+def test_silent_write_after_a_resize_that_changes_nothing():
+    """rand with a generator and `out=` resizes first; the saved tensor follows it all the same."""
+
+    def program(x):
+        h = x.softmax(0)  # saves its result
+        with torch.no_grad():
+            torch.rand(4, generator=torch.Generator().manual_seed(3), out=h.data)
+        return h * 1
+
+    assert_exact(program, leaves((4,), dtype=torch.float32))
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_out_that_the_kernel_shrinks_keeps_the_rest_of_the_storage():
+    def program(x):
+        h = (x * 2).detach()
+        tail = h[2:]
+        torch.add(x.detach()[:1], 1, out=h)
+        return x[2:] * tail.sin()
+
+    assert_exact(program, leaves((4,)))
+
+
+@pytest.mark.parametrize("then", ["the region ends", "another write"])
+def test_leaf_written_behind_torch_before_it_is_copied_is_refused(then):
+    x, buffer = leaves((4,))[0], torch.ones(4, dtype=torch.float64)
+    with ebb.region(name="block"):
+        buffer.add_(1)
+        loss = (x * (buffer * 2).sin()).sum()
+        buffer.numpy()[...] *= 3
+        if then == "another write":
+            buffer.add_(1)
+
+    with pytest.raises(RuntimeError, match=r"region 'block'.*other contents"):
+        loss.backward()
+
+
+class Scratch(Function):
+    """Uses what it saved as scratch memory in backward, as some fused kernels do."""
+
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        return a.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (a,) = ctx.saved_tensors
+        result = grad * a
+        a.data.zero_()
+        return result
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_backward_that_overwrites_a_living_tensor_which_other_nodes_saved(policy):
+    """Whoever unpacks a living tensor gets its own storage, not only the first."""
+
+    def program(region):
+        x = leaves((4,))[0]
+        with region:
+            h = x * 2
+            last = h * x  # unpacked last
+            v = h + 1  # so that a recipe reads h
+            z = v * v
+            u = Scratch.apply(h)
+            first = h * u
+            del v
+        (last + first + z).sum().backward()
+        return x.grad, h.detach()
+
+    assert_same(program, policy)
