@@ -3,10 +3,12 @@
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cos.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mse_loss.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/zeros.h>
@@ -92,6 +94,40 @@ bool identical(const Result& a, const Result& b) {
   return a.gradients.size() == b.gradients.size() && a.loss == b.loss;
 }
 
+// Gradient through a tensor that a loop of our own, which torch does not see, writes to. In verify
+// mode backward throws if the write is not marked.
+std::optional<at::Tensor> gradientThroughOwnLoop(bool marked) {
+  const at::Tensor x = at::randn({4}).requires_grad_();
+  at::Tensor loss;
+  {
+    ebb::Region region(ebb::recomputeAll(), "own loop");
+    const at::Tensor h = x * 2;
+    {
+      std::optional<ebb::Opaque> mark;
+      if (marked) {
+        mark.emplace(std::vector<at::Tensor>{h});
+      }
+      for (int i = 0; i < 4; ++i) {
+        h.mutable_data_ptr<float>()[i] = 1.0F;
+      }
+    }
+    loss = at::sin(h).sum();
+  }
+  try {
+    return torch::autograd::grad({loss}, {x})[0];
+  } catch (const ebb::ReplayMismatch&) {
+    return std::nullopt;
+  }
+}
+
+bool verifyFindsUnmarkedWrites() {
+  const ebb::VerifyMode before = ebb::setVerifyMode(ebb::VerifyMode::Raise);
+  const auto marked = gradientThroughOwnLoop(true);
+  const auto unmarked = gradientThroughOwnLoop(false);
+  ebb::setVerifyMode(before);
+  return marked && marked->equal(at::cos(at::ones({4})) * 2) && !unmarked;
+}
+
 }  // namespace
 
 int main() {
@@ -123,5 +159,7 @@ int main() {
   const ebb::Stats end = ebb::stats();
   const bool clean = end.liveRecipes == 0 && end.liveHandles == 0;
   std::printf("objects left: %s\n", clean ? "none" : "SOME");
-  return allIdentical && clean ? 0 : 1;
+  const bool found = verifyFindsUnmarkedWrites();
+  std::printf("unmarked write found: %s\n", found ? "yes" : "NO");
+  return allIdentical && clean && found ? 0 : 1;
 }
