@@ -169,7 +169,7 @@ void Recorder::settle() {
       ++after.version;  // by one: more than that, and somebody else wrote too
     }
     if (entry.before &&
-        (!counted || entry.before->part || !sameCounter(after.counter, entry.before->counter))) {
+        (!counted || entry.before->follows || !sameCounter(after.counter, entry.before->counter))) {
       entry.before->redefined = entry.storage;
     }
   }
@@ -296,7 +296,8 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   if (value->recipe) {
     packed.producer = value->recipe->op.name.c_str();
   }
-  value->part |= part;
+  value->follows |=
+      part || !sameCounter(tensor.unsafeGetTensorImpl()->version_counter(), value->counter);
   const bool kept = value->keep || !value->recipe;
   if (value->packed++ == 0 && value->born) {
     (kept ? counters_->bytesSaved : counters_->bytesDropped) += value->nbytes;

@@ -62,8 +62,10 @@ struct Value final : c10::intrusive_ptr_target {
   bool born = false;                 // made by an op inside the region: not an external side effect
   bool isPrivate = false;            // `bytes` is a buffer that only ebb writes
   bool tampered = false;             // a leaf that had changed unseen when its bytes were copied
-  bool part = false;                 // packed as a part of a wrapper; see Note [Wrapper subclasses]
-  uint8_t opaque = 0;                // how many writes that torch does not see are going on
+  // Packed through a tensor whose version does not show all writes: a part of a wrapper, or an
+  // alias with a counter of its own. Eager's backward sees such writes, so handles follow them.
+  bool follows = false;
+  uint8_t opaque = 0;       // how many writes that torch does not see are going on
   bool superseded = false;  // the storage has been written since: `home` holds another state
 
   // Stamps `tensor`'s storage and version as this state's.

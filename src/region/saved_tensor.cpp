@@ -164,11 +164,11 @@ c10::Storage SavedTensor::materialised() const {
     storage = storage ? storage : right;
   } else if (!storage) {
     TORCH_CHECK(
-        !value_->part || value_->versionHolds(),
-        "ebb: an inner tensor of a wrapper, ",
+        !value_->follows || value_->versionHolds(),
+        "ebb: ",
         origin(),
-        ", was written after the region and freed. Write to the wrapper instead, or after "
-        "backward.");
+        ", an inner tensor of a wrapper or an alias with a version of its own, was written after "
+        "the region and freed. Write to it after backward, or keep a tensor that shows it alive.");
     storage = materialise(*graph_, *value_);
   }
   if (isReadByRecipes(storage)) {

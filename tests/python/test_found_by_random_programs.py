@@ -93,6 +93,21 @@ def test_silent_write_after_a_resize_that_changes_nothing():
     assert_exact(program, leaves((4,), dtype=torch.float32))
 
 
+@pytest.mark.parametrize(
+    "alias", [lambda h: h.data, lambda h: torch.unsafe_chunk(h, 1)[0]], ids=["data", "unsafe_chunk"]
+)
+def test_saved_through_an_alias_with_a_version_counter_of_its_own_then_written(alias):
+    """Eager's saved tensor shares the storage and does not notice; so must ebb's."""
+
+    def program(x):
+        h = x.detach() * 2
+        out = x * alias(h)
+        h.mul_(10)
+        return out
+
+    assert_exact(program, leaves((4,)))
+
+
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_out_that_the_kernel_shrinks_keeps_the_rest_of_the_storage():
     def program(x):
