@@ -50,7 +50,7 @@ def choose(table: tuple, operand: int) -> Callable:
 UNARY = (
     torch.sin, torch.tanh, torch.sigmoid, torch.relu, F.gelu, F.silu, torch.cos, torch.abs,
     torch.square, F.softplus, F.leaky_relu, torch.erf, F.elu, torch.atan, F.logsigmoid, F.mish,
-    torch.neg, torch.clone, F.hardtanh, F.hardswish, F.selu, F.softsign, torch.asinh, torch.sgn,
+    torch.neg, torch.clone, F.hardtanh, F.hardswish, F.selu, F.softsign, torch.asinh, torch.sign,
     lambda t: t.clamp(max=2).exp(), lambda t: t.abs().add(0.1).sqrt(), lambda t: t.abs().log1p(),
     lambda t: 1 / (t.abs() + 1), lambda t: t.clamp(-1, 1), lambda t: t * 0.5 + 1,
     lambda t: t.pow(2), lambda t: t.roll(1), lambda t: t.contiguous(), torch.zeros_like,
@@ -77,7 +77,8 @@ BINARY = (
     lambda a, b: a.masked_fill(b > 0, 0.5), F.mse_loss, F.smooth_l1_loss, torch.logaddexp,
     lambda a, b: torch.addcmul(a, a, b), lambda a, b: torch.sigmoid(a) * b,
 )  # fmt: skip
-# Of an expanded tensor median reads beyond it, as group_norm does of a strided weight.
+# Eager itself reads memory that is not its own: median of an expanded tensor, group_norm with a
+# strided weight or before sgn.
 SEVERAL = (
     lambda t, d: t.sort(d), lambda t, d: t.topk(2, d), lambda t, d: t.max(d),
     lambda t, d: t.min(d, True), lambda t, d: t.contiguous().median(d), lambda t, d: t.cummax(d),

@@ -90,6 +90,7 @@ class Slot:
     storage: int
     record: Record
     own_counter: bool  # its version counter is not that of the tensor which made the storage
+    swapped: bool = False  # its version counter is also that of a storage it showed before
 
 
 @dataclass
@@ -180,13 +181,17 @@ class Machine:
             raise Skip
         return next(slot for slot in self.pool if slot.tensor is wanted)
 
-    def rebind(self, slot: Slot) -> None:
-        """`slot`'s tensor shows another storage now, which another version counter made."""
-        old, slot.storage = slot.storage, slot.tensor.untyped_storage()._cdata
-        if all(other.storage != old for other in self.pool):
-            self.records.pop(old, None)
-        slot.record = self.records[slot.storage] = Record(bool(self.open))
-        slot.own_counter = True
+    def rebind(self, tensor: torch.Tensor) -> None:
+        """`tensor` shows another storage now, which another version counter made."""
+        storage = tensor.untyped_storage()._cdata
+        record = Record(bool(self.open))
+        for slot in self.pool:
+            if slot.tensor is tensor:
+                slot.storage, slot.record = storage, record
+                slot.own_counter = slot.swapped = True
+        held = {slot.storage for slot in self.pool}
+        self.records = {key: value for key, value in self.records.items() if key in held}
+        self.records[storage] = record
 
     def touch(self, slot: Slot, silent: bool = False) -> None:
         """Called before each write.
@@ -195,6 +200,7 @@ class Machine:
         counter of the region shows, to a tensor which that region computed, is the shortcoming
         "any of a living computed tensor are not noticed": such writes are left out.
         """
+        self.refusable |= slot.swapped  # what it showed before seems to be written
         if slot.record.exposed:
             if slot.record.computed and (silent or slot.own_counter):
                 raise Skip

@@ -275,7 +275,7 @@ def set_storage(m, a, b, c):
     slot = m.slot(a, lambda t: is_vector(t) and not (t.requires_grad or t.is_inference()))
     m.touch(slot)
     slot.tensor.set_(slot.tensor * 0.9)
-    m.rebind(slot)
+    m.rebind(slot.tensor)
 
 
 def checkpointed(m, a, b, c):
@@ -303,7 +303,7 @@ def swap_data(m, a, b, c):
         raise Skip
     slot = m.input_slot(a)
     slot.tensor.data = slot.tensor.detach() * 0.9
-    m.rebind(slot)
+    m.rebind(slot.tensor)
 
 
 def differentiate(m, a, b, c):
