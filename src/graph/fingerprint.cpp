@@ -1,6 +1,6 @@
 #include "graph/fingerprint.h"
 
-#include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "graph/geometry.h"
@@ -13,9 +13,31 @@ namespace {
 constexpr size_t kHashedWhole = 1024;  // bytes
 constexpr size_t kSamples = 64;
 
+// Each step is one-to-one in `word` and in `hash`, so one changed word always shows.
 uint64_t mix(uint64_t hash, uint64_t word) {
-  hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL;
-  return hash ^ (hash >> 29);
+  return std::rotl(hash ^ word, 29) * 0x9E3779B97F4A7C15ULL;
+}
+
+uint64_t wordAt(const char* bytes) {
+  uint64_t word = 0;
+  std::memcpy(&word, bytes, sizeof(word));
+  return word;
+}
+
+// Hashes `count` words that lie `stride` bytes apart, in lanes that do not wait for each other.
+uint64_t hashWords(const char* bytes, size_t count, size_t stride, uint64_t seed) {
+  constexpr size_t kLanes = 4;
+  uint64_t lanes[kLanes] = {seed, ~seed, seed + 1, ~seed - 1};
+  size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes, bytes += kLanes * stride) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] = mix(lanes[lane], wordAt(bytes + lane * stride));
+    }
+  }
+  for (; i < count; ++i, bytes += stride) {
+    lanes[0] = mix(lanes[0], wordAt(bytes));
+  }
+  return mix(mix(mix(lanes[0], lanes[1]), lanes[2]), lanes[3]);
 }
 
 }  // namespace
@@ -31,22 +53,14 @@ uint64_t fingerprint(const c10::Storage& storage, FingerprintOf what) {
   if (!storage.device().is_cpu() || bytes == nullptr || nbytes == 0) {
     return 0;
   }
-  uint64_t hash = nbytes;
-  uint64_t word = 0;
-  if (everything || nbytes <= kHashedWhole) {
-    for (size_t at = 0; at < nbytes; at += sizeof(word)) {
-      word = 0;
-      std::memcpy(&word, bytes + at, std::min(sizeof(word), nbytes - at));
-      hash = mix(hash, word);
-    }
-    return hash;
+  constexpr size_t kWord = sizeof(uint64_t);
+  if (!everything && nbytes > kHashedWhole) {
+    return hashWords(bytes, kSamples, (nbytes - kWord) / (kSamples - 1), nbytes);
   }
-  const size_t last = nbytes - sizeof(word);
-  for (size_t i = 0; i < kSamples; ++i) {
-    std::memcpy(&word, bytes + last * i / (kSamples - 1), sizeof(word));
-    hash = mix(hash, word);
-  }
-  return hash;
+  const uint64_t hash = hashWords(bytes, nbytes / kWord, kWord, nbytes);
+  uint64_t rest = 0;
+  std::memcpy(&rest, bytes + nbytes / kWord * kWord, nbytes % kWord);
+  return mix(hash, rest);
 }
 
 bool hasChanged(const Value& value, const c10::Storage& storage, VerifyMode mode) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ebb/ebb.h"
+#include "graph/kernel_state.h"
 
 namespace ebb {
 
@@ -20,6 +21,7 @@ namespace ebb {
 struct Graph final : c10::intrusive_ptr_target {
   std::recursive_mutex mutex;           // See Note [One lock per graph]
   std::vector<std::string> names;       // of the regions nested in this one; the outermost is first
+  KernelStates kernelStates;            // in which recipes were recorded
   uint64_t lastSequence = 0;            // of the recipe recorded last; replay runs in this order
   VerifyMode verify = VerifyMode::Off;  // see Note [Verify mode]
   uint32_t lastVisit = 0;               // marks recipes that a search for work has seen

@@ -8,6 +8,8 @@
 #include <xmmintrin.h>
 #endif
 
+#include <algorithm>
+
 #include "intercept/key.h"
 
 namespace ebb {
@@ -22,6 +24,16 @@ bool flushesDenormals() {
 #else
   return false;
 #endif
+}
+
+AutocastDtypes currentAutocastDtypes() {
+  AutocastDtypes dtypes;
+  for (const auto type : kDeviceTypes) {
+    if (at::autocast::is_autocast_enabled(type)) {
+      dtypes.emplace_back(type, at::autocast::get_autocast_dtype(type));
+    }
+  }
+  return dtypes;
 }
 
 }  // namespace
@@ -65,30 +77,50 @@ void NumericSettings::apply(const NumericSettings& from) const {
   context.setDeterministicAlgorithms(deterministic, deterministicWarnOnly);
 }
 
-std::shared_ptr<const KernelState> currentKernelState(
-    const std::shared_ptr<const KernelState>& previous) {
+KernelState KernelState::now() {
   KernelState state{NumericSettings::current(), {}, {}};
   state.autocast = c10::autocast_dispatch_keyset - c10::impl::raw_local_dispatch_key_set.excluded();
   if (!state.autocast.empty()) {
-    for (const auto type : kDeviceTypes) {
-      if (at::autocast::is_autocast_enabled(type)) {
-        state.autocastDtypes.emplace_back(type, at::autocast::get_autocast_dtype(type));
-      }
-    }
+    state.autocastDtypes = currentAutocastDtypes();
   }
-  if (previous && previous->settings == state.settings && previous->autocast == state.autocast &&
-      previous->autocastDtypes == state.autocastDtypes) {
-    return previous;
-  }
-  return std::make_shared<const KernelState>(std::move(state));
+  return state;
 }
 
-uint32_t float32Precision() {
+bool KernelState::isCurrent() const {
+  const auto& thread = c10::impl::raw_local_dispatch_key_set;
+  if (autocast != c10::autocast_dispatch_keyset - thread.excluded() ||
+      settings != NumericSettings::current()) {
+    return false;
+  }
+  return autocast.empty() || autocastDtypes == currentAutocastDtypes();
+}
+
+const KernelState& KernelStates::current() {
+  if (last_ != nullptr && last_->isCurrent()) {
+    return *last_;
+  }
+  const auto known = std::find_if(
+      all_.begin(), all_.end(), [](const KernelState& state) { return state.isCurrent(); });
+  last_ = known != all_.end() ? &*known : &all_.emplace_front(KernelState::now());
+  return *last_;
+}
+
+uint32_t float32Precision(PrecisionRead read, c10::DispatchKeySet keys) {
+  if (read == PrecisionRead::None) {
+    return 0;
+  }
+  const bool onCpu = c10::dispatchKeyToDeviceType(keys.highestPriorityTypeId()) == c10::kCPU;
   uint32_t precision = 0;
-  for (const auto backend : {at::Float32Backend::CUDA, at::Float32Backend::MKLDNN}) {
+  for (const auto backend : {at::Float32Backend::MKLDNN, at::Float32Backend::CUDA}) {
     for (const auto op : {at::Float32Op::MATMUL, at::Float32Op::CONV, at::Float32Op::RNN}) {
       const auto value = at::globalContext().float32Precision(backend, op);
       precision = precision << 4 | static_cast<uint32_t>(value);
+      if (read == PrecisionRead::Products) {
+        break;
+      }
+    }
+    if (onCpu) {
+      break;
     }
   }
   return precision;

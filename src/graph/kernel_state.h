@@ -6,9 +6,11 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstdint>
-#include <memory>
+#include <forward_list>
 #include <utility>
 #include <vector>
+
+#include "intercept/op_traits.h"
 
 namespace ebb {
 
@@ -44,15 +46,25 @@ struct KernelState {
   NumericSettings settings;
   c10::DispatchKeySet autocast;   // autocast keys that were not excluded
   AutocastDtypes autocastDtypes;  // per enabled device type; empty if `autocast` is
+
+  static KernelState now();  // on this thread
+  bool isCurrent() const;    // whether it equals now()
 };
 
-// The state on this thread. Shares `previous` if equal, as it nearly always is.
-std::shared_ptr<const KernelState> currentKernelState(
-    const std::shared_ptr<const KernelState>& previous);
+// The states in which a graph's recipes were recorded. There are few, so recipes point to them.
+class KernelStates {
+ public:
+  // The state on this thread; the reference stays valid.
+  const KernelState& current();
 
-// The float32 precision that products, convolutions and recurrent kernels use, as one number. A
-// replay under another one is refused, since torch's two interfaces for it cannot be mixed.
-uint32_t float32Precision();
+ private:
+  std::forward_list<KernelState> all_;  // no two are equal
+  const KernelState* last_ = nullptr;   // nearly always the current one
+};
+
+// The float32 precision that a kernel of `keys` uses, as one number. A replay under another one is
+// refused, since torch's two interfaces for it cannot be mixed.
+uint32_t float32Precision(PrecisionRead read, c10::DispatchKeySet keys);
 
 // Runs kernels as the forward did: below autograd, dispatch modes, functorch and interception, and
 // with the recorded state rather than the one of the thread that runs backward.

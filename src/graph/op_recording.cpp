@@ -140,11 +140,8 @@ void OpRecording::makeRecipe() {
   recipe_->sequence = ++graph.lastSequence;
   recipe_->region = recorder_.region_;
   recipe_->gradMode = c10::GradMode::is_enabled();
-  recorder_.kernelState_ = currentKernelState(recorder_.kernelState_);
-  recipe_->state = recorder_.kernelState_;
-  if (op_.readsPrecision) {
-    recipe_->precision = float32Precision();
-  }
+  recipe_->state = &graph.kernelStates.current();
+  recipe_->precision = float32Precision(op_.precision, below_);
   for (size_t i = 0; i < op_.argumentCount; ++i) {
     if (op_.types[i] == ArgType::Other) {
       // TorchScript passes its own lists, which the script may change later.

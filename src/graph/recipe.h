@@ -63,9 +63,9 @@ struct Recipe final : c10::intrusive_ptr_target {
   Input* inputs;
   int64_t* shapes;  // sizes and strides of all inputs
   c10::SmallVector<Output, 1> outputs;
-  std::unique_ptr<RandomState> random;       // null if the op draws nothing
-  std::shared_ptr<const KernelState> state;  // what the kernel saw besides its arguments
-  uint32_t precision = 0;                    // float32Precision(), only for ops that read it
+  std::unique_ptr<RandomState> random;  // null if the op draws nothing
+  const KernelState* state = nullptr;   // what the kernel saw besides its arguments; the graph's
+  uint32_t precision = 0;               // float32Precision()
 
   void operator delete(void* block);
 

@@ -1,5 +1,7 @@
 #include "graph/recorder.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <functional>
 
@@ -9,7 +11,10 @@
 
 namespace ebb {
 
-Recorder::Recorder(c10::intrusive_ptr<Graph> graph) : graph_(std::move(graph)) {
+void Recorder::open(c10::intrusive_ptr<Graph> graph) {
+  graph_ = std::move(graph);
+  sweepAt_ = 64;
+  keptBytes_ = 0;
 }
 
 void Recorder::enter(Decider* decider, uint16_t region, RegionCounters* counters) {
@@ -322,19 +327,33 @@ bool Recorder::mustOutliveNextWrite(const c10::intrusive_ptr<Value>& value) {
 }
 
 void Recorder::close() {
+  const auto forget = c10::make_scope_exit([this] {
+    // Regions come again and again: the map keeps its table, unless one was unusually long.
+    constexpr size_t kKeptBuckets = 512;
+    if (values_.bucket_count() > kKeptBuckets) {
+      Map().swap(values_);
+    }
+    values_.clear();
+    unsettled_.clear();
+    graph_.reset();
+  });
   std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
   settle();
   for (auto& entry : values_) {
-    Value& value = *entry.second;
-    if (value.recipe && !value.counter.enabled()) {
-      value.home.reset();  // an inference tensor: a write to it would not be noticed any more
-    }
-    if (ownsItsBytes(value)) {  // see Note [Unpacked bytes may be written]
-      value.isPrivate = true;
-      value.recipe.reset();
-    } else if (mustOutliveNextWrite(entry.second)) {
-      makePrivate(value);
-    }
+    closeValue(entry.second);
+  }
+}
+
+void Recorder::closeValue(const c10::intrusive_ptr<Value>& held) {
+  Value& value = *held;
+  if (value.recipe && !value.counter.enabled()) {
+    value.home.reset();  // an inference tensor: a write to it would not be noticed any more
+  }
+  if (ownsItsBytes(value)) {  // see Note [Unpacked bytes may be written]
+    value.isPrivate = true;
+    value.recipe.reset();
+  } else if (mustOutliveNextWrite(held)) {
+    makePrivate(value);
   }
 }
 

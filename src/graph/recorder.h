@@ -8,7 +8,6 @@
 
 #include "graph/decider.h"
 #include "graph/graph.h"
-#include "graph/kernel_state.h"
 #include "graph/recipe.h"
 #include "graph/value.h"
 #include "intercept/interceptor.h"
@@ -25,7 +24,7 @@ struct Packed {
 
 class Recorder final : public Interceptor {
  public:
-  explicit Recorder(c10::intrusive_ptr<Graph> graph);
+  Recorder() = default;
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
@@ -38,6 +37,9 @@ class Recorder final : public Interceptor {
   // Around a write that torch does not see: see Note [Opaque writes].
   void opaqueWriteBegins(const at::Tensor& tensor);
   void opaqueWriteEnds(const at::Tensor& tensor);
+
+  // An outermost region begins. A recorder serves one after the other.
+  void open(c10::intrusive_ptr<Graph> graph);
 
   // The innermost region's policy, index in Graph::names and counters.
   void enter(Decider* decider, uint16_t region, RegionCounters* counters);
@@ -71,18 +73,18 @@ class Recorder final : public Interceptor {
   void dropUnused();
   Value& replaceByLeaf(const at::Tensor& tensor);
   static bool ownsItsBytes(const Value& value);
+  void closeValue(const c10::intrusive_ptr<Value>& held);
   static bool mustOutliveNextWrite(const c10::intrusive_ptr<Value>& value);
   void callInplaceView(const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
 
-  c10::intrusive_ptr<Graph> graph_;                 // shared with the handles
-  Decider* decider_ = nullptr;                      // of the innermost region
-  RegionCounters* counters_ = nullptr;              // of the innermost region
-  uint16_t region_ = 0;                             // the innermost region's index in Graph::names
-  Map values_;                                      // see Note [Ownership]
-  size_t sweepAt_ = 64;                             // entries at which dead ones are looked for
-  size_t keptBytes_ = 0;                            // since that was last done
-  std::vector<Unsettled> unsettled_;                // see Note [Version stamps]
-  std::shared_ptr<const KernelState> kernelState_;  // the last one seen, to share
+  c10::intrusive_ptr<Graph> graph_;     // shared with the handles; null between regions
+  Decider* decider_ = nullptr;          // of the innermost region
+  RegionCounters* counters_ = nullptr;  // of the innermost region
+  uint16_t region_ = 0;                 // the innermost region's index in Graph::names
+  Map values_;                          // see Note [Ownership]
+  size_t sweepAt_ = 64;                 // entries at which dead ones are looked for
+  size_t keptBytes_ = 0;                // since that was last done
+  std::vector<Unsettled> unsettled_;    // see Note [Version stamps]
 };
 
 // Moves the version of a tensor that was written unseen, if more than `ours` values know its

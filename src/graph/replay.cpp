@@ -140,7 +140,7 @@ class Rerun {
   }
 
   void runKernel() {
-    KernelStateGuard state(recipe_.state.get());
+    KernelStateGuard state(recipe_.state);
     checkPrecision();
     c10::AutoGradMode gradMode(recipe_.gradMode);
     RandomReplay random(recipe_.op, recipe_.random.get(), stack_);
@@ -165,7 +165,7 @@ class Rerun {
 
   void checkPrecision() const {
     TORCH_CHECK(
-        !recipe_.op.readsPrecision || recipe_.precision == float32Precision(),
+        recipe_.precision == float32Precision(recipe_.op.precision, recipe_.keys),
         "ebb: cannot recompute ",
         recipe_.op.name,
         " in region '",

@@ -66,19 +66,19 @@ constexpr std::array<std::string_view, 3> kNeverReplayed{
 };
 
 // Parts of the names of operators that multiply matrices.
-constexpr std::array<std::string_view, 12> kProducts{
-    "mm",
-    "mv",
-    "matmul",
-    "linear",
-    "conv",
-    "rnn",
-    "lstm",
-    "gru",
-    "attention",
-    "dot",
-    "addr",
-    "cdist"};
+constexpr std::array<std::string_view, 8> kProducts{
+    "mm", "mv", "matmul", "linear", "attention", "dot", "addr", "cdist"};
+
+// Parts of the names of convolutions and recurrent operators, which have settings of their own and
+// may be computed as products.
+constexpr std::array<std::string_view, 4> kConvolutions{"conv", "rnn", "lstm", "gru"};
+
+template <size_t n>
+bool containsPart(const std::array<std::string_view, n>& parts, std::string_view name) {
+  return std::any_of(parts.begin(), parts.end(), [&](std::string_view part) {
+    return name.find(part) != std::string_view::npos;
+  });
+}
 
 constexpr std::array<std::string_view, 4> kReadsRequiresGrad{
     "aten::convolution",
@@ -150,10 +150,10 @@ bool isNeverReplayed(std::string_view name) {
              [&](std::string_view prefix) { return name.starts_with(prefix); });
 }
 
-bool readsPrecision(std::string_view name) {
-  return std::any_of(kProducts.begin(), kProducts.end(), [&](std::string_view part) {
-    return name.find(part) != std::string_view::npos;
-  });
+PrecisionRead precisionRead(std::string_view name) {
+  return containsPart(kConvolutions, name) ? PrecisionRead::All
+         : containsPart(kProducts, name)   ? PrecisionRead::Products
+                                           : PrecisionRead::None;
 }
 
 bool readsRequiresGrad(std::string_view name) {

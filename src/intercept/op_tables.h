@@ -18,8 +18,8 @@ bool isConstantFactory(std::string_view name);
 // See Note [Never replayed].
 bool isNeverReplayed(std::string_view name);
 
-// The kernel computes products, whose float32 precision is a setting.
-bool readsPrecision(std::string_view name);
+// Which settings of float32 precision the kernel reads.
+PrecisionRead precisionRead(std::string_view name);
 
 // The kernel that runs depends on grad mode and on the inputs' requires_grad.
 bool readsRequiresGrad(std::string_view name);

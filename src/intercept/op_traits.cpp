@@ -110,7 +110,7 @@ void fill(OpTraits& traits) {
   }
   traits.uninitialised = isUninitialisedFactory(name);
   traits.constantFill = isConstantFactory(name);
-  traits.readsPrecision = readsPrecision(name);
+  traits.precision = precisionRead(name);
   traits.readsRequiresGrad = readsRequiresGrad(name);
   traits.kind = classify(traits.op);
 }

@@ -29,6 +29,13 @@ enum class OpKind : uint8_t {
   Recorded,     // everything else
 };
 
+// Which settings of float32 precision (TF32 and the like) a kernel reads.
+enum class PrecisionRead : uint8_t {
+  None,
+  Products,  // of matrices
+  All,       // and of convolutions and recurrent kernels
+};
+
 struct OpTraits {
   explicit OpTraits(c10::OperatorHandle handle) : op(std::move(handle)) {
   }
@@ -41,13 +48,13 @@ struct OpTraits {
   uint16_t argumentCount = 0;                // arguments on the stack
   uint16_t returnCount = 0;                  // results on the stack
   OpKind kind = OpKind::Recorded;
-  bool writes = false;                // some ArgUse is not Read
-  bool random = false;                // draws from a generator: tagged nondeterministic_seeded
-  bool untrusted = false;             // see Note [Operators from elsewhere]
-  bool neverReplayed = false;         // collectives and the like; see Note [Never replayed]
-  bool uninitialised = false;         // empty*: see Note [Uninitialised memory is not a recipe]
-  bool constantFill = false;          // zeros, ones, full: likewise, if read before a seen write
-  bool readsPrecision = false;        // a product: see float32Precision in graph/kernel_state.h
+  bool writes = false;         // some ArgUse is not Read
+  bool random = false;         // draws from a generator: tagged nondeterministic_seeded
+  bool untrusted = false;      // see Note [Operators from elsewhere]
+  bool neverReplayed = false;  // collectives and the like; see Note [Never replayed]
+  bool uninitialised = false;  // empty*: see Note [Uninitialised memory is not a recipe]
+  bool constantFill = false;   // zeros, ones, full: likewise, if read before a seen write
+  PrecisionRead precision = PrecisionRead::None;  // see float32Precision in graph/kernel_state.h
   bool readsRequiresGrad = false;     // kernel choice depends on requires_grad and grad mode
   int16_t generatorArgument = -1;     // index of a Generator? argument
   int16_t dropoutArgument = -1;       // index of dropout_p: at 0 the op draws nothing

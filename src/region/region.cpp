@@ -7,7 +7,6 @@
 #include <deque>
 #include <limits>
 #include <mutex>
-#include <optional>
 #include <unordered_map>
 
 #include "graph/recorder.h"
@@ -76,14 +75,14 @@ class ThreadRegions {
       liveCounts().regions.fetch_add(1, std::memory_order_relaxed);
       auto graph = c10::make_intrusive<Graph>();
       graph->verify = verifyMode();
-      recorder_.emplace(std::move(graph));
+      recorder_.open(std::move(graph));
       for (const at::Tensor& tensor : opaque_) {
-        recorder_->opaqueWriteBegins(tensor);
+        recorder_.opaqueWriteBegins(tensor);
       }
     }
     static std::atomic<uint64_t> lastId{0};
     const uint64_t id = ++lastId;
-    const uint16_t region = nameIndex(*recorder_->graph(), name);
+    const uint16_t region = nameIndex(*recorder_.graph(), name);
     frames_.push_back({id, std::move(name), ActivePolicy(std::move(policy)), {}, hookDepth()});
     frames_.back().counters.entered = 1;
     regionOf_.push_back(region);
@@ -115,8 +114,8 @@ class ThreadRegions {
 
   void opaqueWriteBegins(const at::Tensor& tensor) {
     opaque_.push_back(tensor);
-    if (recorder_) {
-      recorder_->opaqueWriteBegins(tensor);
+    if (inRegion()) {
+      recorder_.opaqueWriteBegins(tensor);
     }
   }
 
@@ -126,8 +125,8 @@ class ThreadRegions {
     if (open != opaque_.end()) {
       opaque_.erase(open);
     }
-    if (recorder_) {
-      recorder_->opaqueWriteEnds(tensor);
+    if (inRegion()) {
+      recorder_.opaqueWriteEnds(tensor);
     } else {
       moveVersionIfNeeded(tensor, 0);
     }
@@ -135,7 +134,7 @@ class ThreadRegions {
 
   Recorder* recorderForPacking() {
     const bool packs = !frames_.empty() && frames_.back().hooks == hookDepth();
-    return packs ? &*recorder_ : nullptr;
+    return packs ? &recorder_ : nullptr;
   }
 
   bool inRegion() const {
@@ -172,24 +171,23 @@ class ThreadRegions {
     }
     if (!frames_.empty()) {
       activate();
-    } else if (recorder_) {
+    } else if (recorder_.graph()) {
       setCurrentInterceptor(nullptr);
-      recorder_->close();
-      recorder_.reset();
+      recorder_.close();
       liveCounts().regions.fetch_sub(1, std::memory_order_relaxed);
     }
   }
 
   void activate() {
     Frame& frame = frames_.back();
-    recorder_->enter(&frame.policy, regionOf_.back(), &frame.counters);
-    setCurrentInterceptor(&*recorder_);
+    recorder_.enter(&frame.policy, regionOf_.back(), &frame.counters);
+    setCurrentInterceptor(&recorder_);
   }
 
-  std::deque<Frame> frames_;          // innermost last; a deque keeps addresses valid
-  std::vector<uint16_t> regionOf_;    // each frame's index in Graph::names
-  std::optional<Recorder> recorder_;  // of the outermost region
-  std::vector<at::Tensor> opaque_;    // being written unseen by this thread
+  std::deque<Frame> frames_;        // innermost last; a deque keeps addresses valid
+  std::vector<uint16_t> regionOf_;  // each frame's index in Graph::names
+  Recorder recorder_;               // of the outermost region; has a graph while one is open
+  std::vector<at::Tensor> opaque_;  // being written unseen by this thread
 };
 
 ThreadRegions& threadRegions() {
