@@ -1,7 +1,6 @@
 #include "graph/recipe.h"
 
-#include <new>
-
+#include "graph/arena.h"
 #include "graph/kernel_state.h"
 #include "graph/random_state.h"
 #include "report/live_counts.h"
@@ -37,15 +36,15 @@ void drop(c10::intrusive_ptr<Value>&& value) {
 }  // namespace
 
 void* Recipe::operator new(size_t size, size_t extra, Extra) {
-  return ::operator new(size + extra);
+  return arenaAllocate(size + extra);
 }
 
 void Recipe::operator delete(void* block, size_t, Extra) {
-  ::operator delete(block);
+  arenaFree(block);
 }
 
 void Recipe::operator delete(void* block) {
-  ::operator delete(block);
+  arenaFree(block);
 }
 
 c10::intrusive_ptr<Recipe> Recipe::make(
@@ -65,11 +64,11 @@ Recipe::Recipe(const OpTraits& traits, uint32_t arguments_, uint32_t inputs_)
   shapes = reinterpret_cast<int64_t*>(inputs + inputCount);
   std::uninitialized_default_construct_n(arguments, argumentCount);
   std::uninitialized_default_construct_n(inputs, inputCount);
-  liveCounts().recipes.fetch_add(1, std::memory_order_relaxed);
+  count(liveCounts().recipes, 1);
 }
 
 Recipe::~Recipe() {
-  liveCounts().recipes.fetch_sub(1, std::memory_order_relaxed);
+  count(liveCounts().recipes, -1);
   for (uint32_t i = 0; i < inputCount; ++i) {
     drop(std::move(inputs[i].value));
   }

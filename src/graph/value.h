@@ -10,6 +10,8 @@
 #include <memory>
 #include <vector>
 
+#include "graph/arena.h"
+
 namespace ebb {
 
 struct Recipe;
@@ -37,7 +39,7 @@ struct CounterStamp {
 //   4. neither: a leaf that nothing has needed so far.
 // Once materialised a value stays in state 2 until nothing refers to it, so each op is replayed at
 // most once.
-struct Value final : c10::intrusive_ptr_target {
+struct Value final : c10::intrusive_ptr_target, InArena {
   Value();
   ~Value() override;
 

@@ -5,7 +5,7 @@
 namespace ebb {
 
 Handle::Handle(Recorder& recorder) : recorder_(&recorder) {
-  liveCounts().handles.fetch_add(1, std::memory_order_relaxed);
+  count(liveCounts().handles, 1);
 }
 
 Handle::Handle(const Handle& other)
@@ -14,11 +14,11 @@ Handle::Handle(const Handle& other)
       saved_(other.saved_),
       counter_(other.counter_),
       version_(other.version_) {
-  liveCounts().handles.fetch_add(1, std::memory_order_relaxed);
+  count(liveCounts().handles, 1);
 }
 
 Handle::~Handle() {
-  liveCounts().handles.fetch_sub(1, std::memory_order_relaxed);
+  count(liveCounts().handles, -1);
 }
 
 void Handle::call_pack_hook(const at::Tensor& tensor) {

@@ -8,7 +8,7 @@
 
 namespace ebb {
 
-class EBB_API Handle final : public torch::autograd::SavedVariableHooks {
+class EBB_API Handle final : public torch::autograd::SavedVariableHooks, public InArena {
  public:
   explicit Handle(Recorder& recorder);
   // Another handle on the same saved tensor; unpacks to the same.

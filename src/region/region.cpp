@@ -72,7 +72,7 @@ class ThreadRegions {
     installEngine();
     if (frames_.empty()) {
       ledgerRegionEntered();
-      liveCounts().regions.fetch_add(1, std::memory_order_relaxed);
+      count(liveCounts().regions, 1);
       auto graph = c10::make_intrusive<Graph>();
       graph->verify = verifyMode();
       recorder_.open(std::move(graph));
@@ -174,7 +174,7 @@ class ThreadRegions {
     } else if (recorder_.graph()) {
       setCurrentInterceptor(nullptr);
       recorder_.close();
-      liveCounts().regions.fetch_sub(1, std::memory_order_relaxed);
+      count(liveCounts().regions, -1);
     }
   }
 

@@ -30,11 +30,6 @@ RegionCounters& RegionCounters::operator+=(const RegionCounters& other) {
   return *this;
 }
 
-LiveCounts& liveCounts() {
-  static auto* counts = new LiveCounts;
-  return *counts;
-}
-
 void ledgerRegionEntered() {
   Books& shared = books();
   if (!shared.backwardSeen.load(std::memory_order_relaxed)) {
@@ -75,9 +70,9 @@ Stats stats() {
     std::lock_guard<std::mutex> lock(shared.mutex);
     now = shared.step;
   }
-  now.liveRecipes = liveCounts().recipes.load();
-  now.liveHandles = liveCounts().handles.load();
-  now.openRegions = liveCounts().regions.load();
+  now.liveRecipes = liveTotal(&LiveCounts::recipes);
+  now.liveHandles = liveTotal(&LiveCounts::handles);
+  now.openRegions = liveTotal(&LiveCounts::regions);
   return now;
 }
 

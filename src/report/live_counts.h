@@ -6,12 +6,24 @@
 
 namespace ebb {
 
+// Note [Live counts]
+// Objects are counted in the thread that makes or destroys them: a share is written by its thread
+// alone, so counting is no atomic read-modify-write, of which each op would need four. Shares may
+// be negative; their sum is what exists.
 struct LiveCounts {
   std::atomic<int64_t> recipes{0};
   std::atomic<int64_t> handles{0};
-  std::atomic<int64_t> regions{0};  // open outermost regions, on all threads
+  std::atomic<int64_t> regions{0};  // open outermost regions
 };
 
+// This thread's share.
 LiveCounts& liveCounts();
+
+inline void count(std::atomic<int64_t>& share, int64_t change) {
+  share.store(share.load(std::memory_order_relaxed) + change, std::memory_order_relaxed);
+}
+
+// The sum over all threads of one of the counts.
+int64_t liveTotal(std::atomic<int64_t> LiveCounts::* which);
 
 }  // namespace ebb

@@ -1,0 +1,61 @@
+#include "report/live_counts.h"
+
+#include <deque>
+#include <mutex>
+#include <vector>
+
+namespace ebb {
+namespace {
+
+struct Shares {
+  std::mutex mutex;
+  std::deque<LiveCounts> all;          // never shrinks: a thread that ends leaves its counts
+  std::vector<LiveCounts*> ownerless;  // of threads that have ended; the next ones go on with them
+};
+
+Shares& shares() {
+  static auto* instance = new Shares;
+  return *instance;
+}
+
+// Initial-exec: found without a call. A pointer fits in any process's static TLS.
+[[gnu::tls_model("initial-exec")]] constinit thread_local LiveCounts* tlsShare = nullptr;
+
+struct LeaveAtThreadExit {
+  ~LeaveAtThreadExit() {
+    std::lock_guard<std::mutex> lock(shares().mutex);
+    shares().ownerless.push_back(tlsShare);
+    tlsShare = nullptr;
+  }
+};
+
+[[gnu::noinline]] LiveCounts& takeShare() {
+  {
+    std::lock_guard<std::mutex> lock(shares().mutex);
+    if (shares().ownerless.empty()) {
+      tlsShare = &shares().all.emplace_back();
+    } else {
+      tlsShare = shares().ownerless.back();
+      shares().ownerless.pop_back();
+    }
+  }
+  thread_local LeaveAtThreadExit atThreadExit;
+  return *tlsShare;
+}
+
+}  // namespace
+
+LiveCounts& liveCounts() {
+  return tlsShare != nullptr ? *tlsShare : takeShare();
+}
+
+int64_t liveTotal(std::atomic<int64_t> LiveCounts::* which) {
+  std::lock_guard<std::mutex> lock(shares().mutex);
+  int64_t total = 0;
+  for (const LiveCounts& share : shares().all) {
+    total += (share.*which).load(std::memory_order_relaxed);
+  }
+  return total;
+}
+
+}  // namespace ebb
