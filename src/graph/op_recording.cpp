@@ -39,9 +39,8 @@ bool coversStorage(const at::Tensor& tensor) {
 
 }  // namespace
 
-OpRecording::OpRecording(
-    Recorder& recorder, const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack)
-    : recorder_(recorder), op_(op), below_(below), stack_(stack), lock_(recorder.graph_->mutex) {
+OpRecording::OpRecording(Recorder& recorder, Call& call)
+    : recorder_(recorder), call_(call), op_(call.op), lock_(recorder.graph_->mutex) {
 }
 
 void OpRecording::run() {
@@ -136,12 +135,12 @@ bool OpRecording::writesCanBeReplayed() const {
 void OpRecording::makeRecipe() {
   Graph& graph = *recorder_.graph_;
   recipe_ = Recipe::make(op_, op_.argumentCount, inputCount_, shapeCount_);
-  recipe_->keys = below_;
+  recipe_->keys = call_.below;
   recipe_->sequence = ++graph.lastSequence;
   recipe_->region = recorder_.region_;
   recipe_->gradMode = c10::GradMode::is_enabled();
   recipe_->state = &graph.kernelStates.current();
-  recipe_->precision = float32Precision(op_.precision, below_);
+  recipe_->precision = float32Precision(op_.precision, call_.below);
   for (size_t i = 0; i < op_.argumentCount; ++i) {
     if (op_.types[i] == ArgType::Other) {
       // TorchScript passes its own lists, which the script may change later.
@@ -216,12 +215,11 @@ void OpRecording::prepareWrites() {
 }
 
 void OpRecording::runKernel() {
-  firstOutput_ = stack_->size() - op_.argumentCount;
   std::unique_ptr<RandomState> drawn;
   lock_.unlock();
   try {
-    RandomScope random(op_, below_, stack_->data() + firstOutput_, recipe_.defined());
-    op_.op.redispatchBoxed(below_, stack_);
+    RandomScope random(op_, call_.below, call_.arguments, recipe_.defined());
+    results_ = call_.run();
     drawn = random.finish();
   } catch (...) {
     // The kernel may have written a part: nothing is known about these storages any more.
@@ -243,10 +241,10 @@ void OpRecording::runKernel() {
 
 // See Note [Threads that draw outside of regions]
 uint64_t OpRecording::fingerprintOfResult() const {
-  if (op_.returnCount == 0 || !(*stack_)[firstOutput_].isTensor()) {
+  if (op_.returnCount == 0 || !results_[0].isTensor()) {
     return 0;
   }
-  const at::Tensor& result = (*stack_)[firstOutput_].toTensor();
+  const at::Tensor& result = results_[0].toTensor();
   const bool whole = result.defined() && isRecordable(result) && coversStorage(result);
   return whole ? fingerprint(result.storage()) : 0;
 }
@@ -293,12 +291,11 @@ void OpRecording::recordWrites() {
 }
 
 void OpRecording::recordOutputs() {
-  forEachTensor(
-      stack_->data() + firstOutput_, op_.results, [&](const at::Tensor& x, size_t i, int32_t e) {
-        if (x.defined() && isRecordable(x)) {
-          recordOutput(x, i, e);
-        }
-      });
+  forEachTensor(results_, op_.results, [&](const at::Tensor& x, size_t i, int32_t e) {
+    if (x.defined() && isRecordable(x)) {
+      recordOutput(x, i, e);
+    }
+  });
 }
 
 void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t element) {
@@ -349,10 +346,9 @@ bool OpRecording::onlyResultsHold(const at::Tensor& tensor) const {
            (owners == 2 && tensor.unsafeGetTensorImpl()->pyobj_slot()->has_unique_reference());
   }
   size_t results = 0;
-  forEachTensor(
-      stack_->data() + firstOutput_, op_.results, [&](const at::Tensor& x, size_t, int32_t) {
-        results += x.defined() && x.has_storage() && x.storage().is_alias_of(tensor.storage());
-      });
+  forEachTensor(results_, op_.results, [&](const at::Tensor& x, size_t, int32_t) {
+    results += x.defined() && x.has_storage() && x.storage().is_alias_of(tensor.storage());
+  });
   return holders == results;
 }
 

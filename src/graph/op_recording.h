@@ -10,8 +10,7 @@ namespace ebb {
 
 class OpRecording {
  public:
-  OpRecording(
-      Recorder& recorder, const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
+  OpRecording(Recorder& recorder, Call& call);
 
   void run();
 
@@ -28,7 +27,7 @@ class OpRecording {
   };
 
   const c10::IValue* arguments() const {
-    return stack_->data() + stack_->size() - op_.argumentCount;
+    return call_.arguments;
   }
   ArgUse useOf(size_t argument) const {
     return op_.useOf(argument, training_);
@@ -50,18 +49,17 @@ class OpRecording {
   bool onlyResultsHold(const at::Tensor& tensor) const;
 
   Recorder& recorder_;
-  const OpTraits& op_;
-  c10::DispatchKeySet below_;
-  torch::jit::Stack* stack_;
+  Call& call_;
+  const OpTraits& op_;                           // of call_
   std::unique_lock<std::recursive_mutex> lock_;  // see Note [One lock per graph]
   Verdict verdict_;                              // what the policy says about this op
   bool training_ = true;                         // the value of OpTraits::trainingArgument
   bool recordable_ = true;                       // every tensor argument can be held by a recipe
   bool readsOpaque_ = false;                     // see Note [Opaque writes]
   bool offCpu_ = false;                          // some tensor argument is on a device
-  uint32_t inputCount_ = 0;  // tensor arguments, list elements counted one by one
-  uint32_t shapeCount_ = 0;  // their sizes and strides
-  size_t firstOutput_ = 0;   // results start here on the stack
+  uint32_t inputCount_ = 0;               // tensor arguments, list elements counted one by one
+  uint32_t shapeCount_ = 0;               // their sizes and strides
+  const c10::IValue* results_ = nullptr;  // once the op ran
   c10::SmallVector<c10::StorageImpl*, 8> storages_;      // of the arguments: results may alias them
   c10::SmallVector<const c10::TensorImpl*, 8> tensors_;  // the recipe's inputs, to compare
   c10::SmallVector<Write, 1> writes_;                    // one per written storage

@@ -23,17 +23,17 @@ void Recorder::enter(Decider* decider, uint16_t region, RegionCounters* counters
   counters_ = counters;
 }
 
-void Recorder::call(const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack) {
+void Recorder::call(Call& call) {
   ++counters_->opsSeen;
-  switch (op.kind) {
+  switch (call.op.kind) {
     case OpKind::PassThrough:
-      op.op.redispatchBoxed(below, stack);
+      call.run();
       return;
     case OpKind::InplaceView:
-      callInplaceView(op, below, stack);
+      callInplaceView(call);
       return;
     case OpKind::Recorded:
-      OpRecording(*this, op, below, stack).run();
+      OpRecording(*this, call).run();
       return;
   }
 }
@@ -41,9 +41,8 @@ void Recorder::call(const OpTraits& op, c10::DispatchKeySet below, torch::jit::S
 // Note [In-place views]
 // t_, set_ and the like change what a tensor shows, not what a storage holds. resize_ does neither
 // to a storage that is large enough; else the storage gets other memory, with the old bytes first.
-void Recorder::callInplaceView(
-    const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack) {
-  const at::Tensor tensor = (*stack)[stack->size() - op.argumentCount].toTensor();
+void Recorder::callInplaceView(Call& call) {
+  const at::Tensor tensor = call.arguments[0].toTensor();
   c10::intrusive_ptr<Value> before;
   c10::Storage storage;
   if (tensor.defined() && isRecordable(tensor)) {
@@ -54,7 +53,7 @@ void Recorder::callInplaceView(
       before = currentValue(tensor);
     }
   }
-  op.op.redispatchBoxed(below, stack);
+  call.run();
   if (before) {
     std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
     if (storage.nbytes() == before->nbytes) {

@@ -28,7 +28,7 @@ class Recorder final : public Interceptor {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  void call(const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack) override;
+  void call(Call& call) override;
 
   // Called when autograd packs `tensor`, or a wrapper of which it is a part: decides whether its
   // bytes are kept or can be made again.
@@ -75,7 +75,7 @@ class Recorder final : public Interceptor {
   static bool ownsItsBytes(const Value& value);
   void closeValue(const c10::intrusive_ptr<Value>& held);
   static bool mustOutliveNextWrite(const c10::intrusive_ptr<Value>& value);
-  void callInplaceView(const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
+  void callInplaceView(Call& call);
 
   c10::intrusive_ptr<Graph> graph_;     // shared with the handles; null between regions
   Decider* decider_ = nullptr;          // of the innermost region

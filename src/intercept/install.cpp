@@ -13,23 +13,27 @@
 #include "intercept/interceptor.h"
 #include "intercept/key.h"
 #include "intercept/op_traits.h"
+#include "intercept/unboxed.h"
 
 namespace ebb {
 namespace {
 
-// Initial-exec: found without a call, for every op. A pointer fits in any process's static TLS.
-[[gnu::tls_model("initial-exec")]] constinit thread_local Interceptor* tlsInterceptor = nullptr;
-
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   ExcludeInterception guard;
   const c10::DispatchKeySet below = keysBelowInterception(keys);
-  Interceptor* interceptor = tlsInterceptor;
-  // Meta tensors come from a compile that happens inside a region; they have no bytes to record.
-  if (interceptor == nullptr || keys.has_backend(c10::BackendComponent::MetaBit)) {
+  Interceptor* interceptor = interceptorFor(keys);
+  if (interceptor == nullptr) {
     op.redispatchBoxed(below, stack);
     return;
   }
-  interceptor->call(opTraits(op), below, stack);
+  const OpTraits& traits = opTraits(op);
+  const size_t first = stack->size() - traits.argumentCount;
+  auto run = [&]() -> const c10::IValue* {
+    op.redispatchBoxed(below, stack);
+    return stack->data() + first;
+  };
+  Call call{traits, below, stack->data() + first, run};
+  interceptor->call(call);
 }
 
 c10::KernelFunction interceptKernel() {
@@ -69,6 +73,9 @@ std::optional<c10::KernelFunction> ownKernel(const c10::OperatorHandle& op) {
   }
   if (passesThrough(op)) {
     return c10::KernelFunction::makeFallthrough();
+  }
+  if (auto unboxed = unboxedKernel(op.operator_name())) {
+    return unboxed;  // see Note [Unboxed kernels]
   }
   if (op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
       op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional) ||
@@ -179,9 +186,7 @@ class Installation final {
 
 }  // namespace
 
-Interceptor* currentInterceptor() {
-  return tlsInterceptor;
-}
+constinit thread_local Interceptor* tlsInterceptor = nullptr;
 
 void setCurrentInterceptor(Interceptor* interceptor) {
   tlsInterceptor = interceptor;

@@ -1,29 +1,44 @@
-// Where an intercepted op goes. A region puts its interceptor on the thread; the boxed function in
-// install.cpp calls it for every op that reaches the interception key.
+// Where an intercepted op goes. A region puts its interceptor on the thread; the kernels in
+// install.cpp and unboxed.cpp call it for every op that reaches the interception key.
 #pragma once
 
-#include <ATen/core/stack.h>
+#include <ATen/core/ivalue.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/util/FunctionRef.h>
 
 namespace ebb {
 
 struct OpTraits;
 
+// One intercepted call. Called without the GIL, with the interception key excluded.
+struct Call {
+  const OpTraits& op;
+  c10::DispatchKeySet below;  // the kernels that will run
+  c10::IValue* arguments;     // valid until `run`; a generator may be replaced
+  // Runs the op; gives its results, valid as long as this call.
+  c10::function_ref<const c10::IValue*()> run;
+};
+
 class Interceptor {
  public:
-  // Runs `op` with the arguments on `stack`, leaving its results there, through the kernels of
-  // `below`. Called without the GIL, with the interception key excluded.
-  virtual void call(const OpTraits& op, c10::DispatchKeySet below, torch::jit::Stack* stack) = 0;
+  // Must run the call once, or throw.
+  virtual void call(Call& call) = 0;
 
  protected:
   ~Interceptor() = default;
 };
 
-// This thread's interceptor; null outside any region.
-Interceptor* currentInterceptor();
+// Initial-exec: found without a call, for every op. A pointer fits in any process's static TLS.
+[[gnu::tls_model("initial-exec")]] extern constinit thread_local Interceptor* tlsInterceptor;
 
 // Puts an interceptor on the thread, or takes it off again (null). The dispatch key is included in
 // the thread's set exactly while there is one.
 void setCurrentInterceptor(Interceptor* interceptor);
+
+// The interceptor to call for an op with these keys; null if none is to see it.
+inline Interceptor* interceptorFor(c10::DispatchKeySet keys) {
+  // Meta tensors come from a compile that happens inside a region; they have no bytes to record.
+  return keys.has_backend(c10::BackendComponent::MetaBit) ? nullptr : tlsInterceptor;
+}
 
 }  // namespace ebb

@@ -1,0 +1,248 @@
+#include "intercept/unboxed.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_log_softmax_ops.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention_ops.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_ops.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_ops.h>
+#include <ATen/ops/_softmax_ops.h>
+#include <ATen/ops/_to_copy_ops.h>
+#include <ATen/ops/abs_ops.h>
+#include <ATen/ops/add_ops.h>
+#include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/baddbmm_ops.h>
+#include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/clamp_ops.h>
+#include <ATen/ops/clone_ops.h>
+#include <ATen/ops/convolution_ops.h>
+#include <ATen/ops/copy_ops.h>
+#include <ATen/ops/cos_ops.h>
+#include <ATen/ops/div_ops.h>
+#include <ATen/ops/embedding_ops.h>
+#include <ATen/ops/eq_ops.h>
+#include <ATen/ops/exp_ops.h>
+#include <ATen/ops/gather_ops.h>
+#include <ATen/ops/gelu_ops.h>
+#include <ATen/ops/gt_ops.h>
+#include <ATen/ops/index_select_ops.h>
+#include <ATen/ops/leaky_relu_ops.h>
+#include <ATen/ops/log_ops.h>
+#include <ATen/ops/lt_ops.h>
+#include <ATen/ops/masked_fill_ops.h>
+#include <ATen/ops/maximum_ops.h>
+#include <ATen/ops/mean_ops.h>
+#include <ATen/ops/mm_ops.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/native_layer_norm_ops.h>
+#include <ATen/ops/ne_ops.h>
+#include <ATen/ops/neg_ops.h>
+#include <ATen/ops/pow_ops.h>
+#include <ATen/ops/relu_ops.h>
+#include <ATen/ops/rsqrt_ops.h>
+#include <ATen/ops/sigmoid_ops.h>
+#include <ATen/ops/silu_ops.h>
+#include <ATen/ops/sin_ops.h>
+#include <ATen/ops/sqrt_ops.h>
+#include <ATen/ops/sub_ops.h>
+#include <ATen/ops/sum_ops.h>
+#include <ATen/ops/tanh_ops.h>
+#include <ATen/ops/where_ops.h>
+
+#include <array>
+#include <tuple>
+#include <unordered_map>
+
+#include "intercept/interceptor.h"
+#include "intercept/key.h"
+#include "intercept/op_traits.h"
+
+namespace ebb {
+namespace {
+
+using TensorBorrow = c10::MaybeOwnedTraits<at::Tensor>;
+
+// IValues that show tensors without owning them.
+template <size_t n>
+class Borrowed {
+ public:
+  Borrowed() = default;
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
+  ~Borrowed() {
+    for (size_t i = 0; i < count_; ++i) {
+      if (values_[i].isTensor()) {
+        at::Tensor borrow = std::move(values_[i]).toTensor();
+        TensorBorrow::destroyBorrow(borrow);
+      }
+    }
+  }
+
+  void push(const at::Tensor& tensor) {
+    values_[count_++] = TensorBorrow::createBorrow(tensor);
+  }
+  void push(const std::optional<at::Tensor>& tensor) {
+    if (tensor) {
+      push(*tensor);
+    } else {
+      ++count_;
+    }
+  }
+  template <class T>
+  void push(const T& value) {
+    values_[count_++] = c10::IValue(value);
+  }
+
+  c10::IValue* data() {
+    return values_.data();
+  }
+
+ private:
+  std::array<c10::IValue, n> values_;  // None until pushed
+  size_t count_ = 0;
+};
+
+// Shows an op's result, a tensor or several.
+template <class Result>
+struct ResultView {
+  Borrowed<1> values;
+  void show(const at::Tensor& result) {
+    values.push(result);
+  }
+};
+
+template <class... Tensors>
+struct ResultView<std::tuple<Tensors...>> {
+  Borrowed<sizeof...(Tensors)> values;
+  void show(const std::tuple<Tensors...>& results) {
+    std::apply([this](const auto&... tensors) { (values.push(tensors), ...); }, results);
+  }
+};
+
+template <class Op, class Signature = typename Op::schema>
+struct Unboxed;
+
+template <class Op, class Result, class... Arguments>
+struct Unboxed<Op, Result(Arguments...)> {
+  static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
+    ExcludeInterception guard;
+    const c10::DispatchKeySet below = keysBelowInterception(keys);
+    Interceptor* interceptor = interceptorFor(keys);
+    if (interceptor == nullptr) {
+      return Op::redispatch(below, std::forward<Arguments>(arguments)...);
+    }
+    static const OpTraits& traits =
+        opTraits(c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name));
+    if constexpr (std::is_reference_v<Result>) {
+      std::remove_reference_t<Result>* result = nullptr;
+      intercept(*interceptor, traits, below, arguments..., [&]() -> const at::Tensor& {
+        result = &Op::redispatch(below, std::forward<Arguments>(arguments)...);
+        return *result;
+      });
+      return *result;
+    } else {
+      std::optional<Result> result;
+      intercept(*interceptor, traits, below, arguments..., [&]() -> const Result& {
+        return result.emplace(Op::redispatch(below, std::forward<Arguments>(arguments)...));
+      });
+      return std::move(*result);
+    }
+  }
+
+  template <class Run>
+  static void intercept(
+      Interceptor& interceptor,
+      const OpTraits& traits,
+      c10::DispatchKeySet below,
+      const std::remove_reference_t<Arguments>&... arguments,
+      Run&& run) {
+    Borrowed<sizeof...(Arguments)> shown;
+    (shown.push(arguments), ...);
+    ResultView<std::remove_reference_t<Result>> results;
+    auto runAndShow = [&]() -> const c10::IValue* {
+      results.show(run());
+      return results.values.data();
+    };
+    Call call{traits, below, shown.data(), runAndShow};
+    interceptor.call(call);
+  }
+
+  static c10::KernelFunction kernel() {
+    return c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(&run));
+  }
+};
+
+using Kernels = std::unordered_map<c10::OperatorName, c10::KernelFunction (*)()>;
+
+template <class... Ops>
+Kernels kernelsOf() {
+  return {{c10::OperatorName(Ops::name, Ops::overload_name), &Unboxed<Ops>::kernel}...};
+}
+
+// No operator here takes a Generator: the recorder replaces that argument, which only the boxed
+// function passes on.
+const Kernels& kernels() {
+  namespace ops = at::_ops;
+  static const auto* all = new Kernels(
+      kernelsOf<
+          ops::_log_softmax,
+          ops::_scaled_dot_product_efficient_attention,
+          ops::_scaled_dot_product_flash_attention,
+          ops::_scaled_dot_product_flash_attention_for_cpu,
+          ops::_softmax,
+          ops::_to_copy,
+          ops::abs,
+          ops::add_Tensor,
+          ops::add__Tensor,
+          ops::addmm,
+          ops::baddbmm,
+          ops::bmm,
+          ops::clamp,
+          ops::clone,
+          ops::convolution,
+          ops::copy_,
+          ops::cos,
+          ops::div_Tensor,
+          ops::embedding,
+          ops::eq_Scalar,
+          ops::exp,
+          ops::gather,
+          ops::gelu,
+          ops::gt_Scalar,
+          ops::index_select,
+          ops::leaky_relu,
+          ops::log,
+          ops::lt_Scalar,
+          ops::masked_fill_Scalar,
+          ops::maximum,
+          ops::mean,
+          ops::mean_dim,
+          ops::mm,
+          ops::mul_Tensor,
+          ops::mul__Tensor,
+          ops::native_layer_norm,
+          ops::ne_Scalar,
+          ops::neg,
+          ops::pow_Tensor_Scalar,
+          ops::relu,
+          ops::relu_,
+          ops::rsqrt,
+          ops::sigmoid,
+          ops::silu,
+          ops::sin,
+          ops::sqrt,
+          ops::sub_Tensor,
+          ops::sum,
+          ops::sum_dim_IntList,
+          ops::tanh,
+          ops::where_self>());
+  return *all;
+}
+
+}  // namespace
+
+std::optional<c10::KernelFunction> unboxedKernel(const c10::OperatorName& name) {
+  const auto found = kernels().find(name);
+  return found == kernels().end() ? std::nullopt : std::optional(found->second());
+}
+
+}  // namespace ebb
