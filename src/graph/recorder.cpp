@@ -10,10 +10,17 @@
 #include "graph/witness.h"
 
 namespace ebb {
+namespace {
+
+// See Note [When dead values are looked for]
+constexpr size_t kSweepEntries = 512;
+constexpr size_t kSweepBytes = size_t{16} << 20;
+
+}  // namespace
 
 void Recorder::open(c10::intrusive_ptr<Graph> graph) {
   graph_ = std::move(graph);
-  sweepAt_ = 64;
+  sweepAt_ = kSweepEntries;
   keptBytes_ = 0;
 }
 
@@ -49,7 +56,7 @@ void Recorder::callInplaceView(Call& call) {
     std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
     settle();
     storage = tensor.storage();
-    if (values_.find(storage.unsafeGetStorageImpl()) != values_.end()) {
+    if (values_.find(storage.unsafeGetStorageImpl()) != nullptr) {
       before = currentValue(tensor);
     }
   }
@@ -196,10 +203,9 @@ void Recorder::keep(Value& value, const at::Tensor& tensor) {
 }
 
 void Recorder::sweep() {
-  constexpr size_t kSweepBytes = size_t{16} << 20;
   if (values_.size() >= sweepAt_ || keptBytes_ >= kSweepBytes) {
     dropUnused();
-    sweepAt_ = std::max<size_t>(64, 2 * values_.size());
+    sweepAt_ = std::max(kSweepEntries, 2 * values_.size());
     keptBytes_ = 0;
   }
 }
@@ -215,18 +221,18 @@ bool Recorder::ownsItsBytes(const Value& value) {
 void Recorder::dropUnused() {
   std::vector<std::pair<uint64_t, c10::StorageImpl*>> latestFirst;
   latestFirst.reserve(values_.size());
-  for (const auto& [storage, value] : values_) {
-    latestFirst.emplace_back(value->recipe ? value->recipe->sequence : 0, storage);
-    if (ownsItsBytes(*value)) {
-      value->recipe.reset();
+  values_.forEach([&](const ValueMap::Entry& entry) {
+    Value& value = *entry.value;
+    latestFirst.emplace_back(value.recipe ? value.recipe->sequence : 0, entry.storage);
+    if (ownsItsBytes(value)) {
+      value.recipe.reset();
     }
-  }
+  });
   std::sort(latestFirst.begin(), latestFirst.end(), std::greater<>());
   for (const auto& [sequence, storage] : latestFirst) {
-    const auto entry = values_.find(storage);
-    const Value& value = *entry->second;
-    if (entry->second.use_count() == 1 && (ownsItsBytes(value) || value.home.expired())) {
-      values_.erase(entry);
+    const auto& value = *values_.find(storage);
+    if (value.use_count() == 1 && (ownsItsBytes(*value) || value->home.expired())) {
+      values_.erase(storage);
     }
   }
 }
@@ -292,7 +298,7 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   }
   std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
   settle();
-  if (values_.find(tensor.storage().unsafeGetStorageImpl()) == values_.end()) {
+  if (values_.find(tensor.storage().unsafeGetStorageImpl()) == nullptr) {
     return {};
   }
   const auto& value = currentValue(tensor);
@@ -327,20 +333,13 @@ bool Recorder::mustOutliveNextWrite(const c10::intrusive_ptr<Value>& value) {
 
 void Recorder::close() {
   const auto forget = c10::make_scope_exit([this] {
-    // Regions come again and again: the map keeps its table, unless one was unusually long.
-    constexpr size_t kKeptBuckets = 512;
-    if (values_.bucket_count() > kKeptBuckets) {
-      Map().swap(values_);
-    }
     values_.clear();
     unsettled_.clear();
     graph_.reset();
   });
   std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
   settle();
-  for (auto& entry : values_) {
-    closeValue(entry.second);
-  }
+  values_.forEach([this](const ValueMap::Entry& entry) { closeValue(entry.value); });
 }
 
 void Recorder::closeValue(const c10::intrusive_ptr<Value>& held) {
