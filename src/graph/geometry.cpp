@@ -79,8 +79,9 @@ at::Tensor viewOf(
   return tensor;
 }
 
-Geometry::Geometry(const at::Tensor& tensor)
-    : flags_(geometryFlags(tensor)), offset_(tensor.storage_offset()) {
+void Geometry::take(const at::Tensor& tensor) {
+  flags_ = geometryFlags(tensor);
+  offset_ = tensor.storage_offset();
   const auto sizes = tensor.sizes();
   const auto strides = tensor.strides();
   shape_.append(sizes.begin(), sizes.end());

@@ -36,7 +36,7 @@ at::Tensor viewOf(
 class Geometry {
  public:
   Geometry() = default;
-  explicit Geometry(const at::Tensor& tensor);
+  void take(const at::Tensor& tensor);
 
   at::Tensor viewOf(const c10::Storage& storage) const;
 

@@ -61,9 +61,22 @@ void OpRecording::run() {
   }
   prepareWrites();
   runKernel();
-  recordWrites();
+  // Results are new to everybody else, so a lock is needed again only for what was written.
+  if (!writes_.empty() || recorder_.graph_->verify != VerifyMode::Off) {
+    lockAgain();
+    recordWrites();
+  }
   recordOutputs();
-  recorder_.sweep();
+  if (recorder_.needsSweep()) {
+    lockAgain();
+    recorder_.sweep();
+  }
+}
+
+void OpRecording::lockAgain() {
+  if (!lock_.owns_lock()) {
+    lock_.lock();
+  }
 }
 
 // Note [Operators from elsewhere]
@@ -215,27 +228,33 @@ void OpRecording::prepareWrites() {
 }
 
 void OpRecording::runKernel() {
-  std::unique_ptr<RandomState> drawn;
   lock_.unlock();
   try {
-    RandomScope random(op_, call_.below, call_.arguments, recipe_.defined());
-    results_ = call_.run();
-    drawn = random.finish();
+    if (mayDraw(op_, call_.arguments)) {
+      runRandomKernel();
+    } else {
+      results_ = call_.run();
+    }
   } catch (...) {
     // The kernel may have written a part: nothing is known about these storages any more.
-    lock_.lock();
     for (const Write& write : writes_) {
       recorder_.values_.erase(write.storage);
     }
     throw;
   }
-  lock_.lock();
+  recorder_.counters_->opsRecorded += recipe_.defined();
+}
+
+// Apart, since the scope is large and would push the kernel's frames to colder parts of the stack.
+[[gnu::noinline]] void OpRecording::runRandomKernel() {
+  RandomScope random(op_, call_.below, call_.arguments, recipe_.defined());
+  results_ = call_.run();
+  auto drawn = random.finish();
   if (recipe_) {
     if (drawn && op_.generatorArgument < 0) {
       drawn->fingerprint = fingerprintOfResult();
     }
     recipe_->random = std::move(drawn);
-    ++recorder_.counters_->opsRecorded;
   }
 }
 
@@ -329,6 +348,7 @@ void OpRecording::learnAlias(const at::Tensor& tensor) {
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
   const auto* value = recorder_.values_.find(tensor.storage().unsafeGetStorageImpl());
   if (value != nullptr && counter.enabled() && !(*value)->knows(counter)) {
+    lockAgain();
     (*value)->learn(counter);
   }
 }

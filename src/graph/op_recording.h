@@ -40,7 +40,9 @@ class OpRecording {
   void makeRecipe();
   void addInput(Input& input, const at::Tensor& tensor, uint32_t& shapeUsed);
   void prepareWrites();
+  void lockAgain();
   void runKernel();
+  void runRandomKernel();
   uint64_t fingerprintOfResult() const;
   void recordWrites();
   void recordOutputs();

@@ -118,10 +118,9 @@ uint64_t digestOf(const at::Generator& generator) {
   return c10::get_hash(parts[0], parts[1], parts[2], parts[3], parts[4], parts[5]);
 }
 
-bool mayDraw(const OpTraits& op, const c10::IValue* arguments) {
-  if (!op.random && !op.untrusted) {
-    return false;
-  }
+}  // namespace
+
+bool mayDrawWith(const OpTraits& op, const c10::IValue* arguments) {
   if (op.dropoutArgument >= 0) {
     const c10::IValue& probability = arguments[op.dropoutArgument];
     return !(probability.isDouble() && probability.toDouble() == 0.0);
@@ -129,11 +128,9 @@ bool mayDraw(const OpTraits& op, const c10::IValue* arguments) {
   return true;
 }
 
-}  // namespace
-
 RandomScope::RandomScope(
     const OpTraits& op, c10::DispatchKeySet keys, c10::IValue* arguments, bool recorded) {
-  if (!mayDraw(op, arguments) || (op.untrusted && !recorded)) {
+  if (op.untrusted && !recorded) {
     return;
   }
   const bool takesGenerator = op.generatorArgument >= 0;

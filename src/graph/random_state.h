@@ -38,11 +38,17 @@ struct RandomState {
   uint64_t fingerprint = 0;      // of the op's first result, if it drew from a shared generator
 };
 
-// Takes the state before an op runs, and decides afterwards whether it was needed.
+// Whether an op may draw from a generator when it is called like this.
+bool mayDrawWith(const OpTraits& op, const c10::IValue* arguments);
+inline bool mayDraw(const OpTraits& op, const c10::IValue* arguments) {
+  return (op.random || op.untrusted) && mayDrawWith(op, arguments);
+}
+
+// Takes the state before an op runs that may draw, and decides afterwards whether it was needed.
 class RandomScope {
  public:
   // `arguments` points to the op's arguments, of which the generator may be replaced; `recorded`:
-  // the op gets a recipe, so the state is wanted. Cheap if the op cannot draw.
+  // the op gets a recipe, so the state is wanted.
   RandomScope(const OpTraits& op, c10::DispatchKeySet keys, c10::IValue* arguments, bool recorded);
 
   // After the op ran: the state to put in its recipe, null if it drew nothing.

@@ -102,7 +102,11 @@ void Recorder::storageGrew(const c10::intrusive_ptr<Value>& value, const c10::St
 // while none of them moves. On a storage that came from outside, a counter first met now is taken
 // as it is; on one that was made inside the region only if it shows that it has never written.
 c10::intrusive_ptr<Value>& Recorder::currentValue(const at::Tensor& tensor) {
-  auto& slot = values_[tensor.storage().unsafeGetStorageImpl()];
+  return current(values_[tensor.storage().unsafeGetStorageImpl()], tensor);
+}
+
+c10::intrusive_ptr<Value>& Recorder::current(
+    c10::intrusive_ptr<Value>& slot, const at::Tensor& tensor) {
   if (slot) {
     const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
     if (!counter.enabled() || !slot->counter.enabled()) {
@@ -202,12 +206,14 @@ void Recorder::keep(Value& value, const at::Tensor& tensor) {
   }
 }
 
+bool Recorder::needsSweep() const {
+  return values_.size() >= sweepAt_ || keptBytes_ >= kSweepBytes;
+}
+
 void Recorder::sweep() {
-  if (values_.size() >= sweepAt_ || keptBytes_ >= kSweepBytes) {
-    dropUnused();
-    sweepAt_ = std::max(kSweepEntries, 2 * values_.size());
-    keptBytes_ = 0;
-  }
+  dropUnused();
+  sweepAt_ = std::max(kSweepEntries, 2 * values_.size());
+  keptBytes_ = 0;
 }
 
 // Whether only the value and its handles hold its kept bytes: nobody else can write to them any
@@ -298,10 +304,11 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   }
   std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
   settle();
-  if (values_.find(tensor.storage().unsafeGetStorageImpl()) == nullptr) {
+  auto* known = values_.find(tensor.storage().unsafeGetStorageImpl());
+  if (known == nullptr) {
     return {};
   }
-  const auto& value = currentValue(tensor);
+  const auto& value = current(*known, tensor);
   Packed packed;
   if (value->recipe) {
     packed.producer = value->recipe->op.name.c_str();

@@ -61,11 +61,13 @@ class Recorder final : public Interceptor {
   };
 
   c10::intrusive_ptr<Value>& currentValue(const at::Tensor& tensor);
+  c10::intrusive_ptr<Value>& current(c10::intrusive_ptr<Value>& slot, const at::Tensor& tensor);
   void supersede(const c10::intrusive_ptr<Value>& value, size_t ownReferences);
   void settle();
   void makePrivate(Value& value);
   void storageGrew(const c10::intrusive_ptr<Value>& value, const c10::Storage& storage);
   void keep(Value& value, const at::Tensor& tensor);
+  bool needsSweep() const;
   void sweep();
   void dropUnused();
   Value& replaceByLeaf(const at::Tensor& tensor);

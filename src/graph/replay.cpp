@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -26,7 +27,9 @@ bool isWrite(ArgUse use) {
 // One recipe, run again.
 class Rerun {
  public:
-  Rerun(Graph& graph, Recipe& recipe) : graph_(graph), recipe_(recipe) {
+  // `stack` is empty, and is given for its memory.
+  Rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack)
+      : graph_(graph), recipe_(recipe), stack_(stack) {
   }
 
   void run() {
@@ -140,7 +143,6 @@ class Rerun {
   }
 
   void runKernel() {
-    KernelStateGuard state(recipe_.state);
     checkPrecision();
     c10::AutoGradMode gradMode(recipe_.gradMode);
     RandomReplay random(recipe_.op, recipe_.random.get(), stack_);
@@ -241,7 +243,7 @@ class Rerun {
 
   Graph& graph_;
   Recipe& recipe_;
-  torch::jit::Stack stack_;
+  torch::jit::Stack& stack_;
   c10::SmallVector<Buffer, 1> buffers_;  // of this run
 };
 
@@ -271,12 +273,21 @@ class Slice {
   void run() {
     RegionCounters counters;
     uint16_t region = recipes_.front()->region;
+    std::optional<KernelStateGuard> guard;
+    const KernelState* state = nullptr;
+    torch::jit::Stack stack;
     for (auto& recipe : recipes_) {
       if (recipe->region != region) {
         ledgerAdd(graph_.names[region], std::exchange(counters, {}));
         region = recipe->region;
       }
-      Rerun(graph_, *recipe).run();
+      if (recipe->state != state) {
+        guard.reset();
+        state = recipe->state;
+        guard.emplace(state);
+      }
+      Rerun(graph_, *recipe, stack).run();
+      stack.clear();
       ++counters.opsReplayed;
       recipe.reset();  // inputs that nothing else needs are freed here
     }

@@ -24,7 +24,7 @@ Handle::~Handle() {
 void Handle::call_pack_hook(const at::Tensor& tensor) {
   counter_ = tensor.unsafeGetTensorImpl()->version_counter();
   version_ = counter_.enabled() ? counter_.current_version() : 0;
-  saved_ = SavedTensor(*recorder_, tensor);
+  saved_.pack(*recorder_, tensor);
   recorder_ = nullptr;
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 
 #include "graph/recipe.h"
 #include "graph/replay.h"
@@ -35,21 +36,23 @@ struct SavedTensor::Parts {
 //   4. Everything else (parameters, inputs, other subclasses, sparse tensors): the tensor itself,
 //      as eager does, so that unpack gives the same object.
 // In the last two cases the bytes are shared with the living tensor exactly as in eager.
-SavedTensor::SavedTensor(Recorder& recorder, const at::Tensor& tensor, bool part)
-    : graph_(recorder.graph()), requiresGrad_(tensor.requires_grad()), region_(recorder.region()) {
+void SavedTensor::pack(Recorder& recorder, const at::Tensor& tensor, bool part) {
+  graph_ = recorder.graph();
+  requiresGrad_ = tensor.requires_grad();
+  region_ = recorder.region();
   Packed packed = recorder.pack(tensor, part);
   producer_ = packed.producer;
   value_ = std::move(packed.value);
   recompute_ = packed.recompute;
   if (recompute_) {
-    geometry_ = Geometry(tensor);
+    geometry_.take(tensor);
   } else if (packParts(recorder, tensor)) {
-    geometry_ = Geometry(tensor);
+    geometry_.take(tensor);
   } else if (!tensor.grad_fn()) {
     kept_ = tensor;
   } else if (isRecordable(tensor)) {
     storage_ = tensor.storage();
-    geometry_ = Geometry(tensor);
+    geometry_.take(tensor);
   } else {
     kept_ = tensor.tensor_data();
   }
@@ -96,9 +99,10 @@ bool SavedTensor::packParts(Recorder& recorder, const at::Tensor& tensor) {
   auto parts = std::make_shared<Parts>(Parts{{}, std::move(*recipe)});
   parts->inner.reserve(inner.size());
   for (const at::Tensor& part : inner) {
-    parts->inner.emplace_back(recorder, part, true);
+    SavedTensor& saved = parts->inner.emplace_back();
+    saved.pack(recorder, part, true);
     if (producer_ == nullptr) {
-      producer_ = parts->inner.back().producer_;
+      producer_ = saved.producer_;
     }
   }
   const bool recomputed =
@@ -124,19 +128,23 @@ at::Tensor SavedTensor::unpack() {
   if (kept_.defined()) {
     return unpackKept();
   }
+  WithoutGil withoutGil;
+  std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
   if (requiresGrad_) {
     return rebuild();
   }
-  WithoutGil withoutGil;
-  std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
   if (!unpacked_.defined()) {
     unpacked_ = rebuild();
   }
   return unpacked_;
 }
 
+// Under the graph's lock, without the GIL.
 at::Tensor SavedTensor::rebuild() {
-  c10::InferenceMode normal(false);  // version counters can be set on normal tensors only
+  std::optional<c10::InferenceMode> normal;
+  if (c10::InferenceMode::is_enabled()) {
+    normal.emplace(false);  // version counters can be set on normal tensors only
+  }
   if (parts_ == nullptr) {
     return geometry_.viewOf(value_ ? materialised() : storage_);
   }
@@ -153,8 +161,6 @@ at::Tensor SavedTensor::rebuild() {
 // computed. So all handles on a value give the same storage, the living one if there is one; and if
 // recipes still read the value, they get a copy from then on.
 c10::Storage SavedTensor::materialised() const {
-  WithoutGil withoutGil;
-  std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
   if (value_->redefined) {
     return value_->redefined;  // see also Note [Silent writes]
   }

@@ -15,11 +15,13 @@ namespace ebb {
 class SavedTensor {
  public:
   SavedTensor() = default;
-  SavedTensor(Recorder& recorder, const at::Tensor& tensor, bool part = false);
   SavedTensor(const SavedTensor& other);
   SavedTensor(SavedTensor&& other) noexcept = default;
   SavedTensor& operator=(SavedTensor&& other) noexcept = default;
   ~SavedTensor();
+
+  // Keeps what is needed of `tensor`, which may be a part of a wrapper. Called once.
+  void pack(Recorder& recorder, const at::Tensor& tensor, bool part = false);
 
   // The tensor with its old bytes, unknown to autograd. See Note [One tensor for all unpacks].
   at::Tensor unpack();
