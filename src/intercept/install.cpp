@@ -74,7 +74,7 @@ std::optional<c10::KernelFunction> ownKernel(const c10::OperatorHandle& op) {
   if (passesThrough(op)) {
     return c10::KernelFunction::makeFallthrough();
   }
-  if (auto unboxed = unboxedKernel(op.operator_name())) {
+  if (auto unboxed = unboxedKernel(op)) {
     return unboxed;  // see Note [Unboxed kernels]
   }
   if (op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||

@@ -40,28 +40,29 @@ struct OpTraits {
   explicit OpTraits(c10::OperatorHandle handle) : op(std::move(handle)) {
   }
 
-  c10::OperatorHandle op;                    // valid while `registered`
-  std::string name;                          // "aten::mm.default", as rules and messages spell it
-  std::atomic<bool> registered{true};        // false once the library that defined it is gone
-  mutable std::atomic<bool> demoted{false};  // verify mode found that it must be saved
-  uint32_t index = 0;                        // dense; compiled policies are tables over it
-  uint16_t argumentCount = 0;                // arguments on the stack
-  uint16_t returnCount = 0;                  // results on the stack
+  // What each call reads comes first: a call's traits are seldom in the nearest cache.
+  c10::OperatorHandle op;      // valid while `registered`
+  uint32_t index = 0;          // dense; compiled policies are tables over it
+  uint16_t argumentCount = 0;  // arguments on the stack
+  uint16_t returnCount = 0;    // results on the stack
   OpKind kind = OpKind::Recorded;
-  bool writes = false;         // some ArgUse is not Read
+  mutable std::atomic<bool> demoted{false};  // verify mode found that it must be saved
+  bool writes = false;                       // some ArgUse is not Read
   bool random = false;         // draws from a generator: tagged nondeterministic_seeded
   bool untrusted = false;      // see Note [Operators from elsewhere]
   bool neverReplayed = false;  // collectives and the like; see Note [Never replayed]
   bool uninitialised = false;  // empty*: see Note [Uninitialised memory is not a recipe]
   bool constantFill = false;   // zeros, ones, full: likewise, if read before a seen write
   PrecisionRead precision = PrecisionRead::None;  // see float32Precision in graph/kernel_state.h
-  bool readsRequiresGrad = false;     // kernel choice depends on requires_grad and grad mode
-  int16_t generatorArgument = -1;     // index of a Generator? argument
-  int16_t dropoutArgument = -1;       // index of dropout_p: at 0 the op draws nothing
-  int16_t trainingArgument = -1;      // Scratch and table Overwrite hold only if this bool is true
-  c10::SmallVector<ArgUse, 12> uses;  // one per argument
+  bool readsRequiresGrad = false;  // kernel choice depends on requires_grad and grad mode
+  int16_t generatorArgument = -1;  // index of a Generator? argument
+  int16_t dropoutArgument = -1;    // index of dropout_p: at 0 the op draws nothing
+  int16_t trainingArgument = -1;   // Scratch and table Overwrite hold only if this bool is true
   c10::SmallVector<ArgType, 12> types;   // one per argument
+  c10::SmallVector<ArgUse, 12> uses;     // one per argument
   c10::SmallVector<ArgType, 4> results;  // one per result
+  std::string name;                      // "aten::mm.default", as rules and messages spell it
+  std::atomic<bool> registered{true};    // false once the library that defined it is gone
 
   // Scratch and table overwrites may hold in training only.
   ArgUse useOf(size_t argument, bool training) const {

@@ -49,6 +49,8 @@
 #include <ATen/ops/where_ops.h>
 
 #include <array>
+#include <functional>
+#include <memory>
 #include <tuple>
 #include <unordered_map>
 
@@ -118,64 +120,66 @@ struct ResultView<std::tuple<Tensors...>> {
   }
 };
 
-template <class Op, class Signature = typename Op::schema>
-struct Unboxed;
+// One class per signature, not per operator: an op's kernels are mostly run from cold caches, so
+// code that operators share costs less.
+template <class Signature>
+class Unboxed;
 
-template <class Op, class Result, class... Arguments>
-struct Unboxed<Op, Result(Arguments...)> {
-  static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
+template <class Result, class... Arguments>
+class Unboxed<Result(Arguments...)> final : public c10::OperatorKernel {
+ public:
+  explicit Unboxed(const c10::OperatorHandle& op)
+      : traits_(opTraits(op)), op_(op.typed<Result(Arguments...)>()) {
+  }
+
+  Result operator()(c10::DispatchKeySet keys, Arguments... arguments) {
     ExcludeInterception guard;
     const c10::DispatchKeySet below = keysBelowInterception(keys);
     Interceptor* interceptor = interceptorFor(keys);
     if (interceptor == nullptr) {
-      return Op::redispatch(below, std::forward<Arguments>(arguments)...);
+      return op_.redispatch(below, std::forward<Arguments>(arguments)...);
     }
-    static const OpTraits& traits =
-        opTraits(c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name));
+    Borrowed<sizeof...(Arguments)> shown;
+    (shown.push(arguments), ...);
+    ResultView<std::remove_reference_t<Result>> results;
+    std::optional<Kept> result;
+    auto run = [&]() -> const c10::IValue* {
+      result.emplace(op_.redispatch(below, std::forward<Arguments>(arguments)...));
+      results.show(*result);
+      return results.values.data();
+    };
+    Call call{traits_, below, shown.data(), run};
+    interceptor->call(call);
     if constexpr (std::is_reference_v<Result>) {
-      std::remove_reference_t<Result>* result = nullptr;
-      intercept(*interceptor, traits, below, arguments..., [&]() -> const at::Tensor& {
-        result = &Op::redispatch(below, std::forward<Arguments>(arguments)...);
-        return *result;
-      });
-      return *result;
+      return result->get();
     } else {
-      std::optional<Result> result;
-      intercept(*interceptor, traits, below, arguments..., [&]() -> const Result& {
-        return result.emplace(Op::redispatch(below, std::forward<Arguments>(arguments)...));
-      });
       return std::move(*result);
     }
   }
 
-  template <class Run>
-  static void intercept(
-      Interceptor& interceptor,
-      const OpTraits& traits,
-      c10::DispatchKeySet below,
-      const std::remove_reference_t<Arguments>&... arguments,
-      Run&& run) {
-    Borrowed<sizeof...(Arguments)> shown;
-    (shown.push(arguments), ...);
-    ResultView<std::remove_reference_t<Result>> results;
-    auto runAndShow = [&]() -> const c10::IValue* {
-      results.show(run());
-      return results.values.data();
-    };
-    Call call{traits, below, shown.data(), runAndShow};
-    interceptor.call(call);
-  }
+ private:
+  // A result by value, or a reference to the argument that the op wrote.
+  using Kept = std::conditional_t<
+      std::is_reference_v<Result>,
+      std::reference_wrapper<std::remove_reference_t<Result>>,
+      Result>;
 
-  static c10::KernelFunction kernel() {
-    return c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(&run));
-  }
+  const OpTraits& traits_;
+  c10::TypedOperatorHandle<Result(Arguments...)> op_;
 };
 
-using Kernels = std::unordered_map<c10::OperatorName, c10::KernelFunction (*)()>;
+using MakeKernel = c10::KernelFunction (*)(const c10::OperatorHandle&);
+using Kernels = std::unordered_map<c10::OperatorName, MakeKernel>;
+
+template <class Signature>
+c10::KernelFunction makeKernel(const c10::OperatorHandle& op) {
+  return c10::KernelFunction::makeFromUnboxedFunctor<false, Unboxed<Signature>>(
+      std::make_unique<Unboxed<Signature>>(op));
+}
 
 template <class... Ops>
 Kernels kernelsOf() {
-  return {{c10::OperatorName(Ops::name, Ops::overload_name), &Unboxed<Ops>::kernel}...};
+  return {{c10::OperatorName(Ops::name, Ops::overload_name), &makeKernel<typename Ops::schema>}...};
 }
 
 // No operator here takes a Generator: the recorder replaces that argument, which only the boxed
@@ -240,9 +244,9 @@ const Kernels& kernels() {
 
 }  // namespace
 
-std::optional<c10::KernelFunction> unboxedKernel(const c10::OperatorName& name) {
-  const auto found = kernels().find(name);
-  return found == kernels().end() ? std::nullopt : std::optional(found->second());
+std::optional<c10::KernelFunction> unboxedKernel(const c10::OperatorHandle& op) {
+  const auto found = kernels().find(op.operator_name());
+  return found == kernels().end() ? std::nullopt : std::optional(found->second(op));
 }
 
 }  // namespace ebb

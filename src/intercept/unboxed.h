@@ -2,7 +2,7 @@
 #pragma once
 
 #include <ATen/core/boxing/KernelFunction.h>
-#include <ATen/core/operator_name.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <optional>
 
@@ -12,10 +12,10 @@ namespace ebb {
 // The boxed fallback works for every operator, and costs about as much as recording: torch makes a
 // stack, copies each argument into it and moves each result back. Since torch 2.13 copying a tensor
 // that only Python holds also takes the GIL. So the operators that training runs most get a kernel
-// of their own signature, generated from at::_ops. It shows arguments and results to the
+// of their own signature, which at::_ops knows. It shows arguments and results to the
 // interceptor as borrowed IValues, so what is recorded, and how, is the same code for both.
 //
-// Nothing if `name` has none: then the boxed function is right.
-std::optional<c10::KernelFunction> unboxedKernel(const c10::OperatorName& name);
+// Nothing if `op` is not one of them: then the boxed function is right.
+std::optional<c10::KernelFunction> unboxedKernel(const c10::OperatorHandle& op);
 
 }  // namespace ebb
