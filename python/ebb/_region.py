@@ -31,7 +31,8 @@ def _check_policy(policy: object) -> Policy:
 
 
 @functools.cache
-def _warn_hooks_disabled(reason: str) -> None:
+def _warn_hooks_disabled() -> None:
+    reason = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() or ""
     warnings.warn(
         f"ebb: saved-tensor hooks are disabled here ({reason.strip()}), so this region passes "
         "through: gradients are right, no memory is saved. Shown once.",
@@ -71,23 +72,26 @@ class region:
         self._id = 0
         self._policy = policy
         self._name = name
-        if not is_compiling():
-            if name is not None and not isinstance(name, str):
-                raise TypeError(f"ebb: name must be a str; got {type(name).__name__}")
-            self._compiled = _check_policy(policy)._compiled
+        self._compiled = None
+        if is_compiling():  # the region does nothing then
+            return
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"ebb: name must be a str; got {type(name).__name__}")
+        self._compiled = _check_policy(policy)._compiled
 
     def __enter__(self) -> region:
-        if is_compiling():
+        if self._compiled is None:
             return self
         if self._id:
             raise RuntimeError(
                 f"ebb: region {self._name or 'region'!r} is entered already. One ebb.region object "
                 "is one region: make another object to nest."
             )
-        reason = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
-        if reason is not None:
-            _warn_hooks_disabled(reason)
-        self._id = _C.enter_region(self._compiled, self._name or "region")
+        entered = _C.enter_region(self._compiled, self._name)
+        if entered < 0:
+            _warn_hooks_disabled()
+            entered = -entered
+        self._id = entered
         return self
 
     def __exit__(
@@ -96,7 +100,7 @@ class region:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if is_compiling():
+        if self._compiled is None:
             return
         if not self._id:
             raise RuntimeError(f"ebb: region {self._name or 'region'!r} is not entered")
