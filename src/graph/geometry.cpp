@@ -5,6 +5,8 @@
 #include <ATen/ops/zero.h>
 #include <c10/core/TensorOptions.h>
 
+#include <algorithm>
+
 #include "graph/kernel_state.h"
 
 namespace ebb {
@@ -35,6 +37,19 @@ bool isNamed(const Impl& impl) {
   return false;
 }
 
+bool hasContiguousStrides(const c10::TensorImpl& impl) {
+  const auto sizes = impl.sizes();
+  const auto strides = impl.strides();
+  int64_t expected = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    if (strides[i] != expected) {
+      return false;
+    }
+    expected *= std::max<int64_t>(sizes[i], 1);
+  }
+  return true;
+}
+
 }  // namespace
 
 bool isRecordable(const at::Tensor& tensor) {
@@ -50,10 +65,21 @@ GeometryFlags geometryFlags(const at::Tensor& tensor) {
   flags.dtype = tensor.scalar_type();
   flags.device = tensor.device();
   flags.dimensions = static_cast<uint8_t>(impl->dim());
+  flags.contiguous = hasContiguousStrides(*impl);
   flags.conjugate = impl->is_conj();
   flags.negative = impl->is_neg();
   flags.wrappedNumber = impl->is_wrapped_number();
   return flags;
+}
+
+int64_t* writeShape(const at::Tensor& tensor, const GeometryFlags& flags, int64_t* shape) {
+  const auto sizes = tensor.sizes();
+  shape = std::copy(sizes.begin(), sizes.end(), shape);
+  if (!flags.contiguous) {
+    const auto strides = tensor.strides();
+    shape = std::copy(strides.begin(), strides.end(), shape);
+  }
+  return shape;
 }
 
 at::Tensor viewOf(
@@ -62,8 +88,13 @@ at::Tensor viewOf(
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(flags.dtype));
   auto* impl = tensor.unsafeGetTensorImpl();
-  impl->set_sizes_and_strides(
-      {shape, flags.dimensions}, {shape + flags.dimensions, flags.dimensions}, offset);
+  const c10::IntArrayRef sizes(shape, flags.dimensions);
+  if (flags.contiguous) {
+    impl->set_sizes_contiguous(sizes);
+    impl->set_storage_offset(offset);
+  } else {
+    impl->set_sizes_and_strides(sizes, {shape + flags.dimensions, flags.dimensions}, offset);
+  }
   if (flags.conjugate) {
     impl->_set_conj(true);
   }
@@ -82,10 +113,8 @@ at::Tensor viewOf(
 void Geometry::take(const at::Tensor& tensor) {
   flags_ = geometryFlags(tensor);
   offset_ = tensor.storage_offset();
-  const auto sizes = tensor.sizes();
-  const auto strides = tensor.strides();
-  shape_.append(sizes.begin(), sizes.end());
-  shape_.append(strides.begin(), strides.end());
+  shape_.resize_for_overwrite(flags_.shapeCount());
+  writeShape(tensor, flags_, shape_.data());
 }
 
 at::Tensor Geometry::viewOf(const c10::Storage& storage) const {

@@ -19,16 +19,25 @@ struct GeometryFlags {
   c10::ScalarType dtype = c10::ScalarType::Float;  // element type
   c10::Device device = c10::kCPU;                  // where the storage lives
   uint8_t dimensions = 0;                          // tensors of more are not recordable
-  bool conjugate = false;                          // lazily conjugated
-  bool negative = false;                           // lazily negated
-  bool wrappedNumber = false;  // came from a Python number: ranks lower in type promotion
-  bool requiresGrad = false;   // only kept for ops that read it
+  bool contiguous : 1 = false;     // has the strides that its sizes give, to the last
+  bool conjugate : 1 = false;      // lazily conjugated
+  bool negative : 1 = false;       // lazily negated
+  bool wrappedNumber : 1 = false;  // came from a Python number: ranks lower in type promotion
+  bool requiresGrad : 1 = false;   // only kept for ops that read it
+
+  // How many numbers tell the shape: the sizes, then the strides unless they follow from them.
+  uint32_t shapeCount() const {
+    return contiguous ? dimensions : 2 * dimensions;
+  }
 };
 
 GeometryFlags geometryFlags(const at::Tensor& tensor);
 
-// A fresh tensor, unknown to autograd, that shows `storage` with this geometry. `shape` points to
-// `dimensions` sizes and then as many strides.
+// Writes flags.shapeCount() numbers; gives where the next ones go.
+int64_t* writeShape(const at::Tensor& tensor, const GeometryFlags& flags, int64_t* shape);
+
+// A fresh tensor, unknown to autograd, that shows `storage` with this geometry; `shape` as written
+// by writeShape.
 at::Tensor viewOf(
     const c10::Storage& storage, const GeometryFlags& flags, const int64_t* shape, int64_t offset);
 
@@ -50,7 +59,7 @@ class Geometry {
  private:
   GeometryFlags flags_;
   int64_t offset_ = 0;                  // in elements
-  c10::SmallVector<int64_t, 8> shape_;  // sizes, then strides
+  c10::SmallVector<int64_t, 6> shape_;  // as written by writeShape
 };
 
 // All of a storage as bytes, for copies that do not care what is in it.

@@ -94,19 +94,25 @@ void OpRecording::scanArguments() {
 }
 
 void OpRecording::scanTensor(const at::Tensor& tensor, size_t argument, int32_t element) {
+  const ArgUse use = useOf(argument);
+  const auto index = static_cast<uint16_t>(argument);
   if (!tensor.defined()) {
-    inputCount_ += element >= 0;
+    if (element >= 0) {
+      tensors_.push_back({&tensor, {}, ArgUse::Read, index, element});
+    }
     return;
   }
   if (!isRecordable(tensor)) {
     recordable_ = false;
     return;
   }
-  ++inputCount_;
-  shapeCount_ += 2 * static_cast<uint32_t>(tensor.dim());
-  offCpu_ |= !tensor.is_cpu();
-  storages_.push_back(tensor.storage().unsafeGetStorageImpl());
-  if (op_.writes && useOf(argument) != ArgUse::Read) {
+  GeometryFlags flags = geometryFlags(tensor);
+  flags.requiresGrad = (op_.readsRequiresGrad || op_.untrusted) && tensor.requires_grad();
+  shapeCount_ += flags.shapeCount() + (use == ArgUse::Scratch);
+  tensors_.push_back({&tensor, flags, use, index, element});
+  offCpu_ |= !flags.device.is_cpu();
+  storages_.push_back(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  if (use != ArgUse::Read) {
     addWrite(tensor, argument, element);
   }
 }
@@ -147,62 +153,65 @@ bool OpRecording::writesCanBeReplayed() const {
 
 void OpRecording::makeRecipe() {
   Graph& graph = *recorder_.graph_;
-  recipe_ = Recipe::make(op_, op_.argumentCount, inputCount_, shapeCount_);
+  recipe_ = Recipe::make(op_, static_cast<uint32_t>(tensors_.size()), shapeCount_);
   recipe_->keys = call_.below;
   recipe_->sequence = ++graph.lastSequence;
   recipe_->region = recorder_.region_;
   recipe_->gradMode = c10::GradMode::is_enabled();
   recipe_->state = &graph.kernelStates.current();
   recipe_->precision = float32Precision(op_.precision, call_.below);
-  for (size_t i = 0; i < op_.argumentCount; ++i) {
-    if (op_.types[i] == ArgType::Other) {
-      // TorchScript passes its own lists, which the script may change later.
-      const c10::IValue& argument = arguments()[i];
-      const bool shared = argument.isList() && argument.use_count() > 1;
-      recipe_->arguments[i] = shared ? argument.deepcopy() : argument;
-    } else if (op_.types[i] == ArgType::TensorList && arguments()[i].isList()) {
-      // A list of the same type and no elements: replay appends the inputs to a copy of it.
-      recipe_->arguments[i] = arguments()[i].isTensorList()
-                                  ? c10::IValue(c10::List<at::Tensor>())
-                                  : c10::IValue(c10::List<std::optional<at::Tensor>>());
-    }
-  }
-  uint32_t used = 0;
-  uint32_t shapeUsed = 0;
-  forEachTensor(arguments(), op_.types, [&](const at::Tensor& tensor, size_t i, int32_t element) {
-    if (!tensor.defined() && element < 0) {
-      return;
-    }
-    Input& input = recipe_->inputs[used++];
-    input.argument = static_cast<uint16_t>(i);
-    input.element = element;
-    input.use = useOf(i);
-    if (tensor.defined()) {
-      addInput(input, tensor, shapeUsed);
-    }
-    // Lists may be long, and no kernel compares their elements.
-    const auto* impl = element < 0 ? tensor.unsafeGetTensorImpl() : nullptr;
-    const auto same = std::find(tensors_.begin(), tensors_.end(), impl);
-    if (impl != nullptr && same != tensors_.end()) {
-      input.sameAs = static_cast<int32_t>(same - tensors_.begin());
-    }
-    tensors_.push_back(impl);
-  });
+  addOthers();
+  addInputs();
 }
 
-void OpRecording::addInput(Input& input, const at::Tensor& tensor, uint32_t& shapeUsed) {
-  input.flags = geometryFlags(tensor);
-  input.flags.requiresGrad = (op_.readsRequiresGrad || op_.untrusted) && tensor.requires_grad();
-  input.offset = tensor.storage_offset();
-  input.shape = shapeUsed;
-  int64_t* shape = recipe_->shapes + shapeUsed;
-  shape = std::copy(tensor.sizes().begin(), tensor.sizes().end(), shape);
-  std::copy(tensor.strides().begin(), tensor.strides().end(), shape);
-  shapeUsed += 2 * input.flags.dimensions;
-  if (input.use == ArgUse::Scratch) {
-    input.scratchBytes = tensor.storage().nbytes();
-    return;
+void OpRecording::addOthers() {
+  c10::IValue* other = recipe_->others;
+  for (const uint16_t i : op_.others) {
+    const c10::IValue& argument = arguments()[i];
+    if (op_.types[i] == ArgType::TensorList && argument.isList()) {
+      // A list of the same type and no elements: replay appends the inputs to a copy of it.
+      *other = argument.isTensorList() ? c10::IValue(c10::List<at::Tensor>())
+                                       : c10::IValue(c10::List<std::optional<at::Tensor>>());
+    } else {
+      // TorchScript passes its own lists, which the script may change later.
+      const bool shared = argument.isList() && argument.use_count() > 1;
+      *other = shared ? argument.deepcopy() : argument;
+    }
+    ++other;
   }
+}
+
+void OpRecording::addInputs() {
+  int64_t* shape = recipe_->shapes;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const Argument& argument = tensors_[i];
+    const at::Tensor& tensor = *argument.tensor;
+    Input& input = recipe_->inputs[i];
+    input.flags = argument.flags;
+    input.use = argument.use;
+    input.argument = argument.index;
+    input.element = argument.element;
+    if (!tensor.defined()) {
+      continue;
+    }
+    input.offset = tensor.unsafeGetTensorImpl()->storage_offset();
+    shape = writeShape(tensor, argument.flags, shape);
+    if (argument.use == ArgUse::Scratch) {
+      *shape++ = static_cast<int64_t>(tensor.storage().nbytes());
+    } else {
+      addValue(input, tensor);
+    }
+    // Lists may be long, and no kernel compares their elements.
+    for (size_t e = 0; argument.element < 0 && e < i; ++e) {
+      if (tensors_[e].element < 0 && tensors_[e].tensor->is_same(tensor)) {
+        input.sameAs = static_cast<int32_t>(e);
+        break;
+      }
+    }
+  }
+}
+
+void OpRecording::addValue(Input& input, const at::Tensor& tensor) {
   input.wholeOverwrite = input.use == ArgUse::Overwrite && coversStorage(tensor);
   const auto& value = recorder_.currentValue(tensor);
   readsOpaque_ |= value->opaque;

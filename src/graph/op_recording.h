@@ -15,6 +15,15 @@ class OpRecording {
   void run();
 
  private:
+  // One tensor argument, or element of a list of them.
+  struct Argument {
+    const at::Tensor* tensor;  // undefined only in lists
+    GeometryFlags flags;
+    ArgUse use;
+    uint16_t index;   // on the stack
+    int32_t element;  // in a list; -1: not a list
+  };
+
   // One storage that the op writes.
   struct Write {
     c10::StorageImpl* storage;         // compared, not owned: `tensor` does
@@ -38,7 +47,9 @@ class OpRecording {
   void addWrite(const at::Tensor& tensor, size_t argument, int32_t element);
   bool writesCanBeReplayed() const;
   void makeRecipe();
-  void addInput(Input& input, const at::Tensor& tensor, uint32_t& shapeUsed);
+  void addOthers();
+  void addInputs();
+  void addValue(Input& input, const at::Tensor& tensor);
   void prepareWrites();
   void lockAgain();
   void runKernel();
@@ -59,13 +70,12 @@ class OpRecording {
   bool recordable_ = true;                       // every tensor argument can be held by a recipe
   bool readsOpaque_ = false;                     // see Note [Opaque writes]
   bool offCpu_ = false;                          // some tensor argument is on a device
-  uint32_t inputCount_ = 0;               // tensor arguments, list elements counted one by one
-  uint32_t shapeCount_ = 0;               // their sizes and strides
-  const c10::IValue* results_ = nullptr;  // once the op ran
-  c10::SmallVector<c10::StorageImpl*, 8> storages_;      // of the arguments: results may alias them
-  c10::SmallVector<const c10::TensorImpl*, 8> tensors_;  // the recipe's inputs, to compare
-  c10::SmallVector<Write, 1> writes_;                    // one per written storage
-  c10::intrusive_ptr<Recipe> recipe_;                    // null if the op cannot be replayed
+  uint32_t shapeCount_ = 0;                      // see Note [A recipe is one block]
+  const c10::IValue* results_ = nullptr;         // once the op ran
+  c10::SmallVector<c10::StorageImpl*, 6> storages_;  // of the arguments: results may alias them
+  c10::SmallVector<Argument, 4> tensors_;            // the recipe's inputs
+  c10::SmallVector<Write, 1> writes_;                // one per written storage
+  c10::intrusive_ptr<Recipe> recipe_;                // null if the op cannot be replayed
 };
 
 }  // namespace ebb

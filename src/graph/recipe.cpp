@@ -48,21 +48,20 @@ void Recipe::operator delete(void* block) {
 }
 
 c10::intrusive_ptr<Recipe> Recipe::make(
-    const OpTraits& op, uint32_t argumentCount, uint32_t inputCount, uint32_t shapeCount) {
+    const OpTraits& op, uint32_t inputCount, uint32_t shapeCount) {
   static_assert(alignof(c10::IValue) <= alignof(Recipe) && alignof(Input) <= alignof(Recipe));
-  const size_t extra = argumentCount * sizeof(c10::IValue) + inputCount * sizeof(Input) +
+  const size_t extra = op.others.size() * sizeof(c10::IValue) + inputCount * sizeof(Input) +
                        shapeCount * sizeof(int64_t);
-  auto* recipe = new (extra, Extra{}) Recipe(op, argumentCount, inputCount);
+  auto* recipe = new (extra, Extra{}) Recipe(op, inputCount);
   // intrusive_ptr counts objects from one made by make_intrusive; this is the same by hand.
   return c10::intrusive_ptr<Recipe>::unsafe_steal_from_new(recipe);
 }
 
-Recipe::Recipe(const OpTraits& traits, uint32_t arguments_, uint32_t inputs_)
-    : op(traits), argumentCount(arguments_), inputCount(inputs_) {
-  arguments = reinterpret_cast<c10::IValue*>(this + 1);
-  inputs = reinterpret_cast<Input*>(arguments + argumentCount);
+Recipe::Recipe(const OpTraits& traits, uint32_t inputCount_) : op(traits), inputCount(inputCount_) {
+  others = reinterpret_cast<c10::IValue*>(this + 1);
+  inputs = reinterpret_cast<Input*>(others + op.others.size());
   shapes = reinterpret_cast<int64_t*>(inputs + inputCount);
-  std::uninitialized_default_construct_n(arguments, argumentCount);
+  std::uninitialized_default_construct_n(others, op.others.size());
   std::uninitialized_default_construct_n(inputs, inputCount);
   count(liveCounts().recipes, 1);
 }
@@ -73,7 +72,7 @@ Recipe::~Recipe() {
     drop(std::move(inputs[i].value));
   }
   std::destroy_n(inputs, inputCount);
-  std::destroy_n(arguments, argumentCount);
+  std::destroy_n(others, op.others.size());
 }
 
 }  // namespace ebb

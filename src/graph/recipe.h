@@ -23,14 +23,12 @@ struct KernelState;
 struct Input {
   c10::intrusive_ptr<Value> value;  // null: undefined, or scratch
   GeometryFlags flags;
-  ArgUse use = ArgUse::Read;
-  bool wholeOverwrite = false;  // the old contents do not matter
-  uint16_t argument = 0;        // index on the stack
-  int32_t element = -1;         // index in a list argument; -1: not a list
-  int32_t sameAs = -1;          // an earlier input that is the same tensor object: kernels ask
-  uint32_t shape = 0;           // where its sizes and strides start in Recipe::shapes
-  int64_t offset = 0;           // storage offset, in elements
-  size_t scratchBytes = 0;      // ArgUse::Scratch: the size of the buffer to give
+  ArgUse use : 7 = ArgUse::Read;
+  bool wholeOverwrite : 1 = false;  // the old contents do not matter
+  uint16_t argument = 0;            // index on the stack
+  int32_t element = -1;             // index in a list argument; -1: not a list
+  int32_t sameAs = -1;              // an earlier input that is the same tensor object: kernels ask
+  int64_t offset = 0;               // storage offset, in elements
 };
 
 // One value that the op made. Weak: a recipe never keeps its results alive.
@@ -43,10 +41,11 @@ struct Output {
 
 struct Recipe final : c10::intrusive_ptr_target {
   // Note [A recipe is one block]
-  // A recipe, its arguments, its inputs and their shapes are allocated together: at this rate of
-  // allocation malloc would be the larger part of recording.
+  // A recipe, the arguments that are no tensors, the inputs and their shapes are allocated
+  // together. The shapes of the inputs follow each other: what writeShape gives and, for scratch,
+  // the size of the buffer in bytes.
   static c10::intrusive_ptr<Recipe> make(
-      const OpTraits& op, uint32_t argumentCount, uint32_t inputCount, uint32_t shapeCount);
+      const OpTraits& op, uint32_t inputCount, uint32_t shapeCount);
   ~Recipe() override;
   Recipe(const Recipe&) = delete;
   Recipe& operator=(const Recipe&) = delete;
@@ -57,11 +56,10 @@ struct Recipe final : c10::intrusive_ptr_target {
   uint32_t visit = 0;        // Graph::lastVisit of the last search that met it
   uint16_t region = 0;       // index in Graph::names
   bool gradMode = false;     // some kernels choose by it, mkldnn_rnn_layer among them
-  uint32_t argumentCount = 0;
   uint32_t inputCount = 0;
-  c10::IValue* arguments;  // non-tensor arguments; tensors are None here
+  c10::IValue* others;  // the arguments OpTraits::others; lists of tensors are stored empty
   Input* inputs;
-  int64_t* shapes;  // sizes and strides of all inputs
+  int64_t* shapes;
   c10::SmallVector<Output, 1> outputs;
   std::unique_ptr<RandomState> random;  // null if the op draws nothing
   const KernelState* state = nullptr;   // what the kernel saw besides its arguments; the graph's
@@ -73,7 +71,7 @@ struct Recipe final : c10::intrusive_ptr_target {
   struct Extra {};
   static void* operator new(size_t size, size_t extra, Extra);
   static void operator delete(void* block, size_t extra, Extra);
-  Recipe(const OpTraits& traits, uint32_t arguments, uint32_t inputs);
+  Recipe(const OpTraits& traits, uint32_t inputCount);
 };
 
 }  // namespace ebb

@@ -50,18 +50,13 @@ class Rerun {
   }
 
   void pushArguments() {
-    stack_.assign(recipe_.arguments, recipe_.arguments + recipe_.argumentCount);
-    for (auto& argument : stack_) {
-      // Lists were stored empty; each run fills lists of its own.
-      if (argument.isTensorList()) {
-        argument = c10::List<at::Tensor>();
-      } else if (argument.isOptionalTensorList()) {
-        argument = c10::List<std::optional<at::Tensor>>();
-      }
-    }
+    stack_.resize(recipe_.op.argumentCount);
+    pushOthers();
+    const int64_t* shape = recipe_.shapes;
     c10::SmallVector<at::Tensor, 8> tensors;
     for (const Input& input : inputs()) {
-      at::Tensor tensor = input.sameAs >= 0 ? tensors[input.sameAs] : tensorFor(input);
+      at::Tensor tensor = input.sameAs >= 0 ? tensors[input.sameAs] : tensorFor(input, shape);
+      shape += input.flags.shapeCount() + (input.use == ArgUse::Scratch);
       tensors.push_back(tensor);
       c10::IValue& argument = stack_[input.argument];
       if (input.element < 0) {
@@ -75,18 +70,34 @@ class Rerun {
     }
   }
 
-  at::Tensor tensorFor(const Input& input) {
-    if (input.use == ArgUse::Scratch && input.scratchBytes > 0) {
-      return show(allocateZeroed(input.scratchBytes, input.flags.device), input);
+  void pushOthers() {
+    const c10::IValue* other = recipe_.others;
+    for (const uint16_t i : recipe_.op.others) {
+      // Lists of tensors were stored empty; each run fills lists of its own.
+      if (other->isTensorList()) {
+        stack_[i] = c10::List<at::Tensor>();
+      } else if (other->isOptionalTensorList()) {
+        stack_[i] = c10::List<std::optional<at::Tensor>>();
+      } else {
+        stack_[i] = *other;
+      }
+      ++other;
+    }
+  }
+
+  at::Tensor tensorFor(const Input& input, const int64_t* shape) {
+    if (input.use == ArgUse::Scratch) {
+      const auto nbytes = static_cast<size_t>(shape[input.flags.shapeCount()]);
+      return show(allocateZeroed(nbytes, input.flags.device), input, shape);
     }
     if (!input.value) {
       return {};
     }
     const bool written = std::any_of(inputs().begin(), inputs().end(), [&](const Input& other) {
-      return other.value == input.value && isWrite(other.use);
+      return isWrite(other.use) && other.value == input.value;
     });
     if (written) {
-      return show(bufferFor(input), input);
+      return show(bufferFor(input), input, shape);
     }
     const c10::Storage storage = input.value->available();
     TORCH_CHECK(
@@ -96,11 +107,11 @@ class Rerun {
         " in region '",
         graph_.names[recipe_.region],
         "' was written or freed by another thread while it was being recomputed");
-    return show(storage, input);
+    return show(storage, input, shape);
   }
 
-  at::Tensor show(const c10::Storage& storage, const Input& input) const {
-    return viewOf(storage, input.flags, recipe_.shapes + input.shape, input.offset);
+  at::Tensor show(const c10::Storage& storage, const Input& input, const int64_t* shape) const {
+    return viewOf(storage, input.flags, shape, input.offset);
   }
 
   // The op gets a private copy of what it writes, or the buffer itself if nothing else needs it.

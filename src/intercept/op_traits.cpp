@@ -84,6 +84,9 @@ void readArguments(OpTraits& traits, const c10::FunctionSchema& schema) {
     traits.uses.push_back(use);
     traits.untrained.push_back(use);
     traits.types.push_back(typeOf(argument.type()));
+    if (traits.types.back() != ArgType::Tensor) {
+      traits.others.push_back(static_cast<uint16_t>(i));
+    }
     traits.neverReplayed |= !canBePassedAgain(argument.type());
     if (holdsGenerator(argument.type())) {
       traits.generatorArgument = static_cast<int16_t>(i);

@@ -60,6 +60,7 @@ struct OpTraits {
   int16_t trainingArgument = -1;   // Scratch and table Overwrite hold only if this bool is true
   c10::SmallVector<ArgType, 12> types;   // one per argument
   c10::SmallVector<ArgUse, 12> uses;     // one per argument
+  c10::SmallVector<uint16_t, 8> others;  // arguments that are no single tensors
   c10::SmallVector<ArgType, 4> results;  // one per result
   std::string name;                      // "aten::mm.default", as rules and messages spell it
   std::atomic<bool> registered{true};    // false once the library that defined it is gone
