@@ -44,8 +44,7 @@ test-asan: $(VENV)/.ebb-test
 	$(ASAN_ENV) $(BIN)/python -m pytest -q -m "not slow" $(TESTS)
 
 bench: $(VENV)/.ebb-test
-	$(BIN)/python benchmarks/host_time.py
-	$(BIN)/python benchmarks/held_bytes.py
+	$(BIN)/python benchmarks/run.py
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
