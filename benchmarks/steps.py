@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from systems import EAGER, System
-from timing import interleaved
+from timing import Trial, interleaved, time_step
 from torch import Tensor
 from workloads import Workload
 
@@ -63,23 +62,27 @@ def time_steps(
     torch.manual_seed(0)
     workload = make()
     notes = check_exactness(workload, systems)
-    times = interleaved(
-        {s.name: functools.partial(workload.step, s.run) for s in systems},
-        seconds,
-        rounds,
-        before=workload.clear_gradients,
-    )
-    eager = times[EAGER.name]
+    device = workload.leaves[0].device
+
+    def trial(system: System) -> Trial:
+        def run() -> dict[str, float]:
+            workload.clear_gradients()
+            return time_step(lambda: workload.step(system.run), device)
+
+        return run
+
+    times = interleaved({s.name: trial(s) for s in systems}, seconds, rounds)
+    eager = times[EAGER.name]["step"]
     return [
         {
             "workload": workload.name,
             "system": system.name,
             "family": system.family,
-            "ratio": times[system.name].least / eager.least,
-            "ratio_of_medians": times[system.name].median / eager.median,
-            "seconds": times[system.name].least,
-            "median_seconds": times[system.name].median,
-            "steps": times[system.name].calls,
+            "ratio": times[system.name]["step"].least / eager.least,
+            "ratio_of_medians": times[system.name]["step"].median / eager.median,
+            "seconds": times[system.name]["step"].least,
+            "median_seconds": times[system.name]["step"].median,
+            "steps": times[system.name]["step"].trials,
             "note": notes[system.name],
         }
         for system in systems

@@ -6,23 +6,24 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 
-Timed: TypeAlias = Callable[[], None]
+Key = TypeVar("Key", bound=Hashable)
+Trial: TypeAlias = Callable[[], Mapping[str, float]]  # seconds of each phase of one trial
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """The least and the median duration of one call, and of how many calls."""
+    """The least and the median duration of a phase, and in how many trials it was measured."""
 
     least: float
     median: float
-    calls: int
+    trials: int
 
 
 @contextmanager
@@ -38,56 +39,66 @@ def steady_memory() -> Iterator[None]:
         gc.unfreeze()
 
 
-def once(function: Timed) -> float:
-    """Seconds of one call; on a GPU until the device has finished."""
-    start = time.perf_counter()
-    function()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def interleaved(
-    functions: Mapping[str, Timed],
-    seconds: float,
-    rounds: int = 5,
-    before: Timed = lambda: None,
-    measure: Callable[[Timed], float] = once,
-) -> dict[str, Seconds]:
-    """Times every function once in each round, in a new order, until the time is used up.
+    trials: Mapping[Key, Trial], seconds: float, rounds: int = 5
+) -> dict[Key, dict[str, Seconds]]:
+    """Runs every trial once in each round, in a new order, until the time is used up.
 
-    In a new order, because who runs after a function that leaves cold caches or garbage behind
+    In a new order, because a trial that follows one which leaves cold caches or garbage behind
     would pay for it every time.
 
     Args:
-        functions: what to time.
-        seconds: for how long, all together, after the first calls that warm up.
+        trials: what to run; each measures its phases itself.
+        seconds: for how long, all together, after the first runs, which warm up.
         rounds: the least number of rounds, however long they take.
-        before: called before each call, outside of what is timed.
-        measure: calls a function and gives what it took.
     """
-    order = list(functions.items())
+    order = list(trials.items())
     shuffle = random.Random(0).shuffle
-    durations: dict[str, list[float]] = {name: [] for name in functions}
-    for _, function in order:
+    durations: dict[Key, dict[str, list[float]]] = {key: {} for key in trials}
+    for _, trial in order:
         until = time.perf_counter() + min(0.3, seconds / len(order) / 3)
-        for call in range(50):
-            before()
-            measure(function)
-            if call > 1 and time.perf_counter() > until:
+        for run in range(50):
+            trial()
+            if run >= 1 and time.perf_counter() > until:
                 break
     with steady_memory():
         until = time.perf_counter() + seconds
         done = 0
         while done < rounds or time.perf_counter() < until:
             shuffle(order)
-            for name, function in order:
-                before()
-                durations[name].append(measure(function))
+            for key, trial in order:
+                for phase, duration in trial().items():
+                    durations[key].setdefault(phase, []).append(duration)
             done += 1
             if done % 10 == 0:
                 gc.collect()  # the cycles that peers leave behind, but not while they are timed
     return {
-        name: Seconds(min(values), statistics.median(values), len(values))
-        for name, values in durations.items()
+        key: {
+            phase: Seconds(min(values), statistics.median(values), len(values))
+            for phase, values in phases.items()
+        }
+        for key, phases in durations.items()
     }
+
+
+def time_step(step: Callable[[], None], device: torch.device) -> dict[str, float]:
+    """Seconds of one training step.
+
+    Returns:
+        ``"step"``: until it is done; on a GPU by events, from an idle device on. There also
+        ``"host"``: until the last kernel is launched, so the rest is how far the host is ahead.
+    """
+    if device.type != "cuda":
+        start = time.perf_counter()
+        step()
+        return {"step": time.perf_counter() - start}
+    torch.cuda.synchronize()
+    begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    start = time.perf_counter()
+    begin.record()
+    step()
+    end.record()
+    host = time.perf_counter() - start
+    end.synchronize()
+    return {"step": begin.elapsed_time(end) / 1e3, "host": host}
