@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,14 +52,3 @@ def held_and_peak_on_cuda(workload: Workload, system: System) -> dict[str, int]:
         "peak_bytes": torch.cuda.max_memory_allocated() - before,
         "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
     }
-
-
-def measure_bytes(
-    make: Callable[[], Workload], systems: Sequence[System]
-) -> dict[str, dict[str, int]]:
-    """Held and peak bytes of each system by its name."""
-    torch.manual_seed(0)
-    workload = make()
-    on_cuda = workload.leaves[0].device.type == "cuda"
-    measure = held_and_peak_on_cuda if on_cuda else held_and_peak_on_cpu
-    return {system.name: measure(workload, system) for system in systems}

@@ -85,14 +85,18 @@ def unevenness(rows: Sequence[Row], system: str, column: str) -> float:
 
 
 def measure_scaling(
-    systems: Sequence[System], region_cost: dict[str, float], seconds: float, largest: int
+    systems: Sequence[System],
+    region_cost: dict[str, float],
+    seconds: float,
+    largest: int,
+    most_regions: int,
 ) -> dict[str, Any]:
-    """Both series, for regions of up to `largest` ops, and how even each system's costs are."""
+    """Both series, up to `largest` ops and `most_regions`, and how even each system's costs are."""
     series: dict[str, list[Row]] = {"ops_per_region": [], "regions": []}
     for operations in OPS_PER_REGION:
         if operations <= largest:
             series["ops_per_region"] += time_chain(systems, region_cost, 1, operations, seconds)
-    for regions in REGIONS:
+    for regions in (count for count in REGIONS if count <= most_regions):
         series["regions"] += time_chain(
             systems, region_cost, regions, OPS_PER_REGION_OF_MANY, seconds
         )

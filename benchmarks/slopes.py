@@ -117,7 +117,7 @@ def fit(times: Any, seconds_per_unit: float = 1e6) -> Lines:
     return {key: fit_line(*zip(*found, strict=True)) for key, found in points.items()}
 
 
-def measure_lines(systems: Sequence[System], seconds: float) -> Lines:
+def measure_lines(systems: Sequence[System], seconds: float, rounds: int) -> Lines:
     x = torch.randn(8, requires_grad=True)
     plain = torch.randn(8)
     trials: dict[tuple[str, str, str, int], Trial] = {}
@@ -134,7 +134,7 @@ def measure_lines(systems: Sequence[System], seconds: float) -> Lines:
             )
         for count in REGIONS:
             trials[s.name, "empty", "region", count] = empty_regions(s, count, x)
-    return fit(interleaved(trials, seconds))
+    return fit(interleaved(trials, seconds, rounds))
 
 
 def slopes_of(system: System, lines: Lines) -> dict[str, Any]:
@@ -169,9 +169,9 @@ def slopes_of(system: System, lines: Lines) -> dict[str, Any]:
     }
 
 
-def measure_slopes(systems: Sequence[System], seconds: float) -> list[dict[str, Any]]:
+def measure_slopes(systems: Sequence[System], seconds: float, rounds: int) -> list[dict[str, Any]]:
     """One row for each system but eager; eager's own slopes are in a row of their own."""
-    lines = measure_lines(systems, seconds)
+    lines = measure_lines(systems, seconds, rounds)
     rows: list[dict[str, Any]] = []
     for system in systems:
         found = {f"{c}: {p}": line for (s, c, p), line in lines.items() if s == system.name}

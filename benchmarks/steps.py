@@ -1,4 +1,4 @@
-"""Step time of every system on every workload, as a ratio to eager, gradients compared."""
+"""Step time and bytes of every system on every workload, gradients compared with eager's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from held_bytes import held_and_peak_on_cpu, held_and_peak_on_cuda
 from systems import EAGER, System
 from timing import Trial, interleaved, time_step
 from torch import Tensor
@@ -45,6 +46,8 @@ def check_exactness(workload: Workload, systems: Sequence[System]) -> dict[str, 
     Raises:
         SystemExit: a system gives other gradients than eager.
     """
+    # On a GPU some kernels add in another order each time, unless they are told not to.
+    torch.use_deterministic_algorithms(workload.device.type == "cuda")
     gradients, buffers = state_after_step(workload, EAGER)
     notes = {}
     for system in systems:
@@ -52,17 +55,22 @@ def check_exactness(workload: Workload, systems: Sequence[System]) -> dict[str, 
         if not equal(found, gradients):
             raise SystemExit(f"{system.name} gives other gradients than eager on {workload.name}")
         notes[system.name] = "" if equal(found_buffers, buffers) else "buffers differ from eager's"
+    torch.use_deterministic_algorithms(False)
     return notes
 
 
-def time_steps(
-    make: Callable[[], Workload], systems: Sequence[System], seconds: float, rounds: int
+def measure_steps(
+    make: Callable[[], Workload],
+    device: torch.device,
+    systems: Sequence[System],
+    seconds: float,
+    rounds: int,
 ) -> list[Row]:
-    """One row for each system: the least and the median time of a step, and ratios to eager."""
+    """One row for each system: the least and the median time of a step, ratios to eager, bytes."""
     torch.manual_seed(0)
-    workload = make()
+    with device:
+        workload = make()
     notes = check_exactness(workload, systems)
-    device = workload.leaves[0].device
 
     def trial(system: System) -> Trial:
         def run() -> dict[str, float]:
@@ -73,17 +81,21 @@ def time_steps(
 
     times = interleaved({s.name: trial(s) for s in systems}, seconds, rounds)
     eager = times[EAGER.name]["step"]
+    memory = held_and_peak_on_cuda if device.type == "cuda" else held_and_peak_on_cpu
     return [
         {
             "workload": workload.name,
             "system": system.name,
             "family": system.family,
-            "ratio": times[system.name]["step"].least / eager.least,
-            "ratio_of_medians": times[system.name]["step"].median / eager.median,
-            "seconds": times[system.name]["step"].least,
-            "median_seconds": times[system.name]["step"].median,
-            "steps": times[system.name]["step"].trials,
+            "ratio": phases["step"].least / eager.least,
+            "ratio_of_medians": phases["step"].median / eager.median,
+            "seconds": phases["step"].least,
+            "median_seconds": phases["step"].median,
+            "steps": phases["step"].trials,
+            # On a GPU: until the last kernel is launched.
+            **({"host_seconds": phases["host"].least} if "host" in phases else {}),
+            **memory(workload, system),
             "note": notes[system.name],
         }
-        for system in systems
+        for system, phases in ((system, times[system.name]) for system in systems)
     ]

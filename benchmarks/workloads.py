@@ -60,6 +60,10 @@ class Workload:
     leaves: list[Tensor]
     buffers: list[Tensor] = field(default_factory=list)
 
+    @property
+    def device(self) -> torch.device:
+        return self.leaves[0].device
+
     def step(self, run: Runner) -> None:
         self.forward(run).backward()  # type: ignore[no-untyped-call]
 
