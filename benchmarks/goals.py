@@ -88,7 +88,10 @@ def unevenness(results: Results, series: str) -> str:
     eager = row_of(rows, series=series, system="eager")
     if row is None or eager is None:
         return NOT_MEASURED
-    return f"{row['added_us_per_op']:.2f} (eager's own time per op: {eager['us_per_op']:.2f})"
+    return (
+        f"{row['added_us_per_op']:.2f}; per further op {row['added_us_per_further_op']:.2f}"
+        f" (eager's own time per op: {eager['us_per_op']:.2f})"
+    )
 
 
 def goals(results: Results) -> list[Row]:

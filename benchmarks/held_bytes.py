@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ def held_and_peak_on_cpu(workload: Workload, system: System) -> dict[str, int]:
     Gradients exist before, so they count on neither side.
     """
     workload.step(system.run)
+    gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         loss = workload.forward(system.run)
         with record_function(BOUNDARY):
@@ -38,6 +40,7 @@ def held_and_peak_on_cpu(workload: Workload, system: System) -> dict[str, int]:
 def held_and_peak_on_cuda(workload: Workload, system: System) -> dict[str, int]:
     """From the caching allocator: bytes above those of the parameters and their gradients."""
     workload.step(system.run)
+    gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

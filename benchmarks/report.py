@@ -51,7 +51,7 @@ def steps_table(rows: list[Row]) -> str:
     header = ["system", "keeps", "time [median]", "held bytes", "peak bytes", ""]
     if on_gpu:
         header[3:3] = ["step ms", "host ms"]
-        header[6:6] = ["peak reserved"]
+        header[7:7] = ["peak reserved"]
     lines = []
     for row in rows:
         line = [
@@ -64,7 +64,7 @@ def steps_table(rows: list[Row]) -> str:
         ]
         if on_gpu:
             line[3:3] = [number(row["seconds"] * 1e3), number(row["host_seconds"] * 1e3)]
-            line[6:6] = [f"{row['peak_reserved_bytes']:,}"]
+            line[7:7] = [f"{row['peak_reserved_bytes']:,}"]
         lines.append(line)
     eager = rows[0]
     title = f"### {eager['workload']}\n\neager: {eager['seconds'] * 1e6:,.0f} us a step"
@@ -86,31 +86,42 @@ def slopes_table(rows: list[Row]) -> str:
         for row in rows
         if "recording" in row
     ]
-    return table(["us per op, tensor or region", *columns.values(), "fit's residual"], lines)
+    return table(["us per op, tensor or region", *columns.values(), "largest residual"], lines)
 
 
 def scaling_table(rows: list[Row], by: str, title: str) -> str:
     systems = names(rows, "system")
-    header = [title, *(f"{s}: us per op" if s == "eager" else f"{s}: added" for s in systems)]
+    header = [title]
+    for system in systems:
+        eager = system == "eager"
+        header += ["eager: us per op"] if eager else [f"{system}: added", "per further op"]
     lines = []
     for count in names(rows, by):
         line = [f"{count:,}"]
         for row in (r for r in rows if r[by] == count):
-            column = "us_per_op" if row["system"] == "eager" else "added_us_per_op"
-            line.append(number(row[column]))
+            if row["system"] == "eager":
+                line.append(number(row["us_per_op"]))
+            else:
+                line += [number(row["added_us_per_op"]), number(row["added_us_per_further_op"])]
         lines.append(line)
     return table(header, lines)
 
 
 def unevenness_table(rows: list[Row]) -> str:
+    columns = {
+        "us_per_op": "time per op",
+        "added_us_per_op": "added per op",
+        "added_us_per_further_op": "added per further op",
+        "ratio": "ratio to eager",
+    }
     series = {"ops_per_region": "ops per region", "regions": "regions"}
     return table(
-        ["largest over smallest", "over", "time per op", "added time per op", "ratio to eager"],
+        ["largest over smallest", "over", *columns.values()],
         (
             [
                 row["system"],
                 series[row["series"]],
-                *(number(row[c]) for c in ("us_per_op", "added_us_per_op", "ratio")),
+                *(number(row[c]) for c in columns),
             ]
             for row in rows
         ),

@@ -67,13 +67,13 @@ def run_steps(systems: list[System], only: str) -> list[dict[str, Any]]:
     with_goals = {workload for workload, _, _ in RATIOS}
     rows = []
     for name, make in chosen_workloads(only).items():
-        seconds = 45 if name in with_goals else 20
+        seconds = 40 if name in with_goals else 15
         found = measure_steps(
             make,
             device(),
             systems,
             seconds=0 if quick() else seconds,
-            rounds=1 if quick() else 6,
+            rounds=1 if quick() else 5,
         )
         eager = found[0]
         print(f"\n{name}: eager {eager['seconds'] * 1e6:.0f} us, {eager['steps']} steps of each")

@@ -78,9 +78,26 @@ def time_chain(
     return rows
 
 
+def add_marginal_cost(rows: Sequence[Row]) -> None:
+    """Adds to each row what a further op adds: between its number of ops and the one before.
+
+    What a step costs once, however many ops it has, is no part of it.
+    """
+    before: dict[str, tuple[int, float]] = {}
+    for row in rows:
+        operations = row["regions"] * row["ops_per_region"]
+        added = row["added_us_per_op"] * operations
+        fewer, less = before.get(row["system"], (0, 0.0))
+        row["added_us_per_further_op"] = (
+            (added - less) / (operations - fewer) if row["system"] in before else None
+        )
+        before[row["system"]] = operations, added
+
+
 def unevenness(rows: Sequence[Row], system: str, column: str) -> float:
     """The largest over the smallest value of a column among one system's rows."""
-    values = [row[column] for row in rows if row["system"] == system]
+    found = [row[column] for row in rows if row["system"] == system]
+    values = [value for value in found if value is not None]
     return max(values) / min(values) if min(values) > 0 else float("inf")
 
 
@@ -100,6 +117,8 @@ def measure_scaling(
         series["regions"] += time_chain(
             systems, region_cost, regions, OPS_PER_REGION_OF_MANY, seconds
         )
+    for rows in series.values():
+        add_marginal_cost(rows)
     uneven = [
         {
             "series": name,
@@ -107,6 +126,11 @@ def measure_scaling(
             "us_per_op": unevenness(rows, system.name, "us_per_op"),
             "added_us_per_op": (
                 None if system is EAGER else unevenness(rows, system.name, "added_us_per_op")
+            ),
+            "added_us_per_further_op": (
+                None
+                if system is EAGER
+                else unevenness(rows, system.name, "added_us_per_further_op")
             ),
             "ratio": unevenness(rows, system.name, "ratio"),
         }

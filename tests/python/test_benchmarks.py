@@ -161,3 +161,60 @@ def test_selective_checkpointing_saves_what_ebb_saves(load):
     assert {torch.ops.aten.mm.default, torch.ops.aten.convolution.default} <= saved
     assert torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default in saved
     assert torch.ops.aten.add.Tensor not in saved
+
+
+@pytest.fixture
+def pretended_cuda(monkeypatch):
+    """torch.cuda as far as the benchmarks use it, without a GPU: counts and times nothing."""
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            pass
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, end: Event) -> float:
+            return 2000.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    for name, value in (
+        ("memory_allocated", 10),
+        ("max_memory_allocated", 30),
+        ("max_memory_reserved", 50),
+    ):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+
+
+def test_gpu_steps_are_timed_by_events_and_reported_with_host_time(load, pretended_cuda):
+    timing, held_bytes, report = load("timing"), load("held_bytes"), load("report")
+    workloads, systems = load("workloads"), load("systems")
+    workload = workloads.llama_tiny()
+    eager = systems.EAGER
+
+    phases = timing.time_step(lambda: workload.step(eager.run), torch.device("cuda"))
+    memory = held_bytes.held_and_peak_on_cuda(workload, eager)
+    row = {
+        "workload": "w",
+        "system": "eager",
+        "family": "f",
+        "ratio": 1.0,
+        "ratio_of_medians": 1.0,
+        "seconds": phases["step"],
+        "host_seconds": phases["host"],
+        "steps": 1,
+        "note": "",
+        **memory,
+    }
+    header, _, line = report.steps_table([row]).splitlines()[-3:]
+
+    assert phases["step"] == 2.0
+    assert memory == {"held_bytes": 0, "peak_bytes": 20, "peak_reserved_bytes": 50}
+    cells = dict(zip(header.split("|"), line.split("|"), strict=True))
+    assert cells[" step ms "] == " 2000.00 "
+    assert cells[" peak reserved "] == " 50 "
