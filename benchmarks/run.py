@@ -123,13 +123,15 @@ def run_scaling(systems: list[System], slopes: list[dict[str, Any]]) -> dict[str
 def write(results: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / slug(results["environment"])
+    written = ["json", "md"]
     path.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
     path.with_suffix(".md").write_text(markdown(results))
     try:
         draw(results["steps"], path.with_suffix(".svg"))
+        written.append("svg")
     except ModuleNotFoundError:
         print("matplotlib is not installed, so there is no plot: pip install -e '.[bench]'")
-    print(f"\nwritten to {path}.json, .md and .svg")
+    print(f"\nwritten to {path} as {', '.join(written)}")
 
 
 def update_readme(results: dict[str, Any]) -> None:
