@@ -1,7 +1,7 @@
 """Runs ebb and its peers on the same programs and writes what they cost.
 
     python benchmarks/run.py
-    python benchmarks/run.py --only "Llama" --sections steps --output /tmp/results
+    python benchmarks/run.py --only "Llama" --sections steps --output results
 
 The exit status is 1 if any system gives other gradients than eager.
 """
