@@ -43,9 +43,9 @@ test-asan: $(VENV)/.ebb-test
 		$(PIP) install --no-build-isolation --no-deps --target $(ASAN)/package .
 	$(ASAN_ENV) $(BIN)/python -m pytest -q -m "not slow" $(TESTS)
 
-bench: $(VENV)/.ebb-test
-	$(BIN)/python benchmarks/host_time.py
-	$(BIN)/python benchmarks/held_bytes.py
+# Every peer in one process; writes benchmarks/results. On the CPU ten minutes.
+bench: $(VENV)/.ebb-bench
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -65,6 +65,10 @@ $(VENV)/.ebb-built: $(SOURCES) | $(BIN)/python
 
 $(VENV)/.ebb-test: $(VENV)/.ebb-built
 	PATH="$(BIN):$$PATH" $(PIP) install -e ".[test]" --no-build-isolation
+	touch $@
+
+$(VENV)/.ebb-bench: pyproject.toml | $(VENV)/.ebb-built
+	PATH="$(BIN):$$PATH" $(PIP) install -e ".[bench]" --no-build-isolation
 	touch $@
 
 $(VENV)/.ebb-lint: pyproject.toml | $(VENV)/.ebb-built

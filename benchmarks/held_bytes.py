@@ -1,41 +1,57 @@
-"""Bytes held between forward and backward, and peak bytes, of every system."""
+"""Bytes that a step holds between forward and backward, and the most that are alive at any time."""
 
 from __future__ import annotations
 
+import gc
+from typing import Any
+
 import torch
-from measure import environment, held_and_peak_bytes, quick, write_results
-from systems import systems
-from workloads import PreNormBlock
+from systems import System
+from torch.profiler import ProfilerActivity, profile, record_function
+from workloads import Workload
 
-BATCH, LENGTH, WIDTH, BLOCKS = 2, 96, 512, 4
-UNIT = BATCH * LENGTH * WIDTH * 4  # one activation of the residual stream
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    blocks = [PreNormBlock(WIDTH) for _ in range(BLOCKS)]
-    x = torch.randn(BATCH, LENGTH, WIDTH, requires_grad=True)
-    print(environment())
-    print(f"{BLOCKS} pre-LN blocks of width {WIDTH}; unit: batch x length x width x 4 bytes")
-    print(f"{'':30s} {'held KiB':>10s} {'per block':>10s} {'peak KiB':>10s}")
-    rows = []
-    for name, run in systems().items():
-
-        def forward(run=run) -> torch.Tensor:  # type: ignore[no-untyped-def]
-            h = x
-            for block in blocks:
-                h = run(block, h)
-            return h.square().mean()
-
-        held, peak = held_and_peak_bytes(forward)
-        # Each block's output is held by the next one, or the loss, whatever the system.
-        units = held / UNIT / BLOCKS - 1
-        print(f"{name:30s} {held / 1024:10.0f} {units:10.2f} {peak / 1024:10.0f}")
-        rows.append({"system": name, "held": held, "peak": peak, "units_per_block": units})
-    if not quick():
-        print(f"written to {write_results('held-bytes', rows)}")
+BOUNDARY = "ebb.benchmark.backward"
 
 
-if __name__ == "__main__":
-    main()
+def held_and_peak_on_cpu(workload: Workload, system: System) -> dict[str, int]:
+    """From the profiler's record of every allocation (positive) and release (negative).
+
+    Gradients exist before, so they count on neither side.
+    """
+    workload.step(system.run)
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        loss = workload.forward(system.run)
+        with record_function(BOUNDARY):
+            loss.backward()  # type: ignore[no-untyped-call]
+        del loss
+    assert profiler.profiler is not None
+    events: Any = profiler.profiler.kineto_results
+    held = peak = now = 0
+    for event in sorted(events.events(), key=lambda e: e.start_ns()):
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+        elif event.name() == BOUNDARY:
+            held = now
+    return {"held_bytes": held, "peak_bytes": peak}
+
+
+def held_and_peak_on_cuda(workload: Workload, system: System) -> dict[str, int]:
+    """From the caching allocator: bytes above those of the parameters and their gradients."""
+    workload.step(system.run)
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    loss = workload.forward(system.run)
+    held = torch.cuda.memory_allocated() - before
+    loss.backward()  # type: ignore[no-untyped-call]
+    del loss
+    torch.cuda.synchronize()
+    return {
+        "held_bytes": held,
+        "peak_bytes": torch.cuda.max_memory_allocated() - before,
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+    }

@@ -1,47 +1,178 @@
-"""The systems that benchmarks compare: ebb and its peers on one module."""
+"""The systems that are compared, each as its users would run it at its best.
+
+torch.utils.checkpoint is told not to keep the random state and not to compare shapes, which no
+workload here needs; torch-remat does neither by itself.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch import Tensor
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+from workloads import Block, Runner, run_directly
 
 import ebb
 
-Blocks = Iterable[nn.Module]
-Runner = Callable[..., torch.Tensor]
-
-ATEN = torch.ops.aten
-MATMULS_AND_ATTENTION = [
-    ATEN.mm.default,
-    ATEN.addmm.default,
-    ATEN.bmm.default,
-    ATEN._scaled_dot_product_flash_attention_for_cpu.default,
-]
+NOTHING = "nothing recomputed"
+RECOMPUTE_ALL = "recompute all"
+TORCHTITAN = "torchtitan"
+MATMULS_SAVED = "matmuls saved"
+EVERYTHING_SAVED = "everything saved"
 
 
-def systems() -> dict[str, Runner]:
-    """Each runs (block, *inputs) and gives the block's output."""
+@dataclass(frozen=True)
+class System:
+    """A way to run a block.
 
-    def in_region(policy: ebb.Policy) -> Runner:
-        def run(block: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
-            with ebb.region(policy):
-                return block(*inputs)
+    Attributes:
+        name: as the results show it.
+        family: what it keeps; systems of one family should hold the same bytes.
+        run: runs a block.
+    """
 
-        return run
+    name: str
+    family: str
+    run: Runner
 
-    selective = functools.partial(create_selective_checkpoint_contexts, MATMULS_AND_ATTENTION)
-    return {
-        "eager": lambda block, *inputs: block(*inputs),
-        "AC (torch.utils.checkpoint)": functools.partial(checkpoint, use_reentrant=False),
-        "SAC (matmuls and sdpa saved)": functools.partial(
-            checkpoint, use_reentrant=False, context_fn=selective
+
+def operators(*patterns: str) -> set[Any]:
+    """All overloads of the aten operators with these names, or names that begin so (`name*`)."""
+    found = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        base, _, overload = name.removeprefix("aten::").partition(".")
+        if name.startswith("aten::") and any(
+            base == p or (p.endswith("*") and base.startswith(p[:-1])) for p in patterns
+        ):
+            found.add(getattr(getattr(torch.ops.aten, base), overload or "default"))
+    return found
+
+
+def matmuls() -> set[Any]:
+    """What `ebb.policies.save_matmuls` saves."""
+    return operators(
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "_grouped_mm",
+        "convolution",
+        "_scaled_dot_product_*",
+    )
+
+
+def matmuls_contexts() -> Callable[[], Any]:
+    saved = matmuls()
+
+    def decide(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if op in saved:
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    return functools.partial(create_selective_checkpoint_contexts, decide)
+
+
+def torchtitan_contexts() -> Callable[[], Any]:
+    """torchtitan's policy for SAC: attention is saved, and every second `mm`, from the first."""
+    attention = operators(
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_attention_math",
+        "_scaled_dot_product_fused_attention_overrideable",
+    )
+    saved = attention | {torch.ops.aten.linear.default, torch.ops.aten.max.default}
+    mm = torch.ops.aten.mm.default
+
+    def contexts() -> Any:
+        calls = {False: 0, True: 0}  # by whether it is the recomputation
+
+        def decide(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            if op is mm:
+                calls[context.is_recompute] += 1
+                if calls[context.is_recompute] % 2:
+                    return CheckpointPolicy.MUST_SAVE
+            elif op in saved:
+                return CheckpointPolicy.MUST_SAVE
+            return CheckpointPolicy.PREFER_RECOMPUTE
+
+        return create_selective_checkpoint_contexts(decide)  # type: ignore[no-untyped-call]
+
+    return contexts
+
+
+def in_checkpoint(reentrant: bool = False, context_fn: Callable[[], Any] | None = None) -> Runner:
+    options: dict[str, Any] = {} if context_fn is None else {"context_fn": context_fn}
+    if not reentrant:
+        options["determinism_check"] = "none"
+    return functools.partial(
+        checkpoint, use_reentrant=reentrant, preserve_rng_state=False, **options
+    )
+
+
+def in_region(policy: ebb.Policy) -> Runner:
+    def run(block: Block, *inputs: Tensor) -> Tensor:
+        with ebb.region(policy):
+            return block(*inputs)
+
+    return run
+
+
+EAGER = System("eager", NOTHING, run_directly)
+
+
+def ebb_systems() -> list[System]:
+    return [
+        System("ebb recompute_all", RECOMPUTE_ALL, in_region(ebb.policies.recompute_all)),
+        System("ebb torchtitan", TORCHTITAN, in_region(ebb.policies.torchtitan)),
+        System("ebb save_matmuls", MATMULS_SAVED, in_region(ebb.policies.save_matmuls)),
+        System("ebb save_all", EVERYTHING_SAVED, in_region(ebb.policies.save_all)),
+    ]
+
+
+def torch_systems() -> list[System]:
+    return [
+        System("AC, reentrant", RECOMPUTE_ALL, in_checkpoint(reentrant=True)),
+        System("AC", RECOMPUTE_ALL, in_checkpoint()),
+        System("SAC torchtitan", TORCHTITAN, in_checkpoint(context_fn=torchtitan_contexts())),
+        System("SAC matmuls", MATMULS_SAVED, in_checkpoint(context_fn=matmuls_contexts())),
+    ]
+
+
+def remat_systems() -> list[System]:
+    """torch-remat's; none where it is not installed."""
+    try:
+        from remat import Remat
+    except ModuleNotFoundError:
+        print("torch-remat is not installed, so it is left out: pip install -e '.[bench]'")
+        return []
+    return [
+        System("torch-remat recompute all", RECOMPUTE_ALL, Remat(lambda *_: False)),
+        System(
+            "torch-remat torchtitan",
+            TORCHTITAN,
+            Remat(
+                lambda operator, number: (
+                    number % 2 == 0 if operator == "mm" else operator == "attention" and CUDA
+                )
+            ),
         ),
-        "ebb recompute_all": in_region(ebb.policies.recompute_all),
-        "ebb save_matmuls": in_region(ebb.policies.save_matmuls),
-        "ebb torchtitan": in_region(ebb.policies.torchtitan),
-        "ebb save_all": in_region(ebb.policies.save_all),
-    }
+        System("torch-remat matmuls", MATMULS_SAVED, Remat(lambda *_: True)),
+    ]
+
+
+# torchtitan's list names the attention kernels for CUDA, not the one for the CPU.
+CUDA = torch.cuda.is_available()
+
+
+def all_systems() -> list[System]:
+    """Every system that is installed, eager first."""
+    return [EAGER, *torch_systems(), *remat_systems(), *ebb_systems()]

@@ -1,0 +1,59 @@
+"""Where a run took place."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ebb
+
+
+def device() -> torch.device:
+    """The GPU where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def environment() -> dict[str, Any]:
+    on_gpu = device().type == "cuda"
+    return {
+        "processor": processor(),
+        "gpu": torch.cuda.get_device_name() if on_gpu else None,
+        "torch": torch.__version__,
+        "ebb": ebb.__version__,
+        "torch-remat": version("torch-remat"),
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def slug(found: dict[str, Any]) -> str:
+    """The name that results are filed under: the GPU's, else the processor's."""
+    name = str(found["gpu"] or found["processor"]).lower()
+    return "-".join("".join(c if c.isalnum() else " " for c in name).split())
+
+
+def quick() -> bool:
+    """EBB_BENCH_QUICK=1: everything tiny, to try the benchmarks themselves."""
+    return os.environ.get("EBB_BENCH_QUICK") == "1"

@@ -1,0 +1,200 @@
+"""The results as Markdown tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Row = dict[str, Any]
+Results = dict[str, Any]
+
+# The workloads of the README's table and of the plot.
+MAIN = [
+    "Llama block, tiny",
+    "256 ops on 4 x 8",
+    "4 pre-LN blocks, width 64",
+    "4 pre-LN blocks, width 512",
+]
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def names(rows: Iterable[Row], column: str) -> list[str]:
+    """The different values of a column, in order."""
+    return list(dict.fromkeys(row[column] for row in rows))
+
+
+def environment_line(found: Row) -> str:
+    parts = [found["gpu"] or found["processor"], f"torch {found['torch']}", f"ebb {found['ebb']}"]
+    parts += [f"torch-remat {found['torch-remat'] or 'not installed'}"]
+    parts += [f"Python {found['python']}", f"threads: {found['threads']}"]
+    return ", ".join(parts)
+
+
+def goals_table(rows: list[Row]) -> str:
+    return table(
+        ["", "goal", "measured"], ([row["what"], row["goal"], row["measured"]] for row in rows)
+    )
+
+
+def steps_table(rows: list[Row]) -> str:
+    """One workload's systems; `rows` are of one workload."""
+    on_gpu = "host_seconds" in rows[0]
+    header = ["system", "keeps", "time [median]", "held bytes", "peak bytes", ""]
+    if on_gpu:
+        header[3:3] = ["step ms", "host ms"]
+        header[7:7] = ["peak reserved"]
+    lines = []
+    for row in rows:
+        line = [
+            row["system"],
+            row["family"],
+            f"{row['ratio']:.3f} [{row['ratio_of_medians']:.3f}]",
+            f"{row['held_bytes']:,}",
+            f"{row['peak_bytes']:,}",
+            row["note"],
+        ]
+        if on_gpu:
+            line[3:3] = [number(row["seconds"] * 1e3), number(row["host_seconds"] * 1e3)]
+            line[7:7] = [f"{row['peak_reserved_bytes']:,}"]
+        lines.append(line)
+    eager = rows[0]
+    title = f"### {eager['workload']}\n\neager: {eager['seconds'] * 1e6:,.0f} us a step"
+    return f"{title}; {eager['steps']} steps of each system\n\n{table(header, lines)}"
+
+
+def slopes_table(rows: list[Row]) -> str:
+    columns = {
+        "recording": "recording",
+        "recording_without_gradient": "recording, no gradient",
+        "pack": "pack",
+        "unpack": "unpack",
+        "replay": "replay",
+        "release": "release",
+        "region": "region",
+    }
+    lines = [
+        [row["system"], *(number(row[c]) for c in columns), number(row["residual"])]
+        for row in rows
+        if "recording" in row
+    ]
+    return table(["us per op, tensor or region", *columns.values(), "largest residual"], lines)
+
+
+def scaling_table(rows: list[Row], by: str, title: str) -> str:
+    systems = names(rows, "system")
+    header = [title]
+    for system in systems:
+        eager = system == "eager"
+        header += ["eager: us per op"] if eager else [f"{system}: added", "per further op"]
+    lines = []
+    for count in names(rows, by):
+        line = [f"{count:,}"]
+        for row in (r for r in rows if r[by] == count):
+            if row["system"] == "eager":
+                line.append(number(row["us_per_op"]))
+            else:
+                line += [number(row["added_us_per_op"]), number(row["added_us_per_further_op"])]
+        lines.append(line)
+    return table(header, lines)
+
+
+def unevenness_table(rows: list[Row]) -> str:
+    columns = {
+        "us_per_op": "time per op",
+        "added_us_per_op": "added per op",
+        "added_us_per_further_op": "added per further op",
+        "ratio": "ratio to eager",
+    }
+    series = {"ops_per_region": "ops per region", "regions": "regions"}
+    return table(
+        ["largest over smallest", "over", *columns.values()],
+        (
+            [
+                row["system"],
+                series[row["series"]],
+                *(number(row[c]) for c in columns),
+            ]
+            for row in rows
+        ),
+    )
+
+
+def host_memory_table(rows: list[Row]) -> str:
+    return table(
+        ["host memory, bytes per op", "ops", "total", "over eager"],
+        (
+            [
+                row["system"],
+                f"{row['ops']:,}",
+                number(row["bytes_per_op"], 1),
+                number(row["added_bytes_per_op"], 1),
+            ]
+            for row in rows
+        ),
+    )
+
+
+def outside_table(found: Row) -> str:
+    return table(
+        ["outside any region", "with ebb, us", "without, us", "ratio", "of medians", "noise"],
+        [
+            [
+                "Llama block, tiny, eager",
+                f"{min(found['with']) * 1e6:.1f}",
+                f"{min(found['without']) * 1e6:.1f}",
+                number(found["ratio"], 3),
+                number(found["ratio_of_medians"], 3),
+                number(found["noise"], 3),
+            ]
+        ],
+    )
+
+
+def summary_table(rows: list[Row]) -> str:
+    """For each system the time over eager's and the held bytes over eager's, main workloads."""
+    workloads = [name for name in names(rows, "workload") if name in MAIN]
+    cells = {(row["workload"], row["system"]): row for row in rows}
+    lines = []
+    for system in names(rows, "system"):
+        line = [system]
+        for workload in workloads:
+            row, eager = cells[workload, system], cells[workload, "eager"]
+            share = 100 * row["held_bytes"] / eager["held_bytes"]
+            line.append(f"{row['ratio']:.2f}, {share:.0f} %")
+        lines.append(line)
+    return table(["time over eager's, held bytes", *workloads], lines)
+
+
+def markdown(results: Results) -> str:
+    """All results; `time` is the ratio of minima to eager's, in brackets of medians."""
+    parts = ["# Benchmark results", environment_line(results["environment"])]
+    parts += ["## Goals", goals_table(results["goals"])]
+    steps = results["steps"]
+    if steps:
+        parts += ["## Steps: time over eager's, ratio of minima [of medians]"]
+    for workload in names(steps, "workload"):
+        parts.append(steps_table([row for row in steps if row["workload"] == workload]))
+    if results["slopes"]:
+        parts += ["## Slopes", slopes_table(results["slopes"])]
+    scaling = results["scaling"]
+    if scaling:
+        parts += [
+            "## Scaling, us per op",
+            scaling_table(scaling["ops_per_region"], "ops_per_region", "ops in one region"),
+            scaling_table(scaling["regions"], "regions", "regions of 100 ops"),
+            unevenness_table(scaling["unevenness"]),
+        ]
+    if results["host_memory"]:
+        parts += ["## Host memory", host_memory_table(results["host_memory"])]
+    if results["outside"]:
+        parts += ["## Outside any region", outside_table(results["outside"])]
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,211 @@
+"""Runs ebb and its peers on the same programs and writes what they cost.
+
+    python benchmarks/run.py
+    python benchmarks/run.py --only "Llama" --sections steps --output results
+
+The exit status is 1 if any system gives other gradients than eager.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# Read once, as torch loads: repeatable cuBLAS, and no log lines from torch's profiler.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+
+import torch
+from environment import device, environment, quick, slug
+from goals import RATIOS, goals
+from host_memory import keep_freed_memory
+from language_model import BILLION, TINY, language_model
+from outside import measure_outside
+from plot import draw
+from scaling import measure_host_memory, measure_scaling
+from slopes import measure_slopes
+from steps import measure_steps
+from systems import System, all_systems
+from workloads import WORKLOADS, Workload
+
+from report import environment_line, markdown, summary_table
+
+ROOT = Path(__file__).resolve().parents[1]
+SECTIONS = ("steps", "slopes", "scaling", "host_memory", "outside")
+SLOPES_OF = (
+    "eager",
+    "AC, reentrant",
+    "AC",
+    "SAC matmuls",
+    "torch-remat recompute all",
+    "ebb recompute_all",
+    "ebb save_all",
+)
+SCALING_OF = ("eager", "AC", "ebb recompute_all")
+TOO_LONG_FOR_QUICK = [f"4 pre-LN blocks, width {width}" for width in (256, 512, 1024)]
+README_MARKS = "<!-- benchmarks -->\n", "<!-- end of benchmarks -->\n"
+
+
+def chosen_workloads(only: str) -> dict[str, Callable[[], Workload]]:
+    found = dict(WORKLOADS)
+    if quick():
+        for name in TOO_LONG_FOR_QUICK:
+            del found[name]
+    if quick() or device().type == "cuda":
+        shape = TINY if quick() else BILLION
+        found[shape.name] = lambda: language_model(shape)
+    return {name: make for name, make in found.items() if only.lower() in name.lower()}
+
+
+def run_steps(systems: list[System], only: str) -> list[dict[str, Any]]:
+    with_goals = {workload for workload, _, _ in RATIOS}
+    rows = []
+    for name, make in chosen_workloads(only).items():
+        seconds = 40 if name in with_goals else 15
+        found = measure_steps(
+            make,
+            device(),
+            systems,
+            seconds=0 if quick() else seconds,
+            rounds=1 if quick() else 5,
+        )
+        eager = found[0]
+        print(f"\n{name}: eager {eager['seconds'] * 1e6:.0f} us, {eager['steps']} steps of each")
+        print(f"  {'':28s} {'time':>6s} {'median':>8s} {'held':>12s} {'peak':>12s}")
+        for row in found:
+            print(
+                f"  {row['system']:28s} {row['ratio']:6.3f} [{row['ratio_of_medians']:6.3f}]"
+                f" {row['held_bytes']:12,} {row['peak_bytes']:12,}  {row['note']}",
+                flush=True,
+            )
+        rows += found
+    return rows
+
+
+def run_slopes(systems: list[System]) -> list[dict[str, Any]]:
+    rows = measure_slopes(
+        [s for s in systems if s.name in SLOPES_OF],
+        seconds=0 if quick() else 45,
+        rounds=1 if quick() else 5,
+    )
+    print("\nslopes, us")
+    for row in rows:
+        columns = {k: v for k, v in row.items() if isinstance(v, float)}
+        print(f"  {row['system']:28s}", *(f"{k} {v:.3f} " for k, v in columns.items()), flush=True)
+    return rows
+
+
+def run_scaling(systems: list[System], slopes: list[dict[str, Any]]) -> dict[str, Any]:
+    found = measure_scaling(
+        [s for s in systems if s.name in SCALING_OF],
+        {row["system"]: row["region"] for row in slopes if "region" in row},
+        seconds=0 if quick() else 5,
+        largest=1_000 if quick() else 100_000,
+        most_regions=4 if quick() else 64,
+    )
+    print("\nscaling")
+    for series in ("ops_per_region", "regions"):
+        for row in found[series]:
+            print(
+                f"  {row['system']:28s} {row['regions']:3d} x {row['ops_per_region']:7,d} ops:"
+                f" {row['us_per_op']:6.2f} us per op, added {row['added_us_per_op']:6.2f}",
+                flush=True,
+            )
+    return found
+
+
+def write(results: dict[str, Any], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / slug(results["environment"])
+    written = ["json", "md"]
+    path.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+    path.with_suffix(".md").write_text(markdown(results))
+    try:
+        draw(results["steps"], path.with_suffix(".svg"))
+        written.append("svg")
+    except ModuleNotFoundError:
+        print("matplotlib is not installed, so there is no plot: pip install -e '.[bench]'")
+    print(f"\nwritten to {path} as {', '.join(written)}")
+
+
+def update_readme(results: dict[str, Any]) -> None:
+    """Puts the plot and the summary between the marks in the README."""
+    begin, end = README_MARKS
+    readme = ROOT / "README.md"
+    before, _, rest = readme.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    name = slug(results["environment"])
+    parts = [
+        f"![Time against bytes held](benchmarks/results/{name}.svg)\n",
+        f"{environment_line(results['environment'])}:\n",
+        summary_table(results["steps"]) + "\n",
+        f"All workloads, slopes and goals: [{name}.md](benchmarks/results/{name}.md).\n",
+    ]
+    readme.write_text(before + begin + "\n".join(parts) + end + after)
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="workloads whose name contains this")
+    parser.add_argument(
+        "--sections", nargs="+", choices=SECTIONS, default=SECTIONS, help="default: all"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="folder for the results; default: benchmarks/results for a complete run, else none",
+    )
+    parser.add_argument(
+        "--readme", action="store_true", help="also put the plot and the summary into the README"
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse_options()
+    sections = set(options.sections)
+    complete = not quick() and not options.only and sections == set(SECTIONS)
+    folder = options.output or (ROOT / "benchmarks" / "results" if complete else None)
+    if options.readme and not complete:
+        sys.exit("--readme needs a complete run")
+
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "None of the inputs have requires_grad=True")
+    results: dict[str, Any] = {"environment": environment(), "goals": []}
+    print(environment_line(results["environment"]))
+    systems = all_systems()
+    results["steps"] = run_steps(systems, options.only) if "steps" in sections else []
+    slopes = run_slopes(systems) if sections & {"slopes", "scaling"} else []
+    results["slopes"] = slopes
+    results["scaling"] = run_scaling(systems, slopes) if "scaling" in sections else {}
+    results["host_memory"] = (
+        measure_host_memory(
+            [s for s in systems if s.name in SLOPES_OF], 1_000 if quick() else 100_000
+        )
+        if "host_memory" in sections
+        else []
+    )
+    results["outside"] = (
+        measure_outside(*((1, 0) if quick() else (8, 2.5))) if "outside" in sections else {}
+    )
+    results["goals"] = goals(results)
+    print("\ngoals")
+    for row in results["goals"]:
+        print(f"  {row['what']}: {row['measured']} (goal: {row['goal']})")
+    if folder is not None:
+        write(results, folder)
+    if options.readme:
+        update_readme(results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""The benchmarks run, compare gradients, and write what they measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+SYSTEMS = {
+    "eager",
+    "AC",
+    "AC, reentrant",
+    "SAC matmuls",
+    "SAC torchtitan",
+    "ebb recompute_all",
+    "ebb torchtitan",
+    "ebb save_matmuls",
+    "ebb save_all",
+}
+
+
+def installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Imports a file of the benchmarks, which are scripts and not a package."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def load_module(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    return load_module
+
+
+@pytest.fixture(scope="module")
+def quick_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "run.py"), "--output", str(folder)],
+        env=os.environ | {"EBB_BENCH_QUICK": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, done.stdout
+
+
+def only_file(folder: Path, kind: str) -> Path:
+    (found,) = folder.glob(f"*.{kind}")
+    return found
+
+
+def test_a_quick_run_measures_every_system_on_every_workload(quick_run):
+    folder, _ = quick_run
+    results = json.loads(only_file(folder, "json").read_text())
+
+    rows = results["steps"]
+    by_workload = {row["workload"]: set() for row in rows}
+    for row in rows:
+        by_workload[row["workload"]].add(row["system"])
+
+    assert len(by_workload) >= 6
+    for systems in by_workload.values():
+        assert systems >= SYSTEMS
+    assert "Llama-shaped model, tiny" in by_workload
+    assert all(row["ratio"] > 0 and row["held_bytes"] > 0 for row in rows)
+
+
+def test_a_quick_run_writes_every_section(quick_run):
+    folder, _ = quick_run
+    results = json.loads(only_file(folder, "json").read_text())
+    text = only_file(folder, "md").read_text()
+
+    ebb_row = next(r for r in results["slopes"] if r["system"] == "ebb recompute_all")
+    assert None not in [
+        ebb_row[c] for c in ("recording", "replay", "pack", "unpack", "region", "release")
+    ]
+    assert {"ops_per_region", "regions", "unevenness"} <= set(results["scaling"])
+    assert results["outside"]["ratio"] > 0
+    for title in ("Goals", "Steps", "Slopes", "Scaling", "Outside any region"):
+        assert f"## {title}" in text
+    for goal in results["goals"]:
+        assert goal["what"] in text
+
+
+def test_torch_remat_takes_part_where_it_is_installed(quick_run):
+    folder, output = quick_run
+    if not installed("torch_remat"):
+        assert "pip install -e '.[bench]'" in output
+        pytest.skip("torch-remat is not installed: pip install -e '.[bench]'")
+
+    rows = json.loads(only_file(folder, "json").read_text())["steps"]
+
+    systems = {row["system"] for row in rows}
+    assert {f"torch-remat {p}" for p in ("recompute all", "torchtitan", "matmuls")} <= systems
+
+
+def test_a_quick_run_draws_a_plot(quick_run):
+    folder, output = quick_run
+    if not installed("matplotlib"):
+        assert "pip install -e '.[bench]'" in output
+        pytest.skip("matplotlib is not installed: pip install -e '.[bench]'")
+
+    assert "<svg" in only_file(folder, "svg").read_text()
+
+
+def test_a_line_is_fitted_by_least_squares(load):
+    fit_line = load("analysis").fit_line
+
+    exact = fit_line([1, 2, 4], [5.0, 7.0, 11.0])
+    bent = fit_line([0, 1, 2], [0.0, 3.0, 0.0])
+
+    assert (exact.slope, exact.intercept, exact.residual) == (2.0, 3.0, 0.0)
+    assert (bent.slope, bent.intercept, bent.residual) == (0.0, 1.0, 1.0)
+    with pytest.raises(ValueError, match="two different xs"):
+        fit_line([1, 1], [2.0, 3.0])
+
+
+def test_the_pareto_front_holds_what_nothing_beats(load):
+    pareto_front = load("analysis").pareto_front
+
+    front = pareto_front([(3, 1), (1, 3), (2, 2), (2, 3), (3, 2), (1, 3), (4, 1)])
+
+    assert front == [(1, 3), (2, 2), (3, 1)]
+    assert pareto_front([]) == []
+
+
+def test_other_gradients_than_eagers_end_the_benchmark(load):
+    workloads, systems, steps = load("workloads"), load("systems"), load("steps")
+    wrong = systems.System("wrong", systems.RECOMPUTE_ALL, lambda block, *xs: block(*xs) * 2)
+
+    with pytest.raises(SystemExit, match="wrong gives other gradients than eager"):
+        steps.check_exactness(workloads.llama_tiny(), [systems.EAGER, wrong])
+
+
+def test_a_system_that_updates_buffers_twice_is_noted(load):
+    workloads, systems, steps = load("workloads"), load("systems"), load("steps")
+
+    notes = steps.check_exactness(workloads.convolutions(), systems.all_systems())
+
+    assert notes["AC"] == "buffers differ from eager's"
+    assert notes["ebb recompute_all"] == ""
+
+
+def test_selective_checkpointing_saves_what_ebb_saves(load):
+    systems = load("systems")
+
+    saved = systems.matmuls()
+
+    assert {torch.ops.aten.mm.default, torch.ops.aten.convolution.default} <= saved
+    assert torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default in saved
+    assert torch.ops.aten.add.Tensor not in saved
+
+
+@pytest.fixture
+def pretended_cuda(monkeypatch):
+    """torch.cuda as far as the benchmarks use it, without a GPU: counts and times nothing."""
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            pass
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, end: Event) -> float:
+            return 2000.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    for name, value in (
+        ("memory_allocated", 10),
+        ("max_memory_allocated", 30),
+        ("max_memory_reserved", 50),
+    ):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+
+
+def test_gpu_steps_are_timed_by_events_and_reported_with_host_time(load, pretended_cuda):
+    timing, held_bytes, report = load("timing"), load("held_bytes"), load("report")
+    workloads, systems = load("workloads"), load("systems")
+    workload = workloads.llama_tiny()
+    eager = systems.EAGER
+
+    phases = timing.time_step(lambda: workload.step(eager.run), torch.device("cuda"))
+    memory = held_bytes.held_and_peak_on_cuda(workload, eager)
+    row = {
+        "workload": "w",
+        "system": "eager",
+        "family": "f",
+        "ratio": 1.0,
+        "ratio_of_medians": 1.0,
+        "seconds": phases["step"],
+        "host_seconds": phases["host"],
+        "steps": 1,
+        "note": "",
+        **memory,
+    }
+    header, _, line = report.steps_table([row]).splitlines()[-3:]
+
+    assert phases["step"] == 2.0
+    assert memory == {"held_bytes": 0, "peak_bytes": 20, "peak_reserved_bytes": 50}
+    cells = dict(zip(header.split("|"), line.split("|"), strict=True))
+    assert cells[" step ms "] == " 2000.00 "
+    assert cells[" peak reserved "] == " 50 "
