@@ -26,7 +26,7 @@ bool flushesDenormals() {
 #endif
 }
 
-AutocastDtypes currentAutocastDtypes() {
+[[gnu::cold]] AutocastDtypes currentAutocastDtypes() {
   AutocastDtypes dtypes;
   for (const auto type : kDeviceTypes) {
     if (at::autocast::is_autocast_enabled(type)) {
@@ -77,7 +77,7 @@ void NumericSettings::apply(const NumericSettings& from) const {
   context.setDeterministicAlgorithms(deterministic, deterministicWarnOnly);
 }
 
-KernelState KernelState::now() {
+[[gnu::cold]] KernelState KernelState::now() {
   KernelState state{NumericSettings::current(), {}, {}};
   state.autocast = c10::autocast_dispatch_keyset - c10::impl::raw_local_dispatch_key_set.excluded();
   if (!state.autocast.empty()) {

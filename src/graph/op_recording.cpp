@@ -59,7 +59,9 @@ void OpRecording::run() {
       recipe_.reset();  // what the op saw is not known
     }
   }
-  prepareWrites();
+  if (!writes_.empty()) {
+    prepareWrites();
+  }
   runKernel();
   // Results are new to everybody else, so a lock is needed again only for what was written.
   if (!writes_.empty() || recorder_.graph_->verify != VerifyMode::Off) {
@@ -117,7 +119,8 @@ void OpRecording::scanTensor(const at::Tensor& tensor, size_t argument, int32_t 
   }
 }
 
-void OpRecording::addWrite(const at::Tensor& tensor, size_t argument, int32_t element) {
+[[gnu::noinline]] void OpRecording::addWrite(
+    const at::Tensor& tensor, size_t argument, int32_t element) {
   const ArgUse use = useOf(argument);
   const bool whole = use == ArgUse::Overwrite && coversStorage(tensor);
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
@@ -221,7 +224,7 @@ void OpRecording::addValue(Input& input, const at::Tensor& tensor) {
   input.value = value;
 }
 
-void OpRecording::prepareWrites() {
+[[gnu::noinline]] void OpRecording::prepareWrites() {
   for (const Write& write : writes_) {
     // References that do not need the old state: the map's, this write's, and the recipe's where
     // it gives the op a buffer with other contents.
@@ -280,7 +283,7 @@ uint64_t OpRecording::fingerprintOfResult() const {
 // Note [A write into a saved value]
 // An in-place op on a value that the policy saves leaves one storage to keep, the written one. The
 // new state inherits the decision, else `relu_` after a saved convolution would undo it.
-void OpRecording::recordWrites() {
+[[gnu::noinline]] void OpRecording::recordWrites() {
   for (const Write& write : writes_) {
     const Value& before = *write.before;
     auto after = c10::make_intrusive<Value>();

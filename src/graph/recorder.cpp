@@ -48,7 +48,7 @@ void Recorder::call(Call& call) {
 // Note [In-place views]
 // t_, set_ and the like change what a tensor shows, not what a storage holds. resize_ does neither
 // to a storage that is large enough; else the storage gets other memory, with the old bytes first.
-void Recorder::callInplaceView(Call& call) {
+[[gnu::cold]] void Recorder::callInplaceView(Call& call) {
   const at::Tensor tensor = call.arguments[0].toTensor();
   c10::intrusive_ptr<Value> before;
   c10::Storage storage;
@@ -71,7 +71,8 @@ void Recorder::callInplaceView(Call& call) {
   }
 }
 
-void Recorder::storageGrew(const c10::intrusive_ptr<Value>& value, const c10::Storage& storage) {
+[[gnu::cold]] void Recorder::storageGrew(
+    const c10::intrusive_ptr<Value>& value, const c10::Storage& storage) {
   if (value->witness) {
     stateEnds(*value, false);
   }
@@ -163,7 +164,7 @@ void Recorder::supersede(const c10::intrusive_ptr<Value>& value, size_t ownRefer
 
 // Gives a leaf a copy of its bytes, which others may write to. If that has happened unseen already,
 // the copy is of no use.
-void Recorder::makePrivate(Value& value) {
+[[gnu::cold]] void Recorder::makePrivate(Value& value) {
   if (value.bytes.nbytes() < value.nbytes) {
     return;  // somebody freed it; a replay that needs it will say so
   }
@@ -224,7 +225,7 @@ bool Recorder::ownsItsBytes(const Value& value) {
 
 // Forgets values that no program can name any more: nothing refers to them and their storage is
 // gone, or only we hold it. Consumers go before what they consume, so one pass is enough.
-void Recorder::dropUnused() {
+[[gnu::cold]] void Recorder::dropUnused() {
   std::vector<std::pair<uint64_t, c10::StorageImpl*>> latestFirst;
   latestFirst.reserve(values_.size());
   values_.forEach([&](const ValueMap::Entry& entry) {
@@ -249,14 +250,14 @@ void Recorder::dropUnused() {
 // is written nothing is known, so what reads it then is kept. Afterwards it is a new leaf. If it
 // came from outside the region and an earlier graph knows it too, that graph may need what it held;
 // so its version is moved, and whoever needs the old contents raises.
-void Recorder::opaqueWriteBegins(const at::Tensor& tensor) {
+[[gnu::cold]] void Recorder::opaqueWriteBegins(const at::Tensor& tensor) {
   if (isRecordable(tensor)) {
     std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
     ++replaceByLeaf(tensor).opaque;
   }
 }
 
-void Recorder::opaqueWriteEnds(const at::Tensor& tensor) {
+[[gnu::cold]] void Recorder::opaqueWriteEnds(const at::Tensor& tensor) {
   if (isRecordable(tensor)) {
     std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
     Value& leaf = replaceByLeaf(tensor);
@@ -268,7 +269,7 @@ void Recorder::opaqueWriteEnds(const at::Tensor& tensor) {
   }
 }
 
-Value& Recorder::replaceByLeaf(const at::Tensor& tensor) {
+[[gnu::cold]] Value& Recorder::replaceByLeaf(const at::Tensor& tensor) {
   settle();
   const c10::intrusive_ptr<Value> before = currentValue(tensor);
   supersede(before, 2);

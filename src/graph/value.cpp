@@ -24,7 +24,7 @@ void Value::stamp(const at::Tensor& tensor) {
   }
 }
 
-void Value::inheritCounters(const Value& before) {
+[[gnu::noinline]] void Value::inheritCounters(const Value& before) {
   const bool sameWriter = sameCounter(counter, before.counter);
   if (sameWriter && before.otherCounters == nullptr) {
     return;
@@ -51,7 +51,7 @@ bool Value::otherVersionsHold() const {
   });
 }
 
-void Value::learn(const c10::VariableVersion& seen) {
+[[gnu::noinline]] void Value::learn(const c10::VariableVersion& seen) {
   if (otherCounters == nullptr) {
     otherCounters = std::make_unique<std::vector<CounterStamp>>();
   }

@@ -90,7 +90,7 @@ std::string changedInputsOf(const Recipe& recipe) {
 
 }  // namespace
 
-void witness(const Recipe& recipe, const Output& output, const at::Tensor& tensor) {
+[[gnu::cold]] void witness(const Recipe& recipe, const Output& output, const at::Tensor& tensor) {
   const auto value = output.value.lock();
   value->witness = std::make_unique<Witness>();
   Witness& record = *value->witness;
@@ -106,7 +106,7 @@ void witness(const Recipe& recipe, const Output& output, const at::Tensor& tenso
   }
 }
 
-void stateEnds(Value& value, bool seen) {
+[[gnu::cold]] void stateEnds(Value& value, bool seen) {
   const auto living = value.home.lock();
   if (!living) {
     return;
@@ -123,7 +123,7 @@ void stateEnds(Value& value, bool seen) {
   }
 }
 
-void compareReplay(const Graph& graph, const Recipe& recipe, Value& value) {
+[[gnu::cold]] void compareReplay(const Graph& graph, const Recipe& recipe, Value& value) {
   const c10::Storage truth = trueBytes(value);
   if (!truth || sameBytes(value.bytes, truth)) {
     return;
@@ -159,7 +159,7 @@ const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage&
   return *record.mismatch;
 }
 
-c10::Storage trueBytes(Value& value) {
+[[gnu::cold]] c10::Storage trueBytes(Value& value) {
   Witness& record = *value.witness;
   {
     std::lock_guard<std::mutex> lock(record.mutex);

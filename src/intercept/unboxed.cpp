@@ -64,43 +64,62 @@ namespace {
 using TensorBorrow = c10::MaybeOwnedTraits<at::Tensor>;
 
 // IValues that show tensors without owning them.
-template <size_t n>
-class Borrowed {
+class Borrowing {
  public:
-  Borrowed() = default;
-  Borrowed(const Borrowed&) = delete;
-  Borrowed& operator=(const Borrowed&) = delete;
-  ~Borrowed() {
-    for (size_t i = 0; i < count_; ++i) {
-      if (values_[i].isTensor()) {
-        at::Tensor borrow = std::move(values_[i]).toTensor();
-        TensorBorrow::destroyBorrow(borrow);
-      }
-    }
-  }
+  Borrowing(const Borrowing&) = delete;
+  Borrowing& operator=(const Borrowing&) = delete;
 
   void push(const at::Tensor& tensor) {
-    values_[count_++] = TensorBorrow::createBorrow(tensor);
+    *next_++ = TensorBorrow::createBorrow(tensor);
   }
   void push(const std::optional<at::Tensor>& tensor) {
     if (tensor) {
       push(*tensor);
     } else {
-      ++count_;
+      ++next_;
     }
   }
   template <class T>
   void push(const T& value) {
-    values_[count_++] = c10::IValue(value);
+    *next_++ = c10::IValue(value);
   }
 
+ protected:
+  Borrowing() = default;
+
+  // `values` are None.
+  void start(c10::IValue* values) {
+    next_ = values;
+  }
+
+  void giveBack(c10::IValue* values) {
+    for (; values != next_; ++values) {
+      if (values->isTensor()) {
+        at::Tensor borrow = std::move(*values).toTensor();
+        TensorBorrow::destroyBorrow(borrow);
+      }
+    }
+  }
+
+ private:
+  c10::IValue* next_ = nullptr;  // where the next one goes
+};
+
+template <size_t n>
+class Borrowed final : public Borrowing {
+ public:
+  Borrowed() {
+    start(values_.data());
+  }
+  ~Borrowed() {
+    giveBack(values_.data());
+  }
   c10::IValue* data() {
     return values_.data();
   }
 
  private:
-  std::array<c10::IValue, n> values_;  // None until pushed
-  size_t count_ = 0;
+  std::array<c10::IValue, n> values_;
 };
 
 // Shows an op's result, a tensor or several.

@@ -96,7 +96,7 @@ const Policy::Candidates& Policy::candidates(const OpTraits& op) const {
   return compile(op);
 }
 
-const Policy::Candidates& Policy::compile(const OpTraits& op) const {
+[[gnu::cold]] const Policy::Candidates& Policy::compile(const OpTraits& op) const {
   for (const auto& [index, known] : beyond_) {
     if (index == op.index) {
       return *known;

@@ -81,7 +81,7 @@ SavedTensor::~SavedTensor() {
   }
 }
 
-bool SavedTensor::packParts(Recorder& recorder, const at::Tensor& tensor) {
+[[gnu::noinline]] bool SavedTensor::packParts(Recorder& recorder, const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   const PythonSupport* python = pythonSupport();
   const bool leaf = requiresGrad_ && !tensor.grad_fn();
@@ -198,7 +198,7 @@ bool SavedTensor::isReadByRecipes(const c10::Storage& storage) const {
 }
 
 // The replayed bytes if they are right, else an exception or, to go on with, the right ones.
-c10::Storage SavedTensor::verified(const c10::Storage& replayed) const {
+[[gnu::cold]] c10::Storage SavedTensor::verified(const c10::Storage& replayed) const {
   const c10::Storage truth = trueBytes(*value_);
   if (!truth || sameBits(geometry_, replayed, truth)) {
     return replayed;
