@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "graph/fingerprint.h"
 #include "graph/witness.h"
@@ -110,7 +111,7 @@ void OpRecording::scanTensor(const at::Tensor& tensor, size_t argument, int32_t 
   }
   GeometryFlags flags = geometryFlags(tensor);
   flags.requiresGrad = (op_.readsRequiresGrad || op_.untrusted) && tensor.requires_grad();
-  shapeCount_ += flags.shapeCount() + (use == ArgUse::Scratch);
+  shapeCount_ += Input::shapeCount(flags, use);
   tensors_.push_back({&tensor, flags, use, index, element});
   offCpu_ |= !flags.device.is_cpu();
   storages_.push_back(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
@@ -201,6 +202,10 @@ void OpRecording::addInputs() {
     shape = writeShape(tensor, argument.flags, shape);
     if (argument.use == ArgUse::Scratch) {
       *shape++ = static_cast<int64_t>(tensor.storage().nbytes());
+    } else if (input.isNumber()) {
+      std::memcpy(shape, tensor.const_data_ptr(), tensor.itemsize());
+      input.offset = 0;
+      shape += Input::kNumberWords;
     } else {
       addValue(input, tensor);
     }

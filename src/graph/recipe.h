@@ -18,10 +18,14 @@ namespace ebb {
 struct RandomState;
 struct KernelState;
 
+// Note [Numbers]
+// `x + 1e-6` reaches us as an op on two tensors, of which torch made one of the number for this
+// call. A recipe keeps the number itself: a leaf would hold memory until backward.
+
 // One tensor argument: a value and the geometry in which the op saw it. Undefined tensors in a
 // list have an input without a value, so that lists keep their exact shape.
 struct Input {
-  c10::intrusive_ptr<Value> value;  // null: undefined, or scratch
+  c10::intrusive_ptr<Value> value;  // null: undefined, scratch or a number
   GeometryFlags flags;
   ArgUse use : 7 = ArgUse::Read;
   bool wholeOverwrite : 1 = false;  // the old contents do not matter
@@ -29,6 +33,22 @@ struct Input {
   int32_t element = -1;             // index in a list argument; -1: not a list
   int32_t sameAs = -1;              // an earlier input that is the same tensor object: kernels ask
   int64_t offset = 0;               // storage offset, in elements
+
+  // See Note [Numbers]
+  static bool isNumber(const GeometryFlags& flags, ArgUse use) {
+    return flags.wrappedNumber && flags.device.is_cpu() && use == ArgUse::Read;
+  }
+  bool isNumber() const {
+    return isNumber(flags, use);
+  }
+
+  // How many of Recipe::shapes are this input's: what writeShape gives, then the size of the buffer
+  // in bytes (scratch), or the number.
+  static uint32_t shapeCount(const GeometryFlags& flags, ArgUse use) {
+    const uint32_t more = use == ArgUse::Scratch ? 1 : isNumber(flags, use) ? kNumberWords : 0;
+    return flags.shapeCount() + more;
+  }
+  static constexpr uint32_t kNumberWords = 2;  // a complex number of double precision
 };
 
 // One value that the op made. Weak: a recipe never keeps its results alive.
@@ -42,8 +62,7 @@ struct Output {
 struct Recipe final : c10::intrusive_ptr_target {
   // Note [A recipe is one block]
   // A recipe, the arguments that are no tensors, the inputs and their shapes are allocated
-  // together. The shapes of the inputs follow each other: what writeShape gives and, for scratch,
-  // the size of the buffer in bytes.
+  // together. The shapes of the inputs follow each other: see Input::shapeCount.
   static c10::intrusive_ptr<Recipe> make(
       const OpTraits& op, uint32_t inputCount, uint32_t shapeCount);
   ~Recipe() override;

@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -56,7 +57,7 @@ class Rerun {
     c10::SmallVector<at::Tensor, 8> tensors;
     for (const Input& input : inputs()) {
       at::Tensor tensor = input.sameAs >= 0 ? tensors[input.sameAs] : tensorFor(input, shape);
-      shape += input.flags.shapeCount() + (input.use == ArgUse::Scratch);
+      shape += Input::shapeCount(input.flags, input.use);
       tensors.push_back(tensor);
       c10::IValue& argument = stack_[input.argument];
       if (input.element < 0) {
@@ -89,6 +90,11 @@ class Rerun {
     if (input.use == ArgUse::Scratch) {
       const auto nbytes = static_cast<size_t>(shape[input.flags.shapeCount()]);
       return show(allocateZeroed(nbytes, input.flags.device), input, shape);
+    }
+    if (input.isNumber()) {
+      const c10::Storage number = allocate(Input::kNumberWords * sizeof(int64_t), c10::kCPU);
+      std::memcpy(number.mutable_data(), shape + input.flags.shapeCount(), number.nbytes());
+      return show(number, input, shape);
     }
     if (!input.value) {
       return {};
