@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import pytest
@@ -10,6 +11,13 @@ from exactness import assert_exact
 from torch.profiler import ProfilerActivity, profile
 
 import ebb
+
+
+def alive() -> tuple[int, int]:
+    """Recipes and handles that exist, those of garbage that earlier tests left not counted."""
+    gc.collect()
+    return ebb.stats()["live_recipes"], ebb.stats()["live_handles"]
+
 
 NUMBERS = [3, -7, 2**40, True, False, 0.1, float("inf"), -0.0, 1e-300, 1.5 - 2.5j]
 
@@ -48,6 +56,7 @@ def test_numbers_hold_no_memory_until_backward() -> None:
 def test_a_region_of_many_ops_between_short_ones() -> None:
     """The table of values and the arena grow for it and serve short regions again."""
     x = torch.randn(3, requires_grad=True)
+    before = alive()
     for ops in (2, 5000, 3, 700, 1):
 
         def step(x: torch.Tensor, ops: int = ops) -> torch.Tensor:
@@ -57,13 +66,14 @@ def test_a_region_of_many_ops_between_short_ones() -> None:
             return y.sum()
 
         assert_exact(step, [x])
-    assert ebb.stats()["live_recipes"] == 0
+    assert alive() == before
 
 
 def test_handles_that_outlive_their_thread() -> None:
     """Recipes, values and handles are freed on another thread than the one that made them."""
     x = torch.randn(4, 4, requires_grad=True)
     losses: list[torch.Tensor] = []
+    before = alive()
 
     def forward() -> None:
         with ebb.region():
@@ -76,27 +86,26 @@ def test_handles_that_outlive_their_thread() -> None:
         thread = threading.Thread(target=forward)
         thread.start()
         thread.join()
-    before = ebb.stats()
-    assert before["live_recipes"] > 0
+    assert alive()[0] > before[0]
     with torch.autograd.set_multithreading_enabled(False):
         for loss in losses[::2]:
             loss.backward()
     losses.clear()
-    assert ebb.stats()["live_recipes"] == 0
-    assert ebb.stats()["live_handles"] == 0
+    del loss
+    assert alive() == before
 
 
 def test_one_survivor_keeps_no_recipes() -> None:
     """A handle that lives on keeps its own value, not what was recorded around it."""
     x = torch.randn(8, requires_grad=True)
+    recipes, handles = alive()
     with ebb.region():
         kept = x.exp()
         y = x
         for _ in range(100):
             y = y.sin()
     del y
-    assert ebb.stats()["live_recipes"] == 1  # the one that makes `kept` again
-    assert ebb.stats()["live_handles"] == 1
+    assert alive() == (recipes + 1, handles + 1)  # what makes `kept` again
     kept.sum().backward()
     del kept
-    assert ebb.stats()["live_recipes"] == 0
+    assert alive() == (recipes, handles)

@@ -189,4 +189,4 @@ def test_a_thread_outside_of_regions_that_draws_meanwhile(draw):
         stop.set()
         thread.join()
     assert refused == 0 or draw == "randn_like"
-    assert refused < 500
+    assert refused < 1000  # how many depends on the machine; not all
