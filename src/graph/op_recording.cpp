@@ -363,10 +363,10 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
 // A result of _unsafe_view or unsafe_chunk has a counter of its own: see Note [Version stamps].
 void OpRecording::learnAlias(const at::Tensor& tensor) {
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
-  const auto* value = recorder_.values_.find(tensor.storage().unsafeGetStorageImpl());
-  if (value != nullptr && counter.enabled() && !(*value)->knows(counter)) {
+  const auto found = recorder_.values_.find(tensor.storage().unsafeGetStorageImpl());
+  if (found != recorder_.values_.end() && counter.enabled() && !found->second->knows(counter)) {
     lockAgain();
-    (*value)->learn(counter);
+    found->second->learn(counter);
   }
 }
 

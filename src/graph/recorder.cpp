@@ -56,7 +56,7 @@ void Recorder::call(Call& call) {
     std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
     settle();
     storage = tensor.storage();
-    if (values_.find(storage.unsafeGetStorageImpl()) != nullptr) {
+    if (values_.count(storage.unsafeGetStorageImpl()) > 0) {
       before = currentValue(tensor);
     }
   }
@@ -228,18 +228,18 @@ bool Recorder::ownsItsBytes(const Value& value) {
 [[gnu::cold]] void Recorder::dropUnused() {
   std::vector<std::pair<uint64_t, c10::StorageImpl*>> latestFirst;
   latestFirst.reserve(values_.size());
-  values_.forEach([&](const ValueMap::Entry& entry) {
-    Value& value = *entry.value;
-    latestFirst.emplace_back(value.recipe ? value.recipe->sequence : 0, entry.storage);
-    if (ownsItsBytes(value)) {
-      value.recipe.reset();
+  for (const auto& [storage, value] : values_) {
+    latestFirst.emplace_back(value->recipe ? value->recipe->sequence : 0, storage);
+    if (ownsItsBytes(*value)) {
+      value->recipe.reset();
     }
-  });
+  }
   std::sort(latestFirst.begin(), latestFirst.end(), std::greater<>());
   for (const auto& [sequence, storage] : latestFirst) {
-    const auto& value = *values_.find(storage);
-    if (value.use_count() == 1 && (ownsItsBytes(*value) || value->home.expired())) {
-      values_.erase(storage);
+    const auto entry = values_.find(storage);
+    const Value& value = *entry->second;
+    if (entry->second.use_count() == 1 && (ownsItsBytes(value) || value.home.expired())) {
+      values_.erase(entry);
     }
   }
 }
@@ -305,11 +305,11 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   }
   std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
   settle();
-  auto* known = values_.find(tensor.storage().unsafeGetStorageImpl());
-  if (known == nullptr) {
+  const auto known = values_.find(tensor.storage().unsafeGetStorageImpl());
+  if (known == values_.end()) {
     return {};
   }
-  const auto& value = current(*known, tensor);
+  const auto& value = current(known->second, tensor);
   Packed packed;
   if (value->recipe) {
     packed.producer = value->recipe->op.name.c_str();
@@ -341,13 +341,19 @@ bool Recorder::mustOutliveNextWrite(const c10::intrusive_ptr<Value>& value) {
 
 void Recorder::close() {
   const auto forget = c10::make_scope_exit([this] {
+    // Clearing takes as long as the table is large: one unusually long region must not slow all.
+    if (values_.bucket_count() > 8 * (values_.size() + 8)) {
+      Map().swap(values_);
+    }
     values_.clear();
     unsettled_.clear();
     graph_.reset();
   });
   std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
   settle();
-  values_.forEach([this](const ValueMap::Entry& entry) { closeValue(entry.value); });
+  for (const auto& entry : values_) {
+    closeValue(entry.second);
+  }
 }
 
 void Recorder::closeValue(const c10::intrusive_ptr<Value>& held) {

@@ -1,13 +1,15 @@
 // The interceptor of a region: runs each op and writes down how its results were made.
 #pragma once
 
+#include <c10/util/flat_hash_map.h>
+
 #include <memory>
 #include <vector>
 
 #include "graph/decider.h"
 #include "graph/graph.h"
 #include "graph/recipe.h"
-#include "graph/value_map.h"
+#include "graph/value.h"
 #include "intercept/interceptor.h"
 #include "report/ledger.h"
 
@@ -60,6 +62,9 @@ class Recorder final : public Interceptor {
     c10::Storage storage;              // of both, only if `before` is set
   };
 
+  // Lives as long as the thread: regions come again and again, so its table is kept.
+  using Map = ska::flat_hash_map<c10::StorageImpl*, c10::intrusive_ptr<Value>>;
+
   c10::intrusive_ptr<Value>& currentValue(const at::Tensor& tensor);
   c10::intrusive_ptr<Value>& current(c10::intrusive_ptr<Value>& slot, const at::Tensor& tensor);
   void supersede(const c10::intrusive_ptr<Value>& value, size_t ownReferences);
@@ -80,7 +85,7 @@ class Recorder final : public Interceptor {
   Decider* decider_ = nullptr;          // of the innermost region
   RegionCounters* counters_ = nullptr;  // of the innermost region
   uint16_t region_ = 0;                 // the innermost region's index in Graph::names
-  ValueMap values_;                     // see Note [Ownership]
+  Map values_;                          // see Note [Ownership]
   size_t sweepAt_ = 0;                  // entries at which dead ones are looked for
   size_t keptBytes_ = 0;                // since that was last done
   std::vector<Unsettled> unsettled_;    // see Note [Version stamps]
