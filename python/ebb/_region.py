@@ -87,7 +87,7 @@ class region:
                 f"ebb: region {self._name or 'region'!r} is entered already. One ebb.region object "
                 "is one region: make another object to nest."
             )
-        entered = _C.enter_region(self._compiled, self._name)
+        entered = _C.enter_region(self._compiled, self._name or "region")
         if entered < 0:
             _warn_hooks_disabled()
             entered = -entered

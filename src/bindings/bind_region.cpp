@@ -16,19 +16,15 @@ namespace {
 // Entering and leaving are plain C functions: they run around every block of a model, and pybind's
 // argument handling would cost more than they do.
 
-// enter_region(policy, name or None) -> id of the entry, negative where saved-tensor hooks are
-// disabled.
+// enter_region(policy, name) -> id of the entry, negative where saved-tensor hooks are disabled.
 PyObject* enter(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK(count == 2, "ebb: enter_region takes a policy and a name");
   const auto& policy = py::handle(arguments[0]).cast<const PyPolicy&>();
-  Py_ssize_t size = 6;
-  const char* name = "region";
-  if (arguments[1] != Py_None) {
-    name = PyUnicode_AsUTF8AndSize(arguments[1], &size);
-    if (name == nullptr) {
-      throw python_error();
-    }
+  Py_ssize_t size = 0;
+  const char* name = PyUnicode_AsUTF8AndSize(arguments[1], &size);
+  if (name == nullptr) {
+    throw python_error();
   }
   const bool hooksDisabled = !at::SavedTensorDefaultHooks::is_enabled();
   const auto id = static_cast<long long>(

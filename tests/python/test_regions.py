@@ -178,6 +178,12 @@ def test_wrong_policy_type(policy):
     assert works()
 
 
+def test_empty_name_is_the_default_name():
+    with ebb.region(name=""):
+        torch.ones(2).exp()
+    assert list(ebb.stats()["regions"]) == ["region"]
+
+
 def test_wrong_name_type():
     with pytest.raises(TypeError, match="name must be a str"):
         ebb.region(name=3)
