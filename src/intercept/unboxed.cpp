@@ -149,6 +149,8 @@ class Unboxed<Result(Arguments...)> final : public c10::OperatorKernel {
  public:
   explicit Unboxed(const c10::OperatorHandle& op)
       : traits_(opTraits(op)), op_(op.typed<Result(Arguments...)>()) {
+    // The recorder replaces that argument, which only the boxed function passes on.
+    TORCH_INTERNAL_ASSERT(traits_.generatorArgument < 0, traits_.name, " takes a Generator");
   }
 
   Result operator()(c10::DispatchKeySet keys, Arguments... arguments) {
@@ -201,8 +203,6 @@ Kernels kernelsOf() {
   return {{c10::OperatorName(Ops::name, Ops::overload_name), &makeKernel<typename Ops::schema>}...};
 }
 
-// No operator here takes a Generator: the recorder replaces that argument, which only the boxed
-// function passes on.
 const Kernels& kernels() {
   namespace ops = at::_ops;
   static const auto* all = new Kernels(
