@@ -107,12 +107,12 @@ def empty_regions(system: System, count: int, x: Tensor) -> Trial:
     return trial
 
 
-def fit(times: Any, seconds_per_unit: float = 1e6) -> Lines:
+def fit(times: Any) -> Lines:
     """Lines through the minima of each (system, chain) over the number of ops, in microseconds."""
     points: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
     for (system, chain, _, length), phases in times.items():
         for phase, seconds in phases.items():
-            point = (length, seconds.least * seconds_per_unit)
+            point = (length, seconds.least * 1e6)
             points.setdefault((system, chain, phase), []).append(point)
     return {key: fit_line(*zip(*found, strict=True)) for key, found in points.items()}
 
