@@ -11,7 +11,10 @@ EBB_TEST_PROGRAMS=n runs n programs in place of 2,000, EBB_TEST_SEED=n other one
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -125,26 +128,41 @@ def check_many(count: int, base: int | None) -> Counter[str]:
     return came_to
 
 
+def check_in_a_fresh_process(count: int, base: int | None) -> Counter[str]:
+    """hypothesis also draws constants that it finds in loaded modules: which ones those are, and so
+    which programs a seed gives, must not depend on the tests that ran before.
+    """
+    command = [sys.executable, "-W", "ignore", __file__, str(count)]
+    command += [] if base is None else [str(base)]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-8000:]
+    return Counter(json.loads(run.stdout.splitlines()[-1]))
+
+
 def assert_not_vacuous(came_to: Counter[str], count: int) -> None:
     assert came_to.total() >= count
-    assert came_to["replayed"] > 0.5 * count  # it is about 0.6
+    assert came_to["replayed"] > 0.6 * count
     assert 0 < came_to["refused"] < 0.05 * count
     assert 0 < came_to["error"] < 0.3 * count
     assert came_to["eager differs"] < 0.002 * count
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_random_programs_give_what_eager_gives():
     count = int(os.environ.get("EBB_TEST_PROGRAMS", "2000"))
     base = os.environ.get("EBB_TEST_SEED")
 
-    came_to = check_many(count, None if base is None else int(base))
+    came_to = check_in_a_fresh_process(count, None if base is None else int(base))
 
     assert_not_vacuous(came_to, count)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("base", range(5))
 def test_more_random_programs_give_what_eager_gives(base):
-    assert_not_vacuous(check_many(4_000, base), 4_000)
+    assert_not_vacuous(check_in_a_fresh_process(4_000, base), 4_000)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    count, *base = map(int, sys.argv[1:])
+    print(json.dumps(check_many(count, base[0] if base else None)))

@@ -157,13 +157,16 @@ def test_a_forward_that_draws_while_another_thread_replays_draws():
             assert not backward.is_alive(), "deadlock"
 
 
-@pytest.mark.parametrize("draw", ["bernoulli", "randn_like"])
-def test_a_thread_outside_of_regions_that_draws_meanwhile(draw):
-    """Eager's masks then differ from run to run; a replay's must be those of its own forward."""
+@pytest.mark.parametrize(("draw", "pause"), [("bernoulli", 0), ("randn_like", 50e-6)])
+def test_a_thread_outside_of_regions_that_draws_meanwhile(draw, pause):
+    """Eager's masks then differ from run to run; a replay's must be those of its own forward.
+
+    `pause` seconds pass between its draws: without one, about half of all randn_like are refused.
+    """
     stop = threading.Event()
 
     def prefetch():
-        while not stop.is_set():
+        while not stop.wait(pause):
             torch.rand(64)
 
     thread = threading.Thread(target=prefetch)
@@ -189,4 +192,4 @@ def test_a_thread_outside_of_regions_that_draws_meanwhile(draw):
         stop.set()
         thread.join()
     assert refused == 0 or draw == "randn_like"
-    assert refused < 1000  # how many depends on the machine; not all
+    assert refused < 500
