@@ -7,6 +7,7 @@ from collections.abc import Callable
 import random_instructions as make
 import torch
 import torch.nn.functional as F
+from custom_functions import GivesWhatItSaved
 from random_instructions import UNARY, choose, fits, is_differentiable, is_float, is_vector
 from random_programs import Machine, Skip
 from torch.autograd import Function
@@ -154,19 +155,6 @@ class SavesIntermediate(Function):
     @staticmethod
     def backward(ctx, grad, _):
         return grad * ctx.saved_tensors[0] + ctx.h
-
-
-class GivesWhatItSaved(Function):
-    """Its gradient is the tensor that it saved, which AccumulateGrad may take for its own."""
-
-    @staticmethod
-    def forward(ctx, a):
-        ctx.save_for_backward(a.cos())
-        return a.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return ctx.saved_tensors[0]
 
 
 class Scratch(Function):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from custom_functions import GivesWhatItSaved, SilentScratch
 from exactness import POLICIES, assert_exact, leaves, same_bits
-from torch.autograd import Function
 
 import ebb
 
@@ -28,17 +28,6 @@ def test_operator_with_a_kernel_and_a_decomposition(function):
         return grad * x
 
     assert_exact(program, leaves((4, 8), dtype=torch.float32))
-
-
-class GivesWhatItSaved(Function):
-    @staticmethod
-    def forward(ctx, a):
-        ctx.save_for_backward(a.cos())
-        return a.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return ctx.saved_tensors[0]
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
@@ -133,22 +122,6 @@ def test_leaf_written_behind_torch_before_it_is_copied_is_refused(then):
         loss.backward()
 
 
-class Scratch(Function):
-    """Uses what it saved as scratch memory in backward, as some fused kernels do."""
-
-    @staticmethod
-    def forward(ctx, a):
-        ctx.save_for_backward(a)
-        return a.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        (a,) = ctx.saved_tensors
-        result = grad * a
-        a.data.zero_()
-        return result
-
-
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_backward_that_overwrites_a_living_tensor_which_other_nodes_saved(policy):
     """Whoever unpacks a living tensor gets its own storage, not only the first."""
@@ -160,7 +133,7 @@ def test_backward_that_overwrites_a_living_tensor_which_other_nodes_saved(policy
             last = h * x  # unpacked last
             v = h + 1  # so that a recipe reads h
             z = v * v
-            u = Scratch.apply(h)
+            u = SilentScratch.apply(h)
             first = h * u
             del v
         (last + first + z).sum().backward()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from custom_functions import Scratch, SilentScratch
 from exactness import POLICIES, assert_exact, leaves, same_bits
 from torch import nn
 
@@ -74,28 +75,10 @@ def test_attention_that_asks_whether_its_arguments_are_one_tensor():
     assert_exact(program, leaves((2, 5, 8), dtype=torch.float32))
 
 
-class Scratch(torch.autograd.Function):
-    """Uses what it saved as scratch memory in backward, as some fused kernels do."""
-
-    silent = False
-
-    @staticmethod
-    def forward(ctx, a):
-        ctx.save_for_backward(a)
-        return a.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        (a,) = ctx.saved_tensors
-        result = grad * a
-        (a.data if Scratch.silent else a).zero_()
-        return result
-
-
 @pytest.mark.parametrize(("silent", "alive"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_backward_that_overwrites_what_it_unpacked(silent, alive, policy):
-    Scratch.silent = silent
+    scratch = SilentScratch if silent else Scratch
 
     def program(region):
         x = leaves((4,))[0]
@@ -103,7 +86,7 @@ def test_backward_that_overwrites_what_it_unpacked(silent, alive, policy):
             h = x * 2
             v = h + 1
             z = v * v
-            u = Scratch.apply(h)
+            u = scratch.apply(h)
             del v
             if not alive:
                 del h
@@ -116,8 +99,6 @@ def test_backward_that_overwrites_what_it_unpacked(silent, alive, policy):
 @pytest.mark.parametrize("alive", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_backward_that_overwrites_what_several_unpack(alive, policy):
-    Scratch.silent = True
-
     def program(region):
         x = leaves((4,))[0]
         with region:
@@ -125,7 +106,7 @@ def test_backward_that_overwrites_what_several_unpack(alive, policy):
             last = h * x  # unpacks h last, so eager sees what Scratch left
             v = h + 1  # a recipe reads h
             z = v * v
-            u = Scratch.apply(h)
+            u = SilentScratch.apply(h)
             first = h * u
             del v
             if not alive:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import resource
 import threading
+from itertools import accumulate
 
 import pytest
 import torch
-from exactness import POLICIES
+from exactness import POLICIES, assert_exact
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile
@@ -98,16 +99,86 @@ def test_bytes_are_freed_as_soon_as_the_model_lets_go():
     loss.backward()
 
 
-def peak_bytes(function):
-    """The most bytes that were alive at a time while `function` ran, from the profiler."""
+def allocations(function):
+    """The bytes that each allocation adds and each release takes while `function` runs."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         function()
-    now = peak = 0
-    for event in sorted(profiler.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            peak = max(peak, now)
-    return peak
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda e: e.start_ns())
+    return [event.nbytes() for event in events if event.name() == "[memory]"]
+
+
+def peak_bytes(function):
+    """The most bytes that were alive at a time while `function` ran."""
+    return max(accumulate(allocations(function)), default=0)
+
+
+def test_numbers_hold_no_memory_until_backward():
+    """`x + 1e-6` reaches the recorder as an op on two tensors; the second must not be kept."""
+    x = torch.randn(4, 8, requires_grad=True)
+    outputs = []
+
+    def forward():
+        with ebb.region():
+            y = x
+            for _ in range(50):
+                y = (y + 1e-6).tanh()
+        outputs.append(y)
+
+    assert sum(allocations(forward)) == x.nbytes  # those of the result
+    outputs[0].sum().backward()
+
+
+def test_a_region_of_many_ops_between_short_ones(no_objects_left):
+    """What the recorder keeps from region to region grows for it, and serves short ones again."""
+    x = torch.randn(3, requires_grad=True)
+    for ops in (2, 5000, 3, 700, 1):
+
+        def program(x, ops=ops):
+            y = x
+            for i in range(ops):
+                y = y.sin() if i % 3 else y * 1.01
+            return y.sum()
+
+        assert_exact(program, [x])
+
+
+def test_handles_that_outlive_their_thread(no_objects_left):
+    """Recipes, values and handles are freed on another thread than the one that made them."""
+    x = torch.randn(4, 4, requires_grad=True)
+    losses = []
+
+    def forward():
+        with ebb.region():
+            y = x
+            for _ in range(40):
+                y = (y @ y).tanh()
+        losses.append(y.sum())
+
+    for _ in range(20):
+        thread = threading.Thread(target=forward)
+        thread.start()
+        thread.join()
+    assert ebb.stats()["live_recipes"] > 0
+    for loss in losses[::2]:
+        loss.backward()
+
+
+def test_one_survivor_keeps_no_recipes():
+    """A handle that lives on keeps its own value, not what was recorded around it."""
+    gc.collect()
+    before = ebb.stats()
+    x = torch.randn(8, requires_grad=True)
+    with ebb.region():
+        kept = x.exp()
+        y = x
+        for _ in range(100):
+            y = y.sin()
+    del y
+
+    after = ebb.stats()
+    for count in ("live_recipes", "live_handles"):
+        assert after[count] - before[count] == 1  # what makes `kept` again
+    kept.sum().backward()
 
 
 def test_without_gradients_kept_values_die_with_their_readers():
