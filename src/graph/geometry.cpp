@@ -23,6 +23,7 @@ const c10::DispatchKeySet kUnrecordable{
     c10::DispatchKey::FuncTorchGradWrapper,
     c10::DispatchKey::Functionalize,
     c10::DispatchKey::ZeroTensor,
+    c10::DispatchKey::MkldnnCPU,
 };
 
 // GeometryFlags::dimensions is one byte.
@@ -55,8 +56,7 @@ bool hasContiguousStrides(const c10::TensorImpl& impl) {
 bool isRecordable(const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   return impl->dim() <= kMaxDimensions && !impl->key_set().has_any(kUnrecordable) &&
-         impl->has_storage() && impl->layout() == c10::kStrided && !isNamed(*impl) &&
-         !impl->has_symbolic_sizes_strides();
+         impl->has_storage() && !isNamed(*impl) && !impl->has_symbolic_sizes_strides();
 }
 
 GeometryFlags geometryFlags(const at::Tensor& tensor) {

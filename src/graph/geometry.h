@@ -14,6 +14,11 @@ namespace ebb {
 // Everything else is not recorded, so it is a leaf.
 bool isRecordable(const at::Tensor& tensor);
 
+// The storage of a recordable tensor: without the check that others need.
+inline c10::StorageImpl* storageOf(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
 // The parts of a geometry that have one size.
 struct GeometryFlags {
   c10::ScalarType dtype = c10::ScalarType::Float;  // element type

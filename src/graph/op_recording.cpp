@@ -114,7 +114,7 @@ void OpRecording::scanTensor(const at::Tensor& tensor, size_t argument, int32_t 
   shapeCount_ += Input::shapeCount(flags, use);
   tensors_.push_back({&tensor, flags, use, index, element});
   offCpu_ |= !flags.device.is_cpu();
-  storages_.push_back(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  storages_.push_back(storageOf(tensor));
   if (use != ArgUse::Read) {
     addWrite(tensor, argument, element);
   }
@@ -124,7 +124,7 @@ void OpRecording::scanTensor(const at::Tensor& tensor, size_t argument, int32_t 
     const at::Tensor& tensor, size_t argument, int32_t element) {
   const ArgUse use = useOf(argument);
   const bool whole = use == ArgUse::Overwrite && coversStorage(tensor);
-  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  c10::StorageImpl* storage = storageOf(tensor);
   const auto same = std::find_if(
       writes_.begin(), writes_.end(), [&](const Write& write) { return write.storage == storage; });
   if (same != writes_.end()) {
@@ -163,7 +163,9 @@ void OpRecording::makeRecipe() {
   recipe_->region = recorder_.region_;
   recipe_->gradMode = c10::GradMode::is_enabled();
   recipe_->state = &graph.kernelStates.current();
-  recipe_->precision = float32Precision(op_.precision, call_.below);
+  if (op_.precision != PrecisionRead::None) {
+    recipe_->precision = float32Precision(op_.precision, call_.below);
+  }
   addOthers();
   addInputs();
 }
@@ -313,7 +315,7 @@ uint64_t OpRecording::fingerprintOfResult() const {
     }
     after->keep = after->saved || !after->recipe;
     after->writtenHere = !after->born;
-    if (write.tensor.storage().unsafeGetStorageImpl() != write.storage) {
+    if (storageOf(write.tensor) != write.storage) {
       recorder_.values_.erase(write.storage);  // the op gave the tensor another storage
       continue;
     }
@@ -335,7 +337,7 @@ void OpRecording::recordOutputs() {
 }
 
 void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t element) {
-  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  c10::StorageImpl* storage = storageOf(tensor);
   if (std::find(storages_.begin(), storages_.end(), storage) != storages_.end()) {
     learnAlias(tensor);
     return;  // it aliases an argument, or an earlier result: the same value
@@ -363,7 +365,7 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
 // A result of _unsafe_view or unsafe_chunk has a counter of its own: see Note [Version stamps].
 void OpRecording::learnAlias(const at::Tensor& tensor) {
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
-  const auto found = recorder_.values_.find(tensor.storage().unsafeGetStorageImpl());
+  const auto found = recorder_.values_.find(storageOf(tensor));
   if (found != recorder_.values_.end() && counter.enabled() && !found->second->knows(counter)) {
     lockAgain();
     found->second->learn(counter);

@@ -16,7 +16,8 @@ using Dying = c10::SmallVector<c10::intrusive_ptr<Value>, 16>;
 [[gnu::tls_model("initial-exec")]] constinit thread_local Dying* tlsDying = nullptr;
 
 void drop(c10::intrusive_ptr<Value>&& value) {
-  if (!value) {
+  if (!value || value.use_count() > 1) {
+    value.reset();
     return;
   }
   if (tlsDying != nullptr) {

@@ -45,6 +45,18 @@ void Recorder::call(Call& call) {
   }
 }
 
+void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
+  if (!isRecordable(tensor) || !isRecordable(result) || storageOf(tensor) != storageOf(result)) {
+    return;
+  }
+  std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
+  settle();
+  const auto found = values_.find(storageOf(tensor));
+  if (found != values_.end()) {
+    found->second->learn(result.unsafeGetTensorImpl()->version_counter());
+  }
+}
+
 // Note [In-place views]
 // t_, set_ and the like change what a tensor shows, not what a storage holds. resize_ does neither
 // to a storage that is large enough; else the storage gets other memory, with the old bytes first.
@@ -103,7 +115,7 @@ void Recorder::call(Call& call) {
 // while none of them moves. On a storage that came from outside, a counter first met now is taken
 // as it is; on one that was made inside the region only if it shows that it has never written.
 c10::intrusive_ptr<Value>& Recorder::currentValue(const at::Tensor& tensor) {
-  return current(values_[tensor.storage().unsafeGetStorageImpl()], tensor);
+  return current(values_[storageOf(tensor)], tensor);
 }
 
 c10::intrusive_ptr<Value>& Recorder::current(
@@ -283,7 +295,7 @@ bool Recorder::ownsItsBytes(const Value& value) {
   leaf->born = before->born;
   leaf->writtenHere = !before->born;
   leaf->opaque = before->opaque;
-  auto& slot = values_[tensor.storage().unsafeGetStorageImpl()];
+  auto& slot = values_[storageOf(tensor)];
   slot = std::move(leaf);
   return *slot;
 }
@@ -305,7 +317,7 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   }
   std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
   settle();
-  const auto known = values_.find(tensor.storage().unsafeGetStorageImpl());
+  const auto known = values_.find(storageOf(tensor));
   if (known == values_.end()) {
     return {};
   }

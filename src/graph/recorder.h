@@ -29,6 +29,7 @@ class Recorder final : public Interceptor {
   Recorder& operator=(const Recorder&) = delete;
 
   void call(Call& call) override;
+  void aliased(const at::Tensor& tensor, const at::Tensor& result) override;
 
   // Called when autograd packs `tensor`, or a wrapper of which it is a part: decides whether its
   // bytes are kept or can be made again.

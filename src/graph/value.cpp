@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "graph/geometry.h"
 #include "graph/recipe.h"
 #include "graph/witness.h"
 
@@ -14,7 +15,7 @@ Value::Value() = default;
 Value::~Value() = default;
 
 void Value::stamp(const at::Tensor& tensor) {
-  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  c10::StorageImpl* storage = storageOf(tensor);
   home = c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage);
   nbytes = storage->nbytes();
   address = storage->data();
@@ -25,45 +26,46 @@ void Value::stamp(const at::Tensor& tensor) {
 }
 
 [[gnu::noinline]] void Value::inheritCounters(const Value& before) {
-  const bool sameWriter = sameCounter(counter, before.counter);
-  if (sameWriter && before.otherCounters == nullptr) {
-    return;
+  if (!sameCounter(counter, before.counter)) {
+    learn(before.counter, before.version);
   }
-  auto stamps = std::make_unique<std::vector<CounterStamp>>();
-  if (before.otherCounters != nullptr) {
-    for (const CounterStamp& stamp : *before.otherCounters) {
-      if (!sameCounter(stamp.counter, counter)) {
-        stamps->push_back(stamp);
-      }
-    }
-  }
-  if (!sameWriter && before.counter.enabled()) {
-    stamps->push_back({before.counter, before.version});
-  }
-  if (!stamps->empty()) {
-    otherCounters = std::move(stamps);
+  for (const auto* stamp = before.otherCounters.get(); stamp; stamp = stamp->next.get()) {
+    learn(stamp->counter, stamp->version);
   }
 }
 
 bool Value::otherVersionsHold() const {
-  return std::all_of(otherCounters->begin(), otherCounters->end(), [](const CounterStamp& stamp) {
-    return stamp.counter.current_version() == stamp.version;
-  });
+  const CounterStamp* stamp = otherCounters.get();
+  while (stamp != nullptr && stamp->counter.current_version() == stamp->version) {
+    stamp = stamp->next.get();
+  }
+  return stamp == nullptr;
 }
 
-[[gnu::noinline]] void Value::learn(const c10::VariableVersion& seen) {
-  if (otherCounters == nullptr) {
-    otherCounters = std::make_unique<std::vector<CounterStamp>>();
+void Value::learn(const c10::VariableVersion& seen) {
+  learn(seen, seen.enabled() ? seen.current_version() : 0);
+}
+
+[[gnu::noinline]] void Value::learn(const c10::VariableVersion& seen, uint32_t at) {
+  if (!seen.enabled() || knows(seen)) {
+    return;
   }
-  otherCounters->push_back({seen, seen.current_version()});
+  auto stamp = std::make_unique<CounterStamp>();
+  stamp->counter = seen;
+  stamp->version = at;
+  stamp->next = std::move(otherCounters);
+  otherCounters = std::move(stamp);
 }
 
 bool Value::knows(const c10::VariableVersion& seen) const {
-  return sameCounter(seen, counter) ||
-         (otherCounters != nullptr &&
-          std::any_of(otherCounters->begin(), otherCounters->end(), [&](const CounterStamp& stamp) {
-            return sameCounter(seen, stamp.counter);
-          }));
+  if (sameCounter(seen, counter)) {
+    return true;
+  }
+  const CounterStamp* stamp = otherCounters.get();
+  while (stamp != nullptr && !sameCounter(seen, stamp->counter)) {
+    stamp = stamp->next.get();
+  }
+  return stamp != nullptr;
 }
 
 c10::Storage Value::available() const {
@@ -79,6 +81,13 @@ c10::Storage Value::living() const {
   // it is the recipe's turn.
   const bool whole = storage && storage->nbytes() == nbytes && storage->data() == address;
   return whole ? c10::Storage(std::move(storage)) : c10::Storage();
+}
+
+void Value::moveHome() {
+  home = c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim_copy(bytes.unsafeGetStorageImpl());
+  address = bytes.data();
+  superseded = false;
+  bytes = c10::Storage();
 }
 
 void Value::release_resources() {

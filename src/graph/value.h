@@ -8,7 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <vector>
+#include <utility>
 
 #include "graph/arena.h"
 
@@ -18,9 +18,15 @@ struct Recipe;
 struct Witness;
 
 // A version counter and what it showed.
-struct CounterStamp {
+struct CounterStamp : InArena {
+  ~CounterStamp() {
+    while (next) {
+      next = std::move(next->next);  // one after the other: the list may be long
+    }
+  }
   c10::VariableVersion counter;
-  uint32_t version;
+  uint32_t version = 0;
+  std::unique_ptr<CounterStamp> next;  // of a value's list
 };
 
 // Note [Ownership]
@@ -51,7 +57,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   uint32_t version = 0;               // what `counter` showed for this state
   // Counters of other tensors that have written this storage, as the results of unsafe_chunk do:
   // aliases with counters of their own. Null for nearly every value.
-  std::unique_ptr<std::vector<CounterStamp>> otherCounters;
+  std::unique_ptr<CounterStamp> otherCounters;
   std::unique_ptr<Witness> witness;  // null but in verify mode
   const void* address = nullptr;     // where its bytes were; see living()
   uint32_t packed = 0;               // how many handles were made on it
@@ -83,8 +89,9 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   }
   bool otherVersionsHold() const;
 
-  // From now on `seen` must not move either.
+  // From now on `seen` must not move either, nor from `at` if it showed that in this state.
   void learn(const c10::VariableVersion& seen);
+  void learn(const c10::VariableVersion& seen, uint32_t at);
 
   // Whether `seen`, the counter of a tensor that shows the storage, is one that has written it.
   bool knows(const c10::VariableVersion& seen) const;
@@ -97,6 +104,9 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   // written to it. Null if neither; the recipe is then the only way. In verify mode a value with a
   // recipe is made again though its storage lives.
   c10::Storage available() const;
+
+  // From now on its bytes are whoever's that hold their storage.
+  void moveHome();
 
   void release_resources() override;
 };

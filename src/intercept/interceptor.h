@@ -24,6 +24,10 @@ class Interceptor {
   // Must run the call once, or throw.
   virtual void call(Call& call) = 0;
 
+  // An op that makes nothing new gave `result`, an alias of `tensor` with a version counter of its
+  // own. Like call: without the GIL, with the interception key excluded.
+  virtual void aliased(const at::Tensor& tensor, const at::Tensor& result) = 0;
+
  protected:
   ~Interceptor() = default;
 };

@@ -7,11 +7,13 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_ops.h>
 #include <ATen/ops/_softmax_ops.h>
 #include <ATen/ops/_to_copy_ops.h>
+#include <ATen/ops/_unsafe_view_ops.h>
 #include <ATen/ops/abs_ops.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/addmm_ops.h>
 #include <ATen/ops/baddbmm_ops.h>
 #include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/cat_ops.h>
 #include <ATen/ops/clamp_ops.h>
 #include <ATen/ops/clone_ops.h>
 #include <ATen/ops/convolution_ops.h>
@@ -19,11 +21,14 @@
 #include <ATen/ops/cos_ops.h>
 #include <ATen/ops/div_ops.h>
 #include <ATen/ops/embedding_ops.h>
+#include <ATen/ops/empty_ops.h>
 #include <ATen/ops/eq_ops.h>
 #include <ATen/ops/exp_ops.h>
 #include <ATen/ops/gather_ops.h>
 #include <ATen/ops/gelu_ops.h>
 #include <ATen/ops/gt_ops.h>
+#include <ATen/ops/index_add_ops.h>
+#include <ATen/ops/index_ops.h>
 #include <ATen/ops/index_select_ops.h>
 #include <ATen/ops/leaky_relu_ops.h>
 #include <ATen/ops/log_ops.h>
@@ -33,9 +38,11 @@
 #include <ATen/ops/mean_ops.h>
 #include <ATen/ops/mm_ops.h>
 #include <ATen/ops/mul_ops.h>
+#include <ATen/ops/native_batch_norm_ops.h>
 #include <ATen/ops/native_layer_norm_ops.h>
 #include <ATen/ops/ne_ops.h>
 #include <ATen/ops/neg_ops.h>
+#include <ATen/ops/nonzero_ops.h>
 #include <ATen/ops/pow_ops.h>
 #include <ATen/ops/relu_ops.h>
 #include <ATen/ops/rsqrt_ops.h>
@@ -46,12 +53,15 @@
 #include <ATen/ops/sub_ops.h>
 #include <ATen/ops/sum_ops.h>
 #include <ATen/ops/tanh_ops.h>
+#include <ATen/ops/topk_ops.h>
 #include <ATen/ops/where_ops.h>
+#include <ATen/ops/zeros_like_ops.h>
 
-#include <array>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <tuple>
+#include <type_traits>
 #include <unordered_map>
 
 #include "intercept/interceptor.h"
@@ -63,80 +73,67 @@ namespace {
 
 using TensorBorrow = c10::MaybeOwnedTraits<at::Tensor>;
 
-// IValues that show tensors without owning them.
-class Borrowing {
+// Values of the given types as IValues. Tensors are shown, not owned; everything else is a copy.
+template <class... Types>
+class Shown final {
  public:
-  Borrowing(const Borrowing&) = delete;
-  Borrowing& operator=(const Borrowing&) = delete;
-
-  void push(const at::Tensor& tensor) {
-    *next_++ = TensorBorrow::createBorrow(tensor);
+  explicit Shown(const Types&... values) {
+    c10::IValue* place = data();
+    (show(place++, values), ...);
   }
-  void push(const std::optional<at::Tensor>& tensor) {
+  ~Shown() {
+    c10::IValue* place = data();
+    (drop<Types>(place++), ...);
+  }
+  Shown(const Shown&) = delete;
+  Shown& operator=(const Shown&) = delete;
+
+  c10::IValue* data() {
+    return reinterpret_cast<c10::IValue*>(memory_);
+  }
+
+ private:
+  static void show(c10::IValue* place, const at::Tensor& tensor) {
+    new (place) c10::IValue(TensorBorrow::createBorrow(tensor));
+  }
+  static void show(c10::IValue* place, const std::optional<at::Tensor>& tensor) {
     if (tensor) {
-      push(*tensor);
+      show(place, *tensor);
     } else {
-      ++next_;
+      new (place) c10::IValue();
     }
   }
   template <class T>
-  void push(const T& value) {
-    *next_++ = c10::IValue(value);
+  static void show(c10::IValue* place, const T& value) {
+    new (place) c10::IValue(value);
   }
 
- protected:
-  Borrowing() = default;
-
-  // `values` are None.
-  void start(c10::IValue* values) {
-    next_ = values;
-  }
-
-  void giveBack(c10::IValue* values) {
-    for (; values != next_; ++values) {
-      if (values->isTensor()) {
-        at::Tensor borrow = std::move(*values).toTensor();
-        TensorBorrow::destroyBorrow(borrow);
-      }
+  template <class T>
+  static void drop(c10::IValue* place) {
+    constexpr bool isTensor =
+        std::is_same_v<T, at::Tensor> || std::is_same_v<T, std::optional<at::Tensor>>;
+    if constexpr (!isTensor && !std::is_arithmetic_v<T>) {
+      place->~IValue();
     }
   }
 
- private:
-  c10::IValue* next_ = nullptr;  // where the next one goes
+  alignas(c10::IValue) std::byte memory_[sizeof...(Types) * sizeof(c10::IValue)];
 };
 
-template <size_t n>
-class Borrowed final : public Borrowing {
- public:
-  Borrowed() {
-    start(values_.data());
-  }
-  ~Borrowed() {
-    giveBack(values_.data());
-  }
-  c10::IValue* data() {
-    return values_.data();
-  }
-
- private:
-  std::array<c10::IValue, n> values_;
-};
-
-// Shows an op's result, a tensor or several.
+// An op's result, a tensor or several, as IValues.
 template <class Result>
-struct ResultView {
-  Borrowed<1> values;
-  void show(const at::Tensor& result) {
-    values.push(result);
+struct ShownResult {
+  explicit ShownResult(const at::Tensor& result) : values(result) {
   }
+  Shown<at::Tensor> values;
 };
 
 template <class... Tensors>
-struct ResultView<std::tuple<Tensors...>> {
-  Borrowed<sizeof...(Tensors)> values;
-  void show(const std::tuple<Tensors...>& results) {
-    std::apply([this](const auto&... tensors) { (values.push(tensors), ...); }, results);
+struct ShownResult<std::tuple<Tensors...>> {
+  explicit ShownResult(const std::tuple<Tensors...>& results)
+      : values(std::make_from_tuple<Shown<Tensors...>>(results)) {
   }
+  Shown<Tensors...> values;
 };
 
 // One class per signature, not per operator: an op's kernels are mostly run from cold caches, so
@@ -160,14 +157,12 @@ class Unboxed<Result(Arguments...)> final : public c10::OperatorKernel {
     if (interceptor == nullptr) {
       return op_.redispatch(below, std::forward<Arguments>(arguments)...);
     }
-    Borrowed<sizeof...(Arguments)> shown;
-    (shown.push(arguments), ...);
-    ResultView<std::remove_reference_t<Result>> results;
+    Shown<std::remove_cvref_t<Arguments>...> shown(arguments...);
     std::optional<Kept> result;
+    std::optional<ShownResult<std::remove_reference_t<Result>>> shownResult;
     auto run = [&]() -> const c10::IValue* {
       result.emplace(op_.redispatch(below, std::forward<Arguments>(arguments)...));
-      results.show(*result);
-      return results.values.data();
+      return shownResult.emplace(*result).values.data();
     };
     Call call{traits_, below, shown.data(), run};
     interceptor->call(call);
@@ -189,18 +184,41 @@ class Unboxed<Result(Arguments...)> final : public c10::OperatorKernel {
   c10::TypedOperatorHandle<Result(Arguments...)> op_;
 };
 
+// _unsafe_view is no view by its schema, and makes nothing: every linear layer without a bias ends
+// with it.
+class UnsafeView final : public c10::OperatorKernel {
+ public:
+  explicit UnsafeView(const c10::OperatorHandle& op)
+      : op_(op.typed<at::_ops::_unsafe_view::schema>()) {
+  }
+
+  at::Tensor operator()(
+      c10::DispatchKeySet keys, const at::Tensor& tensor, c10::SymIntArrayRef size) {
+    ExcludeInterception guard;
+    at::Tensor result = op_.redispatch(keysBelowInterception(keys), tensor, size);
+    if (Interceptor* interceptor = interceptorFor(keys)) {
+      interceptor->aliased(tensor, result);
+    }
+    return result;
+  }
+
+ private:
+  c10::TypedOperatorHandle<at::_ops::_unsafe_view::schema> op_;
+};
+
 using MakeKernel = c10::KernelFunction (*)(const c10::OperatorHandle&);
 using Kernels = std::unordered_map<c10::OperatorName, MakeKernel>;
 
-template <class Signature>
+template <class Functor>
 c10::KernelFunction makeKernel(const c10::OperatorHandle& op) {
-  return c10::KernelFunction::makeFromUnboxedFunctor<false, Unboxed<Signature>>(
-      std::make_unique<Unboxed<Signature>>(op));
+  return c10::KernelFunction::makeFromUnboxedFunctor<false, Functor>(std::make_unique<Functor>(op));
 }
 
 template <class... Ops>
 Kernels kernelsOf() {
-  return {{c10::OperatorName(Ops::name, Ops::overload_name), &makeKernel<typename Ops::schema>}...};
+  return {
+      {c10::OperatorName(Ops::name, Ops::overload_name),
+       &makeKernel<Unboxed<typename Ops::schema>>}...};
 }
 
 const Kernels& kernels() {
@@ -214,11 +232,12 @@ const Kernels& kernels() {
           ops::_softmax,
           ops::_to_copy,
           ops::abs,
-          ops::add_Tensor,
           ops::add__Tensor,
+          ops::add_Tensor,
           ops::addmm,
           ops::baddbmm,
           ops::bmm,
+          ops::cat,
           ops::clamp,
           ops::clone,
           ops::convolution,
@@ -226,12 +245,15 @@ const Kernels& kernels() {
           ops::cos,
           ops::div_Tensor,
           ops::embedding,
+          ops::empty_memory_format,
           ops::eq_Scalar,
           ops::exp,
           ops::gather,
           ops::gelu,
           ops::gt_Scalar,
+          ops::index_add,
           ops::index_select,
+          ops::index_Tensor,
           ops::leaky_relu,
           ops::log,
           ops::lt_Scalar,
@@ -240,11 +262,13 @@ const Kernels& kernels() {
           ops::mean,
           ops::mean_dim,
           ops::mm,
-          ops::mul_Tensor,
           ops::mul__Tensor,
+          ops::mul_Tensor,
+          ops::native_batch_norm,
           ops::native_layer_norm,
           ops::ne_Scalar,
           ops::neg,
+          ops::nonzero,
           ops::pow_Tensor_Scalar,
           ops::relu,
           ops::relu_,
@@ -257,13 +281,18 @@ const Kernels& kernels() {
           ops::sum,
           ops::sum_dim_IntList,
           ops::tanh,
-          ops::where_self>());
+          ops::topk,
+          ops::where_self,
+          ops::zeros_like>());
   return *all;
 }
 
 }  // namespace
 
 std::optional<c10::KernelFunction> unboxedKernel(const c10::OperatorHandle& op) {
+  if (op.operator_name() == c10::OperatorName("aten::_unsafe_view", "")) {
+    return makeKernel<UnsafeView>(op);
+  }
   const auto found = kernels().find(op.operator_name());
   return found == kernels().end() ? std::nullopt : std::optional(found->second(op));
 }

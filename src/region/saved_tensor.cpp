@@ -2,6 +2,7 @@
 
 #include <c10/core/InferenceMode.h>
 #include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <mutex>
@@ -14,6 +15,19 @@
 #include "region/verify_mode.h"
 
 namespace ebb {
+namespace {
+
+// Whether the function that asks is the only one that will: one of torch's own, in a backward that
+// does not retain the graph. Those unpack each saved tensor once.
+bool isLastUnpack() {
+  if (torch::autograd::get_current_graph_task_keep_graph()) {
+    return false;
+  }
+  const auto node = torch::autograd::get_current_node();
+  return dynamic_cast<const torch::autograd::TraceableFunction*>(node.get()) != nullptr;
+}
+
+}  // namespace
 
 // Note [Wrapper subclasses]
 // A tensor of a class with __tensor_flatten__ (DTensor, a scaled float8 tensor) wraps tensors that
@@ -131,12 +145,29 @@ at::Tensor SavedTensor::unpack() {
   WithoutGil withoutGil;
   std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
   if (requiresGrad_) {
-    return rebuild();
+    at::Tensor tensor = rebuild();
+    giveUp();
+    return tensor;
   }
   if (!unpacked_.defined()) {
     unpacked_ = rebuild();
   }
   return unpacked_;
+}
+
+// Note [Given up when unpacked]
+// Autograd keeps what a function saved until it has checked the function's results, for which it
+// may need memory. A recomputed tensor that only this handle holds goes with the function's own
+// variables, as in torch.utils.checkpoint. Until then a second look (a hook's) finds it.
+void SavedTensor::giveUp() {
+  const bool only = recompute_ && value_->isPrivate && value_->bytes && !value_->redefined &&
+                    value_->handles == 1 && readers(value_) == 0 &&
+                    graph_->verify == VerifyMode::Off;
+  if (!only || !isLastUnpack()) {
+    return;
+  }
+  value_->moveHome();
+  givenUp_ = true;
 }
 
 // Under the graph's lock, without the GIL.
@@ -175,6 +206,12 @@ c10::Storage SavedTensor::materialised() const {
         origin(),
         ", an inner tensor of a wrapper or an alias with a version of its own, was written after "
         "the region and freed. Write to it after backward, or keep a tensor that shows it alive.");
+    TORCH_CHECK(
+        !givenUp_,
+        "ebb: ",
+        origin(),
+        ", was recomputed for backward and freed with it, and is asked for again. Call backward "
+        "with retain_graph=True, or give its operator the decision SAVE.");
     storage = materialise(*graph_, *value_);
   }
   if (isReadByRecipes(storage)) {

@@ -47,6 +47,7 @@ class SavedTensor {
   c10::Storage verified(const c10::Storage& replayed) const;
   bool isReadByRecipes(const c10::Storage& storage) const;
   at::Tensor unpackKept() const;
+  void giveUp();
 
   c10::intrusive_ptr<Graph> graph_;  // the lock, and names for messages
   c10::intrusive_ptr<Value> value_;  // null for leaves and what the recorder does not know
@@ -57,6 +58,7 @@ class SavedTensor {
   Geometry geometry_;                // of value_ and storage_; of the whole, if there are parts
   at::Tensor unpacked_;              // what unpack gave, if the tensor needs no grad
   bool requiresGrad_ = false;        // of the packed tensor
+  bool givenUp_ = false;             // see Note [Given up when unpacked]
   uint16_t region_ = 0;              // index in Graph::names
   const char* producer_ = nullptr;   // the op that made it, for messages
 };
