@@ -5,8 +5,10 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <optional>
+#include <typeinfo>
 
 #include "graph/recipe.h"
 #include "graph/replay.h"
@@ -17,6 +19,23 @@
 namespace ebb {
 namespace {
 
+// Whether a class of autograd functions is one that torch generates. A dynamic_cast for each unpack
+// would cost more than the rest of it, so what it said is remembered, for a few classes.
+bool isTorchsOwn(const torch::autograd::Node& node) {
+  struct Known {
+    const std::type_info* type = nullptr;
+    bool own = false;
+  };
+  thread_local std::array<Known, 64> all;
+  const std::type_info& type = typeid(node);
+  Known& known = all[reinterpret_cast<uintptr_t>(&type) / alignof(std::type_info) % all.size()];
+  if (known.type != &type) {
+    known.type = &type;
+    known.own = dynamic_cast<const torch::autograd::TraceableFunction*>(&node) != nullptr;
+  }
+  return known.own;
+}
+
 // Whether the function that asks is the only one that will: one of torch's own, in a backward that
 // does not retain the graph. Those unpack each saved tensor once.
 bool isLastUnpack() {
@@ -24,7 +43,7 @@ bool isLastUnpack() {
     return false;
   }
   const auto node = torch::autograd::get_current_node();
-  return dynamic_cast<const torch::autograd::TraceableFunction*>(node.get()) != nullptr;
+  return node != nullptr && isTorchsOwn(*node);
 }
 
 }  // namespace
@@ -58,9 +77,8 @@ void SavedTensor::pack(Recorder& recorder, const at::Tensor& tensor, bool part) 
   producer_ = packed.producer;
   value_ = std::move(packed.value);
   recompute_ = packed.recompute;
-  if (recompute_) {
-    geometry_.take(tensor);
-  } else if (packParts(recorder, tensor)) {
+  const bool wrapper = tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
+  if (recompute_ || (wrapper && packParts(recorder, tensor))) {
     geometry_.take(tensor);
   } else if (!tensor.grad_fn()) {
     kept_ = tensor;
@@ -99,8 +117,8 @@ SavedTensor::~SavedTensor() {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   const PythonSupport* python = pythonSupport();
   const bool leaf = requiresGrad_ && !tensor.grad_fn();
-  if (python == nullptr || leaf || !impl->key_set().has(c10::DispatchKey::Python) ||
-      impl->layout() != c10::kStrided || impl->has_symbolic_sizes_strides()) {
+  if (python == nullptr || leaf || impl->layout() != c10::kStrided ||
+      impl->has_symbolic_sizes_strides()) {
     return false;
   }
   std::vector<at::Tensor> inner;

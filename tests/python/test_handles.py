@@ -29,6 +29,70 @@ def test_retain_graph_gives_the_same_twice(policy):
         assert torch.equal(torch.autograd.grad(loss, x, retain_graph=retain)[0], expected)
 
 
+def sine_of_recomputed(x):
+    """The sine of a tensor that nothing else holds; and the function that saved it."""
+    with ebb.region():
+        y = (x * 2).sin()
+    return y, y.grad_fn
+
+
+def test_a_recomputed_tensor_is_gone_after_its_function_ran():
+    x = leaves((4,))[0]
+    y, sine = sine_of_recomputed(x)
+    sine.register_hook(lambda *_: sine._saved_self)
+
+    with pytest.raises(
+        RuntimeError, match=r"aten::mul.Tensor.*region 'region'.*asked for again.*retain_graph"
+    ):
+        y.sum().backward()
+
+
+def test_a_hook_sees_a_recomputed_tensor_again_if_the_graph_is_retained():
+    x = leaves((4,))[0]
+    y, sine = sine_of_recomputed(x)
+    seen = []
+    sine.register_hook(lambda *_: seen.append(sine._saved_self))
+
+    y.sum().backward(retain_graph=True)
+
+    assert torch.equal(seen[0], x * 2)
+    assert torch.equal(x.grad, 2 * (x * 2).cos())
+
+
+def test_a_recomputed_tensor_that_somebody_holds_is_seen_again():
+    x = leaves((4,))[0]
+    y, sine = sine_of_recomputed(x)
+    seen = []
+    sine.register_prehook(lambda *_: seen.append(sine._saved_self))
+    sine.register_hook(lambda *_: seen.append(sine._saved_self))
+
+    y.sum().backward()
+
+    before, after = seen
+    assert before.data_ptr() == after.data_ptr()
+    assert torch.equal(after, x * 2)
+
+
+def test_a_custom_function_may_look_twice_at_what_it_saved():
+    class Cosine(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.cos()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            factor = -ctx.saved_tensors[0].sin()
+            return gradient * factor + 0 * ctx.saved_tensors[0]
+
+    x = leaves((4,))[0]
+    with ebb.region():
+        y = Cosine.apply(x * 2)
+    y.sum().backward()
+
+    assert torch.equal(x.grad, -(x * 2).sin() * 2)
+
+
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_double_and_triple_backward(policy):
     def derivatives(region):

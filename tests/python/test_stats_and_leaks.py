@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import resource
 import threading
+from functools import partial
 from itertools import accumulate
 
 import pytest
@@ -12,9 +13,11 @@ import torch
 from exactness import POLICIES, assert_exact
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.functional import gelu
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 import ebb
 
@@ -191,6 +194,41 @@ def test_without_gradients_kept_values_die_with_their_readers():
                 h = (h @ w).tanh() * 2
 
     assert peak_bytes(chain) < 64 << 20
+
+
+def test_peak_is_at_most_that_of_checkpoint():
+    """A recomputed tensor goes with the function that used it, before its results are checked."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 128), nn.Linear(128, 32)
+
+        def forward(self, x):
+            return x + self.down(gelu(self.up(self.norm(x))))
+
+    def peak(run):
+        x = torch.randn(2, 8, 32, requires_grad=True)
+        blocks = [Block(), Block()]
+
+        def loss():
+            h = x
+            for one in blocks:
+                h = run(one, h)
+            return h.square().mean()
+
+        def step():
+            loss().backward()
+
+        step()  # the gradients exist from here on
+        return peak_bytes(step)
+
+    def in_region(block, x):
+        with ebb.region():
+            return block(x)
+
+    plain = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    assert peak(in_region) <= peak(plain)
 
 
 class WatchStorages(TorchDispatchMode):
