@@ -28,7 +28,7 @@ namespace ebb {
 enum class Decision : uint8_t {
   Save,       // keep the bytes, if anything will need them
   Recompute,  // drop the bytes and run the op again in backward
-  Offload,    // move the bytes to pinned host memory; not built yet
+  Offload,    // move the bytes to pinned host memory
   Page,       // move the live rows to a page pool on the device; not built yet
 };
 
@@ -45,8 +45,12 @@ using PolicyPtr = std::shared_ptr<const Policy>;
 
 // An ordered list of rules, the first that matches an op decides, and a default. Throws
 // c10::ValueError for a rule that names no registered operator, giving the nearest names, and
-// c10::NotImplementedError for a decision that is not built yet.
-EBB_API PolicyPtr makePolicy(std::vector<Rule> rules, Decision fallback = Decision::Recompute);
+// c10::NotImplementedError for a decision that is not built yet. `inputs` is for what a region
+// reads and another autograd function computed: Save or Offload.
+EBB_API PolicyPtr makePolicy(
+    std::vector<Rule> rules,
+    Decision fallback = Decision::Recompute,
+    Decision inputs = Decision::Save);
 
 // Keeps nothing but leaves: the most memory saved, the most recomputed.
 EBB_API PolicyPtr recomputeAll();
@@ -61,6 +65,9 @@ EBB_API PolicyPtr saveMatmuls();
 // second matrix product.
 // Source: https://github.com/pytorch/torchtitan, torchtitan/distributed/activation_checkpoint.py
 EBB_API PolicyPtr torchtitan();
+
+// Recomputes everything, and offloads what the region reads and another function computed.
+EBB_API PolicyPtr offloadInputs();
 
 // A region from construction to destruction, on the constructing thread. The outermost region is
 // the boundary of recomputation; inner ones change the policy and the name.
@@ -108,15 +115,46 @@ class EBB_API Opaque {
   std::vector<at::Tensor> tensors_;  // as given
 };
 
+// How values with the decision Offload move. Sizes are in bytes.
+struct OffloadSettings {
+  size_t minBytes = size_t{1} << 20;       // smaller storages stay on the device
+  size_t pinnedLimit = size_t{16} << 30;   // most host memory held; beyond it values are recomputed
+  size_t inFlightBytes = size_t{1} << 30;  // most on their way out; the host waits. 0: no overlap
+  size_t prefetchBytes = size_t{512} << 20;  // most fetched before backward asks for them
+  size_t keepLast = 0;                       // the last values that were sent stay on the device
+};
+
+// For the whole process, from the next value on.
+EBB_API void configureOffload(const OffloadSettings& settings);
+EBB_API OffloadSettings offloadSettings();
+
+// What the offload engine did since the start of the process, and what it holds now.
+struct OffloadStats {
+  uint64_t bytesSent = 0;      // copied to the host
+  uint64_t bytesFetched = 0;   // copied back
+  uint64_t bytesRefused = 0;   // not sent, for want of host memory
+  uint64_t hostWaits = 0;      // times the host waited for a copy
+  uint64_t fetchedLate = 0;    // fetches that started only when the bytes were needed
+  uint64_t mostInFlight = 0;   // the most bytes on their way out at a time
+  uint64_t inFlightBytes = 0;  // now
+  uint64_t hostBytesHeld = 0;  // now: pinned, in use or not
+  uint64_t hostBytesUsed = 0;  // now
+  uint64_t stashes = 0;        // values that are away, now
+};
+
+EBB_API OffloadStats offloadStats();
+
 // One region's counts, or a sum of them. Bytes count each storage once.
 struct RegionCounters {
-  uint64_t entered = 0;       // times the region was entered
-  uint64_t opsSeen = 0;       // ops that reached ebb; views do not
-  uint64_t opsRecorded = 0;   // ... for which a recipe was written
-  uint64_t opsReplayed = 0;   // recipes run again
-  uint64_t bytesSaved = 0;    // made in the region, packed by autograd, kept
-  uint64_t bytesDropped = 0;  // made in the region, packed by autograd, not kept
-  uint64_t bytesCopied = 0;   // copied before a write, because a recipe still needed them
+  uint64_t entered = 0;         // times the region was entered
+  uint64_t opsSeen = 0;         // ops that reached ebb; views do not
+  uint64_t opsRecorded = 0;     // ... for which a recipe was written
+  uint64_t opsReplayed = 0;     // recipes run again
+  uint64_t bytesSaved = 0;      // made in the region, packed by autograd, kept
+  uint64_t bytesDropped = 0;    // made in the region, packed by autograd, not kept
+  uint64_t bytesCopied = 0;     // copied before a write, because a recipe still needed them
+  uint64_t bytesOffloaded = 0;  // sent to the host
+  uint64_t bytesFellBack = 0;   // to be offloaded, but kept or recomputed for want of host memory
 
   EBB_API RegionCounters& operator+=(const RegionCounters& other);
 };

@@ -19,7 +19,7 @@ except ModuleNotFoundError:
     _built = None  # type: ignore[assignment]
 _check(_built, _torch.__version__)
 
-from ebb import policies  # noqa: E402
+from ebb import offload, policies  # noqa: E402
 from ebb._apply import RegionHandle, apply  # noqa: E402
 from ebb._checkpoint import checkpoint  # noqa: E402
 from ebb._decision import OFFLOAD, PAGE, RECOMPUTE, SAVE, Decision  # noqa: E402
@@ -43,6 +43,7 @@ __all__ = [
     "Rule",
     "apply",
     "checkpoint",
+    "offload",
     "opaque",
     "policies",
     "region",

@@ -16,7 +16,7 @@ class Decision(enum.IntEnum):
     RECOMPUTE = 1
     """Drop the bytes and run the op again in backward."""
     OFFLOAD = 2
-    """Move the bytes to pinned host memory. Not built yet."""
+    """Move the bytes to pinned host memory, in the shadow of compute. See :mod:`ebb.offload`."""
     PAGE = 3
     """Move the live rows to a page pool on the device. Not built yet."""
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ebb import _C
-from ebb._decision import RECOMPUTE, Decision
+from ebb._decision import RECOMPUTE, SAVE, Decision
 from ebb._sac import qualified_name, sac_context_fn
 
 Operator: TypeAlias = "str | torch._ops.OpOverload | torch._ops.OpOverloadPacket"
@@ -79,11 +79,14 @@ class Policy:
     Args:
         rules: a mapping from operators to decisions, in order, or a sequence of :class:`Rule`.
         default: the decision for operators that no rule matches.
+        inputs: the decision for what a region reads and another autograd function computed: the
+            activations between blocks. SAVE or OFFLOAD.
 
     Raises:
         TypeError: a decision or an operator has the wrong type.
         ValueError: a rule matches no registered operator; the message gives the nearest names.
-        NotImplementedError: a decision is OFFLOAD or PAGE, which are not built yet.
+            Or ``inputs`` is neither SAVE nor OFFLOAD.
+        NotImplementedError: a decision is PAGE, which is not built yet.
 
     Example:
         >>> policy = ebb.Policy({"aten::mm": ebb.SAVE, "aten::_scaled_dot_product_*": ebb.SAVE})
@@ -95,6 +98,7 @@ class Policy:
         self,
         rules: Mapping[Any, Decision] | Iterable[Rule] = (),
         default: Decision = RECOMPUTE,
+        inputs: Decision = SAVE,
     ) -> None:
         if isinstance(rules, Mapping):
             rules = [Rule(op, decision) for op, decision in rules.items()]
@@ -107,6 +111,7 @@ class Policy:
         self._compiled = _C.Policy(
             [(str(rule.op), int(rule.decision), rule.every, rule.force) for rule in checked],
             int(_check_decision(default, "default")),
+            int(_check_decision(inputs, "inputs")),
         )
         self._sac_context_fn = sac_context_fn(self)  # made here: Dynamo cannot trace its making
 
@@ -130,16 +135,25 @@ class Policy:
         """The decision for operators that no rule matches."""
         return Decision(self._compiled.fallback())
 
+    @property
+    def inputs(self) -> Decision:
+        """The decision for what a region reads and another autograd function computed."""
+        return Decision(self._compiled.inputs())
+
     def __repr__(self) -> str:
-        return f"ebb.Policy({list(self.rules)!r}, default=ebb.{self.default.name})"
+        inputs = "" if self.inputs is SAVE else f", inputs=ebb.{self.inputs.name}"
+        return f"ebb.Policy({list(self.rules)!r}, default=ebb.{self.default.name}{inputs})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Policy):
             return NotImplemented
-        return self.rules == other.rules and self.default == other.default
+        return self._key() == other._key()
+
+    def _key(self) -> tuple[tuple[Rule, ...], Decision, Decision]:
+        return (self.rules, self.default, self.inputs)
 
     def __hash__(self) -> int:
-        return hash((self.rules, self.default))
+        return hash(self._key())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Policy, (self.rules, self.default))
+        return (Policy, self._key())

@@ -21,7 +21,8 @@ def stats() -> dict[str, Any]:
           ``entered`` (times), ``ops_seen`` (views are not), ``ops_recorded``, ``ops_replayed``,
           ``bytes_saved`` and ``bytes_dropped`` (made in the region, packed by autograd, and kept
           or not; each storage once), ``bytes_copied`` (copied before a write because a recompute
-          needs them);
+          needs them), ``bytes_offloaded`` (sent to the host), ``bytes_fell_back`` (were to be
+          offloaded, and were kept or recomputed for want of host memory);
         * ``"demoted_ops"``: operators that :class:`ebb.verify` found must be saved;
         * ``"live_recipes"``, ``"live_handles"``, ``"open_regions"``: objects that exist now, in
           the whole process.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ebb import _C
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ebb import _C, offload
 from ebb._policy import Policy
 
 
@@ -22,3 +25,34 @@ def failing_policy(at: int) -> Policy:
     if at < 1:
         raise ValueError(f"ebb: at must be 1 or more; got {at}")
     return Policy._from_compiled(_C.failing_policy(at))
+
+
+@contextmanager
+def fake_accelerator(
+    host_bytes: int = 1 << 40, *, min_bytes: int = 0, **settings: int
+) -> Iterator[_C.FakeAccelerator]:
+    """Lets CPU tensors count as tensors of a device, whose copies run when the test says so.
+
+    In the with-block values with the decision OFFLOAD are copied by a fake that runs a copy when
+    :meth:`advance` is called, or at the last moment: when a stream or the host waits for it. It
+    reports every copy that nothing orders, and every copy that finds its memory freed. At the end
+    all copies are run, and the settings are what they were.
+
+    Args:
+        host_bytes: pinned memory that the host has.
+        min_bytes, settings: for :func:`ebb.offload.configure`.
+
+    Raises:
+        AssertionError: at the end, there was a violation.
+    """
+    before = offload.settings()
+    fake = _C.FakeAccelerator(host_bytes)
+    offload.configure(min_bytes=min_bytes, **settings)
+    try:
+        yield fake
+        _C.drain_offload()
+        violations = fake.take_violations()
+        assert not violations, violations
+    finally:
+        fake.close()
+        offload.configure(**before)

@@ -22,12 +22,14 @@ Decision toDecision(int value) {
 }
 
 PyPolicy makePolicy(
-    const std::vector<std::tuple<std::string, int, uint32_t, bool>>& rules, int fallback) {
+    const std::vector<std::tuple<std::string, int, uint32_t, bool>>& rules,
+    int fallback,
+    int inputs) {
   std::vector<Rule> compiled;
   for (const auto& [op, decision, every, force] : rules) {
     compiled.push_back({op, toDecision(decision), every, force});
   }
-  return {makePolicy(std::move(compiled), toDecision(fallback))};
+  return {makePolicy(std::move(compiled), toDecision(fallback), toDecision(inputs))};
 }
 
 // (op, decision, every, force) of each rule.
@@ -43,18 +45,27 @@ std::vector<std::tuple<std::string, int, uint32_t, bool>> rulesOf(const PyPolicy
 
 void bindPolicy(py::module_& module) {
   py::class_<PyPolicy>(module, "Policy")
-      .def(py::init(translated(&makePolicy)), py::arg("rules"), py::arg("fallback"))
+      .def(
+          py::init(translated(&makePolicy)),
+          py::arg("rules"),
+          py::arg("fallback"),
+          py::arg("inputs"))
       .def("rules", &rulesOf)
+      .def(
+          "inputs",
+          [](const PyPolicy& policy) { return static_cast<int>(policy.policy->inputs()); })
       .def("fallback", [](const PyPolicy& policy) {
         return static_cast<int>(policy.policy->fallback());
       });
   module.def("failing_policy", [](uint32_t at) {
-    return PyPolicy{std::make_shared<const Policy>(std::vector<Rule>{}, Decision::Recompute, at)};
+    return PyPolicy{std::make_shared<const Policy>(
+        std::vector<Rule>{}, Decision::Recompute, Decision::Save, at)};
   });
   module.def("recompute_all", [] { return PyPolicy{recomputeAll()}; });
   module.def("save_all", [] { return PyPolicy{saveAll()}; });
   module.def("save_matmuls", [] { return PyPolicy{saveMatmuls()}; });
   module.def("torchtitan", [] { return PyPolicy{torchtitan()}; });
+  module.def("offload_inputs", [] { return PyPolicy{offloadInputs()}; });
 }
 
 }  // namespace ebb::bindings

@@ -18,6 +18,8 @@ py::dict toDict(const RegionCounters& counters) {
   dict["bytes_saved"] = counters.bytesSaved;
   dict["bytes_dropped"] = counters.bytesDropped;
   dict["bytes_copied"] = counters.bytesCopied;
+  dict["bytes_offloaded"] = counters.bytesOffloaded;
+  dict["bytes_fell_back"] = counters.bytesFellBack;
   return dict;
 }
 

@@ -7,6 +7,7 @@
 
 namespace ebb::bindings {
 
+void bindOffload(pybind11::module_& module);
 void bindPolicy(pybind11::module_& module);
 void bindRegion(pybind11::module_& module);
 void bindReport(pybind11::module_& module);

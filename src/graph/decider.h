@@ -18,6 +18,9 @@ class Decider {
  public:
   virtual Verdict decide(const OpTraits& op) = 0;
 
+  // What happens to values that the region reads and another autograd function computed.
+  virtual Decision inputs() const = 0;
+
  protected:
   ~Decider() = default;
 };

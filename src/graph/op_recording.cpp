@@ -225,7 +225,7 @@ void OpRecording::addValue(Input& input, const at::Tensor& tensor) {
   input.wholeOverwrite = input.use == ArgUse::Overwrite && coversStorage(tensor);
   const auto& value = recorder_.currentValue(tensor);
   readsOpaque_ |= value->opaque;
-  if (input.use == ArgUse::Read && value->keep && !value->bytes) {
+  if (input.use == ArgUse::Read && value->keep && !value->bytes && !value->stash) {
     recorder_.keep(*value, tensor);
   }
   input.value = value;
@@ -298,8 +298,9 @@ uint64_t OpRecording::fingerprintOfResult() const {
     after->inheritCounters(before);
     after->born = before.born;
     after->opaque = before.opaque;
-    after->saved =
-        !write.sideEffect && before.born && (before.saved || verdict_.decision == Decision::Save);
+    after->saved = !write.sideEffect && before.born &&
+                   (before.saved || verdict_.decision != Decision::Recompute);
+    after->offload = after->saved && (before.offload || verdict_.decision == Decision::Offload);
     // An `out=` that the kernel shrank is not written whole: views of it still show the rest.
     const bool asAssumed = !write.whole || coversStorage(write.tensor);
     if (recipe_ && !write.sideEffect && asAssumed) {
@@ -349,7 +350,8 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   const bool fromDevice = offCpu_ && tensor.is_cpu();
   if (recipe_ && value->born && !fromDevice) {
     value->recipe = recipe_;
-    value->saved = verdict_.decision == Decision::Save;
+    value->saved = verdict_.decision != Decision::Recompute;
+    value->offload = verdict_.decision == Decision::Offload;
     Output& output = recipe_->outputs.emplace_back();
     output.value = c10::weak_intrusive_ptr<Value>(value);
     output.slot = static_cast<uint16_t>(slot);

@@ -8,6 +8,7 @@
 #include "graph/fingerprint.h"
 #include "graph/op_recording.h"
 #include "graph/witness.h"
+#include "residency/offload.h"
 
 namespace ebb {
 namespace {
@@ -71,6 +72,9 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
     if (values_.count(storage.unsafeGetStorageImpl()) > 0) {
       before = currentValue(tensor);
     }
+  }
+  if (before && before->stash) {
+    Offload::get().beforeWrite(*before->stash);  // it may get other memory
   }
   call.run();
   if (before) {
@@ -146,6 +150,7 @@ c10::intrusive_ptr<Value>& Recorder::current(
   slot = c10::make_intrusive<Value>();
   slot->stamp(tensor);
   slot->keep = true;
+  slot->offload = offloadsInput(tensor);
   slot->opaque = opaque;
   return slot;
 }
@@ -160,6 +165,10 @@ void Recorder::supersede(const c10::intrusive_ptr<Value>& value, size_t ownRefer
   }
   value->superseded = true;
   value->home.reset();
+  if (value->stash) {
+    Offload::get().beforeWrite(*value->stash);
+    value->isPrivate = true;
+  }
   if (!value->bytes || value->isPrivate) {
     return;
   }
@@ -209,6 +218,7 @@ void Recorder::settle() {
 // gone: without gradients that is every kept value. So the map is swept when it has doubled, and
 // whenever this many bytes have been kept since the last time.
 void Recorder::keep(Value& value, const at::Tensor& tensor) {
+  value.offload = value.offload && Offload::get().takes(tensor);
   value.bytes = tensor.storage();
   keptBytes_ += value.nbytes;
   if (!value.saved) {
@@ -219,12 +229,55 @@ void Recorder::keep(Value& value, const at::Tensor& tensor) {
   }
 }
 
+// Note [Offloaded values]
+// A value that the policy offloads is sent when autograd packs it. What only recipes read is kept
+// on the device first, since most recipes are needed by nothing: it is sent when the map is swept,
+// or when the region ends and a handle needs it. A stash then stands for the bytes, and the value
+// needs no recipe. A write that ebb sees waits for the copy, so the stash holds the state before it
+// for sure (isPrivate). After a write that ebb does not see the version has moved, and who needs
+// the old state raises, as for a leaf. If there is no host memory left, the value is recomputed, or
+// kept if it has no recipe.
+void Recorder::send(Value& value, const c10::Storage& storage) {
+  value.offload = false;
+  value.stash = Offload::get().send(storage, value.nbytes);
+  if (value.stash) {
+    value.bytes = c10::Storage();
+    value.recipe.reset();
+    counters_->bytesOffloaded += value.nbytes;
+    return;
+  }
+  counters_->bytesFellBack += value.nbytes;
+  if (value.recipe) {
+    value.bytes = c10::Storage();
+    value.keep = value.saved = false;
+  }
+}
+
+// `ownReferences` are those that need nothing.
+void Recorder::sendKept(
+    const std::vector<c10::intrusive_ptr<Value>>& values, size_t ownReferences) {
+  for (const auto& value : values) {
+    const bool needed = value.use_count() > ownReferences;
+    if (needed && value->offload && value->bytes && (value->isPrivate || value->versionHolds())) {
+      const c10::Storage storage = value->bytes;
+      send(*value, storage);
+    }
+  }
+}
+
+// What another autograd function computed: no parameter, and no view of one.
+bool Recorder::offloadsInput(const at::Tensor& tensor) const {
+  return decider_->inputs() == Decision::Offload && tensor.requires_grad() && !tensor.is_leaf() &&
+         !(tensor.is_view() && tensor._base().is_leaf());
+}
+
 bool Recorder::needsSweep() const {
   return values_.size() >= sweepAt_ || keptBytes_ >= kSweepBytes;
 }
 
 void Recorder::sweep() {
   dropUnused();
+  sendKept(keptToSend(), 2);
   sweepAt_ = std::max(kSweepEntries, 2 * values_.size());
   keptBytes_ = 0;
 }
@@ -317,9 +370,12 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   }
   std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
   settle();
-  const auto known = values_.find(storageOf(tensor));
+  auto known = values_.find(storageOf(tensor));
   if (known == values_.end()) {
-    return {};
+    if (!offloadsInput(tensor)) {
+      return {};
+    }
+    known = values_.emplace(storageOf(tensor), nullptr).first;
   }
   const auto& value = current(known->second, tensor);
   Packed packed;
@@ -328,8 +384,12 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   }
   value->follows |=
       part || !sameCounter(tensor.unsafeGetTensorImpl()->version_counter(), value->counter);
-  const bool kept = value->keep || !value->recipe;
-  if (value->packed++ == 0 && value->born) {
+  if (value->offload && Offload::get().takes(tensor)) {
+    send(*value, tensor.storage());
+  }
+  value->offload = false;
+  const bool kept = !value->stash && (value->keep || !value->recipe);
+  if (value->packed++ == 0 && value->born && !value->stash) {
     (kept ? counters_->bytesSaved : counters_->bytesDropped) += value->nbytes;
   }
   if (!kept || value->saved) {
@@ -366,6 +426,21 @@ void Recorder::close() {
   for (const auto& entry : values_) {
     closeValue(entry.second);
   }
+  if (const auto toSend = keptToSend(); !toSend.empty()) {
+    values_.clear();
+    sendKept(toSend, 1);
+  }
+}
+
+// Values that are to be offloaded and have been read by recipes only.
+std::vector<c10::intrusive_ptr<Value>> Recorder::keptToSend() const {
+  std::vector<c10::intrusive_ptr<Value>> found;
+  for (const auto& [storage, value] : values_) {
+    if (value->offload && value->bytes) {
+      found.push_back(value);
+    }
+  }
+  return found;
 }
 
 void Recorder::closeValue(const c10::intrusive_ptr<Value>& held) {

@@ -73,6 +73,10 @@ class Recorder final : public Interceptor {
   void makePrivate(Value& value);
   void storageGrew(const c10::intrusive_ptr<Value>& value, const c10::Storage& storage);
   void keep(Value& value, const at::Tensor& tensor);
+  void send(Value& value, const c10::Storage& storage);
+  void sendKept(const std::vector<c10::intrusive_ptr<Value>>& values, size_t ownReferences);
+  std::vector<c10::intrusive_ptr<Value>> keptToSend() const;
+  bool offloadsInput(const at::Tensor& tensor) const;
   bool needsSweep() const;
   void sweep();
   void dropUnused();

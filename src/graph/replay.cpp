@@ -17,9 +17,23 @@
 #include "graph/witness.h"
 #include "intercept/key.h"
 #include "report/ledger.h"
+#include "residency/offload.h"
 
 namespace ebb {
 namespace {
+
+// The bytes of an offloaded value, on the device again; null if its storage was written unseen
+// before they were copied for sure.
+c10::Storage bringBack(Value& value) {
+  const c10::Storage living = value.living();
+  if (!living && !value.isPrivate && !value.versionHolds()) {
+    return {};
+  }
+  value.bytes = Offload::get().fetch(*value.stash, living);
+  value.isPrivate = !living;
+  value.stash.reset();
+  return value.bytes;
+}
 
 bool isWrite(ArgUse use) {
   return use == ArgUse::Write || use == ArgUse::Overwrite;
@@ -320,7 +334,10 @@ class Slice {
     }
   }
 
-  void need(const Value& value, const Recipe& consumer) {
+  void need(Value& value, const Recipe& consumer) {
+    if (value.stash) {
+      bringBack(value);
+    }
     if (c10::Storage storage = value.available()) {
       checkFingerprint(value, storage, consumer);
       pinned_.push_back(std::move(storage));
@@ -380,7 +397,7 @@ class Slice {
         consumer.op.name,
         " the decision SAVE.");
     TORCH_CHECK(
-        value.bytes,
+        value.bytes || value.stash,
         "ebb: cannot recompute ",
         where,
         ": an earlier attempt failed half way. Run forward again.");
@@ -413,6 +430,15 @@ class Slice {
 // recipe go the inputs that nothing else needs. So a slice holds no more than it must, and no
 // recipe runs twice.
 c10::Storage materialise(Graph& graph, Value& value) {
+  if (value.stash) {
+    const c10::Storage storage = bringBack(value);
+    TORCH_CHECK(
+        storage,
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        "operation while it was being offloaded. Write to it after backward, or give its operator "
+        "the decision SAVE.");
+    return storage;
+  }
   if (c10::Storage storage = value.available()) {
     return storage;
   }

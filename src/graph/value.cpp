@@ -8,6 +8,7 @@
 #include "graph/geometry.h"
 #include "graph/recipe.h"
 #include "graph/witness.h"
+#include "residency/offload.h"
 
 namespace ebb {
 
@@ -94,6 +95,7 @@ void Value::release_resources() {
   recipe.reset();
   bytes = c10::Storage();
   redefined = c10::Storage();
+  stash.reset();
   home.reset();
   counter = c10::VariableVersion();
   otherCounters.reset();

@@ -16,6 +16,7 @@ namespace ebb {
 
 struct Recipe;
 struct Witness;
+class Stash;
 
 // A version counter and what it showed.
 struct CounterStamp : InArena {
@@ -42,7 +43,8 @@ struct CounterStamp : InArena {
 //   1. recipe, no bytes: it can be recomputed, and `home` may still hold it;
 //   2. bytes, no recipe: a leaf that something needs, or a value that was materialised;
 //   3. both: the policy keeps it, but others hold its storage too and may write to it;
-//   4. neither: a leaf that nothing has needed so far.
+//   4. neither: a leaf that nothing has needed so far;
+//   5. a stash, and neither: offloaded, see Note [Offloaded values].
 // Once materialised a value stays in state 2 until nothing refers to it, so each op is replayed at
 // most once.
 struct Value final : c10::intrusive_ptr_target, InArena {
@@ -53,6 +55,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   c10::Storage bytes;                 // the kept bytes; null unless kept
   c10::intrusive_ptr<Recipe> recipe;  // how to make it; null for a leaf
   c10::VariableVersion counter;       // outlives the tensor; see Note [Version stamps]
+  c10::intrusive_ptr<Stash> stash;    // see Note [Offloaded values]; null but for those
   c10::Storage redefined;             // see Note [Silent writes]; null but for those
   uint32_t version = 0;               // what `counter` showed for this state
   // Counters of other tensors that have written this storage, as the results of unsafe_chunk do:
@@ -66,6 +69,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   uint64_t fingerprint = 0;          // of a kept leaf; see Note [Fingerprints of leaves]
   bool keep = false;                 // becomes `bytes` when autograd packs it or a recipe reads it
   bool saved = false;                // `keep` by the policy's word
+  bool offload = false;              // to be sent to the host: see Note [Offloaded values]
   bool writtenHere = false;          // a leaf from outside, in a state that this region wrote
   bool born = false;                 // made by an op inside the region: not an external side effect
   bool isPrivate = false;            // `bytes` is a buffer that only ebb writes

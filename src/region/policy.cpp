@@ -39,13 +39,9 @@ std::vector<std::string> registeredOperators() {
 
 void checkDecision(Decision decision) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      decision != Decision::Offload,
-      "ebb: OFFLOAD needs the pinned host pool and its copy streams, which this version does not "
-      "have. Use SAVE or RECOMPUTE.");
-  TORCH_CHECK_NOT_IMPLEMENTED(
       decision != Decision::Page,
-      "ebb: PAGE needs the device page pool, which this version does not have. Use SAVE or "
-      "RECOMPUTE.");
+      "ebb: PAGE needs the device page pool, which this version does not have. Use SAVE, "
+      "RECOMPUTE or OFFLOAD.");
 }
 
 }  // namespace
@@ -58,12 +54,16 @@ std::string normalisedOperatorName(const std::string& name) {
   return dot == std::string::npos ? name : name.substr(0, dot) + "::" + name.substr(dot + 1);
 }
 
-Policy::Policy(std::vector<Rule> rules, Decision fallback, uint32_t faultAt)
+Policy::Policy(std::vector<Rule> rules, Decision fallback, Decision inputs, uint32_t faultAt)
     : rules_(std::move(rules)),
       fallback_(fallback),
+      inputs_(inputs),
       faultAt_(faultAt),
       table_(new std::atomic<const Candidates*>[kTableSize] {}) {
   checkDecision(fallback_);
+  TORCH_CHECK_VALUE(
+      inputs_ == Decision::Save || inputs_ == Decision::Offload,
+      "ebb: a region's inputs have no recipe: their decision is SAVE or OFFLOAD.");
   const auto known = rules_.empty() ? std::vector<std::string>{} : registeredOperators();
   for (Rule& rule : rules_) {
     rule.op = normalisedOperatorName(rule.op);
@@ -125,11 +125,15 @@ const Policy::Candidates& Policy::candidates(const OpTraits& op) const {
   return candidates;
 }
 
-PolicyPtr makePolicy(std::vector<Rule> rules, Decision fallback) {
-  return std::make_shared<const Policy>(std::move(rules), fallback);
+PolicyPtr makePolicy(std::vector<Rule> rules, Decision fallback, Decision inputs) {
+  return std::make_shared<const Policy>(std::move(rules), fallback, inputs);
 }
 
 ActivePolicy::ActivePolicy(PolicyPtr policy) : policy_(std::move(policy)) {
+}
+
+Decision ActivePolicy::inputs() const {
+  return policy_->inputs();
 }
 
 Verdict ActivePolicy::decide(const OpTraits& op) {

@@ -21,7 +21,11 @@ class EBB_API Policy {
  public:
   // With `faultAt`, the region's n-th op throws before it runs: for tests of what that leaves
   // behind.
-  Policy(std::vector<Rule> rules, Decision fallback, uint32_t faultAt = 0);
+  Policy(
+      std::vector<Rule> rules,
+      Decision fallback,
+      Decision inputs = Decision::Save,
+      uint32_t faultAt = 0);
   ~Policy();
   Policy(const Policy&) = delete;
   Policy& operator=(const Policy&) = delete;
@@ -31,6 +35,9 @@ class EBB_API Policy {
   }
   Decision fallback() const {
     return fallback_;
+  }
+  Decision inputs() const {
+    return inputs_;
   }
   uint32_t faultAt() const {
     return faultAt_;
@@ -50,6 +57,7 @@ class EBB_API Policy {
 
   std::vector<Rule> rules_;  // patterns are normalised
   Decision fallback_;        // when no rule matches
+  Decision inputs_;          // for what regions read
   uint32_t faultAt_;         // 0: never
   // Note [Compiled policies]
   // A table over OpTraits::index, filled at the first call of each operator. Readers take no lock;
@@ -66,6 +74,7 @@ class ActivePolicy final : public Decider {
  public:
   explicit ActivePolicy(PolicyPtr policy);
   Verdict decide(const OpTraits& op) override;
+  Decision inputs() const override;
 
  private:
   PolicyPtr policy_;                     // the rules

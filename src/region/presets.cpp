@@ -61,6 +61,10 @@ PolicyPtr saveMatmuls() {
   return std::make_shared<const Policy>(std::move(rules), Decision::Recompute);
 }
 
+PolicyPtr offloadInputs() {
+  return makePolicy({}, Decision::Recompute, Decision::Offload);
+}
+
 PolicyPtr torchtitan() {
   std::vector<Rule> rules{{"aten::mm.default", Decision::Recompute, /*every=*/2}};
   appendKnown(

@@ -1,6 +1,7 @@
 #include "region/region.h"
 
 #include <ATen/SavedTensorHooks.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <atomic>
@@ -165,16 +166,20 @@ class ThreadRegions {
 
   void closeDownTo(size_t depth) {
     while (frames_.size() > depth) {
-      ledgerAdd(frames_.back().name, frames_.back().counters);
-      frames_.pop_back();
-      regionOf_.pop_back();
+      const auto pop = c10::make_scope_exit([this] {
+        ledgerAdd(frames_.back().name, frames_.back().counters);
+        frames_.pop_back();
+        regionOf_.pop_back();
+      });
+      if (frames_.size() == 1) {
+        activate();  // what is done now counts for the outermost region
+        setCurrentInterceptor(nullptr);
+        count(liveCounts().regions, -1);
+        recorder_.close();
+      }
     }
     if (!frames_.empty()) {
       activate();
-    } else if (recorder_.graph()) {
-      setCurrentInterceptor(nullptr);
-      recorder_.close();
-      count(liveCounts().regions, -1);
     }
   }
 

@@ -214,6 +214,9 @@ c10::Storage SavedTensor::materialised() const {
     return value_->redefined;  // see also Note [Silent writes]
   }
   c10::Storage storage = recompute_ ? value_->living() : storage_;
+  if (storage && value_->stash) {
+    materialise(*graph_, *value_);  // it lives: nothing is copied back
+  }
   if (recompute_ && value_->witness) {
     const c10::Storage right = verified(materialise(*graph_, *value_));
     storage = storage ? storage : right;

@@ -27,6 +27,8 @@ RegionCounters& RegionCounters::operator+=(const RegionCounters& other) {
   bytesSaved += other.bytesSaved;
   bytesDropped += other.bytesDropped;
   bytesCopied += other.bytesCopied;
+  bytesOffloaded += other.bytesOffloaded;
+  bytesFellBack += other.bytesFellBack;
   return *this;
 }
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 
 import pytest
 import torch
 
 import ebb
+from ebb._testing import fake_accelerator
+
+
+def accelerator():
+    """A fake one for every test, if EBB_TEST_OFFLOAD says so: its copies run as soon as can be
+    ("prompt") or as late ("late")."""
+    how = os.environ.get("EBB_TEST_OFFLOAD")
+    if how is None:
+        return contextlib.nullcontext()
+    return fake_accelerator(in_flight_bytes=0 if how == "prompt" else 1 << 40)
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +31,8 @@ def _same_start_and_no_leak():
     torch.manual_seed(0)
     torch.set_num_threads(1)
     ebb.reset_stats()
-    yield
+    with accelerator():
+        yield
     assert ebb.stats()["open_regions"] == 0
 
 

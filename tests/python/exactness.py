@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -20,6 +21,21 @@ POLICIES = {
         {"aten::mul": ebb.SAVE, "aten::add_": ebb.SAVE, "aten::sin": ebb.SAVE, "aten::e*": ebb.SAVE}
     ),
 }
+
+if "EBB_TEST_OFFLOAD" in os.environ:  # see test_offload.py; conftest.py gives an accelerator
+    POLICIES = {
+        "offload_all": ebb.Policy(default=ebb.OFFLOAD, inputs=ebb.OFFLOAD),
+        "offload_inputs": ebb.policies.offload_inputs,
+        "offload_mixed": ebb.Policy(
+            {
+                "aten::mul": ebb.OFFLOAD,
+                "aten::add_": ebb.OFFLOAD,
+                "aten::mm": ebb.SAVE,
+                "aten::e*": ebb.OFFLOAD,
+            },
+            inputs=ebb.OFFLOAD,
+        ),
+    }
 
 
 def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:

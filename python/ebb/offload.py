@@ -1,0 +1,121 @@
+"""How values with the decision OFFLOAD move to the host and back.
+
+>>> ebb.offload.configure(min_bytes="1MiB", in_flight_bytes="1GiB")
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TypeAlias
+
+from ebb import _C
+
+__all__ = ["configure", "settings", "stats"]
+
+Bytes: TypeAlias = "int | str"
+
+_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_LARGEST = 2**63 - 1
+
+
+def _number_of_bytes(name: str, value: object) -> int:
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+        unit = _UNITS.get(found[2].upper()) if found else None
+        if found is None or unit is None:
+            raise ValueError(
+                f"ebb: {name} must be a number of bytes, such as 1048576, '1MiB' or '2.5 GiB' "
+                f"(units: B, KiB, MiB, GiB, TiB); got {value!r}"
+            )
+        value = round(float(found[1]) * unit) if "." in found[1] else int(found[1]) * unit
+    return _whole_number(name, value, "bytes")
+
+
+def _whole_number(name: str, value: object, unit: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"ebb: {name} must be an int{' or a str' if unit == 'bytes' else ''}; "
+                        f"got {value!r} of type {type(value).__name__}")  # fmt: skip
+    if not 0 <= value <= _LARGEST:
+        raise ValueError(f"ebb: {name} must be from 0 to {_LARGEST} {unit}; got {value}")
+    return value
+
+
+def configure(
+    *,
+    min_bytes: Bytes | None = None,
+    pinned_limit: Bytes | None = None,
+    in_flight_bytes: Bytes | None = None,
+    prefetch_bytes: Bytes | None = None,
+    keep_last: int | None = None,
+) -> None:
+    """Set how values with the decision OFFLOAD move, for the whole process, from now on.
+
+    What is not given stays as it is. Each setting can also be given by an environment variable,
+    ``EBB_OFFLOAD_MIN_BYTES`` and so on, read when ebb is imported. Sizes are in bytes, as a number
+    or as text such as ``"512MiB"``.
+
+    Args:
+        min_bytes: smaller storages stay on the device: small copies cost more than they free.
+            Default 1 MiB.
+        pinned_limit: the most pinned host memory to hold. What finds no room is recomputed, or kept
+            if it is an input. Default 16 GiB.
+        in_flight_bytes: the most that may be on its way to the host; beyond it the host waits. 0:
+            each copy is waited for. Default 1 GiB.
+        prefetch_bytes: the most that is fetched before backward asks for it. Default 512 MiB.
+        keep_last: the last so many values stay on the device, since backward needs them first.
+            Default 0.
+
+    Raises:
+        TypeError: a setting has the wrong type.
+        ValueError: a setting is negative, too large, or text that is no size.
+    """
+    given = {
+        "min_bytes": min_bytes,
+        "pinned_limit": pinned_limit,
+        "in_flight_bytes": in_flight_bytes,
+        "prefetch_bytes": prefetch_bytes,
+    }
+    changed = {
+        name: _number_of_bytes(name, value) for name, value in given.items() if value is not None
+    }
+    if keep_last is not None:
+        changed["keep_last"] = _whole_number("keep_last", keep_last, "values")
+    _C.configure_offload(**(_C.offload_settings() | changed))
+
+
+def settings() -> dict[str, int]:
+    """The settings of :func:`configure`, by name; sizes in bytes."""
+    return _C.offload_settings()
+
+
+def stats() -> dict[str, int]:
+    """What the offload engine did since the process began, and what it holds now.
+
+    Returns:
+        A dictionary with
+
+        * ``bytes_sent``, ``bytes_fetched``: copied to the host, and back;
+        * ``bytes_refused``: not sent, for want of host memory;
+        * ``host_waits``: times the host waited for a copy;
+        * ``fetched_late``: fetches that began only when the bytes were needed;
+        * ``most_in_flight``, ``in_flight_bytes``: bytes on their way to the host, at most and now;
+        * ``host_bytes_held``, ``host_bytes_used``: pinned memory now, in use or not, and in use;
+        * ``stashes``: values that are away now.
+    """
+    return _C.offload_stats()
+
+
+def _configure_from_environment() -> None:
+    for name in ("min_bytes", "pinned_limit", "in_flight_bytes", "prefetch_bytes", "keep_last"):
+        variable = f"EBB_OFFLOAD_{name.upper()}"
+        text = os.environ.get(variable)
+        if text is None:
+            continue
+        try:
+            configure(**{name: int(text) if name == "keep_last" else text})  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ValueError(f"{error} (from the environment variable {variable})") from None
+
+
+_configure_from_environment()

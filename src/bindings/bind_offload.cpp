@@ -1,0 +1,132 @@
+#include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <memory>
+
+#include "bindings/bindings.h"
+#include "residency/fake_transfer.h"
+#include "residency/offload.h"
+
+namespace ebb::bindings {
+
+namespace py = pybind11;
+
+namespace {
+
+// The marks by which users of other libraries keep tensors on the device.
+bool optedOut(const at::Tensor& tensor) {
+  py::gil_scoped_acquire gil;
+  const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+  for (const char* mark : {"_do_not_offload", "_TE_do_not_offload"}) {
+    if (py::hasattr(object, mark) && object.attr(mark).cast<bool>()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+py::dict settingsDict() {
+  const OffloadSettings now = offloadSettings();
+  py::dict dict;
+  dict["min_bytes"] = now.minBytes;
+  dict["pinned_limit"] = now.pinnedLimit;
+  dict["in_flight_bytes"] = now.inFlightBytes;
+  dict["prefetch_bytes"] = now.prefetchBytes;
+  dict["keep_last"] = now.keepLast;
+  return dict;
+}
+
+py::dict offloadStatsDict() {
+  const OffloadStats now = offloadStats();
+  py::dict dict;
+  dict["bytes_sent"] = now.bytesSent;
+  dict["bytes_fetched"] = now.bytesFetched;
+  dict["bytes_refused"] = now.bytesRefused;
+  dict["host_waits"] = now.hostWaits;
+  dict["fetched_late"] = now.fetchedLate;
+  dict["most_in_flight"] = now.mostInFlight;
+  dict["in_flight_bytes"] = now.inFlightBytes;
+  dict["host_bytes_held"] = now.hostBytesHeld;
+  dict["host_bytes_used"] = now.hostBytesUsed;
+  dict["stashes"] = now.stashes;
+  return dict;
+}
+
+// Puts a fake accelerator in the real one's place until it is closed.
+class FakeAccelerator {
+ public:
+  explicit FakeAccelerator(size_t hostBytes) : fake_(hostBytes) {
+    putInPlace(&fake_);
+  }
+  ~FakeAccelerator() {
+    if (open_) {
+      close();
+    }
+  }
+
+  void close() {
+    open_ = false;
+    putInPlace(nullptr);
+  }
+
+  py::dict counts() {
+    const auto now = fake_.counts();
+    py::dict dict;
+    dict["queued"] = now.queued;
+    dict["copies_out"] = now.copiesOut;
+    dict["copies_in"] = now.copiesIn;
+    dict["host_allocations"] = now.hostAllocations;
+    dict["host_bytes"] = now.hostBytes;
+    dict["host_waits"] = now.hostWaits;
+    dict["device_waits"] = now.deviceWaits;
+    return dict;
+  }
+
+  FakeTransfer& fake() {
+    return fake_;
+  }
+
+ private:
+  static void putInPlace(Transfer* given) {
+    Offload::get().drain();
+    setTransfer(given);
+  }
+
+  FakeTransfer fake_;
+  bool open_ = true;
+};
+
+}  // namespace
+
+void bindOffload(py::module_& module) {
+  Offload::get().setOptOut(&optedOut);
+  module.def("offload_settings", &settingsDict);
+  module.def("offload_stats", &offloadStatsDict);
+  module.def(
+      "configure_offload",
+      [](size_t minBytes,
+         size_t pinnedLimit,
+         size_t inFlightBytes,
+         size_t prefetchBytes,
+         size_t keepLast) {
+        configureOffload({minBytes, pinnedLimit, inFlightBytes, prefetchBytes, keepLast});
+      },
+      py::arg("min_bytes"),
+      py::arg("pinned_limit"),
+      py::arg("in_flight_bytes"),
+      py::arg("prefetch_bytes"),
+      py::arg("keep_last"));
+  module.def("drain_offload", [] { Offload::get().drain(); });
+  py::class_<FakeAccelerator>(module, "FakeAccelerator")
+      .def(py::init<size_t>())
+      .def("advance", [](FakeAccelerator& self, size_t count) { self.fake().advance(count); })
+      .def("use_stream", torch::wrap_pybind_function([](FakeAccelerator& self, int64_t number) {
+             self.fake().useComputeStream(number);
+           }))
+      .def("counts", &FakeAccelerator::counts)
+      .def("take_violations", [](FakeAccelerator& self) { return self.fake().takeViolations(); })
+      .def("close", &FakeAccelerator::close);
+}
+
+}  // namespace ebb::bindings

@@ -1,0 +1,100 @@
+// A deterministic accelerator for tests: CPU tensors count as tensors of a device.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "ebb/export.h"
+#include "residency/transfer.h"
+
+namespace ebb {
+
+// Note [The fake accelerator]
+// torch's own ops run at once, on the "compute streams"; copies are only queued, and run when a
+// test says so, or when a stream or the host waits for them, at the last moment that hardware would
+// allow. A copy reads and writes memory when it runs, and holds nothing: so a source that is
+// written or freed too early, or a result that is read too early, gives wrong bytes, as on
+// hardware, but each time. Besides, these are reported as violations:
+// 1. a storage was freed while a copy from or to it was queued;
+// 2. a copy was queued that conflicts with one that is queued, and nothing orders the two;
+// 3. a copy was queued that need not run after what the caller's compute stream was given: what it
+//    reads may not be there yet, or the memory it writes to may still be in use.
+// Memory that is allocated, and host memory that is freed, is filled with 0xA5.
+class EBB_API FakeTransfer final : public Transfer {
+ public:
+  explicit FakeTransfer(size_t hostBytes);
+
+  bool isDevice(c10::Device device) const override;
+  c10::Stream computeStream(c10::Device device) override;
+  c10::Stream outStream(c10::Device device) override;
+  c10::Stream inStream(c10::Device device) override;
+  EventPtr record(c10::Stream stream) override;
+  void wait(c10::Stream stream, const Event& event) override;
+  bool isDone(const Event& event) override;
+  void finish(const Event& event) override;
+  c10::Storage allocateOnDevice(size_t nbytes, c10::Device device) override;
+  c10::Storage allocateOnHost(size_t nbytes, c10::Device device) override;
+  void copy(
+      const c10::Storage& to, const c10::Storage& from, size_t nbytes, c10::Stream stream) override;
+
+  // Runs the `count` copies that were queued first; of those, each as soon as what it waits for
+  // ran.
+  void advance(size_t count);
+
+  // Ops of the calling thread run on the compute stream of this number from now on.
+  void useComputeStream(int64_t number);
+
+  struct Counts {
+    size_t queued = 0;           // copies that have not run
+    size_t copiesOut = 0;        // from device to host, that have run
+    size_t copiesIn = 0;         // ... and back
+    size_t hostAllocations = 0;  // in all
+    size_t hostBytes = 0;        // that exist now
+    size_t hostWaits = 0;        // finish() of something that had not run
+    size_t deviceWaits = 0;      // a compute stream came to a copy that had not run
+  };
+  Counts counts();
+  std::vector<std::string> takeViolations();  // since the last call
+
+ private:
+  using StreamId = int64_t;
+  using Clock = std::map<StreamId, uint64_t>;  // per stream: the copy up to which all are before
+  struct FakeEvent;
+  struct Copy {
+    uint64_t number;
+    StreamId stream;
+    Clock after;  // copies that run before it
+    c10::weak_intrusive_ptr<c10::StorageImpl> to;
+    c10::weak_intrusive_ptr<c10::StorageImpl> from;
+    const void* toAddress;
+    const void* fromAddress;
+    size_t nbytes;
+  };
+
+  bool isCompute(StreamId stream) const;
+  const Clock& clockOf(const Event& event) const;
+  bool allRan(const Clock& clock) const;
+  void runBefore(const Clock& clock);
+  void run(const Copy& copy);
+  void checkOrder(const Copy& copy);
+  void report(std::string violation);
+
+  std::mutex mutex_;                     // guards everything below
+  const size_t hostLimit_;               // bytes
+  uint64_t lastCopy_ = 0;                // numbers them
+  uint64_t lastTick_ = 0;                // numbers the events of compute streams
+  uint64_t tickOfLastCopy_ = 0;          // lastTick_ when the last copy was queued
+  std::deque<Copy> queue_;               // in the order of queueing
+  std::map<StreamId, Clock> clocks_;     // what each stream's next copy runs after
+  std::vector<std::string> violations_;  // in the order in which they were found
+  Counts counts_;                        // but for `queued`
+  std::shared_ptr<size_t> hostBytes_;    // shared with the deleters of host memory
+};
+
+}  // namespace ebb

@@ -1,0 +1,68 @@
+#include "residency/host_pool.h"
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+#include "residency/transfer.h"
+
+namespace ebb {
+
+c10::Storage HostPool::take(size_t nbytes, c10::Device device) {
+  c10::Storage memory;
+  const auto fitting = free_.lower_bound(nbytes);
+  if (fitting != free_.end() && fitting->first <= nbytes + nbytes / 20) {
+    memory = std::move(fitting->second.back());
+    fitting->second.pop_back();
+    if (fitting->second.empty()) {
+      free_.erase(fitting);
+    }
+  } else {
+    if (nbytes > limit_) {
+      return {};
+    }
+    freeUntil(limit_ - nbytes);
+    if (held_ > limit_ - nbytes) {
+      return {};
+    }
+    try {
+      memory = transfer().allocateOnHost(nbytes, device);
+    } catch (const c10::Error&) {
+      return {};  // the caller falls back, and says so
+    }
+    held_ += memory.nbytes();
+  }
+  used_ += memory.nbytes();
+  return memory;
+}
+
+void HostPool::give(c10::Storage memory) {
+  used_ -= memory.nbytes();
+  free_[memory.nbytes()].push_back(std::move(memory));
+  if (held_ > limit_) {
+    freeUntil(limit_);
+  }
+}
+
+void HostPool::setLimit(size_t bytes) {
+  limit_ = bytes;
+  freeUntil(limit_);
+}
+
+void HostPool::trim() {
+  freeUntil(0);
+}
+
+// Largest first: the fewest that make room.
+void HostPool::freeUntil(size_t bytes) {
+  while (held_ > bytes && !free_.empty()) {
+    const auto largest = std::prev(free_.end());
+    held_ -= largest->first;
+    largest->second.pop_back();
+    if (largest->second.empty()) {
+      free_.erase(largest);
+    }
+  }
+}
+
+}  // namespace ebb

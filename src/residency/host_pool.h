@@ -1,0 +1,45 @@
+// Host memory that copies run to and from by themselves: dear to allocate, so it is kept.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
+
+#include <cstddef>
+#include <map>
+#include <vector>
+
+namespace ebb {
+
+// Not thread-safe: the engine's lock guards it.
+class HostPool {
+ public:
+  // At least `nbytes`, and at most a twentieth more; null if the limit does not allow it or the
+  // system has none.
+  c10::Storage take(size_t nbytes, c10::Device device);
+
+  // Memory from take() that no copy uses any more.
+  void give(c10::Storage memory);
+
+  // Bytes that may be held; memory in use is never taken away.
+  void setLimit(size_t bytes);
+
+  // Frees what is not in use.
+  void trim();
+
+  size_t held() const {
+    return held_;
+  }
+  size_t used() const {
+    return used_;
+  }
+
+ private:
+  void freeUntil(size_t bytes);
+
+  std::map<size_t, std::vector<c10::Storage>> free_;  // by size
+  size_t limit_ = 0;                                  // bytes
+  size_t held_ = 0;                                   // bytes, in use or not
+  size_t used_ = 0;                                   // bytes in use
+};
+
+}  // namespace ebb

@@ -1,0 +1,132 @@
+// The offload engine: bytes that leave a device after forward has made them, and come back before
+// backward needs them.
+#pragma once
+
+#include <ATen/core/TensorBody.h>
+#include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <mutex>
+
+#include "ebb/ebb.h"
+#include "residency/host_pool.h"
+#include "residency/transfer.h"
+
+namespace ebb {
+
+class Offload;
+
+// One storage's bytes, on the device, away, or on their way.
+class Stash final : public c10::intrusive_ptr_target {
+ public:
+  Stash(c10::Storage bytes, size_t nbytes, c10::Storage host, c10::Stream stream);
+
+  size_t nbytes() const {
+    return nbytes_;
+  }
+  ~Stash() override;
+
+ private:
+  friend class Offload;
+  enum class State : uint8_t {
+    Kept,       // still on the device: no copy was made, since it is among the last
+    Leaving,    // being copied to the host
+    Away,       // on the host only
+    Returning,  // being copied back
+    Back,       // fetched: the engine has nothing to do with it any more
+  };
+
+  const size_t nbytes_;
+  const c10::Device device_;
+  const c10::Stream packedOn_;  // the compute stream when it was sent: backward will run there
+  State state_ = State::Kept;
+  bool lost_ = false;               // its storage got other memory before the copy was known done
+  c10::Storage onDevice_;           // null while it is away
+  const void* const address_;       // of the bytes that were sent
+  c10::Storage onHost_;             // null when it is not needed any more
+  EventPtr left_;                   // the end of the copy to the host
+  EventPtr returned_;               // the end of the copy back
+  std::list<Stash*>::iterator at_;  // in Offload::order_
+};
+using StashPtr = c10::intrusive_ptr<Stash>;
+
+// Note [The order of offloading]
+// Copies run on two streams of ours, one in each direction, beside the compute streams.
+// 1. A copy to the host runs after what the compute stream was given when the tensor was packed.
+// 2. The device's bytes are released when that copy is done, which is looked for at each pack and
+//    unpack, and not before: no stream is told to hold them (record_stream), so they are free at
+//    once.
+// 3. Whoever writes to the storage before waits, on its stream, for the copy.
+// 4. A copy back runs after the copy to the host, whoever asks for it, and after what the compute
+//    stream was given, for whose use its memory was allocated.
+// 5. The compute stream, read at each use, waits for the copy back.
+// 6. Host memory is used again when the copy back is done.
+// Bytes that are needed while they leave are still on the device, and are served from there.
+class EBB_API Offload {
+ public:
+  static Offload& get();
+
+  void configure(const OffloadSettings& settings);
+  OffloadSettings settings();
+
+  // Whether a tensor's storage may be sent: on a device, not too small, and not marked by the user.
+  bool takes(const at::Tensor& tensor);
+
+  // Set once, at import: whether the user has marked a tensor not to be sent.
+  void setOptOut(bool (*optedOut)(const at::Tensor&));
+
+  // Starts moving `nbytes` of `storage` away; the caller gives up its own reference. Null if there
+  // is no host memory for it.
+  StashPtr send(const c10::Storage& storage, size_t nbytes);
+
+  // The bytes on the device, for the current stream; starts fetching what was sent before it.
+  // `living` is the storage that was sent if somebody else holds it: then nothing is copied. Throws
+  // if the storage was given other memory while it was being copied.
+  c10::Storage fetch(Stash& stash, const c10::Storage& living = {});
+
+  // The storage that was sent is about to be written on the current stream.
+  void beforeWrite(Stash& stash);
+
+  OffloadStats stats();
+
+  // Waits for all copies and frees what host memory is not in use.
+  void drain();
+
+ private:
+  friend class Stash;
+
+  // Memory that must live until an event.
+  struct Held {
+    EventPtr until;
+    c10::Storage memory;
+  };
+
+  Offload();
+  void startLeaving(const StashPtr& stash);
+  void startReturning(const StashPtr& stash);
+  void fetchAhead(std::list<Stash*>::iterator before, c10::Stream compute);
+  void moveTo(Stash& stash, c10::Stream compute);
+  void keepNoMore(Stash& stash);
+  void reap();
+  void forget(Stash& stash);
+
+  std::recursive_mutex mutex_;  // guards everything; recursive: the last reference may go here
+  OffloadSettings settings_;    // from configure()
+  bool (*optedOut_)(const at::Tensor&) = nullptr;
+  HostPool pool_;                   // host memory, in use and free
+  std::list<Stash*> order_;         // those that were sent and not fetched, in that order
+  std::deque<Stash*> kept_;         // the last ones, of which no copy was made
+  std::deque<StashPtr> leaving_;    // in the order of their copies
+  std::deque<StashPtr> returning_;  // likewise
+  std::deque<Held> held_;           // in the order of their events
+  size_t leavingBytes_ = 0;         // of leaving_
+  size_t aheadBytes_ = 0;           // fetched ahead and not asked for yet
+  OffloadStats stats_;              // counts
+};
+
+}  // namespace ebb
