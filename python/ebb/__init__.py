@@ -27,6 +27,7 @@ from ebb._opaque import opaque  # noqa: E402
 from ebb._policy import Policy, Rule  # noqa: E402
 from ebb._region import region  # noqa: E402
 from ebb._report import reset_stats, stats  # noqa: E402
+from ebb._share_storage import share_storage  # noqa: E402
 from ebb._verify import ReplayMismatch, verify  # noqa: E402
 
 __version__ = "0.1.0"
@@ -48,6 +49,7 @@ __all__ = [
     "policies",
     "region",
     "reset_stats",
+    "share_storage",
     "stats",
     "verify",
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from ebb._decision import SAVE
+from ebb._decision import OFFLOAD, SAVE
 
 if TYPE_CHECKING:
     from ebb._policy import Policy
@@ -42,7 +42,7 @@ def sac_context_fn(policy: Policy) -> Callable[..., Any]:
                 if calls[key] % rule.every == 0:
                     decision = rule.decision
                     break
-            if decision is SAVE:
+            if decision in (SAVE, OFFLOAD):  # torch's own offload exists in compiled graphs only
                 return CheckpointPolicy.MUST_SAVE
             return CheckpointPolicy.PREFER_RECOMPUTE
 

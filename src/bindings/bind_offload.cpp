@@ -7,6 +7,7 @@
 #include "bindings/bindings.h"
 #include "residency/fake_transfer.h"
 #include "residency/offload.h"
+#include "residency/share_storage.h"
 
 namespace ebb::bindings {
 
@@ -118,6 +119,7 @@ void bindOffload(py::module_& module) {
       py::arg("prefetch_bytes"),
       py::arg("keep_last"));
   module.def("drain_offload", [] { Offload::get().drain(); });
+  module.def("share_storage", torch::wrap_pybind_function(&shareStorage));
   py::class_<FakeAccelerator>(module, "FakeAccelerator")
       .def(py::init<size_t>())
       .def("advance", [](FakeAccelerator& self, size_t count) { self.fake().advance(count); })

@@ -94,7 +94,11 @@ void FakeTransfer::wait(c10::Stream stream, const Event& event) {
 
 bool FakeTransfer::isDone(const Event& event) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return allRan(clockOf(event));
+  const bool done = allRan(clockOf(event));
+  if (done) {
+    hostKnows(clockOf(event));
+  }
+  return done;
 }
 
 void FakeTransfer::finish(const Event& event) {
@@ -103,6 +107,14 @@ void FakeTransfer::finish(const Event& event) {
     ++counts_.hostWaits;
     runBefore(clockOf(event));
   }
+  hostKnows(clockOf(event));
+}
+
+void FakeTransfer::hostKnows(const Clock& clock) {
+  std::erase_if(ran_, [&](const Copy& copy) {
+    const auto limit = clock.find(copy.stream);
+    return limit != clock.end() && copy.number <= limit->second;
+  });
 }
 
 c10::Storage FakeTransfer::allocateOnDevice(size_t nbytes, c10::Device) {
@@ -147,12 +159,12 @@ void FakeTransfer::copy(
 
 // Two copies conflict if one writes what the other reads or writes.
 void FakeTransfer::checkOrder(const Copy& copy) {
-  for (const Copy& other : queue_) {
+  const auto check = [&](const Copy& other) {
     const bool conflict = other.toAddress == copy.toAddress ||
                           other.fromAddress == copy.toAddress ||
                           other.toAddress == copy.fromAddress;
     if (other.number == copy.number || !conflict) {
-      continue;
+      return;
     }
     const auto known = copy.after.find(other.stream);
     if (known == copy.after.end() || known->second < other.number) {
@@ -164,7 +176,9 @@ void FakeTransfer::checkOrder(const Copy& copy) {
               other.number,
               ", and nothing orders them"));
     }
-  }
+  };
+  std::for_each(queue_.begin(), queue_.end(), check);
+  std::for_each(ran_.begin(), ran_.end(), check);
 }
 
 void FakeTransfer::report(std::string violation) {
@@ -196,20 +210,20 @@ void FakeTransfer::runBefore(const Clock& clock) {
   }
   queue_ = std::move(rest);
   for (auto copy = due.rbegin(); copy != due.rend(); ++copy) {
-    run(*copy);
+    run(std::move(*copy));
   }
 }
 
 void FakeTransfer::advance(size_t count) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (; count > 0 && !queue_.empty(); --count) {
-    const Copy copy = std::move(queue_.front());
+    Copy copy = std::move(queue_.front());
     queue_.pop_front();
-    run(copy);
+    run(std::move(copy));
   }
 }
 
-void FakeTransfer::run(const Copy& copy) {
+void FakeTransfer::run(Copy copy) {
   const auto to = copy.to.lock();
   const auto from = copy.from.lock();
   ++(copy.stream == kOut ? counts_.copiesOut : counts_.copiesIn);
@@ -220,6 +234,7 @@ void FakeTransfer::run(const Copy& copy) {
   } else if (copy.nbytes > 0) {
     std::memcpy(to->mutable_data(), from->data(), copy.nbytes);
   }
+  ran_.push_back(std::move(copy));
 }
 
 void FakeTransfer::useComputeStream(int64_t number) {

@@ -22,7 +22,8 @@ namespace ebb {
 // written or freed too early, or a result that is read too early, gives wrong bytes, as on
 // hardware, but each time. Besides, these are reported as violations:
 // 1. a storage was freed while a copy from or to it was queued;
-// 2. a copy was queued that conflicts with one that is queued, and nothing orders the two;
+// 2. a copy was queued that conflicts with an earlier one which the host does not know to be done,
+//    and nothing orders the two;
 // 3. a copy was queued that need not run after what the caller's compute stream was given: what it
 //    reads may not be there yet, or the memory it writes to may still be in use.
 // Memory that is allocated, and host memory that is freed, is filled with 0xA5.
@@ -81,7 +82,8 @@ class EBB_API FakeTransfer final : public Transfer {
   const Clock& clockOf(const Event& event) const;
   bool allRan(const Clock& clock) const;
   void runBefore(const Clock& clock);
-  void run(const Copy& copy);
+  void run(Copy copy);
+  void hostKnows(const Clock& clock);
   void checkOrder(const Copy& copy);
   void report(std::string violation);
 
@@ -91,6 +93,7 @@ class EBB_API FakeTransfer final : public Transfer {
   uint64_t lastTick_ = 0;                // numbers the events of compute streams
   uint64_t tickOfLastCopy_ = 0;          // lastTick_ when the last copy was queued
   std::deque<Copy> queue_;               // in the order of queueing
+  std::deque<Copy> ran_;                 // those that the host does not know to be done
   std::map<StreamId, Clock> clocks_;     // what each stream's next copy runs after
   std::vector<std::string> violations_;  // in the order in which they were found
   Counts counts_;                        // but for `queued`

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import os
 
 import pytest
 import torch
+from exactness import accelerator
 
 import ebb
-from ebb._testing import fake_accelerator
-
-
-def accelerator():
-    """A fake one for every test, if EBB_TEST_OFFLOAD says so: its copies run as soon as can be
-    ("prompt") or as late ("late")."""
-    how = os.environ.get("EBB_TEST_OFFLOAD")
-    if how is None:
-        return contextlib.nullcontext()
-    return fake_accelerator(in_flight_bytes=0 if how == "prompt" else 1 << 40)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 import ebb
+from ebb._testing import fake_accelerator
 
 Program = Callable[..., "torch.Tensor | Sequence[torch.Tensor]"]
 
@@ -22,7 +23,9 @@ POLICIES = {
     ),
 }
 
-if "EBB_TEST_OFFLOAD" in os.environ:  # see test_offload.py; conftest.py gives an accelerator
+OFFLOADING = "EBB_TEST_OFFLOAD" in os.environ  # see test_offload.py
+
+if OFFLOADING:
     POLICIES = {
         "offload_all": ebb.Policy(default=ebb.OFFLOAD, inputs=ebb.OFFLOAD),
         "offload_inputs": ebb.policies.offload_inputs,
@@ -36,6 +39,16 @@ if "EBB_TEST_OFFLOAD" in os.environ:  # see test_offload.py; conftest.py gives a
             inputs=ebb.OFFLOAD,
         ),
     }
+
+
+def accelerator() -> contextlib.AbstractContextManager[object]:
+    """A fake one, if EBB_TEST_OFFLOAD says so: its copies run as soon as can be ("prompt") or as
+    late ("late").
+    """
+    if not OFFLOADING:
+        return contextlib.nullcontext()
+    prompt = os.environ["EBB_TEST_OFFLOAD"] == "prompt"
+    return fake_accelerator(in_flight_bytes=0 if prompt else 1 << 40)
 
 
 def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:

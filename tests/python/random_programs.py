@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from exactness import POLICIES, as_bytes, replayed
+from exactness import OFFLOADING, POLICIES, as_bytes, replayed
 
 import ebb
 
@@ -45,7 +45,8 @@ WAYS = ("grad",) * 8 + ("accumulate",) * 5 + ("one by one",) * 3 + ("twice", "do
 WAYS += ("released",)  # a second time without retain_graph
 
 
-DECISIONS = [ebb.SAVE, ebb.RECOMPUTE, ebb.RECOMPUTE]  # what is saved tests less
+# What is saved tests less.
+DECISIONS = [ebb.OFFLOAD if OFFLOADING else ebb.SAVE, ebb.RECOMPUTE, ebb.RECOMPUTE]
 
 
 def random_policy(seed: int) -> ebb.Policy:
@@ -59,7 +60,7 @@ def random_policy(seed: int) -> ebb.Policy:
 
 
 CHOICES = [
-    *[POLICIES["recompute_all"]] * 24,
+    *list(POLICIES.values())[:1] * 24,
     *POLICIES.values(),
     *[random_policy(seed) for seed in range(19)],
 ]

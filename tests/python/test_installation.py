@@ -111,6 +111,7 @@ def test_public_docstrings_run():
         "ebb._policy",
         "ebb._region",
         "ebb._report",
+        "ebb._share_storage",
         "ebb._testing",
         "ebb._verify",
         "ebb.offload",

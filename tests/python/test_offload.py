@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import random
 import subprocess
@@ -186,6 +187,19 @@ def test_every_dtype_and_geometry_comes_back(accelerator, dtype, view):
 
     assert same_bits(Keeps.seen, expected)
     assert (Keeps.seen.stride(), Keeps.seen.storage_offset()) == (strides, offset)
+
+
+@pytest.mark.parametrize("how", ["late", "prompt"])
+def test_random_programs_with_offload(how):
+    script = Path(__file__).with_name("test_random_programs.py")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), "300"],
+        env=os.environ | {"EBB_TEST_OFFLOAD": how},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout)["replayed"] > 60
 
 
 # What is sent
@@ -377,6 +391,18 @@ def test_host_memory_is_used_again_and_has_the_exact_size():
         assert stats["host_bytes_used"] == 0
 
 
+def test_a_small_tensor_takes_no_large_buffer():
+    x = torch.randn(1000, requires_grad=True)
+    with fake_accelerator():
+        for part in (x, x[:10]):
+            with ebb.region(OFFLOAD_ALL):
+                y = part.sin().cos()
+            used = ebb.offload.stats()["host_bytes_used"]
+            assert used == 4 * part.numel()
+            y.sum().backward()
+            del y
+
+
 @pytest.mark.parametrize("limit", [0, 100])
 def test_without_host_memory_values_are_recomputed_or_kept(limit):
     x = torch.randn(16, requires_grad=True)
@@ -423,6 +449,23 @@ def test_backward_on_another_stream(accelerator):
     accelerator.use_stream(0)
 
 
+def test_what_was_fetched_ahead_for_another_stream_is_moved(accelerator):
+    """Its memory belongs to that stream, which may use it again while this one reads it."""
+    x = torch.randn(4, requires_grad=True)
+    expected = gradients(chain_of_sines(x, 6).sum(), x)[0]
+    with ebb.region(OFFLOAD_ALL):
+        y = chain_of_sines(x, 6)
+    finish_copies(accelerator)
+    sent = accelerator.counts()["copies_out"]
+    assert y.grad_fn._saved_self is not None  # fetches the others ahead
+    accelerator.use_stream(1)
+    assert torch.equal(gradients(y.sum(), x)[0], expected)
+    accelerator.use_stream(0)
+    accelerator.advance(1000)
+
+    assert accelerator.counts()["copies_in"] == sent + (sent - 1)
+
+
 WRITES = {
     "in place": lambda h: h.mul_(2),
     "zeroed": lambda h: h.zero_(),
@@ -459,10 +502,11 @@ def test_recipes_read_what_was_there_before_a_write(write, advance, keep):
 
     def program(x):
         h = x.sin()
+        h.cos()  # saves h, which so is sent; nothing comes of it
         y = (h * 2).exp()  # saves its result; `h * 2` reads h
         with torch.no_grad():
             write(h)
-        return y.sin(), h
+        return y.sin()
 
     x = leaves((4,))[0]
     policy = ebb.Policy({"aten::sin": ebb.OFFLOAD})
@@ -472,8 +516,9 @@ def test_recipes_read_what_was_there_before_a_write(write, advance, keep):
         assert all(map(same_bits, found, expected))
 
 
+@pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("advance", [0, 1000])
-def test_an_input_that_is_written_after_the_region_raises(advance):
+def test_an_input_that_is_written_after_the_region_raises(advance, dies):
     x = torch.randn(4, requires_grad=True)
     h = x * 2
     with fake_accelerator() as fake:
@@ -482,6 +527,9 @@ def test_an_input_that_is_written_after_the_region_raises(advance):
         fake.advance(advance)
         with torch.no_grad():
             h.zero_()
+        if dies:
+            del h
+            finish_copies(fake)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             y.sum().backward()
 

@@ -19,7 +19,7 @@ from collections import Counter
 
 import pytest
 import torch
-from exactness import replayed
+from exactness import accelerator, replayed
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from random_programs import Instruction, Machine, Observation, Plan, Program
@@ -165,4 +165,5 @@ def test_more_random_programs_give_what_eager_gives(base):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     count, *base = map(int, sys.argv[1:])
-    print(json.dumps(check_many(count, base[0] if base else None)))
+    with accelerator():
+        print(json.dumps(check_many(count, base[0] if base else None)))
