@@ -6,10 +6,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.compiler import is_compiling
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint as _torch_checkpoint
 from torch.utils.checkpoint import noop_context_fn
 
+from ebb._placeholder import discardable
 from ebb._policy import Policy
 from ebb._region import _check_policy, region
 
@@ -37,6 +40,7 @@ def checkpoint(
     debug: bool = False,
     early_stop: bool = True,
     preserve_rng_state: bool = True,
+    discard_output: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Run a function in a region: ``torch.utils.checkpoint.checkpoint`` with per-op policies.
@@ -50,13 +54,16 @@ def checkpoint(
         policy: what happens to each op's outputs; default ``ebb.policies.recompute_all``.
         context_fn: torch's way to give a policy. Write it as ``policy`` instead; a non-default
             one raises.
+        discard_output: the tensors that ``function`` returns can be given to :func:`ebb.discard`.
+            They must be recomputed by the policy.
 
     Returns:
         What ``function`` returns.
 
     Raises:
         TypeError: ``function`` is not callable, or the policy has the wrong type.
-        ValueError: a ``context_fn`` is given.
+        ValueError: a ``context_fn`` is given; or a tensor whose output is to be discarded is not
+            recomputed.
 
     Under ``torch.compile`` this calls ``torch.utils.checkpoint.checkpoint`` with the equivalent
     selective policy, which torch's partitioner understands.
@@ -85,4 +92,9 @@ def checkpoint(
         kwargs.pop(keyword, None)
     name = getattr(function, "__qualname__", type(function).__name__)
     with region(_check_policy(policy), name):
-        return function(*args, **kwargs)
+        outputs = function(*args, **kwargs)
+        if discard_output:
+            for output in tree_leaves(outputs):
+                if isinstance(output, torch.Tensor):
+                    discardable(output)
+        return outputs

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "bindings/bindings.h"
+#include "region/placeholder.h"
 #include "residency/fake_transfer.h"
 #include "residency/offload.h"
 #include "residency/share_storage.h"
@@ -120,6 +121,12 @@ void bindOffload(py::module_& module) {
       py::arg("keep_last"));
   module.def("drain_offload", [] { Offload::get().drain(); });
   module.def("share_storage", torch::wrap_pybind_function(&shareStorage));
+  py::class_<Placeholder>(module, "Placeholder")
+      .def(py::init(torch::wrap_pybind_function([](const at::Tensor& tensor) {
+        return std::make_unique<Placeholder>(tensor);
+      })))
+      .def("discard", torch::wrap_pybind_function(&Placeholder::discard))
+      .def("refill", torch::wrap_pybind_function(&Placeholder::refill));
   py::class_<FakeAccelerator>(module, "FakeAccelerator")
       .def(py::init<size_t>())
       .def("advance", [](FakeAccelerator& self, size_t count) { self.fake().advance(count); })

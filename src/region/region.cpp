@@ -133,6 +133,10 @@ class ThreadRegions {
     }
   }
 
+  Recorder* openRecorder() {
+    return inRegion() ? &recorder_ : nullptr;
+  }
+
   Recorder* recorderForPacking() {
     const bool packs = !frames_.empty() && frames_.back().hooks == hookDepth();
     return packs ? &recorder_ : nullptr;
@@ -220,6 +224,10 @@ RegionToken enterRegion(PolicyPtr policy, std::string name) {
 
 void leaveRegion(RegionToken token) {
   threadRegions().leave(token.id);
+}
+
+Recorder* openRecorder() {
+  return threadRegions().openRecorder();
 }
 
 Recorder* recorderForPacking() {

@@ -33,6 +33,9 @@ EBB_API void opaqueWriteEnds(const at::Tensor& tensor);
 // saved-tensor hooks pushed since it was entered. Null otherwise.
 Recorder* recorderForPacking();
 
+// This thread's recorder if it is inside a region; null otherwise.
+Recorder* openRecorder();
+
 // Whether this thread is inside a region.
 EBB_API bool inRegion();
 

@@ -32,6 +32,9 @@ class SavedTensor {
   // "Float [2, 3]", for messages.
   std::string description() const;
 
+  // Whether unpack makes its bytes again, or those of a part.
+  bool isRecomputed() const;
+
   // Whether unpack gives a tensor with a version counter of its own, not the packed one's.
   bool isRebuilt() const {
     return !kept_.defined();
@@ -42,7 +45,6 @@ class SavedTensor {
 
   at::Tensor rebuild();
   bool packParts(Recorder& recorder, const at::Tensor& tensor);
-  bool isRecomputed() const;
   c10::Storage materialised() const;
   c10::Storage verified(const c10::Storage& replayed) const;
   bool isReadByRecipes(const c10::Storage& storage) const;

@@ -108,6 +108,7 @@ def test_public_docstrings_run():
         "ebb._apply",
         "ebb._checkpoint",
         "ebb._opaque",
+        "ebb._placeholder",
         "ebb._policy",
         "ebb._region",
         "ebb._report",
