@@ -75,4 +75,4 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
         if aliases:  # given up: the hook lives as long as the graph, and the memory need not
             placeholder.refill(aliases.pop())
 
-    restore_at.register_hook(refill)
+    restore_at.register_hook(refill)  # type: ignore[no-untyped-call]

@@ -30,7 +30,7 @@ def share_storage(dst: torch.Tensor, src: torch.Tensor) -> None:
     Example:
         >>> a, b = torch.zeros(3), torch.ones(3)
         >>> view = a[1:]
-        >>> a.untyped_storage().resize_(0)
+        >>> _ = a.untyped_storage().resize_(0)
         >>> ebb.share_storage(a, b)
         >>> view
         tensor([1., 1.])
