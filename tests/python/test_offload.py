@@ -393,7 +393,7 @@ def test_host_memory_is_used_again_and_has_the_exact_size():
 
 def test_a_small_tensor_takes_no_large_buffer():
     x = torch.randn(1000, requires_grad=True)
-    with fake_accelerator():
+    with fake_accelerator() as fake:
         for part in (x, x[:10]):
             with ebb.region(OFFLOAD_ALL):
                 y = part.sin().cos()
@@ -401,6 +401,7 @@ def test_a_small_tensor_takes_no_large_buffer():
             assert used == 4 * part.numel()
             y.sum().backward()
             del y
+            finish_copies(fake)
 
 
 @pytest.mark.parametrize("limit", [0, 100])
