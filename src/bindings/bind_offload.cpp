@@ -133,6 +133,9 @@ void bindOffload(py::module_& module) {
       .def("use_stream", torch::wrap_pybind_function([](FakeAccelerator& self, int64_t number) {
              self.fake().useComputeStream(number);
            }))
+      .def(
+          "fail_allocations_after",
+          [](FakeAccelerator& self, size_t count) { self.fake().failAllocationsAfter(count); })
       .def("counts", &FakeAccelerator::counts)
       .def("take_violations", [](FakeAccelerator& self) { return self.fake().takeViolations(); })
       .def("close", &FakeAccelerator::close);

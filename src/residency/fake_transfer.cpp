@@ -117,7 +117,17 @@ void FakeTransfer::hostKnows(const Clock& clock) {
   });
 }
 
+void FakeTransfer::failAllocationsAfter(size_t count) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  allocationsLeft_ = count;
+}
+
 c10::Storage FakeTransfer::allocateOnDevice(size_t nbytes, c10::Device) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    TORCH_CHECK(allocationsLeft_ > 0, "the fake accelerator's device has no memory left");
+    --allocationsLeft_;
+  }
   c10::Storage storage(c10::Storage::use_byte_size_t(), nbytes, c10::GetAllocator(c10::kCPU), true);
   if (nbytes > 0) {
     std::memset(storage.mutable_data(), kPoison, nbytes);

@@ -48,6 +48,9 @@ class EBB_API FakeTransfer final : public Transfer {
   // ran.
   void advance(size_t count);
 
+  // After so many more, allocations on the device fail.
+  void failAllocationsAfter(size_t count);
+
   // Ops of the calling thread run on the compute stream of this number from now on.
   void useComputeStream(int64_t number);
 
@@ -97,6 +100,7 @@ class EBB_API FakeTransfer final : public Transfer {
   std::map<StreamId, Clock> clocks_;     // what each stream's next copy runs after
   std::vector<std::string> violations_;  // in the order in which they were found
   Counts counts_;                        // but for `queued`
+  size_t allocationsLeft_ = SIZE_MAX;    // on the device
   std::shared_ptr<size_t> hostBytes_;    // shared with the deleters of host memory
 };
 

@@ -170,8 +170,12 @@ c10::Storage Offload::fetch(Stash& stash, const c10::Storage& living) {
     pool_.give(std::move(stash.onHost_));  // else reap() does, when the copy is done
   }
   stash.state_ = Stash::State::Back;
-  fetchAhead(stash.at_, compute);
-  order_.erase(stash.at_);
+  const auto after = order_.erase(stash.at_);
+  try {
+    fetchAhead(after, compute);
+  } catch (const c10::Error&) {
+    // The device has no memory for what is not needed yet: it is fetched when it is.
+  }
   return stash.onDevice_;
 }
 
@@ -234,7 +238,10 @@ void Offload::beforeWrite(Stash& stash) {
 }
 
 void Offload::keepNoMore(Stash& stash) {
-  kept_.erase(std::find(kept_.begin(), kept_.end(), &stash));
+  const auto place = std::find(kept_.begin(), kept_.end(), &stash);
+  if (place != kept_.end()) {
+    kept_.erase(place);
+  }
 }
 
 // Nobody will ask for it. No copy is under way: the lists of those hold references.

@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -644,6 +645,46 @@ def test_random_schedules(seed):
         fake.advance(1 << 30)
         stats = ebb.offload.stats()
         assert stats["stashes"] == stats["host_bytes_used"] == stats["in_flight_bytes"] == 0
+
+
+def test_threads(accelerator):
+    """Each trains for itself; the engine is shared."""
+    wrong = []
+
+    def train(seed):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(64, generator=generator).requires_grad_()
+        expected = gradients(chain_of_sines(x, 5).sum(), x)[0]
+        for _ in range(100):
+            with ebb.region(OFFLOAD_ALL):
+                y = chain_of_sines(x, 5)
+            accelerator.advance(3)
+            if not torch.equal(gradients(y.sum(), x)[0], expected):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=train, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert not wrong
+    finish_copies(accelerator)
+    assert ebb.offload.stats()["stashes"] == ebb.offload.stats()["host_bytes_used"] == 0
+
+
+def test_a_fetch_ahead_that_finds_no_memory_does_no_harm(accelerator):
+    x = torch.randn(64, requires_grad=True)
+    expected = gradients(chain_of_sines(x, 5).sum(), x)[0]
+    with ebb.region(OFFLOAD_ALL):
+        y = chain_of_sines(x, 5)
+    finish_copies(accelerator)
+    accelerator.fail_allocations_after(1)
+    assert y.grad_fn._saved_self is not None
+    with pytest.raises(RuntimeError, match="device has no memory"):
+        torch.autograd.grad(y.sum(), x, retain_graph=True)
+    accelerator.fail_allocations_after(1 << 30)
+    assert torch.equal(gradients(y.sum(), x)[0], expected)
 
 
 # Settings
