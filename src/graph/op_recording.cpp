@@ -8,6 +8,7 @@
 
 #include "graph/fingerprint.h"
 #include "graph/witness.h"
+#include "residency/offload.h"
 
 namespace ebb {
 namespace {
@@ -300,7 +301,8 @@ uint64_t OpRecording::fingerprintOfResult() const {
     after->opaque = before.opaque;
     after->saved = !write.sideEffect && before.born &&
                    (before.saved || verdict_.decision != Decision::Recompute);
-    after->offload = after->saved && (before.offload || verdict_.decision == Decision::Offload);
+    after->offload =
+        after->saved && (before.offload || before.stash || verdict_.decision == Decision::Offload);
     // An `out=` that the kernel shrank is not written whole: views of it still show the rest.
     const bool asAssumed = !write.whole || coversStorage(write.tensor);
     if (recipe_ && !write.sideEffect && asAssumed) {

@@ -203,6 +203,20 @@ def test_random_programs_with_offload(how):
     assert json.loads(done.stdout)["replayed"] > 60
 
 
+def test_a_write_into_an_offloaded_value_leaves_one_to_offload(accelerator):
+    x = torch.randn(4, requires_grad=True)
+    with ebb.region(ebb.Policy({"aten::mul": ebb.OFFLOAD})):
+        h = (x * 2).relu_()  # saves its result
+        y = h.exp()
+    del h
+    finish_copies(accelerator)
+    y.sum().backward()
+
+    assert accelerator.counts()["copies_out"] == 1
+    assert ebb.stats()["total"]["bytes_saved"] == 0
+    assert torch.equal(x.grad, gradients((x * 2).relu().exp().sum(), x)[0])
+
+
 # What is sent
 
 
