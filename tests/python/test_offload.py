@@ -109,11 +109,12 @@ def test_a_transformer_has_the_bits_of_eager(policy, prefetch, in_flight):
 
 
 def test_the_rules_hold_with_offload():
-    """The tests of ebb's rules again, with policies that offload: copies as late as can be, and as
+    """The tests of exactness again, with policies that offload: copies as late as can be, and as
     soon."""
     folder = Path(__file__).parent
     files = sorted(str(f) for f in folder.glob("test_rule*.py"))
-    files += [str(folder / name) for name in ("test_nasty_programs.py", "test_handles.py")]
+    names = ("nasty_programs", "nasty_memory", "nasty_functions", "handles", "subclasses", "opaque")
+    files += [str(folder / f"test_{name}.py") for name in names]
     for how in ("late", "prompt"):
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
