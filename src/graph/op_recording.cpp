@@ -326,7 +326,8 @@ uint64_t OpRecording::fingerprintOfResult() const {
     recorder_.unsettled_.push_back(
         {after,
          followed ? write.before : nullptr,
-         followed ? write.tensor.storage() : c10::Storage()});
+         followed ? write.tensor.storage() : c10::Storage(),
+         {}});
     recorder_.values_[write.storage] = std::move(after);
   }
 }

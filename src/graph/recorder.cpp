@@ -65,12 +65,14 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
   const at::Tensor tensor = call.arguments[0].toTensor();
   c10::intrusive_ptr<Value> before;
   c10::Storage storage;
+  c10::VariableVersion counter;
   if (tensor.defined() && isRecordable(tensor)) {
     std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
     settle();
     storage = tensor.storage();
     if (values_.count(storage.unsafeGetStorageImpl()) > 0) {
       before = currentValue(tensor);
+      counter = tensor.unsafeGetTensorImpl()->version_counter();
     }
   }
   if (before && before->stash) {
@@ -80,7 +82,7 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
   if (before) {
     std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
     if (storage.nbytes() == before->nbytes) {
-      unsettled_.push_back({std::move(before), nullptr, {}});
+      unsettled_.push_back({std::move(before), nullptr, {}, std::move(counter)});
     } else {
       storageGrew(before, storage);
     }
@@ -201,6 +203,10 @@ void Recorder::supersede(const c10::intrusive_ptr<Value>& value, size_t ownRefer
 void Recorder::settle() {
   for (Unsettled& entry : unsettled_) {
     Value& after = *entry.after;
+    if (entry.viewed.enabled()) {
+      after.allowOne(entry.viewed);
+      continue;
+    }
     const bool counted = !after.versionHolds();
     if (counted) {
       ++after.version;  // by one: more than that, and somebody else wrote too

@@ -61,6 +61,7 @@ class Recorder final : public Interceptor {
     c10::intrusive_ptr<Value> after;   // whose stamp may be one short
     c10::intrusive_ptr<Value> before;  // the state it replaced, if autograd had packed that
     c10::Storage storage;              // of both, only if `before` is set
+    c10::VariableVersion viewed;       // what an in-place view moved; else empty
   };
 
   // Lives as long as the thread: regions come again and again, so its table is kept.

@@ -431,13 +431,7 @@ class Slice {
 // recipe runs twice.
 c10::Storage materialise(Graph& graph, Value& value) {
   if (value.stash) {
-    const c10::Storage storage = bringBack(value);
-    TORCH_CHECK(
-        storage,
-        "one of the variables needed for gradient computation has been modified by an inplace "
-        "operation while it was being offloaded. Write to it after backward, or give its operator "
-        "the decision SAVE.");
-    return storage;
+    return bringBack(value);
   }
   if (c10::Storage storage = value.available()) {
     return storage;

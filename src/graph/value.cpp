@@ -58,6 +58,16 @@ void Value::learn(const c10::VariableVersion& seen) {
   otherCounters = std::move(stamp);
 }
 
+void Value::allowOne(const c10::VariableVersion& seen) {
+  const auto allow = [&](const c10::VariableVersion& known, uint32_t& at) {
+    at += sameCounter(known, seen) && known.current_version() == at + 1;
+  };
+  allow(counter, version);
+  for (CounterStamp* stamp = otherCounters.get(); stamp != nullptr; stamp = stamp->next.get()) {
+    allow(stamp->counter, stamp->version);
+  }
+}
+
 bool Value::knows(const c10::VariableVersion& seen) const {
   if (sameCounter(seen, counter)) {
     return true;

@@ -97,6 +97,9 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   void learn(const c10::VariableVersion& seen);
   void learn(const c10::VariableVersion& seen, uint32_t at);
 
+  // `seen` may have moved by one since.
+  void allowOne(const c10::VariableVersion& seen);
+
   // Whether `seen`, the counter of a tensor that shows the storage, is one that has written it.
   bool knows(const c10::VariableVersion& seen) const;
 

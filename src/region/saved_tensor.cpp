@@ -234,6 +234,15 @@ c10::Storage SavedTensor::materialised() const {
         ", was recomputed for backward and freed with it, and is asked for again. Call backward "
         "with retain_graph=True, or give its operator the decision SAVE.");
     storage = materialise(*graph_, *value_);
+    TORCH_CHECK(
+        storage,
+        "ebb: cannot bring back ",
+        origin(),
+        ", which was offloaded: its storage was written, or an alias was given another one, "
+        "through "
+        "a tensor with a version of its own. Do that after backward, or give ",
+        producer_ != nullptr ? producer_ : "the input",
+        " the decision SAVE.");
   }
   if (isReadByRecipes(storage)) {
     value_->bytes = copyOf(storage);

@@ -8,6 +8,7 @@ import random_instructions as make
 import torch
 import torch.nn.functional as F
 from custom_functions import GivesWhatItSaved
+from exactness import OFFLOADING
 from random_instructions import UNARY, choose, fits, is_differentiable, is_float, is_vector
 from random_programs import Machine, Skip
 from torch.autograd import Function
@@ -90,9 +91,11 @@ def write_input(m, a, b, c):
 
 
 def write_behind_torch(m, a, b, c):
-    """Into what came from outside: a computed tensor is the shortcoming that `touch` names."""
+    """Into what came from outside: a computed tensor is the shortcoming that `touch` names, and an
+    offloaded one may have been copied already.
+    """
     slot = m.slot(a, lambda t: is_float(t) and t.dtype != torch.bfloat16)
-    if slot.record.computed:
+    if slot.record.computed or OFFLOADING:
         raise Skip
     m.refusable = True
     slot.tensor.detach().numpy()[...] *= 2

@@ -533,6 +533,23 @@ def test_recipes_read_what_was_there_before_a_write(write, advance, keep):
         assert all(map(same_bits, found, expected))
 
 
+def test_an_alias_that_is_given_another_storage_writes_nothing(accelerator):
+    """Found by random programs: `set_` moves the version of the alias, and no other."""
+    x = torch.randn(4, requires_grad=True)
+    with ebb.region(SINES):
+        h = x.sin()
+        alias = h.data
+        y = h * alias.cos()
+        alias.set_(torch.zeros(4))
+        z = y.exp()
+    del h, alias
+    finish_copies(accelerator)
+    found = gradients(z.sum(), x)[0]
+
+    h = x.sin()
+    assert torch.equal(found, gradients((h * h.data.cos()).exp().sum(), x)[0])
+
+
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("advance", [0, 1000])
 def test_an_input_that_is_written_after_the_region_raises(advance, dies):

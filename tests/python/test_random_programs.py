@@ -74,7 +74,11 @@ def run(program: Program, regions: bool) -> Machine:
 
 def is_refusal(eager: Observation, ours: Observation) -> bool:
     """ebb would read what was written; an error "where eager raises too" is not meant."""
-    names = ("ebb must recompute aten::", "ebb: cannot recompute aten::")
+    names = (
+        "ebb must recompute aten::",
+        "ebb: cannot recompute aten::",
+        "ebb: cannot bring back the output of aten::",
+    )
     named = any(name in ours.message for name in names) and "in region '" in ours.message
     return ours.seen == "RuntimeError" and named and eager.refusable
 
