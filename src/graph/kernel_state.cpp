@@ -130,17 +130,7 @@ KernelStateGuard::KernelStateGuard(const KernelState* state)
     : saved_(c10::impl::raw_local_dispatch_key_set), state_(state) {
   using c10::DispatchKey;
   using c10::DispatchKeySet;
-  DispatchKeySet excluded = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-                            c10::autocast_dispatch_keyset |
-                            DispatchKeySet({
-                                kInterceptionKey,
-                                DispatchKey::Python,
-                                DispatchKey::PythonTLSSnapshot,
-                                DispatchKey::Functionalize,
-                                DispatchKey::FuncTorchDynamicLayerFrontMode,
-                                DispatchKey::FuncTorchDynamicLayerBackMode,
-                                DispatchKey::PreDispatch,
-                            });
+  DispatchKeySet excluded = keysAboveKernels();
   if (state_ != nullptr) {
     excluded = excluded - state_->autocast;
     outer_ = NumericSettings::current();

@@ -17,6 +17,22 @@ inline c10::DispatchKeySet keysBelowInterception(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kInterceptionKey);
 }
 
+// What stands between a caller and a kernel: autograd, autocast, dispatch modes, functorch and
+// interception. Excluded where a kernel is run for ebb's own sake.
+inline c10::DispatchKeySet keysAboveKernels() {
+  using c10::DispatchKey;
+  return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
+         c10::DispatchKeySet({
+             kInterceptionKey,
+             DispatchKey::Python,
+             DispatchKey::PythonTLSSnapshot,
+             DispatchKey::Functionalize,
+             DispatchKey::FuncTorchDynamicLayerFrontMode,
+             DispatchKey::FuncTorchDynamicLayerBackMode,
+             DispatchKey::PreDispatch,
+         });
+}
+
 // Ops that kernels call are not ours to record: without this, mm would be seen four times and
 // layer_norm six. Touches the thread's set directly because it runs once per op.
 class ExcludeInterception {

@@ -239,8 +239,7 @@ c10::Storage SavedTensor::materialised() const {
         "ebb: cannot bring back ",
         origin(),
         ", which was offloaded: its storage was written, or an alias was given another one, "
-        "through "
-        "a tensor with a version of its own. Do that after backward, or give ",
+        "through a tensor with a version of its own. Do that after backward, or give ",
         producer_ != nullptr ? producer_ : "the input",
         " the decision SAVE.");
   }

@@ -30,19 +30,7 @@ const c10::Event& eventOf(const Event& event) {
 
 // Ops in here are ours: below autograd, modes and interception.
 c10::impl::ForceDispatchKeyGuard belowEverything() {
-  using c10::DispatchKey;
-  using c10::DispatchKeySet;
-  return {
-      DispatchKeySet(DispatchKey::BackendSelect),
-      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
-          DispatchKeySet(
-              {kInterceptionKey,
-               DispatchKey::Python,
-               DispatchKey::PythonTLSSnapshot,
-               DispatchKey::Functionalize,
-               DispatchKey::FuncTorchDynamicLayerFrontMode,
-               DispatchKey::FuncTorchDynamicLayerBackMode,
-               DispatchKey::PreDispatch})};
+  return {c10::DispatchKeySet(c10::DispatchKey::BackendSelect), keysAboveKernels()};
 }
 
 at::Tensor bytesOf(const c10::Storage& storage, size_t nbytes) {

@@ -113,9 +113,7 @@ void Offload::reap() {
     const StashPtr stash = std::move(leaving_.front());
     leaving_.pop_front();
     leavingBytes_ -= stash->nbytes_;
-    stash->lost_ =
-        stash->state_ == Stash::State::Leaving &&
-        (stash->onDevice_.nbytes() < stash->nbytes_ || stash->onDevice_.data() != stash->address_);
+    stash->lost_ = stash->state_ == Stash::State::Leaving && !stash->hasWhatWasSent();
     if (stash->state_ == Stash::State::Leaving) {
       stash->state_ = Stash::State::Away;
       stash->onDevice_ = c10::Storage();
@@ -141,6 +139,11 @@ c10::Storage Offload::fetch(Stash& stash, const c10::Storage& living) {
     return stash.onDevice_;
   }
   const c10::Stream compute = transfer().computeStream(stash.device_);
+  const bool onDevice = stash.state_ == Stash::State::Kept || stash.state_ == Stash::State::Leaving;
+  TORCH_CHECK(
+      living || (onDevice ? stash.hasWhatWasSent() : !stash.lost_),
+      "ebb: cannot bring back an offloaded tensor: its storage was freed or resized while it was "
+      "being copied to the host. Free it after backward, or give its operator the decision SAVE.");
   if (living) {
     if (stash.state_ == Stash::State::Returning) {
       held_.push_back({stash.returned_, std::move(stash.onDevice_)});
@@ -148,11 +151,6 @@ c10::Storage Offload::fetch(Stash& stash, const c10::Storage& living) {
     }
     stash.onDevice_ = living;
   } else if (stash.state_ == Stash::State::Away) {
-    TORCH_CHECK(
-        !stash.lost_,
-        "ebb: cannot bring back an offloaded tensor: its storage was freed or resized while it was "
-        "being copied to the host. Free it after backward, or give its operator the decision "
-        "SAVE.");
     ++stats_.fetchedLate;
     startReturning(StashPtr::reclaim_copy(&stash));
     transfer().wait(compute, *stash.returned_);

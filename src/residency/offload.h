@@ -33,6 +33,10 @@ class Stash final : public c10::intrusive_ptr_target {
 
  private:
   friend class Offload;
+  // Whether the storage on the device still has the memory that was sent.
+  bool hasWhatWasSent() const {
+    return onDevice_.nbytes() >= nbytes_ && onDevice_.data() == address_;
+  }
   enum class State : uint8_t {
     Kept,       // still on the device: no copy was made, since it is among the last
     Leaving,    // being copied to the host

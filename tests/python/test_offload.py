@@ -582,6 +582,25 @@ def test_storage_that_is_freed_while_it_is_copied(accelerator):
     assert accelerator.take_violations() == ["copy 1 reads from memory that was freed"]
 
 
+@pytest.mark.parametrize("regrows", [False, True])
+@pytest.mark.parametrize("keep", [0, 1])
+def test_storage_that_gets_other_memory_before_the_copy_ran(keep, regrows):
+    x = torch.randn(4, requires_grad=True)
+    with fake_accelerator(keep_last=keep) as fake:
+        with ebb.region(SINES):
+            h = x.sin()
+            y = h.cos()
+        storage = h.untyped_storage()
+        storage.resize_(0)
+        if regrows:
+            storage.resize_(1 << 20)
+        del h, storage
+        with pytest.raises(RuntimeError, match="freed or resized while it was being copied"):
+            y.sum().backward()
+        fake.advance(1000)
+        fake.take_violations()
+
+
 # Lives and deaths
 
 
