@@ -23,7 +23,7 @@ POLICIES = {
     ),
 }
 
-OFFLOADING = "EBB_TEST_OFFLOAD" in os.environ  # see test_offload.py
+OFFLOADING = "EBB_TEST_OFFLOAD" in os.environ  # see test_offload_exactness.py
 
 if OFFLOADING:
     POLICIES = {

@@ -1,0 +1,148 @@
+"""OFFLOAD: graphs that die early, fail, or are used twice."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+
+import pytest
+import torch
+from offloading import OFFLOAD_ALL, POLICIES, SINES, chain_of_sines, finish_copies, gradients
+
+import ebb
+from ebb._testing import fake_accelerator
+
+
+def test_retain_graph(accelerator):
+    x = torch.randn(4, requires_grad=True)
+    with ebb.region(OFFLOAD_ALL):
+        y = chain_of_sines(x).sum()
+    accelerator.advance(1000)
+    first = torch.autograd.grad(y, x, retain_graph=True)[0]
+    accelerator.advance(2)
+    second = torch.autograd.grad(y, x)[0]
+
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("advance", [0, 1, 3, 1000])
+@pytest.mark.parametrize("keep", [0, 2])
+def test_a_forward_without_backward_leaves_nothing(advance, keep, no_objects_left):
+    x = torch.randn(4, requires_grad=True)
+    with fake_accelerator(keep_last=keep) as fake:
+        for _ in range(3):
+            with ebb.region(OFFLOAD_ALL):
+                y = chain_of_sines(x)
+            fake.advance(advance)
+            del y
+        fake.advance(1000)
+        stats = ebb.offload.stats()
+        assert stats["stashes"] == stats["host_bytes_used"] == stats["in_flight_bytes"] == 0
+
+
+def test_an_exception_in_the_region_leaves_nothing(accelerator, no_objects_left):
+    x = torch.randn(4, requires_grad=True)
+    with contextlib.suppress(ZeroDivisionError), ebb.region(OFFLOAD_ALL):
+        y = chain_of_sines(x)
+        raise ZeroDivisionError
+    accelerator.advance(2)
+    with ebb.region(OFFLOAD_ALL):
+        y = chain_of_sines(x)
+    y.sum().backward()
+    del y
+    accelerator.advance(1000)
+
+    assert ebb.offload.stats()["stashes"] == ebb.offload.stats()["host_bytes_used"] == 0
+
+
+def test_without_gradients_nothing_is_sent_for_autograd(accelerator):
+    x = torch.randn(4, requires_grad=True)
+    with torch.no_grad(), ebb.region(ebb.Policy(default=ebb.OFFLOAD)):
+        for _ in range(10):
+            chain_of_sines(x)
+    accelerator.advance(1000)
+
+    assert ebb.offload.stats()["stashes"] == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_schedules(seed):
+    """Forwards, backwards, early releases, exceptions and retained graphs in any order."""
+    draw = random.Random(seed)
+    x = torch.randn(8, requires_grad=True)
+    expected = {n: gradients(chain_of_sines(x, n).sum(), x)[0] for n in range(1, 6)}
+    settings = {
+        "in_flight_bytes": draw.choice([0, 64, 1 << 30]),
+        "prefetch_bytes": draw.choice([0, 64, 1 << 30]),
+        "pinned_limit": draw.choice([256, 1 << 30]),
+        "keep_last": draw.choice([0, 1, 3]),
+    }
+    with fake_accelerator(**settings) as fake:
+        graphs = []
+        for _ in range(1000):
+            fake.use_stream(draw.choice([0, 0, 0, 1]))
+            action = draw.choice(
+                ["forward", "forward", "backward", "twice", "drop", "advance", "fail"]
+            )
+            if action == "forward":
+                length = draw.randint(1, 5)
+                with ebb.region(draw.choice([OFFLOAD_ALL, SINES, *POLICIES.values()])):
+                    graphs.append((length, chain_of_sines(x, length).sum()))
+            elif action == "fail":
+                with contextlib.suppress(ZeroDivisionError), ebb.region(OFFLOAD_ALL):
+                    chain_of_sines(x)
+                    raise ZeroDivisionError
+            elif action == "advance":
+                fake.advance(draw.randint(1, 10))
+            elif graphs:
+                length, loss = graphs.pop(draw.randrange(len(graphs)))
+                if action != "drop":
+                    for retain in [True, False] if action == "twice" else [False]:
+                        found = torch.autograd.grad(loss, x, retain_graph=retain)[0]
+                        assert torch.equal(found, expected[length])
+        fake.use_stream(0)
+        del graphs, loss
+        fake.advance(1 << 30)
+        stats = ebb.offload.stats()
+        assert stats["stashes"] == stats["host_bytes_used"] == stats["in_flight_bytes"] == 0
+
+
+def test_threads(accelerator):
+    """Each trains for itself; the engine is shared."""
+    wrong = []
+
+    def train(seed):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(64, generator=generator).requires_grad_()
+        expected = gradients(chain_of_sines(x, 5).sum(), x)[0]
+        for _ in range(100):
+            with ebb.region(OFFLOAD_ALL):
+                y = chain_of_sines(x, 5)
+            accelerator.advance(3)
+            if not torch.equal(gradients(y.sum(), x)[0], expected):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=train, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert not wrong
+    finish_copies(accelerator)
+    assert ebb.offload.stats()["stashes"] == ebb.offload.stats()["host_bytes_used"] == 0
+
+
+def test_a_fetch_ahead_that_finds_no_memory_does_no_harm(accelerator):
+    x = torch.randn(64, requires_grad=True)
+    expected = gradients(chain_of_sines(x, 5).sum(), x)[0]
+    with ebb.region(OFFLOAD_ALL):
+        y = chain_of_sines(x, 5)
+    finish_copies(accelerator)
+    accelerator.fail_allocations_after(1)
+    assert y.grad_fn._saved_self is not None
+    with pytest.raises(RuntimeError, match="device has no memory"):
+        torch.autograd.grad(y.sum(), x, retain_graph=True)
+    accelerator.fail_allocations_after(1 << 30)
+    assert torch.equal(gradients(y.sum(), x)[0], expected)

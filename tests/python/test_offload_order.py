@@ -1,0 +1,160 @@
+"""OFFLOAD: copies, streams and writes in every order."""
+
+from __future__ import annotations
+
+
+import pytest
+import torch
+from exactness import leaves, run, same_bits
+from offloading import OFFLOAD_ALL, SINES, chain_of_sines, finish_copies, gradients
+
+import ebb
+from ebb._testing import fake_accelerator
+
+
+def test_backward_on_another_stream(accelerator):
+    x = torch.randn(4, requires_grad=True)
+    expected = gradients(chain_of_sines(x, 6).sum(), x)[0]
+    for forward, backward in ((0, 1), (1, 0), (2, 3)):
+        accelerator.use_stream(forward)
+        with ebb.region(OFFLOAD_ALL):
+            y = chain_of_sines(x, 6)
+        accelerator.advance(7)
+        accelerator.use_stream(backward)
+        assert torch.equal(gradients(y.sum(), x)[0], expected)
+    accelerator.use_stream(0)
+
+
+def test_what_was_fetched_ahead_for_another_stream_is_moved(accelerator):
+    """Its memory belongs to that stream, which may use it again while this one reads it."""
+    x = torch.randn(4, requires_grad=True)
+    expected = gradients(chain_of_sines(x, 6).sum(), x)[0]
+    with ebb.region(OFFLOAD_ALL):
+        y = chain_of_sines(x, 6)
+    finish_copies(accelerator)
+    sent = accelerator.counts()["copies_out"]
+    assert y.grad_fn._saved_self is not None  # fetches the others ahead
+    accelerator.use_stream(1)
+    assert torch.equal(gradients(y.sum(), x)[0], expected)
+    accelerator.use_stream(0)
+    accelerator.advance(1000)
+
+    assert accelerator.counts()["copies_in"] == sent + (sent - 1)
+
+
+WRITES = {
+    "in place": lambda h: h.mul_(2),
+    "zeroed": lambda h: h.zero_(),
+    "a part": lambda h: h[:2].add_(1),
+    "copied into": lambda h: h.copy_(torch.ones_like(h)),
+}
+
+
+@pytest.mark.parametrize("keep", [0, 3])
+@pytest.mark.parametrize("advance", [0, 1000])
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_saved_tensor_that_is_written_raises_as_in_eager(write, inside, advance, keep):
+    x = torch.randn(4, requires_grad=True)
+    with fake_accelerator(keep_last=keep) as fake:
+        with ebb.region(SINES):
+            h = x.sin()
+            y = h.cos()  # saves h
+            fake.advance(advance)
+            if inside:
+                write(h)
+        if not inside:
+            with torch.no_grad():
+                write(h)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+@pytest.mark.parametrize("keep", [0, 3])
+@pytest.mark.parametrize("advance", [0, 1000])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_recipes_read_what_was_there_before_a_write(write, advance, keep):
+    """The write must wait for the copy; what reads the old state is recomputed from it."""
+
+    def program(x):
+        h = x.sin()
+        h.cos()  # saves h, which so is sent; nothing comes of it
+        y = (h * 2).exp()  # saves its result; `h * 2` reads h
+        with torch.no_grad():
+            write(h)
+        return y.sin()
+
+    x = leaves((4,))[0]
+    policy = ebb.Policy({"aten::sin": ebb.OFFLOAD})
+    expected = run(program, [x], None)
+    with fake_accelerator(keep_last=keep) as fake:
+        found = run(program, [x], policy, lambda *_: fake.advance(advance))
+        assert all(map(same_bits, found, expected))
+
+
+def test_an_alias_that_is_given_another_storage_writes_nothing(accelerator):
+    """Found by random programs: `set_` moves the version of the alias, and no other."""
+    x = torch.randn(4, requires_grad=True)
+    with ebb.region(SINES):
+        h = x.sin()
+        alias = h.data
+        y = h * alias.cos()
+        alias.set_(torch.zeros(4))
+        z = y.exp()
+    del h, alias
+    finish_copies(accelerator)
+    found = gradients(z.sum(), x)[0]
+
+    h = x.sin()
+    assert torch.equal(found, gradients((h * h.data.cos()).exp().sum(), x)[0])
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("advance", [0, 1000])
+def test_an_input_that_is_written_after_the_region_raises(advance, dies):
+    x = torch.randn(4, requires_grad=True)
+    h = x * 2
+    with fake_accelerator() as fake:
+        with ebb.region(ebb.policies.offload_inputs):
+            y = (h * 3).sin()
+        fake.advance(advance)
+        with torch.no_grad():
+            h.zero_()
+        if dies:
+            del h
+            finish_copies(fake)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+def test_storage_that_is_freed_while_it_is_copied(accelerator):
+    x = torch.randn(4, requires_grad=True)
+    with ebb.region(SINES):
+        h = x.sin()
+        y = h.cos()
+    h.untyped_storage().resize_(0)
+    accelerator.advance(1000)
+    del h
+
+    with pytest.raises(RuntimeError, match="freed or resized while it was being copied"):
+        y.sum().backward()
+    assert accelerator.take_violations() == ["copy 1 reads from memory that was freed"]
+
+
+@pytest.mark.parametrize("regrows", [False, True])
+@pytest.mark.parametrize("keep", [0, 1])
+def test_storage_that_gets_other_memory_before_the_copy_ran(keep, regrows):
+    x = torch.randn(4, requires_grad=True)
+    with fake_accelerator(keep_last=keep) as fake:
+        with ebb.region(SINES):
+            h = x.sin()
+            y = h.cos()
+        storage = h.untyped_storage()
+        storage.resize_(0)
+        if regrows:
+            storage.resize_(1 << 20)
+        del h, storage
+        with pytest.raises(RuntimeError, match="freed or resized while it was being copied"):
+            y.sum().backward()
+        fake.advance(1000)
+        fake.take_violations()

@@ -1,0 +1,107 @@
+"""OFFLOAD: which tensors are sent, and how often."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from exactness import run
+from offloading import OFFLOAD_ALL, SINES, finish_copies, gradients
+
+import ebb
+from ebb._testing import fake_accelerator
+
+
+@pytest.mark.parametrize(("elements", "sent"), [(127, 0), (128, 1), (129, 1)])
+def test_the_least_size_is_in_bytes(elements, sent):
+    x = torch.randn(elements, dtype=torch.float64, requires_grad=True)
+    with fake_accelerator(min_bytes=1024) as fake:
+        with ebb.region(SINES):
+            y = x.sin().cos()
+        y.sum().backward()
+        fake.advance(1000)
+        assert fake.counts()["copies_out"] == sent
+
+
+def test_parameters_and_their_views_stay(accelerator):
+    w = torch.randn(4, 4, requires_grad=True)
+    x = torch.randn(4, 4)
+    with ebb.region(ebb.policies.offload_inputs):
+        y = (x @ w.t()).sin() * w[:, :1]
+    y.sum().backward()
+    accelerator.advance(1000)
+
+    assert accelerator.counts()["copies_out"] == 0
+
+
+def test_inputs_are_what_other_functions_computed(accelerator):
+    x = torch.randn(4, 4, requires_grad=True)
+    h = x * 2
+    with ebb.region(ebb.policies.offload_inputs):
+        y = h.sin().cos().exp()
+    del h
+    accelerator.advance(1000)
+    storages = ebb.offload.stats()
+    y.sum().backward()
+
+    assert storages["stashes"] == 1
+    assert accelerator.counts()["copies_out"] == 1
+    assert accelerator.counts()["copies_in"] == 1
+    assert torch.equal(x.grad, gradients((x * 2).sin().cos().exp().sum(), x)[0])
+
+
+@pytest.mark.parametrize("mark", ["_do_not_offload", "_TE_do_not_offload"])
+def test_marked_tensors_stay(accelerator, mark):
+    x = torch.randn(4, requires_grad=True)
+    with ebb.region(OFFLOAD_ALL):
+        h = x.sin()
+        setattr(h, mark, True)
+        y = h.cos()
+    y.sum().backward()
+    accelerator.advance(1000)
+
+    assert accelerator.counts()["copies_out"] == 0
+
+
+def test_one_copy_however_many_tensors_saved_it(accelerator):
+    x = torch.randn(6, 4, requires_grad=True)
+    with ebb.region(SINES):
+        h = x.sin()
+        a, b = h[:3], h[3:]
+        y = h.cos().sum() + h.exp().sum() + a.cos().sum() + b.tanh().sum() + h.t().sin().sum()
+    del h, a, b
+    finish_copies(accelerator)
+    y.backward()
+    accelerator.advance(1000)
+
+    assert accelerator.counts()["copies_out"] == 1
+    assert accelerator.counts()["copies_in"] == 1
+
+
+def test_memory_at_the_same_address_is_another_tensor(accelerator):
+    x = torch.randn(1024, requires_grad=True)
+    expected = gradients(sum((x * k).sin().cos().sum() for k in range(1, 9)), x)[0]
+    with ebb.region(OFFLOAD_ALL):
+        loss = 0
+        for k in range(1, 9):
+            loss = loss + (x * k).sin().cos().sum()
+            accelerator.advance(1000)  # what was sent is freed: the next one may get its address
+    assert torch.equal(gradients(loss, x)[0], expected)
+
+
+def test_on_the_cpu_offload_means_save_and_says_so():
+    program = (
+        "import torch, ebb\n"
+        "x = torch.randn(1 << 20, requires_grad=True)\n"
+        "for _ in range(2):\n"
+        "    with ebb.region(ebb.Policy(default=ebb.OFFLOAD)):\n"
+        "        y = x.sin().cos().sum()\n"
+        "    y.backward()\n"
+        "print(torch.equal(x.grad, 2 * torch.autograd.grad(x.sin().cos().sum(), x)[0]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert done.stdout == "True\n"
+    assert done.stderr.count("OFFLOAD means SAVE for a tensor on cpu") == 1
