@@ -228,6 +228,13 @@ void OpRecording::addValue(Input& input, const at::Tensor& tensor) {
   readsOpaque_ |= value->opaque;
   if (input.use == ArgUse::Read && value->keep && !value->bytes && !value->stash) {
     recorder_.keep(*value, tensor);
+    if (value->offload) {
+      value->part = Part::ofSmall(tensor);
+    }
+  } else if (value->part && !input.wholeOverwrite) {
+    if (input.use != ArgUse::Read || !value->part->isOf(tensor)) {
+      recorder_.needAll(*value, tensor);
+    }
   }
   input.value = value;
 }

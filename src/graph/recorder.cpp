@@ -167,6 +167,9 @@ void Recorder::supersede(const c10::intrusive_ptr<Value>& value, size_t ownRefer
   }
   value->superseded = true;
   value->home.reset();
+  if (value->part && value->bytes) {
+    send(*value, c10::Storage(value->bytes));
+  }
   if (value->stash) {
     Offload::get().beforeWrite(*value->stash);
     value->isPrivate = true;
@@ -235,48 +238,6 @@ void Recorder::keep(Value& value, const at::Tensor& tensor) {
   }
 }
 
-// Note [Offloaded values]
-// A value that the policy offloads is sent when autograd packs it. What only recipes read is kept
-// on the device first, since most recipes are needed by nothing: it is sent when the map is swept,
-// or when the region ends and a handle needs it. A stash then stands for the bytes, and the value
-// needs no recipe. A write that ebb sees waits for the copy, so the stash holds the state before it
-// for sure (isPrivate). After a write that ebb does not see the version has moved, and who needs
-// the old state raises, as for a leaf. If there is no host memory left, the value is recomputed, or
-// kept if it has no recipe.
-void Recorder::send(Value& value, const c10::Storage& storage) {
-  value.offload = false;
-  value.stash = Offload::get().send(storage, value.nbytes);
-  if (value.stash) {
-    value.bytes = c10::Storage();
-    value.recipe.reset();
-    counters_->bytesOffloaded += value.nbytes;
-    return;
-  }
-  counters_->bytesFellBack += value.nbytes;
-  if (value.recipe) {
-    value.bytes = c10::Storage();
-    value.keep = value.saved = false;
-  }
-}
-
-// `ownReferences` are those that need nothing.
-void Recorder::sendKept(
-    const std::vector<c10::intrusive_ptr<Value>>& values, size_t ownReferences) {
-  for (const auto& value : values) {
-    const bool needed = value.use_count() > ownReferences;
-    if (needed && value->offload && value->bytes && (value->isPrivate || value->versionHolds())) {
-      const c10::Storage storage = value->bytes;
-      send(*value, storage);
-    }
-  }
-}
-
-// What another autograd function computed: no parameter, and no view of one.
-bool Recorder::offloadsInput(const at::Tensor& tensor) const {
-  return decider_->inputs() == Decision::Offload && tensor.requires_grad() && !tensor.is_leaf() &&
-         !(tensor.is_view() && tensor._base().is_leaf());
-}
-
 bool Recorder::needsSweep() const {
   return values_.size() >= sweepAt_ || keptBytes_ >= kSweepBytes;
 }
@@ -289,9 +250,16 @@ void Recorder::sweep() {
 }
 
 // Whether only the value and its handles hold its kept bytes: nobody else can write to them any
-// more, so no recipe is needed to make them again.
+// more, so no recipe is needed to make them again. Handles on a part hold none.
 bool Recorder::ownsItsBytes(const Value& value) {
-  return value.bytes && value.bytes.use_count() <= 1 + value.handles;
+  return value.bytes && value.bytes.use_count() <= 1 + (value.part ? 0 : value.handles.load());
+}
+
+// Nobody can write to its bytes any more. Those that are to be sent may yet find no host memory.
+void Recorder::dropRecipe(Value& value) {
+  if (!value.offload) {
+    value.recipe.reset();
+  }
 }
 
 // Forgets values that no program can name any more: nothing refers to them and their storage is
@@ -302,7 +270,7 @@ bool Recorder::ownsItsBytes(const Value& value) {
   for (const auto& [storage, value] : values_) {
     latestFirst.emplace_back(value->recipe ? value->recipe->sequence : 0, storage);
     if (ownsItsBytes(*value)) {
-      value->recipe.reset();
+      dropRecipe(*value);
     }
   }
   std::sort(latestFirst.begin(), latestFirst.end(), std::greater<>());
@@ -390,12 +358,17 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   }
   value->follows |=
       part || !sameCounter(tensor.unsafeGetTensorImpl()->version_counter(), value->counter);
-  if (value->offload && Offload::get().takes(tensor)) {
-    send(*value, tensor.storage());
+  if (value->part && !value->part->isOf(tensor)) {
+    needAll(*value, tensor);
   }
-  value->offload = false;
-  const bool kept = !value->stash && (value->keep || !value->recipe);
-  if (value->packed++ == 0 && value->born && !value->stash) {
+  if (value->offload && Offload::get().takes(tensor)) {
+    sendOrWait(*value, tensor);
+  } else {
+    value->offload = false;
+  }
+  const bool moves = value->stash || value->part;
+  const bool kept = !moves && (value->keep || !value->recipe);
+  if (value->packed++ == 0 && value->born && !moves) {
     (kept ? counters_->bytesSaved : counters_->bytesDropped) += value->nbytes;
   }
   if (!kept || value->saved) {
@@ -432,21 +405,10 @@ void Recorder::close() {
   for (const auto& entry : values_) {
     closeValue(entry.second);
   }
-  if (const auto toSend = keptToSend(); !toSend.empty()) {
+  if (auto toSend = keptToSend(); !toSend.empty()) {
     values_.clear();
-    sendKept(toSend, 1);
+    sendKept(std::move(toSend), 1);
   }
-}
-
-// Values that are to be offloaded and have been read by recipes only.
-std::vector<c10::intrusive_ptr<Value>> Recorder::keptToSend() const {
-  std::vector<c10::intrusive_ptr<Value>> found;
-  for (const auto& [storage, value] : values_) {
-    if (value->offload && value->bytes) {
-      found.push_back(value);
-    }
-  }
-  return found;
 }
 
 void Recorder::closeValue(const c10::intrusive_ptr<Value>& held) {
@@ -456,7 +418,7 @@ void Recorder::closeValue(const c10::intrusive_ptr<Value>& held) {
   }
   if (ownsItsBytes(value)) {  // see Note [Unpacked bytes may be written]
     value.isPrivate = true;
-    value.recipe.reset();
+    dropRecipe(value);
   } else if (mustOutliveNextWrite(held)) {
     makePrivate(value);
   }

@@ -75,7 +75,9 @@ class Recorder final : public Interceptor {
   void storageGrew(const c10::intrusive_ptr<Value>& value, const c10::Storage& storage);
   void keep(Value& value, const at::Tensor& tensor);
   void send(Value& value, const c10::Storage& storage);
-  void sendKept(const std::vector<c10::intrusive_ptr<Value>>& values, size_t ownReferences);
+  void sendOrWait(Value& value, const at::Tensor& tensor);
+  void needAll(Value& value, const at::Tensor& tensor);
+  void sendKept(std::vector<c10::intrusive_ptr<Value>> values, size_t ownReferences);
   std::vector<c10::intrusive_ptr<Value>> keptToSend() const;
   bool offloadsInput(const at::Tensor& tensor) const;
   bool needsSweep() const;
@@ -83,6 +85,7 @@ class Recorder final : public Interceptor {
   void dropUnused();
   Value& replaceByLeaf(const at::Tensor& tensor);
   static bool ownsItsBytes(const Value& value);
+  static void dropRecipe(Value& value);
   void closeValue(const c10::intrusive_ptr<Value>& held);
   static bool mustOutliveNextWrite(const c10::intrusive_ptr<Value>& value);
   void callInplaceView(Call& call);

@@ -29,7 +29,14 @@ c10::Storage bringBack(Value& value) {
   if (!living && !value.isPrivate && !value.versionHolds()) {
     return {};
   }
-  value.bytes = Offload::get().fetch(*value.stash, living);
+  if (!value.part) {
+    value.bytes = Offload::get().fetch(*value.stash, living);
+  } else if (living) {
+    value.bytes = living;
+  } else {
+    value.bytes = value.part->scatter(Offload::get().fetch(*value.stash), value.nbytes);
+  }
+  value.part.reset();
   value.isPrivate = !living;
   value.stash.reset();
   return value.bytes;

@@ -106,6 +106,7 @@ void Value::release_resources() {
   bytes = c10::Storage();
   redefined = c10::Storage();
   stash.reset();
+  part.reset();
   home.reset();
   counter = c10::VariableVersion();
   otherCounters.reset();

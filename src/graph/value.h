@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "graph/arena.h"
+#include "graph/part.h"
 
 namespace ebb {
 
@@ -56,6 +57,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   c10::intrusive_ptr<Recipe> recipe;  // how to make it; null for a leaf
   c10::VariableVersion counter;       // outlives the tensor; see Note [Version stamps]
   c10::intrusive_ptr<Stash> stash;    // see Note [Offloaded values]; null but for those
+  std::unique_ptr<Part> part;         // what the stash has, or will; null for all of it
   c10::Storage redefined;             // see Note [Silent writes]; null but for those
   uint32_t version = 0;               // what `counter` showed for this state
   // Counters of other tensors that have written this storage, as the results of unsafe_chunk do:

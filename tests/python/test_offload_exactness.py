@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exactness import leaves, run, same_bits
+from exactness import leaves, same_bits
 from offloading import OFFLOAD_ALL, POLICIES, finish_copies, gradients
 from torch import nn
 from torch.nn.functional import gelu

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from exactness import run
 from offloading import OFFLOAD_ALL, SINES, finish_copies, gradients
 
 import ebb

@@ -7,8 +7,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
-from exactness import run
 
 import ebb
 

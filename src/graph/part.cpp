@@ -1,0 +1,127 @@
+#include "graph/part.h"
+
+#include <ATen/ops/copy.h>
+#include <ATen/ops/fill.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+#include <utility>
+
+#include "graph/geometry.h"
+#include "graph/kernel_state.h"
+
+namespace ebb {
+namespace {
+
+// A type of that size whose copies change no bit.
+c10::ScalarType typeOfSize(size_t itemsize) {
+  switch (itemsize) {
+    case 2:
+      return c10::ScalarType::Short;
+    case 4:
+      return c10::ScalarType::Int;
+    case 8:
+      return c10::ScalarType::Long;
+    case 16:
+      return c10::ScalarType::ComplexDouble;
+    default:
+      return c10::ScalarType::Byte;
+  }
+}
+
+at::Tensor show(
+    const c10::Storage& storage,
+    size_t itemsize,
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides,
+    int64_t offset) {
+  GeometryFlags flags;
+  flags.dtype = typeOfSize(itemsize);
+  flags.device = storage.device();
+  flags.dimensions = static_cast<uint8_t>(sizes.size());
+  c10::SmallVector<int64_t, 10> shape(sizes.begin(), sizes.end());
+  shape.append(strides.begin(), strides.end());
+  return viewOf(storage, flags, shape.data(), offset);
+}
+
+}  // namespace
+
+Part::Part(const at::Tensor& tensor)
+    : offset_(tensor.storage_offset()), itemsize_(tensor.itemsize()) {
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.stride(i) != 0 && tensor.size(i) != 1) {
+      sizes_.push_back(tensor.size(i));
+      strides_.push_back(tensor.stride(i));
+    }
+  }
+}
+
+std::unique_ptr<Part> Part::ofSmall(const at::Tensor& tensor) {
+  const size_t itemsize = tensor.itemsize();
+  const bool copyable = itemsize > 0 && itemsize <= 16 && (itemsize & (itemsize - 1)) == 0;
+  if (tensor.numel() == 0 || !copyable) {
+    return nullptr;
+  }
+  std::unique_ptr<Part> part(new Part(tensor));
+  const bool small = 2 * part->nbytes() < tensor.storage().nbytes();
+  return small && part->hasDistinctElements() ? std::move(part) : nullptr;
+}
+
+// For certain: each stride steps over all that the smaller ones reach.
+bool Part::hasDistinctElements() const {
+  c10::SmallVector<size_t, 5> smallestFirst(sizes_.size());
+  std::iota(smallestFirst.begin(), smallestFirst.end(), 0);
+  std::sort(smallestFirst.begin(), smallestFirst.end(), [&](size_t a, size_t b) {
+    return std::abs(strides_[a]) < std::abs(strides_[b]);
+  });
+  int64_t reached = 0;
+  for (const size_t i : smallestFirst) {
+    if (std::abs(strides_[i]) <= reached) {
+      return false;
+    }
+    reached += std::abs(strides_[i]) * (sizes_[i] - 1);
+  }
+  return true;
+}
+
+bool Part::isOf(const at::Tensor& tensor) const {
+  const Part other(tensor);
+  return itemsize_ == other.itemsize_ && offset_ == other.offset_ && sizes_ == other.sizes_ &&
+         strides_ == other.strides_;
+}
+
+size_t Part::nbytes() const {
+  return std::accumulate(sizes_.begin(), sizes_.end(), itemsize_, std::multiplies<>());
+}
+
+at::Tensor Part::placesIn(const c10::Storage& storage) const {
+  return show(storage, itemsize_, sizes_, strides_, offset_);
+}
+
+at::Tensor Part::denseIn(const c10::Storage& gathered) const {
+  c10::SmallVector<int64_t, 5> strides(sizes_.size());
+  int64_t next = 1;
+  for (size_t i = sizes_.size(); i-- > 0;) {
+    strides[i] = next;
+    next *= sizes_[i];
+  }
+  return show(gathered, itemsize_, sizes_, strides, 0);
+}
+
+c10::Storage Part::gather(const c10::Storage& storage) const {
+  KernelStateGuard plain(nullptr);
+  c10::Storage gathered = allocate(nbytes(), storage.device());
+  denseIn(gathered).copy_(placesIn(storage));
+  return gathered;
+}
+
+c10::Storage Part::scatter(const c10::Storage& gathered, size_t nbytes) const {
+  KernelStateGuard plain(nullptr);
+  c10::Storage storage = allocate(nbytes, gathered.device());
+  bytesOf(storage).fill_(0xFF);
+  placesIn(storage).copy_(denseIn(gathered));
+  return storage;
+}
+
+}  // namespace ebb

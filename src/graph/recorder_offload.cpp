@@ -1,0 +1,97 @@
+// What the recorder does with values whose decision is OFFLOAD.
+#include <algorithm>
+#include <utility>
+
+#include "graph/recorder.h"
+#include "residency/offload.h"
+
+namespace ebb {
+
+// Note [Offloaded values]
+// A value that the policy offloads is sent when autograd packs it. What only recipes read is kept
+// on the device first, since most recipes are needed by nothing: it is sent when the map is swept,
+// or when the region ends and a handle needs it. So is a value of which all packs and recipes show
+// the same small part; then that part is sent alone, see Note [Parts of a storage]. A stash then
+// stands for the bytes, and the value needs no recipe. A write that ebb sees waits for the copy, so
+// the stash holds the state before it for sure (isPrivate). After a write that ebb does not see the
+// version has moved, and who needs the old state raises, as for a leaf. If there is no host memory
+// left, the value is recomputed, or kept if it has no recipe.
+void Recorder::send(Value& value, const c10::Storage& storage) {
+  value.offload = false;
+  const size_t nbytes = value.part ? value.part->nbytes() : value.nbytes;
+  value.stash = Offload::get().send(value.part ? value.part->gather(storage) : storage, nbytes);
+  if (value.stash) {
+    value.bytes = c10::Storage();
+    value.recipe.reset();
+    counters_->bytesOffloaded += nbytes;
+    return;
+  }
+  value.part.reset();
+  counters_->bytesFellBack += value.nbytes;
+  if (value.recipe) {
+    value.bytes = c10::Storage();
+    value.keep = value.saved = false;
+  }
+}
+
+// Autograd packs `tensor`, which shows the value. A small part may be all that is ever needed, so
+// it waits, as what only recipes read does.
+void Recorder::sendOrWait(Value& value, const at::Tensor& tensor) {
+  if (!value.bytes) {
+    if (auto part = Part::ofSmall(tensor)) {
+      keep(value, tensor);
+      value.part = std::move(part);
+    }
+  }
+  if (!value.part) {
+    send(value, tensor.storage());
+  }
+}
+
+// `tensor` shows more of the value than the part that its stash has, or is to have.
+[[gnu::cold]] void Recorder::needAll(Value& value, const at::Tensor& tensor) {
+  value.part.reset();
+  if (value.stash) {
+    value.stash.reset();
+    value.offload = value.keep = true;
+    keep(value, tensor);
+  }
+}
+
+// `ownReferences` are those that need nothing. Consumers come before what they consume, and those
+// that nothing needs are let go at once, and with them what only they need.
+void Recorder::sendKept(std::vector<c10::intrusive_ptr<Value>> values, size_t ownReferences) {
+  for (c10::intrusive_ptr<Value>& value : values) {
+    const bool needed = value.use_count() > ownReferences;
+    if (needed && value->offload && value->bytes && (value->isPrivate || value->versionHolds())) {
+      const c10::Storage storage = value->bytes;
+      send(*value, storage);
+    }
+    value.reset();
+  }
+}
+
+// What another autograd function computed: no parameter, and no view of one.
+bool Recorder::offloadsInput(const at::Tensor& tensor) const {
+  return decider_->inputs() == Decision::Offload && tensor.requires_grad() && !tensor.is_leaf() &&
+         !(tensor.is_view() && tensor._base().is_leaf());
+}
+
+// Values that are to be offloaded and have not been sent, latest first.
+std::vector<c10::intrusive_ptr<Value>> Recorder::keptToSend() const {
+  std::vector<c10::intrusive_ptr<Value>> found;
+  for (const auto& [storage, value] : values_) {
+    if (value->offload && value->bytes) {
+      found.push_back(value);
+    }
+  }
+  const auto sequence = [](const auto& value) {
+    return value->recipe ? value->recipe->sequence : 0;
+  };
+  std::sort(found.begin(), found.end(), [&](const auto& a, const auto& b) {
+    return sequence(a) > sequence(b);
+  });
+  return found;
+}
+
+}  // namespace ebb

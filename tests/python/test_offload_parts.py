@@ -1,0 +1,159 @@
+"""OFFLOAD of tensors that show a small part of their storage: only that part moves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from exactness import same_bits
+from offloading import OFFLOAD_ALL, finish_copies, gradients
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import ebb
+from ebb._testing import fake_accelerator
+
+# Sums are to be offloaded, since their result does not depend on itself in backward.
+SUMS = ebb.Policy({"aten::add": ebb.OFFLOAD})
+
+PARTS = {
+    "rows": lambda h: h[2:4],
+    "column": lambda h: h[:, 3],
+    "strided": lambda h: h[1::3, ::4],
+    "transposed": lambda h: h[:, 2:5].t(),
+    "a row, repeated": lambda h: h[5].expand(8, -1),
+    "a number": lambda h: h[3, 3],
+    "conjugated": lambda h: torch.view_as_complex(h.view(10, 5, 2))[:, 1].conj(),
+}
+
+
+def program(x, part, reads=lambda h: h):
+    h = x + 1
+    return part(reads(h)).sin()
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("advance", [0, 1, 1000])
+def test_a_small_part_is_moved_alone(part, advance):
+    x = torch.randn(10, 10, requires_grad=True)
+    y = program(x, part)
+    shown = part(x.detach())
+    distinct = shown[0] if shown.dim() > 1 and shown.stride(0) == 0 else shown
+    expected = gradients(y.abs().sum(), x)[0]
+    with fake_accelerator() as fake:
+        with ebb.region(SUMS, "parts"):
+            y = program(x, part)
+        fake.advance(advance)
+        assert ebb.stats()["regions"]["parts"]["bytes_offloaded"] == (
+            distinct.numel() * distinct.element_size()
+        )
+        assert same_bits(gradients(y.abs().sum(), x)[0], expected)
+        fake.advance(1000)
+        assert fake.counts()["copies_out"] == 1
+
+
+def test_the_storage_is_freed(accelerator):
+    x = torch.randn(10, 10, requires_grad=True)
+    with ebb.region(SUMS):
+        h = x + 1
+        watch = StorageWeakRef(h.untyped_storage())
+        y = h[3].sin()
+        del h
+    assert watch.expired()
+    y.sum().backward()
+
+
+OTHERS = {
+    "read as a whole": lambda h: (h[:, 1].sin(), h.cos()),
+    "read as a whole before": lambda h: (h.cos(), h[:, 1].sin()),
+    "other rows": lambda h: (h[1].sin(), h[2].sin(), h[1].cos()),
+    "the same numbers in another shape": lambda h: (h[1].sin(), h[1].view(2, 5).cos()),
+    "read by a recipe only": lambda h: (h[:, 1].sin(), (h * 2).sin()),
+    "read by the recipe of a recipe": lambda h: (h[:, 1].sin(), (h * 2).exp().cos()),
+    "a part read by a recipe": lambda h: ((h[3] * 2).sin(), h[3].sin()),
+}
+
+
+@pytest.mark.parametrize("policy", [SUMS, OFFLOAD_ALL], ids=["sums", "all"])
+@pytest.mark.parametrize("swept", [False, True])
+@pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS)
+def test_others_need_more_of_it(others, swept, policy):
+    x = torch.randn(10, 10, requires_grad=True)
+
+    def both(policy):
+        h = x + 1
+        results = []
+        for result in others(h):
+            results.append(result.sum())
+            if swept and policy is not None:
+                for _ in range(600):  # the map is swept now and then
+                    torch.zeros(1).add_(1)
+        return sum(results)
+
+    expected = gradients(both(None), x)[0]
+    with fake_accelerator() as fake:
+        with ebb.region(policy):
+            loss = both(policy)
+        finish_copies(fake)
+        assert same_bits(gradients(loss, x)[0], expected)
+
+
+def test_a_part_that_was_sent_is_sent_again_as_a_whole(accelerator):
+    x = torch.randn(10, 10, requires_grad=True)
+    with ebb.region(SUMS):
+        h = x + 1
+        y = h[3].sin().sum()
+        large = torch.zeros(1 << 22, requires_grad=True)
+        for _ in range(2):
+            (large * 2).sin()  # reads so much that the map is swept
+        assert accelerator.counts()["queued"] == 1
+        y = y + h.cos().sum()
+    del h
+    finish_copies(accelerator)
+    expected = gradients((x + 1)[3].sin().sum() + (x + 1).cos().sum(), x)[0]
+    assert torch.equal(gradients(y, x)[0], expected)
+    assert accelerator.counts()["copies_out"] == 2
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_write_after_a_part_was_saved(sent):
+    """Through an alias whose version is its own: eager's backward sees it, and so must ours."""
+    x = torch.randn(10, 10, requires_grad=True)
+
+    def both(region):
+        with region:
+            h = x + 1
+            y = (h[3] * 3).sin()
+            z = h[3].cos()
+            if sent:
+                ebb.offload.stats()
+            with torch.no_grad():
+                h.data.mul_(2)
+            loss = y.sum() + z.sum()
+        return gradients(loss, x)[0]
+
+    with fake_accelerator():
+        expected = both(torch.enable_grad())
+        for policy in (SUMS, OFFLOAD_ALL):
+            assert torch.equal(both(ebb.region(policy)), expected)
+
+
+def test_overlapping_elements_move_with_their_storage(accelerator):
+    x = torch.randn(100, requires_grad=True)
+
+    def overlapping():
+        return (x + 1).as_strided((3, 4), (2, 1)).sin().sum()
+
+    with ebb.region(SUMS, "overlapping"):
+        y = overlapping()
+    finish_copies(accelerator)
+    assert torch.equal(gradients(y, x)[0], gradients(overlapping(), x)[0])
+    assert ebb.stats()["regions"]["overlapping"]["bytes_offloaded"] == 400
+
+
+def test_a_part_for_which_there_is_no_room_is_recomputed():
+    x = torch.randn(10, 10, requires_grad=True)
+    with fake_accelerator(pinned_limit=0) as fake:
+        with ebb.region(SUMS):
+            y = (x + 1)[3].sin()
+        assert torch.equal(gradients(y.sum(), x)[0], gradients((x + 1)[3].sin().sum(), x)[0])
+        assert fake.counts()["copies_out"] == 0
+        assert ebb.stats()["total"]["ops_replayed"] == 1
