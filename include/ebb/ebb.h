@@ -122,9 +122,13 @@ struct OffloadSettings {
   size_t inFlightBytes = size_t{1} << 30;  // most on their way out; the host waits. 0: no overlap
   size_t prefetchBytes = size_t{512} << 20;  // most fetched before backward asks for them
   size_t keepLast = 0;                       // the last values that were sent stay on the device
+  std::string disk;                          // directory of the disk tier; empty for none
+  size_t diskLimit = size_t{64} << 30;       // most bytes on disk
+  bool isStatic = false;                     // for CUDA graphs: the host never asks nor waits
 };
 
-// For the whole process, from the next value on.
+// For the whole process, from the next value on. Throws c10::ValueError if no file can be made in
+// `disk`.
 EBB_API void configureOffload(const OffloadSettings& settings);
 EBB_API OffloadSettings offloadSettings();
 
@@ -140,6 +144,8 @@ struct OffloadStats {
   uint64_t hostBytesHeld = 0;  // now: pinned, in use or not
   uint64_t hostBytesUsed = 0;  // now
   uint64_t stashes = 0;        // values that are away, now
+  uint64_t bytesSpilled = 0;   // moved on from the host to disk
+  uint64_t diskBytesUsed = 0;  // now
 };
 
 EBB_API OffloadStats offloadStats();
@@ -159,15 +165,26 @@ struct RegionCounters {
   EBB_API RegionCounters& operator+=(const RegionCounters& other);
 };
 
+// What the offloaded values of one op of one region did. In bytes.
+struct TransferCounters {
+  uint64_t sent = 0;            // copied to the host
+  uint64_t fetched = 0;         // copied back
+  uint64_t waitedByHost = 0;    // of copies that the host waited for
+  uint64_t waitedByDevice = 0;  // fetched so late that the compute stream had to wait
+  uint64_t refused = 0;         // not sent, for want of host memory
+  uint64_t spilled = 0;         // moved on from the host to disk
+};
+
 // What the last step did. A step begins when an outermost region is entered after a backward.
 struct Stats {
-  std::map<std::string, RegionCounters> regions;  // by region name
-  RegionCounters total;                           // their sum
-  std::vector<std::string> demoted;               // ops that verify mode found must be saved
-  uint64_t step = 0;                              // steps begun since the start or the last reset
-  int64_t liveRecipes = 0;                        // recipes that exist now, in the whole process
-  int64_t liveHandles = 0;                        // handles that exist now
-  int64_t openRegions = 0;                        // outermost regions that are open now
+  std::map<std::string, RegionCounters> regions;                             // by region name
+  RegionCounters total;                                                      // their sum
+  std::map<std::string, std::map<std::string, TransferCounters>> transfers;  // by region and op
+  std::vector<std::string> demoted;  // ops that verify mode found must be saved
+  uint64_t step = 0;                 // steps begun since the start or the last reset
+  int64_t liveRecipes = 0;           // recipes that exist now, in the whole process
+  int64_t liveHandles = 0;           // handles that exist now
+  int64_t openRegions = 0;           // outermost regions that are open now
 };
 
 EBB_API Stats stats();

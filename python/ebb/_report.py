@@ -23,6 +23,11 @@ def stats() -> dict[str, Any]:
           or not; each storage once), ``bytes_copied`` (copied before a write because a recompute
           needs them), ``bytes_offloaded`` (sent to the host), ``bytes_fell_back`` (were to be
           offloaded, and were kept or recomputed for want of host memory);
+        * ``"transfers"``: for each region name, for each op whose values were to be offloaded
+          (``"input"`` for inputs), in bytes: ``bytes_offloaded``, ``bytes_reloaded``,
+          ``bytes_waited_host`` (of copies that the host waited for), ``bytes_waited_device``
+          (needed before the copy back was done), ``bytes_fell_back``, ``bytes_spilled`` (moved on
+          to disk);
         * ``"demoted_ops"``: operators that :class:`ebb.verify` found must be saved;
         * ``"live_recipes"``, ``"live_handles"``, ``"open_regions"``: objects that exist now, in
           the whole process.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from ebb import _C, offload
 from ebb._policy import Policy
@@ -29,7 +30,7 @@ def failing_policy(at: int) -> Policy:
 
 @contextmanager
 def fake_accelerator(
-    host_bytes: int = 1 << 40, *, min_bytes: int = 0, **settings: int
+    host_bytes: int = 1 << 40, *, min_bytes: int = 0, **settings: Any
 ) -> Iterator[_C.FakeAccelerator]:
     """Lets CPU tensors count as tensors of a device, whose copies run when the test says so.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ebb import _C
 
@@ -48,6 +48,9 @@ def configure(
     in_flight_bytes: Bytes | None = None,
     prefetch_bytes: Bytes | None = None,
     keep_last: int | None = None,
+    disk: str | os.PathLike[str] | None = None,
+    disk_limit: Bytes | None = None,
+    static: bool | None = None,
 ) -> None:
     """Set how values with the decision OFFLOAD move, for the whole process, from now on.
 
@@ -65,26 +68,44 @@ def configure(
         prefetch_bytes: the most that is fetched before backward asks for it. Default 512 MiB.
         keep_last: the last so many values stay on the device, since backward needs them first.
             Default 0.
+        disk: a directory on a fast disk. What finds no room in pinned memory moves on to a file
+            there, and where there is no accelerator, values move from memory to that file. The file
+            has no name, so nothing is left behind. ``""`` for none, the default.
+        disk_limit: the most to use there. Default 64 GiB.
+        static: for CUDA graphs: the host never asks whether a copy is done, nor waits for one; the
+            compute stream does. Device memory is then freed when ``in_flight_bytes`` are on their
+            way, and host memory is never freed. Run a step or more before the capture, so that host
+            memory is there. Default False.
 
     Raises:
         TypeError: a setting has the wrong type.
-        ValueError: a setting is negative, too large, or text that is no size.
+        ValueError: a setting is negative, too large, or text that is no size; or no file can be
+            made in ``disk``.
     """
     given = {
         "min_bytes": min_bytes,
         "pinned_limit": pinned_limit,
         "in_flight_bytes": in_flight_bytes,
         "prefetch_bytes": prefetch_bytes,
+        "disk_limit": disk_limit,
     }
-    changed = {
+    changed: dict[str, Any] = {
         name: _number_of_bytes(name, value) for name, value in given.items() if value is not None
     }
     if keep_last is not None:
         changed["keep_last"] = _whole_number("keep_last", keep_last, "values")
-    _C.configure_offload(**(_C.offload_settings() | changed))
+    if disk is not None:
+        if not isinstance(disk, str | os.PathLike):
+            raise TypeError(f"ebb: disk must be a path; got {disk!r} of type {type(disk).__name__}")
+        changed["disk"] = os.path.abspath(os.fspath(disk)) if os.fspath(disk) else ""
+    if static is not None:
+        if not isinstance(static, bool):
+            raise TypeError(f"ebb: static must be a bool; got {static!r}")
+        changed["static"] = static
+    _C.configure_offload(_C.offload_settings() | changed)
 
 
-def settings() -> dict[str, int]:
+def settings() -> dict[str, Any]:
     """The settings of :func:`configure`, by name; sizes in bytes."""
     return _C.offload_settings()
 
@@ -101,19 +122,31 @@ def stats() -> dict[str, int]:
         * ``fetched_late``: fetches that began only when the bytes were needed;
         * ``most_in_flight``, ``in_flight_bytes``: bytes on their way to the host, at most and now;
         * ``host_bytes_held``, ``host_bytes_used``: pinned memory now, in use or not, and in use;
-        * ``stashes``: values that are away now.
+        * ``stashes``: values that are away now;
+        * ``bytes_spilled``, ``disk_bytes_used``: moved on from pinned memory to disk, and what is
+          taken of the disk tier now.
     """
     return _C.offload_stats()
 
 
+def _parse(name: str, text: str) -> Any:
+    if name == "keep_last":
+        return int(text)
+    if name == "static":
+        if text not in ("0", "1"):
+            raise ValueError(f"ebb: static must be 0 or 1; got {text!r}")
+        return text == "1"
+    return text
+
+
 def _configure_from_environment() -> None:
-    for name in ("min_bytes", "pinned_limit", "in_flight_bytes", "prefetch_bytes", "keep_last"):
+    for name in _C.offload_settings():
         variable = f"EBB_OFFLOAD_{name.upper()}"
         text = os.environ.get(variable)
         if text is None:
             continue
         try:
-            configure(**{name: int(text) if name == "keep_last" else text})  # type: ignore[arg-type]
+            configure(**{name: _parse(name, text)})
         except ValueError as error:
             raise ValueError(f"{error} (from the environment variable {variable})") from None
 

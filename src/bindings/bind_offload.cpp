@@ -36,6 +36,9 @@ py::dict settingsDict() {
   dict["in_flight_bytes"] = now.inFlightBytes;
   dict["prefetch_bytes"] = now.prefetchBytes;
   dict["keep_last"] = now.keepLast;
+  dict["disk"] = now.disk;
+  dict["disk_limit"] = now.diskLimit;
+  dict["static"] = now.isStatic;
   return dict;
 }
 
@@ -52,6 +55,8 @@ py::dict offloadStatsDict() {
   dict["host_bytes_held"] = now.hostBytesHeld;
   dict["host_bytes_used"] = now.hostBytesUsed;
   dict["stashes"] = now.stashes;
+  dict["bytes_spilled"] = now.bytesSpilled;
+  dict["disk_bytes_used"] = now.diskBytesUsed;
   return dict;
 }
 
@@ -105,20 +110,19 @@ void bindOffload(py::module_& module) {
   Offload::get().setOptOut(&optedOut);
   module.def("offload_settings", &settingsDict);
   module.def("offload_stats", &offloadStatsDict);
-  module.def(
-      "configure_offload",
-      [](size_t minBytes,
-         size_t pinnedLimit,
-         size_t inFlightBytes,
-         size_t prefetchBytes,
-         size_t keepLast) {
-        configureOffload({minBytes, pinnedLimit, inFlightBytes, prefetchBytes, keepLast});
-      },
-      py::arg("min_bytes"),
-      py::arg("pinned_limit"),
-      py::arg("in_flight_bytes"),
-      py::arg("prefetch_bytes"),
-      py::arg("keep_last"));
+  const auto configure = [](const py::dict& settings) {
+    OffloadSettings given;
+    given.minBytes = settings["min_bytes"].cast<size_t>();
+    given.pinnedLimit = settings["pinned_limit"].cast<size_t>();
+    given.inFlightBytes = settings["in_flight_bytes"].cast<size_t>();
+    given.prefetchBytes = settings["prefetch_bytes"].cast<size_t>();
+    given.keepLast = settings["keep_last"].cast<size_t>();
+    given.disk = settings["disk"].cast<std::string>();
+    given.diskLimit = settings["disk_limit"].cast<size_t>();
+    given.isStatic = settings["static"].cast<bool>();
+    configureOffload(given);
+  };
+  module.def("configure_offload", torch::wrap_pybind_function(configure));
   module.def("drain_offload", [] { Offload::get().drain(); });
   module.def("share_storage", torch::wrap_pybind_function(&shareStorage));
   py::class_<Placeholder>(module, "Placeholder")

@@ -23,6 +23,17 @@ py::dict toDict(const RegionCounters& counters) {
   return dict;
 }
 
+py::dict toDict(const TransferCounters& counters) {
+  py::dict dict;
+  dict["bytes_offloaded"] = counters.sent;
+  dict["bytes_reloaded"] = counters.fetched;
+  dict["bytes_waited_host"] = counters.waitedByHost;
+  dict["bytes_waited_device"] = counters.waitedByDevice;
+  dict["bytes_fell_back"] = counters.refused;
+  dict["bytes_spilled"] = counters.spilled;
+  return dict;
+}
+
 py::dict statsDict() {
   const Stats now = ebb::stats();
   py::dict regions;
@@ -33,6 +44,15 @@ py::dict statsDict() {
   result["step"] = now.step;
   result["regions"] = regions;
   result["total"] = toDict(now.total);
+  py::dict transfers;
+  for (const auto& [region, ops] : now.transfers) {
+    py::dict ofRegion;
+    for (const auto& [op, counters] : ops) {
+      ofRegion[py::str(op)] = toDict(counters);
+    }
+    transfers[py::str(region)] = ofRegion;
+  }
+  result["transfers"] = transfers;
   result["demoted_ops"] = now.demoted;
   result["live_recipes"] = now.liveRecipes;
   result["live_handles"] = now.liveHandles;

@@ -19,7 +19,10 @@ namespace ebb {
 void Recorder::send(Value& value, const c10::Storage& storage) {
   value.offload = false;
   const size_t nbytes = value.part ? value.part->nbytes() : value.nbytes;
-  value.stash = Offload::get().send(value.part ? value.part->gather(storage) : storage, nbytes);
+  const auto account =
+      ledgerTransfers(graph_->names[region_], value.recipe ? value.recipe->op.name : std::string());
+  value.stash =
+      Offload::get().send(value.part ? value.part->gather(storage) : storage, nbytes, account);
   if (value.stash) {
     value.bytes = c10::Storage();
     value.recipe.reset();

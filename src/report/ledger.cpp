@@ -7,8 +7,9 @@ namespace ebb {
 namespace {
 
 struct Books {
-  std::mutex mutex;                       // guards step
-  Stats step;                             // counts of the current step
+  std::mutex mutex;  // guards step and transfers
+  Stats step;        // counts of the current step, but for transfers
+  std::map<std::string, std::map<std::string, TransferAccountPtr>> transfers;  // likewise
   std::atomic<bool> backwardSeen{false};  // the next outermost region begins a step
 };
 
@@ -40,6 +41,7 @@ void ledgerRegionEntered() {
   std::lock_guard<std::mutex> lock(shared.mutex);
   if (shared.backwardSeen.exchange(false)) {
     shared.step.regions.clear();
+    shared.transfers.clear();
     shared.step.total = {};
     ++shared.step.step;
   }
@@ -65,12 +67,27 @@ void ledgerAdd(const std::string& region, const RegionCounters& counters) {
   shared.step.total += counters;
 }
 
+TransferAccountPtr ledgerTransfers(const std::string& region, const std::string& op) {
+  Books& shared = books();
+  std::lock_guard<std::mutex> lock(shared.mutex);
+  TransferAccountPtr& account = shared.transfers[region][op.empty() ? "input" : op];
+  if (!account) {
+    account = std::make_shared<TransferAccount>();
+  }
+  return account;
+}
+
 Stats stats() {
   Books& shared = books();
   Stats now;
   {
     std::lock_guard<std::mutex> lock(shared.mutex);
     now = shared.step;
+    for (const auto& [region, accounts] : shared.transfers) {
+      for (const auto& [op, account] : accounts) {
+        now.transfers[region][op] = account->counters();
+      }
+    }
   }
   now.liveRecipes = liveTotal(&LiveCounts::recipes);
   now.liveHandles = liveTotal(&LiveCounts::handles);
@@ -83,6 +100,7 @@ void resetStats() {
   std::lock_guard<std::mutex> lock(shared.mutex);
   shared.backwardSeen.store(false);
   shared.step = {};
+  shared.transfers.clear();
 }
 
 }  // namespace ebb

@@ -5,6 +5,7 @@
 
 #include "ebb/ebb.h"
 #include "report/live_counts.h"
+#include "report/transfer_account.h"
 
 namespace ebb {
 
@@ -16,5 +17,8 @@ void ledgerRegionEntered();
 void ledgerBackwardSeen();
 void ledgerDemoted(const std::string& op);
 void ledgerAdd(const std::string& region, const RegionCounters& counters);
+
+// Where this step's transfers of an op's values in a region are booked. `op` is empty for inputs.
+TransferAccountPtr ledgerTransfers(const std::string& region, const std::string& op);
 
 }  // namespace ebb

@@ -1,7 +1,6 @@
 // Transfers through c10's device-neutral guards and events: one binary serves CPU and CUDA builds.
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/core/TensorBody.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -10,7 +9,7 @@
 #include <mutex>
 #include <optional>
 
-#include "intercept/key.h"
+#include "residency/memory.h"
 #include "residency/transfer.h"
 
 namespace ebb {
@@ -26,11 +25,6 @@ class AcceleratorEvent final : public Event {
 
 const c10::Event& eventOf(const Event& event) {
   return static_cast<const AcceleratorEvent&>(event).event;
-}
-
-// Ops in here are ours: below autograd, modes and interception.
-c10::impl::ForceDispatchKeyGuard belowEverything() {
-  return {c10::DispatchKeySet(c10::DispatchKey::BackendSelect), keysAboveKernels()};
 }
 
 at::Tensor bytesOf(const c10::Storage& storage, size_t nbytes) {
@@ -65,8 +59,8 @@ class AcceleratorTransfer final : public Transfer {
     return std::make_shared<const AcceleratorEvent>(stream);
   }
 
-  void wait(c10::Stream stream, const Event& event) override {
-    eventOf(event).block(stream);
+  void wait(c10::Stream stream, const EventPtr& event) override {
+    eventOf(*event).block(stream);
   }
 
   bool isDone(const Event& event) override {
@@ -78,11 +72,11 @@ class AcceleratorTransfer final : public Transfer {
   }
 
   c10::Storage allocateOnDevice(size_t nbytes, c10::Device device) override {
-    return allocate(nbytes, c10::TensorOptions(device));
+    return allocateBytes(nbytes, c10::TensorOptions(device));
   }
 
   c10::Storage allocateOnHost(size_t nbytes, c10::Device) override {
-    return allocate(nbytes, c10::TensorOptions(c10::kCPU).pinned_memory(true));
+    return allocatePinned(nbytes);
   }
 
   void copy(const c10::Storage& to, const c10::Storage& from, size_t nbytes, c10::Stream stream)
@@ -97,12 +91,6 @@ class AcceleratorTransfer final : public Transfer {
     c10::Stream out;
     c10::Stream in;
   };
-
-  static c10::Storage allocate(size_t nbytes, const c10::TensorOptions& options) {
-    const auto below = belowEverything();
-    return at::empty({static_cast<int64_t>(nbytes)}, options.dtype(c10::ScalarType::Byte))
-        .storage();
-  }
 
   const Streams& streamsOf(c10::Device device) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -121,18 +109,12 @@ class AcceleratorTransfer final : public Transfer {
   std::map<c10::DeviceIndex, Streams> streams_;  // by device
 };
 
-Transfer* instead = nullptr;
-
 }  // namespace
 
-Transfer& transfer() {
+Transfer& acceleratorTransfer() {
   // Leaked on purpose: streams and events may be used by threads that outlive static objects.
-  static auto* accelerator = new AcceleratorTransfer;
-  return instead != nullptr ? *instead : *accelerator;
-}
-
-void setTransfer(Transfer* given) {
-  instead = given;
+  static auto* instance = new AcceleratorTransfer;
+  return *instance;
 }
 
 }  // namespace ebb

@@ -79,16 +79,16 @@ EventPtr FakeTransfer::record(c10::Stream stream) {
   return std::make_shared<const FakeEvent>(clocks_[stream.id()]);
 }
 
-void FakeTransfer::wait(c10::Stream stream, const Event& event) {
+void FakeTransfer::wait(c10::Stream stream, const EventPtr& event) {
   std::lock_guard<std::mutex> lock(mutex_);
   Clock& clock = clocks_[stream.id()];
-  for (const auto& [other, number] : clockOf(event)) {
+  for (const auto& [other, number] : clockOf(*event)) {
     clock[other] = std::max(clock[other], number);
   }
   // Ops run when they are called, so what they wait for must have run.
-  if (isCompute(stream.id()) && !allRan(clockOf(event))) {
+  if (isCompute(stream.id()) && !allRan(clockOf(*event))) {
     ++counts_.deviceWaits;
-    runBefore(clockOf(event));
+    runBefore(clockOf(*event));
   }
 }
 

@@ -36,7 +36,7 @@ class EBB_API FakeTransfer final : public Transfer {
   c10::Stream outStream(c10::Device device) override;
   c10::Stream inStream(c10::Device device) override;
   EventPtr record(c10::Stream stream) override;
-  void wait(c10::Stream stream, const Event& event) override;
+  void wait(c10::Stream stream, const EventPtr& event) override;
   bool isDone(const Event& event) override;
   void finish(const Event& event) override;
   c10::Storage allocateOnDevice(size_t nbytes, c10::Device device) override;

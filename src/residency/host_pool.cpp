@@ -2,13 +2,25 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "residency/transfer.h"
 
 namespace ebb {
+namespace {
 
-c10::Storage HostPool::take(size_t nbytes, c10::Device device) {
+c10::Storage allocate(size_t nbytes, c10::Device device) {
+  try {
+    return transfer().allocateOnHost(nbytes, device);
+  } catch (const c10::Error&) {
+    return {};
+  }
+}
+
+}  // namespace
+
+c10::Storage HostPool::take(size_t nbytes, c10::Device device, bool anyway) {
   c10::Storage memory;
   const auto fitting = free_.lower_bound(nbytes);
   if (fitting != free_.end() && fitting->first <= nbytes + nbytes / 20) {
@@ -18,16 +30,16 @@ c10::Storage HostPool::take(size_t nbytes, c10::Device device) {
       free_.erase(fitting);
     }
   } else {
-    if (nbytes > limit_) {
+    freeUntil(limit_ - std::min(nbytes, limit_));
+    if (!anyway && (nbytes > limit_ || held_ > limit_ - nbytes)) {
       return {};
     }
-    freeUntil(limit_ - nbytes);
-    if (held_ > limit_ - nbytes) {
-      return {};
+    memory = allocate(nbytes, device);
+    if (!memory) {
+      freeUntil(0);
+      memory = allocate(nbytes, device);
     }
-    try {
-      memory = transfer().allocateOnHost(nbytes, device);
-    } catch (const c10::Error&) {
+    if (!memory) {
       return {};  // the caller falls back, and says so
     }
     held_ += memory.nbytes();

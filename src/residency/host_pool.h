@@ -14,8 +14,8 @@ namespace ebb {
 class HostPool {
  public:
   // At least `nbytes`, and at most a twentieth more; null if the limit does not allow it or the
-  // system has none.
-  c10::Storage take(size_t nbytes, c10::Device device);
+  // system has none. With `anyway` there is no limit.
+  c10::Storage take(size_t nbytes, c10::Device device, bool anyway = false);
 
   // Memory from take() that no copy uses any more.
   void give(c10::Storage memory);

@@ -3,15 +3,17 @@
 #include <algorithm>
 #include <utility>
 
+#include "residency/disk.h"
+
 namespace ebb {
 
-Stash::Stash(c10::Storage bytes, size_t nbytes, c10::Storage host, c10::Stream stream)
+Stash::Stash(c10::Storage bytes, size_t nbytes, TransferAccountPtr account, c10::Stream stream)
     : nbytes_(nbytes),
       device_(bytes.device()),
       packedOn_(stream),
+      account_(std::move(account)),
       onDevice_(std::move(bytes)),
-      address_(onDevice_.data()),
-      onHost_(std::move(host)) {
+      address_(onDevice_.data()) {
 }
 
 Stash::~Stash() {
@@ -25,13 +27,19 @@ Offload& Offload::get() {
 }
 
 Offload::Offload() {
-  pool_.setLimit(settings_.pinnedLimit);
+  pool_.setLimit(hostLimit());
+}
+
+// What the transfer calls the host may be the disk.
+size_t Offload::hostLimit() const {
+  return &transfer() == &diskTransfer() ? settings_.diskLimit : settings_.pinnedLimit;
 }
 
 void Offload::configure(const OffloadSettings& settings) {
   std::lock_guard<std::recursive_mutex> lock(mutex_);
+  Disk::get().configure(settings.disk, settings.diskLimit);
   settings_ = settings;
-  pool_.setLimit(settings.pinnedLimit);
+  pool_.setLimit(hostLimit());
 }
 
 OffloadSettings Offload::settings() {
@@ -54,23 +62,31 @@ bool Offload::takes(const at::Tensor& tensor) {
     TORCH_WARN_ONCE(
         "ebb: OFFLOAD means SAVE for a tensor on ",
         tensor.device(),
-        ": there is no accelerator that it could leave. Shown once.");
+        ": there is no accelerator that it could leave, and no disk tier "
+        "(ebb.offload.configure(disk=...)). Shown once.");
     return false;
   }
-  return optedOut_ == nullptr || !optedOut_(tensor);
+  // See Note [Alignment]: what comes back is aligned.
+  constexpr size_t kAlignment = 64;
+  const bool aligned =
+      !tensor.is_cpu() || reinterpret_cast<uintptr_t>(tensor.storage().data()) % kAlignment == 0;
+  return aligned && (optedOut_ == nullptr || !optedOut_(tensor));
 }
 
-StashPtr Offload::send(const c10::Storage& storage, size_t nbytes) {
+StashPtr Offload::send(
+    const c10::Storage& storage, size_t nbytes, const TransferAccountPtr& account) {
   std::lock_guard<std::recursive_mutex> lock(mutex_);
   reap();
   const c10::Device device = storage.device();
-  c10::Storage host = pool_.take(nbytes, device);
+  c10::Storage host = hostMemory(nbytes, device);
   if (!host) {
     stats_.bytesRefused += nbytes;
+    account->refused += nbytes;
     return {};
   }
-  auto stash = c10::make_intrusive<Stash>(
-      storage, nbytes, std::move(host), transfer().computeStream(device));
+  auto stash =
+      c10::make_intrusive<Stash>(storage, nbytes, account, transfer().computeStream(device));
+  stash->onHost_ = std::move(host);
   stash->at_ = order_.insert(order_.end(), stash.get());
   kept_.push_back(stash.get());
   while (kept_.size() > settings_.keepLast) {
@@ -81,142 +97,52 @@ StashPtr Offload::send(const c10::Storage& storage, size_t nbytes) {
   return stash;
 }
 
-void Offload::startLeaving(const StashPtr& stash) {
-  Transfer& via = transfer();
-  while (!leaving_.empty() && leavingBytes_ + stash->nbytes_ > settings_.inFlightBytes) {
-    ++stats_.hostWaits;
-    via.finish(*leaving_.front()->left_);
-    reap();
-  }
-  const c10::Stream out = via.outStream(stash->device_);
-  via.wait(out, *via.record(via.computeStream(stash->device_)));
-  via.copy(stash->onHost_, stash->onDevice_, stash->nbytes_, out);
-  stash->left_ = via.record(out);
-  stash->state_ = Stash::State::Leaving;
-  leaving_.push_back(stash);
-  leavingBytes_ += stash->nbytes_;
-  stats_.bytesSent += stash->nbytes_;
-  stats_.mostInFlight = std::max(stats_.mostInFlight, leavingBytes_);
-  if (leavingBytes_ > settings_.inFlightBytes) {  // it alone is more than the limit
-    ++stats_.hostWaits;
-    via.finish(*stash->left_);
-    reap();
-  }
-}
-
-// Takes note of copies that are done.
-void Offload::reap() {
-  const auto done = [](const auto& list, const auto& event) {
-    return !list.empty() && transfer().isDone(event(list.front()));
-  };
-  while (done(leaving_, [](const StashPtr& stash) -> const Event& { return *stash->left_; })) {
-    const StashPtr stash = std::move(leaving_.front());
-    leaving_.pop_front();
-    leavingBytes_ -= stash->nbytes_;
-    stash->lost_ = stash->state_ == Stash::State::Leaving && !stash->hasWhatWasSent();
-    if (stash->state_ == Stash::State::Leaving) {
-      stash->state_ = Stash::State::Away;
-      stash->onDevice_ = c10::Storage();
-    } else {
-      pool_.give(std::move(stash->onHost_));  // it was fetched meanwhile
-    }
-  }
-  while (
-      done(returning_, [](const StashPtr& stash) -> const Event& { return *stash->returned_; })) {
-    const StashPtr stash = std::move(returning_.front());
-    returning_.pop_front();
-    pool_.give(std::move(stash->onHost_));
-  }
-  while (done(held_, [](const Held& held) -> const Event& { return *held.until; })) {
-    held_.pop_front();
-  }
-}
-
 c10::Storage Offload::fetch(Stash& stash, const c10::Storage& living) {
   std::lock_guard<std::recursive_mutex> lock(mutex_);
   reap();
-  if (stash.state_ == Stash::State::Back) {
+  using State = Stash::State;
+  if (stash.state_ == State::Back) {
     return stash.onDevice_;
   }
   const c10::Stream compute = transfer().computeStream(stash.device_);
-  const bool onDevice = stash.state_ == Stash::State::Kept || stash.state_ == Stash::State::Leaving;
+  const bool onDevice = stash.state_ == State::Kept || stash.state_ == State::Leaving;
   TORCH_CHECK(
       living || (onDevice ? stash.hasWhatWasSent() : !stash.lost_),
       "ebb: cannot bring back an offloaded tensor: its storage was freed or resized while it was "
       "being copied to the host. Free it after backward, or give its operator the decision SAVE.");
   if (living) {
-    if (stash.state_ == Stash::State::Returning) {
-      held_.push_back({stash.returned_, std::move(stash.onDevice_)});
-      aheadBytes_ -= stash.nbytes_;
+    settleDisk(stash);
+    if (stash.state_ == State::Returning) {
+      held_.push_back({stash.returned_, stash.device_, std::move(stash.onDevice_), {}});
     }
     stash.onDevice_ = living;
-  } else if (stash.state_ == Stash::State::Away) {
-    ++stats_.fetchedLate;
-    startReturning(StashPtr::reclaim_copy(&stash));
-    transfer().wait(compute, *stash.returned_);
-  } else if (stash.state_ == Stash::State::Returning) {
-    aheadBytes_ -= stash.nbytes_;
-    if (stash.packedOn_ != compute) {
-      moveTo(stash, compute);
+  } else if (!onDevice) {
+    if (stash.state_ != State::Returning) {
+      bringToHost(stash);
+      ++stats_.fetchedLate;
+      startReturning(StashPtr::reclaim_copy(&stash));
     }
-    transfer().wait(compute, *stash.returned_);
+    takeReturning(stash, compute);
   }
-  if (stash.state_ == Stash::State::Kept) {
-    keepNoMore(stash);
+  notAhead(stash);
+  keepNoMore(stash);
+  setSpillable(stash, false);
+  if (stash.state_ == State::Kept || stash.state_ == State::Away) {
+    giveHostMemory(stash);  // else reap() does, when the copy is done
   }
-  if (stash.state_ == Stash::State::Kept || stash.state_ == Stash::State::Away) {
-    pool_.give(std::move(stash.onHost_));  // else reap() does, when the copy is done
-  }
-  stash.state_ = Stash::State::Back;
+  stash.onDisk_ = c10::Storage();
+  stash.state_ = State::Back;
   const auto after = order_.erase(stash.at_);
+  c10::Storage bytes = stash.onDevice_;
   try {
     fetchAhead(after, compute);
   } catch (const c10::Error&) {
     // The device has no memory for what is not needed yet: it is fetched when it is.
   }
-  return stash.onDevice_;
-}
-
-// What was fetched ahead belongs to the stream it was packed on, where its memory may be used again
-// while `compute` still reads it. So `compute` gets a copy in memory of its own.
-void Offload::moveTo(Stash& stash, c10::Stream compute) {
-  Transfer& via = transfer();
-  const c10::Stream in = via.inStream(stash.device_);
-  c10::Storage here = via.allocateOnDevice(stash.nbytes_, stash.device_);
-  via.wait(in, *via.record(compute));
-  via.copy(here, stash.onDevice_, stash.nbytes_, in);
-  const EventPtr moved = via.record(in);
-  held_.push_back({moved, std::exchange(stash.onDevice_, std::move(here))});
-  via.wait(compute, *moved);
-}
-
-void Offload::startReturning(const StashPtr& stash) {
-  Transfer& via = transfer();
-  stash->onDevice_ = via.allocateOnDevice(stash->nbytes_, stash->device_);
-  const c10::Stream in = via.inStream(stash->device_);
-  via.wait(in, *via.record(via.computeStream(stash->device_)));
-  via.wait(in, *stash->left_);
-  via.copy(stash->onDevice_, stash->onHost_, stash->nbytes_, in);
-  stash->returned_ = via.record(in);
-  stash->state_ = Stash::State::Returning;
-  returning_.push_back(stash);
-  stats_.bytesFetched += stash->nbytes_;
-}
-
-// Backward goes the other way: what was sent before is needed next.
-void Offload::fetchAhead(std::list<Stash*>::iterator before, c10::Stream compute) {
-  size_t window = 0;
-  while (before != order_.begin()) {
-    Stash& stash = **--before;
-    window += stash.nbytes_;
-    if (window > settings_.prefetchBytes || aheadBytes_ + stash.nbytes_ > settings_.prefetchBytes) {
-      return;
-    }
-    if (stash.state_ == Stash::State::Away && stash.packedOn_ == compute && !stash.lost_) {
-      startReturning(StashPtr::reclaim_copy(&stash));
-      aheadBytes_ += stash.nbytes_;
-    }
+  if (settings_.isStatic && order_.empty()) {
+    joinAll();
   }
+  return bytes;
 }
 
 void Offload::beforeWrite(Stash& stash) {
@@ -226,12 +152,14 @@ void Offload::beforeWrite(Stash& stash) {
     startLeaving(StashPtr::reclaim_copy(&stash));
   }
   if (stash.state_ == Stash::State::Leaving) {
-    transfer().wait(transfer().computeStream(stash.device_), *stash.left_);
+    transfer().wait(transfer().computeStream(stash.device_), stash.left_);
+    checkDone(*stash.left_);
     const auto self = StashPtr::reclaim_copy(&stash);
     leaving_.erase(std::find(leaving_.begin(), leaving_.end(), self));
     leavingBytes_ -= stash.nbytes_;
-    held_.push_back({stash.left_, std::move(stash.onDevice_)});
+    held_.push_back({stash.left_, stash.device_, std::move(stash.onDevice_), {}});
     stash.state_ = Stash::State::Away;
+    setSpillable(stash, true);
   }
 }
 
@@ -242,34 +170,56 @@ void Offload::keepNoMore(Stash& stash) {
   }
 }
 
-// Nobody will ask for it. No copy is under way: the lists of those hold references.
-void Offload::forget(Stash& stash) {
-  std::lock_guard<std::recursive_mutex> lock(mutex_);
-  if (stash.state_ == Stash::State::Kept) {
-    keepNoMore(stash);
-  } else if (stash.state_ == Stash::State::Returning) {
+void Offload::notAhead(Stash& stash) {
+  if (std::exchange(stash.ahead_, false)) {
     aheadBytes_ -= stash.nbytes_;
   }
+}
+
+// A copy to it may be under way still, if a write to the storage made it Away early.
+void Offload::giveHostMemory(Stash& stash) {
+  const bool busy = stash.left_ && (settings_.isStatic || !transfer().isDone(*stash.left_));
+  if (busy) {
+    held_.push_back({stash.left_, stash.device_, {}, std::move(stash.onHost_)});
+  } else {
+    pool_.give(std::move(stash.onHost_));
+  }
+}
+
+// Nobody will ask for it. Lists of copies that are under way hold references, so it is in none.
+void Offload::forget(Stash& stash) {
+  std::lock_guard<std::recursive_mutex> lock(mutex_);
+  keepNoMore(stash);
+  notAhead(stash);
+  setSpillable(stash, false);
   if (stash.state_ != Stash::State::Back) {
     order_.erase(stash.at_);
   }
   if (stash.onHost_) {
-    pool_.give(std::move(stash.onHost_));
+    giveHostMemory(stash);
   }
+  stash.onDisk_ = c10::Storage();
   stash.onDevice_ = c10::Storage();
 }
 
 void Offload::drain() {
   std::lock_guard<std::recursive_mutex> lock(mutex_);
-  for (const auto* list : {&leaving_, &returning_}) {
-    for (const StashPtr& stash : *list) {
-      transfer().finish(*(list == &leaving_ ? stash->left_ : stash->returned_));
-    }
+  for (const StashPtr& stash : leaving_) {
+    transfer().finish(*stash->left_);
+  }
+  for (const StashPtr& stash : returning_) {
+    transfer().finish(*stash->returned_);
   }
   for (const Held& held : held_) {
     transfer().finish(*held.until);
   }
-  reap();
+  for (const StashPtr& stash : spilling_) {
+    asDiskEvent(stash->written_).wait();
+  }
+  for (const StashPtr& stash : reading_) {
+    asDiskEvent(stash->read_).wait();
+  }
+  reapDone();
   pool_.trim();
 }
 
@@ -277,10 +227,13 @@ OffloadStats Offload::stats() {
   std::lock_guard<std::recursive_mutex> lock(mutex_);
   reap();
   OffloadStats now = stats_;
-  now.hostBytesHeld = pool_.held();
-  now.hostBytesUsed = pool_.used();
+  if (&transfer() != &diskTransfer()) {
+    now.hostBytesHeld = pool_.held();
+    now.hostBytesUsed = pool_.used();
+  }
   now.inFlightBytes = leavingBytes_;
   now.stashes = order_.size();
+  now.diskBytesUsed = Disk::get().used();
   return now;
 }
 

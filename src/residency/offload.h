@@ -14,6 +14,7 @@
 #include <mutex>
 
 #include "ebb/ebb.h"
+#include "report/transfer_account.h"
 #include "residency/host_pool.h"
 #include "residency/transfer.h"
 
@@ -24,7 +25,7 @@ class Offload;
 // One storage's bytes, on the device, away, or on their way.
 class Stash final : public c10::intrusive_ptr_target {
  public:
-  Stash(c10::Storage bytes, size_t nbytes, c10::Storage host, c10::Stream stream);
+  Stash(c10::Storage bytes, size_t nbytes, TransferAccountPtr account, c10::Stream stream);
 
   size_t nbytes() const {
     return nbytes_;
@@ -40,22 +41,32 @@ class Stash final : public c10::intrusive_ptr_target {
   enum class State : uint8_t {
     Kept,       // still on the device: no copy was made, since it is among the last
     Leaving,    // being copied to the host
-    Away,       // on the host only
+    Away,       // on the host only; being copied to disk if `written_` is set
+    Spilled,    // on disk only
+    Reading,    // being copied from disk to the host
     Returning,  // being copied back
     Back,       // fetched: the engine has nothing to do with it any more
   };
+  using Place = std::list<Stash*>::iterator;
 
   const size_t nbytes_;
   const c10::Device device_;
   const c10::Stream packedOn_;  // the compute stream when it was sent: backward will run there
+  const TransferAccountPtr account_;  // where its transfers are booked
   State state_ = State::Kept;
-  bool lost_ = false;               // its storage got other memory before the copy was known done
-  c10::Storage onDevice_;           // null while it is away
-  const void* const address_;       // of the bytes that were sent
-  c10::Storage onHost_;             // null when it is not needed any more
-  EventPtr left_;                   // the end of the copy to the host
-  EventPtr returned_;               // the end of the copy back
-  std::list<Stash*>::iterator at_;  // in Offload::order_
+  bool lost_ = false;          // its storage got other memory before the copy was known done
+  bool ahead_ = false;         // counted in Offload::aheadBytes_
+  bool canSpill_ = false;      // in Offload::spillable_
+  c10::Storage onDevice_;      // null while it is away
+  const void* const address_;  // of the bytes that were sent
+  c10::Storage onHost_;        // null when it is not needed any more
+  c10::Storage onDisk_;        // room on disk; null but while it is needed
+  EventPtr left_;              // the end of the copy to the host
+  EventPtr written_;           // the end of the copy to disk
+  EventPtr read_;              // the end of the copy from disk
+  EventPtr returned_;          // the end of the copy back
+  Place at_;                   // in Offload::order_
+  Place spillAt_;              // in Offload::spillable_, if canSpill_
 };
 using StashPtr = c10::intrusive_ptr<Stash>;
 
@@ -71,6 +82,17 @@ using StashPtr = c10::intrusive_ptr<Stash>;
 // 5. The compute stream, read at each use, waits for the copy back.
 // 6. Host memory is used again when the copy back is done.
 // Bytes that are needed while they leave are still on the device, and are served from there.
+//
+// Note [Spilling]
+// If host memory is full and there is a disk tier, what was sent first, and so is needed last,
+// moves on to disk. The host waits until there is room. Reading starts ahead of need if host memory
+// allows.
+//
+// Note [Transfers in a CUDA graph]
+// While a graph is captured the host may not ask whether an event is over, nor wait for it. In
+// static mode it never does: the compute stream waits in its place, memory is then free for what
+// comes after on that stream, and when nothing is away any more all work has come back to the
+// compute stream, as a capture demands. Host memory is never freed, since a graph has its address.
 class EBB_API Offload {
  public:
   static Offload& get();
@@ -86,7 +108,7 @@ class EBB_API Offload {
 
   // Starts moving `nbytes` of `storage` away; the caller gives up its own reference. Null if there
   // is no host memory for it.
-  StashPtr send(const c10::Storage& storage, size_t nbytes);
+  StashPtr send(const c10::Storage& storage, size_t nbytes, const TransferAccountPtr& account);
 
   // The bytes on the device, for the current stream; starts fetching what was sent before it.
   // `living` is the storage that was sent if somebody else holds it: then nothing is copied. Throws
@@ -107,16 +129,37 @@ class EBB_API Offload {
   // Memory that must live until an event.
   struct Held {
     EventPtr until;
-    c10::Storage memory;
+    c10::Device device;
+    c10::Storage onDevice;
+    c10::Storage onHost;  // goes back to the pool
   };
 
   Offload();
+  size_t hostLimit() const;
+  c10::Storage hostMemory(size_t nbytes, c10::Device device);
+  bool makeRoom(size_t nbytes);
+  bool startSpilling(Stash& stash);
+  void startReading(Stash& stash, c10::Storage memory);
+  void bringToHost(Stash& stash);
+  void settleDisk(Stash& stash);
+  void wasRead(Stash& stash);
+  void reapDisk();
+  void setSpillable(Stash& stash, bool can);
   void startLeaving(const StashPtr& stash);
+  void waitForFirst();
+  void hasLeft();
   void startReturning(const StashPtr& stash);
   void fetchAhead(std::list<Stash*>::iterator before, c10::Stream compute);
+  void takeReturning(Stash& stash, c10::Stream compute);
   void moveTo(Stash& stash, c10::Stream compute);
+  void notAhead(Stash& stash);
   void keepNoMore(Stash& stash);
+  void giveHostMemory(Stash& stash);
   void reap();
+  void reapDone();
+  void reapUnused();
+  void letGo();
+  void joinAll();
   void forget(Stash& stash);
 
   std::recursive_mutex mutex_;  // guards everything; recursive: the last reference may go here
@@ -126,11 +169,17 @@ class EBB_API Offload {
   std::list<Stash*> order_;         // those that were sent and not fetched, in that order
   std::deque<Stash*> kept_;         // the last ones, of which no copy was made
   std::deque<StashPtr> leaving_;    // in the order of their copies
-  std::deque<StashPtr> returning_;  // likewise
+  std::list<Stash*> spillable_;     // on the host and not on their way anywhere, likewise
+  std::deque<StashPtr> spilling_;   // in the order of their writes
+  std::deque<StashPtr> reading_;    // in the order of their reads
+  std::deque<StashPtr> returning_;  // in the order of their copies back
   std::deque<Held> held_;           // in the order of their events
   size_t leavingBytes_ = 0;         // of leaving_
   size_t aheadBytes_ = 0;           // fetched ahead and not asked for yet
   OffloadStats stats_;              // counts
 };
+
+// Throws if a transfer failed.
+void checkDone(const Event& event);
 
 }  // namespace ebb

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 
 #include "ebb/export.h"
 
@@ -17,6 +18,11 @@ namespace ebb {
 class Event {
  public:
   virtual ~Event() = default;
+
+  // What went wrong with the work before it; empty if nothing did. Once it is done.
+  virtual std::string error() const {
+    return {};
+  }
 };
 using EventPtr = std::shared_ptr<const Event>;
 
@@ -38,7 +44,7 @@ class Transfer {
   virtual EventPtr record(c10::Stream stream) = 0;
 
   // What `stream` is given from now on runs after `event`. The host does not wait.
-  virtual void wait(c10::Stream stream, const Event& event) = 0;
+  virtual void wait(c10::Stream stream, const EventPtr& event) = 0;
 
   virtual bool isDone(const Event& event) = 0;
 
@@ -58,8 +64,14 @@ class Transfer {
       const c10::Storage& to, const c10::Storage& from, size_t nbytes, c10::Stream stream) = 0;
 };
 
-// The one in use: that of torch's accelerator, unless a test has put another in its place.
+// The one in use: that of torch's accelerator, or that between memory and disk if there is none,
+// unless a test has put another in its place.
 Transfer& transfer();
+
+Transfer& acceleratorTransfer();
+
+// Where CPU tensors go that have no accelerator to leave: what it calls the host is the disk tier.
+Transfer& diskTransfer();
 
 // Null: back to the accelerator's. Nothing may be on its way.
 EBB_API void setTransfer(Transfer* instead);

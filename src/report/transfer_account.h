@@ -1,0 +1,27 @@
+// What the values of one op of one region cost in transfers.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "ebb/ebb.h"
+
+namespace ebb {
+
+// Written by the offload engine, on any thread. In bytes.
+struct TransferAccount {
+  std::atomic<uint64_t> sent{0};
+  std::atomic<uint64_t> fetched{0};
+  std::atomic<uint64_t> waitedByHost{0};
+  std::atomic<uint64_t> waitedByDevice{0};
+  std::atomic<uint64_t> refused{0};
+  std::atomic<uint64_t> spilled{0};
+
+  TransferCounters counters() const {
+    return {sent, fetched, waitedByHost, waitedByDevice, refused, spilled};
+  }
+};
+using TransferAccountPtr = std::shared_ptr<TransferAccount>;
+
+}  // namespace ebb

@@ -1,0 +1,205 @@
+// The copies of the offload engine: see Note [The order of offloading].
+#include <algorithm>
+#include <utility>
+
+#include "residency/disk.h"
+#include "residency/offload.h"
+
+namespace ebb {
+
+void Offload::startLeaving(const StashPtr& stash) {
+  Transfer& via = transfer();
+  while (!leaving_.empty() && leavingBytes_ + stash->nbytes_ > settings_.inFlightBytes) {
+    waitForFirst();
+  }
+  const c10::Stream out = via.outStream(stash->device_);
+  via.wait(out, via.record(via.computeStream(stash->device_)));
+  via.copy(stash->onHost_, stash->onDevice_, stash->nbytes_, out);
+  stash->left_ = via.record(out);
+  stash->state_ = Stash::State::Leaving;
+  leaving_.push_back(stash);
+  leavingBytes_ += stash->nbytes_;
+  stats_.bytesSent += stash->nbytes_;
+  stats_.mostInFlight = std::max(stats_.mostInFlight, leavingBytes_);
+  stash->account_->sent += stash->nbytes_;
+  while (leavingBytes_ > settings_.inFlightBytes) {  // it alone is more than the limit
+    waitForFirst();
+  }
+}
+
+// For the copy to the host that was started first.
+void Offload::waitForFirst() {
+  const StashPtr first = leaving_.front();
+  if (settings_.isStatic) {
+    transfer().wait(transfer().computeStream(first->device_), first->left_);
+    first->account_->waitedByDevice += first->nbytes_;
+    hasLeft();
+  } else {
+    ++stats_.hostWaits;
+    first->account_->waitedByHost += first->nbytes_;
+    transfer().finish(*first->left_);
+    reapDone();
+  }
+}
+
+// The first copy to the host is done, or what follows on the compute stream waits for it.
+void Offload::hasLeft() {
+  const StashPtr stash = std::move(leaving_.front());
+  leaving_.pop_front();
+  leavingBytes_ -= stash->nbytes_;
+  if (stash->state_ != Stash::State::Leaving) {
+    pool_.give(std::move(stash->onHost_));  // it was fetched meanwhile
+    return;
+  }
+  if (const std::string error = stash->left_->error(); !error.empty()) {
+    TORCH_WARN("ebb: an offloaded tensor stays in memory: ", error);
+    stash->state_ = Stash::State::Kept;
+    return;
+  }
+  stash->lost_ = !stash->hasWhatWasSent();
+  stash->state_ = Stash::State::Away;
+  stash->onDevice_ = c10::Storage();
+  setSpillable(*stash, true);
+}
+
+void Offload::startReturning(const StashPtr& stash) {
+  Transfer& via = transfer();
+  stash->onDevice_ = via.allocateOnDevice(stash->nbytes_, stash->device_);
+  const c10::Stream in = via.inStream(stash->device_);
+  via.wait(in, via.record(via.computeStream(stash->device_)));
+  via.wait(in, stash->left_);
+  via.copy(stash->onDevice_, stash->onHost_, stash->nbytes_, in);
+  stash->returned_ = via.record(in);
+  stash->state_ = Stash::State::Returning;
+  setSpillable(*stash, false);
+  returning_.push_back(stash);
+  stats_.bytesFetched += stash->nbytes_;
+  stash->account_->fetched += stash->nbytes_;
+}
+
+// `compute` may read what is being copied back.
+void Offload::takeReturning(Stash& stash, c10::Stream compute) {
+  Transfer& via = transfer();
+  if (stash.ahead_ && stash.packedOn_ != compute) {
+    moveTo(stash, compute);
+  }
+  if (!stash.ahead_ || (!settings_.isStatic && !via.isDone(*stash.returned_))) {
+    stash.account_->waitedByDevice += stash.nbytes_;
+  }
+  via.wait(compute, stash.returned_);
+  checkDone(*stash.returned_);
+  if (settings_.isStatic) {
+    const auto self = StashPtr::reclaim_copy(&stash);
+    returning_.erase(std::find(returning_.begin(), returning_.end(), self));
+    pool_.give(std::move(stash.onHost_));
+  }
+}
+
+// What was fetched ahead belongs to the stream it was packed on, where its memory may be used again
+// while `compute` still reads it. So `compute` gets a copy in memory of its own.
+void Offload::moveTo(Stash& stash, c10::Stream compute) {
+  Transfer& via = transfer();
+  const c10::Stream in = via.inStream(stash.device_);
+  c10::Storage here = via.allocateOnDevice(stash.nbytes_, stash.device_);
+  via.wait(in, via.record(compute));
+  via.copy(here, stash.onDevice_, stash.nbytes_, in);
+  const EventPtr moved = via.record(in);
+  held_.push_back({moved, stash.device_, std::exchange(stash.onDevice_, std::move(here)), {}});
+  via.wait(compute, moved);
+}
+
+// Backward goes the other way: what was sent before is needed next.
+void Offload::fetchAhead(std::list<Stash*>::iterator before, c10::Stream compute) {
+  size_t window = 0;
+  while (before != order_.begin()) {
+    Stash& stash = **--before;
+    window += stash.nbytes_;
+    if (window > settings_.prefetchBytes || aheadBytes_ + stash.nbytes_ > settings_.prefetchBytes) {
+      return;
+    }
+    if (stash.state_ == Stash::State::Spilled) {
+      c10::Storage memory = pool_.take(stash.nbytes_, stash.device_);
+      if (!memory) {
+        return;
+      }
+      startReading(stash, std::move(memory));
+    }
+    const bool onHost = stash.state_ == Stash::State::Away && !stash.written_;
+    if (onHost && stash.packedOn_ == compute && !stash.lost_) {
+      startReturning(StashPtr::reclaim_copy(&stash));
+      stash.ahead_ = true;
+      aheadBytes_ += stash.nbytes_;
+    }
+  }
+}
+
+void Offload::reap() {
+  if (settings_.isStatic) {
+    reapUnused();
+  } else {
+    reapDone();
+  }
+}
+
+// Takes note of copies that are done.
+void Offload::reapDone() {
+  const auto done = [](const auto& list, const auto& event) {
+    return !list.empty() && transfer().isDone(event(list.front()));
+  };
+  while (done(leaving_, [](const StashPtr& stash) -> const Event& { return *stash->left_; })) {
+    hasLeft();
+  }
+  while (
+      done(returning_, [](const StashPtr& stash) -> const Event& { return *stash->returned_; })) {
+    const StashPtr stash = std::move(returning_.front());
+    returning_.pop_front();
+    pool_.give(std::move(stash->onHost_));
+  }
+  while (done(held_, [](const Held& held) -> const Event& { return *held.until; })) {
+    letGo();
+  }
+  reapDisk();
+}
+
+void Offload::letGo() {
+  Held held = std::move(held_.front());
+  held_.pop_front();
+  if (held.onHost) {
+    pool_.give(std::move(held.onHost));
+  }
+}
+
+// See Note [Transfers in a CUDA graph]: nobody asks whether a copy is done, but of what nobody will
+// fetch any more the compute stream waits for all.
+void Offload::reapUnused() {
+  const auto unused = [](const StashPtr& stash) { return stash.use_count() == 1; };
+  while (!leaving_.empty() && unused(leaving_.front())) {
+    waitForFirst();
+  }
+  const bool used = std::any_of(order_.begin(), order_.end(), [](Stash* stash) {
+    return stash->state_ != Stash::State::Returning ||
+           c10::raw::intrusive_ptr::use_count(stash) > 1;
+  });
+  if (!used) {
+    joinAll();
+  }
+}
+
+void Offload::joinAll() {
+  Transfer& via = transfer();
+  while (!leaving_.empty()) {
+    waitForFirst();
+  }
+  while (!returning_.empty()) {
+    const StashPtr stash = std::move(returning_.front());
+    returning_.pop_front();
+    via.wait(via.computeStream(stash->device_), stash->returned_);
+    pool_.give(std::move(stash->onHost_));
+  }
+  while (!held_.empty()) {
+    via.wait(via.computeStream(held_.front().device), held_.front().until);
+    letGo();
+  }
+}
+
+}  // namespace ebb
