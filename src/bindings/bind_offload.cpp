@@ -64,6 +64,9 @@ py::dict offloadStatsDict() {
 class FakeAccelerator {
  public:
   explicit FakeAccelerator(size_t hostBytes) : fake_(hostBytes) {
+    TORCH_CHECK(
+        offloadStats().stashes == 0,
+        "ebb: a fake accelerator cannot be put in place while offloaded values exist");
     putInPlace(&fake_);
   }
   ~FakeAccelerator() {
@@ -87,6 +90,7 @@ class FakeAccelerator {
     dict["host_bytes"] = now.hostBytes;
     dict["host_waits"] = now.hostWaits;
     dict["device_waits"] = now.deviceWaits;
+    dict["asked"] = now.asked;
     return dict;
   }
 
@@ -109,7 +113,7 @@ class FakeAccelerator {
 void bindOffload(py::module_& module) {
   Offload::get().setOptOut(&optedOut);
   module.def("offload_settings", &settingsDict);
-  module.def("offload_stats", &offloadStatsDict);
+  module.def("offload_stats", torch::wrap_pybind_function(&offloadStatsDict));
   const auto configure = [](const py::dict& settings) {
     OffloadSettings given;
     given.minBytes = settings["min_bytes"].cast<size_t>();
@@ -123,7 +127,7 @@ void bindOffload(py::module_& module) {
     configureOffload(given);
   };
   module.def("configure_offload", torch::wrap_pybind_function(configure));
-  module.def("drain_offload", [] { Offload::get().drain(); });
+  module.def("drain_offload", torch::wrap_pybind_function([] { Offload::get().drain(); }));
   module.def("share_storage", torch::wrap_pybind_function(&shareStorage));
   py::class_<Placeholder>(module, "Placeholder")
       .def(py::init(torch::wrap_pybind_function([](const at::Tensor& tensor) {

@@ -72,7 +72,9 @@ TransferAccountPtr ledgerTransfers(const std::string& region, const std::string&
   std::lock_guard<std::mutex> lock(shared.mutex);
   TransferAccountPtr& account = shared.transfers[region][op.empty() ? "input" : op];
   if (!account) {
-    account = std::make_shared<TransferAccount>();
+    account = std::make_shared<TransferAccount>(
+        (op.empty() ? "an input" : "an output of " + op) + ", offloaded in region '" + region +
+        "'");
   }
   return account;
 }

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
 
 #include "ebb/ebb.h"
 
@@ -11,6 +13,9 @@ namespace ebb {
 
 // Written by the offload engine, on any thread. In bytes.
 struct TransferAccount {
+  explicit TransferAccount(std::string given) : of(std::move(given)) {
+  }
+  const std::string of;  // "an output of aten::sin.default, offloaded in region 'block'"
   std::atomic<uint64_t> sent{0};
   std::atomic<uint64_t> fetched{0};
   std::atomic<uint64_t> waitedByHost{0};

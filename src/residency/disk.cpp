@@ -243,6 +243,7 @@ struct Disk::Job {
   size_t nbytes;
   bool isWrite;
   std::vector<EventPtr> after;
+  std::string refused;  // why it fails; empty if it is to be done
   std::shared_ptr<DiskEvent> done;
 };
 
@@ -289,6 +290,9 @@ class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
   }
 
   static std::string run(const Job& job, char* buffer) {
+    if (!job.refused.empty()) {
+      return job.refused;
+    }
     for (const EventPtr& event : job.after) {
       const auto& earlier = static_cast<const DiskEvent&>(*event);
       earlier.wait();
@@ -318,8 +322,8 @@ Disk::Disk()
 }
 
 void Disk::configure(const std::string& directory, size_t limit) {
-  std::lock_guard<std::mutex> lock(mutex_);
   adoptProcess();
+  std::lock_guard<std::mutex> lock(mutex_);
   if (directory == directory_ && limit == limit_) {
     return;
   }
@@ -328,10 +332,10 @@ void Disk::configure(const std::string& directory, size_t limit) {
   limit_ = limit;
 }
 
-// In a child of fork() threads are gone, and the parent uses the file.
-void Disk::adoptProcess() {
+bool Disk::adoptProcess() {
+  std::lock_guard<std::mutex> lock(mutex_);
   if (process_ == ::getpid()) {
-    return;
+    return false;
   }
   process_ = ::getpid();
   writes_ = std::make_shared<Queue>();
@@ -343,6 +347,7 @@ void Disk::adoptProcess() {
       TORCH_WARN(error.what_without_backtrace(), " Values are recomputed or kept instead.");
     }
   }
+  return true;
 }
 
 bool Disk::isOpen() {
@@ -351,8 +356,8 @@ bool Disk::isOpen() {
 }
 
 c10::Storage Disk::allocate(size_t nbytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
   adoptProcess();
+  std::lock_guard<std::mutex> lock(mutex_);
   const size_t offset = file_ ? file_->take(nbytes) : DiskFile::kNone;
   if (offset == DiskFile::kNone) {
     return {};
@@ -369,23 +374,30 @@ EventPtr Disk::write(
     const c10::Storage& from,
     size_t nbytes,
     std::vector<EventPtr> after) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const Room& place = roomOf(room);
   auto* memory = const_cast<char*>(static_cast<const char*>(from.data()));
-  return writes_->push({place.file, place.offset, memory, nbytes, true, std::move(after), {}});
+  return start(true, room, memory, nbytes, std::move(after));
 }
 
 EventPtr Disk::read(
     const c10::Storage& to, const c10::Storage& room, size_t nbytes, std::vector<EventPtr> after) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  return start(false, room, static_cast<char*>(to.mutable_data()), nbytes, std::move(after));
+}
+
+EventPtr Disk::start(
+    bool isWrite,
+    const c10::Storage& room,
+    char* memory,
+    size_t nbytes,
+    std::vector<EventPtr> after) {
   adoptProcess();
+  std::lock_guard<std::mutex> lock(mutex_);
   const Room& place = roomOf(room);
-  TORCH_CHECK(
-      place.process == process_,
-      "ebb: cannot bring back an offloaded tensor: it went to disk before the process forked, and "
-      "belongs to the parent. Run forward and backward in the same process.");
-  auto* memory = static_cast<char*>(to.mutable_data());
-  return reads_->push({place.file, place.offset, memory, nbytes, false, std::move(after), {}});
+  const char* refused =
+      place.process == process_
+          ? ""
+          : "it went to disk before the process forked, and belongs to the parent";
+  return (isWrite ? writes_ : reads_)
+      ->push({place.file, place.offset, memory, nbytes, isWrite, std::move(after), refused, {}});
 }
 
 EventPtr Disk::lastWrite() {

@@ -96,6 +96,10 @@ class Disk {
 
   bool isOpen();
 
+  // In a child of fork() there are no threads, and the parent uses the file: gets others. True if
+  // this was the first call in such a child: no room from before may be written to.
+  bool adoptProcess();
+
   // Room for `nbytes`, as a storage without memory. Null if there is none.
   c10::Storage allocate(size_t nbytes);
 
@@ -122,7 +126,12 @@ class Disk {
   class Queue;
 
   Disk();
-  void adoptProcess();
+  EventPtr start(
+      bool isWrite,
+      const c10::Storage& room,
+      char* memory,
+      size_t nbytes,
+      std::vector<EventPtr> after);
 
   std::mutex mutex_;  // guards what follows
   int process_;       // whose threads and file these are

@@ -94,6 +94,7 @@ void FakeTransfer::wait(c10::Stream stream, const EventPtr& event) {
 
 bool FakeTransfer::isDone(const Event& event) {
   std::lock_guard<std::mutex> lock(mutex_);
+  ++counts_.asked;
   const bool done = allRan(clockOf(event));
   if (done) {
     hostKnows(clockOf(event));
@@ -103,6 +104,7 @@ bool FakeTransfer::isDone(const Event& event) {
 
 void FakeTransfer::finish(const Event& event) {
   std::lock_guard<std::mutex> lock(mutex_);
+  ++counts_.asked;
   if (!allRan(clockOf(event))) {
     ++counts_.hostWaits;
     runBefore(clockOf(event));

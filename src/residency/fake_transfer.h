@@ -62,6 +62,7 @@ class EBB_API FakeTransfer final : public Transfer {
     size_t hostBytes = 0;        // that exist now
     size_t hostWaits = 0;        // finish() of something that had not run
     size_t deviceWaits = 0;      // a compute stream came to a copy that had not run
+    size_t asked = 0;            // calls of isDone() and finish(): not allowed in a capture
   };
   Counts counts();
   std::vector<std::string> takeViolations();  // since the last call

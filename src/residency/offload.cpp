@@ -108,8 +108,10 @@ c10::Storage Offload::fetch(Stash& stash, const c10::Storage& living) {
   const bool onDevice = stash.state_ == State::Kept || stash.state_ == State::Leaving;
   TORCH_CHECK(
       living || (onDevice ? stash.hasWhatWasSent() : !stash.lost_),
-      "ebb: cannot bring back an offloaded tensor: its storage was freed or resized while it was "
-      "being copied to the host. Free it after backward, or give its operator the decision SAVE.");
+      "ebb: cannot bring back ",
+      stash.account_->of,
+      ": its storage was freed or resized while it was being copied to the host. Free it after "
+      "backward, or give its operator the decision SAVE.");
   if (living) {
     settleDisk(stash);
     if (stash.state_ == State::Returning) {
@@ -153,7 +155,7 @@ void Offload::beforeWrite(Stash& stash) {
   }
   if (stash.state_ == Stash::State::Leaving) {
     transfer().wait(transfer().computeStream(stash.device_), stash.left_);
-    checkDone(*stash.left_);
+    checkDone(stash, *stash.left_);
     const auto self = StashPtr::reclaim_copy(&stash);
     leaving_.erase(std::find(leaving_.begin(), leaving_.end(), self));
     leavingBytes_ -= stash.nbytes_;

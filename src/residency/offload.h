@@ -144,6 +144,7 @@ class EBB_API Offload {
   void settleDisk(Stash& stash);
   void wasRead(Stash& stash);
   void reapDisk();
+  static void checkDone(const Stash& stash, const Event& event);
   void setSpillable(Stash& stash, bool can);
   void startLeaving(const StashPtr& stash);
   void waitForFirst();
@@ -178,8 +179,5 @@ class EBB_API Offload {
   size_t aheadBytes_ = 0;           // fetched ahead and not asked for yet
   OffloadStats stats_;              // counts
 };
-
-// Throws if a transfer failed.
-void checkDone(const Event& event);
 
 }  // namespace ebb

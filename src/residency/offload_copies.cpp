@@ -52,7 +52,7 @@ void Offload::hasLeft() {
     return;
   }
   if (const std::string error = stash->left_->error(); !error.empty()) {
-    TORCH_WARN("ebb: an offloaded tensor stays in memory: ", error);
+    TORCH_WARN("ebb: ", stash->account_->of, ", stays in memory: ", error);
     stash->state_ = Stash::State::Kept;
     return;
   }
@@ -87,7 +87,7 @@ void Offload::takeReturning(Stash& stash, c10::Stream compute) {
     stash.account_->waitedByDevice += stash.nbytes_;
   }
   via.wait(compute, stash.returned_);
-  checkDone(*stash.returned_);
+  checkDone(stash, *stash.returned_);
   if (settings_.isStatic) {
     const auto self = StashPtr::reclaim_copy(&stash);
     returning_.erase(std::find(returning_.begin(), returning_.end(), self));
@@ -134,6 +134,9 @@ void Offload::fetchAhead(std::list<Stash*>::iterator before, c10::Stream compute
 }
 
 void Offload::reap() {
+  if (&transfer() == &diskTransfer() && Disk::get().adoptProcess()) {
+    pool_.trim();
+  }
   if (settings_.isStatic) {
     reapUnused();
   } else {

@@ -99,11 +99,13 @@ void Offload::bringToHost(Stash& stash) {
   }
   TORCH_CHECK(
       memory,
-      "ebb: cannot bring back an offloaded tensor: there is no host memory to read it from disk "
-      "into. Free some, or lower pinned_limit in ebb.offload.configure.");
+      "ebb: cannot bring back ",
+      stash.account_->of,
+      ": there is no host memory to read it from disk into. Free some, or lower pinned_limit in "
+      "ebb.offload.configure.");
   startReading(stash, std::move(memory));
   settleDisk(stash);
-  checkDone(*stash.read_);
+  checkDone(stash, *stash.read_);
 }
 
 // Waits for what is under way to or from disk.
@@ -140,7 +142,7 @@ void Offload::reapDisk() {
     const StashPtr stash = std::move(spilling_.front());
     spilling_.pop_front();
     if (const std::string error = stash->written_->error(); !error.empty()) {
-      TORCH_WARN("ebb: an offloaded tensor stays in host memory: ", error);
+      TORCH_WARN("ebb: ", stash->account_->of, ", stays in host memory: ", error);
       stash->onDisk_ = c10::Storage();
     } else {
       stash->state_ = Stash::State::Spilled;
@@ -155,11 +157,13 @@ void Offload::reapDisk() {
   }
 }
 
-void checkDone(const Event& event) {
+void Offload::checkDone(const Stash& stash, const Event& event) {
   const std::string error = event.error();
   TORCH_CHECK(
       error.empty(),
-      "ebb: cannot bring back an offloaded tensor: ",
+      "ebb: cannot bring back ",
+      stash.account_->of,
+      ": ",
       error,
       ". Run forward again, with a disk tier elsewhere or none (ebb.offload.configure(disk='')).");
 }
