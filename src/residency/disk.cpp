@@ -369,6 +369,10 @@ c10::Storage Disk::allocate(size_t nbytes) {
       c10::DataPtr(nullptr, room, &giveRoom, c10::Device(c10::kCPU)));
 }
 
+bool Disk::isOfThisProcess(const c10::Storage& room) {
+  return roomOf(room).process == ::getpid();
+}
+
 EventPtr Disk::write(
     const c10::Storage& room,
     const c10::Storage& from,
@@ -393,7 +397,7 @@ EventPtr Disk::start(
   std::lock_guard<std::mutex> lock(mutex_);
   const Room& place = roomOf(room);
   const char* refused =
-      place.process == process_
+      isOfThisProcess(room)
           ? ""
           : "it went to disk before the process forked, and belongs to the parent";
   return (isWrite ? writes_ : reads_)

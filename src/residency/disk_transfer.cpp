@@ -99,6 +99,10 @@ class DiskTransfer final : public Transfer {
     return room;
   }
 
+  bool isReusable(const c10::Storage& host) const override {
+    return Disk::isOfThisProcess(host);
+  }
+
   void copy(const c10::Storage& to, const c10::Storage& from, size_t nbytes, c10::Stream stream)
       override {
     std::vector<EventPtr> after;

@@ -50,6 +50,10 @@ c10::Storage HostPool::take(size_t nbytes, c10::Device device, bool anyway) {
 
 void HostPool::give(c10::Storage memory) {
   used_ -= memory.nbytes();
+  if (!transfer().isReusable(memory)) {
+    held_ -= memory.nbytes();
+    return;
+  }
   free_[memory.nbytes()].push_back(std::move(memory));
   if (held_ > limit_) {
     freeUntil(limit_);

@@ -58,6 +58,11 @@ class Transfer {
   // are none.
   virtual c10::Storage allocateOnHost(size_t nbytes, c10::Device device) = 0;
 
+  // Whether host memory may be used for something else.
+  virtual bool isReusable(const c10::Storage& host) const {
+    return true;
+  }
+
   // Copies the first `nbytes` on `stream`, between a device and the host. Both storages must live
   // until an event behind the copy is done: the stream holds neither.
   virtual void copy(
