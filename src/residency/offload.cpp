@@ -115,7 +115,7 @@ c10::Storage Offload::fetch(Stash& stash, const c10::Storage& living) {
   if (living) {
     settleDisk(stash);
     if (stash.state_ == State::Returning) {
-      held_.push_back({stash.returned_, stash.device_, std::move(stash.onDevice_), {}});
+      held_.push_back({stash.returned_, stash.packedOn_, std::move(stash.onDevice_), {}});
     }
     stash.onDevice_ = living;
   } else if (!onDevice) {
@@ -159,7 +159,7 @@ void Offload::beforeWrite(Stash& stash) {
     const auto self = StashPtr::reclaim_copy(&stash);
     leaving_.erase(std::find(leaving_.begin(), leaving_.end(), self));
     leavingBytes_ -= stash.nbytes_;
-    held_.push_back({stash.left_, stash.device_, std::move(stash.onDevice_), {}});
+    held_.push_back({stash.left_, stash.packedOn_, std::move(stash.onDevice_), {}});
     stash.state_ = Stash::State::Away;
     setSpillable(stash, true);
   }
@@ -182,7 +182,7 @@ void Offload::notAhead(Stash& stash) {
 void Offload::giveHostMemory(Stash& stash) {
   const bool busy = stash.left_ && (settings_.isStatic || !transfer().isDone(*stash.left_));
   if (busy) {
-    held_.push_back({stash.left_, stash.device_, {}, std::move(stash.onHost_)});
+    held_.push_back({stash.left_, stash.packedOn_, {}, std::move(stash.onHost_)});
   } else {
     pool_.give(std::move(stash.onHost_));
   }

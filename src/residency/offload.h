@@ -129,7 +129,7 @@ class EBB_API Offload {
   // Memory that must live until an event.
   struct Held {
     EventPtr until;
-    c10::Device device;
+    c10::Stream stream;  // whose memory it is
     c10::Storage onDevice;
     c10::Storage onHost;  // goes back to the pool
   };

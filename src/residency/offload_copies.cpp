@@ -31,7 +31,7 @@ void Offload::startLeaving(const StashPtr& stash) {
 void Offload::waitForFirst() {
   const StashPtr first = leaving_.front();
   if (settings_.isStatic) {
-    transfer().wait(transfer().computeStream(first->device_), first->left_);
+    transfer().wait(first->packedOn_, first->left_);
     first->account_->waitedByDevice += first->nbytes_;
     hasLeft();
   } else {
@@ -91,6 +91,7 @@ void Offload::takeReturning(Stash& stash, c10::Stream compute) {
   if (settings_.isStatic) {
     const auto self = StashPtr::reclaim_copy(&stash);
     returning_.erase(std::find(returning_.begin(), returning_.end(), self));
+    via.wait(via.outStream(stash.device_), stash.returned_);
     pool_.give(std::move(stash.onHost_));
   }
 }
@@ -104,7 +105,7 @@ void Offload::moveTo(Stash& stash, c10::Stream compute) {
   via.wait(in, via.record(compute));
   via.copy(here, stash.onDevice_, stash.nbytes_, in);
   const EventPtr moved = via.record(in);
-  held_.push_back({moved, stash.device_, std::exchange(stash.onDevice_, std::move(here)), {}});
+  held_.push_back({moved, stash.packedOn_, std::exchange(stash.onDevice_, std::move(here)), {}});
   via.wait(compute, moved);
 }
 
@@ -196,11 +197,12 @@ void Offload::joinAll() {
   while (!returning_.empty()) {
     const StashPtr stash = std::move(returning_.front());
     returning_.pop_front();
-    via.wait(via.computeStream(stash->device_), stash->returned_);
+    via.wait(stash->packedOn_, stash->returned_);
+    via.wait(via.outStream(stash->device_), stash->returned_);
     pool_.give(std::move(stash->onHost_));
   }
   while (!held_.empty()) {
-    via.wait(via.computeStream(held_.front().device), held_.front().until);
+    via.wait(held_.front().stream, held_.front().until);
     letGo();
   }
 }

@@ -1,0 +1,104 @@
+"""Static mode, for CUDA graphs: the host asks nothing and waits for nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pytest
+import torch
+from offloading import OFFLOAD_ALL, POLICIES, chain_of_sines, gradients
+
+import ebb
+from ebb._testing import fake_accelerator
+
+
+@pytest.mark.parametrize("in_flight", [0, 64, 1 << 30])
+@pytest.mark.parametrize("prefetch", [0, 64, 1 << 30])
+@pytest.mark.parametrize("keep", [0, 2])
+def test_the_host_neither_asks_nor_waits(in_flight, prefetch, keep):
+    x = torch.randn(8, requires_grad=True)
+    expected = gradients(chain_of_sines(x, 6).sum(), x)[0]
+    settings = {"in_flight_bytes": in_flight, "prefetch_bytes": prefetch, "keep_last": keep}
+    with fake_accelerator(static=True, **settings) as fake:
+        allocations = []
+        for _ in range(4):
+            before = fake.counts()["asked"]
+            with ebb.region(OFFLOAD_ALL):
+                y = chain_of_sines(x, 6).sum()
+            assert torch.equal(gradients(y, x)[0], expected)
+            assert fake.counts()["asked"] == before
+            assert fake.counts()["queued"] == 0  # all has come back to the compute stream
+            allocations.append(fake.counts()["host_allocations"])
+            assert ebb.offload.stats()["stashes"] == ebb.offload.stats()["in_flight_bytes"] == 0
+        assert allocations[1:] == allocations[1:2] * 3
+        assert fake.counts()["host_waits"] == 0
+
+
+def test_device_memory_is_released_when_the_limit_is_reached():
+    x = torch.randn(8, requires_grad=True)
+    with fake_accelerator(static=True, in_flight_bytes=64) as fake:
+        with ebb.region(OFFLOAD_ALL):
+            y = chain_of_sines(x, 6).sum()
+        assert ebb.offload.stats()["in_flight_bytes"] <= 64
+        assert fake.counts()["device_waits"] > 0
+        gradients(y, x)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_schedules(seed):
+    """On one stream, as in a capture."""
+    draw = random.Random(seed)
+    x = torch.randn(8, requires_grad=True)
+    expected = {n: gradients(chain_of_sines(x, n).sum(), x)[0] for n in range(1, 6)}
+    settings = {
+        "in_flight_bytes": draw.choice([0, 64, 1 << 30]),
+        "prefetch_bytes": draw.choice([0, 64, 1 << 30]),
+        "pinned_limit": draw.choice([256, 1 << 30]),
+        "keep_last": draw.choice([0, 1, 3]),
+    }
+    with fake_accelerator(static=True, **settings) as fake:
+        graphs = []
+        for _ in range(1000):
+            action = draw.choice(["forward", "forward", "backward", "twice", "drop", "fail"])
+            if action == "forward":
+                length = draw.randint(1, 5)
+                with ebb.region(draw.choice([OFFLOAD_ALL, *POLICIES.values()])):
+                    graphs.append((length, chain_of_sines(x, length).sum()))
+            elif action == "fail":
+                with contextlib.suppress(ZeroDivisionError), ebb.region(OFFLOAD_ALL):
+                    chain_of_sines(x)
+                    raise ZeroDivisionError
+            elif graphs:
+                length, loss = graphs.pop(draw.randrange(len(graphs)))
+                for retain in {"twice": [True, False], "backward": [False]}.get(action, []):
+                    found = torch.autograd.grad(loss, x, retain_graph=retain)[0]
+                    assert torch.equal(found, expected[length])
+        assert fake.counts()["asked"] == 0
+        graphs.clear()
+        loss = None
+        stats = ebb.offload.stats()
+        assert stats["stashes"] == stats["host_bytes_used"] == stats["in_flight_bytes"] == 0
+
+
+def test_a_write_into_what_was_sent():
+    x = torch.randn(8, requires_grad=True)
+
+    def program(region):
+        with region:
+            h = x * 2
+            h.sin()  # sends h; nothing comes of it
+            y = (h * 3).sin()
+            with torch.no_grad():
+                h.zero_()
+        return gradients(y.sum(), x)[0]
+
+    expected = program(contextlib.nullcontext())
+    with fake_accelerator(static=True) as fake:
+        assert torch.equal(program(ebb.region(OFFLOAD_ALL)), expected)
+        assert fake.counts()["asked"] == 0
+
+
+def test_wrong_values():
+    with pytest.raises(TypeError, match="static must be a bool"):
+        ebb.offload.configure(static=1)
