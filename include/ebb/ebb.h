@@ -161,6 +161,7 @@ struct RegionCounters {
   uint64_t bytesCopied = 0;     // copied before a write, because a recipe still needed them
   uint64_t bytesOffloaded = 0;  // sent to the host
   uint64_t bytesFellBack = 0;   // to be offloaded, but kept or recomputed for want of host memory
+  uint64_t bytesEscaped = 0;    // could be recomputed, but held by others when the region ended
 
   EBB_API RegionCounters& operator+=(const RegionCounters& other);
 };

@@ -24,7 +24,7 @@ from ebb._apply import RegionHandle, apply  # noqa: E402
 from ebb._checkpoint import checkpoint  # noqa: E402
 from ebb._decision import OFFLOAD, PAGE, RECOMPUTE, SAVE, Decision  # noqa: E402
 from ebb._opaque import opaque  # noqa: E402
-from ebb._placeholder import discard, discardable  # noqa: E402
+from ebb._placeholder import PlaceholderError, discard, discardable  # noqa: E402
 from ebb._policy import Policy, Rule  # noqa: E402
 from ebb._region import region  # noqa: E402
 from ebb._report import reset_stats, stats  # noqa: E402
@@ -39,6 +39,7 @@ __all__ = [
     "RECOMPUTE",
     "SAVE",
     "Decision",
+    "PlaceholderError",
     "Policy",
     "RegionHandle",
     "ReplayMismatch",

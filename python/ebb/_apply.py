@@ -14,7 +14,16 @@ import torch
 from ebb._policy import Policy
 from ebb._region import _check_policy, region
 
-_KEY = "_ebb_region"  # in a module's instance dictionary: (policy, name)
+_KEY = "_ebb_region"  # in a module's instance dictionary: (policy, name, escapes)
+
+
+def _in_region(settings: tuple[Policy, str, str], function: Any, *args: Any, **kwargs: Any) -> Any:
+    policy, name, escapes = settings
+    with region(policy, name, escapes=escapes) as entered:
+        results = function(*args, **kwargs)
+        if escapes != "keep":
+            entered.returns(results)
+        return results
 
 
 @functools.cache
@@ -26,9 +35,7 @@ def _region_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
     """
 
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        policy, name = self.__dict__[_KEY]
-        with region(policy, name):
-            return original.forward(self, *args, **kwargs)
+        return _in_region(self.__dict__[_KEY], original.forward, self, *args, **kwargs)
 
     def reduce(self: Any, protocol: Any) -> Any:
         # A pickled model is of its original class, so it loads where ebb is not installed.
@@ -69,32 +76,30 @@ def _region_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
 class _RegionForward:
     """Wraps a `forward` that somebody put on one instance; it runs in a region."""
 
-    def __init__(self, wrapped: Any, policy: Policy, name: str) -> None:
+    def __init__(self, wrapped: Any, settings: tuple[Policy, str, str]) -> None:
         self.__wrapped__ = wrapped
-        self.policy = policy
-        self.name = name
+        self.settings = settings
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with region(self.policy, self.name):
-            return self.__wrapped__(*args, **kwargs)
+        return _in_region(self.settings, self.__wrapped__, *args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (copy.copy, (self.__wrapped__,))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _RegionForward:
-        return _RegionForward(copy.deepcopy(self.__wrapped__, memo), self.policy, self.name)
+        return _RegionForward(copy.deepcopy(self.__wrapped__, memo), self.settings)
 
 
 def _is_region(module: torch.nn.Module) -> bool:
     return _KEY in module.__dict__ or isinstance(module.__dict__.get("forward"), _RegionForward)
 
 
-def _make_region(module: torch.nn.Module, policy: Policy, name: str) -> None:
+def _make_region(module: torch.nn.Module, settings: tuple[Policy, str, str]) -> None:
     own = module.__dict__.get("forward")
     if own is not None:
-        module.__dict__["forward"] = _RegionForward(own, policy, name)
+        module.__dict__["forward"] = _RegionForward(own, settings)
         return
-    module.__dict__[_KEY] = (policy, name)
+    module.__dict__[_KEY] = settings
     module.__class__ = _region_class(type(module))  # type: ignore[arg-type]
 
 
@@ -164,6 +169,8 @@ def apply(
     model: torch.nn.Module,
     policy: Policy | None = None,
     modules: str | Iterable[str] = "",
+    *,
+    escapes: str = "keep",
 ) -> RegionHandle:
     """Make the forward of each matching module a region.
 
@@ -177,13 +184,15 @@ def apply(
         modules: glob, or several, over fully qualified names as ``model.named_modules()`` gives
             them; ``*`` matches dots too. Of nested matches the outermost counts. The default, the
             empty name, is the model itself.
+        escapes: as for :class:`ebb.region`.
 
     Returns:
         A handle whose ``remove()`` undoes it; it is also a context manager.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: no module matches, or a matching one is a region already; nothing is changed.
+        ValueError: no module matches, a matching one is a region already, or ``escapes`` is
+            unknown; nothing is changed.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
@@ -195,6 +204,7 @@ def apply(
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"ebb: model must be a torch.nn.Module; got {type(model).__name__}")
     policy = _check_policy(policy)
+    region(policy, escapes=escapes)  # checks the value
     patterns = (modules,) if isinstance(modules, str) else tuple(modules)
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise TypeError("ebb: modules must be a string or an iterable of strings")
@@ -209,5 +219,5 @@ def apply(
         if _is_region(module):
             raise ValueError(f"ebb: module {name!r} is a region already; remove() that first")
     for name, module in chosen.items():
-        _make_region(module, policy, name or type(module).__name__)
+        _make_region(module, (policy, name or type(module).__name__, escapes))
     return RegionHandle(chosen)

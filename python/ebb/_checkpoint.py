@@ -41,6 +41,7 @@ def checkpoint(
     early_stop: bool = True,
     preserve_rng_state: bool = True,
     discard_output: bool = False,
+    escapes: str = "keep",
     **kwargs: Any,
 ) -> Any:
     """Run a function in a region: ``torch.utils.checkpoint.checkpoint`` with per-op policies.
@@ -56,14 +57,15 @@ def checkpoint(
             one raises.
         discard_output: the tensors that ``function`` returns can be given to :func:`ebb.discard`.
             They must be recomputed by the policy.
+        escapes: as for :class:`ebb.region`.
 
     Returns:
         What ``function`` returns.
 
     Raises:
         TypeError: ``function`` is not callable, or the policy has the wrong type.
-        ValueError: a ``context_fn`` is given; or a tensor whose output is to be discarded is not
-            recomputed.
+        ValueError: a ``context_fn`` is given; ``escapes`` is unknown; or a tensor whose output is
+            to be discarded is not recomputed.
 
     Under ``torch.compile`` this calls ``torch.utils.checkpoint.checkpoint`` with the equivalent
     selective policy, which torch's partitioner understands.
@@ -91,8 +93,10 @@ def checkpoint(
     for keyword in _LATER_KEYWORDS:
         kwargs.pop(keyword, None)
     name = getattr(function, "__qualname__", type(function).__name__)
-    with region(_check_policy(policy), name):
+    with region(_check_policy(policy), name, escapes=escapes) as entered:
         outputs = function(*args, **kwargs)
+        if escapes != "keep":
+            entered.returns(outputs)
         if discard_output:
             for output in tree_leaves(outputs):
                 if isinstance(output, torch.Tensor):

@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from ebb import _C
 
 _MARK = "_ebb_placeholder"
+
+
+class PlaceholderError(RuntimeError):
+    """A tensor was read while its memory was given up. The message has op, region and remedy.
+
+    torch itself raises what other tensors on the same memory (views) give: a ``RuntimeError`` with
+    the same message.
+    """
+
+
+class _Discarded(torch.Tensor):
+    """The class of a discarded tensor until its memory is back."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **(kwargs or {}))
+        except RuntimeError as error:
+            if "was discarded and comes back" in str(error):
+                raise PlaceholderError(str(error)) from None
+            raise
 
 
 def discardable(tensor: torch.Tensor) -> torch.Tensor:
@@ -34,7 +66,7 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
     For a tensor that a region computes and that functions outside of the region save: they keep its
     storage, so the region's recomputation alone frees nothing. Its storage is emptied, and filled
     again without a copy, so all views of it show the data again. Who reads it meanwhile gets a
-    ``RuntimeError`` that names the op, the region and the remedy. The idea is that of Megatron-LM's
+    :class:`ebb.PlaceholderError` that names the op, the region and the remedy. The idea is that of Megatron-LM's
     ``CheckpointWithoutOutput``.
 
     Args:
@@ -70,8 +102,14 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
     aliases = [tensor.detach()]
     placeholder.discard(aliases[0])
     delattr(tensor, _MARK)
+    given = weakref.ref(tensor)
+    if type(tensor) is torch.Tensor:
+        tensor.__class__ = _Discarded
 
     def refill(_gradient: torch.Tensor) -> None:
+        discarded = given()
+        if type(discarded) is _Discarded:
+            discarded.__class__ = torch.Tensor  # type: ignore[assignment]
         if aliases:  # given up: the hook lives as long as the graph, and the memory need not
             placeholder.refill(aliases.pop())
 

@@ -11,12 +11,15 @@ from typing import Any, TypeVar
 
 import torch
 from torch.compiler import is_compiling
+from torch.utils._pytree import tree_leaves
 
 from ebb import _C
 from ebb import policies as _policies
 from ebb._policy import Policy
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_ESCAPES = ("keep", "placeholder")
 
 
 def _check_policy(policy: object) -> Policy:
@@ -52,9 +55,17 @@ class region:
         policy: what happens to each op's outputs; default ``ebb.policies.recompute_all``.
         name: for messages and ``ebb.stats()``; default ``"region"``, or a decorated function's
             qualified name.
+        escapes: what becomes of tensors that the region can recompute and that somebody else still
+            references when it ends: a module's attribute, a field of a ``ctx``. ``"keep"``: they
+            keep their memory (``bytes_escaped`` in ``ebb.stats()``). ``"placeholder"``: their
+            memory is given up, and they show their data again in the region's backward; who reads
+            them meanwhile gets a ``RuntimeError`` with the remedy. What the region returns stays:
+            what a decorated function returns; in a with-block what :meth:`returns` names and what
+            no op of the region has read. Of nested regions the outermost decides.
 
     Raises:
         TypeError: the policy or the name has the wrong type.
+        ValueError: ``escapes`` is neither of the two.
         RuntimeError: it is entered while it is open, left while it is not, left in another thread,
             or left before the regions inside it. Later regions work all the same.
 
@@ -66,10 +77,14 @@ class region:
         >>> block(torch.ones(2, 3), w).sum().backward()
     """
 
-    __slots__ = ("_compiled", "_id", "_name", "_policy")
+    __slots__ = ("_compiled", "_escapes", "_id", "_name", "_policy", "_results")
 
-    def __init__(self, policy: Policy | None = None, name: str | None = None) -> None:
+    def __init__(
+        self, policy: Policy | None = None, name: str | None = None, *, escapes: str = "keep"
+    ) -> None:
         self._id = 0
+        self._escapes = escapes
+        self._results: list[torch.Tensor] | None = None
         self._policy = policy
         self._name = name
         self._compiled = None
@@ -77,6 +92,8 @@ class region:
             return
         if name is not None and not isinstance(name, str):
             raise TypeError(f"ebb: name must be a str; got {type(name).__name__}")
+        if escapes not in _ESCAPES:
+            raise ValueError(f"ebb: escapes must be 'keep' or 'placeholder'; got {escapes!r}")
         self._compiled = _check_policy(policy)._compiled
 
     def __enter__(self) -> region:
@@ -105,7 +122,42 @@ class region:
         if not self._id:
             raise RuntimeError(f"ebb: region {self._name or 'region'!r} is not entered")
         entered, self._id = self._id, 0
-        _C.leave_region(entered)
+        if self._escapes == "keep" or kind is not None:
+            _C.leave_region(entered)
+        else:
+            self._empty_escapes(entered)
+
+    def _empty_escapes(self, entered: int) -> None:
+        results, self._results = self._results, None
+        escapes = _C.leave_region_emptying_escapes(entered, results or [], results is not None)
+        differentiable = [result for result in results or () if result.requires_grad]
+        if escapes is not None and differentiable:
+
+            def refill(_gradient: torch.Tensor) -> None:
+                escapes.refill()
+
+            torch.autograd.graph.register_multi_grad_hook(differentiable, refill, mode="any")
+
+    def returns(self, *results: Any) -> None:
+        """Name what the region returns, for ``escapes="placeholder"``: it keeps its memory.
+
+        Args:
+            results: tensors, or containers of tensors (see ``torch.utils._pytree``).
+
+        Raises:
+            RuntimeError: the region is not entered.
+
+        Example:
+            >>> with ebb.region(escapes="placeholder") as region:
+            ...     y = torch.ones(3, requires_grad=True).sin().cos()
+            ...     region.returns(y)
+        """
+        if not self._id and self._compiled is not None:
+            raise RuntimeError(
+                f"ebb: region {self._name or 'region'!r} is not entered; call returns() inside it"
+            )
+        tensors = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+        self._results = (self._results or []) + tensors
 
     def __call__(self, function: F) -> F:
         if not callable(function):
@@ -115,12 +167,15 @@ class region:
                 "ebb: a region cannot decorate a generator or a coroutine, whose body runs after "
                 "the call; enter the region inside it"
             )
-        policy = self._policy
+        policy, escapes = self._policy, self._escapes
         name = self._name or getattr(function, "__qualname__", type(function).__name__)
 
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
-            with region(policy, name):
-                return function(*args, **kwargs)
+            with region(policy, name, escapes=escapes) as entered:
+                results = function(*args, **kwargs)
+                if escapes != "keep":
+                    entered.returns(results)
+                return results
 
         return inside  # type: ignore[return-value]

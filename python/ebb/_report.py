@@ -22,7 +22,8 @@ def stats() -> dict[str, Any]:
           ``bytes_saved`` and ``bytes_dropped`` (made in the region, packed by autograd, and kept
           or not; each storage once), ``bytes_copied`` (copied before a write because a recompute
           needs them), ``bytes_offloaded`` (sent to the host), ``bytes_fell_back`` (were to be
-          offloaded, and were kept or recomputed for want of host memory);
+          offloaded, and were kept or recomputed for want of host memory), ``bytes_escaped``
+          (dropped by ebb and read inside the region, but still held by somebody when it ended);
         * ``"transfers"``: for each region name, for each op whose values were to be offloaded
           (``"input"`` for inputs), in bytes: ``bytes_offloaded``, ``bytes_reloaded``,
           ``bytes_waited_host`` (of copies that the host waited for), ``bytes_waited_device``

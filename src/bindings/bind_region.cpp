@@ -1,4 +1,5 @@
 #include <ATen/SavedTensorHooks.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -60,6 +61,14 @@ void bindRegion(py::module_& module) {
     throw py::error_already_set();
   }
   module.def("in_region", &inRegion);
+  py::class_<Graph, c10::intrusive_ptr<Graph>>(module, "Escapes")
+      .def("refill", torch::wrap_pybind_function(&refill));
+  module.def(
+      "leave_region_emptying_escapes",
+      torch::wrap_pybind_function(
+          [](uint64_t id, const std::vector<at::Tensor>& results, bool onlyResults) {
+            return leaveRegionEmptyingEscapes({id}, results, onlyResults);
+          }));
   module.def("opaque_write_begins", torch::wrap_pybind_function(&opaqueWriteBegins));
   module.def("opaque_write_ends", torch::wrap_pybind_function(&opaqueWriteEnds));
   module.def(

@@ -20,6 +20,7 @@ py::dict toDict(const RegionCounters& counters) {
   dict["bytes_copied"] = counters.bytesCopied;
   dict["bytes_offloaded"] = counters.bytesOffloaded;
   dict["bytes_fell_back"] = counters.bytesFellBack;
+  dict["bytes_escaped"] = counters.bytesEscaped;
   return dict;
 }
 

@@ -3,6 +3,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -18,13 +19,20 @@ namespace ebb {
 // while that op's kernel runs, and during a whole replay, kernels included. Whoever takes it must
 // not hold the GIL (see Unlocked in handle.cpp): a Python-implemented op in a replay needs it.
 // Destructors of handles, values and recipes take no lock: they only count references.
-struct Graph final : c10::intrusive_ptr_target {
+struct Escaped;
+
+struct EBB_API Graph final : c10::intrusive_ptr_target {
   std::recursive_mutex mutex;           // See Note [One lock per graph]
   std::vector<std::string> names;       // of the regions nested in this one; the outermost is first
   KernelStates kernelStates;            // in which recipes were recorded
   uint64_t lastSequence = 0;            // of the recipe recorded last; replay runs in this order
   VerifyMode verify = VerifyMode::Off;  // see Note [Verify mode]
   uint32_t lastVisit = 0;               // marks recipes that a search for work has seen
+  std::vector<Escaped> escapes;         // see Note [Escapes]; to be filled again
+  std::atomic<bool> hasEscapes{false};  // that is not empty
+
+  Graph();
+  ~Graph() override;
 };
 
 }  // namespace ebb

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "graph/escapes.h"
 #include "graph/fingerprint.h"
 #include "graph/op_recording.h"
 #include "graph/witness.h"
@@ -411,8 +412,40 @@ void Recorder::close() {
   }
 }
 
+// Whoever else holds the value, which can be made again. Null if nobody does.
+c10::Storage Recorder::escapedStorage(const c10::intrusive_ptr<Value>& value) {
+  if (!value->recipe || value->keep || value->opaque > 0 || value->home.expired() ||
+      !value->versionHolds()) {
+    return {};
+  }
+  return value->living();
+}
+
+void Recorder::emptyEscapes(const std::vector<at::Tensor>& results, bool onlyResults) {
+  std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
+  settle();
+  const auto isResult = [&](const c10::Storage& storage) {
+    return std::any_of(results.begin(), results.end(), [&](const at::Tensor& result) {
+      return result.has_storage() && result.storage().is_alias_of(storage);
+    });
+  };
+  for (const auto& entry : values_) {
+    const auto& value = entry.second;
+    const bool wasRead = readers(value) > 1;
+    c10::Storage storage = escapedStorage(value);
+    if (storage && storage.resizable() && storage.nbytes() > 0 && value->counter.enabled() &&
+        (onlyResults || wasRead) && !isResult(storage)) {
+      graph_->escapes.push_back(emptyEscaped(value, std::move(storage), graph_->names[region_]));
+      graph_->hasEscapes.store(true, std::memory_order_relaxed);
+    }
+  }
+}
+
 void Recorder::closeValue(const c10::intrusive_ptr<Value>& held) {
   Value& value = *held;
+  if (readers(held) > 1 && escapedStorage(held)) {
+    counters_->bytesEscaped += value.nbytes;
+  }
   if (value.recipe && !value.counter.enabled()) {
     value.home.reset();  // an inference tensor: a write to it would not be noticed any more
   }

@@ -48,6 +48,10 @@ class Recorder final : public Interceptor {
   // The outermost region ends: no write that autograd has yet to count is outstanding any more.
   void close();
 
+  // Just before close(): empties what is held outside, but for the storages of `results`. With
+  // `onlyResults` false what no op has read counts as a result too.
+  void emptyEscapes(const std::vector<at::Tensor>& results, bool onlyResults);
+
   const c10::intrusive_ptr<Graph>& graph() const {
     return graph_;
   }
@@ -86,6 +90,7 @@ class Recorder final : public Interceptor {
   Value& replaceByLeaf(const at::Tensor& tensor);
   static bool ownsItsBytes(const Value& value);
   static void dropRecipe(Value& value);
+  static c10::Storage escapedStorage(const c10::intrusive_ptr<Value>& value);
   void closeValue(const c10::intrusive_ptr<Value>& held);
   static bool mustOutliveNextWrite(const c10::intrusive_ptr<Value>& value);
   void callInplaceView(Call& call);

@@ -21,8 +21,7 @@ Placeholder::Placeholder(const at::Tensor& tensor) {
       "ebb: ",
       saved_->origin(),
       " cannot be discarded: it is an input of the region, or its operator has the decision SAVE "
-      "or "
-      "OFFLOAD. Give that the decision RECOMPUTE.");
+      "or OFFLOAD. Give that the decision RECOMPUTE.");
   counter_ = tensor.unsafeGetTensorImpl()->version_counter();
   version_ = counter_.enabled() ? counter_.current_version() : 0;
 }
@@ -42,18 +41,15 @@ void Placeholder::discard(const at::Tensor& tensor) {
       "ebb: ",
       saved_->origin(),
       " cannot be discarded: its memory is not its own (numpy, from_blob, ebb.share_storage)");
-  auto* impl = storage.unsafeGetStorageImpl();
-  impl->set_data_ptr_noswap(c10::DataPtr(nullptr, tensor.device()));
-  impl->set_nbytes(0);
-  impl->release_data_and_set_meta_custom_data_ptr_error_msg_(
+  emptyStorage(
+      storage,
       c10::str(
           "ebb: ",
           saved_->origin(),
           " (",
           saved_->description(),
           ") was discarded and comes back when backward reaches the tensor that ebb.discard was "
-          "given. "
-          "Read it before ebb.discard, or give a tensor that backward reaches earlier."));
+          "given. Read it before ebb.discard, or give a tensor that backward reaches earlier."));
   storage_ = std::move(storage);
   empty_ = true;
 }

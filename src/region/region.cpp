@@ -10,9 +10,11 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "graph/escapes.h"
 #include "graph/recorder.h"
 #include "intercept/install.h"
 #include "region/engine.h"
+#include "region/python_support.h"
 #include "region/verify_mode.h"
 #include "report/ledger.h"
 
@@ -111,6 +113,15 @@ class ThreadRegions {
         "ebb: regions must be left in the reverse order of entering: region '",
         inner,
         "' was still open. It has been closed too.");
+  }
+
+  c10::intrusive_ptr<Graph> emptyEscapes(
+      uint64_t id, const std::vector<at::Tensor>& results, bool onlyResults) {
+    if (frames_.size() != 1 || frames_.front().id != id || !opaque_.empty()) {
+      return {};
+    }
+    recorder_.emptyEscapes(results, onlyResults);
+    return recorder_.graph()->hasEscapes ? recorder_.graph() : c10::intrusive_ptr<Graph>();
   }
 
   void opaqueWriteBegins(const at::Tensor& tensor) {
@@ -224,6 +235,21 @@ RegionToken enterRegion(PolicyPtr policy, std::string name) {
 
 void leaveRegion(RegionToken token) {
   threadRegions().leave(token.id);
+}
+
+c10::intrusive_ptr<Graph> leaveRegionEmptyingEscapes(
+    RegionToken token, const std::vector<at::Tensor>& results, bool onlyResults) {
+  auto graph = threadRegions().emptyEscapes(token.id, results, onlyResults);
+  leaveRegion(token);
+  return graph;
+}
+
+void refill(Graph& graph) {
+  if (graph.hasEscapes.load(std::memory_order_relaxed)) {
+    WithoutGil withoutGil;
+    std::lock_guard<std::recursive_mutex> lock(graph.mutex);
+    refillEscapes(graph);
+  }
 }
 
 Recorder* openRecorder() {

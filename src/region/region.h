@@ -1,10 +1,15 @@
 // Regions: the dynamic extent in which ops are intercepted.
 #pragma once
 
+#include <ATen/core/TensorBody.h>
+#include <c10/util/intrusive_ptr.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "graph/graph.h"
 #include "region/policy.h"
 
 namespace ebb {
@@ -24,6 +29,14 @@ EBB_API RegionToken enterRegion(PolicyPtr policy, std::string name);
 // by itself) or if regions inside it are still open (they are closed); either way the next region
 // works.
 EBB_API void leaveRegion(RegionToken token);
+
+// The same, and if it is the outermost region, gives up the memory of what is still referenced and
+// can be recomputed: see Note [Escapes]. Returns the graph if there was any such value, else null.
+EBB_API c10::intrusive_ptr<Graph> leaveRegionEmptyingEscapes(
+    RegionToken token, const std::vector<at::Tensor>& results, bool onlyResults);
+
+// Fills again what that emptied, unless it has been done.
+EBB_API void refill(Graph& graph);
 
 // Around a write that torch does not see: see Note [Opaque writes].
 EBB_API void opaqueWriteBegins(const at::Tensor& tensor);

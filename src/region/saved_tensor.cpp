@@ -14,6 +14,7 @@
 #include "graph/replay.h"
 #include "graph/witness.h"
 #include "region/python_support.h"
+#include "region/region.h"
 #include "region/verify_mode.h"
 
 namespace ebb {
@@ -157,6 +158,7 @@ bool SavedTensor::isRecomputed() const {
 // So does ours, from the first unpack on. Where the tensor needs grad, torch makes a new one of
 // whatever unpack gives, with and without hooks.
 at::Tensor SavedTensor::unpack() {
+  refill(*graph_);  // see Note [Escapes]
   if (kept_.defined()) {
     return unpackKept();
   }

@@ -30,6 +30,7 @@ RegionCounters& RegionCounters::operator+=(const RegionCounters& other) {
   bytesCopied += other.bytesCopied;
   bytesOffloaded += other.bytesOffloaded;
   bytesFellBack += other.bytesFellBack;
+  bytesEscaped += other.bytesEscaped;
   return *this;
 }
 

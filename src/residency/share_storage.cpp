@@ -21,6 +21,15 @@ c10::Storage ownerOf(const c10::Storage& storage) {
                                              : storage;
 }
 
+void share(const c10::Storage& to, const c10::Storage& from, size_t nbytes) {
+  auto owner = std::make_unique<c10::Storage>(from);
+  c10::DataPtr pointer(from.mutable_data(), owner.get(), &dropOwner, from.device());
+  owner.release();
+  from.unsafeGetStorageImpl()->set_resizable(false);
+  to.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(pointer));
+  to.set_nbytes(nbytes);
+}
+
 void checkKind(const at::Tensor& tensor, const char* name) {
   TORCH_CHECK_VALUE(tensor.defined(), "ebb: ", name, " is an undefined tensor");
   const auto* impl = tensor.unsafeGetTensorImpl();
@@ -89,13 +98,19 @@ void shareStorage(const at::Tensor& dst, const at::Tensor& src) {
       "ebb: share_storage needs a dst whose storage is resizable; this one's memory belongs to "
       "somebody else (numpy, from_blob), or another tensor shows it since an earlier "
       "share_storage");
-  const size_t nbytes = src.storage().nbytes();
-  auto owner = std::make_unique<c10::Storage>(from);
-  c10::DataPtr pointer(from.mutable_data(), owner.get(), &dropOwner, dst.device());
-  owner.release();
-  from.unsafeGetStorageImpl()->set_resizable(false);
-  to.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(pointer));
-  to.set_nbytes(nbytes);
+  share(to, from, src.storage().nbytes());
+}
+
+void emptyStorage(const c10::Storage& storage, const std::string& message) {
+  auto* impl = storage.unsafeGetStorageImpl();
+  impl->set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
+  impl->set_nbytes(0);
+  impl->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+}
+
+void fillStorage(const c10::Storage& storage, const c10::Storage& from) {
+  storage.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
+  share(storage, ownerOf(from), from.nbytes());
 }
 
 }  // namespace ebb

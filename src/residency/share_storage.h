@@ -2,6 +2,9 @@
 #pragma once
 
 #include <ATen/core/TensorBody.h>
+#include <c10/core/Storage.h>
+
+#include <string>
 
 #include "ebb/export.h"
 
@@ -19,5 +22,12 @@ namespace ebb {
 // what dst shows if dst's was emptied; dst's storage must be resizable. Throws c10::ValueError
 // otherwise, and changes nothing.
 EBB_API void shareStorage(const at::Tensor& dst, const at::Tensor& src);
+
+// Gives up the memory of `storage`, which must be resizable; who reads it gets an error with
+// `message`.
+void emptyStorage(const c10::Storage& storage, const std::string& message);
+
+// Shares the memory of `from` with `storage`, which was emptied.
+void fillStorage(const c10::Storage& storage, const c10::Storage& from);
 
 }  // namespace ebb
