@@ -66,8 +66,8 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
     For a tensor that a region computes and that functions outside of the region save: they keep its
     storage, so the region's recomputation alone frees nothing. Its storage is emptied, and filled
     again without a copy, so all views of it show the data again. Who reads it meanwhile gets a
-    :class:`ebb.PlaceholderError` that names the op, the region and the remedy. The idea is that of Megatron-LM's
-    ``CheckpointWithoutOutput``.
+    :class:`ebb.PlaceholderError` that names the op, the region and the remedy. The idea is that of
+    Megatron-LM's ``CheckpointWithoutOutput``.
 
     Args:
         tensor: marked by :func:`ebb.discardable` inside its region, or returned by
@@ -102,12 +102,12 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
     aliases = [tensor.detach()]
     placeholder.discard(aliases[0])
     delattr(tensor, _MARK)
-    given = weakref.ref(tensor)
+    owner = weakref.ref(tensor)
     if type(tensor) is torch.Tensor:
         tensor.__class__ = _Discarded
 
     def refill(_gradient: torch.Tensor) -> None:
-        discarded = given()
+        discarded = owner()
         if type(discarded) is _Discarded:
             discarded.__class__ = torch.Tensor  # type: ignore[assignment]
         if aliases:  # given up: the hook lives as long as the graph, and the memory need not

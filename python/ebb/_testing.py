@@ -57,3 +57,22 @@ def fake_accelerator(
     finally:
         fake.close()
         offload.configure(**before)
+
+
+@contextmanager
+def instant_accelerator(*, min_bytes: int = 0, **settings: Any) -> Iterator[_C.InstantAccelerator]:
+    """Lets CPU tensors count as tensors of a device, whose copies are done at once.
+
+    For measurements: there is no driver, so what offloading costs is the engine's own.
+
+    Args:
+        min_bytes, settings: for :func:`ebb.offload.configure`.
+    """
+    before = offload.settings()
+    instant = _C.InstantAccelerator()
+    offload.configure(min_bytes=min_bytes, **settings)
+    try:
+        yield instant
+    finally:
+        instant.close()
+        offload.configure(**before)

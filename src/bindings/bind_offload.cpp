@@ -3,12 +3,12 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <memory>
+#include <utility>
 
 #include "bindings/bindings.h"
-#include "region/placeholder.h"
 #include "residency/fake_transfer.h"
+#include "residency/instant_transfer.h"
 #include "residency/offload.h"
-#include "residency/share_storage.h"
 
 namespace ebb::bindings {
 
@@ -16,16 +16,33 @@ namespace py = pybind11;
 
 namespace {
 
+// Like hasattr and getattr, but no exception is made for what is not there, which is the rule.
+bool isTrue(PyObject* object, PyObject* attribute) {
+  PyObject* found = nullptr;
+#if PY_VERSION_HEX >= 0x030D0000
+  const int there = PyObject_GetOptionalAttr(object, attribute, &found);
+#else
+  const int there = _PyObject_LookupAttr(object, attribute, &found);
+#endif
+  const auto value = py::reinterpret_steal<py::object>(found);
+  const int truth = there > 0 ? PyObject_IsTrue(value.ptr()) : there;
+  if (truth < 0) {
+    throw python_error();
+  }
+  return truth != 0;
+}
+
 // The marks by which users of other libraries keep tensors on the device.
 bool optedOut(const at::Tensor& tensor) {
-  py::gil_scoped_acquire gil;
-  const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
-  for (const char* mark : {"_do_not_offload", "_TE_do_not_offload"}) {
-    if (py::hasattr(object, mark) && object.attr(mark).cast<bool>()) {
-      return true;
-    }
+  if (tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() == nullptr) {
+    return false;  // Python has never seen it
   }
-  return false;
+  py::gil_scoped_acquire gil;
+  static PyObject* const marks[] = {
+      PyUnicode_InternFromString("_do_not_offload"),
+      PyUnicode_InternFromString("_TE_do_not_offload")};
+  const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+  return isTrue(object.ptr(), marks[0]) || isTrue(object.ptr(), marks[1]);
 }
 
 py::dict settingsDict() {
@@ -60,24 +77,61 @@ py::dict offloadStatsDict() {
   return dict;
 }
 
-// Puts a fake accelerator in the real one's place until it is closed.
-class FakeAccelerator {
+// Puts another transfer in the real one's place until it is closed.
+class InPlace {
  public:
-  explicit FakeAccelerator(size_t hostBytes) : fake_(hostBytes) {
+  explicit InPlace(Transfer& given) {
     TORCH_CHECK(
         offloadStats().stashes == 0,
         "ebb: a fake accelerator cannot be put in place while offloaded values exist");
-    putInPlace(&fake_);
+    put(&given);
   }
-  ~FakeAccelerator() {
-    if (open_) {
-      close();
+  ~InPlace() {
+    close();
+  }
+  void close() {
+    if (std::exchange(open_, false)) {
+      put(nullptr);
+    }
+  }
+
+ private:
+  static void put(Transfer* given) {
+    Offload::get().drain();
+    setTransfer(given);
+  }
+  bool open_ = true;
+};
+
+class InstantAccelerator {
+ public:
+  // The calls that `count` tensors of `nbytes` bytes take there and back.
+  void transferOnly(size_t count, size_t nbytes) {
+    const c10::Storage device = instant_.allocateOnDevice(nbytes, c10::kCPU);
+    const c10::Storage host = instant_.allocateOnHost(nbytes, c10::kCPU);
+    const c10::Stream stream = instant_.outStream(c10::kCPU);
+    for (size_t i = 0; i < count; ++i) {
+      instant_.copy(host, device, nbytes, stream);
+      instant_.copy(instant_.allocateOnDevice(nbytes, c10::kCPU), host, nbytes, stream);
     }
   }
 
   void close() {
-    open_ = false;
-    putInPlace(nullptr);
+    inPlace_.close();
+  }
+
+ private:
+  InstantTransfer& instant_ = *new InstantTransfer;  // leaked: its memory may outlive it
+  InPlace inPlace_{instant_};
+};
+
+class FakeAccelerator {
+ public:
+  explicit FakeAccelerator(size_t hostBytes) : fake_(hostBytes) {
+  }
+
+  void close() {
+    inPlace_.close();
   }
 
   py::dict counts() {
@@ -99,13 +153,8 @@ class FakeAccelerator {
   }
 
  private:
-  static void putInPlace(Transfer* given) {
-    Offload::get().drain();
-    setTransfer(given);
-  }
-
   FakeTransfer fake_;
-  bool open_ = true;
+  InPlace inPlace_{fake_};
 };
 
 }  // namespace
@@ -128,13 +177,6 @@ void bindOffload(py::module_& module) {
   };
   module.def("configure_offload", torch::wrap_pybind_function(configure));
   module.def("drain_offload", torch::wrap_pybind_function([] { Offload::get().drain(); }));
-  module.def("share_storage", torch::wrap_pybind_function(&shareStorage));
-  py::class_<Placeholder>(module, "Placeholder")
-      .def(py::init(torch::wrap_pybind_function([](const at::Tensor& tensor) {
-        return std::make_unique<Placeholder>(tensor);
-      })))
-      .def("discard", torch::wrap_pybind_function(&Placeholder::discard))
-      .def("refill", torch::wrap_pybind_function(&Placeholder::refill));
   py::class_<FakeAccelerator>(module, "FakeAccelerator")
       .def(py::init<size_t>())
       .def("advance", [](FakeAccelerator& self, size_t count) { self.fake().advance(count); })
@@ -147,6 +189,10 @@ void bindOffload(py::module_& module) {
       .def("counts", &FakeAccelerator::counts)
       .def("take_violations", [](FakeAccelerator& self) { return self.fake().takeViolations(); })
       .def("close", &FakeAccelerator::close);
+  py::class_<InstantAccelerator>(module, "InstantAccelerator")
+      .def(py::init())
+      .def("transfer_only", &InstantAccelerator::transferOnly)
+      .def("close", &InstantAccelerator::close);
 }
 
 }  // namespace ebb::bindings

@@ -19,8 +19,9 @@ namespace ebb {
 void Recorder::send(Value& value, const c10::Storage& storage) {
   value.offload = false;
   const size_t nbytes = value.part ? value.part->nbytes() : value.nbytes;
+  static const std::string kInput = "input";
   const auto account =
-      ledgerTransfers(graph_->names[region_], value.recipe ? value.recipe->op.name : std::string());
+      ledgerTransfers(graph_->names[region_], value.recipe ? value.recipe->op.name : kInput);
   value.stash =
       Offload::get().send(value.part ? value.part->gather(storage) : storage, nbytes, account);
   if (value.stash) {

@@ -71,10 +71,10 @@ void ledgerAdd(const std::string& region, const RegionCounters& counters) {
 TransferAccountPtr ledgerTransfers(const std::string& region, const std::string& op) {
   Books& shared = books();
   std::lock_guard<std::mutex> lock(shared.mutex);
-  TransferAccountPtr& account = shared.transfers[region][op.empty() ? "input" : op];
+  TransferAccountPtr& account = shared.transfers[region][op];
   if (!account) {
     account = std::make_shared<TransferAccount>(
-        (op.empty() ? "an input" : "an output of " + op) + ", offloaded in region '" + region +
+        (op == "input" ? "an input" : "an output of " + op) + ", offloaded in region '" + region +
         "'");
   }
   return account;

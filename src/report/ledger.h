@@ -18,7 +18,7 @@ void ledgerBackwardSeen();
 void ledgerDemoted(const std::string& op);
 void ledgerAdd(const std::string& region, const RegionCounters& counters);
 
-// Where this step's transfers of an op's values in a region are booked. `op` is empty for inputs.
+// Where this step's transfers of an op's values in a region are booked. `op` is "input" for inputs.
 TransferAccountPtr ledgerTransfers(const std::string& region, const std::string& op);
 
 }  // namespace ebb

@@ -87,7 +87,8 @@ StashPtr Offload::send(
   auto stash =
       c10::make_intrusive<Stash>(storage, nbytes, account, transfer().computeStream(device));
   stash->onHost_ = std::move(host);
-  stash->at_ = order_.insert(order_.end(), stash.get());
+  stash->sequence_ = ++lastSequence_;
+  ++count_;
   kept_.push_back(stash.get());
   while (kept_.size() > settings_.keepLast) {
     const auto first = StashPtr::reclaim_copy(kept_.front());
@@ -128,20 +129,20 @@ c10::Storage Offload::fetch(Stash& stash, const c10::Storage& living) {
   }
   notAhead(stash);
   keepNoMore(stash);
-  setSpillable(stash, false);
+  list(stash, nullptr);
   if (stash.state_ == State::Kept || stash.state_ == State::Away) {
     giveHostMemory(stash);  // else reap() does, when the copy is done
   }
   stash.onDisk_ = c10::Storage();
   stash.state_ = State::Back;
-  const auto after = order_.erase(stash.at_);
+  --count_;
   c10::Storage bytes = stash.onDevice_;
   try {
-    fetchAhead(after, compute);
+    fetchAhead(stash.sequence_, compute);
   } catch (const c10::Error&) {
     // The device has no memory for what is not needed yet: it is fetched when it is.
   }
-  if (settings_.isStatic && order_.empty()) {
+  if (settings_.isStatic && count_ == 0) {
     joinAll();
   }
   return bytes;
@@ -161,7 +162,7 @@ void Offload::beforeWrite(Stash& stash) {
     leavingBytes_ -= stash.nbytes_;
     held_.push_back({stash.left_, stash.packedOn_, std::move(stash.onDevice_), {}});
     stash.state_ = Stash::State::Away;
-    setSpillable(stash, true);
+    list(stash, &away_);
   }
 }
 
@@ -193,9 +194,9 @@ void Offload::forget(Stash& stash) {
   std::lock_guard<std::recursive_mutex> lock(mutex_);
   keepNoMore(stash);
   notAhead(stash);
-  setSpillable(stash, false);
+  list(stash, nullptr);
   if (stash.state_ != Stash::State::Back) {
-    order_.erase(stash.at_);
+    --count_;
   }
   if (stash.onHost_) {
     giveHostMemory(stash);
@@ -234,7 +235,7 @@ OffloadStats Offload::stats() {
     now.hostBytesUsed = pool_.used();
   }
   now.inFlightBytes = leavingBytes_;
-  now.stashes = order_.size();
+  now.stashes = count_;
   now.diskBytesUsed = Disk::get().used();
   return now;
 }

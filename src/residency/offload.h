@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <list>
+#include <map>
 #include <mutex>
 
 #include "ebb/ebb.h"
@@ -47,7 +47,7 @@ class Stash final : public c10::intrusive_ptr_target {
     Returning,  // being copied back
     Back,       // fetched: the engine has nothing to do with it any more
   };
-  using Place = std::list<Stash*>::iterator;
+  using BySequence = std::map<uint64_t, Stash*>;
 
   const size_t nbytes_;
   const c10::Device device_;
@@ -56,7 +56,6 @@ class Stash final : public c10::intrusive_ptr_target {
   State state_ = State::Kept;
   bool lost_ = false;          // its storage got other memory before the copy was known done
   bool ahead_ = false;         // counted in Offload::aheadBytes_
-  bool canSpill_ = false;      // in Offload::spillable_
   c10::Storage onDevice_;      // null while it is away
   const void* const address_;  // of the bytes that were sent
   c10::Storage onHost_;        // null when it is not needed any more
@@ -65,8 +64,9 @@ class Stash final : public c10::intrusive_ptr_target {
   EventPtr written_;           // the end of the copy to disk
   EventPtr read_;              // the end of the copy from disk
   EventPtr returned_;          // the end of the copy back
-  Place at_;                   // in Offload::order_
-  Place spillAt_;              // in Offload::spillable_, if canSpill_
+  uint64_t sequence_ = 0;      // numbers them in the order of sending
+  BySequence* in_ = nullptr;   // Offload::away_ or spilled_, if it is in one of them
+  BySequence::iterator at_;    // there
 };
 using StashPtr = c10::intrusive_ptr<Stash>;
 
@@ -145,14 +145,15 @@ class EBB_API Offload {
   void wasRead(Stash& stash);
   void reapDisk();
   static void checkDone(const Stash& stash, const Event& event);
-  void setSpillable(Stash& stash, bool can);
+  void list(Stash& stash, Stash::BySequence* where);
   void startLeaving(const StashPtr& stash);
   void waitForFirst();
   void hasLeft();
   void startReturning(const StashPtr& stash);
-  void fetchAhead(std::list<Stash*>::iterator before, c10::Stream compute);
+  void fetchAhead(uint64_t sequence, c10::Stream compute);
+  Stash* lastBefore(uint64_t sequence) const;
   void takeReturning(Stash& stash, c10::Stream compute);
-  void moveTo(Stash& stash, c10::Stream compute);
+  void moveToStream(Stash& stash, c10::Stream compute);
   void notAhead(Stash& stash);
   void keepNoMore(Stash& stash);
   void giveHostMemory(Stash& stash);
@@ -167,10 +168,12 @@ class EBB_API Offload {
   OffloadSettings settings_;    // from configure()
   bool (*optedOut_)(const at::Tensor&) = nullptr;
   HostPool pool_;                   // host memory, in use and free
-  std::list<Stash*> order_;         // those that were sent and not fetched, in that order
+  size_t count_ = 0;                // of those that were sent and not fetched
+  uint64_t lastSequence_ = 0;       // of the stash that was sent last
   std::deque<Stash*> kept_;         // the last ones, of which no copy was made
   std::deque<StashPtr> leaving_;    // in the order of their copies
-  std::list<Stash*> spillable_;     // on the host and not on their way anywhere, likewise
+  Stash::BySequence away_;          // on the host and not on their way anywhere
+  Stash::BySequence spilled_;       // on disk
   std::deque<StashPtr> spilling_;   // in the order of their writes
   std::deque<StashPtr> reading_;    // in the order of their reads
   std::deque<StashPtr> returning_;  // in the order of their copies back

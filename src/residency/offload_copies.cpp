@@ -59,7 +59,7 @@ void Offload::hasLeft() {
   stash->lost_ = !stash->hasWhatWasSent();
   stash->state_ = Stash::State::Away;
   stash->onDevice_ = c10::Storage();
-  setSpillable(*stash, true);
+  list(*stash, &away_);
 }
 
 void Offload::startReturning(const StashPtr& stash) {
@@ -71,7 +71,7 @@ void Offload::startReturning(const StashPtr& stash) {
   via.copy(stash->onDevice_, stash->onHost_, stash->nbytes_, in);
   stash->returned_ = via.record(in);
   stash->state_ = Stash::State::Returning;
-  setSpillable(*stash, false);
+  list(*stash, nullptr);
   returning_.push_back(stash);
   stats_.bytesFetched += stash->nbytes_;
   stash->account_->fetched += stash->nbytes_;
@@ -81,7 +81,7 @@ void Offload::startReturning(const StashPtr& stash) {
 void Offload::takeReturning(Stash& stash, c10::Stream compute) {
   Transfer& via = transfer();
   if (stash.ahead_ && stash.packedOn_ != compute) {
-    moveTo(stash, compute);
+    moveToStream(stash, compute);
   }
   if (!stash.ahead_ || (!settings_.isStatic && !via.isDone(*stash.returned_))) {
     stash.account_->waitedByDevice += stash.nbytes_;
@@ -98,7 +98,7 @@ void Offload::takeReturning(Stash& stash, c10::Stream compute) {
 
 // What was fetched ahead belongs to the stream it was packed on, where its memory may be used again
 // while `compute` still reads it. So `compute` gets a copy in memory of its own.
-void Offload::moveTo(Stash& stash, c10::Stream compute) {
+void Offload::moveToStream(Stash& stash, c10::Stream compute) {
   Transfer& via = transfer();
   const c10::Stream in = via.inStream(stash.device_);
   c10::Storage here = via.allocateOnDevice(stash.nbytes_, stash.device_);
@@ -109,28 +109,49 @@ void Offload::moveTo(Stash& stash, c10::Stream compute) {
   via.wait(compute, moved);
 }
 
+// The latest of those sent before `sequence` that is on the host or on disk; null if none is.
+Stash* Offload::lastBefore(uint64_t sequence) const {
+  Stash* last = nullptr;
+  for (const auto* list : {&away_, &spilled_}) {
+    const auto after = list->lower_bound(sequence);
+    if (after != list->begin()) {
+      Stash* found = std::prev(after)->second;
+      last = last == nullptr || found->sequence_ > last->sequence_ ? found : last;
+    }
+  }
+  return last;
+}
+
 // Backward goes the other way: what was sent before is needed next.
-void Offload::fetchAhead(std::list<Stash*>::iterator before, c10::Stream compute) {
-  size_t window = 0;
-  while (before != order_.begin()) {
-    Stash& stash = **--before;
-    window += stash.nbytes_;
-    if (window > settings_.prefetchBytes || aheadBytes_ + stash.nbytes_ > settings_.prefetchBytes) {
+void Offload::fetchAhead(uint64_t sequence, c10::Stream compute) {
+  for (Stash* next = lastBefore(sequence); next != nullptr; next = lastBefore(next->sequence_)) {
+    if (aheadBytes_ + next->nbytes_ > settings_.prefetchBytes) {
       return;
     }
-    if (stash.state_ == Stash::State::Spilled) {
-      c10::Storage memory = pool_.take(stash.nbytes_, stash.device_);
+    if (next->state_ == Stash::State::Spilled) {
+      c10::Storage memory = pool_.take(next->nbytes_, next->device_);
       if (!memory) {
         return;
       }
-      startReading(stash, std::move(memory));
+      startReading(*next, std::move(memory));
+    } else if (next->packedOn_ == compute && !next->lost_) {
+      startReturning(StashPtr::reclaim_copy(next));
+      next->ahead_ = true;
+      aheadBytes_ += next->nbytes_;
     }
-    const bool onHost = stash.state_ == Stash::State::Away && !stash.written_;
-    if (onHost && stash.packedOn_ == compute && !stash.lost_) {
-      startReturning(StashPtr::reclaim_copy(&stash));
-      stash.ahead_ = true;
-      aheadBytes_ += stash.nbytes_;
-    }
+  }
+}
+
+void Offload::list(Stash& stash, Stash::BySequence* where) {
+  if (stash.in_ == where) {
+    return;
+  }
+  if (stash.in_ != nullptr) {
+    stash.in_->erase(stash.at_);
+  }
+  stash.in_ = where;
+  if (where != nullptr) {
+    stash.at_ = where->emplace_hint(where->end(), stash.sequence_, &stash);
   }
 }
 
@@ -180,10 +201,8 @@ void Offload::reapUnused() {
   while (!leaving_.empty() && unused(leaving_.front())) {
     waitForFirst();
   }
-  const bool used = std::any_of(order_.begin(), order_.end(), [](Stash* stash) {
-    return stash->state_ != Stash::State::Returning ||
-           c10::raw::intrusive_ptr::use_count(stash) > 1;
-  });
+  const size_t unusedReturning = std::count_if(returning_.begin(), returning_.end(), unused);
+  const bool used = count_ > unusedReturning;
   if (!used) {
     joinAll();
   }

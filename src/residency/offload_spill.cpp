@@ -29,8 +29,8 @@ bool Offload::makeRoom(size_t nbytes) {
   for (const StashPtr& stash : spilling_) {
     freeing += stash->nbytes_;
   }
-  while (freeing < wanted && !spillable_.empty()) {
-    Stash& first = *spillable_.front();
+  while (freeing < wanted && !away_.empty()) {
+    Stash& first = *away_.begin()->second;
     if (!transfer().isDone(*first.left_) || !startSpilling(first)) {
       break;
     }
@@ -54,18 +54,6 @@ bool Offload::makeRoom(size_t nbytes) {
   return true;
 }
 
-void Offload::setSpillable(Stash& stash, bool can) {
-  if (can == stash.canSpill_) {
-    return;
-  }
-  stash.canSpill_ = can;
-  if (can) {
-    stash.spillAt_ = spillable_.insert(spillable_.end(), &stash);
-  } else {
-    spillable_.erase(stash.spillAt_);
-  }
-}
-
 bool Offload::startSpilling(Stash& stash) {
   c10::Storage room = Disk::get().allocate(stash.nbytes_);
   if (!room) {
@@ -73,7 +61,7 @@ bool Offload::startSpilling(Stash& stash) {
   }
   stash.onDisk_ = std::move(room);
   stash.written_ = Disk::get().write(stash.onDisk_, stash.onHost_, stash.nbytes_);
-  setSpillable(stash, false);
+  list(stash, nullptr);
   spilling_.push_back(StashPtr::reclaim_copy(&stash));
   stats_.bytesSpilled += stash.nbytes_;
   stash.account_->spilled += stash.nbytes_;
@@ -84,6 +72,7 @@ void Offload::startReading(Stash& stash, c10::Storage memory) {
   stash.read_ = Disk::get().read(memory, stash.onDisk_, stash.nbytes_);
   stash.onHost_ = std::move(memory);
   stash.state_ = Stash::State::Reading;
+  list(stash, nullptr);
   reading_.push_back(StashPtr::reclaim_copy(&stash));
 }
 
@@ -130,8 +119,10 @@ void Offload::wasRead(Stash& stash) {
   if (stash.read_->error().empty()) {
     stash.state_ = Stash::State::Away;
     stash.onDisk_ = c10::Storage();
+    list(stash, &away_);
   } else {
     stash.state_ = Stash::State::Spilled;
+    list(stash, &spilled_);
     pool_.give(std::move(stash.onHost_));
   }
 }
@@ -146,6 +137,7 @@ void Offload::reapDisk() {
       stash->onDisk_ = c10::Storage();
     } else {
       stash->state_ = Stash::State::Spilled;
+      list(*stash, &spilled_);
       pool_.give(std::move(stash->onHost_));
     }
     stash->written_ = nullptr;

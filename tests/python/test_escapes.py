@@ -72,7 +72,7 @@ def test_a_block_of_code(named):
     if named:
         assert same_bits(torch.autograd.grad((h + y).sum(), x)[0], expected)
     else:
-        with pytest.raises(RuntimeError, match="name it with region.returns"):
+        with pytest.raises(RuntimeError, match=r"name it with region\.returns"):
             torch.add(h, y)
 
 
