@@ -43,9 +43,10 @@ test-asan: $(VENV)/.ebb-test
 		$(PIP) install --no-build-isolation --no-deps --target $(ASAN)/package .
 	$(ASAN_ENV) $(BIN)/python -m pytest -q -m "not slow" $(TESTS)
 
-# Every peer in one process; writes benchmarks/results. On the CPU ten minutes.
+# Every peer in one process; writes benchmarks/results. On the CPU twelve minutes.
 bench: $(VENV)/.ebb-bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/offload.py
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "bindings/bindings.h"
 #include "residency/fake_transfer.h"
@@ -116,6 +117,20 @@ class InstantAccelerator {
     }
   }
 
+  // The same by way of the engine: all are sent, then fetched in the reverse order.
+  static void sendAndFetch(size_t count, size_t nbytes) {
+    const auto account = std::make_shared<TransferAccount>("a tensor of a benchmark");
+    std::vector<StashPtr> stashes;
+    stashes.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      const c10::Storage bytes = transfer().allocateOnDevice(nbytes, c10::kCPU);
+      stashes.push_back(Offload::get().send(bytes, nbytes, account));
+    }
+    for (; !stashes.empty(); stashes.pop_back()) {
+      Offload::get().fetch(*stashes.back());
+    }
+  }
+
   void close() {
     inPlace_.close();
   }
@@ -192,6 +207,7 @@ void bindOffload(py::module_& module) {
   py::class_<InstantAccelerator>(module, "InstantAccelerator")
       .def(py::init())
       .def("transfer_only", &InstantAccelerator::transferOnly)
+      .def_static("send_and_fetch", &InstantAccelerator::sendAndFetch)
       .def("close", &InstantAccelerator::close);
 }
 

@@ -23,7 +23,7 @@ namespace ebb {
 class Offload;
 
 // One storage's bytes, on the device, away, or on their way.
-class Stash final : public c10::intrusive_ptr_target {
+class EBB_API Stash final : public c10::intrusive_ptr_target {
  public:
   Stash(c10::Storage bytes, size_t nbytes, TransferAccountPtr account, c10::Stream stream);
 

@@ -71,7 +71,7 @@ class Transfer {
 
 // The one in use: that of torch's accelerator, or that between memory and disk if there is none,
 // unless a test has put another in its place.
-Transfer& transfer();
+EBB_API Transfer& transfer();
 
 Transfer& acceleratorTransfer();
 

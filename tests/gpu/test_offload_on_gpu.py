@@ -1,0 +1,219 @@
+"""OFFLOAD where only a GPU can tell: real streams, real memory, CUDA graphs."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import ebb
+
+pytestmark = [
+    pytest.mark.needs_cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+OFFLOAD_ALL = ebb.Policy(default=ebb.OFFLOAD, inputs=ebb.OFFLOAD)
+SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
+MIB = 1 << 20
+CYCLES = 200_000_000  # about a tenth of a second
+
+
+@pytest.fixture(autouse=True)
+def _settings():
+    before = ebb.offload.settings()
+    ebb.offload.configure(min_bytes=0)
+    torch.manual_seed(0)
+    yield
+    torch.cuda.synchronize()
+    ebb._C.drain_offload()
+    ebb.offload.configure(**before)
+
+
+def chain(x, length=6):
+    for _ in range(length):
+        x = x.sin().cos()
+    return x
+
+
+def leaf(mebibytes=4):
+    return torch.randn(mebibytes * MIB // 4, device="cuda", requires_grad=True)
+
+
+def forward(x, policy=OFFLOAD_ALL, length=6):
+    with ebb.region(policy):
+        return chain(x, length).sum()
+
+
+def notice_finished_copies():
+    torch.cuda.synchronize()
+    ebb.offload.stats()
+
+
+@pytest.mark.parametrize("in_flight", [0, 8 * MIB, 1 << 40])
+@pytest.mark.parametrize("prefetch", [0, 8 * MIB, 1 << 40])
+@pytest.mark.parametrize("keep", [0, 2])
+def test_gradients_have_the_bits_of_eager(in_flight, prefetch, keep):
+    ebb.offload.configure(in_flight_bytes=in_flight, prefetch_bytes=prefetch, keep_last=keep)
+    x = leaf()
+    expected = torch.autograd.grad(chain(x).sum(), x)[0]
+    for _ in range(3):
+        assert torch.equal(torch.autograd.grad(forward(x), x)[0], expected)
+
+
+def test_memory_is_freed_and_given_back():
+    """At least 95 % of what was recorded as offloaded leaves the device, and all comes back."""
+    x = leaf(16)
+    torch.autograd.grad(forward(x), x)  # warm
+    gc.collect()
+    notice_finished_copies()
+    start = torch.cuda.memory_allocated()
+    kept = chain(x).sum()
+    saved = torch.cuda.memory_allocated() - start
+    del kept
+    loss = forward(x)
+    notice_finished_copies()
+    held = torch.cuda.memory_allocated() - start
+    recorded = ebb.stats()["total"]["bytes_offloaded"]
+    assert saved - held >= 0.95 * recorded
+    torch.autograd.grad(loss, x)
+    del loss
+    notice_finished_copies()
+    assert torch.cuda.memory_allocated() == start
+
+
+def test_the_source_lives_until_its_copy_is_done():
+    x = leaf()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side), ebb.region(SINES):
+        torch.cuda._sleep(CYCLES)
+        h = x.sin()
+        watch = StorageWeakRef(h.untyped_storage())
+        y = h.cos()
+        del h
+        assert not watch.expired()
+    notice_finished_copies()
+    assert watch.expired()
+    with torch.cuda.stream(side):
+        y.sum().backward()
+
+
+def test_a_copy_runs_after_the_kernel_that_makes_its_source():
+    x = leaf()
+    expected = torch.autograd.grad(chain(x, 1).sum(), x)[0]
+    with ebb.region(SINES):
+        torch.cuda._sleep(CYCLES)
+        y = x.sin().cos()
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], expected)
+
+
+def test_an_unpacked_tensor_that_escapes_is_not_overwritten():
+    x = leaf()
+    seen = []
+
+    class Keeps(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, h):
+            ctx.save_for_backward(h)
+            return h.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            seen.append(ctx.saved_tensors[0][1:])
+            return gradient
+
+    with ebb.region(SINES):
+        y = Keeps.apply(x.sin())
+    notice_finished_copies()
+    torch.cuda._sleep(CYCLES)
+    y.sum().backward()
+    del y
+    for _ in range(8):  # takes whatever memory was freed
+        torch.empty_like(x).fill_(7)
+    assert torch.equal(seen[0], x.detach().sin()[1:])
+
+
+def test_host_memory_is_not_used_again_before_it_was_read():
+    x = leaf()
+    ebb.offload.configure(pinned_limit=8 * MIB, prefetch_bytes=0)
+    expected = [torch.autograd.grad(chain(x * k, 1).sum(), x)[0] for k in range(1, 5)]
+    for k in range(1, 5):
+        with ebb.region(SINES):
+            y = chain(x * k, 1).sum()
+        notice_finished_copies()
+        torch.cuda._sleep(CYCLES)  # the copy back is slow to start
+        found = torch.autograd.grad(y, x)[0]
+        with ebb.region(SINES):
+            other = chain(x * 9, 1)  # wants host memory of that size at once
+        assert torch.equal(found, expected[k - 1])
+        del other
+
+
+def test_forward_and_backward_on_other_streams():
+    x = leaf()
+    expected = torch.autograd.grad(chain(x).sum(), x)[0]
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            loss = forward(x)
+        notice_finished_copies()
+        assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+        torch.cuda.synchronize()
+
+
+def test_a_write_waits_for_the_copy():
+    x = leaf()
+    expected = torch.autograd.grad((x.sin() * 2).exp().sum(), x)[0]
+    with ebb.region(SINES):
+        h = x.sin()
+        h.cos()  # sends h; nothing comes of it
+        y = (h * 2).exp()
+        with torch.no_grad():
+            h.zero_()
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], expected)
+
+
+def test_pinned_memory_has_the_exact_size():
+    x = torch.randn(3 * MIB // 4 * 3 // 2, device="cuda", requires_grad=True)  # 4.5 MiB
+    loss = forward(x)
+    stats = ebb.offload.stats()
+    assert stats["host_bytes_held"] <= 1.05 * stats["bytes_sent"]
+    torch.autograd.grad(loss, x)
+
+
+def test_a_captured_step_replays_with_other_data():
+    ebb.offload.configure(static=True, in_flight_bytes=8 * MIB)
+    x = leaf()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            torch.autograd.grad(forward(x), x)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gradient = torch.autograd.grad(forward(x), x)[0]
+    for seed in range(3):
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            x.copy_(torch.randn_like(x))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(gradient, torch.autograd.grad(chain(x).sum(), x)[0])
+
+
+def test_discarded_outputs_come_back_without_a_copy():
+    x = leaf(24)
+    torch.autograd.grad(x.tanh().square().sum(), x)
+    gc.collect()
+    with ebb.region():
+        y = ebb.discardable(x.tanh())
+    total = (y * y).sum()
+    held = torch.cuda.memory_allocated()
+    ebb.discard(y, restore_at=total)
+    assert held - torch.cuda.memory_allocated() == 24 * MIB
+    expected = torch.autograd.grad(x.tanh().square().sum(), x)[0]
+    assert torch.equal(torch.autograd.grad(total, x)[0], expected)
