@@ -26,20 +26,10 @@ Offload& Offload::get() {
   return *instance;
 }
 
-Offload::Offload() {
-  pool_.setLimit(hostLimit());
-}
-
-// What the transfer calls the host may be the disk.
-size_t Offload::hostLimit() const {
-  return &transfer() == &diskTransfer() ? settings_.diskLimit : settings_.pinnedLimit;
-}
-
 void Offload::configure(const OffloadSettings& settings) {
   std::lock_guard<std::recursive_mutex> lock(mutex_);
   Disk::get().configure(settings.disk, settings.diskLimit);
   settings_ = settings;
-  pool_.setLimit(hostLimit());
 }
 
 OffloadSettings Offload::settings() {

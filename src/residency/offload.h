@@ -134,8 +134,7 @@ class EBB_API Offload {
     c10::Storage onHost;  // goes back to the pool
   };
 
-  Offload();
-  size_t hostLimit() const;
+  Offload() = default;
   c10::Storage hostMemory(size_t nbytes, c10::Device device);
   bool makeRoom(size_t nbytes);
   bool startSpilling(Stash& stash);

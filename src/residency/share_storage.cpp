@@ -8,6 +8,23 @@
 #include <utility>
 
 namespace ebb {
+
+#if EBB_TORCH_VERSION < 21200
+// torch 2.11 has no function to end the error. The arguments of an explicit instantiation may name
+// private members.
+template <bool c10::StorageImpl::* flag, void (c10::StorageImpl::*refresh)()>
+struct AccessError {
+  friend void clearAccessError(c10::StorageImpl& storage) {
+    storage.*flag = false;
+    (storage.*refresh)();
+  }
+};
+void clearAccessError(c10::StorageImpl& storage);
+template struct AccessError<
+    &c10::StorageImpl::throw_on_immutable_data_ptr_,
+    &c10::StorageImpl::refresh_has_data_ptr_check>;
+#endif
+
 namespace {
 
 void dropOwner(void* owner) {
@@ -108,8 +125,16 @@ void emptyStorage(const c10::Storage& storage, const std::string& message) {
   impl->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
 }
 
-void fillStorage(const c10::Storage& storage, const c10::Storage& from) {
+void allowAccess(const c10::Storage& storage) {
+#if EBB_TORCH_VERSION < 21200
+  clearAccessError(*storage.unsafeGetStorageImpl());
+#else
   storage.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
+#endif
+}
+
+void fillStorage(const c10::Storage& storage, const c10::Storage& from) {
+  allowAccess(storage);
   share(storage, ownerOf(from), from.nbytes());
 }
 

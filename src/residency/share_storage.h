@@ -27,6 +27,9 @@ EBB_API void shareStorage(const at::Tensor& dst, const at::Tensor& src);
 // `message`.
 void emptyStorage(const c10::Storage& storage, const std::string& message);
 
+// Ends that error.
+void allowAccess(const c10::Storage& storage);
+
 // Shares the memory of `from` with `storage`, which was emptied.
 void fillStorage(const c10::Storage& storage, const c10::Storage& from);
 
