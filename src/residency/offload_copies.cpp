@@ -201,7 +201,10 @@ void Offload::reapUnused() {
   while (!leaving_.empty() && unused(leaving_.front())) {
     waitForFirst();
   }
-  const size_t unusedReturning = std::count_if(returning_.begin(), returning_.end(), unused);
+  const size_t unusedReturning =
+      std::count_if(returning_.begin(), returning_.end(), [&](const StashPtr& stash) {
+        return unused(stash) && stash->state_ == Stash::State::Returning;
+      });
   const bool used = count_ > unusedReturning;
   if (!used) {
     joinAll();

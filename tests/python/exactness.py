@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -42,13 +43,31 @@ if OFFLOADING:
 
 
 def accelerator() -> contextlib.AbstractContextManager[object]:
-    """A fake one, if EBB_TEST_OFFLOAD says so: its copies run as soon as can be ("prompt") or as
-    late ("late").
+    """What EBB_TEST_OFFLOAD says: a fake one whose copies run as soon as can be ("prompt") or as
+    late ("late"), or one that asks and waits for nothing ("static"), or the disk tier ("disk").
     """
-    if not OFFLOADING:
-        return contextlib.nullcontext()
-    prompt = os.environ["EBB_TEST_OFFLOAD"] == "prompt"
-    return fake_accelerator(in_flight_bytes=0 if prompt else 1 << 40)
+    match os.environ.get("EBB_TEST_OFFLOAD"):
+        case None:
+            return contextlib.nullcontext()
+        case "prompt":
+            return fake_accelerator(in_flight_bytes=0)
+        case "static":
+            return fake_accelerator(static=True, in_flight_bytes=64)
+        case "disk":
+            return disk_tier()
+        case _:
+            return fake_accelerator(in_flight_bytes=1 << 40)
+
+
+@contextlib.contextmanager
+def disk_tier() -> Iterator[None]:
+    before = ebb.offload.settings()
+    with tempfile.TemporaryDirectory() as folder:
+        ebb.offload.configure(disk=folder, min_bytes=0)
+        try:
+            yield
+        finally:
+            ebb.offload.configure(**before)
 
 
 def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:

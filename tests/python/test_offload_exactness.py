@@ -63,22 +63,21 @@ def test_a_transformer_has_the_bits_of_eager(policy, prefetch, in_flight):
         assert ebb.offload.stats()["host_bytes_used"] == 0
 
 
-def test_the_rules_hold_with_offload():
-    """The tests of exactness again, with policies that offload: copies as late as can be, and as
-    soon."""
+@pytest.mark.parametrize("how", ["late", "prompt", "static", "disk"])
+def test_the_rules_hold_with_offload(how):
+    """The tests of exactness again, with policies that offload."""
     folder = Path(__file__).parent
     files = sorted(str(f) for f in folder.glob("test_rule*.py"))
     names = ("nasty_programs", "nasty_memory", "nasty_functions", "handles", "subclasses", "opaque")
     files += [str(folder / f"test_{name}.py") for name in names]
-    for how in ("late", "prompt"):
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
-            env=os.environ | {"EBB_TEST_OFFLOAD": how},
-            cwd=folder.parents[1],
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout[-3000:]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
+        env=os.environ | {"EBB_TEST_OFFLOAD": how},
+        cwd=folder.parents[1],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 def test_offloading_recomputes_nothing(accelerator):
@@ -146,7 +145,7 @@ def test_every_dtype_and_geometry_comes_back(accelerator, dtype, view):
     assert (Keeps.seen.stride(), Keeps.seen.storage_offset()) == (strides, offset)
 
 
-@pytest.mark.parametrize("how", ["late", "prompt"])
+@pytest.mark.parametrize("how", ["late", "prompt", "static", "disk"])
 def test_random_programs_with_offload(how):
     script = Path(__file__).with_name("test_random_programs.py")
     done = subprocess.run(

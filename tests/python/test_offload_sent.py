@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from offloading import OFFLOAD_ALL, SINES, finish_copies, gradients
+from torch._subclasses import FakeTensorMode
 
 import ebb
 from ebb._testing import fake_accelerator
@@ -104,3 +105,72 @@ def test_on_the_cpu_offload_means_save_and_says_so():
 
     assert done.stdout == "True\n"
     assert done.stderr.count("OFFLOAD means SAVE for a tensor on cpu") == 1
+
+
+@pytest.mark.filterwarnings("ignore:ebb. OFFLOAD means SAVE for a tensor on meta")
+def test_tensors_without_memory_pass_through(accelerator):
+    """On the meta device, and fake ones."""
+    with ebb.region(OFFLOAD_ALL):
+        x = torch.ones(4, 4, device="meta", requires_grad=True)
+        y = (x @ x).sin().cos()
+    y.sum().backward()
+    with FakeTensorMode(), ebb.region(OFFLOAD_ALL):
+        x = torch.ones(4, 4, requires_grad=True)
+        y = (x @ x).sin().cos()
+        y.sum().backward()
+    accelerator.advance(1000)
+
+    assert x.grad.shape == (4, 4)
+    assert accelerator.counts()["copies_out"] == 0
+
+
+def test_a_kept_leaf_is_the_same_object(accelerator):
+    seen = []
+
+    class Keeps(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            return x @ w
+
+        @staticmethod
+        def backward(ctx, gradient):
+            seen.extend(ctx.saved_tensors)
+            return None, seen[0].t() @ gradient
+
+    x = torch.randn(4, 4)
+    w = torch.randn(4, 4, requires_grad=True)
+    with ebb.region(OFFLOAD_ALL):
+        y = Keeps.apply(x, w)
+    y.sum().backward()
+    accelerator.advance(1000)
+
+    assert seen[0] is x
+    assert seen[1].data_ptr() == w.data_ptr()
+    assert accelerator.counts()["copies_out"] == 0
+
+
+def test_transfers_are_booked_by_region_and_op():
+    x = torch.randn(8, requires_grad=True)
+    h = x * 2
+    with fake_accelerator(in_flight_bytes=0, prefetch_bytes=0) as fake:
+        with ebb.region(ebb.Policy({"aten::sin": ebb.OFFLOAD}, inputs=ebb.OFFLOAD), "a"):
+            y = h.sin().cos()
+        with ebb.region(SINES, "b"):
+            z = y.exp().sin().cos()
+        del h
+        finish_copies(fake)
+        z.sum().backward()
+        transfers = ebb.stats()["transfers"]
+        fake.advance(1000)
+    assert set(transfers) == {"a", "b"}
+    assert set(transfers["a"]) == {"aten::sin.default", "input"}
+    for counts in (*transfers["a"].values(), *transfers["b"].values()):
+        assert counts == {
+            "bytes_offloaded": 32,
+            "bytes_reloaded": 32,
+            "bytes_waited_host": 32,
+            "bytes_waited_device": 32,
+            "bytes_fell_back": 0,
+            "bytes_spilled": 0,
+        }
