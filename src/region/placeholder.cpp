@@ -17,7 +17,7 @@ Placeholder::Placeholder(const at::Tensor& tensor) {
   saved_.emplace();
   saved_->pack(*recorder, tensor);
   TORCH_CHECK_VALUE(
-      saved_->isRecomputed(),
+      saved_->isRecomputed() && !saved_->isOffloaded(),
       "ebb: ",
       saved_->origin(),
       " cannot be discarded: it is an input of the region, or its operator has the decision SAVE "

@@ -152,6 +152,10 @@ bool SavedTensor::isRecomputed() const {
   return recompute_ || parts_ != nullptr;
 }
 
+bool SavedTensor::isOffloaded() const {
+  return value_ && (value_->stash || value_->part);
+}
+
 // Note [One tensor for all unpacks]
 // For a saved tensor that needs no grad, eager's unpack gives the very tensor that it holds, so the
 // engine sees that a gradient which a backward function took from there is not its own to write to.

@@ -35,6 +35,9 @@ class SavedTensor {
   // Whether unpack makes its bytes again, or those of a part.
   bool isRecomputed() const;
 
+  // Whether its bytes, or a part of them, are away or about to be sent.
+  bool isOffloaded() const;
+
   // Whether unpack gives a tensor with a version counter of its own, not the packed one's.
   bool isRebuilt() const {
     return !kept_.defined();

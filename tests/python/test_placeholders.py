@@ -237,3 +237,12 @@ def test_discarding_twice():
     with pytest.raises(ValueError, match="discardable marked"):
         ebb.discard(y, restore_at=z)
     z.sum().backward()
+
+
+def test_an_offloaded_tensor_cannot_be_discarded(accelerator):
+    x = torch.randn(4, requires_grad=True)
+    with (
+        ebb.region(ebb.Policy(default=ebb.OFFLOAD)),
+        pytest.raises(ValueError, match="SAVE or OFFLOAD"),
+    ):
+        ebb.discardable(x.sin())
