@@ -424,6 +424,14 @@ c10::Storage Recorder::escapedStorage(const c10::intrusive_ptr<Value>& value) {
 void Recorder::emptyEscapes(const std::vector<at::Tensor>& results, bool onlyResults) {
   std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
   settle();
+  const auto differentiable = [](const at::Tensor& result) { return result.requires_grad(); };
+  const bool hasBackward = std::any_of(results.begin(), results.end(), differentiable) ||
+                           std::any_of(values_.begin(), values_.end(), [](const auto& entry) {
+                             return entry.second->handles > 0;
+                           });
+  if (!hasBackward) {
+    return;  // nothing would ever fill them again
+  }
   const auto isResult = [&](const c10::Storage& storage) {
     return std::any_of(results.begin(), results.end(), [&](const at::Tensor& result) {
       return result.has_storage() && result.storage().is_alias_of(storage);

@@ -182,6 +182,30 @@ def test_views_and_kept_values_stay_right():
     assert same_bits(holder.view, view)
 
 
+def test_without_gradients_nothing_is_emptied():
+    x = leaves((4, 3))[0]
+    holder = Holder()
+    with torch.no_grad():
+        ebb.region(escapes="placeholder")(with_attribute)(x, holder)
+        with ebb.region(escapes="placeholder"):
+            with_attribute(x, holder)
+    assert bytes_of(holder.hidden) == 96
+
+
+def test_what_numpy_shows_is_not_emptied():
+    x = leaves((4, 3))[0]
+    holder = Holder()
+
+    def block():
+        y = with_attribute(x, holder)
+        holder.array = holder.hidden.detach().numpy()
+        return y
+
+    y = ebb.region(escapes="placeholder")(block)()
+    assert (holder.array == (x * 2).sin().detach().numpy()).all()
+    y.sum().backward()
+
+
 def test_an_exception_empties_nothing():
     x = leaves((4, 3))[0]
     holder = Holder()
