@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -43,6 +43,38 @@ def _warn_hooks_disabled() -> None:
     )
 
 
+def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Whose memory a tensor shows: itself, or what a wrapper, a sparse or a nested one has."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _plain_tensors(getattr(tensor, name))
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    elif tensor.is_nested:
+        yield tensor.values()
+    else:
+        yield tensor
+
+
+def _leave_emptying_escapes(entered: int, results: list[torch.Tensor] | None) -> None:
+    with torch.no_grad():
+        plain = [tensor for result in results or () for tensor in _plain_tensors(result)]
+    differentiable = [t for t in results or () if t.requires_grad and not t.is_leaf]
+    escapes = _C.leave_region_emptying_escapes(
+        entered, plain, results is not None, bool(differentiable)
+    )
+    if escapes is not None and differentiable:
+
+        def refill(_gradient: torch.Tensor) -> None:
+            escapes.refill()
+
+        torch.autograd.graph.register_multi_grad_hook(differentiable, refill, mode="any")
+
+
 class region:
     """A region: inside it, ebb decides op by op what stays in memory until backward.
 
@@ -77,12 +109,13 @@ class region:
         >>> block(torch.ones(2, 3), w).sum().backward()
     """
 
-    __slots__ = ("_compiled", "_escapes", "_id", "_name", "_policy", "_results")
+    __slots__ = ("_compiled", "_escapes", "_id", "_name", "_passes_through", "_policy", "_results")
 
     def __init__(
         self, policy: Policy | None = None, name: str | None = None, *, escapes: str = "keep"
     ) -> None:
         self._id = 0
+        self._passes_through = False
         self._escapes = escapes
         self._results: list[torch.Tensor] | None = None
         self._policy = policy
@@ -105,6 +138,7 @@ class region:
                 "is one region: make another object to nest."
             )
         entered = _C.enter_region(self._compiled, self._name or "region")
+        self._passes_through = entered < 0
         if entered < 0:
             _warn_hooks_disabled()
             entered = -entered
@@ -122,21 +156,11 @@ class region:
         if not self._id:
             raise RuntimeError(f"ebb: region {self._name or 'region'!r} is not entered")
         entered, self._id = self._id, 0
-        if self._escapes == "keep" or kind is not None:
+        results, self._results = self._results, None
+        if self._escapes == "keep" or kind is not None or self._passes_through:
             _C.leave_region(entered)
         else:
-            self._empty_escapes(entered)
-
-    def _empty_escapes(self, entered: int) -> None:
-        results, self._results = self._results, None
-        escapes = _C.leave_region_emptying_escapes(entered, results or [], results is not None)
-        differentiable = [result for result in results or () if result.requires_grad]
-        if escapes is not None and differentiable:
-
-            def refill(_gradient: torch.Tensor) -> None:
-                escapes.refill()
-
-            torch.autograd.graph.register_multi_grad_hook(differentiable, refill, mode="any")
+            _leave_emptying_escapes(entered, results)
 
     def returns(self, *results: Any) -> None:
         """Name what the region returns, for ``escapes="placeholder"``: it keeps its memory.

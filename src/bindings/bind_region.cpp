@@ -65,10 +65,12 @@ void bindRegion(py::module_& module) {
       .def("refill", torch::wrap_pybind_function(&refill));
   module.def(
       "leave_region_emptying_escapes",
-      torch::wrap_pybind_function(
-          [](uint64_t id, const std::vector<at::Tensor>& results, bool onlyResults) {
-            return leaveRegionEmptyingEscapes({id}, results, onlyResults);
-          }));
+      torch::wrap_pybind_function([](uint64_t id,
+                                     const std::vector<at::Tensor>& results,
+                                     bool onlyResults,
+                                     bool hasBackward) {
+        return leaveRegionEmptyingEscapes({id}, results, onlyResults, hasBackward);
+      }));
   module.def("opaque_write_begins", torch::wrap_pybind_function(&opaqueWriteBegins));
   module.def("opaque_write_ends", torch::wrap_pybind_function(&opaqueWriteEnds));
   module.def(

@@ -27,14 +27,22 @@ Escaped emptyEscaped(
 
 void refillEscapes(Graph& graph) {
   while (!graph.escapes.empty()) {
-    const Escaped escaped = graph.escapes.back();
+    const Escaped escaped = std::move(graph.escapes.back());
+    graph.escapes.pop_back();
     Value& value = *escaped.value;
-    fillStorage(escaped.storage, materialise(graph, value));
+    c10::Storage bytes;
+    try {
+      bytes = materialise(graph, value);
+    } catch (const c10::Error& error) {
+      // Backward may not need it; whoever does gets the error.
+      emptyStorage(escaped.storage, error.what_without_backtrace());
+      continue;
+    }
+    fillStorage(escaped.storage, bytes);
     // Others can write to it from now on, so it is the value's home again, and counts versions.
     value.bytes = escaped.storage;
     value.address = escaped.storage.data();
     value.isPrivate = false;
-    graph.escapes.pop_back();
   }
   graph.hasEscapes.store(false, std::memory_order_relaxed);
 }

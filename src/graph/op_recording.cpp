@@ -222,17 +222,22 @@ void OpRecording::addInputs() {
   }
 }
 
+// Whether an op may read more of a storage than its argument shows: as_strided_copy and its like.
+bool OpRecording::readsBeyond(const OpTraits& op) {
+  return op.name.find("as_strided") != std::string::npos;
+}
+
 void OpRecording::addValue(Input& input, const at::Tensor& tensor) {
   input.wholeOverwrite = input.use == ArgUse::Overwrite && coversStorage(tensor);
   const auto& value = recorder_.currentValue(tensor);
   readsOpaque_ |= value->opaque;
   if (input.use == ArgUse::Read && value->keep && !value->bytes && !value->stash) {
     recorder_.keep(*value, tensor);
-    if (value->offload) {
+    if (value->offload && !readsBeyond(op_)) {
       value->part = Part::ofSmall(tensor);
     }
   } else if (value->part && !input.wholeOverwrite) {
-    if (input.use != ArgUse::Read || !value->part->isOf(tensor)) {
+    if (input.use != ArgUse::Read || readsBeyond(op_) || !value->part->isOf(tensor)) {
       recorder_.needAll(*value, tensor);
     }
   }

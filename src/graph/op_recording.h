@@ -49,6 +49,7 @@ class OpRecording {
   void makeRecipe();
   void addOthers();
   void addInputs();
+  static bool readsBeyond(const OpTraits& op);
   void addValue(Input& input, const at::Tensor& tensor);
   void prepareWrites();
   void lockAgain();

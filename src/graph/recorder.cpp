@@ -251,9 +251,9 @@ void Recorder::sweep() {
 }
 
 // Whether only the value and its handles hold its kept bytes: nobody else can write to them any
-// more, so no recipe is needed to make them again. Handles on a part hold none.
+// more, so no recipe is needed to make them again.
 bool Recorder::ownsItsBytes(const Value& value) {
-  return value.bytes && value.bytes.use_count() <= 1 + (value.part ? 0 : value.handles.load());
+  return value.bytes && value.bytes.use_count() <= 1 + (value.lent ? 0 : value.handles.load());
 }
 
 // Nobody can write to its bytes any more. Those that are to be sent may yet find no host memory.
@@ -372,6 +372,7 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   if (value->packed++ == 0 && value->born && !moves) {
     (kept ? counters_->bytesSaved : counters_->bytesDropped) += value->nbytes;
   }
+  value->lent |= moves;
   if (!kept || value->saved) {
     packed.value = value;
     packed.recompute = !kept;
@@ -421,16 +422,13 @@ c10::Storage Recorder::escapedStorage(const c10::intrusive_ptr<Value>& value) {
   return value->living();
 }
 
-void Recorder::emptyEscapes(const std::vector<at::Tensor>& results, bool onlyResults) {
+void Recorder::emptyEscapes(
+    const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward) {
   std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
   settle();
-  const auto differentiable = [](const at::Tensor& result) { return result.requires_grad(); };
-  const bool hasBackward = std::any_of(results.begin(), results.end(), differentiable) ||
-                           std::any_of(values_.begin(), values_.end(), [](const auto& entry) {
-                             return entry.second->handles > 0;
-                           });
-  if (!hasBackward) {
-    return;  // nothing would ever fill them again
+  const auto hasHandle = [](const auto& entry) { return entry.second->handles > 0; };
+  if (!hasBackward && std::none_of(values_.begin(), values_.end(), hasHandle)) {
+    return;
   }
   const auto isResult = [&](const c10::Storage& storage) {
     return std::any_of(results.begin(), results.end(), [&](const at::Tensor& result) {

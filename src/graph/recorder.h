@@ -49,8 +49,9 @@ class Recorder final : public Interceptor {
   void close();
 
   // Just before close(): empties what is held outside, but for the storages of `results`. With
-  // `onlyResults` false what no op has read counts as a result too.
-  void emptyEscapes(const std::vector<at::Tensor>& results, bool onlyResults);
+  // `onlyResults` false what no op has read counts as a result too. Does nothing if no backward
+  // would fill it again: there is no handle, and no `hasBackward`.
+  void emptyEscapes(const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward);
 
   const c10::intrusive_ptr<Graph>& graph() const {
     return graph_;

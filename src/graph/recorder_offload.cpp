@@ -18,6 +18,10 @@ namespace ebb {
 // left, the value is recomputed, or kept if it has no recipe.
 void Recorder::send(Value& value, const c10::Storage& storage) {
   value.offload = false;
+  if (storage.nbytes() != value.nbytes) {
+    value.part.reset();
+    return;  // somebody resized it: there is nothing to send
+  }
   const size_t nbytes = value.part ? value.part->nbytes() : value.nbytes;
   static const std::string kInput = "input";
   const auto account =

@@ -74,6 +74,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   bool offload = false;              // to be sent to the host: see Note [Offloaded values]
   bool writtenHere = false;          // a leaf from outside, in a state that this region wrote
   bool born = false;                 // made by an op inside the region: not an external side effect
+  bool lent = false;                 // handles on it hold no storage: they rely on `bytes`
   bool isPrivate = false;            // `bytes` is a buffer that only ebb writes
   bool tampered = false;             // a leaf that had changed unseen when its bytes were copied
   // Packed through a tensor whose version does not show all writes: a part of a wrapper, or an

@@ -116,11 +116,13 @@ class ThreadRegions {
   }
 
   c10::intrusive_ptr<Graph> emptyEscapes(
-      uint64_t id, const std::vector<at::Tensor>& results, bool onlyResults) {
-    if (frames_.size() != 1 || frames_.front().id != id || !opaque_.empty()) {
+      uint64_t id, const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward) {
+    // After a backward inside the region, gradients are among what outsiders hold.
+    const bool outermost = frames_.size() == 1 && frames_.front().id == id;
+    if (!outermost || !opaque_.empty() || ledgerSawBackward()) {
       return {};
     }
-    recorder_.emptyEscapes(results, onlyResults);
+    recorder_.emptyEscapes(results, onlyResults, hasBackward);
     return recorder_.graph()->hasEscapes ? recorder_.graph() : c10::intrusive_ptr<Graph>();
   }
 
@@ -238,8 +240,8 @@ void leaveRegion(RegionToken token) {
 }
 
 c10::intrusive_ptr<Graph> leaveRegionEmptyingEscapes(
-    RegionToken token, const std::vector<at::Tensor>& results, bool onlyResults) {
-  auto graph = threadRegions().emptyEscapes(token.id, results, onlyResults);
+    RegionToken token, const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward) {
+  auto graph = threadRegions().emptyEscapes(token.id, results, onlyResults, hasBackward);
   leaveRegion(token);
   return graph;
 }

@@ -33,7 +33,7 @@ EBB_API void leaveRegion(RegionToken token);
 // The same, and if it is the outermost region, gives up the memory of what is still referenced and
 // can be recomputed: see Note [Escapes]. Returns the graph if there was any such value, else null.
 EBB_API c10::intrusive_ptr<Graph> leaveRegionEmptyingEscapes(
-    RegionToken token, const std::vector<at::Tensor>& results, bool onlyResults);
+    RegionToken token, const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward);
 
 // Fills again what that emptied, unless it has been done.
 EBB_API void refill(Graph& graph);

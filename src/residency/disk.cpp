@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <fcntl.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,6 +35,24 @@ int openIn(const std::string& directory, int flags) {
     ::unlink(name.c_str());
   }
   return named;
+}
+
+// Somebody may free memory while it is written: that must be an error and not a crash.
+bool copyIfThere(char* to, const char* from, size_t nbytes) {
+  for (size_t done = 0; done < nbytes;) {
+    const iovec local{to + done, nbytes - done};
+    const iovec remote{const_cast<char*>(from) + done, nbytes - done};
+    const ssize_t now = ::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0);
+    if (now < 0 && errno != EFAULT) {
+      std::memcpy(to + done, from + done, nbytes - done);  // not allowed here
+      return true;
+    }
+    if (now <= 0) {
+      return false;
+    }
+    done += static_cast<size_t>(now);
+  }
+  return true;
 }
 
 // Room in a file; the context of a storage without memory.
@@ -158,7 +177,9 @@ std::string DiskFile::error(const char* what, size_t nbytes, int number) const {
 std::string DiskFile::write(size_t offset, const char* from, size_t nbytes, char* buffer) {
   for (size_t at = 0; at < nbytes; at += kBuffer) {
     const size_t count = std::min(nbytes - at, kBuffer);
-    std::memcpy(buffer, from + at, count);
+    if (!copyIfThere(buffer, from + at, count)) {
+      return "its memory was freed meanwhile";
+    }
     const size_t whole = roundUp(count);
     for (size_t written = 0; written < whole;) {
       const ssize_t now = ::pwrite(
@@ -332,10 +353,11 @@ void Disk::configure(const std::string& directory, size_t limit) {
   limit_ = limit;
 }
 
-bool Disk::adoptProcess() {
+// In a child of fork() there are no threads, and the parent uses the file: gets others.
+void Disk::adoptProcess() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (process_ == ::getpid()) {
-    return false;
+    return;
   }
   process_ = ::getpid();
   writes_ = std::make_shared<Queue>();
@@ -347,7 +369,6 @@ bool Disk::adoptProcess() {
       TORCH_WARN(error.what_without_backtrace(), " Values are recomputed or kept instead.");
     }
   }
-  return true;
 }
 
 bool Disk::isOpen() {

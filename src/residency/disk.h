@@ -96,10 +96,6 @@ class Disk {
 
   bool isOpen();
 
-  // In a child of fork() there are no threads, and the parent uses the file: gets others. True if
-  // this was the first call in such a child: no room from before may be written to.
-  bool adoptProcess();
-
   // Room for `nbytes`, as a storage without memory. Null if there is none.
   c10::Storage allocate(size_t nbytes);
 
@@ -129,6 +125,7 @@ class Disk {
   class Queue;
 
   Disk();
+  void adoptProcess();
   EventPtr start(
       bool isWrite,
       const c10::Storage& room,

@@ -1,6 +1,9 @@
 #include "residency/offload.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "residency/disk.h"
@@ -26,14 +29,40 @@ Offload& Offload::get() {
   return *instance;
 }
 
+Offload::Offload() : process_(::getpid()) {
+}
+
+Offload::Lock::Lock(Offload& engine) : engine_(engine) {
+  engine_.mutex_.lock();
+  ++engine_.depth_;
+}
+
+Offload::Lock::~Lock() {
+  std::vector<c10::Storage> dropped;
+  if (--engine_.depth_ == 0) {
+    dropped.swap(engine_.dropped_);
+  }
+  engine_.mutex_.unlock();
+}
+
+void Offload::drop(c10::Storage& storage) {
+  if (storage) {
+    dropped_.push_back(std::move(storage));
+    storage = c10::Storage();
+  }
+}
+
 void Offload::configure(const OffloadSettings& settings) {
-  std::lock_guard<std::recursive_mutex> lock(mutex_);
+  const Lock lock(*this);
   Disk::get().configure(settings.disk, settings.diskLimit);
+  if (settings.disk != settings_.disk || settings.diskLimit != settings_.diskLimit) {
+    pool_.trim();  // what is free of it may be room in the old file
+  }
   settings_ = settings;
 }
 
 OffloadSettings Offload::settings() {
-  std::lock_guard<std::recursive_mutex> lock(mutex_);
+  const Lock lock(*this);
   return settings_;
 }
 
@@ -43,7 +72,7 @@ void Offload::setOptOut(bool (*optedOut)(const at::Tensor&)) {
 
 bool Offload::takes(const at::Tensor& tensor) {
   {
-    std::lock_guard<std::recursive_mutex> lock(mutex_);
+    const Lock lock(*this);
     if (tensor.storage().nbytes() < std::max<size_t>(settings_.minBytes, 1)) {
       return false;
     }
@@ -65,7 +94,7 @@ bool Offload::takes(const at::Tensor& tensor) {
 
 StashPtr Offload::send(
     const c10::Storage& storage, size_t nbytes, const TransferAccountPtr& account) {
-  std::lock_guard<std::recursive_mutex> lock(mutex_);
+  const Lock lock(*this);
   reap();
   const c10::Device device = storage.device();
   c10::Storage host = hostMemory(nbytes, device);
@@ -81,15 +110,17 @@ StashPtr Offload::send(
   ++count_;
   kept_.push_back(stash.get());
   while (kept_.size() > settings_.keepLast) {
-    const auto first = StashPtr::reclaim_copy(kept_.front());
+    const StashPtr first = ifAlive(kept_.front());
     kept_.pop_front();
-    startLeaving(first);
+    if (first) {
+      startLeaving(first);
+    }
   }
   return stash;
 }
 
 c10::Storage Offload::fetch(Stash& stash, const c10::Storage& living) {
-  std::lock_guard<std::recursive_mutex> lock(mutex_);
+  const Lock lock(*this);
   reap();
   using State = Stash::State;
   if (stash.state_ == State::Back) {
@@ -108,6 +139,7 @@ c10::Storage Offload::fetch(Stash& stash, const c10::Storage& living) {
     if (stash.state_ == State::Returning) {
       held_.push_back({stash.returned_, stash.packedOn_, std::move(stash.onDevice_), {}});
     }
+    drop(stash.onDevice_);
     stash.onDevice_ = living;
   } else if (!onDevice) {
     if (stash.state_ != State::Returning) {
@@ -139,21 +171,38 @@ c10::Storage Offload::fetch(Stash& stash, const c10::Storage& living) {
 }
 
 void Offload::beforeWrite(Stash& stash) {
-  std::lock_guard<std::recursive_mutex> lock(mutex_);
+  const Lock lock(*this);
   if (stash.state_ == Stash::State::Kept) {
     keepNoMore(stash);
     startLeaving(StashPtr::reclaim_copy(&stash));
   }
   if (stash.state_ == Stash::State::Leaving) {
     transfer().wait(transfer().computeStream(stash.device_), stash.left_);
-    checkDone(stash, *stash.left_);
     const auto self = StashPtr::reclaim_copy(&stash);
+    if (!stash.left_->error().empty()) {
+      keepCopy(stash);
+      return;
+    }
     leaving_.erase(std::find(leaving_.begin(), leaving_.end(), self));
     leavingBytes_ -= stash.nbytes_;
     held_.push_back({stash.left_, stash.packedOn_, std::move(stash.onDevice_), {}});
     stash.state_ = Stash::State::Away;
     list(stash, &away_);
   }
+}
+
+// It could not leave, and its storage is about to be written.
+void Offload::keepCopy(Stash& stash) {
+  const auto self = StashPtr::reclaim_copy(&stash);
+  TORCH_WARN("ebb: ", stash.account_->of, ", stays in memory: ", stash.left_->error());
+  leaving_.erase(std::find(leaving_.begin(), leaving_.end(), self));
+  leavingBytes_ -= stash.nbytes_;
+  c10::Storage copy = transfer().allocateOnDevice(stash.nbytes_, stash.device_);
+  std::memcpy(copy.mutable_data(), stash.onDevice_.data(), stash.nbytes_);
+  drop(stash.onDevice_);
+  stash.address_ = copy.data();
+  stash.onDevice_ = std::move(copy);
+  stash.state_ = Stash::State::Kept;
 }
 
 void Offload::keepNoMore(Stash& stash) {
@@ -179,9 +228,16 @@ void Offload::giveHostMemory(Stash& stash) {
   }
 }
 
+StashPtr Offload::ifAlive(Stash* listed) {
+  auto weak = c10::weak_intrusive_ptr<Stash>::reclaim(listed);
+  StashPtr stash = weak.lock();
+  weak.release();
+  return stash;
+}
+
 // Nobody will ask for it. Lists of copies that are under way hold references, so it is in none.
 void Offload::forget(Stash& stash) {
-  std::lock_guard<std::recursive_mutex> lock(mutex_);
+  const Lock lock(*this);
   keepNoMore(stash);
   notAhead(stash);
   list(stash, nullptr);
@@ -191,12 +247,12 @@ void Offload::forget(Stash& stash) {
   if (stash.onHost_) {
     giveHostMemory(stash);
   }
-  stash.onDisk_ = c10::Storage();
-  stash.onDevice_ = c10::Storage();
+  drop(stash.onDisk_);
+  drop(stash.onDevice_);
 }
 
 void Offload::drain() {
-  std::lock_guard<std::recursive_mutex> lock(mutex_);
+  const Lock lock(*this);
   for (const StashPtr& stash : leaving_) {
     transfer().finish(*stash->left_);
   }
@@ -217,7 +273,7 @@ void Offload::drain() {
 }
 
 OffloadStats Offload::stats() {
-  std::lock_guard<std::recursive_mutex> lock(mutex_);
+  const Lock lock(*this);
   reap();
   OffloadStats now = stats_;
   if (&transfer() != &diskTransfer()) {

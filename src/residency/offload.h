@@ -12,6 +12,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "ebb/ebb.h"
 #include "report/transfer_account.h"
@@ -54,19 +55,19 @@ class EBB_API Stash final : public c10::intrusive_ptr_target {
   const c10::Stream packedOn_;  // the compute stream when it was sent: backward will run there
   const TransferAccountPtr account_;  // where its transfers are booked
   State state_ = State::Kept;
-  bool lost_ = false;          // its storage got other memory before the copy was known done
-  bool ahead_ = false;         // counted in Offload::aheadBytes_
-  c10::Storage onDevice_;      // null while it is away
-  const void* const address_;  // of the bytes that were sent
-  c10::Storage onHost_;        // null when it is not needed any more
-  c10::Storage onDisk_;        // room on disk; null but while it is needed
-  EventPtr left_;              // the end of the copy to the host
-  EventPtr written_;           // the end of the copy to disk
-  EventPtr read_;              // the end of the copy from disk
-  EventPtr returned_;          // the end of the copy back
-  uint64_t sequence_ = 0;      // numbers them in the order of sending
-  BySequence* in_ = nullptr;   // Offload::away_ or spilled_, if it is in one of them
-  BySequence::iterator at_;    // there
+  bool lost_ = false;         // its storage got other memory before the copy was known done
+  bool ahead_ = false;        // counted in Offload::aheadBytes_
+  c10::Storage onDevice_;     // null while it is away
+  const void* address_;       // of the bytes that were sent
+  c10::Storage onHost_;       // null when it is not needed any more
+  c10::Storage onDisk_;       // room on disk; null but while it is needed
+  EventPtr left_;             // the end of the copy to the host
+  EventPtr written_;          // the end of the copy to disk
+  EventPtr read_;             // the end of the copy from disk
+  EventPtr returned_;         // the end of the copy back
+  uint64_t sequence_ = 0;     // numbers them in the order of sending
+  BySequence* in_ = nullptr;  // Offload::away_ or spilled_, if it is in one of them
+  BySequence::iterator at_;   // there
 };
 using StashPtr = c10::intrusive_ptr<Stash>;
 
@@ -93,6 +94,15 @@ using StashPtr = c10::intrusive_ptr<Stash>;
 // static mode it never does: the compute stream waits in its place, memory is then free for what
 // comes after on that stream, and when nothing is away any more all work has come back to the
 // compute stream, as a capture demands. Host memory is never freed, since a graph has its address.
+//
+// Note [Lists of what may be dying]
+// kept_, away_ and spilled_ do not keep a stash alive. Another thread may be dropping the last
+// reference, and wait for the lock to take the stash from the list. So whoever finds it there asks.
+//
+// Note [Nothing dies under the engine's lock]
+// The last reference to a storage may take the GIL, if Python has seen it, and whoever holds the
+// GIL may wait for the engine. So what the engine lets go is collected, and dropped when its lock
+// has been given back.
 class EBB_API Offload {
  public:
   static Offload& get();
@@ -126,6 +136,17 @@ class EBB_API Offload {
  private:
   friend class Stash;
 
+  class Lock {
+   public:
+    explicit Lock(Offload& engine);
+    ~Lock();
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+   private:
+    Offload& engine_;
+  };
+
   // Memory that must live until an event.
   struct Held {
     EventPtr until;
@@ -134,7 +155,7 @@ class EBB_API Offload {
     c10::Storage onHost;  // goes back to the pool
   };
 
-  Offload() = default;
+  Offload();
   c10::Storage hostMemory(size_t nbytes, c10::Device device);
   bool makeRoom(size_t nbytes);
   bool startSpilling(Stash& stash);
@@ -155,31 +176,37 @@ class EBB_API Offload {
   void moveToStream(Stash& stash, c10::Stream compute);
   void notAhead(Stash& stash);
   void keepNoMore(Stash& stash);
+  void keepCopy(Stash& stash);
   void giveHostMemory(Stash& stash);
   void reap();
   void reapDone();
   void reapUnused();
   void letGo();
+  void drop(c10::Storage& storage);
   void joinAll();
   void forget(Stash& stash);
+  static StashPtr ifAlive(Stash* listed);
 
   std::recursive_mutex mutex_;  // guards everything; recursive: the last reference may go here
   OffloadSettings settings_;    // from configure()
   bool (*optedOut_)(const at::Tensor&) = nullptr;
-  HostPool pool_;                   // host memory, in use and free
-  size_t count_ = 0;                // of those that were sent and not fetched
-  uint64_t lastSequence_ = 0;       // of the stash that was sent last
-  std::deque<Stash*> kept_;         // the last ones, of which no copy was made
-  std::deque<StashPtr> leaving_;    // in the order of their copies
-  Stash::BySequence away_;          // on the host and not on their way anywhere
-  Stash::BySequence spilled_;       // on disk
-  std::deque<StashPtr> spilling_;   // in the order of their writes
-  std::deque<StashPtr> reading_;    // in the order of their reads
-  std::deque<StashPtr> returning_;  // in the order of their copies back
-  std::deque<Held> held_;           // in the order of their events
-  size_t leavingBytes_ = 0;         // of leaving_
-  size_t aheadBytes_ = 0;           // fetched ahead and not asked for yet
-  OffloadStats stats_;              // counts
+  HostPool pool_;                      // host memory, in use and free
+  size_t count_ = 0;                   // of those that were sent and not fetched
+  uint64_t lastSequence_ = 0;          // of the stash that was sent last
+  std::deque<Stash*> kept_;            // the last ones, of which no copy was made
+  std::deque<StashPtr> leaving_;       // in the order of their copies
+  Stash::BySequence away_;             // on the host and not on their way anywhere
+  Stash::BySequence spilled_;          // on disk
+  std::deque<StashPtr> spilling_;      // in the order of their writes
+  std::deque<StashPtr> reading_;       // in the order of their reads
+  std::deque<StashPtr> returning_;     // in the order of their copies back
+  std::deque<Held> held_;              // in the order of their events
+  size_t leavingBytes_ = 0;            // of leaving_
+  size_t aheadBytes_ = 0;              // fetched ahead and not asked for yet
+  OffloadStats stats_;                 // counts
+  size_t depth_ = 0;                   // how often the lock is held
+  int process_;                        // whose host memory this is
+  std::vector<c10::Storage> dropped_;  // see Note [Nothing dies under the engine's lock]
 };
 
 }  // namespace ebb

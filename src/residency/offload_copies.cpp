@@ -1,4 +1,6 @@
 // The copies of the offload engine: see Note [The order of offloading].
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -58,7 +60,7 @@ void Offload::hasLeft() {
   }
   stash->lost_ = !stash->hasWhatWasSent();
   stash->state_ = Stash::State::Away;
-  stash->onDevice_ = c10::Storage();
+  drop(stash->onDevice_);
   list(*stash, &away_);
 }
 
@@ -90,9 +92,12 @@ void Offload::takeReturning(Stash& stash, c10::Stream compute) {
   checkDone(stash, *stash.returned_);
   if (settings_.isStatic) {
     const auto self = StashPtr::reclaim_copy(&stash);
-    returning_.erase(std::find(returning_.begin(), returning_.end(), self));
-    via.wait(via.outStream(stash.device_), stash.returned_);
-    pool_.give(std::move(stash.onHost_));
+    const auto place = std::find(returning_.begin(), returning_.end(), self);
+    if (place != returning_.end()) {  // else it was known to be done before the mode was static
+      returning_.erase(place);
+      via.wait(via.outStream(stash.device_), stash.returned_);
+      pool_.give(std::move(stash.onHost_));
+    }
   }
 }
 
@@ -124,9 +129,14 @@ Stash* Offload::lastBefore(uint64_t sequence) const {
 
 // Backward goes the other way: what was sent before is needed next.
 void Offload::fetchAhead(uint64_t sequence, c10::Stream compute) {
-  for (Stash* next = lastBefore(sequence); next != nullptr; next = lastBefore(next->sequence_)) {
+  while (Stash* next = lastBefore(sequence)) {
+    sequence = next->sequence_;
     if (aheadBytes_ + next->nbytes_ > settings_.prefetchBytes) {
       return;
+    }
+    const StashPtr alive = ifAlive(next);
+    if (!alive) {
+      continue;
     }
     if (next->state_ == Stash::State::Spilled) {
       c10::Storage memory = pool_.take(next->nbytes_, next->device_);
@@ -135,7 +145,7 @@ void Offload::fetchAhead(uint64_t sequence, c10::Stream compute) {
       }
       startReading(*next, std::move(memory));
     } else if (next->packedOn_ == compute && !next->lost_) {
-      startReturning(StashPtr::reclaim_copy(next));
+      startReturning(alive);
       next->ahead_ = true;
       aheadBytes_ += next->nbytes_;
     }
@@ -156,8 +166,9 @@ void Offload::list(Stash& stash, Stash::BySequence* where) {
 }
 
 void Offload::reap() {
-  if (&transfer() == &diskTransfer() && Disk::get().adoptProcess()) {
-    pool_.trim();
+  if (&transfer() == &diskTransfer() && process_ != ::getpid()) {
+    process_ = ::getpid();
+    pool_.trim();  // free room in the parent's file
   }
   if (settings_.isStatic) {
     reapUnused();
@@ -189,6 +200,7 @@ void Offload::reapDone() {
 void Offload::letGo() {
   Held held = std::move(held_.front());
   held_.pop_front();
+  drop(held.onDevice);
   if (held.onHost) {
     pool_.give(std::move(held.onHost));
   }

@@ -32,11 +32,14 @@ bool Offload::makeRoom(size_t nbytes) {
     freeing += stash->nbytes_;
   }
   while (freeing < wanted && !away_.empty()) {
-    Stash& first = *away_.begin()->second;
-    if (!transfer().isDone(*first.left_) || !startSpilling(first)) {
+    const StashPtr first = ifAlive(away_.begin()->second);
+    if (!first) {
+      list(*away_.begin()->second, nullptr);
+    } else if (transfer().isDone(*first->left_) && startSpilling(*first)) {
+      freeing += first->nbytes_;
+    } else {
       break;
     }
-    freeing += first.nbytes_;
   }
   ++stats_.hostWaits;
   if (!spilling_.empty()) {

@@ -8,7 +8,9 @@ import pytest
 import torch
 from exactness import leaves, same_bits
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import gelu
+from torch.testing._internal.two_tensor import TwoTensor
 
 import ebb
 
@@ -244,3 +246,94 @@ def test_wrong_values():
         ebb.apply(nn.Linear(2, 2), escapes="drop")
     with pytest.raises(RuntimeError, match="is not entered"):
         ebb.region(escapes="placeholder").returns(torch.ones(2))
+
+
+def wrapped(s):
+    return TwoTensor(s, s.cos())
+
+
+def sparse(s):
+    return torch.sparse_coo_tensor(torch.arange(4)[None], s, (4, 3))
+
+
+def nested(s):
+    return torch.nested.nested_tensor_from_jagged(s, torch.tensor([0, 1, 4]))
+
+
+@pytest.mark.parametrize("result", [wrapped, sparse, nested])
+def test_what_results_consist_of_stays(result):
+    def block(x):
+        s = (x * 2).sin()
+        t = s.cos()
+        return result(s), t
+
+    x = leaves((4, 3))[0]
+    found = ebb.region(escapes="placeholder")(block)(x)[0]
+    inner = {"wrapped": "a", "sparse": "_values", "nested": "values"}[result.__name__]
+    part = getattr(found, inner)
+    assert same_bits(part if result is wrapped else part(), (x * 2).sin())
+
+
+def test_a_returned_parameter_collects_no_hooks():
+    w = nn.Parameter(torch.randn(4))
+    holder = Holder()
+    for _ in range(3):
+        y, _ = ebb.region(escapes="placeholder")(lambda: (with_attribute(w, holder), w))()
+        y.sum().backward()
+    assert not w._backward_hooks
+
+
+@pytest.mark.parametrize("escapes", ["keep", "placeholder"])
+def test_a_region_object_forgets_its_results(escapes):
+    x = leaves((4, 3))[0]
+    region = ebb.region(escapes=escapes)
+    with contextlib.suppress(ZeroDivisionError), region:
+        y = x.sin()
+        region.returns(y)
+        watch = StorageWeakRef(y.untyped_storage())
+        del y
+        raise ZeroDivisionError
+    assert watch.expired()
+    with region:
+        z = x.sin().cos()
+    z.sum().backward()
+
+
+def test_what_cannot_be_computed_again_stops_no_backward_that_does_without():
+    x, buffer = torch.randn(4, requires_grad=True), torch.randn(4)
+    holder = Holder()
+
+    def block():
+        holder.stat = (buffer * 2).sin()
+        holder.stat.cos()
+        return (x * 2).sin()
+
+    y = ebb.region(escapes="placeholder")(block)()
+    buffer.add_(1)
+    assert same_bits(torch.autograd.grad(y.sum(), x)[0], 2 * (x * 2).cos())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        holder.stat.sum()
+
+
+@pytest.mark.filterwarnings("ignore:ebb. saved-tensor hooks are disabled")
+def test_where_hooks_are_disabled_nothing_is_emptied():
+    x = leaves((4, 3))[0]
+    with (
+        torch.autograd.graph.disable_saved_tensors_hooks("no"),
+        ebb.region(escapes="placeholder"),
+    ):
+        y = (x * 2).sin().cos() * 2
+    y.sum().backward()
+
+
+def test_gradients_of_a_backward_inside_stay():
+    w = nn.Parameter(torch.randn(4))
+
+    @ebb.region(escapes="placeholder")
+    def step():
+        loss = (w * 2).sin().sum()
+        loss.backward()
+        return loss
+
+    step()
+    assert same_bits(w.grad, 2 * (w * 2).cos())

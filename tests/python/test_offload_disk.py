@@ -352,7 +352,7 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned):
         assert "ebb.offload.configure(disk='')" in message
 
 
-@pytest.mark.parametrize("first", ["forward", "backward"])
+@pytest.mark.parametrize("first", ["forward", "backward", "configure"])
 def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
     program = (
         "import os, sys, torch, ebb\n"
@@ -367,10 +367,13 @@ def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
         "def check(y):\n"
         "    g = torch.autograd.grad(y, x)[0]\n"
         "    assert torch.equal(g, torch.autograd.grad(f(x), x)[0])\n"
+        "for _ in range(3): check(forward())\n"
         "y = forward()\n"
         "ebb._C.drain_offload(); ebb.offload.stats()\n"
         "child = os.fork()\n"
-        "if child != 0 or sys.argv[2] == 'forward':\n"
+        "if child == 0 and sys.argv[2] == 'configure':\n"
+        "    ebb.offload.configure(prefetch_bytes=4000)\n"
+        "if child != 0 or sys.argv[2] != 'backward':\n"
         "    check(forward())\n"
         "if child == 0:\n"
         "    try:\n"
@@ -422,3 +425,64 @@ def test_more_files_than_fit_in_the_table_of_descriptors(disk):
         gradients(y, x)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_another_folder_is_used_at_once(tmp_path, disk):
+    x = torch.randn(1000, requires_grad=True)
+    expected = gradients(chain_of_sines(x).sum(), x)[0]
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        ebb.offload.configure(disk=folder)
+        for _ in range(2):
+            with ebb.region(OFFLOAD_ALL):
+                y = chain_of_sines(x).sum()
+            assert ebb.offload.stats()["disk_bytes_used"] > 0
+            assert torch.equal(gradients(y, x)[0], expected)
+    ebb._C.drain_offload()
+    ebb.offload.configure(disk="")
+    with pytest.raises(AssertionError, match="no file is open"):
+        descriptor_of_the_file(tmp_path)
+
+
+def test_the_folder_may_change_while_values_are_away(tmp_path, disk):
+    x = torch.randn(1000, requires_grad=True)
+    expected = gradients(chain_of_sines(x).sum(), x)[0]
+    (tmp_path / "b").mkdir()
+    for folder in ("", tmp_path / "b", ""):
+        with ebb.region(OFFLOAD_ALL):
+            y = chain_of_sines(x).sum()
+        ebb.offload.configure(disk=folder)
+        assert torch.equal(gradients(y, x)[0], expected)
+
+
+def test_memory_that_is_freed_while_it_is_written(disk):
+    """An error, not a crash."""
+    x = torch.randn(16 * MIB, requires_grad=True)
+    with ebb.region(ebb.Policy({"aten::sin": ebb.OFFLOAD})):
+        h = x.sin()
+        y = h.cos()
+    h.untyped_storage().resize_(0)
+    del h
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(RuntimeError, match="freed or resized while it was being copied"):
+            gradients(y.sum(), x)
+        ebb._C.drain_offload()
+
+
+def test_a_write_that_fails_before_the_tensor_is_written(disk):
+    """The old state is needed and could not leave: it is copied."""
+    x = torch.randn(1000, requires_grad=True)
+    preallocate(x)
+    with (
+        replaced_by("/dev/full", descriptor_of_the_file(disk), os.O_RDWR),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        with ebb.region(OFFLOAD_ALL):
+            h = x * 2
+            h.sin()  # sends h; nothing comes of it
+            y = (h * 3).sin()
+            with torch.no_grad():
+                h.zero_()
+        assert torch.equal(gradients(y.sum(), x)[0], gradients((x * 2 * 3).sin().sum(), x)[0])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -146,3 +148,35 @@ def test_a_fetch_ahead_that_finds_no_memory_does_no_harm(accelerator):
         torch.autograd.grad(y.sum(), x, retain_graph=True)
     accelerator.fail_allocations_after(1 << 30)
     assert torch.equal(gradients(y.sum(), x)[0], expected)
+
+
+def test_storages_that_python_has_seen_do_not_deadlock_threads():
+    """Their last reference takes the GIL, and whoever holds that may wait for the engine."""
+    program = (
+        "import threading, time, torch, ebb\n"
+        "from ebb._testing import fake_accelerator\n"
+        "class Save(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(ctx, x): ctx.save_for_backward(x); return x * 2\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, g): return g * 2\n"
+        "def f(x):\n"
+        "    for _ in range(20):\n"
+        "        x = x.sin(); x.untyped_storage(); x = Save.apply(x); x.untyped_storage()\n"
+        "    return x\n"
+        "def work(trains):\n"
+        "    x = torch.randn(2000, requires_grad=True)\n"
+        "    until = time.time() + 5\n"
+        "    while time.time() < until:\n"
+        "        with ebb.region(ebb.Policy(default=ebb.OFFLOAD)): y = f(x)\n"
+        "        if trains: torch.autograd.grad(y.sum(), x)\n"
+        "with fake_accelerator(in_flight_bytes=0):\n"
+        "    threads = [threading.Thread(target=work, args=(k,)) for k in (True, False)]\n"
+        "    for t in threads: t.start()\n"
+        "    for t in threads: t.join()\n"
+        "print('done')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "done\n", done.stderr

@@ -157,3 +157,53 @@ def test_a_part_for_which_there_is_no_room_is_recomputed():
         assert torch.equal(gradients(y.sum(), x)[0], gradients((x + 1)[3].sin().sum(), x)[0])
         assert fake.counts()["copies_out"] == 0
         assert ebb.stats()["total"]["ops_replayed"] == 1
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 30])
+def test_an_input_of_which_a_part_found_no_room_is_written_after_the_region(limit):
+    """The handle on the part holds no storage, so the program's own reference must not count as
+    the handle's."""
+    w = torch.randn(400, 10, requires_grad=True)
+    with fake_accelerator(pinned_limit=limit):
+        x = w * 1.5
+        with ebb.region(ebb.Policy(inputs=ebb.OFFLOAD)):
+            a = x[3:100].sin()
+            b = (x[3:100] * 2).cos()
+            large = torch.zeros(1 << 22, requires_grad=True)
+            for _ in range(2):
+                (large * 2).sin()  # reads so much that the map is swept
+        with torch.no_grad():
+            x.mul_(3)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradients(b.sum(), w)
+        del a
+
+
+def test_an_op_that_reads_beyond_its_argument(accelerator):
+    def through_a_row(x):
+        h = x + 1
+        every = torch.as_strided_copy(h[3].detach(), (10, 10), (10, 1), 0)
+        return (x * every.sin()).sum()
+
+    x = torch.randn(10, 10, requires_grad=True)
+    with ebb.region(SUMS):
+        y = through_a_row(x)
+    finish_copies(accelerator)
+    assert same_bits(gradients(y, x)[0], gradients(through_a_row(x), x)[0])
+
+
+@pytest.mark.parametrize("reads", [lambda h: h[3].sin(), lambda h: (h * 2).cos()])
+@pytest.mark.parametrize("policy", [SUMS, OFFLOAD_ALL], ids=["sums", "all"])
+def test_storage_that_is_freed_in_the_region_is_not_sent(accelerator, reads, policy):
+    x = torch.randn(10, 10, requires_grad=True)
+    with ebb.region(policy):
+        h = x + 1
+        y = reads(h)
+        storage, nbytes = h.untyped_storage(), h.untyped_storage().nbytes()
+        storage.resize_(0)
+    storage.resize_(nbytes)
+    with torch.no_grad():
+        h.data.copy_(x + 1)
+    finish_copies(accelerator)
+    assert accelerator.take_violations() == []
+    assert same_bits(gradients(y.sum(), x)[0], gradients(reads(x + 1).sum(), x)[0])

@@ -102,3 +102,34 @@ def test_a_write_into_what_was_sent():
 def test_wrong_values():
     with pytest.raises(TypeError, match="static must be a bool"):
         ebb.offload.configure(static=1)
+
+
+class Keeper(torch.nn.Module):
+    def forward(self, x):
+        self.hidden = (x * 2).sin() * 3
+        return (self.hidden.cos() * 2).sin()
+
+
+def test_a_saved_value_that_is_still_alive():
+    """It was fetched ahead, and then is not needed: its tensor lives."""
+    x = torch.randn(1000, requires_grad=True)
+    model = Keeper()
+    expected = gradients(model(x).sum(), x)[0]
+    with fake_accelerator(static=True, in_flight_bytes=0), ebb.apply(model, OFFLOAD_ALL):
+        for _ in range(3):
+            assert torch.equal(gradients(model(x).sum(), x)[0], expected)
+
+
+def test_the_mode_may_change_between_forward_and_backward():
+    x = torch.randn(8, requires_grad=True)
+    expected = gradients(chain_of_sines(x, 6).sum(), x)[0]
+    with fake_accelerator() as fake:
+        for static in (True, False, True):
+            with ebb.region(OFFLOAD_ALL):
+                y = chain_of_sines(x, 6)
+            fake.advance(1000)
+            assert y.grad_fn._saved_self is not None  # fetches the others ahead
+            fake.advance(1000)
+            ebb.offload.stats()
+            ebb.offload.configure(static=static)
+            assert torch.equal(gradients(y.sum(), x)[0], expected)
