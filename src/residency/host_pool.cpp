@@ -60,8 +60,9 @@ void HostPool::give(c10::Storage memory) {
   }
 }
 
-void HostPool::setLimit(size_t bytes) {
+void HostPool::setLimit(size_t bytes, bool retain) {
   limit_ = bytes;
+  retain_ = retain;
   freeUntil(limit_);
 }
 
@@ -71,6 +72,9 @@ void HostPool::trim() {
 
 // Largest first: the fewest that make room.
 void HostPool::freeUntil(size_t bytes) {
+  if (retain_) {
+    return;
+  }
   while (held_ > bytes && !free_.empty()) {
     const auto largest = std::prev(free_.end());
     held_ -= largest->first;

@@ -20,8 +20,9 @@ class HostPool {
   // Memory from take() that no copy uses any more.
   void give(c10::Storage memory);
 
-  // Bytes that may be held; memory in use is never taken away.
-  void setLimit(size_t bytes);
+  // Bytes that may be held; memory in use is never taken away. With `retain` nor is memory that is
+  // not: it is only used again.
+  void setLimit(size_t bytes, bool retain);
 
   // Frees what is not in use.
   void trim();
@@ -37,9 +38,10 @@ class HostPool {
   void freeUntil(size_t bytes);
 
   std::map<size_t, std::vector<c10::Storage>> free_;  // by size
-  size_t limit_ = 0;                                  // bytes
-  size_t held_ = 0;                                   // bytes, in use or not
-  size_t used_ = 0;                                   // bytes in use
+  bool retain_ = false;
+  size_t limit_ = 0;  // bytes
+  size_t held_ = 0;   // bytes, in use or not
+  size_t used_ = 0;   // bytes in use
 };
 
 }  // namespace ebb

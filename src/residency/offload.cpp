@@ -269,6 +269,7 @@ void Offload::drain() {
     asDiskEvent(stash->read_).wait();
   }
   reapDone();
+  pool_.setLimit(0, false);
   pool_.trim();
 }
 

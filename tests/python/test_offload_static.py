@@ -133,3 +133,14 @@ def test_the_mode_may_change_between_forward_and_backward():
             ebb.offload.stats()
             ebb.offload.configure(static=static)
             assert torch.equal(gradients(y.sum(), x)[0], expected)
+
+
+def test_host_memory_is_never_freed():
+    """A captured graph has its address. What finds no room is recomputed."""
+    large, small = (torch.randn(n, requires_grad=True) for n in (1000, 10))
+    with fake_accelerator(static=True, pinned_limit=5 * 4000) as fake:
+        for x in (large, small, large):
+            with ebb.region(OFFLOAD_ALL):
+                y = chain_of_sines(x, 3).sum()
+            assert torch.equal(gradients(y, x)[0], gradients(chain_of_sines(x, 3).sum(), x)[0])
+            assert fake.counts()["host_bytes"] == 5 * 4000
