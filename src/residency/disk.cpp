@@ -306,7 +306,9 @@ class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
       Job job = std::move(jobs_.front());
       jobs_.pop_front();
       lock.unlock();
-      job.done->done(run(job, buffer.get()));
+      std::string error = run(job, buffer.get());
+      job.file.reset();  // whoever waits may want it closed
+      job.done->done(std::move(error));
     }
   }
 

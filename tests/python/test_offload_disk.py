@@ -260,7 +260,7 @@ def test_a_full_tier_is_a_fallback(disk):
     with ebb.region(OFFLOAD_ALL, "full"):
         y = chain_of_sines(x, 5).sum()
     counts = ebb.stats()["regions"]["full"]
-    assert counts["bytes_offloaded"] == 8000
+    assert counts["bytes_offloaded"] >= 8000  # room that is not needed any more is used again
     assert counts["bytes_fell_back"] > 0
     assert torch.equal(gradients(y, x)[0], gradients(chain_of_sines(x, 5).sum(), x)[0])
 
