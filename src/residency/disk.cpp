@@ -392,8 +392,9 @@ c10::Storage Disk::allocate(size_t nbytes) {
       c10::DataPtr(nullptr, room, &giveRoom, c10::Device(c10::kCPU)));
 }
 
-bool Disk::isOfThisProcess(const c10::Storage& room) {
-  return roomOf(room).process == ::getpid();
+bool Disk::isCurrent(const c10::Storage& room) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return roomOf(room).process == ::getpid() && roomOf(room).file == file_;
 }
 
 EventPtr Disk::write(
@@ -420,7 +421,7 @@ EventPtr Disk::start(
   std::lock_guard<std::mutex> lock(mutex_);
   const Room& place = roomOf(room);
   const char* refused =
-      isOfThisProcess(room)
+      place.process == process_
           ? ""
           : "it went to disk before the process forked, and belongs to the parent";
   return (isWrite ? writes_ : reads_)

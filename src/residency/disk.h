@@ -99,8 +99,8 @@ class Disk {
   // Room for `nbytes`, as a storage without memory. Null if there is none.
   c10::Storage allocate(size_t nbytes);
 
-  // Whether allocate() gave `room` to this process.
-  static bool isOfThisProcess(const c10::Storage& room);
+  // Whether `room` is in the file that is now in use, and this process's.
+  bool isCurrent(const c10::Storage& room);
 
   // Starts when all of `after` are done. The memory must live until the event is done.
   EventPtr write(

@@ -100,7 +100,7 @@ class DiskTransfer final : public Transfer {
   }
 
   bool isReusable(const c10::Storage& host) const override {
-    return Disk::isOfThisProcess(host);
+    return Disk::get().isCurrent(host);
   }
 
   void copy(const c10::Storage& to, const c10::Storage& from, size_t nbytes, c10::Stream stream)

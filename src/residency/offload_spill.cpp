@@ -10,9 +10,9 @@ namespace ebb {
 // Host memory for what leaves the device; null if there is none and none can be made.
 c10::Storage Offload::hostMemory(size_t nbytes, c10::Device device) {
   // Not earlier: asking for the accelerator starts it, which a program may do later, in a child.
+  // Room on disk is limited by its file.
   pool_.setLimit(
-      &transfer() == &diskTransfer() ? settings_.diskLimit : settings_.pinnedLimit,
-      settings_.isStatic);
+      &transfer() == &diskTransfer() ? SIZE_MAX : settings_.pinnedLimit, settings_.isStatic);
   c10::Storage memory = pool_.take(nbytes, device);
   while (!memory && makeRoom(nbytes)) {
     memory = pool_.take(nbytes, device);
