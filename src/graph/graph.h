@@ -18,7 +18,7 @@ namespace ebb {
 // graphs are independent and each has one lock. It is held while the region records an op, but not
 // while that op's kernel runs, and during a whole replay, kernels included. Whoever takes it must
 // not hold the GIL (see Unlocked in handle.cpp): a Python-implemented op in a replay needs it.
-// Destructors of handles, values and recipes take no lock: they only count references.
+// Destructors of handles, values and recipes take no lock of a graph: they only count references.
 struct Escaped;
 
 struct EBB_API Graph final : c10::intrusive_ptr_target {

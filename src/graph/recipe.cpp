@@ -1,9 +1,9 @@
 #include "graph/recipe.h"
 
-#include "graph/arena.h"
 #include "graph/kernel_state.h"
 #include "graph/random_state.h"
 #include "report/live_counts.h"
+#include "residency/arena.h"
 
 namespace ebb {
 namespace {

@@ -18,21 +18,19 @@ namespace ebb {
 // left, the value is recomputed, or kept if it has no recipe.
 void Recorder::send(Value& value, const c10::Storage& storage) {
   value.offload = false;
-  if (storage.nbytes() != value.nbytes) {
-    value.part.reset();
-    return;  // somebody resized it: there is nothing to send
-  }
-  const size_t nbytes = value.part ? value.part->nbytes() : value.nbytes;
-  static const std::string kInput = "input";
-  const auto account =
-      ledgerTransfers(graph_->names[region_], value.recipe ? value.recipe->op.name : kInput);
-  value.stash =
-      Offload::get().send(value.part ? value.part->gather(storage) : storage, nbytes, account);
-  if (value.stash) {
-    value.bytes = c10::Storage();
-    value.recipe.reset();
-    counters_->bytesOffloaded += nbytes;
-    return;
+  if (storage.nbytes() == value.nbytes) {  // else somebody resized it: there is nothing to send
+    const size_t nbytes = value.part ? value.part->nbytes() : value.nbytes;
+    static const std::string kInput = "input";
+    const auto account =
+        ledgerTransfers(graph_->names[region_], value.recipe ? value.recipe->op.name : kInput);
+    value.stash =
+        Offload::get().send(value.part ? value.part->gather(storage) : storage, nbytes, account);
+    if (value.stash) {
+      value.bytes = c10::Storage();
+      value.recipe.reset();
+      counters_->bytesOffloaded += nbytes;
+      return;
+    }
   }
   value.part.reset();
   counters_->bytesFellBack += value.nbytes;

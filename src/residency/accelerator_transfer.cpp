@@ -75,8 +75,8 @@ class AcceleratorTransfer final : public Transfer {
     return allocateBytes(nbytes, c10::TensorOptions(device));
   }
 
-  c10::Storage allocateOnHost(size_t nbytes, c10::Device) override {
-    return allocatePinned(nbytes);
+  c10::Storage allocateOnHost(size_t nbytes, c10::Device device) override {
+    return allocatePinned(nbytes, device);
   }
 
   void copy(const c10::Storage& to, const c10::Storage& from, size_t nbytes, c10::Stream stream)

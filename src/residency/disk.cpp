@@ -29,7 +29,7 @@ int openIn(const std::string& directory, int flags) {
   if (unnamed >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) {
     return unnamed;
   }
-  std::string name = directory + "/ebb-XXXXXX";
+  std::string name = directory + "/ebb-" + std::string(6, 'X');  // mkostemp puts others there
   const int named = ::mkostemp(name.data(), O_CLOEXEC | flags);
   if (named >= 0) {
     ::unlink(name.c_str());
@@ -224,6 +224,12 @@ size_t DiskFile::used() {
 DiskEvent::DiskEvent() : process_(::getpid()) {
 }
 
+std::shared_ptr<DiskEvent> DiskEvent::past() {
+  auto event = std::make_shared<DiskEvent>();
+  event->done({});
+  return event;
+}
+
 bool DiskEvent::isOfThisProcess() const {
   return process_ == ::getpid();
 }
@@ -289,10 +295,6 @@ class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
 
   EventPtr last() {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!last_) {
-      last_ = std::make_shared<DiskEvent>();
-      last_->done({});
-    }
     return last_;
   }
 
@@ -317,7 +319,7 @@ class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
       return job.refused;
     }
     for (const EventPtr& event : job.after) {
-      const auto& earlier = static_cast<const DiskEvent&>(*event);
+      const DiskEvent& earlier = asDiskEvent(*event);
       earlier.wait();
       if (!earlier.error().empty()) {
         return earlier.error();
@@ -330,8 +332,8 @@ class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::deque<Job> jobs_;
-  std::shared_ptr<DiskEvent> last_;  // of the job that was pushed last
-  bool running_ = false;             // the thread exists
+  std::shared_ptr<DiskEvent> last_ = DiskEvent::past();  // of the job that was pushed last
+  bool running_ = false;                                 // the thread exists
 };
 
 Disk& Disk::get() {

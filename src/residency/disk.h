@@ -64,6 +64,7 @@ class DiskFile {
 class DiskEvent final : public Event {
  public:
   DiskEvent();
+  static std::shared_ptr<DiskEvent> past();  // that is done
   bool isDone() const;
   void wait() const;
 
@@ -82,8 +83,8 @@ class DiskEvent final : public Event {
   std::string error_;
 };
 
-inline const DiskEvent& asDiskEvent(const EventPtr& event) {
-  return static_cast<const DiskEvent&>(*event);
+inline const DiskEvent& asDiskEvent(const Event& event) {
+  return static_cast<const DiskEvent&>(event);
 }
 
 class Disk {

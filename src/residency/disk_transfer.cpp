@@ -17,19 +17,6 @@ constexpr int64_t kCompute = 0;
 constexpr int64_t kOut = 1;
 constexpr int64_t kIn = 2;
 
-const DiskEvent& eventOf(const Event& event) {
-  return static_cast<const DiskEvent&>(event);
-}
-
-EventPtr past() {
-  static const auto event = [] {
-    auto done = std::make_shared<DiskEvent>();
-    done->done({});
-    return done;
-  }();
-  return event;
-}
-
 // Note [Memory that is given back]
 // glibc keeps freed blocks of up to 32 MiB, and cannot use many of them again, since torch asks for
 // aligned ones: what was moved to disk would go on to be resident. So as soon as something is
@@ -67,7 +54,7 @@ class DiskTransfer final : public Transfer {
       case kIn:
         return Disk::get().lastRead();
       default:
-        return past();
+        return past_;
     }
   }
 
@@ -81,11 +68,11 @@ class DiskTransfer final : public Transfer {
   }
 
   bool isDone(const Event& event) override {
-    return eventOf(event).isDone();
+    return asDiskEvent(event).isDone();
   }
 
   void finish(const Event& event) override {
-    eventOf(event).wait();
+    asDiskEvent(event).wait();
   }
 
   c10::Storage allocateOnDevice(size_t nbytes, c10::Device device) override {
@@ -122,6 +109,7 @@ class DiskTransfer final : public Transfer {
     return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCPU), number);
   }
 
+  const EventPtr past_ = DiskEvent::past();
   std::mutex mutex_;                             // guards before_
   std::array<std::vector<EventPtr>, 3> before_;  // by stream: what its next copy waits for
 };

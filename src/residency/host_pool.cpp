@@ -67,7 +67,9 @@ void HostPool::setLimit(size_t bytes, bool retain) {
 }
 
 void HostPool::trim() {
+  const bool retain = std::exchange(retain_, false);
   freeUntil(0);
+  retain_ = retain;
 }
 
 // Largest first: the fewest that make room.

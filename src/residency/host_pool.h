@@ -24,7 +24,7 @@ class HostPool {
   // not: it is only used again.
   void setLimit(size_t bytes, bool retain);
 
-  // Frees what is not in use.
+  // Frees what is not in use, whether it was to be retained or not.
   void trim();
 
   size_t held() const {

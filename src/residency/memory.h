@@ -7,6 +7,8 @@
 
 #include <cstddef>
 
+#include "ebb/export.h"
+
 namespace ebb {
 
 // Ops in its scope are ours: below autograd, modes and interception.
@@ -18,7 +20,8 @@ c10::Storage allocateBytes(size_t nbytes, const c10::TensorOptions& options);
 // Note [Pinned memory of exact sizes]
 // torch's allocator of pinned memory rounds sizes up to powers of two on CUDA, which may double
 // what a tensor takes. So where CUDA's runtime is loaded, ordinary memory of the exact size is
-// registered with it. Its functions are looked up in the process: ebb is built without CUDA.
-c10::Storage allocatePinned(size_t nbytes);
+// registered with it. Its functions are looked up in the process: ebb is built without CUDA. See
+// also Note [Memory near the device].
+EBB_API c10::Storage allocatePinned(size_t nbytes, c10::Device device);
 
 }  // namespace ebb

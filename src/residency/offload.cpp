@@ -55,8 +55,8 @@ void Offload::drop(c10::Storage& storage) {
 void Offload::configure(const OffloadSettings& settings) {
   const Lock lock(*this);
   Disk::get().configure(settings.disk, settings.diskLimit);
-  if (settings.disk != settings_.disk || settings.diskLimit != settings_.diskLimit) {
-    pool_.trim();  // what is free of it may be room in the old file
+  if (pool_.held() > 0 && &transfer() == &diskTransfer()) {
+    pool_.trim();  // it may be room in the old file
   }
   settings_ = settings;
 }
@@ -178,13 +178,12 @@ void Offload::beforeWrite(Stash& stash) {
   }
   if (stash.state_ == Stash::State::Leaving) {
     transfer().wait(transfer().computeStream(stash.device_), stash.left_);
-    const auto self = StashPtr::reclaim_copy(&stash);
+    remove(leaving_, stash);
+    leavingBytes_ -= stash.nbytes_;
     if (!stash.left_->error().empty()) {
       keepCopy(stash);
       return;
     }
-    leaving_.erase(std::find(leaving_.begin(), leaving_.end(), self));
-    leavingBytes_ -= stash.nbytes_;
     held_.push_back({stash.left_, stash.packedOn_, std::move(stash.onDevice_), {}});
     stash.state_ = Stash::State::Away;
     list(stash, &away_);
@@ -193,15 +192,17 @@ void Offload::beforeWrite(Stash& stash) {
 
 // It could not leave, and its storage is about to be written.
 void Offload::keepCopy(Stash& stash) {
-  const auto self = StashPtr::reclaim_copy(&stash);
-  TORCH_WARN("ebb: ", stash.account_->of, ", stays in memory: ", stash.left_->error());
-  leaving_.erase(std::find(leaving_.begin(), leaving_.end(), self));
-  leavingBytes_ -= stash.nbytes_;
+  stayed(stash);
   c10::Storage copy = transfer().allocateOnDevice(stash.nbytes_, stash.device_);
   std::memcpy(copy.mutable_data(), stash.onDevice_.data(), stash.nbytes_);
   drop(stash.onDevice_);
   stash.address_ = copy.data();
   stash.onDevice_ = std::move(copy);
+}
+
+// Its copy to the host failed.
+void Offload::stayed(Stash& stash) {
+  TORCH_WARN("ebb: ", stash.account_->of, ", stays in memory: ", stash.left_->error());
   stash.state_ = Stash::State::Kept;
 }
 
@@ -226,6 +227,16 @@ void Offload::giveHostMemory(Stash& stash) {
   } else {
     pool_.give(std::move(stash.onHost_));
   }
+}
+
+// Whether `stash`, to which the caller has a reference, was in `queue`.
+bool Offload::remove(std::deque<StashPtr>& queue, Stash& stash) {
+  const auto place = std::find(queue.begin(), queue.end(), StashPtr::reclaim_copy(&stash));
+  const bool found = place != queue.end();
+  if (found) {
+    queue.erase(place);
+  }
+  return found;
 }
 
 StashPtr Offload::ifAlive(Stash* listed) {
@@ -263,13 +274,12 @@ void Offload::drain() {
     transfer().finish(*held.until);
   }
   for (const StashPtr& stash : spilling_) {
-    asDiskEvent(stash->written_).wait();
+    asDiskEvent(*stash->written_).wait();
   }
   for (const StashPtr& stash : reading_) {
-    asDiskEvent(stash->read_).wait();
+    asDiskEvent(*stash->read_).wait();
   }
   reapDone();
-  pool_.setLimit(0, false);
   pool_.trim();
 }
 

@@ -10,12 +10,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "ebb/ebb.h"
 #include "report/transfer_account.h"
+#include "residency/arena.h"
 #include "residency/host_pool.h"
 #include "residency/transfer.h"
 
@@ -24,7 +27,7 @@ namespace ebb {
 class Offload;
 
 // One storage's bytes, on the device, away, or on their way.
-class EBB_API Stash final : public c10::intrusive_ptr_target {
+class EBB_API Stash final : public c10::intrusive_ptr_target, public InArena {
  public:
   Stash(c10::Storage bytes, size_t nbytes, TransferAccountPtr account, c10::Stream stream);
 
@@ -48,7 +51,8 @@ class EBB_API Stash final : public c10::intrusive_ptr_target {
     Returning,  // being copied back
     Back,       // fetched: the engine has nothing to do with it any more
   };
-  using BySequence = std::map<uint64_t, Stash*>;
+  using BySequence =
+      std::map<uint64_t, Stash*, std::less<>, ArenaAllocator<std::pair<const uint64_t, Stash*>>>;
 
   const size_t nbytes_;
   const c10::Device device_;
@@ -177,6 +181,7 @@ class EBB_API Offload {
   void notAhead(Stash& stash);
   void keepNoMore(Stash& stash);
   void keepCopy(Stash& stash);
+  void stayed(Stash& stash);
   void giveHostMemory(Stash& stash);
   void reap();
   void reapDone();
@@ -186,6 +191,7 @@ class EBB_API Offload {
   void joinAll();
   void forget(Stash& stash);
   static StashPtr ifAlive(Stash* listed);
+  static bool remove(std::deque<StashPtr>& queue, Stash& stash);
 
   std::recursive_mutex mutex_;  // guards everything; recursive: the last reference may go here
   OffloadSettings settings_;    // from configure()

@@ -53,9 +53,8 @@ void Offload::hasLeft() {
     pool_.give(std::move(stash->onHost_));  // it was fetched meanwhile
     return;
   }
-  if (const std::string error = stash->left_->error(); !error.empty()) {
-    TORCH_WARN("ebb: ", stash->account_->of, ", stays in memory: ", error);
-    stash->state_ = Stash::State::Kept;
+  if (!stash->left_->error().empty()) {
+    stayed(*stash);
     return;
   }
   stash->lost_ = !stash->hasWhatWasSent();
@@ -90,14 +89,10 @@ void Offload::takeReturning(Stash& stash, c10::Stream compute) {
   }
   via.wait(compute, stash.returned_);
   checkDone(stash, *stash.returned_);
-  if (settings_.isStatic) {
-    const auto self = StashPtr::reclaim_copy(&stash);
-    const auto place = std::find(returning_.begin(), returning_.end(), self);
-    if (place != returning_.end()) {  // else it was known to be done before the mode was static
-      returning_.erase(place);
-      via.wait(via.outStream(stash.device_), stash.returned_);
-      pool_.give(std::move(stash.onHost_));
-    }
+  // If it is not there, it was known to be done before the mode was static.
+  if (settings_.isStatic && remove(returning_, stash)) {
+    via.wait(via.outStream(stash.device_), stash.returned_);
+    pool_.give(std::move(stash.onHost_));
   }
 }
 

@@ -46,7 +46,7 @@ bool Offload::makeRoom(size_t nbytes) {
   ++stats_.hostWaits;
   if (!spilling_.empty()) {
     spilling_.front()->account_->waitedByHost += spilling_.front()->nbytes_;
-    asDiskEvent(spilling_.front()->written_).wait();
+    asDiskEvent(*spilling_.front()->written_).wait();
   } else if (!returning_.empty()) {
     transfer().finish(*returning_.front()->returned_);
   } else if (!leaving_.empty()) {
@@ -106,18 +106,17 @@ void Offload::bringToHost(Stash& stash) {
 
 // Waits for what is under way to or from disk.
 void Offload::settleDisk(Stash& stash) {
-  const auto self = StashPtr::reclaim_copy(&stash);
   if (stash.written_) {
-    asDiskEvent(stash.written_).wait();
-    spilling_.erase(std::find(spilling_.begin(), spilling_.end(), self));
+    asDiskEvent(*stash.written_).wait();
+    remove(spilling_, stash);
     stash.written_ = nullptr;
     stash.onDisk_ = c10::Storage();  // it is needed now, and still in host memory
   }
   if (stash.state_ == Stash::State::Reading) {
     ++stats_.hostWaits;
     stash.account_->waitedByHost += stash.nbytes_;
-    asDiskEvent(stash.read_).wait();
-    reading_.erase(std::find(reading_.begin(), reading_.end(), self));
+    asDiskEvent(*stash.read_).wait();
+    remove(reading_, stash);
     wasRead(stash);
   }
 }
@@ -136,7 +135,7 @@ void Offload::wasRead(Stash& stash) {
 
 // Takes note of reads and writes that are done.
 void Offload::reapDisk() {
-  while (!spilling_.empty() && asDiskEvent(spilling_.front()->written_).isDone()) {
+  while (!spilling_.empty() && asDiskEvent(*spilling_.front()->written_).isDone()) {
     const StashPtr stash = std::move(spilling_.front());
     spilling_.pop_front();
     if (const std::string error = stash->written_->error(); !error.empty()) {
@@ -149,7 +148,7 @@ void Offload::reapDisk() {
     }
     stash->written_ = nullptr;
   }
-  while (!reading_.empty() && asDiskEvent(reading_.front()->read_).isDone()) {
+  while (!reading_.empty() && asDiskEvent(*reading_.front()->read_).isDone()) {
     const StashPtr stash = std::move(reading_.front());
     reading_.pop_front();
     wasRead(*stash);

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from random import Random
+
 import torch
 
 import ebb
@@ -34,3 +37,34 @@ def finish_copies(fake):
 
 def gradients(loss, inputs):
     return torch.autograd.grad(loss, inputs)
+
+
+def check_random_schedule(draw: Random, x, *, steps, actions=(), longest=5, fake=None):
+    """Forwards, backwards, early releases and retained graphs, and what `actions` names, in any
+    order: what is needed next may be anywhere, or on its way. Each gradient is right, and no graph
+    is left.
+    """
+    policies = [OFFLOAD_ALL, SINES, *POLICIES.values()]
+    lengths = range(1, longest + 1)
+    expected = {n: gradients(chain_of_sines(x, n).sum(), x)[0] for n in lengths}
+    graphs = []
+    for _ in range(steps):
+        action = draw.choice(["forward", "forward", "backward", "twice", "drop", *actions])
+        if action == "forward":
+            length = draw.choice(lengths)
+            with ebb.region(draw.choice(policies)):
+                graphs.append((length, chain_of_sines(x, length).sum()))
+        elif action == "fail":
+            with contextlib.suppress(ZeroDivisionError), ebb.region(OFFLOAD_ALL):
+                chain_of_sines(x)
+                raise ZeroDivisionError
+        elif action == "advance":
+            fake.advance(draw.randint(1, 10))
+        elif action == "stream":
+            fake.use_stream(draw.choice([0, 0, 0, 1]))
+        elif graphs:
+            length, loss = graphs.pop(draw.randrange(len(graphs)))
+            for retain in {"twice": [True, False], "backward": [False]}.get(action, []):
+                found = torch.autograd.grad(loss, x, retain_graph=retain)[0]
+                assert torch.equal(found, expected[length])
+            del loss

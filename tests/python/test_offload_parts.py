@@ -207,3 +207,21 @@ def test_storage_that_is_freed_in_the_region_is_not_sent(accelerator, reads, pol
     finish_copies(accelerator)
     assert accelerator.take_violations() == []
     assert same_bits(gradients(y.sum(), x)[0], gradients(reads(x + 1).sum(), x)[0])
+
+
+@pytest.mark.parametrize(
+    "policy", [SUMS, ebb.Policy({"aten::add": ebb.SAVE})], ids=["sent", "kept"]
+)
+def test_storage_that_an_operator_freed_in_the_region_is_neither_sent_nor_read(accelerator, policy):
+    def product(x):
+        return ((x + 1) * 2).cos()
+
+    x = torch.randn(10, 10, requires_grad=True)
+    with ebb.region(policy):
+        h = x + 1
+        row = h[3].sin()
+        y = (h * 2).cos()
+        torch.ops.inductor.resize_storage_bytes_(h, 0)
+        del h
+    assert same_bits(gradients(y.sum(), x)[0], gradients(product(x).sum(), x)[0])
+    assert row.shape == (10,)

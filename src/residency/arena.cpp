@@ -1,4 +1,4 @@
-#include "graph/arena.h"
+#include "residency/arena.h"
 
 #include <atomic>
 #include <cstdint>
