@@ -12,11 +12,13 @@
 #pragma once
 
 #include <ATen/core/TensorBody.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,12 +34,19 @@ enum class Decision : uint8_t {
   Page,       // move the live rows to a page pool on the device; not built yet
 };
 
-// One line of a policy.
+// One line of a policy: it matches a result if all that it says holds.
 struct Rule {
   std::string op;  // "aten::mm" (all overloads), "aten::mm.default", "aten.mm", or a glob
   Decision decision = Decision::Recompute;
-  uint32_t every = 1;  // match only each n-th call of the operators it names, per region
+  uint32_t every = 1;  // only each n-th call that all but the last four lines hold for, per region
   bool force = false;  // also for ops that are never replayed; `op` must name them exactly
+  uint32_t nth = 0;    // only that call, counted likewise; 0: any
+  bool perModule = false;                 // calls are counted per module
+  std::string module{};                   // a glob over the innermost module's name; empty: any
+  std::string name{};                     // only values with this name, see nameValue; empty: any
+  size_t minBytes = 0;                    // the result's storage has at least so many
+  size_t maxBytes = SIZE_MAX;             // ... and at most so many
+  std::optional<at::ScalarType> dtype{};  // of the result
 };
 
 class Policy;
@@ -51,6 +60,27 @@ EBB_API PolicyPtr makePolicy(
     std::vector<Rule> rules,
     Decision fallback = Decision::Recompute,
     Decision inputs = Decision::Save);
+
+// Does what `first` says, and what `second` says where that is Recompute.
+EBB_API PolicyPtr either(const PolicyPtr& first, const PolicyPtr& second);
+
+// Gives the value that `tensor` shows a name, for rules that ask for one. If an earlier rule did
+// not decide on it when it was made, the first rule with that name does now. Nothing outside of
+// regions, nor to what no region computed.
+EBB_API void nameValue(const at::Tensor& tensor, const std::string& name);
+
+// Ops of this thread belong to the module of this name, from construction to destruction, for rules
+// that ask for one.
+class EBB_API ModuleScope {
+ public:
+  explicit ModuleScope(const std::string& name);
+  ~ModuleScope();
+  ModuleScope(const ModuleScope&) = delete;
+  ModuleScope& operator=(const ModuleScope&) = delete;
+
+ private:
+  uint32_t before_;  // the module around it
+};
 
 // Keeps nothing but leaves: the most memory saved, the most recomputed.
 EBB_API PolicyPtr recomputeAll();
@@ -68,6 +98,12 @@ EBB_API PolicyPtr torchtitan();
 
 // Recomputes everything, and offloads what the region reads and another function computed.
 EBB_API PolicyPtr offloadInputs();
+
+// JAX's names. Products of matrices, with and without those of batches of matrices; the rest is
+// recomputed. Source: https://docs.jax.dev, jax.checkpoint_policies
+EBB_API PolicyPtr dotsSaveable();
+EBB_API PolicyPtr dotsWithNoBatchDimsSaveable();
+EBB_API PolicyPtr offloadDotWithNoBatchDims();
 
 // A region from construction to destruction, on the constructing thread. The outermost region is
 // the boundary of recomputation; inner ones change the policy and the name.

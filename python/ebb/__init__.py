@@ -19,13 +19,13 @@ except ModuleNotFoundError:
     _built = None  # type: ignore[assignment]
 _check(_built, _torch.__version__)
 
-from ebb import offload, policies  # noqa: E402
+from ebb import _environment, offload, policies  # noqa: E402
 from ebb._apply import RegionHandle, apply  # noqa: E402
 from ebb._checkpoint import checkpoint  # noqa: E402
 from ebb._decision import OFFLOAD, PAGE, RECOMPUTE, SAVE, Decision  # noqa: E402
 from ebb._opaque import opaque  # noqa: E402
 from ebb._placeholder import PlaceholderError, discard, discardable  # noqa: E402
-from ebb._policy import Policy, Rule  # noqa: E402
+from ebb._policy import Policy, Rule, checkpoint_name  # noqa: E402
 from ebb._region import region  # noqa: E402
 from ebb._report import reset_stats, stats  # noqa: E402
 from ebb._share_storage import share_storage  # noqa: E402
@@ -46,6 +46,7 @@ __all__ = [
     "Rule",
     "apply",
     "checkpoint",
+    "checkpoint_name",
     "discard",
     "discardable",
     "offload",
@@ -57,3 +58,5 @@ __all__ = [
     "stats",
     "verify",
 ]
+
+_environment.start()

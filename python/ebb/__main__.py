@@ -1,20 +1,22 @@
-"""``python -m ebb --version [--verbose]``"""
+"""``python -m ebb --version [--verbose]`` and ``python -m ebb [options] script.py arguments``."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import platform
+import runpy
 import sys
 
 import torch
 
 import ebb
-from ebb import _C
+from ebb import _C, _environment
 
 
 def describe() -> str:
     """What a bug report should hold."""
-    features = ["SAVE", "RECOMPUTE"]
+    features = ["SAVE", "RECOMPUTE", "OFFLOAD"]
     return "\n".join(
         [
             f"ebb {ebb.__version__}",
@@ -31,12 +33,41 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ebb", description=ebb.__doc__.splitlines()[0])
     parser.add_argument("--version", action="store_true", help="print the version")
     parser.add_argument("--verbose", action="store_true", help="... and torch, compiler, features")
+    parser.add_argument("--policy", default="1", help="as the variable EBB; default 1")
+    parser.add_argument("--modules", help="as the variable EBB_MODULES")
+    parser.add_argument(
+        "--verify", nargs="?", const="raise", choices=["raise", "demote"], help="verify mode"
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module, not a file")
+    parser.add_argument("script", nargs="?", help="the program to run with ebb")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     options = parser.parse_args(arguments)
-    if not options.version:
+    if options.version:
+        print(describe() if options.verbose else f"ebb {ebb.__version__}")
+        return 0
+    if options.script is None:
         parser.print_help()
         return 2
-    print(describe() if options.verbose else f"ebb {ebb.__version__}")
+    run(options)
     return 0
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs the script as `python script.py` would, here and in the processes that it starts."""
+    os.environ["EBB"] = options.policy
+    if options.modules is not None:
+        os.environ["EBB_MODULES"] = options.modules
+    if options.verify is not None:
+        os.environ["EBB_VERIFY"] = "1" if options.verify == "raise" else "demote"
+        ebb.verify(options.verify)
+    _environment.start()
+    sys.argv = [options.script, *options.arguments]
+    if options.module:
+        sys.path[0] = os.getcwd()
+        runpy.run_module(options.script, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(os.path.abspath(options.script))
+        runpy.run_path(options.script, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import noop_context_fn
 
 from ebb._placeholder import discardable
 from ebb._policy import Policy
-from ebb._region import _check_policy, region
+from ebb._region import _check_policy, name_of, region
 
 # Keywords that later versions of torch added; they have nothing to choose here either.
 _LATER_KEYWORDS = frozenset(inspect.signature(_torch_checkpoint).parameters) - {
@@ -92,11 +92,9 @@ def checkpoint(
         )
     for keyword in _LATER_KEYWORDS:
         kwargs.pop(keyword, None)
-    name = getattr(function, "__qualname__", type(function).__name__)
-    with region(_check_policy(policy), name, escapes=escapes) as entered:
+    with region(_check_policy(policy), name_of(function), escapes=escapes) as entered:
         outputs = function(*args, **kwargs)
-        if escapes != "keep":
-            entered.returns(outputs)
+        entered.returns(outputs)
         if discard_output:
             for output in tree_leaves(outputs):
                 if isinstance(output, torch.Tensor):

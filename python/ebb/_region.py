@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -15,7 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from ebb import _C
 from ebb import policies as _policies
+from ebb._modules import number_modules
 from ebb._policy import Policy
+from ebb._subclasses import plain_tensors
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,26 +45,9 @@ def _warn_hooks_disabled() -> None:
     )
 
 
-def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Whose memory a tensor shows: itself, or what a wrapper, a sparse or a nested one has."""
-    if hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _plain_tensors(getattr(tensor, name))
-    elif tensor.layout is torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-    elif tensor.is_nested:
-        yield tensor.values()
-    else:
-        yield tensor
-
-
 def _leave_emptying_escapes(entered: int, results: list[torch.Tensor] | None) -> None:
     with torch.no_grad():
-        plain = [tensor for result in results or () for tensor in _plain_tensors(result)]
+        plain = [tensor for result in results or () for tensor in plain_tensors(result)]
     differentiable = [t for t in results or () if t.requires_grad and not t.is_leaf]
     escapes = _C.leave_region_emptying_escapes(
         entered, plain, results is not None, bool(differentiable)
@@ -94,9 +79,11 @@ class region:
             them meanwhile gets a ``RuntimeError`` with the remedy. What the region returns stays:
             what a decorated function returns; in a with-block what :meth:`returns` names and what
             no op of the region has read. Of nested regions the outermost decides.
+        root: the model that runs inside, for rules that ask for modules: they see the names in it,
+            as they are when a region is first given it.
 
     Raises:
-        TypeError: the policy or the name has the wrong type.
+        TypeError: the policy, the name or the root has the wrong type.
         ValueError: ``escapes`` is neither of the two.
         RuntimeError: it is entered while it is open, left while it is not, left in another thread,
             or left before the regions inside it. Later regions work all the same.
@@ -112,7 +99,12 @@ class region:
     __slots__ = ("_compiled", "_escapes", "_id", "_name", "_passes_through", "_policy", "_results")
 
     def __init__(
-        self, policy: Policy | None = None, name: str | None = None, *, escapes: str = "keep"
+        self,
+        policy: Policy | None = None,
+        name: str | None = None,
+        *,
+        escapes: str = "keep",
+        root: torch.nn.Module | None = None,
     ) -> None:
         self._id = 0
         self._passes_through = False
@@ -128,6 +120,11 @@ class region:
         if escapes not in _ESCAPES:
             raise ValueError(f"ebb: escapes must be 'keep' or 'placeholder'; got {escapes!r}")
         self._compiled = _check_policy(policy)._compiled
+        if root is not None:
+            if not isinstance(root, torch.nn.Module):
+                raise TypeError(f"ebb: root must be a module; got {type(root).__name__}")
+            if self._compiled.asks_for_modules():
+                number_modules(root)
 
     def __enter__(self) -> region:
         if self._compiled is None:
@@ -180,6 +177,8 @@ class region:
             raise RuntimeError(
                 f"ebb: region {self._name or 'region'!r} is not entered; call returns() inside it"
             )
+        if self._compiled is None or self._escapes == "keep":
+            return
         tensors = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
         self._results = (self._results or []) + tensors
 
@@ -196,10 +195,35 @@ class region:
 
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
-            with region(policy, name, escapes=escapes) as entered:
-                results = function(*args, **kwargs)
-                if escapes != "keep":
-                    entered.returns(results)
-                return results
+            return run_in_region((policy, name, escapes), function, *args, **kwargs)
 
         return inside  # type: ignore[return-value]
+
+
+def name_of(function: Any) -> str:
+    """What a region around a call of `function` is called."""
+    while isinstance(function, functools.partial):
+        function = function.args[0] if function.args and _is_method(function) else function.func
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, torch.nn.Module):
+        return type(owner).__name__
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _is_method(function: functools.partial[Any]) -> bool:
+    """partial(forward, module): the module's name tells more."""
+    return isinstance(function.args[0], torch.nn.Module)
+
+
+def run_in_region(
+    settings: tuple[Policy | None, str | None, str],
+    function: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call a function in a region of these settings, whose results it returns."""
+    policy, name, escapes = settings
+    with region(policy, name, escapes=escapes) as entered:
+        results = function(*args, **kwargs)
+        entered.returns(results)
+        return results

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from ebb._decision import OFFLOAD, SAVE
 
 if TYPE_CHECKING:
-    from ebb._policy import Policy
+    from ebb._policy import Policy, Rule
 
 
 def qualified_name(op: Any) -> str:
@@ -20,31 +22,55 @@ def qualified_name(op: Any) -> str:
     return name if "." in name else name + ".default"
 
 
+@functools.cache
+def _warn_conditions() -> None:
+    warnings.warn(
+        "ebb: under torch.compile a policy is handed to torch's selective checkpointing, which "
+        "knows nothing of modules, names, sizes and dtypes: rules that ask for them match nothing "
+        "there.",
+        stacklevel=3,
+    )
+
+
+def _is_known_to_torch(rule: Rule) -> bool:
+    unknown = (rule.module, rule.name, rule.max_bytes, rule.dtype)
+    if rule.min_bytes or rule.per_module or any(value is not None for value in unknown):
+        _warn_conditions()
+        return False
+    return True
+
+
 def sac_context_fn(policy: Policy) -> Callable[..., Any]:
     """A ``context_fn`` for torch.utils.checkpoint that decides as ``policy`` does.
 
-    Rules with ``every`` count calls per checkpointed function, as ebb counts them per region.
+    Rules with ``every`` and ``nth`` count calls per checkpointed function, as ebb counts them per
+    region.
     """
 
     def contexts() -> Any:
+        parts = [
+            ([rule for rule in rules if _is_known_to_torch(rule)], default)
+            for rules, default in policy._parts()
+        ]
         calls: dict[tuple[bool, int], int] = {}
+
+        def matches(rule: Rule, name: str, is_recompute: bool) -> bool:
+            pattern = str(rule.op)
+            if not (fnmatchcase(name.rsplit(".", 1)[0], pattern) or fnmatchcase(name, pattern)):
+                return False
+            key = (is_recompute, id(rule))
+            calls[key] = call = calls.get(key, 0) + 1
+            return call == rule.nth if rule.nth else call % rule.every == 0
 
         def decide(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
             name = qualified_name(op)
-            decision = policy.default
-            for index, rule in enumerate(policy.rules):
-                pattern = str(rule.op)
-                base = name.rsplit(".", 1)[0]
-                if not (fnmatchcase(base, pattern) or fnmatchcase(name, pattern)):
-                    continue
-                key = (bool(context.is_recompute), index)
-                calls[key] = calls.get(key, 0) + 1
-                if calls[key] % rule.every == 0:
-                    decision = rule.decision
-                    break
-            if decision in (SAVE, OFFLOAD):  # torch's own offload exists in compiled graphs only
-                return CheckpointPolicy.MUST_SAVE
-            return CheckpointPolicy.PREFER_RECOMPUTE
+            saved = False
+            for rules, default in parts:
+                is_recompute = bool(context.is_recompute)
+                deciding = next((r for r in rules if matches(r, name, is_recompute)), None)
+                # torch's own offload exists in compiled graphs only
+                saved |= (deciding.decision if deciding else default) in (SAVE, OFFLOAD)
+            return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
         return create_selective_checkpoint_contexts(decide)  # type: ignore[no-untyped-call]
 

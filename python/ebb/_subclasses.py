@@ -5,6 +5,7 @@ Called from C++ while autograd packs and unpacks. See Note [Wrapper subclasses] 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -44,3 +45,20 @@ def unflatten(recipe: Recipe, inner: list[torch.Tensor]) -> torch.Tensor:
         attributes, recipe.context, recipe.size, recipe.stride
     )
     return whole
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Whose memory a tensor shows: itself, or what a wrapper, a sparse or a nested one has."""
+    if (parts := flatten(tensor)) is not None:
+        for inner in parts[0]:
+            yield from plain_tensors(inner)
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    elif tensor.is_nested:
+        yield tensor.values()
+    else:
+        yield tensor

@@ -6,39 +6,12 @@
 from __future__ import annotations
 
 import os
-import re
-from typing import Any, TypeAlias
+from typing import Any
 
 from ebb import _C
+from ebb._sizes import Bytes, number_of_bytes, whole_number
 
 __all__ = ["configure", "settings", "stats"]
-
-Bytes: TypeAlias = "int | str"
-
-_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_LARGEST = 2**63 - 1
-
-
-def _number_of_bytes(name: str, value: object) -> int:
-    if isinstance(value, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
-        unit = _UNITS.get(found[2].upper()) if found else None
-        if found is None or unit is None:
-            raise ValueError(
-                f"ebb: {name} must be a number of bytes, such as 1048576, '1MiB' or '2.5 GiB' "
-                f"(units: B, KiB, MiB, GiB, TiB); got {value!r}"
-            )
-        value = round(float(found[1]) * unit) if "." in found[1] else int(found[1]) * unit
-    return _whole_number(name, value, "bytes")
-
-
-def _whole_number(name: str, value: object, unit: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"ebb: {name} must be an int{' or a str' if unit == 'bytes' else ''}; "
-                        f"got {value!r} of type {type(value).__name__}")  # fmt: skip
-    if not 0 <= value <= _LARGEST:
-        raise ValueError(f"ebb: {name} must be from 0 to {_LARGEST} {unit}; got {value}")
-    return value
 
 
 def configure(
@@ -90,10 +63,10 @@ def configure(
         "disk_limit": disk_limit,
     }
     changed: dict[str, Any] = {
-        name: _number_of_bytes(name, value) for name, value in given.items() if value is not None
+        name: number_of_bytes(name, value) for name, value in given.items() if value is not None
     }
     if keep_last is not None:
-        changed["keep_last"] = _whole_number("keep_last", keep_last, "values")
+        changed["keep_last"] = whole_number("keep_last", keep_last, "values")
     if disk is not None:
         if not isinstance(disk, str | os.PathLike):
             raise TypeError(f"ebb: disk must be a path; got {disk!r} of type {type(disk).__name__}")

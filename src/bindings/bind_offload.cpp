@@ -9,6 +9,8 @@
 #include "bindings/bindings.h"
 #include "residency/fake_transfer.h"
 #include "residency/instant_transfer.h"
+#include "residency/memory.h"
+#include "residency/memory_node.h"
 #include "residency/offload.h"
 
 namespace ebb::bindings {
@@ -106,14 +108,21 @@ class InPlace {
 
 class InstantAccelerator {
  public:
-  // The calls that `count` tensors of `nbytes` bytes take there and back.
+  // The calls that `count` tensors of `nbytes` bytes take there and back in the reverse order, each
+  // to host memory of its own, which is used again.
   void transferOnly(size_t count, size_t nbytes) {
-    const c10::Storage device = instant_.allocateOnDevice(nbytes, c10::kCPU);
-    const c10::Storage host = instant_.allocateOnHost(nbytes, c10::kCPU);
-    const c10::Stream stream = instant_.outStream(c10::kCPU);
+    const c10::Stream out = instant_.outStream(c10::kCPU);
+    const c10::Stream in = instant_.inStream(c10::kCPU);
+    onHost_.resize(std::max(onHost_.size(), count));
     for (size_t i = 0; i < count; ++i) {
-      instant_.copy(host, device, nbytes, stream);
-      instant_.copy(instant_.allocateOnDevice(nbytes, c10::kCPU), host, nbytes, stream);
+      const c10::Storage device = instant_.allocateOnDevice(nbytes, c10::kCPU);
+      if (!onHost_[i] || onHost_[i].nbytes() != nbytes) {
+        onHost_[i] = instant_.allocateOnHost(nbytes, c10::kCPU);
+      }
+      instant_.copy(onHost_[i], device, nbytes, out);
+    }
+    for (size_t i = count; i-- > 0;) {
+      instant_.copy(instant_.allocateOnDevice(nbytes, c10::kCPU), onHost_[i], nbytes, in);
     }
   }
 
@@ -137,6 +146,7 @@ class InstantAccelerator {
 
  private:
   InstantTransfer& instant_ = *new InstantTransfer;  // leaked: its memory may outlive it
+  std::vector<c10::Storage> onHost_;                 // of transferOnly
   InPlace inPlace_{instant_};
 };
 
@@ -192,6 +202,10 @@ void bindOffload(py::module_& module) {
   };
   module.def("configure_offload", torch::wrap_pybind_function(configure));
   module.def("drain_offload", torch::wrap_pybind_function([] { Offload::get().drain(); }));
+  module.def("pinned_memory_node", torch::wrap_pybind_function([](size_t nbytes, int8_t device) {
+               const auto memory = allocatePinned(nbytes, c10::Device(c10::kCUDA, device));
+               return preferredNode(memory.data());
+             }));
   py::class_<FakeAccelerator>(module, "FakeAccelerator")
       .def(py::init<size_t>())
       .def("advance", [](FakeAccelerator& self, size_t count) { self.fake().advance(count); })

@@ -1,8 +1,11 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "bindings/bind_policy.h"
 #include "bindings/bindings.h"
+#include "region/explain.h"
+#include "region/module_scope.h"
 #include "region/policy.h"
 
 namespace ebb::bindings {
@@ -21,50 +24,112 @@ Decision toDecision(int value) {
   return static_cast<Decision>(value);
 }
 
-PyPolicy makePolicy(
-    const std::vector<std::tuple<std::string, int, uint32_t, bool>>& rules,
-    int fallback,
-    int inputs) {
-  std::vector<Rule> compiled;
-  for (const auto& [op, decision, every, force] : rules) {
-    compiled.push_back({op, toDecision(decision), every, force});
-  }
-  return {makePolicy(std::move(compiled), toDecision(fallback), toDecision(inputs))};
+PyPolicy makePolicy(const std::vector<Rule>& rules, int fallback, int inputs) {
+  return {ebb::makePolicy(rules, toDecision(fallback), toDecision(inputs))};
 }
 
-// (op, decision, every, force) of each rule.
-std::vector<std::tuple<std::string, int, uint32_t, bool>> rulesOf(const PyPolicy& policy) {
-  std::vector<std::tuple<std::string, int, uint32_t, bool>> rules;
-  for (const Rule& rule : policy.policy->rules()) {
-    rules.emplace_back(rule.op, static_cast<int>(rule.decision), rule.every, rule.force);
-  }
-  return rules;
+Rule makeRule(
+    std::string op,
+    int decision,
+    uint32_t every,
+    bool force,
+    uint32_t nth,
+    bool perModule,
+    std::string module,
+    std::string name,
+    size_t minBytes,
+    size_t maxBytes,
+    std::optional<at::ScalarType> dtype) {
+  return {
+      std::move(op),
+      toDecision(decision),
+      every,
+      force,
+      nth,
+      perModule,
+      std::move(module),
+      std::move(name),
+      minBytes,
+      maxBytes,
+      dtype};
 }
+
+// exchange_module(number) -> the number of the module before.
+PyObject* exchange(PyObject*, PyObject* number) {
+  const unsigned long next = PyLong_AsUnsignedLong(number);
+  if (next == static_cast<unsigned long>(-1) && PyErr_Occurred() != nullptr) {
+    return nullptr;
+  }
+  return PyLong_FromUnsignedLong(exchangeModule(static_cast<uint32_t>(next)));
+}
+
+// A plain C function: it runs twice around every module.
+PyMethodDef moduleMethods[] = {
+    {"exchange_module", &exchange, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
 void bindPolicy(py::module_& module) {
+  if (PyModule_AddFunctions(module.ptr(), moduleMethods) != 0) {
+    throw py::error_already_set();
+  }
+  module.def("module_number", &moduleNumber);
+  module.def("name_value", torch::wrap_pybind_function_no_gil(&nameValue));
+  py::class_<Rule>(module, "Rule")
+      .def(py::init(&makeRule))
+      .def_readonly("op", &Rule::op)
+      .def_property_readonly(
+          "decision", [](const Rule& rule) { return static_cast<int>(rule.decision); })
+      .def_readonly("every", &Rule::every)
+      .def_readonly("force", &Rule::force)
+      .def_readonly("nth", &Rule::nth)
+      .def_readonly("per_module", &Rule::perModule)
+      .def_readonly("module", &Rule::module)
+      .def_readonly("name", &Rule::name)
+      .def_readonly("min_bytes", &Rule::minBytes)
+      .def_readonly("max_bytes", &Rule::maxBytes)
+      .def_readonly("dtype", &Rule::dtype);
   py::class_<PyPolicy>(module, "Policy")
       .def(
           py::init(translated(&makePolicy)),
           py::arg("rules"),
           py::arg("fallback"),
           py::arg("inputs"))
-      .def("rules", &rulesOf)
+      .def("rules", [](const PyPolicy& policy) { return policy.policy->rules(); })
       .def(
-          "inputs",
-          [](const PyPolicy& policy) { return static_cast<int>(policy.policy->inputs()); })
-      .def("fallback", [](const PyPolicy& policy) {
-        return static_cast<int>(policy.policy->fallback());
+          "parts",
+          [](const PyPolicy& policy) {
+            std::vector<std::pair<size_t, int>> parts;
+            for (const Policy::Part& part : policy.policy->parts()) {
+              parts.emplace_back(part.end, static_cast<int>(part.fallback));
+            }
+            return parts;
+          })
+      .def(
+          "asks_for_modules",
+          [](const PyPolicy& policy) { return policy.policy->asksForModules(); })
+      .def("explain", translated([](const PyPolicy& policy, const std::string& op) {
+             return explain(*policy.policy, op);
+           }))
+      .def("inputs", [](const PyPolicy& policy) {
+        return static_cast<int>(policy.policy->inputs());
       });
   module.def("failing_policy", [](uint32_t at) {
     return PyPolicy{std::make_shared<const Policy>(
         std::vector<Rule>{}, Decision::Recompute, Decision::Save, at)};
   });
+  module.def("either", [](const PyPolicy& first, const PyPolicy& second) {
+    return PyPolicy{either(first.policy, second.policy)};
+  });
   module.def("recompute_all", [] { return PyPolicy{recomputeAll()}; });
   module.def("save_all", [] { return PyPolicy{saveAll()}; });
   module.def("save_matmuls", [] { return PyPolicy{saveMatmuls()}; });
   module.def("torchtitan", [] { return PyPolicy{torchtitan()}; });
+  module.def("dots_saveable", [] { return PyPolicy{dotsSaveable()}; });
+  module.def(
+      "dots_with_no_batch_dims_saveable", [] { return PyPolicy{dotsWithNoBatchDimsSaveable()}; });
+  module.def(
+      "offload_dot_with_no_batch_dims", [] { return PyPolicy{offloadDotWithNoBatchDims()}; });
   module.def("offload_inputs", [] { return PyPolicy{offloadInputs()}; });
 }
 

@@ -71,8 +71,8 @@ void bindRegion(py::module_& module) {
                                      bool hasBackward) {
         return leaveRegionEmptyingEscapes({id}, results, onlyResults, hasBackward);
       }));
-  module.def("opaque_write_begins", torch::wrap_pybind_function(&opaqueWriteBegins));
-  module.def("opaque_write_ends", torch::wrap_pybind_function(&opaqueWriteEnds));
+  module.def("opaque_write_begins", torch::wrap_pybind_function_no_gil(&opaqueWriteBegins));
+  module.def("opaque_write_ends", torch::wrap_pybind_function_no_gil(&opaqueWriteEnds));
   module.def(
       "verify_mode", torch::wrap_pybind_function([] { return static_cast<int>(verifyMode()); }));
   module.def("set_verify_mode", torch::wrap_pybind_function([](int mode) {

@@ -50,11 +50,12 @@ void OpRecording::run() {
   verdict_ = recorder_.decider_->decide(op_);
   if (op_.demoted.load(std::memory_order_relaxed)) {
     verdict_.decision = Decision::Save;
+    verdict_.perResult = 0;
   }
   scanArguments();
   const bool replayable = recordable_ && !op_.uninitialised &&
-                          (!op_.neverReplayed || verdict_.forced) &&
-                          (!op_.untrusted || verdict_.named) && writesCanBeReplayed();
+                          (!op_.neverReplayed || verdict_.forced) && isTrusted(verdict_) &&
+                          writesCanBeReplayed();
   if (replayable) {
     makeRecipe();
     if (readsOpaque_) {
@@ -87,6 +88,10 @@ void OpRecording::lockAgain() {
 // An operator that is not torch's own may keep state that no schema shows: a step counter, a
 // generator, a cache. Run again it would give something else, silently. So its results are kept,
 // unless a rule of the policy matches it: that is the user's word that it can be repeated.
+bool OpRecording::isTrusted(const Verdict& verdict) const {
+  return !op_.untrusted || verdict.named;
+}
+
 void OpRecording::scanArguments() {
   if (op_.trainingArgument >= 0) {
     const c10::IValue& training = arguments()[op_.trainingArgument];
@@ -311,13 +316,15 @@ uint64_t OpRecording::fingerprintOfResult() const {
     after->inheritCounters(before);
     after->born = before.born;
     after->opaque = before.opaque;
+    const Verdict verdict = verdictOn(write.tensor);
+    after->rule = verdict.rule;
     after->saved = !write.sideEffect && before.born &&
-                   (before.saved || verdict_.decision != Decision::Recompute);
+                   (before.saved || verdict.decision != Decision::Recompute);
     after->offload =
-        after->saved && (before.offload || before.stash || verdict_.decision == Decision::Offload);
+        after->saved && (before.offload || before.stash || verdict.decision == Decision::Offload);
     // An `out=` that the kernel shrank is not written whole: views of it still show the rest.
     const bool asAssumed = !write.whole || coversStorage(write.tensor);
-    if (recipe_ && !write.sideEffect && asAssumed) {
+    if (recipe_ && !write.sideEffect && asAssumed && isTrusted(verdict)) {
       after->recipe = recipe_;
       Output& output = recipe_->outputs.emplace_back();
       output.value = c10::weak_intrusive_ptr<Value>(after);
@@ -352,6 +359,10 @@ void OpRecording::recordOutputs() {
   });
 }
 
+Verdict OpRecording::verdictOn(const at::Tensor& result) const {
+  return verdict_.perResult == 0 ? verdict_ : recorder_.decider_->decideOn(op_, result, verdict_);
+}
+
 void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t element) {
   c10::StorageImpl* storage = storageOf(tensor);
   if (std::find(storages_.begin(), storages_.end(), storage) != storages_.end()) {
@@ -363,10 +374,12 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   value->stamp(tensor);
   value->born = onlyResultsHold(tensor);
   const bool fromDevice = offCpu_ && tensor.is_cpu();
-  if (recipe_ && value->born && !fromDevice) {
+  const Verdict verdict = recipe_ ? verdictOn(tensor) : Verdict{};
+  if (recipe_ && value->born && !fromDevice && isTrusted(verdict)) {
     value->recipe = recipe_;
-    value->saved = verdict_.decision != Decision::Recompute;
-    value->offload = verdict_.decision == Decision::Offload;
+    value->rule = verdict.rule;
+    value->saved = verdict.decision != Decision::Recompute;
+    value->offload = verdict.decision == Decision::Offload;
     Output& output = recipe_->outputs.emplace_back();
     output.value = c10::weak_intrusive_ptr<Value>(value);
     output.slot = static_cast<uint16_t>(slot);

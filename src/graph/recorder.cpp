@@ -251,9 +251,10 @@ void Recorder::sweep() {
 }
 
 // Whether only the value and its handles hold its kept bytes: nobody else can write to them any
-// more, so no recipe is needed to make them again.
+// more, so no recipe is needed to make them again. Not if somebody resized them before.
 bool Recorder::ownsItsBytes(const Value& value) {
-  return value.bytes && value.bytes.use_count() <= 1 + (value.lent ? 0 : value.handles.load());
+  return value.bytes && value.bytes.nbytes() == value.nbytes &&
+         value.bytes.use_count() <= 1 + (value.lent ? 0 : value.handles.load());
 }
 
 // Nobody can write to its bytes any more. Those that are to be sent may yet find no host memory.
@@ -294,6 +295,40 @@ void Recorder::dropRecipe(Value& value) {
   if (isRecordable(tensor)) {
     std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
     ++replaceByLeaf(tensor).opaque;
+  }
+}
+
+// Note [Names]
+// A value is named after its op has returned, when autograd may have packed it already. If it is to
+// be kept from now on, its bytes are held at once for those handles and recipes, and for what comes
+// later as always. What was packed as kept stays so.
+void Recorder::name(const at::Tensor& tensor, const std::string& name) {
+  if (!isRecordable(tensor)) {
+    return;
+  }
+  std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
+  settle();
+  const auto found = values_.find(storageOf(tensor));
+  if (found == values_.end() || !found->second->recipe || !found->second->versionHolds()) {
+    return;
+  }
+  const c10::intrusive_ptr<Value> value = found->second;
+  const auto verdict = decider_->decideOnNamed(value->recipe->op, tensor, value->rule, name);
+  if (!verdict) {
+    return;
+  }
+  value->rule = verdict->rule;
+  const bool wasKept = value->keep;
+  value->saved = verdict->decision != Decision::Recompute;
+  value->keep = value->saved || value->recipe->op.constantFill;
+  value->offload = verdict->decision == Decision::Offload;
+  value->part.reset();
+  const bool needed = value->packed > 0 || readers(value) > 2;
+  if (!wasKept && value->keep && needed && !value->bytes) {
+    keep(*value, tensor);
+    value->lent |= value->packed > 0;
+  } else if (!value->keep && !value->lent) {
+    value->bytes = c10::Storage();
   }
 }
 

@@ -31,6 +31,9 @@ class Recorder final : public Interceptor {
   void call(Call& call) override;
   void aliased(const at::Tensor& tensor, const at::Tensor& result) override;
 
+  // The value that `tensor` shows has been given a name: the policy may decide anew.
+  void name(const at::Tensor& tensor, const std::string& name);
+
   // Called when autograd packs `tensor`, or a wrapper of which it is a part: decides whether its
   // bytes are kept or can be made again.
   Packed pack(const at::Tensor& tensor, bool part);

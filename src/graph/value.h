@@ -10,8 +10,8 @@
 #include <memory>
 #include <utility>
 
-#include "graph/arena.h"
 #include "graph/part.h"
+#include "residency/arena.h"
 
 namespace ebb {
 
@@ -80,8 +80,9 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   // Packed through a tensor whose version does not show all writes: a part of a wrapper, or an
   // alias with a counter of its own. Eager's backward sees such writes, so handles follow them.
   bool follows = false;
-  uint8_t opaque = 0;       // how many writes that torch does not see are going on
-  bool superseded = false;  // the storage has been written since: `home` holds another state
+  uint16_t rule = UINT16_MAX;  // of the policy, that decided on it; see Verdict::rule
+  uint8_t opaque = 0;          // how many writes that torch does not see are going on
+  bool superseded = false;     // the storage has been written since: `home` holds another state
 
   // Stamps `tensor`'s storage and version as this state's.
   void stamp(const at::Tensor& tensor);

@@ -22,6 +22,23 @@ void appendKnown(
   }
 }
 
+// Of two matrices, or a matrix and a vector.
+void appendProducts(std::vector<Rule>& rules, Decision decision) {
+  appendKnown(
+      rules,
+      {"aten::mm",
+       "aten::addmm",
+       "aten::mv",
+       "aten::addmv",
+       "aten::dot",
+       "aten::linear",
+       "aten::mkldnn_linear",
+       "aten::_addmm_activation",
+       "aten::_scaled_mm",
+       "aten::_int_mm"},
+      decision);
+}
+
 }  // namespace
 
 PolicyPtr recomputeAll() {
@@ -34,19 +51,13 @@ PolicyPtr saveAll() {
 
 PolicyPtr saveMatmuls() {
   std::vector<Rule> rules;
+  appendProducts(rules, Decision::Save);
   appendKnown(
       rules,
-      {"aten::mm",
-       "aten::addmm",
-       "aten::bmm",
+      {"aten::bmm",
        "aten::baddbmm",
-       "aten::linear",
-       "aten::mkldnn_linear",
-       "aten::_addmm_activation",
-       "aten::_scaled_mm",
        "aten::_grouped_mm",
        "aten::_scaled_grouped_mm",
-       "aten::_int_mm",
        "aten::convolution",
        "aten::_convolution",
        "aten::convolution_overrideable",
@@ -59,6 +70,28 @@ PolicyPtr saveMatmuls() {
        "aten::_cudnn_attention_forward"},
       Decision::Save);
   return std::make_shared<const Policy>(std::move(rules), Decision::Recompute);
+}
+
+PolicyPtr dotsSaveable() {
+  std::vector<Rule> rules;
+  appendProducts(rules, Decision::Save);
+  appendKnown(
+      rules,
+      {"aten::bmm", "aten::baddbmm", "aten::_grouped_mm", "aten::_scaled_grouped_mm"},
+      Decision::Save);
+  return makePolicy(std::move(rules));
+}
+
+PolicyPtr dotsWithNoBatchDimsSaveable() {
+  std::vector<Rule> rules;
+  appendProducts(rules, Decision::Save);
+  return makePolicy(std::move(rules));
+}
+
+PolicyPtr offloadDotWithNoBatchDims() {
+  std::vector<Rule> rules;
+  appendProducts(rules, Decision::Offload);
+  return makePolicy(std::move(rules));
 }
 
 PolicyPtr offloadInputs() {

@@ -146,6 +146,12 @@ class ThreadRegions {
     }
   }
 
+  void nameValue(const at::Tensor& tensor, const std::string& name) {
+    if (inRegion()) {
+      recorder_.name(tensor, name);
+    }
+  }
+
   Recorder* openRecorder() {
     return inRegion() ? &recorder_ : nullptr;
   }
@@ -280,6 +286,10 @@ void opaqueWriteBegins(const at::Tensor& tensor) {
 
 void opaqueWriteEnds(const at::Tensor& tensor) {
   threadRegions().opaqueWriteEnds(tensor);
+}
+
+void nameValue(const at::Tensor& tensor, const std::string& name) {
+  threadRegions().nameValue(tensor, name);
 }
 
 bool inRegion() {

@@ -49,14 +49,25 @@ WAYS += ("released",)  # a second time without retain_graph
 DECISIONS = [ebb.OFFLOAD if OFFLOADING else ebb.SAVE, ebb.RECOMPUTE, ebb.RECOMPUTE]
 
 
+CONDITIONS = [{}, {}, {"every": 2}, {"every": 3}, {"nth": 1}, {"nth": 2}]
+CONDITIONS += [{"min_bytes": 40}, {"max_bytes": 100}, {"dtype": torch.float32}]
+NAMES = ("a", "b")
+
+
 def random_policy(seed: int) -> ebb.Policy:
-    """Decides by the first letter of an operator's name, or by how often it was called."""
+    """Decides by the first letter of an operator's name, by how often it was called, by what its
+    result is, or by what that is named.
+    """
     draw = random.Random(seed)
     rules = [
-        ebb.Rule(f"aten::{letter}*", draw.choice(DECISIONS), draw.choice([1, 2, 3]))
+        ebb.Rule(f"aten::{letter}*", draw.choice(DECISIONS), **draw.choice(CONDITIONS))
         for letter in draw.sample("abcdefglmnprstuw_", 8)
     ]
-    return ebb.Policy(rules, draw.choice(DECISIONS))
+    for name in NAMES:
+        rule = ebb.Rule("*", draw.choice(DECISIONS), name=name)
+        rules.insert(draw.randrange(len(rules)), rule)
+    policy = ebb.Policy(rules, draw.choice(DECISIONS))
+    return ebb.policies.either(policy, random_policy(seed + 1001)) if seed % 5 == 4 else policy
 
 
 CHOICES = [

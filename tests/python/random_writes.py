@@ -10,13 +10,20 @@ import torch.nn.functional as F
 from custom_functions import GivesWhatItSaved
 from exactness import OFFLOADING
 from random_instructions import UNARY, choose, fits, is_differentiable, is_float, is_vector
-from random_programs import Machine, Skip
+from random_programs import NAMES, Machine, Skip
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 import ebb
 
 # Writes. Each reaches its tensor directly, or in a way that autograd or versions do not see.
+
+
+def grow_and_fill(t: torch.Tensor) -> torch.Tensor:
+    if t.is_inference():
+        raise Skip  # it would grow, with what is in memory, and then refuse to be filled
+    return t.resize_(t.numel() + 4).fill_(0.2)
+
 
 ALONE = (
     torch.sin_, torch.tanh_, torch.relu_, lambda t: t.mul_(0.5), lambda t: t.add_(1), torch.abs_,
@@ -28,7 +35,7 @@ ALONE = (
     lambda t: t.renorm_(2, 0, 1.0), lambda t: t.index_fill_(0, torch.tensor([0]), 0.9),
     lambda t: t.transpose_(0, -1), lambda t: t.unsqueeze_(0), lambda t: t.squeeze_(),
     lambda t: t.fill_diagonal_(0.4), lambda t: t.mul_(t), torch.round_,
-    lambda t: t.resize_(t.numel() // 2 + 1), lambda t: t.resize_(t.numel() + 4).fill_(0.2),
+    lambda t: t.resize_(t.numel() // 2 + 1), grow_and_fill,
 )  # fmt: skip
 JOINT = (
     lambda t, o: t.add_(o), lambda t, o: t.mul_(o), lambda t, o: t.copy_(o),
@@ -333,6 +340,12 @@ def with_autocast(m, a, b, c):
     m.autocast = 2 + c % 4
 
 
+def give_name(m, a, b, c):
+    tensor = m.pick(a, is_float)
+    if m.with_regions:
+        ebb.checkpoint_name(tensor, NAMES[b % len(NAMES)])
+
+
 def inference(m, a, b, c):
     with torch.inference_mode():
         m.map(a, is_float, choose(UNARY, b))
@@ -347,7 +360,8 @@ WRITES = {
     make.batch_norm: 1, swap_data: 1,
 }  # fmt: skip
 WEIGHTS = {
-    nothing: 1, make.unary: 40, make.along: 12, make.binary: 36, make.several: 6, make.product: 14,
+    nothing: 1, give_name: 4, make.unary: 40, make.along: 12, make.binary: 36, make.several: 6,
+    make.product: 14,
     make.listed: 6, make.indexed: 6, make.layer: 4, make.batch_norm: 3, make.view: 12,
     make.alias_with_own_counter: 1, make.cast: 2, make.use_complex: 2, make.forget: 4,
     make.factory: 5, make.drawn: 6, write_alone: 5, write_joint: 4, write_random: 2, write_input: 1,

@@ -10,6 +10,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 import ebb
 
@@ -228,3 +229,132 @@ def test_wrong_types(model):
     with pytest.raises(TypeError, match="modules must be"):
         ebb.apply(model, modules=[1])
     assert "forward" not in model.__dict__
+
+
+# What happens to a module while its class is ebb's
+
+
+class Scaled(torch.nn.Module):
+    """A wrapper that hands on what it has not."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "inner":
+                raise
+            return getattr(self.inner, name)
+
+    def forward(self, x):
+        return 3 * self.inner(x)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_copy_of_a_wrapper_around_a_region_is_the_wrapper(both):
+    x = torch.randn(3, 4)
+    model = torch.nn.Sequential(Scaled(torch.nn.Linear(4, 4)))
+    handles = [ebb.apply(model[0].inner), *([ebb.apply(model, modules="0")] if both else [])]
+    for twin in (copy.deepcopy(model), copy.deepcopy(model[0]), copy.copy(model[0])):
+        assert torch.equal(twin(x), model(x))
+    assert list(dict(copy.deepcopy(model).named_parameters())) == ["0.inner.weight", "0.inner.bias"]
+    for handle in handles[::-1]:
+        handle.remove()
+
+
+def test_copies_are_regions():
+    module = torch.nn.Linear(4, 4)
+    handle = ebb.apply(module)
+    for twin in (copy.copy(module), copy.deepcopy(module)):
+        ebb.reset_stats()
+        twin(torch.randn(3, 4))
+        assert ebb.stats()["total"]["entered"] == 1
+    handle.remove()
+
+
+def test_what_is_put_on_a_regions_class_goes_to_its_own_class():
+    class Linear(torch.nn.Linear):
+        pass
+
+    x = torch.randn(3, 4)
+    module = Linear(4, 4)
+    expected = module(x).sin()
+    handle = ebb.apply(module)
+    type(module).forward = lambda self, x: torch.nn.functional.linear(
+        x, self.weight, self.bias
+    ).sin()
+    assert torch.equal(module(x), expected)
+    handle.remove()
+    assert torch.equal(module(x), expected)
+
+
+def test_parametrizations_may_change():
+    class Sine(torch.nn.Module):
+        def forward(self, x):
+            return x.sin()
+
+    x = torch.randn(3, 4)
+    module = parametrizations.weight_norm(torch.nn.Linear(4, 4))
+    handle = ebb.apply(module)
+    parametrize.register_parametrization(module, "bias", Sine())
+    expected = module(x)
+    handle.remove()
+    assert torch.equal(module(x), expected)
+    handle = ebb.apply(module)
+    parametrize.remove_parametrizations(module, "weight")
+    assert torch.equal(module(x), expected)
+
+
+def test_graph_modules():
+    x = torch.randn(3, 4)
+    module = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
+    expected = module(x)
+    with ebb.apply(module):
+        assert torch.equal(pickle.loads(pickle.dumps(module))(x), expected)
+        assert torch.equal(module(x), expected)
+
+
+def test_forwards_that_take_no_self():
+    class Static(torch.nn.Module):
+        forward = staticmethod(torch.nn.functional.gelu)
+
+    class Class(torch.nn.Module):
+        @classmethod
+        def forward(cls, x):
+            return x.sin()
+
+    class Builtin(torch.nn.Module):
+        forward = torch.relu
+
+    x = torch.randn(3, 4)
+    for kind in (Static, Class, Builtin):
+        module = kind()
+        expected = module(x)
+        with ebb.apply(module):
+            assert torch.equal(module(x), expected)
+
+
+def test_lazy_modules_are_refused_until_they_have_shapes():
+    model = torch.nn.Sequential(torch.nn.LazyLinear(4))
+    with pytest.raises(ValueError, match=r"'0' has parameters without shapes .* run one forward"):
+        ebb.apply(model, modules="0")
+    model(torch.randn(3, 4))
+    ebb.apply(model, modules="0").remove()
+
+
+def test_classes_that_look_at_their_subclasses():
+    seen = []
+
+    class Base(torch.nn.Module):
+        def __init_subclass__(cls, *, key):
+            seen.append(key)
+
+    class Named(Base, key="named"):
+        def forward(self, x):
+            return x
+
+    ebb.apply(Named()).remove()
+    assert seen == ["named"]

@@ -1,21 +1,36 @@
-"""What the README says is true, as far as a machine can tell."""
+"""What the README and the pages in docs say is true, as far as a machine can tell."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pytest
+
 import ebb
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_python_blocks_of_the_readme_run():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(blocks) >= 2
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), namespace)
+    for block in blocks(page, "python"):
+        exec(compile(block, page.name, "exec"), namespace)
+
+
+def test_policy_files_in_the_pages_are_policies(tmp_path):
+    found = [block for page in PAGES for block in blocks(page, "toml")]
+    assert found
+    for block in found:
+        (tmp_path / "policy.toml").write_text(block)
+        ebb.Policy.load(tmp_path / "policy.toml")
 
 
 def test_every_note_that_is_cited_exists():
@@ -32,6 +47,8 @@ def test_every_note_that_is_cited_exists():
 
 
 def test_named_policies_are_documented():
-    readme = (ROOT / "README.md").read_text()
+    text = (ROOT / "docs/policies.md").read_text()
     for name in ebb.policies.__all__:
-        assert name in readme
+        assert f"`{name}" in text
+    for field in ebb.Rule.__dataclass_fields__:
+        assert field in text

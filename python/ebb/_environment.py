@@ -1,0 +1,88 @@
+"""Environment variables: ebb in a job whose code does not know of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from difflib import get_close_matches
+from typing import NamedTuple
+
+from ebb._policy import Policy
+from ebb.policies import recompute_all
+
+
+class Variable(NamedTuple):
+    """One row of docs/environment.md."""
+
+    kind: str
+    default: str
+    meaning: str
+
+
+VARIABLES = {
+    "EBB": Variable(
+        "policy",
+        "0",
+        "`1` (`recompute_all`), a policy's name, a TOML file, or a line as `mm:save`; `0`: off",
+    ),
+    "EBB_MODULES": Variable(
+        "globs, separated by commas", "none", "modules whose forward becomes a region, in any model"
+    ),
+    "EBB_DISABLE": Variable("`0` or `1`", "0", "`1`: EBB and EBB_MODULES count as not set"),
+    "EBB_VERIFY": Variable("`0`, `1` or `demote`", "0", "compare replays with the forward"),
+    "EBB_OFFLOAD_MIN_BYTES": Variable("size", "1MiB", "smaller storages stay on the device"),
+    "EBB_OFFLOAD_PINNED_LIMIT": Variable("size", "16GiB", "most pinned host memory"),
+    "EBB_OFFLOAD_IN_FLIGHT_BYTES": Variable("size", "1GiB", "most on its way to the host"),
+    "EBB_OFFLOAD_PREFETCH_BYTES": Variable("size", "512MiB", "most fetched ahead of need"),
+    "EBB_OFFLOAD_KEEP_LAST": Variable("number", "0", "the last values stay on the device"),
+    "EBB_OFFLOAD_DISK": Variable("folder", "none", "the disk tier's"),
+    "EBB_OFFLOAD_DISK_LIMIT": Variable("size", "64GiB", "most on disk"),
+    "EBB_OFFLOAD_STATIC": Variable("`0` or `1`", "0", "for CUDA graphs"),
+}
+# Read when ebb is built or tested.
+_ELSEWHERE = ("EBB_SANITIZE", "EBB_BUILD_DIR", "EBB_CMAKE_ARGS", "EBB_TEST_")
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "0") not in ("", "0")
+
+
+def _warn_of_unknown() -> None:
+    for name in os.environ:
+        if name.startswith("EBB_") and name not in VARIABLES and not name.startswith(_ELSEWHERE):
+            nearest = get_close_matches(name, VARIABLES, 1, cutoff=0.0)[0]
+            warnings.warn(
+                f"ebb: there is no environment variable {name}; the nearest is {nearest}",
+                stacklevel=2,
+            )
+
+
+def policy_from(text: str) -> Policy:
+    """The policy that EBB names.
+
+    Raises:
+        OSError: it is a file that cannot be read.
+        ValueError: it is no policy.
+    """
+    if text == "1":
+        return recompute_all
+    if text.endswith(".toml") or os.path.isfile(text):
+        return Policy.load(text)
+    return Policy.parse(text)
+
+
+def start() -> None:
+    """Does what the variables say; when ebb is imported, once per process."""
+    _warn_of_unknown()
+    if not _is_set("EBB") or _is_set("EBB_DISABLE"):
+        return
+    from ebb import _takeover
+
+    text = os.environ["EBB"]
+    try:
+        policy = policy_from(text)
+        patterns = [p.strip() for p in os.environ.get("EBB_MODULES", "").split(",") if p.strip()]
+        _takeover.install(policy, text, tuple(patterns))
+    except Exception as error:
+        print(f"ebb is off: EBB={text}: {error}", file=sys.stderr)

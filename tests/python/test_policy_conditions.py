@@ -1,0 +1,656 @@
+"""Rules that ask for a module, a name, a call, a size or a dtype; policies made of policies."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import subprocess
+import sys
+import threading
+import warnings
+
+import pytest
+import torch
+from exactness import same_bits
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+
+import ebb
+from ebb._testing import fake_accelerator
+
+
+def saved(rules, function, *args, **region):
+    """How many bytes the policy keeps of what the function makes; gradients are compared."""
+    policy = rules if isinstance(rules, ebb.Policy) else ebb.Policy(rules)
+    inputs = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+    expected = torch.autograd.grad(function(*args).sum(), inputs)
+    ebb.reset_stats()
+    with ebb.region(policy, **region):
+        y = function(*args)
+    found = torch.autograd.grad(y.sum(), inputs)
+    assert all(same_bits(f, e) for f, e in zip(found, expected, strict=True))
+    return ebb.stats()["total"]["bytes_saved"]
+
+
+def sines(x, length=4):
+    """Each but the first saves what the one before made."""
+    for _ in range(length):
+        x = x.sin()
+    return x
+
+
+@pytest.fixture
+def x():
+    return torch.randn(16, requires_grad=True)  # 64 bytes
+
+
+# Calls
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept"),
+    [
+        ({"nth": 1}, 1),
+        ({"nth": 3}, 1),
+        ({"nth": 5}, 0),
+        ({"every": 2}, 2),
+        ({"every": 3}, 1),
+        ({}, 4),
+    ],
+)
+def test_calls_are_counted_per_region(x, rule, kept):
+    rules = [ebb.Rule("aten::sin", ebb.SAVE, **rule)]
+    for _ in range(2):
+        assert saved(rules, lambda x: sines(x).cos(), x) == 64 * kept
+
+
+def test_a_rule_below_counts_what_comes_to_it(x):
+    rules = [ebb.Rule("aten::sin", ebb.SAVE, nth=1), ebb.Rule("aten::sin", ebb.SAVE, nth=1)]
+    assert saved(rules, lambda x: sines(x).cos(), x) == 2 * 64
+
+
+# Sizes and dtypes
+
+
+def both_sizes(x):
+    return x.sin().sin() + torch.cat([x, x]).sin().sin()[:16]
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept"),
+    [
+        ({"min_bytes": 65}, 128),
+        ({"min_bytes": 64}, 192),
+        ({"max_bytes": 64}, 64),
+        ({"max_bytes": 63}, 0),
+        ({"min_bytes": "0.0625KiB", "max_bytes": "100 B"}, 64),
+    ],
+)
+def test_sizes(x, rule, kept):
+    assert saved([ebb.Rule("aten::sin", ebb.SAVE, **rule)], both_sizes, x) == kept
+
+
+def test_the_rules_below_get_what_has_another_size(x):
+    rules = [
+        ebb.Rule("aten::sin", ebb.RECOMPUTE, min_bytes=65),
+        ebb.Rule("aten::sin", ebb.SAVE, nth=1),
+    ]
+    assert saved(rules, both_sizes, x) == 64
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, "float64", "torch.float64"])
+def test_dtypes(x, dtype):
+    rules = [ebb.Rule("*", ebb.SAVE, dtype=dtype)]
+    assert saved(rules, lambda x: x.sin().sin().double().sin().sin(), x) == 2 * 128
+
+
+def test_each_result_of_an_op_has_its_own_size_and_dtype(x):
+    def program(x):
+        values, indices = x.sin().sort()
+        return (values.sin() * indices).sin()
+
+    everything = saved([ebb.Rule("aten::sort", ebb.SAVE)], program, x)
+    values = saved([ebb.Rule("aten::sort", ebb.SAVE, dtype="float32")], program, x)
+    indices = saved([ebb.Rule("aten::sort", ebb.SAVE, dtype=torch.int64)], program, x)
+    assert (everything, values, indices) == (192, 64, 128)
+
+
+def test_a_written_result_is_asked_about_too(x):
+    def program(x):
+        h = x.sin()
+        return h.mul_(2).sin()
+
+    assert saved([ebb.Rule("aten::mul_", ebb.SAVE, min_bytes=1)], program, x) == 64
+    assert saved([ebb.Rule("aten::mul_", ebb.SAVE, min_bytes=65)], program, x) == 0
+
+
+def test_what_a_condition_leaves_out_of_an_operator_from_elsewhere_is_kept():
+    """Only a rule that matches says that it can be repeated."""
+    calls = []
+    with torch.library._scoped_library("ebbconditions", "FRAGMENT") as library:
+        library.define("counted(Tensor x) -> Tensor")
+
+        def counted(x):
+            calls.append(1)
+            return x * len(calls)
+
+        library.impl("counted", counted, "CompositeExplicitAutograd")
+        rule = ebb.Rule("ebbconditions::counted", ebb.RECOMPUTE, min_bytes=65)
+        for elements, replays in ((16, 0), (32, 1)):
+            calls.clear()
+            x = torch.randn(elements, requires_grad=True)
+            with ebb.region(ebb.Policy([rule])):
+                h = torch.ops.ebbconditions.counted(x.detach())
+                y = (x * h).sum()
+            del h
+            y.backward()
+            assert len(calls) == 1 + replays
+
+
+# Modules
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(4, 4)
+        self.act = nn.GELU()
+        self.down = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.down(self.act(self.up(x))).sin() + x
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), Block())
+
+
+def in_modules(pattern, op="aten::addmm"):
+    return ebb.Policy([ebb.Rule(op, ebb.SAVE, module=pattern)])
+
+
+def kept_by(net, x):
+    ebb.reset_stats()
+    found = torch.autograd.grad(net(x).sum(), list(net.parameters()))
+    return ebb.stats()["total"]["bytes_saved"], found
+
+
+# Outputs of addmm that somebody saves: each `up` for `act`, each `down` for the sine.
+PATTERNS = [("*.up", 2), ("0.*", 2), ("1", 0), ("*.act", 0), ("*", 4), ("?.down", 2)]
+
+
+@pytest.mark.parametrize(("pattern", "outputs"), PATTERNS)
+def test_modules_under_apply(pattern, outputs):
+    net, x = model(), torch.randn(2, 4)
+    expected = torch.autograd.grad(net(x).sum(), list(net.parameters()))
+    with ebb.apply(net, in_modules(pattern), modules="[01]"):
+        nbytes, found = kept_by(net, x)
+    assert nbytes == 32 * outputs
+    assert all(map(same_bits, found, expected))
+
+
+@pytest.mark.parametrize(("pattern", "outputs"), PATTERNS)
+def test_modules_in_a_region_with_a_root(pattern, outputs):
+    net = model()
+    x = torch.randn(2, 4, requires_grad=True)
+    assert saved(in_modules(pattern), net, x, root=net) == 32 * outputs
+    assert saved(in_modules(pattern), net, x, root=net) == 32 * outputs
+
+
+def test_the_innermost_module_counts():
+    net = model()
+    x = torch.randn(2, 4, requires_grad=True)
+    in_a_block = ebb.Policy([ebb.Rule("aten::sin", ebb.SAVE, module="0")])
+    assert saved(in_a_block, lambda x: net(x.sin().sin()).sin(), x, root=net) == 0
+    in_the_root = ebb.Policy([ebb.Rule("aten::*", ebb.SAVE, module="0.act")])
+    assert saved(in_the_root, net, x, root=net) == 32  # what gelu made, for `down`
+
+
+def test_calls_per_module():
+    net = model()
+    x = torch.randn(2, 4, requires_grad=True)
+
+    def program(x):
+        return net(net(x))
+
+    first = ebb.Policy([ebb.Rule("aten::addmm", ebb.SAVE, nth=1)])
+    each = ebb.Policy([ebb.Rule("aten::addmm", ebb.SAVE, nth=1, per_module=True)])
+    second = ebb.Policy([ebb.Rule("aten::addmm", ebb.SAVE, every=2, per_module=True)])
+    assert saved(first, program, x, root=net) == 32
+    assert saved(each, program, x, root=net) == 4 * 32
+    assert saved(second, program, x, root=net) == 4 * 32
+
+
+def test_a_module_that_raises_is_left():
+    class Fails(nn.Module):
+        def forward(self, x):
+            raise ZeroDivisionError
+
+    net = nn.ModuleDict({"fails": Fails(), "linear": nn.Linear(4, 4)})
+    x = torch.randn(2, 4, requires_grad=True)
+
+    def program(x):
+        with pytest.raises(ZeroDivisionError):
+            net["fails"](x)
+        return net["linear"](x.sin().sin())
+
+    rule = ebb.Rule("aten::sin", ebb.SAVE, module="fails")
+    assert saved([rule], program, x, root=net) == 0
+
+
+def test_partial_functions_and_bound_methods():
+    net = model()
+    x = torch.randn(2, 4, requires_grad=True)
+    for function in (functools.partial(net.forward), net.forward, functools.partial(net)):
+        assert saved(in_modules("0.*"), function, x, root=net) == 64
+
+
+def test_names_leave_out_wrappers():
+    class LoraLinear(nn.Module):  # as PEFT's
+        def __init__(self, base_layer):
+            super().__init__()
+            self.base_layer = base_layer
+            self.lora_A = nn.Linear(4, 2, bias=False)
+            self.lora_B = nn.Linear(2, 4, bias=False)
+
+        def forward(self, x):
+            return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+    net = model()
+    net[0].up = LoraLinear(net[0].up)
+    net[1].down = CheckpointWrapper(net[1].down)  # type: ignore[no-untyped-call]
+    x = torch.randn(2, 4, requires_grad=True)
+    rule = ebb.Policy([ebb.Rule("aten::addmm", ebb.SAVE, module="0.up")])
+    with ebb.region(rule, root=net):
+        assert ebb._modules.marks_of(net[0].up.base_layer).number == (ebb._C.module_number("0.up"))
+        assert ebb._modules.marks_of(net[0].up.lora_A).number == (
+            ebb._C.module_number("0.up.lora_A")
+        )
+    wrapped = net[1].down._checkpoint_wrapped_module
+    assert ebb._modules.marks_of(wrapped).number == ebb._C.module_number("1.down")
+    assert saved(rule, net, x, root=net) >= 0
+
+
+def test_compiled_submodules():
+    net = model()
+    net[0].act = torch.compile(net[0].act, backend="aot_eager")
+    x = torch.randn(2, 4, requires_grad=True)
+    assert saved(in_modules("1.*"), net, x, root=net) == 64
+    compiled = torch.compile(net[1], backend="aot_eager")
+    expected = torch.autograd.grad(net[1](x).sum(), x)[0]
+    with ebb.region(in_modules("*"), root=net):
+        y = compiled(x)
+    assert torch.allclose(torch.autograd.grad(y.sum(), x)[0], expected)
+
+
+def test_threads_have_modules_of_their_own():
+    net = model()
+    x = torch.randn(2, 4, requires_grad=True)
+    found = []
+
+    def look_from_another_thread(*_):
+        looks = threading.Thread(target=lambda: found.append(ebb._C.exchange_module(0)))
+        looks.start()
+        looks.join()
+
+    net[0].act.register_forward_pre_hook(look_from_another_thread)
+    net[0].act.forward = net[0].act.forward  # somebody's own on the instance
+    assert saved(in_modules("0.act", "aten::gelu"), net, x, root=net) == 32
+    assert found == [0, 0]
+
+
+def test_a_tracked_model_is_pickled_and_copied_as_before():
+    net = model()
+    x = torch.randn(2, 4, requires_grad=True)
+    saved(in_modules("*"), net, x, root=net)
+    text = pickle.dumps(net)
+    assert b"ebb" not in text
+    assert type(pickle.loads(text)[0]) is Block
+    twin = copy.deepcopy(net)
+    assert saved(in_modules("0.*"), twin, x, root=twin) == 64
+    assert isinstance(net[0], Block)
+    assert list(net.state_dict()) == list(model().state_dict())
+
+
+def test_modules_are_tracked_only_if_a_rule_asks():
+    net = model()
+    with ebb.region(ebb.policies.save_matmuls, root=net):
+        pass
+    assert all(ebb._modules.marks_of(module) is None for module in net.modules())
+
+
+def test_remove_keeps_what_another_policy_tracks():
+    net = model()
+    x = torch.randn(2, 4, requires_grad=True)
+    saved(in_modules("*"), net, x, root=net)
+    with ebb.apply(net, ebb.policies.save_all, modules="0"):
+        assert ebb._modules.marks_of(net[0]).region is not None
+    assert saved(in_modules("0.*"), net, x, root=net) == 64
+
+
+def test_a_rule_for_modules_where_none_is_known_warns():
+    program = (
+        "import torch, ebb\n"
+        "policy = ebb.Policy([ebb.Rule('aten::sin', ebb.SAVE, module='*.mlp')])\n"
+        "with ebb.region(policy):\n"
+        "    torch.ones(2).sin()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "a rule asks for module '*.mlp', but no module is known" in done.stderr
+
+
+def test_a_root_that_is_no_module():
+    with pytest.raises(TypeError, match="root must be a module"):
+        ebb.region(root=3)
+
+
+# Names
+
+
+def named(x, name="a"):
+    h = ebb.checkpoint_name(x.sin(), name)
+    return h.sin().sin()
+
+
+def test_named_values_are_kept(x):
+    assert saved(ebb.policies.save_only_these_names("a"), named, x) == 64
+    assert saved(ebb.policies.save_only_these_names("b", "c"), named, x) == 0
+    assert ebb.checkpoint_name(x, "a") is x
+
+
+@pytest.mark.parametrize("decision", [ebb.SAVE, ebb.OFFLOAD, ebb.RECOMPUTE])
+@pytest.mark.parametrize("before", [ebb.SAVE, ebb.OFFLOAD, ebb.RECOMPUTE])
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("alive", [False, True])
+def test_what_was_saved_before_it_was_named(decision, before, written, alive):
+    """The sigmoid saves its own result; the sine before it is read by a recipe."""
+
+    def program(x):
+        h = x.sin()
+        y = h.sigmoid()
+        ebb.checkpoint_name(h, "h")
+        ebb.checkpoint_name(y, "y")
+        z = (h * y).cos() + y.sin()
+        if written:
+            with torch.no_grad():
+                h.mul_(2)
+        kept.append((h, y) if alive else None)
+        return z * h.sum() if written else z
+
+    rules = [ebb.Rule("*", decision, name=name) for name in "hy"]
+    policy = ebb.Policy(rules, default=before)
+    kept = []
+    x = torch.randn(16, requires_grad=True)
+
+    def outcome(y):
+        try:
+            return torch.autograd.grad(y.sum(), x)[0]
+        except RuntimeError as error:
+            return type(error)
+
+    expected = outcome(program(x))
+    with fake_accelerator() as fake:
+        with ebb.region(policy):
+            y = program(x)
+        fake.advance(100)
+        found = outcome(y)
+        if isinstance(expected, torch.Tensor):
+            assert same_bits(found, expected)
+        else:
+            assert found is expected
+        kept.clear()
+        del y
+
+
+def test_a_named_value_that_is_offloaded_leaves(x):
+    policy = ebb.policies.save_and_offload_only_these_names(["b"], ["a"])
+    with fake_accelerator():
+        with ebb.region(policy):
+            y = named(x)
+        assert ebb.stats()["total"]["bytes_offloaded"] == 64
+        torch.autograd.grad(y.sum(), x)
+
+
+def test_an_earlier_rule_decides_on_named_values_too(x):
+    def policy(*rules):
+        return ebb.Policy(rules)
+
+    name = ebb.Rule("*", ebb.SAVE, name="a")
+    sin = ebb.Rule("aten::sin", ebb.RECOMPUTE)
+    assert saved(policy(name, sin), named, x) == 64
+    assert saved(policy(sin, name), named, x) == 0
+    other = ebb.Rule("aten::cos", ebb.SAVE, name="a")
+    assert saved(policy(other), named, x) == 0
+
+
+def test_what_names_are_given_to(x):
+    policy = ebb.policies.save_only_these_names("a")
+
+    def program(x):
+        ebb.checkpoint_name(x, "a")
+        h = ebb.checkpoint_name(x[:8], "a")
+        ebb.checkpoint_name(torch.ones(3), "a")
+        ebb.checkpoint_name(torch.zeros(3).to_sparse(), "a")
+        return h.sin().sin()
+
+    assert saved(policy, program, x) == 0
+    with pytest.raises(TypeError, match="names a tensor"):
+        ebb.checkpoint_name(3, "a")
+    with pytest.raises(TypeError, match="must be a str"):
+        ebb.checkpoint_name(x, 3)
+
+
+def test_zeros_that_are_named_to_be_recomputed_may_still_be_filled(x):
+    """See Note [Uninitialised memory is not a recipe]."""
+
+    def program(x):
+        mask = torch.zeros_like(x)
+        ebb.checkpoint_name(mask, "a")
+        mask.numpy()[::2] = 1
+        return (x.sin() * mask).sin()
+
+    policy = ebb.Policy([ebb.Rule("*", ebb.RECOMPUTE, name="a")], default=ebb.RECOMPUTE)
+    saved(policy, program, x.detach().requires_grad_())
+
+
+# Policies of policies
+
+
+def test_either_keeps_what_one_of_them_keeps(x):
+    def program(x):
+        return x.sin().cos().sin().sin()
+
+    sin = ebb.Policy({"aten::sin": ebb.SAVE})
+    cos = ebb.Policy({"aten::cos": ebb.SAVE})
+    but_sin = ebb.Policy({"aten::sin": ebb.RECOMPUTE}, default=ebb.SAVE)
+    assert saved(sin, program, x) == 128
+    assert saved(ebb.policies.either(sin, cos), program, x) == 192
+    assert saved(ebb.policies.either(but_sin, sin), program, x) == 192
+    assert saved(ebb.policies.either(sin, but_sin), program, x) == 192
+    assert saved(ebb.policies.either(sin, sin, cos), program, x) == 192
+
+
+def test_either_counts_calls_for_both(x):
+    second = ebb.Policy([ebb.Rule("aten::sin", ebb.SAVE, every=2)])
+    third = ebb.Policy([ebb.Rule("aten::sin", ebb.SAVE, every=3)])
+    both = ebb.policies.either(second, third)
+    assert saved(both, lambda x: sines(x, 6).cos(), x) == 4 * 64
+    large = ebb.Policy([ebb.Rule("aten::sin", ebb.SAVE, min_bytes=65)])
+    assert saved(ebb.policies.either(large, second), lambda x: sines(x, 6).cos(), x) == 3 * 64
+
+
+def test_either_of_policies_is_a_policy_like_others():
+    names = ebb.policies.save_only_these_names("a")
+    both = ebb.policies.either(names, ebb.policies.dots_saveable)
+    assert pickle.loads(pickle.dumps(both)) == both
+    assert hash(copy.deepcopy(both)) == hash(both)
+    assert both != ebb.policies.either(ebb.policies.dots_saveable, names)
+    assert eval(repr(both), {"ebb": ebb, "torch": torch}) == both
+    assert both.default is ebb.RECOMPUTE
+    offloads = ebb.policies.either(names, ebb.policies.offload_inputs)
+    assert offloads.inputs is ebb.OFFLOAD
+    for wrong in [(), (3,)]:
+        with pytest.raises(TypeError, match="either takes"):
+            ebb.policies.either(*wrong)
+
+
+def test_presets_as_others_name_them():
+    weights = torch.randn(4, 4, requires_grad=True)
+
+    def program(w):
+        h = (w @ w).sin()
+        return (h[None] @ h[None]).sin()[0]
+
+    presets = ebb.policies
+    assert presets.everything_saveable is presets.save_all
+    assert presets.nothing_saveable is presets.recompute_all
+    assert saved(presets.dots_saveable, program, weights) == 128
+    assert saved(presets.dots_with_no_batch_dims_saveable, program, weights) == 64
+    with fake_accelerator(), ebb.region(presets.offload_dot_with_no_batch_dims):
+        program(weights)
+    assert presets.torchtitan_full == presets.recompute_all
+
+
+def test_megatron():
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(4)
+            self.core_attention = nn.Softmax(-1)
+            self.mlp = Block()
+
+        def forward(self, x):
+            return self.mlp(self.core_attention(self.norm(x)))
+
+    net = Layer()
+    x = torch.randn(2, 4, requires_grad=True)
+    everything = saved(ebb.policies.save_all, net, x)
+    kept = {
+        modules: saved(ebb.policies.megatron(*modules), net, x, root=net)
+        for modules in [(), ("core_attn",), ("mlp",), ("layernorm",), ("layernorm", "mlp")]
+    }
+    assert kept[()] == kept["core_attn",] == everything - 32
+    assert kept["mlp",] == everything - 96
+    assert kept["layernorm",] < everything
+    assert kept["layernorm", "mlp"] == kept["mlp",] + kept["layernorm",] - everything
+    with pytest.raises(ValueError, match="'attn' is none of core_attn"):
+        ebb.policies.megatron("attn")
+
+
+# In words
+
+
+def test_explain():
+    policy = ebb.policies.either(
+        ebb.Policy(
+            [
+                ebb.Rule("aten::mm", ebb.SAVE, module="*.mlp.*", every=2, per_module=True),
+                ebb.Rule("aten::addmm", ebb.SAVE),
+                ebb.Rule("*", ebb.OFFLOAD, min_bytes="1KiB", max_bytes=4096, dtype="bfloat16"),
+                ebb.Rule("aten::m*", ebb.SAVE, nth=3),
+                ebb.Rule("aten::mm", ebb.OFFLOAD, name="out"),
+            ]
+        ),
+        ebb.Policy({"aten::mm": ebb.SAVE}),
+    )
+    assert policy.explain(torch.ops.aten.mm.default).splitlines() == [
+        "aten::mm.default",
+        "  SAVE by rule 0, 'aten::mm', in a module '*.mlp.*', for every 2th call of a module",
+        "  OFFLOAD by rule 2, '*', from 1024 bytes, up to 4096 bytes, of dtype BFloat16",
+        "  SAVE by rule 3, 'aten::m*', for call 3 of a region",
+        "  OFFLOAD by rule 4, 'aten::mm', if named 'out'",
+        "  RECOMPUTE by default",
+        "  where that is RECOMPUTE:",
+        "  SAVE by rule 5, 'aten::mm'",
+    ]
+    assert len(policy.explain("aten::mm").splitlines()) > 8  # two overloads
+    with pytest.raises(ValueError, match="'aten::mn' matches no registered operator"):
+        policy.explain("aten::mn")
+
+
+# What makes no sense
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "message"),
+    [
+        ({"nth": 0}, ValueError, "nth must be 1 or more"),
+        ({"nth": "2"}, TypeError, "nth must be an int"),
+        ({"nth": True}, TypeError, "nth must be an int"),
+        ({"nth": 2, "every": 2}, ValueError, "both every and nth"),
+        ({"per_module": True}, ValueError, "per_module without every or nth"),
+        ({"per_module": 1, "nth": 1}, TypeError, "per_module must be a bool"),
+        ({"module": ""}, ValueError, "module must not be empty"),
+        ({"module": 3}, TypeError, "module must be a str"),
+        ({"name": ""}, ValueError, "name must not be empty"),
+        ({"name": "a", "nth": 2}, ValueError, "a name with every, nth or force"),
+        ({"min_bytes": "1 mile"}, ValueError, "min_bytes must be a number of bytes"),
+        ({"min_bytes": -1}, ValueError, "min_bytes must be from 0"),
+        ({"min_bytes": 2, "max_bytes": 1}, ValueError, "nothing matches"),
+        ({"dtype": "float"}, None, None),
+        ({"dtype": "floaty"}, ValueError, "is no dtype of torch"),
+        ({"dtype": 3}, TypeError, "dtype must be a torch.dtype"),
+        ({"force": True, "min_bytes": 1}, ValueError, "force with a condition on the result"),
+    ],
+)
+def test_conditions_that_make_no_sense(rule, error, message):
+    if error is None:
+        ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, **rule)])
+        return
+    with pytest.raises(error, match=message):
+        ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, **rule)])
+
+
+def test_under_compile_conditions_that_torch_does_not_know_are_left_out():
+    policy = ebb.Policy(
+        [ebb.Rule("aten::sin", ebb.SAVE, module="*"), ebb.Rule("aten::mm", ebb.SAVE, nth=2)]
+    )
+    ebb._sac._warn_conditions.cache_clear()
+
+    def block(x):
+        return ((x @ x).sin() @ x).sin()
+
+    x = torch.randn(4, 4, requires_grad=True)
+    expected = torch.autograd.grad(block(x).sum(), x)[0]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        y = torch.utils.checkpoint.checkpoint(
+            block, x, use_reentrant=False, context_fn=policy._sac_context_fn
+        )
+        assert same_bits(torch.autograd.grad(y.sum(), x)[0], expected)
+    assert any("knows nothing of modules" in str(warning.message) for warning in caught)
+
+
+def test_naming_does_not_wait_with_the_gil_for_a_replay():
+    """The replay of an operator in Python needs the GIL."""
+    program = """
+import threading, time, torch, ebb
+
+@torch.library.custom_op("ebbnames::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    time.sleep(0.001)
+    return x * 2
+
+twice.register_autograd(lambda ctx, g: g * 2)
+rules = [ebb.Rule("*", ebb.SAVE, name="a"), ebb.Rule("ebbnames::twice", ebb.RECOMPUTE)]
+w = torch.randn(8, 8, requires_grad=True)
+with ebb.region(ebb.Policy(rules)):
+    h = twice(w)
+    s = h.sin()
+    loss = (s * h).sum()
+    k = torch.ones(3).exp()
+    del h, s
+    def differentiate():
+        for _ in range(50):
+            torch.autograd.grad(loss, w, retain_graph=True)
+    thread = threading.Thread(target=differentiate)
+    thread.start()
+    while thread.is_alive():
+        ebb.checkpoint_name(k, "a")
+        with ebb.opaque(k):
+            pass
+    thread.join()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
