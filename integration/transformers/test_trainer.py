@@ -1,0 +1,14 @@
+"""An unchanged script, with ebb by environment variables alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from unchanged_script import check
+
+pytest.importorskip("transformers")
+
+
+def test_unchanged_script():
+    check(Path(__file__).with_name("train.py"), "--gradient-checkpointing")

@@ -1,0 +1,54 @@
+"""An ordinary Trainer script: a small Llama on random tokens. It does not know of ebb.
+
+python train.py [--gradient-checkpointing]
+"""
+
+import argparse
+import json
+import resource
+import tempfile
+
+import torch
+import transformers
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--gradient-checkpointing", action="store_true")
+parser.add_argument("--steps", type=int, default=3)
+options = parser.parse_args()
+
+transformers.set_seed(0)
+model = transformers.LlamaForCausalLM(
+    transformers.LlamaConfig(
+        vocab_size=256,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+)
+tokens = torch.randint(0, 256, (8 * options.steps, 384))
+data = [{"input_ids": row, "labels": row} for row in tokens]
+
+with tempfile.TemporaryDirectory() as folder:
+    trainer = transformers.Trainer(
+        model,
+        transformers.TrainingArguments(
+            folder,
+            per_device_train_batch_size=8,
+            num_train_epochs=1,
+            logging_steps=1,
+            report_to=[],
+            use_cpu=not torch.cuda.is_available(),
+            disable_tqdm=True,
+            gradient_checkpointing=options.gradient_checkpointing,
+        ),
+        train_dataset=data,
+    )
+    result = trainer.train()
+
+losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(json.dumps({"losses": losses, "norms": norms, "peak_mib": peak,
+                  "seconds": result.metrics["train_runtime"]}))  # fmt: skip
