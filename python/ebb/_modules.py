@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -54,6 +55,22 @@ class _NoSubclass:
     def __init_subclass__(cls, **options: Any) -> None:
         if "_ebb_original" not in cls.__dict__:
             super().__init_subclass__(**options)
+
+
+class _Forward:
+    """A module's forward with marks around it; its class seems to have the original one.
+
+    transformers' layers look at the class to see whether their checkpointing is the outermost
+    wrapper. What a subclass made later (FSDP2's) finds in its base has the marks.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __get__(self, module: torch.nn.Module | None, kind: type[torch.nn.Module]) -> Any:
+        if module is not None:
+            return MethodType(self.function, module)
+        return kind._ebb_original.forward if "_ebb_original" in kind.__dict__ else self.function  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -112,6 +129,8 @@ def _marked_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
         kind.__name__, (kind,), {"__setattr__": set_attribute, "__delattr__": delete_attribute}
     )
     wrapped = original.forward if inspect.isfunction(original.forward) else None
+    if wrapped is not None:
+        functools.update_wrapper(forward, wrapped)
     swapped = metaclass(
         original.__name__,
         (_NoSubclass, original),
@@ -120,7 +139,7 @@ def _marked_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
             "__qualname__": original.__qualname__,
             "__doc__": original.__doc__,
             "__reduce_ex__": _reduce,
-            "forward": functools.wraps(wrapped)(forward) if wrapped else forward,
+            "forward": _Forward(forward),
             "_ebb_original": original,
         },
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import io
 import pickle
 
 import pytest
 import torch
+from exactness import same_bits
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -358,3 +360,37 @@ def test_classes_that_look_at_their_subclasses():
 
     ebb.apply(Named()).remove()
     assert seen == ["named"]
+
+
+class ThatWrapsItself(torch.nn.Linear):
+    """As transformers' layers: a wrapper per class, of which the outermost does something."""
+
+    def __init_subclass__(cls):
+        inner = cls.forward
+
+        @functools.wraps(inner)
+        def forward(self, *inputs):
+            return inner(self, *inputs) * (2 if type(self).forward is forward else 1)
+
+        cls.forward = forward
+
+
+class WrappedByItsBase(ThatWrapsItself):
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+@pytest.mark.parametrize("subclass_later", [False, True])
+def test_a_class_that_compares_its_forward_with_its_own(subclass_later):
+    layer = WrappedByItsBase(4, 4)
+    x = torch.randn(4, 4, requires_grad=True)
+    expected = torch.autograd.grad(layer(x).sum(), x)
+    with ebb.apply(layer):
+        if subclass_later:  # as fully_shard does
+            layer.__class__ = type("FSDPLayer", (type(layer),), {})
+        ebb.reset_stats()
+        found = torch.autograd.grad(layer(x).sum(), x)
+        assert same_bits(found[0], expected[0])
+        assert "WrappedByItsBase" in ebb.stats()["regions"]
+        if subclass_later:
+            layer.__class__ = type(layer).__mro__[1]

@@ -319,7 +319,11 @@ def checkpoint_blocks_reentrantly(model):
 @pytest.mark.parametrize("prepare", [checkpoint_blocks, checkpoint_blocks_reentrantly])
 @pytest.mark.parametrize("name", ["Llama", "Mixtral", "GPT-2", "BERT", "T5", "ViT"])
 def test_blocks_that_are_checkpointed_too(eager, name, prepare, dtype, policy, way):
-    check(eager, name, dtype, policy, way, prepare=prepare)
+    expected = eager(name, dtype, prepare=prepare)
+    training = Training(name, dtype, policy, way, prepare=prepare).run(one_step)
+    assert_equal(training.state, expected)
+    # Around a block as a whole, a region has nothing to do: torch's checkpointing is inside it.
+    assert policy not in NAMED or way == "apply" or training.replayed > 0
 
 
 def clipped(training):

@@ -65,7 +65,7 @@ class Checkpointed(nn.Module):
 
     def forward(self, x):
         for block in self.inner:
-            x = checkpoint(functools.partial(type(block).forward, block), x, **self.options)
+            x = checkpoint(functools.partial(block.forward), x, **self.options)
         return x
 
 
