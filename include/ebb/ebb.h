@@ -229,4 +229,59 @@ EBB_API Stats stats();
 // Sets the counters to zero; what is alive stays counted.
 EBB_API void resetStats();
 
+// Storages of a step that are alike. Each storage counts once.
+struct ReportRow {
+  std::string region;          // in which they were made
+  std::string module;          // likewise; empty if nobody tracks modules
+  std::string op;              // that made them; "from outside" for what none made
+  std::vector<int64_t> shape;  // of the op's result
+  at::ScalarType dtype = at::ScalarType::Undefined;
+  // "saved" (by the policy), "kept" (cannot be made again), "recomputed", "offloaded", "escaped"
+  // (could be dropped, but the program held it when the region ended), "result" (held by the
+  // program only), "copied" (before a write), "outside" (inputs, parameters) or "unneeded".
+  std::string fate;
+  std::string rule;          // that decided, in words
+  std::string reason;        // why they are kept against the policy's word; else empty
+  uint64_t count = 0;        // storages
+  uint64_t bytes = 0;        // of them; 0 if they are unneeded
+  uint64_t replays = 0;      // results made again
+  double replaySeconds = 0;  // of the host, in kernels that made these results again
+};
+
+// What the step's regions held for backward, and what eager would have held.
+struct ReportPoint {
+  double seconds = 0;  // since the step began
+  uint64_t held = 0;   // bytes
+  uint64_t eager = 0;  // likewise
+};
+
+// A piece of ebb's work.
+struct ReportSpan {
+  std::string kind;    // "region", "replay", "offload" or "reload"
+  std::string name;    // of the region or the op
+  double start = 0;    // seconds since the step began
+  double seconds = 0;  // of the host
+  uint64_t thread = 0;
+  uint64_t bytes = 0;  // that were moved
+};
+
+// What one step did.
+struct Report {
+  uint64_t step = 0;            // as in Stats
+  std::vector<ReportRow> rows;  // in order of first appearance
+  std::vector<ReportPoint> timeline;
+  std::vector<ReportSpan> spans;
+  uint64_t peakHeld = 0;   // of the timeline, in bytes
+  uint64_t peakEager = 0;  // likewise
+};
+
+// Records reports of the last so many steps; 0 is off, as at the start. Gives the number before.
+// Recording costs about a microsecond for each value.
+EBB_API uint32_t setReporting(uint32_t steps);
+EBB_API bool isReporting();
+
+// The last steps that were recorded, oldest first; the last may be going on.
+EBB_API std::vector<Report> reports();
+EBB_API void clearReports();
+
 }  // namespace ebb

@@ -27,8 +27,9 @@ from ebb._opaque import opaque  # noqa: E402
 from ebb._placeholder import PlaceholderError, discard, discardable  # noqa: E402
 from ebb._policy import Policy, Rule, checkpoint_name  # noqa: E402
 from ebb._region import region  # noqa: E402
-from ebb._report import reset_stats, stats  # noqa: E402
+from ebb._report import Report, record_reports, report  # noqa: E402
 from ebb._share_storage import share_storage  # noqa: E402
+from ebb._stats import reset_stats, stats  # noqa: E402
 from ebb._verify import ReplayMismatch, verify  # noqa: E402
 
 __version__ = "0.1.0"
@@ -43,6 +44,7 @@ __all__ = [
     "Policy",
     "RegionHandle",
     "ReplayMismatch",
+    "Report",
     "Rule",
     "apply",
     "checkpoint",
@@ -52,7 +54,9 @@ __all__ = [
     "offload",
     "opaque",
     "policies",
+    "record_reports",
     "region",
+    "report",
     "reset_stats",
     "share_storage",
     "stats",

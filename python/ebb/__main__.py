@@ -38,6 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--verify", nargs="?", const="raise", choices=["raise", "demote"], help="verify mode"
     )
+    parser.add_argument("--report", help="as the variable EBB_REPORT")
+    parser.add_argument("--trace", help="as the variable EBB_TRACE")
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, not a file")
     parser.add_argument("script", nargs="?", help="the program to run with ebb")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
@@ -57,6 +59,10 @@ def run(options: argparse.Namespace) -> None:
     os.environ["EBB"] = options.policy
     if options.modules is not None:
         os.environ["EBB_MODULES"] = options.modules
+    if options.report is not None:
+        os.environ["EBB_REPORT"] = os.path.abspath(options.report)
+    if options.trace is not None:
+        os.environ["EBB_TRACE"] = os.path.abspath(options.trace)
     if options.verify is not None:
         os.environ["EBB_VERIFY"] = "1" if options.verify == "raise" else "demote"
         ebb.verify(options.verify)

@@ -8,7 +8,16 @@ from fnmatch import fnmatchcase
 
 import torch
 
-from ebb._modules import can_mark, can_unmark, mark, marks_of, number_modules, unmark
+from ebb._log import log
+from ebb._modules import (
+    can_mark,
+    can_unmark,
+    mark,
+    marks_of,
+    modules_are_asked_for,
+    number_modules,
+    unmark,
+)
 from ebb._policy import Policy
 from ebb._region import _check_policy, region, run_in_region
 
@@ -125,6 +134,7 @@ def apply(
     for name, module in chosen.items():
         settings = (policy, name or type(module).__name__, escapes)
         mark(module).region = functools.partial(run_in_region, settings)
-    if policy._compiled.asks_for_modules():
+        log.info("%s (%s) is a region", name, type(module).__name__)
+    if modules_are_asked_for(policy._compiled):
         number_modules(model)
     return RegionHandle(chosen)

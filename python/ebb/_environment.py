@@ -31,6 +31,10 @@ VARIABLES = {
     ),
     "EBB_DISABLE": Variable("`0` or `1`", "0", "`1`: EBB and EBB_MODULES count as not set"),
     "EBB_VERIFY": Variable("`0`, `1` or `demote`", "0", "compare replays with the forward"),
+    "EBB_REPORT": Variable(
+        "file", "none", "a report of the last step, at exit; `.html`, `.json`, `.txt` or `.png`"
+    ),
+    "EBB_TRACE": Variable("folder", "none", "a Perfetto trace of each of the last ten steps"),
     "EBB_OFFLOAD_MIN_BYTES": Variable("size", "1MiB", "smaller storages stay on the device"),
     "EBB_OFFLOAD_PINNED_LIMIT": Variable("size", "16GiB", "most pinned host memory"),
     "EBB_OFFLOAD_IN_FLIGHT_BYTES": Variable("size", "1GiB", "most on its way to the host"),
@@ -72,9 +76,21 @@ def policy_from(text: str) -> Policy:
     return Policy.parse(text)
 
 
+def _start_reports() -> None:
+    report, trace = os.environ.get("EBB_REPORT", ""), os.environ.get("EBB_TRACE", "")
+    if report or trace:
+        from ebb import _report_files
+
+        try:
+            _report_files.start(report, trace)
+        except (OSError, ValueError) as error:
+            print(f"ebb writes no report: {error}", file=sys.stderr)
+
+
 def start() -> None:
     """Does what the variables say; when ebb is imported, once per process."""
     _warn_of_unknown()
+    _start_reports()
     if not _is_set("EBB") or _is_set("EBB_DISABLE"):
         return
     from ebb import _takeover

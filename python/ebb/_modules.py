@@ -226,6 +226,11 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
+def modules_are_asked_for(policy: Any) -> bool:
+    """Whether a compiled policy's rules, or reports, tell modules apart."""
+    return bool(policy.asks_for_modules()) or _C.is_reporting()
+
+
 def number_modules(root: torch.nn.Module) -> None:
     """From now on the modules inside `root` say when they run, under their names in it.
 

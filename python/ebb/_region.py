@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import warnings
 from collections.abc import Callable
 from types import TracebackType
@@ -15,7 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from ebb import _C
 from ebb import policies as _policies
-from ebb._modules import number_modules
+from ebb._log import log
+from ebb._modules import modules_are_asked_for, number_modules
 from ebb._policy import Policy
 from ebb._subclasses import plain_tensors
 
@@ -123,7 +125,7 @@ class region:
         if root is not None:
             if not isinstance(root, torch.nn.Module):
                 raise TypeError(f"ebb: root must be a module; got {type(root).__name__}")
-            if self._compiled.asks_for_modules():
+            if modules_are_asked_for(self._compiled):
                 number_modules(root)
 
     def __enter__(self) -> region:
@@ -158,6 +160,9 @@ class region:
             _C.leave_region(entered)
         else:
             _leave_emptying_escapes(entered, results)
+        if log.isEnabledFor(logging.DEBUG):
+            name = self._name or "region"
+            log.debug("left region %s; in this step: %s", name, _C.stats()["regions"][name])
 
     def returns(self, *results: Any) -> None:
         """Name what the region returns, for ``escapes="placeholder"``: it keeps its memory.

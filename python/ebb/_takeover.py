@@ -25,7 +25,8 @@ from torch.utils.checkpoint import noop_context_fn
 
 from ebb import _from_sac
 from ebb._apply import select
-from ebb._modules import can_mark, mark, marks_of, number_modules
+from ebb._log import log
+from ebb._modules import can_mark, mark, marks_of, modules_are_asked_for, number_modules
 from ebb._policy import Policy
 from ebb._region import name_of, region, run_in_region
 
@@ -47,6 +48,7 @@ def _announce() -> None:
     if _taken.announced:
         return
     _taken.announced = True
+    log.info("taken over: %s, modules %s", _taken.text, _taken.patterns)
     if os.environ.get("RANK", "0") != "0" or multiprocessing.parent_process() is not None:
         return
     modules = f", modules {','.join(_taken.patterns)}" if _taken.patterns else ""
@@ -224,7 +226,7 @@ def _look_at(module: torch.nn.Module) -> None:
     for inner in module.modules():
         _seen[id(inner)] = inner
     assert _taken.policy is not None
-    if _taken.policy._compiled.asks_for_modules():
+    if modules_are_asked_for(_taken.policy._compiled):
         number_modules(module)
     chosen = select(module, _taken.patterns)
     for name, inner in chosen.items():
@@ -234,6 +236,7 @@ def _look_at(module: torch.nn.Module) -> None:
             settings = (_taken.policy, name or type(inner).__name__, "keep")
             mark(inner).region = functools.partial(run_in_region, settings)
             _made.append(name)
+            log.info("%s (%s) is a region", name, type(inner).__name__)
 
 
 def _on_optimizer_step(*_: Any) -> None:
@@ -271,7 +274,7 @@ def install(policy: Policy, text: str, patterns: tuple[str, ...]) -> None:
     _undo.append(_exchange(_CHECKPOINT, _code_of_checkpoint))  # type: ignore[arg-type]
     generator = _code_of_later_generator if _LATER else _code_of_generator
     _undo.append(_exchange(_GENERATOR, generator))  # type: ignore[arg-type]
-    if patterns or policy._compiled.asks_for_modules():
+    if patterns or modules_are_asked_for(policy._compiled):
         from torch.nn.modules.module import register_module_forward_pre_hook
         from torch.optim.optimizer import register_optimizer_step_post_hook
 

@@ -1,4 +1,6 @@
 #include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "bindings/bindings.h"
 #include "ebb/ebb.h"
@@ -61,11 +63,69 @@ py::dict statsDict() {
   return result;
 }
 
+py::dict toDict(const ReportRow& row) {
+  py::dict dict;
+  dict["region"] = row.region;
+  dict["module"] = row.module;
+  dict["op"] = row.op;
+  dict["shape"] = py::tuple(py::cast(row.shape));
+  dict["dtype"] = c10::str(c10::getDtypeNames(row.dtype).first);
+  dict["decision"] = row.fate;
+  dict["rule"] = row.rule;
+  dict["reason"] = row.reason;
+  dict["count"] = row.count;
+  dict["bytes"] = row.bytes;
+  dict["replays"] = row.replays;
+  dict["replay_seconds"] = row.replaySeconds;
+  return dict;
+}
+
+py::dict toDict(const Report& report) {
+  py::list rows;
+  for (const ReportRow& row : report.rows) {
+    rows.append(toDict(row));
+  }
+  py::list timeline;
+  for (const ReportPoint& point : report.timeline) {
+    timeline.append(py::make_tuple(point.seconds, point.held, point.eager));
+  }
+  py::list spans;
+  for (const ReportSpan& span : report.spans) {
+    spans.append(
+        py::make_tuple(span.kind, span.name, span.start, span.seconds, span.thread, span.bytes));
+  }
+  py::dict dict;
+  dict["step"] = report.step;
+  dict["rows"] = rows;
+  dict["timeline"] = timeline;
+  dict["spans"] = spans;
+  dict["peak_held"] = report.peakHeld;
+  dict["peak_eager"] = report.peakEager;
+  return dict;
+}
+
+py::list reportDicts() {
+  std::vector<Report> all;
+  {
+    py::gil_scoped_release release;
+    all = reports();
+  }
+  py::list dicts;
+  for (const Report& report : all) {
+    dicts.append(toDict(report));
+  }
+  return dicts;
+}
+
 }  // namespace
 
 void bindReport(py::module_& module) {
   module.def("stats", &statsDict);
   module.def("reset_stats", &resetStats);
+  module.def("set_reporting", torch::wrap_pybind_function_no_gil(&setReporting));
+  module.def("is_reporting", &isReporting);
+  module.def("clear_reports", torch::wrap_pybind_function_no_gil(&clearReports));
+  module.def("reports", &reportDicts);
 }
 
 }  // namespace ebb::bindings

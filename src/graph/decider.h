@@ -36,6 +36,10 @@ class Decider {
   virtual std::optional<Verdict> decideOnNamed(
       const OpTraits& op, const at::Tensor& result, uint16_t rule, const std::string& name) = 0;
 
+  // For reports: what decided, in words, and the module that runs.
+  virtual std::string ruleInWords(uint16_t rule) const = 0;
+  virtual const std::string& module() const = 0;
+
   // What happens to values that the region reads and another autograd function computed.
   virtual Decision inputs() const = 0;
 

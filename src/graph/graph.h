@@ -10,6 +10,7 @@
 
 #include "ebb/ebb.h"
 #include "graph/kernel_state.h"
+#include "report/journal.h"
 
 namespace ebb {
 
@@ -27,6 +28,7 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   KernelStates kernelStates;            // in which recipes were recorded
   uint64_t lastSequence = 0;            // of the recipe recorded last; replay runs in this order
   VerifyMode verify = VerifyMode::Off;  // see Note [Verify mode]
+  JournalPtr journal;                   // null but while reports are recorded
   uint32_t lastVisit = 0;               // marks recipes that a search for work has seen
   std::vector<Escaped> escapes;         // see Note [Escapes]; to be filled again
   std::atomic<bool> hasEscapes{false};  // that is not empty

@@ -317,7 +317,8 @@ uint64_t OpRecording::fingerprintOfResult() const {
     after->born = before.born;
     after->opaque = before.opaque;
     const Verdict verdict = verdictOn(write.tensor);
-    after->rule = verdict.rule;
+    const bool inherits = before.saved && verdict.decision == Decision::Recompute;
+    after->rule = inherits ? before.rule : verdict.rule;
     after->saved = !write.sideEffect && before.born &&
                    (before.saved || verdict.decision != Decision::Recompute);
     after->offload =
@@ -340,6 +341,9 @@ uint64_t OpRecording::fingerprintOfResult() const {
     if (storageOf(write.tensor) != write.storage) {
       recorder_.values_.erase(write.storage);  // the op gave the tensor another storage
       continue;
+    }
+    if (recorder_.graph_->journal) {
+      noteMade(*after, write.tensor, verdict);
     }
     const bool followed = write.before->packed > 0;
     recorder_.unsettled_.push_back(
@@ -389,7 +393,58 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
     }
   }
   value->keep = !value->recipe || value->saved || op_.constantFill;
+  if (recorder_.graph_->journal) {
+    noteMade(*value, tensor, verdict_.perResult == 0 ? verdict_ : verdictOn(tensor));
+  }
   recorder_.values_[storage] = std::move(value);
+}
+
+// See Note [The journal]
+[[gnu::cold]] void OpRecording::noteMade(
+    Value& value, const at::Tensor& tensor, const Verdict& verdict) {
+  lockAgain();
+  const bool wanted = verdict.decision == Decision::Recompute && !value.saved;
+  const bool can = value.recipe && !op_.constantFill;
+  if (!value.recipe) {
+    value.rule = verdict.rule;
+  }
+  recorder_.noteMade(
+      value, tensor, op_.name, wanted && !can ? whyNotRecomputed(value, tensor) : nullptr);
+}
+
+[[gnu::cold]] const char* OpRecording::whyNotRecomputed(
+    const Value& value, const at::Tensor& tensor) const {
+  if (op_.demoted.load(std::memory_order_relaxed)) {
+    return "verify mode found that running it again gives other bits";
+  }
+  if (!recordable_) {
+    return "an argument is sparse, nested, of MKL-DNN or a class of its own";
+  }
+  if (op_.uninitialised) {
+    return "what fills it may not be seen";
+  }
+  if (op_.neverReplayed && !verdict_.forced) {
+    return "the operator is never run again; a rule with force=True would";
+  }
+  if (!isTrusted(verdict_)) {
+    return "not one of torch's operators, and no rule names it";
+  }
+  if (!writesCanBeReplayed()) {
+    return "it wrote to memory that was not made in the region";
+  }
+  if (readsOpaque_) {
+    return "it read what ebb.opaque said was being written";
+  }
+  if (offCpu_ && tensor.is_cpu()) {
+    return "it came from the device to the CPU";
+  }
+  if (!value.born) {
+    return "others hold its memory too";
+  }
+  if (op_.constantFill) {
+    return "a constant that was read before an operator wrote to it";
+  }
+  return "a condition of the operator's call";
 }
 
 // A result of _unsafe_view or unsafe_chunk has a counter of its own: see Note [Version stamps].

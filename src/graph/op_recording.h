@@ -58,6 +58,8 @@ class OpRecording {
   uint64_t fingerprintOfResult() const;
   bool isTrusted(const Verdict& verdict) const;
   Verdict verdictOn(const at::Tensor& result) const;
+  void noteMade(Value& value, const at::Tensor& tensor, const Verdict& verdict);
+  const char* whyNotRecomputed(const Value& value, const at::Tensor& tensor) const;
   void recordWrites();
   void recordOutputs();
   void recordOutput(const at::Tensor& tensor, size_t slot, int32_t element);

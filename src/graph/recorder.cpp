@@ -155,6 +155,9 @@ c10::intrusive_ptr<Value>& Recorder::current(
   slot->keep = true;
   slot->offload = offloadsInput(tensor);
   slot->opaque = opaque;
+  if (graph_->journal) {
+    noteMade(*slot, tensor, "from outside", nullptr);
+  }
   return slot;
 }
 
@@ -199,6 +202,9 @@ void Recorder::supersede(const c10::intrusive_ptr<Value>& value, size_t ownRefer
   value.tampered = hasChanged(value, value.bytes, graph_->verify);
   value.isPrivate = true;
   counters_->bytesCopied += value.nbytes;
+  if (value.entry) {
+    noteCopied(value);
+  }
 }
 
 // Note [Silent writes]
@@ -318,6 +324,10 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
     return;
   }
   value->rule = verdict->rule;
+  if (value->entry) {
+    const std::string* rule = graph_->journal->intern(decider_->ruleInWords(value->rule));
+    value->entry->update([&](Line& line) { line.rule = rule; });
+  }
   const bool wasKept = value->keep;
   value->saved = verdict->decision != Decision::Recompute;
   value->keep = value->saved || value->recipe->op.constantFill;
@@ -408,6 +418,10 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
     (kept ? counters_->bytesSaved : counters_->bytesDropped) += value->nbytes;
   }
   value->lent |= moves;
+  if (value->entry) {
+    notePacked(*value, kept);
+    packed.entry = value->entry;
+  }
   if (!kept || value->saved) {
     packed.value = value;
     packed.recompute = !kept;
@@ -440,11 +454,19 @@ void Recorder::close() {
   std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
   settle();
   for (const auto& entry : values_) {
-    closeValue(entry.second);
+    closeOwned(*entry.second);
   }
+  for (const auto& entry : values_) {
+    closeOthers(entry.second);
+  }
+  const auto closing = graph_->journal ? noteClosing() : std::vector<Closing>();
   if (auto toSend = keptToSend(); !toSend.empty()) {
     values_.clear();
     sendKept(std::move(toSend), 1);
+  }
+  if (!closing.empty()) {
+    values_.clear();
+    noteClosed(closing);
   }
 }
 
@@ -482,7 +504,16 @@ void Recorder::emptyEscapes(
   }
 }
 
-void Recorder::closeValue(const c10::intrusive_ptr<Value>& held) {
+// Values that need no recipe any more, see Note [Unpacked bytes may be written]. They come first:
+// what only their recipes read need not be kept.
+void Recorder::closeOwned(Value& value) {
+  if (ownsItsBytes(value)) {
+    value.isPrivate = true;
+    dropRecipe(value);
+  }
+}
+
+void Recorder::closeOthers(const c10::intrusive_ptr<Value>& held) {
   Value& value = *held;
   if (readers(held) > 1 && escapedStorage(held)) {
     counters_->bytesEscaped += value.nbytes;
@@ -490,10 +521,7 @@ void Recorder::closeValue(const c10::intrusive_ptr<Value>& held) {
   if (value.recipe && !value.counter.enabled()) {
     value.home.reset();  // an inference tensor: a write to it would not be noticed any more
   }
-  if (ownsItsBytes(value)) {  // see Note [Unpacked bytes may be written]
-    value.isPrivate = true;
-    dropRecipe(value);
-  } else if (mustOutliveNextWrite(held)) {
+  if (mustOutliveNextWrite(held)) {
     makePrivate(value);
   }
 }

@@ -20,6 +20,7 @@ struct Packed {
   c10::intrusive_ptr<Value> value;  // null: unknown to the recorder, or a leaf; kept as in eager
   bool recompute = false;           // `value` is to be materialised; else its bytes are kept
   const char* producer = nullptr;   // the op that made it, for messages; null for a leaf
+  EntryPtr entry;                   // null but while reports are recorded
 };
 
 class Recorder final : public Interceptor {
@@ -95,9 +96,23 @@ class Recorder final : public Interceptor {
   static bool ownsItsBytes(const Value& value);
   static void dropRecipe(Value& value);
   static c10::Storage escapedStorage(const c10::intrusive_ptr<Value>& value);
-  void closeValue(const c10::intrusive_ptr<Value>& held);
+  static void closeOwned(Value& value);
+  void closeOthers(const c10::intrusive_ptr<Value>& held);
   static bool mustOutliveNextWrite(const c10::intrusive_ptr<Value>& value);
   void callInplaceView(Call& call);
+
+  // For reports; see Note [The journal].
+  void noteMade(Value& value, const at::Tensor& tensor, const std::string& op, const char* reason);
+  void notePacked(Value& value, bool kept);
+  void noteCopied(Value& value);
+  struct Closing {
+    EntryPtr entry;
+    c10::weak_intrusive_ptr<Value> value;
+    c10::weak_intrusive_ptr<c10::StorageImpl> home;
+    bool droppable;  // its storage is there, and could be dropped
+  };
+  std::vector<Closing> noteClosing() const;
+  static void noteClosed(const std::vector<Closing>& closing);
 
   c10::intrusive_ptr<Graph> graph_;     // shared with the handles; null between regions
   Decider* decider_ = nullptr;          // of the innermost region

@@ -1,4 +1,6 @@
 // What the recorder does with values whose decision is OFFLOAD.
+#include <ATen/record_function.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -17,6 +19,7 @@ namespace ebb {
 // version has moved, and who needs the old state raises, as for a leaf. If there is no host memory
 // left, the value is recomputed, or kept if it has no recipe.
 void Recorder::send(Value& value, const c10::Storage& storage) {
+  RECORD_USER_SCOPE("ebb::offload");
   value.offload = false;
   if (storage.nbytes() == value.nbytes) {  // else somebody resized it: there is nothing to send
     const size_t nbytes = value.part ? value.part->nbytes() : value.nbytes;
@@ -29,11 +32,21 @@ void Recorder::send(Value& value, const c10::Storage& storage) {
       value.bytes = c10::Storage();
       value.recipe.reset();
       counters_->bytesOffloaded += nbytes;
+      if (value.entry) {
+        value.entry->update([&](Line& line) {
+          line.fate = Fate::Offloaded;
+          line.sent = value.entry->journal().now();
+        });
+        value.entry->journal().add("offload", account->of, value.entry->journal().now(), nbytes);
+      }
       return;
     }
   }
   value.part.reset();
   counters_->bytesFellBack += value.nbytes;
+  if (value.entry) {
+    value.entry->update([](Line& line) { line.reason = "no host memory was left to offload it"; });
+  }
   if (value.recipe) {
     value.bytes = c10::Storage();
     value.keep = value.saved = false;

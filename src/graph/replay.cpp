@@ -1,6 +1,7 @@
 #include "graph/replay.h"
 
 #include <ATen/core/List.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -22,13 +23,25 @@
 namespace ebb {
 namespace {
 
+[[gnu::cold]] void noteReloaded(Value& value, JournalTime start) {
+  Journal& journal = value.entry->journal();
+  std::string op;
+  value.entry->update([&](Line& line) {
+    line.back = journal.now();
+    op = *line.op;
+  });
+  journal.add("reload", op, start, value.nbytes);
+}
+
 // The bytes of an offloaded value, on the device again; null if its storage was written unseen
 // before they were copied for sure.
 c10::Storage bringBack(Value& value) {
+  RECORD_USER_SCOPE("ebb::reload");
   const c10::Storage living = value.living();
   if (!living && !value.isPrivate && !value.versionHolds()) {
     return {};
   }
+  const JournalTime start = value.entry ? value.entry->journal().now() : 0;
   if (!value.part) {
     value.bytes = Offload::get().fetch(*value.stash, living);
   } else if (living) {
@@ -39,6 +52,9 @@ c10::Storage bringBack(Value& value) {
   value.part.reset();
   value.isPrivate = !living;
   value.stash.reset();
+  if (value.entry) {
+    noteReloaded(value, start);
+  }
   return value.bytes;
 }
 
@@ -55,9 +71,14 @@ class Rerun {
   }
 
   void run() {
+    RECORD_USER_SCOPE("ebb::replay " + recipe_.op.name);
+    const JournalTime start = graph_.journal ? graph_.journal->now() : 0;
     pushArguments();
     runKernel();
-    handOut();
+    handOut(start);
+    if (graph_.journal) {
+      graph_.journal->add("replay", recipe_.op.name, start);
+    }
   }
 
  private:
@@ -216,7 +237,7 @@ class Rerun {
         " the decision SAVE.");
   }
 
-  void handOut() {
+  void handOut(JournalTime start) {
     for (const Output& output : recipe_.outputs) {
       const auto value = output.value.lock();
       if (!value || value->available()) {
@@ -239,10 +260,22 @@ class Rerun {
       value->bytes = std::move(storage);
       value->isPrivate = true;
       value->recipe.reset();
+      if (value->entry) {
+        note(*value, std::exchange(start, kNever));
+      }
       if (graph_.verify != VerifyMode::Off) {
         verify(*value);
       }
     }
+  }
+
+  // The run's time counts for the first of its results.
+  static void note(Value& value, JournalTime start) {
+    value.entry->update([&](Line& line) {
+      line.back = value.entry->journal().now();
+      line.replayTime += start == kNever ? 0 : line.back - start;
+      ++line.replays;
+    });
   }
 
   // See Note [Verify mode]

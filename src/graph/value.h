@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "graph/part.h"
+#include "report/journal.h"
 #include "residency/arena.h"
 
 namespace ebb {
@@ -64,6 +65,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   // aliases with counters of their own. Null for nearly every value.
   std::unique_ptr<CounterStamp> otherCounters;
   std::unique_ptr<Witness> witness;  // null but in verify mode
+  EntryPtr entry;                    // null but while reports are recorded; see Note [The journal]
   const void* address = nullptr;     // where its bytes were; see living()
   uint32_t packed = 0;               // how many handles were made on it
   std::atomic<uint32_t> handles{0};  // how many of them exist and own it

@@ -59,6 +59,16 @@ std::string conditionsOf(const Rule& rule) {
 
 }  // namespace
 
+std::string ruleInWords(const Policy& policy, uint16_t rule) {
+  if (rule == Verdict::kNoRule) {
+    return "default";
+  }
+  const Rule& which = policy.rules().at(rule);
+  const std::string conditions = conditionsOf(which);
+  const char* separator = conditions.empty() ? "" : ", ";
+  return c10::str("rule ", rule, ", '", which.op, "'", separator, conditions);
+}
+
 std::string explain(const Policy& policy, const std::string& op) {
   const std::vector<std::string> overloads = operatorsNamed(normalisedOperatorName(op));
   std::string text;
@@ -72,10 +82,8 @@ std::string explain(const Policy& policy, const std::string& op) {
         if (decided || !operatorMatches(rule.op, name)) {
           continue;
         }
-        const std::string conditions = conditionsOf(rule);
-        decided = conditions.empty();
-        text += c10::str("  ", nameOf(rule.decision), " by rule ", i, ", '", rule.op, "'");
-        text += (conditions.empty() ? "" : ", " + conditions) + "\n";
+        decided = conditionsOf(rule).empty();
+        text += c10::str("  ", nameOf(rule.decision), " by ", ruleInWords(policy, i), "\n");
       }
       if (!decided) {
         text += c10::str("  ", nameOf(part.fallback), " by default\n");

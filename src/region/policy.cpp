@@ -6,6 +6,7 @@
 #include <iterator>
 #include <set>
 
+#include "region/explain.h"
 #include "region/module_scope.h"
 #include "region/op_pattern.h"
 
@@ -343,6 +344,14 @@ uint32_t ActivePolicy::countCall(const Rule& rule) {
     calls_.resize(policy_->rules().size(), 0);
   }
   return ++calls_[static_cast<size_t>(&rule - policy_->rules().data())];
+}
+
+std::string ActivePolicy::ruleInWords(uint16_t rule) const {
+  return ebb::ruleInWords(*policy_, rule);
+}
+
+const std::string& ActivePolicy::module() const {
+  return moduleName(currentModule());
 }
 
 }  // namespace ebb

@@ -102,6 +102,8 @@ class ActivePolicy final : public Decider {
       uint16_t rule,
       const std::string& name) override;
   Decision inputs() const override;
+  std::string ruleInWords(uint16_t rule) const override;
+  const std::string& module() const override;
 
  private:
   Verdict decideWith(const OpTraits& op, const Policy::Candidates& candidates);

@@ -27,6 +27,7 @@ struct Frame {
   std::string name;         // for messages and reports
   ActivePolicy policy;      // decides on the ops of this frame
   RegionCounters counters;  // handed to the ledger when it ends
+  JournalTime entered;      // if reports are recorded
   size_t hooks;             // Python saved-tensor hooks on the stack when it was entered
 };
 
@@ -78,6 +79,7 @@ class ThreadRegions {
       count(liveCounts().regions, 1);
       auto graph = c10::make_intrusive<Graph>();
       graph->verify = verifyMode();
+      graph->journal = currentJournal();
       recorder_.open(std::move(graph));
       for (const at::Tensor& tensor : opaque_) {
         recorder_.opaqueWriteBegins(tensor);
@@ -86,7 +88,9 @@ class ThreadRegions {
     static std::atomic<uint64_t> lastId{0};
     const uint64_t id = ++lastId;
     const uint16_t region = nameIndex(*recorder_.graph(), name);
-    frames_.push_back({id, std::move(name), ActivePolicy(std::move(policy)), {}, hookDepth()});
+    const JournalPtr& journal = recorder_.graph()->journal;
+    const JournalTime now = journal ? journal->now() : 0;
+    frames_.push_back({id, std::move(name), ActivePolicy(std::move(policy)), {}, now, hookDepth()});
     frames_.back().counters.entered = 1;
     regionOf_.push_back(region);
     activate();
@@ -188,9 +192,13 @@ class ThreadRegions {
   }
 
   void closeDownTo(size_t depth) {
+    const JournalPtr journal = frames_.size() > depth ? recorder_.graph()->journal : nullptr;
     while (frames_.size() > depth) {
-      const auto pop = c10::make_scope_exit([this] {
+      const auto pop = c10::make_scope_exit([&] {
         ledgerAdd(frames_.back().name, frames_.back().counters);
+        if (journal) {
+          journal->add("region", frames_.back().name, frames_.back().entered);
+        }
         frames_.pop_back();
         regionOf_.pop_back();
       });

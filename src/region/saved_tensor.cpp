@@ -77,6 +77,7 @@ void SavedTensor::pack(Recorder& recorder, const at::Tensor& tensor, bool part) 
   Packed packed = recorder.pack(tensor, part);
   producer_ = packed.producer;
   value_ = std::move(packed.value);
+  entry_ = std::move(packed.entry);
   recompute_ = packed.recompute;
   const bool wrapper = tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
   if (recompute_ || (wrapper && packParts(recorder, tensor))) {
@@ -102,7 +103,8 @@ SavedTensor::SavedTensor(const SavedTensor& other)
       unpacked_(other.unpacked_),
       requiresGrad_(other.requiresGrad_),
       region_(other.region_),
-      producer_(other.producer_) {
+      producer_(other.producer_),
+      entry_(other.entry_) {
   if (value_) {
     ++value_->handles;
   }

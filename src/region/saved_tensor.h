@@ -66,6 +66,7 @@ class SavedTensor {
   bool givenUp_ = false;             // see Note [Given up when unpacked]
   uint16_t region_ = 0;              // index in Graph::names
   const char* producer_ = nullptr;   // the op that made it, for messages
+  EntryPtr entry_;                   // null but while reports are recorded
 };
 
 }  // namespace ebb

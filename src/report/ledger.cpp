@@ -3,6 +3,8 @@
 #include <atomic>
 #include <mutex>
 
+#include "report/journal.h"
+
 namespace ebb {
 namespace {
 
@@ -45,6 +47,7 @@ void ledgerRegionEntered() {
     shared.transfers.clear();
     shared.step.total = {};
     ++shared.step.step;
+    journalStepBegins(shared.step.step);
   }
 }
 

@@ -52,3 +52,8 @@ def test_named_policies_are_documented():
         assert f"`{name}" in text
     for field in ebb.Rule.__dataclass_fields__:
         assert field in text
+
+
+def test_decisions_of_reports_are_documented():
+    text = (ROOT / "docs/reports.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.M)) == set(ebb.Report.DECISIONS)

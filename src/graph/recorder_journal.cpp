@@ -1,0 +1,80 @@
+// What the recorder writes down for reports. None of it is called unless they are recorded.
+#include "graph/recipe.h"
+#include "graph/recorder.h"
+
+namespace ebb {
+
+// `op` made the value, whose `rule` is set, in a result shown by `tensor`. `reason` tells why it
+// cannot be recomputed; null if it can, or need not.
+[[gnu::cold]] void Recorder::noteMade(
+    Value& value, const at::Tensor& tensor, const std::string& op, const char* reason) {
+  Journal& journal = *graph_->journal;
+  Line line;
+  line.region = journal.intern(graph_->names[region_]);
+  line.module = journal.intern(decider_->module());
+  line.op = journal.intern(op);
+  line.rule = value.born ? journal.intern(decider_->ruleInWords(value.rule)) : nullptr;
+  line.reason = reason;
+  line.dtype = tensor.scalar_type();
+  line.sizes = tensor.sizes();
+  line.nbytes = value.nbytes;
+  value.entry = journal.add(std::move(line));
+}
+
+[[gnu::cold]] void Recorder::notePacked(Value& value, bool kept) {
+  value.entry->update([&](Line& line) {
+    line.packed = true;
+    if (!value.born) {
+      line.fate = Fate::Outside;
+    } else if (line.fate != Fate::Offloaded) {
+      line.fate = !kept ? Fate::Recomputed : line.reason != nullptr ? Fate::Kept : Fate::Saved;
+    }
+  });
+}
+
+// The value has got bytes of its own; handles still know the line of the storage it was in.
+[[gnu::cold]] void Recorder::noteCopied(Value& value) {
+  Line line;
+  value.entry->update([&](const Line& of) { line = of; });
+  line.fate = Fate::Copied;
+  line.reason = "a replay needs what a write was about to change";
+  line.packed = false;
+  value.entry = value.entry->journal().add(std::move(line));
+}
+
+// What is known of the map's values before it is cleared. Which of them somebody needs shows after
+// that: most recipes are needed by nothing but the map.
+[[gnu::cold]] std::vector<Recorder::Closing> Recorder::noteClosing() const {
+  std::vector<Closing> closing;
+  for (const auto& [storage, value] : values_) {
+    const bool droppable = static_cast<bool>(escapedStorage(value));
+    closing.push_back(
+        {value->entry, c10::weak_intrusive_ptr<Value>(value), value->home, droppable});
+  }
+  return closing;
+}
+
+[[gnu::cold]] void Recorder::noteClosed(const std::vector<Closing>& closing) {
+  for (const Closing& last : closing) {
+    const auto value = last.value.lock();
+    const bool kept = value && value->bytes;
+    const bool escaped = value && last.droppable;
+    const auto home = last.home.lock();
+    last.entry->update([&](Line& line) {
+      const bool lives = home && home->nbytes() == line.nbytes;
+      if (line.fate == Fate::Recomputed) {
+        line.fate = escaped ? Fate::Escaped : line.fate;
+      } else if (line.fate != Fate::Unneeded) {
+        return;
+      } else if (line.rule == nullptr) {
+        line.fate = kept ? Fate::Outside : line.fate;
+      } else if (kept) {
+        line.fate = line.reason != nullptr ? Fate::Kept : Fate::Saved;
+      } else if (lives) {
+        line.fate = escaped ? Fate::Escaped : Fate::Result;
+      }
+    });
+  }
+}
+
+}  // namespace ebb

@@ -1,0 +1,286 @@
+#include "report/journal.h"
+
+#include <c10/util/ApproximateClock.h>
+#include <c10/util/StringUtil.h>
+#include <c10/util/thread_name.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <map>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+namespace ebb {
+namespace {
+
+struct Shelf {
+  std::mutex mutex;                 // guards what follows
+  std::deque<JournalPtr> journals;  // the current step's is last
+  uint64_t step = 0;
+  std::atomic<uint32_t> steps{0};  // how many are kept; 0: reports are not recorded
+};
+
+Shelf& shelf() {
+  static auto* instance = new Shelf;
+  return *instance;
+}
+
+constexpr size_t kMostPoints = 1000;  // of a timeline
+
+const char* nameOf(Fate fate) {
+  switch (fate) {
+    case Fate::Unneeded:
+      return "unneeded";
+    case Fate::Saved:
+      return "saved";
+    case Fate::Kept:
+      return "kept";
+    case Fate::Recomputed:
+      return "recomputed";
+    case Fate::Offloaded:
+      return "offloaded";
+    case Fate::Escaped:
+      return "escaped";
+    case Fate::Result:
+      return "result";
+    case Fate::Copied:
+      return "copied";
+    case Fate::Outside:
+      return "outside";
+  }
+  return "?";
+}
+
+// What holds memory for backward, with ebb and in eager, and when.
+class Timeline {
+ public:
+  void add(const Line& line, JournalTime now) {
+    const JournalTime end = line.ended == kNever ? now : line.ended;
+    switch (line.fate) {
+      case Fate::Unneeded:
+      case Fate::Result:
+      case Fate::Outside:
+        return;
+      case Fate::Copied:
+        held(line.made, end, line.nbytes);
+        return;
+      case Fate::Saved:
+      case Fate::Kept:
+      case Fate::Escaped:
+        held(line.made, end, line.nbytes);
+        break;
+      case Fate::Offloaded:
+        held(line.made, line.sent, line.nbytes);
+        [[fallthrough]];
+      case Fate::Recomputed:
+        if (line.back != kNever) {
+          held(line.back, end, line.nbytes);
+        }
+        break;
+    }
+    if (line.packed) {
+      events_.push_back({line.made, 0, static_cast<int64_t>(line.nbytes)});
+      events_.push_back({end, 0, -static_cast<int64_t>(line.nbytes)});
+    }
+  }
+
+  // The curves, with their highest points, and at most about kMostPoints in all.
+  void writeTo(Report& report) {
+    std::stable_sort(events_.begin(), events_.end(), [](const Event& a, const Event& b) {
+      return a.time < b.time;
+    });
+    const size_t stretch = std::max<size_t>(1, 2 * events_.size() / kMostPoints);
+    int64_t held = 0;
+    int64_t eager = 0;
+    ReportPoint highest{0, 0, 0};
+    for (size_t i = 0; i < events_.size(); ++i) {
+      held += events_[i].held;
+      eager += events_[i].eager;
+      const ReportPoint point{
+          static_cast<double>(events_[i].time) * 1e-9,
+          static_cast<uint64_t>(held),
+          static_cast<uint64_t>(eager)};
+      report.peakHeld = std::max(report.peakHeld, point.held);
+      report.peakEager = std::max(report.peakEager, point.eager);
+      if (point.held >= highest.held) {
+        highest = point;
+      }
+      if ((i + 1) % stretch == 0 || i + 1 == events_.size()) {
+        if (highest.seconds < point.seconds && highest.held > point.held) {
+          report.timeline.push_back(highest);
+        }
+        report.timeline.push_back(point);
+        highest = {};
+      }
+    }
+  }
+
+ private:
+  struct Event {
+    JournalTime time;
+    int64_t held;
+    int64_t eager;
+  };
+  void held(JournalTime from, JournalTime to, size_t nbytes) {
+    events_.push_back({from, static_cast<int64_t>(nbytes), 0});
+    events_.push_back({to, -static_cast<int64_t>(nbytes), 0});
+  }
+  std::vector<Event> events_;
+};
+
+std::string textOf(const std::string* text) {
+  return text == nullptr ? "" : *text;
+}
+
+}  // namespace
+
+Entry::~Entry() {
+  std::lock_guard<std::mutex> lock(journal_->mutex_);
+  line_.ended = journal_->now();
+}
+
+Journal::Journal(uint64_t step) : step_(step), start_(c10::getTime()) {
+}
+
+JournalTime Journal::now() const {
+  return c10::getTime() - start_;
+}
+
+const std::string* Journal::intern(const std::string& text) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return &*strings_.insert(text).first;
+}
+
+EntryPtr Journal::add(Line line) {
+  line.made = now();
+  std::lock_guard<std::mutex> lock(mutex_);
+  lines_.push_back(std::move(line));
+  return c10::make_intrusive<Entry>(shared_from_this(), lines_.back());
+}
+
+void Journal::add(const char* kind, const std::string& name, JournalTime start, size_t nbytes) {
+  const JournalTime duration = now() - start;
+  const uint64_t thread = std::hash<std::thread::id>()(std::this_thread::get_id());
+  std::lock_guard<std::mutex> lock(mutex_);
+  spans_.push_back({kind, &*strings_.insert(name).first, start, duration, thread, nbytes});
+}
+
+Report Journal::report() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Report report;
+  report.step = step_;
+  using Key = std::tuple<
+      const std::string*,
+      const std::string*,
+      const std::string*,
+      const std::string*,
+      const char*,
+      c10::ScalarType,
+      c10::DimVector,
+      Fate>;
+  std::map<Key, size_t> places;
+  Timeline timeline;
+  const JournalTime now = this->now();
+  for (const Line& line : lines_) {
+    timeline.add(line, now);
+    if (line.fate == Fate::Unneeded && line.replays == 0) {
+      continue;
+    }
+    const Key key{
+        line.region,
+        line.module,
+        line.op,
+        line.rule,
+        line.reason,
+        line.dtype,
+        line.sizes,
+        line.fate};
+    const auto [place, isNew] = places.emplace(key, report.rows.size());
+    if (isNew) {
+      ReportRow row;
+      row.region = textOf(line.region);
+      row.module = textOf(line.module);
+      row.op = textOf(line.op);
+      row.rule = textOf(line.rule);
+      row.reason = line.reason == nullptr ? "" : line.reason;
+      row.dtype = line.dtype;
+      row.shape = {line.sizes.begin(), line.sizes.end()};
+      row.fate = nameOf(line.fate);
+      report.rows.push_back(std::move(row));
+    }
+    ReportRow& row = report.rows[place->second];
+    ++row.count;
+    row.bytes += line.fate == Fate::Unneeded ? 0 : line.nbytes;
+    row.replays += line.replays;
+    row.replaySeconds += static_cast<double>(line.replayTime) * 1e-9;
+  }
+  timeline.writeTo(report);
+  for (const Span& span : spans_) {
+    report.spans.push_back(
+        {span.kind,
+         *span.name,
+         static_cast<double>(span.start) * 1e-9,
+         static_cast<double>(span.duration) * 1e-9,
+         span.thread,
+         span.nbytes});
+  }
+  return report;
+}
+
+JournalPtr currentJournal() {
+  Shelf& all = shelf();
+  if (all.steps.load(std::memory_order_relaxed) == 0) {
+    return nullptr;
+  }
+  std::lock_guard<std::mutex> lock(all.mutex);
+  if (all.journals.empty()) {
+    all.journals.push_back(std::make_shared<Journal>(all.step));
+  }
+  return all.journals.back();
+}
+
+void journalStepBegins(uint64_t step) {
+  Shelf& all = shelf();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  all.step = step;
+  const uint32_t steps = all.steps.load();
+  if (steps > 0) {
+    all.journals.push_back(std::make_shared<Journal>(step));
+    while (all.journals.size() > steps + 1) {  // the last may not be complete
+      all.journals.pop_front();
+    }
+  }
+}
+
+uint32_t setReporting(uint32_t steps) {
+  Shelf& all = shelf();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  return all.steps.exchange(steps);
+}
+
+bool isReporting() {
+  return shelf().steps.load(std::memory_order_relaxed) > 0;
+}
+
+void clearReports() {
+  Shelf& all = shelf();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  all.journals.clear();
+}
+
+std::vector<Report> reports() {
+  std::deque<JournalPtr> journals;
+  {
+    std::lock_guard<std::mutex> lock(shelf().mutex);
+    journals = shelf().journals;
+  }
+  std::vector<Report> all;
+  for (const JournalPtr& journal : journals) {
+    all.push_back(journal->report());
+  }
+  return all;
+}
+
+}  // namespace ebb

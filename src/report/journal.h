@@ -1,0 +1,129 @@
+// What became of each value of a step, for ebb::reports().
+#pragma once
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/DimVector.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+#include "ebb/ebb.h"
+
+namespace ebb {
+
+// Note [The journal]
+// While reports are recorded each state of each storage that a region knows has a line in its
+// step's journal, from the op that made it until the last value and handle that knows it has gone.
+// Lines are written under the journal's lock; they never move. Nothing that ebb decides depends on
+// them. While reports are not recorded a graph has no journal, and a value's entry is null.
+enum class Fate : uint8_t {
+  Unneeded,    // nothing needs it
+  Saved,       // kept by the policy's word
+  Kept,        // kept because it cannot be made again; `reason` tells why
+  Recomputed,  // autograd packed it, and it was dropped
+  Offloaded,   // sent to the host
+  Escaped,     // could be dropped, but the program held it when the region ended
+  Result,      // nothing in autograd needs it, but the program held it when the region ended
+  Copied,      // a copy of what a write was about to change
+  Outside,     // a parameter, an input: made by somebody else, and held by them
+};
+
+using JournalTime = int64_t;  // nanoseconds since the step began
+constexpr JournalTime kNever = -1;
+
+struct Line {
+  const std::string* region = nullptr;  // strings are the journal's
+  const std::string* module = nullptr;
+  const std::string* op = nullptr;
+  const std::string* rule = nullptr;  // null: the policy was not asked
+  const char* reason = nullptr;       // why it is not recomputed though the policy would; else null
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  c10::DimVector sizes;  // of the tensor that was made
+  size_t nbytes = 0;     // of its storage
+  Fate fate = Fate::Unneeded;
+  bool packed = false;  // by autograd
+  uint32_t replays = 0;
+  JournalTime replayTime = 0;  // of the host, in kernels called again
+  JournalTime made = 0;
+  JournalTime sent = kNever;   // to the host
+  JournalTime back = kNever;   // made again, or fetched
+  JournalTime ended = kNever;  // nothing knows it any more
+};
+
+// A stretch of work, for traces.
+struct Span {
+  const char* kind;  // "region", "replay", "offload", "reload"
+  const std::string* name;
+  JournalTime start;
+  JournalTime duration;
+  uint64_t thread;
+  size_t nbytes;
+};
+
+class Journal;
+using JournalPtr = std::shared_ptr<Journal>;
+
+// What a value and the handles on it have of their line. When the last of them goes, the line ends.
+class Entry final : public c10::intrusive_ptr_target {
+ public:
+  Entry(JournalPtr journal, Line& line) : journal_(std::move(journal)), line_(line) {
+  }
+  ~Entry() override;
+
+  // Calls `change` on the line, under the journal's lock.
+  template <class Change>
+  void update(const Change& change);
+
+  Journal& journal() const {
+    return *journal_;
+  }
+
+ private:
+  JournalPtr journal_;
+  Line& line_;  // the journal's
+};
+using EntryPtr = c10::intrusive_ptr<Entry>;
+
+class Journal final : public std::enable_shared_from_this<Journal> {
+ public:
+  explicit Journal(uint64_t step);
+
+  JournalTime now() const;
+
+  // A string that lives as long as the journal.
+  const std::string* intern(const std::string& text);
+
+  EntryPtr add(Line line);
+  void add(const char* kind, const std::string& name, JournalTime start, size_t nbytes = 0);
+
+  Report report() const;
+
+ private:
+  friend class Entry;
+  const uint64_t step_;
+  const int64_t start_;       // of the clock, in nanoseconds
+  mutable std::mutex mutex_;  // guards what follows
+  std::deque<Line> lines_;
+  std::deque<Span> spans_;
+  std::unordered_set<std::string> strings_;
+};
+
+template <class Change>
+void Entry::update(const Change& change) {
+  std::lock_guard<std::mutex> lock(journal_->mutex_);
+  change(line_);
+}
+
+// The step's journal; null while reports are not recorded.
+JournalPtr currentJournal();
+
+// A step begins, see Note [What a step is].
+void journalStepBegins(uint64_t step);
+
+}  // namespace ebb
