@@ -60,31 +60,31 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   c10::intrusive_ptr<Stash> stash;    // see Note [Offloaded values]; null but for those
   std::unique_ptr<Part> part;         // what the stash has, or will; null for all of it
   c10::Storage redefined;             // see Note [Silent writes]; null but for those
-  uint32_t version = 0;               // what `counter` showed for this state
   // Counters of other tensors that have written this storage, as the results of unsafe_chunk do:
   // aliases with counters of their own. Null for nearly every value.
   std::unique_ptr<CounterStamp> otherCounters;
   std::unique_ptr<Witness> witness;  // null but in verify mode
   EntryPtr entry;                    // null but while reports are recorded; see Note [The journal]
   const void* address = nullptr;     // where its bytes were; see living()
-  uint32_t packed = 0;               // how many handles were made on it
-  std::atomic<uint32_t> handles{0};  // how many of them exist and own it
   size_t nbytes = 0;                 // of the storage, in this state
   uint64_t fingerprint = 0;          // of a kept leaf; see Note [Fingerprints of leaves]
+  uint32_t version = 0;              // what `counter` showed for this state
+  uint32_t packed = 0;               // how many handles were made on it
+  std::atomic<uint32_t> handles{0};  // how many of them exist and own it
+  uint16_t rule = UINT16_MAX;        // of the policy, that decided on it; see Verdict::rule
+  uint8_t opaque = 0;                // how many writes that torch does not see are going on
   bool keep = false;                 // becomes `bytes` when autograd packs it or a recipe reads it
   bool saved = false;                // `keep` by the policy's word
   bool offload = false;              // to be sent to the host: see Note [Offloaded values]
-  bool writtenHere = false;          // a leaf from outside, in a state that this region wrote
   bool born = false;                 // made by an op inside the region: not an external side effect
   bool lent = false;                 // handles on it hold no storage: they rely on `bytes`
   bool isPrivate = false;            // `bytes` is a buffer that only ebb writes
-  bool tampered = false;             // a leaf that had changed unseen when its bytes were copied
+  bool writtenHere : 1 = false;      // a leaf from outside, in a state that this region wrote
+  bool tampered : 1 = false;         // a leaf that had changed unseen when its bytes were copied
+  bool superseded : 1 = false;  // the storage has been written since: `home` holds another state
   // Packed through a tensor whose version does not show all writes: a part of a wrapper, or an
   // alias with a counter of its own. Eager's backward sees such writes, so handles follow them.
-  bool follows = false;
-  uint16_t rule = UINT16_MAX;  // of the policy, that decided on it; see Verdict::rule
-  uint8_t opaque = 0;          // how many writes that torch does not see are going on
-  bool superseded = false;     // the storage has been written since: `home` holds another state
+  bool follows : 1 = false;
 
   // Stamps `tensor`'s storage and version as this state's.
   void stamp(const at::Tensor& tensor);

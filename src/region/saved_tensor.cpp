@@ -95,12 +95,12 @@ void SavedTensor::pack(Recorder& recorder, const at::Tensor& tensor, bool part) 
 SavedTensor::SavedTensor(const SavedTensor& other)
     : graph_(other.graph_),
       value_(other.value_),
-      recompute_(other.recompute_),
       storage_(other.storage_),
       kept_(other.kept_),
       parts_(other.parts_),
       geometry_(other.geometry_),
       unpacked_(other.unpacked_),
+      recompute_(other.recompute_),
       requiresGrad_(other.requiresGrad_),
       region_(other.region_),
       producer_(other.producer_),

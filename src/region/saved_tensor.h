@@ -56,12 +56,12 @@ class SavedTensor {
 
   c10::intrusive_ptr<Graph> graph_;  // the lock, and names for messages
   c10::intrusive_ptr<Value> value_;  // null for leaves and what the recorder does not know
-  bool recompute_ = false;           // value_ is to be materialised; else its bytes are kept
   c10::Storage storage_;             // kept bytes of a computed tensor
   at::Tensor kept_;                  // a kept tensor: leaves, and what cannot be rebuilt
   std::shared_ptr<Parts> parts_;     // null unless it is put together from inner tensors
   Geometry geometry_;                // of value_ and storage_; of the whole, if there are parts
   at::Tensor unpacked_;              // what unpack gave, if the tensor needs no grad
+  bool recompute_ = false;           // value_ is to be materialised; else its bytes are kept
   bool requiresGrad_ = false;        // of the packed tensor
   bool givenUp_ = false;             // see Note [Given up when unpacked]
   uint16_t region_ = 0;              // index in Graph::names
