@@ -12,7 +12,7 @@ VENV ?= $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),$(CURDIR)/.venv)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-SOURCES := $(shell find src include -name '*.cpp' -o -name '*.h') CMakeLists.txt setup.py pyproject.toml
+SOURCES := $(shell find src include -name '*.cpp' -o -name '*.h') CMakeLists.txt $(wildcard cmake/*) setup.py pyproject.toml
 
 .PHONY: demo setup test sweep test-full test-asan bench lint format clean FORCE
 
@@ -88,4 +88,4 @@ format: $(VENV)/.ebb-lint
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf build .venv .venv-* python/ebb/*.so python/ebb/_build_info.py
+	rm -rf build .venv .venv-* python/ebb/*.so python/ebb/_build_info.py python/ebb/include python/ebb/cmake

@@ -41,8 +41,11 @@ class CMakeBuild(build_ext):
         """An editable install runs from the source tree: libebb and the build info go there too."""
         super().copy_extensions_to_source()
         built = Path(self.build_lib) / "ebb"
+        package = ROOT / "python" / "ebb"
         for name in ("libebb.so", "_build_info.py"):
-            self.copy_file(str(built / name), str(ROOT / "python" / "ebb" / name))
+            self.copy_file(str(built / name), str(package / name))
+        for name in ("include", "cmake"):
+            self.copy_tree(str(built / name), str(package / name))
 
     def build_extension(self, ext: Extension) -> None:
         torch = torch_dir()

@@ -1,85 +1,64 @@
 // Trains a small net in pure C++ under ebb::Region and checks every gradient against plain eager.
 // Exits with 1 if any bit differs.
 
-#include <ATen/Context.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/cos.h>
-#include <ATen/ops/dropout.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/mse_loss.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/randn.h>
-#include <ATen/ops/sin.h>
-#include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/autograd.h>
+#include <ebb/ebb.h>
+#include <torch/torch.h>
 
 #include <cstdio>
 #include <optional>
 #include <vector>
 
-#include "ebb/ebb.h"
-
 namespace {
 
-struct Net {
-  std::vector<at::Tensor> weights;
-  std::vector<at::Tensor> biases;
+struct NetImpl : torch::nn::Module {
+  torch::nn::Linear first{nullptr};
+  torch::nn::Linear second{nullptr};
+  torch::nn::Linear last{nullptr};
+  torch::nn::Dropout dropout{0.1};
 
-  explicit Net(int64_t width) {
-    for (const auto& [in, out] :
-         {std::pair{int64_t{4}, width}, {width, width}, {width, int64_t{1}}}) {
-      weights.push_back((at::randn({out, in}) * 0.3).set_requires_grad(true));
-      biases.push_back(at::zeros({out}).set_requires_grad(true));
-    }
+  explicit NetImpl(int64_t width) {
+    first = register_module("first", torch::nn::Linear(4, width));
+    second = register_module("second", torch::nn::Linear(width, width));
+    last = register_module("last", torch::nn::Linear(width, 1));
+    register_module("dropout", dropout);
   }
 
-  std::vector<at::Tensor> parameters() const {
-    std::vector<at::Tensor> all = weights;
-    all.insert(all.end(), biases.begin(), biases.end());
-    return all;
-  }
-
-  at::Tensor forward(at::Tensor x) const {
-    for (size_t layer = 0; layer < weights.size(); ++layer) {
-      x = at::linear(x, weights[layer], biases[layer]);
-      if (layer + 1 < weights.size()) {
-        x = at::dropout(at::gelu(x), 0.1, /*train=*/true);
-      }
-    }
-    return x;
+  torch::Tensor forward(torch::Tensor x) {
+    x = dropout(torch::gelu(first(x)));
+    x = dropout(torch::gelu(second(x)));
+    return last(x);
   }
 };
+TORCH_MODULE(Net);
 
 struct Result {
-  std::vector<at::Tensor> gradients;  // of every step and parameter
-  double loss = 0;                    // of the last step
+  std::vector<torch::Tensor> gradients;  // of every step and parameter
+  double loss = 0;                       // of the last step
 };
 
 // A null policy is plain eager.
 Result train(const ebb::PolicyPtr& policy) {
-  at::manual_seed(0);
+  torch::manual_seed(0);
   Net net(64);
-  const at::Tensor x = at::randn({128, 4});
-  const at::Tensor target = at::sin(x.sum(1, /*keepdim=*/true));
+  torch::optim::AdamW optimizer(net->parameters(), 1e-2);
+  const torch::Tensor x = torch::randn({128, 4});
+  const torch::Tensor target = torch::sin(x.sum(1, /*keepdim=*/true));
   Result result;
   for (int step = 0; step < 100; ++step) {
-    at::Tensor loss;
+    optimizer.zero_grad();
+    torch::Tensor loss;
     {
       std::optional<ebb::Region> region;
       if (policy) {
         region.emplace(policy, "net");
       }
-      loss = at::mse_loss(net.forward(x), target);
+      loss = torch::mse_loss(net(x), target);
     }
-    const auto gradients = torch::autograd::grad({loss}, net.parameters());
-    c10::NoGradGuard noGrad;
-    const auto parameters = net.parameters();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      at::Tensor(parameters[i]).sub_(gradients[i], 0.1);
-      result.gradients.push_back(gradients[i]);
+    loss.backward();
+    for (const torch::Tensor& parameter : net->parameters()) {
+      result.gradients.push_back(parameter.grad().clone());
     }
+    optimizer.step();
     result.loss = loss.item<double>();
   }
   return result;
@@ -96,22 +75,22 @@ bool identical(const Result& a, const Result& b) {
 
 // Gradient through a tensor that a loop of our own, which torch does not see, writes to. In verify
 // mode backward throws if the write is not marked.
-std::optional<at::Tensor> gradientThroughOwnLoop(bool marked) {
-  const at::Tensor x = at::randn({4}).requires_grad_();
-  at::Tensor loss;
+std::optional<torch::Tensor> gradientThroughOwnLoop(bool marked) {
+  const torch::Tensor x = torch::randn({4}).requires_grad_();
+  torch::Tensor loss;
   {
     ebb::Region region(ebb::recomputeAll(), "own loop");
-    const at::Tensor h = x * 2;
+    const torch::Tensor h = x * 2;
     {
       std::optional<ebb::Opaque> mark;
       if (marked) {
-        mark.emplace(std::vector<at::Tensor>{h});
+        mark.emplace(std::vector<torch::Tensor>{h});
       }
       for (int i = 0; i < 4; ++i) {
         h.mutable_data_ptr<float>()[i] = 1.0F;
       }
     }
-    loss = at::sin(h).sum();
+    loss = torch::sin(h).sum();
   }
   try {
     return torch::autograd::grad({loss}, {x})[0];
@@ -125,12 +104,13 @@ bool verifyFindsUnmarkedWrites() {
   const auto marked = gradientThroughOwnLoop(true);
   const auto unmarked = gradientThroughOwnLoop(false);
   ebb::setVerifyMode(before);
-  return marked && marked->equal(at::cos(at::ones({4})) * 2) && !unmarked;
+  return marked && marked->equal(torch::cos(torch::ones({4})) * 2) && !unmarked;
 }
 
 }  // namespace
 
 int main() {
+  ebb::setReporting(1);
   const Result plain = train(nullptr);
   std::printf("%-14s loss %.6f\n", "plain", plain.loss);
   bool allIdentical = true;
@@ -139,6 +119,7 @@ int main() {
       {"save_matmuls", ebb::saveMatmuls()},
       {"torchtitan", ebb::torchtitan()},
       {"save_all", ebb::saveAll()},
+      {"own rules", ebb::makePolicy({{"aten::addmm", ebb::Decision::Save}})},
   };
   for (const auto& [name, policy] : policies) {
     ebb::resetStats();
@@ -155,6 +136,10 @@ int main() {
         static_cast<unsigned long long>(step.bytesDropped),
         static_cast<unsigned long long>(step.bytesSaved),
         static_cast<unsigned long long>(step.opsReplayed));
+  }
+  const ebb::Report report = ebb::reports().back();
+  for (const ebb::ReportRow& row : report.rows) {
+    std::printf("  %s: %s by %s\n", row.op.c_str(), row.fate.c_str(), row.rule.c_str());
   }
   const ebb::Stats end = ebb::stats();
   const bool clean = end.liveRecipes == 0 && end.liveHandles == 0;

@@ -33,6 +33,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ebb", description=ebb.__doc__.splitlines()[0])
     parser.add_argument("--version", action="store_true", help="print the version")
     parser.add_argument("--verbose", action="store_true", help="... and torch, compiler, features")
+    parser.add_argument(
+        "--cmake-dir", action="store_true", help="print the folder for CMake's ebb_DIR"
+    )
     parser.add_argument("--policy", default="1", help="as the variable EBB; default 1")
     parser.add_argument("--modules", help="as the variable EBB_MODULES")
     parser.add_argument(
@@ -46,6 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.version:
         print(describe() if options.verbose else f"ebb {ebb.__version__}")
+        return 0
+    if options.cmake_dir:
+        print(os.path.join(os.path.dirname(ebb.__file__), "cmake"))
         return 0
     if options.script is None:
         parser.print_help()

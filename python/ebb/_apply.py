@@ -16,6 +16,7 @@ from ebb._modules import (
     marks_of,
     modules_are_asked_for,
     number_modules,
+    plain_name,
     unmark,
 )
 from ebb._policy import Policy
@@ -66,7 +67,9 @@ def select(model: torch.nn.Module, patterns: tuple[str, ...]) -> dict[str, torch
     chosen: dict[str, torch.nn.Module] = {}
     for name, module in model.named_modules():
         inside_chosen = any(name.startswith(f"{outer}.") or outer == "" for outer in chosen)
-        if not inside_chosen and any(fnmatchcase(name, pattern) for pattern in patterns):
+        names = {name, plain_name(name)}
+        matches = any(fnmatchcase(n, pattern) for n in names for pattern in patterns)
+        if matches and not inside_chosen and "_orig_mod" not in module._modules:
             chosen[name] = module
     return chosen
 
@@ -88,7 +91,8 @@ def apply(
         model: the model to change in place.
         policy: what happens to each op's outputs; default ``ebb.policies.recompute_all``.
         modules: glob, or several, over fully qualified names as ``model.named_modules()`` gives
-            them; ``*`` matches dots too. Of nested matches the outermost counts. The default, the
+            them, or without the parts that wrappers (torch.compile's, FSDP's) put into them; ``*``
+            matches dots too. Of nested matches the outermost counts. The default, the
             empty name, is the model itself. Rules that ask for modules see the names in ``model``,
             as they are now.
         escapes: as for :class:`ebb.region`.

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint as _torch_checkpoint
 from torch.utils.checkpoint import noop_context_fn
 
+from ebb import _tracing
 from ebb._placeholder import discardable
 from ebb._policy import Policy
 from ebb._region import _check_policy, name_of, region
@@ -75,14 +76,8 @@ def checkpoint(
         >>> ebb.checkpoint(torch.mm, torch.ones(2, 3), w, use_reentrant=False).sum().backward()
     """
     if is_compiling():
-        return _torch_checkpoint(
-            function,
-            *args,
-            use_reentrant=False,
-            context_fn=noop_context_fn if policy is None else policy._sac_context_fn,
-            preserve_rng_state=preserve_rng_state,
-            **kwargs,
-        )
+        kwargs["preserve_rng_state"] = preserve_rng_state
+        return _tracing.checkpoint(policy, function, *args, **kwargs)
     if not callable(function):
         raise TypeError(f"ebb: checkpoint runs a function; got {type(function).__name__}")
     if context_fn is not noop_context_fn:

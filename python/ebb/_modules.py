@@ -69,7 +69,9 @@ class _Forward:
 
     def __get__(self, module: torch.nn.Module | None, kind: type[torch.nn.Module]) -> Any:
         if module is not None:
-            return MethodType(self.function, module)
+            # Dynamo traces the making of a partial, but not of a method.
+            bind: Any = functools.partial if is_compiling() else MethodType
+            return bind(self.function, module)
         return kind._ebb_original.forward if "_ebb_original" in kind.__dict__ else self.function  # type: ignore[attr-defined]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, TypeAlias, cast
 
@@ -227,6 +227,24 @@ class Policy:
         from ebb import _policy_text
 
         return _policy_text.load(path)
+
+    def to_sac(self) -> Callable[[], Any]:
+        """The policy for torch's selective activation checkpointing, also under torch.compile.
+
+        OFFLOAD means SAVE there. Rules with ``every`` and ``nth`` count calls per checkpointed
+        function. Rules that ask for modules, names, sizes or dtypes match nothing, and a warning
+        says so once.
+
+        Returns:
+            A ``context_fn`` for ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False)``.
+
+        Example:
+            >>> from torch.utils.checkpoint import checkpoint
+            >>> sac = ebb.policies.save_matmuls.to_sac()
+            >>> x = torch.ones(3, requires_grad=True)
+            >>> checkpoint(torch.sin, x, use_reentrant=False, context_fn=sac).sum().backward()
+        """
+        return self._sac_context_fn
 
     def dump(self, path: str | os.PathLike[str] | None = None) -> str:
         """Write the policy as TOML, which :meth:`load` reads.

@@ -14,7 +14,7 @@ import torch
 from torch.compiler import is_compiling
 from torch.utils._pytree import tree_leaves
 
-from ebb import _C
+from ebb import _C, _tracing
 from ebb import policies as _policies
 from ebb._log import log
 from ebb._modules import modules_are_asked_for, number_modules
@@ -67,8 +67,10 @@ class region:
 
     A context manager and a decorator. Regions nest: the outermost is the boundary of
     recomputation, inner ones change the policy and the name. They belong to the thread that
-    enters them. Under ``torch.compile`` a region does nothing; where saved-tensor hooks are
-    disabled (``torch.func`` transforms) it saves nothing and warns once.
+    enters them. Where saved-tensor hooks are disabled (``torch.func`` transforms) a region saves
+    nothing and warns once. Under ``torch.compile`` the policy of a decorated function goes to
+    torch's partitioner; in a with-block that is traced the compiler decides by itself what is kept,
+    and a warning says so once.
 
     Args:
         policy: what happens to each op's outputs; default ``ebb.policies.recompute_all``.
@@ -115,7 +117,8 @@ class region:
         self._policy = policy
         self._name = name
         self._compiled = None
-        if is_compiling():  # the region does nothing then
+        if is_compiling():
+            _tracing.block_is_traced()
             return
         if name is not None and not isinstance(name, str):
             raise TypeError(f"ebb: name must be a str; got {type(name).__name__}")
@@ -220,6 +223,7 @@ def _is_method(function: functools.partial[Any]) -> bool:
     return isinstance(function.args[0], torch.nn.Module)
 
 
+@_tracing.never_first_of_a_graph
 def run_in_region(
     settings: tuple[Policy | None, str | None, str],
     function: Callable[..., Any],
@@ -228,6 +232,8 @@ def run_in_region(
 ) -> Any:
     """Call a function in a region of these settings, whose results it returns."""
     policy, name, escapes = settings
+    if is_compiling():
+        return _tracing.checkpoint(policy, function, *args, **kwargs)
     with region(policy, name, escapes=escapes) as entered:
         results = function(*args, **kwargs)
         entered.returns(results)

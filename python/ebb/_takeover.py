@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
+from torch.compiler import is_compiling
 from torch.utils.checkpoint import noop_context_fn
 
 from ebb import _from_sac
@@ -73,6 +74,9 @@ def _code_of_generator(
 ) -> Any:
     from ebb import _takeover
 
+    if _takeover._is_traced():
+        yield from _takeover._TORCHS_GENERATOR(fn, preserve_rng_state, context_fn, *args, **kwargs)
+        return
     with _takeover.checkpoint_region(fn, context_fn):
         yield
 
@@ -82,8 +86,24 @@ def _code_of_later_generator(
 ) -> Any:
     from ebb import _takeover
 
+    if _takeover._is_traced():
+        yield from _takeover._TORCHS_GENERATOR(fn, args, kwargs, context_fn=context_fn, **options)
+        return
     with _takeover.checkpoint_region(fn, context_fn):
         yield
+
+
+def _copy_of(function: types.FunctionType) -> Callable[..., Any]:
+    """What keeps the code that the function has now."""
+    copy = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def _exchange(function: types.FunctionType, code: types.FunctionType) -> Callable[[], None]:
@@ -107,6 +127,9 @@ _LATER = hasattr(torch_checkpoint, "_checkpoint_without_reentrant_generator_impl
 _GENERATOR: types.FunctionType = getattr(
     torch_checkpoint, "_checkpoint_without_reentrant_generator" + ("_impl" if _LATER else "")
 )
+_is_traced = is_compiling
+# While torch.compile traces it is torch that makes tags of a policy.
+_TORCHS_CHECKPOINT, _TORCHS_GENERATOR = _copy_of(_CHECKPOINT), _copy_of(_GENERATOR)
 _KEYWORDS = {
     name
     for name, parameter in inspect.signature(_CHECKPOINT).parameters.items()
@@ -118,6 +141,8 @@ def run_checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     """torch.utils.checkpoint.checkpoint, in a region. The function is called once, whatever
     `use_reentrant` says.
     """
+    if _is_traced():
+        return _TORCHS_CHECKPOINT(function, *args, **kwargs)
     given = {key: kwargs.pop(key) for key in _KEYWORDS & kwargs.keys()}
     with checkpoint_region(function, given.get("context_fn")):
         return function(*args, **kwargs)
@@ -207,6 +232,8 @@ _STEPS = 2  # of an optimizer, after which every model of a job has run
 
 def _on_forward(module: torch.nn.Module, _inputs: Any) -> None:
     """The first forward of a model: it has its final shape now."""
+    if is_compiling():
+        return  # the compiled module around it has been seen
     if _seen.get(id(module)) is not module:
         _look_at(module)
 

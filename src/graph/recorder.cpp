@@ -368,6 +368,9 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   leaf->born = before->born;
   leaf->writtenHere = !before->born;
   leaf->opaque = before->opaque;
+  if (graph_->journal) {
+    noteMade(*leaf, tensor, "ebb.opaque", "what wrote it was not seen");
+  }
   auto& slot = values_[storageOf(tensor)];
   slot = std::move(leaf);
   return *slot;

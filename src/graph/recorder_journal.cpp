@@ -47,9 +47,11 @@ namespace ebb {
 [[gnu::cold]] std::vector<Recorder::Closing> Recorder::noteClosing() const {
   std::vector<Closing> closing;
   for (const auto& [storage, value] : values_) {
-    const bool droppable = static_cast<bool>(escapedStorage(value));
-    closing.push_back(
-        {value->entry, c10::weak_intrusive_ptr<Value>(value), value->home, droppable});
+    if (value->entry) {
+      const bool droppable = static_cast<bool>(escapedStorage(value));
+      closing.push_back(
+          {value->entry, c10::weak_intrusive_ptr<Value>(value), value->home, droppable});
+    }
   }
   return closing;
 }

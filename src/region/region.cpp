@@ -81,9 +81,6 @@ class ThreadRegions {
       graph->verify = verifyMode();
       graph->journal = currentJournal();
       recorder_.open(std::move(graph));
-      for (const at::Tensor& tensor : opaque_) {
-        recorder_.opaqueWriteBegins(tensor);
-      }
     }
     static std::atomic<uint64_t> lastId{0};
     const uint64_t id = ++lastId;
@@ -94,6 +91,11 @@ class ThreadRegions {
     frames_.back().counters.entered = 1;
     regionOf_.push_back(region);
     activate();
+    if (frames_.size() == 1) {
+      for (const at::Tensor& tensor : opaque_) {
+        recorder_.opaqueWriteBegins(tensor);
+      }
+    }
     return id;
   }
 

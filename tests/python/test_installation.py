@@ -60,23 +60,6 @@ def test_another_torch_is_noticed_before_the_dynamic_linker(tmp_path):
     assert "ImportError: ebb was built against torch 2.1.0" in result.stderr
 
 
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not on PATH")
-def test_pure_cpp_example_trains_and_is_exact(tmp_path):
-    library = Path(ebb.__file__).parent / "libebb.so"
-    configure = [
-        "cmake", "-S", str(ROOT / "examples" / "cpp"), "-B", str(tmp_path),
-        f"-DEBB_TORCH_DIR={Path(torch.__file__).parent}", f"-DEBB_LIBRARY={library}",
-    ]  # fmt: skip
-    subprocess.run(configure, check=True, capture_output=True)
-    subprocess.run(["cmake", "--build", str(tmp_path)], check=True, capture_output=True)
-
-    result = subprocess.run([str(tmp_path / "train_mlp")], capture_output=True, text=True)
-
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("gradients identical: yes") == 4
-    assert "objects left: none" in result.stdout
-
-
 def test_the_core_does_not_know_python():
     libraries = subprocess.run(
         ["ldd", str(Path(ebb.__file__).parent / "libebb.so")], capture_output=True, text=True

@@ -617,7 +617,7 @@ def test_under_compile_conditions_that_torch_does_not_know_are_left_out():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         y = torch.utils.checkpoint.checkpoint(
-            block, x, use_reentrant=False, context_fn=policy._sac_context_fn
+            block, x, use_reentrant=False, context_fn=policy.to_sac()
         )
         assert same_bits(torch.autograd.grad(y.sum(), x)[0], expected)
     assert any("knows nothing of modules" in str(warning.message) for warning in caught)

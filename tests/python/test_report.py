@@ -217,9 +217,17 @@ REASONS = {
     "not one of torch's operators": lambda x: torch.ops.ebb_report.twice(x),
     "wrote to memory that was not made in the region": lambda x: outside.copy_(x.detach()) * x,
     "what fills it may not be seen": lambda x: torch.empty_like(x).detach() * x,
+    "what wrote it was not seen": lambda x: opaque_write(x) * x,
     "read before an operator wrote to it": lambda x: torch.ones_like(x) * x,
 }
 outside = torch.zeros(8, 16)
+
+
+def opaque_write(x):
+    y = x.detach() + 1
+    with ebb.opaque(y):
+        y.data.view(-1).numpy()[:] = 3
+    return y
 
 
 @pytest.fixture(scope="module")
