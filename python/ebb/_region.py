@@ -14,7 +14,7 @@ import torch
 from torch.compiler import is_compiling
 from torch.utils._pytree import tree_leaves
 
-from ebb import _C, _tracing
+from ebb import _C, _offload_twice, _tracing
 from ebb import policies as _policies
 from ebb._log import log
 from ebb._modules import modules_are_asked_for, number_modules
@@ -90,7 +90,8 @@ class region:
         TypeError: the policy, the name or the root has the wrong type.
         ValueError: ``escapes`` is neither of the two.
         RuntimeError: it is entered while it is open, left while it is not, left in another thread,
-            or left before the regions inside it. Later regions work all the same.
+            or left before the regions inside it; it is entered, its policy offloads, and somebody
+            else offloads too. Later regions work all the same.
 
     Example:
         >>> @ebb.region(ebb.policies.save_matmuls)
@@ -100,7 +101,16 @@ class region:
         >>> block(torch.ones(2, 3), w).sum().backward()
     """
 
-    __slots__ = ("_compiled", "_escapes", "_id", "_name", "_passes_through", "_policy", "_results")
+    __slots__ = (
+        "_compiled",
+        "_escapes",
+        "_id",
+        "_name",
+        "_offloads",
+        "_passes_through",
+        "_policy",
+        "_results",
+    )
 
     def __init__(
         self,
@@ -124,7 +134,8 @@ class region:
             raise TypeError(f"ebb: name must be a str; got {type(name).__name__}")
         if escapes not in _ESCAPES:
             raise ValueError(f"ebb: escapes must be 'keep' or 'placeholder'; got {escapes!r}")
-        self._compiled = _check_policy(policy)._compiled
+        checked = _check_policy(policy)
+        self._compiled, self._offloads = checked._compiled, checked._offloads
         if root is not None:
             if not isinstance(root, torch.nn.Module):
                 raise TypeError(f"ebb: root must be a module; got {type(root).__name__}")
@@ -139,6 +150,8 @@ class region:
                 f"ebb: region {self._name or 'region'!r} is entered already. One ebb.region object "
                 "is one region: make another object to nest."
             )
+        if self._offloads:
+            _offload_twice.refuse(self._name or "region")
         entered = _C.enter_region(self._compiled, self._name or "region")
         self._passes_through = entered < 0
         if entered < 0:

@@ -1,0 +1,37 @@
+"""TRL's own offloading and ours are not used together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ebb
+
+offloading = pytest.importorskip("trl.models.activation_offloading", reason="needs TRL")
+
+
+@pytest.fixture(autouse=True)
+def _as_if_there_were_an_accelerator(monkeypatch):
+    if not torch.accelerator.is_available():
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+
+
+def loss(policy):
+    torch.manual_seed(0)
+    w = torch.randn(16, 16, requires_grad=True)
+    with offloading.OffloadActivations(use_pin_memory=False, use_streams=False), ebb.region(policy):
+        y = (torch.randn(4, 16) @ w).sin().exp().sum()
+    y.backward()
+    return w.grad
+
+
+def test_offloading_twice_is_refused():
+    with pytest.raises(RuntimeError, match=r"OffloadActivations.*activation_offloading=False"):
+        loss(ebb.policies.offload_inputs)
+
+
+def test_another_policy_is_exact_with_it():
+    torch.manual_seed(0)
+    w = torch.randn(16, 16, requires_grad=True)
+    expected = torch.autograd.grad((torch.randn(4, 16) @ w).sin().exp().sum(), w)[0]
+    assert torch.equal(loss(ebb.policies.recompute_all), expected)

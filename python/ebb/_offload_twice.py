@@ -1,0 +1,35 @@
+"""Two engines that offload: everything would move twice, and wait for each other."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import torch
+
+_OFFLOADS = re.compile(r"offload|to_cpu", re.IGNORECASE)
+
+
+def refuse(region: str) -> None:
+    """Raises if somebody else offloads what the region `region` would.
+
+    Raises:
+        RuntimeError: saved-tensor hooks around the region move to the CPU what they get, as
+            torch's ``save_on_cpu`` and TRL's ``activation_offloading`` do; or DeepSpeed's
+            ``cpu_checkpointing`` is on.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    found = getattr(hooks[0], "__qualname__", "") if hooks else ""
+    deepspeed = sys.modules.get("deepspeed.runtime.activation_checkpointing.checkpointing")
+    if _OFFLOADS.search(found):
+        what = f"the saved-tensor hooks around it ({found.split('.')[0]})"
+        remedy = "leave out save_on_cpu, or set activation_offloading=False in TRL's config"
+    elif getattr(deepspeed, "CPU_CHECKPOINT", False):
+        what = "DeepSpeed's activation checkpointing"
+        remedy = "set cpu_checkpointing to false in DeepSpeed's config"
+    else:
+        return
+    raise RuntimeError(
+        f"ebb: the policy of region {region!r} offloads, and so does {what}: everything would move "
+        f"twice. Either {remedy}, or use a policy without OFFLOAD."
+    )
