@@ -57,3 +57,21 @@ def test_named_policies_are_documented():
 def test_decisions_of_reports_are_documented():
     text = (ROOT / "docs/reports.md").read_text()
     assert set(re.findall(r"^\| `(\w+)` \|", text, re.M)) == set(ebb.Report.DECISIONS)
+
+
+def test_messages_in_the_troubleshooting_page_are_ours():
+    sources = [*(ROOT / "src").rglob("*.cpp"), *(ROOT / "python").rglob("*.py")]
+    # Strings that the sources break into pieces are joined, and what they insert is cut out.
+    text = " ".join(re.sub(r'"\s*f?"', "", path.read_text()) for path in sources)
+    text = re.sub(r"\s+", " ", text)
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/troubleshooting.md").read_text(), re.M)
+    fragments = [fragment for row in rows for fragment in re.findall(r"`(.*?)`", row)]
+    assert len(fragments) > 15
+    assert [fragment for fragment in fragments if fragment not in text] == []
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
