@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 
@@ -21,6 +22,8 @@ from ebb._modules import (
 )
 from ebb._policy import Policy
 from ebb._region import _check_policy, region, run_in_region
+
+Wanted = tuple[str, ...] | Callable[[torch.nn.Module], bool]
 
 
 class RegionHandle:
@@ -63,21 +66,42 @@ class RegionHandle:
         self.remove()
 
 
-def select(model: torch.nn.Module, patterns: tuple[str, ...]) -> dict[str, torch.nn.Module]:
+def select(model: torch.nn.Module, wanted: Wanted) -> dict[str, torch.nn.Module]:
+    """Modules by name, outermost matches only: those that are wanted, or whose names match."""
     chosen: dict[str, torch.nn.Module] = {}
     for name, module in model.named_modules():
         inside_chosen = any(name.startswith(f"{outer}.") or outer == "" for outer in chosen)
-        names = {name, plain_name(name)}
-        matches = any(fnmatchcase(n, pattern) for n in names for pattern in patterns)
+        if callable(wanted):
+            matches = bool(wanted(module))
+        else:
+            names = {name, plain_name(name)}
+            matches = any(fnmatchcase(n, pattern) for n in names for pattern in wanted)
         if matches and not inside_chosen and "_orig_mod" not in module._modules:
             chosen[name] = module
     return chosen
 
 
+def _wanted(modules: Any) -> Wanted:
+    if isinstance(modules, str):
+        return (modules,)
+    if callable(modules):
+        return modules  # type: ignore[no-any-return]
+    patterns = tuple(modules) if isinstance(modules, Iterable) else (modules,)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise TypeError("ebb: modules must be a string, an iterable of strings, or a function")
+    return patterns
+
+
+def _in_words(wanted: Wanted) -> str:
+    if callable(wanted):
+        return f"the function {getattr(wanted, '__name__', wanted)!r}"
+    return repr(", ".join(wanted))
+
+
 def apply(
     model: torch.nn.Module,
     policy: Policy | None = None,
-    modules: str | Iterable[str] = "",
+    modules: str | Iterable[str] | Callable[[torch.nn.Module], bool] = "",
     *,
     escapes: str = "keep",
 ) -> RegionHandle:
@@ -92,9 +116,10 @@ def apply(
         policy: what happens to each op's outputs; default ``ebb.policies.recompute_all``.
         modules: glob, or several, over fully qualified names as ``model.named_modules()`` gives
             them, or without the parts that wrappers (torch.compile's, FSDP's) put into them; ``*``
-            matches dots too. Of nested matches the outermost counts. The default, the
-            empty name, is the model itself. Rules that ask for modules see the names in ``model``,
-            as they are now.
+            matches dots too. Or a function that tells whether a module is meant, as ``check_fn`` of
+            torch's ``apply_activation_checkpointing``. Of nested matches the outermost counts. The
+            default, the empty name, is the model itself. Rules that ask for modules see the names
+            in ``model``, as they are now.
         escapes: as for :class:`ebb.region`.
 
     Returns:
@@ -116,16 +141,12 @@ def apply(
         raise TypeError(f"ebb: model must be a torch.nn.Module; got {type(model).__name__}")
     policy = _check_policy(policy)
     region(policy, escapes=escapes)  # checks the value
-    patterns = (modules,) if isinstance(modules, str) else tuple(modules)
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise TypeError("ebb: modules must be a string or an iterable of strings")
-    chosen = select(model, patterns)
+    wanted = _wanted(modules)
+    chosen = select(model, wanted)
     if not chosen:
         names = [name for name, _ in model.named_modules() if name]
         shown = ", ".join(names[:20]) + (f", ... ({len(names)} in all)" if len(names) > 20 else "")
-        raise ValueError(
-            f"ebb: no module matches {', '.join(patterns)!r}. The modules are: {shown}"
-        )
+        raise ValueError(f"ebb: no module matches {_in_words(wanted)}. The modules are: {shown}")
     for name, module in chosen.items():
         marks = marks_of(module)
         if marks is not None and marks.region is not None:

@@ -362,6 +362,21 @@ def test_classes_that_look_at_their_subclasses():
     assert seen == ["named"]
 
 
+def test_modules_that_a_function_tells():
+    model = Model()
+    handle = ebb.apply(model, modules=lambda m: isinstance(m, Layer | nn.LayerNorm))
+    assert handle.names == ("layers.0", "layers.1", "layers.2")
+    handle.remove()
+
+    def nothing(module):
+        return False
+
+    with pytest.raises(ValueError, match=r"no module matches the function 'nothing'"):
+        ebb.apply(model, modules=nothing)
+    with pytest.raises(TypeError, match="or a function"):
+        ebb.apply(model, modules=3)
+
+
 class ThatWrapsItself(torch.nn.Linear):
     """As transformers' layers: a wrapper per class, of which the outermost does something."""
 
