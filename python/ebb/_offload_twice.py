@@ -7,23 +7,24 @@ import sys
 
 import torch
 
-_OFFLOADS = re.compile(r"offload|to_cpu", re.IGNORECASE)
+_OFFLOADS = re.compile(r"offload", re.IGNORECASE)
 
 
 def refuse(region: str) -> None:
     """Raises if somebody else offloads what the region `region` would.
 
+    Torch's own ``save_on_cpu`` is the user's word, and exact together with regions.
+
     Raises:
-        RuntimeError: saved-tensor hooks around the region move to the CPU what they get, as
-            torch's ``save_on_cpu`` and TRL's ``activation_offloading`` do; or DeepSpeed's
-            ``cpu_checkpointing`` is on.
+        RuntimeError: saved-tensor hooks around the region offload what they get, as those of TRL's
+            ``activation_offloading`` do; or DeepSpeed's ``cpu_checkpointing`` is on.
     """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     found = getattr(hooks[0], "__qualname__", "") if hooks else ""
     deepspeed = sys.modules.get("deepspeed.runtime.activation_checkpointing.checkpointing")
     if _OFFLOADS.search(found):
         what = f"the saved-tensor hooks around it ({found.split('.')[0]})"
-        remedy = "leave out save_on_cpu, or set activation_offloading=False in TRL's config"
+        remedy = "set activation_offloading=False in TRL's config"
     elif getattr(deepspeed, "CPU_CHECKPOINT", False):
         what = "DeepSpeed's activation checkpointing"
         remedy = "set cpu_checkpointing to false in DeepSpeed's config"

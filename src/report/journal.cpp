@@ -20,6 +20,13 @@ struct Shelf {
   std::deque<JournalPtr> journals;  // the current step's is last
   uint64_t step = 0;
   std::atomic<uint32_t> steps{0};  // how many are kept; 0: reports are not recorded
+
+  void begin() {
+    journals.push_back(std::make_shared<Journal>(step));
+    while (journals.size() > steps.load() + size_t{1}) {  // the last may not be complete
+      journals.pop_front();
+    }
+  }
 };
 
 Shelf& shelf() {
@@ -236,7 +243,7 @@ JournalPtr currentJournal() {
   }
   std::lock_guard<std::mutex> lock(all.mutex);
   if (all.journals.empty()) {
-    all.journals.push_back(std::make_shared<Journal>(all.step));
+    all.begin();
   }
   return all.journals.back();
 }
@@ -245,19 +252,19 @@ void journalStepBegins(uint64_t step) {
   Shelf& all = shelf();
   std::lock_guard<std::mutex> lock(all.mutex);
   all.step = step;
-  const uint32_t steps = all.steps.load();
-  if (steps > 0) {
-    all.journals.push_back(std::make_shared<Journal>(step));
-    while (all.journals.size() > steps + 1) {  // the last may not be complete
-      all.journals.pop_front();
-    }
+  if (all.steps.load() > 0) {
+    all.begin();
   }
 }
 
 uint32_t setReporting(uint32_t steps) {
   Shelf& all = shelf();
   std::lock_guard<std::mutex> lock(all.mutex);
-  return all.steps.exchange(steps);
+  const uint32_t before = all.steps.exchange(steps);
+  if (before == 0 && steps > 0) {
+    all.begin();  // what was recorded earlier in this step is another report
+  }
+  return before;
 }
 
 bool isReporting() {

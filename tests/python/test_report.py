@@ -289,6 +289,17 @@ def test_steps_that_are_kept():
         assert ebb.report().step == steps[-1]
 
 
+def test_what_was_recorded_before_is_another_report():
+    x = torch.randn(64, requires_grad=True)
+    for _ in range(2):  # no backward in between: one step
+        with ebb.record_reports(), ebb.region():
+            x.sin().exp()
+    with ebb.record_reports(), ebb.region():
+        y = x.sin().exp()
+    assert [row.count for row in ebb.report().rows if row.op == "aten::exp.default"] == [1]
+    assert y.requires_grad
+
+
 @pytest.mark.parametrize(
     ("steps", "error"), [(-1, ValueError), ("1", TypeError), (True, TypeError)]
 )
