@@ -44,6 +44,8 @@ class CMakeBuild(build_ext):
         package = ROOT / "python" / "ebb"
         for name in ("libebb.so", "_build_info.py"):
             self.copy_file(str(built / name), str(package / name))
+        if (built / "libebb_cuda.so").exists():
+            self.copy_file(str(built / "libebb_cuda.so"), str(package / "libebb_cuda.so"))
         for name in ("include", "cmake"):
             self.copy_tree(str(built / name), str(package / name))
 
@@ -60,6 +62,7 @@ class CMakeBuild(build_ext):
             f"-DEBB_PYTHON_INCLUDE_DIR={sysconfig.get_path('include')}",
             f"-DEBB_MODULE_SUFFIX={sysconfig.get_config_var('EXT_SUFFIX')}",
             f"-DCMAKE_INSTALL_PREFIX={package}",
+            f"-DEBB_CUDA={os.environ.get('EBB_CUDA', 'auto')}",
             f"-DEBB_SANITIZE={os.environ.get('EBB_SANITIZE', '')}",
             *os.environ.get("EBB_CMAKE_ARGS", "").split(),
         ]  # fmt: skip

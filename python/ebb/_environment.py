@@ -45,7 +45,7 @@ VARIABLES = {
     "EBB_OFFLOAD_STATIC": Variable("`0` or `1`", "0", "for CUDA graphs"),
 }
 # Read when ebb is built or tested.
-_ELSEWHERE = ("EBB_SANITIZE", "EBB_BUILD_DIR", "EBB_CMAKE_ARGS", "EBB_TEST_")
+_ELSEWHERE = ("EBB_CUDA", "EBB_SANITIZE", "EBB_BUILD_DIR", "EBB_CMAKE_ARGS", "EBB_TEST_")
 
 
 def _is_set(name: str) -> bool:

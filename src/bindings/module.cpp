@@ -6,6 +6,7 @@ PYBIND11_MODULE(_C, module) {
   module.attr("torch_release") = EBB_TORCH_RELEASE;
   ebb::bindings::installPythonSupport(module);
   ebb::bindings::bindOffload(module);
+  ebb::bindings::bindPages(module);
   ebb::bindings::bindPlaceholder(module);
   ebb::bindings::bindPolicy(module);
   ebb::bindings::bindRegion(module);

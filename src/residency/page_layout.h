@@ -1,0 +1,82 @@
+// What page pools keep in their own memory, as both implementations read and write it: plain
+// integers, so that a kernel can follow them without the host.
+#pragma once
+
+#include <cstdint>
+
+namespace ebb {
+
+// Note [Page pools]
+// A pool holds rows of one width in pages of a fixed number of rows, on the device and, as a second
+// tier, in pinned host memory that kernels address directly. How many rows of a tensor are alive is
+// known on the device only, so it is the device that takes pages and gives them back. A tensor is
+// wholly in one tier, the device's if that has room.
+// Free pages are a circular queue of ids. `head` and `tail` only grow: the slot is the counter
+// modulo the capacity, and `tail - head` pages are free. What pages a tensor has is in its handle,
+// so tensors may come back in any order.
+// Whatever goes wrong is sticky: `errors` gets a bit, and from then on nothing is taken or given
+// back until reset, since what the step computes is of no use. What is restored then is filled with
+// bytes that show (NaN), never left as it was.
+// Source of the protocol: Megatron-LM's paged stash, https://github.com/NVIDIA/Megatron-LM, and
+// torchtitan's, https://github.com/pytorch/torchtitan/pull/3216.
+
+enum PageError : int64_t {
+  kPagesUsedUp = 1,     // neither tier had room for the tensor
+  kTooManyRows = 2,     // more rows are alive than the tensor has
+  kNegativeRows = 4,    // a count below zero
+  kNotStashed = 8,      // restored twice, or never stashed
+  kStaleHandle = 16,    // from before the last reset
+  kAlreadyStashed = 32  // stashed twice without being restored
+};
+
+struct PageTier {
+  int64_t head;  // pages taken so far
+  int64_t tail;  // pages given back so far, and those that were there at first
+  int64_t capacity;
+  int64_t* free;        // ids, of which those from head to tail are free
+  unsigned char* rows;  // of all pages
+};
+
+struct PagePoolState {
+  PageTier tiers[2];  // the device's, the host's
+  int64_t pageRows;   // rows of a page
+  int64_t rowBytes;
+  int64_t errors;   // bits of PageError; not 0: nothing works until reset
+  int64_t spilled;  // 1: some tensor went to the host's tier
+  int64_t epoch;    // resets so far
+  uint32_t ticket;  // for kernels: which of their blocks is the last
+  uint32_t unused;
+};
+
+enum PageHandleUse : int64_t { kPageHandleEmpty = 0, kPageHandleLive = 1, kPageHandleRestored = 2 };
+
+// Followed in memory by the ids of its pages, as many as its most rows need.
+struct PageHandleState {
+  int64_t use;    // a PageHandleUse
+  int64_t rows;   // that are alive
+  int64_t tier;   // in which its pages are
+  int64_t epoch;  // of the pool when it was stashed
+
+#ifdef __CUDACC__
+  __host__ __device__
+#endif
+      int64_t*
+      pages() {
+    return reinterpret_cast<int64_t*>(this + 1);
+  }
+};
+
+// A whole tensor, with rows that are alive and rows that are not.
+struct PageRows {
+  int64_t count;
+  int64_t bytes;  // of each; the pool's
+};
+
+// What is written where nothing was stashed.
+struct PageFill {
+  bool deadRows;         // rows that were not alive get `dead`; else they stay as they are
+  unsigned char dead;    // each of their bytes
+  unsigned char failed;  // each byte of the whole tensor, after an error
+};
+
+}  // namespace ebb

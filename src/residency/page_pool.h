@@ -1,0 +1,81 @@
+// A pool of pages for rows of one width, and tensors whose live rows are in it.
+#pragma once
+
+#include <ATen/core/TensorBody.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "ebb/export.h"
+#include "residency/page_mover.h"
+
+namespace ebb {
+
+struct PagePoolOptions {
+  c10::Device device = c10::kCPU;
+  int64_t rowBytes = 0;
+  int64_t pageRows = 64;
+  int64_t devicePages = 0;
+  int64_t hostPages = 0;  // in pinned memory, for when the device has no room
+};
+
+// What the pool's memory shows; reading it waits for the device.
+struct PagePoolStatus {
+  int64_t errors = 0;  // bits of PageError
+  bool spilled = false;
+  int64_t epoch = 0;
+  int64_t head[2] = {0, 0};         // by tier, as in PageTier
+  int64_t tail[2] = {0, 0};         // likewise
+  std::vector<int64_t> freeIds[2];  // the ids from head to tail
+};
+
+// A tensor that is in a pool, or was.
+struct PageHandle {
+  at::Tensor state;     // int64, on the pool's device: a PageHandleState and its page ids
+  PageRows most{0, 0};  // of the tensor
+};
+
+class EBB_API PagePool {
+ public:
+  // Throws c10::ValueError for sizes that make no sense, and c10::NotImplementedError on a device
+  // for which ebb has no kernels.
+  explicit PagePool(const PagePoolOptions& options);
+  PagePool(const PagePool&) = delete;
+  PagePool& operator=(const PagePool&) = delete;
+
+  // A handle for tensors of so many rows.
+  PageHandle makeHandle(int64_t mostRows) const;
+
+  // Copies the first `rows` rows of `tensor` into pages, on the current stream; `rows` is one int64
+  // on the pool's device. Neither waits nor allocates. Throws c10::ValueError if the tensor is not
+  // contiguous, or its rows do not fit the pool or the handle.
+  void stash(PageHandle& handle, const at::Tensor& tensor, const at::Tensor& rows);
+
+  // Copies them back and gives the pages back. After an error the whole of `tensor` is filled with
+  // bytes that show: NaN if it has any, else zeros.
+  void restore(PageHandle& handle, at::Tensor& tensor, PageFill fill);
+
+  // All pages are free again and errors forgotten; handles are stale.
+  void reset();
+
+  PagePoolStatus status() const;
+  const PagePoolOptions& options() const {
+    return options_;
+  }
+
+ private:
+  PageRows rowsOf(const at::Tensor& tensor, const PageHandle& handle) const;
+  PagePoolState* pool() const;
+  void* stream() const;
+
+  PagePoolOptions options_;
+  const PageMover& mover_;
+  at::Tensor rows_[2];  // bytes, by tier
+  at::Tensor free_[2];  // ids, by tier
+  at::Tensor state_;    // a PagePoolState
+};
+
+// What each page error means, in words; empty for no bit.
+EBB_API std::string describePageErrors(int64_t errors);
+
+}  // namespace ebb

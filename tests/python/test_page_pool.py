@@ -1,0 +1,308 @@
+"""Page pools against a model in Python: the invariants I1 to I15 of the protocol."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ebb._C  # noqa: F401
+from ebb._C import PagePool
+
+CUDA = pytest.param("cuda", marks=pytest.mark.needs_cuda)
+DEVICES = pytest.mark.parametrize(
+    "device",
+    ["cpu", CUDA] if torch.cuda.is_available() else ["cpu"],
+)
+USED_UP, TOO_MANY, NEGATIVE, NOT_STASHED, STALE, ALREADY = (1 << i for i in range(6))
+
+
+class Checked:
+    """A pool, and beside it what it should be: which pages and bytes each live tensor has."""
+
+    def __init__(self, device, row_bytes, page_rows, device_pages, host_pages):
+        self.device = torch.device(device)
+        self.pool = PagePool(self.device, row_bytes, page_rows, device_pages, host_pages)
+        self.row_bytes, self.page_rows = row_bytes, page_rows
+        self.capacity = (device_pages, host_pages)
+        self.free = [device_pages, host_pages]
+        self.live = []  # handle, most rows, live rows, bytes, tier
+        self.failed = 0
+        self.spilled = False
+        self.check()
+
+    def rows(self, count):
+        return torch.tensor(count, dtype=torch.int64, device=self.device)
+
+    def stash(self, most, rows):
+        tensor = torch.randint(
+            0, 256, (most, self.row_bytes), dtype=torch.uint8, device=self.device
+        )
+        handle = self.pool.make_handle(most)
+        before = self.state()
+        self.pool.stash(handle, tensor, self.rows(rows))
+        need = -(-rows // self.page_rows)
+        fits = [tier for tier in (0, 1) if self.free[tier] >= need]
+        if self.failed == 0 and fits:
+            tier = fits[0]  # I10: the device's, if that has room
+            self.free[tier] -= need
+            self.spilled |= tier == 1
+            self.live.append((handle, most, rows, tensor[:rows].clone(), tier))
+        elif self.failed == 0:
+            self.failed = USED_UP
+        if self.failed:
+            after = self.state()
+            assert (after["head"], after["tail"], after["free"]) == (
+                before["head"],
+                before["tail"],
+                before["free"],
+            )  # I6, I7
+        self.check()
+        return handle
+
+    def restore(self, place, fill=True):
+        handle, most, rows, expected, tier = self.live.pop(place)
+        tensor = torch.full((most, self.row_bytes), 7, dtype=torch.uint8, device=self.device)
+        self.pool.restore(handle, tensor, fill_dead_rows=fill, dead=0)
+        if self.failed:
+            assert bool((tensor == 255).all())
+        else:
+            assert torch.equal(tensor[:rows], expected)  # I8
+            assert bool((tensor[rows:] == (0 if fill else 7)).all())  # I14
+            self.free[tier] += -(-rows // self.page_rows)
+        self.check()
+
+    def reset(self):
+        self.pool.reset()
+        self.free, self.live, self.failed, self.spilled = list(self.capacity), [], 0, False
+        state = self.check()
+        assert state["head"] == (0, 0)  # I12
+        assert state["tail"] == self.capacity
+        assert state["free"] == tuple(list(range(count)) for count in self.capacity)
+
+    def state(self):
+        return self.pool.status()
+
+    def check(self):
+        state = self.state()
+        assert state["errors"] == self.failed
+        assert state["spilled"] == self.spilled  # I11
+        for tier in (0, 1):
+            free = state["free"][tier]
+            available = state["tail"][tier] - state["head"][tier]
+            assert available == len(free) == self.free[tier]  # I1 and I9
+            assert len(set(free)) == len(free)  # I2
+            taken = []
+            for handle, _, rows, _, where in self.live:
+                if where == tier:
+                    taken += handle.state[4 : 4 + -(-rows // self.page_rows)].tolist()
+            if self.failed == 0:
+                assert len(set(taken)) == len(taken)  # I3
+                assert set(taken) | set(free) == set(range(self.capacity[tier]))  # I4, I5
+                assert not set(taken) & set(free)
+        return state
+
+
+def run(pool, steps, order):
+    """Each step is (most rows, live rows), or None for a tensor that comes back."""
+    for step in steps:
+        if step is not None:
+            pool.stash(*step)
+        elif pool.live:
+            pool.restore(order(len(pool.live)))
+    while pool.live:
+        pool.restore(order(len(pool.live)))
+    if pool.failed == 0:
+        assert pool.free == list(pool.capacity)  # I9
+    pool.reset()
+
+
+ROWS = st.sampled_from([1, 2, 3, 4, 8, 16])
+
+
+@st.composite
+def schedules(draw):
+    page = draw(st.sampled_from([1, 2, 3, 4]))
+    width = draw(st.sampled_from([1, 2, 3, 4, 12, 16, 32]))
+    tiers = draw(st.sampled_from([(0, 0), (1, 0), (0, 3), (4, 0), (4, 4), (8, 2), (40, 0)]))
+    edges = [0, 1, page - 1, page, page + 1, 3 * page]
+    sizes = st.sampled_from(sorted(set(edges))).map(lambda rows: (3 * page + 1, rows))
+    steps = draw(st.lists(st.one_of(sizes, st.none()), max_size=10))
+    return (width, page, *tiers), steps
+
+
+# 10,000 schedules a run, in four kinds.
+EACH = settings(max_examples=2500, deadline=None, database=None)
+ORDERS = {"last first": lambda n: n - 1, "first first": lambda n: 0, "middle": lambda n: n // 2}
+
+
+@DEVICES
+@pytest.mark.parametrize("order", ORDERS)
+def test_schedules(device, order):
+    @EACH
+    @given(schedules())
+    def program(schedule):
+        options, steps = schedule
+        run(Checked(device, *options), steps, ORDERS[order])
+
+    program()
+
+
+@DEVICES
+def test_pipeline_schedules(device):
+    @EACH
+    @given(schedules(), st.integers(1, 4), st.integers(1, 6))
+    def program(schedule, depth, batches):
+        """1F1B: so many forwards, then one backward and one forward in turn."""
+        options, steps = schedule
+        pool = Checked(device, *options)
+        sizes = [step for step in steps if step is not None] or [(3, 2)]
+        for batch in range(batches):
+            pool.stash(*sizes[batch % len(sizes)])
+            if batch >= depth and pool.live:
+                pool.restore(0)
+        while pool.live:
+            pool.restore(0)
+
+    program()
+
+
+@DEVICES
+def test_the_ring_goes_round_many_times(device):
+    pool = Checked(device, 8, 4, 5, 0)
+    for i in range(200):  # I15
+        pool.stash(20, 1 + i % 20)
+        pool.restore(0)
+    assert pool.state()["head"][0] > 10 * 5
+
+
+@DEVICES
+@pytest.mark.parametrize(
+    ("rows", "error", "words"),
+    [(-1, NEGATIVE, "fewer than no rows"), (9, TOO_MANY, "more rows"), (8, USED_UP, "no tier")],
+)
+def test_counts_that_cannot_be(device, rows, error, words):
+    pool = PagePool(torch.device(device), 4, 4, 1, 0)
+    handle = pool.make_handle(8)
+    source = torch.ones(8, 4, dtype=torch.uint8, device=device)
+    pool.stash(handle, source, torch.tensor(rows, device=device))
+    status = pool.status()
+    assert status["errors"] == error
+    assert words in status["error_text"]
+    assert status["free"][0] == [0]
+    target = torch.zeros(8, 4, dtype=torch.uint8, device=device)
+    pool.restore(handle, target)
+    assert bool((target == 255).all())
+    pool.reset()
+    assert pool.status()["errors"] == 0
+
+
+@DEVICES
+def test_restored_twice_never_stashed_stale_and_stashed_twice(device):
+    def fresh():
+        return PagePool(torch.device(device), 4, 4, 4, 0)
+
+    data = torch.ones(4, 4, dtype=torch.uint8, device=device)
+    rows = torch.tensor(4, device=device)
+
+    pool = fresh()
+    handle = pool.make_handle(4)
+    pool.stash(handle, data, rows)
+    pool.restore(handle, data.clone())
+    before = pool.status()["free"]
+    pool.restore(handle, data.clone())
+    assert pool.status()["errors"] == NOT_STASHED
+    assert pool.status()["free"] == before
+
+    pool = fresh()
+    pool.restore(pool.make_handle(4), data.clone())
+    assert pool.status()["errors"] == NOT_STASHED
+
+    pool = fresh()
+    handle = pool.make_handle(4)
+    pool.stash(handle, data, rows)
+    pool.reset()
+    pool.restore(handle, data.clone())
+    assert pool.status()["errors"] == STALE
+    assert pool.status()["free"][0] == [0, 1, 2, 3]
+
+    pool = fresh()
+    handle = pool.make_handle(4)
+    pool.stash(handle, data, rows)
+    pool.stash(handle, data, rows)
+    assert pool.status()["errors"] == ALREADY
+    assert len(pool.status()["free"][0]) == 3
+
+
+@DEVICES
+def test_a_count_that_changes_meanwhile(device):
+    pool = PagePool(torch.device(device), 4, 4, 4, 0)
+    data = torch.randint(0, 256, (8, 4), dtype=torch.uint8, device=device)
+    rows = torch.tensor(5, device=device)
+    handle = pool.make_handle(8)
+    pool.stash(handle, data, rows)
+    rows.fill_(1)
+    found = torch.empty_like(data)
+    pool.restore(handle, found)
+    assert torch.equal(found[:5], data[:5])
+    assert bool((found[5:] == 0).all())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((0, 4, 1, 0), "row width must be at least one byte; it is 0"),
+        ((4, 0, 1, 0), "page size must be at least one row; it is 0"),
+        ((4, 4, -1, 0), "device pages must be at least 0; it is -1"),
+        ((4, 4, 1, -2), "host pages must be at least 0; it is -2"),
+    ],
+)
+def test_sizes_that_make_no_sense(options, message):
+    with pytest.raises(ValueError, match=message):
+        PagePool(torch.device("cpu"), *options)
+
+
+def test_tensors_that_do_not_fit():
+    pool = PagePool(torch.device("cpu"), 16, 4, 4, 0)
+    handle = pool.make_handle(8)
+    rows = torch.tensor(1)
+    good = torch.zeros(8, 4)
+    for tensor in (torch.zeros(8, 5), torch.zeros(7, 4), torch.zeros(4, 8).t(), torch.zeros(())):
+        with pytest.raises(ValueError, match="ebb:"):
+            pool.stash(handle, tensor, rows)
+    for count in (torch.tensor(1.0), torch.tensor([1, 2]), torch.tensor(1, dtype=torch.int32)):
+        with pytest.raises(ValueError, match="must be one int64"):
+            pool.stash(handle, good, count)
+    with pytest.raises(ValueError, match="not -1"):
+        pool.make_handle(-1)
+    assert pool.status()["errors"] == 0
+
+
+def test_other_devices():
+    with pytest.raises(NotImplementedError, match="CPU and CUDA, not for meta"):
+        PagePool(torch.device("meta"), 4, 4, 1)
+
+
+def test_speed_of_the_cpu():
+    """At least 0.7 of memcpy's bandwidth for rows of 4 KiB; the best of many."""
+    rows = 4096
+    data = torch.randint(0, 256, (rows, 4096), dtype=torch.uint8)
+    target = torch.empty_like(data)
+    pool = PagePool(torch.device("cpu"), 4096, 64, rows // 64)
+    count = torch.tensor(rows)
+    pages, plain = [], []
+    for _ in range(30):
+        handle = pool.make_handle(rows)
+        begin = time.perf_counter()
+        pool.stash(handle, data, count)
+        pool.restore(handle, target)
+        middle = time.perf_counter()
+        target.copy_(data)
+        data.copy_(target)
+        plain.append(time.perf_counter() - middle)
+        pages.append(middle - begin)
+    assert torch.equal(target, data)
+    assert min(plain) / min(pages) > 0.7
