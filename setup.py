@@ -36,6 +36,16 @@ def torch_release(torch: Path) -> str:
     return found.group(1)
 
 
+def forget_tools_that_are_gone(build: Path) -> None:
+    """pip builds with a ninja in a folder that it then removes; CMake's cache goes on naming it."""
+    cache = build / "CMakeCache.txt"
+    if cache.exists():
+        for line in cache.read_text().splitlines():
+            if line.startswith("CMAKE_MAKE_PROGRAM:") and not Path(line.split("=", 1)[1]).exists():
+                cache.unlink()
+                return
+
+
 class CMakeBuild(build_ext):
     def copy_extensions_to_source(self) -> None:
         """An editable install runs from the source tree: libebb and the build info go there too."""
@@ -66,6 +76,7 @@ class CMakeBuild(build_ext):
             f"-DEBB_SANITIZE={os.environ.get('EBB_SANITIZE', '')}",
             *os.environ.get("EBB_CMAKE_ARGS", "").split(),
         ]  # fmt: skip
+        forget_tools_that_are_gone(build)
         subprocess.run(configure, check=True)
         subprocess.run(["cmake", "--build", str(build)], check=True)
         subprocess.run(["cmake", "--install", str(build)], check=True)

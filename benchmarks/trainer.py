@@ -24,7 +24,7 @@ from report import environment_line, table
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "integration" / "transformers" / "train.py"
 CHECKPOINTED = "--gradient-checkpointing"
-BLOCKS = {"EBB_MODULES": "*.layers.?"}
+BLOCKS = {"EBB_MODULES": "*layers.*"}
 # Name: arguments of the script, and variables.
 WAYS: dict[str, tuple[list[str], dict[str, str]]] = {
     "plain": ([], {}),

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-MODULES = {"EBB": "recompute_all", "EBB_MODULES": "*layers.?"}
+MODULES = {"EBB": "recompute_all", "EBB_MODULES": "*layers.*"}
 CHECKPOINTS = {"EBB": "1"}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def _is_set(name: str) -> bool:
-    return os.environ.get(name, "0") not in ("", "0")
+    return os.environ.get(name, "").lower() not in ("", "0", "false", "no", "off")
 
 
 def start() -> None:

@@ -56,6 +56,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.script is None:
         parser.print_help()
         return 2
+    try:
+        _environment.policy_from(options.policy)
+    except (OSError, ValueError) as error:
+        parser.error(f"--policy {options.policy}: {error}")
     run(options)
     return 0
 

@@ -19,6 +19,7 @@ from ebb._modules import (
     number_modules,
     plain_name,
     unmark,
+    unnumber,
 )
 from ebb._policy import Policy
 from ebb._region import _check_policy, region, run_in_region
@@ -33,8 +34,11 @@ class RegionHandle:
         names: the fully qualified names of the modules that became regions.
     """
 
-    def __init__(self, modules: dict[str, torch.nn.Module]) -> None:
+    def __init__(
+        self, modules: dict[str, torch.nn.Module], numbered: list[torch.nn.Module]
+    ) -> None:
         self._modules: dict[str, torch.nn.Module] | None = modules
+        self._numbered = numbered  # modules that say when they run
         self.names = tuple(modules)
 
     def remove(self) -> None:
@@ -57,6 +61,7 @@ class RegionHandle:
             marks.region = None
             if marks.number == 0:
                 unmark(module)
+        unnumber(self._numbered)
         self._modules = None
 
     def __enter__(self) -> RegionHandle:
@@ -160,6 +165,5 @@ def apply(
         settings = (policy, name or type(module).__name__, escapes)
         mark(module).region = functools.partial(run_in_region, settings)
         log.info("%s (%s) is a region", name, type(module).__name__)
-    if modules_are_asked_for(policy._compiled):
-        number_modules(model)
-    return RegionHandle(chosen)
+    asked = modules_are_asked_for(policy._compiled)
+    return RegionHandle(chosen, number_modules(model) if asked else [])

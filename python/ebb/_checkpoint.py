@@ -68,16 +68,16 @@ def checkpoint(
         ValueError: a ``context_fn`` is given; ``escapes`` is unknown; or a tensor whose output is
             to be discarded is not recomputed.
 
-    Under ``torch.compile`` this calls ``torch.utils.checkpoint.checkpoint`` with the equivalent
-    selective policy, which torch's partitioner understands.
+    Under ``torch.compile`` this calls the function, and a warning says once that the compiler
+    decides what is kept; see :meth:`ebb.Policy.to_sac`.
 
     Example:
         >>> w = torch.ones(3, 3, requires_grad=True)
         >>> ebb.checkpoint(torch.mm, torch.ones(2, 3), w, use_reentrant=False).sum().backward()
     """
     if is_compiling():
-        kwargs["preserve_rng_state"] = preserve_rng_state
-        return _tracing.checkpoint(policy, function, *args, **kwargs)
+        _tracing.region_is_traced()
+        return function(*args, **kwargs)
     if not callable(function):
         raise TypeError(f"ebb: checkpoint runs a function; got {type(function).__name__}")
     if context_fn is not noop_context_fn:

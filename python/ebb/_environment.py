@@ -49,7 +49,7 @@ _ELSEWHERE = ("EBB_CUDA", "EBB_SANITIZE", "EBB_BUILD_DIR", "EBB_CMAKE_ARGS", "EB
 
 
 def _is_set(name: str) -> bool:
-    return os.environ.get(name, "0") not in ("", "0")
+    return os.environ.get(name, "").lower() not in ("", "0", "false", "no", "off")
 
 
 def _warn_of_unknown() -> None:
@@ -69,7 +69,7 @@ def policy_from(text: str) -> Policy:
         OSError: it is a file that cannot be read.
         ValueError: it is no policy.
     """
-    if text == "1":
+    if text.lower() in ("1", "true", "yes", "on"):
         return recompute_all
     if text.endswith(".toml") or os.path.isfile(text):
         return Policy.load(text)
@@ -97,8 +97,10 @@ def start() -> None:
 
     text = os.environ["EBB"]
     try:
+        if os.environ.get("EBB_VERIFY", "") not in ("", "0", "1", "demote"):
+            raise ValueError("EBB_VERIFY must be 0, 1 or demote")
         policy = policy_from(text)
         patterns = [p.strip() for p in os.environ.get("EBB_MODULES", "").split(",") if p.strip()]
         _takeover.install(policy, text, tuple(patterns))
     except Exception as error:
-        print(f"ebb is off: EBB={text}: {error}", file=sys.stderr)
+        print(f"ebb is off: EBB={text}: {str(error).removeprefix('ebb: ')}", file=sys.stderr)

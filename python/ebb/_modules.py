@@ -13,7 +13,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any
 
@@ -32,7 +32,17 @@ class Marks:
 
     region: Callable[..., Any] | None = None  # calls a function in a region, if it is to be one
     number: int = 0  # its name's, for rules that ask for modules; 0: nobody asks
+    asked_by: int = 0  # how many ask for that
     is_root: bool = False  # the numbers inside it were given by its names
+
+    def __copy__(self) -> Marks:
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Marks:
+        return replace(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Marks, ())
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self.number == 0 or is_compiling():
@@ -76,29 +86,43 @@ class _Forward:
 
 
 @contextmanager
-def _as_original(module: torch.nn.Module) -> Iterator[Marks]:
+def _as_original(module: torch.nn.Module) -> Iterator[Marks | None]:
     """Inside, the module is as if it had no marks."""
-    swapped, marks = type(module), module.__dict__.pop(_KEY)
+    swapped, marks = type(module), module.__dict__.pop(_KEY, None)
     module.__class__ = swapped._ebb_original  # type: ignore[attr-defined]
     try:
         yield marks
     finally:
         module.__class__ = swapped
-        module.__dict__[_KEY] = marks
+        if marks is not None:
+            module.__dict__[_KEY] = marks
 
 
 def _copied(module: torch.nn.Module, make: Callable[[torch.nn.Module], Any]) -> Any:
     swapped = type(module)
     with _as_original(module) as marks:
         twin = make(module)
-    if type(twin) is swapped._ebb_original:  # type: ignore[attr-defined]
+    if marks is not None and type(twin) is swapped._ebb_original:  # type: ignore[attr-defined]
         twin.__class__ = swapped
         twin.__dict__[_KEY] = copy.copy(marks)
     return twin
 
 
+def _reduce_subclass(module: Any, protocol: Any) -> Any:
+    swapped = next(kind for kind in type(module).__mro__ if "_ebb_original" in kind.__dict__)
+    reduced = super(swapped, module).__reduce_ex__(protocol)  # type: ignore[arg-type]
+    if isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], dict):
+        state = dict(reduced[2])
+        if _KEY in state:
+            state[_KEY] = copy.copy(state[_KEY])
+        reduced = (*reduced[:2], state, *reduced[3:])
+    return reduced
+
+
 def _reduce(module: Any, protocol: Any) -> Any:
     """A pickled model is of its original class, so it loads where ebb is not installed."""
+    if "_ebb_original" not in type(module).__dict__:  # somebody made a subclass of ours
+        return _reduce_subclass(module, protocol)
     with _as_original(module):
         reduced = module.__reduce_ex__(protocol)
         if isinstance(reduced, tuple) and len(reduced) > 2 and reduced[2] is module.__dict__:
@@ -233,16 +257,41 @@ def modules_are_asked_for(policy: Any) -> bool:
     return bool(policy.asks_for_modules()) or _C.is_reporting()
 
 
-def number_modules(root: torch.nn.Module) -> None:
+def number_modules_once(root: torch.nn.Module) -> None:
+    """As `number_modules`, if that has not been done for this root."""
+    marks = marks_of(root)
+    if marks is None or not marks.is_root:
+        number_modules(root)
+        mark(root).is_root = True
+
+
+def number_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
     """From now on the modules inside `root` say when they run, under their names in it.
 
     Modules that are added later are not noticed.
+
+    Returns:
+        The modules, for `unnumber`.
     """
-    marks = marks_of(root)
-    if marks is not None and marks.is_root:
-        return
+    numbered = []
     for name, module in root.named_modules():
         unmarkable = torch.jit.ScriptModule | torch._dynamo.OptimizedModule
         if not isinstance(module, unmarkable) and can_mark(module):
-            mark(module).number = _C.module_number(plain_name(name))
-    mark(root).is_root = True
+            marks = mark(module)
+            marks.number = _C.module_number(plain_name(name))
+            marks.asked_by += 1
+            numbered.append(module)
+    return numbered
+
+
+def unnumber(modules: list[torch.nn.Module]) -> None:
+    """Undoes `number_modules`, where nobody else asks and nobody has wrapped a module since."""
+    for module in modules:
+        marks = marks_of(module)
+        if marks is None:
+            continue
+        marks.asked_by -= 1
+        if marks.asked_by == 0:
+            marks.number = 0
+            if marks.region is None and can_unmark(module):
+                unmark(module)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from ebb import _C, _offload_twice, _tracing
 from ebb import policies as _policies
 from ebb._log import log
-from ebb._modules import modules_are_asked_for, number_modules
+from ebb._modules import modules_are_asked_for, number_modules_once
 from ebb._policy import Policy
 from ebb._subclasses import plain_tensors
 
@@ -68,9 +68,8 @@ class region:
     A context manager and a decorator. Regions nest: the outermost is the boundary of
     recomputation, inner ones change the policy and the name. They belong to the thread that
     enters them. Where saved-tensor hooks are disabled (``torch.func`` transforms) a region saves
-    nothing and warns once. Under ``torch.compile`` the policy of a decorated function goes to
-    torch's partitioner; in a with-block that is traced the compiler decides by itself what is kept,
-    and a warning says so once.
+    nothing and warns once. In a region that ``torch.compile`` traces the compiler decides by itself
+    what is kept, and a warning says so once.
 
     Args:
         policy: what happens to each op's outputs; default ``ebb.policies.recompute_all``.
@@ -128,7 +127,7 @@ class region:
         self._name = name
         self._compiled = None
         if is_compiling():
-            _tracing.block_is_traced()
+            _tracing.region_is_traced()
             return
         if name is not None and not isinstance(name, str):
             raise TypeError(f"ebb: name must be a str; got {type(name).__name__}")
@@ -140,7 +139,7 @@ class region:
             if not isinstance(root, torch.nn.Module):
                 raise TypeError(f"ebb: root must be a module; got {type(root).__name__}")
             if modules_are_asked_for(self._compiled):
-                number_modules(root)
+                number_modules_once(root)
 
     def __enter__(self) -> region:
         if self._compiled is None:
@@ -236,7 +235,6 @@ def _is_method(function: functools.partial[Any]) -> bool:
     return isinstance(function.args[0], torch.nn.Module)
 
 
-@_tracing.never_first_of_a_graph
 def run_in_region(
     settings: tuple[Policy | None, str | None, str],
     function: Callable[..., Any],
@@ -246,7 +244,8 @@ def run_in_region(
     """Call a function in a region of these settings, whose results it returns."""
     policy, name, escapes = settings
     if is_compiling():
-        return _tracing.checkpoint(policy, function, *args, **kwargs)
+        _tracing.region_is_traced()
+        return function(*args, **kwargs)
     with region(policy, name, escapes=escapes) as entered:
         results = function(*args, **kwargs)
         entered.returns(results)

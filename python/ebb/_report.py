@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from ebb import _C
+from ebb._names import ranges, template
 
 DECISIONS = {
     "saved": "kept on the device: the policy says so",
@@ -18,7 +18,7 @@ DECISIONS = {
     "recomputed": "dropped in the forward, made again in backward",
     "offloaded": "moved to host memory, fetched in backward",
     "escaped": "could be dropped, but the program (a cache, an attribute, an output) still held it",
-    "result": "not needed by backward; the program held it when the region ended",
+    "result": "held by the program when the region ended, and not for its backward",
     "copied": "a copy, made because a replay needs what a write was about to change",
     "outside": "made outside of the region (inputs, parameters) and held by whoever made it",
     "unneeded": "made again on the way to something else; held by nobody",
@@ -113,7 +113,7 @@ class Report:
         groups: dict[tuple[Any, ...], list[Row]] = {}
         for row in self.rows:
             key = (
-                *(_template(name) for name in (row.region, row.module)),
+                *(template(name) for name in (row.region, row.module)),
                 *(row.op, row.shape, row.dtype, row.decision, row.rule, row.reason),
             )
             groups.setdefault(key, []).append(row)
@@ -183,41 +183,20 @@ def check_path(path: Path) -> None:
         raise ValueError(f"ebb: a report is written to {', '.join(_SUFFIXES)}; got {str(path)!r}")
 
 
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-
-
-def _template(name: str) -> str:
-    return _NUMBER.sub("#", name)
-
-
 def _together(rows: list[Row]) -> Row:
     first = rows[0]
     if len(rows) == 1:
         return first
     return replace(
         first,
-        region=_ranges([row.region for row in rows]),
-        module=_ranges([row.module for row in rows]),
+        region=ranges([row.region for row in rows]),
+        module=ranges([row.module for row in rows]),
         count=sum(row.count for row in rows),
         bytes=sum(row.bytes for row in rows),
         replays=sum(row.replays for row in rows),
         replay_seconds=sum(row.replay_seconds for row in rows),
         layers=len({row.where for row in rows}),
     )
-
-
-def _ranges(names: list[str]) -> str:
-    """One name for names of one template: each number becomes the range of what it is."""
-    numbers = [[int(n) for n in _NUMBER.findall(name)] for name in names]
-    ranges = iter([_range(set(column)) for column in zip(*numbers, strict=True)])
-    return _NUMBER.sub(lambda _: next(ranges), names[0])
-
-
-def _range(numbers: set[int]) -> str:
-    least, most = min(numbers), max(numbers)
-    if len(numbers) == most - least + 1:
-        return str(least) if least == most else f"{least}-{most}"
-    return ",".join(str(n) for n in sorted(numbers))
 
 
 def reports() -> Iterator[Report]:
@@ -298,4 +277,8 @@ class record_reports:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None:
+            from ebb._report_files import note_error
+
+            note_error(error)
         _C.set_reporting(self._before)

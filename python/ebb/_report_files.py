@@ -17,6 +17,10 @@ from ebb._report import Report, check_path, latest, record_reports, reports
 from ebb._report_text import headline
 
 _TRACED_STEPS = 10
+_HINT = (
+    ". In a program that does not use ebb, set EBB, and EBB_MODULES if it does not call "
+    "torch.utils.checkpoint"
+)
 
 
 def rank() -> int:
@@ -53,7 +57,12 @@ def _write(report: str, trace: str) -> None:
     try:
         recorded = list(reports())
         last = latest(recorded)
-        if last is None or not last.rows:
+        if last is None:
+            if rank() == 0 and report:
+                print(
+                    f"ebb: no region was entered, so there is no report in {report}{_HINT}",
+                    file=sys.stderr,
+                )
             return
         if report:
             path = Path(report)
@@ -104,11 +113,16 @@ def observe_out_of_memory() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if _is_out_of_memory(error):
-            print_out_of_memory()
+        note_error(error)
         before(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def note_error(error: BaseException) -> None:
+    """Prints the report if that is what the program ends with."""
+    if _is_out_of_memory(error):
+        print_out_of_memory()
 
 
 def _observe_device() -> None:

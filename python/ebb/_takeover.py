@@ -27,7 +27,8 @@ from torch.utils.checkpoint import noop_context_fn
 from ebb import _from_sac
 from ebb._apply import select
 from ebb._log import log
-from ebb._modules import can_mark, mark, marks_of, modules_are_asked_for, number_modules
+from ebb._modules import can_mark, mark, marks_of, modules_are_asked_for, number_modules_once
+from ebb._names import in_ranges
 from ebb._policy import Policy
 from ebb._region import name_of, region, run_in_region
 
@@ -44,13 +45,17 @@ class _Taken:
 _taken = _Taken()
 
 
+def _is_first_process() -> bool:
+    return os.environ.get("RANK", "0") == "0" and multiprocessing.parent_process() is None
+
+
 def _announce() -> None:
     """One line, in the first process of the job, when something has been taken over."""
     if _taken.announced:
         return
     _taken.announced = True
     log.info("taken over: %s, modules %s", _taken.text, _taken.patterns)
-    if os.environ.get("RANK", "0") != "0" or multiprocessing.parent_process() is not None:
+    if not _is_first_process():
         return
     modules = f", modules {','.join(_taken.patterns)}" if _taken.patterns else ""
     print(
@@ -127,7 +132,13 @@ _LATER = hasattr(torch_checkpoint, "_checkpoint_without_reentrant_generator_impl
 _GENERATOR: types.FunctionType = getattr(
     torch_checkpoint, "_checkpoint_without_reentrant_generator" + ("_impl" if _LATER else "")
 )
-_is_traced = is_compiling
+
+
+def _is_traced() -> bool:
+    """Also while a graph that Dynamo made is traced, of which `is_compiling` knows in later torch."""
+    return is_compiling() or torch._guards.TracingContext.try_get() is not None
+
+
 # While torch.compile traces it is torch that makes tags of a policy.
 _TORCHS_CHECKPOINT, _TORCHS_GENERATOR = _copy_of(_CHECKPOINT), _copy_of(_GENERATOR)
 _KEYWORDS = {
@@ -225,6 +236,7 @@ def _ask(function: Any, known: dict[str, Policy], name: str) -> Iterator[None]:
 
 
 _seen: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
+_roots: list[weakref.ref[torch.nn.Module]] = []  # the models that were looked at
 _made: list[str] = []  # names of modules that became regions
 _hooks: list[Any] = []
 _STEPS = 2  # of an optimizer, after which every model of a job has run
@@ -250,12 +262,14 @@ def lightning_callback() -> Any:
 
 
 def _look_at(module: torch.nn.Module) -> None:
+    _roots.append(weakref.ref(module))
     for inner in module.modules():
         _seen[id(inner)] = inner
     assert _taken.policy is not None
     if modules_are_asked_for(_taken.policy._compiled):
-        number_modules(module)
+        number_modules_once(module)
     chosen = select(module, _taken.patterns)
+    before = len(_made)
     for name, inner in chosen.items():
         marked = [marks_of(m) for m in inner.modules()]
         if can_mark(inner) and all(marks is None or marks.region is None for marks in marked):
@@ -264,6 +278,11 @@ def _look_at(module: torch.nn.Module) -> None:
             mark(inner).region = functools.partial(run_in_region, settings)
             _made.append(name)
             log.info("%s (%s) is a region", name, type(inner).__name__)
+    made = _made[before:]
+    if made and _is_first_process():
+        names = ", ".join(dict.fromkeys(in_ranges(made)))
+        what = "module is a region" if len(made) == 1 else "modules are regions"
+        print(f"ebb: {len(made)} {what}: {names}", file=sys.stderr)
 
 
 def _on_optimizer_step(*_: Any) -> None:
@@ -272,10 +291,12 @@ def _on_optimizer_step(*_: Any) -> None:
         return
     _drop_hooks()
     if _taken.patterns and not _made:
-        names = sorted({name for m in _seen.values() for name, _ in m.named_modules() if name})
+        models = [model for model in (root() for root in _roots) if model is not None]
+        names = [name for model in models for name, _ in model.named_modules() if name]
+        shown = list(dict.fromkeys(in_ranges(names)))
         warnings.warn(
             f"ebb: EBB_MODULES={','.join(_taken.patterns)} matches no module. Modules are: "
-            f"{', '.join(names[:20])}{', ...' if len(names) > 20 else ''}",
+            f"{', '.join(shown[:20])}{', ...' if len(shown) > 20 else ''}",
             stacklevel=2,
         )
 
@@ -317,5 +338,6 @@ def remove() -> None:
     _drop_hooks()
     _taken.policy, _taken.announced = None, False
     _seen.clear()
+    _roots.clear()
     _made.clear()
     _policies.clear()

@@ -109,7 +109,10 @@ std::string normalisedOperatorName(const std::string& name) {
     return name;
   }
   const size_t dot = name.find('.');
-  return dot == std::string::npos ? name : name.substr(0, dot) + "::" + name.substr(dot + 1);
+  if (dot != std::string::npos) {
+    return name.substr(0, dot) + "::" + name.substr(dot + 1);
+  }
+  return isGlob(name) ? name : "aten::" + name;
 }
 
 std::vector<std::string> operatorsNamed(const std::string& pattern) {

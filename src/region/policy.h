@@ -120,7 +120,7 @@ class ActivePolicy final : public Decider {
 // the nearest names.
 std::vector<std::string> operatorsNamed(const std::string& pattern);
 
-// "aten.mm.default" and "aten::mm.default" both become the latter.
+// "aten.mm.default" and "aten::mm.default" both become the latter; "mm" becomes "aten::mm".
 std::string normalisedOperatorName(const std::string& name);
 
 }  // namespace ebb

@@ -34,7 +34,8 @@ Shelf& shelf() {
   return *instance;
 }
 
-constexpr size_t kMostPoints = 1000;  // of a timeline
+constexpr size_t kMostPoints = 1000;      // of a timeline
+constexpr size_t kMostSpans = 1'000'000;  // of a step
 
 const char* nameOf(Fate fate) {
   switch (fate) {
@@ -146,6 +147,9 @@ std::string textOf(const std::string* text) {
 Entry::~Entry() {
   std::lock_guard<std::mutex> lock(journal_->mutex_);
   line_.ended = journal_->now();
+  if (line_.fate == Fate::Unneeded && line_.replays == 0) {
+    journal_->unused_.push_back(&line_);
+  }
 }
 
 Journal::Journal(uint64_t step) : step_(step), start_(c10::getTime()) {
@@ -163,14 +167,23 @@ const std::string* Journal::intern(const std::string& text) {
 EntryPtr Journal::add(Line line) {
   line.made = now();
   std::lock_guard<std::mutex> lock(mutex_);
-  lines_.push_back(std::move(line));
-  return c10::make_intrusive<Entry>(shared_from_this(), lines_.back());
+  if (unused_.empty()) {
+    lines_.emplace_back();
+    unused_.push_back(&lines_.back());
+  }
+  Line& place = *unused_.back();
+  unused_.pop_back();
+  place = std::move(line);
+  return c10::make_intrusive<Entry>(shared_from_this(), place);
 }
 
 void Journal::add(const char* kind, const std::string& name, JournalTime start, size_t nbytes) {
   const JournalTime duration = now() - start;
   const uint64_t thread = std::hash<std::thread::id>()(std::this_thread::get_id());
   std::lock_guard<std::mutex> lock(mutex_);
+  if (spans_.size() == kMostSpans) {
+    return;  // a step without a backward may go on for ever
+  }
   spans_.push_back({kind, &*strings_.insert(name).first, start, duration, thread, nbytes});
 }
 

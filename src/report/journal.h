@@ -12,6 +12,7 @@
 #include <string>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "ebb/ebb.h"
 
@@ -110,6 +111,7 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   const int64_t start_;       // of the clock, in nanoseconds
   mutable std::mutex mutex_;  // guards what follows
   std::deque<Line> lines_;
+  std::vector<Line*> unused_;  // lines of values that nothing needed and nobody has any more
   std::deque<Span> spans_;
   std::unordered_set<std::string> strings_;
 };

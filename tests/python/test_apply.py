@@ -409,3 +409,45 @@ def test_a_class_that_compares_its_forward_with_its_own(subclass_later):
         assert "WrappedByItsBase" in ebb.stats()["regions"]
         if subclass_later:
             layer.__class__ = type(layer).__mro__[1]
+
+
+def test_a_copy_of_a_subclass_that_was_made_later():
+    model = Layer().double()
+    ebb.apply(model)
+    base = type(model)
+
+    def forward(self, x):
+        return super(patched, self).forward(x) * 3
+
+    patched = type("PatchedLayer", (base,), {"forward": forward})
+    model.__class__ = patched
+    model.eval()
+    x = torch.randn(2, 4).double()
+    for twin in (copy.deepcopy(model), copy.copy(model)):
+        assert type(twin) is type(model)
+        assert torch.equal(twin(x), model(x))
+        ebb.reset_stats()
+        twin(x)
+        assert ebb.stats()["total"]["entered"] == 1
+        assert ebb._modules.marks_of(twin) is not ebb._modules.marks_of(model)
+
+
+def test_an_instance_made_of_a_regions_class():
+    model = Layer()
+    ebb.apply(model)
+    other = type(model)().eval()
+    x = torch.randn(2, 4)
+    for twin in (copy.copy(other), copy.deepcopy(other), pickle.loads(pickle.dumps(other))):
+        assert torch.equal(twin(x), other(x))
+
+
+def test_remove_takes_the_numbers_of_modules_away_too():
+    model = Model()
+    rule = ebb.Policy([ebb.Rule("aten::addmm", ebb.SAVE, module="*mlp*")])
+    kinds = [type(m) for m in model.modules()]
+    first = ebb.apply(model, rule, "layers.0")
+    second = ebb.apply(model, rule, "layers.1")
+    first.remove()
+    assert any("_ebb_original" in type(m).__dict__ for m in model.modules())
+    second.remove()
+    assert [type(m) for m in model.modules()] == kinds

@@ -126,7 +126,7 @@ def test_modules(script):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ("2", "EBB=2: ebb: policy '2': '2' is no preset"),
+        ("2", "EBB=2: policy '2': '2' is no preset"),
         ("missing.toml", "No such file or directory: 'missing.toml'"),
         ("mm:keep", "'keep' is no decision"),
     ],

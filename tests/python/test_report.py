@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from exactness import same_bits
+from test_stats_and_leaks import resident_kib
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -457,7 +458,8 @@ def test_a_report_that_cannot_be_written_stops_nothing(tmp_path, name, message):
 
 def test_nothing_recorded_writes_nothing(tmp_path):
     run = run_program("import ebb", EBB_REPORT=str(tmp_path / "r.txt"))
-    assert (run.returncode, run.stderr) == (0, "")
+    assert run.returncode == 0
+    assert "no region was entered, so there is no report in" in run.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -469,6 +471,37 @@ with ebb.region(ebb.policies.save_all, "block"):
     y = x.sin().exp()
     torch.empty(1 << 60, dtype=torch.uint8)
 """
+
+
+def test_out_of_memory_under_a_with_block():
+    program = OUT_OF_MEMORY.replace("ebb.record_reports()\n", "").replace(
+        "with ebb.region", "with ebb.record_reports(), ebb.region"
+    )
+    assert run_program(program).stderr.count("ebb: out of memory") == 1
+
+
+def test_forwards_without_a_backward_do_not_pile_up():
+    x = torch.randn(8, 8)
+    with ebb.record_reports(), torch.no_grad():
+        for _ in range(3000):
+            with ebb.region():
+                x.sin().exp().cos()
+            if _ == 100:
+                before = resident_kib()
+    assert resident_kib() - before < 4096
+
+
+@pytest.mark.parametrize("names", [("#", "0"), ("a.07", "a.7"), ("9" * 5000, "1")])
+def test_names_that_look_like_templates(names):
+    x = torch.ones(4, 4, requires_grad=True)
+    with ebb.record_reports():
+        loss = 0
+        for name in names:
+            with ebb.region(name=name):
+                loss = loss + x.sin().exp().sum()
+        loss.backward()
+    assert {row.region for row in ebb.report().collapsed()} == set(names)
+    assert str(ebb.report())
 
 
 def test_out_of_memory():
