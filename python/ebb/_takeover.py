@@ -135,7 +135,7 @@ _GENERATOR: types.FunctionType = getattr(
 
 
 def _is_traced() -> bool:
-    """Also while a graph that Dynamo made is traced, of which `is_compiling` knows in later torch."""
+    """Also while a graph of Dynamo's is traced, of which only later torch tells `is_compiling`."""
     return is_compiling() or torch._guards.TracingContext.try_get() is not None
 
 
