@@ -271,8 +271,9 @@ struct Report {
   std::vector<ReportRow> rows;  // in order of first appearance
   std::vector<ReportPoint> timeline;
   std::vector<ReportSpan> spans;
-  uint64_t peakHeld = 0;   // of the timeline, in bytes
-  uint64_t peakEager = 0;  // likewise
+  std::vector<std::string> idleRules;  // that decided on nothing, in words
+  uint64_t peakHeld = 0;               // of the timeline, in bytes
+  uint64_t peakEager = 0;              // likewise
 };
 
 // Records reports of the last so many steps; 0 is off, as at the start. Gives the number before.

@@ -75,6 +75,7 @@ class Report:
     Attributes:
         step: its number, as in :func:`ebb.stats`.
         rows: a :class:`Row` for each kind of storage; each storage is in one row.
+        idle_rules: rules that decided on nothing, in words.
         peak_held: the most bytes that were held for backward at a time.
         peak_eager: the most that eager would have held for backward.
         timeline: tuples of seconds since the step began, bytes held for backward, and bytes that
@@ -86,6 +87,7 @@ class Report:
 
     step: int
     rows: tuple[Row, ...]
+    idle_rules: tuple[str, ...]
     peak_held: int
     peak_eager: int
     timeline: tuple[tuple[float, int, int], ...] = field(repr=False)
@@ -127,6 +129,7 @@ class Report:
             "peak_eager": self.peak_eager,
             "held": self.held,
             "totals": self.totals,
+            "idle_rules": self.idle_rules,
             "rows": [asdict(row) for row in self.rows],
             "timeline": self.timeline,
         }
@@ -204,7 +207,8 @@ def reports() -> Iterator[Report]:
     for found in _C.reports():
         rows = tuple(Row(**row) for row in found.pop("rows"))
         timeline, spans = tuple(found.pop("timeline")), tuple(found.pop("spans"))
-        yield Report(rows=rows, timeline=timeline, spans=spans, **found)
+        idle_rules = tuple(found.pop("idle_rules"))
+        yield Report(rows=rows, idle_rules=idle_rules, timeline=timeline, spans=spans, **found)
 
 
 def latest(all_steps: Iterable[Report]) -> Report | None:

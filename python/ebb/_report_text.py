@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ebb._report import Report, Row
 
+_MOST_RULES = 5  # that are shown
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -47,6 +48,10 @@ def text(report: Report, most: int) -> str:
     lines += _table(header, [_cells(row) for row in rows[:most]])
     if len(rows) > most:
         lines.append(f"... and {len(rows) - most} more; report.text(rows=...) shows them")
+    if report.idle_rules:
+        shown = "; ".join(report.idle_rules[:_MOST_RULES])
+        more = len(report.idle_rules) - _MOST_RULES
+        lines += ["", f"decided on nothing: {shown}" + (f"; and {more} more" if more > 0 else "")]
     return "\n".join(lines)
 
 

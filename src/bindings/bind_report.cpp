@@ -99,6 +99,7 @@ py::dict toDict(const Report& report) {
   dict["rows"] = rows;
   dict["timeline"] = timeline;
   dict["spans"] = spans;
+  dict["idle_rules"] = report.idleRules;
   dict["peak_held"] = report.peakHeld;
   dict["peak_eager"] = report.peakEager;
   return dict;

@@ -325,7 +325,7 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   }
   value->rule = verdict->rule;
   if (value->entry) {
-    const std::string* rule = graph_->journal->intern(decider_->ruleInWords(value->rule));
+    const std::string* rule = graph_->journal->ruleThatDecided(decider_->ruleInWords(value->rule));
     value->entry->update([&](Line& line) { line.rule = rule; });
   }
   const bool wasKept = value->keep;

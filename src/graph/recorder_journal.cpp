@@ -13,7 +13,7 @@ namespace ebb {
   line.region = journal.intern(graph_->names[region_]);
   line.module = journal.intern(decider_->module());
   line.op = journal.intern(op);
-  line.rule = value.born ? journal.intern(decider_->ruleInWords(value.rule)) : nullptr;
+  line.rule = value.born ? journal.ruleThatDecided(decider_->ruleInWords(value.rule)) : nullptr;
   line.reason = reason;
   line.dtype = tensor.scalar_type();
   line.sizes = tensor.sizes();

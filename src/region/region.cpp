@@ -14,6 +14,7 @@
 #include "graph/recorder.h"
 #include "intercept/install.h"
 #include "region/engine.h"
+#include "region/explain.h"
 #include "region/python_support.h"
 #include "region/verify_mode.h"
 #include "report/ledger.h"
@@ -87,6 +88,11 @@ class ThreadRegions {
     const uint16_t region = nameIndex(*recorder_.graph(), name);
     const JournalPtr& journal = recorder_.graph()->journal;
     const JournalTime now = journal ? journal->now() : 0;
+    if (journal && journal->isNewPolicy(policy)) {
+      for (size_t rule = 0; rule < policy->rules().size(); ++rule) {
+        journal->addRule(ruleInWords(*policy, static_cast<uint16_t>(rule)));
+      }
+    }
     frames_.push_back({id, std::move(name), ActivePolicy(std::move(policy)), {}, now, hookDepth()});
     frames_.back().counters.entered = 1;
     regionOf_.push_back(region);

@@ -164,6 +164,24 @@ const std::string* Journal::intern(const std::string& text) {
   return &*strings_.insert(text).first;
 }
 
+const std::string* Journal::ruleThatDecided(const std::string& text) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return *decidingRules_.insert(&*strings_.insert(text).first).first;
+}
+
+bool Journal::isNewPolicy(std::shared_ptr<const void> policy) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return policies_.insert(std::move(policy)).second;
+}
+
+void Journal::addRule(const std::string& text) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const std::string* rule = &*strings_.insert(text).first;
+  if (std::find(rules_.begin(), rules_.end(), rule) == rules_.end()) {
+    rules_.push_back(rule);
+  }
+}
+
 EntryPtr Journal::add(Line line) {
   line.made = now();
   std::lock_guard<std::mutex> lock(mutex_);
@@ -237,6 +255,11 @@ Report Journal::report() const {
     row.replaySeconds += static_cast<double>(line.replayTime) * 1e-9;
   }
   timeline.writeTo(report);
+  for (const std::string* rule : rules_) {
+    if (decidingRules_.count(rule) == 0) {
+      report.idleRules.push_back(*rule);
+    }
+  }
   for (const Span& span : spans_) {
     report.spans.push_back(
         {span.kind,

@@ -9,6 +9,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -100,6 +101,15 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   // A string that lives as long as the journal.
   const std::string* intern(const std::string& text);
 
+  // Likewise, of a rule that has decided on something.
+  const std::string* ruleThatDecided(const std::string& text);
+
+  // Whether nobody has asked for this policy before. It lives as long as the journal.
+  bool isNewPolicy(std::shared_ptr<const void> policy);
+
+  // A rule that a policy has, in words.
+  void addRule(const std::string& text);
+
   EntryPtr add(Line line);
   void add(const char* kind, const std::string& name, JournalTime start, size_t nbytes = 0);
 
@@ -114,6 +124,9 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   std::vector<Line*> unused_;  // lines of values that nothing needed and nobody has any more
   std::deque<Span> spans_;
   std::unordered_set<std::string> strings_;
+  std::set<std::shared_ptr<const void>> policies_;
+  std::vector<const std::string*> rules_;       // of all policies
+  std::set<const std::string*> decidingRules_;  // those that decided on something
 };
 
 template <class Change>
