@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,9 @@ from environment import environment, quick, slug
 from report import environment_line, table
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "integration"))
+from unchanged_script import run  # noqa: E402
+
 SCRIPT = ROOT / "integration" / "transformers" / "train.py"
 CHECKPOINTED = "--gradient-checkpointing"
 BLOCKS = {"EBB_MODULES": "*layers.*"}
@@ -35,26 +36,11 @@ WAYS: dict[str, tuple[list[str], dict[str, str]]] = {
 }
 
 
-def run(arguments: list[str], variables: dict[str, str]) -> dict[str, Any]:
-    env = {key: value for key, value in os.environ.items() if not key.startswith("EBB")}
-    # Large blocks are mapped one by one, so that resident memory is what is held.
-    env |= {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "OMP_NUM_THREADS": "1"} | variables
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(SCRIPT), *arguments],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def measure(rounds: int, steps: int) -> list[dict[str, Any]]:
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
     for _ in range(rounds):
         for name, (arguments, variables) in WAYS.items():
-            found[name].append(run([*arguments, "--steps", str(steps)], variables))
+            found[name].append(run(SCRIPT, *arguments, "--steps", str(steps), **variables))
     plain = found["plain"][0]
     return [
         {

@@ -10,13 +10,14 @@ import sys
 from typing import Any
 
 
-def _is_set(name: str) -> bool:
+def is_set(name: str) -> bool:
+    """Whether a variable asks for something."""
     return os.environ.get(name, "").lower() not in ("", "0", "false", "no", "off")
 
 
 def start() -> None:
     """Imports ebb if the variable EBB asks for it. Raises nothing: `import torch` goes on."""
-    if not _is_set("EBB") or _is_set("EBB_DISABLE"):
+    if not is_set("EBB") or is_set("EBB_DISABLE"):
         return
     if "ebb" in sys.modules:
         return  # it is being imported, and looks at the variables itself

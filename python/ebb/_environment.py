@@ -8,6 +8,8 @@ import warnings
 from difflib import get_close_matches
 from typing import NamedTuple
 
+from _ebb_autoload import is_set
+
 from ebb._policy import Policy
 from ebb.policies import recompute_all
 
@@ -48,8 +50,10 @@ VARIABLES = {
 _ELSEWHERE = ("EBB_CUDA", "EBB_SANITIZE", "EBB_BUILD_DIR", "EBB_CMAKE_ARGS", "EBB_TEST_")
 
 
-def _is_set(name: str) -> bool:
-    return os.environ.get(name, "").lower() not in ("", "0", "false", "no", "off")
+def rank() -> int:
+    """Of this process in its job; 0 if it is alone."""
+    value = os.environ.get("RANK", "0")
+    return int(value) if value.isdigit() else 0
 
 
 def _warn_of_unknown() -> None:
@@ -91,7 +95,7 @@ def start() -> None:
     """Does what the variables say; when ebb is imported, once per process."""
     _warn_of_unknown()
     _start_reports()
-    if not _is_set("EBB") or _is_set("EBB_DISABLE"):
+    if not is_set("EBB") or is_set("EBB_DISABLE"):
         return
     from ebb import _takeover
 

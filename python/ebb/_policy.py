@@ -12,7 +12,7 @@ import torch
 from torch.compiler import is_compiling
 
 from ebb import _C
-from ebb._decision import OFFLOAD, RECOMPUTE, SAVE, Decision
+from ebb._decision import RECOMPUTE, SAVE, Decision
 from ebb._sac import qualified_name, sac_context_fn
 from ebb._sizes import Bytes, number_of_bytes
 from ebb._subclasses import plain_tensors
@@ -203,20 +203,18 @@ class Policy:
             int(_check_decision(default, "default")),
             int(_check_decision(inputs, "inputs")),
         )
-        self._compiled_is_set()
+        self._sac_context_fn = sac_context_fn(self)  # made here: Dynamo cannot trace its making
 
     @classmethod
     def _from_compiled(cls, compiled: _C.Policy) -> Policy:
         policy = cls.__new__(cls)
         policy._compiled = compiled
-        policy._compiled_is_set()
+        policy._sac_context_fn = sac_context_fn(policy)
         return policy
 
-    def _compiled_is_set(self) -> None:
-        self._sac_context_fn = sac_context_fn(self)  # made here: Dynamo cannot trace its making
-        decisions = {rule.decision for rule in self.rules} | {self.inputs}
-        decisions |= {default for _, default in self._parts()}
-        self._offloads = OFFLOAD in decisions
+    @functools.cached_property
+    def _offloads(self) -> bool:
+        return self._compiled.offloads()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ebb import _C
+from ebb._environment import rank
 from ebb._report import Report, check_path, latest, record_reports, reports
 from ebb._report_text import headline
 
@@ -21,12 +22,6 @@ _HINT = (
     ". In a program that does not use ebb, set EBB, and EBB_MODULES if it does not call "
     "torch.utils.checkpoint"
 )
-
-
-def rank() -> int:
-    """Of this process in its job; 0 if it is alone."""
-    value = os.environ.get("RANK", "0")
-    return int(value) if value.isdigit() else 0
 
 
 def start(report: str, trace: str) -> None:

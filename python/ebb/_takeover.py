@@ -10,7 +10,6 @@ import functools
 import importlib
 import inspect
 import multiprocessing
-import os
 import sys
 import types
 import warnings
@@ -26,6 +25,7 @@ from torch.utils.checkpoint import noop_context_fn
 
 from ebb import _from_sac
 from ebb._apply import select
+from ebb._environment import rank
 from ebb._log import log
 from ebb._modules import can_mark, mark, marks_of, modules_are_asked_for, number_modules_once
 from ebb._names import in_ranges
@@ -46,7 +46,7 @@ _taken = _Taken()
 
 
 def _is_first_process() -> bool:
-    return os.environ.get("RANK", "0") == "0" and multiprocessing.parent_process() is None
+    return rank() == 0 and multiprocessing.parent_process() is None
 
 
 def _announce() -> None:

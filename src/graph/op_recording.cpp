@@ -53,13 +53,12 @@ void OpRecording::run() {
     verdict_.perResult = 0;
   }
   scanArguments();
-  const bool replayable = recordable_ && !op_.uninitialised &&
-                          (!op_.neverReplayed || verdict_.forced) && isTrusted(verdict_) &&
-                          writesCanBeReplayed();
-  if (replayable) {
+  obstacle_ = findObstacle();
+  if (obstacle_ == nullptr) {
     makeRecipe();
     if (readsOpaque_) {
       recipe_.reset();  // what the op saw is not known
+      obstacle_ = "it read what ebb.opaque said was being written";
     }
   }
   if (!writes_.empty()) {
@@ -82,6 +81,22 @@ void OpRecording::lockAgain() {
   if (!lock_.owns_lock()) {
     lock_.lock();
   }
+}
+
+const char* OpRecording::findObstacle() const {
+  if (!recordable_) {
+    return "an argument is sparse, nested, of MKL-DNN or a class of its own";
+  }
+  if (op_.uninitialised) {
+    return "what fills it may not be seen";
+  }
+  if (op_.neverReplayed && !verdict_.forced) {
+    return "the operator is never run again; a rule with force=True would";
+  }
+  if (!isTrusted(verdict_)) {
+    return "not one of torch's operators, and no rule names it";
+  }
+  return writesCanBeReplayed() ? nullptr : "it wrote to memory that was not made in the region";
 }
 
 // Note [Operators from elsewhere]
@@ -412,28 +427,11 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
       value, tensor, op_.name, wanted && !can ? whyNotRecomputed(value, tensor) : nullptr);
 }
 
+// For a result without a recipe, or one that is kept though it has one.
 [[gnu::cold]] const char* OpRecording::whyNotRecomputed(
     const Value& value, const at::Tensor& tensor) const {
-  if (op_.demoted.load(std::memory_order_relaxed)) {
-    return "verify mode found that running it again gives other bits";
-  }
-  if (!recordable_) {
-    return "an argument is sparse, nested, of MKL-DNN or a class of its own";
-  }
-  if (op_.uninitialised) {
-    return "what fills it may not be seen";
-  }
-  if (op_.neverReplayed && !verdict_.forced) {
-    return "the operator is never run again; a rule with force=True would";
-  }
-  if (!isTrusted(verdict_)) {
-    return "not one of torch's operators, and no rule names it";
-  }
-  if (!writesCanBeReplayed()) {
-    return "it wrote to memory that was not made in the region";
-  }
-  if (readsOpaque_) {
-    return "it read what ebb.opaque said was being written";
+  if (obstacle_ != nullptr) {
+    return obstacle_;
   }
   if (offCpu_ && tensor.is_cpu()) {
     return "it came from the device to the CPU";

@@ -59,6 +59,7 @@ class OpRecording {
   bool isTrusted(const Verdict& verdict) const;
   Verdict verdictOn(const at::Tensor& result) const;
   void noteMade(Value& value, const at::Tensor& tensor, const Verdict& verdict);
+  const char* findObstacle() const;
   const char* whyNotRecomputed(const Value& value, const at::Tensor& tensor) const;
   void recordWrites();
   void recordOutputs();
@@ -74,6 +75,7 @@ class OpRecording {
   bool training_ = true;                         // the value of OpTraits::trainingArgument
   bool recordable_ = true;                       // every tensor argument can be held by a recipe
   bool readsOpaque_ = false;                     // see Note [Opaque writes]
+  const char* obstacle_ = nullptr;               // why it cannot be run again; null if it can
   bool offCpu_ = false;                          // some tensor argument is on a device
   uint32_t shapeCount_ = 0;                      // see Note [A recipe is one block]
   const c10::IValue* results_ = nullptr;         // once the op ran

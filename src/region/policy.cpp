@@ -171,6 +171,13 @@ bool Policy::asksForModules() const {
   });
 }
 
+bool Policy::offloads() const {
+  const auto sends = [](Decision decision) { return decision == Decision::Offload; };
+  return sends(inputs_) ||
+         std::any_of(rules_.begin(), rules_.end(), [&](auto& r) { return sends(r.decision); }) ||
+         std::any_of(parts_.begin(), parts_.end(), [&](auto& p) { return sends(p.fallback); });
+}
+
 const Policy::Candidates& Policy::candidates(const OpTraits& op) const {
   if (op.index < kTableSize) {
     if (const auto* known = table_[op.index].load(std::memory_order_acquire)) {

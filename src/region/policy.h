@@ -48,6 +48,9 @@ class EBB_API Policy {
   // Whether some rule asks for the module that runs.
   bool asksForModules() const;
 
+  // Whether anything may leave the device.
+  bool offloads() const;
+
   // The rules that can match one operator, in order, each part ending with one that always does.
   struct Candidate {
     Verdict verdict;

@@ -6,6 +6,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
 import torch
 
@@ -68,6 +69,11 @@ def disk_tier() -> Iterator[None]:
             yield
         finally:
             ebb.offload.configure(**before)
+
+
+def resident_kib() -> int:
+    """Memory of this process that is in RAM."""
+    return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
 
 
 def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:

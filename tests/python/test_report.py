@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exactness import same_bits
-from test_stats_and_leaks import resident_kib
+from exactness import resident_kib, same_bits
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 

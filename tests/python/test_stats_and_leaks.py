@@ -6,11 +6,10 @@ import gc
 import threading
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 import torch
-from exactness import POLICIES, assert_exact
+from exactness import POLICIES, assert_exact, resident_kib
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import gelu
@@ -61,10 +60,6 @@ def test_reset():
     assert stats["regions"] == {}
     assert stats["step"] == 0
     assert set(stats["total"].values()) == {0}
-
-
-def resident_kib() -> int:
-    return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
 
 
 @pytest.mark.parametrize("policy", ["recompute_all", "save_matmuls", "torchtitan", "save_all"])
