@@ -31,7 +31,7 @@ enum class Decision : uint8_t {
   Save,       // keep the bytes, if anything will need them
   Recompute,  // drop the bytes and run the op again in backward
   Offload,    // move the bytes to pinned host memory
-  Page,       // move the live rows to a page pool on the device; not built yet
+  Page,       // move the live rows to a page pool on the device; needs markRows
 };
 
 // One line of a policy: it matches a result if all that it says holds.
@@ -53,9 +53,8 @@ class Policy;
 using PolicyPtr = std::shared_ptr<const Policy>;
 
 // An ordered list of rules, the first that matches an op decides, and a default. Throws
-// c10::ValueError for a rule that names no registered operator, giving the nearest names, and
-// c10::NotImplementedError for a decision that is not built yet. `inputs` is for what a region
-// reads and another autograd function computed: Save or Offload.
+// c10::ValueError for a rule that names no registered operator, giving the nearest names. `inputs`
+// is for what a region reads and another autograd function computed: Save, Offload or Page.
 EBB_API PolicyPtr makePolicy(
     std::vector<Rule> rules,
     Decision fallback = Decision::Recompute,
@@ -137,6 +136,14 @@ class EBB_API ReplayMismatch : public c10::Error {
   using Error::Error;
 };
 
+// Says that of `tensor` only the first rows live: `rows` is one integer on the tensor's device, or
+// counts whose sum it is. What is in the other rows must not matter to anything that the program
+// computes. Operators of the region that keep rows apart pass it on to their results; values with
+// the decision Page are paged if it has reached them. Nothing outside of regions. Throws
+// c10::ValueError if the tensor's rows do not follow each other in a storage of its own, or if
+// `rows` cannot be, where that is known on the host; c10::TypeError if it is no integer.
+EBB_API void markRows(const at::Tensor& tensor, const at::Tensor& rows);
+
 // Marks a write that torch does not see, to any of `tensors`, from construction to destruction: a
 // raw kernel, a C library. Needed for tensors that were computed in the region or that recipes
 // read; not for a result of `empty` or `zeros` that is filled before torch reads it.
@@ -186,6 +193,76 @@ struct OffloadStats {
 
 EBB_API OffloadStats offloadStats();
 
+// What happens when a page pool has no room: the gradients of the step then are of no use.
+enum class PageOverflowMode : uint8_t {
+  Deferred,  // pagingStepOk() tells; until then nobody waits
+  Blocking,  // throws PageOverflow in the step; the host waits for each stash
+  Assert,    // asserts on the device
+};
+
+// What dead rows come back as.
+enum class DeadRows : uint8_t {
+  Zero,
+  Nan,   // zeros in tensors that have no NaN
+  None,  // whatever is in fresh memory
+};
+
+// How values with the decision Page move.
+struct PagingSettings {
+  int64_t pageRows = 64;          // rows of a page
+  double headroom = 1.1;          // of a pool, over what the recorded step needed
+  double hostHeadroom = 0;        // likewise, of its second tier in pinned memory
+  size_t deviceLimit = SIZE_MAX;  // most bytes of all pools of a device
+  PageOverflowMode overflow = PageOverflowMode::Deferred;
+  DeadRows deadRows = DeadRows::Zero;
+  int32_t prefetch = -1;  // layers whose pages come back ahead: 0 or 1; -1: 1 on accelerators only
+};
+
+// For the whole process, from the next pool on. Throws c10::ValueError for what makes no sense.
+EBB_API void configurePaging(const PagingSettings& settings);
+EBB_API PagingSettings pagingSettings();
+
+// Whether the gradients of the step are good; see PageOverflowMode. Waits for the pools. If they
+// are not, the next step runs unpaged and larger pools are made after it.
+EBB_API bool pagingStepOk();
+
+// Thrown in blocking mode. In Python it is ebb.PageOverflowError.
+class EBB_API PageOverflow : public c10::Error {
+ public:
+  using Error::Error;
+};
+
+// One page pool.
+struct PagePoolStats {
+  std::string device;
+  at::ScalarType dtype = at::ScalarType::Byte;
+  int64_t rowBytes = 0;
+  int64_t pageRows = 0;
+  int64_t devicePages = 0;
+  int64_t hostPages = 0;
+  bool isStack = false;  // rows are given back in the reverse order, so no table is needed
+  uint64_t bytes = 0;    // on the device
+};
+
+// What the paging engine did since the start of the process, and what it has now.
+struct PagingStats {
+  uint64_t steps = 0;          // that stashed anything, or that the user bracketed
+  uint64_t recordedSteps = 0;  // of those, without pools
+  uint64_t overflows = 0;      // steps that found too little room
+  uint64_t spilledSteps = 0;   // of those that were asked about, with rows in the second tier
+  uint64_t stashed = 0;        // values
+  uint64_t resident = 0;       // values that stayed, since their backward came next
+  uint64_t stashes = 0;        // values that are away, now
+  uint64_t paddedBytes = 0;    // of the recorded step: held at a time, with dead rows
+  uint64_t liveBytes = 0;      // likewise, without
+  uint64_t poolBytes = 0;      // now, on devices
+  uint64_t hostPoolBytes = 0;  // now, in pinned memory
+  std::vector<PagePoolStats> pools;
+  std::vector<std::string> schedule;  // of the recorded step
+};
+
+EBB_API PagingStats pagingStats();
+
 // One region's counts, or a sum of them. Bytes count each storage once.
 struct RegionCounters {
   uint64_t entered = 0;         // times the region was entered
@@ -197,6 +274,8 @@ struct RegionCounters {
   uint64_t bytesCopied = 0;     // copied before a write, because a recipe still needed them
   uint64_t bytesOffloaded = 0;  // sent to the host
   uint64_t bytesFellBack = 0;   // to be offloaded, but kept or recomputed for want of host memory
+  uint64_t bytesPaged = 0;      // of storages whose live rows went to pages
+  uint64_t bytesNotPaged = 0;   // to be paged, but kept: which rows live is not known
   uint64_t bytesEscaped = 0;    // could be recomputed, but held by others when the region ended
 
   EBB_API RegionCounters& operator+=(const RegionCounters& other);

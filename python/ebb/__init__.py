@@ -19,10 +19,11 @@ except ModuleNotFoundError:
     _built = None  # type: ignore[assignment]
 _check(_built, _torch.__version__)
 
-from ebb import _environment, offload, policies  # noqa: E402
+from ebb import _environment, offload, paging, policies  # noqa: E402
 from ebb._apply import RegionHandle, apply  # noqa: E402
 from ebb._checkpoint import checkpoint  # noqa: E402
 from ebb._decision import OFFLOAD, PAGE, RECOMPUTE, SAVE, Decision  # noqa: E402
+from ebb._mark_rows import mark_rows  # noqa: E402
 from ebb._opaque import opaque  # noqa: E402
 from ebb._placeholder import PlaceholderError, discard, discardable  # noqa: E402
 from ebb._policy import Policy, Rule, checkpoint_name  # noqa: E402
@@ -31,6 +32,7 @@ from ebb._report import Report, record_reports, report  # noqa: E402
 from ebb._share_storage import share_storage  # noqa: E402
 from ebb._stats import reset_stats, stats  # noqa: E402
 from ebb._verify import ReplayMismatch, verify  # noqa: E402
+from ebb.paging import PageOverflowError  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -40,6 +42,7 @@ __all__ = [
     "RECOMPUTE",
     "SAVE",
     "Decision",
+    "PageOverflowError",
     "PlaceholderError",
     "Policy",
     "RegionHandle",
@@ -51,8 +54,10 @@ __all__ = [
     "checkpoint_name",
     "discard",
     "discardable",
+    "mark_rows",
     "offload",
     "opaque",
+    "paging",
     "policies",
     "record_reports",
     "region",

@@ -16,7 +16,7 @@ from ebb import _C, _environment
 
 def describe() -> str:
     """What a bug report should hold."""
-    features = ["SAVE", "RECOMPUTE", "OFFLOAD"]
+    features = ["SAVE", "RECOMPUTE", "OFFLOAD", "PAGE"]
     return "\n".join(
         [
             f"ebb {ebb.__version__}",

@@ -18,7 +18,7 @@ class Decision(enum.IntEnum):
     OFFLOAD = 2
     """Move the bytes to pinned host memory, in the shadow of compute. See :mod:`ebb.offload`."""
     PAGE = 3
-    """Move the live rows to a page pool on the device. Not built yet."""
+    """Move the live rows to a page pool on the device. See :mod:`ebb.paging`."""
 
 
 SAVE = Decision.SAVE

@@ -44,6 +44,17 @@ VARIABLES = {
     "EBB_OFFLOAD_KEEP_LAST": Variable("number", "0", "the last values stay on the device"),
     "EBB_OFFLOAD_DISK": Variable("folder", "none", "the disk tier's"),
     "EBB_OFFLOAD_DISK_LIMIT": Variable("size", "64GiB", "most on disk"),
+    "EBB_PAGING_PAGE_ROWS": Variable("number", "64", "rows of a page"),
+    "EBB_PAGING_HEADROOM": Variable(
+        "factor", "1.1", "size of a page pool, over what a step needed"
+    ),
+    "EBB_PAGING_HOST_HEADROOM": Variable("factor", "0", "likewise, of its tier in pinned memory"),
+    "EBB_PAGING_DEVICE_LIMIT": Variable("size", "none", "most bytes of page pools on a device"),
+    "EBB_PAGING_OVERFLOW": Variable(
+        "`deferred`, `blocking` or `assert`", "deferred", "what happens if a pool has no room"
+    ),
+    "EBB_PAGING_DEAD_ROWS": Variable("`zero`, `nan` or `none`", "zero", "what dead rows become"),
+    "EBB_PAGING_PREFETCH": Variable("`-1`, `0` or `1`", "-1", "layers that come back ahead"),
     "EBB_OFFLOAD_STATIC": Variable("`0` or `1`", "0", "for CUDA graphs"),
 }
 # Read when ebb is built or tested.

@@ -12,7 +12,7 @@ import torch
 from torch.compiler import is_compiling
 
 from ebb import _C
-from ebb._decision import RECOMPUTE, SAVE, Decision
+from ebb._decision import OFFLOAD, RECOMPUTE, SAVE, Decision
 from ebb._sac import qualified_name, sac_context_fn
 from ebb._sizes import Bytes, number_of_bytes
 from ebb._subclasses import plain_tensors
@@ -170,13 +170,13 @@ class Policy:
         rules: a mapping from operators to decisions, in order, or a sequence of :class:`Rule`.
         default: the decision for operators that no rule matches.
         inputs: the decision for what a region reads and another autograd function computed: the
-            activations between blocks. SAVE or OFFLOAD.
+            activations between blocks. SAVE, OFFLOAD, or PAGE for those
+            that :func:`ebb.mark_rows` has marked.
 
     Raises:
         TypeError: a decision or an operator has the wrong type.
         ValueError: a rule matches no registered operator; the message gives the nearest names. Or
-            the conditions of a rule exclude each other. Or ``inputs`` is neither SAVE nor OFFLOAD.
-        NotImplementedError: a decision is PAGE, which is not built yet.
+            the conditions of a rule exclude each other. Or ``inputs`` is RECOMPUTE.
 
     Example:
         >>> policy = ebb.Policy({"aten::mm": ebb.SAVE, "aten::_scaled_dot_product_*": ebb.SAVE})
@@ -214,7 +214,7 @@ class Policy:
 
     @functools.cached_property
     def _offloads(self) -> bool:
-        return self._compiled.offloads()
+        return self._compiled.gives(int(OFFLOAD))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
@@ -235,9 +235,9 @@ class Policy:
     def to_sac(self) -> Callable[[], Any]:
         """The policy for torch's selective activation checkpointing, also under torch.compile.
 
-        OFFLOAD means SAVE there. Rules with ``every`` and ``nth`` count calls per checkpointed
-        function. Rules that ask for modules, names, sizes or dtypes match nothing, and a warning
-        says so once.
+        OFFLOAD and PAGE mean SAVE there. Rules with ``every`` and ``nth`` count calls per
+        checkpointed function. Rules that ask for modules, names, sizes or dtypes match nothing, and
+        a warning says so once.
 
         Returns:
             A ``context_fn`` for ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False)``.

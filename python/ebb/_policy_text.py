@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
-from ebb._decision import OFFLOAD, RECOMPUTE, SAVE, Decision
+from ebb._decision import RECOMPUTE, SAVE, Decision
 from ebb._policy import Policy, Rule, from_parts
 
 _DECISIONS = {decision.name.lower(): decision for decision in Decision}
@@ -98,8 +98,8 @@ def _policy(table: object, at: _At) -> Policy:
     given = at.table(table, _POLICY_KEYS)
     rules = _rules(given.get("rules", []), at / "rules")
     inputs = (at / "inputs").decision(given.get("inputs", "save"))
-    if inputs not in (SAVE, OFFLOAD):
-        raise (at / "inputs").error("a region's inputs have no recipe: 'save' or 'offload'")
+    if inputs is RECOMPUTE:
+        raise (at / "inputs").error("a region's inputs have no recipe: 'save', 'offload' or 'page'")
     default = (at / "default").decision(given.get("default", "recompute"))
     try:
         if "preset" in given:

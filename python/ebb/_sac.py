@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from ebb._decision import OFFLOAD, SAVE
+from ebb._decision import RECOMPUTE
 
 if TYPE_CHECKING:
     from ebb._policy import Policy, Rule
@@ -68,8 +68,8 @@ def sac_context_fn(policy: Policy) -> Callable[..., Any]:
             for rules, default in parts:
                 is_recompute = bool(context.is_recompute)
                 deciding = next((r for r in rules if matches(r, name, is_recompute)), None)
-                # torch's own offload exists in compiled graphs only
-                saved |= (deciding.decision if deciding else default) in (SAVE, OFFLOAD)
+                # torch's own offload exists in compiled graphs only, and no pages
+                saved |= (deciding.decision if deciding else default) is not RECOMPUTE
             return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
         return create_selective_checkpoint_contexts(decide)  # type: ignore[no-untyped-call]

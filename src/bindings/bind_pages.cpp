@@ -35,31 +35,37 @@ void bindPages(py::module_& module) {
                                              int64_t rowBytes,
                                              int64_t pageRows,
                                              int64_t devicePages,
-                                             int64_t hostPages) {
+                                             int64_t hostPages,
+                                             bool isStack) {
                 return std::make_unique<PagePool>(
-                    PagePoolOptions{device, rowBytes, pageRows, devicePages, hostPages});
+                    PagePoolOptions{device, rowBytes, pageRows, devicePages, hostPages, isStack});
               })),
           py::arg("device"),
           py::arg("row_bytes"),
           py::arg("page_rows"),
           py::arg("device_pages"),
-          py::arg("host_pages") = 0)
+          py::arg("host_pages") = 0,
+          py::arg("stack") = false)
       .def("make_handle", torch::wrap_pybind_function(&PagePool::makeHandle))
       .def("stash", torch::wrap_pybind_function(&PagePool::stash))
       .def(
           "restore",
-          torch::wrap_pybind_function(
-              [](PagePool& pool,
-                 PageHandle& handle,
-                 at::Tensor tensor,
-                 bool fillDeadRows,
-                 uint8_t dead,
-                 uint8_t failed) { pool.restore(handle, tensor, {fillDeadRows, dead, failed}); }),
+          torch::wrap_pybind_function([](PagePool& pool,
+                                         PageHandle& handle,
+                                         at::Tensor tensor,
+                                         bool fillDeadRows,
+                                         uint8_t dead,
+                                         uint8_t failed,
+                                         bool keepsPages) {
+            pool.restore(handle, tensor, {fillDeadRows, dead, failed, keepsPages});
+          }),
           py::arg("handle"),
           py::arg("tensor"),
           py::arg("fill_dead_rows") = true,
           py::arg("dead") = 0,
-          py::arg("failed") = 255)
+          py::arg("failed") = 255,
+          py::arg("keep_pages") = false)
+      .def("give_back", torch::wrap_pybind_function(&PagePool::giveBack))
       .def("reset", torch::wrap_pybind_function(&PagePool::reset))
       .def("status", torch::wrap_pybind_function([](const PagePool& pool) {
              return toDict(pool.status());

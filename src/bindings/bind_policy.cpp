@@ -108,7 +108,11 @@ void bindPolicy(py::module_& module) {
       .def(
           "asks_for_modules",
           [](const PyPolicy& policy) { return policy.policy->asksForModules(); })
-      .def("offloads", [](const PyPolicy& policy) { return policy.policy->offloads(); })
+      .def(
+          "gives",
+          [](const PyPolicy& policy, int decision) {
+            return policy.policy->gives(toDecision(decision));
+          })
       .def("explain", translated([](const PyPolicy& policy, const std::string& op) {
              return explain(*policy.policy, op);
            }))

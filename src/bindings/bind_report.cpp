@@ -22,6 +22,8 @@ py::dict toDict(const RegionCounters& counters) {
   dict["bytes_copied"] = counters.bytesCopied;
   dict["bytes_offloaded"] = counters.bytesOffloaded;
   dict["bytes_fell_back"] = counters.bytesFellBack;
+  dict["bytes_paged"] = counters.bytesPaged;
+  dict["bytes_not_paged"] = counters.bytesNotPaged;
   dict["bytes_escaped"] = counters.bytesEscaped;
   return dict;
 }

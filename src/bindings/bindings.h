@@ -9,6 +9,7 @@ namespace ebb::bindings {
 
 void bindOffload(pybind11::module_& module);
 void bindPages(pybind11::module_& module);
+void bindPaging(pybind11::module_& module);
 void bindPlaceholder(pybind11::module_& module);
 void bindPolicy(pybind11::module_& module);
 void bindRegion(pybind11::module_& module);

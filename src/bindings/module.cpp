@@ -7,6 +7,7 @@ PYBIND11_MODULE(_C, module) {
   ebb::bindings::installPythonSupport(module);
   ebb::bindings::bindOffload(module);
   ebb::bindings::bindPages(module);
+  ebb::bindings::bindPaging(module);
   ebb::bindings::bindPlaceholder(module);
   ebb::bindings::bindPolicy(module);
   ebb::bindings::bindRegion(module);

@@ -4,6 +4,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@ namespace ebb {
 // not hold the GIL (see Unlocked in handle.cpp): a Python-implemented op in a replay needs it.
 // Destructors of handles, values and recipes take no lock of a graph: they only count references.
 struct Escaped;
+struct PageGroup;
 
 struct EBB_API Graph final : c10::intrusive_ptr_target {
   std::recursive_mutex mutex;           // See Note [One lock per graph]
@@ -30,6 +32,7 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   VerifyMode verify = VerifyMode::Off;  // see Note [Verify mode]
   JournalPtr journal;                   // null but while reports are recorded
   uint32_t lastVisit = 0;               // marks recipes that a search for work has seen
+  std::shared_ptr<PageGroup> pages;     // what its values have in page pools; null until one has
   std::vector<Escaped> escapes;         // see Note [Escapes]; to be filled again
   std::atomic<bool> hasEscapes{false};  // that is not empty
 

@@ -8,7 +8,6 @@
 
 #include "graph/fingerprint.h"
 #include "graph/witness.h"
-#include "residency/offload.h"
 
 namespace ebb {
 namespace {
@@ -42,7 +41,11 @@ bool coversStorage(const at::Tensor& tensor) {
 }  // namespace
 
 OpRecording::OpRecording(Recorder& recorder, Call& call)
-    : recorder_(recorder), call_(call), op_(call.op), lock_(recorder.graph_->mutex) {
+    : recorder_(recorder),
+      call_(call),
+      op_(call.op),
+      lock_(recorder.graph_->mutex),
+      rows_(call.op, call.arguments) {
 }
 
 void OpRecording::run() {
@@ -53,6 +56,9 @@ void OpRecording::run() {
     verdict_.perResult = 0;
   }
   scanArguments();
+  if (!recorder_.rowCounts_.empty()) {
+    scanRows();
+  }
   obstacle_ = findObstacle();
   if (obstacle_ == nullptr) {
     makeRecipe();
@@ -138,6 +144,18 @@ void OpRecording::scanTensor(const at::Tensor& tensor, size_t argument, int32_t 
   storages_.push_back(storageOf(tensor));
   if (use != ArgUse::Read) {
     addWrite(tensor, argument, element);
+  }
+}
+
+// Before the op runs: it may write its arguments, and change what they show.
+[[gnu::noinline]] void OpRecording::scanRows() {
+  for (const Argument& argument : tensors_) {
+    if (argument.tensor->defined()) {
+      const auto found = recorder_.values_.find(storageOf(*argument.tensor));
+      if (found != recorder_.values_.end() && found->second->versionHolds()) {
+        rows_.add(*argument.tensor, argument.index, *found->second);
+      }
+    }
   }
 }
 
@@ -253,7 +271,7 @@ void OpRecording::addValue(Input& input, const at::Tensor& tensor) {
   readsOpaque_ |= value->opaque;
   if (input.use == ArgUse::Read && value->keep && !value->bytes && !value->stash) {
     recorder_.keep(*value, tensor);
-    if (value->offload && !readsBeyond(op_)) {
+    if (value->offload && !value->paged && !readsBeyond(op_)) {
       value->part = Part::ofSmall(tensor);
     }
   } else if (value->part && !input.wholeOverwrite) {
@@ -333,14 +351,17 @@ uint64_t OpRecording::fingerprintOfResult() const {
     after->opaque = before.opaque;
     const Verdict verdict = verdictOn(write.tensor);
     const bool inherits = before.saved && verdict.decision == Decision::Recompute;
+    after->rows = rows_.ofWritten(write.tensor, before);
     after->rule = inherits ? before.rule : verdict.rule;
     after->saved = !write.sideEffect && before.born &&
                    (before.saved || verdict.decision != Decision::Recompute);
-    after->offload =
-        after->saved && (before.offload || before.stash || verdict.decision == Decision::Offload);
+    after->paged = after->saved && (inherits ? before.paged : verdict.decision == Decision::Page);
+    after->offload = after->saved && (after->paged || before.offload || before.stash ||
+                                      verdict.decision == Decision::Offload);
     // An `out=` that the kernel shrank is not written whole: views of it still show the rest.
     const bool asAssumed = !write.whole || coversStorage(write.tensor);
-    if (recipe_ && !write.sideEffect && asAssumed && isTrusted(verdict)) {
+    const bool exact = after->rows || !rows_.isLossy();
+    if (recipe_ && !write.sideEffect && asAssumed && isTrusted(verdict) && exact) {
       after->recipe = recipe_;
       Output& output = recipe_->outputs.emplace_back();
       output.value = c10::weak_intrusive_ptr<Value>(after);
@@ -350,6 +371,9 @@ uint64_t OpRecording::fingerprintOfResult() const {
       if (recorder_.graph_->verify != VerifyMode::Off) {
         witness(*recipe_, output, write.tensor);
       }
+    }
+    if (after->rows) {
+      after->rows->lossy |= after->paged;
     }
     after->keep = after->saved || !after->recipe;
     after->writtenHere = !after->born;
@@ -394,11 +418,14 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   value->born = onlyResultsHold(tensor);
   const bool fromDevice = offCpu_ && tensor.is_cpu();
   const Verdict verdict = recipe_ ? verdictOn(tensor) : Verdict{};
-  if (recipe_ && value->born && !fromDevice && isTrusted(verdict)) {
+  value->rows = rows_.of(tensor);
+  const bool exact = value->rows || !rows_.isLossy();
+  if (recipe_ && value->born && !fromDevice && isTrusted(verdict) && exact) {
     value->recipe = recipe_;
     value->rule = verdict.rule;
     value->saved = verdict.decision != Decision::Recompute;
-    value->offload = verdict.decision == Decision::Offload;
+    value->paged = verdict.decision == Decision::Page;
+    value->offload = value->paged || verdict.decision == Decision::Offload;
     Output& output = recipe_->outputs.emplace_back();
     output.value = c10::weak_intrusive_ptr<Value>(value);
     output.slot = static_cast<uint16_t>(slot);
@@ -406,6 +433,9 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
     if (recorder_.graph_->verify != VerifyMode::Off) {
       witness(*recipe_, output, tensor);
     }
+  }
+  if (value->rows) {
+    value->rows->lossy |= value->paged;
   }
   value->keep = !value->recipe || value->saved || op_.constantFill;
   if (recorder_.graph_->journal) {
@@ -438,6 +468,9 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   }
   if (!value.born) {
     return "others hold its memory too";
+  }
+  if (rows_.isLossy() && !value.rows) {
+    return "it is made of rows that were paged, and may mix them";
   }
   if (op_.constantFill) {
     return "a constant that was read before an operator wrote to it";

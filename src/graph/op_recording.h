@@ -43,6 +43,7 @@ class OpRecording {
   }
 
   void scanArguments();
+  void scanRows();
   void scanTensor(const at::Tensor& tensor, size_t argument, int32_t element);
   void addWrite(const at::Tensor& tensor, size_t argument, int32_t element);
   bool writesCanBeReplayed() const;
@@ -76,6 +77,7 @@ class OpRecording {
   bool recordable_ = true;                       // every tensor argument can be held by a recipe
   bool readsOpaque_ = false;                     // see Note [Opaque writes]
   const char* obstacle_ = nullptr;               // why it cannot be run again; null if it can
+  RowFlow rows_;                                 // see Note [Rows]
   bool offCpu_ = false;                          // some tensor argument is on a device
   uint32_t shapeCount_ = 0;                      // see Note [A recipe is one block]
   const c10::IValue* results_ = nullptr;         // once the op ran

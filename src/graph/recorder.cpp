@@ -9,7 +9,7 @@
 #include "graph/fingerprint.h"
 #include "graph/op_recording.h"
 #include "graph/witness.h"
-#include "residency/offload.h"
+#include "residency/away.h"
 
 namespace ebb {
 namespace {
@@ -77,7 +77,7 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
     }
   }
   if (before && before->stash) {
-    Offload::get().beforeWrite(*before->stash);  // it may get other memory
+    before->stash->beforeWrite();  // it may get other memory
   }
   call.run();
   if (before) {
@@ -154,6 +154,7 @@ c10::intrusive_ptr<Value>& Recorder::current(
   slot->stamp(tensor);
   slot->keep = true;
   slot->offload = offloadsInput(tensor);
+  slot->paged = slot->offload && decider_->inputs() == Decision::Page;
   slot->opaque = opaque;
   if (graph_->journal) {
     noteMade(*slot, tensor, "from outside", nullptr);
@@ -175,7 +176,7 @@ void Recorder::supersede(const c10::intrusive_ptr<Value>& value, size_t ownRefer
     send(*value, c10::Storage(value->bytes));
   }
   if (value->stash) {
-    Offload::get().beforeWrite(*value->stash);
+    value->stash->beforeWrite();
     value->isPrivate = true;
   }
   if (!value->bytes || value->isPrivate) {
@@ -234,7 +235,9 @@ void Recorder::settle() {
 // gone: without gradients that is every kept value. So the map is swept when it has doubled, and
 // whenever this many bytes have been kept since the last time.
 void Recorder::keep(Value& value, const at::Tensor& tensor) {
-  value.offload = value.offload && Offload::get().takes(tensor);
+  if (!value.paged) {
+    value.offload = value.offload && canLeave(value, tensor);  // its rows may yet be marked
+  }
   value.bytes = tensor.storage();
   keptBytes_ += value.nbytes;
   if (!value.saved) {
@@ -331,7 +334,8 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   const bool wasKept = value->keep;
   value->saved = verdict->decision != Decision::Recompute;
   value->keep = value->saved || value->recipe->op.constantFill;
-  value->offload = verdict->decision == Decision::Offload;
+  value->paged = verdict->decision == Decision::Page;
+  value->offload = value->paged || verdict->decision == Decision::Offload;
   value->part.reset();
   const bool needed = value->packed > 0 || readers(value) > 2;
   if (!wasKept && value->keep && needed && !value->bytes) {
@@ -410,9 +414,10 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   if (value->part && !value->part->isOf(tensor)) {
     needAll(*value, tensor);
   }
-  if (value->offload && Offload::get().takes(tensor)) {
+  if (value->offload && canLeave(*value, tensor)) {
     sendOrWait(*value, tensor);
   } else {
+    counters_->bytesNotPaged += value->offload && value->paged ? value->nbytes : 0;
     value->offload = false;
   }
   const bool moves = value->stash || value->part;
@@ -452,6 +457,7 @@ void Recorder::close() {
     }
     values_.clear();
     unsettled_.clear();
+    rowCounts_.clear();
     graph_.reset();
   });
   std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
@@ -476,7 +482,7 @@ void Recorder::close() {
 // Whoever else holds the value, which can be made again. Null if nobody does.
 c10::Storage Recorder::escapedStorage(const c10::intrusive_ptr<Value>& value) {
   if (!value->recipe || value->keep || value->opaque > 0 || value->home.expired() ||
-      !value->versionHolds()) {
+      !value->versionHolds() || (value->rows && value->rows->lossy)) {
     return {};
   }
   return value->living();

@@ -9,6 +9,7 @@
 #include "graph/decider.h"
 #include "graph/graph.h"
 #include "graph/recipe.h"
+#include "graph/rows.h"
 #include "graph/value.h"
 #include "intercept/interceptor.h"
 #include "report/ledger.h"
@@ -34,6 +35,9 @@ class Recorder final : public Interceptor {
 
   // The value that `tensor` shows has been given a name: the policy may decide anew.
   void name(const at::Tensor& tensor, const std::string& name);
+
+  // Of `tensor` only the first rows live: see Note [Rows].
+  void markRows(const at::Tensor& tensor, const at::Tensor& rows);
 
   // Called when autograd packs `tensor`, or a wrapper of which it is a part: decides whether its
   // bytes are kept or can be made again.
@@ -84,6 +88,10 @@ class Recorder final : public Interceptor {
   void storageGrew(const c10::intrusive_ptr<Value>& value, const c10::Storage& storage);
   void keep(Value& value, const at::Tensor& tensor);
   void send(Value& value, const c10::Storage& storage);
+  bool sendToHost(Value& value, const c10::Storage& storage);
+  bool sendToPages(Value& value, const c10::Storage& storage);
+  RowCountPtr countOf(const at::Tensor& tensor, const at::Tensor& rows);
+  static bool canLeave(const Value& value, const at::Tensor& tensor);
   void sendOrWait(Value& value, const at::Tensor& tensor);
   void needAll(Value& value, const at::Tensor& tensor);
   void sendKept(std::vector<c10::intrusive_ptr<Value>> values, size_t ownReferences);
@@ -105,6 +113,8 @@ class Recorder final : public Interceptor {
   void noteMade(Value& value, const at::Tensor& tensor, const std::string& op, const char* reason);
   void notePacked(Value& value, bool kept);
   void noteCopied(Value& value);
+  static void noteSent(
+      Value& value, Fate fate, const char* kind, const std::string& of, size_t nbytes);
   struct Closing {
     EntryPtr entry;
     c10::weak_intrusive_ptr<Value> value;
@@ -122,6 +132,7 @@ class Recorder final : public Interceptor {
   size_t sweepAt_ = 0;                  // entries at which dead ones are looked for
   size_t keptBytes_ = 0;                // since that was last done
   std::vector<Unsettled> unsettled_;    // see Note [Version stamps]
+  std::vector<RowCountPtr> rowCounts_;  // that were given in the outermost region
 };
 
 // Moves the version of a tensor that was written unseen, if more than `ours` values know its

@@ -26,10 +26,21 @@ namespace ebb {
     line.packed = true;
     if (!value.born) {
       line.fate = Fate::Outside;
-    } else if (line.fate != Fate::Offloaded) {
+    } else if (line.fate != Fate::Offloaded && line.fate != Fate::Paged) {
       line.fate = !kept ? Fate::Recomputed : line.reason != nullptr ? Fate::Kept : Fate::Saved;
     }
   });
+}
+
+// The value has been sent away; `kind` is the word for it in traces.
+[[gnu::cold]] void Recorder::noteSent(
+    Value& value, Fate fate, const char* kind, const std::string& of, size_t nbytes) {
+  Journal& journal = value.entry->journal();
+  value.entry->update([&](Line& line) {
+    line.fate = fate;
+    line.sent = journal.now();
+  });
+  journal.add(kind, of, journal.now(), nbytes);
 }
 
 // The value has got bytes of its own; handles still know the line of the storage it was in.

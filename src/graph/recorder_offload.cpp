@@ -1,4 +1,4 @@
-// What the recorder does with values whose decision is OFFLOAD.
+// What the recorder does with values whose decision is OFFLOAD or PAGE.
 #include <ATen/record_function.h>
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 
 #include "graph/recorder.h"
 #include "residency/offload.h"
+#include "residency/paging.h"
 
 namespace ebb {
 
@@ -18,29 +19,16 @@ namespace ebb {
 // the stash holds the state before it for sure (isPrivate). After a write that ebb does not see the
 // version has moved, and who needs the old state raises, as for a leaf. If there is no host memory
 // left, the value is recomputed, or kept if it has no recipe.
+// A value that the policy pages goes the same ways, to a page pool and whole, if it has rows; see
+// Note [Rows]. If it has none when autograd packs it, it is kept.
 void Recorder::send(Value& value, const c10::Storage& storage) {
-  RECORD_USER_SCOPE("ebb::offload");
   value.offload = false;
-  if (storage.nbytes() == value.nbytes) {  // else somebody resized it: there is nothing to send
-    const size_t nbytes = value.part ? value.part->nbytes() : value.nbytes;
-    static const std::string kInput = "input";
-    const auto account =
-        ledgerTransfers(graph_->names[region_], value.recipe ? value.recipe->op.name : kInput);
-    value.stash =
-        Offload::get().send(value.part ? value.part->gather(storage) : storage, nbytes, account);
-    if (value.stash) {
-      value.bytes = c10::Storage();
-      value.recipe.reset();
-      counters_->bytesOffloaded += nbytes;
-      if (value.entry) {
-        value.entry->update([&](Line& line) {
-          line.fate = Fate::Offloaded;
-          line.sent = value.entry->journal().now();
-        });
-        value.entry->journal().add("offload", account->of, value.entry->journal().now(), nbytes);
-      }
-      return;
-    }
+  // Else somebody resized it: there is nothing to send.
+  const bool whole = storage.nbytes() == value.nbytes;
+  if (whole && (value.paged ? sendToPages(value, storage) : sendToHost(value, storage))) {
+    value.bytes = c10::Storage();
+    value.recipe.reset();
+    return;
   }
   value.part.reset();
   counters_->bytesFellBack += value.nbytes;
@@ -53,10 +41,51 @@ void Recorder::send(Value& value, const c10::Storage& storage) {
   }
 }
 
+bool Recorder::sendToHost(Value& value, const c10::Storage& storage) {
+  RECORD_USER_SCOPE("ebb::offload");
+  const size_t nbytes = value.part ? value.part->nbytes() : value.nbytes;
+  static const std::string kInput = "input";
+  const auto account =
+      ledgerTransfers(graph_->names[region_], value.recipe ? value.recipe->op.name : kInput);
+  value.stash =
+      Offload::get().send(value.part ? value.part->gather(storage) : storage, nbytes, account);
+  if (!value.stash) {
+    return false;
+  }
+  counters_->bytesOffloaded += nbytes;
+  if (value.entry) {
+    noteSent(value, Fate::Offloaded, "offload", account->of, nbytes);
+  }
+  return true;
+}
+
+bool Recorder::sendToPages(Value& value, const c10::Storage& storage) {
+  RECORD_USER_SCOPE("ebb::stash");
+  if (!graph_->pages) {
+    graph_->pages = std::make_shared<PageGroup>(graph_->names.front());
+  }
+  const Rows& rows = *value.rows;
+  const char* op = value.recipe ? value.recipe->op.name.c_str() : "an input";
+  const bool verify = graph_->verify != VerifyMode::Off;
+  value.stash = Paging::get().send(
+      {storage, rows.dtype, rows.live->count, rows.most, op, verify}, graph_->pages);
+  counters_->bytesPaged += value.nbytes;
+  if (value.entry) {
+    noteSent(value, Fate::Paged, "stash", op, value.nbytes);
+  }
+  return true;
+}
+
+// Whether the value, which `tensor` shows, may be sent where it is to go.
+bool Recorder::canLeave(const Value& value, const at::Tensor& tensor) {
+  return value.paged ? value.rows != nullptr && Paging::takes(tensor.device())
+                     : Offload::get().takes(tensor);
+}
+
 // Autograd packs `tensor`, which shows the value. A small part may be all that is ever needed, so
 // it waits, as what only recipes read does.
 void Recorder::sendOrWait(Value& value, const at::Tensor& tensor) {
-  if (!value.bytes) {
+  if (!value.bytes && !value.paged) {
     if (auto part = Part::ofSmall(tensor)) {
       keep(value, tensor);
       value.part = std::move(part);
@@ -82,7 +111,9 @@ void Recorder::sendOrWait(Value& value, const at::Tensor& tensor) {
 void Recorder::sendKept(std::vector<c10::intrusive_ptr<Value>> values, size_t ownReferences) {
   for (c10::intrusive_ptr<Value>& value : values) {
     const bool needed = value.use_count() > ownReferences;
-    if (needed && value->offload && value->bytes && (value->isPrivate || value->versionHolds())) {
+    const bool known = !value->paged || value->rows;
+    if (needed && known && value->offload && value->bytes &&
+        (value->isPrivate || value->versionHolds())) {
       const c10::Storage storage = value->bytes;
       send(*value, storage);
     }
@@ -92,7 +123,7 @@ void Recorder::sendKept(std::vector<c10::intrusive_ptr<Value>> values, size_t ow
 
 // What another autograd function computed: no parameter, and no view of one.
 bool Recorder::offloadsInput(const at::Tensor& tensor) const {
-  return decider_->inputs() == Decision::Offload && tensor.requires_grad() && !tensor.is_leaf() &&
+  return decider_->inputs() != Decision::Save && tensor.requires_grad() && !tensor.is_leaf() &&
          !(tensor.is_view() && tensor._base().is_leaf());
 }
 

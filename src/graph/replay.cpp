@@ -18,7 +18,7 @@
 #include "graph/witness.h"
 #include "intercept/key.h"
 #include "report/ledger.h"
-#include "residency/offload.h"
+#include "residency/away.h"
 
 namespace ebb {
 namespace {
@@ -43,11 +43,11 @@ c10::Storage bringBack(Value& value) {
   }
   const JournalTime start = value.entry ? value.entry->journal().now() : 0;
   if (!value.part) {
-    value.bytes = Offload::get().fetch(*value.stash, living);
+    value.bytes = value.stash->fetch(living);
   } else if (living) {
     value.bytes = living;
   } else {
-    value.bytes = value.part->scatter(Offload::get().fetch(*value.stash), value.nbytes);
+    value.bytes = value.part->scatter(value.stash->fetch({}), value.nbytes);
   }
   value.part.reset();
   value.isPrivate = !living;

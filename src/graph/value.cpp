@@ -7,8 +7,9 @@
 
 #include "graph/geometry.h"
 #include "graph/recipe.h"
+#include "graph/rows.h"
 #include "graph/witness.h"
-#include "residency/offload.h"
+#include "residency/away.h"
 
 namespace ebb {
 
@@ -107,6 +108,7 @@ void Value::release_resources() {
   redefined = c10::Storage();
   stash.reset();
   part.reset();
+  rows.reset();
   home.reset();
   counter = c10::VariableVersion();
   otherCounters.reset();

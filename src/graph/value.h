@@ -18,7 +18,8 @@ namespace ebb {
 
 struct Recipe;
 struct Witness;
-class Stash;
+class Away;
+struct Rows;
 
 // A version counter and what it showed.
 struct CounterStamp : InArena {
@@ -46,7 +47,7 @@ struct CounterStamp : InArena {
 //   2. bytes, no recipe: a leaf that something needs, or a value that was materialised;
 //   3. both: the policy keeps it, but others hold its storage too and may write to it;
 //   4. neither: a leaf that nothing has needed so far;
-//   5. a stash, and neither: offloaded, see Note [Offloaded values].
+//   5. a stash, and neither: offloaded or paged, see Note [Offloaded values].
 // Once materialised a value stays in state 2 until nothing refers to it, so each op is replayed at
 // most once.
 struct Value final : c10::intrusive_ptr_target, InArena {
@@ -57,8 +58,9 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   c10::Storage bytes;                 // the kept bytes; null unless kept
   c10::intrusive_ptr<Recipe> recipe;  // how to make it; null for a leaf
   c10::VariableVersion counter;       // outlives the tensor; see Note [Version stamps]
-  c10::intrusive_ptr<Stash> stash;    // see Note [Offloaded values]; null but for those
+  c10::intrusive_ptr<Away> stash;     // see Note [Offloaded values]; null but for those
   std::unique_ptr<Part> part;         // what the stash has, or will; null for all of it
+  std::unique_ptr<Rows> rows;         // see Note [Rows]; null: which rows live is not known
   c10::Storage redefined;             // see Note [Silent writes]; null but for those
   // Counters of other tensors that have written this storage, as the results of unsafe_chunk do:
   // aliases with counters of their own. Null for nearly every value.
@@ -75,7 +77,8 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   uint8_t opaque = 0;                // how many writes that torch does not see are going on
   bool keep = false;                 // becomes `bytes` when autograd packs it or a recipe reads it
   bool saved = false;                // `keep` by the policy's word
-  bool offload = false;              // to be sent to the host: see Note [Offloaded values]
+  bool offload = false;              // to be sent away: see Note [Offloaded values]
+  bool paged = false;                // ... to pages, not to the host
   bool born = false;                 // made by an op inside the region: not an external side effect
   bool lent = false;                 // handles on it hold no storage: they rely on `bytes`
   bool isPrivate = false;            // `bytes` is a buffer that only ebb writes

@@ -4,6 +4,7 @@
 #include <ATen/ops/view_as_real.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -12,6 +13,7 @@
 #include "graph/kernel_state.h"
 #include "graph/poison.h"
 #include "graph/recipe.h"
+#include "graph/rows.h"
 #include "intercept/op_tables.h"
 
 namespace ebb {
@@ -124,7 +126,7 @@ std::string changedInputsOf(const Recipe& recipe) {
 }
 
 [[gnu::cold]] void compareReplay(const Graph& graph, const Recipe& recipe, Value& value) {
-  const c10::Storage truth = trueBytes(value);
+  const c10::Storage truth = trueBytes(value, value.bytes);
   if (!truth || sameBytes(value.bytes, truth)) {
     return;
   }
@@ -157,6 +159,24 @@ const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage&
     record.mismatch = std::move(mismatch);
   }
   return *record.mismatch;
+}
+
+// Rows that do not live may come back otherwise: see Note [Rows].
+[[gnu::cold]] c10::Storage trueBytes(Value& value, const c10::Storage& replayed) {
+  const c10::Storage truth = trueBytes(value);
+  if (!truth || !value.rows || replayed.nbytes() != truth.nbytes()) {
+    return truth;
+  }
+  KernelStateGuard plain(nullptr);
+  const auto nbytes = static_cast<int64_t>(truth.nbytes());
+  const int64_t live =
+      value.rows->live->count.item<int64_t>() * (nbytes / std::max<int64_t>(value.rows->most, 1));
+  const c10::Storage expected = copyOf(truth);
+  if (live >= 0 && live < nbytes) {
+    const int64_t dead = nbytes - live;
+    bytesOf(expected).narrow(0, live, dead).copy_(bytesOf(replayed).narrow(0, live, dead));
+  }
+  return expected;
 }
 
 [[gnu::cold]] c10::Storage trueBytes(Value& value) {

@@ -60,6 +60,9 @@ const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage&
 // The storage with what the forward left of `value`; null if that is not known.
 c10::Storage trueBytes(Value& value);
 
+// The same, for a comparison with `replayed`.
+c10::Storage trueBytes(Value& value, const c10::Storage& replayed);
+
 // Whether both storages show the same bits under this geometry.
 bool sameBits(const Geometry& geometry, const c10::Storage& a, const c10::Storage& b);
 

@@ -128,7 +128,110 @@ constexpr LyingSchema kLyingSchemas[] = {
     {"aten::rrelu_with_noise_", {"noise", ""}, "training", ArgUse::Overwrite},
 };
 
+// Operators that torch does not tag as pointwise, and that are, as far as rows go.
+constexpr std::array<std::string_view, 17> kEachRow{
+    "aten::_to_copy",
+    "aten::copy_",
+    "aten::fill_",
+    "aten::zero_",
+    "aten::normal_",
+    "aten::bernoulli_",
+    "aten::uniform_",
+    "aten::random_",
+    "aten::exponential_",
+    "aten::native_dropout",
+    "aten::_fused_dropout",
+    "aten::masked_fill",
+    "aten::masked_fill_",
+    "aten::floor_divide",
+    "aten::floor_divide_",
+    "aten::_prelu_kernel",
+    "aten::rrelu_with_noise_functional",
+};
+
+struct RowArgument {
+  std::string_view name;
+  std::string_view argument;  // with rows
+};
+
+constexpr RowArgument kOneArgument[] = {
+    {"aten::mm", "self"},
+    {"aten::addmm", "mat1"},
+    {"aten::_addmm_activation", "mat1"},
+    {"aten::mv", "self"},
+    {"aten::addmv", "mat"},
+    {"aten::_scaled_mm", "self"},
+    {"aten::_grouped_mm", "self"},
+    {"aten::_scaled_grouped_mm", "self"},
+    {"aten::linear", "input"},
+    {"aten::mkldnn_linear", "self"},
+    {"aten::embedding", "indices"},
+};
+
+constexpr std::array<std::string_view, 2> kBatches{"aten::bmm", "aten::baddbmm"};
+
+// With an argument `normalized_shape`.
+constexpr std::array<std::string_view, 3> kTrailingDims{
+    "aten::native_layer_norm", "aten::_fused_rms_norm", "aten::rms_norm"};
+
+// With an argument `dim`.
+constexpr std::array<std::string_view, 28> kAlongDims{
+    "aten::_softmax",  "aten::_log_softmax", "aten::softmax", "aten::log_softmax",
+    "aten::sum",       "aten::mean",         "aten::amax",    "aten::amin",
+    "aten::max",       "aten::min",          "aten::argmax",  "aten::argmin",
+    "aten::logsumexp", "aten::cumsum",       "aten::cumprod", "aten::var",
+    "aten::std",       "aten::var_mean",     "aten::norm",    "aten::linalg_vector_norm",
+    "aten::all",       "aten::any",          "aten::prod",    "aten::sort",
+    "aten::topk",      "aten::glu",          "aten::cat",     "aten::std_mean",
+};
+
+constexpr std::array<std::string_view, 12> kShapeOnly{
+    "aten::empty_like",
+    "aten::zeros_like",
+    "aten::ones_like",
+    "aten::full_like",
+    "aten::rand_like",
+    "aten::randn_like",
+    "aten::randint_like",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+    "aten::new_zeros",
+    "aten::new_ones",
+    "aten::new_full",
+};
+
 }  // namespace
+
+void applyRowRule(OpTraits& traits) {
+  const auto& schema = traits.op.schema();
+  const std::string& name = schema.name();
+  const auto apply = [&](RowRule rule, std::string_view argument) {
+    if (const auto index = schema.argumentIndexWithName(argument)) {
+      traits.rows = rule;
+      traits.rowArgument = static_cast<int16_t>(*index);
+    }
+  };
+  if (traits.untrusted) {
+    return;
+  }
+  if (contains(kShapeOnly, name)) {
+    traits.rows = RowRule::ShapeOnly;
+  } else if (traits.op.hasTag(at::Tag::pointwise) || contains(kEachRow, name)) {
+    traits.rows = RowRule::EachRow;
+  } else if (contains(kBatches, name)) {
+    traits.rows = RowRule::Batches;
+  } else if (contains(kTrailingDims, name)) {
+    apply(RowRule::TrailingDims, "normalized_shape");
+  } else if (contains(kAlongDims, name)) {
+    apply(RowRule::AlongDims, "dim");
+  } else {
+    for (const RowArgument& entry : kOneArgument) {
+      if (entry.name == name) {
+        apply(RowRule::OneArgument, entry.argument);
+      }
+    }
+  }
+}
 
 bool isWholeOverwrite(std::string_view name) {
   return contains(kWholeOverwrites, name);

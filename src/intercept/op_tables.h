@@ -28,6 +28,9 @@ bool readsRequiresGrad(std::string_view name);
 // reads: a replay may leave others there. Only verify mode asks.
 bool isWorkspace(std::string_view name, size_t slot);
 
+// Sets OpTraits::rows and rowArgument.
+void applyRowRule(OpTraits& traits);
+
 // Schemas that lie, or say less than is needed: sets ArgUse and trainingArgument.
 // See Note [Schemas that lie].
 void applyLyingSchemas(OpTraits& traits);

@@ -116,6 +116,7 @@ void fill(OpTraits& traits) {
   traits.precision = precisionRead(name);
   traits.readsRequiresGrad = readsRequiresGrad(name);
   traits.kind = classify(traits.op);
+  applyRowRule(traits);
 }
 
 struct Registry {

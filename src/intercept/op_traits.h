@@ -36,6 +36,17 @@ enum class PrecisionRead : uint8_t {
   All,       // and of convolutions and recurrent kernels
 };
 
+// What an op does with the rows of its arguments: see Note [Rows] in graph/rows.h.
+enum class RowRule : uint8_t {
+  Unknown,       // may mix them
+  EachRow,       // element by element, with broadcasting
+  OneArgument,   // row i of the result is made of row i of one argument and all of the others
+  Batches,       // products of batches of matrices
+  TrailingDims,  // normalises over as many last dimensions as a list has sizes
+  AlongDims,     // works along dimensions that are given
+  ShapeOnly,     // reads nothing but the argument's shape
+};
+
 struct OpTraits {
   explicit OpTraits(c10::OperatorHandle handle) : op(std::move(handle)) {
   }
@@ -58,6 +69,8 @@ struct OpTraits {
   int16_t generatorArgument = -1;  // index of a Generator? argument
   int16_t dropoutArgument = -1;    // index of dropout_p: at 0 the op draws nothing
   int16_t trainingArgument = -1;   // Scratch and table Overwrite hold only if this bool is true
+  RowRule rows = RowRule::Unknown;
+  int16_t rowArgument = -1;  // with rows (OneArgument), or the sizes or dimensions of `rows`
   c10::SmallVector<ArgType, 12> types;   // one per argument
   c10::SmallVector<ArgUse, 12> uses;     // one per argument
   c10::SmallVector<uint16_t, 8> others;  // arguments that are no single tensors

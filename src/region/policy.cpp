@@ -41,13 +41,6 @@ std::vector<std::string> registeredOperators() {
       ". If a library defines the operator, import it before making the policy.");
 }
 
-void checkDecision(Decision decision) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      decision != Decision::Page,
-      "ebb: PAGE needs the device page pool, which this version does not have. Use SAVE, "
-      "RECOMPUTE or OFFLOAD.");
-}
-
 // Conditions that are known to hold or not when an op is called.
 bool isOnCall(const Rule& rule) {
   return !rule.module.empty() || rule.every > 1 || rule.nth > 0;
@@ -61,7 +54,6 @@ bool isOnResult(const Rule& rule) {
 constexpr size_t kMostCandidates = 64;  // Verdict::perResult has a bit for each
 
 void checkRule(const Rule& rule) {
-  checkDecision(rule.decision);
   const auto check = [&](bool good, const char* what) {
     TORCH_CHECK_VALUE(good, "ebb: the rule '", rule.op, "' ", what);
   };
@@ -134,10 +126,9 @@ Policy::Policy(std::vector<Rule> rules, Decision fallback, Decision inputs, uint
       inputs_(inputs),
       faultAt_(faultAt),
       table_(new std::atomic<const Candidates*>[kTableSize] {}) {
-  checkDecision(fallback);
   TORCH_CHECK_VALUE(
-      inputs_ == Decision::Save || inputs_ == Decision::Offload,
-      "ebb: a region's inputs have no recipe: their decision is SAVE or OFFLOAD.");
+      inputs_ != Decision::Recompute,
+      "ebb: a region's inputs have no recipe: their decision is SAVE, OFFLOAD or PAGE.");
   const auto known = rules_.empty() ? std::vector<std::string>{} : registeredOperators();
   for (Rule& rule : rules_) {
     rule.op = normalisedOperatorName(rule.op);
@@ -171,11 +162,11 @@ bool Policy::asksForModules() const {
   });
 }
 
-bool Policy::offloads() const {
-  const auto sends = [](Decision decision) { return decision == Decision::Offload; };
-  return sends(inputs_) ||
-         std::any_of(rules_.begin(), rules_.end(), [&](auto& r) { return sends(r.decision); }) ||
-         std::any_of(parts_.begin(), parts_.end(), [&](auto& p) { return sends(p.fallback); });
+bool Policy::gives(Decision decision) const {
+  const auto is = [=](Decision given) { return given == decision; };
+  return is(inputs_) ||
+         std::any_of(rules_.begin(), rules_.end(), [&](auto& r) { return is(r.decision); }) ||
+         std::any_of(parts_.begin(), parts_.end(), [&](auto& p) { return is(p.fallback); });
 }
 
 const Policy::Candidates& Policy::candidates(const OpTraits& op) const {

@@ -48,8 +48,8 @@ class EBB_API Policy {
   // Whether some rule asks for the module that runs.
   bool asksForModules() const;
 
-  // Whether anything may leave the device.
-  bool offloads() const;
+  // Whether some rule, or what holds without one, gives this decision.
+  bool gives(Decision decision) const;
 
   // The rules that can match one operator, in order, each part ending with one that always does.
   struct Candidate {

@@ -164,6 +164,12 @@ class ThreadRegions {
     }
   }
 
+  void markRows(const at::Tensor& tensor, const at::Tensor& rows) {
+    if (inRegion()) {
+      recorder_.markRows(tensor, rows);
+    }
+  }
+
   Recorder* openRecorder() {
     return inRegion() ? &recorder_ : nullptr;
   }
@@ -306,6 +312,10 @@ void opaqueWriteEnds(const at::Tensor& tensor) {
 
 void nameValue(const at::Tensor& tensor, const std::string& name) {
   threadRegions().nameValue(tensor, name);
+}
+
+void markRows(const at::Tensor& tensor, const at::Tensor& rows) {
+  threadRegions().markRows(tensor, rows);
 }
 
 bool inRegion() {

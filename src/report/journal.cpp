@@ -49,6 +49,8 @@ const char* nameOf(Fate fate) {
       return "recomputed";
     case Fate::Offloaded:
       return "offloaded";
+    case Fate::Paged:
+      return "paged";
     case Fate::Escaped:
       return "escaped";
     case Fate::Result:
@@ -80,6 +82,7 @@ class Timeline {
         held(line.made, end, line.nbytes);
         break;
       case Fate::Offloaded:
+      case Fate::Paged:
         held(line.made, line.sent, line.nbytes);
         [[fallthrough]];
       case Fate::Recomputed:

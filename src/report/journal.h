@@ -30,6 +30,7 @@ enum class Fate : uint8_t {
   Kept,        // kept because it cannot be made again; `reason` tells why
   Recomputed,  // autograd packed it, and it was dropped
   Offloaded,   // sent to the host
+  Paged,       // its live rows went to pages
   Escaped,     // could be dropped, but the program held it when the region ended
   Result,      // nothing in autograd needs it, but the program held it when the region ended
   Copied,      // a copy of what a write was about to change

@@ -32,6 +32,8 @@ RegionCounters& RegionCounters::operator+=(const RegionCounters& other) {
   bytesCopied += other.bytesCopied;
   bytesOffloaded += other.bytesOffloaded;
   bytesFellBack += other.bytesFellBack;
+  bytesPaged += other.bytesPaged;
+  bytesNotPaged += other.bytesNotPaged;
   bytesEscaped += other.bytesEscaped;
   return *this;
 }

@@ -27,16 +27,6 @@ const c10::Event& eventOf(const Event& event) {
   return static_cast<const AcceleratorEvent&>(event).event;
 }
 
-at::Tensor bytesOf(const c10::Storage& storage, size_t nbytes) {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage),
-      c10::DispatchKeySet(
-          c10::computeDispatchKey(c10::ScalarType::Byte, c10::kStrided, storage.device())),
-      c10::scalarTypeToTypeMeta(c10::ScalarType::Byte));
-  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<int64_t>(nbytes)});
-  return tensor;
-}
-
 class AcceleratorTransfer final : public Transfer {
  public:
   bool isDevice(c10::Device device) const override {
@@ -83,7 +73,7 @@ class AcceleratorTransfer final : public Transfer {
       override {
     const auto below = belowEverything();
     c10::StreamGuard on(stream);
-    bytesOf(to, nbytes).copy_(bytesOf(from, nbytes), true);
+    bytesIn(to, nbytes).copy_(bytesIn(from, nbytes), true);
   }
 
  private:

@@ -1,6 +1,7 @@
 #include "residency/memory.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 #include <link.h>
 #include <sys/mman.h>
@@ -40,6 +41,7 @@ struct Runtime {
   int (*drop)(void*) = nullptr;                   // cudaHostUnregister
   int (*lastError)() = nullptr;                   // cudaGetLastError
   int (*busId)(char*, int, int) = nullptr;        // cudaDeviceGetPCIBusId
+  int (*capturing)(void*, int*) = nullptr;        // cudaStreamIsCapturing
 };
 
 const Runtime& runtime() {
@@ -53,6 +55,7 @@ const Runtime& runtime() {
       find(found.drop, "cudaHostUnregister");
       find(found.lastError, "cudaGetLastError");
       find(found.busId, "cudaDeviceGetPCIBusId");
+      find(found.capturing, "cudaStreamIsCapturing");
     }
     return found;
   }();
@@ -110,6 +113,26 @@ c10::impl::ForceDispatchKeyGuard belowEverything() {
 c10::Storage allocateBytes(size_t nbytes, const c10::TensorOptions& options) {
   const auto below = belowEverything();
   return at::empty({static_cast<int64_t>(nbytes)}, options.dtype(c10::ScalarType::Byte)).storage();
+}
+
+at::Tensor bytesIn(const c10::Storage& storage, size_t nbytes) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage),
+      c10::DispatchKeySet(
+          c10::computeDispatchKey(c10::ScalarType::Byte, c10::kStrided, storage.device())),
+      c10::scalarTypeToTypeMeta(c10::ScalarType::Byte));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<int64_t>(nbytes)});
+  return tensor;
+}
+
+bool isCapturing(c10::Device device) {
+  if (!device.is_cuda() || runtime().capturing == nullptr) {
+    return false;
+  }
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  int status = 0;
+  runtime().capturing(guard.getStream(device).native_handle(), &status);
+  return status != 0;
 }
 
 c10::Storage allocatePinned(size_t nbytes, c10::Device device) {

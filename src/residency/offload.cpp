@@ -23,6 +23,14 @@ Stash::~Stash() {
   Offload::get().forget(*this);
 }
 
+c10::Storage Stash::fetch(const c10::Storage& living) {
+  return Offload::get().fetch(*this, living);
+}
+
+void Stash::beforeWrite() {
+  Offload::get().beforeWrite(*this);
+}
+
 Offload& Offload::get() {
   // Leaked on purpose: handles may outlive static objects.
   static auto* instance = new Offload;

@@ -19,6 +19,7 @@
 #include "ebb/ebb.h"
 #include "report/transfer_account.h"
 #include "residency/arena.h"
+#include "residency/away.h"
 #include "residency/host_pool.h"
 #include "residency/transfer.h"
 
@@ -27,7 +28,7 @@ namespace ebb {
 class Offload;
 
 // One storage's bytes, on the device, away, or on their way.
-class EBB_API Stash final : public c10::intrusive_ptr_target, public InArena {
+class EBB_API Stash final : public Away, public InArena {
  public:
   Stash(c10::Storage bytes, size_t nbytes, TransferAccountPtr account, c10::Stream stream);
 
@@ -35,6 +36,9 @@ class EBB_API Stash final : public c10::intrusive_ptr_target, public InArena {
     return nbytes_;
   }
   ~Stash() override;
+
+  c10::Storage fetch(const c10::Storage& living) override;
+  void beforeWrite() override;
 
  private:
   friend class Offload;

@@ -4,6 +4,13 @@
 
 #include <cstdint>
 
+// Functions for kernels and for the host.
+#ifdef __CUDACC__
+#define EBB_DEVICE_TOO __host__ __device__ inline
+#else
+#define EBB_DEVICE_TOO inline
+#endif
+
 namespace ebb {
 
 // Note [Page pools]
@@ -14,20 +21,23 @@ namespace ebb {
 // Free pages are a circular queue of ids. `head` and `tail` only grow: the slot is the counter
 // modulo the capacity, and `tail - head` pages are free. What pages a tensor has is in its handle,
 // so tensors may come back in any order.
+// Where what was stashed last comes back first no table is needed: a pool that is a stack has pages
+// of one row, `head` is how many are taken, `tail` stays the capacity, and a tensor's rows follow
+// each other from `first`. Rows are given back by setting `head` to `first`, so a tensor's rows
+// must not be given back before those of all that was stashed after it.
 // Whatever goes wrong is sticky: `errors` gets a bit, and from then on nothing is taken or given
 // back until reset, since what the step computes is of no use. What is restored then is filled with
 // bytes that show (NaN), never left as it was.
 // Source of the protocol: Megatron-LM's paged stash, https://github.com/NVIDIA/Megatron-LM, and
 // torchtitan's, https://github.com/pytorch/torchtitan/pull/3216.
 
-enum PageError : int64_t {
-  kPagesUsedUp = 1,     // neither tier had room for the tensor
-  kTooManyRows = 2,     // more rows are alive than the tensor has
-  kNegativeRows = 4,    // a count below zero
-  kNotStashed = 8,      // restored twice, or never stashed
-  kStaleHandle = 16,    // from before the last reset
-  kAlreadyStashed = 32  // stashed twice without being restored
-};
+// Bits of PagePoolState::errors.
+constexpr int64_t kPagesUsedUp = 1;      // neither tier had room for the tensor
+constexpr int64_t kTooManyRows = 2;      // more rows are alive than the tensor has
+constexpr int64_t kNegativeRows = 4;     // a count below zero
+constexpr int64_t kNotStashed = 8;       // restored twice, or never stashed
+constexpr int64_t kStaleHandle = 16;     // from before the last reset
+constexpr int64_t kAlreadyStashed = 32;  // stashed twice without being restored
 
 struct PageTier {
   int64_t head;  // pages taken so far
@@ -41,28 +51,32 @@ struct PagePoolState {
   PageTier tiers[2];  // the device's, the host's
   int64_t pageRows;   // rows of a page
   int64_t rowBytes;
-  int64_t errors;   // bits of PageError; not 0: nothing works until reset
+  int64_t errors;   // see above; not 0: nothing works until reset
   int64_t spilled;  // 1: some tensor went to the host's tier
   int64_t epoch;    // resets so far
   uint32_t ticket;  // for kernels: which of their blocks is the last
-  uint32_t unused;
+  uint32_t isStack;
 };
 
-enum PageHandleUse : int64_t { kPageHandleEmpty = 0, kPageHandleLive = 1, kPageHandleRestored = 2 };
+// Of a handle.
+constexpr int64_t kPageHandleEmpty = 0;
+constexpr int64_t kPageHandleLive = 1;
+constexpr int64_t kPageHandleRestored = 2;  // and its pages not given back yet
+constexpr int64_t kPageHandleGone = 3;
 
-// Followed in memory by the ids of its pages, as many as its most rows need.
+// Followed in memory by the ids of its pages, as many as its most rows need; in a stack by none.
 struct PageHandleState {
-  int64_t use;    // a PageHandleUse
+  int64_t use;    // one of the four above
   int64_t rows;   // that are alive
   int64_t tier;   // in which its pages are
   int64_t epoch;  // of the pool when it was stashed
+  int64_t first;  // in a stack: where its rows begin
 
-#ifdef __CUDACC__
-  __host__ __device__
-#endif
-      int64_t*
-      pages() {
+  EBB_DEVICE_TOO int64_t* pages() {
     return reinterpret_cast<int64_t*>(this + 1);
+  }
+  EBB_DEVICE_TOO const int64_t* pages() const {
+    return reinterpret_cast<const int64_t*>(this + 1);
   }
 };
 
@@ -72,11 +86,12 @@ struct PageRows {
   int64_t bytes;  // of each; the pool's
 };
 
-// What is written where nothing was stashed.
+// How a tensor comes back.
 struct PageFill {
   bool deadRows;         // rows that were not alive get `dead`; else they stay as they are
   unsigned char dead;    // each of their bytes
   unsigned char failed;  // each byte of the whole tensor, after an error
+  bool keepsPages;       // they are given back later, by PageMover::giveBack
 };
 
 }  // namespace ebb

@@ -23,7 +23,7 @@ class PageMover {
       const int64_t* rows,
       void* stream) const = 0;
 
-  // Copies them back to `destination` and gives the pages back.
+  // Copies them back to `destination` and gives the pages back, unless they are to be kept.
   virtual void restore(
       PagePoolState* pool,
       PageHandleState* handle,
@@ -31,6 +31,9 @@ class PageMover {
       void* destination,
       PageFill fill,
       void* stream) const = 0;
+
+  // Gives the pages back, whether their rows have come back or not.
+  virtual void giveBack(PagePoolState* pool, PageHandleState* handle, void* stream) const = 0;
 
   // All pages are free and there is no error; handles are stale. Allocates nothing.
   virtual void reset(PagePoolState* pool, void* stream) const = 0;

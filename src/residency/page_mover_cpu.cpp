@@ -4,120 +4,94 @@
 #include <numeric>
 
 #include "residency/page_mover.h"
+#include "residency/page_plan.h"
 
 namespace ebb {
 namespace {
 
-int64_t pagesFor(const PagePoolState& pool, int64_t rows) {
-  return (rows + pool.pageRows - 1) / pool.pageRows;
-}
-
-bool hasRoom(const PageTier& tier, int64_t pages) {
-  return tier.tail - tier.head >= pages;
-}
-
-// Calls `copy` with each page of rows and its rows in the tensor, and how many bytes they are.
+// Calls `copy` with each page of rows and its rows in the tensor, and how many bytes they are. In a
+// stack all pages are one.
 template <class Copy>
 void forEachPage(
     const PagePoolState& pool,
-    const PageTier& tier,
-    const int64_t* ids,
-    int64_t rows,
+    const PageHandleState& handle,
+    PagePlan plan,
     unsigned char* tensor,
     const Copy& copy) {
+  const PageTier& tier = pool.tiers[plan.tier];
+  if (pool.isStack != 0) {
+    copy(tier.rows + handle.first * pool.rowBytes, tensor, plan.rows * pool.rowBytes);
+    return;
+  }
   const int64_t pageBytes = pool.pageRows * pool.rowBytes;
-  for (int64_t slot = 0; slot * pool.pageRows < rows; ++slot) {
-    const int64_t here = std::min(pool.pageRows, rows - slot * pool.pageRows);
-    copy(tier.rows + ids[slot] * pageBytes, tensor + slot * pageBytes, here * pool.rowBytes);
+  for (int64_t slot = 0; slot < plan.pages; ++slot) {
+    const int64_t here = std::min(pool.pageRows, plan.rows - slot * pool.pageRows);
+    unsigned char* page = tier.rows + handle.pages()[slot] * pageBytes;
+    copy(page, tensor + slot * pageBytes, here * pool.rowBytes);
   }
 }
 
-int64_t faultOfCount(int64_t alive, int64_t most) {
-  if (alive < 0) {
-    return kNegativeRows;
+void listAsFree(PagePoolState& pool, const PageHandleState& handle, PagePlan plan) {
+  PageTier& tier = pool.tiers[plan.tier];
+  for (int64_t slot = 0; slot < plan.pages && pool.isStack == 0; ++slot) {
+    tier.free[(tier.tail + slot) % tier.capacity] = handle.pages()[slot];
   }
-  return alive > most ? int64_t{kTooManyRows} : 0;
 }
 
 class CpuPageMover final : public PageMover {
  public:
   void stash(
-      PagePoolState* poolState,
-      PageHandleState* handleState,
+      PagePoolState* pool,
+      PageHandleState* handle,
       PageRows most,
       const void* source,
       const int64_t* rows,
       void*) const override {
-    PagePoolState& pool = *poolState;
-    PageHandleState& handle = *handleState;
-    const int64_t alive = *rows;
-    if (pool.errors != 0) {
-      return;
+    const PagePlan plan = planStash(*pool, *handle, most.count, *rows);
+    for (int64_t slot = 0; slot < plan.pages && plan.errors == 0 && pool->isStack == 0; ++slot) {
+      handle->pages()[slot] = pageToTake(*pool, pool->tiers[plan.tier], slot);
     }
-    pool.errors = faultOfCount(alive, most.count);
-    const bool live = handle.use == kPageHandleLive && handle.epoch == pool.epoch;
-    if (live) {
-      pool.errors |= kAlreadyStashed;
+    finishStash(*pool, *handle, plan);
+    if (plan.errors == 0) {
+      auto* tensor = static_cast<unsigned char*>(const_cast<void*>(source));
+      forEachPage(*pool, *handle, plan, tensor, [](void* page, void* at, size_t bytes) {
+        std::memcpy(page, at, bytes);
+      });
     }
-    if (pool.errors != 0) {
-      return;
-    }
-    const int64_t pages = pagesFor(pool, alive);
-    const int64_t which = hasRoom(pool.tiers[0], pages) ? 0 : 1;
-    PageTier& tier = pool.tiers[which];
-    if (!hasRoom(tier, pages)) {
-      pool.errors |= kPagesUsedUp;
-      return;
-    }
-    for (int64_t slot = 0; slot < pages; ++slot) {
-      handle.pages()[slot] = tier.free[(tier.head + slot) % tier.capacity];
-    }
-    auto* tensor = static_cast<unsigned char*>(const_cast<void*>(source));
-    forEachPage(pool, tier, handle.pages(), alive, tensor, [](void* page, void* at, size_t bytes) {
-      std::memcpy(page, at, bytes);
-    });
-    tier.head += pages;
-    pool.spilled |= which;
-    handle.use = kPageHandleLive;
-    handle.rows = alive;
-    handle.tier = which;
-    handle.epoch = pool.epoch;
   }
 
   void restore(
-      PagePoolState* poolState,
-      PageHandleState* handleState,
+      PagePoolState* pool,
+      PageHandleState* handle,
       PageRows most,
       void* destination,
       PageFill fill,
       void*) const override {
-    PagePoolState& pool = *poolState;
-    PageHandleState& handle = *handleState;
     auto* tensor = static_cast<unsigned char*>(destination);
-    const bool stale = handle.use != kPageHandleEmpty && handle.epoch != pool.epoch;
-    if (pool.errors == 0 && stale) {
-      pool.errors = kStaleHandle;
-    } else if (pool.errors == 0 && handle.use != kPageHandleLive) {
-      pool.errors = kNotStashed;
+    const int64_t nbytes = most.count * most.bytes;
+    const PagePlan plan = planRestore(*pool, *handle);
+    if (plan.errors != 0) {
+      std::memset(tensor, fill.failed, nbytes);
+    } else {
+      forEachPage(*pool, *handle, plan, tensor, [](void* page, void* at, size_t bytes) {
+        std::memcpy(at, page, bytes);
+      });
+      const int64_t alive = plan.rows * pool->rowBytes;
+      if (fill.deadRows && alive < nbytes) {
+        std::memset(tensor + alive, fill.dead, nbytes - alive);
+      }
+      if (!fill.keepsPages) {
+        listAsFree(*pool, *handle, plan);
+      }
     }
-    if (pool.errors != 0) {
-      std::memset(tensor, fill.failed, most.count * most.bytes);
-      return;
-    }
-    PageTier& tier = pool.tiers[handle.tier];
-    const int64_t* ids = handle.pages();
-    forEachPage(pool, tier, ids, handle.rows, tensor, [](void* page, void* at, size_t bytes) {
-      std::memcpy(at, page, bytes);
-    });
-    const int64_t pages = pagesFor(pool, handle.rows);
-    for (int64_t slot = 0; slot < pages; ++slot) {
-      tier.free[(tier.tail + slot) % tier.capacity] = ids[slot];
-    }
-    tier.tail += pages;
-    handle.use = kPageHandleRestored;
-    if (fill.deadRows) {
-      const int64_t alive = handle.rows * pool.rowBytes;
-      std::memset(tensor + alive, fill.dead, most.count * most.bytes - alive);
+    finishRestore(*pool, *handle, plan, fill.keepsPages);
+  }
+
+  void giveBack(PagePoolState* pool, PageHandleState* handle, void*) const override {
+    const PagePlan plan = planGiveBack(*pool, *handle);
+    listAsFree(*pool, *handle, plan);
+    if (plan.pages > 0) {
+      finishGiveBack(*pool, *handle, plan);
     }
   }
 
@@ -125,7 +99,9 @@ class CpuPageMover final : public PageMover {
     for (PageTier& tier : pool->tiers) {
       tier.head = 0;
       tier.tail = tier.capacity;
-      std::iota(tier.free, tier.free + tier.capacity, int64_t{0});
+      if (pool->isStack == 0) {
+        std::iota(tier.free, tier.free + tier.capacity, int64_t{0});
+      }
     }
     pool->errors = 0;
     pool->spilled = 0;

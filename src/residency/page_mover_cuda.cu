@@ -11,6 +11,7 @@
 #include <string>
 
 #include "residency/page_mover.h"
+#include "residency/page_plan.h"
 
 namespace ebb {
 namespace {
@@ -18,49 +19,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kMostBlocks = 2048;
 constexpr int kResetBlocks = 64;
-
-struct Plan {
-  int64_t errors;  // of PageError; not 0: nothing is moved
-  int64_t rows;
-  int64_t pages;
-  int64_t tier;
-};
-
-__device__ int64_t pagesFor(const PagePoolState& pool, int64_t rows) {
-  return (rows + pool.pageRows - 1) / pool.pageRows;
-}
-
-__device__ bool hasRoom(const PageTier& tier, int64_t pages) {
-  return tier.tail - tier.head >= pages;
-}
-
-__device__ Plan planStash(
-    const PagePoolState& pool, const PageHandleState& handle, int64_t mostRows, int64_t rows) {
-  Plan plan{pool.errors, rows, 0, 0};
-  if (plan.errors != 0) {
-    return plan;
-  }
-  plan.errors |= rows < 0 ? kNegativeRows : rows > mostRows ? kTooManyRows : 0;
-  const bool live = handle.use == kPageHandleLive && handle.epoch == pool.epoch;
-  plan.errors |= live ? kAlreadyStashed : 0;
-  if (plan.errors != 0) {
-    return plan;
-  }
-  plan.pages = pagesFor(pool, rows);
-  plan.tier = hasRoom(pool.tiers[0], plan.pages) ? 0 : 1;
-  plan.errors |= hasRoom(pool.tiers[plan.tier], plan.pages) ? 0 : kPagesUsedUp;
-  return plan;
-}
-
-__device__ Plan planRestore(const PagePoolState& pool, const PageHandleState& handle) {
-  Plan plan{pool.errors, handle.rows, 0, handle.tier};
-  if (plan.errors == 0) {
-    const bool stale = handle.use != kPageHandleEmpty && handle.epoch != pool.epoch;
-    plan.errors = stale ? kStaleHandle : handle.use != kPageHandleLive ? kNotStashed : 0;
-  }
-  plan.pages = plan.errors == 0 ? pagesFor(pool, plan.rows) : 0;
-  return plan;
-}
 
 // Whether this block is the last one that gets here. What all blocks wrote is visible to it.
 __device__ bool isLastBlock(PagePoolState* pool) {
@@ -92,6 +50,12 @@ __device__ void fillBytes(unsigned char* begin, unsigned char* end, unsigned cha
   }
 }
 
+// Where a row of a tensor is in its tier: `page` is the id of the page that it is in.
+__device__ unsigned char* placeOf(
+    const PagePoolState& pool, const PageTier& tier, int64_t page, int64_t row) {
+  return tier.rows + (page * pool.pageRows + row % pool.pageRows) * pool.rowBytes;
+}
+
 template <class T>
 __global__ void stashKernel(
     PagePoolState* pool,
@@ -99,29 +63,20 @@ __global__ void stashKernel(
     int64_t mostRows,
     const unsigned char* source,
     const int64_t* rows) {
-  const Plan plan = planStash(*pool, *handle, mostRows, *rows);
+  const PagePlan plan = planStash(*pool, *handle, mostRows, *rows);
   if (plan.errors == 0) {
     const PageTier& tier = pool->tiers[plan.tier];
     for (int64_t row = blockIdx.x; row < plan.rows; row += gridDim.x) {
       const int64_t slot = row / pool->pageRows;
-      const int64_t id = tier.free[(tier.head + slot) % tier.capacity];
-      const int64_t place = id * pool->pageRows + row % pool->pageRows;
-      if (row % pool->pageRows == 0 && threadIdx.x == 0) {
-        handle->pages()[slot] = id;
+      const int64_t page = pageToTake(*pool, tier, slot);
+      if (row % pool->pageRows == 0 && threadIdx.x == 0 && pool->isStack == 0) {
+        handle->pages()[slot] = page;
       }
-      copyRow<T>(tier.rows + place * pool->rowBytes, source + row * pool->rowBytes, pool->rowBytes);
+      copyRow<T>(placeOf(*pool, tier, page, row), source + row * pool->rowBytes, pool->rowBytes);
     }
   }
   if (isLastBlock(pool) && threadIdx.x == 0) {
-    pool->errors = plan.errors;
-    if (plan.errors == 0) {
-      pool->tiers[plan.tier].head += plan.pages;
-      pool->spilled |= plan.tier;
-      handle->use = kPageHandleLive;
-      handle->rows = plan.rows;
-      handle->tier = plan.tier;
-      handle->epoch = pool->epoch;
-    }
+    finishStash(*pool, *handle, plan);
   }
 }
 
@@ -132,7 +87,7 @@ __global__ void restoreKernel(
     int64_t mostRows,
     unsigned char* destination,
     PageFill fill) {
-  const Plan plan = planRestore(*pool, *handle);
+  const PagePlan plan = planRestore(*pool, *handle);
   unsigned char* const end = destination + mostRows * pool->rowBytes;
   if (plan.errors != 0) {
     fillBytes(destination, end, fill.failed);
@@ -140,24 +95,33 @@ __global__ void restoreKernel(
     const PageTier& tier = pool->tiers[plan.tier];
     for (int64_t row = blockIdx.x; row < plan.rows; row += gridDim.x) {
       const int64_t slot = row / pool->pageRows;
-      const int64_t id = handle->pages()[slot];
-      const int64_t place = id * pool->pageRows + row % pool->pageRows;
-      if (row % pool->pageRows == 0 && threadIdx.x == 0) {
-        tier.free[(tier.tail + slot) % tier.capacity] = id;
+      const int64_t page = pageTaken(*pool, *handle, slot);
+      const bool first = row % pool->pageRows == 0 && threadIdx.x == 0;
+      if (first && !fill.keepsPages && pool->isStack == 0) {
+        tier.free[(tier.tail + slot) % tier.capacity] = page;
       }
       copyRow<T>(
-          destination + row * pool->rowBytes, tier.rows + place * pool->rowBytes, pool->rowBytes);
+          destination + row * pool->rowBytes, placeOf(*pool, tier, page, row), pool->rowBytes);
     }
     if (fill.deadRows) {
       fillBytes(destination + plan.rows * pool->rowBytes, end, fill.dead);
     }
   }
   if (isLastBlock(pool) && threadIdx.x == 0) {
-    pool->errors = plan.errors;
-    if (plan.errors == 0) {
-      pool->tiers[plan.tier].tail += plan.pages;
-      handle->use = kPageHandleRestored;
-    }
+    finishRestore(*pool, *handle, plan, fill.keepsPages);
+  }
+}
+
+// One block: there is little to do.
+__global__ void giveBackKernel(PagePoolState* pool, PageHandleState* handle) {
+  const PagePlan plan = planGiveBack(*pool, *handle);
+  const PageTier& tier = pool->tiers[plan.tier];
+  for (int64_t slot = threadIdx.x; slot < plan.pages && pool->isStack == 0; slot += blockDim.x) {
+    tier.free[(tier.tail + slot) % tier.capacity] = handle->pages()[slot];
+  }
+  __syncthreads();
+  if (threadIdx.x == 0 && plan.pages > 0) {
+    finishGiveBack(*pool, *handle, plan);
   }
 }
 
@@ -165,7 +129,7 @@ __global__ void resetKernel(PagePoolState* pool) {
   const int64_t first = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   const int64_t stride = gridDim.x * static_cast<int64_t>(blockDim.x);
   for (PageTier& tier : pool->tiers) {
-    for (int64_t id = first; id < tier.capacity; id += stride) {
+    for (int64_t id = first; id < tier.capacity && pool->isStack == 0; id += stride) {
       tier.free[id] = id;
     }
   }
@@ -236,6 +200,11 @@ class CudaPageMover final : public PageMover {
           <<<blocksFor(most.count), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
               pool, handle, most.count, static_cast<unsigned char*>(destination), fill);
     });
+    checkLaunch();
+  }
+
+  void giveBack(PagePoolState* pool, PageHandleState* handle, void* stream) const override {
+    giveBackKernel<<<1, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(pool, handle);
     checkLaunch();
   }
 

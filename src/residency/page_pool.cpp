@@ -29,6 +29,7 @@ void checkOptions(const PagePoolOptions& options) {
   check(options.pageRows > 0, "page size", options.pageRows, "at least one row");
   check(options.devicePages >= 0, "device pages", options.devicePages, "at least 0");
   check(options.hostPages >= 0, "host pages", options.hostPages, "at least 0");
+  check(!options.isStack || options.pageRows == 1, "page size", options.pageRows, "1 in a stack");
 }
 
 std::string folderOfThisLibrary() {
@@ -62,7 +63,7 @@ const PageMover& cudaPageMover() {
 }
 
 std::string describePageErrors(int64_t errors) {
-  const std::pair<PageError, const char*> all[] = {
+  const std::pair<int64_t, const char*> all[] = {
       {kPagesUsedUp, "no tier had pages for a tensor"},
       {kTooManyRows, "more rows were said to be alive than a tensor has"},
       {kNegativeRows, "fewer than no rows were said to be alive"},
@@ -89,13 +90,14 @@ PagePool::PagePool(const PagePoolOptions& options)
   for (int tier = 0; tier < 2; ++tier) {
     const int64_t nbytes = pages[tier] * options.pageRows * options.rowBytes;
     rows_[tier] = at::empty({nbytes}, (tier == 0 ? onDevice : onHost).dtype(at::kByte));
-    free_[tier] = at::empty({pages[tier]}, onDevice.dtype(at::kLong));
+    free_[tier] = at::empty({options.isStack ? 0 : pages[tier]}, onDevice.dtype(at::kLong));
     state.tiers[tier].capacity = pages[tier];
     state.tiers[tier].rows = static_cast<unsigned char*>(rows_[tier].mutable_data_ptr());
     state.tiers[tier].free = free_[tier].mutable_data_ptr<int64_t>();
   }
   state.pageRows = options.pageRows;
   state.rowBytes = options.rowBytes;
+  state.isStack = options.isStack ? 1 : 0;
   at::Tensor onCpu = at::empty({sizeof state}, at::kByte);
   std::memcpy(onCpu.mutable_data_ptr(), &state, sizeof state);
   state_ = onCpu.to(options.device);
@@ -104,7 +106,8 @@ PagePool::PagePool(const PagePoolOptions& options)
 
 PageHandle PagePool::makeHandle(int64_t mostRows) const {
   TORCH_CHECK_VALUE(mostRows >= 0, "ebb: a tensor has at least no rows, not ", mostRows);
-  const int64_t pages = (mostRows + options_.pageRows - 1) / options_.pageRows;
+  const int64_t pages =
+      options_.isStack ? 0 : (mostRows + options_.pageRows - 1) / options_.pageRows;
   constexpr int64_t kWords = sizeof(PageHandleState) / sizeof(int64_t);
   return {
       at::zeros({kWords + pages}, at::TensorOptions().device(options_.device).dtype(at::kLong)),
@@ -157,6 +160,26 @@ void PagePool::restore(PageHandle& handle, at::Tensor& tensor, PageFill fill) {
   mover_.restore(pool(), state, most, tensor.mutable_data_ptr(), fill, stream());
 }
 
+void PagePool::giveBack(PageHandle& handle) {
+  mover_.giveBack(pool(), static_cast<PageHandleState*>(handle.state.mutable_data_ptr()), stream());
+}
+
+at::Tensor PagePool::flags() const {
+  constexpr int64_t kWord = sizeof(int64_t);
+  static_assert(offsetof(PagePoolState, errors) % kWord == 0);
+  static_assert(offsetof(PagePoolState, spilled) == offsetof(PagePoolState, errors) + kWord);
+  constexpr int64_t kPlace = offsetof(PagePoolState, errors) / kWord;
+  return state_.view(at::kLong).narrow(0, kPlace, 2);
+}
+
+size_t PagePool::deviceBytes() const {
+  return rows_[0].nbytes() + free_[0].nbytes() + free_[1].nbytes() + state_.nbytes();
+}
+
+size_t PagePool::hostBytes() const {
+  return rows_[1].nbytes();
+}
+
 void PagePool::reset() {
   mover_.reset(pool(), stream());
 }
@@ -185,7 +208,7 @@ PagePoolStatus PagePool::status() const {
     const at::Tensor ids = free_[which].cpu();
     found.head[which] = tier.head;
     found.tail[which] = tier.tail;
-    for (int64_t at = tier.head; at < tier.tail; ++at) {
+    for (int64_t at = tier.head; at < tier.tail && !options_.isStack; ++at) {
       found.freeIds[which].push_back(ids.const_data_ptr<int64_t>()[at % tier.capacity]);
     }
   }

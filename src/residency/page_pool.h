@@ -4,6 +4,7 @@
 #include <ATen/core/TensorBody.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "ebb/export.h"
@@ -17,16 +18,17 @@ struct PagePoolOptions {
   int64_t pageRows = 64;
   int64_t devicePages = 0;
   int64_t hostPages = 0;  // in pinned memory, for when the device has no room
+  bool isStack = false;   // what is stashed last is given back first; pages of one row, no table
 };
 
 // What the pool's memory shows; reading it waits for the device.
 struct PagePoolStatus {
-  int64_t errors = 0;  // bits of PageError
+  int64_t errors = 0;  // bits, see page_layout.h
   bool spilled = false;
   int64_t epoch = 0;
   int64_t head[2] = {0, 0};         // by tier, as in PageTier
   int64_t tail[2] = {0, 0};         // likewise
-  std::vector<int64_t> freeIds[2];  // the ids from head to tail
+  std::vector<int64_t> freeIds[2];  // the ids from head to tail; in a stack none
 };
 
 // A tensor that is in a pool, or was.
@@ -51,14 +53,25 @@ class EBB_API PagePool {
   // contiguous, or its rows do not fit the pool or the handle.
   void stash(PageHandle& handle, const at::Tensor& tensor, const at::Tensor& rows);
 
-  // Copies them back and gives the pages back. After an error the whole of `tensor` is filled with
-  // bytes that show: NaN if it has any, else zeros.
+  // Copies them back and gives the pages back, unless `fill` says to keep them. After an error the
+  // whole of `tensor` is filled with bytes that show.
   void restore(PageHandle& handle, at::Tensor& tensor, PageFill fill);
+
+  // Gives the pages back, if the handle has any. In a stack: only when those of all that was
+  // stashed later have been given back.
+  void giveBack(PageHandle& handle);
 
   // All pages are free again and errors forgotten; handles are stale.
   void reset();
 
   PagePoolStatus status() const;
+
+  // Two int64 on the pool's device: error bits, see page_layout.h, and whether anything spilled.
+  at::Tensor flags() const;
+
+  // Of rows, in both tiers, and of what the pool knows of them; the second is in pinned memory.
+  size_t deviceBytes() const;
+  size_t hostBytes() const;
   const PagePoolOptions& options() const {
     return options_;
   }

@@ -17,6 +17,7 @@ DEVICES = pytest.mark.parametrize(
     "device",
     ["cpu", CUDA] if torch.cuda.is_available() else ["cpu"],
 )
+HEADER = 5  # words of a handle before the ids of its pages
 USED_UP, TOO_MANY, NEGATIVE, NOT_STASHED, STALE, ALREADY = (1 << i for i in range(6))
 
 
@@ -98,7 +99,7 @@ class Checked:
             taken = []
             for handle, _, rows, _, where in self.live:
                 if where == tier:
-                    taken += handle.state[4 : 4 + -(-rows // self.page_rows)].tolist()
+                    taken += handle.state[HEADER : HEADER + -(-rows // self.page_rows)].tolist()
             if self.failed == 0:
                 assert len(set(taken)) == len(taken)  # I3
                 assert set(taken) | set(free) == set(range(self.capacity[tier]))  # I4, I5

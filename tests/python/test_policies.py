@@ -98,13 +98,6 @@ def test_wrong_operator_type(key):
         ebb.Policy({key: ebb.SAVE})
 
 
-def test_page_is_not_built_yet():
-    with pytest.raises(NotImplementedError, match="page pool"):
-        ebb.Policy({"aten::mm": ebb.PAGE})
-    with pytest.raises(NotImplementedError, match="page pool"):
-        ebb.Policy(default=ebb.PAGE)
-
-
 def test_wrong_rules():
     with pytest.raises(TypeError, match=r"sequence of ebb.Rule"):
         ebb.Policy(["aten::mm"])

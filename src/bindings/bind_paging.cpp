@@ -1,0 +1,140 @@
+#include <pybind11/stl.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <unordered_set>
+
+#include "bindings/bindings.h"
+#include "residency/page_pool.h"
+#include "residency/paging.h"
+
+namespace ebb::bindings {
+
+namespace py = pybind11;
+
+namespace {
+
+py::dict settingsDict() {
+  const PagingSettings now = pagingSettings();
+  py::dict dict;
+  dict["page_rows"] = now.pageRows;
+  dict["headroom"] = now.headroom;
+  dict["host_headroom"] = now.hostHeadroom;
+  dict["device_limit"] = now.deviceLimit;
+  dict["overflow"] = static_cast<int>(now.overflow);
+  dict["dead_rows"] = static_cast<int>(now.deadRows);
+  dict["prefetch"] = now.prefetch;
+  return dict;
+}
+
+void configure(const py::dict& given) {
+  PagingSettings settings;
+  settings.pageRows = given["page_rows"].cast<int64_t>();
+  settings.headroom = given["headroom"].cast<double>();
+  settings.hostHeadroom = given["host_headroom"].cast<double>();
+  settings.deviceLimit = given["device_limit"].cast<size_t>();
+  settings.overflow = static_cast<PageOverflowMode>(given["overflow"].cast<int>());
+  settings.deadRows = static_cast<DeadRows>(given["dead_rows"].cast<int>());
+  settings.prefetch = given["prefetch"].cast<int32_t>();
+  configurePaging(settings);
+}
+
+py::dict statsDict() {
+  const PagingStats now = pagingStats();
+  py::dict dict;
+  dict["steps"] = now.steps;
+  dict["recorded_steps"] = now.recordedSteps;
+  dict["overflows"] = now.overflows;
+  dict["spilled_steps"] = now.spilledSteps;
+  dict["stashed"] = now.stashed;
+  dict["resident"] = now.resident;
+  dict["stashes"] = now.stashes;
+  dict["padded_bytes"] = now.paddedBytes;
+  dict["live_bytes"] = now.liveBytes;
+  dict["pool_bytes"] = now.poolBytes;
+  dict["host_pool_bytes"] = now.hostPoolBytes;
+  py::list pools;
+  for (const PagePoolStats& pool : now.pools) {
+    py::dict one;
+    one["device"] = pool.device;
+    one["dtype"] = py::reinterpret_borrow<py::object>(
+        reinterpret_cast<PyObject*>(torch::getTHPDtype(pool.dtype)));
+    one["row_bytes"] = pool.rowBytes;
+    one["page_rows"] = pool.pageRows;
+    one["device_pages"] = pool.devicePages;
+    one["host_pages"] = pool.hostPages;
+    one["stack"] = pool.isStack;
+    one["bytes"] = pool.bytes;
+    pools.append(one);
+  }
+  dict["pools"] = pools;
+  dict["schedule"] = now.schedule;
+  return dict;
+}
+
+void throwOverflow(const std::string& message) {
+  py::gil_scoped_acquire gil;
+  const py::object type = py::module_::import("ebb.paging").attr("PageOverflowError");
+  PyErr_SetObject(type.ptr(), type(message).ptr());
+  python_error thrown;
+  thrown.persist();
+  throw thrown;
+}
+
+// The tensors whose `grad` a backward from `roots` would add to.
+std::vector<at::Tensor> leavesBehind(const std::vector<at::Tensor>& roots) {
+  namespace autograd = torch::autograd;
+  std::vector<autograd::Node*> toDo;
+  std::unordered_set<autograd::Node*> seen;
+  std::vector<at::Tensor> leaves;
+  const auto visit = [&](autograd::Node* node) {
+    if (node != nullptr && seen.insert(node).second) {
+      toDo.push_back(node);
+    }
+  };
+  for (const at::Tensor& root : roots) {
+    visit(root.requires_grad() ? autograd::impl::gradient_edge(root).function.get() : nullptr);
+  }
+  while (!toDo.empty()) {
+    autograd::Node* node = toDo.back();
+    toDo.pop_back();
+    if (const auto* last = dynamic_cast<const autograd::AccumulateGrad*>(node)) {
+      leaves.push_back(last->variable);
+    }
+    for (const autograd::Edge& edge : node->next_edges()) {
+      visit(edge.function.get());
+    }
+  }
+  return leaves;
+}
+
+}  // namespace
+
+void bindPaging(py::module_& module) {
+  Paging::get().setThrow(&throwOverflow);
+  const auto plain = [](auto function) { return torch::wrap_pybind_function_no_gil(function); };
+  module.def("mark_rows", plain(&markRows));
+  module.def("paging_settings", &settingsDict);
+  module.def("configure_paging", torch::wrap_pybind_function(&configure));
+  module.def("paging_stats", torch::wrap_pybind_function(&statsDict));
+  module.def("paging_step_begins", plain([] { Paging::get().beginStep(); }));
+  module.def("paging_step_ends", plain([] { Paging::get().endStep(); }));
+  module.def("paging_step_abandoned", plain([] { Paging::get().abandonStep(); }));
+  module.def("exchange_paging_place", plain([](int32_t stage, std::optional<int32_t> microbatch) {
+               return Paging::exchangePlace({stage, microbatch});
+             }));
+  module.def("paging_record_next", plain([] { Paging::get().recordNext(); }));
+  module.def("paging_step_ok", plain([] { return Paging::get().stepOk(); }));
+  module.def("paging_errors", plain([] { return Paging::get().errors(); }));
+  module.def(
+      "paging_found_inf", plain([](c10::Device device) { return Paging::get().foundInf(device); }));
+  module.def("paging_reset", plain([] { Paging::get().reset(); }));
+  module.def("describe_page_errors", &describePageErrors);
+  module.def("leaves_behind", torch::wrap_pybind_function(&leavesBehind));
+}
+
+}  // namespace ebb::bindings

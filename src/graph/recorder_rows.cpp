@@ -1,0 +1,52 @@
+// What the recorder does when the user says which rows of a tensor live: see Note [Rows].
+#include <algorithm>
+
+#include "graph/recorder.h"
+
+namespace ebb {
+
+void Recorder::markRows(const at::Tensor& tensor, const at::Tensor& rows) {
+  TORCH_CHECK_VALUE(
+      isRecordable(tensor) && tensor.dim() >= 1 && (tensor.numel() == 0 || isRowAfterRow(tensor)),
+      "ebb: mark_rows needs a tensor whose rows follow each other in a storage of its own; this "
+      "one "
+      "has shape ",
+      tensor.sizes(),
+      ", and is a view of a part, in another order, or of a class of its own. Mark what it is a "
+      "view of, or a clone of it.");
+  std::lock_guard<std::recursive_mutex> lock(graph_->mutex);
+  settle();
+  const RowCountPtr count = countOf(tensor, rows);
+  if (tensor.numel() == 0) {
+    return;
+  }
+  const c10::intrusive_ptr<Value> value = currentValue(tensor);
+  const bool wasRead = readers(value) > 2;
+  const bool same = value->rows && value->rows->live == count;
+  TORCH_CHECK_VALUE(
+      !value->rows || same || !wasRead,
+      "ebb: mark_rows: this tensor has rows already, of another count, and operators have read it. "
+      "Mark it once, before it is used.");
+  if (value->paged && !value->rows && wasRead) {
+    value->paged = value->offload = false;  // what has read it may have mixed its rows
+    counters_->bytesNotPaged += value->nbytes;
+  }
+  const bool lossy = value->paged || (value->rows && value->rows->lossy);
+  value->rows = std::make_unique<Rows>(Rows{count, tensor.size(0), tensor.scalar_type(), lossy});
+  value->offload |= value->paged && value->packed == 0 && !value->stash;
+}
+
+// Tensors for which the same count was given may be read by one operator.
+RowCountPtr Recorder::countOf(const at::Tensor& tensor, const at::Tensor& rows) {
+  const auto known = std::find_if(
+      rowCounts_.begin(), rowCounts_.end(), [&](const auto& count) { return count->isOf(rows); });
+  const auto count =
+      known != rowCounts_.end() ? *known : c10::make_intrusive<RowCount>(tensor, rows);
+  count->check(tensor);
+  if (known == rowCounts_.end()) {
+    rowCounts_.push_back(count);
+  }
+  return count;
+}
+
+}  // namespace ebb

@@ -1,0 +1,21 @@
+// Bytes of a value that are elsewhere than on the device.
+#pragma once
+
+#include <c10/core/Storage.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include "ebb/export.h"
+
+namespace ebb {
+
+class EBB_API Away : public c10::intrusive_ptr_target {
+ public:
+  // The bytes on the device, for the current stream. `living` is the storage that they were in if
+  // somebody else holds it: then nothing is copied.
+  virtual c10::Storage fetch(const c10::Storage& living) = 0;
+
+  // The storage that they were in is about to be written on the current stream.
+  virtual void beforeWrite() = 0;
+};
+
+}  // namespace ebb
