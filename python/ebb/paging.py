@@ -380,8 +380,8 @@ def run_step(
             result = function()
     except Exception as error:
         failed = error
-    ok = (failed is None or _C.paging_errors() == 0) and _C.paging_step_ok()
-    if _agreed(ok, group):
+    its_own = failed is not None and _C.paging_errors() == 0
+    if _agreed(its_own or _C.paging_step_ok(), group):
         if failed is not None:
             raise failed
         return result

@@ -152,11 +152,19 @@ void OpRecording::scanTensor(const at::Tensor& tensor, size_t argument, int32_t 
   for (const Argument& argument : tensors_) {
     if (argument.tensor->defined()) {
       const auto found = recorder_.values_.find(storageOf(*argument.tensor));
-      if (found != recorder_.values_.end() && found->second->versionHolds()) {
-        rows_.add(*argument.tensor, argument.index, *found->second);
-      }
+      const bool known = found != recorder_.values_.end();
+      const Value* value =
+          known ? recorder_.current(found->second, *argument.tensor).get() : nullptr;
+      rows_.add(*argument.tensor, argument.index, value);
     }
   }
+  const bool mixes = op_.rows != RowRule::ShapeOnly && !rows_.keepsApart();
+  for (const Argument& argument : tensors_) {
+    if (mixes && argument.tensor->defined()) {
+      recorder_.needDeadRows(*argument.tensor);
+    }
+  }
+  recorder_.packedSince_.clear();
 }
 
 [[gnu::noinline]] void OpRecording::addWrite(
@@ -419,13 +427,15 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   const bool fromDevice = offCpu_ && tensor.is_cpu();
   const Verdict verdict = recipe_ ? verdictOn(tensor) : Verdict{};
   value->rows = rows_.of(tensor);
+  if (value->born && !op_.uninitialised && verdictOn(tensor).decision == Decision::Page) {
+    value->paged = value->offload = true;  // with a recipe or without
+  }
   const bool exact = value->rows || !rows_.isLossy();
   if (recipe_ && value->born && !fromDevice && isTrusted(verdict) && exact) {
     value->recipe = recipe_;
     value->rule = verdict.rule;
     value->saved = verdict.decision != Decision::Recompute;
-    value->paged = verdict.decision == Decision::Page;
-    value->offload = value->paged || verdict.decision == Decision::Offload;
+    value->offload |= verdict.decision == Decision::Offload;
     Output& output = recipe_->outputs.emplace_back();
     output.value = c10::weak_intrusive_ptr<Value>(value);
     output.slot = static_cast<uint16_t>(slot);

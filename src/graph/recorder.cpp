@@ -414,6 +414,9 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   if (value->part && !value->part->isOf(tensor)) {
     needAll(*value, tensor);
   }
+  if (value->rows) {
+    packedSince_.push_back(storageOf(tensor));
+  }
   if (value->offload && canLeave(*value, tensor)) {
     sendOrWait(*value, tensor);
   } else {
@@ -458,6 +461,7 @@ void Recorder::close() {
     values_.clear();
     unsettled_.clear();
     rowCounts_.clear();
+    packedSince_.clear();
     graph_.reset();
   });
   std::lock_guard<std::recursive_mutex> lock(graph_->mutex);

@@ -90,6 +90,7 @@ class Recorder final : public Interceptor {
   void send(Value& value, const c10::Storage& storage);
   bool sendToHost(Value& value, const c10::Storage& storage);
   bool sendToPages(Value& value, const c10::Storage& storage);
+  void needDeadRows(const at::Tensor& tensor);
   RowCountPtr countOf(const at::Tensor& tensor, const at::Tensor& rows);
   static bool canLeave(const Value& value, const at::Tensor& tensor);
   void sendOrWait(Value& value, const at::Tensor& tensor);
@@ -132,6 +133,9 @@ class Recorder final : public Interceptor {
   size_t sweepAt_ = 0;                  // entries at which dead ones are looked for
   size_t keptBytes_ = 0;                // since that was last done
   std::vector<Unsettled> unsettled_;    // see Note [Version stamps]
+  // Storages with rows that autograd has packed since the last op: for the one that comes next, if
+  // it is one of torch's own, which packs what it reads before it runs. Compared, never followed.
+  c10::SmallVector<c10::StorageImpl*, 4> packedSince_;
   std::vector<RowCountPtr> rowCounts_;  // that were given in the outermost region
 };
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "graph/recorder.h"
+#include "residency/away.h"
 
 namespace ebb {
 
@@ -34,6 +35,34 @@ void Recorder::markRows(const at::Tensor& tensor, const at::Tensor& rows) {
   const bool lossy = value->paged || (value->rows && value->rows->lossy);
   value->rows = std::make_unique<Rows>(Rows{count, tensor.size(0), tensor.scalar_type(), lossy});
   value->offload |= value->paged && value->packed == 0 && !value->stash;
+}
+
+// An operator that may mix rows is about to read `tensor`. If it has packed it too its backward may
+// do so: the value is not paged then, but kept.
+void Recorder::needDeadRows(const at::Tensor& tensor) {
+  const auto packed = std::find(packedSince_.begin(), packedSince_.end(), storageOf(tensor));
+  const auto known = values_.find(storageOf(tensor));
+  if (packed == packedSince_.end() || known == values_.end()) {
+    return;
+  }
+  Value& value = *known->second;
+  if (value.paged && (value.stash || value.offload)) {
+    const bool wasSent = value.stash != nullptr;
+    value.stash.reset();
+    value.paged = value.offload = false;
+    value.keep = value.saved = true;
+    if (wasSent) {
+      keep(value, tensor);
+      counters_->bytesPaged -= value.nbytes;
+      if (value.entry) {
+        value.entry->update([](Line& line) {
+          line.fate = Fate::Kept;
+          line.reason = "an operator that may mix its rows has saved it";
+        });
+      }
+    }
+    counters_->bytesNotPaged += value.nbytes;
+  }
 }
 
 // Tensors for which the same count was given may be read by one operator.

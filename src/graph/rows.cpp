@@ -100,22 +100,33 @@ int64_t rowsShown(const at::Tensor& tensor, const Rows& rows, size_t nbytes) {
   return inStep && end * item <= each ? shown : 0;
 }
 
-void RowFlow::add(const at::Tensor& tensor, size_t argument, const Value& value) {
-  const Rows* rows = value.rows.get();
-  if (rows == nullptr) {
+void RowFlow::add(const at::Tensor& tensor, size_t argument, const Value* value) {
+  extents_.push_back({tensor.dim(), tensor.dim() > 0 ? tensor.size(0) : 1});
+  if (value == nullptr || value->rows == nullptr) {
     return;
   }
-  lossy_ |= rows->lossy;
-  const int64_t shown = rowsShown(tensor, *rows, value.nbytes);
+  const Rows& rows = *value->rows;
+  lossy_ |= rows.lossy;
+  const int64_t shown = rowsShown(tensor, rows, value->nbytes);
   const bool first = live_ == nullptr;
   if (first) {
-    live_ = rows->live;
-    most_ = rows->most;
+    live_ = rows.live;
+    most_ = rows.most;
     leading_ = shown;
     dimensions_ = tensor.dim();
   }
-  apart_ = apart_ && shown > 0 && keepsApart(tensor, argument) && rows->live == live_ &&
-           rows->most == most_ && shown == leading_ && tensor.dim() == dimensions_;
+  apart_ = apart_ && shown > 0 && keepsApart(tensor, argument) && rows.live == live_ &&
+           rows.most == most_ && shown == leading_ && tensor.dim() == dimensions_;
+}
+
+// Broadcasting must not give rows a dimension in front, nor copies.
+bool RowFlow::keepsApart() const {
+  const auto fits = [&](const Extent& extent) {
+    return extent.dimensions < dimensions_ || (extent.dimensions == dimensions_ &&
+                                               (extent.leading == leading_ || extent.leading == 1));
+  };
+  return apart_ &&
+         (op_.rows != RowRule::EachRow || std::all_of(extents_.begin(), extents_.end(), fits));
 }
 
 bool RowFlow::keepsApart(const at::Tensor& tensor, size_t argument) const {
@@ -139,13 +150,14 @@ bool RowFlow::keepsApart(const at::Tensor& tensor, size_t argument) const {
 }
 
 std::unique_ptr<Rows> RowFlow::of(const at::Tensor& result) const {
-  const bool has = live_ && apart_ && isRowAfterRow(result) && result.size(0) == leading_ &&
+  const bool has = live_ && keepsApart() && isRowAfterRow(result) && result.size(0) == leading_ &&
+                   result.device() == live_->count.device() &&
                    (op_.rows != RowRule::EachRow || result.dim() == dimensions_);
   return has ? std::make_unique<Rows>(Rows{live_, most_, result.scalar_type(), lossy_}) : nullptr;
 }
 
 std::unique_ptr<Rows> RowFlow::ofWritten(const at::Tensor& argument, const Value& before) const {
-  if (before.rows && live_ && apart_) {
+  if (before.rows && live_ && keepsApart()) {
     return std::make_unique<Rows>(Rows{live_, most_, before.rows->dtype, lossy_});
   }
   return before.rows ? nullptr : of(argument);

@@ -3,6 +3,7 @@
 
 #include <ATen/core/TensorBody.h>
 #include <c10/core/Storage.h>
+#include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
@@ -68,8 +69,11 @@ class RowFlow {
   RowFlow(const OpTraits& op, const c10::IValue* arguments) : op_(op), arguments_(arguments) {
   }
 
-  // An argument that shows `value`.
-  void add(const at::Tensor& tensor, size_t argument, const Value& value);
+  // An argument that shows `value`; null: it has no rows, as far as is known.
+  void add(const at::Tensor& tensor, size_t argument, const Value* value);
+
+  // Whether all that has rows is read row by row. All arguments have been added.
+  bool keepsApart() const;
 
   // The rows of a result that is a storage of its own; null if it has none.
   std::unique_ptr<Rows> of(const at::Tensor& result) const;
@@ -85,14 +89,19 @@ class RowFlow {
  private:
   bool keepsApart(const at::Tensor& tensor, size_t argument) const;
 
+  struct Extent {
+    int64_t dimensions;
+    int64_t leading;  // the first size
+  };
   const OpTraits& op_;
   const c10::IValue* arguments_;
-  RowCountPtr live_;        // null: no argument has rows
-  int64_t most_ = 0;        // of the storages
-  int64_t leading_ = 0;     // of the arguments that have rows: their first size
-  int64_t dimensions_ = 0;  // likewise
-  bool apart_ = true;       // so far: rows are kept apart
-  bool lossy_ = false;      // some argument is
+  RowCountPtr live_;                     // null: no argument has rows
+  int64_t most_ = 0;                     // of the storages
+  int64_t leading_ = 0;                  // of the arguments that have rows: their first size
+  int64_t dimensions_ = 0;               // likewise
+  c10::SmallVector<Extent, 4> extents_;  // of all arguments
+  bool apart_ = true;                    // so far: rows are kept apart
+  bool lossy_ = false;                   // some argument is
 };
 
 }  // namespace ebb

@@ -20,10 +20,10 @@ void PageSchedule::end() {
   if (!std::exchange(following_, false)) {
     return;
   }
-  if (isRecorded_ && next_ < recorded_.size()) {
+  if (isRecorded_ && next_ > 0 && next_ < recorded_.size()) {
     throwDiffers("the end of the step", next_);
   }
-  isRecorded_ = true;
+  isRecorded_ = !recorded_.empty();
 }
 
 void PageSchedule::abandon() {

@@ -36,7 +36,8 @@ class EBB_API PageSchedule {
   // A step begins. The first that ends after clear() is recorded.
   void begin();
 
-  // It ends. Throws if entries of the recorded step are missing.
+  // It ends. Throws if entries of the recorded step are missing, unless all are: then nothing was
+  // paged.
   void end();
 
   // From now on nothing is recorded or compared, until the next begin().
@@ -62,6 +63,10 @@ class EBB_API PageSchedule {
   // "forward of 'experts', stage 0, micro-batch 2"
   std::string describe(const ScheduleEntry& entry) const;
 
+  // Whether there is a step to compare with.
+  bool isRecorded() const {
+    return isRecorded_;
+  }
   const std::vector<ScheduleEntry>& recorded() const {
     return recorded_;
   }

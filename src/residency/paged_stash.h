@@ -12,7 +12,7 @@ namespace ebb {
 
 class PagedStash final : public Away, public InArena {
  public:
-  PagedStash(const PageSource& source, PageGroupPtr group);
+  PagedStash(const PageSource& source, PageGroupPtr group, uint64_t step);
   ~PagedStash() override;
 
   c10::Storage fetch(const c10::Storage& living) override {
@@ -38,6 +38,7 @@ class PagedStash final : public Away, public InArena {
   const PageRows most_;
   const bool showDeadRows_;
   const PageGroupPtr group_;
+  const uint64_t step_;  // in which it was stashed
   State state_ = State::Resident;
   c10::Storage bytes_;                  // Resident, Returning, Back: all; Copied: the live rows
   int64_t live_ = 0;                    // rows, if Copied

@@ -22,6 +22,10 @@ at::Tensor rowsIn(const c10::Storage& storage, PageRows rows) {
   return bytesIn(storage, rows.count * rows.bytes).view({rows.count, rows.bytes});
 }
 
+bool hasNan(c10::ScalarType dtype) {
+  return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
+}
+
 std::string describe(const PageSource& source, const PageGroup& group) {
   return c10::str("the output of ", source.op, " in region '", group.region, "'");
 }
@@ -40,13 +44,14 @@ void checkCount(int64_t live, const PageSource& source, const PageGroup& group) 
 
 }  // namespace
 
-PagedStash::PagedStash(const PageSource& source, PageGroupPtr group)
+PagedStash::PagedStash(const PageSource& source, PageGroupPtr group, uint64_t step)
     : nbytes_(source.storage.nbytes()),
       device_(source.storage.device()),
       dtype_(source.dtype),
       most_{source.most, static_cast<int64_t>(source.storage.nbytes()) / source.most},
       showDeadRows_(source.showDeadRows),
-      group_(std::move(group)) {
+      group_(std::move(group)),
+      step_(step) {
 }
 
 PagedStash::~PagedStash() {
@@ -89,7 +94,7 @@ c10::intrusive_ptr<Away> Paging::send(const PageSource& source, const PageGroupP
     stepBegins();
   }
   enter(group);
-  auto stash = c10::make_intrusive<PagedStash>(source, group);
+  auto stash = c10::make_intrusive<PagedStash>(source, group, stats_.steps);
   const auto pool = pools_.find({stash->device_, stash->dtype_, stash->most_.bytes});
   if (group->resident) {
     stash->bytes_ = source.storage;
@@ -102,6 +107,7 @@ c10::intrusive_ptr<Away> Paging::send(const PageSource& source, const PageGroupP
   }
   group->stashes.push_back(stash.get());
   ++count_;
+  ++alive_;
   ++stats_.stashed;
   return stash;
 }
@@ -187,12 +193,16 @@ void Paging::checkOverflow(Pool& pool, const PageSource& source, const PagedStas
           ". The gradients of this step are of no use; the next step runs unpaged, and larger "
           "pools are made after it.");
       TORCH_CHECK_VALUE(errors == kPagesUsedUp, message);
-      if (throwOverflow_ != nullptr) {
-        throwOverflow_(message);
-      }
-      throw PageOverflow({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message);
+      throwOverflow(message);
     }
   }
+}
+
+void Paging::throwOverflow(const std::string& message) const {
+  if (throwOverflow_ != nullptr) {
+    throwOverflow_(message);
+  }
+  throw PageOverflow({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message);
 }
 
 c10::Storage Paging::fetch(PagedStash& stash, const c10::Storage& living) {
@@ -231,6 +241,7 @@ c10::Storage Paging::fetch(PagedStash& stash, const c10::Storage& living) {
         "). Run its forward again.");
     startRestoring(stash);
     stash.pool_->lane.wait(stash.ticket_, dropped_);
+    checkRestored(stash);
   }
   c10::Storage bytes = stash.bytes_;
   isBack(stash);
@@ -244,6 +255,22 @@ c10::Storage Paging::fetch(PagedStash& stash, const c10::Storage& living) {
     }
   }
   return bytes;
+}
+
+// After an error a tensor comes back as NaN. One that has no NaN would not show it: where nobody
+// need wait to know, it throws.
+void Paging::checkRestored(const PagedStash& stash) {
+  const Pool& pool = *stash.pool_;
+  if (stash.device_.is_cpu() && !hasNan(stash.dtype_)) {
+    const int64_t errors = *pool.pages.flags().const_data_ptr<int64_t>();
+    if (errors != 0) {
+      noteBad(readErrors());
+      throwOverflow(
+          "ebb: a tensor that was paged in region '" + stash.group_->region +
+          "' cannot be restored: " + describePageErrors(errors) +
+          ". The gradients of this step are of no use; run it again.");
+    }
+  }
 }
 
 // Its layer's backward has come in the schedule; the next one's pages start on their way.
@@ -331,12 +358,13 @@ void Paging::isBack(PagedStash& stash) {
   stash.state_ = PagedStash::State::Back;
   stash.pool_.reset();
   stash.slot_.reset();
-  if (stash.logged_) {
+  if (stash.logged_ && stash.step_ == stats_.steps) {
     log_.gone(*stash.logged_);
   }
   auto& siblings = stash.group_->stashes;
   siblings.erase(std::remove(siblings.begin(), siblings.end(), &stash), siblings.end());
-  --count_;
+  --alive_;
+  count_ -= stash.step_ == stats_.steps ? 1 : 0;
 }
 
 // Nobody will ask for it.
@@ -356,8 +384,7 @@ void Paging::forget(PagedStash& stash) {
 }
 
 PageFill Paging::fillFor(const PagedStash& stash) const {
-  const bool hasNan = c10::isFloatingType(stash.dtype_) || c10::isComplexType(stash.dtype_);
-  const unsigned char shows = hasNan ? 0xFF : 0;
+  const unsigned char shows = hasNan(stash.dtype_) ? 0xFF : 0;
   const bool show = stash.showDeadRows_ || settings_.deadRows == DeadRows::Nan;
   const bool fill = show || settings_.deadRows == DeadRows::Zero;
   return {fill, show ? shows : static_cast<unsigned char>(0), shows, false};

@@ -155,6 +155,8 @@ class EBB_API Paging {
   void checkOverflow(Pool& pool, const PageSource& source, const PagedStash& stash);
   c10::Storage fetch(PagedStash& stash, const c10::Storage& living);
   void beforeWrite(PagedStash& stash);
+  [[noreturn]] void throwOverflow(const std::string& message) const;
+  void checkRestored(const PagedStash& stash);
   void backwardBegins(PageGroup& group);
   void startRestoring(PagedStash& stash);
   void freeSlot(PagedStash& stash);
@@ -173,7 +175,8 @@ class EBB_API Paging {
   std::map<c10::DeviceIndex, PageLane> lanes_;  // of CUDA devices; -1: the CPU
   std::map<PoolKey, PoolPtr> pools_;            // in use
   std::vector<PoolPtr> retired_;                // not used any more, but a CUDA graph has them
-  std::map<PoolKey, int64_t> grown_;            // rows that a pool must have, since it overflowed
+  std::map<PoolKey, int64_t> grown_;            // rows that a pool must have, since it had too few;
+                                                // it is no stack then: order may be the cause
   PageSchedule schedule_;
   PageLog log_;                                               // of the step that is recorded
   std::map<PoolKey, PageLog::Need> needs_;                    // of the step that was recorded last
@@ -181,7 +184,8 @@ class EBB_API Paging {
   bool recording_ = true;                                     // live rows are copied, see above
   bool recordNext_ = false;                                   // the next step is to be recorded
   bool bracketed_ = false;                                    // the user has begun a step
-  uint64_t count_ = 0;                                        // stashes that exist and are not back
+  uint64_t count_ = 0;   // stashes of this step that are not back
+  uint64_t alive_ = 0;   // likewise, of all steps
   int64_t badStep_ = 0;  // the error bits that this step is known to have
   PagingStats stats_;    // counts
   void (*throwOverflow_)(const std::string&) = nullptr;

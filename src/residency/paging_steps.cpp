@@ -74,7 +74,7 @@ void Paging::abandonStep() {
   const Lock lock(*this);
   bracketed_ = false;
   schedule_.abandon();
-  recordNext_ |= recording_;
+  recordNext_ |= recording_ || !schedule_.isRecorded();
 }
 
 void Paging::stepBegins() {
@@ -84,6 +84,7 @@ void Paging::stepBegins() {
     log_.clear();
   }
   badStep_ = 0;
+  count_ = 0;
   ++stats_.steps;
 }
 
@@ -128,12 +129,12 @@ PagePoolOptions Paging::sizeOf(const PoolKey& key, const PageLog::Need& need) co
   PagePoolOptions options;
   options.device = key.device;
   options.rowBytes = key.rowBytes;
-  options.isStack = need.stackRows <= need.pages * settings_.pageRows;
+  const auto grown = grown_.find(key);
+  options.isStack = grown == grown_.end() && need.stackRows <= need.pages * settings_.pageRows;
   options.pageRows = options.isStack ? 1 : settings_.pageRows;
   const int64_t needed = options.isStack ? need.stackRows : need.pages;
   options.devicePages = scaled(needed, settings_.headroom);
   options.hostPages = scaled(needed, settings_.hostHeadroom);
-  const auto grown = grown_.find(key);
   if (grown != grown_.end()) {
     const int64_t pages = (grown->second + options.pageRows - 1) / options.pageRows;
     options.devicePages = std::max(options.devicePages, pages);
@@ -266,7 +267,7 @@ at::Tensor Paging::foundInf(c10::Device device) {
 PagingStats Paging::stats() {
   const Lock lock(*this);
   PagingStats now = stats_;
-  now.stashes = count_;
+  now.stashes = alive_;
   for (const auto& [key, need] : needs_) {
     now.paddedBytes += need.padded * key.rowBytes;
     now.liveBytes += need.rows * key.rowBytes;
@@ -303,7 +304,8 @@ void Paging::reset() {
   recording_ = true;
   recordNext_ = false;
   badStep_ = 0;
-  const uint64_t steps = stats_.steps;
+  count_ = 0;
+  const uint64_t steps = stats_.steps + 1;  // what was stashed before belongs to none
   stats_ = {};
   stats_.steps = steps;
 }

@@ -1,0 +1,72 @@
+"""Shared by the tests of paging: programs with rows that live and rows that do not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch.nn.functional import gelu, layer_norm, silu
+
+import ebb
+
+EVERYTHING = ebb.Policy(default=ebb.PAGE, inputs=ebb.PAGE)
+PRODUCTS = ebb.Policy({"aten::mm": ebb.PAGE, "aten::addmm": ebb.PAGE})
+PAGES = {"everything": EVERYTHING, "products": PRODUCTS}
+
+
+@contextlib.contextmanager
+def fresh(**settings: object) -> Iterator[None]:
+    """Paging that knows of nothing, with these settings; as it was afterwards."""
+    before = {k: v for k, v in ebb.paging.settings().items() if v is not None}
+    ebb.paging.reset()
+    ebb.paging.configure(**settings)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        ebb.paging.reset()
+        ebb.paging.configure(**before)  # type: ignore[arg-type]
+        if "device_limit" in settings:
+            ebb.paging.configure(device_limit=2**63 - 1)
+
+
+class Mlp:
+    """Layers on padded rows. Dead rows of what it reads hold what they like."""
+
+    def __init__(self, layers=3, width=8, rows=40, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        self.rows, self.width = rows, width
+        self.weights = [
+            (torch.randn(width, width, generator=generator) / 3).requires_grad_()
+            for _ in range(2 * layers)
+        ]
+
+    def layer(self, h, index):
+        up, down = self.weights[2 * index : 2 * index + 2]
+        return layer_norm(h + gelu(h @ up) @ down, (self.width,)) * silu(h)
+
+    def inputs(self, seed):
+        generator = torch.Generator().manual_seed(100 + seed)
+        return torch.randn(self.rows, self.width, generator=generator).requires_grad_()
+
+    def __call__(self, x, n, region=contextlib.nullcontext):
+        """`region` is entered around each layer; the layer's input is marked there."""
+        for index in range(len(self.weights) // 2):
+            with region():
+                h = ebb.mark_rows(x.mul(1.5), n)
+                x = self.layer(h, index)
+        return x[: int(n)].square().sum()
+
+
+def gradients(net, x, n, region=contextlib.nullcontext):
+    loss = net(x, n, region)
+    return torch.autograd.grad(loss, [x, *net.weights])
+
+
+def same(expected, found):
+    return all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def needed_bytes():
+    """Of the pools, at the least: the recorded step's live rows."""
+    return ebb.paging.stats()["live_bytes"]
