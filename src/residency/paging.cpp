@@ -95,6 +95,10 @@ c10::intrusive_ptr<Away> Paging::send(const PageSource& source, const PageGroupP
   }
   enter(group);
   auto stash = c10::make_intrusive<PagedStash>(source, group, stats_.steps);
+  group->stashes.push_back(stash.get());
+  ++count_;
+  ++alive_;
+  ++stats_.stashed;
   const auto pool = pools_.find({stash->device_, stash->dtype_, stash->most_.bytes});
   if (group->resident) {
     stash->bytes_ = source.storage;
@@ -105,10 +109,6 @@ c10::intrusive_ptr<Away> Paging::send(const PageSource& source, const PageGroupP
   } else {
     sendToPool(*stash, source, pool->second);
   }
-  group->stashes.push_back(stash.get());
-  ++count_;
-  ++alive_;
-  ++stats_.stashed;
   return stash;
 }
 
