@@ -12,7 +12,7 @@ VENV ?= $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),$(CURDIR)/.venv)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-SOURCES := $(shell find src include -name '*.cpp' -o -name '*.h') CMakeLists.txt $(wildcard cmake/*) setup.py pyproject.toml
+SOURCES := $(shell find src include -name '*.cpp' -o -name '*.h' -o -name '*.cu') CMakeLists.txt $(wildcard cmake/*) setup.py pyproject.toml
 
 .PHONY: demo setup test sweep test-full test-asan bench lint format clean FORCE
 
@@ -79,13 +79,13 @@ $(VENV)/.ebb-lint: pyproject.toml | $(VENV)/.ebb-built
 	touch $@
 
 lint: $(VENV)/.ebb-lint
-	git ls-files '*.cpp' '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
+	git ls-files '*.cpp' '*.h' '*.cu' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 format: $(VENV)/.ebb-lint
-	git ls-files '*.cpp' '*.h' | xargs $(BIN)/clang-format -i
+	git ls-files '*.cpp' '*.h' '*.cu' | xargs $(BIN)/clang-format -i
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
