@@ -108,7 +108,11 @@ def train_step(model: Model, optimizer: torch.optim.Optimizer, batch: Any, paged
         return loss.detach()
 
     # If a pool had too little room the step runs once more, unpaged.
-    loss = ebb.paging.run_step(forward_and_backward) if paged else forward_and_backward()
+    loss = (
+        ebb.paging.run_step(forward_and_backward, fixed_order=True)
+        if paged
+        else forward_and_backward()
+    )
     optimizer.step()
     return loss
 

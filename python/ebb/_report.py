@@ -17,6 +17,7 @@ DECISIONS = {
     "kept": "kept though the policy would recompute: it cannot be made again, see the reason",
     "recomputed": "dropped in the forward, made again in backward",
     "offloaded": "moved to host memory, fetched in backward",
+    "paged": "its live rows moved to a page pool, and back in backward",
     "escaped": "could be dropped, but the program (a cache, an attribute, an output) still held it",
     "result": "held by the program when the region ended, and not for its backward",
     "copied": "a copy, made because a replay needs what a write was about to change",

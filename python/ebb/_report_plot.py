@@ -17,6 +17,7 @@ _COLOURS = {
     "kept": "#c4642d",
     "recomputed": "#5b9f5b",
     "offloaded": "#8a67b5",
+    "paged": "#3f9a9a",
     "escaped": "#c9a227",
     "copied": "#b5476b",
 }

@@ -154,14 +154,16 @@ def stats() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def step() -> Iterator[None]:
+def step(fixed_order: bool = True) -> Iterator[None]:
     """Bracket one training step: all its forwards and backwards.
 
-    Optional. Within brackets the order in which layers run forward and backward is known from the
-    first step: a layer whose backward comes next is not paged, and on accelerators pages come back
-    while the layer before runs backward. Each step must run the same layers in the same order; for
-    pipelines, name stages and micro-batches with :func:`microbatch`. Without brackets a step is
-    over when nothing is paged any more.
+    Optional: without brackets a step is over when nothing is paged any more.
+
+    Args:
+        fixed_order: all such steps run the same layers forward and backward in the same order,
+            which is known from the first: a layer whose backward comes next is not paged, and on
+            accelerators pages come back while the layer before runs backward. For pipelines, name
+            stages and micro-batches with :func:`microbatch`.
 
     Raises:
         RuntimeError: the step runs in another order than the recorded one; the message names both
@@ -178,7 +180,7 @@ def step() -> Iterator[None]:
         >>> ebb.paging.step_ok()
         True
     """
-    _C.paging_step_begins()
+    _C.paging_step_begins(fixed_order)
     try:
         yield
     except BaseException:
@@ -339,7 +341,7 @@ def run_step(
     *,
     again: Callable[[], T] | None = None,
     state: Iterable[torch.nn.Module | torch.Tensor] = (),
-    fixed_order: bool = True,
+    fixed_order: bool = False,
     group: Any = None,
 ) -> T:
     """Run a training step; if a page pool had too little room, run it once more without pools.
@@ -356,8 +358,7 @@ def run_step(
             graph, a function that runs the same step eagerly.
         state: modules and tensors that are put back as well: the buffers of modules (running
             statistics), and gradients that no backward of torch adds to (FSDP2's).
-        fixed_order: whether all steps run the same layers in the same order; then it is a
-            :func:`step`.
+        fixed_order: as in :func:`step`.
         group: the processes that must agree, if ``torch.distributed`` is initialised; default: all.
             Each must call.
 
@@ -373,10 +374,9 @@ def run_step(
         >>> ebb.paging.run_step(lambda: net(torch.ones(2, 4)).sum().backward())
     """
     before = _Before(state)
-    bracket = step if fixed_order else contextlib.nullcontext
     failed: Exception | None = None
     try:
-        with _gradients_kept(before), bracket():
+        with _gradients_kept(before), step(fixed_order):
             result = function()
     except Exception as error:
         failed = error
@@ -388,7 +388,7 @@ def run_step(
     del failed
     before.put_back()
     _C.paging_record_next()
-    with bracket():
+    with step(fixed_order):
         result = (again or function)()
     if not step_ok(group):
         raise PageOverflowError(

@@ -76,8 +76,8 @@ void PageSchedule::throwDiffers(const std::string& came, size_t place) {
       came,
       ", and was ",
       expected,
-      ". The next step is recorded again. If steps are not all alike, leave out "
-      "ebb.paging.step(): what is paged then does not depend on the order.");
+      ". The next step is recorded again. If steps are not all alike, use "
+      "ebb.paging.step(fixed_order=False): what is paged then does not depend on the order.");
 }
 
 bool PageSchedule::isTurningPoint(const ScheduleEntry& forward) const {

@@ -29,8 +29,8 @@ struct ScheduleEntry {
 // A step that the user brackets is a list of entries, and each step runs the same list: the first
 // is recorded, those that follow are compared with it. So it is known what comes next. A layer
 // whose backward follows its forward at once is not paged; a layer's pages come back while the
-// layer behind it runs backward. Steps that nobody brackets begin and end when nothing is stashed;
-// they have no list.
+// layer behind it runs backward. Other steps have no list; those that nobody
+// brackets begin and end when nothing is stashed.
 class EBB_API PageSchedule {
  public:
   // A step begins. The first that ends after clear() is recorded.

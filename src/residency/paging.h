@@ -79,8 +79,9 @@ class EBB_API Paging {
   // if the count cannot be, where the host knows it, and PageOverflow in blocking mode.
   c10::intrusive_ptr<Away> send(const PageSource& source, const PageGroupPtr& group);
 
-  // A step of the user's begins and ends: see Note [Page schedules].
-  void beginStep();
+  // A step of the user's begins and ends. With `fixedOrder` it has a schedule: see Note [Page
+  // schedules].
+  void beginStep(bool fixedOrder);
   void endStep();
   void abandonStep();
 

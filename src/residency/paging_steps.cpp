@@ -44,7 +44,7 @@ PagingSettings Paging::settings() {
   return settings_;
 }
 
-void Paging::beginStep() {
+void Paging::beginStep(bool fixedOrder) {
   const Lock lock(*this);
   const auto below = belowEverything();
   TORCH_CHECK(
@@ -54,7 +54,9 @@ void Paging::beginStep() {
   stepEnds();
   stepBegins();
   bracketed_ = true;
-  schedule_.begin();
+  if (fixedOrder) {
+    schedule_.begin();
+  }
 }
 
 void Paging::endStep() {
