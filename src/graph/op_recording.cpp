@@ -41,11 +41,7 @@ bool coversStorage(const at::Tensor& tensor) {
 }  // namespace
 
 OpRecording::OpRecording(Recorder& recorder, Call& call)
-    : recorder_(recorder),
-      call_(call),
-      op_(call.op),
-      lock_(recorder.graph_->mutex),
-      rows_(call.op, call.arguments) {
+    : recorder_(recorder), call_(call), op_(call.op), lock_(recorder.graph_->mutex) {
 }
 
 void OpRecording::run() {
@@ -149,16 +145,17 @@ void OpRecording::scanTensor(const at::Tensor& tensor, size_t argument, int32_t 
 
 // Before the op runs: it may write its arguments, and change what they show.
 [[gnu::noinline]] void OpRecording::scanRows() {
+  rows_.emplace(op_, arguments());
   for (const Argument& argument : tensors_) {
     if (argument.tensor->defined()) {
       const auto found = recorder_.values_.find(storageOf(*argument.tensor));
       const bool known = found != recorder_.values_.end();
       const Value* value =
           known ? recorder_.current(found->second, *argument.tensor).get() : nullptr;
-      rows_.add(*argument.tensor, argument.index, value);
+      rows_->add(*argument.tensor, argument.index, value);
     }
   }
-  const bool mixes = op_.rows != RowRule::ShapeOnly && !rows_.keepsApart();
+  const bool mixes = op_.rows != RowRule::ShapeOnly && !rows_->keepsApart();
   for (const Argument& argument : tensors_) {
     if (mixes && argument.tensor->defined()) {
       recorder_.needDeadRows(*argument.tensor);
@@ -359,7 +356,7 @@ uint64_t OpRecording::fingerprintOfResult() const {
     after->opaque = before.opaque;
     const Verdict verdict = verdictOn(write.tensor);
     const bool inherits = before.saved && verdict.decision == Decision::Recompute;
-    after->rows = rows_.ofWritten(write.tensor, before);
+    after->rows = rows_ ? rows_->ofWritten(write.tensor, before) : nullptr;
     after->rule = inherits ? before.rule : verdict.rule;
     after->saved = !write.sideEffect && before.born &&
                    (before.saved || verdict.decision != Decision::Recompute);
@@ -368,7 +365,7 @@ uint64_t OpRecording::fingerprintOfResult() const {
                                       verdict.decision == Decision::Offload);
     // An `out=` that the kernel shrank is not written whole: views of it still show the rest.
     const bool asAssumed = !write.whole || coversStorage(write.tensor);
-    const bool exact = after->rows || !rows_.isLossy();
+    const bool exact = after->rows || !readsLossy();
     if (recipe_ && !write.sideEffect && asAssumed && isTrusted(verdict) && exact) {
       after->recipe = recipe_;
       Output& output = recipe_->outputs.emplace_back();
@@ -426,11 +423,11 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   value->born = onlyResultsHold(tensor);
   const bool fromDevice = offCpu_ && tensor.is_cpu();
   const Verdict verdict = recipe_ ? verdictOn(tensor) : Verdict{};
-  value->rows = rows_.of(tensor);
+  value->rows = rows_ ? rows_->of(tensor) : nullptr;
   if (value->born && !op_.uninitialised && verdictOn(tensor).decision == Decision::Page) {
     value->paged = value->offload = true;  // with a recipe or without
   }
-  const bool exact = value->rows || !rows_.isLossy();
+  const bool exact = value->rows || !readsLossy();
   if (recipe_ && value->born && !fromDevice && isTrusted(verdict) && exact) {
     value->recipe = recipe_;
     value->rule = verdict.rule;
@@ -479,7 +476,7 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   if (!value.born) {
     return "others hold its memory too";
   }
-  if (rows_.isLossy() && !value.rows) {
+  if (readsLossy() && !value.rows) {
     return "it is made of rows that were paged, and may mix them";
   }
   if (op_.constantFill) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mutex>
+#include <optional>
 
 #include "graph/random_state.h"
 #include "graph/recorder.h"
@@ -44,6 +45,9 @@ class OpRecording {
 
   void scanArguments();
   void scanRows();
+  bool readsLossy() const {
+    return rows_ && rows_->isLossy();
+  }
   void scanTensor(const at::Tensor& tensor, size_t argument, int32_t element);
   void addWrite(const at::Tensor& tensor, size_t argument, int32_t element);
   bool writesCanBeReplayed() const;
@@ -77,10 +81,10 @@ class OpRecording {
   bool recordable_ = true;                       // every tensor argument can be held by a recipe
   bool readsOpaque_ = false;                     // see Note [Opaque writes]
   const char* obstacle_ = nullptr;               // why it cannot be run again; null if it can
-  RowFlow rows_;                                 // see Note [Rows]
-  bool offCpu_ = false;                          // some tensor argument is on a device
-  uint32_t shapeCount_ = 0;                      // see Note [A recipe is one block]
-  const c10::IValue* results_ = nullptr;         // once the op ran
+  std::optional<RowFlow> rows_;           // nothing where no tensor has rows; see Note [Rows]
+  bool offCpu_ = false;                   // some tensor argument is on a device
+  uint32_t shapeCount_ = 0;               // see Note [A recipe is one block]
+  const c10::IValue* results_ = nullptr;  // once the op ran
   c10::SmallVector<c10::StorageImpl*, 6> storages_;  // of the arguments: results may alias them
   c10::SmallVector<Argument, 4> tensors_;            // the recipe's inputs
   c10::SmallVector<Write, 1> writes_;                // one per written storage
