@@ -47,6 +47,7 @@ test-asan: $(VENV)/.ebb-test
 bench: $(VENV)/.ebb-bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/offload.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/paging.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/trainer.py
 
 $(BIN)/python:

@@ -202,6 +202,7 @@ enum class PageOverflowMode : uint8_t {
 
 // What dead rows come back as.
 enum class DeadRows : uint8_t {
+  Repeat,  // copies of the first row that lives: as harmless as that is
   Zero,
   Nan,   // zeros in tensors that have no NaN
   None,  // whatever is in fresh memory
@@ -214,7 +215,7 @@ struct PagingSettings {
   double hostHeadroom = 0;        // likewise, of its second tier in pinned memory
   size_t deviceLimit = SIZE_MAX;  // most bytes of all pools of a device
   PageOverflowMode overflow = PageOverflowMode::Deferred;
-  DeadRows deadRows = DeadRows::Zero;
+  DeadRows deadRows = DeadRows::Repeat;
   int32_t prefetch = -1;  // layers whose pages come back ahead: 0 or 1; -1: 1 on accelerators only
 };
 

@@ -122,7 +122,7 @@ class PagePool:
         self,
         handle: PageHandle,
         tensor: torch.Tensor,
-        fill_dead_rows: bool = True,
+        fill_dead_rows: int = 1,
         dead: int = 0,
         failed: int = 255,
         keep_pages: bool = False,

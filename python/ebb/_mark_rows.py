@@ -13,14 +13,15 @@ def mark_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Say that only the first rows of a tensor live, for the decision ``ebb.PAGE``.
 
     What is in the other rows must not matter to anything that the program computes: in backward
-    they come back as zeros. ``ebb.verify`` brings them back as NaN, so that a program which depends
-    on them shows.
+    they come back as copies of a row that lives. ``ebb.verify`` brings them back as NaN, so that a
+    program which depends on them shows.
 
     The mark follows the tensor through operators that keep rows apart: element by element, products
-    with ``x`` on the left, normalisations and reductions over trailing dimensions, lookups. Where
-    an operator may mix rows its results have no mark; there the decision PAGE means SAVE, and
-    ``bytes_not_paged`` in :func:`ebb.stats` counts it. Mark such a result again if its rows live by
-    a count.
+    with ``x`` on the left, normalisations and reductions over other dimensions than the first.
+    Where an operator may mix rows its results have no mark, nor where it also reads a tensor that
+    has a row for each and no mark: a residual, a mask, weights of tokens. Mark those too if their
+    rows live by the same count. Without a mark the decision PAGE means SAVE, and
+    ``bytes_not_paged`` in :func:`ebb.stats` counts it.
 
     Outside of regions and under ``torch.compile`` it does nothing.
 

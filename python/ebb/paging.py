@@ -36,7 +36,7 @@ __all__ = [
 T = TypeVar("T")
 
 _MODES = ("deferred", "blocking", "assert")
-_DEAD_ROWS = ("zero", "nan", "none")
+_DEAD_ROWS = ("repeat", "zero", "nan", "none")
 _NO_LIMIT = 2**64 - 1
 
 
@@ -51,7 +51,10 @@ class PageOverflowError(RuntimeError):
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"ebb: {name} must be a number; got {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"ebb: {name} is too large: {value!r}") from None
 
 
 def _choice(name: str, value: object, choices: tuple[str, ...]) -> int:
@@ -88,9 +91,11 @@ def configure(
             :func:`step_ok` tells after the step. ``"blocking"``: the host waits for each tensor,
             and :class:`PageOverflowError` is raised where it happens. ``"assert"``: an assertion on
             the device.
-        dead_rows: what rows that do not live come back as: ``"zero"``, the default, ``"nan"``, or
-            ``"none"``, whatever is in fresh memory. In verify mode (:func:`ebb.verify`) it is NaN,
-            so that a program which depends on them shows.
+        dead_rows: what rows that do not live come back as: ``"repeat"``, the default: copies of the
+            first row that lives, which no operator finds harder to differentiate; ``"zero"``,
+            ``"nan"``, or ``"none"``, whatever is in fresh memory. In verify mode
+            (:func:`ebb.verify`, unless it demotes) it is NaN, so that a program which depends on
+            them shows.
         prefetch: how many layers' pages come back ahead of backward, 0 or 1, in steps that
             :func:`step` brackets; -1, the default: 1 on accelerators, 0 on the CPU.
 
@@ -203,9 +208,9 @@ def microbatch(index: int | None = None, stage: int = 0) -> Iterator[None]:
     Raises:
         TypeError, ValueError: an argument is not a number, or negative.
     """
-    whole_number("stage", stage, "stages")
-    if index is not None:
-        whole_number("index", index, "micro-batches")
+    for name, number in (("stage", stage), ("index", 0 if index is None else index)):
+        if whole_number(name, number, "as a number") >= 2**31:
+            raise ValueError(f"ebb: {name} must be below 2**31; got {number}")
     before = _C.exchange_paging_place(stage, index)
     try:
         yield
@@ -213,17 +218,25 @@ def microbatch(index: int | None = None, stage: int = 0) -> Iterator[None]:
         _C.exchange_paging_place(*before)
 
 
-def _agreed(ok: bool, group: Any) -> bool:
-    """Whether all processes of the group found their step good."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return ok
-    backend = torch.distributed.get_backend(group)
-    device = torch.device("cpu")
-    if backend not in ("gloo", "mpi"):
-        device = torch.accelerator.current_accelerator() or device
-    flag = torch.tensor(int(ok), device=device)
-    torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN, group=group)
-    return bool(flag.item())
+def _all_ok(group: Any, its_own: bool = False) -> bool:
+    """Whether the step was good in all processes of the group. `its_own`: here something else went
+    wrong, so that it does not matter."""
+    failed: Exception | None = None
+    try:
+        ok = its_own or _C.paging_step_ok()
+    except RuntimeError as error:
+        failed, ok = error, False
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        backend = torch.distributed.get_backend(group)
+        device = torch.device("cpu")
+        if backend not in ("gloo", "mpi"):
+            device = torch.accelerator.current_accelerator() or device
+        flag = torch.tensor(int(ok), device=device)
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN, group=group)
+        ok = bool(flag.item())
+    if failed is not None:
+        raise failed
+    return ok
 
 
 def step_ok(group: Any = None) -> bool:
@@ -232,7 +245,8 @@ def step_ok(group: Any = None) -> bool:
 
     Waits until the device has done what was given to the pools, and for nothing else. If the answer
     is False clear the gradients and run the step again: the next step runs without pools, and
-    larger ones are made after it. An optimizer of ``torch.optim`` that is about to use the
+    larger ones are made after it. Ask once for each step of the optimizer: the answer is forgotten
+    when something is paged again. An optimizer of ``torch.optim`` that is about to use the
     gradients of such a step raises :class:`PageOverflowError`.
 
     Args:
@@ -241,7 +255,7 @@ def step_ok(group: Any = None) -> bool:
     Raises:
         RuntimeError: something else went wrong with the pages: a count of rows that cannot be.
     """
-    return _agreed(_C.paging_step_ok(), group)
+    return _all_ok(group)
 
 
 def found_inf(device: torch.device | str) -> torch.Tensor:
@@ -291,12 +305,12 @@ class _Before:
             else:
                 raise TypeError(f"ebb: state takes modules and tensors; got {type(part).__name__}")
 
-    def keep_gradients(self, leaves: Iterable[torch.Tensor]) -> None:
-        for leaf in leaves:
-            if id(leaf) not in self._gradients:
-                grad = leaf.grad
+    def keep_gradients(self, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors:
+            if id(tensor) not in self._gradients and (tensor.is_leaf or tensor.retains_grad):
+                grad = tensor.grad
                 copy = None if grad is None else grad.detach().clone()
-                self._gradients[id(leaf)] = (leaf, grad, copy)
+                self._gradients[id(tensor)] = (tensor, grad, copy)
 
     @torch.no_grad()
     def put_back(self) -> None:
@@ -312,28 +326,44 @@ class _Before:
 
 
 _before: _Before | None = None  # of the step that run_step runs for the first time
+_run_backward: Any = None  # torch's, once run_step has been called
+
+
+def _leaves_behind(roots: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Whose ``grad`` a backward from these tensors or gradient edges would add to."""
+    yield from _C.leaves_behind([root for root in roots if isinstance(root, torch.Tensor)])
+    todo = [root.node for root in roots if not isinstance(root, torch.Tensor)]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        if hasattr(node, "variable"):
+            yield node.variable
+        following = {edge for edge, _ in node.next_functions if edge is not None} - seen
+        seen |= following
+        todo += following
+
+
+def _keep_gradients_and_run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    if _before is not None and kwargs.get("accumulate_grad", True):
+        inputs = args[3] if len(args) > 3 and args[3] else ()
+        _before.keep_gradients(_leaves_behind(outputs))
+        _before.keep_gradients(x for x in inputs if isinstance(x, torch.Tensor))
+    return _run_backward(outputs, *args, **kwargs)
 
 
 @contextlib.contextmanager
 def _gradients_kept(before: _Before) -> Iterator[None]:
-    """Inside, gradients are copied before a backward adds to them."""
-    global _before
+    """Inside, gradients are copied before a backward adds to them. One at a time: see step()."""
+    global _before, _run_backward
     autograd: Any = torch.autograd
-    run = autograd._engine_run_backward
-
-    def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if _before is not None and kwargs.get("accumulate_grad", True):
-            roots = [root for root in outputs if isinstance(root, torch.Tensor)]
-            _before.keep_gradients(_C.leaves_behind(roots))
-        return run(outputs, *args, **kwargs)
-
-    autograd._engine_run_backward = run_backward
+    if _run_backward is None:
+        _run_backward = autograd._engine_run_backward
+        autograd._engine_run_backward = _keep_gradients_and_run
     _before = before
     try:
         yield
     finally:
         _before = None
-        autograd._engine_run_backward = run
 
 
 def run_step(
@@ -376,12 +406,11 @@ def run_step(
     before = _Before(state)
     failed: Exception | None = None
     try:
-        with _gradients_kept(before), step(fixed_order):
+        with step(fixed_order), _gradients_kept(before):
             result = function()
     except Exception as error:
         failed = error
-    its_own = failed is not None and _C.paging_errors() == 0
-    if _agreed(its_own or _C.paging_step_ok(), group):
+    if _all_ok(group, its_own=failed is not None and _C.paging_errors() == 0):
         if failed is not None:
             raise failed
         return result
@@ -398,7 +427,7 @@ def run_step(
     return result
 
 
-def _check_gradients(*_: Any) -> None:
+def _check_gradients() -> None:
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return  # see found_inf
     errors = _C.paging_errors()
@@ -411,11 +440,27 @@ def _check_gradients(*_: Any) -> None:
         )
 
 
+def _before_optimizer(optimizer: Any, args: Any, kwargs: Any) -> Any:
+    """Checks at once, or, where a closure computes the gradients, after it."""
+    closure = kwargs.get("closure") or next(filter(callable, args), None)
+    if closure is None:
+        _check_gradients()
+        return None
+
+    def checked() -> Any:
+        loss = closure()
+        _check_gradients()
+        return loss
+
+    replaced = tuple(checked if value is closure else value for value in args)
+    return replaced, {k: checked if v is closure else v for k, v in kwargs.items()}
+
+
 def guard_optimizers() -> None:
     """From now on optimizers refuse gradients that are of no use. For policies with PAGE."""
     global _guard
     if _guard is None:
-        _guard = register_optimizer_step_pre_hook(_check_gradients)
+        _guard = register_optimizer_step_pre_hook(_before_optimizer)
 
 
 _guard: Any = None

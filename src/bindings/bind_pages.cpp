@@ -53,15 +53,18 @@ void bindPages(py::module_& module) {
           torch::wrap_pybind_function([](PagePool& pool,
                                          PageHandle& handle,
                                          at::Tensor tensor,
-                                         bool fillDeadRows,
+                                         int fillDeadRows,
                                          uint8_t dead,
                                          uint8_t failed,
                                          bool keepsPages) {
-            pool.restore(handle, tensor, {fillDeadRows, dead, failed, keepsPages});
+            pool.restore(
+                handle,
+                tensor,
+                {static_cast<PageDeadRows>(fillDeadRows), dead, failed, keepsPages});
           }),
           py::arg("handle"),
           py::arg("tensor"),
-          py::arg("fill_dead_rows") = true,
+          py::arg("fill_dead_rows") = 1,
           py::arg("dead") = 0,
           py::arg("failed") = 255,
           py::arg("keep_pages") = false)

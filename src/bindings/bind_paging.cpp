@@ -18,8 +18,15 @@ namespace py = pybind11;
 
 namespace {
 
+// Nobody waits for the engine's lock with the GIL: whoever has the lock may need the GIL.
+template <class F>
+auto withoutGil(const F& function) {
+  py::gil_scoped_release release;
+  return function();
+}
+
 py::dict settingsDict() {
-  const PagingSettings now = pagingSettings();
+  const PagingSettings now = withoutGil(&pagingSettings);
   py::dict dict;
   dict["page_rows"] = now.pageRows;
   dict["headroom"] = now.headroom;
@@ -40,11 +47,14 @@ void configure(const py::dict& given) {
   settings.overflow = static_cast<PageOverflowMode>(given["overflow"].cast<int>());
   settings.deadRows = static_cast<DeadRows>(given["dead_rows"].cast<int>());
   settings.prefetch = given["prefetch"].cast<int32_t>();
-  configurePaging(settings);
+  withoutGil([&] {
+    configurePaging(settings);
+    return 0;
+  });
 }
 
 py::dict statsDict() {
-  const PagingStats now = pagingStats();
+  const PagingStats now = withoutGil(&pagingStats);
   py::dict dict;
   dict["steps"] = now.steps;
   dict["recorded_steps"] = now.recordedSteps;

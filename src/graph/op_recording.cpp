@@ -147,7 +147,8 @@ void OpRecording::scanTensor(const at::Tensor& tensor, size_t argument, int32_t 
 [[gnu::noinline]] void OpRecording::scanRows() {
   rows_.emplace(op_, arguments());
   for (const Argument& argument : tensors_) {
-    if (argument.tensor->defined()) {
+    const bool read = argument.use != ArgUse::Overwrite && argument.use != ArgUse::Scratch;
+    if (argument.tensor->defined() && read) {
       const auto found = recorder_.values_.find(storageOf(*argument.tensor));
       const bool known = found != recorder_.values_.end();
       const Value* value =
@@ -326,7 +327,7 @@ void OpRecording::runKernel() {
   results_ = call_.run();
   auto drawn = random.finish();
   if (recipe_) {
-    if (drawn && op_.generatorArgument < 0) {
+    if (drawn && op_.generatorArgument < 0 && !readsLossy()) {
       drawn->fingerprint = fingerprintOfResult();
     }
     recipe_->random = std::move(drawn);

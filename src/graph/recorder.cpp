@@ -334,8 +334,14 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   const bool wasKept = value->keep;
   value->saved = verdict->decision != Decision::Recompute;
   value->keep = value->saved || value->recipe->op.constantFill;
-  value->paged = verdict->decision == Decision::Page;
+  // What has read it may have mixed rows that would not come back as they were.
+  value->paged = verdict->decision == Decision::Page && readers(value) <= 2;
   value->offload = value->paged || verdict->decision == Decision::Offload;
+  const bool tooLate = verdict->decision == Decision::Page && !value->paged;
+  counters_->bytesNotPaged += tooLate ? value->nbytes : 0;
+  if (value->rows) {
+    value->rows->lossy |= value->paged;
+  }
   value->part.reset();
   const bool needed = value->packed > 0 || readers(value) > 2;
   if (!wasKept && value->keep && needed && !value->bytes) {

@@ -66,9 +66,9 @@ bool Recorder::sendToPages(Value& value, const c10::Storage& storage) {
   }
   const Rows& rows = *value.rows;
   const char* op = value.recipe ? value.recipe->op.name.c_str() : "an input";
-  const bool verify = graph_->verify != VerifyMode::Off;
+  const bool verify = graph_->verify == VerifyMode::Raise;
   value.stash = Paging::get().send(
-      {storage, rows.dtype, rows.live->count, rows.most, op, verify}, graph_->pages);
+      {storage, rows.dtype, rows.live->kept, rows.most, op, verify}, graph_->pages);
   counters_->bytesPaged += value.nbytes;
   if (value.entry) {
     noteSent(value, Fate::Paged, "stash", op, value.nbytes);

@@ -37,44 +37,47 @@ void Recorder::markRows(const at::Tensor& tensor, const at::Tensor& rows) {
   value->offload |= value->paged && value->packed == 0 && !value->stash;
 }
 
-// An operator that may mix rows is about to read `tensor`. If it has packed it too its backward may
-// do so: the value is not paged then, but kept.
+// An operator that may mix rows is about to read `tensor`. If it has packed it too, its backward
+// may do so: the value is then neither paged nor made again, but kept.
 void Recorder::needDeadRows(const at::Tensor& tensor) {
   const auto packed = std::find(packedSince_.begin(), packedSince_.end(), storageOf(tensor));
   const auto known = values_.find(storageOf(tensor));
-  if (packed == packedSince_.end() || known == values_.end()) {
+  if (packed == packedSince_.end() || known == values_.end() || !known->second->rows) {
     return;
   }
   Value& value = *known->second;
-  if (value.paged && (value.stash || value.offload)) {
-    const bool wasSent = value.stash != nullptr;
-    value.stash.reset();
-    value.paged = value.offload = false;
-    value.keep = value.saved = true;
-    if (wasSent) {
-      keep(value, tensor);
-      counters_->bytesPaged -= value.nbytes;
-      if (value.entry) {
-        value.entry->update([](Line& line) {
-          line.fate = Fate::Kept;
-          line.reason = "an operator that may mix its rows has saved it";
-        });
-      }
-    }
-    counters_->bytesNotPaged += value.nbytes;
+  const bool whole = value.bytes && (value.isPrivate || !value.recipe);
+  if (!value.rows->lossy || whole) {
+    return;
+  }
+  counters_->bytesPaged -= value.stash ? value.nbytes : 0;
+  counters_->bytesNotPaged += value.paged ? value.nbytes : 0;
+  value.stash.reset();
+  value.recipe.reset();
+  value.paged = value.offload = value.rows->lossy = value.saved = false;
+  value.keep = value.lent = true;
+  keep(value, tensor);
+  if (value.entry) {
+    value.entry->update([](Line& line) {
+      line.fate = Fate::Kept;
+      line.reason = "an operator that may mix its rows has saved it";
+    });
   }
 }
 
 // Tensors for which the same count was given may be read by one operator.
 RowCountPtr Recorder::countOf(const at::Tensor& tensor, const at::Tensor& rows) {
-  const auto known = std::find_if(
-      rowCounts_.begin(), rowCounts_.end(), [&](const auto& count) { return count->isOf(rows); });
-  const auto count =
-      known != rowCounts_.end() ? *known : c10::make_intrusive<RowCount>(tensor, rows);
+  TORCH_CHECK_VALUE(
+      rows.layout() == at::kStrided, "ebb: mark_rows takes a dense count; got ", rows.toString());
+  const auto count = c10::make_intrusive<RowCount>(tensor, rows);
   count->check(tensor);
-  if (known == rowCounts_.end()) {
-    rowCounts_.push_back(count);
+  const auto known = std::find_if(rowCounts_.begin(), rowCounts_.end(), [&](const auto& other) {
+    return other->isOf(rows, *count);
+  });
+  if (known != rowCounts_.end()) {
+    return *known;
   }
+  rowCounts_.push_back(count);
   return count;
 }
 

@@ -1,6 +1,8 @@
 #include "graph/rows.h"
 
 #include <ATen/ops/any.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/gt.h>
 #include <ATen/ops/lt.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/sum.h>
@@ -14,6 +16,8 @@
 
 namespace ebb {
 namespace {
+
+constexpr int64_t kMostRows = int64_t{1} << 40;
 
 // Whether a reduction's dimensions leave the rows alone. None given: it reduces all.
 bool leavesRows(const c10::IValue& dims, int64_t dimensions) {
@@ -48,23 +52,26 @@ RowCount::RowCount(const at::Tensor& tensor, const at::Tensor& rows)
       rows.device());
   version_ = rows.is_inference() ? 0 : rows._version();
   offset_ = rows.storage_offset();
-  numel_ = rows.numel();
+  shape_ = rows.sizes().vec();
+  shape_.insert(shape_.end(), rows.strides().begin(), rows.strides().end());
   const auto below = belowEverything();
-  const at::Tensor counts = rows.to(at::kLong, /*non_blocking=*/false, /*copy=*/true);
-  // A negative one among several must not hide in the sum.
-  count =
-      numel_ == 1
-          ? counts.reshape({1})
-          : at::where(
-                at::any(at::lt(counts, 0)), at::scalar_tensor(-1, counts.options()), counts.sum())
-                .reshape({1});
+  const at::Tensor counts = rows.to(at::kLong, /*non_blocking=*/false, /*copy=*/true).reshape({-1});
+  // A negative one must not hide in the sum, nor one so large that the sum turns negative.
+  const at::Tensor bad = at::any(at::lt(counts, 0)).logical_or(at::any(at::gt(counts, kMostRows)));
+  count = at::where(bad, at::scalar_tensor(-1, counts.options()), counts.sum()).reshape({1});
+  kept = at::where(at::eq(count, 0), at::scalar_tensor(1, counts.options()), count);
 }
 
-bool RowCount::isOf(const at::Tensor& rows) const {
-  const auto* storage = rows.storage().unsafeGetStorageImpl();
-  return !given_.expired() && given_._unsafe_get_target() == storage && !rows.is_inference() &&
-         version_ == rows._version() && offset_ == rows.storage_offset() &&
-         numel_ == rows.numel() && dtype_ == rows.scalar_type();
+bool RowCount::isOf(const at::Tensor& rows, const RowCount& now) const {
+  std::vector<int64_t> shape = rows.sizes().vec();
+  shape.insert(shape.end(), rows.strides().begin(), rows.strides().end());
+  const bool same =
+      !given_.expired() && given_._unsafe_get_target() == rows.storage().unsafeGetStorageImpl() &&
+      !rows.is_inference() && version_ == rows._version() && offset_ == rows.storage_offset() &&
+      shape_ == shape && dtype_ == rows.scalar_type();
+  // A write that moves no version shows where nobody need wait for the number.
+  return same && (!count.is_cpu() ||
+                  *count.const_data_ptr<int64_t>() == *now.count.const_data_ptr<int64_t>());
 }
 
 void RowCount::check(const at::Tensor& tensor) const {
@@ -90,19 +97,21 @@ int64_t rowsShown(const at::Tensor& tensor, const Rows& rows, size_t nbytes) {
     return 0;
   }
   const int64_t shown = tensor.size(0);
-  const int64_t each = static_cast<int64_t>(nbytes) / shown;  // bytes of a row as it is shown
+  const int64_t rowBytes = static_cast<int64_t>(nbytes) / rows.most;
+  const int64_t parts = shown / rows.most;  // that each row is shown as
+  const int64_t each = rowBytes / parts;    // bytes of such a part
   const int64_t item = tensor.itemsize();
   int64_t end = tensor.storage_offset() + 1;  // of what is shown of the first row, in elements
   for (int64_t d = 1; d < tensor.dim(); ++d) {
     end += (tensor.size(d) - 1) * tensor.stride(d);
   }
   const bool inStep = shown == 1 || tensor.stride(0) * item == each;
-  return inStep && end * item <= each ? shown : 0;
+  return rowBytes % parts == 0 && inStep && end * item <= each ? shown : 0;
 }
 
 void RowFlow::add(const at::Tensor& tensor, size_t argument, const Value* value) {
-  extents_.push_back({tensor.dim(), tensor.dim() > 0 ? tensor.size(0) : 1});
   if (value == nullptr || value->rows == nullptr) {
+    extents_.push_back({tensor.dim(), tensor.dim() > 0 ? tensor.size(0) : 1, argument});
     return;
   }
   const Rows& rows = *value->rows;
@@ -119,14 +128,17 @@ void RowFlow::add(const at::Tensor& tensor, size_t argument, const Value* value)
            rows.most == most_ && shown == leading_ && tensor.dim() == dimensions_;
 }
 
-// Broadcasting must not give rows a dimension in front, nor copies.
+// Arguments without rows must be the same for each row.
 bool RowFlow::keepsApart() const {
-  const auto fits = [&](const Extent& extent) {
-    return extent.dimensions < dimensions_ || (extent.dimensions == dimensions_ &&
-                                               (extent.leading == leading_ || extent.leading == 1));
+  const auto sameForEach = [&](const Extent& extent) {
+    const bool product = op_.rows == RowRule::OneArgument || op_.rows == RowRule::Groups;
+    if (product && extent.argument != 0) {
+      return true;  // the other matrix, its scales, and where groups end
+    }
+    return extent.dimensions < dimensions_ ||
+           (extent.dimensions == dimensions_ && extent.leading == 1 && leading_ > 1);
   };
-  return apart_ &&
-         (op_.rows != RowRule::EachRow || std::all_of(extents_.begin(), extents_.end(), fits));
+  return apart_ && std::all_of(extents_.begin(), extents_.end(), sameForEach);
 }
 
 bool RowFlow::keepsApart(const at::Tensor& tensor, size_t argument) const {
@@ -137,11 +149,14 @@ bool RowFlow::keepsApart(const at::Tensor& tensor, size_t argument) const {
     case RowRule::EachRow:
       return true;
     case RowRule::OneArgument:
-      return static_cast<int16_t>(argument) == op_.rowArgument;
+      return static_cast<int16_t>(argument) == op_.rowArgument && tensor.dim() >= 2;
+    case RowRule::Groups:
+      return argument == 0 && tensor.dim() == 2 && arguments_[1].isTensor() &&
+             arguments_[1].toTensor().dim() == 3;
     case RowRule::Batches:
       return tensor.dim() == 3;
     case RowRule::TrailingDims:
-      return static_cast<int16_t>(argument) == 0 && arguments_[op_.rowArgument].isIntList() &&
+      return argument == 0 && arguments_[op_.rowArgument].isIntList() &&
              static_cast<int64_t>(arguments_[op_.rowArgument].toIntVector().size()) < tensor.dim();
     case RowRule::AlongDims:
       return leavesRows(arguments_[op_.rowArgument], tensor.dim());

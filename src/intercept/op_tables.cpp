@@ -129,16 +129,9 @@ constexpr LyingSchema kLyingSchemas[] = {
 };
 
 // Operators that torch does not tag as pointwise, and that are, as far as rows go.
-constexpr std::array<std::string_view, 17> kEachRow{
+constexpr std::array<std::string_view, 10> kEachRow{
     "aten::_to_copy",
     "aten::copy_",
-    "aten::fill_",
-    "aten::zero_",
-    "aten::normal_",
-    "aten::bernoulli_",
-    "aten::uniform_",
-    "aten::random_",
-    "aten::exponential_",
     "aten::native_dropout",
     "aten::_fused_dropout",
     "aten::masked_fill",
@@ -161,12 +154,11 @@ constexpr RowArgument kOneArgument[] = {
     {"aten::mv", "self"},
     {"aten::addmv", "mat"},
     {"aten::_scaled_mm", "self"},
-    {"aten::_grouped_mm", "self"},
-    {"aten::_scaled_grouped_mm", "self"},
     {"aten::linear", "input"},
     {"aten::mkldnn_linear", "self"},
-    {"aten::embedding", "indices"},
 };
+
+constexpr std::array<std::string_view, 2> kGroups{"aten::_grouped_mm", "aten::_scaled_grouped_mm"};
 
 constexpr std::array<std::string_view, 2> kBatches{"aten::bmm", "aten::baddbmm"};
 
@@ -175,14 +167,14 @@ constexpr std::array<std::string_view, 3> kTrailingDims{
     "aten::native_layer_norm", "aten::_fused_rms_norm", "aten::rms_norm"};
 
 // With an argument `dim`.
-constexpr std::array<std::string_view, 28> kAlongDims{
+constexpr std::array<std::string_view, 26> kAlongDims{
     "aten::_softmax",  "aten::_log_softmax", "aten::softmax", "aten::log_softmax",
     "aten::sum",       "aten::mean",         "aten::amax",    "aten::amin",
     "aten::max",       "aten::min",          "aten::argmax",  "aten::argmin",
-    "aten::logsumexp", "aten::cumsum",       "aten::cumprod", "aten::var",
-    "aten::std",       "aten::var_mean",     "aten::norm",    "aten::linalg_vector_norm",
-    "aten::all",       "aten::any",          "aten::prod",    "aten::sort",
-    "aten::topk",      "aten::glu",          "aten::cat",     "aten::std_mean",
+    "aten::logsumexp", "aten::cumsum",       "aten::std",     "aten::var",
+    "aten::std_mean",  "aten::var_mean",     "aten::norm",    "aten::linalg_vector_norm",
+    "aten::all",       "aten::any",          "aten::sort",    "aten::topk",
+    "aten::glu",       "aten::cat",
 };
 
 constexpr std::array<std::string_view, 12> kShapeOnly{
@@ -220,6 +212,8 @@ void applyRowRule(OpTraits& traits) {
     traits.rows = RowRule::EachRow;
   } else if (contains(kBatches, name)) {
     traits.rows = RowRule::Batches;
+  } else if (contains(kGroups, name)) {
+    traits.rows = RowRule::Groups;
   } else if (contains(kTrailingDims, name)) {
     apply(RowRule::TrailingDims, "normalized_shape");
   } else if (contains(kAlongDims, name)) {

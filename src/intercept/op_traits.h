@@ -41,6 +41,7 @@ enum class RowRule : uint8_t {
   Unknown,       // may mix them
   EachRow,       // element by element, with broadcasting
   OneArgument,   // row i of the result is made of row i of one argument and all of the others
+  Groups,        // likewise of the first, if the second is a stack of matrices
   Batches,       // products of batches of matrices
   TrailingDims,  // normalises over as many last dimensions as a list has sizes
   AlongDims,     // works along dimensions that are given

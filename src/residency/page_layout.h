@@ -86,10 +86,14 @@ struct PageRows {
   int64_t bytes;  // of each; the pool's
 };
 
+// What rows that were not alive become. Copies of the first row that was alive are as harmless as
+// that row is; if none was, zeros.
+enum class PageDeadRows : unsigned char { Untouched, Filled, FirstRow };
+
 // How a tensor comes back.
 struct PageFill {
-  bool deadRows;         // rows that were not alive get `dead`; else they stay as they are
-  unsigned char dead;    // each of their bytes
+  PageDeadRows deadRows;
+  unsigned char dead;    // each byte of dead rows, if they are to be filled
   unsigned char failed;  // each byte of the whole tensor, after an error
   bool keepsPages;       // they are given back later, by PageMover::giveBack
 };

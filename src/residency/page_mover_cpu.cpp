@@ -31,6 +31,23 @@ void forEachPage(
   }
 }
 
+void fillDeadRows(
+    unsigned char* tensor, int64_t alive, int64_t nbytes, int64_t rowBytes, PageFill fill) {
+  unsigned char* const dead = tensor + alive;
+  const int64_t count = nbytes - alive;
+  if (fill.deadRows == PageDeadRows::Untouched || count == 0) {
+    return;
+  }
+  if (fill.deadRows == PageDeadRows::Filled || alive == 0) {
+    std::memset(dead, fill.dead, count);
+    return;
+  }
+  std::memcpy(dead, tensor, rowBytes);
+  for (int64_t done = rowBytes; done < count; done *= 2) {
+    std::memcpy(dead + done, dead, std::min(done, count - done));
+  }
+}
+
 void listAsFree(PagePoolState& pool, const PageHandleState& handle, PagePlan plan) {
   PageTier& tier = pool.tiers[plan.tier];
   for (int64_t slot = 0; slot < plan.pages && pool.isStack == 0; ++slot) {
@@ -76,10 +93,7 @@ class CpuPageMover final : public PageMover {
       forEachPage(*pool, *handle, plan, tensor, [](void* page, void* at, size_t bytes) {
         std::memcpy(at, page, bytes);
       });
-      const int64_t alive = plan.rows * pool->rowBytes;
-      if (fill.deadRows && alive < nbytes) {
-        std::memset(tensor + alive, fill.dead, nbytes - alive);
-      }
+      fillDeadRows(tensor, plan.rows * pool->rowBytes, nbytes, pool->rowBytes, fill);
       if (!fill.keepsPages) {
         listAsFree(*pool, *handle, plan);
       }

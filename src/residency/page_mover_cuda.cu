@@ -103,7 +103,12 @@ __global__ void restoreKernel(
       copyRow<T>(
           destination + row * pool->rowBytes, placeOf(*pool, tier, page, row), pool->rowBytes);
     }
-    if (fill.deadRows) {
+    const bool copies = fill.deadRows == PageDeadRows::FirstRow && plan.rows > 0;
+    for (int64_t row = plan.rows + blockIdx.x; row < mostRows && copies; row += gridDim.x) {
+      const unsigned char* first = placeOf(*pool, tier, pageTaken(*pool, *handle, 0), 0);
+      copyRow<T>(destination + row * pool->rowBytes, first, pool->rowBytes);
+    }
+    if (!copies && fill.deadRows != PageDeadRows::Untouched) {
       fillBytes(destination + plan.rows * pool->rowBytes, end, fill.dead);
     }
   }

@@ -63,6 +63,11 @@ class EBB_API PageSchedule {
   // "forward of 'experts', stage 0, micro-batch 2"
   std::string describe(const ScheduleEntry& entry) const;
 
+  // Micro-batches are counted from 0 again.
+  void restartCounts() {
+    forwards_.clear();
+  }
+
   // Whether there is a step to compare with.
   bool isRecorded() const {
     return isRecorded_;

@@ -86,10 +86,36 @@ Paging::Place Paging::exchangePlace(Place place) {
   return std::exchange(currentPlace, place);
 }
 
+// An overflow is told when the engine's lock has been given back: making Python's exception takes
+// the GIL, and whoever has that may wait for the lock.
 c10::intrusive_ptr<Away> Paging::send(const PageSource& source, const PageGroupPtr& group) {
+  try {
+    return sendLocked(source, group);
+  } catch (const PageOverflow& overflow) {
+    if (throwOverflow_ != nullptr) {
+      throwOverflow_(overflow.what_without_backtrace());
+    }
+    throw;
+  }
+}
+
+c10::Storage Paging::fetch(PagedStash& stash, const c10::Storage& living) {
+  try {
+    return fetchLocked(stash, living);
+  } catch (const PageOverflow& overflow) {
+    if (throwOverflow_ != nullptr) {
+      throwOverflow_(overflow.what_without_backtrace());
+    }
+    throw;
+  }
+}
+
+c10::intrusive_ptr<Away> Paging::sendLocked(const PageSource& source, const PageGroupPtr& group) {
   const Lock lock(*this);
   const auto below = belowEverything();
-  if (!bracketed_ && (count_ == 0 || badStep_ != 0)) {
+  constexpr uint64_t kEndless =
+      10'000;  // regions of a step that nobody ends: a graph is kept alive
+  if (!bracketed_ && (count_ == 0 || badStep_ != 0 || groupsEntered_ > kEndless)) {
     stepEnds();
     stepBegins();
   }
@@ -119,6 +145,7 @@ void Paging::enter(const PageGroupPtr& entered) {
     return;
   }
   group.entered = true;
+  ++groupsEntered_;
   group.cameBack = false;
   group.step = stats_.steps;
   group.forward = schedule_.forward(group.region, currentPlace.first, currentPlace.second);
@@ -182,30 +209,26 @@ void Paging::checkOverflow(Pool& pool, const PageSource& source, const PagedStas
         {});
   }
   if (settings_.overflow == PageOverflowMode::Blocking && !isCapturing(stash.device_)) {
-    const int64_t errors = readErrors();
-    if (errors != 0) {
-      noteBad(errors);
-      const auto message = c10::str(
-          "ebb: ",
-          describe(source, *stash.group_),
-          " could not be paged: ",
-          describePageErrors(errors),
-          ". The gradients of this step are of no use; the next step runs unpaged, and larger "
-          "pools are made after it.");
-      TORCH_CHECK_VALUE(errors == kPagesUsedUp, message);
-      throwOverflow(message);
+    if (const int64_t errors = readErrors()) {
+      tellOverflow(errors, describe(source, *stash.group_) + " could not be paged: ");
     }
   }
 }
 
-void Paging::throwOverflow(const std::string& message) const {
-  if (throwOverflow_ != nullptr) {
-    throwOverflow_(message);
-  }
+void Paging::tellOverflow(int64_t errors, const std::string& what) {
+  noteBad(errors);
+  const auto message = c10::str(
+      "ebb: ",
+      what,
+      describePageErrors(errors),
+      ". The gradients of this step are of no use; the next step runs unpaged, and larger pools "
+      "are "
+      "made after it.");
+  TORCH_CHECK_VALUE(errors == kPagesUsedUp, message);
   throw PageOverflow({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message);
 }
 
-c10::Storage Paging::fetch(PagedStash& stash, const c10::Storage& living) {
+c10::Storage Paging::fetchLocked(PagedStash& stash, const c10::Storage& living) {
   const Lock lock(*this);
   const auto below = belowEverything();
   using State = PagedStash::State;
@@ -227,17 +250,20 @@ c10::Storage Paging::fetch(PagedStash& stash, const c10::Storage& living) {
     c10::Storage all = allocateBytes(stash.nbytes_, c10::TensorOptions(stash.device_));
     const at::Tensor to = rowsIn(all, stash.most_);
     to.narrow(0, 0, stash.live_).copy_(rowsIn(stash.bytes_, rows), true);
-    if (fill.deadRows) {
-      to.narrow(0, stash.live_, stash.most_.count - stash.live_).fill_(fill.dead);
+    const at::Tensor dead = to.narrow(0, stash.live_, stash.most_.count - stash.live_);
+    if (fill.deadRows == PageDeadRows::FirstRow && stash.live_ > 0) {
+      dead.copy_(to.narrow(0, 0, 1).expand_as(dead));
+    } else if (fill.deadRows != PageDeadRows::Untouched) {
+      dead.fill_(fill.dead);
     }
     stash.bytes_ = std::move(all);
   } else if (stash.state_ != State::Resident) {
     TORCH_CHECK(
-        !stash.pool_->condemned,
+        stash.pool_->condemned == 0,
         "ebb: cannot bring back a tensor that was paged in region '",
         stash.group_->region,
         "': its pool has had an error since (",
-        describePageErrors(badStep_ != 0 ? badStep_ : kPagesUsedUp),
+        describePageErrors(stash.pool_->condemned),
         "). Run its forward again.");
     startRestoring(stash);
     stash.pool_->lane.wait(stash.ticket_, dropped_);
@@ -260,15 +286,12 @@ c10::Storage Paging::fetch(PagedStash& stash, const c10::Storage& living) {
 // After an error a tensor comes back as NaN. One that has no NaN would not show it: where nobody
 // need wait to know, it throws.
 void Paging::checkRestored(const PagedStash& stash) {
-  const Pool& pool = *stash.pool_;
   if (stash.device_.is_cpu() && !hasNan(stash.dtype_)) {
-    const int64_t errors = *pool.pages.flags().const_data_ptr<int64_t>();
+    const int64_t errors = *stash.pool_->pages.flags().const_data_ptr<int64_t>();
     if (errors != 0) {
-      noteBad(readErrors());
-      throwOverflow(
-          "ebb: a tensor that was paged in region '" + stash.group_->region +
-          "' cannot be restored: " + describePageErrors(errors) +
-          ". The gradients of this step are of no use; run it again.");
+      tellOverflow(
+          readErrors() | errors,
+          "a tensor that was paged in region '" + stash.group_->region + "' cannot be restored: ");
     }
   }
 }
@@ -385,9 +408,23 @@ void Paging::forget(PagedStash& stash) {
 
 PageFill Paging::fillFor(const PagedStash& stash) const {
   const unsigned char shows = hasNan(stash.dtype_) ? 0xFF : 0;
-  const bool show = stash.showDeadRows_ || settings_.deadRows == DeadRows::Nan;
-  const bool fill = show || settings_.deadRows == DeadRows::Zero;
-  return {fill, show ? shows : static_cast<unsigned char>(0), shows, false};
+  const auto filled = [&](unsigned char byte) {
+    return PageFill{PageDeadRows::Filled, byte, shows, false};
+  };
+  if (stash.showDeadRows_) {
+    return filled(shows);
+  }
+  switch (settings_.deadRows) {
+    case DeadRows::Repeat:
+      return {PageDeadRows::FirstRow, 0, shows, false};
+    case DeadRows::Zero:
+      return filled(0);
+    case DeadRows::Nan:
+      return filled(shows);
+    case DeadRows::None:
+      break;
+  }
+  return {PageDeadRows::Untouched, 0, shows, false};
 }
 
 }  // namespace ebb

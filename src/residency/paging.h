@@ -54,8 +54,10 @@ struct PageSource {
 
 // Note [Dead rows]
 // What is in rows that do not live is nobody's business: that is what the user says with mark_rows.
-// They come back as zeros, or as they happen to be in fresh memory if the user wants that. In
-// verify mode they come back as NaN, so that a program which depends on them shows.
+// But kernels compute with it: 0 / 0 in a row whose gradient is zero is NaN, and a product over all
+// rows spreads that. So dead rows come back as copies of the first row that lives, of which the
+// program makes nothing worse. Where none lives the first dead row is kept for that. In verify mode
+// they come back as NaN, so that a program which depends on them shows.
 
 // Note [How pools are sized]
 // In a step that is recorded, live rows are copied to memory of exactly their size, for which the
@@ -97,8 +99,8 @@ class EBB_API Paging {
   // If they are not the next step is recorded. Throws for other errors.
   bool stepOk();
 
-  // The same, but changes nothing and throws nothing: bits, see page_layout.h. With a step that
-  // stepOk() found bad, what it found, until another step begins.
+  // The same, but changes nothing and throws nothing: bits, see page_layout.h. After stepOk() found
+  // a step bad: what it found, until another step begins.
   int64_t errors();
 
   // One float32 on `device`: 1 if some pool there had an error, else 0. Nobody waits.
@@ -109,7 +111,7 @@ class EBB_API Paging {
   // Set once, at import: throws what Python knows as PageOverflow.
   void setThrow(void (*throwOverflow)(const std::string& message));
 
-  // Drops pools, schedule and everything known.
+  // Drops pools, schedule and everything known but errors that nobody has been told of.
   void reset();
 
  private:
@@ -130,7 +132,7 @@ class EBB_API Paging {
     at::Tensor seen;                           // its flags on the host; pinned memory
     bool used = false;                         // since its flags were read last
     bool captured = false;                     // a CUDA graph has its address
-    bool condemned = false;                    // it had an error, and is not used any more
+    int64_t condemned = 0;                     // error bits it had when it was dropped
   };
   using PoolPtr = std::shared_ptr<Pool>;
   using Dropped = std::vector<c10::Storage>;
@@ -150,13 +152,14 @@ class EBB_API Paging {
   PageLane& laneOf(c10::Device device);
   void stepBegins();
   void stepEnds();
+  c10::intrusive_ptr<Away> sendLocked(const PageSource& source, const PageGroupPtr& group);
+  c10::Storage fetchLocked(PagedStash& stash, const c10::Storage& living);
   void enter(const PageGroupPtr& group);
   void sendToPool(PagedStash& stash, const PageSource& source, const PoolPtr& pool);
   void copyRows(PagedStash& stash, const PageSource& source);
   void checkOverflow(Pool& pool, const PageSource& source, const PagedStash& stash);
   c10::Storage fetch(PagedStash& stash, const c10::Storage& living);
   void beforeWrite(PagedStash& stash);
-  [[noreturn]] void throwOverflow(const std::string& message) const;
   void checkRestored(const PagedStash& stash);
   void backwardBegins(PageGroup& group);
   void startRestoring(PagedStash& stash);
@@ -168,6 +171,7 @@ class EBB_API Paging {
   PagePoolOptions sizeOf(const PoolKey& key, const PageLog::Need& need) const;
   int64_t readErrors();
   void noteBad(int64_t errors);
+  [[noreturn]] void tellOverflow(int64_t errors, const std::string& what);
   void dropPools();
   PageFill fillFor(const PagedStash& stash) const;
 
@@ -185,10 +189,12 @@ class EBB_API Paging {
   bool recording_ = true;                                     // live rows are copied, see above
   bool recordNext_ = false;                                   // the next step is to be recorded
   bool bracketed_ = false;                                    // the user has begun a step
-  uint64_t count_ = 0;   // stashes of this step that are not back
-  uint64_t alive_ = 0;   // likewise, of all steps
-  int64_t badStep_ = 0;  // the error bits that this step is known to have
-  PagingStats stats_;    // counts
+  uint64_t count_ = 0;          // stashes of this step that are not back
+  uint64_t groupsEntered_ = 0;  // in this step
+  uint64_t alive_ = 0;          // likewise, of all steps
+  int64_t badStep_ = 0;         // error bits of this step that the user has been told of
+  int64_t untold_ = 0;          // ... of pools that are gone, that the user has not been told of
+  PagingStats stats_;           // counts
   void (*throwOverflow_)(const std::string&) = nullptr;
   size_t depth_ = 0;  // how often the lock is held
   Dropped dropped_;   // goes when the lock is given back

@@ -15,6 +15,7 @@
 namespace ebb {
 namespace {
 
+constexpr double kMostHeadroom = 1000;
 constexpr double kGrowth = 1.25;  // of a pool that had too little room
 
 int64_t scaled(int64_t count, double by) {
@@ -28,10 +29,10 @@ void Paging::configure(const PagingSettings& settings) {
     TORCH_CHECK_VALUE(good, "ebb: paging: ", what);
   };
   check(settings.pageRows >= 1, "a page has at least one row");
-  check(settings.headroom >= 1 && std::isfinite(settings.headroom), "headroom is at least 1");
+  check(settings.headroom >= 1 && settings.headroom <= kMostHeadroom, "headroom is from 1 to 1000");
   check(
-      settings.hostHeadroom >= 0 && std::isfinite(settings.hostHeadroom),
-      "host_headroom is at least 0");
+      settings.hostHeadroom >= 0 && settings.hostHeadroom <= kMostHeadroom,
+      "host_headroom is from 0 to 1000");
   check(
       settings.prefetch >= -1 && settings.prefetch <= 1,
       "prefetch is 0 or 1 layers, or -1 for what suits the device");
@@ -80,29 +81,40 @@ void Paging::abandonStep() {
 }
 
 void Paging::stepBegins() {
-  if (std::exchange(recordNext_, false)) {
+  if (recordNext_) {
     dropPools();
+    recordNext_ = false;
     recording_ = true;
     log_.clear();
   }
+  schedule_.restartCounts();
+  groups_.clear();
   badStep_ = 0;
   count_ = 0;
+  groupsEntered_ = 0;
   ++stats_.steps;
 }
 
-// A CUDA graph that was captured goes on using its pools, so they stay.
+// What pools have to say is kept until the user is told. A CUDA graph that was captured goes on
+// using its pools, so they stay.
 void Paging::dropPools() {
+  untold_ |= readErrors() & ~badStep_;
+  const auto retire = [&](const PoolPtr& pool) {
+    const bool failed = pool->seen.defined() && pool->seen.const_data_ptr<int64_t>()[0] != 0;
+    pool->condemned = failed ? pool->seen.const_data_ptr<int64_t>()[0] : 0;
+  };
   for (auto& [key, pool] : pools_) {
     if (pool->captured) {
       retired_.push_back(std::move(pool));
     } else {
-      pool->condemned = badStep_ != 0;
+      retire(pool);
     }
   }
   pools_.clear();
   for (const PoolPtr& pool : retired_) {
     pool->lane.run([&] { pool->pages.reset(); }, {});
     pool->lane.join(dropped_);
+    pool->used = false;
   }
 }
 
@@ -234,7 +246,7 @@ void Paging::noteBad(int64_t errors) {
 bool Paging::stepOk() {
   const Lock lock(*this);
   const auto below = belowEverything();
-  const int64_t errors = readErrors();
+  const int64_t errors = readErrors() | std::exchange(untold_, 0);
   if (errors == 0 && badStep_ == 0) {
     return true;
   }
@@ -250,7 +262,7 @@ bool Paging::stepOk() {
 int64_t Paging::errors() {
   const Lock lock(*this);
   const auto below = belowEverything();
-  return readErrors() | badStep_;
+  return readErrors() | badStep_ | untold_;
 }
 
 at::Tensor Paging::foundInf(c10::Device device) {
@@ -297,12 +309,14 @@ PagingStats Paging::stats() {
 void Paging::reset() {
   const Lock lock(*this);
   TORCH_CHECK(!bracketed_, "ebb: a step of ebb.paging is going on; reset after it.");
-  pools_.clear();
+  const auto below = belowEverything();
+  dropPools();
   retired_.clear();
   grown_.clear();
   needs_.clear();
   log_.clear();
   schedule_.clear();
+  groups_.clear();
   recording_ = true;
   recordNext_ = false;
   badStep_ = 0;

@@ -25,13 +25,14 @@ def weights():
 
 
 W, B = weights(), torch.randn(D)
+COUNT = torch.tensor(LIVE)
+OFFSETS = torch.arange(1, 9).int()
 
 KEEP = {
     "mm": lambda h: h @ W,
     "addmm": lambda h: torch.addmm(B, h, W),
     "linear": lambda h: F.linear(h, W, B),
     "add": lambda h: h + B,
-    "add with a column": lambda h: h * torch.arange(R).view(R, 1),
     "add with rows": lambda h: h * (h + 1),
     "gelu": F.gelu,
     "where": lambda h: torch.where(h > 0, h, h.exp()),
@@ -52,12 +53,13 @@ KEEP = {
     "sort": lambda h: h.sort(dim=-1).values,
     "topk": lambda h: h.topk(2, dim=1).values,
     "glu": lambda h: F.glu(h, -1),
-    "cat": lambda h: torch.cat([h, h * 2, torch.ones(R, 1)], dim=1),
-    "dropout": lambda h: F.dropout(h, 0.5),
+    "cat": lambda h: torch.cat([h, h * 2, h[:, :1]], dim=1),
+    "dropout": lambda h: torch.native_dropout(h, 0.5, True)[0],
+    "a marked column": lambda h: h * ebb.mark_rows(torch.arange(R).view(R, 1) * 2, COUNT),
     "halves": lambda h: F.silu(h[:, : D // 2]) * h[:, D // 2 :],
     "three dimensions": lambda h: (h.view(R, 2, D // 2) * 2).flatten(1),
     "linear of three": lambda h: F.linear(h.view(R, 2, D // 2), W[: D // 2, : D // 2]),
-    "bmm": lambda h: torch.bmm(h.view(R, 2, D // 2), torch.ones(R, D // 2, 3)),
+    "bmm": lambda h: torch.bmm(h.view(R, 2, D // 2), h.view(R, D // 2, 2)),
     "in place": lambda h: (h * 1).mul_(2).relu_(),
     "masked_fill": lambda h: h.masked_fill(h > 1, 0),
     "copy into": lambda h: torch.empty_like(h).copy_(h),
@@ -67,6 +69,22 @@ KEEP = {
 }
 
 MIX = {
+    "a column without a mark": lambda h: h * torch.arange(R).view(R, 1),
+    "a residual": lambda h: h + torch.ones(R, D),
+    "a mask": lambda h: torch.where(torch.arange(R).view(R, 1) < LIVE, h, 0),
+    "a mask written": lambda h: h.masked_fill(torch.arange(R).view(R, 1) >= LIVE, 0),
+    "columns of something else": lambda h: torch.cat([h, torch.ones(R, 1)], dim=1),
+    "a residual in a product": lambda h: torch.addmm(torch.ones(R, D), h, W),
+    "batches without a mark": lambda h: torch.bmm(h.view(R, 2, 3), torch.ones(R, 3, 3)),
+    "written over": lambda h: (h * 1).copy_(torch.ones(R, D)),
+    "filled": lambda h: (h * 1).fill_(3.0),
+    "an out": lambda h: torch.add(torch.ones(R, D), torch.ones(R, D), out=h.detach() * 1),
+    "groups along columns": lambda h: torch._grouped_mm(
+        h.view(2 * R, D // 2)[:4].repeat(2, 8)[:8, :8], torch.ones(8, 8), offs=OFFSETS
+    ),
+    "a prefix of all elements": lambda h: h.flatten()[: R * 5] * 2,
+    "prod": lambda h: h.prod(1),
+    "embedding": lambda h: F.embedding(h.long().clamp(0, 5)[:, 0], W),
     "sum over rows": lambda h: h.sum(0),
     "sum of all": lambda h: h.sum(),
     "softmax over rows": lambda h: h.softmax(0),
@@ -108,7 +126,7 @@ def paged(function, policy=EVERYTHING):
     """Whether what a function makes of marked rows is paged when it is saved."""
     x = torch.randn(R, D).requires_grad_()
     with ebb.region(policy):
-        h = ebb.mark_rows(x * 1, torch.tensor(LIVE))
+        h = ebb.mark_rows(x * 1, COUNT)
         with torch.no_grad():
             y = function(h)
         before = ebb.paging.stats()["stashed"]
@@ -145,11 +163,11 @@ def test_gradients_behind_each(name, policy):
 
     def program(x):
         torch.manual_seed(0)
-        h = ebb.mark_rows(x * 1.5, torch.tensor(LIVE))
+        h = ebb.mark_rows(x * 1.5, COUNT)
         y = function(h).sin()
         if name in KEEP:
             y = y[:LIVE]
-        return (y * y).sum()
+        return (y * y).sum() + h[:LIVE].sum()
 
     x = torch.randn(R, D).requires_grad_()
     expected = torch.autograd.grad(program(x), [x])[0]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paging import EVERYTHING, PRODUCTS, Mlp, fresh, gradients, same
+from paging import EVERYTHING, PRODUCTS, Mlp, forget, fresh, gradients, same
 from torch import nn
 
 import ebb
@@ -173,7 +173,7 @@ def test_found_inf():
     parameter.grad = torch.ones(2)
     optimizer = torch.optim.SGD([parameter], lr=0.1, fused=True)
     optimizer.found_inf = flag
-    ebb.paging.reset()  # else it refuses by itself
+    forget()  # else it refuses by itself
     optimizer.step()
     assert torch.equal(parameter.detach(), torch.ones(2))
 
@@ -564,13 +564,13 @@ def test_random_schedules(data):
     [
         ({"page_rows": 0}, ValueError, "a page has at least one row"),
         ({"page_rows": "many"}, TypeError, "page_rows must be an int"),
-        ({"headroom": 0.5}, ValueError, "headroom is at least 1"),
-        ({"headroom": float("nan")}, ValueError, "headroom is at least 1"),
+        ({"headroom": 0.5}, ValueError, "headroom is from 1 to 1000"),
+        ({"headroom": float("nan")}, ValueError, "headroom is from 1 to 1000"),
         ({"headroom": "much"}, TypeError, "headroom must be a number"),
-        ({"host_headroom": -1}, ValueError, "host_headroom is at least 0"),
+        ({"host_headroom": -1}, ValueError, "host_headroom is from 0 to 1000"),
         ({"device_limit": "1 mile"}, ValueError, "device_limit must be a number of bytes"),
         ({"overflow": "ignore"}, ValueError, "overflow must be one of deferred, blocking, assert"),
-        ({"dead_rows": 0}, ValueError, "dead_rows must be one of zero, nan, none"),
+        ({"dead_rows": 0}, ValueError, "dead_rows must be one of repeat, zero, nan, none"),
         ({"prefetch": 2}, ValueError, "prefetch must be 0, 1 or -1"),
         ({"prefetch": True}, TypeError, "prefetch must be an int"),
     ],
