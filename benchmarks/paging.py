@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 from environment import device, environment, quick, slug
-from report import environment_line, table
 
 import ebb
 from ebb._C import PagePool
+from report import environment_line, table
 
 ROOT = Path(__file__).resolve().parents[1]
 MIB = 1 << 20

@@ -53,7 +53,9 @@ VARIABLES = {
     "EBB_PAGING_OVERFLOW": Variable(
         "`deferred`, `blocking` or `assert`", "deferred", "what happens if a pool has no room"
     ),
-    "EBB_PAGING_DEAD_ROWS": Variable("`zero`, `nan` or `none`", "zero", "what dead rows become"),
+    "EBB_PAGING_DEAD_ROWS": Variable(
+        "`repeat`, `zero`, `nan` or `none`", "repeat", "what dead rows become"
+    ),
     "EBB_PAGING_PREFETCH": Variable("`-1`, `0` or `1`", "-1", "layers that come back ahead"),
     "EBB_OFFLOAD_STATIC": Variable("`0` or `1`", "0", "for CUDA graphs"),
 }

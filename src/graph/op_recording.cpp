@@ -85,22 +85,6 @@ void OpRecording::lockAgain() {
   }
 }
 
-const char* OpRecording::findObstacle() const {
-  if (!recordable_) {
-    return "an argument is sparse, nested, of MKL-DNN or a class of its own";
-  }
-  if (op_.uninitialised) {
-    return "what fills it may not be seen";
-  }
-  if (op_.neverReplayed && !verdict_.forced) {
-    return "the operator is never run again; a rule with force=True would";
-  }
-  if (!isTrusted(verdict_)) {
-    return "not one of torch's operators, and no rule names it";
-  }
-  return writesCanBeReplayed() ? nullptr : "it wrote to memory that was not made in the region";
-}
-
 // Note [Operators from elsewhere]
 // An operator that is not torch's own may keep state that no schema shows: a step counter, a
 // generator, a cache. Run again it would give something else, silently. So its results are kept,
@@ -141,28 +125,6 @@ void OpRecording::scanTensor(const at::Tensor& tensor, size_t argument, int32_t 
   if (use != ArgUse::Read) {
     addWrite(tensor, argument, element);
   }
-}
-
-// Before the op runs: it may write its arguments, and change what they show.
-[[gnu::noinline]] void OpRecording::scanRows() {
-  rows_.emplace(op_, arguments());
-  for (const Argument& argument : tensors_) {
-    const bool read = argument.use != ArgUse::Overwrite && argument.use != ArgUse::Scratch;
-    if (argument.tensor->defined() && read) {
-      const auto found = recorder_.values_.find(storageOf(*argument.tensor));
-      const bool known = found != recorder_.values_.end();
-      const Value* value =
-          known ? recorder_.current(found->second, *argument.tensor).get() : nullptr;
-      rows_->add(*argument.tensor, argument.index, value);
-    }
-  }
-  const bool mixes = op_.rows != RowRule::ShapeOnly && !rows_->keepsApart();
-  for (const Argument& argument : tensors_) {
-    if (mixes && argument.tensor->defined()) {
-      recorder_.needDeadRows(*argument.tensor);
-    }
-  }
-  recorder_.packedSince_.clear();
 }
 
 [[gnu::noinline]] void OpRecording::addWrite(
@@ -450,40 +412,6 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
     noteMade(*value, tensor, verdict_.perResult == 0 ? verdict_ : verdictOn(tensor));
   }
   recorder_.values_[storage] = std::move(value);
-}
-
-// See Note [The journal]
-[[gnu::cold]] void OpRecording::noteMade(
-    Value& value, const at::Tensor& tensor, const Verdict& verdict) {
-  lockAgain();
-  const bool wanted = verdict.decision == Decision::Recompute && !value.saved;
-  const bool can = value.recipe && !op_.constantFill;
-  if (!value.recipe) {
-    value.rule = verdict.rule;
-  }
-  recorder_.noteMade(
-      value, tensor, op_.name, wanted && !can ? whyNotRecomputed(value, tensor) : nullptr);
-}
-
-// For a result without a recipe, or one that is kept though it has one.
-[[gnu::cold]] const char* OpRecording::whyNotRecomputed(
-    const Value& value, const at::Tensor& tensor) const {
-  if (obstacle_ != nullptr) {
-    return obstacle_;
-  }
-  if (offCpu_ && tensor.is_cpu()) {
-    return "it came from the device to the CPU";
-  }
-  if (!value.born) {
-    return "others hold its memory too";
-  }
-  if (readsLossy() && !value.rows) {
-    return "it is made of rows that were paged, and may mix them";
-  }
-  if (op_.constantFill) {
-    return "a constant that was read before an operator wrote to it";
-  }
-  return "a condition of the operator's call";
 }
 
 // A result of _unsafe_view or unsafe_chunk has a counter of its own: see Note [Version stamps].

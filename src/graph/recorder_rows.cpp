@@ -1,6 +1,7 @@
-// What the recorder does when the user says which rows of a tensor live: see Note [Rows].
+// What the recorder does with rows that live and rows that do not: see Note [Rows].
 #include <algorithm>
 
+#include "graph/op_recording.h"
 #include "graph/recorder.h"
 #include "residency/away.h"
 
@@ -63,6 +64,28 @@ void Recorder::needDeadRows(const at::Tensor& tensor) {
       line.reason = "an operator that may mix its rows has saved it";
     });
   }
+}
+
+// Before the op runs: it may write its arguments, and change what they show.
+[[gnu::noinline]] void OpRecording::scanRows() {
+  rows_.emplace(op_, arguments());
+  for (const Argument& argument : tensors_) {
+    const bool read = argument.use != ArgUse::Overwrite && argument.use != ArgUse::Scratch;
+    if (argument.tensor->defined() && read) {
+      const auto found = recorder_.values_.find(storageOf(*argument.tensor));
+      const bool known = found != recorder_.values_.end();
+      const Value* value =
+          known ? recorder_.current(found->second, *argument.tensor).get() : nullptr;
+      rows_->add(*argument.tensor, argument.index, value);
+    }
+  }
+  const bool mixes = op_.rows != RowRule::ShapeOnly && !rows_->keepsApart();
+  for (const Argument& argument : tensors_) {
+    if (mixes && argument.tensor->defined()) {
+      recorder_.needDeadRows(*argument.tensor);
+    }
+  }
+  recorder_.packedSince_.clear();
 }
 
 // Tensors for which the same count was given may be read by one operator.

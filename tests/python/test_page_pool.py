@@ -17,6 +17,7 @@ DEVICES = pytest.mark.parametrize(
     "device",
     ["cpu", CUDA] if torch.cuda.is_available() else ["cpu"],
 )
+UNTOUCHED, FILLED, FIRST_ROW = range(3)
 HEADER = 5  # words of a handle before the ids of its pages
 USED_UP, TOO_MANY, NEGATIVE, NOT_STASHED, STALE, ALREADY = (1 << i for i in range(6))
 
@@ -32,6 +33,7 @@ class Checked:
         self.free = [device_pages, host_pages]
         self.live = []  # handle, most rows, live rows, bytes, tier
         self.failed = 0
+        self.restored = 0
         self.spilled = False
         self.check()
 
@@ -64,17 +66,26 @@ class Checked:
         self.check()
         return handle
 
-    def restore(self, place, fill=True):
+    def restore(self, place):
         handle, most, rows, expected, tier = self.live.pop(place)
         tensor = torch.full((most, self.row_bytes), 7, dtype=torch.uint8, device=self.device)
+        self.restored += 1
+        fill = self.restored % 3
         self.pool.restore(handle, tensor, fill_dead_rows=fill, dead=0)
         if self.failed:
             assert bool((tensor == 255).all())
         else:
             assert torch.equal(tensor[:rows], expected)  # I8
-            assert bool((tensor[rows:] == (0 if fill else 7)).all())  # I14
+            assert torch.equal(tensor[rows:], self.dead(fill, most - rows, expected))  # I14
             self.free[tier] += -(-rows // self.page_rows)
         self.check()
+
+    def dead(self, fill, count, live):
+        """Untouched, filled with zeros, or copies of the first row that lives."""
+        row = torch.full((self.row_bytes,), 7 if fill == UNTOUCHED else 0, dtype=torch.uint8)
+        if fill == FIRST_ROW and len(live) > 0:
+            row = live[0]
+        return row.to(self.device).expand(count, self.row_bytes)
 
     def reset(self):
         self.pool.reset()
