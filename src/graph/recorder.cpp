@@ -6,7 +6,7 @@
 #include "graph/fingerprint.h"
 #include "graph/op_recording.h"
 #include "graph/witness.h"
-#include "residency/away.h"
+#include "residency/paging.h"
 
 namespace ebb {
 namespace {
@@ -433,7 +433,8 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   }
   value->lent |= moves;
   if (value->entry) {
-    notePacked(*value, kept);
+    const bool stays = value->paged && value->stash && graph_->pages->resident;
+    notePacked(*value, kept || stays);
     packed.entry = value->entry;
   }
   if (!kept || value->saved) {

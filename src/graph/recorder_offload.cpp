@@ -69,6 +69,13 @@ bool Recorder::sendToPages(Value& value, const c10::Storage& storage) {
   const bool verify = graph_->verify == VerifyMode::Raise;
   value.stash = Paging::get().send(
       {storage, rows.dtype, rows.live->kept, rows.most, op, verify}, graph_->pages);
+  if (graph_->pages->resident) {
+    counters_->bytesSaved += value.nbytes;
+    if (value.entry) {
+      value.entry->update([](Line& line) { line.fate = Fate::Saved; });
+    }
+    return true;
+  }
   counters_->bytesPaged += value.nbytes;
   if (value.entry) {
     noteSent(value, Fate::Paged, "stash", op, value.nbytes);

@@ -102,6 +102,17 @@ PagePool::PagePool(const PagePoolOptions& options)
   std::memcpy(onCpu.mutable_data_ptr(), &state, sizeof state);
   state_ = onCpu.to(options.device);
   reset();
+  warmUp();
+}
+
+// CUDA loads a kernel when it is launched first, which must not happen while a graph is captured.
+void PagePool::warmUp() {
+  const auto onDevice = at::TensorOptions().device(options_.device);
+  PageHandle handle = makeHandle(1);
+  at::Tensor row = at::zeros({1, options_.rowBytes}, onDevice.dtype(at::kByte));
+  stash(handle, row, at::zeros({1}, onDevice.dtype(at::kLong)));
+  restore(handle, row, {PageDeadRows::FirstRow, 0, 0, true});
+  giveBack(handle);
 }
 
 PageHandle PagePool::makeHandle(int64_t mostRows) const {

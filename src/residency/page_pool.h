@@ -77,6 +77,7 @@ class EBB_API PagePool {
   }
 
  private:
+  void warmUp();
   PageRows rowsOf(const at::Tensor& tensor, const PageHandle& handle) const;
   PagePoolState* pool() const;
   void* stream() const;

@@ -22,6 +22,9 @@ at::Tensor rowsIn(const c10::Storage& storage, PageRows rows) {
   return bytesIn(storage, rows.count * rows.bytes).view({rows.count, rows.bytes});
 }
 
+// Regions of a step that has no end, since some graph is kept alive: it ends then.
+constexpr uint64_t kEndless = 10'000;
+
 bool hasNan(c10::ScalarType dtype) {
   return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
 }
@@ -113,8 +116,6 @@ c10::Storage Paging::fetch(PagedStash& stash, const c10::Storage& living) {
 c10::intrusive_ptr<Away> Paging::sendLocked(const PageSource& source, const PageGroupPtr& group) {
   const Lock lock(*this);
   const auto below = belowEverything();
-  constexpr uint64_t kEndless =
-      10'000;  // regions of a step that nobody ends: a graph is kept alive
   if (!bracketed_ && (count_ == 0 || badStep_ != 0 || groupsEntered_ > kEndless)) {
     stepEnds();
     stepBegins();

@@ -104,3 +104,13 @@ def test_public_docstrings_run():
         __import__(module)
         result = doctest.testmod(sys.modules[module], extraglobs={"ebb": ebb, "torch": torch})
         assert result.failed == 0, module
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc to compile them")
+def test_kernels_are_compiled_where_there_is_nvcc():
+    """They need no CUDA runtime of the machine's: it is linked statically."""
+    library = Path(ebb.__file__).with_name("libebb_cuda.so")
+    needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True)
+    assert "cudart" not in needed.stdout
+    symbols = subprocess.run(["nm", "-D", library], capture_output=True, text=True, check=True)
+    assert "ebbCudaPageMover" in symbols.stdout

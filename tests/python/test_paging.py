@@ -336,3 +336,17 @@ def test_reports_tell_what_was_paged():
         assert "paged" in str(report)
     finally:
         ebb.record_reports(0)
+
+
+def test_reports_of_a_layer_that_stays():
+    net = Mlp(layers=1)
+    ebb.record_reports()
+    try:
+        for _ in range(2):
+            with ebb.paging.step():
+                gradients(net, net.inputs(0), torch.tensor(9), lambda: ebb.region(PRODUCTS))
+        decisions = {row.op: row.decision for row in ebb.report().rows}
+        assert decisions["aten::mm.default"] == "saved"
+        assert ebb.stats()["total"]["bytes_paged"] == 0
+    finally:
+        ebb.record_reports(0)
