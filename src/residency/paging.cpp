@@ -116,7 +116,7 @@ c10::Storage Paging::fetch(PagedStash& stash, const c10::Storage& living) {
 c10::intrusive_ptr<Away> Paging::sendLocked(const PageSource& source, const PageGroupPtr& group) {
   const Lock lock(*this);
   const auto below = belowEverything();
-  if (!bracketed_ && (count_ == 0 || badStep_ != 0 || groupsEntered_ > kEndless)) {
+  if (!open_ || (!bracketed_ && (badStep_ != 0 || groupsEntered_ > kEndless))) {
     stepEnds();
     stepBegins();
   }
@@ -237,6 +237,7 @@ c10::Storage Paging::fetchLocked(PagedStash& stash, const c10::Storage& living) 
     return stash.bytes_;
   }
   backwardBegins(*stash.group_);
+  cameBack_ |= stash.step_ == stats_.steps;
   if (living) {
     if (stash.state_ == State::Paged || stash.state_ == State::Returning) {
       stash.pool_->lane.wait(stash.ticket_, dropped_);
@@ -277,7 +278,8 @@ c10::Storage Paging::fetchLocked(PagedStash& stash, const c10::Storage& living) 
       settleFreed(*pool);
       pool->lane.join(dropped_);
     }
-    if (!bracketed_) {
+    open_ = bracketed_;
+    if (!open_) {
       stepEnds();
     }
   }
@@ -405,6 +407,8 @@ void Paging::forget(PagedStash& stash) {
   }
   dropped_.push_back(std::move(stash.bytes_));
   isBack(stash);
+  // Else it was a graph that nobody wanted, and the step goes on.
+  open_ = open_ && (bracketed_ || count_ > 0 || !cameBack_);
 }
 
 PageFill Paging::fillFor(const PagedStash& stash) const {

@@ -189,6 +189,8 @@ class EBB_API Paging {
   bool recording_ = true;                                     // live rows are copied, see above
   bool recordNext_ = false;                                   // the next step is to be recorded
   bool bracketed_ = false;                                    // the user has begun a step
+  bool open_ = false;                                         // a step is going on
+  bool cameBack_ = false;                                     // something has, in this step
   uint64_t count_ = 0;          // stashes of this step that are not back
   uint64_t groupsEntered_ = 0;  // in this step
   uint64_t alive_ = 0;          // likewise, of all steps

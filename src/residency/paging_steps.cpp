@@ -63,7 +63,7 @@ void Paging::beginStep(bool fixedOrder) {
 void Paging::endStep() {
   const Lock lock(*this);
   const auto below = belowEverything();
-  bracketed_ = false;
+  bracketed_ = open_ = false;
   try {
     schedule_.end();
   } catch (...) {
@@ -75,7 +75,7 @@ void Paging::endStep() {
 
 void Paging::abandonStep() {
   const Lock lock(*this);
-  bracketed_ = false;
+  bracketed_ = open_ = false;
   schedule_.abandon();
   recordNext_ |= recording_ || !schedule_.isRecorded();
 }
@@ -92,6 +92,8 @@ void Paging::stepBegins() {
   badStep_ = 0;
   count_ = 0;
   groupsEntered_ = 0;
+  open_ = true;
+  cameBack_ = false;
   ++stats_.steps;
 }
 
@@ -318,7 +320,7 @@ void Paging::reset() {
   schedule_.clear();
   groups_.clear();
   recording_ = true;
-  recordNext_ = false;
+  recordNext_ = open_ = false;
   badStep_ = 0;
   count_ = 0;
   const uint64_t steps = stats_.steps + 1;  // what was stashed before belongs to none

@@ -26,6 +26,7 @@ POLICIES = {
 }
 
 OFFLOADING = "EBB_TEST_OFFLOAD" in os.environ  # see test_offload_exactness.py
+PAGING = "EBB_TEST_PAGING" in os.environ  # see test_paging_exactness.py
 
 if OFFLOADING:
     POLICIES = {
@@ -39,6 +40,20 @@ if OFFLOADING:
                 "aten::e*": ebb.OFFLOAD,
             },
             inputs=ebb.OFFLOAD,
+        ),
+    }
+
+if PAGING:
+    POLICIES = {
+        "page_all": ebb.Policy(default=ebb.PAGE, inputs=ebb.PAGE),
+        "page_mixed": ebb.Policy(
+            {
+                "aten::mul": ebb.PAGE,
+                "aten::add_": ebb.PAGE,
+                "aten::mm": ebb.SAVE,
+                "aten::e*": ebb.PAGE,
+            },
+            inputs=ebb.PAGE,
         ),
     }
 
@@ -104,10 +119,37 @@ def run(
     after: Callable[..., None] | None = None,
 ) -> list[torch.Tensor | None]:
     """The outputs of `program` and the gradients of `inputs`; `policy` None is plain eager."""
+    if not PAGING or policy is None:
+        return run_once(program, inputs, policy, after)
+    inputs = list(inputs)
+    ebb.paging.reset()
+    run_once(program, inputs, policy, after)  # to size the pools
+    results = run_once(program, inputs, policy, after)
+    assert ebb.paging.step_ok()
+    return results
+
+
+def mark_all_rows(tensors: Iterable[torch.Tensor]) -> None:
+    """All rows live, so nothing is dead that might matter; counts of one size are one tensor."""
+    counts: dict[int, torch.Tensor] = {}
+    for tensor in tensors:
+        if tensor.dim() > 0 and tensor.is_contiguous() and tensor.storage_offset() == 0:
+            rows = len(tensor)
+            ebb.mark_rows(tensor, counts.setdefault(rows, torch.tensor(rows)))
+
+
+def run_once(
+    program: Program,
+    inputs: Iterable[torch.Tensor],
+    policy: ebb.Policy | None,
+    after: Callable[..., None] | None = None,
+) -> list[torch.Tensor | None]:
     torch.manual_seed(1)
     inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
     region = ebb.region(policy, "test") if policy is not None else contextlib.nullcontext()
     with region:
+        if PAGING:
+            mark_all_rows(inputs)
         outputs = program(*inputs)
     outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
     results: list[torch.Tensor | None] = [o.detach().clone() for o in outputs]

@@ -212,7 +212,7 @@ def test_distributed_tensors(mesh, policy):
     torch.manual_seed(1)
     for a, e in zip(actual, program(torch.enable_grad()), strict=True):
         assert same_bits(a, e)
-    assert (replayed > 0) == (policy not in ("save_all", "offload_all"))
+    assert (replayed > 0) == (policy not in ("save_all", "offload_all", "page_all"))
 
 
 def test_distributed_activations_are_freed(mesh):
