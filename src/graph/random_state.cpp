@@ -179,10 +179,17 @@ void RandomScope::putCloneBack() {
   }
 }
 
+RandomScope::~RandomScope() {
+  if (clone_.defined()) {
+    putCloneBack();  // the kernel raised, and may have drawn before
+  }
+}
+
 std::unique_ptr<RandomState> RandomScope::finish() {
   if (clone_.defined()) {
     putCloneBack();
     state_->digestAfter = digestOf(clone_);
+    clone_ = {};
   } else if (state_ && confirm_ && sameState(before_, stateOf(state_->generator))) {
     state_.reset();
   } else if (state_) {

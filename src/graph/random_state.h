@@ -50,6 +50,9 @@ class RandomScope {
   // `arguments` points to the op's arguments, of which the generator may be replaced; `recorded`:
   // the op gets a recipe, so the state is wanted.
   RandomScope(const OpTraits& op, c10::DispatchKeySet keys, c10::IValue* arguments, bool recorded);
+  ~RandomScope();
+  RandomScope(const RandomScope&) = delete;
+  RandomScope& operator=(const RandomScope&) = delete;
 
   // After the op ran: the state to put in its recipe, null if it drew nothing.
   std::unique_ptr<RandomState> finish();

@@ -133,8 +133,8 @@ def mark_all_rows(tensors: Iterable[torch.Tensor]) -> None:
     """All rows live, so nothing is dead that might matter; counts of one size are one tensor."""
     counts: dict[int, torch.Tensor] = {}
     for tensor in tensors:
-        if tensor.dim() > 0 and tensor.is_contiguous() and tensor.storage_offset() == 0:
-            rows = len(tensor)
+        rows = len(tensor) if tensor.dim() > 0 else 0
+        with contextlib.suppress(ValueError):  # a view, or marked already and read
             ebb.mark_rows(tensor, counts.setdefault(rows, torch.tensor(rows)))
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from exactness import OFFLOADING, POLICIES, as_bytes, replayed
+from exactness import OFFLOADING, PAGING, POLICIES, as_bytes, mark_all_rows, replayed
 
 import ebb
 
@@ -46,7 +46,8 @@ WAYS += ("released",)  # a second time without retain_graph
 
 
 # What is saved tests less.
-DECISIONS = [ebb.OFFLOAD if OFFLOADING else ebb.SAVE, ebb.RECOMPUTE, ebb.RECOMPUTE]
+KEEPING = ebb.PAGE if PAGING else ebb.OFFLOAD if OFFLOADING else ebb.SAVE
+DECISIONS = [KEEPING, ebb.RECOMPUTE, ebb.RECOMPUTE]
 
 
 CONDITIONS = [{}, {}, {"every": 2}, {"every": 3}, {"nth": 1}, {"nth": 2}]
@@ -237,6 +238,8 @@ class Machine:
                 ebb.reset_stats()
             region = ebb.region(CHOICES[choice % len(CHOICES)], f"r{len(self.open)}")
             region.__enter__()
+            if PAGING:
+                mark_all_rows(slot.tensor for slot in self.pool)
         self.open.append(region)
 
     def leave(self) -> None:

@@ -8,7 +8,7 @@ import random_instructions as make
 import torch
 import torch.nn.functional as F
 from custom_functions import GivesWhatItSaved
-from exactness import OFFLOADING
+from exactness import OFFLOADING, PAGING
 from random_instructions import UNARY, choose, fits, is_differentiable, is_float, is_vector
 from random_programs import NAMES, Machine, Skip
 from torch.autograd import Function
@@ -102,7 +102,7 @@ def write_behind_torch(m, a, b, c):
     offloaded one may have been copied already.
     """
     slot = m.slot(a, lambda t: is_float(t) and t.dtype != torch.bfloat16)
-    if slot.record.computed or OFFLOADING:
+    if slot.record.computed or OFFLOADING or PAGING:
         raise Skip
     m.refusable = True
     slot.tensor.detach().numpy()[...] *= 2

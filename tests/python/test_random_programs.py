@@ -19,7 +19,7 @@ from collections import Counter
 
 import pytest
 import torch
-from exactness import accelerator, replayed
+from exactness import PAGING, accelerator, replayed
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from random_programs import Instruction, Machine, Observation, Plan, Program
@@ -49,6 +49,9 @@ PROGRAMS = st.builds(
 def run(program: Program, regions: bool) -> Machine:
     torch.manual_seed(1)
     ebb.reset_stats()
+    if PAGING:
+        ebb.paging.reset()
+        ebb.paging.configure(headroom=1000)
     machine = Machine(regions, program.wide % 2 == 1)
 
     def write(instructions: list[Instruction]) -> None:
@@ -145,7 +148,7 @@ def check_in_a_fresh_process(count: int, base: int | None) -> Counter[str]:
 
 def assert_not_vacuous(came_to: Counter[str], count: int) -> None:
     assert came_to.total() >= count
-    assert came_to["replayed"] > 0.5 * count
+    assert came_to["replayed"] > (0.1 if PAGING else 0.5) * count
     assert 0 < came_to["refused"] < 0.05 * count
     assert 0 < came_to["error"] < 0.3 * count
     assert came_to["eager differs"] < 0.002 * count

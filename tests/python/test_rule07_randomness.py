@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
+import pytest
 import torch
-from exactness import assert_exact, leaves
+from exactness import POLICIES, assert_exact, leaves
 from torch import nn
 from torch.nn import functional as F
 
@@ -120,3 +122,21 @@ def test_recurrent_network_with_dropout():
         return out.exp(), h.sin(), c
 
     assert_exact(program, leaves((5, 2, 4)))
+
+
+def test_an_operator_that_raises_after_it_has_drawn():
+    """The generator is as far on as in eager."""
+
+    def state(region):
+        torch.manual_seed(1)
+        x = torch.randn(2, 3, 4)
+        with region, pytest.raises(RuntimeError, match="more than one element"):
+            nn.functional.rrelu(x.mul(1)[:1].expand(2, 3, 4), training=True, inplace=True)
+        return torch.get_rng_state()
+
+    expected = state(contextlib.nullcontext())
+    for policy in POLICIES.values():
+        assert torch.equal(state(ebb.region(policy)), expected)
+    torch.manual_seed(1)
+    torch.randn(2, 3, 4)
+    assert not torch.equal(expected, torch.get_rng_state())  # it did draw
