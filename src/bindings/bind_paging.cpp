@@ -143,6 +143,7 @@ void bindPaging(py::module_& module) {
   module.def("paging_errors", plain([] { return Paging::get().errors(); }));
   module.def(
       "paging_found_inf", plain([](c10::Device device) { return Paging::get().foundInf(device); }));
+  module.def("paging_was_told", plain([] { return Paging::get().wasTold(); }));
   module.def("paging_reset", plain([] { Paging::get().reset(); }));
   module.def("describe_page_errors", &describePageErrors);
   module.def("leaves_behind", torch::wrap_pybind_function(&leavesBehind));

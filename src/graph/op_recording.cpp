@@ -328,7 +328,8 @@ uint64_t OpRecording::fingerprintOfResult() const {
                                       verdict.decision == Decision::Offload);
     // An `out=` that the kernel shrank is not written whole: views of it still show the rest.
     const bool asAssumed = !write.whole || coversStorage(write.tensor);
-    const bool exact = after->rows || !readsLossy();
+    const bool wasLossy = !write.whole && before.rows && before.rows->lossy;
+    const bool exact = after->rows || !(readsLossy() || wasLossy);
     if (recipe_ && !write.sideEffect && asAssumed && isTrusted(verdict) && exact) {
       after->recipe = recipe_;
       Output& output = recipe_->outputs.emplace_back();
@@ -341,7 +342,7 @@ uint64_t OpRecording::fingerprintOfResult() const {
       }
     }
     if (after->rows) {
-      after->rows->lossy |= after->paged;
+      after->rows->lossy |= after->paged || wasLossy;
     }
     after->keep = after->saved || !after->recipe;
     after->writtenHere = !after->born;

@@ -63,15 +63,15 @@ RowCount::RowCount(const at::Tensor& tensor, const at::Tensor& rows)
 }
 
 bool RowCount::isOf(const at::Tensor& rows, const RowCount& now) const {
+  if (count.is_cpu() && now.count.is_cpu()) {  // nobody need wait for the number
+    return *count.const_data_ptr<int64_t>() == *now.count.const_data_ptr<int64_t>();
+  }
   std::vector<int64_t> shape = rows.sizes().vec();
   shape.insert(shape.end(), rows.strides().begin(), rows.strides().end());
-  const bool same =
-      !given_.expired() && given_._unsafe_get_target() == rows.storage().unsafeGetStorageImpl() &&
-      !rows.is_inference() && version_ == rows._version() && offset_ == rows.storage_offset() &&
-      shape_ == shape && dtype_ == rows.scalar_type();
-  // A write that moves no version shows where nobody need wait for the number.
-  return same && (!count.is_cpu() ||
-                  *count.const_data_ptr<int64_t>() == *now.count.const_data_ptr<int64_t>());
+  return !given_.expired() &&
+         given_._unsafe_get_target() == rows.storage().unsafeGetStorageImpl() &&
+         !rows.is_inference() && version_ == rows._version() && offset_ == rows.storage_offset() &&
+         shape_ == shape && dtype_ == rows.scalar_type();
 }
 
 void RowCount::check(const at::Tensor& tensor) const {
@@ -172,10 +172,13 @@ std::unique_ptr<Rows> RowFlow::of(const at::Tensor& result) const {
 }
 
 std::unique_ptr<Rows> RowFlow::ofWritten(const at::Tensor& argument, const Value& before) const {
-  if (before.rows && live_ && keepsApart()) {
-    return std::make_unique<Rows>(Rows{live_, most_, before.rows->dtype, lossy_});
+  if (!before.rows) {
+    return of(argument);
   }
-  return before.rows ? nullptr : of(argument);
+  const Rows& rows = *before.rows;
+  const bool same = live_ == rows.live && most_ == rows.most && keepsApart() &&
+                    rowsShown(argument, rows, before.nbytes) == leading_;
+  return live_ && same ? std::make_unique<Rows>(Rows{live_, most_, rows.dtype, lossy_}) : nullptr;
 }
 
 }  // namespace ebb

@@ -34,7 +34,8 @@ struct RowCount final : c10::intrusive_ptr_target {
   // `rows` as the user gave it: one integer, or counts whose sum it is. Throws if it is neither.
   RowCount(const at::Tensor& tensor, const at::Tensor& rows);
 
-  // Whether the same tensor was given, and has not been written since; `now` is what it says now.
+  // Whether `rows`, which says `now`, is known to say the same: on the CPU by the number, elsewhere
+  // if it is the tensor that was given, and has not been written since.
   bool isOf(const at::Tensor& rows, const RowCount& now) const;
 
   // Throws c10::ValueError if `tensor` has fewer rows; on the CPU only, where that is known.

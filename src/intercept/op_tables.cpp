@@ -152,7 +152,6 @@ constexpr RowArgument kOneArgument[] = {
     {"aten::addmm", "mat1"},
     {"aten::_addmm_activation", "mat1"},
     {"aten::mv", "self"},
-    {"aten::addmv", "mat"},
     {"aten::_scaled_mm", "self"},
     {"aten::linear", "input"},
     {"aten::mkldnn_linear", "self"},

@@ -202,6 +202,9 @@ void Paging::sendToPool(PagedStash& stash, const PageSource& source, const PoolP
 
 void Paging::checkOverflow(Pool& pool, const PageSource& source, const PagedStash& stash) {
   if (settings_.overflow == PageOverflowMode::Assert) {
+    if (stash.device_.is_cpu() && *pool.pages.flags().const_data_ptr<int64_t>() != 0) {
+      noteBad(readErrors());  // what follows raises
+    }
     pool.lane.run(
         [&] {
           const at::Tensor good = at::eq(pool.pages.flags().narrow(0, 0, 1), 0);

@@ -103,6 +103,9 @@ class EBB_API Paging {
   // a step bad: what it found, until another step begins.
   int64_t errors();
 
+  // Whether that is all that the user has been told of already.
+  bool wasTold();
+
   // One float32 on `device`: 1 if some pool there had an error, else 0. Nobody waits.
   at::Tensor foundInf(c10::Device device);
 

@@ -1,6 +1,6 @@
 // Steps of the paging engine: when pools are made, how large, and whether a step was good.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/full.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/StringUtil.h>
 
@@ -267,16 +267,27 @@ int64_t Paging::errors() {
   return readErrors() | badStep_ | untold_;
 }
 
+bool Paging::wasTold() {
+  const Lock lock(*this);
+  const auto below = belowEverything();
+  return ((readErrors() | untold_) & ~badStep_) == 0;
+}
+
 at::Tensor Paging::foundInf(c10::Device device) {
   const Lock lock(*this);
   const auto below = belowEverything();
-  at::Tensor found = at::zeros({}, at::TensorOptions(device).dtype(at::kLong));
-  for (const auto& [key, pool] : pools_) {
-    if (key.device == device) {
+  const auto known = static_cast<double>(badStep_ | untold_);
+  at::Tensor found = at::full({}, known, at::TensorOptions(device).dtype(at::kLong));
+  const auto look = [&](const PoolPtr& pool) {
+    if (pool->pages.options().device == device) {
       pool->lane.join(dropped_);
       found.bitwise_or_(pool->pages.flags().select(0, 0));
     }
+  };
+  for (const auto& [key, pool] : pools_) {
+    look(pool);
   }
+  std::for_each(retired_.begin(), retired_.end(), look);
   return found.ne(0).to(at::kFloat);
 }
 
@@ -321,7 +332,6 @@ void Paging::reset() {
   groups_.clear();
   recording_ = true;
   recordNext_ = open_ = false;
-  badStep_ = 0;
   count_ = 0;
   const uint64_t steps = stats_.steps + 1;  // what was stashed before belongs to none
   stats_ = {};

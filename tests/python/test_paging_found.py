@@ -195,6 +195,47 @@ def test_a_prefix_that_is_no_whole_number_of_rows():
     check(program, [w], loads=(2, 2))
 
 
+@pytest.mark.parametrize("policy", [EVERYTHING, PRODUCTS], ids=["all", "products"])
+def test_a_part_is_written_from_rows_of_another_count(policy):
+    w, v = weight(), torch.randn(4, 4)
+
+    def blocks(n):
+        n = min(n, 8)
+        buffer = mark(X[:16] @ w, n + 8)
+        for e in (0, 1):
+            buffer[8 * e : 8 * e + 8] = F.silu(mark(X[8 * e : 8 * e + 8] @ w, n))
+        y = (buffer.tanh() * buffer) @ v
+        return y[:n].sum() + y[8 : 8 + n].sum()
+
+    def columns(n):
+        a, b = mark(X @ w, 40), mark(X @ w * 2, min(n, 40))
+        a[:, :2] = b[:, :2]
+        return a[:, 2:].sin()[:40].sum()
+
+    check(blocks, [w], policy)
+    check(columns, [w], policy)
+
+
+def test_a_residual_of_one_dimension():
+    w, residual = weight(), torch.randn(64, requires_grad=True)
+
+    def program(n):
+        h = mark(torch.where((torch.arange(64) < n)[:, None], X @ w, 0), n)
+        return torch.addmv(residual, h, torch.ones(4)).sin().sum()
+
+    check(program, [residual])
+
+
+def test_one_number_in_two_tensors():
+    w = weight()
+
+    def program(n):
+        h = (X @ w).clone()
+        return (mark(h, n) * 2 + mark(h, n) * 3)[:n].square().sum()
+
+    check(program, [w])
+
+
 # Overflow
 
 
@@ -389,3 +430,61 @@ def test_headroom_that_cannot_be(headroom):
         ebb.paging.configure(headroom=headroom)
     with pytest.raises(ValueError, match="below"), ebb.paging.microbatch(2**40):
         pass
+
+
+def test_found_inf_knows_of_pools_that_have_gone():
+    w = warm()
+    loss_of(w, 60).backward()
+    assert ebb.paging.found_inf("cpu").item() == 1.0
+    loss_of(w, 2, torch.double).backward()
+    loss_of(w, 2).backward()
+    assert ebb.paging.found_inf("cpu").item() == 1.0
+    ebb.paging.reset()
+    assert ebb.paging.found_inf("cpu").item() == 1.0
+
+
+def test_a_reset_does_not_make_gradients_good():
+    w = warm()
+    loss_of(w, 60).backward()
+    assert not ebb.paging.step_ok()
+    ebb.paging.reset()
+    with pytest.raises(ebb.PageOverflowError):
+        torch.optim.SGD([w], lr=0.1).step()
+    assert w.isfinite().all()
+
+
+@pytest.mark.parametrize("mode", ["deferred", "blocking", "assert"])
+def test_an_error_that_was_raised_is_dealt_with(mode):
+    ebb.paging.configure(overflow=mode)
+    w = warm()
+    optimizer = torch.optim.SGD([w], lr=0.01)
+    raised = []
+    for live in (60, 2, 60, 2):
+        optimizer.zero_grad()
+        try:
+            loss_of(w, live).backward()
+            optimizer.step()
+        except RuntimeError as error:
+            raised.append(str(error))
+    assert len(raised) == 1
+    assert w.isfinite().all()
+
+
+def test_optimizers_that_have_nothing_to_do_with_it():
+    w, other = warm(), weight()
+    loss_of(w, 60).backward()
+    assert not ebb.paging.step_ok()
+    (X @ other).sum().backward()
+    torch.optim.SGD([other], lr=0.1).step()
+    with pytest.raises(ebb.PageOverflowError):
+        torch.optim.SGD([w], lr=0.1).step()
+
+
+def test_optimizers_that_can_be_called():
+    class Callable(torch.optim.SGD):
+        def __call__(self):
+            raise AssertionError
+
+    w = warm()
+    loss_of(w, 2).backward()
+    Callable([w], lr=0.1).step()
