@@ -6,7 +6,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "residency/memory.h"
@@ -391,7 +391,10 @@ void Paging::isBack(PagedStash& stash) {
     log_.gone(*stash.logged_);
   }
   auto& siblings = stash.group_->stashes;
-  siblings.erase(std::remove(siblings.begin(), siblings.end(), &stash), siblings.end());
+  const auto last = std::find(siblings.rbegin(), siblings.rend(), &stash);  // most often the first
+  if (last != siblings.rend()) {
+    siblings.erase(std::next(last).base());
+  }
   --alive_;
   count_ -= stash.step_ == stats_.steps ? 1 : 0;
 }

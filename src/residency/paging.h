@@ -195,8 +195,8 @@ class EBB_API Paging {
   bool open_ = false;                                         // a step is going on
   bool cameBack_ = false;                                     // something has, in this step
   uint64_t count_ = 0;          // stashes of this step that are not back
-  uint64_t groupsEntered_ = 0;  // in this step
   uint64_t alive_ = 0;          // likewise, of all steps
+  uint64_t groupsEntered_ = 0;  // regions that stashed in this step
   int64_t badStep_ = 0;         // error bits of this step that the user has been told of
   int64_t untold_ = 0;          // ... of pools that are gone, that the user has not been told of
   PagingStats stats_;           // counts
