@@ -71,7 +71,7 @@ def test_policies_that_offload():
     assert ebb.policies.offload_inputs.inputs is ebb.OFFLOAD
     assert ebb.policies.recompute_all.inputs is ebb.SAVE
     assert "inputs=ebb.OFFLOAD" in repr(ebb.policies.offload_inputs)
-    with pytest.raises(ValueError, match="SAVE or OFFLOAD"):
+    with pytest.raises(ValueError, match="SAVE, OFFLOAD or PAGE"):
         ebb.Policy(inputs=ebb.RECOMPUTE)
     with pytest.raises(TypeError, match="inputs must be"):
         ebb.Policy(inputs="offload")
