@@ -47,10 +47,7 @@ void configure(const py::dict& given) {
   settings.overflow = static_cast<PageOverflowMode>(given["overflow"].cast<int>());
   settings.deadRows = static_cast<DeadRows>(given["dead_rows"].cast<int>());
   settings.prefetch = given["prefetch"].cast<int32_t>();
-  withoutGil([&] {
-    configurePaging(settings);
-    return 0;
-  });
+  withoutGil([&] { configurePaging(settings); });
 }
 
 py::dict statsDict() {

@@ -386,9 +386,9 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   value->stamp(tensor);
   value->born = onlyResultsHold(tensor);
   const bool fromDevice = offCpu_ && tensor.is_cpu();
-  const Verdict verdict = recipe_ ? verdictOn(tensor) : Verdict{};
+  const Verdict verdict = verdictOn(tensor);
   value->rows = rows_ ? rows_->of(tensor) : nullptr;
-  if (value->born && !op_.uninitialised && verdictOn(tensor).decision == Decision::Page) {
+  if (value->born && !op_.uninitialised && verdict.decision == Decision::Page) {
     value->paged = value->offload = true;  // with a recipe or without
   }
   const bool exact = value->rows || !readsLossy();
@@ -410,7 +410,7 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   }
   value->keep = !value->recipe || value->saved || op_.constantFill;
   if (recorder_.graph_->journal) {
-    noteMade(*value, tensor, verdict_.perResult == 0 ? verdict_ : verdictOn(tensor));
+    noteMade(*value, tensor, verdict);
   }
   recorder_.values_[storage] = std::move(value);
 }

@@ -91,9 +91,10 @@ Paging::Place Paging::exchangePlace(Place place) {
 
 // An overflow is told when the engine's lock has been given back: making Python's exception takes
 // the GIL, and whoever has that may wait for the lock.
-c10::intrusive_ptr<Away> Paging::send(const PageSource& source, const PageGroupPtr& group) {
+template <class F>
+auto Paging::telling(const F& locked) {
   try {
-    return sendLocked(source, group);
+    return locked();
   } catch (const PageOverflow& overflow) {
     if (throwOverflow_ != nullptr) {
       throwOverflow_(overflow.what_without_backtrace());
@@ -102,15 +103,12 @@ c10::intrusive_ptr<Away> Paging::send(const PageSource& source, const PageGroupP
   }
 }
 
+c10::intrusive_ptr<Away> Paging::send(const PageSource& source, const PageGroupPtr& group) {
+  return telling([&] { return sendLocked(source, group); });
+}
+
 c10::Storage Paging::fetch(PagedStash& stash, const c10::Storage& living) {
-  try {
-    return fetchLocked(stash, living);
-  } catch (const PageOverflow& overflow) {
-    if (throwOverflow_ != nullptr) {
-      throwOverflow_(overflow.what_without_backtrace());
-    }
-    throw;
-  }
+  return telling([&] { return fetchLocked(stash, living); });
 }
 
 c10::intrusive_ptr<Away> Paging::sendLocked(const PageSource& source, const PageGroupPtr& group) {
@@ -226,8 +224,7 @@ void Paging::tellOverflow(int64_t errors, const std::string& what) {
       what,
       describePageErrors(errors),
       ". The gradients of this step are of no use; the next step runs unpaged, and larger pools "
-      "are "
-      "made after it.");
+      "are made after it.");
   TORCH_CHECK_VALUE(errors == kPagesUsedUp, message);
   throw PageOverflow({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message);
 }

@@ -128,6 +128,11 @@ class EBB_API Paging {
   struct Pool {
     Pool(const PagePoolOptions& options, PageLane& on) : pages(options), lane(on) {
     }
+    // What readErrors() saw last; 0 before.
+    int64_t errorsSeen() const {
+      return seen.defined() ? seen.const_data_ptr<int64_t>()[0] : 0;
+    }
+
     PagePool pages;
     PageLane& lane;
     std::vector<std::shared_ptr<Slot>> stack;  // in a stack: those that hold rows
@@ -155,6 +160,8 @@ class EBB_API Paging {
   PageLane& laneOf(c10::Device device);
   void stepBegins();
   void stepEnds();
+  template <class F>
+  auto telling(const F& locked);
   c10::intrusive_ptr<Away> sendLocked(const PageSource& source, const PageGroupPtr& group);
   c10::Storage fetchLocked(PagedStash& stash, const c10::Storage& living);
   void enter(const PageGroupPtr& group);

@@ -1,15 +1,12 @@
 // Steps of the paging engine: when pools are made, how large, and whether a step was good.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <c10/core/CPUAllocator.h>
-#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "residency/memory.h"
-#include "residency/page_plan.h"
 #include "residency/paging.h"
 
 namespace ebb {
@@ -101,15 +98,11 @@ void Paging::stepBegins() {
 // using its pools, so they stay.
 void Paging::dropPools() {
   untold_ |= readErrors() & ~badStep_;
-  const auto retire = [&](const PoolPtr& pool) {
-    const bool failed = pool->seen.defined() && pool->seen.const_data_ptr<int64_t>()[0] != 0;
-    pool->condemned = failed ? pool->seen.const_data_ptr<int64_t>()[0] : 0;
-  };
   for (auto& [key, pool] : pools_) {
     if (pool->captured) {
       retired_.push_back(std::move(pool));
     } else {
-      retire(pool);
+      pool->condemned = pool->errorsSeen();
     }
   }
   pools_.clear();
@@ -236,10 +229,8 @@ void Paging::noteBad(int64_t errors) {
   badStep_ |= errors;
   recordNext_ = true;
   for (const auto& [key, pool] : pools_) {
-    const bool full =
-        pool->seen.defined() && (pool->seen.const_data_ptr<int64_t>()[0] & kPagesUsedUp) != 0;
     const auto& options = pool->pages.options();
-    if (full) {
+    if ((pool->errorsSeen() & kPagesUsedUp) != 0) {
       grown_[key] = scaled(options.devicePages * options.pageRows, kGrowth);
     }
   }
