@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from _ebb_autoload import is_set
 
@@ -67,6 +68,28 @@ def rank() -> int:
     """Of this process in its job; 0 if it is alone."""
     value = os.environ.get("RANK", "0")
     return int(value) if value.isdigit() else 0
+
+
+def configure_from(
+    prefix: str,
+    names: Iterable[str],
+    parse: Callable[[str, str], Any],
+    configure: Callable[..., None],
+) -> None:
+    """Gives a module's `configure` what variables of this prefix say, parsed by name.
+
+    Raises:
+        ValueError: a setting makes no sense; the message names the variable.
+    """
+    for name in names:
+        variable = prefix + name.upper()
+        text = os.environ.get(variable)
+        if text is None:
+            continue
+        try:
+            configure(**{name: parse(name, text)})
+        except ValueError as error:
+            raise ValueError(f"{error} (from the environment variable {variable})") from None
 
 
 def _warn_of_unknown() -> None:

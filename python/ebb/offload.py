@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 from ebb import _C
+from ebb._environment import configure_from
 from ebb._sizes import Bytes, number_of_bytes, whole_number
 
 __all__ = ["configure", "settings", "stats"]
@@ -112,16 +113,4 @@ def _parse(name: str, text: str) -> Any:
     return text
 
 
-def _configure_from_environment() -> None:
-    for name in _C.offload_settings():
-        variable = f"EBB_OFFLOAD_{name.upper()}"
-        text = os.environ.get(variable)
-        if text is None:
-            continue
-        try:
-            configure(**{name: _parse(name, text)})
-        except ValueError as error:
-            raise ValueError(f"{error} (from the environment variable {variable})") from None
-
-
-_configure_from_environment()
+configure_from("EBB_OFFLOAD_", _C.offload_settings(), _parse, configure)

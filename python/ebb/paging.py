@@ -10,7 +10,6 @@ are kept for backward, in pages of a pool, though only the device knows how many
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ebb import _C
+from ebb._environment import configure_from
 from ebb._sizes import Bytes, number_of_bytes, whole_number
 
 __all__ = [
@@ -483,16 +483,4 @@ def _parse(name: str, text: str) -> Any:
     return float(text) if name in ("headroom", "host_headroom") else text
 
 
-def _configure_from_environment() -> None:
-    for name in _C.paging_settings():
-        variable = f"EBB_PAGING_{name.upper()}"
-        text = os.environ.get(variable)
-        if text is None:
-            continue
-        try:
-            configure(**{name: _parse(name, text)})
-        except ValueError as error:
-            raise ValueError(f"{error} (from the environment variable {variable})") from None
-
-
-_configure_from_environment()
+configure_from("EBB_PAGING_", _C.paging_settings(), _parse, configure)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -208,3 +210,19 @@ def error_of(
 
 def replayed() -> int:
     return ebb.stats()["total"]["ops_replayed"]
+
+
+def assert_tests_of_exactness_pass(**environment: str) -> None:
+    """The tests of the rules, and of nasty programs, again with these variables."""
+    folder = Path(__file__).parent
+    files = sorted(str(f) for f in folder.glob("test_rule*.py"))
+    names = ("nasty_programs", "nasty_memory", "nasty_functions", "handles", "subclasses", "opaque")
+    files += [str(folder / f"test_{name}.py") for name in names]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
+        env=os.environ | environment,
+        cwd=folder.parents[1],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]

@@ -73,3 +73,13 @@ def gradients(net, x, n, region=contextlib.nullcontext):
 
 def same(expected, found):
     return all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def region():
+    return ebb.region(EVERYTHING)
+
+
+def run(net, live, seed=0):
+    """What eager gives, and one step with pages."""
+    x, n = net.inputs(seed), torch.tensor(live)
+    return gradients(net, x, n), gradients(net, x, n, region)

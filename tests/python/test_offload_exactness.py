@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exactness import leaves, same_bits
+from exactness import assert_tests_of_exactness_pass, leaves, same_bits
 from offloading import OFFLOAD_ALL, POLICIES, finish_copies, gradients
 from torch import nn
 from torch.nn.functional import gelu
@@ -66,18 +66,7 @@ def test_a_transformer_has_the_bits_of_eager(policy, prefetch, in_flight):
 @pytest.mark.parametrize("how", ["late", "prompt", "static", "disk"])
 def test_the_rules_hold_with_offload(how):
     """The tests of exactness again, with policies that offload."""
-    folder = Path(__file__).parent
-    files = sorted(str(f) for f in folder.glob("test_rule*.py"))
-    names = ("nasty_programs", "nasty_memory", "nasty_functions", "handles", "subclasses", "opaque")
-    files += [str(folder / f"test_{name}.py") for name in names]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
-        env=os.environ | {"EBB_TEST_OFFLOAD": how},
-        cwd=folder.parents[1],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
+    assert_tests_of_exactness_pass(EBB_TEST_OFFLOAD=how)
 
 
 def test_offloading_recomputes_nothing(accelerator):

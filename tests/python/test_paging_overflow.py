@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from paging import EVERYTHING, Mlp, forget, fresh, gradients, same
+from paging import Mlp, forget, fresh, gradients, region, run, same
 from torch import nn
 
 import ebb
@@ -17,16 +17,6 @@ import ebb
 def anew():
     with fresh():
         yield
-
-
-def region():
-    return ebb.region(EVERYTHING)
-
-
-def run(net, live, seed=0):
-    """One step and what eager gives."""
-    x, n = net.inputs(seed), torch.tensor(live)
-    return gradients(net, x, n), gradients(net, x, n, region)
 
 
 @pytest.mark.parametrize("tier", ["none", "host"])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paging import EVERYTHING, PRODUCTS, Mlp, fresh, gradients, same
+from paging import EVERYTHING, PRODUCTS, Mlp, fresh, gradients, region, run, same
 
 import ebb
 
@@ -21,16 +21,6 @@ import ebb
 def anew():
     with fresh():
         yield
-
-
-def region():
-    return ebb.region(EVERYTHING)
-
-
-def run(net, live, seed=0):
-    """One step and what eager gives."""
-    x, n = net.inputs(seed), torch.tensor(live)
-    return gradients(net, x, n), gradients(net, x, n, region)
 
 
 class Pipeline:

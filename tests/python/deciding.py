@@ -1,0 +1,33 @@
+"""Shared by the tests of policies: what a policy keeps, and a module to keep things of."""
+
+from __future__ import annotations
+
+import torch
+from exactness import same_bits
+from torch import nn
+
+import ebb
+
+
+def saved(rules, function, *args, **region):
+    """How many bytes the policy keeps of what the function makes; gradients are compared."""
+    policy = rules if isinstance(rules, ebb.Policy) else ebb.Policy(rules)
+    inputs = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+    expected = torch.autograd.grad(function(*args).sum(), inputs)
+    ebb.reset_stats()
+    with ebb.region(policy, **region):
+        y = function(*args)
+    found = torch.autograd.grad(y.sum(), inputs)
+    assert all(same_bits(f, e) for f, e in zip(found, expected, strict=True))
+    return ebb.stats()["total"]["bytes_saved"]
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(4, 4)
+        self.act = nn.GELU()
+        self.down = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.down(self.act(self.up(x))).sin() + x
