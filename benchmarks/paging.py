@@ -93,7 +93,7 @@ def bandwidth(rounds: int) -> list[Row]:
     return rows
 
 
-def host_cost(rounds: int, tensors: int = 100) -> list[Row]:
+def host_cost(rounds: int, tensors: int) -> Row:
     """Host time of one small tensor that is paged, over one that is saved; forward and backward."""
     x = torch.randn(64, 16, device=device(), requires_grad=True)
     live = torch.tensor(48, device=device())
@@ -109,7 +109,7 @@ def host_cost(rounds: int, tensors: int = 100) -> list[Row]:
     ebb.paging.reset()
     step(PAGES)  # recorded
     saved, paged = interleaved_minima([lambda: step(SAVES), lambda: step(PAGES)], rounds)
-    return [{"tensors": tensors, "microseconds": (paged - saved) / tensors * 1e6}]
+    return {"tensors": tensors, "microseconds": (paged - saved) / tensors * 1e6}
 
 
 def pool_sizes() -> list[Row]:
@@ -200,10 +200,11 @@ def page(found: Row) -> str:
             ),
         ),
         "",
-        *(
-            f"Host time of a tensor of 4 KiB that is paged, over one that is saved: "
-            f"{row['microseconds']:.1f} us."
-            for row in found["host_cost"]
+        "Host time of a tensor of 4 KiB that is paged, over one that is saved, by their number:",
+        "",
+        table(
+            ["tensors in a region", "us each"],
+            ([str(row["tensors"]), f"{row['microseconds']:.1f}"] for row in found["host_cost"]),
         ),
         "",
         "Pools of six layers, with a tenth to spare, over the padded rows that they stand for:",
@@ -237,7 +238,7 @@ def main() -> int:
     found: Row = {
         "environment": environment(),
         "bandwidth": bandwidth(options.rounds),
-        "host_cost": host_cost(options.rounds),
+        "host_cost": [host_cost(options.rounds, count) for count in (100, 1_000, 10_000)],
         "pool_sizes": pool_sizes(),
     }
     found["goals"] = goals(found)
