@@ -1,4 +1,4 @@
-# make demo | make test | make sweep | make test-full | make test-asan | make bench | make lint | make clean
+# make demo | make test | make wheel | make sweep | make test-full | make test-asan | make bench | make lint | make clean
 #
 # Uses the active virtual environment, or makes .venv. torch is installed only where there is none.
 # `make test TORCH=torch==2.15.0` tests with another torch, in an environment of its own. TESTS names
@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 SOURCES := $(shell find src include -name '*.cpp' -o -name '*.h' -o -name '*.cu') CMakeLists.txt $(wildcard cmake/*) setup.py pyproject.toml
 
-.PHONY: demo setup test sweep test-full test-asan bench lint format clean FORCE
+.PHONY: demo setup wheel test sweep test-full test-asan test-tsan compile-clang bench lint format clean FORCE
 
 demo: $(VENV)/.ebb-built
 	$(BIN)/python examples/train_gpt.py
@@ -24,24 +24,57 @@ test: $(VENV)/.ebb-test
 
 # All samples of torch's operator and module databases; about ten minutes.
 sweep: $(VENV)/.ebb-test
-	$(BIN)/python -m pytest -q -m slow tests/python/test_operator_sweep.py tests/python/test_module_sweep.py
+	$(BIN)/python -m pytest -q -m slow tests/torch/test_operator_sweep.py tests/torch/test_module_sweep.py
 
 setup: $(VENV)/.ebb-test
 
+# In dist, for environments with the same torch: no compiler is needed there.
+wheel: $(VENV)/.ebb-built
+	PATH="$(BIN):$$PATH" $(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
+
 test-full: $(VENV)/.ebb-test
 	$(BIN)/python -m pytest -q $(TESTS)
+	$(MAKE) test-asan
 
-# The fast tests on a build with sanitizers, which stays apart from the installed one.
+# Tests on a build with sanitizers, which stays apart from the installed one. Reports go to files,
+# since pytest captures what a process says before it is ended, and are shown at the end: a report
+# is a failure, wherever it came from.
 ASAN := $(CURDIR)/build/sanitized
-ASAN_ENV := LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
-	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	PYTHONPATH=$(ASAN)/package
+TSAN := $(CURDIR)/build/threads
+LIBRARY = $$($(CXX) -print-file-name=$(1))
+define test-sanitized
+	rm -rf $(1)/package $(1)/report.*
+	PATH="$(BIN):$$PATH" EBB_SANITIZE=$(2) EBB_BUILD_DIR=$(1)/build \
+		$(PIP) install --no-build-isolation --no-deps --target $(1)/package .
+	status=0; $(3) PYTHONPATH=$(1)/package $(BIN)/python -m pytest -q -m "not slow and not not_sanitized" $(4) || status=$$?; \
+	for report in $$(grep -lE "ERROR: |runtime error: |WARNING: Thread" $(1)/report.* 2>/dev/null); do \
+		cat "$$report"; status=1; done; \
+	exit $$status
+endef
 
+# What is freed soon counts as memory in use to tests that look at that, so little is kept aside. A
+# request for more memory than there is must fail as it does otherwise.
 test-asan: $(VENV)/.ebb-test
-	rm -rf $(ASAN)/package
-	PATH="$(BIN):$$PATH" EBB_SANITIZE=address,undefined EBB_BUILD_DIR=$(ASAN)/build \
-		$(PIP) install --no-build-isolation --no-deps --target $(ASAN)/package .
-	$(ASAN_ENV) $(BIN)/python -m pytest -q -m "not slow" $(TESTS)
+	$(call test-sanitized,$(ASAN),address$(comma)undefined,\
+		LD_PRELOAD="$(call LIBRARY,libasan.so) $(call LIBRARY,libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1:quarantine_size_mb=1:thread_local_quarantine_size_kb=64:log_path=$(ASAN)/report \
+		UBSAN_OPTIONS=print_stacktrace=1:log_path=$(ASAN)/report,$(TESTS))
+comma := ,
+
+# The tests with threads.
+test-tsan: $(VENV)/.ebb-test
+	$(call test-sanitized,$(TSAN),thread,\
+		LD_PRELOAD="$(call LIBRARY,libtsan.so)" \
+		TSAN_OPTIONS=ignore_noninstrumented_modules=1:suppressions=$(CURDIR)/tests/support/tsan.txt:log_path=$(TSAN)/report,\
+		-k "thread" $(or $(TESTS),tests))
+
+# With another compiler, warnings are errors; nothing is run. A minute on two cores.
+CLANG ?= clang++-19
+compile-clang: $(VENV)/.ebb-test
+	rm -rf $(CURDIR)/build/clang/package
+	PATH="$(BIN):$$PATH" EBB_CUDA=0 EBB_BUILD_DIR=$(CURDIR)/build/clang/build \
+		EBB_CMAKE_ARGS="-DCMAKE_CXX_COMPILER=$(CLANG) -DCMAKE_BUILD_TYPE=Debug -DEBB_WERROR=ON" \
+		$(PIP) install --no-build-isolation --no-deps --target $(CURDIR)/build/clang/package .
 
 # Every peer in one process; writes benchmarks/results. On the CPU twelve minutes.
 bench: $(VENV)/.ebb-bench

@@ -2,12 +2,14 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
@@ -84,4 +86,13 @@ class CMakeBuild(build_ext):
         (package / "_build_info.py").write_text(info)
 
 
-setup(ext_modules=[Extension("ebb._C", [])], cmdclass={"build_ext": CMakeBuild})
+class CleanBuild(build):
+    def run(self) -> None:
+        """What earlier builds left would be packed too: modules that are not there any more."""
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
+setup(
+    ext_modules=[Extension("ebb._C", [])], cmdclass={"build": CleanBuild, "build_ext": CMakeBuild}
+)

@@ -1,35 +1,43 @@
 """What torch and Lightning call by themselves: entry points of ebb.
 
-A module of its own, so that nothing else is imported where the variable EBB is not set.
+A module of its own, so that nothing else is imported where no variable asks for it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 
 def is_set(name: str) -> bool:
     """Whether a variable asks for something."""
-    return os.environ.get(name, "").lower() not in ("", "0", "false", "no", "off")
+    return os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
 def start() -> None:
-    """Imports ebb if the variable EBB asks for it. Raises nothing: `import torch` goes on."""
-    if not is_set("EBB") or is_set("EBB_DISABLE"):
+    """Imports ebb if a variable asks for it. Raises nothing, so `import torch` goes on; with
+    EBB_STRICT an ebb that cannot start ends the job.
+    """
+    alone = "EBB" not in os.environ and os.environ.get("EBB_MODULES")  # ebb says so
+    if not (is_set("EBB") or alone) or is_set("EBB_DISABLE"):
         return
     if "ebb" in sys.modules:
         return  # it is being imported, and looks at the variables itself
     try:
         import ebb  # noqa: F401
     except Exception as error:
-        print(f"ebb is off: {type(error).__name__}: {error}", file=sys.stderr)
+        if is_set("EBB_STRICT"):
+            raise SystemExit(str(error)) from error
+        if sys.stderr is not None:
+            with suppress(OSError, ValueError):  # a closed one
+                print(f"ebb is off: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def lightning_callbacks() -> list[Any]:
     """Callbacks for each of Lightning's trainers: its modules are not called as modules, so their
     first forward would not be seen.
     """
-    takeover = sys.modules.get("ebb._takeover")
-    return [] if takeover is None else [takeover.lightning_callback()]
+    models = sys.modules.get("ebb._launch.models")
+    return [] if models is None else [models.lightning_callback()]

@@ -316,9 +316,9 @@ struct ReportRow {
   std::string op;              // that made them; "from outside" for what none made
   std::vector<int64_t> shape;  // of the op's result
   at::ScalarType dtype = at::ScalarType::Undefined;
-  // "saved" (by the policy), "kept" (cannot be made again), "recomputed", "offloaded", "escaped"
-  // (could be dropped, but the program held it when the region ended), "result" (held by the
-  // program only), "copied" (before a write), "outside" (inputs, parameters) or "unneeded".
+  // "saved" (by the policy), "kept" (cannot be made again), "recomputed", "offloaded", "paged",
+  // "escaped" (could be dropped, but the program held it when the region ended), "result" (held by
+  // the program only), "copied" (before a write), "outside" (inputs, parameters) or "unneeded".
   std::string fate;
   std::string rule;          // that decided, in words
   std::string reason;        // why they are kept against the policy's word; else empty
@@ -337,7 +337,7 @@ struct ReportPoint {
 
 // A piece of ebb's work.
 struct ReportSpan {
-  std::string kind;    // "region", "replay", "offload" or "reload"
+  std::string kind;    // "region", "replay", "offload", "stash" or "reload"
   std::string name;    // of the region or the op
   double start = 0;    // seconds since the step began
   double seconds = 0;  // of the host

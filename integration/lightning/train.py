@@ -1,6 +1,6 @@
 """An ordinary Lightning script: a small transformer on random tokens. It does not know of ebb.
 
-python train.py [--checkpoint]
+python train.py [--checkpoint] [--ddp]
 """
 
 import json
@@ -43,7 +43,7 @@ model = Model()
 loader = torch.utils.data.DataLoader(torch.randint(0, 256, (24, 384)), batch_size=8)
 trainer = lightning.Trainer(
     max_epochs=1,
-    accelerator="auto",
+    **({"accelerator": "cpu", "devices": 2, "strategy": "ddp"} if "--ddp" in sys.argv else {}),
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,

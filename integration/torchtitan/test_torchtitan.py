@@ -11,7 +11,7 @@ from ebb_ac import EbbAC
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
 import ebb
-from ebb import _takeover
+from ebb._launch import takeover
 
 
 class Decoder(torch.nn.Module):
@@ -61,7 +61,7 @@ def test_our_policy(expected, policy):
 
 def test_theirs_under_EBB(expected):
     replayed = {}
-    _takeover.install(ebb.policies.recompute_all, "1", ())
+    takeover.install(ebb.policies.recompute_all, "1", ())
     try:
         for config in (FullAC.Config(), SelectiveAC.Config()):
             assert all(map(torch.equal, gradients(config), expected))
@@ -69,5 +69,5 @@ def test_theirs_under_EBB(expected):
             assert total["entered"] == 6
             replayed[type(config)] = total["ops_replayed"]
     finally:
-        _takeover.remove()
+        takeover.remove()
     assert 0 < replayed[SelectiveAC.Config] < replayed[FullAC.Config]

@@ -19,20 +19,25 @@ except ModuleNotFoundError:
     _built = None  # type: ignore[assignment]
 _check(_built, _torch.__version__)
 
-from ebb import _environment, offload, paging, policies  # noqa: E402
-from ebb._apply import RegionHandle, apply  # noqa: E402
-from ebb._checkpoint import checkpoint  # noqa: E402
-from ebb._decision import OFFLOAD, PAGE, RECOMPUTE, SAVE, Decision  # noqa: E402
-from ebb._mark_rows import mark_rows  # noqa: E402
-from ebb._opaque import opaque  # noqa: E402
-from ebb._placeholder import PlaceholderError, discard, discardable  # noqa: E402
-from ebb._policy import Policy, Rule, checkpoint_name  # noqa: E402
-from ebb._region import region  # noqa: E402
-from ebb._report import Report, record_reports, report  # noqa: E402
-from ebb._share_storage import share_storage  # noqa: E402
-from ebb._stats import reset_stats, stats  # noqa: E402
-from ebb._verify import ReplayMismatch, verify  # noqa: E402
+from ebb import offload, paging, policies  # noqa: E402
+from ebb._launch.start import start as _start  # noqa: E402
+from ebb._policy.checkpoint_name import checkpoint_name  # noqa: E402
+from ebb._policy.decision import OFFLOAD, PAGE, RECOMPUTE, SAVE, Decision  # noqa: E402
+from ebb._policy.policy import Policy  # noqa: E402
+from ebb._policy.rule import Rule  # noqa: E402
+from ebb._region import unseen_writes as _unseen_writes  # noqa: E402
+from ebb._region.apply import RegionHandle, apply  # noqa: E402
+from ebb._region.checkpoint import checkpoint  # noqa: E402
+from ebb._region.opaque import opaque  # noqa: E402
+from ebb._region.placeholder import PlaceholderError, discard, discardable  # noqa: E402
+from ebb._region.region import region  # noqa: E402
+from ebb._region.share_storage import share_storage  # noqa: E402
+from ebb._region.verify import ReplayMismatch, verify  # noqa: E402
+from ebb._report.recording import record_reports  # noqa: E402
+from ebb._report.report import Report, report  # noqa: E402
+from ebb._report.stats import reset_stats, stats  # noqa: E402
 from ebb.paging import PageOverflowError  # noqa: E402
+from ebb.paging._mark_rows import mark_rows  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -68,4 +73,5 @@ __all__ = [
     "verify",
 ]
 
-_environment.start()
+_unseen_writes.install()
+_start()

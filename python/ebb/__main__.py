@@ -11,7 +11,9 @@ import sys
 import torch
 
 import ebb
-from ebb import _C, _environment
+from ebb import _C
+from ebb._launch.start import policy_from, start
+from ebb._support.shown import clipped
 
 
 def describe() -> str:
@@ -57,15 +59,19 @@ def main(arguments: list[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        _environment.policy_from(options.policy)
+        policy_from(options.policy)
     except (OSError, ValueError) as error:
-        parser.error(f"--policy {options.policy}: {error}")
+        parser.error(f"--policy {clipped(options.policy)}: {error}")
+    try:
+        set_up(options)
+    except ValueError as error:  # of EBB_STRICT
+        sys.exit(str(error))
     run(options)
     return 0
 
 
-def run(options: argparse.Namespace) -> None:
-    """Runs the script as `python script.py` would, here and in the processes that it starts."""
+def set_up(options: argparse.Namespace) -> None:
+    """As variables, which the processes that the script starts inherit."""
     os.environ["EBB"] = options.policy
     if options.modules is not None:
         os.environ["EBB_MODULES"] = options.modules
@@ -76,7 +82,11 @@ def run(options: argparse.Namespace) -> None:
     if options.verify is not None:
         os.environ["EBB_VERIFY"] = "1" if options.verify == "raise" else "demote"
         ebb.verify(options.verify)
-    _environment.start()
+    start()
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs the script as `python script.py` would."""
     sys.argv = [options.script, *options.arguments]
     if options.module:
         sys.path[0] = os.getcwd()

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from ebb import _C, offload
-from ebb._policy import Policy
+from ebb._policy.policy import Policy
 
 
 def failing_policy(at: int) -> Policy:
@@ -26,6 +28,23 @@ def failing_policy(at: int) -> Policy:
     if at < 1:
         raise ValueError(f"ebb: at must be 1 or more; got {at}")
     return Policy._from_compiled(_C.failing_policy(at))
+
+
+def operator_facts(op: torch._ops.OpOverload) -> dict[str, Any]:
+    """What ebb takes an operator for.
+
+    Returns:
+        ``kind``: "recorded", "in-place view" or "passes through"; ``uses``: by argument that holds
+        tensors, "read", "write", "overwrite", "scratch" or "unread"; ``counted``: by argument,
+        whether torch moves its version when the operator writes it; ``random``;
+        ``never_replayed``.
+
+    Example:
+        >>> ebb._testing.operator_facts(torch.ops.aten.add_.Tensor)["uses"]
+        {'self': 'write', 'other': 'read'}
+    """
+    overload = "" if op._overloadname == "default" else op._overloadname
+    return _C.operator_facts(op._schema.name, overload)
 
 
 @contextmanager

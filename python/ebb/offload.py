@@ -9,8 +9,8 @@ import os
 from typing import Any
 
 from ebb import _C
-from ebb._environment import configure_from
-from ebb._sizes import Bytes, number_of_bytes, whole_number
+from ebb._support.shown import shown
+from ebb._support.sizes import Bytes, number_of_bytes, whole_number
 
 __all__ = ["configure", "settings", "stats"]
 
@@ -69,12 +69,10 @@ def configure(
     if keep_last is not None:
         changed["keep_last"] = whole_number("keep_last", keep_last, "values")
     if disk is not None:
-        if not isinstance(disk, str | os.PathLike):
-            raise TypeError(f"ebb: disk must be a path; got {disk!r} of type {type(disk).__name__}")
-        changed["disk"] = os.path.abspath(os.fspath(disk)) if os.fspath(disk) else ""
+        changed["disk"] = _folder(disk)
     if static is not None:
         if not isinstance(static, bool):
-            raise TypeError(f"ebb: static must be a bool; got {static!r}")
+            raise TypeError(f"ebb: static must be a bool; got {shown(static)}")
         changed["static"] = static
     _C.configure_offload(_C.offload_settings() | changed)
 
@@ -103,14 +101,12 @@ def stats() -> dict[str, int]:
     return _C.offload_stats()
 
 
-def _parse(name: str, text: str) -> Any:
-    if name == "keep_last":
-        return int(text)
-    if name == "static":
-        if text not in ("0", "1"):
-            raise ValueError(f"ebb: static must be 0 or 1; got {text!r}")
-        return text == "1"
-    return text
-
-
-configure_from("EBB_OFFLOAD_", _C.offload_settings(), _parse, configure)
+def _folder(disk: object) -> str:
+    if not isinstance(disk, str | os.PathLike):
+        raise TypeError(
+            f"ebb: disk must be a path; got {shown(disk)} of type {type(disk).__name__}"
+        )
+    path = os.fsdecode(disk)
+    if not path.isprintable():
+        raise ValueError(f"ebb: disk must be a path that can be printed; got {shown(path)}")
+    return os.path.abspath(path) if path else ""

@@ -10,8 +10,12 @@ import functools
 from collections.abc import Iterable
 
 from ebb import _C
-from ebb._decision import OFFLOAD, RECOMPUTE, SAVE
-from ebb._policy import Policy, Rule
+from ebb._policy.compiled import checked
+from ebb._policy.decision import OFFLOAD, RECOMPUTE, SAVE
+from ebb._policy.policy import Policy
+from ebb._policy.presets import PRESETS
+from ebb._policy.rule import Rule
+from ebb._support.shown import shown
 
 __all__ = [
     "dots_saveable",
@@ -31,20 +35,25 @@ __all__ = [
     "torchtitan_full",
 ]
 
-recompute_all: Policy = Policy._from_compiled(_C.recompute_all())
+
+def _preset(name: str) -> Policy:
+    return Policy._from_compiled(PRESETS[name])
+
+
+recompute_all: Policy = _preset("recompute_all")
 """Keeps nothing but leaves: the most memory saved, the most recomputed."""
 
-save_all: Policy = Policy._from_compiled(_C.save_all())
+save_all: Policy = _preset("save_all")
 """Keeps everything that anything needs, as if ebb were not there."""
 
-save_matmuls: Policy = Policy._from_compiled(_C.save_matmuls())
+save_matmuls: Policy = _preset("save_matmuls")
 """Keeps what is dear to recompute: matrix products, convolutions and attention."""
 
-offload_inputs: Policy = Policy._from_compiled(_C.offload_inputs())
+offload_inputs: Policy = _preset("offload_inputs")
 """Recomputes everything, and moves to the host what the region reads and another autograd function
 computed: the activations between blocks."""
 
-torchtitan: Policy = Policy._from_compiled(_C.torchtitan())
+torchtitan: Policy = _preset("torchtitan")
 """torchtitan's SelectiveAC: attention and collectives kept, and every second matrix product.
 Source: https://github.com/pytorch/torchtitan"""
 
@@ -58,15 +67,17 @@ everything_saveable: Policy = save_all
 nothing_saveable: Policy = recompute_all
 """JAX's name of :data:`recompute_all`."""
 
-dots_saveable: Policy = Policy._from_compiled(_C.dots_saveable())
+dots_saveable: Policy = _preset("dots_saveable")
 """Keeps products of matrices, and of batches of them."""
 
 dots_with_no_batch_dims_saveable: Policy = Policy._from_compiled(
-    _C.dots_with_no_batch_dims_saveable()
+    PRESETS["dots_with_no_batch_dims_saveable"]
 )
 """Keeps products of matrices, but not of batches of them: weights are there, attention is not."""
 
-offload_dot_with_no_batch_dims: Policy = Policy._from_compiled(_C.offload_dot_with_no_batch_dims())
+offload_dot_with_no_batch_dims: Policy = Policy._from_compiled(
+    PRESETS["offload_dot_with_no_batch_dims"]
+)
 """Moves to the host what :data:`dots_with_no_batch_dims_saveable` keeps."""
 
 
@@ -105,7 +116,9 @@ def either(*policies: Policy) -> Policy:
     for policy in policies:
         if not isinstance(policy, Policy):
             raise TypeError(f"ebb: either takes policies; got {type(policy).__name__}")
-    return Policy._from_compiled(functools.reduce(_C.either, [p._compiled for p in policies]))
+    return Policy._from_compiled(
+        checked(functools.reduce(_C.either, [p._compiled for p in policies]))
+    )
 
 
 _ACTIVATIONS = ("aten::gelu", "aten::silu", "aten::relu", "aten::mul", "aten::glu")
@@ -141,7 +154,7 @@ def megatron(*modules: str) -> Policy:
     Source: https://github.com/NVIDIA/Megatron-LM, ``TransformerConfig.recompute_modules``
     """
     for name in modules:
-        if name not in _MEGATRON:
-            raise ValueError(f"ebb: {name!r} is none of {', '.join(sorted(_MEGATRON))}")
+        if not isinstance(name, str) or name not in _MEGATRON:
+            raise ValueError(f"ebb: {shown(name)} is none of {', '.join(sorted(_MEGATRON))}")
     rules = [rule for name in modules or ("core_attn",) for rule in _MEGATRON[name]]
     return Policy(rules, default=SAVE)

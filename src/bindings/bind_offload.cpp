@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <memory>
@@ -7,11 +8,11 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "residency/fake_transfer.h"
-#include "residency/instant_transfer.h"
-#include "residency/memory.h"
-#include "residency/memory_node.h"
-#include "residency/offload.h"
+#include "memory/numa_node.h"
+#include "memory/pinned.h"
+#include "offload/offload.h"
+#include "testing/fake_transfer.h"
+#include "testing/instant_transfer.h"
 
 namespace ebb::bindings {
 
@@ -48,7 +49,7 @@ bool optedOut(const at::Tensor& tensor) {
   return isTrue(object.ptr(), marks[0]) || isTrue(object.ptr(), marks[1]);
 }
 
-py::dict settingsDict() {
+py::dict offloadSettingsDict() {
   const OffloadSettings now = offloadSettings();
   py::dict dict;
   dict["min_bytes"] = now.minBytes;
@@ -83,26 +84,19 @@ py::dict offloadStatsDict() {
 // Puts another transfer in the real one's place until it is closed.
 class InPlace {
  public:
-  explicit InPlace(Transfer& given) {
-    TORCH_CHECK(
-        offloadStats().stashes == 0,
-        "ebb: a fake accelerator cannot be put in place while offloaded values exist");
-    put(&given);
+  explicit InPlace(std::shared_ptr<Transfer> given) {
+    Offload::putInPlace(std::make_shared<Offload>(std::move(given)));
   }
   ~InPlace() {
     close();
   }
   void close() {
     if (std::exchange(open_, false)) {
-      put(nullptr);
+      Offload::putInPlace(nullptr);
     }
   }
 
  private:
-  static void put(Transfer* given) {
-    Offload::get().drain();
-    setTransfer(given);
-  }
   bool open_ = true;
 };
 
@@ -132,7 +126,7 @@ class InstantAccelerator {
     std::vector<StashPtr> stashes;
     stashes.reserve(count);
     for (size_t i = 0; i < count; ++i) {
-      const c10::Storage bytes = transfer().allocateOnDevice(nbytes, c10::kCPU);
+      const c10::Storage bytes = Offload::get().transfer().allocateOnDevice(nbytes, c10::kCPU);
       stashes.push_back(Offload::get().send(bytes, nbytes, account));
     }
     for (; !stashes.empty(); stashes.pop_back()) {
@@ -147,20 +141,34 @@ class InstantAccelerator {
  private:
   InstantTransfer& instant_ = *new InstantTransfer;  // leaked: its memory may outlive it
   std::vector<c10::Storage> onHost_;                 // of transferOnly
-  InPlace inPlace_{instant_};
+  InPlace inPlace_{std::shared_ptr<Transfer>(&instant_, [](Transfer*) {})};
 };
 
 class FakeAccelerator {
  public:
-  explicit FakeAccelerator(size_t hostBytes) : fake_(hostBytes) {
+  explicit FakeAccelerator(size_t hostBytes) : fake_(std::make_shared<FakeTransfer>(hostBytes)) {
   }
 
   void close() {
     inPlace_.close();
   }
 
+  // From now on `told` is called for each allocation, as Python's observers of a device that is out
+  // of memory are; None: nobody is.
+  void onDeviceAllocation(const py::object& told) {
+    if (told.is_none()) {
+      fake_->onDeviceAllocation(nullptr);
+      return;
+    }
+    fake_->onDeviceAllocation(
+        [function = c10::SafePyObject(told.inc_ref().ptr(), getPyInterpreter())] {
+          const py::gil_scoped_acquire gil;
+          py::reinterpret_borrow<py::object>(function.ptr(getPyInterpreter()))();
+        });
+  }
+
   py::dict counts() {
-    const auto now = fake_.counts();
+    const auto now = fake_->counts();
     py::dict dict;
     dict["queued"] = now.queued;
     dict["copies_out"] = now.copiesOut;
@@ -174,19 +182,19 @@ class FakeAccelerator {
   }
 
   FakeTransfer& fake() {
-    return fake_;
+    return *fake_;
   }
 
  private:
-  FakeTransfer fake_;
+  const std::shared_ptr<FakeTransfer> fake_;  // what was sent through it may outlive this
   InPlace inPlace_{fake_};
 };
 
 }  // namespace
 
 void bindOffload(py::module_& module) {
-  Offload::get().setOptOut(&optedOut);
-  module.def("offload_settings", &settingsDict);
+  Offload::setOptOut(&optedOut);
+  module.def("offload_settings", torch::wrap_pybind_function(&offloadSettingsDict));
   module.def("offload_stats", torch::wrap_pybind_function(&offloadStatsDict));
   const auto configure = [](const py::dict& settings) {
     OffloadSettings given;
@@ -201,7 +209,7 @@ void bindOffload(py::module_& module) {
     configureOffload(given);
   };
   module.def("configure_offload", torch::wrap_pybind_function(configure));
-  module.def("drain_offload", torch::wrap_pybind_function([] { Offload::get().drain(); }));
+  module.def("drain_offload", torch::wrap_pybind_function_no_gil([] { Offload::get().drain(); }));
   module.def("pinned_memory_node", torch::wrap_pybind_function([](size_t nbytes, int8_t device) {
                const auto memory = allocatePinned(nbytes, c10::Device(c10::kCUDA, device));
                return preferredNode(memory.data());
@@ -215,6 +223,7 @@ void bindOffload(py::module_& module) {
       .def(
           "fail_allocations_after",
           [](FakeAccelerator& self, size_t count) { self.fake().failAllocationsAfter(count); })
+      .def("on_device_allocation", &FakeAccelerator::onDeviceAllocation)
       .def("counts", &FakeAccelerator::counts)
       .def("take_violations", [](FakeAccelerator& self) { return self.fake().takeViolations(); })
       .def("close", &FakeAccelerator::close);

@@ -4,7 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/bindings.h"
-#include "residency/page_pool.h"
+#include "paging/pool/pool.h"
 
 namespace ebb::bindings {
 

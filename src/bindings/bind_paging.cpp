@@ -1,3 +1,6 @@
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
@@ -9,8 +12,8 @@
 #include <unordered_set>
 
 #include "bindings/bindings.h"
-#include "residency/page_pool.h"
-#include "residency/paging.h"
+#include "paging/paging.h"
+#include "paging/pool/pool.h"
 
 namespace ebb::bindings {
 
@@ -18,15 +21,8 @@ namespace py = pybind11;
 
 namespace {
 
-// Nobody waits for the engine's lock with the GIL: whoever has the lock may need the GIL.
-template <class F>
-auto withoutGil(const F& function) {
-  py::gil_scoped_release release;
-  return function();
-}
-
-py::dict settingsDict() {
-  const PagingSettings now = withoutGil(&pagingSettings);
+py::dict pagingSettingsDict() {
+  const PagingSettings now = pagingSettings();
   py::dict dict;
   dict["page_rows"] = now.pageRows;
   dict["headroom"] = now.headroom;
@@ -38,7 +34,7 @@ py::dict settingsDict() {
   return dict;
 }
 
-void configure(const py::dict& given) {
+void configurePagingFrom(const py::dict& given) {
   PagingSettings settings;
   settings.pageRows = given["page_rows"].cast<int64_t>();
   settings.headroom = given["headroom"].cast<double>();
@@ -47,11 +43,11 @@ void configure(const py::dict& given) {
   settings.overflow = static_cast<PageOverflowMode>(given["overflow"].cast<int>());
   settings.deadRows = static_cast<DeadRows>(given["dead_rows"].cast<int>());
   settings.prefetch = given["prefetch"].cast<int32_t>();
-  withoutGil([&] { configurePaging(settings); });
+  configurePaging(settings);
 }
 
-py::dict statsDict() {
-  const PagingStats now = withoutGil(&pagingStats);
+py::dict pagingStatsDict() {
+  const PagingStats now = pagingStats();
   py::dict dict;
   dict["steps"] = now.steps;
   dict["recorded_steps"] = now.recordedSteps;
@@ -119,15 +115,30 @@ std::vector<at::Tensor> leavesBehind(const std::vector<at::Tensor>& roots) {
   return leaves;
 }
 
+// The default generators of the accelerator's devices; none if it does not show any.
+std::vector<at::Generator> deviceGenerators() {
+  std::vector<at::Generator> generators;
+  const auto type = at::getAccelerator(false);
+  const auto count = type ? c10::impl::VirtualGuardImpl(*type).deviceCount() : 0;
+  try {
+    for (c10::DeviceIndex index = 0; index < count; ++index) {
+      generators.push_back(at::globalContext().defaultGenerator({*type, index}));
+    }
+  } catch (const c10::Error&) {
+    return {};
+  }
+  return generators;
+}
+
 }  // namespace
 
 void bindPaging(py::module_& module) {
   Paging::get().setThrow(&throwOverflow);
   const auto plain = [](auto function) { return torch::wrap_pybind_function_no_gil(function); };
   module.def("mark_rows", plain(&markRows));
-  module.def("paging_settings", &settingsDict);
-  module.def("configure_paging", torch::wrap_pybind_function(&configure));
-  module.def("paging_stats", torch::wrap_pybind_function(&statsDict));
+  module.def("paging_settings", torch::wrap_pybind_function(&pagingSettingsDict));
+  module.def("configure_paging", torch::wrap_pybind_function(&configurePagingFrom));
+  module.def("paging_stats", torch::wrap_pybind_function(&pagingStatsDict));
   module.def(
       "paging_step_begins", plain([](bool fixedOrder) { Paging::get().beginStep(fixedOrder); }));
   module.def("paging_step_ends", plain([] { Paging::get().endStep(); }));
@@ -143,6 +154,7 @@ void bindPaging(py::module_& module) {
   module.def("paging_was_told", plain([] { return Paging::get().wasTold(); }));
   module.def("paging_reset", plain([] { Paging::get().reset(); }));
   module.def("describe_page_errors", &describePageErrors);
+  module.def("device_generators", torch::wrap_pybind_function(&deviceGenerators));
   module.def("leaves_behind", torch::wrap_pybind_function(&leavesBehind));
 }
 

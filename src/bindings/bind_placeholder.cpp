@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "bindings/bindings.h"
-#include "region/placeholder.h"
-#include "residency/share_storage.h"
+#include "memory/share_storage.h"
+#include "saved/placeholder.h"
 
 namespace ebb::bindings {
 

@@ -4,9 +4,9 @@
 
 #include "bindings/bind_policy.h"
 #include "bindings/bindings.h"
-#include "region/explain.h"
-#include "region/module_scope.h"
-#include "region/policy.h"
+#include "policy/explain.h"
+#include "policy/module_scope.h"
+#include "policy/policy.h"
 
 namespace ebb::bindings {
 
@@ -54,26 +54,16 @@ Rule makeRule(
       dtype};
 }
 
-// exchange_module(number) -> the number of the module before.
-PyObject* exchange(PyObject*, PyObject* number) {
-  const unsigned long next = PyLong_AsUnsignedLong(number);
-  if (next == static_cast<unsigned long>(-1) && PyErr_Occurred() != nullptr) {
-    return nullptr;
-  }
-  return PyLong_FromUnsignedLong(exchangeModule(static_cast<uint32_t>(next)));
-}
-
-// A plain C function: it runs twice around every module.
-PyMethodDef moduleMethods[] = {
-    {"exchange_module", &exchange, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
-
 }  // namespace
 
 void bindPolicy(py::module_& module) {
-  if (PyModule_AddFunctions(module.ptr(), moduleMethods) != 0) {
-    throw py::error_already_set();
-  }
-  module.def("module_number", &moduleNumber);
+  module.def("module_names", [](uint32_t number) {
+    const ModuleNames& names = moduleNames(number);
+    return std::make_pair(names.plain, names.full);
+  });
+  module.def("module_number", [](std::string plain, std::string full) {
+    return moduleNumber({std::move(plain), std::move(full)});
+  });
   module.def("name_value", torch::wrap_pybind_function_no_gil(&nameValue));
   py::class_<Rule>(module, "Rule")
       .def(py::init(&makeRule))

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "region/policy.h"
+#include "policy/policy.h"
 
 namespace ebb::bindings {
 

@@ -108,13 +108,8 @@ py::dict toDict(const Report& report) {
 }
 
 py::list reportDicts() {
-  std::vector<Report> all;
-  {
-    py::gil_scoped_release release;
-    all = reports();
-  }
   py::list dicts;
-  for (const Report& report : all) {
+  for (const Report& report : reports()) {
     dicts.append(toDict(report));
   }
   return dicts;
@@ -125,9 +120,9 @@ py::list reportDicts() {
 void bindReport(py::module_& module) {
   module.def("stats", &statsDict);
   module.def("reset_stats", &resetStats);
-  module.def("set_reporting", torch::wrap_pybind_function_no_gil(&setReporting));
+  module.def("set_reporting", torch::wrap_pybind_function(&setReporting));
   module.def("is_reporting", &isReporting);
-  module.def("clear_reports", torch::wrap_pybind_function_no_gil(&clearReports));
+  module.def("clear_reports", torch::wrap_pybind_function(&clearReports));
   module.def("reports", &reportDicts);
 }
 

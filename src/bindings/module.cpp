@@ -1,15 +1,18 @@
 #include "bindings/bindings.h"
 
-PYBIND11_MODULE(_C, module) {
+// A free-threaded Python switches the GIL on for it: bindings rely on the GIL.
+PYBIND11_MODULE(_C, module, pybind11::mod_gil_not_used(false)) {
   module.doc() = "ebb's C++ part. Use the package `ebb`; nothing here is public.";
   module.attr("compiler") = EBB_COMPILER;
   module.attr("torch_release") = EBB_TORCH_RELEASE;
   ebb::bindings::installPythonSupport(module);
   ebb::bindings::bindOffload(module);
+  ebb::bindings::bindOperators(module);
   ebb::bindings::bindPages(module);
   ebb::bindings::bindPaging(module);
   ebb::bindings::bindPlaceholder(module);
   ebb::bindings::bindPolicy(module);
   ebb::bindings::bindRegion(module);
   ebb::bindings::bindReport(module);
+  ebb::bindings::bindScopes(module);
 }

@@ -1,4 +1,4 @@
-#include "region/python_support.h"
+#include "support/python_support.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
@@ -6,7 +6,7 @@
 
 #include "bindings/bindings.h"
 #include "graph/witness.h"
-#include "region/handle.h"
+#include "saved/handle.h"
 
 namespace ebb::bindings {
 
@@ -43,13 +43,13 @@ std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> unpackHook(const 
   });
   return std::make_pair(
       c10::SafePyObject(
-          helper("ebb._compiled_autograd", "unpack").release().ptr(), getPyInterpreter()),
+          helper("ebb._region.compiled_autograd", "unpack").release().ptr(), getPyInterpreter()),
       c10::SafePyObject(argument.release().ptr(), getPyInterpreter()));
 }
 
 void throwReplayMismatch(const std::string& message, const Mismatch& mismatch) {
   py::gil_scoped_acquire gil;
-  const py::object type = helper("ebb._verify", "ReplayMismatch");
+  const py::object type = helper("ebb._region.verify", "ReplayMismatch");
   const py::object error = type(
       message, mismatch.region, mismatch.op->name, mismatch.output, mismatch.largestDifference);
   PyErr_SetObject(type.ptr(), error.ptr());
@@ -60,7 +60,7 @@ void throwReplayMismatch(const std::string& message, const Mismatch& mismatch) {
 
 std::optional<c10::SafePyObject> flatten(const at::Tensor& tensor, std::vector<at::Tensor>& inner) {
   py::gil_scoped_acquire gil;
-  py::object found = helper("ebb._subclasses", "flatten")(wrap(tensor));
+  py::object found = helper("ebb._support.subclasses", "flatten")(wrap(tensor));
   if (found.is_none()) {
     return std::nullopt;
   }
@@ -77,8 +77,8 @@ at::Tensor unflatten(const c10::SafePyObject& recipe, const std::vector<at::Tens
   for (const at::Tensor& part : inner) {
     parts.append(wrap(part));
   }
-  const py::object whole =
-      helper("ebb._subclasses", "unflatten")(py::handle(recipe.ptr(getPyInterpreter())), parts);
+  const py::object whole = helper("ebb._support.subclasses", "unflatten")(
+      py::handle(recipe.ptr(getPyInterpreter())), parts);
   return THPVariable_Unpack(whole.ptr());
 }
 

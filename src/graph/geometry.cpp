@@ -1,13 +1,8 @@
 #include "graph/geometry.h"
 
-#include <ATen/ops/copy.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zero.h>
 #include <c10/core/TensorOptions.h>
 
 #include <algorithm>
-
-#include "graph/kernel_state.h"
 
 namespace ebb {
 namespace {
@@ -57,6 +52,30 @@ bool isRecordable(const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   return impl->dim() <= kMaxDimensions && !impl->key_set().has_any(kUnrecordable) &&
          impl->has_storage() && !isNamed(*impl) && !impl->has_symbolic_sizes_strides();
+}
+
+uint32_t versionOf(const at::Tensor& tensor) {
+  const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  return counter.enabled() ? counter.current_version() : 0;
+}
+
+bool coversStorage(const at::Tensor& tensor) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  const size_t nbytes = tensor.storage().nbytes();
+  // A tensor of no elements is the start of an `out=` that the kernel resizes.
+  return nbytes == static_cast<size_t>(impl->numel()) * impl->itemsize() &&
+         (nbytes == 0 || impl->is_non_overlapping_and_dense());
+}
+
+size_t bytesShown(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) {
+    return 0;
+  }
+  int64_t elements = 1;
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    elements += (tensor.size(d) - 1) * tensor.stride(d);
+  }
+  return static_cast<size_t>(elements) * tensor.itemsize();
 }
 
 GeometryFlags geometryFlags(const at::Tensor& tensor) {
@@ -119,55 +138,6 @@ void Geometry::take(const at::Tensor& tensor) {
 
 at::Tensor Geometry::viewOf(const c10::Storage& storage) const {
   return ebb::viewOf(storage, flags_, shape_.data(), offset_);
-}
-
-at::Tensor bytesOf(const c10::Storage& storage) {
-  GeometryFlags flags;
-  flags.dtype = c10::ScalarType::Byte;
-  flags.dimensions = 1;
-  const int64_t shape[2] = {static_cast<int64_t>(storage.nbytes()), 1};
-  return viewOf(storage, flags, shape, 0);
-}
-
-c10::Storage allocate(size_t nbytes, c10::Device device) {
-  KernelStateGuard plain(nullptr);
-  const auto options = c10::TensorOptions(c10::ScalarType::Byte).device(device);
-  return at::empty({static_cast<int64_t>(nbytes)}, options).storage();
-}
-
-c10::Storage allocateZeroed(size_t nbytes, c10::Device device) {
-  KernelStateGuard plain(nullptr);
-  c10::Storage storage = allocate(nbytes, device);
-  bytesOf(storage).zero_();
-  return storage;
-}
-
-c10::Storage copyOf(const c10::Storage& storage) {
-  return copyOf(storage, storage.nbytes());
-}
-
-// Note [Alignment]
-// Vectorised kernels treat the elements before the first aligned address one by one, so their last
-// bits depend on where memory starts. torch's allocator aligns to 64 bytes; memory from elsewhere
-// (a mapped checkpoint, numpy) need not be, and a copy of it starts just as far from such an
-// address.
-c10::Storage copyOf(const c10::Storage& storage, size_t nbytes) {
-  KernelStateGuard plain(nullptr);
-  constexpr size_t kAlignment = 64;
-  const size_t shift =
-      storage.device().is_cpu() ? reinterpret_cast<uintptr_t>(storage.data()) % kAlignment : 0;
-  c10::Storage copy = allocate(nbytes + shift, storage.device());
-  if (shift != 0) {
-    auto* whole = new c10::Storage(std::move(copy));
-    c10::DataPtr shifted(
-        static_cast<char*>(whole->mutable_data()) + shift,
-        whole,
-        [](void* owner) { delete static_cast<c10::Storage*>(owner); },
-        storage.device());
-    copy = c10::Storage(c10::Storage::use_byte_size_t(), nbytes, std::move(shifted));
-  }
-  bytesOf(copy).copy_(bytesOf(storage).narrow(0, 0, static_cast<int64_t>(nbytes)));
-  return copy;
 }
 
 }  // namespace ebb

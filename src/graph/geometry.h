@@ -19,6 +19,15 @@ inline c10::StorageImpl* storageOf(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
+// What its version counter shows; 0 for an inference tensor, which has none.
+uint32_t versionOf(const at::Tensor& tensor);
+
+// Whether it shows all of its storage, each byte once.
+bool coversStorage(const at::Tensor& tensor);
+
+// From its first element to its last, in bytes.
+size_t bytesShown(const at::Tensor& tensor);
+
 // The parts of a geometry that have one size.
 struct GeometryFlags {
   c10::ScalarType dtype = c10::ScalarType::Float;  // element type
@@ -66,18 +75,5 @@ class Geometry {
   int64_t offset_ = 0;                  // in elements
   c10::SmallVector<int64_t, 6> shape_;  // as written by writeShape
 };
-
-// All of a storage as bytes, for copies that do not care what is in it.
-at::Tensor bytesOf(const c10::Storage& storage);
-
-// A resizable storage of `nbytes` uninitialised bytes.
-c10::Storage allocate(size_t nbytes, c10::Device device);
-
-// The same, filled with zeros.
-c10::Storage allocateZeroed(size_t nbytes, c10::Device device);
-
-// A private copy of the bytes of `storage`, on the current stream; or of the first `nbytes`.
-c10::Storage copyOf(const c10::Storage& storage);
-c10::Storage copyOf(const c10::Storage& storage, size_t nbytes);
 
 }  // namespace ebb

@@ -1,6 +1,6 @@
 #include "graph/graph.h"
 
-#include "graph/escapes.h"
+#include "graph/escaped.h"
 
 namespace ebb {
 

@@ -10,22 +10,23 @@
 #include <vector>
 
 #include "ebb/ebb.h"
-#include "graph/kernel_state.h"
+#include "kernel/kernel_state.h"
 #include "report/journal.h"
+#include "support/python_mutex.h"
 
 namespace ebb {
 
 // Note [One lock per graph]
 // Recipes never cross an outermost region (a storage first met in a region is a leaf there), so
 // graphs are independent and each has one lock. It is held while the region records an op, but not
-// while that op's kernel runs, and during a whole replay, kernels included. Whoever takes it must
-// not hold the GIL (see Unlocked in handle.cpp): a Python-implemented op in a replay needs it.
-// Destructors of handles, values and recipes take no lock of a graph: they only count references.
+// while that op's kernel runs, and during a whole replay, kernels included; see Note [Locks and the
+// GIL]. Destructors of handles, values and recipes take no lock of a graph: they only count
+// references.
 struct Escaped;
 struct PageGroup;
 
 struct EBB_API Graph final : c10::intrusive_ptr_target {
-  std::recursive_mutex mutex;           // See Note [One lock per graph]
+  PythonMutex mutex;                    // See Note [One lock per graph]
   std::vector<std::string> names;       // of the regions nested in this one; the outermost is first
   KernelStates kernelStates;            // in which recipes were recorded
   uint64_t lastSequence = 0;            // of the recipe recorded last; replay runs in this order
@@ -35,6 +36,7 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   std::shared_ptr<PageGroup> pages;     // what its values have in page pools; null until one has
   std::vector<Escaped> escapes;         // see Note [Escapes]; to be filled again
   std::atomic<bool> hasEscapes{false};  // that is not empty
+  bool hadBackward = false;             // one was begun inside; of the thread that records
 
   Graph();
   ~Graph() override;

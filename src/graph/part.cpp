@@ -9,7 +9,8 @@
 #include <utility>
 
 #include "graph/geometry.h"
-#include "graph/kernel_state.h"
+#include "intercept/key.h"
+#include "memory/bytes.h"
 
 namespace ebb {
 namespace {
@@ -110,14 +111,14 @@ at::Tensor Part::denseIn(const c10::Storage& gathered) const {
 }
 
 c10::Storage Part::gather(const c10::Storage& storage) const {
-  KernelStateGuard plain(nullptr);
+  const auto below = belowEverything();
   c10::Storage gathered = allocate(nbytes(), storage.device());
   denseIn(gathered).copy_(placesIn(storage));
   return gathered;
 }
 
 c10::Storage Part::scatter(const c10::Storage& gathered, size_t nbytes) const {
-  KernelStateGuard plain(nullptr);
+  const auto below = belowEverything();
   c10::Storage storage = allocate(nbytes, gathered.device());
   bytesOf(storage).fill_(0xFF);
   placesIn(storage).copy_(denseIn(gathered));

@@ -1,9 +1,9 @@
 #include "graph/recipe.h"
 
-#include "graph/kernel_state.h"
-#include "graph/random_state.h"
+#include "kernel/kernel_state.h"
+#include "kernel/random_state.h"
+#include "memory/arena.h"
 #include "report/live_counts.h"
-#include "residency/arena.h"
 
 namespace ebb {
 namespace {
@@ -13,6 +13,7 @@ namespace {
 // 100,000 ops would recurse as deep. The outermost dying recipe collects what the others would have
 // dropped and drops it in a loop.
 using Dying = c10::SmallVector<c10::intrusive_ptr<Value>, 16>;
+// See Note [Static TLS]
 [[gnu::tls_model("initial-exec")]] constinit thread_local Dying* tlsDying = nullptr;
 
 void drop(c10::intrusive_ptr<Value>&& value) {

@@ -25,7 +25,7 @@ struct KernelState;
 // One tensor argument: a value and the geometry in which the op saw it. Undefined tensors in a
 // list have an input without a value, so that lists keep their exact shape.
 struct Input {
-  c10::intrusive_ptr<Value> value;  // null: undefined, scratch or a number
+  c10::intrusive_ptr<Value> value;  // null: undefined, a stand-in or a number
   GeometryFlags flags;
   ArgUse use : 7 = ArgUse::Read;
   bool wholeOverwrite : 1 = false;  // the old contents do not matter
@@ -42,10 +42,18 @@ struct Input {
     return isNumber(flags, use);
   }
 
-  // How many of Recipe::shapes are this input's: what writeShape gives, then the size of the buffer
-  // in bytes (scratch), or the number.
+  // Whether what is in it does not matter: a replay gives some other memory.
+  static bool isStandIn(ArgUse use) {
+    return use == ArgUse::Scratch || use == ArgUse::Unread;
+  }
+  bool isStandIn() const {
+    return isStandIn(use);
+  }
+
+  // How many of Recipe::shapes are this input's: what writeShape gives, then the size of a stand-in
+  // in bytes, or the number.
   static uint32_t shapeCount(const GeometryFlags& flags, ArgUse use) {
-    const uint32_t more = use == ArgUse::Scratch ? 1 : isNumber(flags, use) ? kNumberWords : 0;
+    const uint32_t more = isStandIn(use) ? 1 : isNumber(flags, use) ? kNumberWords : 0;
     return flags.shapeCount() + more;
   }
   static constexpr uint32_t kNumberWords = 2;  // a complex number of double precision

@@ -9,7 +9,8 @@
 #include "graph/recipe.h"
 #include "graph/rows.h"
 #include "graph/witness.h"
-#include "residency/away.h"
+#include "kernel/fingerprint.h"
+#include "memory/stash.h"
 
 namespace ebb {
 
@@ -117,6 +118,11 @@ void Value::release_resources() {
 
 size_t readers(const c10::intrusive_ptr<Value>& value) {
   return value.use_count() - value->handles.load(std::memory_order_acquire);
+}
+
+bool hasChanged(const Value& value, const c10::Storage& storage, VerifyMode mode) {
+  const auto what = mode == VerifyMode::Off ? FingerprintOf::Samples : FingerprintOf::Everything;
+  return value.fingerprint != 0 && fingerprint(storage, what) != value.fingerprint;
 }
 
 bool sameCounter(const c10::VariableVersion& a, const c10::VariableVersion& b) {

@@ -10,9 +10,10 @@
 #include <memory>
 #include <utility>
 
+#include "ebb/ebb.h"
 #include "graph/part.h"
+#include "memory/arena.h"
 #include "report/journal.h"
-#include "residency/arena.h"
 
 namespace ebb {
 
@@ -84,6 +85,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   bool isPrivate = false;            // `bytes` is a buffer that only ebb writes
   bool writtenHere : 1 = false;      // a leaf from outside, in a state that this region wrote
   bool tampered : 1 = false;         // a leaf that had changed unseen when its bytes were copied
+  bool underWay : 1 = false;         // see Note [Communication]
   bool superseded : 1 = false;  // the storage has been written since: `home` holds another state
   // Packed through a tensor whose version does not show all writes: a part of a wrapper, or an
   // alias with a counter of its own. Eager's backward sees such writes, so handles follow them.
@@ -129,6 +131,10 @@ struct Value final : c10::intrusive_ptr_target, InArena {
 
 // How many references to `value` are no handles: recipes, maps, and whoever asks.
 size_t readers(const c10::intrusive_ptr<Value>& value);
+
+// Whether `storage`, which holds the leaf `value`, has other contents than when a recipe first read
+// it, as far as the fingerprint tells.
+bool hasChanged(const Value& value, const c10::Storage& storage, VerifyMode mode);
 
 // Whether two counters are the same object, which their interface does not tell.
 bool sameCounter(const c10::VariableVersion& a, const c10::VariableVersion& b);

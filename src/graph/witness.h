@@ -8,8 +8,6 @@
 #include <mutex>
 #include <string>
 
-#include "graph/geometry.h"
-#include "graph/graph.h"
 #include "graph/recipe.h"
 
 namespace ebb {
@@ -34,39 +32,15 @@ struct Mismatch {
 // nothing else. Where the difference began tells `mismatch`: an output that differs although
 // no input of its op does.
 struct Witness {
-  std::mutex mutex;                          // guards bytes: a storage may die on any thread
-  c10::Storage bytes;                        // null while the state still lives in its storage
-  bool lost = false;                         // the state was overwritten unseen: nothing to compare
-  const OpTraits* op;                        // that made the state; its recipe may be gone
-  uint16_t region;                           // index in Graph::names
-  Output output;                             // which of the op's outputs it is
-  c10::ScalarType dtype;                     // of that output, to compute differences
-  std::string changedInputs;                 // see Mismatch
+  std::mutex mutex;           // guards bytes: a storage may die on any thread
+  c10::Storage bytes;         // null while the state still lives in its storage
+  bool lost = false;          // nothing to compare: a workspace, or overwritten unseen
+  const OpTraits* op;         // that made the state; its recipe may be gone
+  uint16_t region;            // index in Graph::names
+  Output output;              // which of the op's outputs it is
+  c10::ScalarType dtype;      // of that output, to compute differences
+  std::string changedInputs;  // see Mismatch
   std::shared_ptr<const Mismatch> mismatch;  // null unless a replay gave other bits
 };
-
-// Called when an op made a value, shown by `tensor`.
-void witness(const Recipe& recipe, const Output& output, const at::Tensor& tensor);
-
-// Called before `value`'s storage is written (`seen`), or when it turns out that it was.
-void stateEnds(Value& value, bool seen);
-
-// Called when a replay has given `value` its bytes.
-void compareReplay(const Graph& graph, const Recipe& recipe, Value& value);
-
-// Where the difference between `value`'s bytes and `truth` began.
-const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage& truth);
-
-// The storage with what the forward left of `value`; null if that is not known.
-c10::Storage trueBytes(Value& value);
-
-// The same, for a comparison with `replayed`.
-c10::Storage trueBytes(Value& value, const c10::Storage& replayed);
-
-// Whether both storages show the same bits under this geometry.
-bool sameBits(const Geometry& geometry, const c10::Storage& a, const c10::Storage& b);
-
-// "ebb: replay mismatch: ..." with likely causes and the fix.
-std::string describe(const Mismatch& mismatch);
 
 }  // namespace ebb

@@ -1,6 +1,8 @@
 #include "intercept/install.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/DeviceType.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <atomic>
@@ -18,22 +20,87 @@
 namespace ebb {
 namespace {
 
+// Shows a boxed call, whose kernel `run` runs, to the interceptor.
+template <class Run>
+void show(
+    Interceptor& interceptor,
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet below,
+    bool repeatable,
+    torch::jit::Stack* stack,
+    Run&& run) {
+  const OpTraits& traits = opTraits(op);
+  const size_t first = stack->size() - traits.argumentCount;
+  auto runAndShow = [&]() -> const c10::IValue* {
+    run();
+    return stack->data() + first;
+  };
+  Call call{traits, below, repeatable, stack->data() + first, runAndShow};
+  interceptor.call(call);
+}
+
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   ExcludeInterception guard;
   const c10::DispatchKeySet below = keysBelowInterception(keys);
-  Interceptor* interceptor = interceptorFor(keys);
-  if (interceptor == nullptr) {
+  if (Interceptor* interceptor = interceptorFor(keys)) {
+    show(*interceptor, op, below, canBeRepeated(keys), stack, [&] {
+      op.redispatchBoxed(below, stack);
+    });
+  } else {
     op.redispatchBoxed(below, stack);
-    return;
   }
-  const OpTraits& traits = opTraits(op);
-  const size_t first = stack->size() - traits.argumentCount;
-  auto run = [&]() -> const c10::IValue* {
-    op.redispatchBoxed(below, stack);
-    return stack->data() + first;
-  };
-  Call call{traits, below, stack->data() + first, run};
-  interceptor->call(call);
+}
+
+// Note [Kernels above our key]
+// The keys of sparse, compressed, nested and MKL-DNN tensors stand above ours, so a call with such
+// an argument goes past us to kernels that read and write dense tensors directly: `dense += sparse`
+// writes without an op that we would see, or after ops that we would take for all there is. So each
+// kernel at those keys gets one of ours in front of it, which shows the call as one that cannot be
+// run again: dense results are leaves, dense arguments that are written have a new state. Calls
+// without such an argument never come by.
+class KernelAbove final : public c10::OperatorKernel {
+ public:
+  explicit KernelAbove(c10::SafeKernelFunction kernel) : kernel_(std::move(kernel)) {
+  }
+
+  void operator()(
+      const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    Interceptor* interceptor = isIntercepting() ? interceptorFor(keys) : nullptr;
+    if (interceptor == nullptr) {
+      kernel_.callBoxed(op, keys, stack);
+      return;
+    }
+    ExcludeInterception guard;
+    show(*interceptor, op, keys, false, stack, [&] { kernel_.callBoxed(op, keys, stack); });
+  }
+
+ private:
+  c10::SafeKernelFunction kernel_;  // that was there
+};
+
+std::vector<c10::BackendComponent> allBackends() {
+  std::vector<c10::BackendComponent> backends;
+  for (auto i = static_cast<uint8_t>(c10::BackendComponent::CPUBit);
+       i <= static_cast<uint8_t>(c10::BackendComponent::EndOfBackendKeys);
+       ++i) {
+    backends.push_back(static_cast<c10::BackendComponent>(i));
+  }
+  return backends;
+}
+
+std::vector<c10::DispatchKey> keysOfKernelsAbove(
+    const std::vector<c10::BackendComponent>& backends) {
+  using c10::DispatchKey;
+  std::vector<DispatchKey> keys;
+  for (const auto kind : {DispatchKey::Sparse, DispatchKey::SparseCsr, DispatchKey::NestedTensor}) {
+    for (const c10::BackendComponent backend : backends) {
+      keys.push_back(c10::toRuntimePerBackendFunctionalityKey(kind, backend));
+      if (backend == c10::BackendComponent::CPUBit && kind == DispatchKey::Sparse) {
+        keys.push_back(DispatchKey::MkldnnCPU);
+      }
+    }
+  }
+  return keys;
 }
 
 c10::KernelFunction interceptKernel() {
@@ -64,11 +131,12 @@ bool hasDeviceKernel(const c10::OperatorHandle& op) {
 // 3. CompositeImplicitAutograd operators get none: they decompose above us, and a kernel here makes
 //    AutogradOther ambiguous. But where a device has a kernel of its own besides (mish_backward on
 //    the CPU, _fused_rms_norm on CUDA), the decomposition would outrank it in a region.
+// 4. Operators of other libraries get the boxed function in any case: a kernel of the first kind
+//    may be registered later.
 std::optional<c10::KernelFunction> ownKernel(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
   const bool decomposes = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
-  if (!op.hasSchema() || op.hasKernelForDispatchKey(kInterceptionKey) ||
-      (decomposes && !hasDeviceKernel(op))) {
+  if (op.hasKernelForDispatchKey(kInterceptionKey) || (decomposes && !hasDeviceKernel(op))) {
     return std::nullopt;
   }
   if (passesThrough(op)) {
@@ -79,7 +147,7 @@ std::optional<c10::KernelFunction> ownKernel(const c10::OperatorHandle& op) {
   }
   if (op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
       op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional) ||
-      decomposes) {
+      decomposes || !isTorchsOwn(op.operator_name().name)) {
     return interceptKernel();
   }
   return std::nullopt;
@@ -94,7 +162,9 @@ class Installation final {
   }
 
   void update() {
-    if (upToDate_.load(std::memory_order_acquire)) {
+    const bool newBackend =
+        !knowsBackend_.load(std::memory_order_relaxed) && c10::is_privateuse1_backend_registered();
+    if (!operatorsAreNew.load(std::memory_order_acquire) && !newBackend) {
       return;
     }
     std::lock_guard<std::mutex> lock(installMutex_);
@@ -102,19 +172,23 @@ class Installation final {
       installFallback();
     }
     coverNewOperators();
+    if (newBackend) {
+      coverKernelsOfBackend();
+      knowsBackend_.store(true, std::memory_order_relaxed);
+    }
   }
 
   void onRegistered(const c10::OperatorHandle& op) {
     std::lock_guard<std::mutex> lock(pendingMutex_);
     pending_.push_back({op.operator_name(), true});
-    upToDate_.store(false, std::memory_order_release);
+    operatorsAreNew.store(true, std::memory_order_release);
   }
 
   void onDeregistered(const c10::OperatorHandle& op) {
     forgetOpTraits(op);
     std::lock_guard<std::mutex> lock(pendingMutex_);
     pending_.push_back({op.operator_name(), false});
-    upToDate_.store(false, std::memory_order_release);
+    operatorsAreNew.store(true, std::memory_order_release);
   }
 
  private:
@@ -151,11 +225,12 @@ class Installation final {
   }
 
   void coverNewOperators() {
+    c10::WarningUtils::WarningHandlerGuard quiet(&ignored_);  // kernels above are replaced
     std::vector<Change> changes;
     {
       std::lock_guard<std::mutex> lock(pendingMutex_);
       changes.swap(pending_);
-      upToDate_.store(true, std::memory_order_release);
+      operatorsAreNew.store(false, std::memory_order_release);
     }
     auto& dispatcher = c10::Dispatcher::singleton();
     for (const Change& change : changes) {
@@ -164,27 +239,68 @@ class Installation final {
         continue;
       }
       const auto op = dispatcher.findOp(change.name);
-      const auto kernel = op ? ownKernel(*op) : std::nullopt;
-      if (kernel) {
-        kernels_.insert_or_assign(
-            change.name,
-            dispatcher.registerImpl(
-                change.name, kInterceptionKey, *kernel, std::nullopt, nullptr, "ebb"));
+      if (op && op->hasSchema()) {
+        cover(*op, keysAbove_);
       }
     }
   }
 
-  std::mutex installMutex_;            // one installer at a time
-  std::mutex pendingMutex_;            // guards pending_; taken under the dispatcher's own lock
-  std::atomic<bool> upToDate_{false};  // nothing in pending_ and the fallback is there
-  std::vector<Change> pending_;        // told by the listener, handled at the next region entry
+  // `keys`: of kernels above ours.
+  void cover(const c10::OperatorHandle& op, const std::vector<c10::DispatchKey>& keys) {
+    const auto add = [&](c10::DispatchKey key, c10::KernelFunction kernel) {
+      kernels_[op.operator_name()].push_back(
+          c10::Dispatcher::singleton().registerImpl(
+              op.operator_name(), key, std::move(kernel), std::nullopt, nullptr, "ebb"));
+    };
+    if (auto kernel = ownKernel(op)) {
+      add(kInterceptionKey, *std::move(kernel));
+    }
+    for (const c10::DispatchKey key : keys) {
+      if (!passesThrough(op) && op.hasKernelForDispatchKey(key) &&
+          !op.isKernelFallthroughKernel(key)) {
+        add(key,
+            c10::KernelFunction::makeFromBoxedFunctor(
+                std::make_unique<KernelAbove>(op.getComputedKernelForDispatchKey(key))));
+      }
+    }
+  }
+
+  // A backend out of tree, which may be registered at any time, brings kernels for operators that
+  // were looked at before: some that decompose need a kernel of ours now, and some have kernels
+  // above.
+  void coverKernelsOfBackend() {
+    c10::WarningUtils::WarningHandlerGuard quiet(&ignored_);
+    const auto keys = keysOfKernelsAbove({c10::BackendComponent::PrivateUse1Bit});
+    auto& dispatcher = c10::Dispatcher::singleton();
+    for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+      const auto op = dispatcher.findOp(name);
+      if (op && op->hasSchema()) {
+        cover(*op, keys);
+      }
+    }
+  }
+
+  struct Ignored final : c10::WarningHandler {
+    void process(const c10::Warning&) override {
+    }
+  };
+
+  Ignored ignored_;
+  std::mutex installMutex_;                // one installer at a time
+  std::mutex pendingMutex_;                // guards pending_; taken under the dispatcher's own lock
+  std::atomic<bool> knowsBackend_{false};  // a backend out of tree is registered, and was covered
+  std::vector<Change> pending_;            // told by the listener, handled at the next entry or op
   std::optional<c10::RegistrationHandleRAII> fallback_;  // our fallback for the key
   std::optional<c10::RegistrationHandleRAII> listener_;  // keeps the listener registered
-  // See Note [Operators with a kernel of their own for our key]
-  std::unordered_map<c10::OperatorName, c10::RegistrationHandleRAII> kernels_;
+  const std::vector<c10::DispatchKey> keysAbove_ = keysOfKernelsAbove(allBackends());
+  // See Note [Operators with a kernel of their own for our key] and Note [Kernels above our key]
+  std::unordered_map<c10::OperatorName, std::vector<c10::RegistrationHandleRAII>> kernels_;
 };
 
 }  // namespace
+
+// Until interception is installed all of them are.
+constinit std::atomic<bool> operatorsAreNew{true};
 
 constinit thread_local Interceptor* tlsInterceptor = nullptr;
 

@@ -14,6 +14,7 @@ struct OpTraits;
 struct Call {
   const OpTraits& op;
   c10::DispatchKeySet below;  // the kernels that will run
+  bool repeatable;            // the kernels are those of `below`, whoever calls them
   c10::IValue* arguments;     // valid until `run`; a generator may be replaced
   // Runs the op; gives its results, valid as long as this call.
   c10::function_ref<const c10::IValue*()> run;
@@ -32,7 +33,7 @@ class Interceptor {
   ~Interceptor() = default;
 };
 
-// Initial-exec: found without a call, for every op. A pointer fits in any process's static TLS.
+// Asked for every op. See Note [Static TLS]
 [[gnu::tls_model("initial-exec")]] extern constinit thread_local Interceptor* tlsInterceptor;
 
 // Puts an interceptor on the thread, or takes it off again (null). The dispatch key is included in

@@ -13,12 +13,23 @@ namespace ebb {
 // the thread's included set only inside a region; outside, no dispatch ever looks at it.
 inline constexpr c10::DispatchKey kInterceptionKey = c10::DispatchKey::CustomRNGKeyId;
 
+// Whether the thread is in a region, and not in the kernel of an op that we see.
+inline bool isIntercepting() {
+  return c10::impl::tls_is_dispatch_key_included(kInterceptionKey) &&
+         !c10::impl::tls_is_dispatch_key_excluded(kInterceptionKey);
+}
+
 inline c10::DispatchKeySet keysBelowInterception(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kInterceptionKey);
 }
 
+// Not where torch's Python dispatcher chooses the kernels, as tracers let it.
+inline bool canBeRepeated(c10::DispatchKeySet keys) {
+  return !keys.has(c10::DispatchKey::PythonDispatcher);
+}
+
 // What stands between a caller and a kernel: autograd, autocast, dispatch modes, functorch and
-// interception. Excluded where a kernel is run for ebb's own sake.
+// interception.
 inline c10::DispatchKeySet keysAboveKernels() {
   using c10::DispatchKey;
   return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
@@ -31,6 +42,17 @@ inline c10::DispatchKeySet keysAboveKernels() {
              DispatchKey::FuncTorchDynamicLayerBackMode,
              DispatchKey::PreDispatch,
          });
+}
+
+// Ops in its scope are ebb's own.
+inline c10::impl::ForceDispatchKeyGuard belowEverything() {
+  return {c10::DispatchKeySet(c10::DispatchKey::BackendSelect), keysAboveKernels()};
+}
+
+// Whether this op was called by a __torch_dispatch__: below autograd, which counts no write there.
+// Such functions run with every key above Python excluded, and nothing else excludes this one.
+inline bool insidePythonDispatch() {
+  return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Conjugate);
 }
 
 // Ops that kernels call are not ours to record: without this, mm would be seen four times and

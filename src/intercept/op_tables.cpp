@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 
 namespace ebb {
 namespace {
@@ -59,6 +60,39 @@ constexpr std::array<std::string_view, 5> kNeverReplayedNamespaces{
     "symm_mem::",
     "_dtensor::",
 };
+// Note [Communication]
+// The operators of those namespaces write to tensors, from other threads and until somebody waits,
+// and most of their schemas do not say so: c10d::allreduce_ and recv_ mark no argument,
+// _c10d_functional::irecv neither. So all that such an operator is given counts as written, but for
+// arguments named input*, which by convention are read, and those below. Nothing of it moves a
+// version, so handles follow, as eager's saved tensors do.
+// Until somebody waits, which no operator shows, such a value is under way. So it is not offloaded:
+// a copy would miss what has yet to come. Its fingerprint is taken when the region ends. And what
+// has moved its version before anybody looks at it was the collective: gloo's threads end with
+// operators of their own.
+struct ReadArgument {
+  std::string_view name;
+  std::string_view argument;
+};
+constexpr ReadArgument kOnlyRead[] = {
+    {"c10d::send", "tensors"},
+    {"c10d::allreduce_", "sparse_indices"},
+    {"c10d::check_for_nan", "tensor"},
+    {"c10d::barrier", "tensor"},
+    {"c10d::monitored_barrier_", "tensor"},
+    {"_c10d_functional::isend", "tensor"},
+    {"_c10d_functional::wait_tensor", "tensor"},
+};
+
+// Note [Which writes are counted]
+// torch moves the version of a written tensor in the kernel for ADInplaceOrView, after ours has
+// returned, if its own operators return it. An operator without such a kernel moves none (fused
+// optimizers, running statistics, collectives) or has done so when it returns (foreach). These two
+// have one and move it only if the shape changes. An op that is called with that key excluded moves
+// none either; of those we know which a __torch_dispatch__ calls, and not which C++ code does that
+// sets AutoDispatchBelowADInplaceOrView itself.
+constexpr std::array<std::string_view, 2> kUncounted{"aten::resize_", "aten::resize_as_"};
+
 constexpr std::array<std::string_view, 3> kNeverReplayed{
     "aten::record_stream",
     "aten::_pin_memory",
@@ -105,7 +139,8 @@ constexpr std::array<Workspace, 7> kWorkspaces{{
 struct LyingSchema {
   std::string_view name;  // every overload that has these arguments
   std::string_view arguments[2];
-  std::string_view training;  // the bool argument under which it holds; empty: always
+  std::string_view condition;  // the bool argument under which it holds, or the number at whose 0;
+                               // empty: always
   ArgUse use;
 };
 
@@ -114,6 +149,10 @@ struct LyingSchema {
 // schema; in training no result depends on them, so a replay gets scratch and the statistics are
 // updated once. rrelu_with_noise fills `noise` in training, after autograd has saved it and
 // without a version bump, so handles packed on it follow the write.
+// With beta = 0 a product does not read what it adds to (torch's documents promise it, also for
+// NaN), which Megatron-LM gives one buffer for all layers; the backward of batch normalisation
+// reads the running statistics only outside of training. `where` and masked operators read both
+// sides: which elements they do not need, the data says.
 constexpr std::string_view kStats[2] = {"running_mean", "running_var"};
 constexpr LyingSchema kLyingSchemas[] = {
     {"aten::native_batch_norm", {kStats[0], kStats[1]}, "training", ArgUse::Scratch},
@@ -124,8 +163,21 @@ constexpr LyingSchema kLyingSchemas[] = {
     {"aten::batch_norm_gather_stats", {kStats[0], kStats[1]}, "", ArgUse::Scratch},
     {"aten::batch_norm_gather_stats_with_counts", {kStats[0], kStats[1]}, "", ArgUse::Scratch},
     {"aten::batch_norm_update_stats", {kStats[0], kStats[1]}, "", ArgUse::Scratch},
+    {"aten::mkldnn_rnn_layer_backward", {"workspace", ""}, "", ArgUse::Write},
     {"aten::rrelu_with_noise", {"noise", ""}, "training", ArgUse::Overwrite},
     {"aten::rrelu_with_noise_", {"noise", ""}, "training", ArgUse::Overwrite},
+    {"aten::native_batch_norm_backward", {kStats[0], kStats[1]}, "train", ArgUse::Unread},
+    {"aten::addmm", {"self", ""}, "beta", ArgUse::Unread},
+    {"aten::_addmm_activation", {"self", ""}, "beta", ArgUse::Unread},
+    {"aten::addmv", {"self", ""}, "beta", ArgUse::Unread},
+    {"aten::addr", {"self", ""}, "beta", ArgUse::Unread},
+    {"aten::addbmm", {"self", ""}, "beta", ArgUse::Unread},
+    {"aten::baddbmm", {"self", ""}, "beta", ArgUse::Unread},
+    {"aten::addmm_", {"self", ""}, "beta", ArgUse::Overwrite},
+    {"aten::addmv_", {"self", ""}, "beta", ArgUse::Overwrite},
+    {"aten::addr_", {"self", ""}, "beta", ArgUse::Overwrite},
+    {"aten::addbmm_", {"self", ""}, "beta", ArgUse::Overwrite},
+    {"aten::baddbmm_", {"self", ""}, "beta", ArgUse::Overwrite},
 };
 
 // Operators that torch does not tag as pointwise, and that are, as far as rows go.
@@ -238,12 +290,36 @@ bool isConstantFactory(std::string_view name) {
   return contains(kConstant, name);
 }
 
+bool communicates(std::string_view name) {
+  return std::any_of(
+      kNeverReplayedNamespaces.begin(),
+      kNeverReplayedNamespaces.end(),
+      [&](std::string_view prefix) { return name.starts_with(prefix); });
+}
+
 bool isNeverReplayed(std::string_view name) {
-  return contains(kNeverReplayed, name) ||
-         std::any_of(
-             kNeverReplayedNamespaces.begin(),
-             kNeverReplayedNamespaces.end(),
-             [&](std::string_view prefix) { return name.starts_with(prefix); });
+  return contains(kNeverReplayed, name) || communicates(name);
+}
+
+bool hidesWrite(std::string_view name, std::string_view argument) {
+  return communicates(name) && !argument.starts_with("input") &&
+         std::none_of(std::begin(kOnlyRead), std::end(kOnlyRead), [&](const ReadArgument& entry) {
+           return entry.name == name && entry.argument == argument;
+         });
+}
+
+bool isCounted(const c10::OperatorHandle& op, const c10::Argument& argument) {
+  const c10::AliasInfo* alias = argument.alias_info();
+  const std::string_view name = op.operator_name().name;
+  if (alias == nullptr || contains(kUncounted, name) ||
+      !op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView)) {
+    return false;
+  }
+  const auto& returns = op.schema().returns();
+  return !name.starts_with("aten::") ||
+         std::any_of(returns.begin(), returns.end(), [&](const c10::Argument& result) {
+           return result.alias_info() != nullptr && *result.alias_info() == *alias;
+         });
 }
 
 PrecisionRead precisionRead(std::string_view name) {
@@ -254,6 +330,10 @@ PrecisionRead precisionRead(std::string_view name) {
 
 bool readsRequiresGrad(std::string_view name) {
   return contains(kReadsRequiresGrad, name);
+}
+
+bool readsBeyond(std::string_view name) {
+  return name.find("as_strided") != std::string_view::npos;
 }
 
 bool isWorkspace(std::string_view name, size_t slot) {
@@ -272,12 +352,12 @@ void applyLyingSchemas(OpTraits& traits) {
       const auto index = schema.argumentIndexWithName(argument);
       if (!argument.empty() && index) {
         traits.uses[*index] = entry.use;
-        traits.writes = true;
       }
     }
-    if (const auto index = schema.argumentIndexWithName(entry.training);
-        !entry.training.empty() && index) {
-      traits.trainingArgument = static_cast<int16_t>(*index);
+    if (const auto index = schema.argumentIndexWithName(entry.condition);
+        !entry.condition.empty() && index) {
+      traits.conditionArgument = static_cast<int16_t>(*index);
+      traits.conditionIsFlag = schema.arguments()[*index].type()->kind() == c10::TypeKind::BoolType;
     }
   }
 }

@@ -3,10 +3,12 @@
 #include <ATen/core/jit_type.h>
 #include <c10/util/flat_hash_map.h>
 
+#include <algorithm>
 #include <deque>
 #include <mutex>
 
 #include "intercept/op_tables.h"
+#include "support/thread_owned.h"
 
 namespace ebb {
 namespace {
@@ -22,15 +24,23 @@ ArgType typeOf(const c10::TypePtr& declared) {
     return ArgType::Tensor;
   }
   const auto* list = type.castRaw<c10::ListType>();
-  const bool tensors = list != nullptr &&
-                       withoutOptional(*list->getElementType()).kind() == c10::TypeKind::TensorType;
-  return tensors ? ArgType::TensorList : ArgType::Other;
+  switch (list == nullptr ? ArgType::Other : typeOf(list->getElementType())) {
+    case ArgType::Tensor:
+      return ArgType::TensorList;
+    case ArgType::TensorList:
+      return ArgType::TensorLists;
+    default:
+      return ArgType::Other;
+  }
 }
 
 // Whether a recipe can hold an argument of this type and pass it again. Objects with state of their
 // own (process groups, streams, packed weights) and containers that may hide tensors cannot.
 bool canBePassedAgain(const c10::TypePtr& declared) {
   const c10::Type& type = withoutOptional(*declared);
+  if (typeOf(declared) == ArgType::TensorLists) {
+    return false;
+  }
   switch (type.kind()) {
     case c10::TypeKind::ClassType:
     case c10::TypeKind::AnyType:
@@ -65,7 +75,16 @@ OpKind classify(const c10::OperatorHandle& op) {
       onlyViews &= result.alias_info() != nullptr && !result.alias_info()->isWrite();
     }
   }
-  const bool nothing = !schema.is_mutable() && (!returnsTensor || onlyViews);
+  const auto& arguments = schema.arguments();
+  const bool hides = std::any_of(arguments.begin(), arguments.end(), [&](const auto& argument) {
+    return typeOf(argument.type()) != ArgType::Other && hidesWrite(schema.name(), argument.name());
+  });
+  // Others may say less than they do, and are looked at; those without tensors cannot.
+  const bool trusted = isTorchsOwn(schema.name()) ||
+                       std::all_of(arguments.begin(), arguments.end(), [](const auto& argument) {
+                         return typeOf(argument.type()) == ArgType::Other;
+                       });
+  const bool nothing = trusted && !schema.is_mutable() && !hides && (!returnsTensor || onlyViews);
   return nothing ? OpKind::PassThrough : OpKind::Recorded;
 }
 
@@ -79,10 +98,13 @@ void readArguments(OpTraits& traits, const c10::FunctionSchema& schema) {
       const bool overwrite =
           (argument.is_out() && !traits.untrusted) || (overwritesFirst && i == 0);
       use = overwrite ? ArgUse::Overwrite : ArgUse::Write;
-      traits.writes = true;
+    } else if (
+        typeOf(argument.type()) != ArgType::Other && hidesWrite(schema.name(), argument.name())) {
+      use = ArgUse::Write;
     }
+    traits.counted.push_back(isCounted(traits.op, argument));
     traits.uses.push_back(use);
-    traits.untrained.push_back(use);
+    traits.otherwise.push_back(use);
     traits.types.push_back(typeOf(argument.type()));
     if (traits.types.back() != ArgType::Tensor) {
       traits.others.push_back(static_cast<uint16_t>(i));
@@ -103,11 +125,12 @@ void fill(OpTraits& traits) {
   traits.name = qualifiedName(traits.op.operator_name());
   traits.argumentCount = static_cast<uint16_t>(schema.arguments().size());
   traits.returnCount = static_cast<uint16_t>(schema.returns().size());
-  traits.untrusted = !name.starts_with("aten::") && !name.starts_with("prims::");
+  traits.untrusted = !isTorchsOwn(name);
   readArguments(traits, schema);
   applyLyingSchemas(traits);
   traits.random = traits.op.hasTag(at::Tag::nondeterministic_seeded);
   traits.neverReplayed |= isNeverReplayed(name);
+  traits.communicates = communicates(name);
   for (const auto& result : schema.returns()) {
     traits.results.push_back(typeOf(result.type()));
   }
@@ -117,6 +140,9 @@ void fill(OpTraits& traits) {
   traits.readsRequiresGrad = readsRequiresGrad(name);
   traits.kind = classify(traits.op);
   applyRowRule(traits);
+  if (traits.rows == RowRule::ShapeOnly) {
+    traits.uses[0] = traits.otherwise[0] = ArgUse::Unread;
+  }
 }
 
 struct Registry {
@@ -130,6 +156,15 @@ Registry& registry() {
   static auto* instance = new Registry;
   return *instance;
 }
+
+// Each thread has its own copy of the table, so that the path of every op takes no lock.
+struct Known {
+  ska::flat_hash_map<size_t, const OpTraits*> byAddress;
+  uint64_t epoch = 0;  // of the registry, when the first of them was looked up
+};
+
+// See Note [Static TLS]
+[[gnu::tls_model("initial-exec")]] constinit thread_local Known* tlsKnown = nullptr;
 
 const OpTraits* findOrCreate(const c10::OperatorHandle& op, size_t address) {
   Registry& shared = registry();
@@ -151,20 +186,22 @@ std::string qualifiedName(const c10::OperatorName& name) {
 }
 
 const OpTraits& opTraits(const c10::OperatorHandle& op) {
-  // Each thread has its own copy of the table, so that the path of every op takes no lock.
-  thread_local ska::flat_hash_map<size_t, const OpTraits*> known;
-  thread_local uint64_t knownEpoch = 0;
+  Known& known = threadOwned(tlsKnown);
   const uint64_t epoch = registry().epoch.load(std::memory_order_acquire);
-  if (knownEpoch != epoch) {
-    known.clear();
-    knownEpoch = epoch;
+  if (known.epoch != epoch) {
+    known.byAddress.clear();
+    known.epoch = epoch;
   }
   const size_t address = std::hash<c10::OperatorHandle>{}(op);
-  const OpTraits*& slot = known[address];
+  const OpTraits*& slot = known.byAddress[address];
   if (slot == nullptr || slot->op != op) {
     slot = findOrCreate(op, address);
   }
   return *slot;
+}
+
+bool isTorchsOwn(std::string_view name) {
+  return name.starts_with("aten::") || name.starts_with("prims::");
 }
 
 bool passesThrough(const c10::OperatorHandle& op) {

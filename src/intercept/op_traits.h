@@ -8,6 +8,9 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <string_view>
+
+#include "ebb/export.h"
 
 namespace ebb {
 
@@ -17,10 +20,11 @@ enum class ArgUse : uint8_t {
   Write,      // written in part, or its old contents matter
   Overwrite,  // written whole if the tensor covers its storage; old contents do not matter
   Scratch,    // written as a side effect on which no result depends (running statistics)
+  Unread,     // only its shape, dtype and device matter
 };
 
-// Which arguments hold tensors.
-enum class ArgType : uint8_t { Other, Tensor, TensorList };
+// Which arguments hold tensors. Lists of lists are only scanned, never passed again.
+enum class ArgType : uint8_t { Other, Tensor, TensorList, TensorLists };
 
 // How a call of the op is treated.
 enum class OpKind : uint8_t {
@@ -59,39 +63,44 @@ struct OpTraits {
   uint16_t returnCount = 0;    // results on the stack
   OpKind kind = OpKind::Recorded;
   mutable std::atomic<bool> demoted{false};  // verify mode found that it must be saved
-  bool writes = false;                       // some ArgUse is not Read
   bool random = false;         // draws from a generator: tagged nondeterministic_seeded
   bool untrusted = false;      // see Note [Operators from elsewhere]
   bool neverReplayed = false;  // collectives and the like; see Note [Never replayed]
+  bool communicates = false;   // see Note [Communication]
   bool uninitialised = false;  // empty*: see Note [Uninitialised memory is not a recipe]
   bool constantFill = false;   // zeros, ones, full: likewise, if read before a seen write
-  PrecisionRead precision = PrecisionRead::None;  // see float32Precision in graph/kernel_state.h
+  PrecisionRead precision = PrecisionRead::None;  // see float32Precision in kernel/kernel_state.h
   bool readsRequiresGrad = false;  // kernel choice depends on requires_grad and grad mode
   int16_t generatorArgument = -1;  // index of a Generator? argument
   int16_t dropoutArgument = -1;    // index of dropout_p: at 0 the op draws nothing
-  int16_t trainingArgument = -1;   // Scratch and table Overwrite hold only if this bool is true
+  int16_t conditionArgument = -1;  // `uses` hold if this bool is true, or this number is 0
+  bool conditionIsFlag = false;    // it is declared as a bool
   RowRule rows = RowRule::Unknown;
   int16_t rowArgument = -1;  // with rows (OneArgument), or the sizes or dimensions of `rows`
   c10::SmallVector<ArgType, 12> types;   // one per argument
   c10::SmallVector<ArgUse, 12> uses;     // one per argument
+  c10::SmallVector<bool, 12> counted;    // one per argument; see Note [Which writes are counted]
   c10::SmallVector<uint16_t, 8> others;  // arguments that are no single tensors
   c10::SmallVector<ArgType, 4> results;  // one per result
   std::string name;                      // "aten::mm.default", as rules and messages spell it
   std::atomic<bool> registered{true};    // false once the library that defined it is gone
 
-  // Scratch and table overwrites may hold in training only.
-  ArgUse useOf(size_t argument, bool training) const {
+  // Some uses hold on a condition: see conditionArgument.
+  ArgUse useOf(size_t argument, bool condition) const {
     const ArgUse use = uses[argument];
-    return training || use == ArgUse::Read ? use : untrained[argument];
+    return condition || use == ArgUse::Read ? use : otherwise[argument];
   }
-  c10::SmallVector<ArgUse, 12> untrained;  // `uses` where trainingArgument is false
+  c10::SmallVector<ArgUse, 12> otherwise;  // `uses` where the condition does not hold
 };
 
 // The traits of `op`; the reference is valid for ever.
-const OpTraits& opTraits(const c10::OperatorHandle& op);
+EBB_API const OpTraits& opTraits(const c10::OperatorHandle& op);
 
 // Whether calls of `op` need not be seen: views, and ops that neither return nor write tensors.
 bool passesThrough(const c10::OperatorHandle& op);
+
+// Whether an operator of this name is one of torch's. See Note [Operators from elsewhere].
+bool isTorchsOwn(std::string_view name);
 
 // Told by the registration listener: the address may be given to another operator.
 void forgetOpTraits(const c10::OperatorHandle& op);

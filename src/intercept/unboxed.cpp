@@ -9,6 +9,7 @@
 #include <ATen/ops/_to_copy_ops.h>
 #include <ATen/ops/_unsafe_view_ops.h>
 #include <ATen/ops/abs_ops.h>
+#include <ATen/ops/adaptive_avg_pool3d_ops.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/addmm_ops.h>
 #include <ATen/ops/baddbmm_ops.h>
@@ -27,6 +28,7 @@
 #include <ATen/ops/gather_ops.h>
 #include <ATen/ops/gelu_ops.h>
 #include <ATen/ops/gt_ops.h>
+#include <ATen/ops/hardtanh_ops.h>
 #include <ATen/ops/index_add_ops.h>
 #include <ATen/ops/index_ops.h>
 #include <ATen/ops/index_select_ops.h>
@@ -50,6 +52,7 @@
 #include <ATen/ops/silu_ops.h>
 #include <ATen/ops/sin_ops.h>
 #include <ATen/ops/sqrt_ops.h>
+#include <ATen/ops/std_ops.h>
 #include <ATen/ops/sub_ops.h>
 #include <ATen/ops/sum_ops.h>
 #include <ATen/ops/tanh_ops.h>
@@ -164,7 +167,7 @@ class Unboxed<Result(Arguments...)> final : public c10::OperatorKernel {
       result.emplace(op_.redispatch(below, std::forward<Arguments>(arguments)...));
       return shownResult.emplace(*result).values.data();
     };
-    Call call{traits_, below, shown.data(), run};
+    Call call{traits_, below, canBeRepeated(keys), shown.data(), run};
     interceptor->call(call);
     if constexpr (std::is_reference_v<Result>) {
       return result->get();
@@ -232,6 +235,7 @@ const Kernels& kernels() {
           ops::_softmax,
           ops::_to_copy,
           ops::abs,
+          ops::adaptive_avg_pool3d_out,
           ops::add__Tensor,
           ops::add_Tensor,
           ops::addmm,
@@ -251,6 +255,7 @@ const Kernels& kernels() {
           ops::gather,
           ops::gelu,
           ops::gt_Scalar,
+          ops::hardtanh_out,
           ops::index_add,
           ops::index_select,
           ops::index_Tensor,
@@ -261,6 +266,7 @@ const Kernels& kernels() {
           ops::maximum,
           ops::mean,
           ops::mean_dim,
+          ops::mean_out,
           ops::mm,
           ops::mul__Tensor,
           ops::mul_Tensor,
@@ -277,6 +283,7 @@ const Kernels& kernels() {
           ops::silu,
           ops::sin,
           ops::sqrt,
+          ops::std_correction_out,
           ops::sub_Tensor,
           ops::sum,
           ops::sum_dim_IntList,

@@ -15,6 +15,9 @@ namespace ebb {
 // of their own signature, which at::_ops knows. It shows arguments and results to the
 // interceptor as borrowed IValues, so what is recorded, and how, is the same code for both.
 //
+// Four more are there since boxing loses what their kernels for quantised tensors do: they put
+// another tensor in the place of `out`.
+//
 // Nothing if `op` is not one of them: then the boxed function is right.
 std::optional<c10::KernelFunction> unboxedKernel(const c10::OperatorHandle& op);
 

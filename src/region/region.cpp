@@ -1,6 +1,8 @@
 #include "region/region.h"
 
 #include <ATen/SavedTensorHooks.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
@@ -10,14 +12,14 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "graph/escapes.h"
-#include "graph/recorder.h"
 #include "intercept/install.h"
-#include "region/engine.h"
-#include "region/explain.h"
-#include "region/python_support.h"
-#include "region/verify_mode.h"
+#include "policy/explain.h"
+#include "record/recorder.h"
+#include "replay/escapes.h"
 #include "report/ledger.h"
+#include "saved/engine.h"
+#include "support/thread_owned.h"
+#include "verify/mode.h"
 
 namespace ebb {
 namespace {
@@ -34,6 +36,17 @@ struct Frame {
 
 size_t hookDepth() {
   return at::SavedTensorDefaultHooks::get_tls_state().stack.size();
+}
+
+// Whether a tracer that was started inside the region follows this thread's tensors, by identity:
+// what a handle unpacks is another tensor than was packed, and would be a constant in its graph.
+// Python does not enter a region while somebody traces.
+bool isTraced() {
+  using c10::impl::TorchDispatchModeKey;
+  using c10::impl::TorchDispatchModeTLS;
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::PreDispatch) ||
+         (TorchDispatchModeTLS::any_modes_set() &&
+          TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY).has_value());
 }
 
 // Frames whose token was given back on another thread: their own thread drops them.
@@ -64,6 +77,8 @@ class Abandoned {
   std::atomic<bool> some_{false};           // ids_ is not empty
 };
 
+Recorder* threadsRecorderForPacking();
+
 // The open regions of one thread.
 class ThreadRegions {
  public:
@@ -74,7 +89,7 @@ class ThreadRegions {
   uint64_t enter(PolicyPtr policy, std::string name) {
     dropAbandoned();
     installInterception();
-    installEngine();
+    installEngine(&threadsRecorderForPacking);
     if (frames_.empty()) {
       ledgerRegionEntered();
       count(liveCounts().regions, 1);
@@ -131,7 +146,7 @@ class ThreadRegions {
       uint64_t id, const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward) {
     // After a backward inside the region, gradients are among what outsiders hold.
     const bool outermost = frames_.size() == 1 && frames_.front().id == id;
-    if (!outermost || !opaque_.empty() || ledgerSawBackward()) {
+    if (!outermost || !opaque_.empty() || recorder_.graph()->hadBackward) {
       return {};
     }
     recorder_.emptyEscapes(results, onlyResults, hasBackward);
@@ -170,12 +185,10 @@ class ThreadRegions {
     }
   }
 
-  Recorder* openRecorder() {
-    return inRegion() ? &recorder_ : nullptr;
-  }
-
+  // The thread's recorder if autograd should use ebb's handles now: in a region, with no Python
+  // saved-tensor hooks pushed since it was entered. Null otherwise.
   Recorder* recorderForPacking() {
-    const bool packs = !frames_.empty() && frames_.back().hooks == hookDepth();
+    const bool packs = !frames_.empty() && frames_.back().hooks == hookDepth() && !isTraced();
     return packs ? &recorder_ : nullptr;
   }
 
@@ -186,7 +199,7 @@ class ThreadRegions {
  private:
   // Where `name` stands in the graph's names; regions of one name share a place.
   static uint16_t nameIndex(Graph& graph, const std::string& name) {
-    std::lock_guard<std::recursive_mutex> lock(graph.mutex);
+    std::lock_guard<PythonMutex> lock(graph.mutex);
     auto found = std::find(graph.names.begin(), graph.names.end(), name);
     if (found == graph.names.end()) {
       TORCH_CHECK(
@@ -240,9 +253,15 @@ class ThreadRegions {
   std::vector<at::Tensor> opaque_;  // being written unseen by this thread
 };
 
+// See Note [Static TLS]
+[[gnu::tls_model("initial-exec")]] constinit thread_local ThreadRegions* tlsRegions = nullptr;
+
 ThreadRegions& threadRegions() {
-  thread_local ThreadRegions regions;
-  return regions;
+  return threadOwned(tlsRegions);
+}
+
+Recorder* threadsRecorderForPacking() {
+  return threadRegions().recorderForPacking();
 }
 
 }  // namespace
@@ -269,25 +288,15 @@ void leaveRegion(RegionToken token) {
 
 c10::intrusive_ptr<Graph> leaveRegionEmptyingEscapes(
     RegionToken token, const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward) {
-  auto graph = threadRegions().emptyEscapes(token.id, results, onlyResults, hasBackward);
+  c10::intrusive_ptr<Graph> graph;
+  try {
+    graph = threadRegions().emptyEscapes(token.id, results, onlyResults, hasBackward);
+  } catch (...) {
+    leaveRegion(token);
+    throw;
+  }
   leaveRegion(token);
   return graph;
-}
-
-void refill(Graph& graph) {
-  if (graph.hasEscapes.load(std::memory_order_relaxed)) {
-    WithoutGil withoutGil;
-    std::lock_guard<std::recursive_mutex> lock(graph.mutex);
-    refillEscapes(graph);
-  }
-}
-
-Recorder* openRecorder() {
-  return threadRegions().openRecorder();
-}
-
-Recorder* recorderForPacking() {
-  return threadRegions().recorderForPacking();
 }
 
 Opaque::Opaque(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {

@@ -10,11 +10,9 @@
 #include <vector>
 
 #include "graph/graph.h"
-#include "region/policy.h"
+#include "policy/policy.h"
 
 namespace ebb {
-
-class Recorder;
 
 // One entry into a region, made by enterRegion and ended by leaveRegion.
 struct RegionToken {
@@ -35,19 +33,9 @@ EBB_API void leaveRegion(RegionToken token);
 EBB_API c10::intrusive_ptr<Graph> leaveRegionEmptyingEscapes(
     RegionToken token, const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward);
 
-// Fills again what that emptied, unless it has been done.
-EBB_API void refill(Graph& graph);
-
 // Around a write that torch does not see: see Note [Opaque writes].
 EBB_API void opaqueWriteBegins(const at::Tensor& tensor);
 EBB_API void opaqueWriteEnds(const at::Tensor& tensor);
-
-// This thread's recorder if autograd should use ebb's handles now: in a region, with no Python
-// saved-tensor hooks pushed since it was entered. Null otherwise.
-Recorder* recorderForPacking();
-
-// This thread's recorder if it is inside a region; null otherwise.
-Recorder* openRecorder();
 
 // Whether this thread is inside a region.
 EBB_API bool inRegion();

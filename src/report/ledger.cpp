@@ -60,10 +60,6 @@ void ledgerBackwardSeen() {
   }
 }
 
-bool ledgerSawBackward() {
-  return books().backwardSeen.load(std::memory_order_relaxed);
-}
-
 void ledgerDemoted(const std::string& op) {
   Books& shared = books();
   std::lock_guard<std::mutex> lock(shared.mutex);

@@ -15,7 +15,6 @@ namespace ebb {
 // exactly the last forward and backward.
 void ledgerRegionEntered();
 void ledgerBackwardSeen();
-bool ledgerSawBackward();  // since an outermost region was entered last
 void ledgerDemoted(const std::string& op);
 void ledgerAdd(const std::string& region, const RegionCounters& counters);
 

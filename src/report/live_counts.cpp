@@ -2,7 +2,10 @@
 
 #include <deque>
 #include <mutex>
+#include <utility>
 #include <vector>
+
+#include "support/thread_owned.h"
 
 namespace ebb {
 namespace {
@@ -18,16 +21,13 @@ Shares& shares() {
   return *instance;
 }
 
-// Initial-exec: found without a call. A pointer fits in any process's static TLS.
+// See Note [Static TLS]
 [[gnu::tls_model("initial-exec")]] constinit thread_local LiveCounts* tlsShare = nullptr;
 
-struct LeaveAtThreadExit {
-  ~LeaveAtThreadExit() {
-    std::lock_guard<std::mutex> lock(shares().mutex);
-    shares().ownerless.push_back(tlsShare);
-    tlsShare = nullptr;
-  }
-};
+void leaveShare(void*) {
+  std::lock_guard<std::mutex> lock(shares().mutex);
+  shares().ownerless.push_back(std::exchange(tlsShare, nullptr));
+}
 
 [[gnu::noinline]] LiveCounts& takeShare() {
   {
@@ -39,7 +39,7 @@ struct LeaveAtThreadExit {
       shares().ownerless.pop_back();
     }
   }
-  thread_local LeaveAtThreadExit atThreadExit;
+  atThreadExit(&leaveShare, nullptr);
   return *tlsShare;
 }
 

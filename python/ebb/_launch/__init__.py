@@ -1,0 +1,1 @@
+"""What the environment's variables say, and what is taken over in a job because of them."""

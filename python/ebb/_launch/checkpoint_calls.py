@@ -1,0 +1,277 @@
+"""Turns calls of torch.utils.checkpoint into regions of ebb.
+
+What torch's function ends in is replaced: the generator gets other code in place, so that whoever
+imported it early has it too, and the function of reentrant checkpoints another ``apply``. All ways
+to checkpoint (FSDP's wrapper, ``_composable.checkpoint``, Hugging Face's layers) end in these two,
+and what checks arguments stays torch's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+from torch.compiler import is_compiling
+from torch.utils.checkpoint import noop_context_fn
+
+from ebb._launch.taken import Taken
+from ebb._policy import from_sac
+from ebb._policy.policy import Policy
+from ebb._region.region import name_of, region
+
+# Code that torch's functions get. It runs with torch's globals, so it imports what it calls.
+
+
+def _code_of_checkpoint(*args: Any, **kwargs: Any) -> Any:
+    from ebb._launch import checkpoint_calls
+
+    return checkpoint_calls._leaving_its_generator(*args, **kwargs)
+
+
+def _code_of_generator(
+    fn: Any,
+    preserve_rng_state: Any = True,
+    context_fn: Any = noop_context_fn,
+    determinism_check: Any = "default",
+    debug: Any = False,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    from ebb._launch import checkpoint_calls
+
+    given = (fn, preserve_rng_state, context_fn, determinism_check, debug, *args)
+    torchs = checkpoint_calls._TORCHS_GENERATOR
+    if checkpoint_calls._is_traced():
+        yield from torchs(*given, **kwargs)
+        return
+    checkpoint_calls._check(lambda: torchs(*given, **kwargs), determinism_check, debug)
+    with checkpoint_calls.region_of_call(fn, context_fn):
+        yield
+
+
+def _code_of_later_generator(
+    fn: Any,
+    args: Any,
+    kwargs: Any,
+    *,
+    context_fn: Any = noop_context_fn,
+    determinism_check: Any = "default",
+    debug: Any = False,
+    **options: Any,
+) -> Any:
+    from ebb._launch import checkpoint_calls
+
+    options |= {"context_fn": context_fn, "determinism_check": determinism_check, "debug": debug}
+    torchs = checkpoint_calls._TORCHS_GENERATOR
+    if checkpoint_calls._is_traced():
+        yield from torchs(fn, args, kwargs, **options)
+        return
+    checkpoint_calls._check(lambda: torchs(fn, args, kwargs, **options), determinism_check, debug)
+    with checkpoint_calls.region_of_call(fn, context_fn):
+        yield
+
+
+def _copy_of(function: types.FunctionType) -> Callable[..., Any]:
+    """What keeps the code that the function has now."""
+    copy = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def _exchange(function: types.FunctionType, code: types.FunctionType) -> Callable[[], None]:
+    """Gives `function` the code of another; returns what undoes it."""
+    before = (function.__code__, function.__defaults__, function.__kwdefaults__)
+    signature = inspect.signature(function)
+    function.__code__, function.__defaults__ = code.__code__, code.__defaults__
+    function.__kwdefaults__ = code.__kwdefaults__
+    function.__signature__ = signature  # type: ignore[attr-defined]
+
+    def undo() -> None:
+        function.__code__, function.__defaults__, function.__kwdefaults__ = before
+        del function.__signature__  # type: ignore[attr-defined]
+
+    return undo
+
+
+_CHECKPOINT: types.FunctionType = inspect.unwrap(torch_checkpoint.checkpoint)
+# The function that checkpointing without reentrance ends in; torch 2.15 made another one of it.
+_LATER = hasattr(torch_checkpoint, "_checkpoint_without_reentrant_generator_impl")
+_GENERATOR: types.FunctionType = getattr(
+    torch_checkpoint, "_checkpoint_without_reentrant_generator" + ("_impl" if _LATER else "")
+)
+
+
+def _is_traced() -> bool:
+    """Also while a graph of Dynamo's is traced, of which only later torch tells `is_compiling`."""
+    return is_compiling() or torch._guards.TracingContext.try_get() is not None
+
+
+# While torch.compile traces it is torch that makes tags of a policy.
+_TORCHS_CHECKPOINT, _TORCHS_GENERATOR = _copy_of(_CHECKPOINT), _copy_of(_GENERATOR)
+_TORCHS_APPLY: Any = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+# torch before 2.13 does not tell its generator of an exception in the function.
+_TELLS_GENERATOR = _LATER or "throw" in _CHECKPOINT.__code__.co_names
+
+
+def _leaving_its_generator(*args: Any, **kwargs: Any) -> Any:
+    """torch's checkpoint, whose generator an exception leaves at once: its region would stay open
+    for as long as somebody holds the traceback.
+    """
+    try:
+        return _TORCHS_CHECKPOINT(*args, **kwargs)
+    except BaseException as error:
+        here = error.__traceback__
+        inside = here and here.tb_next  # the frame of torch's function, if it has begun
+        generator = inside and inside.tb_frame.f_locals.get("gen")
+        if generator:
+            generator.close()
+        del here, inside, generator  # they hold this frame
+        raise
+
+
+def _check(generator: Callable[[], Iterator[None]], determinism_check: Any, debug: Any) -> None:
+    """Raises what torch raises for these arguments. Without gradients its generator checks them and
+    does nothing else.
+    """
+    if determinism_check in ("default", "none") and not (
+        debug or torch_checkpoint._checkpoint_debug_enabled
+    ):
+        return
+    with torch.no_grad():
+        next(generator())
+
+
+def _run_reentrant(cls: Any, *given: Any) -> Any:
+    """CheckpointFunction.apply in a region: the function is called once, with gradients."""
+    if cls is not torch_checkpoint.CheckpointFunction or _is_traced():
+        return _TORCHS_APPLY(cls, *given)
+    function, _preserve_rng_state, *args = given
+    with region_of_call(function, noop_context_fn):
+        return function(*args)
+
+
+def _take_reentrant() -> Callable[[], None]:
+    torch_checkpoint.CheckpointFunction.apply = classmethod(_run_reentrant)  # type: ignore[assignment, method-assign]
+
+    def undo() -> None:
+        del torch_checkpoint.CheckpointFunction.apply
+
+    return undo
+
+
+@functools.cache
+def _warn_recompute_context() -> None:
+    warnings.warn(
+        "ebb: a context_fn gave a context for the recomputation, which is never entered: ebb does "
+        "not run the function again, only the operators that backward needs.",
+        stacklevel=5,
+    )
+
+
+def _is_composables(context_fn: Any) -> bool:
+    """torch.distributed._composable gives a context that only switches its own hook off."""
+    return getattr(context_fn, "__module__", "").startswith("torch.distributed._composable")
+
+
+def _listed(function: Any) -> list[Any] | None:
+    """The list that torch made a policy function of."""
+    if getattr(function, "__module__", "") != torch_checkpoint.__name__:
+        return None
+    ops = inspect.getclosurevars(function).nonlocals.get("policy_fn_or_list")
+    return ops if isinstance(ops, list) else None
+
+
+@contextmanager
+def _ask(function: Any, known: dict[str, Policy], name: str) -> Iterator[None]:
+    with from_sac.AskingMode(function) as mode:
+        yield
+    policy = from_sac.policy_of_answers(mode.answers)
+    if policy is not None:
+        known[name] = policy
+
+
+class Calls:
+    """Calls of torch.utils.checkpoint while they are taken over.
+
+    Attributes:
+        policies: by context_fn and region name, what its function answered.
+    """
+
+    def __init__(self, taken: Taken) -> None:
+        self.taken = taken
+        self.policies: weakref.WeakKeyDictionary[Any, dict[str, Policy]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def translated(self, context_fn: Any, name: str) -> tuple[Policy, AbstractContextManager[Any]]:
+        """The policy for one call, and what to enter in its region."""
+        if context_fn is noop_context_fn:
+            return self.taken.policy, nullcontext()
+        known = self._known(context_fn)
+        if name in known:
+            return known[name], nullcontext()
+        forward, recompute = context_fn()
+        if not torch.is_grad_enabled():
+            return self.taken.policy, nullcontext()  # torch does not enter it either
+        if not isinstance(forward, torch_checkpoint._CachingTorchDispatchMode):
+            if not isinstance(recompute, nullcontext) and not _is_composables(context_fn):
+                _warn_recompute_context()
+            return self.taken.policy, forward
+        function = forward.policy_fn
+        ops = _listed(function)
+        if ops is not None:
+            known[name] = from_sac.policy_of_list(ops)
+            return known[name], nullcontext()
+        return from_sac.ASKED, _ask(function, known, name)
+
+    def _known(self, context_fn: Any) -> dict[str, Policy]:
+        try:
+            return self.policies.setdefault(context_fn, {})
+        except TypeError:  # it cannot be referred to weakly
+            return {}
+
+
+_calls: Calls | None = None  # while they are taken over
+
+
+@contextmanager
+def region_of_call(function: Callable[..., Any], context_fn: Any) -> Iterator[None]:
+    """The region in which a checkpointed function runs."""
+    calls = _calls
+    assert calls is not None
+    calls.taken.announce()
+    name = name_of(function)
+    policy, inside = calls.translated(context_fn, name)
+    with region(policy, name), inside:
+        yield
+
+
+def take_over(taken: Taken, undo: ExitStack) -> None:
+    """Calls of torch.utils.checkpoint are regions until `undo` is closed."""
+    global _calls
+    _calls = Calls(taken)
+    undo.callback(_forget)
+    undo.callback(_take_reentrant())
+    if not _TELLS_GENERATOR:
+        undo.callback(_exchange(_CHECKPOINT, _code_of_checkpoint))  # type: ignore[arg-type]
+    generator = _code_of_later_generator if _LATER else _code_of_generator
+    undo.callback(_exchange(_GENERATOR, generator))  # type: ignore[arg-type]
+
+
+def _forget() -> None:
+    global _calls
+    _calls = None

@@ -1,0 +1,187 @@
+"""Turns modules into regions by their names, in models that nobody hands to ebb."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import warnings
+import weakref
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+from torch.nn.modules.module import (
+    register_module_forward_pre_hook,
+    register_module_module_registration_hook,
+)
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ebb._launch.taken import Taken
+from ebb._region.apply import select
+from ebb._region.module_names import plain_names
+from ebb._region.modules import (
+    can_mark,
+    mark,
+    marks_of,
+    modules_are_asked_for,
+    number_modules_once,
+)
+from ebb._region.region import run_in_region
+from ebb._support.job import is_first
+from ebb._support.log import log
+from ebb._support.names import in_ranges
+from ebb._support.shown import clipped, tell
+
+_STEPS = 2  # of an optimizer, after which every model that trains with it has run
+
+
+# Note [When models are looked at]
+# A global forward hook makes each module's call dearer (1 us), torch.compile warns of it, and
+# torch.export refuses it. So it is there for two steps of an optimizer, and for two more when
+# something is new: modules are put together, or an optimizer steps parameters of a model that has
+# not been looked at (a fold, a second stage, a late critic). In between a forward costs nothing.
+
+
+class Models:
+    """The models of a job, each of which is looked at when it first runs.
+
+    Attributes:
+        roots: the models that were looked at.
+        optimizers: those that have stepped, and how many groups of parameters they had.
+        lines: that were told about modules that became regions.
+    """
+
+    def __init__(self, taken: Taken) -> None:
+        self.roots: list[weakref.ref[torch.nn.Module]] = []
+        self.optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.lines: set[str] = set()
+        self._taken = taken
+        self._seen: weakref.WeakValueDictionary[int, torch.nn.Module] = (
+            weakref.WeakValueDictionary()
+        )
+        self._steps = 0  # of optimizers, since models are looked at
+        self._warned = False  # that no module matches
+        self._hook: Any = None  # while models are looked at, see Note [When models are looked at]
+
+    def start(self, undo: ExitStack) -> None:
+        """From now on, until `undo` is closed."""
+        undo.callback(self._stop_looking)
+        for register, hook in (
+            (register_module_module_registration_hook, self._on_registration),
+            (register_optimizer_step_post_hook, self._on_optimizer_step),
+        ):
+            undo.callback(register(hook).remove)
+        self._look_again()
+
+    def see(self, module: torch.nn.Module) -> None:
+        """The first forward of a model: it has its final shape now."""
+        if self._seen.get(id(module)) is not module:
+            self._look_at(module)
+
+    def _on_forward(self, module: torch.nn.Module, _inputs: Any) -> None:
+        if not is_compiling():  # the compiled module around it has been seen
+            self.see(module)
+
+    def _look_at(self, module: torch.nn.Module) -> None:
+        alive = [root for root in self.roots if root() is not None]
+        self.roots = [*alive, weakref.ref(module)]
+        for inner in module.modules():
+            self._seen[id(inner)] = inner
+        policy = self._taken.policy
+        if modules_are_asked_for(policy._compiled):
+            number_modules_once(module)
+        made = []
+        for name, inner in select(module, self._taken.patterns).items():
+            marked = [marks_of(m) for m in inner.modules()]
+            if can_mark(inner) and all(marks is None or marks.region is None for marks in marked):
+                self._taken.announce()
+                name = name or type(inner).__name__
+                mark(inner).region = functools.partial(run_in_region, (policy, name, "keep"))
+                made.append(name)
+                log.info("%s (%s) is a region", name, type(inner).__name__)
+        if made:
+            self._tell_of(made)
+
+    def _tell_of(self, made: list[str]) -> None:
+        what = "module is a region" if len(made) == 1 else "modules are regions"
+        line = f"ebb: {len(made)} {what}: {', '.join(dict.fromkeys(in_ranges(made)))}"
+        if line not in self.lines and is_first():
+            tell(line)
+        self.lines.add(line)
+
+    def _look_again(self) -> None:
+        self._steps = 0
+        if self._hook is None:
+            self._hook = register_module_forward_pre_hook(self._on_forward)
+
+    def _stop_looking(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _on_registration(self, *_: Any) -> None:
+        if not is_compiling():
+            self._look_again()
+
+    def _has_strangers(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it has parameters of a model that has not been looked at."""
+        modules = list(self._seen.values())
+        known = {id(p) for module in modules for p in module._parameters.values()}
+        return any(id(p) not in known for group in optimizer.param_groups for p in group["params"])
+
+    def _on_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if is_compiling():
+            return
+        if self.optimizers.get(optimizer) != len(optimizer.param_groups):
+            self.optimizers[optimizer] = len(optimizer.param_groups)
+            if self._has_strangers(optimizer):
+                self._look_again()
+        if self._hook is None:
+            return
+        self._steps += 1
+        if self._steps < _STEPS:
+            return
+        self._stop_looking()
+        if self._taken.patterns and not self.lines and not self._warned and is_first():
+            self._warned = True
+            warnings.warn(self._nothing_matches(), stacklevel=2)
+
+    def _nothing_matches(self) -> str:
+        models = [model for model in (root() for root in self.roots) if model is not None]
+        names = [type(model).__name__ for model in models] + plain_names(models)
+        shown = list(dict.fromkeys(in_ranges(names)))
+        return (
+            f"ebb: EBB_MODULES={clipped(','.join(self._taken.patterns))} matches no module. "
+            f"Modules are: {', '.join(shown[:20])}{', ...' if len(shown) > 20 else ''}"
+        )
+
+
+_models: Models | None = None  # while they are taken over
+
+
+def take_over(taken: Taken, undo: ExitStack) -> None:
+    """Modules whose names match become regions, and modules that rules ask for get numbers, in all
+    models that run until `undo` is closed.
+    """
+    global _models
+    _models = Models(taken)
+    undo.callback(_forget)
+    if taken.patterns or modules_are_asked_for(taken.policy._compiled):
+        _models.start(undo)
+
+
+def _forget() -> None:
+    global _models
+    _models = None
+
+
+def lightning_callback() -> Any:
+    """A callback of Lightning's that looks at a model before it trains."""
+    callback: Any = importlib.import_module("lightning.pytorch.callbacks").Callback
+
+    def setup(self: Any, trainer: Any, pl_module: torch.nn.Module, stage: str) -> None:
+        if _models is not None:
+            _models.see(pl_module)
+
+    return type("Ebb", (callback,), {"setup": setup})()

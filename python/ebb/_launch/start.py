@@ -1,0 +1,118 @@
+"""What ebb does when it is imported: what the environment's variables say."""
+
+from __future__ import annotations
+
+import os
+
+from _ebb_autoload import is_set
+
+from ebb import _C, offload, paging
+from ebb._launch.variables import (
+    configure_from,
+    say_ignored,
+    say_value_ignored,
+    tell_of_unknown,
+)
+from ebb._policy.policy import Policy
+from ebb._report import files
+from ebb._support.job import say
+from ebb._support.shown import checked_name, clipped, shown
+from ebb.policies import recompute_all
+
+
+def _tell_of_modules_alone() -> None:
+    modules = os.environ.get("EBB_MODULES")
+    if modules and "EBB" not in os.environ:
+        say(f"ebb: EBB_MODULES={clipped(modules)} does nothing without EBB; EBB=1 recomputes all")
+
+
+def policy_from(text: str) -> Policy:
+    """The policy that EBB names.
+
+    Raises:
+        OSError: it is a file that cannot be read.
+        ValueError: it is no policy.
+    """
+    if text.lower() in ("1", "true", "yes", "on"):
+        return recompute_all
+    if text.endswith(".toml") or os.path.isfile(text):
+        return Policy.load(text)
+    return Policy.parse(text)
+
+
+def _check_rank() -> None:
+    text = os.environ.get("RANK", "0")
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 2**31:
+        say_value_ignored("RANK", f"it must be a process's number, from 0; got {shown(text)}")
+
+
+def _check_verify() -> None:
+    text = os.environ.get("EBB_VERIFY", "")
+    if text in ("", "0", "1", "demote"):
+        return
+    # C++ reads it when it first needs the mode, and would raise there.
+    del os.environ["EBB_VERIFY"]
+    _C.set_verify_mode(0)
+    os.environ["EBB_VERIFY"] = text
+    say_value_ignored("EBB_VERIFY", f"it must be 0, 1 or demote; got {shown(text)}")
+
+
+def _start_reports() -> None:
+    if not os.environ.get("EBB_REPORT") and not os.environ.get("EBB_TRACE"):
+        return
+    given = {"EBB_REPORT": "", "EBB_TRACE": ""}
+    checks = {"EBB_REPORT": files.check_report, "EBB_TRACE": files.make_folder}
+    for variable, check in checks.items():
+        text = os.environ.get(variable, "")
+        if text:
+            try:
+                check(text)
+                given[variable] = text
+            except Exception as error:
+                say_value_ignored(variable, error)
+    if any(given.values()):
+        files.start(given["EBB_REPORT"], given["EBB_TRACE"])
+
+
+def _globs() -> tuple[str, ...]:
+    given = os.environ.get("EBB_MODULES", "").split(",")
+    try:
+        for glob in given:
+            checked_name("a glob", glob)
+    except ValueError as error:
+        say_value_ignored("EBB_MODULES", error)
+        return ()
+    return tuple(glob.strip() for glob in given if glob.strip())
+
+
+def _take_over() -> None:
+    text, globs = os.environ["EBB"], _globs()
+    try:
+        from ebb._launch import takeover
+
+        policy = policy_from(text)
+        takeover.install(policy, clipped(text), globs)
+    except Exception as error:
+        say_ignored(f"ebb is off: EBB={clipped(text)}", error)
+
+
+def start() -> None:
+    """Does what the variables say; when ebb is imported, once per process.
+
+    Raises:
+        ValueError: a setting makes no sense, and EBB_STRICT is set. Without it nothing is raised.
+    """
+    configure_from("EBB_OFFLOAD_", offload.settings(), offload.configure)
+    configure_from("EBB_PAGING_", paging.settings(), paging.configure)
+    tell_of_unknown()
+    _check_rank()
+    if not is_set("EBB_DISABLE"):
+        _tell_of_modules_alone()
+    _check_verify()
+    _start_reports()
+    if is_set("EBB") and not is_set("EBB_DISABLE"):
+        _take_over()

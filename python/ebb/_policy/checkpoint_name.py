@@ -1,0 +1,43 @@
+"""Names for values, which rules can ask for."""
+
+from __future__ import annotations
+
+import torch
+from torch.compiler import is_compiling
+
+from ebb import _C
+from ebb._support.shown import as_utf8, shown
+from ebb._support.subclasses import plain_tensors
+
+
+def checkpoint_name(x: torch.Tensor, name: str) -> torch.Tensor:
+    """Give a tensor a name, for rules with ``name=``, as JAX's function of this name does.
+
+    Outside of regions, for tensors that no region computed and under ``torch.compile`` it does
+    nothing. A rule above the one that asks for the name still decides if it matched when the tensor
+    was made.
+
+    Args:
+        x: a tensor of any shape.
+        name: its name.
+
+    Returns:
+        ``x`` itself.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+
+    Example:
+        >>> policy = ebb.policies.save_only_these_names("attn_out")
+        >>> with ebb.region(policy):
+        ...     h = ebb.checkpoint_name(torch.ones(2, requires_grad=True).exp(), "attn_out")
+    """
+    if is_compiling():
+        return x
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"ebb: checkpoint_name names a tensor; got {type(x).__name__}")
+    if not isinstance(name, str):
+        raise TypeError(f"ebb: a name must be a str; got {shown(name)}")
+    for inner in plain_tensors(x):
+        _C.name_value(inner, as_utf8(name))
+    return x

@@ -1,0 +1,29 @@
+"""What to do with an op's outputs between forward and backward."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Decision(enum.IntEnum):
+    """What happens to an op's outputs between forward and backward.
+
+    The numbers are those of ``ebb::Decision`` in C++.
+    """
+
+    __module__ = "ebb"  # where users, and pickles, find it
+
+    SAVE = 0
+    """Keep the bytes, if anything will need them."""
+    RECOMPUTE = 1
+    """Drop the bytes and run the op again in backward."""
+    OFFLOAD = 2
+    """Move the bytes to pinned host memory, in the shadow of compute. See :mod:`ebb.offload`."""
+    PAGE = 3
+    """Move the live rows to a page pool on the device. See :mod:`ebb.paging`."""
+
+
+SAVE = Decision.SAVE
+RECOMPUTE = Decision.RECOMPUTE
+OFFLOAD = Decision.OFFLOAD
+PAGE = Decision.PAGE

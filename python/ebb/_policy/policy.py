@@ -1,0 +1,216 @@
+"""Policies: which decision each operator gets."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ebb import _C
+from ebb._policy.compiled import compiled_parts, compiled_rules, parts_of
+from ebb._policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision
+from ebb._policy.most_rules import check_number
+from ebb._policy.operators import Operator, operator_name
+from ebb._policy.presets import PRESETS
+from ebb._policy.rule import Part, Rule, check_decision
+from ebb._policy.text import loaded, parsed, to_toml
+from ebb._policy.to_sac import sac_context_fn
+from ebb._support.shown import shown
+
+
+class Policy:
+    """An ordered list of rules, of which the first that matches an op decides, and a default.
+
+    Args:
+        rules: a mapping from operators to decisions, in order, or a sequence of :class:`Rule`.
+        default: the decision for operators that no rule matches.
+        inputs: the decision for what a region reads and another autograd function computed: the
+            activations between blocks. SAVE, OFFLOAD, or PAGE for those
+            that :func:`ebb.mark_rows` has marked.
+
+    Raises:
+        TypeError: a decision or an operator has the wrong type.
+        ValueError: a rule matches no registered operator; the message gives the nearest names. Or
+            the conditions of a rule exclude each other, or it forces a collective. Or ``inputs`` is
+            RECOMPUTE. Or there are more than 5,000 rules, or more than 64 that match one operator.
+
+    Example:
+        >>> policy = ebb.Policy({"aten::mm": ebb.SAVE, "aten::_scaled_dot_product_*": ebb.SAVE})
+        >>> policy.default.name
+        'RECOMPUTE'
+    """
+
+    __module__ = "ebb"  # where users, and pickles, find it
+
+    def __init__(
+        self,
+        rules: Mapping[Any, Decision] | Iterable[Rule] = (),
+        default: Decision = RECOMPUTE,
+        inputs: Decision = SAVE,
+    ) -> None:
+        if isinstance(rules, Mapping):
+            rules = [Rule(op, decision) for op, decision in rules.items()]
+        if not isinstance(rules, Iterable):
+            raise TypeError(
+                f"ebb: rules must be a mapping or a sequence of ebb.Rule; got {shown(rules)}"
+            )
+        given = list(rules)
+        for rule in given:
+            if not isinstance(rule, Rule):
+                raise TypeError(
+                    f"ebb: rules must be a mapping or a sequence of ebb.Rule; it holds "
+                    f"{shown(rule)}"
+                )
+        check_number(len(given))
+        check_decision(default, "default")
+        self._take(compiled_rules(given, default, check_decision(inputs, "inputs")))
+
+    @classmethod
+    def _from_compiled(cls, compiled: _C.Policy) -> Policy:
+        policy = cls.__new__(cls)
+        policy._take(compiled)
+        return policy
+
+    @classmethod
+    def _from_parts(cls, parts: tuple[Part, ...], inputs: Decision) -> Policy:
+        return cls._from_compiled(compiled_parts(parts, inputs))
+
+    def _take(self, compiled: _C.Policy) -> None:
+        self._compiled = compiled
+        # made here: Dynamo cannot trace its making
+        self._sac_context_fn = sac_context_fn(self._parts)
+
+    @functools.cached_property
+    def _offloads(self) -> bool:
+        return self._compiled.gives(int(OFFLOAD))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Policy:
+        """Read a policy from a TOML file, whose keys docs/reference/policies.md describes.
+
+        Args:
+            path: the file.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is no TOML, or says something that is no policy. The message tells the
+                file, the line or the key's path, and the nearest valid name.
+        """
+        return cls._from_compiled(loaded(path, PRESETS))
+
+    def to_sac(self) -> Callable[[], Any]:
+        """The policy for torch's selective activation checkpointing, also under torch.compile.
+
+        OFFLOAD and PAGE mean SAVE there. Rules with ``every`` and ``nth`` count calls per
+        checkpointed function. Rules that ask for modules, names, sizes or dtypes match nothing, and
+        a warning says so once.
+
+        Returns:
+            A ``context_fn`` for ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False)``.
+
+        Example:
+            >>> from torch.utils.checkpoint import checkpoint
+            >>> sac = ebb.policies.save_matmuls.to_sac()
+            >>> x = torch.ones(3, requires_grad=True)
+            >>> checkpoint(torch.sin, x, use_reentrant=False, context_fn=sac).sum().backward()
+        """
+        return self._sac_context_fn
+
+    def dump(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Write the policy as TOML, which :meth:`load` reads.
+
+        Args:
+            path: the file to write; None for none.
+
+        Returns:
+            The text.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        written = to_toml(self._parts(), self.inputs)
+        if path is not None:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(written)
+        return written
+
+    @classmethod
+    def parse(cls, text: str) -> Policy:
+        """Read a policy from one line: operators and decisions, or the name of a preset.
+
+        Args:
+            text: such as ``"mm:save,gelu:recompute,default:save"``, in order. torch's own operators
+                need no ``aten::``. ``default`` and ``inputs`` are as for :class:`Policy`.
+
+        Raises:
+            TypeError: ``text`` is no string.
+            ValueError: it says something that is no policy.
+
+        Example:
+            >>> ebb.Policy.parse("mm:save,*norm*:recompute").rules[0]
+            ebb.Rule('aten::mm', ebb.SAVE)
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"ebb: a policy's text must be a str; got {type(text).__name__}")
+        return cls._from_compiled(parsed(text, PRESETS))
+
+    def explain(self, op: Operator) -> str:
+        """Tells in words which rules may decide on an operator, in the order they are asked.
+
+        Args:
+            op: as in :class:`Rule`; each operator that it matches is told of.
+
+        Raises:
+            TypeError: ``op`` has the wrong type.
+            ValueError: no registered operator matches; the message gives the nearest names.
+
+        Example:
+            >>> policy = ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, module="*.mlp.*")])
+            >>> print(policy.explain("aten::mm.default"))
+            aten::mm.default
+              SAVE by rule 0, 'aten::mm', in a module '*.mlp.*'
+              RECOMPUTE by default
+        """
+        return self._compiled.explain(operator_name(op))
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules, in order, with operator names spelt ``namespace::name``."""
+        return tuple(map(Rule._from_compiled, self._compiled.rules()))
+
+    @property
+    def default(self) -> Decision:
+        """The decision for operators that no rule matches."""
+        return self._parts()[-1][1]
+
+    @property
+    def inputs(self) -> Decision:
+        """The decision for what a region reads and another autograd function computed."""
+        return Decision(self._compiled.inputs())
+
+    def _parts(self) -> tuple[Part, ...]:
+        """Rules and default of each policy that :func:`ebb.policies.either` made one of."""
+        return parts_of(self._compiled)
+
+    def __repr__(self) -> str:
+        inputs = "" if self.inputs is SAVE else f", inputs=ebb.{self.inputs.name}"
+        parts = [
+            f"ebb.Policy({list(rules)!r}, default=ebb.{default.name}{inputs})"
+            for rules, default in self._parts()
+        ]
+        return parts[0] if len(parts) == 1 else f"ebb.policies.either({', '.join(parts)})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Policy):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def _key(self) -> tuple[Any, Decision]:
+        return (self._parts(), self.inputs)
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Policy._from_parts, self._key())

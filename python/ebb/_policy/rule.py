@@ -1,0 +1,155 @@
+"""One line of a policy."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import TypeAlias, cast
+
+import torch
+
+from ebb import _C
+from ebb._policy.decision import Decision
+from ebb._policy.operators import Operator, operator_name
+from ebb._support.shown import checked_name, shown
+from ebb._support.sizes import Bytes, number_of_bytes
+
+_ANY_SIZE = 2**64 - 1
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = vars(torch).get(name.removeprefix("torch."))
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"ebb: {shown(name)} is no dtype of torch, such as 'bfloat16'")
+    return found
+
+
+def check_decision(decision: object, where: str) -> Decision:
+    """The decision, if it is one; `where` says what it is for."""
+    if isinstance(decision, Decision):
+        return decision
+    raise TypeError(
+        f"ebb: {where} must be ebb.SAVE, ebb.RECOMPUTE, ebb.OFFLOAD or ebb.PAGE; "
+        f"got {shown(decision)} of type {type(decision).__name__}"
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class Rule:
+    """One line of a policy: it matches what an operator makes if all that it says holds.
+
+    Args:
+        op: the operators it is about: ``"aten::mm"`` (all overloads), ``"aten::mm.default"``,
+            ``"aten.mm.default"``, a glob such as ``"aten::_scaled_dot_product_*"`` or ``"*"``, an
+            ``OpOverload`` or an ``OpOverloadPacket``.
+        decision: what to do with their outputs.
+        every: match only every n-th call, counted per region; the other calls go on to the rules
+            below. What counts is each call that comes to this rule in a matching module.
+        force: also replay an operator that is kept whatever the policy says, such as one with
+            packed weights. ``op`` must be no glob and no collective.
+        nth: match only that call, from 1, counted likewise.
+        per_module: count calls per module, not per region.
+        module: a glob over the fully qualified name of the innermost module that runs, such as
+            ``"*.mlp.*"``; ``*`` matches dots too. Wrappers' own parts of names (torch.compile's,
+            DDP's, FSDP's, of checkpoint wrappers, PEFT's ``base_layer``) are left out. Modules are
+            known under :func:`ebb.apply` and in ``ebb.region(policy, root=model)``.
+        name: only values to which :func:`ebb.checkpoint_name` gave this name.
+        min_bytes, max_bytes: only outputs whose storage has at least, or at most, so many bytes,
+            as a number or text such as ``"1MiB"``.
+        dtype: only outputs of this dtype, a ``torch.dtype`` or its name.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, or two exclude each other; checked in part when a
+            policy is made of the rule.
+    """
+
+    op: Operator
+    decision: Decision
+    every: int = 1
+    force: bool = False
+    _: KW_ONLY
+    nth: int | None = None
+    per_module: bool = False
+    module: str | None = None
+    name: str | None = None
+    min_bytes: Bytes = 0
+    max_bytes: Bytes | None = None
+    dtype: torch.dtype | str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "op", operator_name(self.op))
+        check_decision(self.decision, f"the decision for {self.op}")
+        for count in ("every", "nth"):
+            value = getattr(self, count)
+            if value is None and count == "nth":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"ebb: {count} must be an int; got {shown(value)}")
+            if not 1 <= value < 2**32:
+                raise ValueError(f"ebb: {count} must be from 1 to {2**32 - 1}; got {shown(value)}")
+        for flag in ("force", "per_module"):
+            if not isinstance(getattr(self, flag), bool):
+                raise TypeError(f"ebb: {flag} must be a bool; got {shown(getattr(self, flag))}")
+        for text in ("module", "name"):
+            value = getattr(self, text)
+            if value is not None and not isinstance(value, str):
+                raise TypeError(f"ebb: {text} must be a str; got {shown(value)}")
+            if value == "":
+                raise ValueError(f"ebb: {text} must not be empty; leave it out to match any")
+            if value is not None:
+                object.__setattr__(self, text, checked_name(text, value))
+        for size in ("min_bytes", "max_bytes"):
+            if getattr(self, size) is not None:
+                object.__setattr__(self, size, number_of_bytes(size, getattr(self, size)))
+        if isinstance(self.dtype, str):
+            object.__setattr__(self, "dtype", _dtype(self.dtype))
+        elif self.dtype is not None and not isinstance(self.dtype, torch.dtype):
+            raise TypeError(
+                f"ebb: dtype must be a torch.dtype or its name; got {shown(self.dtype)}"
+            )
+
+    def __repr__(self) -> str:
+        given = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in fields(self)[2:]
+            if getattr(self, field.name) != field.default
+        ]
+        return f"ebb.Rule({', '.join([repr(self.op), f'ebb.{self.decision.name}', *given])})"
+
+    def _compile(self) -> _C.Rule:
+        return _C.Rule(
+            str(self.op),
+            int(self.decision),
+            self.every,
+            self.force,
+            self.nth or 0,
+            self.per_module,
+            self.module or "",
+            self.name or "",
+            int(self.min_bytes),
+            _ANY_SIZE if self.max_bytes is None else int(self.max_bytes),
+            cast("torch.dtype | None", self.dtype),
+        )
+
+    @classmethod
+    def _from_compiled(cls, rule: _C.Rule) -> Rule:
+        return cls(
+            rule.op,
+            Decision(rule.decision),
+            rule.every,
+            rule.force,
+            nth=rule.nth or None,
+            per_module=rule.per_module,
+            module=rule.module or None,
+            name=rule.name or None,
+            min_bytes=rule.min_bytes,
+            max_bytes=None if rule.max_bytes == _ANY_SIZE else rule.max_bytes,
+            dtype=rule.dtype,
+        )
+
+
+Rule.__module__ = "ebb"  # where users, and pickles, find it
+
+Part: TypeAlias = "tuple[tuple[Rule, ...], Decision]"
+"""Rules, and what happens where none of them matches. A policy has one part, or several of which it
+does the first that is not RECOMPUTE."""

@@ -1,0 +1,233 @@
+"""Policies as text: TOML files, and one line for an environment variable."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, TypeAlias
+
+from ebb import _C
+from ebb._policy.compiled import compiled_parts, compiled_rules, parts_of
+from ebb._policy.decision import RECOMPUTE, SAVE, Decision
+from ebb._policy.most_rules import check_number
+from ebb._policy.rule import Part, Rule
+from ebb._support.shown import clipped, shown
+
+_DECISIONS = {decision.name.lower(): decision for decision in Decision}
+_RULE_KEYS = (
+    "op", "decision", "every", "nth", "per_module", "module", "name", "min_bytes", "max_bytes",
+    "dtype", "force",
+)  # fmt: skip
+_PART_KEYS = ("default", "rules")
+_POLICY_KEYS = (*_PART_KEYS, "inputs", "preset", "either")
+
+Presets: TypeAlias = Mapping[str, _C.Policy]  # policies that a text can name
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    found = get_close_matches(name[:100], known, 1, cutoff=0.0)
+    return f"nearest: {found[0]!r}"
+
+
+class _At:
+    """A place in a file, for errors."""
+
+    def __init__(self, file: str, path: str = "") -> None:
+        self.file = file
+        self.path = path
+
+    def __truediv__(self, key: str | int) -> _At:
+        step = f"[{key}]" if isinstance(key, int) else "." * bool(self.path) + clipped(key)
+        return _At(self.file, self.path + step)
+
+    def error(self, what: object) -> ValueError:
+        text = str(what).removeprefix("ebb: ")
+        return ValueError(f"ebb: {self.file}: {self.path + ': ' if self.path else ''}{text}")
+
+    def table(self, value: object, known: tuple[str, ...]) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self.error(f"must be a table; got {shown(value)}")
+        for key in value:
+            if key not in known:
+                raise (self / key).error(f"there is no such key; {_nearest(key, known)}")
+        return value
+
+    def array(self, value: object) -> list[Any]:
+        if not isinstance(value, list):
+            raise self.error(f"must be an array of tables; got {shown(value)}")
+        return value
+
+    def decision(self, value: object) -> Decision:
+        if not isinstance(value, str) or value.lower() not in _DECISIONS:
+            raise self.error(f"{shown(value)} is no decision; {_nearest(shown(value), _DECISIONS)}")
+        return _DECISIONS[value.lower()]
+
+
+def _full_name(op: str) -> str:
+    """torch's own operators need no namespace."""
+    return op if "::" in op or "." in op or op.startswith("*") else f"aten::{op}"
+
+
+def _rule(table: object, at: _At) -> Rule:
+    given = dict(at.table(table, _RULE_KEYS))
+    for key in ("op", "decision"):
+        if key not in given:
+            raise at.error(f"{key!r} is missing")
+    given["decision"] = (at / "decision").decision(given["decision"])
+    if not isinstance(given["op"], str):
+        raise (at / "op").error(f"must be a string; got {shown(given['op'])}")
+    given["op"] = _full_name(given["op"])
+    try:
+        return Rule(given.pop("op"), given.pop("decision"), **given)
+    except (TypeError, ValueError) as error:
+        raise at.error(error) from None
+
+
+def _check(rules: list[Rule], places: list[_At], at: _At) -> None:
+    """That a policy can be made of the rules; if not, tells which of them is to blame."""
+    try:
+        check_number(len(rules))
+    except ValueError as error:
+        raise at.error(error) from None
+    try:
+        compiled_rules(rules, RECOMPUTE, SAVE)
+        return
+    except (ValueError, NotImplementedError) as error:
+        whole = error
+    for rule, place in zip(rules, places, strict=True):
+        try:
+            compiled_rules([rule], RECOMPUTE, SAVE)
+        except (ValueError, NotImplementedError) as error:
+            raise place.error(error) from None
+    raise at.error(whole)
+
+
+def _rules(tables: object, at: _At) -> list[Rule]:
+    array = at.array(tables)
+    places = [at / i for i in range(len(array))]
+    rules = [_rule(table, place) for table, place in zip(array, places, strict=True)]
+    _check(rules, places, at)
+    return rules
+
+
+def _policy(table: object, at: _At, presets: Presets) -> _C.Policy:
+    given = at.table(table, _POLICY_KEYS)
+    rules = _rules(given.get("rules", []), at / "rules")
+    inputs = (at / "inputs").decision(given.get("inputs", "save"))
+    if inputs is RECOMPUTE:
+        raise (at / "inputs").error("a region's inputs have no recipe: 'save', 'offload' or 'page'")
+    default = (at / "default").decision(given.get("default", "recompute"))
+    if "preset" in given:
+        base = _preset(given["preset"], at / "preset", presets)
+        if "default" in given or "either" in given:
+            raise at.error("a preset has a default of its own; leave out 'default', 'either'")
+        inputs = inputs if "inputs" in given else Decision(base.inputs())
+        first, *rest = parts_of(base)
+        parts = [((*rules, *first[0]), first[1]), *rest]
+    elif "either" in given:
+        if "default" in given or "rules" in given:
+            raise at.error("'either' stands alone; give each of its policies rules, default")
+        parts = [
+            _part(table, at / "either" / i)
+            for i, table in enumerate((at / "either").array(given["either"]))
+        ]
+        if not parts:
+            raise (at / "either").error("must not be empty")
+    else:
+        parts = [(tuple(rules), default)]
+    try:
+        return compiled_parts(parts, inputs)
+    except (ValueError, NotImplementedError) as error:
+        raise at.error(error) from None
+
+
+def _part(table: object, at: _At) -> Part:
+    given = at.table(table, _PART_KEYS)
+    default = (at / "default").decision(given.get("default", "recompute"))
+    return tuple(_rules(given.get("rules", []), at / "rules")), default
+
+
+def _preset(name: object, at: _At, presets: Presets) -> _C.Policy:
+    if not isinstance(name, str) or name not in presets:
+        raise at.error(f"{shown(name)} is no preset; {_nearest(shown(name), presets)}")
+    return presets[name]
+
+
+def loaded(path: str | os.PathLike[str], presets: Presets) -> _C.Policy:
+    """See :meth:`ebb.Policy.load`."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"ebb: a policy's file must be a path; got {shown(path)}")
+    at = _At(clipped(os.fsdecode(path), 1000))
+    try:
+        with open(path, "rb") as file:
+            table = tomllib.load(file)
+    except RecursionError:
+        raise at.error("it is nested too deeply") from None
+    except ValueError as error:  # no TOML, no UTF-8, a number of too many digits, a path with \0
+        raise at.error(error) from None
+    return _policy(table, at, presets)
+
+
+def _line(key: str, value: object) -> str:
+    if isinstance(value, Decision):
+        value = value.name.lower()
+    elif not isinstance(value, bool | int | str):
+        value = str(value).removeprefix("torch.")  # a dtype
+    # TOML has no surrogates, and the character DEL only as an escape
+    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return f"{key} = {text}\n"
+
+
+def _rule_lines(rule: Rule) -> str:
+    lines = _line("op", rule.op) + _line("decision", rule.decision)
+    for key in _RULE_KEYS[2:]:
+        value = getattr(rule, key)
+        if value != Rule.__dataclass_fields__[key].default:
+            lines += _line(key, value)
+    return lines
+
+
+def to_toml(parts: tuple[Part, ...], inputs: Decision) -> str:
+    """See :meth:`ebb.Policy.dump`."""
+    text = "" if inputs is SAVE else _line("inputs", inputs)
+    for rules, default in parts:
+        prefix = "either." if len(parts) > 1 else ""
+        text += "\n[[either]]\n" if prefix else ""
+        text += _line("default", default)
+        for rule in rules:
+            text += f"\n[[{prefix}rules]]\n" + _rule_lines(rule)
+    return text.lstrip("\n")
+
+
+def parsed(text: str, presets: Presets) -> _C.Policy:
+    """See :meth:`ebb.Policy.parse`."""
+    text = text.strip()
+    if text in presets:
+        return presets[text]
+    at = _At(f"policy {shown(text)}")
+    rules: list[Rule] = []
+    default, inputs = RECOMPUTE, SAVE
+    entries = [entry for entry in map(str.strip, text.split(",")) if entry]
+    for entry in entries:
+        op, colon, decision = (part.strip() for part in entry.rpartition(":"))
+        if not colon or op.endswith(":"):
+            raise at.error(
+                f"{shown(entry)} is no preset ({_nearest(entry, presets)}) and has no decision, as "
+                "in 'mm:save'"
+            )
+        if op == "default":
+            default = at.decision(decision)
+        elif op == "inputs":
+            inputs = at.decision(decision)
+        else:
+            rules.append(_rule({"op": op, "decision": decision}, at))
+    if not entries:
+        raise at.error("is empty; write 'mm:save,gelu:recompute', say, or the name of a preset")
+    _check(rules, [at] * len(rules), at)
+    try:
+        return compiled_rules(rules, default, inputs)
+    except (ValueError, NotImplementedError) as error:
+        raise at.error(error) from None

@@ -1,0 +1,70 @@
+"""The equivalent of a policy for torch's selective activation checkpointing."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from ebb._policy.decision import RECOMPUTE
+from ebb._policy.operators import qualified_name
+from ebb._policy.rule import Part, Rule
+
+
+@functools.cache
+def _warn_conditions() -> None:
+    warnings.warn(
+        "ebb: under torch.compile a policy is handed to torch's selective checkpointing, which "
+        "knows nothing of modules, names, sizes and dtypes: rules that ask for them match nothing "
+        "there.",
+        stacklevel=3,
+    )
+
+
+def _is_known_to_torch(rule: Rule) -> bool:
+    unknown = (rule.module, rule.name, rule.max_bytes, rule.dtype)
+    if rule.min_bytes or rule.per_module or any(value is not None for value in unknown):
+        _warn_conditions()
+        return False
+    return True
+
+
+def sac_context_fn(parts_of: Callable[[], tuple[Part, ...]]) -> Callable[..., Any]:
+    """A ``context_fn`` for torch.utils.checkpoint that decides as a policy of these parts does.
+
+    Rules with ``every`` and ``nth`` count calls per checkpointed function, as ebb counts them per
+    region.
+    """
+
+    def contexts() -> Any:
+        parts = [
+            ([rule for rule in rules if _is_known_to_torch(rule)], default)
+            for rules, default in parts_of()
+        ]
+        calls: dict[tuple[bool, int], int] = {}
+
+        def matches(rule: Rule, name: str, is_recompute: bool) -> bool:
+            pattern = str(rule.op)
+            if not (fnmatchcase(name.rsplit(".", 1)[0], pattern) or fnmatchcase(name, pattern)):
+                return False
+            key = (is_recompute, id(rule))
+            calls[key] = call = calls.get(key, 0) + 1
+            return call == rule.nth if rule.nth else call % rule.every == 0
+
+        def decide(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            name = qualified_name(op)
+            saved = False
+            for rules, default in parts:
+                is_recompute = bool(context.is_recompute)
+                deciding = next((r for r in rules if matches(r, name, is_recompute)), None)
+                # torch's own offload exists in compiled graphs only, and no pages
+                saved |= (deciding.decision if deciding else default) is not RECOMPUTE
+            return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+        return create_selective_checkpoint_contexts(decide)  # type: ignore[no-untyped-call]
+
+    return contexts

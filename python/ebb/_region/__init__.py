@@ -1,0 +1,1 @@
+"""Where ops are intercepted: regions, the ways into them, what is said inside of them."""

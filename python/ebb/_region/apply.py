@@ -1,0 +1,170 @@
+"""Making a model's modules regions, without touching their code."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from ebb._policy.policy import Policy
+from ebb._region.module_names import modules_of, plain_names
+from ebb._region.modules import (
+    can_mark,
+    can_unmark,
+    mark,
+    marks_of,
+    modules_are_asked_for,
+    number_modules,
+    unmark,
+    unnumber,
+)
+from ebb._region.region import _check_policy, region, run_in_region
+from ebb._support.log import log
+from ebb._support.shown import checked_name
+
+Wanted = tuple[str, ...] | Callable[[torch.nn.Module], bool]
+
+
+class RegionHandle:
+    """What :func:`apply` returns.
+
+    Attributes:
+        names: the fully qualified names of the modules that became regions.
+    """
+
+    def __init__(
+        self, modules: dict[str, torch.nn.Module], numbered: list[torch.nn.Module]
+    ) -> None:
+        self._modules: dict[str, torch.nn.Module] | None = modules
+        self._numbered = numbered  # modules that say when they run
+        self.names = tuple(modules)
+
+    def remove(self) -> None:
+        """Give the modules their own forward back.
+
+        Raises:
+            RuntimeError: it was called before, or somebody has wrapped a module's forward or class
+                since (undo that first); nothing is changed then.
+        """
+        if self._modules is None:
+            raise RuntimeError("ebb: remove() was called already on this handle")
+        for name, module in self._modules.items():
+            if not can_unmark(module):
+                raise RuntimeError(
+                    f"ebb: the forward or class of module {name!r} was replaced after ebb.apply; "
+                    "undo that before calling remove()"
+                )
+        for module in self._modules.values():
+            marks = mark(module)
+            marks.region = None
+            if marks.number == 0:
+                unmark(module)
+        unnumber(self._numbered)
+        self._modules = None
+
+    def __enter__(self) -> RegionHandle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def select(model: torch.nn.Module, wanted: Wanted) -> dict[str, torch.nn.Module]:
+    """Modules by name, outermost matches only: those that are wanted, or whose names match."""
+    chosen: dict[str, torch.nn.Module] = {}
+    for name, plain, module in modules_of(model):
+        inside_chosen = any(name.startswith(f"{outer}.") or outer == "" for outer in chosen)
+        if callable(wanted):
+            matches = bool(wanted(module))
+        else:
+            matches = any(fnmatchcase(n, glob) for n in {name, plain} for glob in wanted)
+        if matches and not inside_chosen and "_orig_mod" not in module._modules:
+            chosen[name] = module
+    return chosen
+
+
+def _wanted(modules: Any) -> Wanted:
+    if not isinstance(modules, str) and callable(modules):
+        return modules  # type: ignore[no-any-return]
+    one = isinstance(modules, str) or not isinstance(modules, Iterable)
+    patterns = (modules,) if one else tuple(modules)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise TypeError("ebb: modules must be a string, an iterable of strings, or a function")
+    for pattern in patterns:
+        checked_name("a glob of modules", pattern)
+    return patterns
+
+
+def _in_words(wanted: Wanted) -> str:
+    if callable(wanted):
+        return f"the function {getattr(wanted, '__name__', wanted)!r}"
+    return repr(", ".join(wanted))
+
+
+def apply(
+    model: torch.nn.Module,
+    policy: Policy | None = None,
+    modules: str | Iterable[str] | Callable[[torch.nn.Module], bool] = "",
+    *,
+    escapes: str = "keep",
+) -> RegionHandle:
+    """Make the forward of each matching module a region.
+
+    The model's state_dict, parameters and hooks stay as they are. A matching module's class becomes
+    a subclass of the same name, so ``isinstance`` still holds. Copies are regions too; a pickle
+    holds the original class.
+
+    Args:
+        model: the model to change in place.
+        policy: what happens to each op's outputs; default ``ebb.policies.recompute_all``.
+        modules: glob, or several, over fully qualified names as ``model.named_modules()`` gives
+            them, or without the parts that wrappers put into them (torch.compile, DDP, FSDP,
+            checkpoint wrappers); ``*`` matches dots too. Or a function that tells whether a module
+            is meant, as ``check_fn`` of torch's ``apply_activation_checkpointing``. Of nested
+            matches the outermost counts. The default, the empty name, is the model itself. Rules
+            that ask for modules see the names in ``model``, as they are now.
+        escapes: as for :class:`ebb.region`.
+
+    Returns:
+        A handle whose ``remove()`` undoes it; it is also a context manager.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: no module matches, a matching one is a region already, or ``escapes`` is
+            unknown; nothing is changed.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> handle = ebb.apply(model, ebb.policies.recompute_all, modules="[01]")
+        >>> handle.names
+        ('0', '1')
+        >>> handle.remove()
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"ebb: model must be a torch.nn.Module; got {type(model).__name__}")
+    policy = _check_policy(policy)
+    region(policy, escapes=escapes)  # checks the value
+    wanted = _wanted(modules)
+    chosen = select(model, wanted)
+    if not chosen:
+        names = plain_names([model])
+        shown = ", ".join(names[:20]) + (f", ... ({len(names)} in all)" if len(names) > 20 else "")
+        raise ValueError(f"ebb: no module matches {_in_words(wanted)}. The modules are: {shown}")
+    for name, module in chosen.items():
+        marks = marks_of(module)
+        if marks is not None and marks.region is not None:
+            raise ValueError(f"ebb: module {name!r} is a region already; remove() that first")
+        if not can_mark(module):
+            raise ValueError(
+                f"ebb: module {name!r} has parameters without shapes and will get another class; "
+                "run one forward first"
+            )
+    for name, module in chosen.items():
+        settings = (policy, name or type(module).__name__, escapes)
+        mark(module).region = functools.partial(run_in_region, settings)
+        log.info("%s (%s) is a region", name or "the model", type(module).__name__)
+    asked = modules_are_asked_for(policy._compiled)
+    return RegionHandle(chosen, number_modules(model) if asked else [])

@@ -1,0 +1,97 @@
+"""A drop-in for torch.utils.checkpoint.checkpoint."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint as _torch_checkpoint
+from torch.utils.checkpoint import noop_context_fn
+
+from ebb._policy.policy import Policy
+from ebb._region import tracing
+from ebb._region.placeholder import discardable
+from ebb._region.region import _check_policy, name_of, region
+
+# Keywords that later versions of torch added; they have nothing to choose here either.
+_LATER_KEYWORDS = frozenset(inspect.signature(_torch_checkpoint).parameters) - {
+    "function",
+    "args",
+    "kwargs",
+    "use_reentrant",
+    "context_fn",
+    "determinism_check",
+    "debug",
+    "early_stop",
+    "preserve_rng_state",
+}
+
+
+def checkpoint(
+    function: Callable[..., Any],
+    *args: Any,
+    policy: Policy | None = None,
+    use_reentrant: bool | None = None,
+    context_fn: Callable[..., Any] = noop_context_fn,
+    determinism_check: str = "default",
+    debug: bool = False,
+    early_stop: bool = True,
+    preserve_rng_state: bool = True,
+    discard_output: bool = False,
+    escapes: str = "keep",
+    **kwargs: Any,
+) -> Any:
+    """Run a function in a region: ``torch.utils.checkpoint.checkpoint`` with per-op policies.
+
+    Every keyword of torch's function is accepted. ``use_reentrant``, ``determinism_check``,
+    ``debug``, ``early_stop`` and ``preserve_rng_state`` have nothing to choose here: the function
+    is called once only, no more is recomputed than is needed, and random ops always repeat.
+
+    Args:
+        function: called once, with ``*args`` and ``**kwargs``.
+        policy: what happens to each op's outputs; default ``ebb.policies.recompute_all``.
+        context_fn: torch's way to give a policy. Write it as ``policy`` instead; a non-default
+            one raises.
+        discard_output: the tensors that ``function`` returns can be given to :func:`ebb.discard`.
+            They must be recomputed by the policy.
+        escapes: as for :class:`ebb.region`.
+
+    Returns:
+        What ``function`` returns.
+
+    Raises:
+        TypeError: ``function`` is not callable, or the policy has the wrong type.
+        ValueError: a ``context_fn`` is given; ``escapes`` is unknown; or a tensor whose output is
+            to be discarded is not recomputed.
+
+    Under ``torch.compile`` this calls the function, and a warning says once that the compiler
+    decides what is kept; see :meth:`ebb.Policy.to_sac`.
+
+    Example:
+        >>> w = torch.ones(3, 3, requires_grad=True)
+        >>> ebb.checkpoint(torch.mm, torch.ones(2, 3), w, use_reentrant=False).sum().backward()
+    """
+    if is_dynamo_compiling():
+        tracing.region_is_traced()
+        return function(*args, **kwargs)
+    if not callable(function):
+        raise TypeError(f"ebb: checkpoint runs a function; got {type(function).__name__}")
+    if context_fn is not noop_context_fn:
+        raise ValueError(
+            "ebb: checkpoint takes a policy instead of a context_fn. Write the operators that your "
+            "context_fn saves as policy=ebb.Policy({'aten::mm': ebb.SAVE, ...})."
+        )
+    for keyword in _LATER_KEYWORDS:
+        kwargs.pop(keyword, None)
+    with region(_check_policy(policy), name_of(function), escapes=escapes) as entered:
+        outputs = function(*args, **kwargs)
+        entered.returns(outputs)
+        if discard_output:
+            for output in tree_leaves(outputs):
+                if isinstance(output, torch.Tensor):
+                    discardable(output)
+        return outputs

@@ -1,0 +1,69 @@
+"""Modules of a model by name, with and without the parts that wrappers put into names.
+
+One rule, for `ebb.apply`, EBB_MODULES, rules that ask for modules, and messages: a wrapper is no
+place of its own, so what it wraps has the wrapper's name too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+# Under which torch.compile, checkpoint wrappers, FSDP, Lightning's Fabric and PEFT keep a module.
+_WRAPPED = frozenset(
+    {
+        "_checkpoint_wrapped_module",
+        "_forward_module",
+        "_fsdp_wrapped_module",
+        "_orig_mod",
+        "base_layer",
+    }
+)
+# Classes that keep it as `module`, which others use as a name that says something: torch's, apex's,
+# Megatron-LM's, DeepSpeed's. By name, so that nothing is imported for this.
+_WRAPPERS = frozenset(
+    {
+        "AveragedModel",
+        "BFloat16Module",
+        "DataParallel",
+        "DeepSpeedEngine",
+        "DistributedDataParallel",
+        "Float16Module",
+    }
+)
+
+
+class NamedModule(NamedTuple):
+    """A module, its name as `named_modules` gives it, and that without parts of wrappers."""
+
+    name: str
+    plain: str
+    module: torch.nn.Module
+
+
+def modules_of(model: torch.nn.Module) -> Iterator[NamedModule]:
+    """The model and all modules inside it, each once; owners before what they hold."""
+    seen: dict[str, NamedModule] = {}
+    for name, module in model.named_modules():
+        owner_name, _, part = name.rpartition(".")
+        owner = seen.get(owner_name)
+        outside = owner.plain if owner else owner_name
+        plain = outside if _is_wrapped(owner, part) else f"{outside}.{part}".lstrip(".")
+        seen[name] = NamedModule(name, plain, module)
+        yield seen[name]
+
+
+def _is_wrapped(owner: NamedModule | None, part: str) -> bool:
+    """Whether it is the part of a name under which a wrapper keeps what it wraps."""
+    if part in _WRAPPED:
+        return True
+    classes = type(owner.module).__mro__ if owner and part == "module" else ()
+    return any(kind.__name__ in _WRAPPERS for kind in classes)
+
+
+def plain_names(models: list[torch.nn.Module]) -> list[str]:
+    """The names of what is inside these models, without parts of wrappers, each once."""
+    found = (named.plain for model in models for named in modules_of(model))
+    return list(dict.fromkeys(filter(None, found)))

@@ -1,0 +1,287 @@
+"""What ebb does around a module's forward, without touching the model's code.
+
+A module that is a region, or whose name rules ask for, gets a subclass of its class, as torch's own
+parametrizations and FSDP2 do it: that follows copies of the module (``copy.copy``, replicas of
+DataParallel), which an attribute bound to one instance would not.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import MethodType
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from ebb import _C
+from ebb._region.module_names import modules_of
+from ebb._support.shown import as_utf8
+
+_KEY = "_ebb"  # in a module's instance dictionary: its Marks
+
+
+@dataclass
+class Marks:
+    """What is to happen around one module's forward."""
+
+    region: Callable[..., Any] | None = None  # calls a function in a region, if it is to be one
+    number: int = 0  # its name's, for rules that ask for modules; 0: nobody asks
+    asked_by: int = 0  # how many ask for that
+    is_root: bool = False  # the numbers inside it were given by its names
+
+    def __copy__(self) -> Marks:
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Marks:
+        return replace(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Marks, ())
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.number == 0 or is_compiling():
+            return self._run_in_region(function, *args, **kwargs)
+        with _C.RunningModule(self.number):
+            return self._run_in_region(function, *args, **kwargs)
+
+    def _run_in_region(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.region is None:
+            return function(*args, **kwargs)
+        return self.region(function, *args, **kwargs)
+
+
+class _NoSubclass:
+    """First among the bases: what a class does with its subclasses is not for ours."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        if "_ebb_original" not in cls.__dict__:
+            super().__init_subclass__(**options)
+
+
+class _Forward:
+    """A module's forward with marks around it; its class seems to have the original one.
+
+    transformers' layers look at the class to see whether their checkpointing is the outermost
+    wrapper. What a subclass made later (FSDP2's) finds in its base has the marks.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __get__(self, module: torch.nn.Module | None, kind: type[torch.nn.Module]) -> Any:
+        if module is not None:
+            # Dynamo traces the making of a partial, but not of a method.
+            bind: Any = functools.partial if is_compiling() else MethodType
+            return bind(self.function, module)
+        return kind._ebb_original.forward if "_ebb_original" in kind.__dict__ else self.function  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _as_original(module: torch.nn.Module) -> Iterator[Marks | None]:
+    """Inside, the module is as if it had no marks."""
+    swapped, marks = type(module), module.__dict__.pop(_KEY, None)
+    module.__class__ = swapped._ebb_original  # type: ignore[attr-defined]
+    try:
+        yield marks
+    finally:
+        module.__class__ = swapped
+        if marks is not None:
+            module.__dict__[_KEY] = marks
+
+
+def _copied(module: torch.nn.Module, make: Callable[[torch.nn.Module], Any]) -> Any:
+    swapped = type(module)
+    with _as_original(module) as marks:
+        twin = make(module)
+    if marks is not None and type(twin) is swapped._ebb_original:  # type: ignore[attr-defined]
+        twin.__class__ = swapped
+        twin.__dict__[_KEY] = copy.copy(marks)
+    return twin
+
+
+def _reduce_subclass(module: Any, protocol: Any) -> Any:
+    swapped = next(kind for kind in type(module).__mro__ if "_ebb_original" in kind.__dict__)
+    reduced = super(swapped, module).__reduce_ex__(protocol)  # type: ignore[arg-type]
+    if isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], dict):
+        state = dict(reduced[2])
+        if _KEY in state:
+            state[_KEY] = copy.copy(state[_KEY])
+        reduced = (*reduced[:2], state, *reduced[3:])
+    return reduced
+
+
+def _reduce(module: Any, protocol: Any) -> Any:
+    """A pickled model is of its original class, so it loads where ebb is not installed."""
+    if "_ebb_original" not in type(module).__dict__:  # somebody made a subclass of ours
+        return _reduce_subclass(module, protocol)
+    with _as_original(module):
+        reduced = module.__reduce_ex__(protocol)
+        if isinstance(reduced, tuple) and len(reduced) > 2 and reduced[2] is module.__dict__:
+            reduced = (*reduced[:2], dict(reduced[2]), *reduced[3:])
+        if isinstance(reduced, tuple) and reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
+            # pickle would compare the class that this names with the module's
+            make = copyreg._reconstructor  # type: ignore[attr-defined]
+            reduced = (make, (reduced[1][0], object, None), *reduced[2:])
+        return reduced
+
+
+@functools.cache
+def _marked_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        inner = super(swapped, self).forward
+        marks = self.__dict__.get(_KEY)
+        return inner(*args, **kwargs) if marks is None else marks.run(inner, *args, **kwargs)
+
+    made: list[type] = []
+
+    # torch's parametrizations and fx, and users, put things on a module's class: on the real one.
+    def set_attribute(cls: type, name: str, value: Any) -> None:
+        setattr(original, name, value) if cls in made else type.__setattr__(cls, name, value)
+
+    def delete_attribute(cls: type, name: str) -> None:
+        delattr(original, name) if cls in made else type.__delattr__(cls, name)
+
+    kind = type(original)
+    metaclass = type(
+        kind.__name__, (kind,), {"__setattr__": set_attribute, "__delattr__": delete_attribute}
+    )
+    wrapped = original.forward if inspect.isfunction(original.forward) else None
+    if wrapped is not None:
+        functools.update_wrapper(forward, wrapped)
+    swapped = metaclass(
+        original.__name__,
+        (_NoSubclass, original),
+        {
+            "__module__": original.__module__,
+            "__qualname__": original.__qualname__,
+            "__doc__": original.__doc__,
+            "__reduce_ex__": _reduce,
+            "forward": _Forward(forward),
+            "_ebb_original": original,
+        },
+    )
+    made.append(swapped)
+    # Not as methods: a wrapper that hands on its attributes would seem to have them.
+    copy._deepcopy_dispatch[swapped] = lambda module, memo: _copied(  # type: ignore[attr-defined]
+        module, lambda plain: copy.deepcopy(plain, memo)
+    )
+    copy._copy_dispatch[swapped] = lambda module: _copied(module, copy.copy)  # type: ignore[attr-defined]
+    return swapped  # type: ignore[no-any-return]
+
+
+class _MarkedForward:
+    """Wraps a `forward` that somebody put on one instance."""
+
+    def __init__(self, wrapped: Any, marks: Marks) -> None:
+        self.__wrapped__ = wrapped
+        self.marks = marks
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.marks.run(self.__wrapped__, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (copy.copy, (self.__wrapped__,))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _MarkedForward:
+        return _MarkedForward(copy.deepcopy(self.__wrapped__, memo), copy.copy(self.marks))
+
+
+def marks_of(module: torch.nn.Module) -> Marks | None:
+    """A module's marks, if it has any."""
+    own = module.__dict__.get("forward")
+    return own.marks if isinstance(own, _MarkedForward) else module.__dict__.get(_KEY)
+
+
+def mark(module: torch.nn.Module) -> Marks:
+    """A module's marks, which run around its forward from now on."""
+    marks = marks_of(module)
+    if marks is not None:
+        return marks
+    if not can_mark(module):
+        raise ValueError(
+            f"ebb: {type(module).__name__} has parameters without shapes and will get another "
+            "class; run one forward first"
+        )
+    marks = Marks()
+    own = module.__dict__.get("forward")
+    if own is not None:
+        module.__dict__["forward"] = _MarkedForward(own, marks)
+    else:
+        module.__dict__[_KEY] = marks
+        module.__class__ = _marked_class(type(module))  # type: ignore[arg-type]
+    return marks
+
+
+def can_mark(module: torch.nn.Module) -> bool:
+    """Not before a lazy module has become what it will be."""
+    return not (isinstance(module, LazyModuleMixin) and module.has_uninitialized_params())
+
+
+def unmark(module: torch.nn.Module) -> None:
+    """Takes a module's marks away; they must be the outermost thing around its forward."""
+    own = module.__dict__.get("forward")
+    if isinstance(own, _MarkedForward):
+        module.__dict__["forward"] = own.__wrapped__
+        return
+    module.__class__ = type(module)._ebb_original  # type: ignore[attr-defined]
+    del module.__dict__[_KEY]
+
+
+def can_unmark(module: torch.nn.Module) -> bool:
+    """Whether ebb's wrapper is still the outermost one."""
+    if isinstance(module.__dict__.get("forward"), _MarkedForward):
+        return True
+    return "_ebb_original" in type(module).__dict__ and "forward" not in module.__dict__
+
+
+def modules_are_asked_for(policy: Any) -> bool:
+    """Whether a compiled policy's rules, or reports, tell modules apart."""
+    return bool(policy.asks_for_modules()) or _C.is_reporting()
+
+
+def number_modules_once(root: torch.nn.Module) -> None:
+    """As `number_modules`, if that has not been done for this root."""
+    marks = marks_of(root)
+    if marks is None or not marks.is_root:
+        number_modules(root)
+        mark(root).is_root = True
+
+
+def number_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
+    """From now on the modules inside `root` say when they run, under their names in it.
+
+    Modules that are added later are not noticed.
+
+    Returns:
+        The modules, for `unnumber`.
+    """
+    numbered = []
+    for full, plain, module in modules_of(root):
+        unmarkable = torch.jit.ScriptModule | torch._dynamo.OptimizedModule
+        if not isinstance(module, unmarkable) and can_mark(module):
+            marks = mark(module)
+            marks.number = _C.module_number(as_utf8(plain), as_utf8(full))
+            marks.asked_by += 1
+            numbered.append(module)
+    return numbered
+
+
+def unnumber(modules: list[torch.nn.Module]) -> None:
+    """Undoes `number_modules`, where nobody else asks and nobody has wrapped a module since."""
+    for module in modules:
+        marks = marks_of(module)
+        if marks is None:
+            continue
+        marks.asked_by -= 1
+        if marks.asked_by == 0:
+            marks.number = 0
+            if marks.region is None and can_unmark(module):
+                unmark(module)

@@ -1,0 +1,122 @@
+"""Tensors whose memory is given up after the forward and comes back in backward."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ebb import _C
+from ebb._region.tracing import is_traced
+
+_MARK = "_ebb_placeholder"
+
+
+class PlaceholderError(RuntimeError):
+    """A tensor was read while its memory was given up. The message has op, region and remedy.
+
+    torch itself raises what other tensors on the same memory (views) give: a ``RuntimeError`` with
+    the same message.
+    """
+
+    __module__ = "ebb"  # where users, and pickles, find it
+
+
+class _Discarded(torch.Tensor):
+    """The class of a discarded tensor until its memory is back."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **(kwargs or {}))
+        except RuntimeError as error:
+            if "was discarded and comes back" in str(error):
+                raise PlaceholderError(str(error)) from None
+            raise
+
+
+def discardable(tensor: torch.Tensor) -> torch.Tensor:
+    """Mark a result of a region, inside it, so that :func:`ebb.discard` can give up its memory.
+
+    Args:
+        tensor: computed by the region, which recomputes it (decision RECOMPUTE).
+
+    Returns:
+        ``tensor``.
+
+    Raises:
+        TypeError: it is no tensor.
+        ValueError: no region is open on this thread, or the region does not recompute the tensor.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"ebb: a discardable tensor must be a tensor; got {type(tensor).__name__}")
+    if not is_traced():
+        setattr(tensor, _MARK, _C.Placeholder(tensor))
+    return tensor
+
+
+def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
+    """Give up a tensor's memory now; it comes back when backward reaches ``restore_at``.
+
+    For a tensor that a region computes and that functions outside of the region save: they keep its
+    storage, so the region's recomputation alone frees nothing. Its storage is emptied, and filled
+    again without a copy, so all views of it show the data again. Who reads it meanwhile gets a
+    :class:`ebb.PlaceholderError` that names the op, the region and the remedy. The idea is that of
+    Megatron-LM's ``CheckpointWithoutOutput``. While it is traced it does nothing.
+
+    Args:
+        tensor: marked by :func:`ebb.discardable` inside its region, or returned by
+            ``ebb.checkpoint(..., discard_output=True)``, and not written since.
+        restore_at: a tensor that needs grad and that all readers of ``tensor`` come before, such as
+            the result of the last function that read it. Its gradient is there before theirs.
+
+    Raises:
+        TypeError: an argument is no tensor.
+        ValueError: ``tensor`` is not marked, or was written since; or ``restore_at`` needs no grad.
+
+    Example:
+        >>> x, w = torch.ones(2, 3, requires_grad=True), torch.ones(3, 3, requires_grad=True)
+        >>> with ebb.region():
+        ...     y = ebb.discardable(x.tanh())
+        >>> z = y @ w
+        >>> ebb.discard(y, restore_at=z)
+        >>> z.sum().backward()
+    """
+    for name, given in (("tensor", tensor), ("restore_at", restore_at)):
+        if not isinstance(given, torch.Tensor):
+            raise TypeError(f"ebb: {name} must be a tensor; got {type(given).__name__}")
+    if is_traced():
+        return
+    placeholder = getattr(tensor, _MARK, None)
+    if placeholder is None:
+        raise ValueError(
+            "ebb: discard needs a tensor that ebb.discardable marked inside its region, or that "
+            "ebb.checkpoint(..., discard_output=True) returned"
+        )
+    if not restore_at.requires_grad:
+        raise ValueError("ebb: restore_at must need grad: backward does not reach it otherwise")
+    # Aliases have the storage, and not what autograd has on the tensor.
+    aliases = [tensor.detach()]
+    placeholder.discard(aliases[0])
+    delattr(tensor, _MARK)
+    owner = weakref.ref(tensor)
+    if type(tensor) is torch.Tensor:
+        tensor.__class__ = _Discarded
+
+    def refill(_gradient: torch.Tensor) -> None:
+        discarded = owner()
+        if type(discarded) is _Discarded:
+            discarded.__class__ = torch.Tensor  # type: ignore[assignment]
+        if aliases:  # given up: the hook lives as long as the graph, and the memory need not
+            placeholder.refill(aliases.pop())
+
+    restore_at.register_hook(refill)  # type: ignore[no-untyped-call]

@@ -1,0 +1,60 @@
+"""Methods of torch's that write to memory without an operator: each counts as ebb.opaque.
+
+Tensor.apply_ and its like loop over memory themselves, so a region would not know of the write.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ebb._region.opaque import opaque
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """A tensor that shows a storage, made where no dispatch mode of the user's sees it."""
+    with torch._C._DisableTorchDispatch():
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _written(arguments: tuple[Any, ...]) -> Iterator[torch.Tensor]:
+    """A method's own object, and whichever storages it gets."""
+    if isinstance(arguments[0], torch.Tensor):
+        yield arguments[0]
+    for argument in arguments:
+        if isinstance(argument, torch.UntypedStorage) and argument.device.type != "meta":
+            yield _bytes_of(argument)
+
+
+def _announced(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def announced(*args: Any, **kwargs: Any) -> Any:
+        with opaque(*_written(args)):
+            return method(*args, **kwargs)
+
+    return announced
+
+
+def _slice_announced(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A slice of a storage is another storage on the same memory, and may be written at once."""
+
+    @functools.wraps(method)
+    def announced(self: torch.UntypedStorage, index: Any) -> Any:
+        if isinstance(index, slice):
+            with opaque(_bytes_of(self)):
+                return method(self, index)
+        return method(self, index)
+
+    return announced
+
+
+def install() -> None:
+    for name in ("apply_", "map_", "map2_"):
+        setattr(torch.Tensor, name, _announced(getattr(torch.Tensor, name)))
+    for name in ("_byteswap", "_set_from_file", "_swap_data_ptr_"):
+        setattr(torch.UntypedStorage, name, _announced(getattr(torch.UntypedStorage, name)))
+    whole = torch.UntypedStorage.__getitem__
+    torch.UntypedStorage.__getitem__ = _slice_announced(whole)  # type: ignore[method-assign]

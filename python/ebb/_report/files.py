@@ -1,0 +1,132 @@
+"""Reports and traces that are written by themselves: EBB_REPORT, EBB_TRACE."""
+
+from __future__ import annotations
+
+import atexit
+import glob
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ebb._report.recording import record_reports
+from ebb._report.report import Report, check_path, latest, reports
+from ebb._report.text import headline
+from ebb._support.job import is_first, is_launcher, label, rank
+
+_TRACED_STEPS = 10
+_HINT = (
+    ". In a program that does not use ebb, set EBB, and EBB_MODULES if it does not call "
+    "torch.utils.checkpoint"
+)
+
+
+def check_report(report: str) -> None:
+    """That a report can be written to a file.
+
+    Raises:
+        ValueError: its suffix is unknown.
+        OSError: its folder does not exist or cannot be written to.
+    """
+    check_path(Path(report))
+    if not os.access(Path(report).parent, os.W_OK):
+        raise OSError(f"cannot write to the folder {str(Path(report).parent)!r}")
+
+
+def make_folder(trace: str) -> None:
+    """Makes the folder for traces.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    Path(trace).mkdir(parents=True, exist_ok=True)
+
+
+def start(report: str, trace: str) -> None:
+    """Records from now on and writes at exit.
+
+    Args:
+        report: a file, see :meth:`Report.save`; empty for none. Other processes than the first of
+            the job put their rank, or which child they are, into its name.
+        trace: a folder; empty for none.
+    """
+    record_reports(_TRACED_STEPS if trace else 1)
+    atexit.unregister(_write)
+    atexit.register(_write, report, trace, os.getpid(), time.time())
+
+
+def _write(report: str, trace: str, process: int, began: float) -> None:
+    """At exit, where an exception would help nobody."""
+    if os.getpid() != process:
+        return  # a copy that fork() made: what is recorded is its parent's
+    try:
+        recorded = list(reports())
+        last = latest(recorded)
+        if last is None:
+            if report:
+                _tell_of_nothing(Path(report), began)
+            return
+        if report:
+            path = Path(report)
+            if label():
+                path = path.with_name(f"{path.stem}.{label()}{path.suffix}")
+            path = _unwritten(path, began)
+            last.save(path)
+            if is_first():
+                print(f"ebb: {headline(last)}; the report is in {path}", file=sys.stderr)
+        for step in recorded if trace else ():
+            name = f"{label() or 'rank0'}-step{step.step}.json"
+            write_trace(step, _unwritten(Path(trace) / name, began))
+    except Exception as error:
+        where = f" of {label()}" if label() else ""
+        print(f"ebb: no report{where}: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def _tell_of_nothing(report: Path, began: float) -> None:
+    """Unless this process only started others, which wrote or will say so themselves."""
+    if not is_first() or is_launcher():
+        return
+    pattern = f"{glob.escape(report.stem)}*{glob.escape(report.suffix)}"
+    written = [p for p in report.parent.glob(pattern) if _is_new(p, began)]
+    if report in written:
+        return
+    if written:
+        names = ", ".join(sorted(path.name for path in written)[:4])
+        more = f" and {len(written) - 4} more" if len(written) > 4 else ""
+        print(f"ebb: the reports are in {report.parent}: {names}{more}", file=sys.stderr)
+    else:
+        print(
+            f"ebb: no region was entered, so there is no report in {report}{_HINT}",
+            file=sys.stderr,
+        )
+
+
+def _is_new(path: Path, began: float) -> bool:
+    return path.exists() and path.stat().st_mtime > began
+
+
+def _unwritten(path: Path, began: float) -> Path:
+    """The path, or another if a process of this job wrote it that does not know of its rank."""
+    if not _is_new(path, began):
+        return path
+    return path.with_name(f"{path.stem}.pid{os.getpid()}{path.suffix}")
+
+
+def write_trace(report: Report, path: Path) -> None:
+    """Writes a step's work as Perfetto and chrome://tracing read it.
+
+    Source: "Trace Event Format", the JSON array form of Chrome's tracing.
+    """
+    threads = {thread: i for i, thread in enumerate(dict.fromkeys(s[4] for s in report.spans))}
+    events: list[dict[str, Any]] = []
+    for kind, name, begin, seconds, thread, nbytes in report.spans:
+        event = {"name": name if kind == "region" else f"{kind} {name}", "cat": kind, "ph": "X"}
+        time = {"ts": begin * 1e6, "dur": seconds * 1e6}
+        place = {"pid": rank(), "tid": threads[thread]}
+        events.append(event | time | place | ({"args": {"bytes": nbytes}} if nbytes else {}))
+    for when, held, eager in report.timeline:
+        counter = {"name": "bytes held for backward", "ph": "C", "ts": when * 1e6, "pid": rank()}
+        events.append(counter | {"args": {"with ebb": held, "plain eager": eager}})
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")

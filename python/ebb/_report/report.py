@@ -1,0 +1,122 @@
+"""Reports: what became of each storage of a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ebb import _C
+from ebb._report.plot import plot
+from ebb._report.rows import DECISIONS, Row
+from ebb._report.step import Step
+from ebb._report.text import text
+from ebb._support.shown import shown
+
+
+@dataclass(frozen=True)
+class Report(Step):
+    """What one step did. See :func:`ebb.report`.
+
+    Attributes:
+        step: its number, as in :func:`ebb.stats`.
+        rows: a :class:`Row` for each kind of storage; each storage is in one row.
+        idle_rules: rules that decided on nothing, in words.
+        peak_held: the most bytes that were held for backward at a time.
+        peak_eager: the most that eager would have held for backward.
+        timeline: tuples of seconds since the step began, bytes held for backward, and bytes that
+            eager would hold.
+        spans: tuples of kind, name, start and duration in seconds, thread, bytes.
+    """
+
+    def text(self, rows: int = 30) -> str:
+        """A table, largest first.
+
+        Args:
+            rows: the most rows that are shown.
+        """
+        return text(self, rows)
+
+    __str__ = text
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file.
+
+        Args:
+            path: its suffix tells the format: ``.txt``, ``.json``, ``.html`` (one page that needs
+                no network) or ``.png`` (needs matplotlib, which ``torch-ebb[plot]`` installs).
+
+        Raises:
+            ValueError: the suffix is another.
+            OSError: the file cannot be written.
+        """
+        path = Path(path)
+        check_path(path)
+        if path.suffix == ".png":
+            plot(self, path)
+        elif path.suffix == ".html":
+            path.write_text(self._page(), encoding="utf-8")
+        elif path.suffix == ".json":
+            path.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        else:
+            path.write_text(self.text() + "\n", encoding="utf-8")
+
+    def _page(self) -> str:
+        data = self.to_dict()
+        data["collapsed"] = [asdict(row) for row in self.collapsed()]
+        data["decisions"] = DECISIONS
+        page = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
+        return page.replace("{}", json.dumps(data).replace("<", "\\u003c"), 1)
+
+
+_SUFFIXES = (".txt", ".json", ".html", ".png")
+
+
+def check_path(path: Path) -> None:
+    if path.suffix not in _SUFFIXES:
+        raise ValueError(
+            f"ebb: a report is written to {', '.join(_SUFFIXES)}; got {shown(str(path))}"
+        )
+
+
+def reports() -> Iterator[Report]:
+    """The last steps that were recorded, oldest first."""
+    for found in _C.reports():
+        rows = tuple(Row(**row) for row in found.pop("rows"))
+        timeline, spans = tuple(found.pop("timeline")), tuple(found.pop("spans"))
+        idle_rules = tuple(found.pop("idle_rules"))
+        yield Report(rows=rows, idle_rules=idle_rules, timeline=timeline, spans=spans, **found)
+
+
+def latest(all_steps: Iterable[Report]) -> Report | None:
+    """The last of them in which something was saved for backward."""
+    recorded = [one for one in all_steps if one.rows]
+    saving = [one for one in recorded if one.peak_eager > 0]
+    return next(reversed(saving or recorded), None)
+
+
+def report() -> Report:
+    """What the last recorded step did: who made each storage, and what became of it.
+
+    A step begins when an outermost region is entered after a backward. Parts sum to totals: each
+    storage is in one row, and ``Report.held`` is what the allocator has for what the regions made.
+
+    Raises:
+        RuntimeError: no step has been recorded.
+
+    Example:
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+        >>> with ebb.record_reports(), ebb.region(ebb.policies.save_matmuls):
+        ...     loss = net(torch.ones(2, 8)).sum()
+        >>> loss.backward()
+        >>> ebb.report().totals["recomputed"]
+        64
+    """
+    found = latest(reports())
+    if found is None or not found.rows:
+        raise RuntimeError(
+            "ebb: no step has been recorded. Run one under `with ebb.record_reports():`, or set "
+            "the environment variable EBB_REPORT to the path of a file before the program starts"
+        )
+    return found

@@ -1,0 +1,93 @@
+"""The rows of a report: storages that are alike, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ebb._support.names import ranges, template
+
+DECISIONS = {
+    "saved": "kept on the device: the policy says so",
+    "kept": "kept though the policy would recompute: it cannot be made again, see the reason",
+    "recomputed": "dropped in the forward, made again in backward",
+    "offloaded": "moved to host memory, fetched in backward",
+    "paged": "its live rows moved to a page pool, and back in backward",
+    "escaped": "could be dropped, but the program (a cache, an attribute, an output) still held it",
+    "result": "held by the program when the region ended, and not for its backward",
+    "copied": "a copy, made because a replay needs what a write was about to change",
+    "outside": "made outside of the region (inputs, parameters) and held by whoever made it",
+    "unneeded": "made again on the way to something else; held by nobody",
+}
+# Memory that was taken in the region and is on the device when it ends.
+HELD = ("saved", "kept", "escaped", "copied", "result")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Storages that are alike.
+
+    Attributes:
+        region: the region in which they were made.
+        module: the innermost module that ran, if it is known.
+        op: the operator that made them, or ``"from outside"``.
+        shape: of the operator's result.
+        dtype: likewise, such as ``"float32"``.
+        decision: what became of them; a key of ``Report.DECISIONS``.
+        rule: the rule that decided.
+        reason: why they are kept against the policy's word.
+        count: how many storages.
+        bytes: of all of them.
+        replays: how many results were made again.
+        replay_seconds: of the host, in kernels that were called again for them. On a GPU kernels
+            run later.
+        layers: how many modules of the same kind were put together; see :meth:`Report.collapsed`.
+    """
+
+    region: str
+    module: str
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    decision: str
+    rule: str
+    reason: str
+    count: int
+    bytes: int
+    replays: int
+    replay_seconds: float
+    layers: int = 1
+
+    @property
+    def where(self) -> str:
+        """The module, or the region if no module is known."""
+        return self.module or self.region
+
+
+def collapsed(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Rows of modules that differ by numbers in their names only, put together."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        key = (
+            *(template(name) for name in (row.region, row.module)),
+            *(row.op, row.shape, row.dtype, row.decision, row.rule, row.reason),
+        )
+        groups.setdefault(key, []).append(row)
+    return tuple(_together(group) for group in groups.values())
+
+
+def _together(rows: list[Row]) -> Row:
+    first = rows[0]
+    if len(rows) == 1:
+        return first
+    return replace(
+        first,
+        region=ranges([row.region for row in rows]),
+        module=ranges([row.module for row in rows]),
+        count=sum(row.count for row in rows),
+        bytes=sum(row.bytes for row in rows),
+        replays=sum(row.replays for row in rows),
+        replay_seconds=sum(row.replay_seconds for row in rows),
+        layers=len({row.where for row in rows}),
+    )

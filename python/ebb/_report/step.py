@@ -1,0 +1,57 @@
+"""The figures of one step, which reports show."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ebb._report.rows import DECISIONS, HELD, Row, collapsed
+
+
+@dataclass(frozen=True)
+class Step:
+    """What :class:`ebb.Report` has, apart from how it is shown."""
+
+    DECISIONS = DECISIONS
+
+    step: int
+    rows: tuple[Row, ...]
+    idle_rules: tuple[str, ...]
+    peak_held: int
+    peak_eager: int
+    timeline: tuple[tuple[float, int, int], ...] = field(repr=False)
+    spans: tuple[tuple[str, str, float, float, int, int], ...] = field(repr=False)
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Bytes by decision."""
+        return {
+            decision: sum(row.bytes for row in self.rows if row.decision == decision)
+            for decision in DECISIONS
+            if decision != "unneeded"
+        }
+
+    @property
+    def held(self) -> int:
+        """Bytes that were taken in the regions and are on the device when they end."""
+        return sum(self.totals[decision] for decision in HELD)
+
+    def collapsed(self) -> tuple[Row, ...]:
+        """Rows of modules that differ by numbers in their names only, put together.
+
+        ``layers.0.mlp`` to ``layers.31.mlp`` become ``layers.0-31.mlp``, with ``layers=32``.
+        """
+        return collapsed(self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {
+            "step": self.step,
+            "peak_held": self.peak_held,
+            "peak_eager": self.peak_eager,
+            "held": self.held,
+            "totals": self.totals,
+            "idle_rules": self.idle_rules,
+            "rows": [asdict(row) for row in self.rows],
+            "timeline": self.timeline,
+        }

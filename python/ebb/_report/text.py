@@ -1,0 +1,102 @@
+"""Reports as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ebb._report.rows import Row
+from ebb._report.step import Step
+
+_MOST_RULES = 5  # that are shown
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size(nbytes: float) -> str:
+    """``"1.5 MiB"``."""
+    unit = 0
+    while nbytes >= 1024 and unit < len(_UNITS) - 1:
+        nbytes, unit = nbytes / 1024, unit + 1
+    return f"{nbytes:.0f} {_UNITS[unit]}" if unit == 0 else f"{nbytes:.1f} {_UNITS[unit]}"
+
+
+def duration(seconds: float) -> str:
+    """``"1.50 ms"``; empty for nothing."""
+    if seconds == 0:
+        return ""
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def headline(report: Step) -> str:
+    saving = ""
+    if report.peak_held > 0:
+        saving = f" ({report.peak_eager / report.peak_held:.1f} times as much)"
+    return (
+        f"step {report.step}: at most {size(report.peak_held)} held for backward; "
+        f"{size(report.peak_eager)} in plain eager{saving}"
+    )
+
+
+def text(report: Step, most: int) -> str:
+    rows = sorted(report.collapsed(), key=lambda row: (-row.bytes, -row.replay_seconds))
+    lines = ["ebb, " + headline(report), ""]
+    lines += _table(
+        ["decision", "storages", "bytes", "replays", "replay time", ""], _totals(report)
+    )
+    lines += ["", "largest first:"]
+    header = ["bytes", "n", "decision", "operator", "shape", "module or region", "replay", "why"]
+    lines += _table(header, [_cells(row) for row in rows[:most]])
+    if len(rows) > most:
+        lines.append(f"... and {len(rows) - most} more; report.text(rows=...) shows them")
+    if report.idle_rules:
+        shown = "; ".join(report.idle_rules[:_MOST_RULES])
+        more = len(report.idle_rules) - _MOST_RULES
+        lines += ["", f"decided on nothing: {shown}" + (f"; and {more} more" if more > 0 else "")]
+    return "\n".join(lines)
+
+
+def _totals(report: Step) -> list[list[str]]:
+    found = []
+    for decision, meaning in report.DECISIONS.items():
+        rows = [row for row in report.rows if row.decision == decision]
+        if rows:
+            replays = sum(row.replays for row in rows)
+            found.append(
+                [
+                    decision,
+                    str(sum(row.count for row in rows)),
+                    size(sum(row.bytes for row in rows)),
+                    str(replays) if replays else "",
+                    duration(sum(row.replay_seconds for row in rows)),
+                    meaning,
+                ]
+            )
+    return found
+
+
+def _cells(row: Row) -> list[str]:
+    where = row.where + (f" x{row.layers}" if row.layers > 1 else "")
+    shape = "x".join(str(n) for n in row.shape) or "scalar"
+    why = row.reason if row.decision in ("kept", "copied") or not row.rule else row.rule
+    return [
+        size(row.bytes),
+        str(row.count),
+        row.decision,
+        row.op.removeprefix("aten::").removesuffix(".default"),
+        f"{shape} {row.dtype}",
+        where,
+        duration(row.replay_seconds),
+        why,
+    ]
+
+
+def _table(header: list[str], rows: Sequence[list[str]]) -> list[str]:
+    widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
+    right = {"bytes", "n", "storages", "replays", "replay time", "replay"}
+    lines = []
+    for line in [header, *rows]:
+        cells = [
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for cell, width, name in zip(line, widths, header, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -1,0 +1,37 @@
+"""Numbers, and numbers of bytes, as people write them."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeAlias
+
+from ebb._support.shown import shown
+
+Bytes: TypeAlias = "int | str"
+
+_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_LARGEST = 2**63 - 1
+_MOST_DIGITS = 100  # of a text: what has more is no size, and Python's conversions raise
+
+
+def number_of_bytes(name: str, value: object) -> int:
+    if isinstance(value, str):
+        text = value.strip()
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text[: _MOST_DIGITS + 1])
+        unit = _UNITS.get(found[2].upper()) if found and len(text) <= _MOST_DIGITS else None
+        if found is None or unit is None:
+            raise ValueError(
+                f"ebb: {name} must be a number of bytes, such as 1048576, '1MiB' or '2.5 GiB' "
+                f"(units: B, KiB, MiB, GiB, TiB); got {shown(value)}"
+            )
+        value = round(float(found[1]) * unit) if "." in found[1] else int(found[1]) * unit
+    return whole_number(name, value, "bytes")
+
+
+def whole_number(name: str, value: object, unit: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"ebb: {name} must be an int{' or a str' if unit == 'bytes' else ''}; "
+                        f"got {shown(value)} of type {type(value).__name__}")  # fmt: skip
+    if not 0 <= value <= _LARGEST:
+        raise ValueError(f"ebb: {name} must be from 0 to {_LARGEST} {unit}; got {shown(value)}")
+    return value

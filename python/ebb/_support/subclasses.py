@@ -1,0 +1,66 @@
+"""Taking wrapper subclasses apart and putting them together, by torch's own protocol.
+
+Called from C++ while autograd packs and unpacks. See Note [Wrapper subclasses] in saved_tensor.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+
+class Recipe(NamedTuple):
+    """All of a wrapper but its inner tensors."""
+
+    kind: type[Any]
+    tensors: list[str]  # attributes that hold the inner tensors
+    others: dict[str, Any]  # attributes that the protocol names too and that are no tensors
+    context: Any  # whatever the class's __tensor_flatten__ wants to see again
+    size: torch.Size
+    stride: tuple[int, ...]
+
+
+def flatten(tensor: torch.Tensor) -> tuple[list[torch.Tensor], Recipe] | None:
+    """The inner tensors of a wrapper and what else it is made of; None if its class cannot say."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return None
+    if (wait := getattr(tensor, "trigger_wait", None)) is not None:
+        wait()  # torch's AsyncCollectiveTensor: what is inside is not there yet, and may be copied
+    try:
+        names, context = tensor.__tensor_flatten__()
+        attributes = {name: getattr(tensor, name) for name in names}
+    except Exception:  # then it is kept whole, as if it had no such protocol
+        return None
+    tensors = [name for name in names if isinstance(attributes[name], torch.Tensor)]
+    others = {name: value for name, value in attributes.items() if name not in tensors}
+    recipe = Recipe(type(tensor), tensors, others, context, tensor.size(), tensor.stride())
+    return [attributes[name] for name in tensors], recipe
+
+
+def unflatten(recipe: Recipe, inner: list[torch.Tensor]) -> torch.Tensor:
+    """The wrapper that `flatten` took apart, around other inner tensors."""
+    attributes = recipe.others | dict(zip(recipe.tensors, inner, strict=True))
+    whole: torch.Tensor = recipe.kind.__tensor_unflatten__(
+        attributes, recipe.context, recipe.size, recipe.stride
+    )
+    return whole
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Whose memory a tensor shows: itself, or what a wrapper, a sparse or a nested one has."""
+    if (parts := flatten(tensor)) is not None:
+        for inner in parts[0]:
+            yield from plain_tensors(inner)
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    elif tensor.is_nested:
+        yield tensor.values()
+    else:
+        yield tensor

@@ -1,0 +1,106 @@
+"""How values move to page pools and back, as the user sets it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ebb import _C
+from ebb._support.shown import shown
+from ebb._support.sizes import Bytes, number_of_bytes, whole_number
+
+_MODES = ("deferred", "blocking", "assert")
+_DEAD_ROWS = ("repeat", "zero", "nan", "none")
+_NO_LIMIT = 2**64 - 1
+_MOST_HEADROOM = 1000
+_MOST_PAGE_ROWS = 2**31 - 1
+
+
+def _factor(name: str, value: object, least: int) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"ebb: {name} must be a number; got {shown(value)}")
+    if not least <= value <= _MOST_HEADROOM:
+        raise ValueError(f"ebb: {name} is from {least} to {_MOST_HEADROOM}; got {shown(value)}")
+    return float(value)
+
+
+def _choice(name: str, value: object, choices: tuple[str, ...]) -> int:
+    if value not in choices:
+        raise ValueError(f"ebb: {name} must be one of {', '.join(choices)}; got {shown(value)}")
+    return choices.index(value)
+
+
+def configure(
+    *,
+    page_rows: int | None = None,
+    headroom: float | None = None,
+    host_headroom: float | None = None,
+    device_limit: Bytes | None = None,
+    overflow: str | None = None,
+    dead_rows: str | None = None,
+    prefetch: int | None = None,
+) -> None:
+    """Set how values with the decision PAGE move, for the whole process.
+
+    What is not given stays as it is. Each setting can also be given by an environment variable,
+    ``EBB_PAGING_PAGE_ROWS`` and so on, read when ebb is imported. Sizes hold for pools that are
+    made from now on; :func:`reset` drops those that exist.
+
+    Args:
+        page_rows: rows of a page. Default 64.
+        headroom: how much larger a pool is than what the recorded step needed, as a factor of at
+            least 1. Default 1.1.
+        host_headroom: the size of a pool's second tier, in pinned host memory that kernels address
+            directly, as a factor of the same need; 0 for none, the default.
+        device_limit: the most bytes that pools may have on one device, as a number or as text such
+            as ``"4GiB"``; pools shrink in proportion. Default: no limit.
+        overflow: what happens if a pool has no room. ``"deferred"``, the default: nobody waits, and
+            :func:`step_ok` tells after the step. ``"blocking"``: the host waits for each tensor,
+            and :class:`PageOverflowError` is raised where it happens. ``"assert"``: an assertion on
+            the device.
+        dead_rows: what rows that do not live come back as: ``"repeat"``, the default: copies of the
+            first row that lives, which no operator finds harder to differentiate; ``"zero"``,
+            ``"nan"``, or ``"none"``, whatever is in fresh memory. In verify mode
+            (:func:`ebb.verify`, unless it demotes) it is NaN, so that a program which depends on
+            them shows.
+        prefetch: how many layers' pages come back ahead of backward, 0 or 1, in steps that
+            :func:`step` brackets; -1, the default: 1 on accelerators, 0 on the CPU.
+
+    Raises:
+        TypeError: a setting has the wrong type.
+        ValueError: a setting is out of range.
+    """
+    changed: dict[str, Any] = {}
+    if page_rows is not None:
+        changed["page_rows"] = whole_number("page_rows", page_rows, "rows")
+        if not 1 <= page_rows <= _MOST_PAGE_ROWS:
+            raise ValueError(
+                f"ebb: page_rows is from 1 to {_MOST_PAGE_ROWS}; got {shown(page_rows)}"
+            )
+    if headroom is not None:
+        changed["headroom"] = _factor("headroom", headroom, 1)
+    if host_headroom is not None:
+        changed["host_headroom"] = _factor("host_headroom", host_headroom, 0)
+    if device_limit is not None:
+        changed["device_limit"] = number_of_bytes("device_limit", device_limit)
+    if overflow is not None:
+        changed["overflow"] = _choice("overflow", overflow, _MODES)
+    if dead_rows is not None:
+        changed["dead_rows"] = _choice("dead_rows", dead_rows, _DEAD_ROWS)
+    if prefetch is not None:
+        if isinstance(prefetch, bool) or not isinstance(prefetch, int):
+            raise TypeError(f"ebb: prefetch must be an int; got {shown(prefetch)}")
+        if prefetch not in (-1, 0, 1):
+            raise ValueError(f"ebb: prefetch must be 0, 1 or -1; got {shown(prefetch)}")
+        changed["prefetch"] = prefetch
+    _C.configure_paging(_C.paging_settings() | changed)
+
+
+def settings() -> dict[str, Any]:
+    """The settings of :func:`configure`, by name; sizes in bytes, ``None`` for no limit."""
+    found = _C.paging_settings()
+    limit = found["device_limit"]
+    return found | {
+        "overflow": _MODES[found["overflow"]],
+        "dead_rows": _DEAD_ROWS[found["dead_rows"]],
+        "device_limit": None if limit == _NO_LIMIT else limit,
+    }

@@ -1,0 +1,138 @@
+"""Steps: where they begin and end, what runs in them, and whether they were good."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ebb import _C
+from ebb._support.sizes import whole_number
+
+
+@contextlib.contextmanager
+def step(fixed_order: bool = True) -> Iterator[None]:
+    """Bracket one training step: all its forwards and backwards.
+
+    Optional: without brackets a step is over when nothing is paged any more.
+
+    Args:
+        fixed_order: all such steps run the same layers forward and backward in the same order,
+            which is known from the first: a layer whose backward comes next is not paged, and on
+            accelerators pages come back while the layer before runs backward. For pipelines, name
+            stages and micro-batches with :func:`microbatch`.
+
+    Raises:
+        RuntimeError: the step runs in another order than the recorded one; the message names both
+            entries, and the next step is recorded. Or a step is going on already.
+
+    Example:
+        >>> x, n = torch.randn(8, 4, requires_grad=True), torch.tensor(3)
+        >>> policy = ebb.Policy({"aten::mul": ebb.PAGE})
+        >>> with ebb.paging.step():
+        ...     with ebb.region(policy):
+        ...         h = ebb.mark_rows(x.clone(), n)
+        ...         y = (h * 2).sin()[:3].sum()
+        ...     y.backward()
+        >>> ebb.paging.step_ok()
+        True
+    """
+    _C.paging_step_begins(fixed_order)
+    try:
+        yield
+    except BaseException:
+        _C.paging_step_abandoned()
+        raise
+    _C.paging_step_ends()
+
+
+@contextlib.contextmanager
+def microbatch(index: int | None = None, stage: int = 0) -> Iterator[None]:
+    """Name the micro-batch and the pipeline stage of the regions entered inside.
+
+    Without it stages are 0, and the micro-batches of a region are counted. Only the forward needs
+    it.
+
+    Args:
+        index: of the micro-batch, from 0; ``None``: counted.
+        stage: of the pipeline, from 0, such as the virtual stage of an interleaved schedule.
+
+    Raises:
+        TypeError, ValueError: an argument is not a number, or negative.
+    """
+    for name, number in (("stage", stage), ("index", 0 if index is None else index)):
+        if whole_number(name, number, "as a number") >= 2**31:
+            raise ValueError(f"ebb: {name} must be below 2**31; got {number}")
+    before = _C.exchange_paging_place(stage, index)
+    try:
+        yield
+    finally:
+        _C.exchange_paging_place(*before)
+
+
+def all_ok(group: Any, its_own: bool = False) -> bool:
+    """Whether the step was good in all processes of the group. `its_own`: here something else went
+    wrong, so that it does not matter."""
+    failed: Exception | None = None
+    try:
+        ok = its_own or _C.paging_step_ok()
+    except RuntimeError as error:
+        failed, ok = error, False
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        backend = torch.distributed.get_backend(group)
+        device = torch.device("cpu")
+        if backend not in ("gloo", "mpi"):
+            device = torch.accelerator.current_accelerator() or device
+        flag = torch.tensor(int(ok), device=device)
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN, group=group)
+        ok = bool(flag.item())
+    if failed is not None:
+        raise failed
+    return ok
+
+
+def step_ok(group: Any = None) -> bool:
+    """Whether the gradients of the step are good: each page pool had room. Call it before the
+    optimizer; in a distributed job, on every process of the group.
+
+    Waits until the device has done what was given to the pools, and for nothing else. If the answer
+    is False clear the gradients and run the step again: the next step runs without pools, and
+    larger ones are made after it. Ask once for each step of the optimizer: the answer is forgotten
+    when something is paged again. An optimizer of ``torch.optim`` that is about to use the
+    gradients of such a step raises :class:`PageOverflowError`.
+
+    Args:
+        group: the processes that must agree, if ``torch.distributed`` is initialised; default: all.
+
+    Raises:
+        RuntimeError: something else went wrong with the pages: a count of rows that cannot be.
+    """
+    return all_ok(group)
+
+
+def found_inf(device: torch.device | str) -> torch.Tensor:
+    """A flag on the device that says the same as :func:`step_ok`, for which nobody waits.
+
+    For steps that are captured whole, optimizer included: assign it to ``optimizer.found_inf`` of a
+    fused or capturable optimizer, which then leaves parameters alone, as for ``GradScaler``.
+
+    Args:
+        device: whose pools to look at.
+
+    Returns:
+        A float32 tensor of no dimensions: 1.0 if the gradients are of no use, else 0.0.
+    """
+    return _C.paging_found_inf(torch.device(device))
+
+
+def reset() -> None:
+    """Drop all pools and what was recorded; the next step is recorded again.
+
+    Tensors that are paged now still come back. CUDA graphs that use a pool must have been deleted.
+
+    Raises:
+        RuntimeError: a :func:`step` is going on.
+    """
+    _C.paging_reset()

@@ -1,0 +1,223 @@
+// Regions, modules that run and opaque writes, as Python's context managers.
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/SavedTensorHooks.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/util/ScopeExit.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/bind_policy.h"
+#include "bindings/bindings.h"
+#include "bindings/scope_type.h"
+#include "policy/module_scope.h"
+#include "region/region.h"
+#include "support/python_support.h"
+
+namespace ebb::bindings {
+
+namespace py = pybind11;
+
+namespace {
+
+// Whether it is worth asking Python if somebody traces.
+bool hasModes() {
+  return c10::impl::TorchDispatchModeTLS::stack_len() > 0 ||
+         at::impl::PythonTorchFunctionTLS::stack_len() > 0 || torch::jit::tracer::isTracing();
+}
+
+class RegionScope {
+ public:
+  // policy (None where a compiler traces), name, whether the policy offloads, whether escapes are
+  // emptied, whether leaving is logged
+  void configure(PyObject* const* arguments, Py_ssize_t count) {
+    TORCH_CHECK_TYPE(count == 5, "ebb: a region takes 5 settings");
+    policy_ =
+        arguments[0] == Py_None ? nullptr : py::handle(arguments[0]).cast<const PyPolicy&>().policy;
+    name_ = py::handle(arguments[1]).cast<std::string>();
+    offloads_ = arguments[2] == Py_True;
+    emptiesEscapes_ = arguments[3] == Py_True;
+    logs_ = arguments[4] == Py_True;
+  }
+
+  void enter(PyObject* self) {
+    if (!policy_) {
+      return;
+    }
+    TORCH_CHECK(
+        !isOpen(),
+        "ebb: region '",
+        name_,
+        "' is entered already. One ebb.region object is one region: make another object to nest.");
+    if (hasModes() && callMethod(self, "_is_traced").cast<bool>()) {
+      isTraced_ = true;
+      return;
+    }
+    if (offloads_) {
+      callMethod(self, "_refuse_to_offload_twice");
+    }
+    id_ = enterRegion(policy_, name_).id;
+    passesThrough_ = !at::SavedTensorDefaultHooks::is_enabled();
+    if (passesThrough_) {
+      auto leaving = c10::make_scope_exit([&] { drop(); });
+      callMethod(self, "_warn_hooks_disabled");
+      leaving.release();
+    }
+  }
+
+  void exit(PyObject* self, bool failed) {
+    if (!policy_ || std::exchange(isTraced_, false)) {
+      return;
+    }
+    TORCH_CHECK(id_ != 0, "ebb: region '", name_, "' is not entered");
+    if (emptiesEscapes_ && !failed && !passesThrough_) {
+      leaveEmptyingEscapes(self);
+    } else {
+      leaveRegion({std::exchange(id_, 0)});
+      if (emptiesEscapes_) {
+        py::setattr(self, "_results", py::none());
+      }
+    }
+    if (logs_) {
+      callMethod(self, "_log_left");
+    }
+  }
+
+  bool isOpen() const {
+    return id_ != 0 || isTraced_;
+  }
+
+  void drop() noexcept {
+    try {
+      leaveRegion({std::exchange(id_, 0)});
+    } catch (const std::exception&) {
+      // In another thread than the one that entered it, which then drops it by itself.
+    }
+  }
+
+ private:
+  void leaveEmptyingEscapes(PyObject* self) {
+    const auto anyhow = c10::make_scope_exit([&] {
+      if (id_ != 0) {
+        drop();
+      }
+    });
+    // What was returned, whether it was named, and what of it has a backward. Python's no_grad
+    // would stay on if a signal handler raised in it.
+    std::optional<c10::AutoGradMode> noGrad(std::in_place, false);
+    const auto results = callMethod(self, "_take_results")
+                             .cast<std::tuple<std::vector<at::Tensor>, bool, py::list>>();
+    noGrad.reset();
+    const auto& [plain, named, differentiable] = results;
+    const auto escapes =
+        leaveRegionEmptyingEscapes({std::exchange(id_, 0)}, plain, named, !differentiable.empty());
+    if (escapes) {
+      callMethod(self, "_refill_before_backward", py::cast(escapes), differentiable);
+    }
+  }
+
+  PolicyPtr policy_;  // null: does nothing
+  std::string name_;
+  uint64_t id_ = 0;              // of the entry; 0: not entered
+  bool offloads_ = false;        // the policy may offload
+  bool emptiesEscapes_ = false;  // see Note [Escapes]
+  bool logs_ = false;            // says so when it is left
+  bool passesThrough_ = false;   // saved-tensor hooks are disabled here
+  bool isTraced_ = false;        // entered, while somebody traces
+};
+
+// A module runs: rules see its name.
+class ModuleScopeInPython {
+ public:
+  // its number
+  void configure(PyObject* const* arguments, Py_ssize_t count) {
+    TORCH_CHECK_TYPE(count == 1, "ebb: a module that runs is one number");
+    number_ = py::handle(arguments[0]).cast<uint32_t>();
+  }
+
+  void enter(PyObject*) {
+    before_ = exchangeModule(number_);
+    isOpen_ = true;
+  }
+
+  void exit(PyObject*, bool) {
+    drop();
+  }
+
+  bool isOpen() const {
+    return isOpen_;
+  }
+
+  void drop() noexcept {
+    if (std::exchange(isOpen_, false)) {
+      exchangeModule(before_);
+    }
+  }
+
+ private:
+  uint32_t number_ = 0;
+  uint32_t before_ = 0;  // the number of the module that called it
+  bool isOpen_ = false;
+};
+
+// Tensors are written by what torch does not see; see Note [Opaque writes].
+class OpaqueScope {
+ public:
+  // the tensors
+  void configure(PyObject* const* arguments, Py_ssize_t count) {
+    tensors_.clear();
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      tensors_.push_back(py::handle(arguments[i]).cast<at::Tensor>());
+    }
+  }
+
+  void enter(PyObject*) {
+    const WithoutGil withoutGil;
+    for (; open_ < tensors_.size(); ++open_) {
+      opaqueWriteBegins(tensors_[open_]);
+    }
+  }
+
+  void exit(PyObject*, bool) {
+    const WithoutGil withoutGil;
+    while (open_ > 0) {
+      opaqueWriteEnds(tensors_[--open_]);
+    }
+  }
+
+  bool isOpen() const {
+    return open_ > 0;
+  }
+
+  void drop() noexcept {
+    try {
+      exit(nullptr, true);
+    } catch (const std::exception&) {
+      open_ = 0;
+    }
+  }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+  size_t open_ = 0;  // how many of them are being written
+};
+
+}  // namespace
+
+void bindScopes(py::module_& module) {
+  module.def("running_module", &currentModule);
+  ScopeType<RegionScope>::add(module, "Region", "ebb._C.Region");
+  ScopeType<ModuleScopeInPython>::add(module, "RunningModule", "ebb._C.RunningModule");
+  ScopeType<OpaqueScope>::add(module, "OpaqueWrites", "ebb._C.OpaqueWrites");
+}
+
+}  // namespace ebb::bindings

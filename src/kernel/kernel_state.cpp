@@ -1,0 +1,155 @@
+#include "kernel/kernel_state.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/DefaultDtype.h>
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
+
+#include <algorithm>
+
+#include "intercept/key.h"
+
+namespace ebb {
+namespace {
+
+constexpr c10::DeviceType kDeviceTypes[] = {
+    c10::kCPU, c10::kCUDA, c10::kXPU, c10::kMPS, c10::kHPU, c10::kPrivateUse1};
+
+bool flushesDenormals() {
+#if defined(__SSE__)
+  return (_mm_getcsr() & 0x8040) != 0;  // flush to zero, denormals are zero
+#else
+  return false;
+#endif
+}
+
+[[gnu::cold]] AutocastDtypes currentAutocastDtypes() {
+  AutocastDtypes dtypes;
+  for (const auto type : kDeviceTypes) {
+    if (at::autocast::is_autocast_enabled(type)) {
+      dtypes.emplace_back(type, at::autocast::get_autocast_dtype(type));
+    }
+  }
+  return dtypes;
+}
+
+}  // namespace
+
+NumericSettings NumericSettings::current() {
+  const at::Context& context = at::globalContext();
+  return {
+      c10::get_default_dtype_as_scalartype(),
+      at::get_num_threads(),
+      context.userEnabledMkldnn(),
+      context.deterministicMkldnn(),
+      context.userEnabledNNPACK(),
+      context.userEnabledCuDNN(),
+      context.benchmarkCuDNN(),
+      context.deterministicCuDNN(),
+      context.deterministicAlgorithms(),
+      context.deterministicAlgorithmsWarnOnly(),
+      flushesDenormals()};
+}
+
+void NumericSettings::apply(const NumericSettings& from) const {
+  if (*this == from) {
+    return;
+  }
+  at::Context& context = at::globalContext();
+  if (defaultDtype != from.defaultDtype) {
+    c10::set_default_dtype(c10::scalarTypeToTypeMeta(defaultDtype));
+  }
+  if (threads != from.threads) {
+    at::set_num_threads(threads);
+  }
+  if (flushDenormals != from.flushDenormals) {
+    at::Context::setFlushDenormal(flushDenormals);
+  }
+  context.setUserEnabledMkldnn(mkldnn);
+  context.setDeterministicMkldnn(mkldnnDeterministic);
+  context.setUserEnabledNNPACK(nnpack);
+  context.setUserEnabledCuDNN(cudnn);
+  context.setBenchmarkCuDNN(cudnnBenchmark);
+  context.setDeterministicCuDNN(cudnnDeterministic);
+  context.setDeterministicAlgorithms(deterministic, deterministicWarnOnly);
+}
+
+[[gnu::cold]] KernelState KernelState::now() {
+  KernelState state{NumericSettings::current(), {}, {}};
+  state.autocast = c10::autocast_dispatch_keyset - c10::impl::raw_local_dispatch_key_set.excluded();
+  if (!state.autocast.empty()) {
+    state.autocastDtypes = currentAutocastDtypes();
+  }
+  return state;
+}
+
+bool KernelState::isCurrent() const {
+  const auto& thread = c10::impl::raw_local_dispatch_key_set;
+  if (autocast != c10::autocast_dispatch_keyset - thread.excluded() ||
+      settings != NumericSettings::current()) {
+    return false;
+  }
+  return autocast.empty() || autocastDtypes == currentAutocastDtypes();
+}
+
+const KernelState& KernelStates::current() {
+  if (last_ != nullptr && last_->isCurrent()) {
+    return *last_;
+  }
+  const auto known = std::find_if(
+      all_.begin(), all_.end(), [](const KernelState& state) { return state.isCurrent(); });
+  last_ = known != all_.end() ? &*known : &all_.emplace_front(KernelState::now());
+  return *last_;
+}
+
+uint32_t float32Precision(PrecisionRead read, c10::DispatchKeySet keys) {
+  if (read == PrecisionRead::None) {
+    return 0;
+  }
+  const bool onCpu =
+      c10::dispatchKeyToDeviceType(
+          keys.remove(c10::DispatchKey::PythonDispatcher).highestPriorityTypeId()) == c10::kCPU;
+  uint32_t precision = 0;
+  for (const auto backend : {at::Float32Backend::MKLDNN, at::Float32Backend::CUDA}) {
+    for (const auto op : {at::Float32Op::MATMUL, at::Float32Op::CONV, at::Float32Op::RNN}) {
+      const auto value = at::globalContext().float32Precision(backend, op);
+      precision = precision << 4 | static_cast<uint32_t>(value);
+      if (read == PrecisionRead::Products) {
+        break;
+      }
+    }
+    if (onCpu) {
+      break;
+    }
+  }
+  return precision;
+}
+
+KernelStateGuard::KernelStateGuard(const KernelState& state)
+    : saved_(c10::impl::raw_local_dispatch_key_set),
+      state_(state),
+      outer_(NumericSettings::current()) {
+  using c10::DispatchKey;
+  using c10::DispatchKeySet;
+  state_.settings.apply(outer_);
+  for (const auto& [type, dtype] : state_.autocastDtypes) {
+    outerDtypes_.emplace_back(type, at::autocast::get_autocast_dtype(type));
+    at::autocast::set_autocast_dtype(type, dtype);
+  }
+  auto& tls = c10::impl::raw_local_dispatch_key_set;
+  tls.set_included(DispatchKeySet(DispatchKey::BackendSelect));
+  tls.set_excluded(keysAboveKernels() - state_.autocast);
+}
+
+KernelStateGuard::~KernelStateGuard() {
+  c10::impl::raw_local_dispatch_key_set = saved_;
+  outer_.apply(state_.settings);
+  for (const auto& [type, dtype] : outerDtypes_) {
+    at::autocast::set_autocast_dtype(type, dtype);
+  }
+}
+
+}  // namespace ebb

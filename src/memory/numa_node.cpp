@@ -1,0 +1,56 @@
+#include "memory/numa_node.h"
+
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <climits>
+#include <fstream>
+
+namespace ebb {
+namespace {
+
+// A set of nodes, as the kernel takes it.
+constexpr int kNodes = 1024;
+constexpr int kBits = CHAR_BIT * sizeof(unsigned long);
+using Nodes = std::array<unsigned long, kNodes / kBits>;
+
+}  // namespace
+
+int nodeOfPciDevice(const std::string& busId) {
+  std::string name = busId;
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char letter) {
+    return static_cast<char>(std::tolower(letter));
+  });
+  std::ifstream file("/sys/bus/pci/devices/" + name + "/numa_node");
+  int node = -1;
+  return file >> node && node >= 0 && node < kNodes ? node : -1;
+}
+
+// By system call: libnuma is not everywhere. Where the kernel refuses, memory is where it is.
+void preferNode(void* memory, size_t nbytes, int node) {
+  Nodes nodes{};
+  nodes[node / kBits] = 1UL << (node % kBits);
+  ::syscall(SYS_mbind, memory, nbytes, MPOL_PREFERRED, nodes.data(), kNodes, 0);
+}
+
+int preferredNode(const void* memory) {
+  Nodes nodes{};
+  int policy = MPOL_DEFAULT;
+  const long failed =
+      ::syscall(SYS_get_mempolicy, &policy, nodes.data(), kNodes, memory, MPOL_F_ADDR);
+  if (failed != 0 || policy != MPOL_PREFERRED) {
+    return -1;
+  }
+  for (int node = 0; node < kNodes; ++node) {
+    if ((nodes[node / kBits] >> (node % kBits) & 1) != 0) {
+      return node;
+    }
+  }
+  return -1;
+}
+
+}  // namespace ebb

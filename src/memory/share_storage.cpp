@@ -1,0 +1,141 @@
+#include "memory/share_storage.h"
+
+#include <c10/core/Storage.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+namespace ebb {
+
+#if EBB_TORCH_VERSION < 21200
+// torch 2.11 has no function to end the error. The arguments of an explicit instantiation may name
+// private members.
+template <bool c10::StorageImpl::* flag, void (c10::StorageImpl::*refresh)()>
+struct AccessError {
+  friend void clearAccessError(c10::StorageImpl& storage) {
+    storage.*flag = false;
+    (storage.*refresh)();
+  }
+};
+void clearAccessError(c10::StorageImpl& storage);
+template struct AccessError<
+    &c10::StorageImpl::throw_on_immutable_data_ptr_,
+    &c10::StorageImpl::refresh_has_data_ptr_check>;
+#endif
+
+namespace {
+
+void dropOwner(void* owner) {
+  delete static_cast<c10::Storage*>(owner);
+}
+
+// The storage whose memory `storage` shows: itself, unless it got it from another one.
+c10::Storage ownerOf(const c10::Storage& storage) {
+  const c10::DataPtr& pointer = storage.data_ptr();
+  return pointer.get_deleter() == &dropOwner ? *static_cast<c10::Storage*>(pointer.get_context())
+                                             : storage;
+}
+
+void share(const c10::Storage& to, const c10::Storage& from, size_t nbytes) {
+  auto owner = std::make_unique<c10::Storage>(from);
+  c10::DataPtr pointer(from.mutable_data(), owner.get(), &dropOwner, from.device());
+  owner.release();
+  from.unsafeGetStorageImpl()->set_resizable(false);
+  to.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(pointer));
+  to.set_nbytes(nbytes);
+}
+
+void checkKind(const at::Tensor& tensor, const char* name) {
+  TORCH_CHECK_VALUE(tensor.defined(), "ebb: ", name, " is an undefined tensor");
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  TORCH_CHECK_VALUE(
+      impl->layout() == c10::kStrided && impl->has_storage() &&
+          !impl->key_set().has_any(
+              c10::DispatchKeySet(
+                  {c10::DispatchKey::Python,
+                   c10::DispatchKey::NestedTensor,
+                   c10::DispatchKey::Quantized,
+                   c10::DispatchKey::Functionalize})) &&
+          !tensor.is_meta(),
+      "ebb: share_storage needs plain strided tensors; ",
+      name,
+      " is a ",
+      tensor.toString());
+}
+
+template <class T>
+void checkSame(const char* what, const T& dst, const T& src) {
+  TORCH_CHECK_VALUE(
+      dst == src,
+      "ebb: share_storage needs tensors of the same ",
+      what,
+      "; dst has ",
+      dst,
+      ", src has ",
+      src);
+}
+
+size_t shownBytes(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) {
+    return 0;
+  }
+  int64_t last = tensor.storage_offset();
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    last += (tensor.size(i) - 1) * tensor.stride(i);
+  }
+  return static_cast<size_t>(last + 1) * tensor.element_size();
+}
+
+}  // namespace
+
+void shareStorage(const at::Tensor& dst, const at::Tensor& src) {
+  checkKind(dst, "dst");
+  checkKind(src, "src");
+  checkSame("dtype", dst.scalar_type(), src.scalar_type());
+  checkSame("device", dst.device(), src.device());
+  checkSame("size", dst.sizes(), src.sizes());
+  checkSame("stride", dst.strides(), src.strides());
+  checkSame("storage offset", dst.storage_offset(), src.storage_offset());
+  const c10::Storage to = dst.storage();
+  const c10::Storage from = ownerOf(src.storage());
+  const size_t needed = std::max(to.nbytes(), shownBytes(dst));
+  TORCH_CHECK_VALUE(
+      src.storage().nbytes() >= needed,
+      "ebb: share_storage needs a src of at least ",
+      needed,
+      " bytes; its storage has ",
+      src.storage().nbytes());
+  if (ownerOf(to).is_alias_of(from)) {
+    return;  // they share it already
+  }
+  TORCH_CHECK_VALUE(
+      to.resizable(),
+      "ebb: share_storage needs a dst whose storage is resizable; this one's memory belongs to "
+      "somebody else (numpy, from_blob), or another tensor shows it since an earlier "
+      "share_storage");
+  share(to, from, src.storage().nbytes());
+}
+
+void emptyStorage(const c10::Storage& storage, const std::string& message) {
+  auto* impl = storage.unsafeGetStorageImpl();
+  impl->set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
+  impl->set_nbytes(0);
+  impl->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+}
+
+void allowAccess(const c10::Storage& storage) {
+#if EBB_TORCH_VERSION < 21200
+  clearAccessError(*storage.unsafeGetStorageImpl());
+#else
+  storage.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
+#endif
+}
+
+void fillStorage(const c10::Storage& storage, const c10::Storage& from) {
+  allowAccess(storage);
+  share(storage, ownerOf(from), from.nbytes());
+}
+
+}  // namespace ebb

@@ -1,0 +1,77 @@
+#include "paging/log.h"
+
+#include <algorithm>
+
+namespace ebb {
+namespace {
+
+// What is in use now, of one pool.
+struct Use {
+  struct Stacked {
+    size_t stash;
+    int64_t rows;
+    bool gone;
+  };
+  int64_t pages = 0;
+  int64_t rows = 0;
+  int64_t padded = 0;
+  int64_t stackRows = 0;
+  std::vector<Stacked> stack;
+};
+
+}  // namespace
+
+size_t PageLog::stashed(
+    const PoolKey& pool, int64_t rows, int64_t most, const ScheduleEntry& entry) {
+  const size_t number = events_.size();
+  events_.push_back({pool, rows, most, entry, number});
+  return number;
+}
+
+void PageLog::gone(size_t number) {
+  if (number < events_.size()) {
+    Event event = events_[number];
+    event.stash = number;
+    events_.push_back(event);
+  }
+}
+
+std::map<PoolKey, PageLog::Need> PageLog::needs(
+    int64_t pageRows, const std::function<bool(const ScheduleEntry&)>& skipped) const {
+  std::map<PoolKey, Need> needs;
+  std::map<PoolKey, Use> uses;
+  for (size_t place = 0; place < events_.size(); ++place) {
+    const Event& event = events_[place];
+    if (skipped(event.entry)) {
+      continue;
+    }
+    Use& use = uses[event.pool];
+    const int64_t pages = (event.rows + pageRows - 1) / pageRows;
+    if (event.stash == place) {
+      use.pages += pages;
+      use.rows += event.rows;
+      use.padded += event.most;
+      use.stackRows += event.rows;
+      use.stack.push_back({place, event.rows, false});
+    } else {
+      use.pages -= pages;
+      use.rows -= event.rows;
+      use.padded -= event.most;
+      for (auto& stacked : use.stack) {
+        stacked.gone |= stacked.stash == event.stash;
+      }
+      for (; !use.stack.empty() && use.stack.back().gone; use.stack.pop_back()) {
+        use.stackRows -= use.stack.back().rows;
+      }
+    }
+    Need& need = needs[event.pool];
+    need.pages = std::max(need.pages, use.pages);
+    need.stackRows = std::max(need.stackRows, use.stackRows);
+    need.rows = std::max(need.rows, use.rows);
+    need.padded = std::max(need.padded, use.padded);
+    need.largest = std::max(need.largest, event.rows);
+  }
+  return needs;
+}
+
+}  // namespace ebb

@@ -1,0 +1,110 @@
+// What a call on a page pool will do, and what it leaves behind: the same for the CPU and for
+// kernels, which differ in how they move bytes. See Note [Page pools].
+#pragma once
+
+#include "paging/pool/layout.h"
+
+namespace ebb {
+
+struct PagePlan {
+  int64_t errors;  // bits, see page_layout.h; not 0: nothing is moved
+  int64_t rows;
+  int64_t pages;
+  int64_t tier;
+};
+
+EBB_DEVICE_TOO int64_t pagesFor(const PagePoolState& pool, int64_t rows) {
+  return (rows + pool.pageRows - 1) / pool.pageRows;
+}
+
+EBB_DEVICE_TOO bool hasRoom(const PageTier& tier, int64_t pages) {
+  return tier.tail - tier.head >= pages;
+}
+
+EBB_DEVICE_TOO PagePlan planStash(
+    const PagePoolState& pool, const PageHandleState& handle, int64_t mostRows, int64_t rows) {
+  PagePlan plan{pool.errors, rows, 0, 0};
+  if (plan.errors != 0) {
+    return plan;
+  }
+  plan.errors |= rows < 0 ? kNegativeRows : rows > mostRows ? kTooManyRows : 0;
+  const bool holdsPages = handle.use == kPageHandleLive || handle.use == kPageHandleRestored;
+  plan.errors |= holdsPages && handle.epoch == pool.epoch ? kAlreadyStashed : 0;
+  if (plan.errors != 0) {
+    return plan;
+  }
+  plan.pages = pagesFor(pool, rows);
+  plan.tier = hasRoom(pool.tiers[0], plan.pages) ? 0 : 1;
+  plan.errors |= hasRoom(pool.tiers[plan.tier], plan.pages) ? 0 : kPagesUsedUp;
+  return plan;
+}
+
+EBB_DEVICE_TOO PagePlan planRestore(const PagePoolState& pool, const PageHandleState& handle) {
+  PagePlan plan{pool.errors, handle.rows, 0, handle.tier};
+  if (plan.errors == 0) {
+    const bool stale = handle.use != kPageHandleEmpty && handle.epoch != pool.epoch;
+    plan.errors = stale ? kStaleHandle : handle.use != kPageHandleLive ? kNotStashed : 0;
+  }
+  plan.pages = plan.errors == 0 ? pagesFor(pool, plan.rows) : 0;
+  return plan;
+}
+
+// What is given back need not have come back: a graph may be dropped without a backward. After an
+// error, or if the pool was reset, there is nothing to do.
+EBB_DEVICE_TOO PagePlan planGiveBack(const PagePoolState& pool, const PageHandleState& handle) {
+  const bool holdsPages = handle.use == kPageHandleLive || handle.use == kPageHandleRestored;
+  const bool ours = pool.errors == 0 && holdsPages && handle.epoch == pool.epoch;
+  return {pool.errors, handle.rows, ours ? pagesFor(pool, handle.rows) : 0, handle.tier};
+}
+
+// The id of the page that a tensor's page `slot` is to be; before its pages are taken.
+EBB_DEVICE_TOO int64_t pageToTake(const PagePoolState& pool, const PageTier& tier, int64_t slot) {
+  return pool.isStack != 0 ? tier.head + slot : tier.free[(tier.head + slot) % tier.capacity];
+}
+
+// The id of a stashed tensor's page.
+EBB_DEVICE_TOO int64_t
+pageTaken(const PagePoolState& pool, const PageHandleState& handle, int64_t slot) {
+  return pool.isStack != 0 ? handle.first + slot : handle.pages()[slot];
+}
+
+// The rest of a stash, when its rows and ids are in place.
+EBB_DEVICE_TOO void finishStash(PagePoolState& pool, PageHandleState& handle, PagePlan plan) {
+  pool.errors = plan.errors;
+  if (plan.errors == 0) {
+    PageTier& tier = pool.tiers[plan.tier];
+    handle.use = kPageHandleLive;
+    handle.rows = plan.rows;
+    handle.tier = plan.tier;
+    handle.epoch = pool.epoch;
+    handle.first = tier.head;
+    tier.head += plan.pages;
+    pool.spilled |= plan.tier;
+  }
+}
+
+// The rest of giving pages back, when their ids are on the list.
+EBB_DEVICE_TOO void finishGiveBack(PagePoolState& pool, PageHandleState& handle, PagePlan plan) {
+  if (plan.errors == 0) {
+    PageTier& tier = pool.tiers[plan.tier];
+    if (pool.isStack == 0) {
+      tier.tail += plan.pages;
+    } else if (plan.pages > 0) {
+      tier.head = handle.first;
+    }
+    handle.use = kPageHandleGone;
+  }
+}
+
+// The rest of a restore.
+EBB_DEVICE_TOO void finishRestore(
+    PagePoolState& pool, PageHandleState& handle, PagePlan plan, bool keepsPages) {
+  pool.errors = plan.errors;
+  if (keepsPages) {
+    handle.use = plan.errors == 0 ? kPageHandleRestored : handle.use;
+  } else {
+    finishGiveBack(pool, handle, plan);
+  }
+}
+
+}  // namespace ebb

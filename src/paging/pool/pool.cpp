@@ -1,0 +1,229 @@
+#include "paging/pool/pool.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/StringUtil.h>
+#include <dlfcn.h>
+
+#include <cstring>
+#include <string>
+
+namespace ebb {
+namespace {
+
+const PageMover& moverFor(c10::Device device) {
+  if (device.is_cpu()) {
+    return cpuPageMover();
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      device.is_cuda(), "ebb: PAGE has kernels for CPU and CUDA, not for ", device);
+  return cudaPageMover();
+}
+
+void checkOptions(const PagePoolOptions& options) {
+  const auto check = [](bool good, const char* name, int64_t value, const char* range) {
+    TORCH_CHECK_VALUE(good, "ebb: a page pool's ", name, " must be ", range, "; it is ", value);
+  };
+  check(options.rowBytes > 0, "row width", options.rowBytes, "at least one byte");
+  check(options.pageRows > 0, "page size", options.pageRows, "at least one row");
+  check(options.devicePages >= 0, "device pages", options.devicePages, "at least 0");
+  check(options.hostPages >= 0, "host pages", options.hostPages, "at least 0");
+  check(!options.isStack || options.pageRows == 1, "page size", options.pageRows, "1 in a stack");
+}
+
+std::string folderOfThisLibrary() {
+  Dl_info info;
+  if (dladdr(reinterpret_cast<const void*>(&folderOfThisLibrary), &info) == 0) {
+    return {};
+  }
+  const std::string path = info.dli_fname;
+  return path.substr(0, path.rfind('/') + 1);
+}
+
+const PageMover* loadCudaPageMover() {
+  void* library = dlopen((folderOfThisLibrary() + "libebb_cuda.so").c_str(), RTLD_NOW);
+  if (library == nullptr) {
+    return nullptr;
+  }
+  using Get = const PageMover* (*)();
+  const auto get = reinterpret_cast<Get>(dlsym(library, "ebbCudaPageMover"));
+  return get == nullptr ? nullptr : get();
+}
+
+}  // namespace
+
+const PageMover& cudaPageMover() {
+  static const PageMover* mover = loadCudaPageMover();
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      mover != nullptr,
+      "ebb: PAGE on a CUDA device needs ebb's kernels, and this installation was built without "
+      "nvcc. Install a CUDA Toolkit and build ebb again with EBB_CUDA=1.");
+  return *mover;
+}
+
+std::string describePageErrors(int64_t errors) {
+  const std::pair<int64_t, const char*> all[] = {
+      {kPagesUsedUp, "no tier had pages for a tensor"},
+      {kTooManyRows, "more rows were said to be alive than a tensor has"},
+      {kNegativeRows, "fewer than no rows were said to be alive"},
+      {kNotStashed, "a tensor was restored twice, or was never stashed"},
+      {kStaleHandle, "a tensor was restored that was stashed before the pool was reset"},
+      {kAlreadyStashed, "a tensor was stashed twice"},
+  };
+  std::string text;
+  for (const auto& [bit, words] : all) {
+    if ((errors & bit) != 0) {
+      text += (text.empty() ? "" : "; ") + std::string(words);
+    }
+  }
+  return text;
+}
+
+PagePool::PagePool(const PagePoolOptions& options)
+    : options_(options), mover_(moverFor(options.device)) {
+  checkOptions(options);
+  const auto onDevice = at::TensorOptions().device(options.device);
+  const auto onHost = at::TensorOptions().pinned_memory(!options.device.is_cpu());
+  const int64_t pages[2] = {options.devicePages, options.hostPages};
+  PagePoolState state{};
+  for (int tier = 0; tier < 2; ++tier) {
+    const int64_t nbytes = pages[tier] * options.pageRows * options.rowBytes;
+    rows_[tier] = at::empty({nbytes}, (tier == 0 ? onDevice : onHost).dtype(at::kByte));
+    free_[tier] = at::empty({options.isStack ? 0 : pages[tier]}, onDevice.dtype(at::kLong));
+    state.tiers[tier].capacity = pages[tier];
+    state.tiers[tier].rows = static_cast<unsigned char*>(rows_[tier].mutable_data_ptr());
+    state.tiers[tier].free = free_[tier].mutable_data_ptr<int64_t>();
+  }
+  state.pageRows = options.pageRows;
+  state.rowBytes = options.rowBytes;
+  state.isStack = options.isStack ? 1 : 0;
+  at::Tensor onCpu = at::empty({sizeof state}, at::kByte);
+  std::memcpy(onCpu.mutable_data_ptr(), &state, sizeof state);
+  state_ = onCpu.to(options.device);
+  reset();
+  warmUp();
+}
+
+// CUDA loads a kernel when it is launched first, which must not happen while a graph is captured.
+void PagePool::warmUp() {
+  const auto onDevice = at::TensorOptions().device(options_.device);
+  PageHandle handle = makeHandle(1);
+  at::Tensor row = at::zeros({1, options_.rowBytes}, onDevice.dtype(at::kByte));
+  stash(handle, row, at::zeros({1}, onDevice.dtype(at::kLong)));
+  restore(handle, row, {PageDeadRows::FirstRow, 0, 0, true});
+  giveBack(handle);
+}
+
+PageHandle PagePool::makeHandle(int64_t mostRows) const {
+  TORCH_CHECK_VALUE(mostRows >= 0, "ebb: a tensor has at least no rows, not ", mostRows);
+  const int64_t pages =
+      options_.isStack ? 0 : (mostRows + options_.pageRows - 1) / options_.pageRows;
+  constexpr int64_t kWords = sizeof(PageHandleState) / sizeof(int64_t);
+  return {
+      at::zeros({kWords + pages}, at::TensorOptions().device(options_.device).dtype(at::kLong)),
+      {mostRows, options_.rowBytes}};
+}
+
+PageRows PagePool::rowsOf(const at::Tensor& tensor, const PageHandle& handle) const {
+  TORCH_CHECK_VALUE(
+      tensor.is_contiguous() && tensor.dim() > 0 && tensor.device() == options_.device,
+      "ebb: a page pool takes contiguous tensors with rows, on ",
+      options_.device,
+      "; this one has shape ",
+      tensor.sizes(),
+      " on ",
+      tensor.device());
+  const int64_t count = tensor.size(0);
+  TORCH_CHECK_VALUE(
+      count == handle.most.count &&
+          static_cast<int64_t>(tensor.nbytes()) == count * options_.rowBytes,
+      "ebb: this handle is for ",
+      handle.most.count,
+      " rows of ",
+      options_.rowBytes,
+      " bytes; the tensor has shape ",
+      tensor.sizes(),
+      " and ",
+      tensor.nbytes(),
+      " bytes");
+  return handle.most;
+}
+
+void PagePool::stash(PageHandle& handle, const at::Tensor& tensor, const at::Tensor& rows) {
+  const PageRows most = rowsOf(tensor, handle);
+  TORCH_CHECK_VALUE(
+      rows.scalar_type() == at::kLong && rows.numel() == 1 && rows.device() == options_.device,
+      "ebb: the number of live rows must be one int64 on ",
+      options_.device,
+      "; got ",
+      rows.toString(),
+      " of shape ",
+      rows.sizes());
+  auto* state = static_cast<PageHandleState*>(handle.state.mutable_data_ptr());
+  mover_.stash(
+      pool(), state, most, tensor.const_data_ptr(), rows.const_data_ptr<int64_t>(), stream());
+}
+
+void PagePool::restore(PageHandle& handle, at::Tensor& tensor, PageFill fill) {
+  const PageRows most = rowsOf(tensor, handle);
+  auto* state = static_cast<PageHandleState*>(handle.state.mutable_data_ptr());
+  mover_.restore(pool(), state, most, tensor.mutable_data_ptr(), fill, stream());
+}
+
+void PagePool::giveBack(PageHandle& handle) {
+  mover_.giveBack(pool(), static_cast<PageHandleState*>(handle.state.mutable_data_ptr()), stream());
+}
+
+at::Tensor PagePool::flags() const {
+  constexpr int64_t kWord = sizeof(int64_t);
+  static_assert(offsetof(PagePoolState, errors) % kWord == 0);
+  static_assert(offsetof(PagePoolState, spilled) == offsetof(PagePoolState, errors) + kWord);
+  constexpr int64_t kPlace = offsetof(PagePoolState, errors) / kWord;
+  return state_.view(at::kLong).narrow(0, kPlace, 2);
+}
+
+size_t PagePool::deviceBytes() const {
+  return rows_[0].nbytes() + free_[0].nbytes() + free_[1].nbytes() + state_.nbytes();
+}
+
+size_t PagePool::hostBytes() const {
+  return rows_[1].nbytes();
+}
+
+void PagePool::reset() {
+  mover_.reset(pool(), stream());
+}
+
+PagePoolState* PagePool::pool() const {
+  return static_cast<PagePoolState*>(state_.mutable_data_ptr());
+}
+
+void* PagePool::stream() const {
+  if (options_.device.is_cpu()) {
+    return nullptr;
+  }
+  const c10::impl::VirtualGuardImpl guard(options_.device.type());
+  return guard.getStream(options_.device).native_handle();
+}
+
+PagePoolStatus PagePool::status() const {
+  const at::Tensor copy = state_.cpu();
+  const auto& state = *static_cast<const PagePoolState*>(copy.const_data_ptr());
+  PagePoolStatus found;
+  found.errors = state.errors;
+  found.spilled = state.spilled != 0;
+  found.epoch = state.epoch;
+  for (int which = 0; which < 2; ++which) {
+    const PageTier& tier = state.tiers[which];
+    const at::Tensor ids = free_[which].cpu();
+    found.head[which] = tier.head;
+    found.tail[which] = tier.tail;
+    for (int64_t at = tier.head; at < tier.tail && !options_.isStack; ++at) {
+      found.freeIds[which].push_back(ids.const_data_ptr<int64_t>()[at % tier.capacity]);
+    }
+  }
+  return found;
+}
+
+}  // namespace ebb

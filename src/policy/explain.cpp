@@ -1,0 +1,100 @@
+#include "policy/explain.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "policy/operator_names.h"
+#include "policy/policy.h"
+
+namespace ebb {
+namespace {
+
+const char* nameOf(Decision decision) {
+  switch (decision) {
+    case Decision::Save:
+      return "SAVE";
+    case Decision::Recompute:
+      return "RECOMPUTE";
+    case Decision::Offload:
+      return "OFFLOAD";
+    case Decision::Page:
+      return "PAGE";
+  }
+  return "?";
+}
+
+// What must hold beyond the operator's name; empty if nothing.
+std::string conditionsOf(const Rule& rule) {
+  std::vector<std::string> all;
+  if (!rule.module.empty()) {
+    all.push_back(c10::str("in a module '", rule.module, "'"));
+  }
+  const char* counted = rule.perModule ? " of a module" : " of a region";
+  if (rule.nth > 0) {
+    all.push_back(c10::str("for call ", rule.nth, counted));
+  }
+  if (rule.every > 1) {
+    all.push_back(c10::str("for every ", rule.every, "th call", counted));
+  }
+  if (!rule.name.empty()) {
+    all.push_back(c10::str("if named '", rule.name, "'"));
+  }
+  if (rule.minBytes > 0) {
+    all.push_back(c10::str("from ", rule.minBytes, " bytes"));
+  }
+  if (rule.maxBytes < SIZE_MAX) {
+    all.push_back(c10::str("up to ", rule.maxBytes, " bytes"));
+  }
+  if (rule.dtype) {
+    all.push_back(c10::str("of dtype ", *rule.dtype));
+  }
+  std::string joined;
+  for (const std::string& condition : all) {
+    joined += (joined.empty() ? "" : ", ") + condition;
+  }
+  return joined;
+}
+
+}  // namespace
+
+std::string ruleInWords(const Policy& policy, uint16_t rule) {
+  if (rule == Verdict::kNoRule) {
+    return "default";
+  }
+  const Rule& which = policy.rules().at(rule);
+  const std::string conditions = conditionsOf(which);
+  const char* separator = conditions.empty() ? "" : ", ";
+  return c10::str("rule ", rule, ", '", which.op, "'", separator, conditions);
+}
+
+std::string explain(const Policy& policy, const std::string& op) {
+  const std::vector<std::string> overloads = operatorsNamed(normalisedOperatorName(op));
+  std::string text;
+  for (const std::string& name : overloads) {
+    text += name + "\n";
+    size_t i = 0;
+    for (const Policy::Part& part : policy.parts()) {
+      bool decided = false;
+      for (; i < part.end; ++i) {
+        const Rule& rule = policy.rules()[i];
+        if (decided || !operatorMatches(rule.op, name)) {
+          continue;
+        }
+        decided = conditionsOf(rule).empty();
+        text += c10::str("  ", nameOf(rule.decision), " by ", ruleInWords(policy, i), "\n");
+      }
+      if (!decided) {
+        text += c10::str("  ", nameOf(part.fallback), " by default\n");
+      }
+      if (i < policy.rules().size() || &part != &policy.parts().back()) {
+        text += "  where that is RECOMPUTE:\n";
+      }
+    }
+  }
+  text.pop_back();
+  return text;
+}
+
+}  // namespace ebb

@@ -1,0 +1,368 @@
+#include "policy/policy.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+
+#include "intercept/op_tables.h"
+#include "policy/explain.h"
+#include "policy/glob.h"
+#include "policy/module_scope.h"
+#include "policy/operator_names.h"
+
+namespace ebb {
+namespace {
+
+std::vector<std::string> registeredOperators() {
+  std::vector<std::string> names;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    names.push_back(qualifiedName(name));
+  }
+  return names;
+}
+
+[[noreturn]] void throwUnknown(
+    const std::string& what, const std::string& pattern, const std::vector<std::string>& all) {
+  std::set<std::string> known;
+  const bool overload = pattern.find('.') != std::string::npos;
+  for (const std::string& name : all) {
+    known.insert(overload ? name : name.substr(0, name.rfind('.')));
+  }
+  std::string nearest;
+  for (const auto& name : nearestNames(pattern, {known.begin(), known.end()}, 3)) {
+    nearest += (nearest.empty() ? "" : ", ") + name;
+  }
+  TORCH_CHECK_VALUE(
+      false,
+      "ebb: ",
+      what,
+      " matches no registered operator. Nearest names: ",
+      nearest,
+      ". If a library defines the operator, import it before making the policy.");
+}
+
+// Conditions that are known to hold or not when an op is called.
+bool isOnCall(const Rule& rule) {
+  return !rule.module.empty() || rule.every > 1 || rule.nth > 0;
+}
+
+// Conditions on each of its results.
+bool isOnResult(const Rule& rule) {
+  return !rule.name.empty() || rule.minBytes > 0 || rule.maxBytes < SIZE_MAX || rule.dtype;
+}
+
+constexpr size_t kMostCandidates = 64;  // Verdict::perResult has a bit for each
+
+void checkRule(const Rule& rule) {
+  const auto check = [&](bool good, const char* what) {
+    TORCH_CHECK_VALUE(good, "ebb: the rule '", rule.op, "' ", what);
+  };
+  check(rule.every >= 1, "has every=0; the least is 1, each call.");
+  check(rule.every == 1 || rule.nth == 0, "has both every and nth; give one.");
+  check(
+      !rule.perModule || rule.every > 1 || rule.nth > 0,
+      "has per_module without every or nth, so there is nothing to count.");
+  check(rule.minBytes <= rule.maxBytes, "has min_bytes larger than max_bytes: nothing matches.");
+  check(
+      rule.name.empty() || (rule.every == 1 && rule.nth == 0 && !rule.force),
+      "has a name with every, nth or force: a value is named after its op was called.");
+  check(
+      !rule.force || !isGlob(rule.op),
+      "is a glob with force; name the operator exactly to have it replayed.");
+  check(
+      !rule.force || !communicates(rule.op),
+      "has force for a collective. Each rank replays at moments of its own, so no collective can "
+      "run "
+      "again: its result is kept. Leave force out.");
+  check(
+      !rule.force || !isOnResult(rule),
+      "has force with a condition on the result, which is not known before the op runs.");
+}
+
+bool matchesSize(const Rule& rule, const at::Tensor& result) {
+  const size_t nbytes = result.storage().nbytes();
+  return nbytes >= rule.minBytes && nbytes <= rule.maxBytes &&
+         (!rule.dtype || *rule.dtype == result.scalar_type());
+}
+
+// Results have no name when they are made.
+bool matchesResult(const Rule& rule, const at::Tensor& result) {
+  return rule.name.empty() && matchesSize(rule, result);
+}
+
+// See Note [Policies of several parts]
+void overrule(Verdict& verdict, const Verdict& next) {
+  if (verdict.decision == Decision::Recompute) {
+    const bool forced = verdict.forced;
+    verdict = next;
+    verdict.forced |= forced;
+  }
+}
+
+}  // namespace
+
+std::string normalisedOperatorName(const std::string& name) {
+  if (name.find("::") != std::string::npos) {
+    return name;
+  }
+  const size_t dot = name.find('.');
+  if (dot != std::string::npos) {
+    return name.substr(0, dot) + "::" + name.substr(dot + 1);
+  }
+  return isGlob(name) ? name : "aten::" + name;
+}
+
+std::vector<std::string> operatorsNamed(const std::string& pattern) {
+  const auto known = registeredOperators();
+  std::vector<std::string> found;
+  std::copy_if(known.begin(), known.end(), std::back_inserter(found), [&](const auto& name) {
+    return operatorMatches(pattern, name);
+  });
+  if (found.empty()) {
+    throwUnknown("'" + pattern + "'", pattern, known);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+Policy::Policy(std::vector<Rule> rules, Decision fallback, Decision inputs, uint32_t faultAt)
+    : rules_(std::move(rules)),
+      parts_{{rules_.size(), fallback}},
+      inputs_(inputs),
+      faultAt_(faultAt),
+      table_(new std::atomic<const Candidates*>[kTableSize] {}) {
+  TORCH_CHECK_VALUE(
+      inputs_ != Decision::Recompute,
+      "ebb: a region's inputs have no recipe: their decision is SAVE, OFFLOAD or PAGE.");
+  const auto known = rules_.empty() ? std::vector<std::string>{} : registeredOperators();
+  for (Rule& rule : rules_) {
+    rule.op = normalisedOperatorName(rule.op);
+    checkRule(rule);
+    const bool matches = std::any_of(known.begin(), known.end(), [&](const std::string& name) {
+      return operatorMatches(rule.op, name);
+    });
+    if (!matches) {
+      throwUnknown("the rule '" + rule.op + "'", rule.op, known);
+    }
+  }
+}
+
+Policy::Policy(const Policy& first, const Policy& second)
+    : rules_(first.rules_),
+      parts_(first.parts_),
+      inputs_(first.inputs_ == Decision::Save ? second.inputs_ : first.inputs_),
+      faultAt_(0),
+      table_(new std::atomic<const Candidates*>[kTableSize] {}) {
+  rules_.insert(rules_.end(), second.rules_.begin(), second.rules_.end());
+  for (const Part& part : second.parts_) {
+    parts_.push_back({first.rules_.size() + part.end, part.fallback});
+  }
+}
+
+Policy::~Policy() = default;
+
+bool Policy::asksForModules() const {
+  return std::any_of(rules_.begin(), rules_.end(), [](const Rule& rule) {
+    return !rule.module.empty() || rule.perModule;
+  });
+}
+
+bool Policy::gives(Decision decision) const {
+  const auto is = [=](Decision given) { return given == decision; };
+  return is(inputs_) ||
+         std::any_of(rules_.begin(), rules_.end(), [&](auto& r) { return is(r.decision); }) ||
+         std::any_of(parts_.begin(), parts_.end(), [&](auto& p) { return is(p.fallback); });
+}
+
+const Policy::Candidates& Policy::candidates(const OpTraits& op) const {
+  if (op.index < kTableSize) {
+    if (const auto* known = table_[op.index].load(std::memory_order_acquire)) {
+      return *known;
+    }
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  return compile(op);
+}
+
+[[gnu::cold]] const Policy::Candidates& Policy::compile(const OpTraits& op) const {
+  for (const auto& [index, known] : beyond_) {
+    if (index == op.index) {
+      return *known;
+    }
+  }
+  Candidates& candidates = compiled_.emplace_back();
+  size_t i = 0;
+  for (const Part& part : parts_) {
+    bool decided = false;
+    for (; i < part.end; ++i) {
+      const Rule& rule = rules_[i];
+      if (!decided && operatorMatches(rule.op, op.name)) {
+        const bool onCall = isOnCall(rule);
+        const bool onResult = isOnResult(rule);
+        decided = !onCall && !onResult;
+        const Verdict verdict{rule.decision, rule.force, true, static_cast<uint16_t>(i)};
+        candidates.push_back({verdict, &rule, onCall, onResult, decided});
+      }
+    }
+    if (!decided) {
+      candidates.push_back({{part.fallback}, nullptr, false, false, true});
+    }
+  }
+  TORCH_CHECK_VALUE(
+      candidates.size() <= kMostCandidates,
+      "ebb: more than ",
+      kMostCandidates,
+      " rules of a policy match ",
+      op.name,
+      ". Join some by a glob.");
+  if (op.index < kTableSize) {
+    table_[op.index].store(&candidates, std::memory_order_release);
+  } else {
+    beyond_.emplace_back(op.index, &candidates);
+  }
+  return candidates;
+}
+
+bool Policy::matchesModule(const Rule& rule, uint32_t module) const {
+  if (module == 0) {
+    if (!anyModuleHasNumber()) {
+      TORCH_WARN_ONCE(
+          "ebb: a rule asks for module '",
+          rule.module,
+          "', but no module is known, so it does not match. Use ebb.apply, or "
+          "ebb.region(policy, root=model). Shown once.");
+    }
+    return false;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  modules_.resize(rules_.size());
+  auto& known = modules_[static_cast<size_t>(&rule - rules_.data())];
+  known.resize(std::max<size_t>(known.size(), module + 1), 0);
+  if (known[module] == 0) {
+    const ModuleNames& names = moduleNames(module);
+    const bool matches =
+        globMatches(rule.module, names.plain) || globMatches(rule.module, names.full);
+    known[module] = matches ? 1 : -1;
+  }
+  return known[module] > 0;
+}
+
+PolicyPtr makePolicy(std::vector<Rule> rules, Decision fallback, Decision inputs) {
+  return std::make_shared<const Policy>(std::move(rules), fallback, inputs);
+}
+
+PolicyPtr either(const PolicyPtr& first, const PolicyPtr& second) {
+  return std::make_shared<const Policy>(*first, *second);
+}
+
+ActivePolicy::ActivePolicy(PolicyPtr policy) : policy_(std::move(policy)) {
+}
+
+Decision ActivePolicy::inputs() const {
+  return policy_->inputs();
+}
+
+Verdict ActivePolicy::decide(const OpTraits& op) {
+  if (policy_->faultAt() != 0) {
+    TORCH_CHECK(++ops_ != policy_->faultAt(), "ebb: fault injected before ", op.name);
+  }
+  const auto& candidates = policy_->candidates(op);
+  const auto& first = candidates.front();
+  const bool simple = first.endsPart && candidates.size() == 1;
+  return simple ? first.verdict : decideWith(op, candidates);
+}
+
+// Goes through all, since each may count calls.
+Verdict ActivePolicy::decideWith(const OpTraits& op, const Policy::Candidates& candidates) {
+  uint64_t matching = 0;
+  bool dependsOnResult = false;
+  bool decided = false;  // in this part
+  Verdict verdict;
+  bool named = false;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    const auto& candidate = candidates[i];
+    if (!decided && (!candidate.onCall || matchesCall(candidate))) {
+      matching |= uint64_t{1} << i;
+      named |= candidate.verdict.named;
+      dependsOnResult |= candidate.onResult;
+      decided = !candidate.onResult;
+      if (decided) {
+        overrule(verdict, candidate.verdict);
+      }
+    }
+    if (candidate.endsPart) {
+      decided = false;
+    }
+  }
+  verdict.named = named;
+  verdict.perResult = dependsOnResult ? matching : 0;
+  return verdict;
+}
+
+Verdict ActivePolicy::decideOn(const OpTraits& op, const at::Tensor& result, const Verdict& call) {
+  const auto& candidates = policy_->candidates(op);
+  bool decided = false;  // in this part
+  Verdict verdict;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    const auto& candidate = candidates[i];
+    const bool matches = (call.perResult >> i & 1) != 0;
+    if (!decided && matches && (!candidate.onResult || matchesResult(*candidate.rule, result))) {
+      decided = true;
+      overrule(verdict, candidate.verdict);
+    }
+    if (candidate.endsPart) {
+      decided = false;
+    }
+  }
+  return verdict;
+}
+
+// The call's number is not known any more, so rules with a name count no calls.
+std::optional<Verdict> ActivePolicy::decideOnNamed(
+    const OpTraits& op, const at::Tensor& result, uint16_t rule, const std::string& name) {
+  for (const auto& candidate : policy_->candidates(op)) {
+    if (candidate.rule == nullptr || candidate.verdict.rule >= rule) {
+      continue;
+    }
+    const Rule& asked = *candidate.rule;
+    const bool inModule = asked.module.empty() || policy_->matchesModule(asked, currentModule());
+    if (asked.name == name && inModule && matchesSize(asked, result)) {
+      return candidate.verdict;
+    }
+  }
+  return {};
+}
+
+bool ActivePolicy::matchesCall(const Policy::Candidate& candidate) {
+  const Rule& rule = *candidate.rule;
+  if (!rule.module.empty() && !policy_->matchesModule(rule, currentModule())) {
+    return false;
+  }
+  if (rule.every == 1 && rule.nth == 0) {
+    return true;
+  }
+  const uint32_t calls = countCall(rule);
+  return rule.nth != 0 ? calls == rule.nth : calls % rule.every == 0;
+}
+
+uint32_t ActivePolicy::countCall(const Rule& rule) {
+  if (rule.perModule) {
+    return ++callsInModule_[{&rule, currentModule()}];
+  }
+  if (calls_.empty()) {
+    calls_.resize(policy_->rules().size(), 0);
+  }
+  return ++calls_[static_cast<size_t>(&rule - policy_->rules().data())];
+}
+
+std::string ActivePolicy::ruleInWords(uint16_t rule) const {
+  return ebb::ruleInWords(*policy_, rule);
+}
+
+const std::string& ActivePolicy::module() const {
+  return moduleNames(currentModule()).plain;
+}
+
+}  // namespace ebb

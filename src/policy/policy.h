@@ -1,0 +1,129 @@
+// Policies: which decision each operator gets, compiled so that asking costs no string.
+#pragma once
+
+#include <c10/util/SmallVector.h>
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "ebb/ebb.h"
+#include "intercept/op_traits.h"
+#include "policy/decider.h"
+
+namespace ebb {
+
+// See makePolicy. Immutable; shared by threads.
+class EBB_API Policy {
+ public:
+  // With `faultAt`, the region's n-th op throws before it runs: for tests of what that leaves
+  // behind.
+  Policy(
+      std::vector<Rule> rules,
+      Decision fallback,
+      Decision inputs = Decision::Save,
+      uint32_t faultAt = 0);
+  Policy(const Policy& first, const Policy& second);
+  ~Policy();
+  Policy(const Policy&) = delete;
+  Policy& operator=(const Policy&) = delete;
+
+  const std::vector<Rule>& rules() const {
+    return rules_;
+  }
+  Decision fallback() const {
+    return parts_.front().fallback;
+  }
+  Decision inputs() const {
+    return inputs_;
+  }
+  uint32_t faultAt() const {
+    return faultAt_;
+  }
+
+  // Whether some rule asks for the module that runs.
+  bool asksForModules() const;
+
+  // Whether some rule, or what holds without one, gives this decision.
+  bool gives(Decision decision) const;
+
+  // The rules that can match one operator, in order, each part ending with one that always does.
+  struct Candidate {
+    Verdict verdict;
+    const Rule* rule;  // null: it always matches
+    bool onCall;       // `rule` has a condition on the call
+    bool onResult;     // ... or on a result
+    bool endsPart;     // see Note [Policies of several parts]
+  };
+  using Candidates = c10::SmallVector<Candidate, 2>;
+  const Candidates& candidates(const OpTraits& op) const;
+
+  bool matchesModule(const Rule& rule, uint32_t module) const;
+
+  // Note [Policies of several parts]
+  // `either` makes a policy of the rules of both, one after the other. Each part decides by its
+  // first rule that matches, or its default; what counts is the first part that does not recompute.
+  struct Part {
+    size_t end;         // of its rules
+    Decision fallback;  // when none of them matches
+  };
+  const std::vector<Part>& parts() const {
+    return parts_;
+  }
+
+ private:
+  const Candidates& compile(const OpTraits& op) const;
+
+  std::vector<Rule> rules_;  // patterns are normalised
+  std::vector<Part> parts_;  // at least one
+  Decision inputs_;          // for what regions read
+  uint32_t faultAt_;         // 0: never
+  // Note [Compiled policies]
+  // A table over OpTraits::index, filled at the first call of each operator. Readers take no lock;
+  // an operator beyond the table's end is looked up under the lock each time.
+  static constexpr size_t kTableSize = 8192;
+  std::unique_ptr<std::atomic<const Candidates*>[]> table_;
+  mutable std::mutex mutex_;                 // guards compiled_ and beyond_
+  mutable std::deque<Candidates> compiled_;  // what the table points to
+  mutable std::vector<std::pair<uint32_t, const Candidates*>> beyond_;  // indices >= kTableSize
+  mutable std::vector<std::vector<int8_t>> modules_;  // by rule and module: 1 or -1 once known
+};
+
+// A policy in use by one region: counts calls for the rules that need it.
+class ActivePolicy final : public Decider {
+ public:
+  explicit ActivePolicy(PolicyPtr policy);
+  Verdict decide(const OpTraits& op) override;
+  Verdict decideOn(const OpTraits& op, const at::Tensor& result, const Verdict& call) override;
+  std::optional<Verdict> decideOnNamed(
+      const OpTraits& op,
+      const at::Tensor& result,
+      uint16_t rule,
+      const std::string& name) override;
+  Decision inputs() const override;
+  std::string ruleInWords(uint16_t rule) const override;
+  const std::string& module() const override;
+
+ private:
+  Verdict decideWith(const OpTraits& op, const Policy::Candidates& candidates);
+  bool matchesCall(const Policy::Candidate& candidate);
+  uint32_t countCall(const Rule& rule);
+
+  PolicyPtr policy_;                     // the rules
+  uint32_t ops_ = 0;                     // counted if the policy has a fault to inject
+  c10::SmallVector<uint32_t, 4> calls_;  // per rule; empty until something counts
+  std::map<std::pair<const Rule*, uint32_t>, uint32_t> callsInModule_;  // by rule and module
+};
+
+// The operators that a normalised pattern matches. Throws c10::ValueError if there is none, giving
+// the nearest names.
+std::vector<std::string> operatorsNamed(const std::string& pattern);
+
+// "aten.mm.default" and "aten::mm.default" both become the latter; "mm" becomes "aten::mm".
+std::string normalisedOperatorName(const std::string& name);
+
+}  // namespace ebb

@@ -1,0 +1,26 @@
+// What the parts of a recorder share.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+
+#include "ebb/ebb.h"
+#include "graph/graph.h"
+#include "policy/decider.h"
+
+namespace ebb {
+
+// The outermost region that is open, and what the innermost one says.
+struct Context {
+  c10::intrusive_ptr<Graph> graph;     // shared with the handles; null between regions
+  Decider* decider = nullptr;          // of the innermost region
+  RegionCounters* counters = nullptr;  // likewise
+  uint16_t region = 0;                 // likewise: its index in Graph::names
+
+  const std::string& regionName() const {
+    return graph->names[region];
+  }
+};
+
+}  // namespace ebb

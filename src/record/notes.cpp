@@ -1,0 +1,93 @@
+#include "record/notes.h"
+
+#include "graph/recipe.h"
+#include "record/value_map.h"
+
+namespace ebb {
+
+[[gnu::cold]] void noteMade(
+    const Context& context,
+    Value& value,
+    const at::Tensor& tensor,
+    const std::string& op,
+    const char* reason) {
+  Journal& journal = *context.graph->journal;
+  Line line;
+  line.region = journal.intern(context.regionName());
+  line.module = journal.intern(context.decider->module());
+  line.op = journal.intern(op);
+  line.rule =
+      value.born ? journal.ruleThatDecided(context.decider->ruleInWords(value.rule)) : nullptr;
+  line.reason = reason;
+  line.dtype = tensor.scalar_type();
+  line.sizes = tensor.sizes();
+  line.nbytes = value.nbytes;
+  value.entry = journal.add(std::move(line));
+}
+
+[[gnu::cold]] void notePacked(Value& value, bool kept) {
+  value.entry->update([&](Line& line) {
+    line.packed = true;
+    if (!value.born) {
+      line.fate = Fate::Outside;
+    } else if (line.fate != Fate::Offloaded && line.fate != Fate::Paged) {
+      line.fate = !kept ? Fate::Recomputed : line.reason != nullptr ? Fate::Kept : Fate::Saved;
+    }
+  });
+}
+
+[[gnu::cold]] void noteSent(
+    Value& value, Fate fate, const char* kind, const std::string& of, size_t nbytes) {
+  Journal& journal = value.entry->journal();
+  value.entry->update([&](Line& line) {
+    line.fate = fate;
+    line.sent = journal.now();
+  });
+  journal.add(kind, of, journal.now(), nbytes);
+}
+
+[[gnu::cold]] void noteCopied(Value& value) {
+  Line line;
+  value.entry->update([&](const Line& of) { line = of; });
+  line.fate = Fate::Copied;
+  line.reason = "a replay needs what a write was about to change";
+  line.packed = false;
+  value.entry = value.entry->journal().add(std::move(line));
+}
+
+[[gnu::cold]] std::vector<Closing> noteClosing(const ValueMap& values) {
+  std::vector<Closing> closing;
+  for (const auto& [storage, value] : values.all()) {
+    if (value->entry) {
+      const bool droppable = static_cast<bool>(escapedStorage(*value));
+      closing.push_back(
+          {value->entry, c10::weak_intrusive_ptr<Value>(value), value->home, droppable});
+    }
+  }
+  return closing;
+}
+
+[[gnu::cold]] void noteClosed(const std::vector<Closing>& closing) {
+  for (const Closing& last : closing) {
+    const auto value = last.value.lock();
+    const bool kept = value && value->bytes;
+    const bool escaped = value && last.droppable;
+    const auto home = last.home.lock();
+    last.entry->update([&](Line& line) {
+      const bool lives = home && home->nbytes() == line.nbytes;
+      if (line.fate == Fate::Recomputed) {
+        line.fate = escaped ? Fate::Escaped : line.fate;
+      } else if (line.fate != Fate::Unneeded) {
+        return;
+      } else if (line.rule == nullptr) {
+        line.fate = kept ? Fate::Outside : line.fate;
+      } else if (kept) {
+        line.fate = line.reason != nullptr ? Fate::Kept : Fate::Saved;
+      } else if (lives) {
+        line.fate = escaped ? Fate::Escaped : Fate::Result;
+      }
+    });
+  }
+}
+
+}  // namespace ebb

@@ -1,0 +1,383 @@
+#include "record/op_recording.h"
+
+#include <algorithm>
+
+#include "graph/geometry.h"
+#include "intercept/key.h"
+#include "kernel/fingerprint.h"
+#include "record/notes.h"
+#include "record/recipe_writer.h"
+#include "verify/compare.h"
+
+namespace ebb {
+namespace {
+
+ValueMap& settled(ValueMap& values) {
+  values.settle();
+  return values;
+}
+
+}  // namespace
+
+OpRecording::OpRecording(
+    const Context& context, ValueMap& values, Sender& sender, RowMarks& marks, Call& call)
+    : context_(context),
+      values_(values),
+      sender_(sender),
+      marks_(marks),
+      call_(call),
+      op_(call.op),
+      lock_(context.graph->mutex),
+      arguments_(call, settled(values)) {
+}
+
+void OpRecording::run() {
+  verdict_ = context_.decider->decide(op_);
+  if (op_.demoted.load(std::memory_order_relaxed)) {
+    verdict_.decision = Decision::Save;
+    verdict_.perResult = 0;
+  }
+  if (marks_.any()) {
+    scanRows();
+  }
+  obstacle_ = findObstacle();
+  if (obstacle_ == nullptr) {
+    recipe_ = RecipeWriter(context_, values_, sender_, call_, arguments_).write();
+    if (!recipe_) {
+      obstacle_ = "it read what ebb.opaque said was being written";
+    }
+  }
+  if (!recipe_) {
+    learnReads();
+  }
+  if (!arguments_.writes().empty()) {
+    prepareWrites();
+  }
+  runKernel();
+  // Results are new to everybody else, so a lock is needed again only for what was written.
+  if (!arguments_.writes().empty() || context_.graph->verify != VerifyMode::Off) {
+    lockAgain();
+    recordWrites();
+  }
+  recordOutputs();
+  if (values_.needsSweep()) {
+    lockAgain();
+    values_.sweep();
+  }
+}
+
+// Before the op runs: it may write its arguments, and change what they show.
+[[gnu::noinline]] void OpRecording::scanRows() {
+  flow_.emplace(op_, call_.arguments);
+  for (const Argument& argument : arguments_.tensors()) {
+    const bool read = argument.use != ArgUse::Overwrite && argument.use != ArgUse::Scratch;
+    if (argument.tensor->defined() && read) {
+      auto* known = values_.find(*argument.tensor);
+      const Value* value = known ? values_.current(*known, *argument.tensor).get() : nullptr;
+      flow_->add(*argument.tensor, argument.index, value);
+    }
+  }
+  const bool mixes = op_.rows != RowRule::ShapeOnly && !flow_->keepsApart();
+  for (const Argument& argument : arguments_.tensors()) {
+    if (mixes && argument.tensor->defined()) {
+      marks_.needDeadRows(*argument.tensor);
+    }
+  }
+  marks_.opBegins();
+}
+
+// An operator without a recipe may write what it seems to read, and move only the counter of an
+// alias: see Note [Version stamps].
+[[gnu::cold]] void OpRecording::learnReads() {
+  for (const Argument& argument : arguments_.tensors()) {
+    if (argument.tensor->defined()) {
+      if (auto* known = values_.find(*argument.tensor)) {
+        values_.current(*known, *argument.tensor);
+      }
+    }
+  }
+}
+
+void OpRecording::lockAgain() {
+  if (!lock_.owns_lock()) {
+    lock_.lock();
+  }
+}
+
+// Note [Operators from elsewhere]
+// An operator that is not torch's own may keep state that no schema shows: a step counter, a
+// generator, a cache. Run again it would give something else, silently. So its results are kept,
+// unless a rule of the policy matches it: that is the user's word that it can be repeated.
+bool OpRecording::isTrusted(const Verdict& verdict) const {
+  return !op_.untrusted || verdict.named;
+}
+
+[[gnu::noinline]] void OpRecording::prepareWrites() {
+  for (const Write& write : arguments_.writes()) {
+    // References that do not need the old state: the map's, this write's, and the recipe's where
+    // it gives the op a buffer with other contents.
+    size_t own = 2;
+    if (recipe_) {
+      own += std::count_if(
+          recipe_->inputs, recipe_->inputs + recipe_->inputCount, [&](const Input& input) {
+            return input.value == write.before && input.wholeOverwrite;
+          });
+    }
+    values_.supersede(write.before, own);
+  }
+}
+
+void OpRecording::runKernel() {
+  lock_.unlock();
+  try {
+    if (mayDraw(op_, call_.arguments)) {
+      runRandomKernel();
+    } else {
+      results_ = call_.run();
+    }
+  } catch (...) {
+    // The kernel may have written a part: nothing is known about these storages any more.
+    for (const Write& write : arguments_.writes()) {
+      values_.forget(write.storage);
+    }
+    throw;
+  }
+  context_.counters->opsRecorded += recipe_.defined();
+}
+
+// Apart, since the scope is large and would push the kernel's frames to colder parts of the stack.
+[[gnu::noinline]] void OpRecording::runRandomKernel() {
+  RandomScope random(op_, call_.below, call_.arguments, recipe_.defined());
+  results_ = call_.run();
+  auto drawn = random.finish();
+  if (random.drewFromUnknown()) {
+    recipe_.reset();
+    obstacle_ = "it is not known from which generator it drew";
+  }
+  if (recipe_) {
+    if (drawn && op_.generatorArgument < 0 && !readsLossy()) {
+      drawn->fingerprint = fingerprintOfResult();
+    }
+    recipe_->random = std::move(drawn);
+  }
+}
+
+// See Note [Threads that draw outside of regions]
+uint64_t OpRecording::fingerprintOfResult() const {
+  if (op_.returnCount == 0 || !results_[0].isTensor()) {
+    return 0;
+  }
+  const at::Tensor& result = results_[0].toTensor();
+  const bool whole = result.defined() && isRecordable(result) && coversStorage(result);
+  return whole ? fingerprint(result.storage()) : 0;
+}
+
+// Note [A write into a saved value]
+// An in-place op on a value that the policy saves leaves one storage to keep, the written one. The
+// new state inherits the decision, else `relu_` after a saved convolution would undo it.
+[[gnu::noinline]] void OpRecording::recordWrites() {
+  for (const Write& write : arguments_.writes()) {
+    const Value& before = *write.before;
+    auto after = c10::make_intrusive<Value>();
+    after->stamp(write.tensor);
+    after->inheritCounters(before);
+    after->born = before.born;
+    after->opaque = before.opaque;
+    const Verdict verdict = verdictOn(write.tensor);
+    const bool inherits = before.saved && verdict.decision == Decision::Recompute;
+    after->rows = flow_ ? flow_->ofWritten(write.tensor, before) : nullptr;
+    after->rule = inherits ? before.rule : verdict.rule;
+    after->saved = !write.sideEffect && before.born &&
+                   (before.saved || verdict.decision != Decision::Recompute);
+    after->paged = after->saved && (inherits ? before.paged : verdict.decision == Decision::Page);
+    after->offload = after->saved && (after->paged || before.offload || before.stash ||
+                                      verdict.decision == Decision::Offload);
+    if (op_.communicates) {
+      after->underWay = true;
+      after->saved = after->paged = after->offload = false;
+    }
+    // An `out=` that the kernel shrank is not written whole: views of it still show the rest.
+    const bool asAssumed = !write.whole || coversStorage(write.tensor);
+    const bool wasLossy = !write.whole && before.rows && before.rows->lossy;
+    const bool exact = after->rows || !(readsLossy() || wasLossy);
+    if (recipe_ && !write.sideEffect && asAssumed && isTrusted(verdict) && exact) {
+      after->recipe = recipe_;
+      Output& output = recipe_->outputs.emplace_back();
+      output.value = c10::weak_intrusive_ptr<Value>(after);
+      output.written = true;
+      output.slot = write.argument;
+      output.element = write.element;
+      if (context_.graph->verify != VerifyMode::Off) {
+        witness(*recipe_, output, write.tensor);
+      }
+    }
+    if (after->rows) {
+      after->rows->lossy |= after->paged || wasLossy;
+    }
+    after->keep = after->saved || !after->recipe;
+    after->writtenHere = !after->born;
+    if (after->writtenHere) {
+      sender_.noteStream(write.tensor.device());
+    }
+    if (storageOf(write.tensor) != write.storage) {
+      values_.forget(write.storage);  // the op gave the tensor another storage
+      continue;
+    }
+    if (context_.graph->journal) {
+      noteMade(*after, write.tensor, verdict);
+    }
+    const bool followed = write.before->packed > 0;
+    values_.owe(
+        {after,
+         followed ? write.before : nullptr,
+         followed ? write.tensor.storage() : c10::Storage(),
+         {},
+         write.counted && versionOf(write.tensor) == write.version});
+    values_.put(write.storage, std::move(after));
+  }
+}
+
+void OpRecording::recordOutputs() {
+  forEachTensor(results_, op_.results, [&](const at::Tensor& x, size_t i, int32_t e) {
+    if (x.defined() && isRecordable(x)) {
+      recordOutput(x, i, e);
+    }
+  });
+}
+
+Verdict OpRecording::verdictOn(const at::Tensor& result) const {
+  return verdict_.perResult == 0 ? verdict_ : context_.decider->decideOn(op_, result, verdict_);
+}
+
+void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t element) {
+  c10::StorageImpl* storage = storageOf(tensor);
+  if (arguments_.add(storage)) {
+    learnAlias(tensor);
+    return;  // it aliases an argument, or an earlier result: the same value
+  }
+  auto value = c10::make_intrusive<Value>();
+  value->stamp(tensor);
+  value->born = onlyResultsHold(tensor);
+  const bool fromDevice = arguments_.areOffCpu() && tensor.is_cpu();
+  const Verdict verdict = verdictOn(tensor);
+  value->rows = flow_ ? flow_->of(tensor) : nullptr;
+  value->underWay = op_.communicates;
+  if (value->born && !op_.uninitialised && !op_.communicates &&
+      verdict.decision == Decision::Page) {
+    value->paged = value->offload = true;  // with a recipe or without
+  }
+  const bool exact = value->rows || !readsLossy();
+  if (recipe_ && value->born && !fromDevice && isTrusted(verdict) && exact) {
+    value->recipe = recipe_;
+    value->rule = verdict.rule;
+    value->saved = verdict.decision != Decision::Recompute;
+    value->offload |= verdict.decision == Decision::Offload;
+    Output& output = recipe_->outputs.emplace_back();
+    output.value = c10::weak_intrusive_ptr<Value>(value);
+    output.slot = static_cast<uint16_t>(slot);
+    output.element = element;
+    if (context_.graph->verify != VerifyMode::Off) {
+      witness(*recipe_, output, tensor);
+    }
+  }
+  if (value->rows) {
+    value->rows->lossy |= value->paged;
+  }
+  value->keep = !value->recipe || value->saved || op_.constantFill;
+  if (context_.graph->journal) {
+    noteMade(*value, tensor, verdict);
+  }
+  values_.put(storage, std::move(value));
+}
+
+// A result of _unsafe_view or unsafe_chunk has a counter of its own: see Note [Version stamps].
+void OpRecording::learnAlias(const at::Tensor& tensor) {
+  const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  const auto* known = values_.find(tensor);
+  if (known != nullptr && counter.enabled() && !(*known)->knows(counter)) {
+    lockAgain();
+    (*known)->learn(counter);
+  }
+}
+
+// Note [Results that others hold]
+// A result whose storage somebody else holds too was not made by this call: the op returned
+// something it caches. Another run would hand out the same memory with other contents in it, so it
+// is a leaf, and writes to it are side effects.
+bool OpRecording::onlyResultsHold(const at::Tensor& tensor) const {
+  const size_t holders = tensor.storage().use_count();
+  if (holders == 1) {
+    // The stack holds the tensor; so may its Python object, which a Python kernel left behind.
+    const size_t owners = tensor.use_count();
+    return owners == 1 ||
+           (owners == 2 && tensor.unsafeGetTensorImpl()->pyobj_slot()->has_unique_reference());
+  }
+  size_t results = 0;
+  forEachTensor(results_, op_.results, [&](const at::Tensor& x, size_t, int32_t) {
+    results += x.defined() && x.has_storage() && x.storage().is_alias_of(tensor.storage());
+  });
+  return holders == results;
+}
+
+// Note [Uninitialised memory is not a recipe]
+// A kernel that bypasses the dispatcher may fill what `empty` returned, so its result stays a leaf
+// until an op that we see overwrites it. The result of zeros, ones or full is recomputed only if
+// the first op that uses it writes to it; if the first use is a read, somebody may have filled it
+// unseen, and it becomes a leaf.
+const char* OpRecording::findObstacle() const {
+  if (!arguments_.areRecordable() || !call_.repeatable) {
+    return "an argument is sparse, nested, of MKL-DNN or a class of its own";
+  }
+  if (op_.uninitialised) {
+    return "what fills it may not be seen";
+  }
+  if (op_.neverReplayed && !verdict_.forced) {
+    return op_.communicates ? "a collective is never run again"
+                            : "the operator is never run again; a rule with force=True would";
+  }
+  if (!isTrusted(verdict_)) {
+    return "not one of torch's operators, and no rule names it";
+  }
+  return arguments_.writesCanBeReplayed() ? nullptr
+                                          : "it wrote to memory that was not made in the region";
+}
+
+// See Note [The journal]
+[[gnu::cold]] void OpRecording::noteMade(
+    Value& value, const at::Tensor& tensor, const Verdict& verdict) {
+  lockAgain();
+  const bool wanted = verdict.decision == Decision::Recompute && !value.saved;
+  const bool can = value.recipe && !op_.constantFill;
+  if (!value.recipe) {
+    value.rule = verdict.rule;
+  }
+  ebb::noteMade(
+      context_,
+      value,
+      tensor,
+      op_.name,
+      wanted && !can ? whyNotRecomputed(value, tensor) : nullptr);
+}
+
+// For a result without a recipe, or one that is kept though it has one.
+[[gnu::cold]] const char* OpRecording::whyNotRecomputed(
+    const Value& value, const at::Tensor& tensor) const {
+  if (obstacle_ != nullptr) {
+    return obstacle_;
+  }
+  if (arguments_.areOffCpu() && tensor.is_cpu()) {
+    return "it came from the device to the CPU";
+  }
+  if (!value.born) {
+    return "others hold its memory too";
+  }
+  if (readsLossy() && !value.rows) {
+    return "it is made of rows that were paged, and may mix them";
+  }
+  if (op_.constantFill) {
+    return "a constant that was read before an operator wrote to it";
+  }
+  return "a condition of the operator's call";
+}
+
+}  // namespace ebb

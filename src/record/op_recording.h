@@ -1,0 +1,63 @@
+// One intercepted call: runs the op and records what it made. Lives on the stack of Recorder::call.
+#pragma once
+
+#include <mutex>
+#include <optional>
+
+#include "graph/recipe.h"
+#include "kernel/random_state.h"
+#include "record/arguments.h"
+#include "record/context.h"
+#include "record/row_flow.h"
+#include "record/row_marks.h"
+#include "record/sender.h"
+#include "record/value_map.h"
+
+namespace ebb {
+
+class OpRecording {
+ public:
+  // Takes the lock of the context's graph.
+  OpRecording(
+      const Context& context, ValueMap& values, Sender& sender, RowMarks& marks, Call& call);
+
+  void run();
+
+ private:
+  void scanRows();
+  bool readsLossy() const {
+    return flow_ && flow_->isLossy();
+  }
+  void learnReads();
+  void prepareWrites();
+  void lockAgain();
+  void runKernel();
+  void runRandomKernel();
+  uint64_t fingerprintOfResult() const;
+  bool isTrusted(const Verdict& verdict) const;
+  Verdict verdictOn(const at::Tensor& result) const;
+  void noteMade(Value& value, const at::Tensor& tensor, const Verdict& verdict);
+  const char* findObstacle() const;
+  const char* whyNotRecomputed(const Value& value, const at::Tensor& tensor) const;
+  void recordWrites();
+  void recordOutputs();
+  void recordOutput(const at::Tensor& tensor, size_t slot, int32_t element);
+  void learnAlias(const at::Tensor& tensor);
+  bool onlyResultsHold(const at::Tensor& tensor) const;
+
+  const Context& context_;
+  ValueMap& values_;
+  Sender& sender_;
+  RowMarks& marks_;
+  Call& call_;
+  const OpTraits& op_;                    // of call_
+  std::unique_lock<PythonMutex> lock_;    // see Note [One lock per graph]
+  Verdict verdict_;                       // what the policy says about this op
+  const char* obstacle_ = nullptr;        // why it cannot be run again; null if it can
+  std::optional<RowFlow> flow_;           // nothing where no tensor has rows; see Note [Rows]
+  const c10::IValue* results_ = nullptr;  // once the op ran
+  Arguments arguments_;
+  c10::intrusive_ptr<Recipe> recipe_;  // null if the op cannot be replayed
+};
+
+}  // namespace ebb

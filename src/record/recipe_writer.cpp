@@ -1,0 +1,116 @@
+#include "record/recipe_writer.h"
+
+#include <ATen/core/List.h>
+#include <c10/core/GradMode.h>
+
+#include <cstring>
+#include <utility>
+
+#include "graph/geometry.h"
+#include "intercept/op_tables.h"
+#include "kernel/kernel_state.h"
+#include "record/sender.h"
+#include "record/value_map.h"
+
+namespace ebb {
+
+c10::intrusive_ptr<Recipe> RecipeWriter::write() {
+  Graph& graph = *context_.graph;
+  recipe_ = Recipe::make(
+      op_, static_cast<uint32_t>(arguments_.tensors().size()), arguments_.shapeCount());
+  recipe_->keys = call_.below;
+  recipe_->sequence = ++graph.lastSequence;
+  recipe_->region = context_.region;
+  recipe_->gradMode = c10::GradMode::is_enabled();
+  recipe_->state = &graph.kernelStates.current();
+  if (op_.precision != PrecisionRead::None) {
+    recipe_->precision = float32Precision(op_.precision, call_.below);
+  }
+  addOthers();
+  addInputs();
+  return readsOpaque_ ? nullptr : std::move(recipe_);  // what the op saw is not known
+}
+
+void RecipeWriter::addOthers() {
+  c10::IValue* other = recipe_->others;
+  for (const uint16_t i : op_.others) {
+    const c10::IValue& argument = call_.arguments[i];
+    if (op_.types[i] == ArgType::TensorList && argument.isList()) {
+      // A list of the same type and no elements: replay appends the inputs to a copy of it.
+      *other = argument.isTensorList() ? c10::IValue(c10::List<at::Tensor>())
+                                       : c10::IValue(c10::List<std::optional<at::Tensor>>());
+    } else {
+      // TorchScript passes its own lists, which the script may change later.
+      const bool shared = argument.isList() && argument.use_count() > 1;
+      *other = shared ? argument.deepcopy() : argument;
+    }
+    ++other;
+  }
+}
+
+void RecipeWriter::addInputs() {
+  int64_t* shape = recipe_->shapes;
+  for (size_t i = 0; i < arguments_.tensors().size(); ++i) {
+    const Argument& argument = arguments_.tensors()[i];
+    const at::Tensor& tensor = *argument.tensor;
+    Input& input = recipe_->inputs[i];
+    input.flags = argument.flags;
+    input.use = argument.use;
+    input.argument = argument.index;
+    input.element = argument.element;
+    if (!tensor.defined()) {
+      continue;
+    }
+    input.offset = tensor.unsafeGetTensorImpl()->storage_offset();
+    shape = writeShape(tensor, argument.flags, shape);
+    if (input.isStandIn()) {
+      *shape++ = bytesOfStandIn(argument);
+      input.offset = argument.use == ArgUse::Unread ? 0 : input.offset;
+      continue;  // no other argument is the same tensor then
+    }
+    if (input.isNumber()) {
+      std::memcpy(shape, tensor.const_data_ptr(), tensor.itemsize());
+      input.offset = 0;
+      shape += Input::kNumberWords;
+    } else {
+      addValue(input, tensor);
+    }
+    // Lists may be long, and no kernel compares their elements.
+    for (size_t e = 0; argument.element < 0 && e < i; ++e) {
+      if (arguments_.tensors()[e].element < 0 && arguments_.tensors()[e].tensor->is_same(tensor) &&
+          !recipe_->inputs[e].isStandIn()) {
+        input.sameAs = static_cast<int32_t>(e);
+        break;
+      }
+    }
+  }
+}
+
+// How large the memory must be that a replay gives the op in place of this argument. What an
+// operator such as zeros_like does not read needs none.
+int64_t RecipeWriter::bytesOfStandIn(const Argument& argument) const {
+  const bool scratch = argument.use == ArgUse::Scratch;
+  return static_cast<int64_t>(
+      scratch                          ? argument.tensor->storage().nbytes()
+      : op_.rows == RowRule::ShapeOnly ? 0
+                                       : bytesShown(*argument.tensor));
+}
+
+void RecipeWriter::addValue(Input& input, const at::Tensor& tensor) {
+  input.wholeOverwrite = input.use == ArgUse::Overwrite && coversStorage(tensor);
+  const auto& value = values_.current(tensor);
+  readsOpaque_ |= value->opaque;
+  if (input.use == ArgUse::Read && value->keep && !value->bytes && !value->stash) {
+    sender_.keep(*value, tensor);
+    if (value->offload && !value->paged && !readsBeyond(op_.name)) {
+      value->part = Part::ofSmall(tensor);
+    }
+  } else if (value->part && !input.wholeOverwrite) {
+    if (input.use != ArgUse::Read || readsBeyond(op_.name) || !value->part->isOf(tensor)) {
+      sender_.needAll(*value, tensor);
+    }
+  }
+  input.value = value;
+}
+
+}  // namespace ebb

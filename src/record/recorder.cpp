@@ -1,0 +1,316 @@
+#include "record/recorder.h"
+
+#include <c10/util/ScopeExit.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "intercept/install.h"
+#include "intercept/key.h"
+#include "memory/stash.h"
+#include "paging/paging.h"
+#include "record/notes.h"
+#include "record/op_recording.h"
+#include "replay/escapes.h"
+
+namespace ebb {
+namespace {
+
+// Note [State that each forward updates]
+// A buffer that this region wrote (a spectral norm's vectors, a counter) will be written again by
+// the next forward, perhaps in another region before this one's backward. If recipes read it and it
+// is small it is copied when the region ends; a larger one (gathered parameters, a momentum
+// encoder) is not, and writing it again before backward is an error.
+bool mustOutliveNextWrite(const c10::intrusive_ptr<Value>& value) {
+  constexpr size_t kSmall = size_t{1} << 20;
+  return value->writtenHere && value->bytes && !value->isPrivate && !value->recipe &&
+         value->nbytes <= kSmall && readers(value) > 1;
+}
+
+// Values that need no recipe any more, see Note [Unpacked bytes may be written]. They come first:
+// what only their recipes read need not be kept.
+void closeOwned(Value& value) {
+  if (ownsItsBytes(value)) {
+    value.isPrivate = true;
+    dropRecipe(value);
+  }
+}
+
+}  // namespace
+
+Recorder* openRecorder() {
+  return static_cast<Recorder*>(tlsInterceptor);  // nobody else intercepts
+}
+
+void Recorder::open(c10::intrusive_ptr<Graph> graph) {
+  context_.graph = std::move(graph);
+  values_.open();
+}
+
+void Recorder::enter(Decider* decider, uint16_t region, RegionCounters* counters) {
+  context_.decider = decider;
+  context_.region = region;
+  context_.counters = counters;
+}
+
+void Recorder::call(Call& call) {
+  ++context_.counters->opsSeen;
+  if (operatorsAreNew.load(std::memory_order_relaxed)) {
+    installInterception();
+  }
+  switch (call.op.kind) {
+    case OpKind::PassThrough:
+      call.run();
+      return;
+    case OpKind::InplaceView:
+      callInplaceView(call);
+      return;
+    case OpKind::Recorded:
+      OpRecording(context_, values_, sender_, rows_, call).run();
+      return;
+  }
+}
+
+void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
+  if (!isRecordable(tensor) || !isRecordable(result) || storageOf(tensor) != storageOf(result)) {
+    return;
+  }
+  std::lock_guard<PythonMutex> lock(context_.graph->mutex);
+  values_.settle();
+  if (const auto* known = values_.find(tensor)) {
+    (*known)->learn(result.unsafeGetTensorImpl()->version_counter());
+  }
+}
+
+// Note [In-place views]
+// t_, set_ and the like change what a tensor shows, not what a storage holds. resize_ does neither
+// to a storage that is large enough; else the storage gets other memory, with the old bytes first.
+[[gnu::cold]] void Recorder::callInplaceView(Call& call) {
+  const at::Tensor tensor = call.arguments[0].toTensor();
+  c10::intrusive_ptr<Value> before;
+  c10::Storage storage;
+  c10::VariableVersion counter;
+  if (tensor.defined() && isRecordable(tensor)) {
+    std::lock_guard<PythonMutex> lock(context_.graph->mutex);
+    values_.settle();
+    storage = tensor.storage();
+    if (auto* known = values_.find(tensor)) {
+      before = values_.current(*known, tensor);
+      counter = tensor.unsafeGetTensorImpl()->version_counter();
+    }
+  }
+  if (before && before->stash) {
+    before->stash->beforeWrite();  // it may get other memory
+  }
+  const c10::SmallVector<int64_t, 6> sizes(before ? tensor.sizes() : c10::IntArrayRef());
+  call.run();
+  if (before) {
+    std::lock_guard<PythonMutex> lock(context_.graph->mutex);
+    if (storage.nbytes() == before->nbytes) {
+      // resize_ and resize_as_ are counted if they change something.
+      const bool counted = call.op.counted[0] || tensor.sizes() != c10::IntArrayRef(sizes);
+      if (counted && !insidePythonDispatch()) {
+        values_.owe({std::move(before), nullptr, {}, std::move(counter), true});
+      }
+    } else {
+      values_.storageGrew(before, storage);
+    }
+  }
+}
+
+void Recorder::markRows(const at::Tensor& tensor, const at::Tensor& rows) {
+  std::lock_guard<PythonMutex> lock(context_.graph->mutex);
+  values_.settle();
+  rows_.mark(tensor, rows);
+}
+
+// Note [Opaque writes]
+// The user says that code which torch does not see writes to a tensor. Its state before is ended
+// like by any write; handles on it follow, as they would in eager, where no version moves. While it
+// is written nothing is known, so what reads it then is kept. Afterwards it is a new leaf. If it
+// came from outside the region and an earlier graph knows it too, that graph may need what it held;
+// so its version is moved, and whoever needs the old contents raises.
+[[gnu::cold]] void Recorder::opaqueWriteBegins(const at::Tensor& tensor) {
+  if (isRecordable(tensor)) {
+    std::lock_guard<PythonMutex> lock(context_.graph->mutex);
+    ++values_.replaceByLeaf(tensor).opaque;
+  }
+}
+
+// Note [Names]
+// A value is named after its op has returned, when autograd may have packed it already. If it is to
+// be kept from now on, its bytes are held at once for those handles and recipes, and for what comes
+// later as always. What was packed as kept stays so.
+void Recorder::name(const at::Tensor& tensor, const std::string& name) {
+  if (!isRecordable(tensor)) {
+    return;
+  }
+  std::lock_guard<PythonMutex> lock(context_.graph->mutex);
+  values_.settle();
+  const auto* known = values_.find(tensor);
+  if (known == nullptr || !(*known)->recipe || !(*known)->versionHolds()) {
+    return;
+  }
+  const c10::intrusive_ptr<Value> value = *known;
+  const auto verdict =
+      context_.decider->decideOnNamed(value->recipe->op, tensor, value->rule, name);
+  if (!verdict) {
+    return;
+  }
+  value->rule = verdict->rule;
+  if (value->entry) {
+    const std::string* rule =
+        context_.graph->journal->ruleThatDecided(context_.decider->ruleInWords(value->rule));
+    value->entry->update([&](Line& line) { line.rule = rule; });
+  }
+  const bool wasKept = value->keep;
+  value->saved = verdict->decision != Decision::Recompute;
+  value->keep = value->saved || value->recipe->op.constantFill;
+  // What has read it may have mixed rows that would not come back as they were.
+  value->paged = verdict->decision == Decision::Page && readers(value) <= 2;
+  value->offload = value->paged || verdict->decision == Decision::Offload;
+  const bool tooLate = verdict->decision == Decision::Page && !value->paged;
+  context_.counters->bytesNotPaged += tooLate ? value->nbytes : 0;
+  if (value->rows) {
+    value->rows->lossy |= value->paged;
+  }
+  value->part.reset();
+  const bool needed = value->packed > 0 || readers(value) > 2;
+  if (!wasKept && value->keep && needed && !value->bytes) {
+    sender_.keep(*value, tensor);
+    value->lent |= value->packed > 0;
+  } else if (!value->keep && !value->lent) {
+    value->bytes = c10::Storage();
+  }
+}
+
+[[gnu::cold]] void Recorder::opaqueWriteEnds(const at::Tensor& tensor) {
+  if (isRecordable(tensor)) {
+    std::lock_guard<PythonMutex> lock(context_.graph->mutex);
+    Value& leaf = values_.replaceByLeaf(tensor);
+    leaf.opaque -= leaf.opaque > 0;
+    if (!leaf.born) {
+      moveVersionIfNeeded(tensor, 1);
+      leaf.stamp(tensor);
+    }
+  }
+}
+
+Packed Recorder::pack(const at::Tensor& tensor, bool part) {
+  if (!isRecordable(tensor)) {
+    return {};
+  }
+  std::lock_guard<PythonMutex> lock(context_.graph->mutex);
+  values_.settle();
+  auto* known = values_.find(tensor);
+  if (known == nullptr && !sender_.offloadsInput(tensor)) {
+    return {};
+  }
+  const auto& value = known ? values_.current(*known, tensor) : values_.current(tensor);
+  Packed packed;
+  if (value->recipe) {
+    packed.producer = value->recipe->op.name.c_str();
+  }
+  value->follows |=
+      part || !sameCounter(tensor.unsafeGetTensorImpl()->version_counter(), value->counter);
+  if (value->part && !value->part->isOf(tensor)) {
+    sender_.needAll(*value, tensor);
+  }
+  if (value->rows) {
+    rows_.packed(tensor);
+  }
+  if (value->offload && Sender::canLeave(*value, tensor)) {
+    sender_.sendOrWait(*value, tensor);
+  } else {
+    context_.counters->bytesNotPaged += value->offload && value->paged ? value->nbytes : 0;
+    value->offload = false;
+  }
+  const bool moves = value->stash || value->part;
+  const bool kept = !moves && (value->keep || !value->recipe);
+  if (value->packed++ == 0 && value->born && !moves) {
+    (kept ? context_.counters->bytesSaved : context_.counters->bytesDropped) += value->nbytes;
+  }
+  value->lent |= moves;
+  if (value->entry) {
+    const bool stays = value->paged && value->stash && context_.graph->pages->resident;
+    notePacked(*value, kept || stays);
+    packed.entry = value->entry;
+  }
+  if (!kept || value->saved) {
+    packed.value = value;
+    packed.recompute = !kept;
+    ++value->handles;
+  }
+  return packed;
+}
+
+void Recorder::close() {
+  const auto forget = c10::make_scope_exit([this] {
+    values_.clear();
+    rows_.clear();
+    sender_.clear();
+    context_.graph.reset();
+  });
+  std::lock_guard<PythonMutex> lock(context_.graph->mutex);
+  values_.settle();
+  for (const auto& entry : values_.all()) {
+    closeOwned(*entry.second);
+  }
+  for (const auto& entry : values_.all()) {
+    closeOthers(entry.second);
+  }
+  const auto closing = context_.graph->journal ? noteClosing(values_) : std::vector<Closing>();
+  if (auto toSend = values_.keptToSend(); !toSend.empty()) {
+    values_.clear();
+    sender_.sendKept(std::move(toSend), 1);
+  }
+  if (!closing.empty()) {
+    values_.clear();
+    noteClosed(closing);
+  }
+}
+
+void Recorder::emptyEscapes(
+    const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward) {
+  std::lock_guard<PythonMutex> lock(context_.graph->mutex);
+  values_.settle();
+  const auto hasHandle = [](const auto& entry) { return entry.second->handles > 0; };
+  if (!hasBackward && std::none_of(values_.all().begin(), values_.all().end(), hasHandle)) {
+    return;
+  }
+  const auto isResult = [&](const c10::Storage& storage) {
+    return std::any_of(results.begin(), results.end(), [&](const at::Tensor& result) {
+      return result.has_storage() && result.storage().is_alias_of(storage);
+    });
+  };
+  for (const auto& entry : values_.all()) {
+    const auto& value = entry.second;
+    const bool wasRead = readers(value) > 1;
+    c10::Storage storage = escapedStorage(*value);
+    if (storage && storage.resizable() && storage.nbytes() > 0 && value->counter.enabled() &&
+        value->recipe->gradMode && (onlyResults || wasRead) && !isResult(storage)) {
+      context_.graph->escapes.push_back(
+          emptyEscaped(value, std::move(storage), context_.regionName()));
+      context_.graph->hasEscapes.store(true, std::memory_order_relaxed);
+    }
+  }
+}
+
+void Recorder::closeOthers(const c10::intrusive_ptr<Value>& held) {
+  Value& value = *held;
+  if (readers(held) > 1 && escapedStorage(value)) {
+    context_.counters->bytesEscaped += value.nbytes;
+  }
+  if (value.recipe && !value.counter.enabled()) {
+    value.home.reset();  // an inference tensor: a write to it would not be noticed any more
+  }
+  if (value.underWay && value.bytes && !value.isPrivate && value.bytes.nbytes() == value.nbytes) {
+    sender_.takeFingerprint(value);
+  }
+  if (mustOutliveNextWrite(held)) {
+    sender_.joinStreams();
+    values_.makePrivate(value);
+  }
+}
+
+}  // namespace ebb

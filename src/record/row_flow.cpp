@@ -1,0 +1,112 @@
+#include "record/row_flow.h"
+
+#include <algorithm>
+
+namespace ebb {
+namespace {
+
+// Whether a reduction's dimensions leave the rows alone. None given: it reduces all.
+bool leavesRows(const c10::IValue& dims, int64_t dimensions) {
+  const auto leaves = [&](int64_t dim) { return dim != 0 && dim != -dimensions; };
+  if (dims.isInt()) {
+    return leaves(dims.toInt());
+  }
+  if (!dims.isIntList()) {
+    return false;
+  }
+  const auto list = dims.toIntVector();
+  return !list.empty() && std::all_of(list.begin(), list.end(), leaves);
+}
+
+}  // namespace
+
+int64_t rowsShown(const at::Tensor& tensor, const Rows& rows, size_t nbytes) {
+  if (tensor.dim() == 0 || tensor.size(0) == 0 || tensor.size(0) % rows.most != 0) {
+    return 0;
+  }
+  const int64_t shown = tensor.size(0);
+  const int64_t rowBytes = static_cast<int64_t>(nbytes) / rows.most;
+  const int64_t parts = shown / rows.most;  // that each row is shown as
+  const int64_t each = rowBytes / parts;    // bytes of such a part
+  const int64_t item = tensor.itemsize();
+  int64_t end = tensor.storage_offset() + 1;  // of what is shown of the first row, in elements
+  for (int64_t d = 1; d < tensor.dim(); ++d) {
+    end += (tensor.size(d) - 1) * tensor.stride(d);
+  }
+  const bool inStep = shown == 1 || tensor.stride(0) * item == each;
+  return rowBytes % parts == 0 && inStep && end * item <= each ? shown : 0;
+}
+
+void RowFlow::add(const at::Tensor& tensor, size_t argument, const Value* value) {
+  if (value == nullptr || value->rows == nullptr) {
+    extents_.push_back({tensor.dim(), tensor.dim() > 0 ? tensor.size(0) : 1, argument});
+    return;
+  }
+  const Rows& rows = *value->rows;
+  lossy_ |= rows.lossy;
+  const int64_t shown = rowsShown(tensor, rows, value->nbytes);
+  const bool first = live_ == nullptr;
+  if (first) {
+    live_ = rows.live;
+    most_ = rows.most;
+    leading_ = shown;
+    dimensions_ = tensor.dim();
+  }
+  apart_ = apart_ && shown > 0 && keepsApart(tensor, argument) && rows.live == live_ &&
+           rows.most == most_ && shown == leading_ && tensor.dim() == dimensions_;
+}
+
+// Arguments without rows must be the same for each row.
+bool RowFlow::keepsApart() const {
+  const auto sameForEach = [&](const Extent& extent) {
+    const bool product = op_.rows == RowRule::OneArgument || op_.rows == RowRule::Groups;
+    if (product && extent.argument != 0) {
+      return true;  // the other matrix, its scales, and where groups end
+    }
+    return extent.dimensions < dimensions_ ||
+           (extent.dimensions == dimensions_ && extent.leading == 1 && leading_ > 1);
+  };
+  return apart_ && std::all_of(extents_.begin(), extents_.end(), sameForEach);
+}
+
+bool RowFlow::keepsApart(const at::Tensor& tensor, size_t argument) const {
+  switch (op_.rows) {
+    case RowRule::Unknown:
+    case RowRule::ShapeOnly:
+      return false;
+    case RowRule::EachRow:
+      return true;
+    case RowRule::OneArgument:
+      return static_cast<int16_t>(argument) == op_.rowArgument && tensor.dim() >= 2;
+    case RowRule::Groups:
+      return argument == 0 && tensor.dim() == 2 && arguments_[1].isTensor() &&
+             arguments_[1].toTensor().dim() == 3;
+    case RowRule::Batches:
+      return tensor.dim() == 3;
+    case RowRule::TrailingDims:
+      return argument == 0 && arguments_[op_.rowArgument].isIntList() &&
+             static_cast<int64_t>(arguments_[op_.rowArgument].toIntVector().size()) < tensor.dim();
+    case RowRule::AlongDims:
+      return leavesRows(arguments_[op_.rowArgument], tensor.dim());
+  }
+  return false;
+}
+
+std::unique_ptr<Rows> RowFlow::of(const at::Tensor& result) const {
+  const bool has = live_ && keepsApart() && isRowAfterRow(result) && result.size(0) == leading_ &&
+                   result.device() == live_->count.device() &&
+                   (op_.rows != RowRule::EachRow || result.dim() == dimensions_);
+  return has ? std::make_unique<Rows>(Rows{live_, most_, result.scalar_type(), lossy_}) : nullptr;
+}
+
+std::unique_ptr<Rows> RowFlow::ofWritten(const at::Tensor& argument, const Value& before) const {
+  if (!before.rows) {
+    return of(argument);
+  }
+  const Rows& rows = *before.rows;
+  const bool same = live_ == rows.live && most_ == rows.most && keepsApart() &&
+                    rowsShown(argument, rows, before.nbytes) == leading_;
+  return live_ && same ? std::make_unique<Rows>(Rows{live_, most_, rows.dtype, lossy_}) : nullptr;
+}
+
+}  // namespace ebb

@@ -1,0 +1,87 @@
+#include "record/row_marks.h"
+
+#include <algorithm>
+
+#include "graph/recipe.h"
+#include "memory/stash.h"
+#include "record/row_flow.h"
+#include "record/sender.h"
+#include "record/value_map.h"
+
+namespace ebb {
+
+void RowMarks::clear() {
+  counts_.clear();
+  packedSince_.clear();
+}
+
+void RowMarks::mark(const at::Tensor& tensor, const at::Tensor& rows) {
+  TORCH_CHECK_VALUE(
+      isRecordable(tensor) && tensor.dim() >= 1 && (tensor.numel() == 0 || isRowAfterRow(tensor)),
+      "ebb: mark_rows needs a tensor whose rows follow each other in a storage of its own; this "
+      "one "
+      "has shape ",
+      tensor.sizes(),
+      ", and is a view of a part, in another order, or of a class of its own. Mark what it is a "
+      "view of, or a clone of it.");
+  const RowCountPtr count = countOf(tensor, rows);
+  if (tensor.numel() == 0) {
+    return;
+  }
+  const c10::intrusive_ptr<Value> value = values_.current(tensor);
+  const bool wasRead = readers(value) > 2;
+  const bool same = value->rows && value->rows->live == count;
+  TORCH_CHECK_VALUE(
+      !value->rows || same || !wasRead,
+      "ebb: mark_rows: this tensor has rows already, of another count, and operators have read it. "
+      "Mark it once, before it is used.");
+  if (value->paged && !value->rows && wasRead) {
+    value->paged = value->offload = false;  // what has read it may have mixed its rows
+    context_.counters->bytesNotPaged += value->nbytes;
+  }
+  const bool lossy = value->paged || (value->rows && value->rows->lossy);
+  value->rows = std::make_unique<Rows>(Rows{count, tensor.size(0), tensor.scalar_type(), lossy});
+  value->offload |= value->paged && value->packed == 0 && !value->stash;
+}
+
+void RowMarks::needDeadRows(const at::Tensor& tensor) {
+  const auto packed = std::find(packedSince_.begin(), packedSince_.end(), storageOf(tensor));
+  const auto* known = values_.find(tensor);
+  if (packed == packedSince_.end() || known == nullptr || !(*known)->rows) {
+    return;
+  }
+  Value& value = **known;
+  const bool whole = value.bytes && (value.isPrivate || !value.recipe);
+  if (!value.rows->lossy || whole) {
+    return;
+  }
+  context_.counters->bytesPaged -= value.stash ? value.nbytes : 0;
+  context_.counters->bytesNotPaged += value.paged ? value.nbytes : 0;
+  value.stash.reset();
+  value.recipe.reset();
+  value.paged = value.offload = value.rows->lossy = value.saved = false;
+  value.keep = value.lent = true;
+  sender_.keep(value, tensor);
+  if (value.entry) {
+    value.entry->update([](Line& line) {
+      line.fate = Fate::Kept;
+      line.reason = "an operator that may mix its rows has saved it";
+    });
+  }
+}
+
+RowCountPtr RowMarks::countOf(const at::Tensor& tensor, const at::Tensor& rows) {
+  TORCH_CHECK_VALUE(
+      rows.layout() == at::kStrided, "ebb: mark_rows takes a dense count; got ", rows.toString());
+  const auto count = c10::make_intrusive<RowCount>(tensor, rows);
+  count->check(tensor);
+  const auto known = std::find_if(
+      counts_.begin(), counts_.end(), [&](const auto& other) { return other->isOf(rows, *count); });
+  if (known != counts_.end()) {
+    return *known;
+  }
+  counts_.push_back(count);
+  return count;
+}
+
+}  // namespace ebb

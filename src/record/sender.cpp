@@ -1,0 +1,193 @@
+#include "record/sender.h"
+
+#include <ATen/record_function.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "graph/recipe.h"
+#include "graph/rows.h"
+#include "kernel/fingerprint.h"
+#include "offload/offload.h"
+#include "paging/paging.h"
+#include "record/notes.h"
+#include "report/ledger.h"
+
+namespace ebb {
+
+// Note [Offloaded values]
+// A value that the policy offloads is sent when autograd packs it. What only recipes read is kept
+// on the device first, since most recipes are needed by nothing: it is sent when the map is swept,
+// or when the region ends and a handle needs it. So is a value of which all packs and recipes show
+// the same small part; then that part is sent alone, see Note [Parts of a storage]. A stash then
+// stands for the bytes, and the value needs no recipe. A write that ebb sees waits for the copy, so
+// the stash holds the state before it for sure (isPrivate). After a write that ebb does not see the
+// version has moved, and who needs the old state raises, as for a leaf. If there is no host memory
+// left, the value is recomputed, or kept if it has no recipe.
+// A value that the policy pages goes the same ways, to a page pool and whole, if it has rows; see
+// Note [Rows]. If it has none when autograd packs it, it is kept.
+void Sender::send(Value& value, const c10::Storage& storage) {
+  value.offload = false;
+  // Else somebody resized it: there is nothing to send.
+  const bool whole = storage.nbytes() == value.nbytes;
+  if (whole && (value.paged ? sendToPages(value, storage) : sendToHost(value, storage))) {
+    value.bytes = c10::Storage();
+    value.recipe.reset();
+    return;
+  }
+  value.part.reset();
+  context_.counters->bytesFellBack += value.nbytes;
+  if (value.entry) {
+    value.entry->update([](Line& line) { line.reason = "no host memory was left to offload it"; });
+  }
+  if (value.recipe) {
+    value.bytes = c10::Storage();
+    value.keep = value.saved = false;
+  }
+}
+
+bool Sender::sendToHost(Value& value, const c10::Storage& storage) {
+  RECORD_USER_SCOPE("ebb::offload");
+  const size_t nbytes = value.part ? value.part->nbytes() : value.nbytes;
+  static const std::string kInput = "input";
+  const auto account =
+      ledgerTransfers(context_.regionName(), value.recipe ? value.recipe->op.name : kInput);
+  value.stash =
+      Offload::get().send(value.part ? value.part->gather(storage) : storage, nbytes, account);
+  if (!value.stash) {
+    return false;
+  }
+  context_.counters->bytesOffloaded += nbytes;
+  if (value.entry) {
+    noteSent(value, Fate::Offloaded, "offload", account->of, nbytes);
+  }
+  return true;
+}
+
+bool Sender::sendToPages(Value& value, const c10::Storage& storage) {
+  RECORD_USER_SCOPE("ebb::stash");
+  if (!context_.graph->pages) {
+    context_.graph->pages = std::make_shared<PageGroup>(context_.graph->names.front());
+  }
+  const Rows& rows = *value.rows;
+  const char* op = value.recipe ? value.recipe->op.name.c_str() : "an input";
+  const bool verify = context_.graph->verify == VerifyMode::Raise;
+  value.stash = Paging::get().send(
+      {storage, rows.dtype, rows.live->kept, rows.most, op, verify}, context_.graph->pages);
+  if (context_.graph->pages->resident) {
+    context_.counters->bytesSaved += value.nbytes;
+    if (value.entry) {
+      value.entry->update([](Line& line) { line.fate = Fate::Saved; });
+    }
+    return true;
+  }
+  context_.counters->bytesPaged += value.nbytes;
+  if (value.entry) {
+    noteSent(value, Fate::Paged, "stash", op, value.nbytes);
+  }
+  return true;
+}
+
+bool Sender::canLeave(const Value& value, const at::Tensor& tensor) {
+  return value.paged ? value.rows != nullptr && Paging::takes(tensor.device())
+                     : Offload::get().takes(tensor);
+}
+
+void Sender::sendOrWait(Value& value, const at::Tensor& tensor) {
+  if (!value.bytes && !value.paged) {
+    if (auto part = Part::ofSmall(tensor)) {
+      keep(value, tensor);
+      value.part = std::move(part);
+    }
+  }
+  if (!value.part) {
+    send(value, tensor.storage());
+  }
+}
+
+[[gnu::cold]] void Sender::needAll(Value& value, const at::Tensor& tensor) {
+  value.part.reset();
+  if (value.stash) {
+    value.stash.reset();
+    value.offload = value.keep = true;
+    keep(value, tensor);
+  }
+}
+
+// Note [What is done later]
+// What only recipes read is sent, and small state is copied, when the map is swept or the region
+// ends: on the stream that is current then, which may know nothing of the one on which the bytes
+// were made. So the streams of such values are remembered, and waited for.
+void Sender::noteStream(c10::Device device) {
+  if (!device.is_cpu()) {
+    const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+    if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) {
+      streams_.push_back(stream);
+    }
+  }
+}
+
+void Sender::joinStreams() {
+  for (const c10::Stream& stream : streams_) {
+    const c10::impl::VirtualGuardImpl guard(stream.device_type());
+    const c10::Stream current = guard.getStream(stream.device());
+    if (stream != current) {
+      c10::Event given(stream.device_type());
+      given.record(stream);
+      given.block(current);
+    }
+  }
+}
+
+void Sender::sendKept(std::vector<c10::intrusive_ptr<Value>> values, size_t ownReferences) {
+  if (!values.empty()) {
+    joinStreams();
+  }
+  for (c10::intrusive_ptr<Value>& value : values) {
+    const bool needed = value.use_count() > ownReferences;
+    const bool known = !value->paged || value->rows;
+    if (needed && known && value->offload && value->bytes &&
+        (value->isPrivate || value->versionHolds())) {
+      const c10::Storage storage = value->bytes;
+      send(*value, storage);
+    }
+    value.reset();
+  }
+}
+
+bool Sender::offloadsInput(const at::Tensor& tensor) const {
+  return context_.decider->inputs() != Decision::Save && tensor.requires_grad() &&
+         !tensor.is_leaf() && !(tensor.is_view() && tensor._base().is_leaf());
+}
+
+void Sender::keep(Value& value, const at::Tensor& tensor) {
+  if (!value.paged) {
+    value.offload = value.offload && canLeave(value, tensor);  // its rows may yet be marked
+  }
+  value.bytes = tensor.storage();
+  if (value.offload) {
+    noteStream(tensor.device());
+  }
+  keptBytes_ += value.nbytes;
+  if (!value.saved) {
+    value.recipe.reset();
+    if (!value.underWay) {
+      takeFingerprint(value);
+    }
+  }
+}
+
+void Sender::takeFingerprint(Value& value) {
+  const bool verify = context_.graph->verify != VerifyMode::Off;
+  value.fingerprint =
+      fingerprint(value.bytes, verify ? FingerprintOf::Everything : FingerprintOf::Samples);
+}
+
+void Sender::clear() {
+  streams_.clear();
+  keptBytes_ = 0;
+}
+
+}  // namespace ebb

@@ -1,0 +1,284 @@
+#include "record/value_map.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "graph/recipe.h"
+#include "graph/rows.h"
+#include "memory/bytes.h"
+#include "memory/stash.h"
+#include "record/notes.h"
+#include "record/sender.h"
+#include "verify/compare.h"
+
+namespace ebb {
+namespace {
+
+// See Note [When dead values are looked for]
+constexpr size_t kSweepEntries = 512;
+constexpr size_t kSweepBytes = size_t{16} << 20;
+
+}  // namespace
+
+bool ownsItsBytes(const Value& value) {
+  return value.bytes && value.bytes.nbytes() == value.nbytes &&
+         value.bytes.use_count() <= 1 + (value.lent ? 0 : value.handles.load());
+}
+
+void dropRecipe(Value& value) {
+  if (!value.offload) {
+    value.recipe.reset();
+  }
+}
+
+c10::Storage escapedStorage(const Value& value) {
+  if (!value.recipe || value.keep || value.opaque > 0 || value.home.expired() ||
+      !value.versionHolds() || (value.rows && value.rows->lossy)) {
+    return {};
+  }
+  return value.living();
+}
+
+void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours) {
+  if (!isRecordable(tensor) || tensor.is_inference()) {
+    return;
+  }
+  // Values know their storage weakly. The strong references count as one, and so does `weak`.
+  const auto weak = tensor.storage().getWeakStorageImpl();
+  if (weak.weak_use_count() > 2 + ours) {
+    tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+void ValueMap::open() {
+  sweepAt_ = kSweepEntries;
+}
+
+void ValueMap::clear() {
+  // Clearing takes as long as the table is large: one unusually long region must not slow all.
+  if (values_.bucket_count() > 8 * (values_.size() + 8)) {
+    Map().swap(values_);
+  }
+  values_.clear();
+  unsettled_.clear();
+}
+
+// Note [Version stamps]
+// A value remembers the version counter of the tensor it was last written through and the number
+// it showed. Reading the storage through a tensor whose version has moved, without a write that we
+// saw, means that somebody wrote below us (a compiled function, mark_dirty): the storage then is a
+// new leaf, never the stale recipe. So is one that somebody has resized, or given other memory, by
+// hand. In-place ops move the version after their kernel returned, so the stamp of a written value
+// is settled when the next op, pack or exit comes by: by one, and only where torch will have moved
+// it, see Note [Which writes are counted]. An op that a __torch_dispatch__ calls has autograd
+// behind it, so no version moves. Aliases may have counters of their own (`x.data`, the results of
+// _unsafe_view and unsafe_chunk, parameters in one flat buffer). A value knows all that have shown
+// its storage, and holds only while none of them moves. On a storage that came from outside, a
+// counter first met now is taken as it is; on one that was made inside the region only if it shows
+// that it has never written.
+c10::intrusive_ptr<Value>& ValueMap::current(const at::Tensor& tensor) {
+  return current(values_[storageOf(tensor)], tensor);
+}
+
+c10::intrusive_ptr<Value>& ValueMap::current(
+    c10::intrusive_ptr<Value>& slot, const at::Tensor& tensor) {
+  if (slot && slot->underWay && slot->packed == 0 && !slot->bytes) {  // see Note [Communication]
+    slot->otherCounters.reset();
+    slot->stamp(tensor);
+    return slot;
+  }
+  if (slot) {
+    const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
+    const c10::StorageImpl* storage = storageOf(tensor);
+    const bool sameMemory = storage->nbytes() == slot->nbytes && storage->data() == slot->address;
+    if (sameMemory && (!counter.enabled() || !slot->counter.enabled())) {
+      return slot;
+    }
+    if (sameMemory && slot->versionHolds()) {
+      if (slot->knows(counter)) {
+        return slot;
+      }
+      if (!slot->born || counter.current_version() == 0) {
+        slot->learn(counter);
+        return slot;
+      }
+    }
+    slot->superseded = true;
+    if (slot->witness) {
+      stateEnds(*slot, false);
+    }
+    if (slot->packed > 0) {
+      slot->redefined = tensor.storage();
+    }
+  }
+  const uint8_t opaque = slot ? slot->opaque : 0;
+  slot = c10::make_intrusive<Value>();
+  slot->stamp(tensor);
+  slot->keep = true;
+  slot->offload = sender_.offloadsInput(tensor);
+  slot->paged = slot->offload && context_.decider->inputs() == Decision::Page;
+  slot->opaque = opaque;
+  if (context_.graph->journal) {
+    noteMade(context_, *slot, tensor, "from outside", nullptr);
+  }
+  return slot;
+}
+
+// Note [Copy on write]
+// `value`'s storage is about to be written. If its bytes are kept there and recipes still need
+// them, they are copied first, so that a replay sees what the forward saw. A value with a recipe
+// is made again instead.
+void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t ownReferences) {
+  if (value->witness) {
+    stateEnds(*value, true);
+  }
+  value->superseded = true;
+  value->home.reset();
+  if (value->part && value->bytes) {
+    sender_.send(*value, c10::Storage(value->bytes));
+  }
+  if (value->stash) {
+    value->stash->beforeWrite();
+    value->isPrivate = true;
+  }
+  if (!value->bytes || value->isPrivate) {
+    return;
+  }
+  const auto needed = [&] { return !value->recipe && readers(value) > ownReferences; };
+  if (needed()) {
+    dropUnused();  // recipes that only the map keeps alive need nothing
+  }
+  if (needed()) {
+    makePrivate(*value);
+  } else {
+    value->bytes = c10::Storage();
+  }
+}
+
+// If others have written to it unseen already, the copy is of no use.
+[[gnu::cold]] void ValueMap::makePrivate(Value& value) {
+  if (value.bytes.nbytes() < value.nbytes) {
+    return;  // somebody freed it; a replay that needs it will say so
+  }
+  value.bytes = copyOf(value.bytes, value.nbytes);
+  value.tampered = hasChanged(value, value.bytes, context_.graph->verify);
+  value.isPrivate = true;
+  context_.counters->bytesCopied += value.nbytes;
+  if (value.entry) {
+    noteCopied(value);
+  }
+}
+
+// Note [Silent writes]
+// Eager's saved tensors share the storage, so a write that does not move their version is seen by
+// backward. A handle on a recomputed value follows such a write: `redefined` keeps the storage.
+void ValueMap::settle() {
+  for (Unsettled& entry : unsettled_) {
+    Value& after = *entry.after;
+    if (entry.viewed.enabled()) {
+      after.allowOne(entry.viewed);
+      continue;
+    }
+    const bool counted = entry.counted && !after.versionHolds();
+    if (counted) {
+      ++after.version;  // by one: more than that, and somebody else wrote too
+    }
+    if (entry.before &&
+        (!counted || entry.before->follows || !sameCounter(after.counter, entry.before->counter))) {
+      entry.before->redefined = entry.storage;
+    }
+  }
+  unsettled_.clear();
+}
+
+[[gnu::cold]] void ValueMap::storageGrew(
+    const c10::intrusive_ptr<Value>& value, const c10::Storage& storage) {
+  if (value->witness) {
+    stateEnds(*value, false);
+  }
+  value->superseded = true;
+  if (value->packed > 0) {
+    value->redefined = storage;  // eager's saved tensors share the storage
+  }
+  if (value->bytes && !value->isPrivate && !value->recipe) {
+    makePrivate(*value);
+  }
+  values_.erase(storage.unsafeGetStorageImpl());
+}
+
+[[gnu::cold]] Value& ValueMap::replaceByLeaf(const at::Tensor& tensor) {
+  settle();
+  const c10::intrusive_ptr<Value> before = current(tensor);
+  supersede(before, 2);
+  if (before->packed > 0) {
+    before->redefined = tensor.storage();
+  }
+  auto leaf = c10::make_intrusive<Value>();
+  leaf->stamp(tensor);
+  leaf->inheritCounters(*before);
+  leaf->keep = true;
+  leaf->born = before->born;
+  leaf->writtenHere = !before->born;
+  leaf->opaque = before->opaque;
+  if (context_.graph->journal) {
+    noteMade(context_, *leaf, tensor, "ebb.opaque", "what wrote it was not seen");
+  }
+  auto& slot = values_[storageOf(tensor)];
+  slot = std::move(leaf);
+  return *slot;
+}
+
+// Note [When dead values are looked for]
+// A kept value lives at least as long as the map names it, though everything that read it may be
+// gone: without gradients that is every kept value. So the map is swept when it has doubled, and
+// whenever this many bytes have been kept since the last time.
+bool ValueMap::needsSweep() const {
+  return values_.size() >= sweepAt_ || sender_.keptBytes() >= kSweepBytes;
+}
+
+void ValueMap::sweep() {
+  dropUnused();
+  sender_.sendKept(keptToSend(), 2);
+  sweepAt_ = std::max(kSweepEntries, 2 * values_.size());
+  sender_.forgetBytes();
+}
+
+// Forgets values that no program can name any more: nothing refers to them and their storage is
+// gone, or only we hold it. Consumers go before what they consume, so one pass is enough.
+[[gnu::cold]] void ValueMap::dropUnused() {
+  std::vector<std::pair<uint64_t, c10::StorageImpl*>> latestFirst;
+  latestFirst.reserve(values_.size());
+  for (const auto& [storage, value] : values_) {
+    latestFirst.emplace_back(value->recipe ? value->recipe->sequence : 0, storage);
+    if (ownsItsBytes(*value)) {
+      dropRecipe(*value);
+    }
+  }
+  std::sort(latestFirst.begin(), latestFirst.end(), std::greater<>());
+  for (const auto& [sequence, storage] : latestFirst) {
+    const auto entry = values_.find(storage);
+    const Value& value = *entry->second;
+    if (entry->second.use_count() == 1 && (ownsItsBytes(value) || value.home.expired())) {
+      values_.erase(entry);
+    }
+  }
+}
+
+std::vector<c10::intrusive_ptr<Value>> ValueMap::keptToSend() const {
+  std::vector<c10::intrusive_ptr<Value>> found;
+  for (const auto& [storage, value] : values_) {
+    if (value->offload && value->bytes) {
+      found.push_back(value);
+    }
+  }
+  const auto sequence = [](const auto& value) {
+    return value->recipe ? value->recipe->sequence : 0;
+  };
+  std::sort(found.begin(), found.end(), [&](const auto& a, const auto& b) {
+    return sequence(a) > sequence(b);
+  });
+  return found;
+}
+
+}  // namespace ebb

@@ -1,0 +1,68 @@
+#include "replay/escapes.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <utility>
+
+#include "graph/recipe.h"
+#include "memory/share_storage.h"
+#include "replay/replay.h"
+#include "support/python_support.h"
+
+namespace ebb {
+namespace {
+
+// Under the graph's lock, without the GIL.
+void fillAll(Graph& graph) {
+  auto emptied = std::exchange(graph.escapes, {});
+  while (!emptied.empty()) {
+    Escaped escaped = std::move(emptied.back());
+    emptied.pop_back();
+    Value& value = *escaped.value;
+    c10::Storage bytes;
+    try {
+      bytes = materialise(graph, value);
+    } catch (const c10::Error& error) {
+      // Backward may not need it; whoever does gets the error. What is missing may yet come back: a
+      // parameter that is gathered later, so the next unpack tries again.
+      emptyStorage(escaped.storage, error.what_without_backtrace());
+      graph.escapes.push_back(std::move(escaped));
+      continue;
+    }
+    fillStorage(escaped.storage, bytes);
+    // Others can write to it from now on, so it is the value's home again, and counts versions.
+    value.bytes = escaped.storage;
+    value.address = escaped.storage.data();
+    value.isPrivate = false;
+  }
+  graph.hasEscapes.store(!graph.escapes.empty(), std::memory_order_relaxed);
+}
+
+}  // namespace
+
+Escaped emptyEscaped(
+    const c10::intrusive_ptr<Value>& value, c10::Storage storage, const std::string& name) {
+  emptyStorage(
+      storage,
+      c10::str(
+          "ebb: an output of ",
+          value->recipe->op.name,
+          " (",
+          value->nbytes,
+          " bytes) was still referenced when region '",
+          name,
+          "' ended, which has escapes='placeholder': its memory was given up and comes back in the "
+          "region's backward. Return it from the region or name it with region.returns(), read it "
+          "inside the region, or use escapes='keep'."));
+  return {value, std::move(storage)};
+}
+
+void refill(Graph& graph) {
+  if (graph.hasEscapes.load(std::memory_order_relaxed)) {
+    WithoutGil withoutGil;
+    std::lock_guard<PythonMutex> lock(graph.mutex);
+    fillAll(graph);
+  }
+}
+
+}  // namespace ebb

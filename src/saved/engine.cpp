@@ -1,0 +1,120 @@
+#include "saved/engine.h"
+
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "saved/handle.h"
+
+namespace ebb {
+namespace {
+
+namespace autograd = torch::autograd;
+
+// torch 2.13 moved autograd nodes from shared_ptr to intrusive_ptr.
+#if EBB_TORCH_VERSION >= 21300
+using NodePointer = c10::intrusive_ptr<autograd::Node>;
+#else
+using NodePointer = std::shared_ptr<autograd::Node>;
+#endif
+
+// Note [Handles without Python]
+// SavedVariable asks the default engine for saved-tensor hooks, and hooks are a C++ interface. So
+// ebb puts an engine in front of the one that was there, which forwards everything and, in a
+// region, answers that one question itself. Pack and unpack are then plain virtual calls: no
+// Python object, no GIL. Hooks that the user pushes inside the region win (innermost wins); those
+// pushed outside see what is packed outside.
+//
+// The engine behind is the Python engine where there is an interpreter. It is a static object that
+// torch rebuilds in place after a fork, so a reference to it stays valid.
+class ForwardingEngine final : public autograd::Engine {
+ public:
+  ForwardingEngine(autograd::Engine& next, Recorder* (*recorderForPacking)())
+      : next_(&next), recorderForPacking_(recorderForPacking) {
+  }
+  ~ForwardingEngine() override {
+    stop();
+  }
+
+  autograd::variable_list execute(
+      const autograd::edge_list& roots,
+      const autograd::variable_list& inputs,
+      bool keepGraph,
+      bool createGraph,
+      bool accumulateGrad,
+      const autograd::edge_list& outputs) override {
+    return next().execute(roots, inputs, keepGraph, createGraph, accumulateGrad, outputs);
+  }
+
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<autograd::GraphTask>& task,
+      NodePointer root,
+      autograd::InputBuffer&& buffer) override {
+    return next().execute_with_graph_task(task, std::move(root), std::move(buffer));
+  }
+
+  std::unique_ptr<autograd::AnomalyMetadata> make_anomaly_metadata() override {
+    return next().make_anomaly_metadata();
+  }
+
+  std::unique_ptr<autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    if (Recorder* recorder = recorderForPacking_()) {
+      return std::make_unique<Handle>(*recorder);
+    }
+    return next().get_default_saved_variable_hooks();
+  }
+
+#if EBB_TORCH_VERSION >= 21500
+  std::vector<std::unique_ptr<autograd::NodeCreationHook>> get_node_creation_hooks() override {
+    return next().get_node_creation_hooks();
+  }
+#endif
+
+  void thread_on_exception(
+      const std::shared_ptr<autograd::GraphTask>& task,
+      const NodePointer& node,
+      std::exception& error) override {
+    next().thread_on_exception(task, node, error);
+  }
+
+  void follow(autograd::Engine& next) {
+    next_.store(&next, std::memory_order_release);
+  }
+
+ private:
+  autograd::Engine& next() const {
+    return *next_.load(std::memory_order_acquire);
+  }
+
+  std::atomic<autograd::Engine*> next_;  // everything else is its work
+  Recorder* (*recorderForPacking_)();    // as given to installEngine
+};
+
+std::atomic<ForwardingEngine*> ours{nullptr};
+
+autograd::Engine& forwardingEngine() {
+  return *ours.load(std::memory_order_acquire);
+}
+
+}  // namespace
+
+void installEngine(Recorder* (*recorderForPacking)()) {
+  autograd::Engine& current = autograd::Engine::get_default_engine();
+  if (&current == ours.load(std::memory_order_acquire)) {
+    return;
+  }
+  static auto* mutex = new std::mutex;
+  std::lock_guard<std::mutex> lock(*mutex);
+  if (ForwardingEngine* engine = ours.load(std::memory_order_acquire)) {
+    engine->follow(current);
+  } else {
+    // Leaked on purpose: backward threads may outlive static destructors.
+    ours.store(new ForwardingEngine(current, recorderForPacking), std::memory_order_release);
+  }
+  autograd::set_default_engine_stub(&forwardingEngine);
+}
+
+}  // namespace ebb

@@ -1,0 +1,76 @@
+#include "saved/handle.h"
+
+#include "report/ledger.h"
+#include "report/live_counts.h"
+#include "support/python_support.h"
+
+namespace ebb {
+
+Handle::Handle(Recorder& recorder) : recorder_(&recorder) {
+  count(liveCounts().handles, 1);
+}
+
+Handle::Handle(const Handle& other)
+    : SavedVariableHooks(),
+      recorder_(nullptr),
+      saved_(other.saved_),
+      counter_(other.counter_),
+      version_(other.version_) {
+  count(liveCounts().handles, 1);
+}
+
+Handle::~Handle() {
+  count(liveCounts().handles, -1);
+}
+
+void Handle::call_pack_hook(const at::Tensor& tensor) {
+  counter_ = tensor.unsafeGetTensorImpl()->version_counter();
+  version_ = counter_.enabled() ? counter_.current_version() : 0;
+  saved_.pack(*recorder_, tensor);
+  recorder_ = nullptr;
+}
+
+at::Tensor Handle::call_unpack_hook() {
+  return unpack();
+}
+
+at::Tensor Handle::unpack() {
+  ledgerBackwardSeen();
+  if (const Recorder* recorder = openRecorder()) {
+    recorder->graph()->hadBackward = true;
+  }
+  checkVersion();
+  at::Tensor tensor = saved_.unpack();
+  if (saved_.isRebuilt() && counter_.enabled()) {
+    tensor.unsafeGetTensorImpl()->set_version_counter(counter_);
+  }
+  return tensor;
+}
+
+// Note [Version checks]
+// Saved-tensor hooks switch autograd's own check off, so this is the only one, and it raises
+// exactly where eager raises: when the version of the packed tensor has moved since. Leaves that a
+// recipe needs are checked too, in Slice::throwLostLeaf.
+void Handle::checkVersion() const {
+  TORCH_CHECK(
+      !counter_.enabled() || counter_.current_version() == version_,
+      "one of the variables needed for gradient computation has been modified by an inplace "
+      "operation: [",
+      saved_.description(),
+      "], ",
+      saved_.origin(),
+      ", is at version ",
+      counter_.current_version(),
+      "; expected version ",
+      version_,
+      " instead. Hint: eager raises here too; write to a copy (out of place), or after backward.");
+}
+
+std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> Handle::retrieve_unpack_hook_data()
+    const {
+  const PythonSupport* support = pythonSupport();
+  TORCH_CHECK(support != nullptr, "ebb: compiled autograd needs the Python module of ebb");
+  return support->unpackHook(*this);
+}
+
+}  // namespace ebb

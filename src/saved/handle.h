@@ -1,0 +1,35 @@
+// What autograd holds in place of a saved tensor.
+#pragma once
+
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+#include "ebb/export.h"
+#include "saved/saved_tensor.h"
+
+namespace ebb {
+
+class EBB_API Handle final : public torch::autograd::SavedVariableHooks, public InArena {
+ public:
+  explicit Handle(Recorder& recorder);
+  // Another handle on the same saved tensor; unpacks to the same.
+  Handle(const Handle& other);
+  ~Handle() override;
+
+  void call_pack_hook(const at::Tensor& tensor) override;
+  at::Tensor call_unpack_hook() override;
+  std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data()
+      const override;
+
+  // The tensor that was packed. Also called by compiled autograd, through the bindings.
+  at::Tensor unpack();
+
+ private:
+  void checkVersion() const;
+
+  Recorder* recorder_;            // only valid until packed
+  SavedTensor saved_;             // the tensor, or how to make it again
+  c10::VariableVersion counter_;  // outlives the tensor; see Note [Version checks]
+  uint32_t version_ = 0;          // what counter_ showed when packed
+};
+
+}  // namespace ebb

@@ -1,0 +1,71 @@
+#include "saved/placeholder.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <utility>
+
+#include "memory/share_storage.h"
+#include "record/recorder.h"
+
+namespace ebb {
+
+Placeholder::Placeholder(const at::Tensor& tensor) {
+  Recorder* recorder = openRecorder();
+  TORCH_CHECK_VALUE(
+      recorder != nullptr,
+      "ebb: a tensor can be marked as discardable only inside the region that computes it");
+  saved_.emplace();
+  saved_->pack(*recorder, tensor);
+  TORCH_CHECK_VALUE(
+      saved_->isRecomputed() && !saved_->isOffloaded(),
+      "ebb: ",
+      saved_->origin(),
+      " cannot be discarded: it is an input of the region, or its operator has the decision SAVE "
+      "or OFFLOAD. Give that the decision RECOMPUTE.");
+  counter_ = tensor.unsafeGetTensorImpl()->version_counter();
+  version_ = counter_.enabled() ? counter_.current_version() : 0;
+}
+
+Placeholder::~Placeholder() = default;
+
+void Placeholder::discard(const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(
+      !counter_.enabled() || counter_.current_version() == version_,
+      "ebb: ",
+      saved_->origin(),
+      " was written after it was marked as discardable, so it cannot be made again. Mark it after "
+      "the write, inside the region.");
+  c10::Storage storage = tensor.storage();
+  TORCH_CHECK_VALUE(
+      storage.resizable(),
+      "ebb: ",
+      saved_->origin(),
+      " cannot be discarded: its memory is not its own (numpy, from_blob, ebb.share_storage)");
+  emptyStorage(
+      storage,
+      c10::str(
+          "ebb: ",
+          saved_->origin(),
+          " (",
+          saved_->description(),
+          ") was discarded and comes back when backward reaches the tensor that ebb.discard was "
+          "given. Read it before ebb.discard, or give a tensor that backward reaches earlier."));
+  storage_ = std::move(storage);
+  empty_ = true;
+}
+
+void Placeholder::refill(const at::Tensor& alias) {
+  if (!empty_) {
+    return;
+  }
+  TORCH_CHECK_VALUE(
+      alias.storage().is_alias_of(storage_), "ebb: refill of a tensor that was not discarded");
+  const at::Tensor tensor = saved_->unpack();
+  allowAccess(storage_);
+  shareStorage(alias, tensor);
+  storage_ = c10::Storage();
+  empty_ = false;
+  saved_.reset();  // the memory goes with the last tensor that shows it
+}
+
+}  // namespace ebb

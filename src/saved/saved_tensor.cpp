@@ -1,0 +1,317 @@
+#include "saved/saved_tensor.h"
+
+#include <c10/core/InferenceMode.h>
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <typeinfo>
+
+#include "graph/recipe.h"
+#include "memory/bytes.h"
+#include "replay/escapes.h"
+#include "replay/replay.h"
+#include "support/python_support.h"
+#include "verify/compare.h"
+#include "verify/mode.h"
+
+namespace ebb {
+namespace {
+
+// Whether a class of autograd functions is one that torch generates. A dynamic_cast for each unpack
+// would cost more than the rest of it, so what it said is remembered, for a few classes.
+bool isTorchsOwn(const torch::autograd::Node& node) {
+  // A class's address, plus 1 if it is one of torch's: one word, so threads may share them.
+  static std::array<std::atomic<uintptr_t>, 64> all{};
+  const auto type = reinterpret_cast<uintptr_t>(&typeid(node));
+  auto& slot = all[type / alignof(std::type_info) % all.size()];
+  uintptr_t known = slot.load(std::memory_order_relaxed);
+  if ((known & ~uintptr_t{1}) != type) {
+    const bool own = dynamic_cast<const torch::autograd::TraceableFunction*>(&node) != nullptr;
+    known = type + (own ? 1 : 0);
+    slot.store(known, std::memory_order_relaxed);
+  }
+  return (known & 1) != 0;
+}
+
+// Whether the function that asks is the only one that will: one of torch's own, in a backward that
+// does not retain the graph. Those unpack each saved tensor once.
+bool isLastUnpack() {
+  if (torch::autograd::get_current_graph_task_keep_graph()) {
+    return false;
+  }
+  const auto node = torch::autograd::get_current_node();
+  return node != nullptr && isTorchsOwn(*node);
+}
+
+}  // namespace
+
+// Note [Wrapper subclasses]
+// A tensor of a class with __tensor_flatten__ (DTensor, a scaled float8 tensor) wraps tensors that
+// the recorder knows. If one of those is to be recomputed, each is saved on its own and the wrapper
+// is put together again in backward. In every other case the wrapper is kept whole: a class without
+// that protocol, one whose protocol raises, inner tensors that autograd follows by themselves,
+// ragged and quantised tensors.
+// Autograd looks at the wrapper's version only. What is written to an inner tensor directly is seen
+// by eager's backward, so parts follow such writes; where nothing is left to follow, they raise.
+struct SavedTensor::Parts {
+  std::vector<SavedTensor> inner;
+  c10::SafePyObject recipe;  // what Python needs to put them together
+};
+
+// Note [What a handle keeps]
+//   1. A value to be recomputed: the value and the geometry. No bytes.
+//   2. A wrapper around such values: each of them, and how to put the wrapper together.
+//   3. A kept value that has a grad_fn: its storage and the geometry, never the tensor, which owns
+//      the node that owns this handle.
+//   4. Everything else (parameters, inputs, other subclasses, sparse tensors): the tensor itself,
+//      as eager does, so that unpack gives the same object.
+// In the last two cases the bytes are shared with the living tensor exactly as in eager.
+void SavedTensor::pack(Recorder& recorder, const at::Tensor& tensor, bool part) {
+  graph_ = recorder.graph();
+  requiresGrad_ = tensor.requires_grad();
+  region_ = recorder.region();
+  Packed packed = recorder.pack(tensor, part);
+  producer_ = packed.producer;
+  value_ = std::move(packed.value);
+  entry_ = std::move(packed.entry);
+  recompute_ = packed.recompute;
+  const bool wrapper = tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
+  if (recompute_ || (wrapper && packParts(recorder, tensor))) {
+    geometry_.take(tensor);
+  } else if (!tensor.grad_fn()) {
+    kept_ = tensor;
+  } else if (isRecordable(tensor)) {
+    storage_ = tensor.storage();
+    geometry_.take(tensor);
+  } else {
+    kept_ = tensor.tensor_data();
+  }
+}
+
+SavedTensor::SavedTensor(const SavedTensor& other)
+    : graph_(other.graph_),
+      value_(other.value_),
+      storage_(other.storage_),
+      kept_(other.kept_),
+      parts_(other.parts_),
+      geometry_(other.geometry_),
+      unpacked_(other.unpacked_),
+      recompute_(other.recompute_),
+      requiresGrad_(other.requiresGrad_),
+      region_(other.region_),
+      producer_(other.producer_),
+      entry_(other.entry_) {
+  if (value_) {
+    ++value_->handles;
+  }
+}
+
+SavedTensor::~SavedTensor() {
+  if (value_) {
+    --value_->handles;
+  }
+}
+
+[[gnu::noinline]] bool SavedTensor::packParts(Recorder& recorder, const at::Tensor& tensor) {
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  const PythonSupport* python = pythonSupport();
+  const bool leaf = requiresGrad_ && !tensor.grad_fn();
+  if (python == nullptr || leaf || impl->layout() != c10::kStrided ||
+      impl->has_symbolic_sizes_strides()) {
+    return false;
+  }
+  std::vector<at::Tensor> inner;
+  auto recipe = python->flatten(tensor, inner);
+  const bool plain = std::none_of(
+      inner.begin(), inner.end(), [](const at::Tensor& part) { return part.grad_fn() != nullptr; });
+  if (!recipe || !plain) {
+    return false;
+  }
+  auto parts = std::make_shared<Parts>(Parts{{}, std::move(*recipe)});
+  parts->inner.reserve(inner.size());
+  for (const at::Tensor& part : inner) {
+    SavedTensor& saved = parts->inner.emplace_back();
+    saved.pack(recorder, part, true);
+    if (producer_ == nullptr) {
+      producer_ = saved.producer_;
+    }
+  }
+  const bool recomputed =
+      std::any_of(parts->inner.begin(), parts->inner.end(), [](const auto& part) {
+        return part.isRecomputed();
+      });
+  if (recomputed) {
+    parts_ = std::move(parts);
+  }
+  return recomputed;
+}
+
+bool SavedTensor::isRecomputed() const {
+  return recompute_ || parts_ != nullptr;
+}
+
+bool SavedTensor::isOffloaded() const {
+  return value_ && (value_->stash || value_->part);
+}
+
+// Note [One tensor for all unpacks]
+// For a saved tensor that needs no grad, eager's unpack gives the very tensor that it holds, so the
+// engine sees that a gradient which a backward function took from there is not its own to write to.
+// So does ours, from the first unpack on. Where the tensor needs grad, torch makes a new one of
+// whatever unpack gives, with and without hooks.
+at::Tensor SavedTensor::unpack() {
+  refill(*graph_);  // see Note [Escapes]
+  if (kept_.defined()) {
+    return unpackKept();
+  }
+  WithoutGil withoutGil;
+  std::lock_guard<PythonMutex> lock(graph_->mutex);
+  if (requiresGrad_) {
+    at::Tensor tensor = rebuild();
+    giveUp();
+    return tensor;
+  }
+  if (!unpacked_.defined()) {
+    unpacked_ = rebuild();
+  }
+  return unpacked_;
+}
+
+// Note [Given up when unpacked]
+// Autograd keeps what a function saved until it has checked the function's results, for which it
+// may need memory. A recomputed tensor that only this handle holds goes with the function's own
+// variables, as in torch.utils.checkpoint. Until then a second look (a hook's) finds it.
+void SavedTensor::giveUp() {
+  const bool only = recompute_ && value_->isPrivate && value_->bytes && !value_->redefined &&
+                    value_->handles == 1 && readers(value_) == 0 &&
+                    graph_->verify == VerifyMode::Off;
+  if (!only || !isLastUnpack()) {
+    return;
+  }
+  value_->moveHome();
+  givenUp_ = true;
+}
+
+// Under the graph's lock, without the GIL.
+at::Tensor SavedTensor::rebuild() {
+  std::optional<c10::InferenceMode> normal;
+  if (c10::InferenceMode::is_enabled()) {
+    normal.emplace(false);  // version counters can be set on normal tensors only
+  }
+  if (parts_ == nullptr) {
+    return geometry_.viewOf(value_ ? materialised() : storage_);
+  }
+  std::vector<at::Tensor> inner;
+  for (SavedTensor& part : parts_->inner) {
+    inner.push_back(part.unpack());
+  }
+  return pythonSupport()->unflatten(parts_->recipe, inner);
+}
+
+// Note [Unpacked bytes may be written]
+// Some backward functions reuse what they unpack as scratch memory. Eager's saved tensors share
+// their storage among themselves and with the living tensor, and with nothing that is yet to be
+// computed. So all handles on a value give the same storage, the living one if there is one; and if
+// recipes still read the value, they get a copy from then on.
+c10::Storage SavedTensor::materialised() const {
+  if (value_->redefined) {
+    return value_->redefined;  // see also Note [Silent writes]
+  }
+  c10::Storage storage = recompute_ ? value_->living() : storage_;
+  if (storage && value_->stash) {
+    materialise(*graph_, *value_);  // it lives: nothing is copied back
+  }
+  if (recompute_ && value_->witness) {
+    const c10::Storage right = verified(materialise(*graph_, *value_));
+    storage = storage ? storage : right;
+  } else if (!storage) {
+    TORCH_CHECK(
+        !value_->follows || value_->versionHolds(),
+        "ebb: ",
+        origin(),
+        ", an inner tensor of a wrapper or an alias with a version of its own, was written after "
+        "the region and freed. Write to it after backward, or keep a tensor that shows it alive.");
+    TORCH_CHECK(
+        !givenUp_,
+        "ebb: ",
+        origin(),
+        ", was recomputed for backward and freed with it, and is asked for again. Call backward "
+        "with retain_graph=True, or give its operator the decision SAVE.");
+    storage = materialise(*graph_, *value_);
+    TORCH_CHECK(
+        storage,
+        "ebb: cannot bring back ",
+        origin(),
+        ", which was offloaded: its storage was written, or an alias was given another one, "
+        "through a tensor with a version of its own. Do that after backward, or give ",
+        producer_ != nullptr ? producer_ : "the input",
+        " the decision SAVE.");
+  }
+  if (isReadByRecipes(storage)) {
+    value_->bytes = copyOf(storage);
+    value_->isPrivate = true;
+    value_->recipe.reset();
+    if (recompute_) {
+      value_->redefined = storage;
+    }
+  }
+  return storage;
+}
+
+// Inside the region the map's reference counts too, which costs a copy and no bit.
+bool SavedTensor::isReadByRecipes(const c10::Storage& storage) const {
+  if (readers(value_) == 0) {
+    return false;
+  }
+  const c10::Storage read = value_->available();
+  return read && read.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
+}
+
+// The replayed bytes if they are right, else an exception or, to go on with, the right ones.
+[[gnu::cold]] c10::Storage SavedTensor::verified(const c10::Storage& replayed) const {
+  const c10::Storage truth = trueBytes(*value_, replayed);
+  if (!truth || sameBits(geometry_, replayed, truth)) {
+    return replayed;
+  }
+  reportMismatch(graph_->verify, mismatchOf(*graph_, *value_, truth));
+  return truth;
+}
+
+at::Tensor SavedTensor::unpackKept() const {
+  TORCH_CHECK(
+      !isRecordable(kept_) || kept_.numel() == 0 || kept_.storage().nbytes() > 0,
+      "ebb: a saved tensor of shape ",
+      kept_.sizes(),
+      ", ",
+      origin(),
+      ", has no data any more: its storage was resized to zero after the forward (a parameter that "
+      "was resharded, or a buffer that was freed). Restore it before backward.");
+  return kept_;
+}
+
+std::string SavedTensor::origin() const {
+  return c10::str(
+      producer_ != nullptr ? "the output of " : "an input",
+      producer_ != nullptr ? producer_ : "",
+      " saved in region '",
+      graph_->names[region_],
+      "'");
+}
+
+std::string SavedTensor::description() const {
+  if (isRebuilt()) {
+    return c10::str(c10::toString(geometry_.dtype()), " ", geometry_.sizes());
+  }
+  const char* type = c10::toString(kept_.scalar_type());
+  // Those of C++ have no sizes, and raise.
+  const bool nested = kept_.unsafeGetTensorImpl()->key_set().has_any(
+      c10::DispatchKeySet(c10::DispatchKey::NestedTensor));
+  return nested ? c10::str(type, " nested tensor") : c10::str(type, " ", kept_.sym_sizes());
+}
+
+}  // namespace ebb

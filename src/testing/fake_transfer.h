@@ -1,0 +1,126 @@
+// A deterministic accelerator for tests: CPU tensors count as tensors of a device.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ebb/export.h"
+#include "transfer/transfer.h"
+
+namespace ebb {
+
+// Note [The fake accelerator]
+// torch's own ops run at once, on the "compute streams"; copies are only queued, and run when a
+// test says so, or when a stream or the host waits for them, at the last moment that hardware would
+// allow. A copy reads and writes memory when it runs, and holds nothing: so a source that is
+// written or freed too early, or a result that is read too early, gives wrong bytes, as on
+// hardware, but each time. Besides, these are reported as violations:
+// 1. a storage was freed while a copy from or to it was queued;
+// 2. a copy was queued that conflicts with an earlier one which the host does not know to be done,
+//    and nothing orders the two;
+// 3. a copy from the device was queued that need not run after what the compute stream on which its
+//    storage was packed had been given then: what it reads may not be there yet;
+// 4. a copy to the device was queued that need not run after what the caller's compute stream was
+//    given: the memory it writes to may still be in use.
+// Memory that is allocated, and host memory that is freed, is filled with 0xA5.
+class EBB_API FakeTransfer final : public Transfer {
+ public:
+  explicit FakeTransfer(size_t hostBytes);
+
+  bool isDevice(c10::Device device) const override;
+  c10::Stream computeStream(c10::Device device) override;
+  c10::Stream outStream(c10::Device device) override;
+  c10::Stream inStream(c10::Device device) override;
+  EventPtr record(c10::Stream stream) override;
+  void wait(c10::Stream stream, const EventPtr& event) override;
+  bool isDone(const Event& event) override;
+  void finish(const Event& event) override;
+  void packed(const c10::Storage& storage) override;
+  c10::Storage allocateOnDevice(size_t nbytes, c10::Device device) override;
+  c10::Storage allocateOnHost(size_t nbytes, c10::Device device) override;
+  void copy(
+      const c10::Storage& to, const c10::Storage& from, size_t nbytes, c10::Stream stream) override;
+
+  // Runs the `count` copies that were queued first; of those, each as soon as what it waits for
+  // ran.
+  void advance(size_t count);
+
+  // After so many more, allocations on the device fail.
+  void failAllocationsAfter(size_t count);
+
+  // From now on called for each of them, where torch calls observers of a device that is out of
+  // memory.
+  void onDeviceAllocation(std::function<void()> told);
+
+  // Ops of the calling thread run on the compute stream of this number from now on.
+  void useComputeStream(int64_t number);
+
+  struct Counts {
+    size_t queued = 0;           // copies that have not run
+    size_t copiesOut = 0;        // from device to host, that have run
+    size_t copiesIn = 0;         // ... and back
+    size_t hostAllocations = 0;  // in all
+    size_t hostBytes = 0;        // that exist now
+    size_t hostWaits = 0;        // finish() of something that had not run
+    size_t deviceWaits = 0;      // a compute stream came to a copy that had not run
+    size_t asked = 0;            // calls of isDone() and finish(): not allowed in a capture
+  };
+  Counts counts();
+  std::vector<std::string> takeViolations();  // since the last call
+
+ private:
+  using StreamId = int64_t;
+  using Clock = std::map<StreamId, uint64_t>;  // per stream: the copy up to which all are before
+  struct FakeEvent;
+  struct Copy {
+    uint64_t number;
+    StreamId stream;
+    Clock after;  // copies that run before it
+    c10::weak_intrusive_ptr<c10::StorageImpl> to;
+    c10::weak_intrusive_ptr<c10::StorageImpl> from;
+    const void* toAddress;
+    const void* fromAddress;
+    size_t nbytes;
+  };
+  struct Packing {
+    StreamId stream;
+    uint64_t tick;  // of that stream, then
+  };
+
+  StreamId computeNumber() const;
+  bool isCompute(StreamId stream) const;
+  const Clock& clockOf(const Event& event) const;
+  bool allRan(const Clock& clock) const;
+  void runBefore(const Clock& clock);
+  void run(Copy copy);
+  void hostKnows(const Clock& clock);
+  void checkOrder(const Copy& copy);
+  void checkBehindCompute(const Copy& copy, const c10::Storage& from);
+  void report(std::string violation);
+
+  std::mutex mutex_;  // guards everything below
+  std::function<void()> onDeviceAllocation_;
+  const size_t hostLimit_;                               // bytes
+  uint64_t lastCopy_ = 0;                                // numbers them
+  uint64_t lastTick_ = 0;                                // numbers the events of compute streams
+  uint64_t tickOfLastCopy_ = 0;                          // lastTick_ when the last copy was queued
+  std::map<const c10::StorageImpl*, Packing> packings_;  // the last of each storage
+  std::deque<Copy> queue_;                               // in the order of queueing
+  std::deque<Copy> ran_;              // those that the host does not know to be done
+  std::map<StreamId, Clock> clocks_;  // what each stream's next copy runs after
+  std::map<std::thread::id, StreamId> computeNumbers_;  // of threads that use another than 0
+  std::vector<std::string> violations_;                 // in the order in which they were found
+  Counts counts_;                                       // but for `queued`
+  size_t allocationsLeft_ = SIZE_MAX;                   // on the device
+  std::shared_ptr<size_t> hostBytes_;                   // shared with the deleters of host memory
+};
+
+}  // namespace ebb

@@ -1,0 +1,448 @@
+#include "transfer/disk.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <fcntl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+namespace ebb {
+namespace {
+
+// The file grows by this much at a time, or by what is asked for.
+constexpr size_t kGrowth = size_t{64} << 20;
+
+size_t roundUp(size_t nbytes) {
+  return (nbytes + DiskFile::kBlock - 1) / DiskFile::kBlock * DiskFile::kBlock;
+}
+
+// A file without a name. -1 and errno if there cannot be one.
+int openIn(const std::string& directory, int flags) {
+  const int unnamed = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | flags, 0600);
+  if (unnamed >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) {
+    return unnamed;
+  }
+  std::string name = directory + "/ebb-" + std::string(6, 'X');  // mkostemp puts others there
+  const int named = ::mkostemp(name.data(), O_CLOEXEC | flags);
+  if (named >= 0) {
+    ::unlink(name.c_str());
+  }
+  return named;
+}
+
+// Somebody may free memory while it is written: that must be an error and not a crash.
+bool copyIfThere(char* to, const char* from, size_t nbytes) {
+  for (size_t done = 0; done < nbytes;) {
+    const iovec local{to + done, nbytes - done};
+    const iovec remote{const_cast<char*>(from) + done, nbytes - done};
+    const ssize_t now = ::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0);
+    if (now < 0 && errno != EFAULT) {
+      std::memcpy(to + done, from + done, nbytes - done);  // not allowed here
+      return true;
+    }
+    if (now <= 0) {
+      return false;
+    }
+    done += static_cast<size_t>(now);
+  }
+  return true;
+}
+
+// Room in a file; the context of a storage without memory.
+struct Room {
+  std::shared_ptr<DiskFile> file;
+  size_t offset;
+  size_t length;
+  int process;  // that took it
+};
+
+void giveRoom(void* context) {
+  const std::unique_ptr<Room> room(static_cast<Room*>(context));
+  if (room->process == ::getpid()) {
+    room->file->give(room->offset, room->length);
+  }
+}
+
+const Room& roomOf(const c10::Storage& storage) {
+  return *static_cast<const Room*>(storage.data_ptr().get_context());
+}
+
+}  // namespace
+
+DiskFile::DiskFile(std::string directory, size_t limit)
+    : directory_(std::move(directory)), limit_(limit / kBlock * kBlock) {
+  descriptor_ = openIn(directory_, O_DIRECT);
+  if (descriptor_ < 0) {
+    descriptor_ = openIn(directory_, 0);  // tmpfs and others know no O_DIRECT
+  }
+  TORCH_CHECK_VALUE(
+      descriptor_ >= 0,
+      "ebb: no file for the disk tier can be made in '",
+      directory_,
+      "': ",
+      std::strerror(errno),
+      ". disk must be a directory that can be written to.");
+}
+
+DiskFile::~DiskFile() {
+  ::close(descriptor_);
+}
+
+size_t DiskFile::take(size_t nbytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const size_t length = roundUp(nbytes);
+  const auto fits = [&](const auto& range) { return range.second >= length; };
+  auto found = std::find_if(free_.begin(), free_.end(), fits);
+  if (found == free_.end()) {
+    if (!grow(length)) {
+      return kNone;
+    }
+    found = std::prev(free_.end());
+  }
+  const auto [offset, available] = *found;
+  free_.erase(found);
+  if (available > length) {
+    free_.emplace(offset + length, available - length);
+  }
+  used_ += length;
+  return offset;
+}
+
+void DiskFile::give(size_t offset, size_t nbytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const size_t length = roundUp(nbytes);
+  used_ -= length;
+  auto range = free_.emplace(offset, length).first;
+  const auto next = std::next(range);
+  if (next != free_.end() && offset + length == next->first) {
+    range->second += next->second;
+    free_.erase(next);
+  }
+  if (range != free_.begin()) {
+    const auto before = std::prev(range);
+    if (before->first + before->second == offset) {
+      before->second += range->second;
+      free_.erase(range);
+    }
+  }
+}
+
+// The last free range has room for `nbytes` then.
+bool DiskFile::grow(size_t nbytes) {
+  const bool endIsFree = !free_.empty() && free_.rbegin()->first + free_.rbegin()->second == size_;
+  const size_t start = endIsFree ? free_.rbegin()->first : size_;
+  if (nbytes > limit_ || start > limit_ - nbytes) {
+    return false;
+  }
+  int failed = 0;
+  for (const size_t more : {std::min(std::max(nbytes, kGrowth), limit_ - start), nbytes}) {
+    const size_t end = start + more;
+    do {
+      failed = ::posix_fallocate(
+          descriptor_, static_cast<off_t>(size_), static_cast<off_t>(end - size_));
+    } while (failed == EINTR);
+    if (failed == 0) {
+      free_[start] = more;
+      size_ = end;
+      return true;
+    }
+  }
+  TORCH_WARN_ONCE(
+      "ebb: the disk tier in '",
+      directory_,
+      "' has no more room, though its limit is not reached: ",
+      std::strerror(failed),
+      ". Values are recomputed or kept instead. Shown once.");
+  return false;
+}
+
+std::string DiskFile::error(const char* what, size_t nbytes, int number) const {
+  return c10::str(
+      what,
+      " ",
+      nbytes,
+      " bytes in the disk tier's file in '",
+      directory_,
+      "' failed: ",
+      number != 0 ? std::strerror(number) : "the file is shorter than it was");
+}
+
+std::string DiskFile::write(size_t offset, const char* from, size_t nbytes, char* buffer) {
+  for (size_t at = 0; at < nbytes; at += kBuffer) {
+    const size_t count = std::min(nbytes - at, kBuffer);
+    if (!copyIfThere(buffer, from + at, count)) {
+      return "its memory was freed meanwhile";
+    }
+    const size_t whole = roundUp(count);
+    for (size_t written = 0; written < whole;) {
+      const ssize_t now = ::pwrite(
+          descriptor_,
+          buffer + written,
+          whole - written,
+          static_cast<off_t>(offset + at + written));
+      if (now < 0 && errno == EINVAL && (::fcntl(descriptor_, F_GETFL) & O_DIRECT) != 0) {
+        ::fcntl(descriptor_, F_SETFL, 0);  // not all file systems that open such files write them
+      } else if (now < 0 && errno != EINTR) {
+        return error("writing", nbytes, errno);
+      } else if (now > 0) {
+        written += static_cast<size_t>(now);
+      }
+    }
+  }
+  return {};
+}
+
+std::string DiskFile::read(size_t offset, char* to, size_t nbytes, char* buffer) {
+  for (size_t at = 0; at < nbytes; at += kBuffer) {
+    const size_t count = std::min(nbytes - at, kBuffer);
+    const size_t whole = roundUp(count);
+    for (size_t read = 0; read < count;) {
+      const ssize_t now =
+          ::pread(descriptor_, buffer + read, whole - read, static_cast<off_t>(offset + at + read));
+      if (now == 0 || (now < 0 && errno != EINTR)) {
+        return error("reading", nbytes, now == 0 ? 0 : errno);
+      }
+      read += static_cast<size_t>(std::max<ssize_t>(now, 0));
+    }
+    std::memcpy(to + at, buffer, count);
+  }
+  return {};
+}
+
+size_t DiskFile::used() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return used_;
+}
+
+DiskEvent::DiskEvent() : process_(::getpid()) {
+}
+
+std::shared_ptr<DiskEvent> DiskEvent::past() {
+  auto event = std::make_shared<DiskEvent>();
+  event->done({});
+  return event;
+}
+
+bool DiskEvent::isOfThisProcess() const {
+  return process_ == ::getpid();
+}
+
+bool DiskEvent::isDone() const {
+  if (!isOfThisProcess()) {
+    return true;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  return done_;
+}
+
+void DiskEvent::wait() const {
+  if (isOfThisProcess()) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return done_; });
+  }
+}
+
+std::string DiskEvent::error() const {
+  return isOfThisProcess() || done_ ? error_
+                                    : "it was on its way to or from disk when the process forked";
+}
+
+void DiskEvent::done(std::string error) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    error_ = std::move(error);
+    done_ = true;
+  }
+  changed_.notify_all();
+}
+
+struct Disk::Job {
+  std::shared_ptr<DiskFile> file;
+  size_t offset;
+  char* memory;
+  size_t nbytes;
+  bool isWrite;
+  std::vector<EventPtr> after;
+  std::string refused;  // why it fails; empty if it is to be done
+  std::shared_ptr<DiskEvent> done;
+};
+
+// Works on jobs in their order, on a thread of its own that lives as long as the process.
+class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
+ public:
+  EventPtr push(Job job) {
+    auto done = std::make_shared<DiskEvent>();
+    job.done = done;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      last_ = done;
+      jobs_.push_back(std::move(job));
+      if (!running_) {
+        running_ = true;
+        std::thread([self = shared_from_this()] { self->work(); }).detach();
+      }
+    }
+    changed_.notify_one();
+    return done;
+  }
+
+  EventPtr last() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return last_;
+  }
+
+ private:
+  void work() {
+    const std::unique_ptr<char, decltype(&std::free)> buffer(
+        static_cast<char*>(std::aligned_alloc(DiskFile::kBlock, DiskFile::kBuffer)), &std::free);
+    for (;;) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [&] { return !jobs_.empty(); });
+      Job job = std::move(jobs_.front());
+      jobs_.pop_front();
+      lock.unlock();
+      std::string error = run(job, buffer.get());
+      job.file.reset();  // whoever waits may want it closed
+      job.done->done(std::move(error));
+    }
+  }
+
+  static std::string run(const Job& job, char* buffer) {
+    if (!job.refused.empty()) {
+      return job.refused;
+    }
+    for (const EventPtr& event : job.after) {
+      const DiskEvent& earlier = asDiskEvent(*event);
+      earlier.wait();
+      if (!earlier.error().empty()) {
+        return earlier.error();
+      }
+    }
+    return job.isWrite ? job.file->write(job.offset, job.memory, job.nbytes, buffer)
+                       : job.file->read(job.offset, job.memory, job.nbytes, buffer);
+  }
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::deque<Job> jobs_;
+  std::shared_ptr<DiskEvent> last_ = DiskEvent::past();  // of the job that was pushed last
+  bool running_ = false;                                 // the thread exists
+};
+
+Disk& Disk::get() {
+  // Leaked on purpose: its threads may outlive static objects.
+  static auto* instance = new Disk;
+  return *instance;
+}
+
+Disk::Disk()
+    : process_(::getpid()), writes_(std::make_shared<Queue>()), reads_(std::make_shared<Queue>()) {
+}
+
+void Disk::configure(const std::string& directory, size_t limit) {
+  adoptProcess();
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (directory == directory_ && limit == limit_) {
+    return;
+  }
+  file_ = directory.empty() ? nullptr : std::make_shared<DiskFile>(directory, limit);
+  directory_ = directory;
+  limit_ = limit;
+}
+
+// In a child of fork() there are no threads, and the parent uses the file: gets others.
+void Disk::adoptProcess() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (process_ == ::getpid()) {
+    return;
+  }
+  process_ = ::getpid();
+  writes_ = std::make_shared<Queue>();
+  reads_ = std::make_shared<Queue>();
+  if (std::exchange(file_, nullptr)) {
+    try {
+      file_ = std::make_shared<DiskFile>(directory_, limit_);
+    } catch (const c10::Error& error) {
+      TORCH_WARN(error.what_without_backtrace(), " Values are recomputed or kept instead.");
+    }
+  }
+}
+
+bool Disk::isOpen() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return !directory_.empty();
+}
+
+c10::Storage Disk::allocate(size_t nbytes) {
+  adoptProcess();
+  std::lock_guard<std::mutex> lock(mutex_);
+  const size_t offset = file_ ? file_->take(nbytes) : DiskFile::kNone;
+  if (offset == DiskFile::kNone) {
+    return {};
+  }
+  auto* room = new Room{file_, offset, nbytes, process_};
+  return c10::Storage(
+      c10::Storage::use_byte_size_t(),
+      nbytes,
+      c10::DataPtr(nullptr, room, &giveRoom, c10::Device(c10::kCPU)));
+}
+
+bool Disk::isCurrent(const c10::Storage& room) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return roomOf(room).process == ::getpid() && roomOf(room).file == file_;
+}
+
+EventPtr Disk::write(
+    const c10::Storage& room,
+    const c10::Storage& from,
+    size_t nbytes,
+    std::vector<EventPtr> after) {
+  auto* memory = const_cast<char*>(static_cast<const char*>(from.data()));
+  return start(true, room, memory, nbytes, std::move(after));
+}
+
+EventPtr Disk::read(
+    const c10::Storage& to, const c10::Storage& room, size_t nbytes, std::vector<EventPtr> after) {
+  return start(false, room, static_cast<char*>(to.mutable_data()), nbytes, std::move(after));
+}
+
+EventPtr Disk::start(
+    bool isWrite,
+    const c10::Storage& room,
+    char* memory,
+    size_t nbytes,
+    std::vector<EventPtr> after) {
+  adoptProcess();
+  std::lock_guard<std::mutex> lock(mutex_);
+  const Room& place = roomOf(room);
+  const char* refused =
+      place.process == process_
+          ? ""
+          : "it went to disk before the process forked, and belongs to the parent";
+  return (isWrite ? writes_ : reads_)
+      ->push({place.file, place.offset, memory, nbytes, isWrite, std::move(after), refused, {}});
+}
+
+EventPtr Disk::lastWrite() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return writes_->last();
+}
+
+EventPtr Disk::lastRead() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return reads_->last();
+}
+
+size_t Disk::used() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return file_ ? file_->used() : 0;
+}
+
+}  // namespace ebb

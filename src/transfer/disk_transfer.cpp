@@ -1,0 +1,128 @@
+// Transfers between memory and disk, for training without an accelerator.
+#include <malloc.h>
+
+#include <array>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "memory/bytes.h"
+#include "transfer/disk.h"
+#include "transfer/transfer.h"
+
+namespace ebb {
+namespace {
+
+constexpr int64_t kCompute = 0;
+constexpr int64_t kOut = 1;
+constexpr int64_t kIn = 2;
+
+// Note [Memory that is given back]
+// glibc keeps freed blocks of up to 32 MiB, and cannot use many of them again, since torch asks for
+// aligned ones: what was moved to disk would go on to be resident. So as soon as something is
+// moved, blocks of a mebibyte or more are mapped on their own and unmapped when freed.
+void giveFreedMemoryBack() {
+#ifdef __GLIBC__
+  static const int once = ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
+  static_cast<void>(once);
+#endif
+}
+
+// Ops run when they are called, so a compute stream's wait is the host's.
+class DiskTransfer final : public Transfer {
+ public:
+  bool isDisk() const override {
+    return true;
+  }
+
+  bool isDevice(c10::Device device) const override {
+    return device.is_cpu() && Disk::get().isOpen();
+  }
+
+  c10::Stream computeStream(c10::Device) override {
+    return stream(kCompute);
+  }
+
+  c10::Stream outStream(c10::Device) override {
+    return stream(kOut);
+  }
+
+  c10::Stream inStream(c10::Device) override {
+    return stream(kIn);
+  }
+
+  EventPtr record(c10::Stream stream) override {
+    switch (stream.id()) {
+      case kOut:
+        return Disk::get().lastWrite();
+      case kIn:
+        return Disk::get().lastRead();
+      default:
+        return past_;
+    }
+  }
+
+  void wait(c10::Stream stream, const EventPtr& event) override {
+    if (stream.id() == kCompute) {
+      finish(*event);
+    } else if (!isDone(*event) || !event->error().empty()) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      before_[stream.id()].push_back(event);
+    }
+  }
+
+  bool isDone(const Event& event) override {
+    return asDiskEvent(event).isDone();
+  }
+
+  void finish(const Event& event) override {
+    asDiskEvent(event).wait();
+  }
+
+  c10::Storage allocateOnDevice(size_t nbytes, c10::Device device) override {
+    return allocate(nbytes, device);
+  }
+
+  c10::Storage allocateOnHost(size_t nbytes, c10::Device) override {
+    giveFreedMemoryBack();
+    c10::Storage room = Disk::get().allocate(nbytes);
+    TORCH_CHECK(room, "ebb: the disk tier has no room for ", nbytes, " bytes");
+    return room;
+  }
+
+  bool isReusable(const c10::Storage& host) const override {
+    return Disk::get().isCurrent(host);
+  }
+
+  void copy(const c10::Storage& to, const c10::Storage& from, size_t nbytes, c10::Stream stream)
+      override {
+    std::vector<EventPtr> after;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      after = std::exchange(before_[stream.id()], {});
+    }
+    if (stream.id() == kOut) {
+      Disk::get().write(to, from, nbytes, std::move(after));
+    } else {
+      Disk::get().read(to, from, nbytes, std::move(after));
+    }
+  }
+
+ private:
+  static c10::Stream stream(int64_t number) {
+    return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCPU), number);
+  }
+
+  const EventPtr past_ = DiskEvent::past();
+  std::mutex mutex_;                             // guards before_
+  std::array<std::vector<EventPtr>, 3> before_;  // by stream: what its next copy waits for
+};
+
+}  // namespace
+
+Transfer& diskTransfer() {
+  static auto* instance = new DiskTransfer;
+  return *instance;
+}
+
+}  // namespace ebb

@@ -1,0 +1,246 @@
+#include "verify/compare.h"
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/view_as_real.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "graph/recipe.h"
+#include "graph/rows.h"
+#include "intercept/key.h"
+#include "intercept/op_tables.h"
+#include "kernel/fingerprint.h"
+#include "kernel/kernel_state.h"
+#include "memory/bytes.h"
+#include "verify/poison.h"
+
+namespace ebb {
+namespace {
+
+bool sameBytes(const c10::Storage& a, const c10::Storage& b) {
+  if (a.nbytes() != b.nbytes()) {
+    return false;
+  }
+  if (a.device().is_cpu()) {
+    return a.nbytes() == 0 || std::memcmp(a.data(), b.data(), a.nbytes()) == 0;
+  }
+  const auto below = belowEverything();
+  return at::equal(bytesOf(a), bytesOf(b));
+}
+
+// All of a storage as a vector of `dtype`, on the CPU.
+at::Tensor elementsOf(const c10::Storage& storage, c10::ScalarType dtype) {
+  GeometryFlags flags;
+  flags.dtype = dtype;
+  flags.device = storage.device();
+  flags.dimensions = 1;
+  const int64_t shape[2] = {static_cast<int64_t>(storage.nbytes() / c10::elementSize(dtype)), 1};
+  return viewOf(storage, flags, shape, 0).cpu();
+}
+
+at::Tensor asDoubles(const at::Tensor& elements) {
+  const bool complex = elements.is_complex();
+  return (complex ? at::view_as_real(elements) : elements).to(c10::kDouble).contiguous();
+}
+
+void measure(
+    Mismatch& mismatch, const c10::Storage& is, const c10::Storage& was, c10::ScalarType dtype) {
+  const auto below = belowEverything();
+  const at::Tensor now = elementsOf(is, dtype);
+  const at::Tensor then = elementsOf(was, dtype);
+  const size_t size = now.itemsize();
+  mismatch.elements = now.numel();
+  for (size_t i = 0; i < mismatch.elements; ++i) {
+    const auto* a = static_cast<const char*>(now.const_data_ptr()) + i * size;
+    const auto* b = static_cast<const char*>(then.const_data_ptr()) + i * size;
+    mismatch.differing += std::memcmp(a, b, size) != 0;
+  }
+  const at::Tensor x = asDoubles(now);
+  const at::Tensor y = asDoubles(then);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const double a = x.const_data_ptr<double>()[i];
+    const double b = y.const_data_ptr<double>()[i];
+    if (a == b || (std::isnan(a) && std::isnan(b))) {
+      continue;
+    }
+    const double difference = std::abs(a - b);
+    mismatch.largestDifference = std::isnan(difference)
+                                     ? std::numeric_limits<double>::infinity()
+                                     : std::max(mismatch.largestDifference, difference);
+  }
+}
+
+// Leaves whose contents changed, without a version that moved, since the op read them.
+std::string changedInputsOf(const Recipe& recipe) {
+  std::string changed;
+  for (uint32_t i = 0; i < recipe.inputCount; ++i) {
+    const Input& input = recipe.inputs[i];
+    if (!input.value) {
+      continue;
+    }
+    const Value& value = *input.value;
+    const c10::Storage storage = value.isPrivate ? c10::Storage() : value.available();
+    if (value.tampered || (storage && hasChanged(value, storage, VerifyMode::Raise))) {
+      const auto& argument = recipe.op.op.schema().arguments()[input.argument];
+      changed += (changed.empty() ? "'" : ", '") + argument.name() + "'";
+    }
+  }
+  return changed;
+}
+
+}  // namespace
+
+[[gnu::cold]] void witness(const Recipe& recipe, const Output& output, const at::Tensor& tensor) {
+  const auto value = output.value.lock();
+  value->witness = std::make_unique<Witness>();
+  Witness& record = *value->witness;
+  record.op = &recipe.op;
+  record.region = recipe.region;
+  record.output.written = output.written;
+  record.output.slot = output.slot;
+  record.output.element = output.element;
+  record.dtype = tensor.scalar_type();
+  record.lost = !output.written && isWorkspace(recipe.op.op.schema().name(), output.slot);
+  if (!poisonWhenFreed(tensor.storage(), record.dtype, value) && !record.lost) {
+    record.bytes = tensor.storage();  // kept alive: we would not hear of its end
+  }
+}
+
+[[gnu::cold]] void stateEnds(Value& value, bool seen) {
+  const auto living = value.home.lock();
+  if (!living) {
+    return;
+  }
+  const c10::Storage storage{living};
+  forgetOwner(storage);
+  Witness& record = *value.witness;
+  std::lock_guard<std::mutex> lock(record.mutex);
+  if (!seen || record.lost) {
+    record.lost = true;
+    record.bytes = c10::Storage();
+  } else if (!record.bytes || record.bytes.is_alias_of(storage)) {
+    record.bytes = copyOf(storage);
+  }
+}
+
+[[gnu::cold]] void compareReplay(const Graph& graph, const Recipe& recipe, Value& value) {
+  const c10::Storage truth = trueBytes(value, value.bytes);
+  if (!truth || sameBytes(value.bytes, truth)) {
+    return;
+  }
+  for (uint32_t i = 0; i < recipe.inputCount; ++i) {
+    const auto& input = recipe.inputs[i].value;
+    if (input && input->witness && input->witness->mismatch) {
+      value.witness->mismatch = input->witness->mismatch;
+      return;
+    }
+  }
+  value.witness->changedInputs = changedInputsOf(recipe);
+  mismatchOf(graph, value, truth);
+}
+
+const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage& truth) {
+  Witness& record = *value.witness;
+  if (!record.mismatch) {
+    auto mismatch = std::make_shared<Mismatch>();
+    mismatch->region = graph.names[record.region];
+    mismatch->op = record.op;
+    mismatch->output = c10::str(
+        record.output.written ? "argument " : "result ",
+        record.output.slot,
+        record.output.written ? ", which it writes" : "");
+    if (record.output.element >= 0) {
+      mismatch->output += c10::str(" (element ", record.output.element, " of the list)");
+    }
+    mismatch->changedInputs = record.changedInputs;
+    measure(*mismatch, value.bytes, truth, record.dtype);
+    record.mismatch = std::move(mismatch);
+  }
+  return *record.mismatch;
+}
+
+// Rows that do not live may come back otherwise: see Note [Rows].
+[[gnu::cold]] c10::Storage trueBytes(Value& value, const c10::Storage& replayed) {
+  const c10::Storage truth = trueBytes(value);
+  if (!truth || !value.rows || replayed.nbytes() != truth.nbytes()) {
+    return truth;
+  }
+  const auto below = belowEverything();
+  const auto nbytes = static_cast<int64_t>(truth.nbytes());
+  const int64_t live =
+      value.rows->live->count.item<int64_t>() * (nbytes / std::max<int64_t>(value.rows->most, 1));
+  const c10::Storage expected = copyOf(truth);
+  if (live >= 0 && live < nbytes) {
+    const int64_t dead = nbytes - live;
+    bytesOf(expected).narrow(0, live, dead).copy_(bytesOf(replayed).narrow(0, live, dead));
+  }
+  return expected;
+}
+
+[[gnu::cold]] c10::Storage trueBytes(Value& value) {
+  Witness& record = *value.witness;
+  {
+    std::lock_guard<std::mutex> lock(record.mutex);
+    if (record.lost) {
+      return {};
+    }
+    if (record.bytes) {
+      return record.bytes;
+    }
+  }
+  if (value.superseded || !value.versionHolds()) {
+    return {};
+  }
+  auto living = value.home.lock();
+  return living && living->nbytes() == value.nbytes ? c10::Storage(std::move(living))
+                                                    : c10::Storage();
+}
+
+bool sameBits(const Geometry& geometry, const c10::Storage& a, const c10::Storage& b) {
+  const auto below = belowEverything();
+  const auto bits = [&](const c10::Storage& storage) {
+    return geometry.viewOf(storage).resolve_conj().resolve_neg().contiguous().cpu();
+  };
+  const at::Tensor x = bits(a);
+  const at::Tensor y = bits(b);
+  return x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
+}
+
+std::string describe(const Mismatch& mismatch) {
+  const std::string& op = mismatch.op->name;
+  const std::string cause =
+      mismatch.changedInputs.empty()
+          ? "1. code that torch does not see (numpy, ctypes, pybind, raw Triton) wrote to the "
+            "result: put that write into `with ebb.opaque(tensor):`; 2. the operator is not "
+            "deterministic, or depends on state outside its arguments"
+          : c10::str(
+                "its input ",
+                mismatch.changedInputs,
+                " has other contents than in the forward: code that torch does not see changed it "
+                "after the op ran, or a write that moves no version (.data, a fused optimizer, "
+                "batch norm statistics, numpy)");
+  return c10::str(
+      "ebb: replay mismatch: ",
+      op,
+      " in region '",
+      mismatch.region,
+      "', run again, gave other bits than in the forward: in ",
+      mismatch.output,
+      ", ",
+      mismatch.differing,
+      " of ",
+      mismatch.elements,
+      " elements differ, the largest difference is ",
+      mismatch.largestDifference,
+      ", and backward needs a tensor that depends on it. Likely causes: ",
+      cause,
+      ". Or give ",
+      op,
+      " the decision SAVE, which EBB_VERIFY=demote does by itself.");
+}
+
+}  // namespace ebb

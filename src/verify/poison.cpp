@@ -1,0 +1,81 @@
+#include "verify/poison.h"
+
+#include <c10/core/CPUAllocator.h>
+
+#include <cstring>
+#include <memory>
+
+#include "graph/witness.h"
+
+namespace ebb {
+namespace {
+
+// What stands behind a wrapped data pointer.
+struct Wrapper {
+  c10::DataPtr memory;  // the original pointer, with its own deleter
+  size_t nbytes;        // of it
+  bool floating;        // NaN is the poison
+  c10::weak_intrusive_ptr<Value> owner{c10::intrusive_ptr<Value>()};
+};
+
+// The owner's region may be recording on another thread; it does not touch a value whose storage
+// just lost its last reference.
+void tellOwner(const Wrapper& wrapper) {
+  const auto owner = wrapper.owner.lock();
+  if (!owner || !owner->witness || owner->superseded || !owner->versionHolds()) {
+    return;
+  }
+  std::lock_guard<std::mutex> lock(owner->witness->mutex);
+  if (!owner->witness->bytes && !owner->witness->lost) {
+    auto* allocator = c10::GetDefaultCPUAllocator();
+    c10::Storage copy(
+        c10::Storage::use_byte_size_t(), static_cast<int64_t>(wrapper.nbytes), allocator, true);
+    std::memcpy(copy.mutable_data(), wrapper.memory.get(), wrapper.nbytes);
+    owner->witness->bytes = std::move(copy);
+  }
+}
+
+void poisonAndFree(void* context) {
+  const std::unique_ptr<Wrapper> wrapper(static_cast<Wrapper*>(context));
+  tellOwner(*wrapper);
+  // All bits set are a NaN in every floating-point format that torch has.
+  std::memset(wrapper->memory.get(), wrapper->floating ? 0xFF : 0xA5, wrapper->nbytes);
+}
+
+Wrapper* wrapperOf(const c10::Storage& storage) {
+  const c10::DataPtr& pointer = storage.data_ptr();
+  const bool ours = pointer.get_deleter() == &poisonAndFree;
+  return ours ? static_cast<Wrapper*>(pointer.get_context()) : nullptr;
+}
+
+}  // namespace
+
+bool poisonWhenFreed(
+    const c10::Storage& storage, c10::ScalarType dtype, const c10::intrusive_ptr<Value>& owner) {
+  const auto weak = c10::weak_intrusive_ptr<Value>(owner);
+  if (Wrapper* wrapper = wrapperOf(storage)) {
+    wrapper->owner = weak;
+    return true;
+  }
+  const c10::DataPtr& memory = storage.data_ptr();
+  if (!storage.device().is_cpu() || memory.get() == nullptr || storage.nbytes() == 0 ||
+      memory.get_deleter() != c10::GetDefaultCPUAllocator()->raw_deleter()) {
+    return false;
+  }
+  void* data = storage.mutable_data();
+  const bool floating = c10::isFloatingType(dtype) || c10::isComplexType(dtype);
+  auto wrapper = std::make_unique<Wrapper>(
+      Wrapper{c10::DataPtr(), storage.nbytes(), floating, std::move(weak)});
+  Wrapper* context = wrapper.release();
+  context->memory =
+      storage.set_data_ptr(c10::DataPtr(data, context, &poisonAndFree, c10::Device(c10::kCPU)));
+  return true;
+}
+
+void forgetOwner(const c10::Storage& storage) {
+  if (Wrapper* wrapper = wrapperOf(storage)) {
+    wrapper->owner.reset();
+  }
+}
+
+}  // namespace ebb

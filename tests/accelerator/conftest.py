@@ -1,0 +1,27 @@
+"""Tests on a device of a backend out of tree, which a process has for good: see
+tests/region/test_late_device.py, which runs each of these files in a process of its own."""
+
+from __future__ import annotations
+
+import os
+
+import accelerator
+import pytest
+import torch
+
+import ebb
+
+if "EBB_TEST_ACCELERATOR" not in os.environ:
+    collect_ignore_glob = ["*"]
+
+
+@pytest.fixture
+def device():
+    torch.set_num_threads(1)
+    before = ebb.offload.settings()
+    found = accelerator.load()
+    torch.manual_seed(0)
+    yield found
+    torch.accelerator.synchronize()
+    ebb.offload.configure(**before)
+    assert ebb.stats()["open_regions"] == 0

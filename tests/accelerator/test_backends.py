@@ -1,0 +1,63 @@
+"""A backend that is registered when ebb has been used already."""
+
+from __future__ import annotations
+
+import accelerator
+import pytest
+import torch
+from torch.nn import functional as F
+
+import ebb
+
+SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
+LEFT = []  # an input, and what a region made of it before there was a backend
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _ebb_was_used_before(tmp_path_factory):
+    """Regions and the disk tier. No backward: torch's own counts the devices at the first one."""
+    assert torch._C._get_privateuse1_backend_name() != "late"
+    ebb.offload.configure(disk=str(tmp_path_factory.mktemp("disk")), min_bytes=1)
+    x = torch.randn(1024, requires_grad=True)
+    with ebb.region(SINES):
+        LEFT.extend([x, x.sin().cos()])
+    assert ebb.offload.stats()["disk_bytes_used"] > 0
+    accelerator.load()
+
+
+def test_what_was_on_disk_comes_back():
+    x, y = LEFT
+
+    found = torch.autograd.grad(y.sum(), x)[0]
+
+    expected = torch.autograd.grad(x.sin().cos().sum(), x)[0]
+    assert torch.equal(found, expected)
+
+
+def test_its_tensors_leave_it(device):
+    before = ebb.offload.stats()["bytes_sent"]
+    x = torch.randn(1024).to(device).requires_grad_()
+    with ebb.region(SINES):
+        y = x.sin().cos()
+    sent = ebb.offload.stats()["bytes_sent"] - before
+    found = torch.autograd.grad(y.sum(), x)[0]
+
+    cpu = x.detach().cpu().requires_grad_()
+    assert sent == 4096
+    assert torch.equal(found.cpu(), torch.autograd.grad(cpu.sin().cos().sum(), cpu)[0])
+
+
+def test_its_kernels_run_in_a_region(device):
+    """mish_backward decomposes, but this device has a kernel of its own, which gives other bits."""
+    x = torch.randn(4, 4).to(device).requires_grad_()
+
+    def gradient():
+        y = F.mish(x)
+        return torch.autograd.grad(y.sum(), x)[0].cpu()
+
+    expected = gradient()
+    with ebb.region():
+        found = gradient()
+
+    assert torch.equal(expected, (3 * x.detach()).cpu())
+    assert torch.equal(found, expected)

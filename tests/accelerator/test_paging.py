@@ -1,0 +1,53 @@
+"""PAGE and run_step where the accelerator has no page pools."""
+
+from __future__ import annotations
+
+import accelerator
+import pytest
+import torch
+
+import ebb
+
+EVERYTHING = ebb.Policy(default=ebb.PAGE, inputs=ebb.PAGE)
+
+
+def step(live, device="cpu"):
+    """The gradient of a product of which `live` rows count."""
+    torch.manual_seed(3)
+    x, w = torch.randn(64, 8).to(device), torch.randn(8, 8).to(device).requires_grad_()
+    count = torch.tensor(live).to(device)
+    with ebb.region(EVERYTHING):
+        loss = (ebb.mark_rows(x.clone(), count) @ w).sigmoid()[:live].sum()
+    return torch.autograd.grad(loss, w)[0]
+
+
+def test_a_step_that_runs_twice_draws_the_same_on_the_device(device):
+    drawn = []
+
+    def draws_and(live):
+        drawn.append([torch.rand(3, device=device).cpu(), torch.rand(3)])
+        return step(live)
+
+    for live in (4, 4, 60):
+        drawn.clear()
+        found = ebb.paging.run_step(lambda live=live: draws_and(live))
+
+    assert len(drawn) == 2
+    for first, second in zip(*drawn, strict=True):
+        assert torch.equal(first, second)
+    assert torch.equal(found, step(60))
+
+
+def test_a_device_without_a_generator(device):
+    with accelerator.drawing("from cpu", generator=False):
+        found = [ebb.paging.run_step(lambda live=live: step(live)) for live in (4, 4, 60)]
+
+    assert torch.equal(found[-1], step(60))
+
+
+def test_that_page_means_save_is_said_once(device):
+    with pytest.warns(UserWarning, match="PAGE means SAVE for a tensor on late:0") as caught:
+        found = [step(5, device) for _ in range(2)]
+
+    assert len([w for w in caught if "PAGE means SAVE" in str(w.message)]) == 1
+    assert torch.equal(found[0].cpu(), found[1].cpu())

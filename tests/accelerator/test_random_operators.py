@@ -1,0 +1,99 @@
+"""Operators that draw, on a device that has kernels of its own for them, or the CPU's."""
+
+from __future__ import annotations
+
+import accelerator
+import pytest
+import torch
+from torch.nn import functional as F
+
+import ebb
+
+EVERYTHING = ebb.policies.recompute_all
+OPERATORS = {
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "native_dropout": lambda x: torch.native_dropout(x, 0.3, True)[0],
+    "no dropout": lambda x: torch.native_dropout(x, 0.3, False)[0],
+    "rand_like": lambda x: x * torch.rand_like(x),
+    "randn_like": lambda x: x * torch.randn_like(x),
+    "randint_like": lambda x: x * torch.randint_like(x, 5),
+    "bernoulli": lambda x: x * torch.bernoulli(torch.full_like(x, 0.5)),
+    "bernoulli_": lambda x: x * torch.empty_like(x).bernoulli_(0.5),
+    "normal_": lambda x: x * torch.empty_like(x).normal_(),
+    "uniform_": lambda x: x * torch.empty_like(x).uniform_(),
+    "exponential_": lambda x: x * torch.empty_like(x).exponential_(),
+    "multinomial": lambda x: x[:, torch.multinomial(x.detach().abs()[0], 5)],
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "rrelu, not in training": lambda x: F.rrelu(x, training=False),
+}
+DEVICES = [(whose, True) for whose in accelerator.DRAWS] + [("from cpu", False)]
+
+
+def run(operator, region, device):
+    """The loss, the gradient, and what both generators give next."""
+    torch.manual_seed(1)
+    x = torch.randn(4, 16).to(device).requires_grad_()
+    with region:
+        loss = operator(x).sin().exp().sum()
+    gradient = torch.autograd.grad(loss, x)[0]
+    return [loss.detach().cpu(), gradient.cpu(), torch.rand(3), torch.ops.late.random_state()]
+
+
+@pytest.mark.parametrize(
+    "device_draws", DEVICES, ids=lambda d: d[0] + (", no generator" * (not d[1]))
+)
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
+def test_gradients_and_generators_are_as_in_eager(operator, device_draws, device):
+    whose, has_generator = device_draws
+    with accelerator.drawing(whose, generator=has_generator):
+        torch.ops.late.hidden_seed(7)
+        expected = run(operator, torch.enable_grad(), device)
+        torch.ops.late.hidden_seed(7)
+        found = run(operator, ebb.region(EVERYTHING), device)
+
+    for ours, eager in zip(found, expected, strict=True):
+        assert torch.equal(ours, eager)
+
+
+@pytest.mark.parametrize("whose", ["from device", "from cpu"])
+def test_what_was_drawn_from_one_generator_is_recomputed(whose, device):
+    ebb.reset_stats()
+    with accelerator.drawing(whose):
+        run(OPERATORS["rand_like"], ebb.region(EVERYTHING), device)
+
+    assert ebb.stats()["total"]["ops_replayed"] > 0
+    assert ebb.stats()["total"]["bytes_saved"] == 0
+
+
+@pytest.mark.parametrize("whose", ["from both", "from hidden"])
+def test_what_was_drawn_from_nobody_knows_where_is_kept(whose, device):
+    ebb.reset_stats()
+    with accelerator.drawing(whose), ebb.record_reports():
+        run(OPERATORS["rand_like"], ebb.region(EVERYTHING), device)
+
+        assert "it is not known from which generator it drew" in str(ebb.report())
+
+
+def test_a_generator_that_is_given(device):
+    def operator(x):
+        generator = torch.Generator(device=device).manual_seed(3)
+        return x * torch.empty_like(x).bernoulli_(0.5, generator=generator)
+
+    expected = run(operator, torch.enable_grad(), device)
+    found = run(operator, ebb.region(EVERYTHING), device)
+
+    for ours, eager in zip(found, expected, strict=True):
+        assert torch.equal(ours, eager)
+
+
+def test_a_generator_of_the_cpu_that_is_given(device):
+    def operator(x):
+        generator = torch.Generator().manual_seed(3)
+        return x * torch.empty_like(x).bernoulli_(0.5, generator=generator)
+
+    with accelerator.drawing("from cpu"):
+        expected = run(operator, torch.enable_grad(), device)
+        found = run(operator, ebb.region(EVERYTHING), device)
+
+    for ours, eager in zip(found, expected, strict=True):
+        assert torch.equal(ours, eager)

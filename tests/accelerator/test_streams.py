@@ -1,0 +1,142 @@
+"""OFFLOAD on a device whose streams run as late as they may."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ebb
+
+SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
+EVERYTHING = ebb.Policy({"*": ebb.OFFLOAD}, inputs=ebb.OFFLOAD)
+
+
+@pytest.fixture
+def streams(device):
+    ebb.offload.configure(min_bytes=1)
+    return torch.Stream(device=device), torch.Stream(device=device)
+
+
+def gradient_of_sines(x):
+    x = x.detach().cpu().requires_grad_()
+    return torch.autograd.grad(x.sin().cos().sum(), x)[0]
+
+
+def finish_copies():
+    """Of ebb's own streams, and what those wait for, before any other."""
+    ebb._C.drain_offload()
+    torch.accelerator.synchronize()
+    ebb.offload.stats()  # looks for copies that are done
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("in_flight", [0, 1 << 30])
+def test_a_kept_tensor_leaves_behind_the_stream_on_which_it_was_packed(
+    in_flight, static, streams, device
+):
+    ebb.offload.configure(keep_last=1, in_flight_bytes=in_flight, static=static)
+    x, y = (torch.randn(8, 16).to(device).requires_grad_() for _ in range(2))
+    torch.accelerator.synchronize()
+    with streams[0], ebb.region(SINES):
+        first = x.sin().cos()  # the sine is kept: it is the last one
+    with streams[1], ebb.region(SINES):
+        second = y.sin().cos()  # now it leaves
+    finish_copies()
+    with streams[0]:
+        of_x = torch.autograd.grad(first.sum(), x)[0]
+    with streams[1]:
+        of_y = torch.autograd.grad(second.sum(), y)[0]
+    torch.accelerator.synchronize()
+
+    assert torch.equal(of_x.cpu(), gradient_of_sines(x))
+    assert torch.equal(of_y.cpu(), gradient_of_sines(y))
+
+
+@pytest.mark.parametrize("keep_last", [0, 1])
+def test_a_write_on_another_stream_comes_after_the_copy(keep_last, streams, device):
+    ebb.offload.configure(keep_last=keep_last)
+    x = torch.randn(8, 16).to(device).requires_grad_()
+    torch.accelerator.synchronize()
+    with ebb.region(SINES):
+        with streams[0]:
+            h = x.sin()
+            h.cos()  # saves h
+            y = h.exp().cos()
+        streams[1].wait_stream(streams[0])
+        with streams[1], torch.no_grad():
+            h.zero_()
+    torch.accelerator.synchronize()
+    with streams[0]:
+        found = torch.autograd.grad(y.sum(), x)[0]
+    torch.accelerator.synchronize()
+
+    cpu = x.detach().cpu().requires_grad_()
+    assert torch.equal(found.cpu(), torch.autograd.grad(cpu.sin().exp().cos().sum(), cpu)[0])
+
+
+@pytest.mark.parametrize("part", [False, True], ids=["whole", "a part"])
+def test_what_leaves_when_the_region_ends_was_made_on_another_stream(part, streams, device):
+    """What only recipes read, or shows a small part, waits for the end; the stream that is current
+    then knows nothing of the one on which it was made."""
+    x = torch.randn(8, 16).to(device).requires_grad_()
+
+    def program(x):
+        h = x.sin()
+        return (h[:1] if part else h).exp().cos()  # no numbers: for those the device would wait
+
+    torch.accelerator.synchronize()
+    with ebb.region(SINES), streams[0]:
+        y = program(x)
+    finish_copies()
+    with streams[0]:
+        found = torch.autograd.grad(y.sum(), x)[0]
+    torch.accelerator.synchronize()
+
+    cpu = x.detach().cpu().requires_grad_()
+    assert torch.equal(found.cpu(), torch.autograd.grad(program(cpu).sum(), cpu)[0])
+
+
+def test_state_that_is_copied_when_the_region_ends_was_written_on_another_stream(streams, device):
+    """Two forwards update one small buffer before either backward."""
+    x = torch.randn(8, 16).to(device).requires_grad_()
+    state, factor = torch.ones(16).to(device), torch.rand(16).to(device)
+
+    def forward(x, state, factor):
+        with torch.no_grad():
+            state.mul_(factor)
+        return (x * (state + factor)).sin().exp()  # saves the sum, not the state
+
+    torch.accelerator.synchronize()
+    with ebb.region(), streams[0]:
+        first = forward(x, state, factor)
+    torch.accelerator.current_stream().synchronize()  # knows nothing of the other one
+    streams[1].wait_stream(streams[0])
+    with streams[1], ebb.region():
+        second = forward(x, state, factor)
+    torch.accelerator.synchronize()
+    with streams[0]:
+        found = [torch.autograd.grad(y.sum(), x)[0] for y in (first, second)]
+    torch.accelerator.synchronize()
+
+    cpu, state, factor = x.detach().cpu().requires_grad_(), torch.ones(16), factor.cpu()
+    expected = [forward(cpu, state, factor), forward(cpu, state, factor)]
+    for ours, y in zip(found, expected, strict=True):
+        assert torch.equal(ours.cpu(), torch.autograd.grad(y.sum(), cpu)[0])
+
+
+@pytest.mark.parametrize("keep_last", [0, 2])
+@pytest.mark.parametrize("policy", [SINES, EVERYTHING], ids=["sines", "everything"])
+def test_forward_and_backward_on_two_streams_in_turn(policy, keep_last, streams, device):
+    ebb.offload.configure(keep_last=keep_last)
+    inputs = [torch.randn(8, 16).to(device).requires_grad_() for _ in range(6)]
+    torch.accelerator.synchronize()
+    outputs = []
+    for number, x in enumerate(inputs):
+        with streams[number % 2], ebb.region(policy):
+            outputs.append(x.sin().cos())
+    finish_copies()
+    for number, (x, y) in reversed(list(enumerate(zip(inputs, outputs, strict=True)))):
+        with streams[number % 2]:
+            found = torch.autograd.grad(y.sum(), x)[0]
+        torch.accelerator.synchronize()
+        assert torch.equal(found.cpu(), gradient_of_sines(x))

@@ -1,0 +1,42 @@
+"""Verify mode where storages are kept alive for the comparison: see Note [Verify mode]."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import ebb
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("mode", ["raise", "demote"])
+def test_workspaces_are_not_compared(mode, device):
+    """What a kernel leaves out of a workspace is something else at each call."""
+    logits = torch.randn(12, 2, 6).log_softmax(-1).to(device).requires_grad_()
+    targets = torch.randint(1, 6, (2, 4)).to(device)
+
+    def loss():
+        return F.ctc_loss(logits, targets, (12, 7), (4, 2)) * 2
+
+    expected = torch.autograd.grad(loss(), logits)[0]
+    with ebb.verify(mode):
+        with ebb.region():
+            ours = loss()
+        found = torch.autograd.grad(ours, logits)[0]
+
+    assert torch.equal(found.cpu(), expected.cpu())
+
+
+def test_a_write_that_torch_does_not_see_is_found(device):
+    x = torch.randn(4, 4).to(device).requires_grad_()
+    with ebb.verify():
+        with ebb.region():
+            h = x * 2
+            y = h.exp()
+            torch.accelerator.synchronize()
+            ctypes.memset(y.data_ptr(), 0, 64)
+        with pytest.raises(ebb.ReplayMismatch, match=r"aten::exp"):
+            torch.autograd.grad(y.sum(), x)

@@ -1,0 +1,51 @@
+"""Shared by all tests."""
+
+from __future__ import annotations
+
+import gc
+
+import exactness
+import pytest
+import torch
+
+import ebb
+from ebb._testing import fake_accelerator
+
+
+@pytest.fixture(autouse=True)
+def _same_start_and_no_leak():
+    """Every test starts from one seed, on one intra-op thread, without page pools and with the
+    settings that there are at first, and leaves no region open.
+
+    One thread, because the tensors here are tiny and spinning workers on a busy machine are not.
+    """
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    ebb.reset_stats()
+    ebb.paging.reset()
+    settings = {module: module.settings() for module in (ebb.offload, ebb.paging)}
+    with exactness.accelerator():
+        yield
+    for module, before in settings.items():
+        if module.settings() != before:
+            module.configure(**before)
+    assert ebb.stats()["open_regions"] == 0
+
+
+@pytest.fixture
+def no_objects_left():
+    """The test must free every recipe and handle that it made."""
+    gc.collect()
+    before = ebb.stats()
+    yield
+    gc.collect()
+    after = ebb.stats()
+    for count in ("live_recipes", "live_handles"):
+        assert after[count] <= before[count], count
+
+
+@pytest.fixture
+def accelerator():
+    """A fake one, to which values of any size go."""
+    with fake_accelerator() as fake:
+        yield fake

@@ -1,0 +1,104 @@
+"""Comparing a training in regions with plain eager, bit for bit, on this rank."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from exactness import same_bits
+
+import ebb
+from ebb._testing import fake_accelerator
+
+POLICIES = {
+    "recompute_all": ebb.policies.recompute_all,
+    "save_matmuls": ebb.policies.save_matmuls,
+    "mixed": ebb.Policy(
+        {
+            "aten::*mm": ebb.OFFLOAD,
+            "aten::mul": ebb.OFFLOAD,
+            "aten::gelu": ebb.SAVE,
+            "aten::sin": ebb.SAVE,
+        },
+        inputs=ebb.OFFLOAD,
+    ),
+}
+
+Results = dict[str, Any]
+
+
+class Way:
+    """How a training runs: under a policy, or plain, where all of this does nothing."""
+
+    def __init__(self, policy: ebb.Policy | None) -> None:
+        self.policy = policy
+
+    def region(self, **settings: Any) -> Any:
+        if self.policy is None:
+            return contextlib.nullcontext()
+        return ebb.region(self.policy, **settings)
+
+    def apply(self, model: torch.nn.Module, modules: str, **settings: Any) -> None:
+        if self.policy is not None:
+            ebb.apply(model, self.policy, modules, **settings)
+
+
+def run(train: Callable[[Way], Results], policy: ebb.Policy | None) -> Results:
+    torch.manual_seed(3)
+    results = {name: plain(result) for name, result in train(Way(policy)).items()}
+    return results | {"random state": torch.rand(1)}
+
+
+def plain(result: Any) -> torch.Tensor | None:
+    if hasattr(result, "to_local"):
+        result = result.to_local()
+    if isinstance(result, dist._functional_collectives.AsyncCollectiveTensor):
+        result = result.wait()
+    return result if result is None else torch.as_tensor(result).detach().clone()
+
+
+def prompt_accelerator() -> AbstractContextManager[object]:
+    return fake_accelerator(in_flight_bytes=0)
+
+
+def assert_exact(
+    train: Callable[[Way], Results],
+    policies: Iterable[str] = tuple(POLICIES),
+    accelerator: Callable[[], AbstractContextManager[object]] = prompt_accelerator,
+) -> None:
+    """`train` gives the same bits under each policy as in eager, and each policy does something.
+
+    Args:
+        train: makes what it trains, and gives what it found, by name.
+        policies: of POLICIES.
+        accelerator: to which values leave; default: a fake one, as soon as can be.
+    """
+    expected = run(train, None)
+    for name in policies:
+        ebb.reset_stats()
+        with accelerator():
+            actual = run(train, POLICIES[name])
+        differing = [
+            key
+            for key in expected.keys() | actual.keys()
+            if not same_bits(actual.get(key), expected.get(key))
+        ]
+        assert not differing, f"policy {name}: {describe(differing, actual, expected)}"
+        assert_does_something(name)
+
+
+def describe(differing: list[str], actual: Results, expected: Results) -> str:
+    first = min(differing)
+    names = ", ".join(sorted(differing)[:8])
+    return f"{len(differing)} differ ({names}): {actual[first]} instead of {expected[first]}"
+
+
+def assert_does_something(policy: str) -> None:
+    total = ebb.stats()["total"]
+    if policy == "mixed":
+        assert total["bytes_offloaded"] > 0, "nothing was offloaded"
+    assert total["ops_replayed"] > 0, f"nothing was recomputed under {policy}"

@@ -1,0 +1,73 @@
+"""Small models for the tests of strategies, and what a training of one gives."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+STEPS = 3
+WIDTH = 8
+
+
+class Block(nn.Module):
+    def __init__(self, width=WIDTH, dropout=0.1):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.act = nn.GELU()
+        self.down = nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        return x + self.dropout(self.down(self.act(self.up(self.norm(x)))))
+
+
+class Net(nn.Module):
+    def __init__(self, depth=3, width=WIDTH, last=1, **settings):
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.layers = nn.ModuleList(Block(width, **settings) for _ in range(depth))
+        self.last = nn.Linear(width, last)
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x).tanh()
+
+
+def batch(step, rows=4, width=WIDTH, same=False):
+    """Another one for each rank and step."""
+    seed = 100 * step + (0 if same else dist.get_rank())
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+def train_steps(model, *, steps=STEPS, same=False, optimizer=None, step_of=None):
+    """Losses, gradients, parameters and buffers of each step, by name."""
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=0.05)
+    results = {}
+    for step in range(steps):
+        optimizer.zero_grad()
+        if step_of is not None:
+            loss = step_of(model, step)
+        else:
+            loss = model(batch(step, same=same)).square().mean()
+            loss.backward()
+        results[f"{step} loss"] = plain(loss)
+        for name, parameter in model.named_parameters():
+            results[f"{step} gradient of {name}"] = plain(parameter.grad)
+        optimizer.step()
+        for name, parameter in model.named_parameters():
+            results[f"{step} {name}"] = plain(parameter)
+        for name, buffer in model.named_buffers():
+            results[f"{step} {name}"] = plain(buffer)
+    return results
+
+
+def plain(tensor):
+    """This rank's part, as it is now."""
+    if tensor is None:
+        return None
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.detach().clone()

@@ -1,0 +1,265 @@
+"""A collective that has returned may still be writing, until somebody waits for it.
+
+Rank 1 comes late, so on rank 0 the contents are not there when the operator returns. What reads
+other memory meanwhile, and what autograd saves without reading it, is legal in eager.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from collectives import WRITES, peer, rank, source, wait, write
+from comparing import assert_exact
+from exactness import disk_tier
+from two_ranks import on_two_ranks
+
+LATE = 0.03  # seconds
+START = ("all_reduce", "reduce", "all_to_all_single", "isend_and_irecv")
+
+
+def come_late():
+    if rank() == 1:
+        time.sleep(LATE)
+
+
+def start(name, t):
+    come_late()
+    return WRITES[name](t, True)
+
+
+def trains(program):
+    def train(inside):
+        torch.manual_seed(rank())
+        x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+        loss = program(x, inside)
+        return {"loss": loss, "gradient": torch.autograd.grad(loss, x)[0]}
+
+    return train
+
+
+class Saves(torch.autograd.Function):
+    """Saves a tensor that it does not read before backward."""
+
+    @staticmethod
+    def forward(ctx, x, t):
+        ctx.save_for_backward(t)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0], None
+
+
+@on_two_ranks
+def test_rank_0_sees_the_contents_late():
+    """What the other tests rely on."""
+    h = source(torch.empty(4, 3))
+    before = h.clone()
+    works = start("all_reduce", h)
+    assert rank() == 1 or torch.equal(h, before)
+    wait(works)
+    assert not torch.equal(h, before)
+
+
+MADE = pytest.mark.parametrize(
+    ("made", "policy"),
+    [
+        *itertools.product(["computed", "leaf"], ["recompute_all", "save_matmuls", "mixed"]),
+    ],
+)
+
+
+@MADE
+@pytest.mark.parametrize("collective", START)
+@on_two_ranks
+def test_saved_before_it_is_there(collective, made, policy):
+    def program(x, inside):
+        h = source(x)
+        with inside.region():
+            h = (x * 2).detach() if made == "computed" else h
+            works = start(collective, h)
+            y = Saves.apply(x.sin(), h)
+            y = (y * x).sin().exp()
+            wait(works)
+        return y.sum()
+
+    assert_exact(trains(program), [policy])
+
+
+@MADE
+@pytest.mark.parametrize("collective", START)
+@on_two_ranks
+def test_waited_for_after_the_region(collective, made, policy):
+    def program(x, inside):
+        h = source(x)
+        with inside.region():
+            h = (x * 2).detach() if made == "computed" else h
+            works = start(collective, h)
+            y = Saves.apply(x.sin(), h)
+            y = (y * x).sin().exp()
+        wait(works)
+        with inside.region():
+            y = (y * h).sin().exp()
+        return y.sum()
+
+    assert_exact(trains(program), [policy])
+
+
+@pytest.mark.parametrize("made", ["empty", "computed", "zeros"])
+@pytest.mark.parametrize("way", ["read", "computed with"])
+@on_two_ranks
+def test_the_other_half_is_read_meanwhile(made, way):
+    """As when halos are exchanged, or chunks of a ring."""
+
+    def program(x, inside):
+        with inside.region():
+            if made == "computed":
+                both = torch.cat([x, x * 3]).detach()
+            else:
+                both = torch.empty(8, 3, dtype=x.dtype) if made == "empty" else x.new_zeros(8, 3)
+                both[:4].copy_(x.detach())
+            come_late()
+            works = [dist.irecv(both[4:], peer()), dist.isend(source(x), peer())]
+            ready = both[:4].sin() if way == "read" else both[:4]
+            y = (x * ready).sin()
+            wait(works)
+            y = (y * both[4:].sin() * both[4:]).exp()
+        return y.sum()
+
+    assert_exact(trains(program))
+
+
+@on_two_ranks
+def test_a_buffer_used_twice_by_two_regions():
+    """As a pipeline's buffers: written again after the region, before its backward. A leaf that is
+    needed again must not be; copied by the region, or kept, it need not be read again.
+    """
+
+    def program(x, inside):
+        buffer = torch.empty(4, 3, dtype=x.dtype)
+        total = torch.zeros((), dtype=x.dtype)
+        for i in range(3):
+            come_late()
+            works = [dist.irecv(buffer, peer()), dist.isend(source(x) * (i + 1), peer())]
+            wait(works)
+            with inside.region():
+                total = total + (x * buffer.clone().sin()).exp().sum()
+        return total
+
+    with pytest.raises(RuntimeError, match=r"recompute aten::clone.default .* other contents"):
+        assert_exact(trains(program), ["recompute_all"])
+
+
+@on_two_ranks
+def test_sent_from_a_tensor_that_nobody_holds():
+    def program(x, inside):
+        with inside.region():
+            received = torch.empty_like(x).detach()
+            come_late()
+            works = [
+                dist.isend((x * 2).exp().detach(), peer()),
+                dist.irecv(received, peer()),
+            ]
+            y = ((x * 2).exp() * x).sin()
+            for _ in range(20):
+                torch.empty(4, 3, dtype=x.dtype).fill_(9.0)
+            wait(works)
+            y = (y * received).sin()
+        return y.sum()
+
+    assert_exact(trains(program))
+
+
+@on_two_ranks
+def test_what_is_sent_is_recomputed_meanwhile():
+    def program(x, inside):
+        with inside.region():
+            h = (x * 2).sin()
+            y = h.exp().sum()
+        received = torch.empty_like(x).detach()
+        come_late()
+        works = [dist.isend(h.detach(), peer()), dist.irecv(received, peer())]
+        del h
+        gradient = torch.autograd.grad(y, x)[0]
+        wait(works)
+        with inside.region():
+            z = (x * received).sin().exp()
+        return z.sum() + (gradient.detach() * x).sum()
+
+    assert_exact(trains(program))
+
+
+@pytest.mark.parametrize("collective", ["of a result", "with a backward"])
+@pytest.mark.parametrize("where", ["inside", "before"])
+@on_two_ranks
+def test_an_async_collective_tensor_is_saved_before_it_is_there(where, collective):
+    """Autograd packs it before the function that waits for it runs."""
+
+    def gathered(x):
+        come_late()
+        if collective == "of a result":
+            return funcol.all_gather_tensor((x * 2).detach(), 0, dist.group.WORLD)
+        return funcol.all_gather_tensor_autograd((x * 2).sin(), 0, dist.group.WORLD)
+
+    def program(x, inside):
+        if where == "before":
+            h = gathered(x)
+        with inside.region():
+            if where == "inside":
+                h = gathered(x)
+            y = (torch.cat([x, x]) * h).sin().exp() * h.sin() * (h * h)
+        return y.sum()
+
+    assert_exact(trains(program))
+
+
+@on_two_ranks
+def test_a_differentiable_functional_collective_is_waited_for_late():
+    def program(x, inside):
+        with inside.region():
+            come_late()
+            h = funcol.all_gather_tensor_autograd(x.sin(), 0, dist.group.WORLD)
+            y = (x * 3).cos().exp()
+            y = y * (h * h)[:4] * h[4:]
+        return y.sin().sum()
+
+    assert_exact(trains(program))
+
+
+@pytest.mark.parametrize("collective", START)
+@on_two_ranks
+def test_leaves_memory_for_the_disk(collective):
+    """Its copies are made by threads, at once."""
+
+    def program(x, inside):
+        with inside.region():
+            h = (x * 2).detach()
+            write(collective, h, "late", lambda: time.sleep(LATE))
+            y = Saves.apply(x.sin(), h)
+            y = (y * x * h).sin().exp()
+        return y.sum()
+
+    assert_exact(trains(program), ["mixed"], accelerator=disk_tier)
+
+
+@pytest.mark.parametrize("collective", START)
+@on_two_ranks
+def test_ten_in_a_row_on_one_buffer(collective):
+    def program(x, inside):
+        y = x
+        with inside.region():
+            h = torch.zeros(4, 3, dtype=x.dtype)
+            for i in range(10):
+                h.add_(y.detach(), alpha=0.1)
+                works = start(collective, h) if i == 5 else WRITES[collective](h, True)
+                y = (y * 1.1).sin()
+                wait(works)
+                y = (y * (h + 1)).sin() + x
+        return y.sum()
+
+    assert_exact(trains(program))

@@ -1,0 +1,303 @@
+"""Tensor and sequence parallelism by hand, as Megatron-LM has it: collectives that write in place
+inside of custom functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+import torch.distributed as dist
+from comparing import assert_exact
+from models import WIDTH, batch, train_steps
+from torch import nn
+from two_ranks import on_two_ranks
+
+import ebb
+
+
+def halves(t, dim):
+    return t.chunk(2, dim)[dist.get_rank()].contiguous()
+
+
+def summed(t):
+    dist.all_reduce(t)
+    return t
+
+
+def summed_later(t):
+    work = dist.all_reduce(t, async_op=True)
+    work.wait()
+    return t
+
+
+def gathered(t):
+    whole = torch.empty(2 * t.shape[0], *t.shape[1:], dtype=t.dtype)
+    dist.all_gather_into_tensor(whole, t.contiguous())
+    return whole
+
+
+def gathered_along_last(t):
+    parts = [torch.empty_like(t) for _ in range(2)]
+    parts[dist.get_rank()] = t
+    dist.all_gather(parts, t.contiguous())
+    return torch.cat(parts, -1).contiguous()
+
+
+def scattered_sums(t):
+    part = torch.empty(t.shape[0] // 2, *t.shape[1:], dtype=t.dtype)
+    dist.reduce_scatter_tensor(part, t.contiguous())
+    return part
+
+
+def function_of(name, forward, backward):
+    class Region(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, t):
+            return forward(t)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return backward(gradient)
+
+    Region.__name__ = name
+    return Region.apply
+
+
+copy_to = function_of("CopyTo", lambda t: t, lambda g: summed(g.contiguous()))
+reduce_from = function_of("ReduceFrom", summed, lambda g: g)
+reduce_later = function_of("ReduceLater", summed_later, lambda g: g)
+scatter_to = function_of("ScatterTo", lambda t: halves(t, -1), gathered_along_last)
+gather_from = function_of("GatherFrom", gathered_along_last, lambda g: halves(g, -1))
+gather_sequence = function_of("GatherSequence", gathered, scattered_sums)
+scatter_sequence = function_of("ScatterSequence", scattered_sums, gathered)
+
+
+class AsyncLinear(torch.autograd.Function):
+    """A product whose backward sums the input's gradient while it computes the weight's, and, with
+    `sequence`, gathers the input into one global buffer in both directions.
+    """
+
+    buffer = None
+
+    @classmethod
+    def gather(cls, x):
+        if cls.buffer is None:
+            cls.buffer = torch.empty(2 * x.shape[0], *x.shape[1:], dtype=x.dtype)
+        dist.all_gather_into_tensor(cls.buffer, x.contiguous())
+        return cls.buffer
+
+    @staticmethod
+    def forward(ctx, x, weight, sequence):
+        ctx.save_for_backward(x, weight)
+        ctx.sequence = sequence
+        whole = AsyncLinear.gather(x) if sequence else x
+        return whole @ weight.t()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        whole = AsyncLinear.gather(x) if ctx.sequence else x
+        gradient_of_x = gradient @ weight
+        if ctx.sequence:
+            part = torch.empty_like(x)
+            work = dist.reduce_scatter_tensor(part, gradient_of_x, async_op=True)
+        else:
+            part = gradient_of_x
+            work = dist.all_reduce(part, async_op=True)
+        gradient_of_weight = gradient.t() @ whole
+        work.wait()
+        return part, gradient_of_weight, None
+
+
+class ColumnParallel(nn.Module):
+    def __init__(self, wide, narrow):
+        super().__init__()
+        self.weight = nn.Parameter(halves(torch.randn(narrow, wide) / wide, 0))
+        self.bias = nn.Parameter(torch.zeros(narrow // 2))
+
+
+class RowParallel(nn.Module):
+    def __init__(self, wide, narrow):
+        super().__init__()
+        self.weight = nn.Parameter(halves(torch.randn(narrow, wide) / wide, 1))
+        self.bias = nn.Parameter(torch.zeros(narrow))
+
+
+class Layer(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = ColumnParallel(WIDTH, 2 * WIDTH)
+        self.down = RowParallel(2 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        h = self.norm(x)
+        sequence = self.kind in ("sequence", "sequence, async")
+        if self.kind in ("async", "sequence, async"):
+            h = AsyncLinear.apply(h, self.up.weight, sequence) + self.up.bias
+        else:
+            h = gather_sequence(h) if sequence else copy_to(h)
+            h = nn.functional.linear(h, self.up.weight, self.up.bias)
+        h = nn.functional.gelu(h)
+        if self.kind == "gathered between":
+            h = scatter_to(gather_from(h).sin())
+        h = nn.functional.linear(h, self.down.weight)
+        reduce = reduce_later if self.kind == "reduced later" else reduce_from
+        h = scatter_sequence(h) if sequence else reduce(h)
+        return x + nn.functional.dropout((h + self.down.bias).sin(), 0.1)
+
+
+class Stack(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(kind) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x.sin()
+
+
+KINDS = ("plain", "reduced later", "gathered between", "async", "sequence")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@on_two_ranks
+def test_layers(kind):
+    def train(inside):
+        AsyncLinear.buffer = None
+        model = Stack(kind)
+        inside.apply(model, "layers.*")
+        return train_steps(model, same=not kind.startswith("sequence"))
+
+    assert_exact(train)
+
+
+@pytest.mark.parametrize("policy", ["save_matmuls", "recompute_all"])
+@on_two_ranks
+def test_one_global_buffer_for_all_layers(policy):
+    """A buffer of this size is copied when a region has written it and reads it again."""
+
+    def train(inside):
+        AsyncLinear.buffer = None
+        model = Stack("sequence, async")
+        inside.apply(model, "layers.*")
+        return train_steps(model)
+
+    assert_exact(train, [policy])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@on_two_ranks
+def test_every_value_is_recomputed_as_it_was(kind):
+    def train(inside):
+        AsyncLinear.buffer = None
+        with ebb.verify() if inside.policy else contextlib.nullcontext():
+            model = Stack(kind)
+            inside.apply(model, "layers.*")
+            return train_steps(model, same=not kind.startswith("sequence"))
+
+    assert_exact(train, ["recompute_all", "save_matmuls"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@on_two_ranks
+def test_one_region_around_all_layers(kind):
+    def train(inside):
+        AsyncLinear.buffer = None
+
+        def step_of(model, step):
+            with inside.region():
+                loss = model(batch(step, same=True)).square().mean()
+            loss.backward()
+            return loss
+
+        return train_steps(Stack(kind), step_of=step_of)
+
+    assert_exact(train)
+
+
+class ParallelEntropy(torch.autograd.Function):
+    """Megatron-LM's cross entropy over a vocabulary that is split: three sums, and writes in place
+    to what was reduced.
+    """
+
+    @staticmethod
+    def forward(ctx, logits, target):
+        largest = logits.max(-1).values
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        logits = logits - largest.unsqueeze(-1)
+        size = logits.shape[-1]
+        start = dist.get_rank() * size
+        missing = (target < start) | (target >= start + size)
+        local = (target - start).clone()
+        local[missing] = 0
+        rows = torch.arange(len(local))
+        predicted = logits[rows, local].clone()
+        predicted[missing] = 0.0
+        dist.all_reduce(predicted)
+        exponentials = logits
+        torch.exp(logits, out=exponentials)
+        total = exponentials.sum(-1)
+        dist.all_reduce(total)
+        loss = torch.log(total) - predicted
+        exponentials.div_(total.unsqueeze(-1))
+        ctx.save_for_backward(exponentials, missing, local)
+        return loss
+
+    @staticmethod
+    def backward(ctx, gradient):
+        softmax, missing, local = ctx.saved_tensors
+        result = softmax.clone()
+        result[torch.arange(len(local)), local] -= 1.0 - missing.to(result.dtype)
+        return result * gradient.unsqueeze(-1), None
+
+
+@on_two_ranks
+def test_cross_entropy_over_a_split_vocabulary():
+    def train(inside):
+        head = nn.Linear(WIDTH, 6)
+
+        def step_of(head, step):
+            with inside.region():
+                h = copy_to(batch(step, same=True).sin())
+                loss = ParallelEntropy.apply(head(h).tanh() * 3, torch.arange(4)).mean()
+            loss.backward()
+            return loss
+
+        return train_steps(head, step_of=step_of)
+
+    assert_exact(train)
+
+
+class SplitEmbedding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(halves(torch.randn(12, WIDTH), 0))
+
+    def forward(self, tokens):
+        start = dist.get_rank() * 6
+        missing = (tokens < start) | (tokens >= start + 6)
+        local = tokens.clone() - start
+        local[missing] = 0
+        rows = self.weight[local]
+        rows[missing, :] = 0.0
+        return reduce_from(rows)
+
+
+@on_two_ranks
+def test_an_embedding_over_a_split_vocabulary():
+    def train(inside):
+        def step_of(model, step):
+            with inside.region():
+                h = model(torch.tensor([1, 7, 11, 0, 7]))
+                loss = (h.sin() * h.exp()).sin().mean()
+            loss.backward()
+            return loss
+
+        return train_steps(SplitEmbedding(), step_of=step_of)
+
+    assert_exact(train)

@@ -1,0 +1,208 @@
+"""What the README, CONTRIBUTING and the pages in docs say is true, as far as a machine can tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ebb
+
+ROOT = Path(__file__).resolve().parents[2]
+DESIGN = ROOT / "docs/design"
+REFERENCE = ROOT / "docs/reference"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SOURCES = [path for path in (ROOT / "src").rglob("*") if path.suffix in (".cpp", ".h", ".cu")]
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def fences(page):
+    """The language and the text of each block of code."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.M | re.S)
+
+
+def blocks(page, language):
+    return [text for marked, text in fences(page) if marked == language]
+
+
+def without_blocks(page):
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+
+
+def run_shell(block):
+    """`python` is the one that runs the tests."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("EBB")}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    done = subprocess.run(["bash", "-euc", block], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@every_page
+def test_python_and_shell_blocks_run(page, tmp_path, monkeypatch):
+    """A shell block is marked `sh`; plain ones are commands for a machine that is not this one."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {}
+    for language, block in fences(page):
+        assert language in ("python", "sh", "toml", "cpp", "cmake", ""), language
+        if language == "sh":
+            run_shell(block)
+        if language == "python":
+            if name := re.match(r"# (\w+\.py)\n", block):
+                (tmp_path / name[1]).write_text(block)
+            exec(compile(block, page.name, "exec"), namespace)
+    assert page.read_text().count("\n```") == 2 * len(fences(page)), "a block is not closed"
+
+
+@every_page
+def test_commands_name_what_exists(page):
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    text = page.read_text()
+    shown = "\n".join([*re.findall(r"`([^`\n]+)`", without_blocks(page)), *blocks(page, "")])
+    assert set(re.findall(r"^make ([a-z][\w-]*)", shown, re.M)) <= targets
+    for path in re.findall(r"python ((?:examples|benchmarks)/\S+?\.py)", text):
+        assert (ROOT / path).exists(), path
+
+
+@every_page
+def test_paths_that_are_named_exist(page):
+    folders = "src|python|tests|include|examples|benchmarks|integration|docs|cmake"
+    for path in re.findall(rf"`((?:{folders})/[\w./*-]*)`", without_blocks(page)):
+        assert list(ROOT.glob(path.rstrip("/"))), path
+
+
+@every_page
+def test_a_page_begins_with_what_it_is_for(page):
+    heading, empty, sentence, *_ = page.read_text().splitlines()
+    assert heading.startswith("# ")
+    assert empty == ""
+    assert re.match(r"\w", sentence), "a sentence before all else"
+
+
+def test_every_page_can_be_reached():
+    found, left = set(), [ROOT / "README.md"]
+    while left:
+        page = left.pop()
+        if page not in found:
+            found.add(page)
+            links = re.findall(r"\]\((?!https?:)([^)#]+)", without_blocks(page))
+            left += [to for link in links if (to := (page.parent / link).resolve()) in PAGES]
+    assert set(PAGES) - found == set()
+
+
+def test_policy_files_in_the_pages_are_policies(tmp_path):
+    found = [block for page in PAGES for block in blocks(page, "toml")]
+    assert found
+    for block in found:
+        (tmp_path / "policy.toml").write_text(block)
+        ebb.Policy.load(tmp_path / "policy.toml")
+
+
+def test_every_note_that_is_cited_exists():
+    sources = [p.read_text() for p in (ROOT / "src").rglob("*.[ch]*")]
+    sources += [p.read_text() for p in (ROOT / "include").rglob("*.h")]
+    text = "\n".join(re.sub(r"\n\s*// ?", " ", s) for s in sources)
+    defined = {m for s in sources for m in re.findall(r"^\s*// Note \[(.+?)\]$", s, re.M)}
+    cited = set(re.findall(r"[Ss]ee Note \[(.+?)\]", text))
+    assert cited - defined == set()
+    for page in PAGES:
+        pages_text = re.sub(r"\s+", " ", page.read_text())
+        assert set(re.findall(r"Note \[(?!\.\.)(.+?)\]", pages_text)) <= defined, page.name
+    in_docs = re.findall(r"^\| \d+ \|.*\| (.+) \|$", (DESIGN / "index.md").read_text(), re.M)
+    assert len(in_docs) == 12
+    for titles in in_docs:
+        for title in titles.split("; "):
+            assert title.startswith("(") or title in defined, title
+
+
+def test_named_policies_are_documented():
+    text = (REFERENCE / "policies.md").read_text()
+    for name in ebb.policies.__all__:
+        assert f"`{name}" in text
+    for field in ebb.Rule.__dataclass_fields__:
+        assert field in text
+    for decision in ebb.Decision:
+        assert f"`ebb.{decision.name}`" in text
+
+
+def test_fields_of_reports_are_documented():
+    text = (REFERENCE / "reports.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.M)) == set(ebb.Report.DECISIONS)
+    row = type(a_report().rows[0])
+    for kind in (row, ebb.Report):
+        for field in dataclasses.fields(kind):
+            assert f"`{field.name}`" in text, field.name
+
+
+def a_report():
+    with ebb.record_reports(), ebb.region():
+        loss = torch.ones(3, requires_grad=True).sin().sum()
+    loss.backward()
+    return ebb.report()
+
+
+def test_statistics_are_documented():
+    text = (REFERENCE / "statistics.md").read_text()
+    with ebb.region():
+        pass
+    stats = ebb.stats()
+    counters = {*stats, *stats["total"], *ebb.offload.stats(), *ebb.paging.stats()}
+    named = set(re.findall(r"`(\w+)`", text))
+    assert counters - named == set()
+    in_tables = re.findall(r"^\| (`.+?) \|", text, re.M)
+    transfers = {"bytes_reloaded", "bytes_waited_host", "bytes_waited_device", "bytes_spilled"}
+    assert set(re.findall(r"`(\w+)`", " ".join(in_tables))) == counters - {"total"} | transfers
+
+
+def test_the_page_of_the_header_names_what_it_exports():
+    text = (REFERENCE / "cpp.md").read_text()
+    header = "\n".join(path.read_text() for path in (ROOT / "include/ebb").glob("*.h"))
+    exported = re.findall(r"^(?:class )?EBB_API (?:[^(;]*?[ >])??(\w+)(?:\(| \{| :)", header, re.M)
+    assert {"Region", "reports", "stats", "PageOverflow"} <= set(exported)
+    for name in exported:
+        assert f"`{name}`" in text, name
+
+
+def test_messages_in_the_troubleshooting_page_are_ours():
+    sources = [*(ROOT / "src").rglob("*.cpp"), *(ROOT / "python").rglob("*.py")]
+    # Strings that the sources break into pieces are joined, and what they insert is cut out.
+    text = " ".join(re.sub(r'"\s*f?"', "", path.read_text()) for path in sources)
+    text = re.sub(r"\s+", " ", text)
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/how-to/troubleshooting.md").read_text(), re.M)
+    fragments = [fragment for row in rows for fragment in re.findall(r"`(.*?)`", row)]
+    assert len(fragments) > 15
+    assert [fragment for fragment in fragments if fragment not in text] == []
+
+
+def test_links_lead_somewhere():
+    pages = [*PAGES, *(ROOT / "integration").rglob("*.md")]
+    for page in pages:
+        for link, heading in re.findall(
+            r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)", without_blocks(page)
+        ):
+            to = page.parent / link if link else page
+            assert to.exists(), f"{page.name}: {link}"
+            if heading:
+                headings = re.findall(r"^#+ (.+)$", to.read_text(), re.M)
+                anchors = [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings]
+                assert heading[1:] in anchors, f"{page.name}: {link}{heading}"
+
+
+def test_files_of_the_repository_name_pages_that_exist():
+    """Comments, docstrings and messages too."""
+    files = [*SOURCES, ROOT / "CHANGELOG.md", ROOT / "Makefile", ROOT / "setup.py"]
+    for folder in ("python", "tests", "include", "examples", "benchmarks", "integration"):
+        files += [
+            p
+            for p in (ROOT / folder).rglob("*")
+            if p.suffix in (".py", ".pyi", ".h", ".cpp", ".md")
+        ]
+    for path in files:
+        for page in re.findall(r"\bdocs/[\w/-]+\.md\b", path.read_text()):
+            assert (ROOT / page).exists(), f"{path.relative_to(ROOT)}: {page}"

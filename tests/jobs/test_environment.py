@@ -1,0 +1,233 @@
+"""Environment variables, `python -m ebb`, and what becomes of them in other processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ebb
+from ebb._launch.variables import VARIABLES
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+from torch.utils.checkpoint import checkpoint  # before anything of ebb, if that is there at all
+import json, sys, torch
+
+torch.manual_seed(0)
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.randn(8, 8))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return (x @ self.w).sin().cos()
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Block() for _ in range(3)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if "checkpoint" in sys.argv else layer(x)
+        return x
+
+model, losses = Model(), []
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    loss = model(torch.ones(4, 8)).square().sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+found = {"losses": losses, "calls": model.layers[0].calls, "ebb": "ebb" in sys.modules}
+if "ebb" in sys.modules:
+    import ebb
+    found["regions"] = sorted(ebb.stats()["regions"])
+    found["saved"] = ebb.stats()["total"]["bytes_saved"]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    path = tmp_path_factory.mktemp("job") / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def run(*command, **environment):
+    env = {key: value for key, value in os.environ.items() if key not in VARIABLES}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env=env | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def job(*command, **environment):
+    done = run(*command, **environment)
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def test_without_the_variable_nothing_of_ebb_is_imported(script):
+    for environment in ({}, {"EBB": "0"}, {"EBB": ""}, {"EBB": "1", "EBB_DISABLE": "1"}):
+        found, errors = job(script, "checkpoint", **environment)
+        assert not found["ebb"]
+        assert found["calls"] == 6
+        assert errors == ""
+
+
+def test_checkpoints_become_regions(script):
+    expected, _ = job(script)
+    found, errors = job(script, "checkpoint", EBB="1")
+    assert found == expected | {"ebb": True, "regions": ["Block"], "saved": 0}
+    assert errors.splitlines() == [
+        "ebb: calls of torch.utils.checkpoint are regions (EBB=1); EBB_DISABLE=1 turns it off"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "saved"),
+    [("save_matmuls", 3 * 128), ("mm:save,default:recompute", 3 * 128), ("default:save", 6 * 128)],
+)
+def test_policies(script, policy, saved):
+    found, _ = job(script, "checkpoint", EBB=policy)
+    assert found["saved"] == saved
+
+
+def test_a_file(script, tmp_path):
+    path = tmp_path / "policy.toml"
+    ebb.Policy({"aten::mm": ebb.SAVE}).dump(path)
+    found, _ = job(script, "checkpoint", EBB=str(path))
+    assert found["saved"] == 3 * 128
+
+
+def test_modules(script):
+    expected, _ = job(script)
+    found, errors = job(script, EBB="recompute_all", EBB_MODULES="*layers.?, other")
+    names = ["layers.0", "layers.1", "layers.2"]
+    assert found == expected | {"ebb": True, "regions": names, "saved": 0}
+    assert "modules *layers.?,other (EBB=recompute_all)" in errors
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("2", "EBB=2: policy '2': '2' is no preset"),
+        ("missing.toml", "No such file or directory: 'missing.toml'"),
+        ("mm:keep", "'keep' is no decision"),
+    ],
+)
+def test_a_value_that_makes_no_sense_turns_ebb_off(script, policy, message):
+    found, errors = job(script, "checkpoint", EBB=policy)
+    assert found["calls"] == 6
+    assert len(errors.splitlines()) == 1
+    assert errors.startswith("ebb is off: ")
+    assert message in errors
+
+
+def test_a_bad_setting_of_another_variable_does_not_break_torch(script):
+    found, errors = job(script, "checkpoint", EBB="1", EBB_OFFLOAD_MIN_BYTES="1 mile")
+    assert found["calls"] == 3
+    assert "ebb: EBB_OFFLOAD_MIN_BYTES=1 mile is ignored: min_bytes must be" in errors
+
+
+def test_unknown_variables_warn():
+    done = run("-c", "import ebb", EBB_MODULS="x", EBB_TEST_ANYTHING="1", EBB_BUILD_DIR="x")
+    assert "there is no environment variable EBB_MODULS: the nearest is EBB_MODULES" in done.stderr
+    assert "EBB_TEST" not in done.stderr
+    assert "EBB_BUILD" not in done.stderr
+
+
+def test_where_torch_does_not_load_backends_ebb_is_imported_by_hand(script):
+    text = "import ebb\n" + SCRIPT
+    path = script.with_name("by_hand.py")
+    path.write_text(text)
+    found, _ = job(path, "checkpoint", EBB="1", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert found["calls"] == 3
+    found, _ = job(path, "checkpoint", EBB="1")
+    assert found["calls"] == 3
+
+
+def test_launcher(script):
+    expected, _ = job(script, EBB="save_matmuls", EBB_MODULES="layers.?")
+    assert expected["saved"] == 3 * 128
+    options = ["--policy", "save_matmuls", "--modules", "layers.?"]
+    assert job("-m", "ebb", *options, script)[0] == expected
+    assert job("-m", "ebb", "--verify", *options, script)[0]["losses"] == expected["losses"]
+    assert job("-m", "ebb", script, "checkpoint")[0]["calls"] == 3
+    done = run("-m", "ebb", "-m", "json.tool", "--help")
+    assert "json.tool" in done.stdout
+
+
+def test_spawned_workers_inherit_it(script):
+    path = script.with_name("spawns.py")
+    path.write_text(
+        "import torch.multiprocessing as mp, subprocess, sys\n"
+        "def work(rank, script):\n"
+        "    import runpy\n"
+        "    sys.argv = [script, 'checkpoint']\n"
+        "    runpy.run_path(script)\n"
+        "if __name__ == '__main__':\n"
+        f"    mp.spawn(work, ({str(script)!r},), nprocs=2)\n"
+    )
+    done = run(path, EBB="1")
+    found = done.stdout.replace("}{", "}\n{").split("\n")  # both write to one pipe
+    assert [json.loads(line)["calls"] for line in found if line] == [3, 3]
+    assert "ebb:" not in done.stderr
+
+
+def test_torchrun(script):
+    for launcher in (["-m", "ebb", script], [script]):
+        done = run(
+            "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python",
+            sys.executable, *launcher, "checkpoint", EBB="1", OMP_NUM_THREADS="1",
+        )  # fmt: skip
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        assert [line["calls"] for line in lines] == [3, 3]
+        assert done.stderr.count("EBB_DISABLE=1 turns it off") == 1
+
+
+def test_what_it_costs_not_to_use_it():
+    """What torch imports and calls; goal: 1 ms."""
+    program = (
+        "import time, torch; start = time.perf_counter()\n"
+        "import _ebb_autoload; _ebb_autoload.start()\n"
+        "print(time.perf_counter() - start)"
+    )
+    times = [run("-c", program, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout for _ in range(3)]
+    assert min(map(float, times)) < 1e-3
+
+
+def test_the_page_of_variables_is_true():
+    text = (ROOT / "docs/reference/environment.md").read_text()
+    rows = re.findall(r"^\| `(EBB\w*)` \| (.+?) \| (.+?) \| (.+) \|$", text, re.M)
+    assert {name: tuple(row) for name, *row in rows} == {k: tuple(v) for k, v in VARIABLES.items()}
+    for name in ebb.offload.settings():
+        assert f"EBB_OFFLOAD_{name.upper()}" in VARIABLES
+
+
+def test_every_variable_that_is_read_is_known():
+    sources = [*(ROOT / "src").rglob("*.cpp"), *(ROOT / "python").rglob("*.py")]
+    read = set()
+    for source in sources:
+        read |= set(
+            re.findall(
+                r'(?:getenv\(|environ\.get\(|environ\[|_is_set\()"(EBB\w*)"', source.read_text()
+            )
+        )
+    assert read
+    assert read <= VARIABLES.keys()

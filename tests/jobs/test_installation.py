@@ -1,0 +1,112 @@
+"""What a user meets first: import, version, errors; and the C++ example."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ebb
+from ebb import _check_torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_version_from_the_command_line():
+    result = subprocess.run(
+        [sys.executable, "-m", "ebb", "--version", "--verbose"], capture_output=True, text=True
+    )
+
+    assert result.returncode == 0
+    assert f"ebb {ebb.__version__}" in result.stdout
+    assert f"torch {torch.__version__}" in result.stdout
+    assert "compiler" in result.stdout
+    assert "features SAVE, RECOMPUTE" in result.stdout
+
+
+def test_version_is_the_one_in_pyproject():
+    declared = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert declared is not None
+    assert declared.group(1) == ebb.__version__
+
+
+def test_another_torch_is_an_import_error_with_the_rebuild_command():
+    with pytest.raises(ImportError, match=r"(?s)built against torch 2\.12\.0.*pip install"):
+        _check_torch.check("2.12.0", "2.13.0+cpu")
+
+
+def test_cpu_and_cuda_builds_of_one_release_are_compatible():
+    _check_torch.check("2.13.0", "2.13.0+cu130")
+
+
+def test_unbuilt_checkout_is_an_import_error():
+    with pytest.raises(ImportError, match="not built"):
+        _check_torch.check(None, "2.13.0")
+
+
+def test_another_torch_is_noticed_before_the_dynamic_linker(tmp_path):
+    package = tmp_path / "ebb"
+    shutil.copytree(Path(ebb.__file__).parent, package, ignore=shutil.ignore_patterns("*.so"))
+    (package / "_build_info.py").write_text('TORCH_RELEASE = "2.1.0"\n')
+    result = subprocess.run(
+        [sys.executable, "-c", "import ebb"], cwd=tmp_path, capture_output=True, text=True
+    )
+
+    assert "ImportError: ebb was built against torch 2.1.0" in result.stderr
+
+
+def test_the_core_does_not_know_python():
+    libraries = subprocess.run(
+        ["ldd", str(Path(ebb.__file__).parent / "libebb.so")], capture_output=True, text=True
+    )
+    assert not re.search(r"libpython|libtorch_python", libraries.stdout)
+    for source in (ROOT / "src").rglob("*.[ch]*"):
+        if "bindings" not in source.parts:
+            text = source.read_text()
+            assert "pybind11" not in text, source
+            assert "Python.h" not in text, source
+            assert "torch/extension.h" not in text, source
+            assert "ATen/ATen.h" not in text, source
+
+
+class Docstrings(doctest.DocTestFinder):
+    """Also those of classes that name the package as their module, not the file that has them."""
+
+    def _from_module(self, module, object):
+        if inspect.isclass(object) and object.__module__ == "ebb":
+            return True  # of its methods those count that are written in the module
+        return super()._from_module(module, object)
+
+
+def test_public_docstrings_run():
+    package = Path(ebb.__file__).parent
+    files = [file.relative_to(package.parent) for file in package.rglob("*.py")]
+    modules = [".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in files]
+    run = set()
+    for module in set(modules) - {"ebb.__main__"}:
+        found = Docstrings().find(
+            importlib.import_module(module), extraglobs={"ebb": ebb, "torch": torch}
+        )
+        for test in found:
+            result = doctest.DocTestRunner().run(test)
+            assert result.failed == 0, test.name
+            run |= {test.name} if result.attempted else set()
+    assert run >= {"ebb", "ebb._policy.policy.Policy.explain", "ebb._region.region.region"}
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc to compile them")
+def test_kernels_are_compiled_where_there_is_nvcc():
+    """They need no CUDA runtime of the machine's: it is linked statically."""
+    library = Path(ebb.__file__).with_name("libebb_cuda.so")
+    needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True)
+    assert "cudart" not in needed.stdout
+    symbols = subprocess.run(["nm", "-D", library], capture_output=True, text=True, check=True)
+    assert "ebbCudaPageMover" in symbols.stdout

@@ -1,0 +1,222 @@
+"""Jobs of several processes: each writes files of its own, and one of them prints the lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ebb._launch.variables import VARIABLES
+from ebb._support import job
+
+_RANKS = ("RANK", *job._OTHERS)
+TRAIN = """
+import torch
+def train():
+    import ebb
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.SiLU(), torch.nn.Linear(8, 8))
+    ebb.apply(net, modules="1")
+    for _ in range(3):
+        net(torch.randn(4, 8)).sum().backward()
+"""
+CHECKPOINTS = """
+import torch
+from torch.utils.checkpoint import checkpoint
+def train():
+    x = torch.randn(4, 8, requires_grad=True)
+    checkpoint(lambda x: x.sin().exp(), x, use_reentrant=False).sum().backward()
+"""
+SPAWN = """
+def work(rank, grouped):
+    import os, torch.distributed as dist
+    if grouped:
+        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": grouped}
+        dist.init_process_group("gloo", rank=rank, world_size=2)
+    train()
+    if grouped:
+        dist.destroy_process_group()
+if __name__ == "__main__":
+    import sys, torch.multiprocessing as mp
+    mp.spawn(work, (sys.argv[1],), nprocs=2)
+"""
+
+
+def launch(*command, program=None, **environment):
+    """Runs Python; returns its lines on stderr that are ebb's."""
+    env = {k: v for k, v in os.environ.items() if k not in (*VARIABLES, *_RANKS, job._TOLD)}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env=env | {"OMP_NUM_THREADS": "1"} | environment,
+        input=program,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [line for line in done.stderr.splitlines() if line.startswith("ebb")]
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(*parts):
+        path = tmp_path / "train.py"
+        path.write_text("".join(parts))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def out(tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    return folder
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def port():
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return str(free.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank"),
+    [
+        ({}, 0),
+        ({"RANK": "3"}, 3),
+        ({"RANK": "0", "LOCAL_RANK": "1"}, 0),
+        ({"LOCAL_RANK": "1"}, 1),  # Lightning's
+        ({"SLURM_PROCID": "0", "LOCAL_RANK": "1"}, 1),
+        ({"SLURM_PROCID": "2"}, 2),
+        ({"OMPI_COMM_WORLD_RANK": "5"}, 5),
+        ({"RANK": "²"}, 0),
+        ({"RANK": "-1"}, 0),
+        ({"RANK": ""}, 0),
+    ],
+)
+def test_what_launchers_say(monkeypatch, environment, rank):
+    for name in _RANKS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    assert job.rank() == rank
+    assert job.label() == (f"rank{rank}" if rank else "")
+    assert job.is_first() == (rank == 0)
+
+
+def test_spawned_processes_write_files_of_their_own(script, out):
+    path = script(TRAIN, SPAWN)
+
+    lines = launch(path, "", EBB_REPORT=f"{out}/r.txt", EBB_TRACE=f"{out}/traces", EBB="1")
+
+    assert names(out) == ["r.process1.txt", "r.process2.txt", "traces"]
+    steps = [f"process{n}-step{step}.json" for n in (1, 2) for step in range(3)]
+    assert names(out / "traces") == steps
+    assert lines == [f"ebb: the reports are in {out}: r.process1.txt, r.process2.txt"]
+
+
+def test_spawned_ranks_know_their_number_from_the_process_group(script, out, port):
+    path = script(CHECKPOINTS, SPAWN)
+
+    lines = launch(path, port, EBB_REPORT=f"{out}/r.json", EBB_TRACE=f"{out}/traces", EBB="1")
+
+    assert names(out) == ["r.rank0.json", "r.rank1.json", "traces"]
+    assert names(out / "traces") == ["rank0-step0.json", "rank1-step0.json"]
+    trace = json.loads((out / "traces" / "rank1-step0.json").read_text())
+    assert {event["pid"] for event in trace["traceEvents"]} == {1}
+    assert sum("EBB_DISABLE=1 turns it off" in line for line in lines) == 1
+    assert sum("the report is in" in line for line in lines) == 1
+
+
+def torchrun(path, **environment):
+    return launch("-m", "torch.distributed.run", "--nproc-per-node", 2, path, **environment)
+
+
+def test_a_launcher_has_nothing_to_report(script, out):
+    path = script(TRAIN, "train()")
+
+    lines = torchrun(path, EBB="1", EBB_REPORT=f"{out}/r.txt")
+
+    assert names(out) == ["r.rank1.txt", "r.txt"]
+    assert len(lines) == 1
+    assert "the report is in" in lines[0]
+
+
+def test_that_no_region_was_entered_is_said_once(script, out):
+    lines = torchrun(script("import torch"), EBB="1", EBB_REPORT=f"{out}/r.txt")
+
+    assert len(lines) == 1
+    assert "no region was entered" in lines[0]
+    assert names(out) == []
+
+
+def test_settings_that_make_no_sense_are_told_once_in_a_job(script):
+    mistakes = {"EBB": "2", "EBB_MODULS": "x", "EBB_REPORT": "/nowhere/r.txt"}
+
+    lines = torchrun(script("import torch"), **mistakes)
+
+    assert [line[:25] for line in lines] == [
+        "ebb: there is no environm",
+        "ebb: EBB_REPORT=/nowhere/",
+        "ebb is off: EBB=2: policy",
+    ]
+
+
+def test_modules_without_EBB_are_told_of_once_in_a_job(script):
+    lines = torchrun(script("import torch, ebb"), EBB_MODULES="*")
+
+    assert lines == ["ebb: EBB_MODULES=* does nothing without EBB; EBB=1 recomputes all"]
+
+
+@pytest.mark.parametrize("environment", [{"EBB": "0"}, {"EBB_DISABLE": "1"}])
+def test_modules_of_an_ebb_that_is_switched_off_are_no_mistake(environment):
+    assert launch("-c", "import torch", EBB_MODULES="*", **environment) == []
+
+
+def test_a_rank_of_Lightnings_prints_nothing(script):
+    assert launch(script(CHECKPOINTS, "train()"), EBB="1", LOCAL_RANK="1") == []
+
+
+def test_a_program_that_a_job_starts_does_not_take_its_files(script, out):
+    path = script(
+        TRAIN,
+        "import subprocess, sys\n",
+        "train()\n",
+        "if 'child' not in sys.argv: subprocess.run([sys.executable, __file__, 'child'])\n",
+    )
+
+    launch(path, EBB_REPORT=f"{out}/r.txt", EBB_TRACE=f"{out}/traces", EBB="1")
+
+    assert len([name for name in names(out) if name.startswith("r.")]) == 2
+    assert len(names(out / "traces")) == 6
+
+
+def test_the_files_of_an_earlier_job_are_replaced(script, out):
+    path = script(TRAIN, "train()")
+    for _ in range(2):
+        launch(path, EBB_REPORT=f"{out}/r.txt", EBB="1")
+
+    assert names(out) == ["r.txt"]
+
+
+def test_a_fork_does_not_write_its_parents_report(script, out):
+    path = script(
+        TRAIN,
+        "train()\nimport os, sys\nchild = os.fork()\n",
+        "if not child: sys.exit()\nos.waitpid(child, 0)\n",
+    )
+
+    lines = launch(path, EBB_REPORT=f"{out}/r.txt")
+
+    assert names(out) == ["r.txt"]
+    assert len(lines) == 1

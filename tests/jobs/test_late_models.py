@@ -1,0 +1,177 @@
+"""EBB_MODULES finds models that start late, and costs a forward nothing in between."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+
+import pytest
+import torch
+from exactness import same_bits
+from torch import nn
+
+import ebb
+from ebb._launch import models, takeover
+
+hooks = nn.modules.module._global_forward_pre_hooks
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        return (x @ self.w).sin()
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), Block())
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(model, steps, optimizer=None):
+    optimizer = optimizer or sgd(model)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def is_region(module):
+    marks = ebb._region.modules.marks_of(module)
+    return marks is not None and marks.region is not None
+
+
+@pytest.fixture
+def install():
+    def by_name(*patterns):
+        takeover.install(ebb.policies.recompute_all, "1", patterns)
+
+    yield by_name
+    takeover.remove()
+
+
+def test_a_forward_costs_nothing_after_two_steps(install):
+    install("[01]")
+    model = net()
+    optimizer = sgd(model)
+
+    looked_at = []
+    for _ in range(3):
+        looked_at.append(len(hooks))
+        train(model, 1, optimizer)
+
+    assert looked_at == [1, 1, 0]
+    assert all(map(is_region, model))
+
+
+def test_each_fold_has_regions_from_its_first_forward(install, capsys):
+    expected = train(net(), 4)
+    install("[01]")
+
+    for _ in range(3):
+        model = net()
+        ebb.reset_stats()
+        found = train(model, 4)
+
+        assert all(map(same_bits, found, expected))
+        assert ebb.stats()["total"]["entered"] == 2  # of the last step
+        assert all(map(is_region, model))
+        assert len(hooks) == 0
+    assert capsys.readouterr().err.count("2 modules are regions: 0-1") == 1
+
+
+def test_a_model_that_was_built_early_and_starts_late(install):
+    install("[01]")
+    model, critic = net(), net()
+    optimizer, late = sgd(model), sgd(critic)
+    train(model, 5, optimizer)
+
+    train(critic, 2, late)
+
+    assert all(map(is_region, critic))
+
+
+def test_a_model_without_parts_that_starts_late(install):
+    install("*")
+    train(net(), 5)
+    model = Block()
+
+    train(model, 2)
+
+    assert is_region(model)
+
+
+def test_parameters_that_an_optimizer_gets_later(install):
+    install("[01]")
+    first, second = net(), net()
+    optimizer = sgd(first)
+    train(first, 5, optimizer)
+    optimizer.add_param_group({"params": second.parameters()})
+
+    train(second, 2, optimizer)
+
+    assert all(map(is_region, second))
+
+
+def test_models_that_are_gone_are_not_kept(install):
+    install("[01]")
+
+    for _ in range(5):
+        train(net(), 2)
+        gc.collect()
+
+    assert len(models._models.roots) == 1
+    assert len(models._models.optimizers) == 0
+
+
+def test_the_warning_that_nothing_matches_comes_once(install):
+    install("layers.*")
+    with pytest.warns(
+        UserWarning, match="layers.* matches no module. Modules are: Sequential, 0-1"
+    ):
+        train(net(), 2)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(net(), 4)
+
+
+def test_the_whole_model_is_named_by_its_class(install, capsys):
+    install("*")
+
+    train(net(), 1)
+
+    assert "ebb: 1 module is a region: Sequential\n" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_is_exported_after_two_steps(install):
+    """torch.export refuses a model while there are hooks for all modules."""
+    install("nothing")
+    model = net()
+    train(model, 2)
+
+    program = torch.export.export(model, (torch.ones(3, 4),), strict=True)
+
+    assert same_bits(program.module()(torch.ones(3, 4)), model(torch.ones(3, 4)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_optimizer_step_that_is_compiled(install):
+    expected = train(net(), 4)
+    install("[01]")
+    model = net()
+    optimizer = sgd(model)
+    optimizer.step = torch.compile(optimizer.step, backend="eager")
+
+    found = train(model, 4, optimizer)
+
+    assert all(map(same_bits, found, expected))
+    torch._dynamo.reset()

@@ -1,0 +1,468 @@
+"""The disk tier: on its own on the CPU, and behind pinned memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+import warnings
+
+import pytest
+import torch
+from exactness import same_bits
+from offloading import (
+    OFFLOAD_ALL,
+    POLICIES,
+    chain_of_sines,
+    check_random_schedule,
+    finish_copies,
+    gradients,
+)
+
+import ebb
+from ebb._testing import fake_accelerator
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A disk tier to which CPU tensors of any size go."""
+    before = ebb.offload.settings()
+    ebb.offload.configure(disk=tmp_path, min_bytes=0)
+    yield tmp_path
+    ebb.offload.configure(**before)
+
+
+def descriptor_of_the_file(folder):
+    """The file has no name, but the process has it open."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith(f"{folder}/"):
+                return int(name)
+    raise AssertionError("no file is open in the folder")
+
+
+@contextlib.contextmanager
+def replaced_by(path, descriptor, flags):
+    """`descriptor` leads to another file for a while."""
+    saved = os.dup(descriptor)
+    other = os.open(path, flags)
+    os.dup2(other, descriptor)
+    try:
+        yield
+    finally:
+        os.dup2(saved, descriptor)
+        os.close(saved)
+        os.close(other)
+
+
+# On the CPU
+
+
+@pytest.mark.parametrize("settings", [{}, {"in_flight_bytes": 0, "prefetch_bytes": 0}])
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("elements", [1, 1023, 3 * MIB])
+def test_cpu_tensors_go_to_disk_and_come_back(disk, elements, policy, settings):
+    x = torch.randn(elements, requires_grad=True)
+    expected = gradients(chain_of_sines(x).sum(), x)[0]
+    ebb.offload.configure(**settings)
+    before = ebb.offload.stats()
+    for _ in range(3):
+        with ebb.region(policy):
+            y = chain_of_sines(x).sum()
+        assert same_bits(gradients(y, x)[0], expected)
+    if policy is OFFLOAD_ALL:
+        sent = ebb.offload.stats()["bytes_sent"] - before["bytes_sent"]
+        assert 3 * 4 * 5 * elements <= sent <= 3 * 4 * 6 * elements
+    assert os.listdir(disk) == []
+
+
+def test_the_room_is_used_again(disk):
+    x = torch.randn(100_000, requires_grad=True)
+    used = []
+    for _ in range(4):
+        with ebb.region(OFFLOAD_ALL):
+            y = chain_of_sines(x, 8).sum()
+        gradients(y, x)
+        while ebb.offload.stats()["in_flight_bytes"]:
+            time.sleep(0.001)  # what was needed before it was written is still being written
+        used.append(ebb.offload.stats()["disk_bytes_used"])
+    assert used == used[:1] * 4
+    ebb.offload.configure(disk="")
+    assert ebb.offload.stats()["disk_bytes_used"] == 0
+
+
+def test_resident_memory_is_lower(tmp_path):
+    program = (
+        "import sys, torch, ebb\n"
+        "torch.set_num_threads(1)\n"
+        "if sys.argv[1]: ebb.offload.configure(disk=sys.argv[1], in_flight_bytes='32MiB',\n"
+        "                                      prefetch_bytes='32MiB')\n"
+        "def resident():\n"
+        "    return int(open('/proc/self/statm').read().split()[1]) * 4096\n"
+        "x = torch.randn(1 << 21, requires_grad=True)\n"
+        "start = resident()\n"
+        "with ebb.region(ebb.Policy(default=ebb.OFFLOAD)):\n"
+        "    y = x\n"
+        "    for _ in range(40): y = y.sin()\n"
+        "print(resident() - start)\n"
+        "y.sum().backward()\n"
+    )
+    resident = {}
+    for folder in ("", str(tmp_path)):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program, folder],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        resident[bool(folder)] = int(done.stdout)
+    assert resident[False] > 300 * MIB  # 40 tensors of 8 MiB
+    assert resident[True] < 0.3 * resident[False]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_schedules_on_disk(disk, seed):
+    draw = random.Random(seed)
+    x = torch.randn(5000, requires_grad=True)
+    ebb.offload.configure(
+        in_flight_bytes=draw.choice([0, 40_000, MIB]),
+        prefetch_bytes=draw.choice([0, 40_000, MIB]),
+        disk_limit=draw.choice([MIB // 2, 64 * MIB]),
+        keep_last=draw.choice([0, 2]),
+    )
+    check_random_schedule(draw, x, steps=300)
+    ebb._C.drain_offload()  # reads and writes go on by themselves
+    assert ebb.offload.stats()["stashes"] == 0
+
+
+def test_a_write_waits_for_the_disk(disk):
+    x = torch.randn(MIB, requires_grad=True)
+    with ebb.region(OFFLOAD_ALL):
+        h = x * 2
+        h.sin()  # sends h; nothing comes of it
+        y = (h * 3).sin()
+        with torch.no_grad():
+            h.zero_()
+        loss = y.sum()
+    assert torch.equal(gradients(loss, x)[0], gradients((x * 2 * 3).sin().sum(), x)[0])
+
+
+# Behind pinned memory
+
+
+@pytest.mark.parametrize("prefetch", [0, 1 << 40])
+@pytest.mark.parametrize("length", [4, 30])
+def test_what_finds_no_room_in_pinned_memory_goes_to_disk(tmp_path, length, prefetch):
+    x = torch.randn(1000, requires_grad=True)
+    expected = gradients(chain_of_sines(x, length).sum(), x)[0]
+    with fake_accelerator(disk=tmp_path, pinned_limit=20_000, prefetch_bytes=prefetch) as fake:
+        for _ in range(2):
+            with ebb.region(OFFLOAD_ALL, "spills"):
+                y = chain_of_sines(x, length).sum()
+            assert ebb.offload.stats()["host_bytes_held"] <= 20_000
+            transfers = ebb.stats()["transfers"]["spills"]
+            spilled = sum(counts["bytes_spilled"] for counts in transfers.values())
+            assert spilled >= 4000 * (2 * length - 1 - 5)
+            assert not any(counts["bytes_fell_back"] for counts in transfers.values())
+            finish_copies(fake)
+            assert same_bits(gradients(y, x)[0], expected)
+            assert ebb.offload.stats()["host_bytes_held"] <= 20_000
+        del y
+        ebb._C.drain_offload()
+        stats = ebb.offload.stats()
+        assert stats["stashes"] == stats["host_bytes_used"] == stats["disk_bytes_used"] == 0
+        assert ebb.stats()["total"]["ops_replayed"] == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_schedules_that_spill(tmp_path, seed):
+    draw = random.Random(seed)
+    x = torch.randn(1000, requires_grad=True)
+    settings = {
+        "disk": tmp_path,
+        "disk_limit": draw.choice([40_960, 64 * MIB]),
+        "pinned_limit": draw.choice([4000, 13_000, 50_000]),
+        "prefetch_bytes": draw.choice([0, 8000, MIB]),
+        "in_flight_bytes": draw.choice([0, 8000, MIB]),
+        "keep_last": draw.choice([0, 2]),
+    }
+    with fake_accelerator(**settings) as fake:
+        check_random_schedule(draw, x, steps=300, longest=8, actions=["advance"], fake=fake)
+        ebb._C.drain_offload()
+        stats = ebb.offload.stats()
+        assert stats["stashes"] == stats["host_bytes_used"] == 0
+
+
+def test_a_tensor_that_lives_while_it_is_spilled(tmp_path):
+    x = torch.randn(1000, requires_grad=True)
+    with fake_accelerator(disk=tmp_path, pinned_limit=8000) as fake:
+        with ebb.region(OFFLOAD_ALL):
+            first = x.sin()
+            y = chain_of_sines(first, 6).sum()
+            fake.advance(1 << 30)
+        assert torch.equal(gradients(y, x)[0], gradients(chain_of_sines(x.sin(), 6).sum(), x)[0])
+
+
+# What may go wrong
+
+
+def test_a_folder_that_is_none(tmp_path):
+    before = ebb.offload.settings()
+    for folder in (tmp_path / "missing", __file__):
+        with pytest.raises(ValueError, match="no file for the disk tier can be made in"):
+            ebb.offload.configure(disk=folder)
+        assert ebb.offload.settings() == before
+    with pytest.raises(TypeError, match="disk must be a path"):
+        ebb.offload.configure(disk=3)
+    with pytest.raises(ValueError, match="disk_limit must be"):
+        ebb.offload.configure(disk_limit="much")
+
+
+def test_the_folder_may_vanish(tmp_path, disk):
+    x = torch.randn(1000, requires_grad=True)
+    os.rmdir(disk)
+    with ebb.region(OFFLOAD_ALL):
+        y = chain_of_sines(x).sum()
+    assert torch.equal(gradients(y, x)[0], gradients(chain_of_sines(x).sum(), x)[0])
+
+
+def test_a_full_tier_is_a_fallback(disk):
+    x = torch.randn(1000, requires_grad=True)
+    ebb.offload.configure(disk_limit=8192)
+    with ebb.region(OFFLOAD_ALL, "full"):
+        y = chain_of_sines(x, 5).sum()
+    counts = ebb.stats()["regions"]["full"]
+    assert counts["bytes_offloaded"] >= 8000  # room that is not needed any more is used again
+    assert counts["bytes_fell_back"] > 0
+    assert torch.equal(gradients(y, x)[0], gradients(chain_of_sines(x, 5).sum(), x)[0])
+
+
+def test_a_full_disk_is_a_fallback_and_says_so(tmp_path):
+    """The process may not make files as large as the tier's."""
+    program = (
+        "import resource, signal, sys, torch, ebb\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 22, 1 << 22))\n"
+        "ebb.offload.configure(disk=sys.argv[1])\n"
+        "x = torch.randn(1 << 18, requires_grad=True)\n"
+        "def f(x):\n"
+        "    for _ in range(8): x = x.sin().cos()\n"
+        "    return x.sum()\n"
+        "for _ in range(2):\n"
+        "    with ebb.region(ebb.Policy(default=ebb.OFFLOAD)): y = f(x)\n"
+        "    assert ebb.stats()['total']['bytes_fell_back'] > 0\n"
+        "    g = torch.autograd.grad(y, x)[0]\n"
+        "    assert torch.equal(g, torch.autograd.grad(f(x), x)[0])\n"
+        "print(ebb.offload.stats()['bytes_sent'] > 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.stdout == "True\n", done.stderr
+    assert done.stderr.count("has no more room, though its limit is not reached") == 1
+
+
+def preallocate(x):
+    """The file grows now; later there is no room for more than that."""
+    with ebb.region(OFFLOAD_ALL):
+        y = chain_of_sines(x, 9).sum()
+    gradients(y, x)
+
+
+def test_a_write_that_fails_keeps_the_tensor(disk):
+    x = torch.randn(1000, requires_grad=True)
+    preallocate(x)
+    with (
+        replaced_by("/dev/full", descriptor_of_the_file(disk), os.O_RDWR),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        with ebb.region(OFFLOAD_ALL):
+            y = chain_of_sines(x).sum()
+        ebb._C.drain_offload()
+    assert len(caught) == 1  # though each write fails
+    assert "stays in memory: writing 4000 bytes" in str(caught[0].message)
+    assert "No space left" in str(caught[0].message)
+    assert torch.equal(gradients(y, x)[0], gradients(chain_of_sines(x).sum(), x)[0])
+
+
+def test_a_write_that_fails_keeps_the_tensor_in_pinned_memory(tmp_path):
+    x = torch.randn(1000, requires_grad=True)
+    with fake_accelerator(disk=tmp_path, pinned_limit=12_000) as fake:
+        preallocate(x)
+        with (
+            replaced_by("/dev/full", descriptor_of_the_file(tmp_path), os.O_RDWR),
+            warnings.catch_warnings(record=True) as caught,
+        ):
+            warnings.simplefilter("always")
+            with ebb.region(OFFLOAD_ALL):
+                y = chain_of_sines(x, 6).sum()
+            fake.advance(1 << 30)
+        assert len(caught) == 1
+        assert "stays in host memory: writing 4000 bytes" in str(caught[0].message)
+        assert torch.equal(gradients(y, x)[0], gradients(chain_of_sines(x, 6).sum(), x)[0])
+
+
+@pytest.mark.parametrize("pinned", [None, 12_000])
+def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned):
+    x = torch.randn(1000, requires_grad=True)
+    with contextlib.ExitStack() as stack:
+        if pinned is None:
+            before = ebb.offload.settings()
+            stack.callback(lambda: ebb.offload.configure(**before))
+            ebb.offload.configure(disk=tmp_path, min_bytes=0, prefetch_bytes=0)
+        else:
+            stack.enter_context(fake_accelerator(disk=tmp_path, pinned_limit=pinned))
+        with ebb.region(OFFLOAD_ALL, "short"):
+            y = chain_of_sines(x, 9).sum()
+        ebb._C.drain_offload()
+        os.ftruncate(descriptor_of_the_file(tmp_path), 0)
+        with pytest.raises(RuntimeError, match="the file is shorter than it was") as raised:
+            gradients(y, x)
+        message = str(raised.value)
+        del raised, y  # the traceback holds the graph
+        assert "region 'short'" in message
+        assert "aten::" in message
+        assert "ebb.offload.configure(disk='')" in message
+
+
+@pytest.mark.parametrize("first", ["forward", "backward", "configure"])
+def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
+    program = (
+        "import os, sys, torch, ebb\n"
+        "torch.set_num_threads(1)\n"
+        "ebb.offload.configure(disk=sys.argv[1], min_bytes=0, prefetch_bytes=0)\n"
+        "x = torch.randn(1000, requires_grad=True)\n"
+        "def f(x):\n"
+        "    for _ in range(5): x = x.sin().cos()\n"
+        "    return x.sum()\n"
+        "def forward():\n"
+        "    with ebb.region(ebb.Policy(default=ebb.OFFLOAD)): return f(x)\n"
+        "def check(y):\n"
+        "    g = torch.autograd.grad(y, x)[0]\n"
+        "    assert torch.equal(g, torch.autograd.grad(f(x), x)[0])\n"
+        "for _ in range(3): check(forward())\n"
+        "y = forward()\n"
+        "ebb._C.drain_offload(); ebb.offload.stats()\n"
+        "child = os.fork()\n"
+        "if child == 0 and sys.argv[2] == 'configure':\n"
+        "    ebb.offload.configure(prefetch_bytes=4000)\n"
+        "if child != 0 or sys.argv[2] != 'backward':\n"
+        "    check(forward())\n"
+        "if child == 0:\n"
+        "    try:\n"
+        "        check(y)\n"
+        "        status = 1\n"
+        "    except RuntimeError as error:\n"
+        "        status = 0 if 'before the process forked' in str(error) else 2\n"
+        "    check(forward())\n"
+        "    os._exit(status)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "check(y)\n"
+        "print('fine')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), first],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stdout == "fine\n", done.stderr
+    assert "stays in memory" not in done.stderr
+
+
+def test_settings_from_the_environment(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", "import ebb; print(ebb.offload.settings())"],
+        env=os.environ
+        | {
+            "EBB_OFFLOAD_DISK": str(tmp_path),
+            "EBB_OFFLOAD_DISK_LIMIT": "3GiB",
+            "EBB_OFFLOAD_STATIC": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = eval(done.stdout)
+    assert (found["disk"], found["disk_limit"], found["static"]) == (str(tmp_path), 3 << 30, True)
+
+
+def test_more_files_than_fit_in_the_table_of_descriptors(disk):
+    """All values share one file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        x = torch.randn(10, requires_grad=True)
+        with ebb.region(OFFLOAD_ALL):
+            y = chain_of_sines(x, 300).sum()
+        gradients(y, x)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_another_folder_is_used_at_once(tmp_path, disk):
+    x = torch.randn(1000, requires_grad=True)
+    expected = gradients(chain_of_sines(x).sum(), x)[0]
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        ebb.offload.configure(disk=folder)
+        for _ in range(2):
+            with ebb.region(OFFLOAD_ALL):
+                y = chain_of_sines(x).sum()
+            assert ebb.offload.stats()["disk_bytes_used"] > 0
+            assert torch.equal(gradients(y, x)[0], expected)
+    ebb._C.drain_offload()
+    ebb.offload.configure(disk="")
+    with pytest.raises(AssertionError, match="no file is open"):
+        descriptor_of_the_file(tmp_path)
+
+
+def test_the_folder_may_change_while_values_are_away(tmp_path, disk):
+    x = torch.randn(1000, requires_grad=True)
+    expected = gradients(chain_of_sines(x).sum(), x)[0]
+    (tmp_path / "b").mkdir()
+    for folder in ("", tmp_path / "b", ""):
+        with ebb.region(OFFLOAD_ALL):
+            y = chain_of_sines(x).sum()
+        ebb.offload.configure(disk=folder)
+        assert torch.equal(gradients(y, x)[0], expected)
+
+
+def test_memory_that_is_freed_while_it_is_written(disk):
+    """An error, not a crash."""
+    x = torch.randn(16 * MIB, requires_grad=True)
+    with ebb.region(ebb.Policy({"aten::sin": ebb.OFFLOAD})):
+        h = x.sin()
+        y = h.cos()
+    h.untyped_storage().resize_(0)
+    del h
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(RuntimeError, match="freed or resized while it was being copied"):
+            gradients(y.sum(), x)
+        ebb._C.drain_offload()
+
+
+def test_a_write_that_fails_before_the_tensor_is_written(disk):
+    """The old state is needed and could not leave: it is copied."""
+    x = torch.randn(1000, requires_grad=True)
+    preallocate(x)
+    with (
+        replaced_by("/dev/full", descriptor_of_the_file(disk), os.O_RDWR),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        with ebb.region(OFFLOAD_ALL):
+            h = x * 2
+            h.sin()  # sends h; nothing comes of it
+            y = (h * 3).sin()
+            with torch.no_grad():
+                h.zero_()
+        assert torch.equal(gradients(y.sum(), x)[0], gradients((x * 2 * 3).sin().sum(), x)[0])

@@ -1,0 +1,160 @@
+"""OFFLOAD on a fake accelerator: gradients have the bits of eager."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from exactness import TESTS, assert_tests_of_exactness_pass, leaves, same_bits
+from offloading import OFFLOAD_ALL, POLICIES, finish_copies, gradients
+from torch import nn
+from torch.nn.functional import gelu
+
+import ebb
+from ebb._testing import fake_accelerator
+
+
+class Block(nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
+        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+        return x + self.down(gelu(self.up(self.norm(x))))
+
+
+@pytest.mark.parametrize("in_flight", [0, 1 << 12, 1 << 40])
+@pytest.mark.parametrize("prefetch", [0, 1 << 13, 1 << 40])
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_a_transformer_has_the_bits_of_eager(policy, prefetch, in_flight):
+    blocks = [Block(), Block(), Block()]
+    x = torch.randn(2, 8, 16, requires_grad=True)
+    parameters = [x, *(p for block in blocks for p in block.parameters())]
+
+    def step(region):
+        h = x
+        for block in blocks:
+            with region():
+                h = block(h)
+        return [h.detach(), *gradients(h.square().mean(), parameters)]
+
+    expected = step(contextlib.nullcontext)
+    with fake_accelerator(in_flight_bytes=in_flight, prefetch_bytes=prefetch) as fake:
+        for advance in (0, 1, 1000):
+            found = step(lambda: ebb.region(policy))
+            assert all(map(same_bits, found, expected))
+            fake.advance(advance)
+        gc.collect()
+        assert fake.counts()["copies_out"] > 0
+        assert ebb.offload.stats()["stashes"] == 0
+        assert ebb.offload.stats()["host_bytes_used"] == 0
+
+
+@pytest.mark.parametrize("how", ["late", "prompt", "static", "disk"])
+def test_the_rules_hold_with_offload(how):
+    """The tests of exactness again, with policies that offload."""
+    assert_tests_of_exactness_pass(EBB_TEST_OFFLOAD=how)
+
+
+def test_offloading_recomputes_nothing(accelerator):
+    x, w = leaves((4, 4), (4, 4))
+    with ebb.region(OFFLOAD_ALL):
+        y = (x @ w).sin() @ w
+    y.sum().backward()
+
+    assert ebb.stats()["total"]["ops_replayed"] == 0
+
+
+DTYPES = [
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.complex64,
+    torch.bool,
+    torch.int64,
+    torch.float8_e4m3fn,
+]
+
+
+class Keeps(torch.autograd.Function):
+    """Saves a tensor of any kind and gives it back in backward."""
+
+    @staticmethod
+    def forward(ctx, x, kept):
+        ctx.save_for_backward(kept)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Keeps.seen = ctx.saved_tensors[0]
+        return gradient, None
+
+
+VIEWS = {
+    "whole": lambda t: t,
+    "transposed": lambda t: t.t(),
+    "row": lambda t: t[1],
+    "column": lambda t: t[:, 2],
+    "strided": lambda t: t[::2, ::3],
+    "expanded": lambda t: t[:1].expand(5, -1),
+    "number": lambda t: t[1, 1],
+    "empty": lambda t: t[:0],
+    "shifted": lambda t: t[2:, 1:],
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_every_dtype_and_geometry_comes_back(accelerator, dtype, view):
+    x = torch.zeros(1, requires_grad=True)
+    numbers = torch.randint(0, 2, (4, 6)) if dtype is torch.bool else torch.randn(4, 6) * 8
+    with ebb.region(OFFLOAD_ALL):
+        kept = view(numbers.to(dtype).clone())
+        expected = kept.clone()
+        strides, offset = kept.stride(), kept.storage_offset()
+        y = Keeps.apply(x, kept)
+    del kept
+    accelerator.advance(1000)
+    y.backward(torch.ones(1))
+
+    assert same_bits(Keeps.seen, expected)
+    assert (Keeps.seen.stride(), Keeps.seen.storage_offset()) == (strides, offset)
+
+
+@pytest.mark.parametrize("how", ["late", "prompt", "static", "disk"])
+def test_random_programs_with_offload(how):
+    script = TESTS / "programs" / "test_random_programs.py"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), "300"],
+        env=os.environ | {"EBB_TEST_OFFLOAD": how, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout)["replayed"] > 60
+
+
+def test_a_write_into_an_offloaded_value_leaves_one_to_offload(accelerator):
+    x = torch.randn(4, requires_grad=True)
+    with ebb.region(ebb.Policy({"aten::mul": ebb.OFFLOAD})):
+        h = (x * 2).relu_()  # saves its result
+        y = h.exp()
+    del h
+    finish_copies(accelerator)
+    y.sum().backward()
+
+    assert accelerator.counts()["copies_out"] == 1
+    assert ebb.stats()["total"]["bytes_saved"] == 0
+    assert torch.equal(x.grad, gradients((x * 2).relu().exp().sum(), x)[0])

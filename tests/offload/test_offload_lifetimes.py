@@ -1,0 +1,195 @@
+"""OFFLOAD: graphs that die early, fail, or are used twice."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from offloading import (
+    OFFLOAD_ALL,
+    chain_of_sines,
+    check_random_schedule,
+    finish_copies,
+    gradients,
+)
+
+import ebb
+from ebb._testing import fake_accelerator
+
+
+def test_retain_graph(accelerator):
+    x = torch.randn(4, requires_grad=True)
+    with ebb.region(OFFLOAD_ALL):
+        y = chain_of_sines(x).sum()
+    accelerator.advance(1000)
+    first = torch.autograd.grad(y, x, retain_graph=True)[0]
+    accelerator.advance(2)
+    second = torch.autograd.grad(y, x)[0]
+
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("advance", [0, 1, 3, 1000])
+@pytest.mark.parametrize("keep", [0, 2])
+def test_a_forward_without_backward_leaves_nothing(advance, keep, no_objects_left):
+    x = torch.randn(4, requires_grad=True)
+    with fake_accelerator(keep_last=keep) as fake:
+        for _ in range(3):
+            with ebb.region(OFFLOAD_ALL):
+                y = chain_of_sines(x)
+            fake.advance(advance)
+            del y
+        fake.advance(1000)
+        stats = ebb.offload.stats()
+        assert stats["stashes"] == stats["host_bytes_used"] == stats["in_flight_bytes"] == 0
+
+
+def test_an_exception_in_the_region_leaves_nothing(accelerator, no_objects_left):
+    x = torch.randn(4, requires_grad=True)
+    with contextlib.suppress(ZeroDivisionError), ebb.region(OFFLOAD_ALL):
+        y = chain_of_sines(x)
+        raise ZeroDivisionError
+    accelerator.advance(2)
+    with ebb.region(OFFLOAD_ALL):
+        y = chain_of_sines(x)
+    y.sum().backward()
+    del y
+    accelerator.advance(1000)
+
+    assert ebb.offload.stats()["stashes"] == ebb.offload.stats()["host_bytes_used"] == 0
+
+
+def test_without_gradients_nothing_is_sent_for_autograd(accelerator):
+    x = torch.randn(4, requires_grad=True)
+    with torch.no_grad(), ebb.region(ebb.Policy(default=ebb.OFFLOAD)):
+        for _ in range(10):
+            chain_of_sines(x)
+    accelerator.advance(1000)
+
+    assert ebb.offload.stats()["stashes"] == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_schedules(seed):
+    draw = random.Random(seed)
+    x = torch.randn(8, requires_grad=True)
+    settings = {
+        "in_flight_bytes": draw.choice([0, 64, 1 << 30]),
+        "prefetch_bytes": draw.choice([0, 64, 1 << 30]),
+        "pinned_limit": draw.choice([256, 1 << 30]),
+        "keep_last": draw.choice([0, 1, 3]),
+    }
+    with fake_accelerator(**settings) as fake:
+        actions = ["advance", "stream", "fail"]
+        check_random_schedule(draw, x, steps=1000, actions=actions, fake=fake)
+        fake.use_stream(0)
+        fake.advance(1 << 30)
+        stats = ebb.offload.stats()
+        assert stats["stashes"] == stats["host_bytes_used"] == stats["in_flight_bytes"] == 0
+
+
+def test_threads(accelerator):
+    """Each trains for itself; the engine is shared."""
+    wrong = []
+
+    def train(seed):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(64, generator=generator).requires_grad_()
+        expected = gradients(chain_of_sines(x, 5).sum(), x)[0]
+        for _ in range(100):
+            with ebb.region(OFFLOAD_ALL):
+                y = chain_of_sines(x, 5)
+            accelerator.advance(3)
+            if not torch.equal(gradients(y.sum(), x)[0], expected):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=train, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert not wrong
+    finish_copies(accelerator)
+    assert ebb.offload.stats()["stashes"] == ebb.offload.stats()["host_bytes_used"] == 0
+
+
+def test_a_fetch_ahead_that_finds_no_memory_does_no_harm(accelerator):
+    x = torch.randn(64, requires_grad=True)
+    expected = gradients(chain_of_sines(x, 5).sum(), x)[0]
+    with ebb.region(OFFLOAD_ALL):
+        y = chain_of_sines(x, 5)
+    finish_copies(accelerator)
+    accelerator.fail_allocations_after(1)
+    assert y.grad_fn._saved_self is not None
+    with pytest.raises(RuntimeError, match="device has no memory"):
+        torch.autograd.grad(y.sum(), x, retain_graph=True)
+    accelerator.fail_allocations_after(1 << 30)
+    assert torch.equal(gradients(y.sum(), x)[0], expected)
+
+
+def test_storages_that_python_has_seen_do_not_deadlock_threads():
+    """Their last reference takes the GIL, and whoever holds that may wait for the engine."""
+    program = (
+        "import threading, time, torch, ebb\n"
+        "from ebb._testing import fake_accelerator\n"
+        "class Save(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(ctx, x): ctx.save_for_backward(x); return x * 2\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, g): return g * 2\n"
+        "def f(x):\n"
+        "    for _ in range(20):\n"
+        "        x = x.sin(); x.untyped_storage(); x = Save.apply(x); x.untyped_storage()\n"
+        "    return x\n"
+        "def work(trains):\n"
+        "    x = torch.randn(2000, requires_grad=True)\n"
+        "    until = time.time() + 5\n"
+        "    while time.time() < until:\n"
+        "        with ebb.region(ebb.Policy(default=ebb.OFFLOAD)): y = f(x)\n"
+        "        if trains: torch.autograd.grad(y.sum(), x)\n"
+        "with fake_accelerator(in_flight_bytes=0):\n"
+        "    threads = [threading.Thread(target=work, args=(k,)) for k in (True, False)]\n"
+        "    for t in threads: t.start()\n"
+        "    for t in threads: t.join()\n"
+        "print('done')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "done\n", done.stderr
+
+
+@pytest.mark.parametrize("keep", [0, 2])
+def test_what_was_sent_outlives_the_accelerator(keep, tmp_path):
+    """Its memory is the accelerator's, and nobody else may take it for theirs."""
+    x = torch.randn(64, requires_grad=True)
+    with fake_accelerator(keep_last=keep), ebb.region(OFFLOAD_ALL):
+        y = chain_of_sines(x)
+    before = ebb.offload.settings()
+    ebb.offload.configure(disk=str(tmp_path), min_bytes=1)
+    with ebb.region(OFFLOAD_ALL):
+        z = chain_of_sines(x)
+
+    expected = gradients(chain_of_sines(x).sum(), x)[0]
+    assert torch.equal(gradients(y.sum(), x)[0], expected)
+    assert torch.equal(gradients(z.sum(), x)[0], expected)
+    ebb.offload.configure(**before)
+
+
+def test_accelerators_one_after_the_other_while_something_is_away():
+    x = torch.randn(64, requires_grad=True)
+    graphs = []
+    for _ in range(3):
+        with fake_accelerator() as fake, ebb.region(OFFLOAD_ALL):
+            graphs.append(chain_of_sines(x))
+            finish_copies(fake)
+
+    expected = gradients(chain_of_sines(x).sum(), x)[0]
+    for y in graphs:
+        assert torch.equal(gradients(y.sum(), x)[0], expected)

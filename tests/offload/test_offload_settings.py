@@ -1,0 +1,78 @@
+"""ebb.offload.configure, its environment variables, and policies that offload."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import ebb
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"min_bytes": -1}, "min_bytes must be from 0"),
+        ({"min_bytes": "big"}, "min_bytes must be a number of bytes, such as"),
+        ({"pinned_limit": "3 GB"}, "units: B, KiB"),
+        ({"in_flight_bytes": 1 << 64}, "in_flight_bytes must be from 0"),
+        ({"keep_last": -2}, "keep_last must be from 0"),
+    ],
+)
+def test_wrong_settings(settings, message):
+    before = ebb.offload.settings()
+    with pytest.raises(ValueError, match=message):
+        ebb.offload.configure(**settings)
+    assert ebb.offload.settings() == before
+
+
+@pytest.mark.parametrize("value", [1.5, True, b"1", [1]])
+def test_settings_of_wrong_types(value):
+    for name in ("min_bytes", "keep_last"):
+        with pytest.raises(TypeError, match=f"{name} must be an int"):
+            ebb.offload.configure(**{name: value})
+
+
+def test_sizes_as_text():
+    before = ebb.offload.settings()
+    ebb.offload.configure(min_bytes="2.5KiB", prefetch_bytes="3 mib", in_flight_bytes="7")
+    found = ebb.offload.settings()
+    ebb.offload.configure(**before)
+
+    assert found["min_bytes"] == 2560
+    assert found["prefetch_bytes"] == 3 << 20
+    assert found["in_flight_bytes"] == 7
+    assert ebb.offload.settings() == before
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "output"),
+    [
+        ("MIN_BYTES", "4KiB", "4096"),
+        ("MIN_BYTES", "many", "EBB_OFFLOAD_MIN_BYTES"),
+        ("KEEP_LAST", "3", "3"),
+        ("KEEP_LAST", "x", "EBB_OFFLOAD_KEEP_LAST"),
+    ],
+)
+def test_environment_variables(variable, value, output):
+    done = subprocess.run(
+        [sys.executable, "-c", f"import ebb; print(ebb.offload.settings()['{variable.lower()}'])"],
+        env=os.environ | {f"EBB_OFFLOAD_{variable}": value},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0
+    assert output in done.stdout + done.stderr
+
+
+def test_policies_that_offload():
+    assert ebb.policies.offload_inputs == ebb.Policy(inputs=ebb.OFFLOAD)
+    assert ebb.policies.offload_inputs.inputs is ebb.OFFLOAD
+    assert ebb.policies.recompute_all.inputs is ebb.SAVE
+    assert "inputs=ebb.OFFLOAD" in repr(ebb.policies.offload_inputs)
+    with pytest.raises(ValueError, match="SAVE, OFFLOAD or PAGE"):
+        ebb.Policy(inputs=ebb.RECOMPUTE)
+    with pytest.raises(TypeError, match="inputs must be"):
+        ebb.Policy(inputs="offload")

@@ -1,0 +1,340 @@
+"""What happens when a page pool has no room, and running a step again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import ebb
+from paging import Mlp, forget, fresh, gradients, region, run, same
+
+
+@pytest.fixture(autouse=True)
+def anew():
+    with fresh():
+        yield
+
+
+@pytest.mark.parametrize("tier", ["none", "host"])
+def test_overflow_shows_and_the_next_step_is_right(tier):
+    if tier == "host":
+        ebb.paging.configure(host_headroom=1.0)
+    net = Mlp()
+    expected, found = run(net, 10)
+    assert same(expected, found)
+    expected, found = run(net, 40)
+    assert not same(expected, found)
+    assert not ebb.paging.step_ok()
+    assert not ebb.paging.step_ok()  # until another step begins
+    for _ in range(2):
+        expected, found = run(net, 40)
+        assert same(expected, found)
+        assert ebb.paging.step_ok()
+    assert ebb.paging.stats()["overflows"] == 1
+    assert ebb.paging.stats()["recorded_steps"] == 2
+
+
+def test_pools_grow_by_a_quarter_at_least():
+    net = Mlp()
+    run(net, 20)
+    before = ebb.paging.stats()["pools"][-1]
+    run(net, 23)
+    assert not ebb.paging.step_ok()
+    run(net, 1)  # recorded: it needs little
+    after = ebb.paging.stats()["pools"][-1]
+    rows = before["device_pages"] * before["page_rows"]
+    assert after["device_pages"] * after["page_rows"] >= 1.25 * rows
+
+
+def test_what_does_not_fit_the_device_spills():
+    ebb.paging.configure(host_headroom=3.0)
+    net = Mlp()
+    run(net, 12)
+    for live in (40, 5, 31):
+        expected, found = run(net, live)
+        assert same(expected, found)
+        assert ebb.paging.step_ok()
+    assert ebb.paging.stats()["overflows"] == 0
+    assert ebb.paging.stats()["spilled_steps"] >= 1
+    assert ebb.paging.stats()["host_pool_bytes"] > 0
+
+
+def test_gradients_after_an_overflow_are_nan():
+    net = Mlp()
+    run(net, 5)
+    _, found = run(net, 40)
+    assert any(gradient.isnan().any() for gradient in found)
+    assert not ebb.paging.step_ok()
+
+
+def test_an_overflow_is_not_forgotten_by_steps_that_follow():
+    net = Mlp()
+    run(net, 5)
+    run(net, 40)
+    run(net, 5)
+    assert not ebb.paging.step_ok()
+
+
+def test_blocking_mode_raises_in_the_step():
+    ebb.paging.configure(overflow="blocking")
+    net = Mlp()
+    run(net, 5)
+    x, n = net.inputs(0), torch.tensor(40)
+    with pytest.raises(
+        ebb.PageOverflowError, match=r"the output of aten::\w+.* in region 'region'"
+    ):
+        gradients(net, x, n, region)
+    expected, found = run(net, 40)
+    assert same(expected, found)
+    assert ebb.paging.step_ok()
+
+
+def test_assert_mode():
+    ebb.paging.configure(overflow="assert")
+    net = Mlp()
+    for _ in range(2):
+        expected, found = run(net, 5)
+        assert same(expected, found)
+    with pytest.raises(RuntimeError, match="a page pool has no room"):
+        run(net, 40)
+
+
+def test_tensors_without_a_nan_raise_instead():
+    """Integers would come back as zeros, which looks like something."""
+    x = torch.randn(32, 4, requires_grad=True)
+
+    def program(live):
+        with ebb.region(ebb.Policy({"aten::gt": ebb.PAGE})):
+            h = ebb.mark_rows(x * 1, torch.tensor(live))
+            y = torch.where(h > 0, h * 2, h * 3)
+        y[:live].sum().backward()
+
+    program(2)
+    with pytest.raises(ebb.PageOverflowError, match="cannot be restored"):
+        program(30)
+    assert not ebb.paging.step_ok()
+    x.grad = None
+    program(30)
+    assert ebb.paging.step_ok()
+
+
+def test_optimizers_refuse_gradients_that_are_of_no_use():
+    net = Mlp()
+    optimizer = torch.optim.SGD(net.weights, lr=0.1)
+    for live in (5, 40):
+        optimizer.zero_grad()
+        net(net.inputs(0), torch.tensor(live), region).backward()
+        before = [weight.detach().clone() for weight in net.weights]
+        if live == 5:
+            optimizer.step()
+    with pytest.raises(ebb.PageOverflowError, match=r"no tier had pages .*run_step"):
+        optimizer.step()
+    assert not ebb.paging.step_ok()
+    with pytest.raises(ebb.PageOverflowError):
+        optimizer.step()  # knowing it does not make them better
+    assert same(before, net.weights)
+    optimizer.zero_grad()
+    net(net.inputs(0), torch.tensor(40), region).backward()
+    optimizer.step()
+    assert not same(before, net.weights)
+
+
+def test_found_inf():
+    net = Mlp()
+    run(net, 5)
+    run(net, 5)
+    assert ebb.paging.found_inf("cpu").item() == 0.0
+    run(net, 40)
+    flag = ebb.paging.found_inf("cpu")
+    assert (flag.item(), flag.dtype, flag.shape) == (1.0, torch.float32, ())
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([parameter], lr=0.1, fused=True)
+    optimizer.found_inf = flag
+    forget()  # else it refuses by itself
+    optimizer.step()
+    assert torch.equal(parameter.detach(), torch.ones(2))
+
+
+# run_step
+
+
+def train(net, loads, step):
+    optimizer = torch.optim.Adam(net.weights, lr=0.05)
+    for seed, live in enumerate(loads):
+        x, n = net.inputs(seed), torch.tensor(live)
+        step(net, optimizer, x, n)
+    return [weight.detach() for weight in net.weights]
+
+
+def plain_step(net, optimizer, x, n):
+    torch.manual_seed(int(n))
+    optimizer.zero_grad()
+    loss = net(nn.functional.dropout(x, 0.2), n)
+    loss.backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["optimizer outside", "optimizer inside"])
+@pytest.mark.parametrize("mode", ["deferred", "blocking"])
+def test_training_through_overflows(inside, mode):
+    ebb.paging.configure(overflow=mode)
+    calls = []
+
+    def paged_step(net, optimizer, x, n):
+        torch.manual_seed(int(n))
+        optimizer.zero_grad()
+
+        def forward_and_backward():
+            calls.append(int(n))
+            net(nn.functional.dropout(x, 0.2), n, region).backward()
+            if inside:
+                optimizer.step()
+
+        ebb.paging.run_step(forward_and_backward)
+        if not inside:
+            optimizer.step()
+
+    loads = [3, 4, 40, 20, 40, 1, 0, 40]
+    expected = train(Mlp(), loads, plain_step)
+
+    assert same(expected, train(Mlp(), loads, paged_step))
+
+    assert calls == [3, 4, 4, 40, 40, 20, 40, 1, 0, 40] or len(calls) > len(loads)
+    assert ebb.paging.stats()["overflows"] >= 1
+
+
+def test_gradients_that_were_there_before_are_added_to_once():
+    net = Mlp()
+    n = torch.tensor(30)
+
+    def accumulate(run_step):
+        for weight in net.weights:
+            weight.grad = torch.ones_like(weight)
+        grads = [weight.grad for weight in net.weights]
+        for seed in range(2):
+            run_step(lambda seed=seed: net(net.inputs(seed), n, region).backward())
+        assert all(weight.grad is grad for weight, grad in zip(net.weights, grads, strict=True))
+        return [weight.grad.clone() for weight in net.weights]
+
+    with fresh():
+        expected = accumulate(lambda function: function())
+    gradients(net, net.inputs(0), torch.tensor(2), region)  # sizes pools that are too small
+    assert same(expected, accumulate(ebb.paging.run_step))
+    assert ebb.paging.stats()["overflows"] == 1
+
+
+def test_inputs_and_parameters_outside_of_modules_too():
+    net = Mlp()
+    scale = torch.ones(8, requires_grad=True)
+
+    def function(x):
+        (net(x * scale, torch.tensor(30), region) + scale.sum()).backward()
+
+    x = net.inputs(0)
+    function(x)
+    expected = (x.grad, scale.grad)
+    x.grad = scale.grad = None
+    ebb.paging.reset()
+    gradients(net, x, torch.tensor(2), region)
+    ebb.paging.run_step(lambda: function(x))
+    assert same(expected, (x.grad, scale.grad))
+    assert ebb.paging.stats()["overflows"] == 1
+
+
+def test_buffers_are_put_back():
+    norm = nn.BatchNorm1d(8)
+    net = Mlp()
+
+    def function():
+        net(norm(net.inputs(0)), torch.tensor(30), region).backward()
+
+    gradients(net, net.inputs(0), torch.tensor(2), region)
+    ebb.paging.run_step(function, state=[norm])
+    assert ebb.paging.stats()["overflows"] == 1
+    assert norm.num_batches_tracked == 1
+
+
+def test_what_the_step_returns_and_raises():
+    assert ebb.paging.run_step(lambda: 3) == 3
+
+    def fails():
+        raise KeyError("its own")
+
+    with pytest.raises(KeyError, match="its own"):
+        ebb.paging.run_step(fails)
+    assert ebb.paging.run_step(lambda: 4) == 4
+    with pytest.raises(TypeError, match="state takes modules and tensors; got int"):
+        ebb.paging.run_step(lambda: 5, state=[3])
+
+
+def test_a_step_that_fails_because_of_what_came_back():
+    """An error that garbage causes is no error of the program's."""
+    net = Mlp()
+    seen = []
+
+    def function():
+        loss = net(net.inputs(0), torch.tensor(30), region)
+        found = torch.autograd.grad(loss, net.weights)
+        seen.append(any(gradient.isnan().any() for gradient in found))
+        if seen[-1]:
+            raise FloatingPointError("the gradients are not finite")
+        return found
+
+    gradients(net, net.inputs(0), torch.tensor(2), region)
+    found = ebb.paging.run_step(function)
+    assert seen == [True, False]
+    assert same(gradients(net, net.inputs(0), torch.tensor(30))[1:], found)
+
+
+def test_another_function_for_the_second_time():
+    net = Mlp()
+    gradients(net, net.inputs(0), torch.tensor(2), region)
+    result = ebb.paging.run_step(
+        lambda: gradients(net, net.inputs(0), torch.tensor(30), region),
+        again=lambda: "eager",
+    )
+    assert result == "eager"
+
+
+RANKS = """
+import sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+import ebb
+
+def work(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.manual_seed(rank)
+    x, w = torch.randn(64, 4), torch.ones(4, 4, requires_grad=True)
+    calls = []
+
+    def step(live):
+        calls.append(live)
+        with ebb.region(ebb.Policy(default=ebb.PAGE)):
+            loss = ebb.mark_rows((x @ w).clone(), torch.tensor(live)).sin()[:live].sum()
+        loss.backward()
+        dist.all_reduce(w.grad)
+
+    for live in (5, 60 if rank == 1 else 5, 5):
+        w.grad = None
+        ebb.paging.run_step(lambda: step(live))
+    plain = torch.ones(4, 4, requires_grad=True)
+    (x @ plain).sin()[:5].sum().backward()
+    dist.all_reduce(plain.grad)
+    right = torch.equal(plain.grad, w.grad)
+    open(f"{folder}/{rank}", "w").write(f"{right} {calls}")
+
+if __name__ == "__main__":
+    mp.spawn(work, (sys.argv[1],), nprocs=2)
+"""
+
+
+def test_all_ranks_run_a_step_again(tmp_path):
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    subprocess.run([sys.executable, script, tmp_path], timeout=600, capture_output=True)
+    assert (tmp_path / "0").read_text() == "True [5, 5, 5, 5]"
+    assert (tmp_path / "1").read_text() == "True [5, 60, 60, 5]"

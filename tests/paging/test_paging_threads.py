@@ -1,0 +1,76 @@
+"""Threads of the user's while a step that overflowed its page pools is run again."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import ebb
+from paging import EVERYTHING, fresh
+
+X = torch.randn(64, 4)
+
+
+@pytest.fixture(autouse=True)
+def anew():
+    torch.manual_seed(0)
+    with fresh():
+        yield
+
+
+def loss_of(w, live):
+    with ebb.region(EVERYTHING):
+        h = ebb.mark_rows((X @ w).clone(), torch.tensor(live))
+        return h.sin()[:live].sum()
+
+
+def warm():
+    """A weight, and pools with room for two rows."""
+    w = torch.randn(4, 4, requires_grad=True)
+    loss_of(w, 2).backward()
+    w.grad = None
+    return w
+
+
+def backward_in_another_thread(w, started_by):
+    """A backward that another thread runs while a step is about to be run again."""
+    go, done = threading.Event(), threading.Event()
+    other = torch.ones(3, requires_grad=True)
+
+    def work():
+        go.wait(30)
+        (other * torch.arange(3.0)).sum().backward()
+        done.set()
+
+    runs = 0
+
+    def step():
+        nonlocal runs
+        runs += 1
+        if started_by == "the step":
+            thread = threading.Thread(target=work)
+            thread.start()
+        if started_by == "the step" or runs == 1:
+            go.set()
+            done.wait(30)
+        loss_of(w, 60).backward()  # more rows than the pools have room for
+        go.clear()
+        done.clear()
+
+    if started_by == "somebody else":
+        threading.Thread(target=work).start()
+    ebb.paging.run_step(step)
+    return runs, other.grad
+
+
+@pytest.mark.parametrize("started_by", ["the step", "somebody else"])
+def test_a_backward_in_another_thread_while_a_step_runs_again(started_by):
+    """What somebody else's has computed stays; what the step's own have is redone."""
+    w = warm()
+
+    runs, grad = backward_in_another_thread(w, started_by)
+
+    assert runs == 2
+    assert torch.equal(grad, torch.arange(3.0))

@@ -1,0 +1,217 @@
+"""Which decision an operator gets."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+
+import pytest
+import torch
+from exactness import leaves, replayed
+
+import ebb
+from ebb._policy.presets import PRESETS
+
+
+def saves(policy: ebb.Policy, op: str = "mm") -> bool:
+    """Whether the product in a small program is kept under `policy`."""
+    w = torch.randn(4, 4, requires_grad=True)
+    x = torch.randn(2, 4)
+    ebb.reset_stats()
+    with ebb.region(policy):
+        h = x @ w if op == "mm" else torch.bmm(x[None], w[None])[0]
+        loss = (h * h).sum()
+        del h
+    saved = ebb.stats()["total"]["bytes_saved"]
+    loss.backward()
+    return saved == 2 * 4 * 4
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "aten::mm",
+        "aten::mm.default",
+        "aten.mm",
+        "aten.mm.default",
+        "aten::m?",
+        "*::mm",
+        "*::mm.*",
+        torch.ops.aten.mm,
+        torch.ops.aten.mm.default,
+    ],
+    ids=str,
+)
+def test_every_way_to_name_an_operator(key):
+    assert saves(ebb.Policy({key: ebb.SAVE}))
+    assert not saves(ebb.Policy({key: ebb.RECOMPUTE}, default=ebb.RECOMPUTE))
+    assert not saves(ebb.Policy({key: ebb.SAVE}), op="bmm")
+
+
+def test_an_overload_names_only_itself():
+    assert not saves(ebb.Policy({"aten::mm.out": ebb.SAVE}))
+
+
+def test_first_match_wins():
+    assert saves(ebb.Policy({"aten::mm": ebb.SAVE, "aten::*": ebb.RECOMPUTE}))
+    assert not saves(ebb.Policy({"aten::*": ebb.RECOMPUTE, "aten::mm": ebb.SAVE}))
+
+
+def test_default_applies_where_no_rule_matches():
+    assert saves(ebb.Policy(default=ebb.SAVE))
+    assert saves(ebb.Policy({"aten::bmm": ebb.RECOMPUTE}, default=ebb.SAVE))
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("aten::bmmm", "aten::bmm"),
+        ("aten::adddmm", "aten::addmm"),
+        ("aten::mm.defualt", "aten::mm.default"),
+        ("atn::mm", "aten::mm"),
+    ],
+)
+def test_unknown_operator_gives_the_nearest_names(key, nearest):
+    with pytest.raises(ValueError, match=re.escape(nearest)) as error:
+        ebb.Policy({key: ebb.SAVE})
+
+    assert key in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["mmm", "aten::nothing*", ""])
+def test_other_unknown_operators(key):
+    with pytest.raises(ValueError, match="matches no registered operator"):
+        ebb.Policy({key: ebb.SAVE})
+
+
+@pytest.mark.parametrize("decision", [0, "save", True, None, torch.float32])
+def test_wrong_decision_type(decision):
+    with pytest.raises(TypeError, match=r"must be ebb.SAVE, ebb.RECOMPUTE"):
+        ebb.Policy({"aten::mm": decision})
+    with pytest.raises(TypeError, match=r"default must be ebb.SAVE"):
+        ebb.Policy(default=decision)
+
+
+@pytest.mark.parametrize("key", [3, None, torch.mm, ("aten::mm",)])
+def test_wrong_operator_type(key):
+    with pytest.raises(TypeError, match="an operator is a string"):
+        ebb.Policy({key: ebb.SAVE})
+
+
+def test_wrong_rules():
+    with pytest.raises(TypeError, match=r"sequence of ebb.Rule"):
+        ebb.Policy(["aten::mm"])
+    with pytest.raises(ValueError, match="every must be from 1"):
+        ebb.Rule("aten::mm", ebb.SAVE, every=0)
+    with pytest.raises(TypeError, match="every must be an int"):
+        ebb.Rule("aten::mm", ebb.SAVE, every=1.5)
+    with pytest.raises(TypeError, match="force must be a bool"):
+        ebb.Rule("aten::mm", ebb.SAVE, force=1)
+
+
+def saved_products(policy: ebb.Policy, count: int) -> int:
+    w = leaves((4, 4))[0]
+    with ebb.region(policy):
+        h = w
+        for _ in range(count):
+            h = (h @ w).tanh()
+        loss = h.sum()
+        del h
+    ebb.reset_stats()
+    loss.backward()
+    return count - (replayed() - (count - 1))  # every tanh but the last saves its result
+
+
+def test_every_counts_calls_per_region():
+    policy = ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, every=3)])
+    x = leaves((4, 4))[0]
+    kept = []
+    with ebb.region(policy):
+        for _ in range(6):
+            before = ebb.stats()["total"]
+            h = x @ x
+            kept.append((h * h).sum())
+            del h, before
+    assert ebb.stats()["total"]["bytes_saved"] == 2 * 4 * 4 * 8
+
+
+def test_torchtitan_recomputes_every_second_product():
+    x = leaves((4, 4))[0]
+    with ebb.region(ebb.policies.torchtitan):
+        losses = [(h * h).sum() for h in (x @ x for _ in range(5))]
+
+    assert ebb.stats()["total"]["bytes_saved"] == 3 * 4 * 4 * 8
+    sum(losses).backward()
+
+
+def test_save_matmuls_keeps_products_convolutions_and_attention():
+    q = torch.randn(1, 2, 4, 8, requires_grad=True)
+    image = torch.randn(1, 2, 5, 5, requires_grad=True)
+    kernel = torch.randn(3, 2, 3, 3, requires_grad=True)
+    x = torch.randn(4, 4, requires_grad=True)
+    programs = [
+        lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q),
+        lambda: torch.nn.functional.conv2d(image, kernel),
+        lambda: x @ x,
+        lambda: torch.addmm(x, x, x),
+        lambda: torch.bmm(x[None], x[None]),
+        lambda: torch.baddbmm(x[None], x[None], x[None]),
+        lambda: torch.nn.functional.linear(x, x, x[0]),
+    ]
+    for program in programs:
+        with ebb.region(ebb.policies.save_matmuls):
+            loss = program().square().sum()
+        ebb.reset_stats()
+        loss.backward()
+        assert replayed() == 0
+
+
+def test_save_all_replays_nothing_and_recompute_all_keeps_nothing():
+    x = leaves((4, 4))[0]
+    for policy, key in (
+        (ebb.policies.save_all, "bytes_dropped"),
+        (ebb.policies.recompute_all, "bytes_saved"),
+    ):
+        ebb.reset_stats()
+        with ebb.region(policy):
+            loss = (x @ x).exp().sin().sum()
+        assert ebb.stats()["total"][key] == 0
+        loss.backward()
+
+
+def test_policies_are_values():
+    policy = ebb.Policy({"aten::mm": ebb.SAVE}, default=ebb.SAVE)
+
+    assert policy == ebb.Policy({"aten.mm": ebb.SAVE}, default=ebb.SAVE)
+    assert policy != ebb.Policy({"aten::mm": ebb.SAVE})
+    assert hash(policy) == hash(copy.deepcopy(policy))
+    assert pickle.loads(pickle.dumps(policy)) == policy
+    assert "aten::mm" in repr(policy)
+    assert policy.rules == (ebb.Rule("aten::mm", ebb.SAVE),)
+    assert policy.default is ebb.SAVE
+
+
+def test_pickles_do_not_know_where_policies_are_written():
+    rule = ebb.Rule("aten::mm", ebb.SAVE, module="*.mlp")
+    both = ebb.policies.either(ebb.Policy([rule]), ebb.policies.save_all)
+
+    for value in (
+        ebb.SAVE,
+        rule,
+        both,
+        ebb.PlaceholderError("read"),
+        ebb.PageOverflowError("full"),
+    ):
+        text = pickle.dumps(value)
+        assert b"ebb._" not in text
+        assert type(pickle.loads(text)) is type(value)
+    assert pickle.loads(pickle.dumps(both)) == both
+
+
+def test_presets_are_the_policies_with_a_name():
+    named = {name: getattr(ebb.policies, name) for name in ebb.policies.__all__}
+
+    policies = {name for name, value in named.items() if isinstance(value, ebb.Policy)}
+    assert policies == set(PRESETS)
+    assert all(ebb.Policy.parse(name) == named[name] for name in PRESETS)

@@ -1,0 +1,175 @@
+"""Policies as TOML and as one line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ebb
+from ebb._policy.presets import PRESETS
+
+FULL = """
+default = "save"
+inputs = "offload"
+
+[[rules]]
+op = "mm"
+decision = "recompute"
+module = "*.mlp.*"
+every = 2
+per_module = true
+
+[[rules]]
+op = "aten::addmm.default"
+decision = "OFFLOAD"
+min_bytes = "1MiB"
+max_bytes = 4194304
+dtype = "bfloat16"
+
+[[rules]]
+op = "*"
+decision = "save"
+name = "attn_out"
+
+[[rules]]
+op = "aten::gelu"
+decision = "save"
+nth = 3
+"""
+
+
+def write(folder, text):
+    path = folder / "policy.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_says_all_that_a_policy_can_say(tmp_path):
+    assert ebb.Policy.load(write(tmp_path, FULL)) == ebb.Policy(
+        [
+            ebb.Rule("aten::mm", ebb.RECOMPUTE, 2, module="*.mlp.*", per_module=True),
+            ebb.Rule(
+                "aten::addmm.default",
+                ebb.OFFLOAD,
+                min_bytes=1 << 20,
+                max_bytes=1 << 22,
+                dtype=torch.bfloat16,
+            ),
+            ebb.Rule("*", ebb.SAVE, name="attn_out"),
+            ebb.Rule("aten::gelu", ebb.SAVE, nth=3),
+        ],
+        default=ebb.SAVE,
+        inputs=ebb.OFFLOAD,
+    )
+
+
+ODD_NAME = 'a "b" \\ ü \n'
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        *[getattr(ebb.policies, name) for name in PRESETS],
+        ebb.Policy([ebb.Rule("_c10d_functional::*", ebb.SAVE, name=ODD_NAME)]),
+        ebb.Policy([ebb.Rule("aten::mm", ebb.RECOMPUTE, force=True, every=3)]),
+        ebb.policies.megatron("moe_act", "mlp"),
+        ebb.policies.either(ebb.policies.torchtitan, ebb.policies.offload_inputs),
+        ebb.policies.either(*[ebb.Policy({"aten::mm": ebb.SAVE}, default=ebb.RECOMPUTE)] * 3),
+    ],
+)
+def test_what_is_dumped_is_loaded(tmp_path, policy):
+    path = tmp_path / "policy.toml"
+    text = policy.dump(path)
+    assert path.read_text() == text == policy.dump()
+    assert ebb.Policy.load(path) == policy
+
+
+def test_the_rules_of_a_file_come_before_those_of_its_preset(tmp_path):
+    text = 'preset = "torchtitan"\nrules = [{op = "gelu", decision = "offload"}]\n'
+    policy = ebb.Policy.load(write(tmp_path, text))
+    assert policy.rules == (ebb.Rule("aten::gelu", ebb.OFFLOAD), *ebb.policies.torchtitan.rules)
+    inputs = ebb.Policy.load(write(tmp_path, 'preset = "offload_inputs"'))
+    assert inputs == ebb.policies.offload_inputs
+
+
+RULE = '[[rules]]\nop = "mm"\ndecision = "save"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("default = save", r"policy\.toml: Invalid value \(at line 1, column 11\)"),
+        ("defualt = 'save'", r"policy\.toml: defualt: there is no such key; nearest: 'default'"),
+        ("default = 'safe'", r"policy\.toml: default: 'safe' is no decision; nearest: 'save'"),
+        ("default = 3", r"policy\.toml: default: 3 is no decision"),
+        ("inputs = 'recompute'", r"policy\.toml: inputs: a region's inputs have no recipe"),
+        ("rules = 3", r"policy\.toml: rules: must be an array of tables; got 3"),
+        ("rules = [3]", r"policy\.toml: rules\[0\]: must be a table; got 3"),
+        (
+            "preset = 'tochtitan'",
+            r"policy\.toml: preset: 'tochtitan' is no preset; nearest: 'torch",
+        ),
+        ("preset = 'torchtitan'\ndefault = 'save'", "a preset has a default of its own"),
+        (RULE + "[[rules]]\ndecision = 'save'", r"policy\.toml: rules\[1\]: 'op' is missing"),
+        (RULE + "[[rules]]\nop = 'mm'", r"policy\.toml: rules\[1\]: 'decision' is missing"),
+        (RULE + "moduel = '*'", r"rules\[0\]\.moduel: there is no such key; nearest: 'module'"),
+        (RULE + "nth = 'two'", r"policy\.toml: rules\[0\]: nth must be an int; got 'two'"),
+        (RULE + "min_bytes = '1 mile'", r"rules\[0\]: min_bytes must be a number of bytes"),
+        (RULE + "dtype = 'bf16'", r"rules\[0\]: 'bf16' is no dtype"),
+        ("[[rules]]\nop = 'mn'\ndecision = 'save'", r"rules\[0\]: the rule 'aten::mn' matches no"),
+        ("[[rules]]\nop = 3\ndecision = 'save'", r"rules\[0\]\.op: must be a string; got 3"),
+        ("either = []", r"policy\.toml: either: must not be empty"),
+        ("either = [{rules = [{op = 'mm'}]}]", r"either\[0\]\.rules\[0\]: 'decision' is missing"),
+        ("default = 'save'\n[[either]]", "'either' stands alone"),
+    ],
+)
+def test_errors_tell_where_they_are(tmp_path, text, message):
+    with pytest.raises(ValueError, match=message):
+        ebb.Policy.load(write(tmp_path, text))
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        ebb.Policy.load(tmp_path / "missing.toml")
+    path = tmp_path / "binary.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"binary\.toml: .*decode"):
+        ebb.Policy.load(path)
+
+
+def test_one_line():
+    assert ebb.Policy.parse("save_matmuls") == ebb.policies.save_matmuls
+    assert ebb.Policy.parse(" mm:save, gelu:Recompute,linear:offload ,") == ebb.Policy(
+        {"aten::mm": ebb.SAVE, "aten::gelu": ebb.RECOMPUTE, "aten::linear": ebb.OFFLOAD}
+    )
+    assert ebb.Policy.parse("mm:page,inputs:page") == ebb.Policy(
+        {"aten::mm": ebb.PAGE}, inputs=ebb.PAGE
+    )
+    assert ebb.Policy.parse("aten::mm.default:save,default:save,inputs:offload") == ebb.Policy(
+        {"aten::mm.default": ebb.SAVE}, default=ebb.SAVE, inputs=ebb.OFFLOAD
+    )
+    assert ebb.Policy.parse("default:offload") == ebb.Policy(default=ebb.OFFLOAD)
+    assert ebb.Policy.parse("aten.mm:save") == ebb.Policy({"aten::mm": ebb.SAVE})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty; write 'mm:save"),
+        (",", "is empty"),
+        ("mm", "'mm' is no preset .* and has no decision"),
+        ("save_matmul", "nearest: 'save_matmuls'"),
+        ("aten::mm", "has no decision"),
+        ("mm:keep", "'keep' is no decision; nearest: '"),
+        ("mn:save", "'aten::mn' matches no registered operator"),
+        ("inputs:recompute", "inputs have no recipe"),
+    ],
+)
+def test_one_line_that_is_no_policy(text, message):
+    with pytest.raises(ValueError, match=message):
+        ebb.Policy.parse(text)
+
+
+def test_text_that_is_none():
+    with pytest.raises(TypeError, match="must be a str"):
+        ebb.Policy.parse(3)

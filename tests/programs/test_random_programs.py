@@ -1,0 +1,177 @@
+"""Random programs give the gradients of plain eager, bit for bit, or raise as eager raises.
+
+What is compared: every live tensor, the inputs, their gradients and the random states, after the
+forward and at the end; the gradients that autograd returns; the type of each exception. ebb alone
+may raise only to refuse: in a backward, after a write to what an ended region may have to read.
+
+EBB_TEST_PROGRAMS=n runs n programs in place of 2,000, EBB_TEST_SEED=n other ones than CI's:
+
+    EBB_TEST_SEED=1 EBB_TEST_PROGRAMS=100000 pytest -k give_what_eager_gives test_random_programs.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import torch
+from exactness import PAGING, accelerator, replayed
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from random_programs import Instruction, Machine, Observation, Plan, Program
+from random_writes import KINDS, WRITE_KINDS
+
+import ebb
+
+BYTE = st.integers(0, 255)
+
+
+def instructions(kinds: list, least: int, most: int) -> st.SearchStrategy[list[Instruction]]:
+    one = st.tuples(st.integers(0, len(kinds) - 1), BYTE, BYTE, BYTE)
+    return st.lists(one, min_size=least, max_size=most)
+
+
+PROGRAMS = st.builds(
+    Program,
+    wide=st.integers(0, 1),
+    begin=st.integers(0, 3),
+    policy=BYTE,
+    body=instructions(KINDS, 10, 25),
+    writes=instructions(WRITE_KINDS, 0, 2),
+    plan=st.builds(Plan, BYTE, st.tuples(BYTE, BYTE, BYTE), BYTE, BYTE),
+)
+
+
+def run(program: Program, regions: bool) -> Machine:
+    torch.manual_seed(1)
+    ebb.reset_stats()
+    if PAGING:
+        ebb.paging.reset()
+        ebb.paging.configure(headroom=1000)
+    machine = Machine(regions, program.wide % 2 == 1)
+
+    def write(instructions: list[Instruction]) -> None:
+        for i, instruction in enumerate(instructions):
+            machine.execute(i, instruction, WRITE_KINDS)
+
+    for i, instruction in enumerate(program.body):
+        if i == program.begin:
+            machine.step("first region", lambda: machine.enter(program.policy))
+        machine.execute(i, instruction, KINDS)
+    while machine.open:
+        machine.leave()
+    machine.no_grad = machine.autocast = 0
+    machine.observe_state("after forward")
+    write(program.writes[::2])
+    if not machine.halted:
+        between = program.writes[1::2]
+        machine.step("plan", lambda: machine.backward(program.plan, lambda: write(between)))
+    machine.observe_state("at the end")
+    machine.replays += replayed()
+    return machine
+
+
+def is_refusal(eager: Observation, ours: Observation) -> bool:
+    """ebb would read what was written; an error "where eager raises too" is not meant."""
+    names = (
+        "ebb must recompute aten::",
+        "ebb: cannot recompute aten::",
+        "ebb: cannot bring back the output of aten::",
+    )
+    named = any(name in ours.message for name in names) and "in region '" in ours.message
+    return ours.seen == "RuntimeError" and named and eager.refusable
+
+
+def check(program: Program) -> str:
+    """What the program came to: gradients, an error, a refusal, or nothing to differentiate."""
+    eager, ours = run(program, regions=False), run(program, regions=True)
+    for e, a in zip(eager.observed, ours.observed, strict=False):
+        if (e.what, e.seen) == (a.what, a.seen):
+            continue
+        if is_refusal(e, a):
+            return "refused"
+        again = run(program, regions=False).observed
+        if [o.seen for o in again] != [o.seen for o in eager.observed]:
+            return "eager differs"  # it read uninitialised memory
+        steps = "\n".join(f"{o.what}: {o.seen}" for o in ours.observed if type(o.seen) is not list)
+        raise AssertionError(f"{difference(e, a)}\n{steps}")
+    assert len(eager.observed) == len(ours.observed)
+    if ours.halted:
+        return "error"
+    if not any(o.what.endswith("backward") for o in ours.observed):
+        return "nothing"
+    return "replayed" if ours.replays else "not replayed"
+
+
+def difference(e: Observation, a: Observation) -> str:
+    if isinstance(e.seen, list) and isinstance(a.seen, list):
+        which = [i for i, (x, y) in enumerate(zip(e.seen, a.seen, strict=False)) if x != y]
+        return f"{e.what}: {which} of {len(e.seen)} and {len(a.seen)} differ"
+    return f"{e.what}: {e.seen} {e.message}\n{a.what}: {a.seen} {a.message}"
+
+
+def check_many(count: int, base: int | None) -> Counter[str]:
+    came_to: Counter[str] = Counter()
+
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        derandomize=base is None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+    )
+    @given(PROGRAMS)
+    def gives_what_eager_gives(program: Program) -> None:
+        came_to[check(program)] += 1
+
+    if base is not None:
+        gives_what_eager_gives = seed(base)(gives_what_eager_gives)
+    gives_what_eager_gives()
+    return came_to
+
+
+def check_in_a_fresh_process(count: int, base: int | None) -> Counter[str]:
+    """hypothesis also draws constants that it finds in loaded modules: which ones those are, and so
+    which programs a seed gives, must not depend on the tests that ran before.
+    """
+    command = [sys.executable, "-W", "ignore", __file__, str(count)]
+    command += [] if base is None else [str(base)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-8000:]
+    return Counter(json.loads(run.stdout.splitlines()[-1]))
+
+
+def assert_not_vacuous(came_to: Counter[str], count: int) -> None:
+    assert came_to.total() >= count
+    assert came_to["replayed"] > (0.1 if PAGING else 0.5) * count
+    assert 0 < came_to["refused"] < 0.05 * count
+    assert 0 < came_to["error"] < 0.3 * count
+    assert came_to["eager differs"] < 0.002 * count
+
+
+def test_random_programs_give_what_eager_gives():
+    count = int(os.environ.get("EBB_TEST_PROGRAMS", "2000"))
+    base = os.environ.get("EBB_TEST_SEED")
+
+    came_to = check_in_a_fresh_process(count, None if base is None else int(base))
+
+    assert_not_vacuous(came_to, count)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", range(5))
+def test_more_random_programs_give_what_eager_gives(base):
+    assert_not_vacuous(check_in_a_fresh_process(4_000, base), 4_000)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    count, *base = map(int, sys.argv[1:])
+    with accelerator():
+        print(json.dumps(check_many(count, base[0] if base else None)))

@@ -1,0 +1,453 @@
+"""Making modules regions."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import io
+import pickle
+
+import pytest
+import torch
+from exactness import same_bits
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+import ebb
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Dropout(0.2))
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return x + self.mlp(self.norm(x)) * scale
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer() for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x, scale=0.5)
+        return x
+
+
+def grads(model: nn.Module) -> list[torch.Tensor]:
+    model.zero_grad()
+    torch.manual_seed(3)
+    model(torch.ones(2, 4)).square().sum().backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def entered() -> set[str]:
+    return set(ebb.stats()["regions"])
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+def test_each_matching_module_is_a_region(model):
+    expected = grads(model)
+
+    handle = ebb.apply(model, ebb.policies.recompute_all, modules="layers.[0-9]")
+
+    assert handle.names == ("layers.0", "layers.1", "layers.2")
+    assert same(grads(model), expected)
+    assert entered() == {"layers.0", "layers.1", "layers.2"}
+    assert ebb.stats()["total"]["ops_replayed"] > 0
+
+
+def test_nested_matches_count_once(model):
+    handle = ebb.apply(model, modules="layers.*")  # matches layers.0.mlp too
+
+    assert handle.names == ("layers.0", "layers.1", "layers.2")
+
+
+def test_several_patterns_and_the_model_itself(model):
+    assert ebb.apply(model, modules=["*.mlp", "*.norm"]).names == tuple(
+        f"layers.{i}.{name}" for i in range(3) for name in ("norm", "mlp")
+    )
+    other = Model()
+    assert ebb.apply(other).names == ("",)
+    grads(other)
+    assert "Model" in entered()
+
+
+def test_remove_gives_the_forward_back(model):
+    before = dict(model.layers[0].__dict__)
+    handle = ebb.apply(model, modules="layers.*")
+    handle.remove()
+
+    assert model.layers[0].__dict__ == before
+    assert type(model.layers[0]) is Layer
+    ebb.reset_stats()
+    grads(model)
+    assert entered() == set()
+    with pytest.raises(RuntimeError, match="called already"):
+        handle.remove()
+
+
+def test_handle_is_a_context_manager(model):
+    with ebb.apply(model, modules="layers.*"):
+        grads(model)
+        assert entered()
+    ebb.reset_stats()
+    grads(model)
+    assert not entered()
+
+
+def test_an_instances_own_forward_is_kept(model):
+    layer = model.layers[0]
+    calls = []
+    own = lambda x, scale=1.0: calls.append(1) or type(layer).forward(layer, x, scale)  # noqa: E731
+    layer.forward = own
+
+    handle = ebb.apply(model, modules="layers.0")
+    grads(model)
+    assert calls == [1]
+    handle.remove()
+    assert layer.forward is own
+
+
+def test_remove_refuses_when_somebody_wrapped_the_forward_since(model):
+    handle = ebb.apply(model, modules="layers.0")
+    ours = model.layers[0].forward
+    model.layers[0].forward = lambda *a, **k: ours(*a, **k)
+    with pytest.raises(RuntimeError, match=r"'layers.0' was replaced"):
+        handle.remove()
+
+    del model.layers[0].forward
+    handle.remove()
+    assert type(model.layers[0]) is Layer
+
+
+def test_shallow_copies_and_replicas_use_their_own_parameters(model):
+    layer = model.layers[0].eval()
+    ebb.apply(layer)
+    x = torch.ones(2, 4)
+    for twin in (copy.copy(layer), layer._replicate_for_data_parallel()):
+        twin.__dict__["_modules"] = dict(twin._modules)  # copy.copy shares the dictionary
+        twin.norm = nn.LayerNorm(4)
+        twin.norm.weight.data.fill_(3)
+        twin.norm.bias.data.fill_(2)
+        expected = x + twin.mlp(twin.norm(x))
+        assert torch.equal(twin(x), expected)
+        assert not torch.equal(layer(x), expected)
+
+
+def test_classes_stay_recognisable(model):
+    ebb.apply(model, modules="layers.*")
+    layer = model.layers[0]
+
+    assert isinstance(layer, Layer)
+    assert type(layer).__name__ == "Layer"
+    assert repr(model) == repr(Model())
+
+
+def test_state_dict_keys_do_not_change(model):
+    before = list(model.state_dict())
+    names = [name for name, _ in model.named_modules()]
+    ebb.apply(model, modules="layers.*")
+
+    assert list(model.state_dict()) == before
+    assert [name for name, _ in model.named_modules()] == names
+    model.load_state_dict(Model().state_dict())
+
+
+def test_deepcopy_is_a_region_of_its_own(model):
+    expected = grads(model)
+    handle = ebb.apply(model, modules="layers.*")
+    twin = copy.deepcopy(model)
+    handle.remove()
+
+    ebb.reset_stats()
+    assert same(grads(twin), expected)
+    assert entered() == {"layers.0", "layers.1", "layers.2"}
+    twin.layers[0].mlp[0].bias.data.fill_(2)
+    assert not same(grads(twin), grads(model))
+
+
+def test_pickle_carries_the_plain_forward(model):
+    expected = grads(model)
+    ebb.apply(model, modules="layers.*")
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+
+    for twin in (pickle.loads(pickle.dumps(model)), torch.load(buffer, weights_only=False)):
+        ebb.reset_stats()
+        assert same(grads(twin), expected)
+        assert not entered()
+    assert b"ebb" not in pickle.dumps(model)
+
+
+def test_hooks_and_signature_stay(model):
+    seen = []
+    model.layers[0].register_forward_hook(lambda *args: seen.append(1))
+    ebb.apply(model, modules="layers.*")
+    grads(model)
+
+    assert seen == [1]
+    assert list(inspect.signature(model.layers[0].forward).parameters) == ["x", "scale"]
+
+
+def test_exception_in_forward_closes_the_region(model):
+    ebb.apply(model, modules="layers.*")
+    with pytest.raises(RuntimeError):
+        model(torch.ones(2, 5))
+
+    assert ebb.stats()["open_regions"] == 0
+    grads(model)
+
+
+def test_no_match_gives_the_module_names(model):
+    with pytest.raises(ValueError, match=r"no module matches 'blocks.*'.*layers.0.norm"):
+        ebb.apply(model, modules="blocks.*")
+
+
+def test_applied_twice(model):
+    ebb.apply(model, modules="layers.*")
+    with pytest.raises(ValueError, match=r"'layers.1' is a region already"):
+        ebb.apply(model, modules="layers.1")
+
+
+def test_wrong_types(model):
+    with pytest.raises(TypeError, match=r"must be a torch.nn.Module"):
+        ebb.apply(lambda x: x)
+    with pytest.raises(TypeError, match=r"must be an ebb.Policy"):
+        ebb.apply(model, "save_all")
+    with pytest.raises(TypeError, match="modules must be"):
+        ebb.apply(model, modules=[1])
+    assert "forward" not in model.__dict__
+
+
+# What happens to a module while its class is ebb's
+
+
+class Scaled(torch.nn.Module):
+    """A wrapper that hands on what it has not."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "inner":
+                raise
+            return getattr(self.inner, name)
+
+    def forward(self, x):
+        return 3 * self.inner(x)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_copy_of_a_wrapper_around_a_region_is_the_wrapper(both):
+    x = torch.randn(3, 4)
+    model = torch.nn.Sequential(Scaled(torch.nn.Linear(4, 4)))
+    handles = [ebb.apply(model[0].inner), *([ebb.apply(model, modules="0")] if both else [])]
+    for twin in (copy.deepcopy(model), copy.deepcopy(model[0]), copy.copy(model[0])):
+        assert torch.equal(twin(x), model(x))
+    assert list(dict(copy.deepcopy(model).named_parameters())) == ["0.inner.weight", "0.inner.bias"]
+    for handle in handles[::-1]:
+        handle.remove()
+
+
+def test_copies_are_regions():
+    module = torch.nn.Linear(4, 4)
+    handle = ebb.apply(module)
+    for twin in (copy.copy(module), copy.deepcopy(module)):
+        ebb.reset_stats()
+        twin(torch.randn(3, 4))
+        assert ebb.stats()["total"]["entered"] == 1
+    handle.remove()
+
+
+def test_what_is_put_on_a_regions_class_goes_to_its_own_class():
+    class Linear(torch.nn.Linear):
+        pass
+
+    x = torch.randn(3, 4)
+    module = Linear(4, 4)
+    expected = module(x).sin()
+    handle = ebb.apply(module)
+    type(module).forward = lambda self, x: torch.nn.functional.linear(
+        x, self.weight, self.bias
+    ).sin()
+    assert torch.equal(module(x), expected)
+    handle.remove()
+    assert torch.equal(module(x), expected)
+
+
+def test_parametrizations_may_change():
+    class Sine(torch.nn.Module):
+        def forward(self, x):
+            return x.sin()
+
+    x = torch.randn(3, 4)
+    module = parametrizations.weight_norm(torch.nn.Linear(4, 4))
+    handle = ebb.apply(module)
+    parametrize.register_parametrization(module, "bias", Sine())
+    expected = module(x)
+    handle.remove()
+    assert torch.equal(module(x), expected)
+    handle = ebb.apply(module)
+    parametrize.remove_parametrizations(module, "weight")
+    assert torch.equal(module(x), expected)
+
+
+def test_graph_modules():
+    x = torch.randn(3, 4)
+    module = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
+    expected = module(x)
+    with ebb.apply(module):
+        assert torch.equal(pickle.loads(pickle.dumps(module))(x), expected)
+        assert torch.equal(module(x), expected)
+
+
+def test_forwards_that_take_no_self():
+    class Static(torch.nn.Module):
+        forward = staticmethod(torch.nn.functional.gelu)
+
+    class Class(torch.nn.Module):
+        @classmethod
+        def forward(cls, x):
+            return x.sin()
+
+    class Builtin(torch.nn.Module):
+        forward = torch.relu
+
+    x = torch.randn(3, 4)
+    for kind in (Static, Class, Builtin):
+        module = kind()
+        expected = module(x)
+        with ebb.apply(module):
+            assert torch.equal(module(x), expected)
+
+
+def test_lazy_modules_are_refused_until_they_have_shapes():
+    model = torch.nn.Sequential(torch.nn.LazyLinear(4))
+    with pytest.raises(ValueError, match=r"'0' has parameters without shapes .* run one forward"):
+        ebb.apply(model, modules="0")
+    model(torch.randn(3, 4))
+    ebb.apply(model, modules="0").remove()
+
+
+def test_classes_that_look_at_their_subclasses():
+    seen = []
+
+    class Base(torch.nn.Module):
+        def __init_subclass__(cls, *, key):
+            seen.append(key)
+
+    class Named(Base, key="named"):
+        def forward(self, x):
+            return x
+
+    ebb.apply(Named()).remove()
+    assert seen == ["named"]
+
+
+def test_modules_that_a_function_tells():
+    model = Model()
+    handle = ebb.apply(model, modules=lambda m: isinstance(m, Layer | nn.LayerNorm))
+    assert handle.names == ("layers.0", "layers.1", "layers.2")
+    handle.remove()
+
+    def nothing(module):
+        return False
+
+    with pytest.raises(ValueError, match=r"no module matches the function 'nothing'"):
+        ebb.apply(model, modules=nothing)
+    with pytest.raises(TypeError, match="or a function"):
+        ebb.apply(model, modules=3)
+
+
+class ThatWrapsItself(torch.nn.Linear):
+    """As transformers' layers: a wrapper per class, of which the outermost does something."""
+
+    def __init_subclass__(cls):
+        inner = cls.forward
+
+        @functools.wraps(inner)
+        def forward(self, *inputs):
+            return inner(self, *inputs) * (2 if type(self).forward is forward else 1)
+
+        cls.forward = forward
+
+
+class WrappedByItsBase(ThatWrapsItself):
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+@pytest.mark.parametrize("subclass_later", [False, True])
+def test_a_class_that_compares_its_forward_with_its_own(subclass_later):
+    layer = WrappedByItsBase(4, 4)
+    x = torch.randn(4, 4, requires_grad=True)
+    expected = torch.autograd.grad(layer(x).sum(), x)
+    with ebb.apply(layer):
+        if subclass_later:  # as fully_shard does
+            layer.__class__ = type("FSDPLayer", (type(layer),), {})
+        ebb.reset_stats()
+        found = torch.autograd.grad(layer(x).sum(), x)
+        assert same_bits(found[0], expected[0])
+        assert "WrappedByItsBase" in ebb.stats()["regions"]
+        if subclass_later:
+            layer.__class__ = type(layer).__mro__[1]
+
+
+def test_a_copy_of_a_subclass_that_was_made_later():
+    model = Layer().double()
+    ebb.apply(model)
+    base = type(model)
+
+    def forward(self, x):
+        return super(patched, self).forward(x) * 3
+
+    patched = type("PatchedLayer", (base,), {"forward": forward})
+    model.__class__ = patched
+    model.eval()
+    x = torch.randn(2, 4).double()
+    for twin in (copy.deepcopy(model), copy.copy(model)):
+        assert type(twin) is type(model)
+        assert torch.equal(twin(x), model(x))
+        ebb.reset_stats()
+        twin(x)
+        assert ebb.stats()["total"]["entered"] == 1
+        assert ebb._region.modules.marks_of(twin) is not ebb._region.modules.marks_of(model)
+
+
+def test_an_instance_made_of_a_regions_class():
+    model = Layer()
+    ebb.apply(model)
+    other = type(model)().eval()
+    x = torch.randn(2, 4)
+    for twin in (copy.copy(other), copy.deepcopy(other), pickle.loads(pickle.dumps(other))):
+        assert torch.equal(twin(x), other(x))
+
+
+def test_remove_takes_the_numbers_of_modules_away_too():
+    model = Model()
+    rule = ebb.Policy([ebb.Rule("aten::addmm", ebb.SAVE, module="*mlp*")])
+    kinds = [type(m) for m in model.modules()]
+    first = ebb.apply(model, rule, "layers.0")
+    second = ebb.apply(model, rule, "layers.1")
+    first.remove()
+    assert any("_ebb_original" in type(m).__dict__ for m in model.modules())
+    second.remove()
+    assert [type(m) for m in model.modules()] == kinds

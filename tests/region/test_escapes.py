@@ -1,0 +1,374 @@
+"""Tensors that a region can recompute and that somebody references when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+import torch
+from exactness import leaves, same_bits
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.functional import gelu
+from torch.testing._internal.two_tensor import TwoTensor
+
+import ebb
+
+
+class Holder:
+    """Something outside of the region, such as a module."""
+
+
+def bytes_of(tensor):
+    return tensor.untyped_storage().nbytes()
+
+
+def with_attribute(x, holder):
+    holder.hidden = (x * 2).sin()
+    return holder.hidden.cos().exp()
+
+
+def test_an_attribute_becomes_a_placeholder_and_comes_back():
+    x = leaves((4, 3))[0]
+    holder = Holder()
+    expected = torch.autograd.grad(with_attribute(x, holder).sum(), x)[0]
+    hidden = holder.hidden.detach()
+    y = ebb.region(escapes="placeholder", name="block")(with_attribute)(x, holder)
+    held = holder.hidden
+    assert bytes_of(held) == 0
+    with pytest.raises(RuntimeError, match=r"aten::sin.default \(96 bytes\).*region 'block'"):
+        held.sum()
+    assert same_bits(torch.autograd.grad(y.sum(), x)[0], expected)
+    assert same_bits(held, hidden)
+
+
+def test_keep_is_the_default_and_is_counted():
+    x = leaves((4, 3))[0]
+    holder = Holder()
+    y = ebb.region(name="block")(with_attribute)(x, holder)
+    assert bytes_of(holder.hidden) == 96
+    assert ebb.stats()["regions"]["block"]["bytes_escaped"] == 96
+    y.sum().backward()
+
+
+def test_nothing_escapes():
+    x = leaves((4, 3))[0]
+    with ebb.region(name="block", escapes="placeholder"):
+        y = (x * 2).sin().cos()
+    assert ebb.stats()["regions"]["block"]["bytes_escaped"] == 0
+    assert bytes_of(y) == 96
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_block_of_code(named):
+    """What no op has read is a result; others must be named."""
+    x = leaves((4, 3))[0]
+    h = x.sin()
+    expected = torch.autograd.grad((h + h.cos()).sum(), x)[0]
+    with ebb.region(escapes="placeholder") as region:
+        h = x.sin()
+        y = h.cos()
+        if named:
+            region.returns([h], {"y": y})
+    assert bytes_of(y) == 96
+    if named:
+        assert same_bits(torch.autograd.grad((h + y).sum(), x)[0], expected)
+    else:
+        with pytest.raises(RuntimeError, match=r"name it with region\.returns"):
+            torch.add(h, y)
+
+
+class KeepsOnCtx(torch.autograd.Function):
+    """Reads a field of ctx that autograd knows nothing of."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x = x
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.x.exp()
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_field_of_ctx(last):
+    def block(x):
+        y = KeepsOnCtx.apply((x * 2).sin())
+        return y if last else y.sin()
+
+    x = leaves((4, 3))[0]
+    expected = torch.autograd.grad(block(x).sum(), x)[0]
+    y = ebb.region(escapes="placeholder")(block)(x)
+    assert same_bits(torch.autograd.grad(y.sum(), x)[0], expected)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8)
+
+    def forward(self, x):
+        self.hidden = gelu(self.up(x))
+        return x + self.down(self.hidden)
+
+
+def test_modules_of_a_model():
+    model = nn.Sequential(Block(), Block(), Block())
+    x = torch.randn(4, 8)
+    expected = torch.autograd.grad(model(x).sum(), model.parameters())
+    hidden = [block.hidden.detach() for block in model]
+    with ebb.apply(model, modules="[012]", escapes="placeholder"):
+        y = model(x)
+        assert [bytes_of(block.hidden) for block in model] == [0, 0, 0]
+        found = torch.autograd.grad(y.sum(), model.parameters())
+    assert all(map(same_bits, found, expected))
+    assert all(same_bits(block.hidden, h) for block, h in zip(model, hidden, strict=True))
+
+
+def test_checkpoint():
+    x = leaves((4, 3))[0]
+    holder = Holder()
+    expected = torch.autograd.grad(with_attribute(x, holder).sum(), x)[0]
+    y = ebb.checkpoint(with_attribute, x, holder, escapes="placeholder")
+    assert bytes_of(holder.hidden) == 0
+    assert same_bits(torch.autograd.grad(y.sum(), x)[0], expected)
+
+
+@pytest.mark.parametrize("retain", [False, True])
+def test_written_after_it_came_back(retain):
+    """It is saved, so the version tells, as in eager."""
+    x = leaves((4, 3))[0]
+    holder = Holder()
+
+    def run(region):
+        with region:
+            y = with_attribute(x, holder).sum()
+        y.register_hook(lambda _: None)
+        first = torch.autograd.grad(y, x, retain_graph=True)[0]
+        with torch.no_grad():
+            holder.hidden.mul_(2)
+        return y, first
+
+    y, _ = run(ebb.region(escapes="placeholder"))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y, x)
+
+
+def test_twice_with_the_graph_retained(no_objects_left):
+    x = leaves((4, 3))[0]
+    holder = Holder()
+    y = ebb.region(escapes="placeholder")(with_attribute)(x, holder).sum()
+    first = torch.autograd.grad(y, x, retain_graph=True)[0]
+    assert same_bits(torch.autograd.grad(y, x)[0], first)
+    assert bytes_of(holder.hidden) == 96
+
+
+def test_views_and_kept_values_stay_right():
+    def block(x, holder):
+        h = (x * 2).sin()
+        holder.view = h[1:]
+        holder.kept = h.cos()  # SAVE
+        return (holder.kept * h).tanh()
+
+    x = leaves((4, 3))[0]
+    holder = Holder()
+    expected = torch.autograd.grad(block(x, holder).sum(), x)[0]
+    view = holder.view.detach()
+    policy = ebb.Policy({"aten::cos": ebb.SAVE})
+    y = ebb.region(policy, escapes="placeholder")(block)(x, holder)
+    assert bytes_of(holder.kept) == 96
+    assert bytes_of(holder.view) == 0
+    assert same_bits(torch.autograd.grad(y.sum(), x)[0], expected)
+    assert same_bits(holder.view, view)
+
+
+def test_without_gradients_nothing_is_emptied():
+    x = leaves((4, 3))[0]
+    holder = Holder()
+    with torch.no_grad():
+        ebb.region(escapes="placeholder")(with_attribute)(x, holder)
+        with ebb.region(escapes="placeholder"):
+            with_attribute(x, holder)
+    assert bytes_of(holder.hidden) == 96
+
+
+def test_what_numpy_shows_is_not_emptied():
+    x = leaves((4, 3))[0]
+    holder = Holder()
+
+    def block():
+        y = with_attribute(x, holder)
+        holder.array = holder.hidden.detach().numpy()
+        return y
+
+    y = ebb.region(escapes="placeholder")(block)()
+    assert (holder.array == (x * 2).sin().detach().numpy()).all()
+    y.sum().backward()
+
+
+def test_an_exception_empties_nothing():
+    x = leaves((4, 3))[0]
+    holder = Holder()
+
+    def fails():
+        with_attribute(x, holder)
+        raise ZeroDivisionError
+
+    with contextlib.suppress(ZeroDivisionError):
+        ebb.region(escapes="placeholder")(fails)()
+    assert bytes_of(holder.hidden) == 96
+
+
+def test_a_graph_that_dies_leaves_nothing(no_objects_left):
+    x = leaves((4, 3))[0]
+    holder = Holder()
+    ebb.region(escapes="placeholder")(with_attribute)(x, holder)
+    with pytest.raises(RuntimeError, match="was still referenced when region"):
+        holder.hidden.sum()
+    holder.hidden = None
+
+
+def test_inner_regions_decide_nothing():
+    x = leaves((4, 3))[0]
+    holder = Holder()
+    with ebb.region():
+        y = ebb.region(escapes="placeholder")(with_attribute)(x, holder)
+        assert bytes_of(holder.hidden) == 96
+    y.sum().backward()
+
+
+def test_wrong_values():
+    with pytest.raises(ValueError, match="escapes must be 'keep' or 'placeholder'"):
+        ebb.region(escapes="drop")
+    with pytest.raises(ValueError, match="escapes must be"):
+        ebb.apply(nn.Linear(2, 2), escapes="drop")
+    with pytest.raises(RuntimeError, match="is not entered"):
+        ebb.region(escapes="placeholder").returns(torch.ones(2))
+
+
+def wrapped(s):
+    return TwoTensor(s, s.cos())
+
+
+def sparse(s):
+    return torch.sparse_coo_tensor(torch.arange(4)[None], s, (4, 3))
+
+
+def nested(s):
+    return torch.nested.nested_tensor_from_jagged(s, torch.tensor([0, 1, 4]))
+
+
+@pytest.mark.parametrize("result", [wrapped, sparse, nested])
+def test_what_results_consist_of_stays(result):
+    def block(x):
+        s = (x * 2).sin()
+        t = s.cos()
+        return result(s), t
+
+    x = leaves((4, 3))[0]
+    found = ebb.region(escapes="placeholder")(block)(x)[0]
+    inner = {"wrapped": "a", "sparse": "_values", "nested": "values"}[result.__name__]
+    part = getattr(found, inner)
+    assert same_bits(part if result is wrapped else part(), (x * 2).sin())
+
+
+def test_a_returned_parameter_collects_no_hooks():
+    w = nn.Parameter(torch.randn(4))
+    holder = Holder()
+    for _ in range(3):
+        y, _ = ebb.region(escapes="placeholder")(lambda: (with_attribute(w, holder), w))()
+        y.sum().backward()
+    assert not w._backward_hooks
+
+
+@pytest.mark.parametrize("escapes", ["keep", "placeholder"])
+def test_a_region_object_forgets_its_results(escapes):
+    x = leaves((4, 3))[0]
+    region = ebb.region(escapes=escapes)
+    with contextlib.suppress(ZeroDivisionError), region:
+        y = x.sin()
+        region.returns(y)
+        watch = StorageWeakRef(y.untyped_storage())
+        del y
+        raise ZeroDivisionError
+    assert watch.expired()
+    with region:
+        z = x.sin().cos()
+    z.sum().backward()
+
+
+def test_what_cannot_be_computed_again_stops_no_backward_that_does_without():
+    x, buffer = torch.randn(4, requires_grad=True), torch.randn(4)
+    holder = Holder()
+
+    def block():
+        holder.stat = (buffer * 2).sin()
+        holder.stat.cos()
+        return (x * 2).sin()
+
+    y = ebb.region(escapes="placeholder")(block)()
+    buffer.add_(1)
+    assert same_bits(torch.autograd.grad(y.sum(), x)[0], 2 * (x * 2).cos())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        holder.stat.sum()
+
+
+@pytest.mark.filterwarnings("ignore:ebb. saved-tensor hooks are disabled")
+def test_where_hooks_are_disabled_nothing_is_emptied():
+    x = leaves((4, 3))[0]
+    with (
+        torch.autograd.graph.disable_saved_tensors_hooks("no"),
+        ebb.region(escapes="placeholder"),
+    ):
+        y = (x * 2).sin().cos() * 2
+    y.sum().backward()
+
+
+def test_gradients_of_a_backward_inside_stay_whatever_other_threads_enter():
+    """Whether there was a backward is asked of this region, not of the process."""
+
+    def step():
+        y = torch.ones(3, requires_grad=True)
+        with ebb.region():
+            loss = y.sin().cos().sum()
+        loss.backward()
+
+    x = leaves((4, 3))[0]
+    holder = Holder()
+    with ebb.region(escapes="placeholder"):
+        y = x.sin().exp()
+        holder.grad = torch.autograd.grad(y.sum(), x)[0]
+        doubled = holder.grad * 2
+        other = threading.Thread(target=lambda: (step(), step()))
+        other.start()
+        other.join()
+    assert same_bits(holder.grad * 2, doubled)
+
+
+def test_gradients_of_a_backward_inside_that_unpacks_nothing_stay():
+    w = nn.Parameter(torch.randn(4))
+
+    @ebb.region(escapes="placeholder")
+    def step():
+        loss = (w * 2 * 3).sum()
+        loss.backward()
+        return loss
+
+    step()
+    assert same_bits(w.grad, torch.full((4,), 6.0))
+
+
+def test_gradients_of_a_backward_inside_stay():
+    w = nn.Parameter(torch.randn(4))
+
+    @ebb.region(escapes="placeholder")
+    def step():
+        loss = (w * 2).sin().sum()
+        loss.backward()
+        return loss
+
+    step()
+    assert same_bits(w.grad, 2 * (w * 2).cos())

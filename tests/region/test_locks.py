@@ -1,0 +1,165 @@
+"""Each lock that Python may come to run under, held against the GIL: see Note [Locks and the GIL].
+
+A deadlock cannot be caught in the process that has it, so each program runs in one of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+COMMON = """
+import faulthandler, sys, threading, time
+import torch
+import ebb
+from ebb._testing import fake_accelerator
+
+faulthandler.dump_traceback_later(60, exit=True)
+sys.setswitchinterval(1e-5)
+held = threading.Event()
+
+
+def inside(*_):  # called under the lock; needs the GIL
+    held.set()
+    time.sleep(0.002)  # whoever wants the lock comes by, with the GIL
+
+
+def against(other):
+    # Until `other` has met the lock while somebody inside was waiting for the GIL.
+    def loop():
+        while not done.is_set():
+            held.wait(0.01)
+            held.clear()
+            other()
+
+    done = threading.Event()
+    thread = threading.Thread(target=loop)
+    thread.start()
+    return done, thread
+"""
+
+OFFLOADING = """
+everything = ebb.Policy({"aten::*": ebb.OFFLOAD})
+
+def step():
+    x = torch.ones(256, requires_grad=True)
+    with ebb.region(everything):
+        y = x.sin().cos().exp()
+    y.sum().backward()
+
+ebb.offload.configure(min_bytes=0)
+with fake_accelerator() as fake:
+    fake.on_device_allocation(inside)  # as an observer of a device that is out of memory
+    done, thread = against(OTHER)
+    for _ in range(100):
+        step()
+    done.set()
+    thread.join()
+    fake.on_device_allocation(None)
+print("end")
+"""
+
+# What takes the lock of the engines with the GIL: bindings, and destructors that Python runs.
+OTHERS = {
+    "statistics": "lambda: ebb.offload.stats()",
+    "settings": "lambda: ebb.offload.configure(min_bytes=0)",
+    "a step": "step",
+    "graphs that die": """lambda: dropped()
+
+def dropped():
+    x = torch.ones(256, requires_grad=True)
+    with ebb.region(everything):
+        y = x.sin().cos()
+    del y
+""",
+}
+
+REPLAYING = """
+@torch.library.custom_op("ebb_test_locks::sine", mutates_args=())
+def sine(x: torch.Tensor) -> torch.Tensor:
+    inside()
+    return x.sin()
+
+sine.register_fake(torch.empty_like)
+sine.register_autograd(
+    lambda ctx, g: g * ctx.saved_tensors[0].cos(),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+class Saves(torch.autograd.Function):  # packs with the GIL
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0]
+
+
+again = ebb.Policy({"ebb_test_locks::sine": ebb.RECOMPUTE})
+x = torch.ones(256, requires_grad=True)
+for _ in range(20):
+    with ebb.region(again):
+        y = x * 2
+        z = sine(sine(y)).exp().sum()
+        backward = threading.Thread(target=z.backward)  # replays under the graph's lock
+        backward.start()
+        for _ in range(20):
+            held.wait(0.01)
+            held.clear()
+            Saves.apply(y)
+    backward.join()
+print("end")
+"""
+
+PAGING = """
+rows = torch.tensor(3)
+def step():
+    x = torch.ones(8, 16, requires_grad=True)
+    with ebb.region(ebb.Policy({"aten::*": ebb.PAGE})):
+        y = x * 2
+        ebb.mark_rows(y, rows)
+        z = y.sin().cos()
+    z.sum().backward()
+    ebb.paging.step_ok()
+
+threads = [threading.Thread(target=lambda: [step() for _ in range(30)]) for _ in range(2)]
+for thread in threads:
+    thread.start()
+while any(thread.is_alive() for thread in threads):
+    ebb.paging.stats()
+    ebb.offload.stats()
+    ebb.stats()
+print("end")
+"""
+
+
+def assert_ends(program: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", COMMON + program],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "end\n", done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_the_lock_of_the_offload_engines(other):
+    body, _, functions = OTHERS[other].partition("\n\n")
+    before, after = OFFLOADING.split("ebb.offload.configure(", 1)
+    program = before + functions + "\nebb.offload.configure(" + after.replace("OTHER", body)
+    assert_ends(program)
+
+
+def test_the_lock_of_a_graph():
+    assert_ends(REPLAYING)
+
+
+def test_the_lock_of_the_paging_engine():
+    assert_ends(PAGING)

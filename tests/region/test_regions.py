@@ -1,0 +1,291 @@
+"""Entering and leaving regions, and everything that can go wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+
+import pytest
+import torch
+
+import ebb
+from ebb import _C
+
+
+def works() -> bool:
+    """A region works now: something is recomputed, and the gradient is right."""
+    x = torch.randn(4, requires_grad=True)
+    ebb.reset_stats()
+    with ebb.region():
+        loss = (x * 2).exp().sin().sum()
+    loss.backward()
+    ours, x.grad = x.grad, None
+    (x * 2).exp().sin().sum().backward()
+    total = ebb.stats()["total"]
+    return torch.equal(ours, x.grad) and total["ops_replayed"] > 0 and not _C.in_region()
+
+
+def test_outside_a_region_nothing_is_seen():
+    assert works()
+    ebb.reset_stats()
+
+    torch.randn(3).exp()
+
+    assert ebb.stats()["total"]["ops_seen"] == 0
+    assert not torch._C._dispatch_tls_is_dispatch_key_included("CustomRNGKeyId")
+
+
+def test_an_exception_closes_the_region():
+    with pytest.raises(ZeroDivisionError), ebb.region(), ebb.region():
+        raise ZeroDivisionError(torch.ones(3) * 2)
+
+    assert works()
+
+
+def test_an_op_that_raises_leaves_no_trace():
+    x = torch.randn(3, 4, requires_grad=True)
+    with ebb.region():
+        h = x * 2
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            h @ h
+        with pytest.raises(RuntimeError):
+            h.detach().add_(torch.ones(7))
+        loss = h.exp().sum()
+    loss.backward()
+
+    assert torch.equal(x.grad, 2 * (x * 2).exp())
+    assert works()
+
+
+def test_entered_twice_by_hand():
+    region = ebb.region()
+    region.__enter__()
+    with pytest.raises(RuntimeError, match="entered already"):
+        region.__enter__()
+    region.__exit__(None, None, None)
+
+    assert works()
+
+
+def test_left_twice():
+    region = ebb.region()
+    with region:
+        pass
+    with pytest.raises(RuntimeError, match="is not entered"):
+        region.__exit__(None, None, None)
+
+    assert works()
+
+
+def test_used_again_after_leaving():
+    region = ebb.region()
+    for _ in range(2):
+        with region:
+            torch.ones(3) * 2
+
+    assert works()
+
+
+def test_left_in_the_wrong_order():
+    outer, inner = ebb.region(name="outer"), ebb.region(name="inner")
+    outer.__enter__()
+    inner.__enter__()
+    with pytest.raises(RuntimeError, match=r"reverse order.*'inner' was still open"):
+        outer.__exit__(None, None, None)
+    assert not _C.in_region()
+    with pytest.raises(RuntimeError, match="must be left in the thread"):
+        inner.__exit__(None, None, None)
+
+    assert works()
+
+
+def test_left_in_another_thread():
+    region = ebb.region()
+    region.__enter__()
+    errors = []
+
+    def leave():
+        try:
+            region.__exit__(None, None, None)
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join()
+
+    assert "must be left in the thread that entered it" in errors[0]
+    assert works()
+
+
+def test_threads_do_not_see_each_others_regions():
+    seen = []
+    with ebb.region():
+        thread = threading.Thread(target=lambda: seen.append(_C.in_region()))
+        thread.start()
+        thread.join()
+        assert _C.in_region()
+
+    assert seen == [False]
+
+
+def test_a_thread_that_ends_inside_a_region_cleans_up():
+    def run():
+        ebb.region().__enter__()
+        torch.ones(3) * 2
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    deadline = time.monotonic() + 10  # join returns before the thread's own clean-up has run
+    while ebb.stats()["open_regions"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+    assert ebb.stats()["open_regions"] == 0
+    assert works()
+
+
+def test_decorator_names_the_region_after_the_function():
+    @ebb.region(ebb.policies.save_matmuls)
+    def block(x):
+        """Doubles."""
+        return x * 2
+
+    x = torch.ones(3, requires_grad=True)
+    assert torch.equal(block(x), x * 2)
+
+    assert block.__doc__ == "Doubles."
+    assert any(name.endswith("block") for name in ebb.stats()["regions"])
+
+
+def test_decorated_function_may_recurse():
+    @ebb.region()
+    def power(x, n):
+        return x if n == 0 else power(x * 2, n - 1)
+
+    x = torch.ones(3, requires_grad=True)
+    power(x, 5).sum().backward()
+
+    assert torch.equal(x.grad, torch.full((3,), 32.0))
+
+
+@pytest.mark.parametrize("policy", ["save_all", 1, {"aten::mm": ebb.SAVE}, ebb.SAVE])
+def test_wrong_policy_type(policy):
+    with pytest.raises(TypeError, match=r"policy must be an ebb.Policy"):
+        ebb.region(policy)
+
+    assert works()
+
+
+def test_empty_name_is_the_default_name():
+    with ebb.region(name=""):
+        torch.ones(2).exp()
+    assert list(ebb.stats()["regions"]) == ["region"]
+
+
+def test_wrong_name_type():
+    with pytest.raises(TypeError, match="name must be a str"):
+        ebb.region(name=3)
+
+
+def test_decorating_something_else():
+    with pytest.raises(TypeError, match="decorates a function"):
+        ebb.region()(3)
+
+
+def test_decorating_a_generator_or_a_coroutine():
+    def generator():
+        yield 1
+
+    async def coroutine():
+        pass
+
+    for function in (generator, coroutine):
+        with pytest.raises(TypeError, match="enter the region inside it"):
+            ebb.region()(function)
+
+
+def test_no_grad_and_inference_mode_inside():
+    x = torch.randn(3, requires_grad=True)
+    with ebb.region():
+        with torch.inference_mode():
+            torch.ones(3).mul_(2).exp()
+        with torch.no_grad():
+            scale = x.exp().mul_(2)
+        loss = (x * scale).exp().sum()
+    loss.backward()
+    ours, x.grad = x.grad, None
+    (x * (2 * x.detach().exp())).exp().sum().backward()
+
+    assert torch.equal(ours, x.grad)
+
+
+def test_functorch_transforms_over_a_region():
+    def f(x):
+        with ebb.region():
+            return (x * 2).exp().sin().sum()
+
+    def plain(x):
+        return (x * 2).exp().sin().sum()
+
+    x = torch.randn(3, 4)
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        assert torch.equal(torch.func.grad(f)(x), torch.func.grad(plain)(x))
+        assert torch.equal(torch.vmap(torch.func.grad(f))(x), torch.vmap(torch.func.grad(plain))(x))
+        for a, e in zip(
+            torch.func.jvp(f, (x,), (x,)), torch.func.jvp(plain, (x,), (x,)), strict=True
+        ):
+            assert torch.equal(a, e)
+
+    assert works()
+
+
+def test_functorch_transforms_inside_a_region():
+    x = torch.randn(3, requires_grad=True)
+
+    def program():
+        inner = torch.func.grad(lambda y: (y * y).exp().sum())(x * 2)
+        return (inner * x).sin().sum()
+
+    expected = torch.autograd.grad(program(), x)[0]
+    with ebb.region():
+        loss = program()
+
+    assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+
+
+def test_warns_once_where_hooks_are_disabled():
+    from ebb._region import region
+
+    region._warn_hooks_disabled.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            torch.func.grad(ebb.region()(lambda x: x.exp().sum()))(torch.ones(3))
+
+    assert len([w for w in caught if "ebb" in str(w.message)]) == 1
+
+
+def test_meta_tensors_pass_through():
+    with ebb.region():
+        h = torch.randn(3, 4, device="meta", requires_grad=True)
+        assert (h @ h.t()).exp().shape == (3, 3)
+
+    assert works()
+
+
+def test_data_parallel_worker_threads_are_not_in_the_region():
+    x = torch.randn(4, requires_grad=True)
+    out = []
+    with ebb.region():
+        thread = threading.Thread(target=lambda: out.append((x * 2).exp()))
+        thread.start()
+        thread.join()
+        loss = (out[0] * x).sum()
+    loss.backward()
+    ours, x.grad = x.grad, None
+    ((x * 2).exp() * x).sum().backward()
+
+    assert torch.equal(ours, x.grad)

@@ -1,0 +1,107 @@
+"""What ebb has of its own in each thread: room for other libraries, and an end with the thread."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from exactness import resident_kib
+
+import ebb
+
+PT_TLS, PT_DYNAMIC = 7, 2
+DT_FLAGS, DF_STATIC_TLS = 30, 0x10
+KEPT = []  # functions that a thread may be about to return from
+# libebb_cuda is loaded late and takes none of the static kind.
+LIBRARIES = [
+    *Path(ebb.__file__).parent.glob("_C*.so"),
+    Path(ebb.__file__).parent / "libebb.so",
+]
+
+
+def segments(library, kind):
+    """Offset and sizes, in the file and in memory, of an ELF file's segments of a kind."""
+    header = struct.unpack_from("<16sHHIQQQIHHH", library)
+    assert header[0][:5] == b"\x7fELF\x02", "a 64-bit ELF file"
+    start, size, count = header[5], header[9], header[10]
+    for number in range(count):
+        found, _, offset, _, _, in_file, in_memory, _ = struct.unpack_from(
+            "<IIQQQQQQ", library, start + number * size
+        )
+        if found == kind:
+            yield offset, in_file, in_memory
+
+
+def thread_local_bytes(path):
+    return sum(in_memory for _, _, in_memory in segments(path.read_bytes(), PT_TLS))
+
+
+def takes_static_tls(path):
+    library = path.read_bytes()
+    for offset, size, _ in segments(library, PT_DYNAMIC):
+        for tag, value in struct.iter_unpack("<qQ", library[offset : offset + size]):
+            if tag == DT_FLAGS and value & DF_STATIC_TLS:
+                return True
+    return False
+
+
+def loss_of(x):
+    with ebb.region():
+        return x.sin().exp().sum()
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name.split(".")[0])
+def test_thread_locals_of_a_library_are_under_64_bytes(library):
+    assert thread_local_bytes(library) < 64
+
+
+def test_all_libraries_together_take_under_64_bytes_of_static_tls():
+    assert any(takes_static_tls(library) for library in LIBRARIES)
+    assert sum(thread_local_bytes(path) for path in LIBRARIES if takes_static_tls(path)) < 64
+
+
+def test_threads_that_come_and_go_leave_no_memory_behind():
+    x = torch.randn(8, requires_grad=True)
+
+    def threads(count):
+        for _ in range(count):
+            thread = threading.Thread(target=loss_of, args=(x,))
+            thread.start()
+            thread.join()
+
+    threads(100)
+    before = resident_kib()
+    threads(600)
+    assert resident_kib() - before < 3000  # a chunk of the arena and a table are 20 KiB a thread
+
+
+def test_a_thread_that_enters_a_region_when_its_thread_locals_are_gone():
+    x = torch.randn(8, requires_grad=True)
+    libc = ctypes.CDLL(None)
+    key = ctypes.c_uint()
+    losses = []
+    ended = threading.Event()
+
+    # glibc calls the destructors of pthread keys after those of C++ thread_locals.
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def late(_):
+        losses.append(loss_of(x))
+        ended.set()
+
+    KEPT.append(late)
+    assert libc.pthread_key_create(ctypes.byref(key), late) == 0
+
+    def work():
+        losses.append(loss_of(x))
+        libc.pthread_setspecific(key, ctypes.c_void_p(1))
+
+    threading.Thread(target=work).start()
+
+    assert ended.wait(60)
+    expected = torch.autograd.grad(x.sin().exp().sum(), x)[0]
+    for loss in losses:
+        assert torch.equal(torch.autograd.grad(loss, x)[0], expected)

@@ -1,0 +1,328 @@
+"""Verify mode: replays are compared with the forward, and what is dropped is poisoned."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from exactness import TESTS, assert_exact, find_tests, leaves, same_bits
+from memory_use import poke
+from torch import nn
+
+import ebb
+
+
+@pytest.fixture
+def _verify():
+    with ebb.verify():
+        yield
+
+
+@pytest.mark.usefixtures("_verify")
+def test_an_exact_program_passes():
+    def program(x, w):
+        h = torch.nn.functional.dropout(x @ w, 0.3)
+        g = h.relu_().exp()
+        product = g * h
+        first, second = product[:2], product[2:]
+        kept = first + 1
+        first.mul_(2)
+        return torch.cat((first + kept, second)).cumsum(0).sin() * torch.rand(4, 4)
+
+    assert_exact(program, leaves((4, 4), (4, 4)))
+
+
+@pytest.mark.usefixtures("_verify")
+def test_values_are_recomputed_even_while_their_tensors_live():
+    x = leaves((4,))[0]
+    with ebb.region():
+        h = x * 2
+        loss = h.sin().sum()
+    loss.backward()
+
+    assert ebb.stats()["total"]["ops_replayed"] == 1
+    assert h is not None
+
+
+@pytest.mark.usefixtures("_verify")
+def test_workspaces_are_not_compared():
+    net = nn.LSTM(4, 4)
+    x = torch.randn(5, 2, 4, requires_grad=True)
+    with ebb.region():
+        loss = net(x)[0].sin().exp().sum()
+    loss.backward()
+
+
+@pytest.mark.parametrize("alive", [False, True])
+def test_an_unseen_write_is_found_and_named(alive):
+    x = leaves((4,))[0]
+    with ebb.verify(), ebb.region(name="block"):
+        h = x * 2
+        poke(h, (float(h[0].detach()) + 0.5,))
+        g = h + 1
+        loss = (g * g).sum()
+        if not alive:
+            del h, g
+
+    message = (
+        r"aten::mul.Tensor in region 'block', .*in result 0, 1 of 4 elements differ, the largest "
+        r"difference is 0.5, .*Likely causes: 1. .*ebb.opaque.* 2. .*EBB_VERIFY=demote"
+    )
+    with pytest.raises(ebb.ReplayMismatch, match=message) as raised:
+        loss.backward()
+    error = raised.value
+    assert isinstance(error, RuntimeError)
+    assert (error.region, error.op, error.output) == ("block", "aten::mul.Tensor", "result 0")
+    assert error.largest_difference == 0.5
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error)
+    assert again.op == error.op
+
+
+def test_a_write_on_which_no_gradient_depends_is_no_error():
+    x = leaves((4,))[0]
+    with ebb.verify(), ebb.region():
+        h = x * 2
+        g = h + 1
+        poke(h)
+        loss = (g * g).sum()
+    loss.backward()
+
+    assert torch.equal(x.grad, torch.autograd.grad(((x * 2 + 1) ** 2).sum(), x)[0])
+
+
+def test_a_write_into_an_input_names_the_op_and_the_argument():
+    x, w = leaves((4,), (1000,))
+    with ebb.verify(), ebb.region(name="block"):
+        h = x * w.detach().sin().sum()
+        loss = h.exp().sum()
+    poke(w.detach()[333:], (0.0,))  # between the samples of a fingerprint
+
+    with pytest.raises(ebb.ReplayMismatch, match=r"aten::sin.default.*input 'self' has other"):
+        loss.backward()
+
+
+def test_marked_writes_pass():
+    x = leaves((4,))[0]
+    with ebb.verify(), ebb.region():
+        h = x * 2
+        with ebb.opaque(h):
+            poke(h)
+        loss = h.sin().sum()
+    loss.backward()
+
+
+def test_written_arguments_are_named():
+    x = leaves((4,))[0]
+    with ebb.verify(), ebb.region():
+        h = x * 2
+        h.add_(1)
+        poke(h)
+        loss = h.sin().sum()
+    with pytest.raises(ebb.ReplayMismatch, match=r"aten::add_.Tensor.*argument 0, which it writes"):
+        loss.backward()
+
+
+@pytest.fixture
+def counter():
+    """An operator that gives something else each time."""
+    library = torch.library.Library("ebb_verify_test", "FRAGMENT")
+    library.define("count(Tensor x) -> Tensor")
+    calls = []
+
+    def count(x):
+        calls.append(1)
+        return x + len(calls)
+
+    library.impl("count", count, "CPU")
+    yield torch.ops.ebb_verify_test.count
+    library._destroy()
+
+
+def test_an_operator_with_hidden_state_is_found(counter):
+    policy = ebb.Policy({"ebb_verify_test::count": ebb.RECOMPUTE})
+    x = leaves((4,))[0]
+    with ebb.verify(), ebb.region(policy):
+        loss = (x * counter(x.detach())).exp().sum()
+    with pytest.raises(ebb.ReplayMismatch, match=r"ebb_verify_test::count") as raised:
+        loss.backward()
+    assert raised.value.largest_difference == 1
+
+
+def test_demote_warns_once_uses_the_right_bytes_and_saves_from_then_on(counter):
+    policy = ebb.Policy({"ebb_verify_test::count": ebb.RECOMPUTE})
+    x = leaves((4,))[0]
+
+    def step():
+        with ebb.region(policy):
+            h = x * counter(x.detach())
+            loss = h.exp().sum()
+        with torch.no_grad():
+            expected = (h.exp() * (h / x)).clone()
+        del h
+        return torch.autograd.grad(loss, x)[0], expected
+
+    with ebb.verify("demote"):
+        with pytest.warns(UserWarning, match="replay mismatch: ebb_verify_test::count"):
+            actual, expected = step()
+        torch.testing.assert_close(actual, expected)
+        assert ebb.stats()["demoted_ops"][-1] == "ebb_verify_test::count.default"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            actual, expected = step()
+        torch.testing.assert_close(actual, expected)
+    before = counter(torch.zeros(()))
+    step()  # saved without verification too: the operator runs once, in the forward
+    assert counter(torch.zeros(())) == before + 2
+
+
+@pytest.mark.parametrize("mode", ["off", "raise"])
+def test_what_is_dropped_is_poisoned(mode):
+    def look(tensor_from):
+        """What a raw pointer shows once its tensor is gone; the allocator uses the first words."""
+        h = tensor_from(leaves((100,))[0] * 2)
+        words = (ctypes.c_uint64 * 100).from_address(h.data_ptr())
+        del h
+        return words[10:]
+
+    floating = integers = 0
+    for _ in range(20):  # somebody may get the memory in between
+        with ebb.verify(mode), ebb.region():
+            floating += look(lambda h: h.exp()).count(2**64 - 1) > 80
+            integers += look(lambda h: h.argsort()).count(0xA5A5A5A5A5A5A5A5) > 80
+    assert (floating > 10) == (integers > 10) == (mode == "raise")
+    assert mode == "raise" or floating == integers == 0
+
+
+def test_a_custom_function_that_kept_a_raw_pointer_reads_poison():
+    seen = []
+
+    class Watch(torch.autograd.Function):
+        """Keeps a raw pointer into a tensor that eager's autograd would have kept alive."""
+
+        @staticmethod
+        def forward(ctx, h):
+            ctx.save_for_backward(h)
+            ctx.words = (ctypes.c_double * 100).from_address(h.data_ptr())
+            return h.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(torch.tensor(ctx.words[10:]).isnan().any())
+            return grad
+
+    for region in (torch.enable_grad(), ebb.region()):
+        x = leaves((100,))[0]
+        with ebb.verify(), region:
+            out = Watch.apply(x * 2)
+        out.sum().backward()
+    assert seen == [False, True]
+
+
+def test_memory_dies_as_without_verification():
+    alive = []
+    x = leaves((4,))[0]
+    with ebb.verify(), ebb.region():
+        h = x * 2
+        alive.append(torch.multiprocessing.reductions.StorageWeakRef(h.untyped_storage()))
+        loss = h.sin().sum()
+        del h
+        assert alive[0].expired()
+    loss.backward()
+
+
+def test_double_backward_and_retained_graphs():
+    def run(region):
+        x = leaves((4,))[0]
+        with region:
+            y = (x * 2).sin() * x.exp()
+        (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        first = torch.autograd.grad(g.square().sum(), x, retain_graph=True)[0]
+        return g.detach(), first, torch.autograd.grad(g.square().sum(), x)[0]
+
+    with ebb.verify():
+        ours = run(ebb.region())
+    for a, e in zip(ours, run(torch.enable_grad()), strict=True):
+        assert same_bits(a, e)
+
+
+def test_writes_between_two_backwards_are_found():
+    x = leaves((4,))[0]
+    with ebb.verify(), ebb.region():
+        h = x * 2
+        y = h.sin().sum()
+    torch.autograd.grad(y, x, retain_graph=True)
+    poke(h)
+    with pytest.raises(ebb.ReplayMismatch, match=r"aten::mul.Tensor"):
+        torch.autograd.grad(y, x)
+
+
+def test_the_mode_is_set_back():
+    with ebb.verify():
+        with ebb.verify("off"):
+            x = leaves((4,))[0]
+            with ebb.region():
+                h = x * 2
+                loss = h.sin().sum()
+            poke(h)
+            loss.backward()  # not compared, and the living tensor is used, as in eager
+        assert ebb.verify("raise")._before == 1
+    assert ebb._C.verify_mode() in (0, 1)
+
+
+def test_wrong_mode():
+    with pytest.raises(ValueError, match="verify takes 'raise', 'demote' or 'off'; got 'loud'"):
+        ebb.verify("loud")
+
+
+PROGRAM = """
+import ctypes, torch, ebb
+x = torch.ones(4, requires_grad=True)
+with ebb.region():
+    h = x * 2
+    ctypes.c_float.from_address(h.data_ptr()).value = 7
+    loss = h.sin().sum()
+loss.backward()
+print(x.grad[0] == 2 * torch.tensor(7.0).cos())
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "output"),
+    [
+        ("0", "True"),
+        ("1", "ReplayMismatch: ebb: replay mismatch: aten::mul"),
+        ("demote", "UserWarning: ebb: replay mismatch: aten::mul"),
+        ("yes", "EBB_VERIFY=yes is ignored: it must be 0, 1 or demote"),
+    ],
+)
+def test_environment_variable(value, output):
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ | {"EBB_VERIFY": value},
+        capture_output=True,
+        text=True,
+    )
+    assert output in run.stdout + run.stderr
+    assert (run.returncode == 0) == (value in ("0", "demote", "yes"))
+
+
+def test_the_rules_hold_in_verify_mode():
+    # But for a backward that writes to a living tensor unseen: eager allows it, verify mode reports
+    # it, since the gradients depend on how long that tensor lives. And nothing is given up early.
+    files = find_tests("rule*", "once_wrong", "handles")
+    deselected = ("-k", "not overwrites_what_several_unpack and not gone_after_its_function")
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, *deselected],
+        env=os.environ | {"EBB_VERIFY": "1"},
+        cwd=TESTS.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout[-3000:]

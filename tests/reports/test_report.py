@@ -1,0 +1,326 @@
+"""Reports: each storage in one row, sums that are the allocator's, and files that can be read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from exactness import TESTS, find_tests, same_bits
+from reporting import Block, blocks, no_reports_yet, recorded, step  # noqa: F401
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+import ebb
+
+
+def test_no_report_yet():
+    with pytest.raises(RuntimeError, match=r"record_reports\(\).*EBB_REPORT"):
+        ebb.report()
+
+
+def test_rows_of_a_step():
+    report = recorded(ebb.Policy([ebb.Rule("aten::addmm", ebb.SAVE, module="*.up")]))
+    found = {(r.module, r.op, r.decision): r for r in report.rows}
+    up = found["0.up", "aten::addmm.default", "saved"]
+    assert (up.count, up.bytes, up.shape, up.dtype) == (1, 8 * 32 * 4, (8, 32), "float32")
+    assert up.rule == "rule 0, 'aten::addmm', in a module '*.up'"
+    assert (up.region, up.replays, up.reason) == ("0", 0, "")
+    act = found["0.act", "aten::silu.default", "recomputed"]
+    assert (act.bytes, act.replays, act.rule) == (8 * 32 * 4, 1, "default")
+    assert act.replay_seconds > 0
+    assert found["0", "aten::add.Tensor", "result"].bytes == 8 * 16 * 4
+    assert found["0.norm", "from outside", "outside"].shape in [(8, 16), (16,)]
+    assert ("0.down", "aten::addmm.default", "saved") not in found
+
+
+def test_rules_that_decided_on_nothing(tmp_path):
+    policy = ebb.Policy(
+        [
+            ebb.Rule("aten::linear", ebb.SAVE),
+            ebb.Rule("aten::addmm", ebb.SAVE, module="*.pu"),
+            ebb.Rule("aten::addmm", ebb.SAVE, module="*.down"),
+        ]
+    )
+    report = recorded(policy)
+    assert report.idle_rules == (
+        "rule 0, 'aten::linear'",
+        "rule 1, 'aten::addmm', in a module '*.pu'",
+    )
+    assert "decided on nothing: rule 0, 'aten::linear'; rule 1" in str(report)
+    assert recorded(ebb.policies.recompute_all).idle_rules == ()
+
+
+def test_layers_are_put_together():
+    report = recorded(ebb.policies.recompute_all)
+    together = report.collapsed()
+    assert len(together) * 4 == len(report.rows)
+    assert {row.module for row in together} == {"0-3", "0-3.norm", "0-3.up", "0-3.act"}
+    assert all(row.layers == 4 for row in together)
+    for name in ("bytes", "count", "replays"):
+        assert sum(getattr(r, name) for r in together) == sum(getattr(r, name) for r in report.rows)
+    one = recorded(ebb.policies.recompute_all, blocks(1))
+    assert {row.layers for row in one.collapsed()} == {1}
+
+
+def test_only_numbers_that_are_whole_parts_of_names_are_put_together():
+    model = nn.Sequential()
+    for name in ("mlp1", "mlp2", "5", "7"):
+        model.add_module(name, Block())
+    with ebb.record_reports(), ebb.apply(model, modules=["mlp?", "?"]):
+        step(model)
+    names = {row.region for row in ebb.report().collapsed()}
+    assert names == {"mlp1", "mlp2", "5,7"}
+
+
+POLICIES = {
+    "recompute_all": ebb.policies.recompute_all,
+    "save_all": ebb.policies.save_all,
+    "save_matmuls": ebb.policies.save_matmuls,
+    "every other": ebb.Policy([ebb.Rule("aten::*", ebb.SAVE, every=2)]),
+}
+
+
+def programs():
+    x = torch.randn(8, 16, requires_grad=True)
+    w = torch.randn(16, 16, requires_grad=True)
+    buffer = torch.randn(8, 16)
+    kept = []
+
+    def plain():
+        return (x @ w).sin().exp().sum()
+
+    def written():
+        h = (x @ w).sin()
+        saved = h.exp()
+        h = h.clone()
+        h.neg_()
+        return (h * saved).sum()
+
+    def copied():
+        y = (buffer + x).sin()
+        buffer.neg_()
+        return (y * y).sum()
+
+    def escaping():
+        h = (x @ w).sin()
+        kept.append(h.exp())
+        return (kept[-1] * h).cos().sum()
+
+    def dropout_and_norm():
+        h = nn.functional.dropout(nn.functional.layer_norm(x @ w, (16,)), 0.5)
+        return nn.functional.gelu(h).sum()
+
+    def several_results():
+        values, _ = (x @ w).sort(dim=1)
+        return (values * values.cumsum(0)).sum()
+
+    return [plain, written, copied, escaping, dropout_and_norm, several_results]
+
+
+def allocated_by(function) -> tuple[int, torch.Tensor]:
+    """Bytes that the CPU allocator has given and not got back."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        result = function()
+    events = found.profiler.kineto_results.events()
+    return sum(e.nbytes() for e in events if e.name() == "[memory]"), result
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("place", range(len(programs())))
+def test_what_is_held_is_what_the_allocator_gave(place, policy):
+    program = programs()[place]
+    with ebb.record_reports():
+
+        def forward():
+            with ebb.region(POLICIES[policy]):
+                return program()
+
+        forward().backward()  # what is made once, is made
+        nbytes, loss = allocated_by(forward)
+        report = list(ebb._report.report.reports())[-1]
+        assert report.held == nbytes
+        assert sum(row.bytes for row in report.rows) == sum(report.totals.values())
+        loss.backward()
+    # `totals` and the counters of ebb.stats() are the same books.
+    total = ebb.stats()["total"]
+    assert report.totals["copied"] == total["bytes_copied"]
+    if place != 3:  # what escapes was dropped and is held: one row, but two counters
+        assert report.totals["recomputed"] == total["bytes_dropped"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nothing_else_changes(policy):
+    with ebb.apply(model := blocks(), POLICIES[policy], "?"):
+        torch.manual_seed(0)
+        expected = step(model)
+        stats = ebb.stats()["total"]
+        for p in model.parameters():
+            p.grad = None
+        torch.manual_seed(0)
+        with ebb.record_reports():
+            found = step(model)
+        assert same_bits(found, expected)
+        assert ebb.stats()["total"] == stats
+
+
+def test_the_curves_begin_and_end_at_nothing():
+    report = recorded(ebb.policies.recompute_all)
+    assert report.timeline[-1][1:] == (0, 0)
+    times = [point[0] for point in report.timeline]
+    assert times == sorted(times)
+    assert max(point[1] for point in report.timeline) == report.peak_held
+    assert report.peak_eager > 2 * report.peak_held > 0
+    eager = recorded(ebb.policies.save_all)
+    assert eager.peak_held >= eager.peak_eager
+    assert eager.peak_eager == report.peak_eager
+
+
+def test_a_long_timeline_keeps_its_peak():
+    x = torch.randn(64, requires_grad=True)
+    with ebb.record_reports():
+        with ebb.region(ebb.policies.save_all):
+            y = x
+            for _ in range(3000):
+                y = y.sin()
+        y.sum().backward()
+    report = ebb.report()
+    assert len(report.timeline) < 2500
+    assert max(point[1] for point in report.timeline) == report.peak_held == 2999 * 256
+
+
+REASONS = {
+    "not one of torch's operators": lambda x: torch.ops.ebb_report.twice(x),
+    "wrote to memory that was not made in the region": lambda x: outside.copy_(x.detach()) * x,
+    "what fills it may not be seen": lambda x: torch.empty_like(x).detach() * x,
+    "what wrote it was not seen": lambda x: opaque_write(x) * x,
+    "read before an operator wrote to it": lambda x: torch.ones_like(x) * x,
+}
+outside = torch.zeros(8, 16)
+
+
+def opaque_write(x):
+    y = x.detach() + 1
+    with ebb.opaque(y):
+        y.data.view(-1).numpy()[:] = 3
+    return y
+
+
+@pytest.fixture(scope="module")
+def library():
+    lib = torch.library.Library("ebb_report", "DEF")
+    lib.define("twice(Tensor x) -> Tensor")
+    lib.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+    lib.impl("twice", torch.library.fallthrough_kernel, "Autograd")
+    yield
+    lib._destroy()
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("reason", REASONS)
+def test_why_a_value_is_kept(reason):
+    x = torch.randn(8, 16, requires_grad=True)
+    with ebb.record_reports():
+        with ebb.region():
+            y = REASONS[reason](x.sin())
+            y = y.sin().sum() if y.requires_grad else (x * y).sum()
+        y.backward()
+    kept = [row for row in ebb.report().rows if row.decision in ("kept", "outside") and row.reason]
+    assert [reason in row.reason for row in kept] == [True]
+    assert reason in str(ebb.report()) or kept[0].decision == "outside"
+
+
+def test_offloading(accelerator):
+    x = torch.randn(8, 16, requires_grad=True)
+    with ebb.record_reports():
+        with ebb.region(ebb.Policy([ebb.Rule("aten::sin", ebb.OFFLOAD)])):
+            loss = x.sin().exp().sum()
+        accelerator.advance(100)
+        loss.backward()
+    report = ebb.report()
+    assert report.totals["offloaded"] == 512
+    assert {"region", "offload", "reload", "replay"} >= {span[0] for span in report.spans}
+    assert "reload" in {span[0] for span in report.spans} or report.totals["recomputed"] == 512
+
+
+def test_an_escape_is_named():
+    model = Block()
+    with ebb.record_reports(), ebb.apply(model):
+        model.act.register_forward_hook(lambda m, i, o: setattr(m, "seen", o))
+        step(model)
+    rows = [row for row in ebb.report().rows if row.decision == "escaped"]
+    assert [(row.op, row.module) for row in rows] == [("aten::silu.default", "act")]
+    assert rows[0].bytes == ebb.stats()["total"]["bytes_escaped"]
+
+
+def test_steps_that_are_kept():
+    with ebb.record_reports(steps=2), ebb.apply(model := blocks(1), modules="?"):
+        for _ in range(5):
+            step(model)
+        steps = [report.step for report in ebb._report.report.reports()]
+        assert steps == sorted(steps)
+        assert len(steps) == 3  # and the one that may be going on
+        with torch.no_grad():
+            model(torch.randn(8, 16))
+        assert ebb.report().step == steps[-1]
+
+
+def test_what_was_recorded_before_is_another_report():
+    x = torch.randn(64, requires_grad=True)
+    for _ in range(2):  # no backward in between: one step
+        with ebb.record_reports(), ebb.region():
+            x.sin().exp()
+    with ebb.record_reports(), ebb.region():
+        y = x.sin().exp()
+    assert [row.count for row in ebb.report().rows if row.op == "aten::exp.default"] == [1]
+    assert y.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("steps", "error"), [(-1, ValueError), ("1", TypeError), (True, TypeError)]
+)
+def test_bad_numbers_of_steps(steps, error):
+    with pytest.raises(error, match="steps"):
+        ebb.record_reports(steps)
+
+
+def test_backward_in_another_thread_and_a_report_meanwhile():
+    with ebb.record_reports(), ebb.apply(model := blocks(), modules="?"):
+        losses = [model(torch.randn(8, 16)).sum() for _ in range(8)]
+        from threading import Thread
+
+        threads = [Thread(target=loss.backward) for loss in losses]
+        for thread in threads:
+            thread.start()
+        for _ in range(20):
+            ebb.report()
+        for thread in threads:
+            thread.join()
+    assert ebb.report().timeline[-1][1:] == (0, 0)
+
+
+def test_profilers_see_replays():
+    model = blocks(1)
+    with ebb.apply(model, modules="?"):
+        loss = model(torch.randn(8, 16)).sum()
+        with profile(activities=[ProfilerActivity.CPU]) as found, record_function("backward"):
+            loss.backward()
+    assert {"ebb::replay aten::silu.default", "ebb::replay aten::addmm.default"} <= {
+        event.name for event in found.events()
+    }
+
+
+def test_the_rules_hold_while_reports_are_recorded():
+    files = find_tests("rule*", "once_wrong", "handles")
+    program = "import sys, ebb, pytest; ebb.record_reports(2); sys.exit(pytest.main(sys.argv[1:]))"
+    run = subprocess.run(
+        [sys.executable, "-c", program, "-q", "-p", "no:cacheprovider", *files],
+        cwd=TESTS.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout[-3000:]
+
+
+# Files

@@ -1,0 +1,203 @@
+"""Reports as text and files, from the environment, in logs, and when memory runs out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from exactness import resident_kib
+from reporting import blocks, no_reports_yet, recorded, step  # noqa: F401
+
+import ebb
+from ebb._report import out_of_memory
+from ebb._report.text import size
+
+
+@pytest.fixture
+def a_report():
+    return recorded(ebb.policies.save_matmuls)
+
+
+def test_text(a_report):
+    text = str(a_report)
+    assert "recomputed" in text
+    assert "0-3.act x4" in text
+    assert "silu" in text
+    assert "\n... and " in a_report.text(rows=1)
+
+
+@pytest.mark.parametrize("suffix", ["txt", "json", "html", "png"])
+def test_files(a_report, tmp_path, suffix):
+    if suffix == "png":
+        pytest.importorskip("matplotlib")
+    path = tmp_path / f"report.{suffix}"
+    a_report.save(path)
+    content = path.read_bytes()
+    if suffix == "json":
+        found = json.loads(content)
+        assert found["totals"] == a_report.totals
+        assert sum(row["bytes"] for row in found["rows"]) == sum(found["totals"].values())
+    elif suffix == "html":
+        page = content.decode()
+        assert "http://" not in page.replace("http://www.w3.org", "")
+        assert "https://" not in page
+        data = page.split('id="data">')[1].split("</script>")[0]
+        assert len(json.loads(data)["rows"]) == len(a_report.rows)
+    elif suffix == "png":
+        assert content.startswith(b"\x89PNG")
+
+
+def test_names_cannot_leave_the_data_of_a_page(tmp_path):
+    with ebb.record_reports():
+        with ebb.region(name="</script><script>alert(1)</script>"):
+            loss = torch.randn(3, requires_grad=True).sin().exp().sum()
+        loss.backward()
+    ebb.report().save(tmp_path / "page.html")
+    assert "<script>alert" not in (tmp_path / "page.html").read_text()
+
+
+def test_bad_paths(a_report, tmp_path):
+    with pytest.raises(ValueError, match=r"\.html, \.png; got .*report.pdf"):
+        a_report.save(tmp_path / "report.pdf")
+    with pytest.raises(OSError, match="nowhere"):
+        a_report.save(tmp_path / "nowhere" / "report.txt")
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB")]
+)
+def test_sizes(nbytes, text):
+    assert size(nbytes) == text
+
+
+PROGRAM = """
+import torch, ebb
+net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.SiLU(), torch.nn.Linear(8, 8))
+ebb.apply(net, modules="1")
+for _ in range(3):
+    net(torch.randn(4, 8)).sum().backward()
+"""
+
+
+def run_program(program=PROGRAM, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_environment(tmp_path):
+    run = run_program(EBB_REPORT=str(tmp_path / "r.json"), EBB_TRACE=str(tmp_path / "traces"))
+    assert run.returncode == 0, run.stderr
+    assert "the report is in" in run.stderr
+    assert json.loads((tmp_path / "r.json").read_text())["step"] == 2
+    traces = sorted(path.name for path in (tmp_path / "traces").iterdir())
+    assert traces == ["rank0-step0.json", "rank0-step1.json", "rank0-step2.json"]
+    trace = json.loads((tmp_path / "traces" / traces[-1]).read_text())
+    kinds = {event.get("cat") for event in trace["traceEvents"]}
+    assert {"region", "replay"} <= kinds or "region" in kinds
+    assert all({"name", "ph", "ts", "pid"} <= event.keys() for event in trace["traceEvents"])
+
+
+def test_each_rank_writes_its_own_file(tmp_path):
+    run = run_program(EBB_REPORT=str(tmp_path / "r.txt"), RANK="3")
+    assert run.stderr == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["r.rank3.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("r.pdf", "a report is written to .txt"), ("no/r.txt", "cannot write")]
+)
+def test_a_report_that_cannot_be_written_stops_nothing(tmp_path, name, message):
+    run = run_program(EBB_REPORT=str(tmp_path / name))
+    assert run.returncode == 0
+    assert message in run.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_recorded_writes_nothing(tmp_path):
+    run = run_program("import ebb", EBB_REPORT=str(tmp_path / "r.txt"))
+    assert run.returncode == 0
+    assert "no region was entered, so there is no report in" in run.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+OUT_OF_MEMORY = """
+import torch, ebb
+ebb.record_reports()
+x = torch.randn(64, requires_grad=True)
+with ebb.region(ebb.policies.save_all, "block"):
+    y = x.sin().exp()
+    torch.empty(1 << 60, dtype=torch.uint8)
+"""
+
+
+def test_out_of_memory_under_a_with_block():
+    program = OUT_OF_MEMORY.replace("ebb.record_reports()\n", "").replace(
+        "with ebb.region", "with ebb.record_reports(), ebb.region"
+    )
+    assert run_program(program).stderr.count("ebb: out of memory") == 1
+
+
+def test_forwards_without_a_backward_do_not_pile_up():
+    x = torch.randn(8, 8)
+    with ebb.record_reports(), torch.no_grad():
+        for _ in range(3000):
+            with ebb.region():
+                x.sin().exp().cos()
+            if _ == 100:
+                before = resident_kib()
+    assert resident_kib() - before < 4096
+
+
+@pytest.mark.parametrize("names", [("#", "0"), ("a.07", "a.7"), ("9" * 5000, "1")])
+def test_names_that_look_like_templates(names):
+    x = torch.ones(4, 4, requires_grad=True)
+    with ebb.record_reports():
+        loss = 0
+        for name in names:
+            with ebb.region(name=name):
+                loss = loss + x.sin().exp().sum()
+        loss.backward()
+    assert {row.region for row in ebb.report().collapsed()} == set(names)
+    assert str(ebb.report())
+
+
+def test_out_of_memory():
+    run = run_program(OUT_OF_MEMORY)
+    assert run.returncode == 1
+    assert run.stderr.count("ebb: out of memory") == 1
+    assert "saved" in run.stderr
+    assert "Error" in run.stderr
+
+
+def test_out_of_memory_observer_of_the_device(capsys):
+    recorded(ebb.policies.recompute_all)
+    out_of_memory.print_out_of_memory()
+    assert capsys.readouterr().err == ""  # not recording
+    with ebb.record_reports():
+        out_of_memory.print_out_of_memory()
+        out_of_memory.print_out_of_memory()
+    assert capsys.readouterr().err.count("out of memory") == 1
+    out_of_memory._Observer.printed = False
+
+
+def test_torch_logs():
+    run = run_program(TORCH_LOGS="+ebb")
+    assert "1 (SiLU) is a region" in run.stderr
+    assert "left region 1; in this step: {" in run.stderr
+    assert "is a region" not in run_program().stderr
+
+
+def test_flat_stats():
+    recorded(ebb.policies.save_matmuls)
+    flat = ebb.stats(flat=True)
+    assert all(isinstance(value, float) for value in flat.values())
+    assert all(key.startswith("ebb/") for key in flat)
+    assert flat["ebb/bytes_saved"] == ebb.stats()["total"]["bytes_saved"]

@@ -1,0 +1,306 @@
+"""Counters, and that a thousand steps leave everything where it was."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from functools import partial
+
+import pytest
+import torch
+from exactness import POLICIES, assert_exact, resident_kib
+from memory_use import allocations, peak_bytes
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.functional import gelu
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+import ebb
+
+
+def test_counts_of_a_step():
+    x = torch.randn(8, 8, requires_grad=True)
+    for _ in range(3):
+        with ebb.region(ebb.policies.save_matmuls, "block"):
+            loss = (x @ x).exp().sin().sum()
+        loss.backward()
+
+    stats = ebb.stats()
+    assert stats["step"] == 2
+    block = stats["regions"]["block"]
+    assert block == stats["total"]
+    assert block["entered"] == 1
+    assert block["ops_seen"] == 4
+    assert block["ops_recorded"] == 4
+    assert block["ops_replayed"] == 1  # exp: its result is saved by exp and by sin
+    assert block["bytes_dropped"] == 8 * 8 * 4
+    assert block["bytes_saved"] == 0  # the product is saved by nothing
+
+
+def test_micro_batches_before_one_backward_are_one_step():
+    x = torch.randn(4, requires_grad=True)
+    losses = []
+    for _ in range(3):
+        with ebb.region(name="micro"):
+            losses.append((x * 2).exp().sum())
+    sum(losses).backward()
+
+    assert ebb.stats()["total"]["entered"] == 3
+
+
+def test_reset():
+    with ebb.region():
+        torch.ones(3) * 2
+    ebb.reset_stats()
+
+    stats = ebb.stats()
+    assert stats["regions"] == {}
+    assert stats["step"] == 0
+    assert set(stats["total"].values()) == {0}
+
+
+@pytest.mark.parametrize("policy", ["recompute_all", "save_matmuls", "torchtitan", "save_all"])
+def test_a_thousand_steps_leave_everything_where_it_was(policy):
+    net = nn.Sequential(
+        nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(8, 8)
+    )
+    ebb.apply(net, getattr(ebb.policies, policy))
+    x = torch.randn(4, 8)
+
+    def steps(count):
+        for _ in range(count):
+            net(x).square().sum().backward()
+            net(x)  # its backward never runs
+        gc.collect()
+        stats = ebb.stats()
+        tensors = sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
+        return stats["live_recipes"], stats["live_handles"], stats["open_regions"], tensors
+
+    gc.collect()
+    baseline = tuple(ebb.stats()[k] for k in ("live_recipes", "live_handles", "open_regions"))
+    first = steps(100)
+    before = resident_kib()
+    assert steps(1000) == first
+    grown = resident_kib() - before
+    assert first[:3] <= baseline
+    assert grown < 4096, f"the process grew by {grown} KiB in 1,000 steps"
+
+
+@pytest.mark.usefixtures("no_objects_left")
+def test_bytes_are_freed_as_soon_as_the_model_lets_go():
+    x = torch.randn(1000, requires_grad=True)
+    with ebb.region():
+        h = x.exp()
+        storage = StorageWeakRef(h.untyped_storage())
+        h = h.sin()
+        assert storage.expired()
+        loss = h.sum()
+    loss.backward()
+
+
+def test_numbers_hold_no_memory_until_backward():
+    """`x + 1e-6` reaches the recorder as an op on two tensors; the second must not be kept."""
+    x = torch.randn(4, 8, requires_grad=True)
+    outputs = []
+
+    def forward():
+        with ebb.region():
+            y = x
+            for _ in range(50):
+                y = (y + 1e-6).tanh()
+        outputs.append(y)
+
+    assert sum(allocations(forward)) == x.nbytes  # those of the result
+    outputs[0].sum().backward()
+
+
+def test_a_region_of_many_ops_between_short_ones(no_objects_left):
+    """What the recorder keeps from region to region grows for it, and serves short ones again."""
+    x = torch.randn(3, requires_grad=True)
+    for ops in (2, 5000, 3, 700, 1):
+
+        def program(x, ops=ops):
+            y = x
+            for i in range(ops):
+                y = y.sin() if i % 3 else y * 1.01
+            return y.sum()
+
+        assert_exact(program, [x])
+
+
+def test_handles_that_outlive_their_thread(no_objects_left):
+    """Recipes, values and handles are freed on another thread than the one that made them."""
+    x = torch.randn(4, 4, requires_grad=True)
+    losses = []
+
+    def forward():
+        with ebb.region():
+            y = x
+            for _ in range(40):
+                y = (y @ y).tanh()
+        losses.append(y.sum())
+
+    for _ in range(20):
+        thread = threading.Thread(target=forward)
+        thread.start()
+        thread.join()
+    assert ebb.stats()["live_recipes"] > 0
+    for loss in losses[::2]:
+        loss.backward()
+
+
+def test_one_survivor_keeps_no_recipes():
+    """A handle that lives on keeps its own value, not what was recorded around it."""
+    gc.collect()
+    before = ebb.stats()
+    x = torch.randn(8, requires_grad=True)
+    with ebb.region():
+        kept = x.exp()
+        y = x
+        for _ in range(100):
+            y = y.sin()
+    del y
+
+    after = ebb.stats()
+    for count in ("live_recipes", "live_handles"):
+        assert after[count] - before[count] == 1  # what makes `kept` again
+    kept.sum().backward()
+
+
+def test_without_gradients_kept_values_die_with_their_readers():
+    w = torch.randn(1024, 1024)
+
+    def chain():
+        with torch.no_grad(), ebb.region(ebb.policies.save_all):
+            h = w
+            for _ in range(20):  # 12 MiB each
+                h = (h @ w).tanh() * 2
+
+    assert peak_bytes(chain) < 64 << 20
+
+
+def test_peak_is_at_most_that_of_checkpoint():
+    """A recomputed tensor goes with the function that used it, before its results are checked."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 128), nn.Linear(128, 32)
+
+        def forward(self, x):
+            return x + self.down(gelu(self.up(self.norm(x))))
+
+    def peak(run):
+        x = torch.randn(2, 8, 32, requires_grad=True)
+        blocks = [Block(), Block()]
+
+        def loss():
+            h = x
+            for one in blocks:
+                h = run(one, h)
+            return h.square().mean()
+
+        def step():
+            loss().backward()
+
+        step()  # the gradients exist from here on
+        return peak_bytes(step)
+
+    def in_region(block, x):
+        with ebb.region():
+            return block(x)
+
+    plain = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    assert peak(in_region) <= peak(plain)
+
+
+class WatchStorages(TorchDispatchMode):
+    """Remembers, weakly, the storage of every tensor that an op returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.storages = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        for result in tree_leaves(results):
+            if isinstance(result, torch.Tensor):
+                self.storages.append(StorageWeakRef(result.untyped_storage()))
+        return results
+
+
+@pytest.mark.usefixtures("no_objects_left")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_storage_outlives_its_step(policy):
+    net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(True), nn.Dropout(), nn.GELU())
+    x = torch.randn(4, 8)
+
+    def step():
+        with ebb.region(POLICIES[policy]):
+            out = net(x)
+            out[:2].mul_(2)
+            loss = out.sin().sum()
+        return torch.autograd.grad(loss, list(net.parameters()))
+
+    with WatchStorages() as watch:
+        for _ in range(5):
+            step()
+    gc.collect()
+
+    assert len(watch.storages) > 100
+    left = sum(not storage.expired() for storage in watch.storages)
+    inputs = {storage.cdata for storage in watch.storages if not storage.expired()}
+    inputs -= {StorageWeakRef(t.untyped_storage()).cdata for t in (x, *net.state_dict().values())}
+    assert not inputs, f"{left} storages are alive"
+
+
+def run_threads(count, train):
+    threads = [threading.Thread(target=train, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.usefixtures("no_objects_left")
+def test_threads_train_models_of_their_own_with_shared_parameters():
+    shared = torch.randn(8, 8, requires_grad=True)
+    steps, policies, failures = 1000, list(POLICIES.values()), []
+
+    def gradients(own, x, region):
+        with region:
+            h = own(x) @ shared
+            h = h.relu_() * torch.nn.functional.layer_norm(h, (8,)).exp()
+            loss = torch.cat(h.split(4, 1)).sin().sum()
+        return torch.autograd.grad(loss, (shared, *own.parameters()))
+
+    def train(index):
+        own = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+        generator = torch.Generator().manual_seed(index)
+        x = torch.randn(4, 8, generator=generator)
+        expected = gradients(own, x, torch.enable_grad())
+        for step in range(steps):
+            region = ebb.region(policies[step % len(policies)])
+            actual = gradients(own, x, region)
+            if not all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True)):
+                failures.append((index, step))
+
+    run_threads(8, train)
+
+    assert not failures
+
+
+def test_docstrings_tell_all_figures():
+    with ebb.region(ebb.policies.offload_inputs):
+        (torch.ones(2, requires_grad=True) * 2).sin()
+    found = ebb.stats()
+    for documented, keys in (
+        (ebb.stats, {*found, *found["total"]}),
+        (ebb.offload.stats, ebb.offload.stats()),
+        (ebb.paging.stats, ebb.paging.stats()),
+        (ebb.offload.configure, ebb.offload.settings()),
+        (ebb.paging.configure, ebb.paging.settings()),
+    ):
+        assert {key for key in keys if key not in documented.__doc__} == set(), documented

@@ -1,0 +1,342 @@
+"""Rule 9: raise exactly where eager raises; an unseen write makes a new leaf."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from exactness import POLICIES, assert_exact, assert_same_error, leaves
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ebb
+
+
+def test_saved_output_written_inside_the_region():
+    def program(x):
+        h = (x * 2).exp()  # saves its result
+        h.add_(1)
+        return h.sum()
+
+    message = assert_same_error(program, leaves((3,)))
+    assert "modified by an inplace operation" in message
+    assert "region 'test'" in message
+    assert "aten::exp.default" in message
+
+
+def test_saved_output_written_through_a_view_inside_the_region():
+    def program(x):
+        h = (x * 2).exp()
+        h[0].zero_()
+        return h.sum()
+
+    assert_same_error(program, leaves((3, 2)))
+
+
+def test_saved_output_written_after_the_region():
+    def write(x, out):
+        with torch.no_grad():
+            out.add_(1)
+
+    assert_same_error(lambda x: (x * 2).exp(), leaves((3,)), after=write)
+
+
+def test_unsaved_output_written_after_the_region_is_no_error():
+    def write(x, out):
+        with torch.no_grad():
+            out.add_(1)
+
+    def program(x):
+        return x.sin() + 1
+
+    assert_exact(program, leaves((3,)), after=write)
+
+
+def test_output_that_a_recipe_reads_written_after_the_region():
+    def write(x, h, out):
+        with torch.no_grad():
+            h.mul_(7)
+
+    def program(x):
+        h = x + 1  # saved by nothing
+        return h, (h * 2).exp()
+
+    assert_exact(program, leaves((3,)), after=write)
+
+
+def test_parameter_written_between_forward_and_backward():
+    def write(w, x, out):
+        with torch.no_grad():
+            w.mul_(2)
+
+    assert_same_error(lambda w, x: (w * x).exp(), leaves((3,), (3,)), after=write)
+
+
+def test_leaf_that_only_a_recipe_needs_is_refused_by_name():
+    w = torch.randn(3)
+    x = torch.randn(3, requires_grad=True)
+    with ebb.region(name="block"):
+        out = (x + w).exp().sin()
+    w.add_(1)
+
+    with pytest.raises(RuntimeError, match=r"recompute aten::add.Tensor in region 'block'"):
+        out.sum().backward()
+
+
+def test_unseen_write_that_moves_the_version_makes_a_leaf():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, h):
+            h.numpy()[...] *= 2  # behind the dispatcher
+            ctx.mark_dirty(h)
+            return h
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2
+
+    def program(x):
+        h = x * 3
+        Doubled.apply(h)
+        return h.exp() * h.sin()
+
+    assert_exact(program, leaves((4,)))
+
+
+def test_write_of_a_kernel_below_us_that_moves_the_version():
+    def program(x):
+        h = (x * 3).detach()
+        h.add_(1)
+        h.numpy()[...] *= 2
+        torch._C._autograd._unsafe_set_version_counter((h,), (h._version + 1,))
+        return (h * x).exp() * h
+
+    assert_exact(program, leaves((4,)))
+
+
+def test_dead_leaf_is_refused_by_name():
+    w = torch.randn(3)
+    x = torch.randn(3, requires_grad=True)
+    with ebb.region(name="block"):
+        out = (x + w).exp().sin()
+    w.untyped_storage().resize_(0)
+
+    with pytest.raises(
+        RuntimeError, match=r"recompute aten::add.Tensor in region 'block'.*resized"
+    ):
+        out.sum().backward()
+
+
+def test_dead_saved_parameter_is_refused():
+    w = torch.randn(3, requires_grad=True)
+    x = torch.randn(3, requires_grad=True)
+    with ebb.region(name="block"):
+        out = x * w
+    w.untyped_storage().resize_(0)
+
+    with pytest.raises(RuntimeError, match="has no data any more"):
+        out.sum().backward()
+
+
+def test_two_backwards_without_retain_graph_raise_as_in_eager():
+    x = torch.randn(3, requires_grad=True)
+    with ebb.region():
+        loss = (x * 2).exp().sum()
+    loss.backward()
+
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+
+
+ALIASES = {
+    "matmul of more than two dimensions": lambda x, w: x.reshape(1, 3, 4) @ w,
+    "reshape that copies": lambda x, w: (x * 2).t().reshape(-1),
+    "unsafe_chunk": lambda x, w: (x * 2).unsafe_chunk(3)[1],
+    "data": lambda x, w: (x * 2).data * 1 + (x * 2).data,
+}
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_alias_with_a_counter_of_its_own_written_after_the_region(alias, policy):
+    """Nothing has saved it, so eager goes on; a recipe that reads it needs the old state."""
+
+    def run(region):
+        x, w = leaves((3, 4), (4, 4))
+        with region:
+            h = ALIASES[alias](x, w)
+            loss = (x.sum() * (h * 0.5).exp()).sum()
+        with torch.no_grad():
+            h.add_(1)
+        return torch.autograd.grad(loss, x)[0]
+
+    assert torch.equal(run(ebb.region(POLICIES[policy])), run(torch.enable_grad()))
+
+
+def test_write_through_data_after_the_region_is_seen_by_backward_as_in_eager():
+    def run(region):
+        x = leaves((4,))[0]
+        with region:
+            h = x * 2
+            alias = h.data
+            loss = (h.sin() * (alias + 1)).sum()
+        alias.add_(1)
+        return torch.autograd.grad(loss, x)[0]
+
+    assert torch.equal(run(ebb.region(ebb.policies.save_all)), run(torch.enable_grad()))
+    assert torch.equal(run(ebb.region()), run(torch.enable_grad()))
+
+
+def write_unseen(h):
+    """A write as a kernel below torch would do it, and a version that tells of it."""
+    h.detach().numpy()[:] = 5
+    torch.autograd.graph.increment_version(h)
+
+
+# Writes that ebb sees, and after which torch moves no version.
+SEEN_AND_UNCOUNTED = {
+    "resize_ to the same size": lambda h: h.resize_(h.shape),
+    "resize_as_": lambda h: h.resize_as_(torch.empty(h.shape)),
+    "an operator without a kernel that counts": lambda h: torch._cummax_helper(
+        torch.ones(4), h, torch.empty(4, dtype=torch.long), 0
+    ),
+    "an operator that a __torch_dispatch__ calls": lambda h: Wrapper(h).add_(1),
+    "an in-place view that a __torch_dispatch__ calls": lambda h: Wrapper(h).squeeze_(),
+    "a gradient scaler's": lambda h: torch._amp_foreach_non_finite_check_and_unscale_(
+        [h], torch.zeros(1), torch.ones(1)
+    ),
+}
+
+
+class Wrapper(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner):
+        wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        wrapper.inner = inner
+        return wrapper
+
+    @classmethod
+    def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
+        op(args[0].inner, *args[1:])
+        return args[0]
+
+
+@pytest.mark.parametrize("seen", SEEN_AND_UNCOUNTED)
+def test_a_seen_write_that_moves_no_version_hides_no_unseen_one(seen):
+    def run(region):
+        x = torch.arange(1.0, 5.0, requires_grad=True)
+        with region:
+            h = (x * 2).detach()
+            SEEN_AND_UNCOUNTED[seen](h)
+            write_unseen(h)
+            loss = (x * h.sin()).sum()
+        del h
+        return torch.autograd.grad(loss, x)[0]
+
+    assert torch.equal(run(ebb.region()), run(torch.enable_grad()))
+
+
+INPLACE = [
+    pytest.param(op, op.get_inplace(), id=op.full_name)
+    for op in op_db
+    if op.get_inplace() is not None and torch.float32 in op.supported_dtypes("cpu")
+]
+
+
+class Operators(TorchDispatchMode):
+    """The operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.ops = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.ops.append(op)
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("op", "variant"), INPLACE)
+def test_versions_move_as_the_table_of_operators_says(op, variant):
+    sample = next(iter(op.sample_inputs("cpu", torch.float32)))
+    x = sample.input[0] if isinstance(sample.input, list) else sample.input
+    before = x._version
+    try:
+        with Operators() as seen:
+            variant(sample.input, *sample.args, **sample.kwargs)
+    except RuntimeError as error:
+        pytest.skip(f"the first sample cannot be written in place: {error}")
+    if len(seen.ops) != 1:
+        pytest.skip("several operators")
+
+    facts = ebb._testing.operator_facts(seen.ops[0])
+
+    if seen.ops[0] is not torch.ops.aten.resize_.default:  # moves it only if the shape changes
+        assert x._version - before == facts["counted"]["self"]
+
+
+def strided(values):
+    return torch.nested.as_nested_tensor([values[:2], values[2:]], layout=torch.strided)
+
+
+def sparse(values):
+    return torch.sparse_coo_tensor([[0, 1, 1], [2, 0, 2]], values[:, 0], (2, 3)).coalesce()
+
+
+@pytest.mark.parametrize("make", [strided, sparse])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_written_saved_tensor_of_another_layout(make, policy):
+    def message(region):
+        w = torch.randn(3, 4, requires_grad=True)
+        with region:
+            h = make(w * 2)
+            z = h * h
+            h.mul_(2.0)
+        total = torch.sparse.sum if z.is_sparse else lambda z: z.to_padded_tensor(0.0).sum()
+        loss = total(z)
+        with pytest.raises(RuntimeError) as raised:
+            loss.backward()
+        return str(raised.value)
+
+    begin = "one of the variables needed for gradient computation has been modified by an inplace"
+
+    assert message(torch.enable_grad()).startswith(begin)
+    assert message(ebb.region(POLICIES[policy])).startswith(begin)
+
+
+@torch.library.custom_op("ebb_tests::lies", mutates_args=())
+def lies(h: torch.Tensor) -> torch.Tensor:
+    h.add_(1)
+    return h * 2
+
+
+@torch.library.custom_op("ebb_tests::lies_and_returns_nothing", mutates_args=())
+def lies_and_returns_nothing(h: torch.Tensor) -> None:
+    h.add_(1)
+
+
+@pytest.mark.parametrize("lie", [lies, lies_and_returns_nothing])
+@pytest.mark.parametrize("alias", [lambda h: h, lambda h: h.data, lambda h: h.detach()])
+def test_an_operator_that_says_it_writes_nothing_and_calls_one_that_does(lie, alias):
+    def gradient(region):
+        x = torch.arange(1.0, 5.0, requires_grad=True)
+        with region:
+            h = (x * 2).detach().exp()
+            lie(alias(h))
+            loss = (x * h.sin()).sum()
+        del h
+        return torch.autograd.grad(loss, x)[0]
+
+    assert torch.equal(gradient(ebb.region()), gradient(torch.enable_grad()))
+
+
+@pytest.mark.parametrize("alias", [lambda h: h, lambda h: h.data])
+def test_out_of_an_operator_that_is_hard_to_box(alias):
+    def gradient(region):
+        w = torch.arange(1.0, 5.0, requires_grad=True)
+        with region:
+            h = torch.arange(4.0).clone().exp()
+            torch.std(torch.arange(12.0).reshape(3, 4).sin(), 0, correction=1, out=alias(h))
+            loss = (w.exp() * h.clone()).sum()
+        del h
+        return torch.autograd.grad(loss, w)[0]
+
+    assert torch.equal(gradient(ebb.region()), gradient(torch.enable_grad()))

@@ -1,0 +1,269 @@
+"""The rooms of the Python half: what a module may import, also inside of functions."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from arrows import circle, faults
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Lowest first. What is in a room may import its own room and those of lower floors. A room is a
+# package, or a module that lies at the top.
+FLOORS = (
+    ("_C", "_build_info", "_check_torch", "_ebb_autoload", "_support"),
+    ("_policy", "_report"),
+    ("policies",),
+    ("_region",),
+    ("offload", "paging"),
+    ("_launch",),
+    ("__init__",),
+    ("__main__", "_testing"),
+)
+
+# Imports inside of functions, and why.
+LAZY = {
+    ("ebb._launch.start", "ebb._launch.takeover"): (
+        "it reads private functions of torch: only where it is asked for can they be missed, and "
+        "then ebb is off"
+    ),
+}
+# Of these, those that run back up or in a circle.
+LAZY_AND_BACK = {
+    ("_ebb_autoload", "ebb"): (
+        "runs in each process that imports torch, and imports ebb where a variable asks for it"
+    ),
+    ("ebb._launch.checkpoint_calls", "ebb._launch.checkpoint_calls"): (
+        "its code runs in torch's functions, with torch's globals"
+    ),
+}
+
+
+class Imports(ast.NodeVisitor):
+    """The imports of one module.
+
+    Attributes:
+        eager, lazy: names of modules that it imports when it is imported, and in functions.
+    """
+
+    def __init__(self, package, modules):
+        self.eager, self.lazy = set(), set()
+        self._package = package
+        self._modules = modules
+        self._functions = 0
+
+    def visit_FunctionDef(self, node):
+        for outside in (*node.decorator_list, node.args):
+            self.visit(outside)
+        self._inside(node.body)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Lambda(self, node):
+        self._inside([node.body])
+
+    def visit_Import(self, node):
+        for alias in node.names:
+            self._add(alias.name)
+
+    def visit_ImportFrom(self, node):
+        parents = self._package.split(".")[: 1 - node.level or None] if node.level else []
+        origin = ".".join([*parents, *([node.module] if node.module else [])])
+        for alias in node.names:
+            inner = f"{origin}.{alias.name}"
+            self._add(inner if inner in self._modules else origin)
+
+    def visit_Call(self, node):
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name in ("import_module", "__import__") and isinstance(node.args[0], ast.Constant):
+            self._add(node.args[0].value)
+        self.generic_visit(node)
+
+    def _inside(self, body):
+        self._functions += 1
+        for node in body:
+            self.visit(node)
+        self._functions -= 1
+
+    def _add(self, name):
+        if name.partition(".")[0] in ("ebb", "_ebb_autoload"):
+            (self.lazy if self._functions else self.eager).add(name)
+
+
+def arrows_of(root):
+    """Arrows of imports, those of modules and those inside of functions apart."""
+    paths = {}
+    for path in sorted([*root.rglob("*.py"), *root.rglob("*.pyi")]):
+        name = ".".join(path.relative_to(root).with_suffix("").parts)
+        paths[name.removesuffix(".__init__")] = path
+    eager, lazy = set(), set()
+    for name, path in paths.items():
+        package = name if path.stem == "__init__" else name.rpartition(".")[0]
+        imports = Imports(package, paths)
+        imports.visit(ast.parse(path.read_text()))
+        eager |= {(name, target) for found in imports.eager for target in chain(name, found)}
+        lazy |= {(name, target) for target in imports.lazy}
+    return eager, lazy
+
+
+def chain(source, target):
+    """A module, and the packages around it whose own code an import of it runs."""
+    parts = target.split(".")
+    around = [".".join(parts[:end]) for end in range(2, len(parts))]
+    return [target, *(package for package in around if not f"{source}.".startswith(f"{package}."))]
+
+
+def room_of(module):
+    parts = module.split(".")
+    return module if parts[0] != "ebb" else parts[1] if len(parts) > 1 else "__init__"
+
+
+def faults_of(root, floors, lazy=(), lazy_and_back=()):
+    eager, inside = arrows_of(root)
+    found = [
+        f"{source} imports {target} inside of a function"
+        for source, target in sorted(inside - {*lazy, *lazy_and_back})
+    ]
+    found += [
+        f"the table has {source} -> {target}, which is not needed"
+        for source, target in sorted({*lazy, *lazy_and_back} - inside)
+    ]
+    held = {arrow for arrow in eager | inside if arrow not in lazy_and_back}
+    within = faults(held, room_of, floors)
+    found += [
+        f"{source} -> {target} runs down: it needs no leave to run back"
+        for source, target in lazy_and_back
+        if faults({*held, (source, target)}, room_of, floors) == within
+    ]
+    return found + within
+
+
+def test_imports_keep_the_order_of_the_rooms():
+    assert len(arrows_of(ROOT / "python")[0]) > 100
+    assert faults_of(ROOT / "python", FLOORS, LAZY, LAZY_AND_BACK) == []
+
+
+def test_each_package_says_what_it_is_for():
+    for init in (ROOT / "python/ebb").glob("*/__init__.py"):
+        tree = ast.parse(init.read_text())
+        assert ast.get_docstring(tree), init
+        if init.parent.name.startswith("_"):
+            assert len(tree.body) == 1, f"{init} is more than a docstring"
+
+
+def test_each_package_and_its_data_are_installed():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = [init.parent for init in (ROOT / "python").rglob("__init__.py")]
+    names = {".".join(folder.relative_to(ROOT / "python").parts) for folder in folders}
+    assert names == set(settings["packages"])
+    for folder in folders:
+        patterns = settings["package-data"].get(".".join(folder.relative_to(ROOT / "python").parts))
+        for data in folder.glob("*.html"):
+            assert any(data.match(pattern) for pattern in patterns or ()), data
+
+
+def test_modules_that_the_core_names_exist():
+    texts = [file.read_text() for file in (ROOT / "src/bindings").glob("*.cpp")]
+    named = {n for text in texts for n in re.findall(r'(?:helper|import)\("(ebb\.[\w.]+)"', text)}
+    assert len(named) > 3
+    for module in named:
+        path = ROOT / "python" / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__init__.py").exists(), module
+
+
+# A made-up tree: low, high, and the package itself above them.
+ROOMS = (("low",), ("high",), ("__init__",))
+DOWN = {
+    "__init__.py": "from ebb import high\n",
+    "high/__init__.py": "",
+    "high/a.py": "from ebb.low import b\nfrom ..low.b import f\n",
+    "low/__init__.py": "",
+    "low/b.py": "import os\n\ndef f():\n    import re\n",
+}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    def write(files):
+        for name, text in files.items():
+            (tmp_path / "ebb" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "ebb" / name).write_text(text)
+        return tmp_path
+
+    assert faults_of(write(DOWN), ROOMS) == []
+    assert arrows_of(tmp_path)[0] >= {("ebb.high.a", "ebb.low.b")}
+    return write
+
+
+BACK = "ebb.low.c needs ebb.high.a: high is not below low"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from ebb.high import a",
+        "from ebb.high.a import f",
+        "import ebb.high.a",
+        "from ..high import a",
+        "try:\n    from ebb.high import a\nexcept ImportError:\n    pass",
+        "if TYPE_CHECKING:\n    from ebb.high.a import A",
+        "class C:\n    from ebb.high import a",
+        "import importlib\nimportlib.import_module('ebb.high.a')",
+    ],
+)
+def test_an_import_that_runs_back_up_is_found(tree, text):
+    assert BACK in faults_of(tree({"low/c.py": text}), ROOMS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f():\n    from ebb.high import a",
+        "async def f():\n    with x:\n        import ebb.high.a",
+        "class C:\n    def f(self):\n        from ebb.high.a import x",
+        "f = lambda: __import__('ebb.high.a')",
+    ],
+)
+def test_an_import_inside_of_a_function_is_found(tree, text):
+    root = tree({"low/c.py": text})
+
+    assert "ebb.low.c imports ebb.high.a inside of a function" in faults_of(root, ROOMS)
+    assert BACK in faults_of(root, ROOMS, lazy=[("ebb.low.c", "ebb.high.a")])
+    assert faults_of(root, ROOMS, lazy_and_back=[("ebb.low.c", "ebb.high.a")]) == []
+
+
+def test_a_circle_inside_a_room_is_found(tree):
+    root = tree({"low/c.py": "import ebb.low.d\n", "low/d.py": "from ebb.low import c\n"})
+
+    (fault,) = faults_of(root, ROOMS)
+    assert fault.startswith("a circle: ebb.low.")
+
+
+def test_a_circle_through_a_function_is_found(tree):
+    root = tree({"low/c.py": "import ebb.low.d\n", "low/d.py": "def f():\n    import ebb.low.c\n"})
+
+    (fault,) = faults_of(root, ROOMS, lazy=[("ebb.low.d", "ebb.low.c")])
+    assert fault.startswith("a circle: ebb.low.")
+
+
+def test_an_entry_that_is_not_needed_is_found(tree):
+    root = tree({"high/c.py": "def f():\n    import ebb.low.b\n"})
+    arrow, gone = ("ebb.high.c", "ebb.low.b"), ("ebb.high.a", "ebb.low.b")
+
+    assert faults_of(root, ROOMS, lazy=[arrow]) == []
+    assert faults_of(root, ROOMS, lazy=[arrow, gone]) == [
+        "the table has ebb.high.a -> ebb.low.b, which is not needed"
+    ]
+    assert faults_of(root, ROOMS, lazy_and_back=[arrow]) == [
+        "ebb.high.c -> ebb.low.b runs down: it needs no leave to run back"
+    ]
+
+
+def test_circles():
+    assert circle([("a", "b"), ("b", "c"), ("a", "c")]) == []
+    assert circle([("a", "a")]) == ["a circle: a <- a"]
+    assert len(circle([("a", "b"), ("b", "c"), ("c", "a")])) == 1

@@ -1,0 +1,99 @@
+"""The rooms of src: what a file may include."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from arrows import faults
+
+ROOT = Path(__file__).resolve().parents[2]
+
+DESIGN = ROOT / "docs/design"
+
+
+def table():
+    """What each room may include, lowest first: the table of docs/design/index.md."""
+    rows = re.findall(r"^\| \[(\w+)\]\(\1\.md\) \|(.*)\|$", (DESIGN / "index.md").read_text(), re.M)
+    return {room: {name.strip() for name in names.split(",")} - {""} for room, names in rows}
+
+
+def arrows_of(root):
+    """Includes in quotes; those of torch and of the system have angle brackets."""
+    for folder in (root / "src", root / "include"):
+        for file in folder.rglob("*"):
+            if file.suffix not in (".h", ".cpp", ".cu"):
+                continue
+            for included in re.findall(r'^\s*#\s*include "(.+?)"', file.read_text(), re.M):
+                inside = "include" if included.startswith("ebb/") else "src"
+                yield str(file.relative_to(root)), f"{inside}/{included}"
+
+
+def room_of(file):
+    top, folder, *_ = file.split("/")
+    return top if top == "include" else folder
+
+
+def test_includes_keep_the_order_of_the_rooms():
+    arrows = list(arrows_of(ROOT))
+
+    assert len(arrows) > 100
+    assert all((ROOT / target).exists() for _, target in arrows)
+    assert faults(arrows, room_of, [("include",), *((room,) for room in table())]) == []
+
+
+def test_rooms_include_what_the_table_allows_and_no_less():
+    used = {room: set() for room in table()}
+    for source, target in arrows_of(ROOT):
+        if room_of(source) != "include":
+            used[room_of(source)] |= {room_of(target)} - {room_of(source), "include"}
+    assert used == table()
+
+
+def test_each_room_has_a_page():
+    assert {page.stem for page in DESIGN.glob("*.md")} == {*table(), "index"}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A made-up one, whose arrows run down."""
+
+    def write(files):
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        return lambda: faults(arrows_of(tmp_path), room_of, (("include",), ("low",), ("high",)))
+
+    found = write(
+        {
+            "include/ebb/ebb.h": "",
+            "src/low/a.h": '#include "ebb/ebb.h"\n#include <torch/high.h>\n',
+            "src/high/b.cpp": '#include "low/a.h"\n',
+        }
+    )
+    assert found() == []
+    return write
+
+
+def test_an_arrow_that_runs_back_up_is_found(tree):
+    found = tree({"src/low/back.cpp": '#include "high/c.h"\n', "src/high/c.h": ""})
+
+    assert found() == ["src/low/back.cpp needs src/high/c.h: high is not below low"]
+
+
+def test_a_circle_inside_a_room_is_found(tree):
+    found = tree({"src/low/c.h": '#include "low/d.h"\n', "src/low/d.h": '#include "low/c.h"\n'})
+
+    (circle,) = found()
+    assert circle.startswith("a circle: src/low/")
+
+
+def test_a_room_that_is_not_in_the_table_is_found(tree):
+    found = tree({"src/new/c.cpp": '#include "low/a.h"\n'})
+
+    assert found() == ["src/new/c.cpp is in no room of the table"]
+
+
+def test_a_room_that_is_gone_is_found(tmp_path):
+    assert faults([], room_of, (("low",),)) == ["the table has a room low, and there is none"]

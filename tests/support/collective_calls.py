@@ -1,0 +1,157 @@
+"""Two gloo ranks in one process, and each operator of torch's distributed packages called on both.
+
+A group of one rank would not do: there most collectives change nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from hidden_writes import Finding, tensors_of
+from hidden_writes import contents as contents_of
+from operator_inputs import arguments_by_name, schemas, writes
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+Group = Any
+Made = Any  # works and tensors to be waited for
+
+
+def two_ranks() -> list[Group]:
+    """Process groups 0 and 1 of one world. Their collectives run on gloo's own threads."""
+    store = dist.HashStore()
+    groups: list[Any] = [None, None]
+
+    def make(rank: int) -> None:
+        group = dist.ProcessGroup(store, rank, 2)
+        backend = dist.PrefixStore("gloo", store)
+        gloo = dist.ProcessGroupGloo(backend, rank, 2, timedelta(seconds=20))
+        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        group._set_group_name(f"two ranks {rank}")
+        torch._C._distributed_c10d._register_process_group(group.group_name, group)
+        groups[rank] = group
+
+    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return groups
+
+
+def t(rank: int, *shape: int) -> torch.Tensor:
+    return torch.arange(1.0, 1 + torch.Size(shape).numel()).reshape(shape) * (rank + 1)
+
+
+def functional(name: str) -> Callable[..., Any]:
+    return getattr(torch.ops._c10d_functional, name)
+
+
+def with_autograd(name: str) -> Callable[..., Any]:
+    return getattr(torch.ops._c10d_functional_autograd, name)
+
+
+# What each rank calls; g is its group, and n the group's name.
+CALLS: tuple[Callable[[int, Group, str], Made], ...] = (
+    lambda r, g, n: g.allreduce([t(r, 4)]),
+    lambda r, g, n: g.allreduce_coalesced([t(r, 4), t(r, 2)]),
+    lambda r, g, n: g.broadcast(t(r, 4), 0),
+    lambda r, g, n: g.reduce(t(r, 4), 0),
+    lambda r, g, n: g.allgather([[t(5, 4), t(6, 4)]], [t(r, 4)]),
+    lambda r, g, n: g._allgather_base(t(5, 8), t(r, 4)),
+    lambda r, g, n: g.allgather_coalesced([[t(5, 4)], [t(6, 4)]], [t(r, 4)]),
+    lambda r, g, n: g.allgather_into_tensor_coalesced([t(5, 8)], [t(r, 4)]),
+    lambda r, g, n: g.reduce_scatter([t(5, 4)], [[t(r, 4), t(r, 4)]]),
+    lambda r, g, n: g._reduce_scatter_base(t(5, 4), t(r, 8)),
+    lambda r, g, n: g.reduce_scatter_tensor_coalesced([t(5, 4)], [t(r, 8)]),
+    lambda r, g, n: g.gather([] if r else [[t(5, 4), t(6, 4)]], [t(r, 4)]),
+    lambda r, g, n: g.scatter([t(5, 4)], [] if r else [[t(r, 4), t(r, 4)]]),
+    lambda r, g, n: g.alltoall([t(5, 4), t(6, 4)], [t(r, 4), t(r, 4)]),
+    lambda r, g, n: g.alltoall_base(t(5, 4), t(r, 4), [2, 2], [2, 2]),
+    lambda r, g, n: g.barrier(),
+    lambda r, g, n: g.send([t(r, 4)], 0, 3) if r else g.recv([t(5, 4)], 1, 3),
+    lambda r, g, n: g.send([t(r, 4)], 0, 4) if r else g.recv_anysource([t(5, 4)], 4),
+    lambda r, g, n: torch.ops.c10d.check_for_nan(t(r, 4)),
+    lambda r, g, n: functional("all_reduce")(t(r, 4), "sum", n),
+    lambda r, g, n: functional("all_reduce_")(t(r, 4), "sum", n),
+    lambda r, g, n: functional("all_reduce_coalesced")([t(r, 4)], "sum", n),
+    lambda r, g, n: functional("all_reduce_coalesced_")([t(r, 4)], "sum", n),
+    lambda r, g, n: functional("all_gather_into_tensor")(t(r, 4), 2, n),
+    lambda r, g, n: functional("all_gather_into_tensor_out")(t(r, 4), 2, n, out=t(5, 8)),
+    lambda r, g, n: functional("all_gather_into_tensor_coalesced")([t(r, 4)], 2, n),
+    lambda r, g, n: functional("reduce_scatter_tensor")(t(r, 4), "sum", 2, n),
+    lambda r, g, n: functional("reduce_scatter_tensor_out")(t(r, 4), "sum", 2, n, out=t(5, 2)),
+    lambda r, g, n: functional("reduce_scatter_tensor_coalesced")([t(r, 4)], "sum", 2, n),
+    lambda r, g, n: functional("all_to_all_single")(t(r, 4), [2, 2], [2, 2], n),
+    lambda r, g, n: functional("broadcast")(t(r, 4), 0, n),
+    lambda r, g, n: functional("broadcast_")(t(r, 4), 0, n),
+    lambda r, g, n: functional("isend" if r else "irecv")(t(r, 4), 1 - r, 5, n),
+    lambda r, g, n: functional("batch_p2p_ops")(
+        ["isend" if r else "irecv"], [1 - r], [6], [t(r, 4)], n
+    ),
+    lambda r, g, n: with_autograd("all_gather_into_tensor")(t(r, 4), 2, n),
+    lambda r, g, n: with_autograd("reduce_scatter_tensor")(t(r, 4), "sum", 2, n),
+    lambda r, g, n: with_autograd("all_to_all_single")(t(r, 4), [2, 2], [2, 2], n),
+    lambda r, g, n: torch.ops._dtensor.shard_dim_alltoall(t(r, 4, 4), 0, 1, n),
+)
+
+
+class Remember(TorchDispatchMode):
+    """Keeps each operator's arguments, and what they held before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, dict[str, list[torch.Tensor]], dict[str, list[Any]]]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = func._schema.name
+        if "c10d" in name or "dtensor" in name:
+            named = arguments_by_name(name, args, kwargs)
+            tensors = {key: tensors_of(value) for key, value in named.items()}
+            before = {key: [contents_of(x) for x in some] for key, some in tensors.items()}
+            self.calls.append((name, tensors, before))
+        return func(*args, **kwargs)
+
+
+def wait_for(made: Made) -> None:
+    for each in tree_leaves(made):
+        if isinstance(each, torch.Tensor):
+            torch.ops._c10d_functional.wait_tensor(each)
+        elif each is not None:
+            each.wait()
+
+
+def run(call: Callable[[int, Group, str], Made], rank: int, group: Group) -> None:
+    wait_for(call(rank, group, group.group_name))
+
+
+def examine_collectives() -> dict[str, Finding]:
+    """Calls each as either rank, with the other one on another thread."""
+    findings: dict[str, Finding] = {}
+    groups = two_ranks()
+    for call in CALLS:
+        for rank in range(2):
+            other = threading.Thread(target=run, args=(call, 1 - rank, groups[1 - rank]))
+            other.start()
+            with Remember() as remembered:
+                run(call, rank, groups[rank])
+            other.join()
+            for name, tensors, before in remembered.calls:
+                finding = findings.setdefault(name, Finding())
+                finding.calls += 1
+                says = {a.name for a in schemas()[name].arguments if writes(a)}
+                for key, old in before.items():
+                    if [contents_of(x) for x in tensors[key]] == old:
+                        continue
+                    if key in says:
+                        finding.declared.add(key)
+                    else:
+                        finding.hidden.setdefault(key, "two ranks")
+                        finding.times[key] += 1
+    return findings

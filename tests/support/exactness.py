@@ -1,0 +1,235 @@
+"""Comparing a program in a region with plain eager, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+import ebb
+from ebb._testing import fake_accelerator
+
+Program = Callable[..., "torch.Tensor | Sequence[torch.Tensor]"]
+
+POLICIES = {
+    "recompute_all": ebb.policies.recompute_all,
+    "save_all": ebb.policies.save_all,
+    "save_matmuls": ebb.policies.save_matmuls,
+    "torchtitan": ebb.policies.torchtitan,
+    "mixed": ebb.Policy(
+        {"aten::mul": ebb.SAVE, "aten::add_": ebb.SAVE, "aten::sin": ebb.SAVE, "aten::e*": ebb.SAVE}
+    ),
+}
+
+TESTS = Path(__file__).parents[1]
+OFFLOADING = "EBB_TEST_OFFLOAD" in os.environ  # see test_offload_exactness.py
+PAGING = "EBB_TEST_PAGING" in os.environ  # see test_paging_exactness.py
+
+if OFFLOADING:
+    POLICIES = {
+        "offload_all": ebb.Policy(default=ebb.OFFLOAD, inputs=ebb.OFFLOAD),
+        "offload_inputs": ebb.policies.offload_inputs,
+        "offload_mixed": ebb.Policy(
+            {
+                "aten::mul": ebb.OFFLOAD,
+                "aten::add_": ebb.OFFLOAD,
+                "aten::mm": ebb.SAVE,
+                "aten::e*": ebb.OFFLOAD,
+            },
+            inputs=ebb.OFFLOAD,
+        ),
+    }
+
+if PAGING:
+    POLICIES = {
+        "page_all": ebb.Policy(default=ebb.PAGE, inputs=ebb.PAGE),
+        "page_mixed": ebb.Policy(
+            {
+                "aten::mul": ebb.PAGE,
+                "aten::add_": ebb.PAGE,
+                "aten::mm": ebb.SAVE,
+                "aten::e*": ebb.PAGE,
+            },
+            inputs=ebb.PAGE,
+        ),
+    }
+
+
+def accelerator() -> contextlib.AbstractContextManager[object]:
+    """What EBB_TEST_OFFLOAD says: a fake one whose copies run as soon as can be ("prompt") or as
+    late ("late"), or one that asks and waits for nothing ("static"), or the disk tier ("disk").
+    """
+    match os.environ.get("EBB_TEST_OFFLOAD"):
+        case None:
+            return contextlib.nullcontext()
+        case "prompt":
+            return fake_accelerator(in_flight_bytes=0)
+        case "static":
+            return fake_accelerator(static=True, in_flight_bytes=64)
+        case "disk":
+            return disk_tier()
+        case _:
+            return fake_accelerator(in_flight_bytes=1 << 40)
+
+
+@contextlib.contextmanager
+def disk_tier() -> Iterator[None]:
+    before = ebb.offload.settings()
+    with tempfile.TemporaryDirectory() as folder:
+        ebb.offload.configure(disk=folder, min_bytes=0)
+        try:
+            yield
+        finally:
+            ebb.offload.configure(**before)
+
+
+def resident_kib() -> int:
+    """Memory of this process that is in RAM."""
+    return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
+
+
+def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    """Equal bit for bit; NaN equals NaN."""
+    if a is None or b is None:
+        return a is b
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(as_bytes(a), as_bytes(b))
+
+
+def as_bytes(t: torch.Tensor) -> torch.Tensor:
+    flat = torch.empty(t.numel(), dtype=t.dtype).copy_(t.detach().reshape(-1))
+    return flat.view(torch.uint8) if t.numel() else torch.empty(0, dtype=torch.uint8)
+
+
+def leaves(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [
+        torch.randn(shape, dtype=dtype, generator=generator).requires_grad_() for shape in shapes
+    ]
+
+
+def run(
+    program: Program,
+    inputs: Iterable[torch.Tensor],
+    policy: ebb.Policy | None,
+    after: Callable[..., None] | None = None,
+) -> list[torch.Tensor | None]:
+    """The outputs of `program` and the gradients of `inputs`; `policy` None is plain eager."""
+    if not PAGING or policy is None:
+        return run_once(program, inputs, policy, after)
+    inputs = list(inputs)
+    ebb.paging.reset()
+    run_once(program, inputs, policy, after)  # to size the pools
+    results = run_once(program, inputs, policy, after)
+    assert ebb.paging.step_ok()
+    return results
+
+
+def mark_all_rows(tensors: Iterable[torch.Tensor]) -> None:
+    """All rows live, so nothing is dead that might matter; counts of one size are one tensor."""
+    counts: dict[int, torch.Tensor] = {}
+    for tensor in tensors:
+        rows = len(tensor) if tensor.dim() > 0 else 0
+        with contextlib.suppress(ValueError):  # a view, or marked already and read
+            ebb.mark_rows(tensor, counts.setdefault(rows, torch.tensor(rows)))
+
+
+def run_once(
+    program: Program,
+    inputs: Iterable[torch.Tensor],
+    policy: ebb.Policy | None,
+    after: Callable[..., None] | None = None,
+) -> list[torch.Tensor | None]:
+    torch.manual_seed(1)
+    inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
+    region = ebb.region(policy, "test") if policy is not None else contextlib.nullcontext()
+    with region:
+        if PAGING:
+            mark_all_rows(inputs)
+        outputs = program(*inputs)
+    outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    results: list[torch.Tensor | None] = [o.detach().clone() for o in outputs]
+    if after is not None:
+        after(*inputs, *outputs)
+    differentiable = [o for o in outputs if o.requires_grad]
+    wanted = [t for t in inputs if t.requires_grad]
+    torch.manual_seed(2)
+    weights = [torch.randn_like(o) for o in differentiable]
+    results += torch.autograd.grad(differentiable, wanted, weights, allow_unused=True)
+    results.append(torch.rand(1))  # the outer random state went on as in eager
+    return results
+
+
+def assert_exact(
+    program: Program,
+    inputs: Iterable[torch.Tensor],
+    policies: Iterable[str] = tuple(POLICIES),
+    after: Callable[..., None] | None = None,
+) -> None:
+    """`program` gives the same bits in a region under each policy as in plain eager."""
+    inputs = list(inputs)
+    expected = run(program, inputs, None, after)
+    for name in policies:
+        actual = run(program, inputs, POLICIES[name], after)
+        assert len(actual) == len(expected)
+        for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+            assert same_bits(a, e), f"policy {name}: result {i} differs: {a} instead of {e}"
+
+
+def assert_same_error(
+    program: Program, inputs: Iterable[torch.Tensor], after: Callable[..., None] | None = None
+) -> str:
+    """Eager raises RuntimeError, and so does every policy; returns the last message."""
+    inputs = list(inputs)
+    message = error_of(program, inputs, None, after)
+    assert message is not None, "eager itself does not raise"
+    for name, policy in POLICIES.items():
+        message = error_of(program, inputs, policy, after)
+        assert message is not None, f"policy {name} does not raise where eager does"
+    return message
+
+
+def error_of(
+    program: Program,
+    inputs: Iterable[torch.Tensor],
+    policy: ebb.Policy | None,
+    after: Callable[..., None] | None = None,
+) -> str | None:
+    try:
+        run(program, inputs, policy, after)
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def replayed() -> int:
+    return ebb.stats()["total"]["ops_replayed"]
+
+
+def find_tests(*names: str) -> list[str]:
+    """The files test_NAME.py; each name finds one at least."""
+    files = {name: [str(f) for f in TESTS.rglob(f"test_{name}.py")] for name in names}
+    assert all(files.values())
+    return sorted(file for found in files.values() for file in found)
+
+
+def assert_tests_of_exactness_pass(**environment: str) -> None:
+    """The tests of the rules, and of programs that were once wrong, again with these variables."""
+    files = find_tests(
+        "rule*", "once_wrong", "memory", "functions_and_hooks", "handles", "subclasses", "opaque"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
+        env=os.environ | environment,
+        cwd=TESTS.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]

@@ -1,0 +1,329 @@
+"""What operators write without saying so in their schemas, found by comparing bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from isolation import each_isolated
+from operator_examples import PROGRAMS
+from operator_inputs import (
+    Guess,
+    Named,
+    arguments_by_name,
+    base_of,
+    copy_of,
+    overload,
+    runs_on_the_cpu,
+    schemas,
+    variants,
+    with_flags_flipped,
+    writes,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+@dataclasses.dataclass
+class Finding:
+    """What is known of one operator; sums of all calls."""
+
+    calls: int = 0
+    hidden: dict[str, str] = dataclasses.field(default_factory=dict)  # argument: with what
+    times: Counter[str] = dataclasses.field(default_factory=Counter)  # of each hidden one
+    declared: set[str] = dataclasses.field(default_factory=set)  # arguments seen written
+    errors: Counter[str] = dataclasses.field(default_factory=Counter)
+
+    def written(self) -> dict[str, str]:
+        """Hidden writes, but for those seen once in hundreds of calls: somebody else's."""
+        return {key: how for key, how in self.hidden.items() if self.times[key] * 200 >= self.calls}
+
+    def add(self, other: Finding) -> None:
+        self.calls += other.calls
+        self.hidden = other.hidden | self.hidden
+        self.times.update(other.times)
+        self.declared |= other.declared
+        self.errors.update(other.errors)
+
+
+def parts_of(x: torch.Tensor) -> list[torch.Tensor]:
+    """The dense tensors in whose memory a tensor's contents are."""
+    if x.is_nested and x.layout is torch.jagged:
+        return [x.values()]
+    if x.layout is torch.sparse_coo:
+        return [x._indices(), x._values()]
+    if x.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [x.crow_indices(), x.col_indices(), x.values()]
+    if x.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [x.ccol_indices(), x.row_indices(), x.values()]
+    if x.layout is torch._mkldnn:
+        return [x.to_dense()]
+    return [x]
+
+
+def contents(x: torch.Tensor) -> tuple[Any, ...]:
+    """Geometry and bytes, the whole storages; what an operator may change."""
+    if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
+        return ()
+    x = x.detach()
+    seen: list[Any] = [tuple(x.shape) if not x.is_nested else x._nested_tensor_size().tolist()]
+    if x.is_quantized and x.qscheme() == torch.per_channel_affine:
+        seen += [contents(x.q_per_channel_scales()), contents(x.q_per_channel_zero_points())]
+    for part in parts_of(x):
+        if part.is_meta:
+            continue
+        storage = part.untyped_storage()
+        seen += [part.storage_offset() if not part.is_nested else 0, bytes_of(storage)]
+    return tuple(seen)
+
+
+def bytes_of(storage: torch.UntypedStorage) -> bytes:
+    if not storage.nbytes() or storage.device.type != "cpu":
+        return b""
+    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    return [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
+
+
+def described(named: Named) -> str:
+    """A call's arguments in one line."""
+
+    def one(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            layout = "" if value.layout is torch.strided else f"{value.layout} "
+            shape = "nested" if value.is_nested else list(value.shape)
+            return f"{layout}{str(value.dtype).removeprefix('torch.')}{shape}"
+        if isinstance(value, list | tuple):
+            return "[" + ", ".join(map(one, value)) + "]"
+        return repr(value)[:40]
+
+    return ", ".join(f"{key}={one(value)}" for key, value in named.items())
+
+
+def storages_of(tensors: list[torch.Tensor]) -> set[int]:
+    dense = [part for t in tensors for part in parts_of(t.detach()) if not part.is_meta]
+    return {part.untyped_storage()._cdata for part in dense}
+
+
+def observe(
+    name: str, args: Any, kwargs: Named, finding: Finding, function: Callable[..., Any]
+) -> Any:
+    """Calls an operator and notes which arguments' bytes have changed; returns its result.
+
+    An argument that shares memory with one that the schema marks is not looked at.
+    """
+    named = arguments_by_name(name, args, kwargs)
+    says = {a.name for a in schemas()[name].arguments if writes(a)}
+    with torch._C._DisableTorchDispatch():
+        tensors = {key: tensors_of(value) for key, value in named.items()}
+        marked = {s for key in says for s in storages_of(tensors.get(key, []))}
+        before = {key: [contents(t) for t in some] for key, some in tensors.items() if some}
+        about = described(named)
+        shared = {key for key, some in tensors.items() if marked & storages_of(some)}
+    result = function(*args, **kwargs)
+    finding.calls += 1
+    with torch._C._DisableTorchDispatch():
+        for key, old in before.items():
+            if [contents(t) for t in tensors[key]] == old:
+                continue
+            if key in says:
+                finding.declared.add(key)
+            elif key not in shared:
+                finding.hidden.setdefault(key, about)
+                finding.times[key] += 1
+    return result
+
+
+class Watch(TorchDispatchMode):
+    """Observes each operator that real calls come down to, and keeps examples of arguments."""
+
+    KEPT = 4
+    SMALL = 1 << 16  # bytes of an example
+
+    def __init__(self, findings: dict[str, Finding], examples: dict[str, list[Named]]) -> None:
+        super().__init__()
+        self.findings = findings
+        self.examples = examples
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = func._schema.name + (
+            f".{func._schema.overload_name}" if func._schema.overload_name else ""
+        )
+        if name not in schemas():
+            return func(*args, **kwargs)
+        self.keep(name, args, kwargs)
+        return observe(name, args, kwargs, self.findings.setdefault(name, Finding()), func)
+
+    def keep(self, name: str, args: Any, kwargs: Named) -> None:
+        with torch._C._DisableTorchDispatch():
+            known = self.examples.setdefault(base_of(name), [])
+            named = arguments_by_name(name, args, kwargs)
+            tensors = tensors_of(named)
+            small = sum(t.numel() for t in tensors) < self.SMALL
+            if small and sum(1 for e in known if e.keys() == named.keys()) < self.KEPT:
+                known.append(copy_of(named))
+
+
+def attempts(
+    name: str, examples: list[Named], skipped: frozenset[int], count: int
+) -> Iterator[tuple[int, Any, Named]]:
+    """Calls that may be made: the examples with flags flipped, then guesses."""
+    number = 0
+    arguments = {a.name for a in schemas()[name].arguments}
+    own = [e for e in examples if set(e) <= arguments]
+    for example in own[:6]:
+        for flipped in (example, *with_flags_flipped(example)):
+            number += 1
+            if number not in skipped:
+                yield number, [], copy_of(flipped)
+    for guess in range(count):
+        number += 1
+        if number not in skipped:
+            try:
+                args, kwargs = Guess(name, guess, examples).arguments()
+            except Exception:
+                continue
+            yield number, args, kwargs
+
+
+def examine(
+    name: str,
+    tell: Callable[[int], None],
+    skipped: frozenset[int],
+    examples: list[Named],
+    *,
+    enough: int,
+    count: int,
+) -> Finding:
+    """Calls one operator until it has run `enough` times; adds to the examples what runs."""
+    finding = Finding()
+    function = overload(name)
+    for number, args, kwargs in attempts(name, examples, skipped, count):
+        tell(number)
+        named = copy_of(arguments_by_name(name, args, kwargs))
+        try:
+            observe(name, args, kwargs, finding, function)
+        except Exception as error:
+            finding.errors[f"{type(error).__name__}: {error}".split("\n")[0][:200]] += 1
+        else:
+            if len(examples) < 12:
+                examples.append(named)
+        if finding.calls >= enough:
+            break
+    finding.errors = Counter(dict(finding.errors.most_common(3)))
+    return finding
+
+
+MOST_CRASHES = 8
+ATTEMPTS = 100_000  # more than one operator can have
+
+
+def examine_variants(
+    base: str,
+    tell: Callable[[int], None],
+    skipped: frozenset[int],
+    examples: list[Named],
+    *,
+    enough: int,
+    count: int,
+) -> dict[str, Finding]:
+    """Calls all variants of an operator; what runs of one is an example for the next."""
+    findings = {}
+    for place, name in enumerate(sorted(variants()[base], key=lambda n: (len(n), n))):
+        if not runs_on_the_cpu(name):
+            continue
+        first = place * ATTEMPTS
+        own = frozenset(n - first for n in skipped if first <= n < first + ATTEMPTS)
+        if len(own) >= MOST_CRASHES:
+            findings[name] = Finding(errors=Counter(["it ends the process"]))
+            continue
+
+        def tell_variant(number: int, first: int = first) -> None:
+            tell(first + number)
+
+        findings[name] = examine(name, tell_variant, own, examples, enough=enough, count=count)
+    return findings
+
+
+def go_back(made: Any) -> None:
+    made = [t for t in tensors_of(made) if t.requires_grad]
+    torch.autograd.backward(made, [torch.ones_like(t) for t in made])
+
+
+def watch_programs(findings: dict[str, Finding], examples: dict[str, list[Named]]) -> None:
+    """Those that one build has no engine for raise."""
+    for program in PROGRAMS:
+        with Watch(findings, examples), contextlib.suppress(Exception):
+            go_back(program())
+
+
+def watch_databases(
+    findings: dict[str, Finding], examples: dict[str, list[Named]], samples: int
+) -> None:
+    """Runs samples of torch's own database of operators, and their backward."""
+    from operator_database import ON_THE_CPU, dtypes_of, samples_of
+
+    for op in ON_THE_CPU:
+        for dtype in dtypes_of(op):
+            for sample in itertools.islice(samples_of(op, dtype), samples):
+                inputs = tensors_of([sample.input, sample.args, sample.kwargs])
+                if sum(t.numel() for t in inputs) > Watch.SMALL:
+                    continue
+                with Watch(findings, examples), contextlib.suppress(Exception):
+                    go_back(op(sample.input, *sample.args, **sample.kwargs))
+
+
+def examine_all(samples: int, enough: int, count: int) -> dict[str, Finding]:
+    """What is known of each operator of the dispatcher; none of those that tests register."""
+    schemas()  # as they are before the test database registers operators of its own
+    findings: dict[str, Finding] = {}
+    examples: dict[str, list[Named]] = {}
+    watch_programs(findings, examples)
+    watch_databases(findings, examples, samples)
+
+    def work(base: str, tell: Callable[[int], None], skipped: frozenset[int]) -> Any:
+        known = examples.get(base, [])
+        return examine_variants(base, tell, skipped, known, enough=enough, count=count)
+
+    for _, found, _ in each_isolated(variants(), work, crashes=100):
+        for name, finding in (found or {}).items():
+            findings.setdefault(name, Finding()).add(finding)
+    return findings
+
+
+def main() -> None:
+    """Prints what `examine_all` and the collectives found, as JSON."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        findings = examine_all(*map(int, sys.argv[1:]))  # some operators write files
+    from collective_calls import examine_collectives
+
+    for name, finding in examine_collectives().items():
+        findings.setdefault(name, Finding()).add(finding)
+    table = {}
+    for name in schemas():
+        finding = findings.get(name, Finding())
+        table[name] = {
+            "calls": finding.calls,
+            "hidden": finding.written(),
+            "declared": sorted(finding.declared),
+            "errors": list(finding.errors),
+        }
+    json.dump(table, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""torch.compile in all places: what ebb sees is exact, and where it steps aside it hands over."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from exactness import same_bits
+from torch import nn
+
+import ebb
+from ebb._launch import takeover
+from ebb._region import tracing
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width, bias=False)
+        self.down = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.sin(self.up(x)).exp())
+
+
+def blocks() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block() for _ in range(3)))
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    model(torch.randn(4, 8)).square().sum().backward()
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    return found
+
+
+class Counting:
+    """A backend that counts the products in the graphs of forward and backward."""
+
+    def __init__(self) -> None:
+        from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+        from torch._dynamo.backends.common import aot_autograd
+
+        self.forward: list[int] = []
+        self.backward: list[int] = []
+
+        def count(kinds):
+            def compiler(graph, _):
+                mm = torch.ops.aten.mm.default
+                kinds.append(sum(node.target is mm for node in graph.graph.nodes))
+                return make_boxed_func(graph.forward)
+
+            return compiler
+
+        self.backend = aot_autograd(
+            fw_compiler=count(self.forward),
+            bw_compiler=count(self.backward),
+            partition_fn=min_cut_rematerialization_partition,
+        )
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    tracing._warn.cache_clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("policy", ["recompute_all", "save_matmuls", "torchtitan"])
+def test_a_compiled_part_inside_a_region(policy):
+    expected = gradients(blocks())
+    model = blocks()
+    model[1] = torch.compile(model[1], backend="aot_eager")
+    with ebb.apply(model, getattr(ebb.policies, policy)):
+        found = gradients(model)
+        assert ebb.stats()["total"]["bytes_dropped"] > 0
+    assert all(map(same_bits, found, expected))
+
+
+def test_a_traced_block_says_so_once():
+    w = torch.randn(8, 8, requires_grad=True)
+
+    def program(x):
+        with ebb.region(ebb.policies.recompute_all):
+            h = (x @ w).sin()
+        with ebb.region():
+            return h.exp().sum()
+
+    x = torch.randn(4, 8)
+    expected = torch.autograd.grad(program(x), w)[0]
+    ebb.reset_stats()
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
+    with pytest.warns(UserWarning, match=r"decides by itself.*to_sac\(\)"):
+        found = torch.autograd.grad(compiled(x), w)[0]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="ebb:")
+        compiled(torch.randn(5, 8))  # traced again
+    torch.testing.assert_close(found, expected)
+    assert ebb.stats()["total"]["entered"] == 0
+
+
+def test_the_partitioner_gets_a_policy_though_EBB_takes_checkpoints_over():
+    # Two products a block; in backward two for each, but for the first input's. With recompute_all
+    # one is made again in each block: what the other gives nothing needs.
+    products = []
+    for context_fn in (ebb.policies.save_matmuls.to_sac(), ebb.policies.recompute_all.to_sac()):
+        model, counting = blocks(), Counting()
+        expected = gradients(model)
+
+        def program(x, model=model, context_fn=context_fn):
+            for block in model:
+                x = torch.utils.checkpoint.checkpoint(
+                    block, x, use_reentrant=False, context_fn=context_fn
+                )
+            return x
+
+        compiled = torch.compile(program, backend=counting.backend)
+        compiled.parameters, compiled.zero_grad = model.parameters, model.zero_grad
+        takeover.install(ebb.policies.save_all, "save_all", ())
+        try:
+            for found, right in zip(gradients(compiled), expected, strict=True):
+                torch.testing.assert_close(found, right)
+        finally:
+            takeover.remove()
+        products.append((sum(counting.forward), sum(counting.backward)))
+    assert products == [(6, 11), (6, 14)]
+
+
+@pytest.mark.filterwarnings("ignore:ebb. a region is traced")
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_compiled_model_with_EBB_MODULES(fullgraph):
+    expected = gradients(blocks())
+    takeover.install(ebb.policies.save_matmuls, "save_matmuls", ("?",))
+    try:
+        model = blocks()
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=fullgraph)
+        for _ in range(2):
+            for found, right in zip(gradients(compiled), expected, strict=True):
+                torch.testing.assert_close(found, right)
+        assert all(ebb._region.modules.marks_of(block).region is not None for block in model)
+    finally:
+        takeover.remove()
+
+
+class Counts(nn.Module):
+    """Its forward has side effects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("mean", torch.zeros(8))
+        self.calls = 0
+        self.seen = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.mean.mul_(0.9).add_(x.detach().mean(0))
+        y = self.linear(x + self.mean).sin()
+        self.seen.append(y)
+        return y.exp()
+
+
+class Drops(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(nn.functional.dropout(x.sin(), 0.5))
+
+
+def made(kind) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(kind(), nn.BatchNorm1d(8), kind())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("kind", [Counts, Drops])
+@pytest.mark.parametrize("policy", ["recompute_all", "save_matmuls"])
+def test_a_traced_module_gives_what_it_gives_without_ebb(kind, policy, fullgraph, backend):
+    """Whatever it writes or draws: ebb hands it to nobody who would run it twice."""
+    plain, model = made(kind), made(kind)
+    ebb.apply(model, getattr(ebb.policies, policy), "?")
+    compiled = [torch.compile(m, backend=backend, fullgraph=fullgraph) for m in (plain, model)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            expected, found = (gradients(m) for m in compiled)
+            assert all(map(same_bits, found, expected))
+    assert same_bits(model[1].running_mean, plain[1].running_mean)
+    for a, b in zip(plain.buffers(), model.buffers(), strict=True):
+        assert same_bits(a, b)
+    assert [getattr(m, "calls", 0) for m in model] == [getattr(m, "calls", 0) for m in plain]
+
+
+@pytest.mark.parametrize("form", ["checkpoint", "checkpoint with a policy", "decorator"])
+def test_functions_that_are_traced(form):
+    lin = nn.Linear(8, 8)
+    policy = None if form == "checkpoint" else ebb.policies.save_matmuls
+
+    def part(x):
+        if form == "decorator":
+            return ebb.region(policy)(lambda y: lin(y).sin())(x)
+        return ebb.checkpoint(lambda y: lin(y).sin(), x, policy=policy, use_reentrant=False)
+
+    x = torch.randn(4, 8)
+    expected = torch.autograd.grad(part(x).sum(), lin.weight)[0]
+    compiled = torch.compile(part, backend="aot_eager")
+    with pytest.warns(UserWarning, match="decides by itself"):
+        torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), lin.weight)[0], expected)
+
+
+def test_the_policy_for_torchs_checkpointing():
+    w = torch.randn(8, 8, requires_grad=True)
+    x = torch.randn(4, 8)
+
+    def block(x):
+        return (x @ w).sin().exp().sum()
+
+    expected = torch.autograd.grad(block(x), w)[0]
+    for policy in (ebb.policies.save_matmuls, ebb.policies.recompute_all, ebb.policies.save_all):
+        y = torch.utils.checkpoint.checkpoint(
+            block, x, use_reentrant=False, context_fn=policy.to_sac()
+        )
+        assert same_bits(torch.autograd.grad(y, w)[0], expected)
