@@ -57,12 +57,18 @@ class Saves(torch.autograd.Function):
 
 @on_two_ranks
 def test_rank_0_sees_the_contents_late():
-    """What the other tests rely on."""
+    """What the other tests rely on: the operator has returned, and the contents are not there."""
+    store, looked = dist.distributed_c10d._get_default_store(), "rank 0 has looked"
     h = source(torch.empty(4, 3))
     before = h.clone()
-    works = start("all_reduce", h)
-    assert rank() == 1 or torch.equal(h, before)
+    if rank() == 1:
+        store.wait([looked])
+    works = WRITES["all_reduce"](h, True)
+    if rank() == 0:
+        early = h.clone()
+        store.set(looked, "")
     wait(works)
+    assert rank() == 1 or torch.equal(early, before)
     assert not torch.equal(h, before)
 
 
