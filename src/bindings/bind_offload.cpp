@@ -123,7 +123,7 @@ class InstantAccelerator {
   // The same by way of the engine: all are sent, then fetched in the reverse order.
   static void sendAndFetch(size_t count, size_t nbytes) {
     const auto account = std::make_shared<TransferAccount>("a tensor of a benchmark");
-    std::vector<StashPtr> stashes;
+    std::vector<HostStashPtr> stashes;
     stashes.reserve(count);
     for (size_t i = 0; i < count; ++i) {
       const c10::Storage bytes = Offload::get().transfer().allocateOnDevice(nbytes, c10::kCPU);

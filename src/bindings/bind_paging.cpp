@@ -13,6 +13,7 @@
 
 #include "bindings/bindings.h"
 #include "paging/paging.h"
+#include "paging/pipeline_place.h"
 #include "paging/pool/pool.h"
 
 namespace ebb::bindings {
@@ -144,7 +145,8 @@ void bindPaging(py::module_& module) {
   module.def("paging_step_ends", plain([] { Paging::get().endStep(); }));
   module.def("paging_step_abandoned", plain([] { Paging::get().abandonStep(); }));
   module.def("exchange_paging_place", plain([](int32_t stage, std::optional<int32_t> microbatch) {
-               return Paging::exchangePlace({stage, microbatch});
+               const PipelinePlace before = exchangePipelinePlace({stage, microbatch});
+               return std::pair(before.stage, before.microbatch);
              }));
   module.def("paging_record_next", plain([] { Paging::get().recordNext(); }));
   module.def("paging_step_ok", plain([] { return Paging::get().stepOk(); }));

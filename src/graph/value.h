@@ -19,7 +19,7 @@ namespace ebb {
 
 struct Recipe;
 struct Witness;
-class Away;
+class Stash;
 struct Rows;
 
 // A version counter and what it showed.
@@ -59,7 +59,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   c10::Storage bytes;                 // the kept bytes; null unless kept
   c10::intrusive_ptr<Recipe> recipe;  // how to make it; null for a leaf
   c10::VariableVersion counter;       // outlives the tensor; see Note [Version stamps]
-  c10::intrusive_ptr<Away> stash;     // see Note [Offloaded values]; null but for those
+  c10::intrusive_ptr<Stash> stash;     // see Note [Offloaded values]; null but for those
   std::unique_ptr<Part> part;         // what the stash has, or will; null for all of it
   std::unique_ptr<Rows> rows;         // see Note [Rows]; null: which rows live is not known
   c10::Storage redefined;             // see Note [Silent writes]; null but for those

@@ -8,7 +8,7 @@
 
 namespace ebb {
 
-class EBB_API Away : public c10::intrusive_ptr_target {
+class EBB_API Stash : public c10::intrusive_ptr_target {
  public:
   // The bytes on the device, for the current stream. `living` is the storage that they were in if
   // somebody else holds it: then nothing is copied.

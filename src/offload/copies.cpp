@@ -1,234 +1,237 @@
-// The copies of the offload engine: see Note [The order of offloading].
-#include <unistd.h>
+#include "offload/copies.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
-
-#include "offload/offload.h"
-#include "transfer/disk.h"
 
 namespace ebb {
 
-void Offload::startLeaving(const StashPtr& stash) {
-  while (!leaving_.empty() && leavingBytes_ + stash->nbytes_ > settings_.inFlightBytes) {
+using State = HostStash::State;
+
+void Copies::startLeaving(const HostStashPtr& stash) {
+  const size_t most = context_.settings.inFlightBytes;
+  while (!leaving_.empty() && leavingBytes_ + stash->nbytes > most) {
     waitForFirst();
   }
-  const c10::Stream out = via_.outStream(stash->device_);
-  via_.wait(out, via_.record(stash->packedOn_));
-  via_.copy(stash->onHost_, stash->onDevice_, stash->nbytes_, out);
-  stash->left_ = via_.record(out);
-  stash->state_ = Stash::State::Leaving;
+  const c10::Stream out = via_.outStream(stash->device);
+  via_.wait(out, via_.record(stash->packedOn));
+  via_.copy(stash->onHost, stash->onDevice, stash->nbytes, out);
+  stash->left = via_.record(out);
+  stash->state = State::Leaving;
   leaving_.push_back(stash);
-  leavingBytes_ += stash->nbytes_;
-  stats_.bytesSent += stash->nbytes_;
-  stats_.mostInFlight = std::max(stats_.mostInFlight, leavingBytes_);
-  stash->account_->sent += stash->nbytes_;
-  while (leavingBytes_ > settings_.inFlightBytes) {  // it alone is more than the limit
+  leavingBytes_ += stash->nbytes;
+  OffloadStats& stats = context_.stats;
+  stats.bytesSent += stash->nbytes;
+  stats.mostInFlight = std::max(stats.mostInFlight, leavingBytes_);
+  stash->account->sent += stash->nbytes;
+  while (leavingBytes_ > most) {  // it alone is more than the limit
     waitForFirst();
   }
 }
 
 // For the copy to the host that was started first.
-void Offload::waitForFirst() {
-  const StashPtr first = leaving_.front();
-  if (settings_.isStatic) {
-    via_.wait(first->packedOn_, first->left_);
-    first->account_->waitedByDevice += first->nbytes_;
-    hasLeft();
+void Copies::waitForFirst() {
+  const HostStashPtr first = leaving_.front();
+  if (context_.settings.isStatic) {
+    via_.wait(first->packedOn, first->left);
+    first->account->waitedByDevice += first->nbytes;
+    firstHasLeft();
   } else {
-    ++stats_.hostWaits;
-    first->account_->waitedByHost += first->nbytes_;
-    via_.finish(*first->left_);
-    reapDone();
+    ++context_.stats.hostWaits;
+    first->account->waitedByHost += first->nbytes;
+    via_.finish(*first->left);
+    reap();
   }
 }
 
 // The first copy to the host is done, or what follows on the compute stream waits for it.
-void Offload::hasLeft() {
-  const StashPtr stash = std::move(leaving_.front());
+void Copies::firstHasLeft() {
+  const HostStashPtr stash = std::move(leaving_.front());
   leaving_.pop_front();
-  leavingBytes_ -= stash->nbytes_;
-  if (stash->state_ != Stash::State::Leaving) {
-    pool_.give(std::move(stash->onHost_));  // it was fetched meanwhile
+  leavingBytes_ -= stash->nbytes;
+  if (stash->state != State::Leaving) {
+    context_.pool.give(std::move(stash->onHost));  // it was fetched meanwhile
     return;
   }
-  if (!stash->left_->error().empty()) {
-    stayed(*stash);
+  if (!stash->left->error().empty()) {
+    stays(*stash);
     return;
   }
-  stash->lost_ = !stash->hasWhatWasSent();
-  stash->state_ = Stash::State::Away;
-  drop(stash->onDevice_);
-  list(*stash, &away_);
+  stash->lost = !stash->hasWhatWasSent();
+  stash->state = State::Away;
+  context_.drop(stash->onDevice);
+  context_.away.add(*stash);
 }
 
-void Offload::startReturning(const StashPtr& stash) {
-  stash->onDevice_ = via_.allocateOnDevice(stash->nbytes_, stash->device_);
-  const c10::Stream in = via_.inStream(stash->device_);
-  via_.wait(in, via_.record(via_.computeStream(stash->device_)));
-  via_.wait(in, stash->left_);
-  via_.copy(stash->onDevice_, stash->onHost_, stash->nbytes_, in);
-  stash->returned_ = via_.record(in);
-  stash->state_ = Stash::State::Returning;
-  list(*stash, nullptr);
+void Copies::finishLeaving(HostStash& stash) {
+  via_.wait(via_.computeStream(stash.device), stash.left);
+  takeOut(leaving_, stash);
+  leavingBytes_ -= stash.nbytes;
+  if (!stash.left->error().empty()) {
+    stays(stash);
+    moveToCopy(stash);
+    return;
+  }
+  held_.push_back({stash.left, stash.packedOn, std::move(stash.onDevice), {}});
+  stash.state = State::Away;
+  context_.away.add(stash);
+}
+
+// Its copy to the host failed.
+void Copies::stays(HostStash& stash) {
+  context_.warnOfFailure(stash, ", stays in memory: ", stash.left->error());
+  stash.state = State::Kept;
+}
+
+// Its storage is about to be written, and it could not leave.
+void Copies::moveToCopy(HostStash& stash) {
+  c10::Storage copy = via_.allocateOnDevice(stash.nbytes, stash.device);
+  std::memcpy(copy.mutable_data(), stash.onDevice.data(), stash.nbytes);
+  context_.drop(stash.onDevice);
+  stash.address = copy.data();
+  stash.onDevice = std::move(copy);
+}
+
+void Copies::startReturning(const HostStashPtr& stash) {
+  stash->onDevice = via_.allocateOnDevice(stash->nbytes, stash->device);
+  const c10::Stream in = via_.inStream(stash->device);
+  via_.wait(in, via_.record(via_.computeStream(stash->device)));
+  via_.wait(in, stash->left);
+  via_.copy(stash->onDevice, stash->onHost, stash->nbytes, in);
+  stash->returned = via_.record(in);
+  stash->state = State::Returning;
+  StashesInOrder::takeOut(*stash);
   returning_.push_back(stash);
-  stats_.bytesFetched += stash->nbytes_;
-  stash->account_->fetched += stash->nbytes_;
+  context_.stats.bytesFetched += stash->nbytes;
+  stash->account->fetched += stash->nbytes;
 }
 
-// `compute` may read what is being copied back.
-void Offload::takeReturning(Stash& stash, c10::Stream compute) {
-  if (stash.ahead_ && stash.packedOn_ != compute) {
+void Copies::takeReturning(HostStash& stash, c10::Stream compute) {
+  const bool isStatic = context_.settings.isStatic;
+  if (stash.ahead && stash.packedOn != compute) {
     moveToStream(stash, compute);
   }
-  if (!stash.ahead_ || (!settings_.isStatic && !via_.isDone(*stash.returned_))) {
-    stash.account_->waitedByDevice += stash.nbytes_;
+  if (!stash.ahead || (!isStatic && !via_.isDone(*stash.returned))) {
+    stash.account->waitedByDevice += stash.nbytes;
   }
-  via_.wait(compute, stash.returned_);
-  checkDone(stash, *stash.returned_);
+  via_.wait(compute, stash.returned);
+  stash.checkCameBack(*stash.returned);
   // If it is not there, it was known to be done before the mode was static.
-  if (settings_.isStatic && remove(returning_, stash)) {
-    via_.wait(via_.outStream(stash.device_), stash.returned_);
-    pool_.give(std::move(stash.onHost_));
+  if (isStatic && takeOut(returning_, stash)) {
+    via_.wait(via_.outStream(stash.device), stash.returned);
+    context_.pool.give(std::move(stash.onHost));
   }
 }
 
 // What was fetched ahead belongs to the stream it was packed on, where its memory may be used again
 // while `compute` still reads it. So `compute` gets a copy in memory of its own.
-void Offload::moveToStream(Stash& stash, c10::Stream compute) {
-  const c10::Stream in = via_.inStream(stash.device_);
-  c10::Storage here = via_.allocateOnDevice(stash.nbytes_, stash.device_);
+void Copies::moveToStream(HostStash& stash, c10::Stream compute) {
+  const c10::Stream in = via_.inStream(stash.device);
+  c10::Storage here = via_.allocateOnDevice(stash.nbytes, stash.device);
   via_.wait(in, via_.record(compute));
-  via_.copy(here, stash.onDevice_, stash.nbytes_, in);
+  via_.copy(here, stash.onDevice, stash.nbytes, in);
   const EventPtr moved = via_.record(in);
-  held_.push_back({moved, stash.packedOn_, std::exchange(stash.onDevice_, std::move(here)), {}});
+  held_.push_back({moved, stash.packedOn, std::exchange(stash.onDevice, std::move(here)), {}});
   via_.wait(compute, moved);
 }
 
-// The latest of those sent before `sequence` that is on the host or on disk; null if none is.
-Stash* Offload::lastBefore(uint64_t sequence) const {
-  Stash* last = nullptr;
-  for (const auto* list : {&away_, &spilled_}) {
-    const auto after = list->lower_bound(sequence);
-    if (after != list->begin()) {
-      Stash* found = std::prev(after)->second;
-      last = last == nullptr || found->sequence_ > last->sequence_ ? found : last;
-    }
-  }
-  return last;
+void Copies::giveDeviceMemory(HostStash& stash) {
+  held_.push_back({stash.returned, stash.packedOn, std::move(stash.onDevice), {}});
 }
 
-// Backward goes the other way: what was sent before is needed next.
-void Offload::fetchAhead(uint64_t sequence, c10::Stream compute) {
-  while (Stash* next = lastBefore(sequence)) {
-    sequence = next->sequence_;
-    if (aheadBytes_ + next->nbytes_ > settings_.prefetchBytes) {
-      return;
-    }
-    const StashPtr alive = ifAlive(next);
-    if (!alive) {
-      continue;
-    }
-    if (next->state_ == Stash::State::Spilled) {
-      c10::Storage memory = pool_.take(next->nbytes_, next->device_);
-      if (!memory) {
-        return;
-      }
-      startReading(*next, std::move(memory));
-    } else if (next->packedOn_ == compute && !next->lost_) {
-      startReturning(alive);
-      next->ahead_ = true;
-      aheadBytes_ += next->nbytes_;
-    }
-  }
-}
-
-void Offload::list(Stash& stash, Stash::BySequence* where) {
-  if (stash.in_ == where) {
-    return;
-  }
-  if (stash.in_ != nullptr) {
-    stash.in_->erase(stash.at_);
-  }
-  stash.in_ = where;
-  if (where != nullptr) {
-    stash.at_ = where->emplace_hint(where->end(), stash.sequence_, &stash);
-  }
-}
-
-void Offload::reap() {
-  if (via_.isDisk() && process_ != ::getpid()) {
-    process_ = ::getpid();
-    pool_.trim();  // free room in the parent's file
-  }
-  if (settings_.isStatic) {
-    reapUnused();
+// A copy to it may be under way still, if a write to the storage made it Away early.
+void Copies::giveHostMemory(HostStash& stash) {
+  const bool busy = stash.left && (context_.settings.isStatic || !via_.isDone(*stash.left));
+  if (busy) {
+    held_.push_back({stash.left, stash.packedOn, {}, std::move(stash.onHost)});
   } else {
-    reapDone();
+    context_.pool.give(std::move(stash.onHost));
   }
 }
 
-// Takes note of copies that are done.
-void Offload::reapDone() {
+void Copies::reap() {
   const auto done = [this](const auto& list, const auto& event) {
-    return !list.empty() && via_.isDone(event(list.front()));
+    return !list.empty() && via_.isDone(*event(list.front()));
   };
-  while (done(leaving_, [](const StashPtr& stash) -> const Event& { return *stash->left_; })) {
-    hasLeft();
+  while (done(leaving_, [](const HostStashPtr& stash) -> const EventPtr& { return stash->left; })) {
+    firstHasLeft();
   }
-  while (
-      done(returning_, [](const StashPtr& stash) -> const Event& { return *stash->returned_; })) {
-    const StashPtr stash = std::move(returning_.front());
-    returning_.pop_front();
-    pool_.give(std::move(stash->onHost_));
+  while (done(
+      returning_, [](const HostStashPtr& stash) -> const EventPtr& { return stash->returned; })) {
+    firstHasReturned();
   }
-  while (done(held_, [](const Held& held) -> const Event& { return *held.until; })) {
-    letGo();
+  while (done(held_, [](const Held& held) -> const EventPtr& { return held.until; })) {
+    releaseFirstHeld();
   }
-  reapDisk();
 }
 
-void Offload::letGo() {
+void Copies::firstHasReturned() {
+  const HostStashPtr stash = std::move(returning_.front());
+  returning_.pop_front();
+  context_.pool.give(std::move(stash->onHost));
+}
+
+void Copies::releaseFirstHeld() {
   Held held = std::move(held_.front());
   held_.pop_front();
-  drop(held.onDevice);
+  context_.drop(held.onDevice);
   if (held.onHost) {
-    pool_.give(std::move(held.onHost));
+    context_.pool.give(std::move(held.onHost));
   }
 }
 
-// See Note [Transfers in a CUDA graph]: nobody asks whether a copy is done, but of what nobody will
-// fetch any more the compute stream waits for all.
-void Offload::reapUnused() {
-  const auto unused = [](const StashPtr& stash) { return stash.use_count() == 1; };
+void Copies::reapUnused() {
+  const auto unused = [](const HostStashPtr& stash) { return stash.use_count() == 1; };
   while (!leaving_.empty() && unused(leaving_.front())) {
     waitForFirst();
   }
   const size_t unusedReturning =
-      std::count_if(returning_.begin(), returning_.end(), [&](const StashPtr& stash) {
-        return unused(stash) && stash->state_ == Stash::State::Returning;
+      std::count_if(returning_.begin(), returning_.end(), [&](const HostStashPtr& stash) {
+        return unused(stash) && stash->state == State::Returning;
       });
-  const bool used = count_ > unusedReturning;
+  const bool used = context_.unfetched > unusedReturning;
   if (!used) {
     joinAll();
   }
 }
 
-void Offload::joinAll() {
+void Copies::joinAll() {
   while (!leaving_.empty()) {
     waitForFirst();
   }
   while (!returning_.empty()) {
-    const StashPtr stash = std::move(returning_.front());
-    returning_.pop_front();
-    via_.wait(stash->packedOn_, stash->returned_);
-    via_.wait(via_.outStream(stash->device_), stash->returned_);
-    pool_.give(std::move(stash->onHost_));
+    const HostStash& first = *returning_.front();
+    via_.wait(first.packedOn, first.returned);
+    via_.wait(via_.outStream(first.device), first.returned);
+    firstHasReturned();
   }
   while (!held_.empty()) {
     via_.wait(held_.front().stream, held_.front().until);
-    letGo();
+    releaseFirstHeld();
   }
+}
+
+void Copies::finishAll() {
+  for (const HostStashPtr& stash : leaving_) {
+    via_.finish(*stash->left);
+  }
+  for (const HostStashPtr& stash : returning_) {
+    via_.finish(*stash->returned);
+  }
+  for (const Held& held : held_) {
+    via_.finish(*held.until);
+  }
+}
+
+bool Copies::finishOne() {
+  const EventPtr next = !returning_.empty() ? returning_.front()->returned
+                        : !leaving_.empty() ? leaving_.front()->left
+                        : !held_.empty()    ? held_.front().until
+                                            : nullptr;
+  if (next) {
+    via_.finish(*next);
+  }
+  return next != nullptr;
 }
 
 }  // namespace ebb

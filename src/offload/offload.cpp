@@ -3,138 +3,90 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <mutex>
 #include <utility>
 
-#include "support/python_mutex.h"
+#include "memory/dropping_mutex.h"
 #include "transfer/disk.h"
 
 namespace ebb {
+namespace {
 
-// What all engines share.
-struct Offload::Shared {
-  PythonMutex mutex;         // guards all engines; see Note [Locks and the GIL]
-  OffloadSettings settings;  // from configure()
-  OffloadStats stats;        // counts
-  bool (*optedOut)(const at::Tensor&) = nullptr;
+using Lock = std::lock_guard<DroppingMutex>;
+using State = HostStash::State;
+
+DroppingMutex& mutex() {
+  return OffloadShared::get().mutex;
+}
+
+// Leaked on purpose: handles may outlive static objects.
+struct Engines {
   std::shared_ptr<Offload> instead;  // of the usual one, if a test has put one in place
   Offload* toDisk = nullptr;         // the engine without an accelerator, once it was asked for
-  bool toldOfFailure = false;        // under these settings, that a copy to the host or disk failed
-  size_t depth = 0;                  // how often the lock is held
-  std::vector<c10::Storage> dropped;  // see Note [Nothing dies under the engine's lock]
+  bool (*optedOut)(const at::Tensor&) = nullptr;
 };
 
-Offload::Shared& Offload::shared() {
-  // Leaked on purpose, as engines are: handles may outlive static objects.
-  static auto* instance = new Shared;
+Engines& engines() {
+  static auto* instance = new Engines;
   return *instance;
 }
 
-Stash::Stash(
-    std::shared_ptr<Offload> engine,
-    c10::Storage bytes,
-    size_t nbytes,
-    TransferAccountPtr account,
-    c10::Stream stream)
-    : engine_(std::move(engine)),
-      nbytes_(nbytes),
-      device_(bytes.device()),
-      packedOn_(stream),
-      account_(std::move(account)),
-      onDevice_(std::move(bytes)),
-      address_(onDevice_.data()) {
+Offload& leaked(Transfer& via) {
+  const std::shared_ptr<Transfer> borrowed(&via, [](Transfer*) {});
+  return **new std::shared_ptr<Offload>(std::make_shared<Offload>(borrowed));
 }
 
-Stash::~Stash() {
-  engine_->forget(*this);
-}
-
-c10::Storage Stash::fetch(const c10::Storage& living) {
-  return engine_->fetch(*this, living);
-}
-
-void Stash::beforeWrite() {
-  engine_->beforeWrite(*this);
-}
+}  // namespace
 
 Offload::Offload(std::shared_ptr<Transfer> via)
-    : owned_(std::move(via)),
-      via_(*owned_),
-      settings_(shared().settings),
-      stats_(shared().stats),
-      pool_(via_),
-      process_(::getpid()) {
+    : owned_(std::move(via)), via_(*owned_), context_(via_), process_(::getpid()) {
 }
 
 // Not before something is sent or asked: asking for the accelerator starts it, which a program may
 // do later, in a child.
 Offload& Offload::get() {
-  const auto leaked = [](Transfer& via) {
-    const std::shared_ptr<Transfer> borrowed(&via, [](Transfer*) {});
-    return *new std::shared_ptr<Offload>(std::make_shared<Offload>(borrowed));
-  };
-  if (shared().instead) {
-    return *shared().instead;
+  if (engines().instead) {
+    return *engines().instead;
   }
   if (acceleratorIsThere()) {
-    static Offload& accelerated = *leaked(acceleratorTransfer());
+    static Offload& accelerated = leaked(acceleratorTransfer());
     return accelerated;
   }
-  static Offload& toDisk = *leaked(diskTransfer());
-  shared().toDisk = &toDisk;
+  static Offload& toDisk = leaked(diskTransfer());
+  engines().toDisk = &toDisk;
   return toDisk;
 }
 
 void Offload::putInPlace(std::shared_ptr<Offload> instead) {
   get().drain();
-  const Lock lock;
-  shared().instead = std::move(instead);
-}
-
-Offload::Lock::Lock() {
-  shared().mutex.lock();
-  ++shared().depth;
-}
-
-Offload::Lock::~Lock() {
-  std::vector<c10::Storage> dropped;
-  if (--shared().depth == 0) {
-    dropped.swap(shared().dropped);
-  }
-  shared().mutex.unlock();
-}
-
-void Offload::drop(c10::Storage& storage) {
-  if (storage) {
-    shared().dropped.push_back(std::move(storage));
-    storage = c10::Storage();
-  }
+  const Lock lock(mutex());
+  engines().instead = std::move(instead);
 }
 
 void Offload::configure(const OffloadSettings& settings) {
-  const Lock lock;
+  const Lock lock(mutex());
   Disk::get().configure(settings.disk, settings.diskLimit);
-  if (shared().toDisk != nullptr) {
-    shared().toDisk->pool_.trim();  // it may be room in the old file
+  if (engines().toDisk != nullptr) {
+    engines().toDisk->context_.pool.trim();  // it may be room in the old file
   }
-  shared().settings = settings;
-  shared().toldOfFailure = false;
+  OffloadShared& shared = OffloadShared::get();
+  shared.settings = settings;
+  shared.toldOfFailure = false;
 }
 
 OffloadSettings Offload::settings() {
-  const Lock lock;
-  return shared().settings;
+  const Lock lock(mutex());
+  return OffloadShared::get().settings;
 }
 
 void Offload::setOptOut(bool (*optedOut)(const at::Tensor&)) {
-  shared().optedOut = optedOut;
+  engines().optedOut = optedOut;
 }
 
 bool Offload::takes(const at::Tensor& tensor) {
   {
-    const Lock lock;
-    if (tensor.storage().nbytes() < std::max<size_t>(settings_.minBytes, 1)) {
+    const Lock lock(mutex());
+    if (tensor.storage().nbytes() < std::max<size_t>(context_.settings.minBytes, 1)) {
       return false;
     }
   }
@@ -150,219 +102,209 @@ bool Offload::takes(const at::Tensor& tensor) {
   constexpr size_t kAlignment = 64;
   const bool aligned =
       !tensor.is_cpu() || reinterpret_cast<uintptr_t>(tensor.storage().data()) % kAlignment == 0;
-  const auto optedOut = shared().optedOut;
+  const auto optedOut = engines().optedOut;
   return aligned && (optedOut == nullptr || !optedOut(tensor));
 }
 
-StashPtr Offload::send(
+HostStashPtr Offload::send(
     const c10::Storage& storage, size_t nbytes, const TransferAccountPtr& account) {
-  const Lock lock;
+  const Lock lock(mutex());
   reap();
   const c10::Device device = storage.device();
-  c10::Storage host = hostMemory(nbytes, device);
+  c10::Storage host = spill_.hostMemory(nbytes, device);
   if (!host) {
-    stats_.bytesRefused += nbytes;
+    context_.stats.bytesRefused += nbytes;
     account->refused += nbytes;
     return {};
   }
-  auto stash = c10::make_intrusive<Stash>(
+  auto stash = c10::make_intrusive<HostStash>(
       shared_from_this(), storage, nbytes, account, via_.computeStream(device));
   via_.packed(storage);
-  stash->onHost_ = std::move(host);
-  stash->sequence_ = ++lastSequence_;
-  ++count_;
+  stash->onHost = std::move(host);
+  stash->sequence = ++lastSequence_;
+  ++context_.unfetched;
   kept_.push_back(stash.get());
-  while (kept_.size() > settings_.keepLast) {
-    const StashPtr first = ifAlive(kept_.front());
+  while (kept_.size() > context_.settings.keepLast) {
+    const HostStashPtr first = ifAlive(kept_.front());
     kept_.pop_front();
     if (first) {
-      startLeaving(first);
+      copies_.startLeaving(first);
     }
   }
   return stash;
 }
 
-c10::Storage Offload::fetch(Stash& stash, const c10::Storage& living) {
-  const Lock lock;
+c10::Storage Offload::fetch(HostStash& stash, const c10::Storage& living) {
+  const Lock lock(mutex());
   reap();
-  using State = Stash::State;
-  if (stash.state_ == State::Back) {
-    return stash.onDevice_;
+  if (stash.state == State::Back) {
+    return stash.onDevice;
   }
-  const c10::Stream compute = via_.computeStream(stash.device_);
-  const bool onDevice = stash.state_ == State::Kept || stash.state_ == State::Leaving;
-  TORCH_CHECK(
-      living || (onDevice ? stash.hasWhatWasSent() : !stash.lost_),
-      "ebb: cannot bring back ",
-      stash.account_->of,
-      ": its storage was freed or resized while it was being copied to the host. Free it after "
-      "backward, or give its operator the decision SAVE.");
+  const c10::Stream compute = via_.computeStream(stash.device);
   if (living) {
-    settleDisk(stash);
-    if (stash.state_ == State::Returning) {
-      held_.push_back({stash.returned_, stash.packedOn_, std::move(stash.onDevice_), {}});
-    }
-    drop(stash.onDevice_);
-    stash.onDevice_ = living;
-  } else if (!onDevice) {
-    if (stash.state_ != State::Returning) {
-      bringToHost(stash);
-      ++stats_.fetchedLate;
-      startReturning(StashPtr::reclaim_copy(&stash));
-    }
-    takeReturning(stash, compute);
+    takeLiving(stash, living);
+  } else {
+    bringBack(stash, compute);
   }
-  notAhead(stash);
-  keepNoMore(stash);
-  list(stash, nullptr);
-  if (stash.state_ == State::Kept || stash.state_ == State::Away) {
-    giveHostMemory(stash);  // else reap() does, when the copy is done
-  }
-  stash.onDisk_ = c10::Storage();
-  stash.state_ = State::Back;
-  --count_;
-  c10::Storage bytes = stash.onDevice_;
+  isBack(stash);
+  c10::Storage bytes = stash.onDevice;
   try {
-    fetchAhead(stash.sequence_, compute);
+    fetchAhead(stash.sequence, compute);
   } catch (const c10::Error&) {
     // The device has no memory for what is not needed yet: it is fetched when it is.
   }
-  if (settings_.isStatic && count_ == 0) {
-    joinAll();
+  if (context_.settings.isStatic && context_.unfetched == 0) {
+    copies_.joinAll();
   }
   return bytes;
 }
 
-void Offload::beforeWrite(Stash& stash) {
-  const Lock lock;
-  if (stash.state_ == Stash::State::Kept) {
-    keepNoMore(stash);
-    startLeaving(StashPtr::reclaim_copy(&stash));
+void Offload::takeLiving(HostStash& stash, const c10::Storage& living) {
+  spill_.settle(stash);
+  if (stash.state == State::Returning) {
+    copies_.giveDeviceMemory(stash);
   }
-  if (stash.state_ == Stash::State::Leaving) {
-    via_.wait(via_.computeStream(stash.device_), stash.left_);
-    remove(leaving_, stash);
-    leavingBytes_ -= stash.nbytes_;
-    if (!stash.left_->error().empty()) {
-      keepCopy(stash);
+  context_.drop(stash.onDevice);
+  stash.onDevice = living;
+}
+
+void Offload::bringBack(HostStash& stash, c10::Stream compute) {
+  const bool onDevice = stash.state == State::Kept || stash.state == State::Leaving;
+  TORCH_CHECK(
+      onDevice ? stash.hasWhatWasSent() : !stash.lost,
+      "ebb: cannot bring back ",
+      stash.account->of,
+      ": its storage was freed or resized while it was being copied to the host. Free it after "
+      "backward, or give its operator the decision SAVE.");
+  if (onDevice) {
+    return;
+  }
+  if (stash.state != State::Returning) {
+    spill_.bringToHost(stash);
+    ++context_.stats.fetchedLate;
+    copies_.startReturning(HostStashPtr::reclaim_copy(&stash));
+  }
+  copies_.takeReturning(stash, compute);
+}
+
+void Offload::isBack(HostStash& stash) {
+  asksForIt(stash);
+  keepNoMore(stash);
+  StashesInOrder::takeOut(stash);
+  if (stash.state == State::Kept || stash.state == State::Away) {
+    copies_.giveHostMemory(stash);  // else reap() does, when the copy is done
+  }
+  stash.onDisk = c10::Storage();
+  stash.state = State::Back;
+  --context_.unfetched;
+}
+
+void Offload::beforeWrite(HostStash& stash) {
+  const Lock lock(mutex());
+  if (stash.state == State::Kept) {
+    keepNoMore(stash);
+    copies_.startLeaving(HostStashPtr::reclaim_copy(&stash));
+  }
+  if (stash.state == State::Leaving) {
+    copies_.finishLeaving(stash);
+  }
+}
+
+// Backward goes the other way: what was sent before is needed next.
+void Offload::fetchAhead(uint64_t sequence, c10::Stream compute) {
+  while (HostStash* next = lastBefore(sequence)) {
+    sequence = next->sequence;
+    if (aheadBytes_ + next->nbytes > context_.settings.prefetchBytes) {
       return;
     }
-    held_.push_back({stash.left_, stash.packedOn_, std::move(stash.onDevice_), {}});
-    stash.state_ = Stash::State::Away;
-    list(stash, &away_);
+    const HostStashPtr alive = ifAlive(next);
+    if (!alive) {
+      continue;
+    }
+    if (next->state == State::Spilled) {
+      if (!spill_.readAhead(*next)) {
+        return;
+      }
+    } else if (next->packedOn == compute && !next->lost) {
+      copies_.startReturning(alive);
+      next->ahead = true;
+      aheadBytes_ += next->nbytes;
+    }
   }
 }
 
-// It could not leave, and its storage is about to be written.
-void Offload::keepCopy(Stash& stash) {
-  stayed(stash);
-  c10::Storage copy = via_.allocateOnDevice(stash.nbytes_, stash.device_);
-  std::memcpy(copy.mutable_data(), stash.onDevice_.data(), stash.nbytes_);
-  drop(stash.onDevice_);
-  stash.address_ = copy.data();
-  stash.onDevice_ = std::move(copy);
+// The latest of those sent before `sequence` that is on the host or on disk; null if none is.
+HostStash* Offload::lastBefore(uint64_t sequence) const {
+  HostStash* onHost = context_.away.lastBefore(sequence);
+  HostStash* onDisk = context_.spilled.lastBefore(sequence);
+  const bool hostIsLater =
+      onDisk == nullptr || (onHost != nullptr && onHost->sequence > onDisk->sequence);
+  return hostIsLater ? onHost : onDisk;
 }
 
-// A disk that fails does so for every tensor, so it is told of once.
-void Offload::warnOfFailure(const Stash& stash, const char* remains, const std::string& error) {
-  if (!std::exchange(shared().toldOfFailure, true)) {
-    TORCH_WARN("ebb: ", stash.account_->of, remains, error, " (Other tensors too; shown once.)");
+// It is not ahead of the need for it any more, if it was.
+void Offload::asksForIt(HostStash& stash) {
+  if (std::exchange(stash.ahead, false)) {
+    aheadBytes_ -= stash.nbytes;
   }
 }
 
-// Its copy to the host failed.
-void Offload::stayed(Stash& stash) {
-  warnOfFailure(stash, ", stays in memory: ", stash.left_->error());
-  stash.state_ = Stash::State::Kept;
-}
-
-void Offload::keepNoMore(Stash& stash) {
+void Offload::keepNoMore(HostStash& stash) {
   const auto place = std::find(kept_.begin(), kept_.end(), &stash);
   if (place != kept_.end()) {
     kept_.erase(place);
   }
 }
 
-void Offload::notAhead(Stash& stash) {
-  if (std::exchange(stash.ahead_, false)) {
-    aheadBytes_ -= stash.nbytes_;
-  }
-}
-
-// A copy to it may be under way still, if a write to the storage made it Away early.
-void Offload::giveHostMemory(Stash& stash) {
-  const bool busy = stash.left_ && (settings_.isStatic || !via_.isDone(*stash.left_));
-  if (busy) {
-    held_.push_back({stash.left_, stash.packedOn_, {}, std::move(stash.onHost_)});
-  } else {
-    pool_.give(std::move(stash.onHost_));
-  }
-}
-
-// Whether `stash`, to which the caller has a reference, was in `queue`.
-bool Offload::remove(std::deque<StashPtr>& queue, Stash& stash) {
-  const auto place = std::find(queue.begin(), queue.end(), StashPtr::reclaim_copy(&stash));
-  const bool found = place != queue.end();
-  if (found) {
-    queue.erase(place);
-  }
-  return found;
-}
-
-StashPtr Offload::ifAlive(Stash* listed) {
-  auto weak = c10::weak_intrusive_ptr<Stash>::reclaim(listed);
-  StashPtr stash = weak.lock();
-  weak.release();
-  return stash;
-}
-
-// Nobody will ask for it. Lists of copies that are under way hold references, so it is in none.
-void Offload::forget(Stash& stash) {
-  const Lock lock;
+// Lists of copies that are under way hold references, so it is in none.
+void Offload::forget(HostStash& stash) {
+  const Lock lock(mutex());
   keepNoMore(stash);
-  notAhead(stash);
-  list(stash, nullptr);
-  if (stash.state_ != Stash::State::Back) {
-    --count_;
+  asksForIt(stash);
+  StashesInOrder::takeOut(stash);
+  if (stash.state != State::Back) {
+    --context_.unfetched;
   }
-  if (stash.onHost_) {
-    giveHostMemory(stash);
+  if (stash.onHost) {
+    copies_.giveHostMemory(stash);
   }
-  drop(stash.onDisk_);
-  drop(stash.onDevice_);
+  context_.drop(stash.onDisk);
+  context_.drop(stash.onDevice);
+}
+
+// Takes note of copies that are done.
+void Offload::reap() {
+  if (via_.isDisk() && process_ != ::getpid()) {
+    process_ = ::getpid();
+    context_.pool.trim();  // free room in the parent's file
+  }
+  if (context_.settings.isStatic) {
+    copies_.reapUnused();
+  } else {
+    copies_.reap();
+    spill_.reap();
+  }
 }
 
 void Offload::drain() {
-  const Lock lock;
-  for (const StashPtr& stash : leaving_) {
-    via_.finish(*stash->left_);
-  }
-  for (const StashPtr& stash : returning_) {
-    via_.finish(*stash->returned_);
-  }
-  for (const Held& held : held_) {
-    via_.finish(*held.until);
-  }
-  for (const StashPtr& stash : spilling_) {
-    asDiskEvent(*stash->written_).wait();
-  }
-  for (const StashPtr& stash : reading_) {
-    asDiskEvent(*stash->read_).wait();
-  }
-  reapDone();
-  pool_.trim();
+  const Lock lock(mutex());
+  copies_.finishAll();
+  spill_.finishAll();
+  copies_.reap();
+  spill_.reap();
+  context_.pool.trim();
 }
 
 OffloadStats Offload::stats() {
-  const Lock lock;
+  const Lock lock(mutex());
   reap();
-  OffloadStats now = stats_;
+  OffloadStats now = context_.stats;
   if (!via_.isDisk()) {
-    now.hostBytesHeld = pool_.held();
-    now.hostBytesUsed = pool_.used();
+    now.hostBytesHeld = context_.pool.held();
+    now.hostBytesUsed = context_.pool.used();
   }
-  now.inFlightBytes = leavingBytes_;
-  now.stashes = count_;
+  now.inFlightBytes = copies_.leavingBytes();
+  now.stashes = context_.unfetched;
   now.diskBytesUsed = Disk::get().used();
   return now;
 }

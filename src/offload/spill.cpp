@@ -1,167 +1,185 @@
-// What the offload engine does when host memory is full: see Note [Spilling].
+#include "offload/spill.h"
+
+#include <c10/util/Exception.h>
+
 #include <algorithm>
+#include <string>
 #include <utility>
 
-#include "offload/offload.h"
 #include "transfer/disk.h"
 
 namespace ebb {
 
-// Host memory for what leaves the device; null if there is none and none can be made.
-c10::Storage Offload::hostMemory(size_t nbytes, c10::Device device) {
+using State = HostStash::State;
+
+c10::Storage Spill::hostMemory(size_t nbytes, c10::Device device) {
   // Room on disk is limited by its file.
-  pool_.setLimit(via_.isDisk() ? SIZE_MAX : settings_.pinnedLimit, settings_.isStatic);
-  c10::Storage memory = pool_.take(nbytes, device);
+  const OffloadSettings& settings = context_.settings;
+  const size_t limit = context_.via.isDisk() ? SIZE_MAX : settings.pinnedLimit;
+  context_.pool.setLimit(limit, settings.isStatic);
+  c10::Storage memory = context_.pool.take(nbytes, device);
   while (!memory && makeRoom(nbytes)) {
-    memory = pool_.take(nbytes, device);
+    memory = context_.pool.take(nbytes, device);
   }
   return memory;
 }
 
 // Waits until some host memory is free. False if there is nothing to wait for.
-bool Offload::makeRoom(size_t nbytes) {
-  const bool possible = Disk::get().isOpen() && !via_.isDisk() && !settings_.isStatic &&
-                        nbytes <= settings_.pinnedLimit;
+bool Spill::makeRoom(size_t nbytes) {
+  const OffloadSettings& settings = context_.settings;
+  const bool possible = Disk::get().isOpen() && !context_.via.isDisk() && !settings.isStatic &&
+                        nbytes <= settings.pinnedLimit;
   if (!possible) {
     return false;
   }
   // A part of all, so that the next ones need not wait.
-  const size_t wanted = std::max(nbytes, settings_.pinnedLimit / 8);
-  size_t freeing = 0;
-  for (const StashPtr& stash : spilling_) {
-    freeing += stash->nbytes_;
-  }
-  while (freeing < wanted && !away_.empty()) {
-    const StashPtr first = ifAlive(away_.begin()->second);
-    if (!first) {
-      list(*away_.begin()->second, nullptr);
-    } else if (via_.isDone(*first->left_) && startSpilling(*first)) {
-      freeing += first->nbytes_;
-    } else {
-      break;
-    }
-  }
-  ++stats_.hostWaits;
+  startSpilling(std::max(nbytes, settings.pinnedLimit / 8));
   if (!spilling_.empty()) {
-    spilling_.front()->account_->waitedByHost += spilling_.front()->nbytes_;
-    asDiskEvent(*spilling_.front()->written_).wait();
-  } else if (!returning_.empty()) {
-    via_.finish(*returning_.front()->returned_);
-  } else if (!leaving_.empty()) {
-    via_.finish(*leaving_.front()->left_);
-  } else if (!held_.empty()) {
-    via_.finish(*held_.front().until);
-  } else {
-    --stats_.hostWaits;
+    const HostStash& first = *spilling_.front();
+    first.account->waitedByHost += first.nbytes;
+    asDiskEvent(*first.written).wait();
+  } else if (!copies_.finishOne()) {
     return false;
   }
-  reapDone();
+  ++context_.stats.hostWaits;
+  copies_.reap();
+  reap();
   return true;
 }
 
-bool Offload::startSpilling(Stash& stash) {
-  c10::Storage room = Disk::get().allocate(stash.nbytes_);
+// Until `nbytes` are on their way to disk.
+void Spill::startSpilling(size_t nbytes) {
+  size_t freeing = 0;
+  for (const HostStashPtr& stash : spilling_) {
+    freeing += stash->nbytes;
+  }
+  while (freeing < nbytes) {
+    HostStash* first = context_.away.first();
+    if (first == nullptr) {
+      return;
+    }
+    const HostStashPtr alive = ifAlive(first);
+    if (!alive) {
+      StashesInOrder::takeOut(*first);
+    } else if (context_.via.isDone(*first->left) && startWriting(*first)) {
+      freeing += first->nbytes;
+    } else {
+      return;
+    }
+  }
+}
+
+bool Spill::startWriting(HostStash& stash) {
+  c10::Storage room = Disk::get().allocate(stash.nbytes);
   if (!room) {
     return false;
   }
-  stash.onDisk_ = std::move(room);
-  stash.written_ = Disk::get().write(stash.onDisk_, stash.onHost_, stash.nbytes_);
-  list(stash, nullptr);
-  spilling_.push_back(StashPtr::reclaim_copy(&stash));
-  stats_.bytesSpilled += stash.nbytes_;
-  stash.account_->spilled += stash.nbytes_;
+  stash.onDisk = std::move(room);
+  stash.written = Disk::get().write(stash.onDisk, stash.onHost, stash.nbytes);
+  StashesInOrder::takeOut(stash);
+  spilling_.push_back(HostStashPtr::reclaim_copy(&stash));
+  context_.stats.bytesSpilled += stash.nbytes;
+  stash.account->spilled += stash.nbytes;
   return true;
 }
 
-void Offload::startReading(Stash& stash, c10::Storage memory) {
-  stash.read_ = Disk::get().read(memory, stash.onDisk_, stash.nbytes_);
-  stash.onHost_ = std::move(memory);
-  stash.state_ = Stash::State::Reading;
-  list(stash, nullptr);
-  reading_.push_back(StashPtr::reclaim_copy(&stash));
+void Spill::startReading(HostStash& stash, c10::Storage memory) {
+  stash.read = Disk::get().read(memory, stash.onDisk, stash.nbytes);
+  stash.onHost = std::move(memory);
+  stash.state = State::Reading;
+  StashesInOrder::takeOut(stash);
+  reading_.push_back(HostStashPtr::reclaim_copy(&stash));
 }
 
-// It is needed on the device, so it must be in host memory first.
-void Offload::bringToHost(Stash& stash) {
-  settleDisk(stash);
-  if (stash.state_ != Stash::State::Spilled) {
+bool Spill::readAhead(HostStash& stash) {
+  c10::Storage memory = context_.pool.take(stash.nbytes, stash.device);
+  const bool found = memory;
+  if (found) {
+    startReading(stash, std::move(memory));
+  }
+  return found;
+}
+
+void Spill::bringToHost(HostStash& stash) {
+  settle(stash);
+  if (stash.state != State::Spilled) {
     return;
   }
-  c10::Storage memory = hostMemory(stash.nbytes_, stash.device_);
+  c10::Storage memory = hostMemory(stash.nbytes, stash.device);
   if (!memory) {
-    memory = pool_.take(stash.nbytes_, stash.device_, true);
+    memory = context_.pool.take(stash.nbytes, stash.device, true);
   }
   TORCH_CHECK(
       memory,
       "ebb: cannot bring back ",
-      stash.account_->of,
+      stash.account->of,
       ": there is no host memory to read it from disk into. Free some, or lower pinned_limit in "
       "ebb.offload.configure.");
   startReading(stash, std::move(memory));
-  settleDisk(stash);
-  checkDone(stash, *stash.read_);
+  settle(stash);
+  stash.checkCameBack(*stash.read);
 }
 
-// Waits for what is under way to or from disk.
-void Offload::settleDisk(Stash& stash) {
-  if (stash.written_) {
-    asDiskEvent(*stash.written_).wait();
-    remove(spilling_, stash);
-    stash.written_ = nullptr;
-    stash.onDisk_ = c10::Storage();  // it is needed now, and still in host memory
+void Spill::settle(HostStash& stash) {
+  if (stash.written) {
+    asDiskEvent(*stash.written).wait();
+    takeOut(spilling_, stash);
+    stash.written = nullptr;
+    stash.onDisk = c10::Storage();  // it is needed now, and still in host memory
   }
-  if (stash.state_ == Stash::State::Reading) {
-    ++stats_.hostWaits;
-    stash.account_->waitedByHost += stash.nbytes_;
-    asDiskEvent(*stash.read_).wait();
-    remove(reading_, stash);
+  if (stash.state == State::Reading) {
+    ++context_.stats.hostWaits;
+    stash.account->waitedByHost += stash.nbytes;
+    asDiskEvent(*stash.read).wait();
+    takeOut(reading_, stash);
     wasRead(stash);
   }
 }
 
-void Offload::wasRead(Stash& stash) {
-  if (stash.read_->error().empty()) {
-    stash.state_ = Stash::State::Away;
-    stash.onDisk_ = c10::Storage();
-    list(stash, &away_);
+void Spill::wasRead(HostStash& stash) {
+  if (stash.read->error().empty()) {
+    stash.state = State::Away;
+    stash.onDisk = c10::Storage();
+    context_.away.add(stash);
   } else {
-    stash.state_ = Stash::State::Spilled;
-    list(stash, &spilled_);
-    pool_.give(std::move(stash.onHost_));
+    stash.state = State::Spilled;
+    context_.spilled.add(stash);
+    context_.pool.give(std::move(stash.onHost));
   }
 }
 
-// Takes note of reads and writes that are done.
-void Offload::reapDisk() {
-  while (!spilling_.empty() && asDiskEvent(*spilling_.front()->written_).isDone()) {
-    const StashPtr stash = std::move(spilling_.front());
-    spilling_.pop_front();
-    if (const std::string error = stash->written_->error(); !error.empty()) {
-      warnOfFailure(*stash, ", stays in host memory: ", error);
-      stash->onDisk_ = c10::Storage();
-    } else {
-      stash->state_ = Stash::State::Spilled;
-      list(*stash, &spilled_);
-      pool_.give(std::move(stash->onHost_));
-    }
-    stash->written_ = nullptr;
+void Spill::wasWritten(HostStash& stash) {
+  if (const std::string error = stash.written->error(); !error.empty()) {
+    context_.warnOfFailure(stash, ", stays in host memory: ", error);
+    stash.onDisk = c10::Storage();
+  } else {
+    stash.state = State::Spilled;
+    context_.spilled.add(stash);
+    context_.pool.give(std::move(stash.onHost));
   }
-  while (!reading_.empty() && asDiskEvent(*reading_.front()->read_).isDone()) {
-    const StashPtr stash = std::move(reading_.front());
+  stash.written = nullptr;
+}
+
+void Spill::reap() {
+  while (!spilling_.empty() && asDiskEvent(*spilling_.front()->written).isDone()) {
+    const HostStashPtr stash = std::move(spilling_.front());
+    spilling_.pop_front();
+    wasWritten(*stash);
+  }
+  while (!reading_.empty() && asDiskEvent(*reading_.front()->read).isDone()) {
+    const HostStashPtr stash = std::move(reading_.front());
     reading_.pop_front();
     wasRead(*stash);
   }
 }
 
-void Offload::checkDone(const Stash& stash, const Event& event) {
-  const std::string error = event.error();
-  TORCH_CHECK(
-      error.empty(),
-      "ebb: cannot bring back ",
-      stash.account_->of,
-      ": ",
-      error,
-      ". Run forward again, with a disk tier elsewhere or none (ebb.offload.configure(disk='')).");
+void Spill::finishAll() {
+  for (const HostStashPtr& stash : spilling_) {
+    asDiskEvent(*stash->written).wait();
+  }
+  for (const HostStashPtr& stash : reading_) {
+    asDiskEvent(*stash->read).wait();
+  }
 }
 
 }  // namespace ebb

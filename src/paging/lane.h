@@ -13,6 +13,8 @@
 #include <optional>
 #include <vector>
 
+#include "memory/dropping_mutex.h"
+
 namespace ebb {
 
 // Note [The lane]
@@ -24,21 +26,22 @@ namespace ebb {
 // calls are done when they return.
 class PageLane {
  public:
-  // The end of one call.
-  struct Ticket {
+  // One of them.
+  struct Call {
     uint64_t number = 0;  // 0: nothing to wait for
     std::shared_ptr<c10::Event> end;
   };
 
-  explicit PageLane(c10::Device device);
+  // `drops` is the lock under which everything here is called.
+  PageLane(c10::Device device, DroppingMutex& drops);
 
-  Ticket run(const std::function<void()>& work, std::vector<c10::Storage> held);
+  Call run(const std::function<void()>& work, std::vector<c10::Storage> held);
 
-  // The compute stream waits. What was held goes to `dropped`.
-  void wait(const Ticket& ticket, std::vector<c10::Storage>& dropped);
+  // The compute stream waits for `call`, and nothing is held for it any more.
+  void wait(const Call& call);
 
   // The same for all calls so far.
-  void join(std::vector<c10::Storage>& dropped);
+  void join();
 
   bool isBesideCompute() const {
     return stream_.has_value();
@@ -46,14 +49,15 @@ class PageLane {
 
  private:
   struct Held {
-    Ticket until;
+    Call until;
     std::vector<c10::Storage> storages;
   };
 
   const c10::Device device_;
+  DroppingMutex& drops_;
   std::optional<c10::Stream> stream_;  // nothing on the CPU
-  uint64_t last_ = 0;                  // numbers the tickets
-  std::deque<Held> held_;              // in the order of their tickets
+  uint64_t last_ = 0;                  // numbers the calls
+  std::deque<Held> held_;              // in the order of the calls
 };
 
 }  // namespace ebb

@@ -36,9 +36,9 @@ void PageLog::gone(size_t number) {
   }
 }
 
-std::map<PoolKey, PageLog::Need> PageLog::needs(
+PageNeeds PageLog::needs(
     int64_t pageRows, const std::function<bool(const ScheduleEntry&)>& skipped) const {
-  std::map<PoolKey, Need> needs;
+  std::map<PoolKey, PageNeed> needs;
   std::map<PoolKey, Use> uses;
   for (size_t place = 0; place < events_.size(); ++place) {
     const Event& event = events_[place];
@@ -64,7 +64,7 @@ std::map<PoolKey, PageLog::Need> PageLog::needs(
         use.stackRows -= use.stack.back().rows;
       }
     }
-    Need& need = needs[event.pool];
+    PageNeed& need = needs[event.pool];
     need.pages = std::max(need.pages, use.pages);
     need.stackRows = std::max(need.stackRows, use.stackRows);
     need.rows = std::max(need.rows, use.rows);

@@ -28,17 +28,19 @@ struct PoolKey {
   }
 };
 
+// What a step needed of one pool, at the most.
+struct PageNeed {
+  int64_t pages = 0;  // in use at a time
+  int64_t stackRows =
+      0;                // rows in use at a time, if they were given back in the reverse order only
+  int64_t rows = 0;     // that lived at a time
+  int64_t padded = 0;   // rows at a time, live and dead
+  int64_t largest = 0;  // live rows of one tensor
+};
+using PageNeeds = std::map<PoolKey, PageNeed>;
+
 class PageLog {
  public:
-  // Of one pool, at the most.
-  struct Need {
-    int64_t pages = 0;      // in use at a time
-    int64_t stackRows = 0;  // likewise, if rows were given back in the reverse order only
-    int64_t rows = 0;       // that lived at a time
-    int64_t padded = 0;     // rows at a time, live and dead
-    int64_t largest = 0;    // live rows of one tensor
-  };
-
   void clear() {
     events_.clear();
   }
@@ -51,8 +53,7 @@ class PageLog {
   void gone(size_t number);
 
   // Without what `skipped` says is not paged.
-  std::map<PoolKey, Need> needs(
-      int64_t pageRows, const std::function<bool(const ScheduleEntry&)>& skipped) const;
+  PageNeeds needs(int64_t pageRows, const std::function<bool(const ScheduleEntry&)>& skipped) const;
 
  private:
   struct Event {

@@ -1,29 +1,57 @@
 // One storage's live rows, while they are away.
 #pragma once
 
+#include <ATen/core/TensorBody.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/Storage.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "memory/arena.h"
 #include "memory/stash.h"
-#include "paging/paging.h"
+#include "paging/lane.h"
+#include "paging/log.h"
+#include "paging/managed_pool.h"
+#include "paging/schedule.h"
 
 namespace ebb {
 
-class PagedStash final : public Away, public InArena {
- public:
-  PagedStash(const PageSource& source, PageGroupPtr group, uint64_t step);
-  ~PagedStash() override;
+struct PageStash;
 
-  c10::Storage fetch(const c10::Storage& living) override {
-    return Paging::get().fetch(*this, living);
-  }
-  void beforeWrite() override {
-    Paging::get().beforeWrite(*this);
+// What one outermost region has stashed: a layer, of one micro-batch.
+struct PageGroup {
+  explicit PageGroup(std::string name) : region(std::move(name)) {
   }
 
- private:
-  friend class Paging;
+  const std::string region;         // its name
+  uint64_t step = 0;                // in which it was stashed
+  bool entered = false;             // `forward` is known
+  bool cameBack = false;            // its backward has begun
+  bool resident = false;            // see Note [Page schedules]
+  ScheduleEntry forward{};          // in the step's schedule
+  std::vector<PageStash*> stashes;  // that exist, in the order of stashing
+};
+using PageGroupPtr = std::shared_ptr<PageGroup>;
+
+// Rows that are to be stashed: all of a storage, row after row.
+struct PageSource {
+  const c10::Storage& storage;
+  c10::ScalarType dtype;    // of what is in it
+  const at::Tensor& count;  // of live rows: one int64, on the storage's device
+  int64_t most;             // rows that there are
+  const char* op;           // that made it, for messages
+  bool showDeadRows;        // dead rows come back as bytes that show, see Note [Dead rows]
+};
+
+// Only the engine looks inside, under its lock, so its members are the engine's.
+struct PageStash final : Stash, InArena {
   enum class State : uint8_t {
     Resident,   // the storage itself is held: its backward comes next
     Copied,     // live rows are in memory of their size
@@ -32,20 +60,33 @@ class PagedStash final : public Away, public InArena {
     Back,       // fetched: the engine has nothing to do with it any more
   };
 
-  const size_t nbytes_;
-  const c10::Device device_;
-  const c10::ScalarType dtype_;
-  const PageRows most_;
-  const bool showDeadRows_;
-  const PageGroupPtr group_;
-  const uint64_t step_;  // in which it was stashed
-  State state_ = State::Resident;
-  c10::Storage bytes_;                  // Resident, Returning, Back: all; Copied: the live rows
-  int64_t live_ = 0;                    // rows, if Copied
-  std::optional<size_t> logged_;        // its number in Paging::log_
-  Paging::PoolPtr pool_;                // if Paged or Returning
-  std::shared_ptr<Paging::Slot> slot_;  // there
-  PageLane::Ticket ticket_;             // of the restore
+  PageStash(const PageSource& source, PageGroupPtr of, uint64_t number);
+  ~PageStash() override;
+
+  c10::Storage fetch(const c10::Storage& living) override;
+  void beforeWrite() override;
+
+  PoolKey kind() const {
+    return {device, dtype, most.bytes};
+  }
+  PageRows live() const {
+    return {liveRows, most.bytes};
+  }
+
+  const size_t nbytes;
+  const c10::Device device;
+  const c10::ScalarType dtype;
+  const PageRows most;
+  const bool showDeadRows;
+  const PageGroupPtr group;
+  const uint64_t step;  // in which it was stashed
+  State state = State::Resident;
+  c10::Storage bytes;            // Resident, Returning, Back: all; Copied: the live rows
+  int64_t liveRows = 0;          // if Copied
+  std::optional<size_t> logged;  // its number in the step's PageLog
+  ManagedPoolPtr pool;           // if Paged or Returning
+  ManagedPool::SlotPtr slot;     // there
+  PageLane::Call restoring;      // the call that does so
 };
 
 }  // namespace ebb

@@ -1,50 +1,23 @@
 #include "paging/paging.h"
 
-#include <ATen/ops/_assert_async.h>
-#include <ATen/ops/eq.h>
+#include <ATen/ops/full.h>
 #include <ATen/record_function.h>
 #include <c10/util/StringUtil.h>
 
-#include <algorithm>
-#include <iterator>
 #include <mutex>
-#include <thread>
-#include <unordered_map>
 #include <utility>
 
 #include "intercept/key.h"
 #include "memory/bytes.h"
 #include "memory/pinned.h"
-#include "paging/page_stash.h"
 
 namespace ebb {
 namespace {
 
-constexpr Paging::Place kNoPlace{0, std::nullopt};
+using Lock = std::lock_guard<DroppingMutex>;
+using State = PageStash::State;
 
-// The stage and micro-batch that a thread's user named, for threads whose user did.
-struct Places {
-  std::mutex mutex;
-  std::unordered_map<std::thread::id, Paging::Place> named;
-};
-
-Places& places() {
-  static auto* instance = new Places;
-  return *instance;
-}
-
-Paging::Place currentPlace() {
-  std::lock_guard<std::mutex> lock(places().mutex);
-  const auto found = places().named.find(std::this_thread::get_id());
-  return found == places().named.end() ? kNoPlace : found->second;
-}
-
-at::Tensor rowsIn(const c10::Storage& storage, PageRows rows) {
-  return bytesOf(storage, rows.count * rows.bytes).view({rows.count, rows.bytes});
-}
-
-// Regions of a step that has no end, since some graph is kept alive: it ends then.
-constexpr uint64_t kEndless = 10'000;
+constexpr double kMostHeadroom = 1000;
 
 bool hasNan(c10::ScalarType dtype) {
   return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
@@ -68,53 +41,31 @@ void checkCount(int64_t live, const PageSource& source, const PageGroup& group) 
 
 }  // namespace
 
-PagedStash::PagedStash(const PageSource& source, PageGroupPtr group, uint64_t step)
-    : nbytes_(source.storage.nbytes()),
-      device_(source.storage.device()),
-      dtype_(source.dtype),
-      most_{source.most, static_cast<int64_t>(source.storage.nbytes()) / source.most},
-      showDeadRows_(source.showDeadRows),
-      group_(std::move(group)),
-      step_(step) {
-}
-
-PagedStash::~PagedStash() {
-  Paging::get().forget(*this);
-}
-
 Paging& Paging::get() {
   // Leaked on purpose: handles may outlive static objects.
   static auto* instance = new Paging;
   return *instance;
 }
 
-Paging::Lock::Lock(Paging& engine) : engine_(engine) {
-  engine_.mutex_.lock();
-  ++engine_.depth_;
+void Paging::configure(const PagingSettings& settings) {
+  const auto check = [](bool good, const char* what) {
+    TORCH_CHECK_VALUE(good, "ebb: paging: ", what);
+  };
+  check(settings.pageRows >= 1, "a page has at least one row");
+  check(settings.headroom >= 1 && settings.headroom <= kMostHeadroom, "headroom is from 1 to 1000");
+  check(
+      settings.hostHeadroom >= 0 && settings.hostHeadroom <= kMostHeadroom,
+      "host_headroom is from 0 to 1000");
+  check(
+      settings.prefetch >= -1 && settings.prefetch <= 1,
+      "prefetch is 0 or 1 layers, or -1 for what suits the device");
+  const Lock lock(mutex_);
+  settings_ = settings;
 }
 
-Paging::Lock::~Lock() {
-  Dropped dropped;
-  if (--engine_.depth_ == 0) {
-    dropped.swap(engine_.dropped_);
-  }
-  engine_.mutex_.unlock();
-}
-
-PageLane& Paging::laneOf(c10::Device device) {
-  const auto index = device.is_cpu() ? c10::DeviceIndex{-1} : device.index();
-  return lanes_.try_emplace(index, device).first->second;
-}
-
-Paging::Place Paging::exchangePlace(Place place) {
-  const Place before = currentPlace();
-  std::lock_guard<std::mutex> lock(places().mutex);
-  if (place == kNoPlace) {
-    places().named.erase(std::this_thread::get_id());
-  } else {
-    places().named.insert_or_assign(std::this_thread::get_id(), place);
-  }
-  return before;
+PagingSettings Paging::settings() {
+  const Lock lock(mutex_);
+  return settings_;
 }
 
 [[gnu::cold]] void Paging::warnThatItStays(c10::Device device) {
@@ -138,123 +89,89 @@ auto Paging::telling(const F& locked) {
   }
 }
 
-c10::intrusive_ptr<Away> Paging::send(const PageSource& source, const PageGroupPtr& group) {
+c10::intrusive_ptr<Stash> Paging::send(const PageSource& source, const PageGroupPtr& group) {
   return telling([&] { return sendLocked(source, group); });
 }
 
-c10::Storage Paging::fetch(PagedStash& stash, const c10::Storage& living) {
+c10::Storage Paging::fetch(PageStash& stash, const c10::Storage& living) {
   return telling([&] { return fetchLocked(stash, living); });
 }
 
-c10::intrusive_ptr<Away> Paging::sendLocked(const PageSource& source, const PageGroupPtr& group) {
-  const Lock lock(*this);
+c10::intrusive_ptr<Stash> Paging::sendLocked(const PageSource& source, const PageGroupPtr& group) {
+  const Lock lock(mutex_);
   const auto below = belowEverything();
-  if (!open_ || (!bracketed_ && (badStep_ != 0 || groupsEntered_ > kEndless))) {
+  if (step_.isOver() || (!step_.isBracketed() && toldErrors_ != 0)) {
     stepEnds();
     stepBegins();
   }
-  enter(group);
-  auto stash = c10::make_intrusive<PagedStash>(source, group, stats_.steps);
-  group->stashes.push_back(stash.get());
-  ++count_;
+  if (step_.enter(group)) {
+    pools_.joinLanes();  // the layer before is away now, its memory is for this one
+  }
+  auto stash = c10::make_intrusive<PageStash>(source, group, step_.number());
+  step_.stashed(*stash);
   ++alive_;
-  ++stats_.stashed;
-  const auto pool = pools_.find({stash->device_, stash->dtype_, stash->most_.bytes});
+  ++counts_.stashed;
+  const ManagedPoolPtr pool = step_.isRecording() ? nullptr : pools_.find(stash->kind());
   if (group->resident) {
-    stash->bytes_ = source.storage;
-    ++stats_.resident;
-  } else if (recording_ || pool == pools_.end()) {
-    recordNext_ |= !recording_;  // it is of a kind that the recorded step did not have
-    copyRows(*stash, source);
+    stash->bytes = source.storage;
+    ++counts_.resident;
+  } else if (pool) {
+    sendToPool(*stash, source, pool);
   } else {
-    sendToPool(*stash, source, pool->second);
+    copyRows(*stash, source);
   }
   return stash;
 }
 
-// The first stash of a region: its forward has come in the step's schedule.
-void Paging::enter(const PageGroupPtr& entered) {
-  PageGroup& group = *entered;
-  if (group.entered && group.step == stats_.steps) {
-    return;
-  }
-  group.entered = true;
-  ++groupsEntered_;
-  group.cameBack = false;
-  group.step = stats_.steps;
-  const auto [stage, microbatch] = currentPlace();
-  group.forward = schedule_.forward(group.region, stage, microbatch);
-  group.resident = schedule_.isTurningPoint();
-  groups_[group.forward] = entered;
-  for (auto& [device, lane] : lanes_) {
-    lane.join(dropped_);  // the layer before is away now, its memory is for this one
-  }
-}
-
 // See Note [How pools are sized]
-void Paging::copyRows(PagedStash& stash, const PageSource& source) {
+void Paging::copyRows(PageStash& stash, const PageSource& source) {
+  if (!step_.isRecording()) {
+    step_.recordNext();  // it is of a kind that the recorded step did not have
+  }
   TORCH_CHECK(
-      !isCapturing(stash.device_),
+      !isCapturing(stash.device),
       "ebb: cannot page ",
-      describe(source, *stash.group_),
+      describe(source, *stash.group),
       " while a CUDA graph is captured: pools are made after a step that ran without. Run one step "
       "before the capture, with the same shapes.");
   const int64_t live = source.count.item<int64_t>();
-  checkCount(live, source, *stash.group_);
-  const PageRows rows{live, stash.most_.bytes};
-  stash.bytes_ = allocate(live * rows.bytes, stash.device_);
+  checkCount(live, source, *stash.group);
+  stash.liveRows = live;
+  const PageRows rows = stash.live();
+  stash.bytes = allocate(rows.count * rows.bytes, stash.device);
   if (live > 0) {
-    rowsIn(stash.bytes_, rows).copy_(rowsIn(source.storage, rows), true);
+    rowsIn(stash.bytes, rows).copy_(rowsIn(source.storage, rows), true);
   }
-  stash.live_ = live;
-  stash.state_ = PagedStash::State::Copied;
-  stash.logged_ = log_.stashed(
-      {stash.device_, stash.dtype_, rows.bytes}, live, source.most, stash.group_->forward);
+  stash.state = State::Copied;
+  step_.copied(stash);
 }
 
-void Paging::sendToPool(PagedStash& stash, const PageSource& source, const PoolPtr& pool) {
+void Paging::sendToPool(PageStash& stash, const PageSource& source, const ManagedPoolPtr& pool) {
   if (source.count.is_cpu()) {
-    checkCount(source.count.item<int64_t>(), source, *stash.group_);
+    checkCount(source.count.item<int64_t>(), source, *stash.group);
   }
-  settleFreed(*pool);
-  stash.pool_ = pool;
-  stash.slot_ = std::make_shared<Slot>();
-  stash.slot_->handle = pool->pages.makeHandle(source.most);
-  pool->used = true;
-  pool->captured |= isCapturing(stash.device_);
-  pool->lane.run(
-      [&] {
-        pool->pages.stash(stash.slot_->handle, rowsIn(source.storage, stash.most_), source.count);
-      },
-      {source.storage, source.count.storage(), stash.slot_->handle.state.storage()});
-  if (pool->pages.options().isStack) {
-    pool->stack.push_back(stash.slot_);
-  }
-  stash.state_ = PagedStash::State::Paged;
+  stash.slot = pool->stash(source.storage, stash.most, source.count);
+  stash.pool = pool;
+  stash.state = State::Paged;
   checkOverflow(*pool, source, stash);
 }
 
-void Paging::checkOverflow(Pool& pool, const PageSource& source, const PagedStash& stash) {
+void Paging::checkOverflow(ManagedPool& pool, const PageSource& source, const PageStash& stash) {
   if (settings_.overflow == PageOverflowMode::Assert) {
-    if (stash.device_.is_cpu() && *pool.pages.flags().const_data_ptr<int64_t>() != 0) {
-      noteBad(readErrors());  // what follows raises
+    if (stash.device.is_cpu() && *pool.pages().flags().const_data_ptr<int64_t>() != 0) {
+      noteErrors(pools_.readErrors());  // what follows raises
     }
-    pool.lane.run(
-        [&] {
-          const at::Tensor good = at::eq(pool.pages.flags().narrow(0, 0, 1), 0);
-          at::_assert_async(good, "ebb: a page pool has no room, or a count of rows cannot be");
-        },
-        {});
+    pool.assertGood();
   }
-  if (settings_.overflow == PageOverflowMode::Blocking && !isCapturing(stash.device_)) {
-    if (const int64_t errors = readErrors()) {
-      tellOverflow(errors, describe(source, *stash.group_) + " could not be paged: ");
+  if (settings_.overflow == PageOverflowMode::Blocking && !isCapturing(stash.device)) {
+    if (const int64_t errors = pools_.readErrors()) {
+      tellOverflow(errors, describe(source, *stash.group) + " could not be paged: ");
     }
   }
 }
 
 void Paging::tellOverflow(int64_t errors, const std::string& what) {
-  noteBad(errors);
+  noteErrors(errors);
   const auto message = c10::str(
       "ebb: ",
       what,
@@ -265,197 +182,147 @@ void Paging::tellOverflow(int64_t errors, const std::string& what) {
   throw PageOverflow({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message);
 }
 
-c10::Storage Paging::fetchLocked(PagedStash& stash, const c10::Storage& living) {
-  const Lock lock(*this);
+c10::Storage Paging::fetchLocked(PageStash& stash, const c10::Storage& living) {
+  const Lock lock(mutex_);
   const auto below = belowEverything();
-  using State = PagedStash::State;
-  if (stash.state_ == State::Back) {
-    return stash.bytes_;
+  if (stash.state == State::Back) {
+    return stash.bytes;
   }
-  backwardBegins(*stash.group_);
-  cameBack_ |= stash.step_ == stats_.steps;
+  backwardBegins(*stash.group);
+  step_.cameBack(stash);
   if (living) {
-    if (stash.state_ == State::Paged || stash.state_ == State::Returning) {
-      stash.pool_->lane.wait(stash.ticket_, dropped_);
-      freeSlot(stash);
-    }
-    dropped_.push_back(std::move(stash.bytes_));
-    stash.bytes_ = living;
-  } else if (stash.state_ == State::Copied) {
-    RECORD_USER_SCOPE("ebb::restore");
-    const PageFill fill = fillFor(stash);
-    const PageRows rows{stash.live_, stash.most_.bytes};
-    c10::Storage all = allocate(stash.nbytes_, stash.device_);
-    const at::Tensor to = rowsIn(all, stash.most_);
-    to.narrow(0, 0, stash.live_).copy_(rowsIn(stash.bytes_, rows), true);
-    const at::Tensor dead = to.narrow(0, stash.live_, stash.most_.count - stash.live_);
-    if (fill.deadRows == PageDeadRows::FirstRow && stash.live_ > 0) {
-      dead.copy_(to.narrow(0, 0, 1).expand_as(dead));
-    } else if (fill.deadRows != PageDeadRows::Untouched) {
-      dead.fill_(fill.dead);
-    }
-    stash.bytes_ = std::move(all);
-  } else if (stash.state_ != State::Resident) {
-    TORCH_CHECK(
-        stash.pool_->condemned == 0,
-        "ebb: cannot bring back a tensor that was paged in region '",
-        stash.group_->region,
-        "': its pool has had an error since (",
-        describePageErrors(stash.pool_->condemned),
-        "). Run its forward again.");
-    startRestoring(stash);
-    stash.pool_->lane.wait(stash.ticket_, dropped_);
-    checkRestored(stash);
+    takeLiving(stash, living);
+  } else if (stash.state == State::Copied) {
+    takeCopied(stash);
+  } else if (stash.state != State::Resident) {
+    takeRestored(stash);
   }
-  c10::Storage bytes = stash.bytes_;
+  c10::Storage bytes = stash.bytes;
   isBack(stash);
-  if (count_ == 0) {
-    for (const auto& [key, pool] : pools_) {
-      settleFreed(*pool);
-      pool->lane.join(dropped_);
-    }
-    open_ = bracketed_;
-    if (!open_) {
+  if (step_.allIsBack()) {
+    pools_.settle();
+    if (step_.endIfBracketless()) {
       stepEnds();
     }
   }
   return bytes;
 }
 
-// After an error a tensor comes back as NaN. One that has no NaN would not show it: where nobody
-// need wait to know, it throws.
-void Paging::checkRestored(const PagedStash& stash) {
-  if (stash.device_.is_cpu() && !hasNan(stash.dtype_)) {
-    const int64_t errors = *stash.pool_->pages.flags().const_data_ptr<int64_t>();
+void Paging::takeLiving(PageStash& stash, const c10::Storage& living) {
+  if (stash.pool) {
+    stash.pool->lane().wait(stash.restoring);
+    stash.pool->free(stash.slot);
+  }
+  mutex_.drop(stash.bytes);
+  stash.bytes = living;
+}
+
+void Paging::takeCopied(PageStash& stash) {
+  RECORD_USER_SCOPE("ebb::restore");
+  const PageFill fill = fillFor(stash);
+  const int64_t live = stash.liveRows;
+  c10::Storage all = allocate(stash.nbytes, stash.device);
+  const at::Tensor to = rowsIn(all, stash.most);
+  to.narrow(0, 0, live).copy_(rowsIn(stash.bytes, stash.live()), true);
+  const at::Tensor dead = to.narrow(0, live, stash.most.count - live);
+  if (fill.deadRows == PageDeadRows::FirstRow && live > 0) {
+    dead.copy_(to.narrow(0, 0, 1).expand_as(dead));
+  } else if (fill.deadRows != PageDeadRows::Untouched) {
+    dead.fill_(fill.dead);
+  }
+  stash.bytes = std::move(all);
+}
+
+void Paging::takeRestored(PageStash& stash) {
+  const int64_t condemned = stash.pool->condemned();
+  TORCH_CHECK(
+      condemned == 0,
+      "ebb: cannot bring back a tensor that was paged in region '",
+      stash.group->region,
+      "': its pool has had an error since (",
+      describePageErrors(condemned),
+      "). Run its forward again.");
+  startRestoring(stash);
+  stash.pool->lane().wait(stash.restoring);
+  // After an error a tensor comes back as NaN. One that has no NaN would not show it: where nobody
+  // need wait to know, it throws.
+  if (stash.device.is_cpu() && !hasNan(stash.dtype)) {
+    const int64_t errors = *stash.pool->pages().flags().const_data_ptr<int64_t>();
     if (errors != 0) {
       tellOverflow(
-          readErrors() | errors,
-          "a tensor that was paged in region '" + stash.group_->region + "' cannot be restored: ");
+          pools_.readErrors() | errors,
+          "a tensor that was paged in region '" + stash.group->region + "' cannot be restored: ");
     }
   }
 }
 
 // Its layer's backward has come in the schedule; the next one's pages start on their way.
 void Paging::backwardBegins(PageGroup& group) {
-  if (std::exchange(group.cameBack, true) || group.step != stats_.steps) {
+  const PageGroupPtr next = step_.backwardBegins(group);
+  if (!next) {
     return;
   }
-  schedule_.backward(group.forward);
-  const auto next = schedule_.nextBackward();
-  const auto found = next ? groups_.find(*next) : groups_.end();
-  const PageGroupPtr ahead = found != groups_.end() ? found->second.lock() : nullptr;
   const bool wanted = settings_.prefetch < 0
-                          ? laneOf(group.stashes.front()->device_).isBesideCompute()
+                          ? pools_.laneOf(group.stashes.front()->device).isBesideCompute()
                           : settings_.prefetch > 0;
-  if (wanted && ahead && ahead.get() != &group) {
-    const auto& stashes = ahead->stashes;
-    for (auto stash = stashes.rbegin(); stash != stashes.rend(); ++stash) {
+  if (wanted) {
+    for (auto stash = next->stashes.rbegin(); stash != next->stashes.rend(); ++stash) {
       startRestoring(**stash);
     }
   }
 }
 
-void Paging::startRestoring(PagedStash& stash) {
-  if (stash.state_ != PagedStash::State::Paged) {
-    return;
-  }
-  RECORD_USER_SCOPE("ebb::restore");
-  Pool& pool = *stash.pool_;
-  settleFreed(pool);
-  stash.bytes_ = allocate(stash.nbytes_, stash.device_);
-  const bool inOrder = pool.stack.empty() || pool.stack.back() == stash.slot_;
-  PageFill fill = fillFor(stash);
-  fill.keepsPages = pool.pages.options().isStack && !inOrder;
-  stash.ticket_ = pool.lane.run(
-      [&] {
-        at::Tensor to = rowsIn(stash.bytes_, stash.most_);
-        pool.pages.restore(stash.slot_->handle, to, fill);
-      },
-      {stash.slot_->handle.state.storage()});
-  pool.used = true;
-  stash.state_ = PagedStash::State::Returning;
-  stash.slot_->free = true;
-  if (pool.pages.options().isStack && inOrder) {
-    pool.stack.pop_back();
+void Paging::startRestoring(PageStash& stash) {
+  if (stash.state == State::Paged) {
+    RECORD_USER_SCOPE("ebb::restore");
+    stash.bytes = allocate(stash.nbytes, stash.device);
+    stash.restoring = stash.pool->restore(stash.slot, stash.bytes, fillFor(stash));
+    stash.state = State::Returning;
   }
 }
 
-// Nobody needs its rows any more. They are given back when the pool is called next: this may be a
-// destructor, on any thread.
-void Paging::freeSlot(PagedStash& stash) {
-  if (!std::exchange(stash.slot_->free, true)) {
-    stash.pool_->freed.push_back(stash.slot_);
-  }
-}
-
-// In a stack only what is on top can be given back.
-void Paging::settleFreed(Pool& pool) {
-  auto freed = std::exchange(pool.freed, {});
-  if (pool.pages.options().isStack) {
-    freed.clear();
-    while (!pool.stack.empty() && pool.stack.back()->free) {
-      freed.push_back(std::move(pool.stack.back()));
-      pool.stack.pop_back();
-    }
-  }
-  for (const auto& slot : freed) {
-    pool.lane.run([&] { pool.pages.giveBack(slot->handle); }, {slot->handle.state.storage()});
-  }
-}
-
-void Paging::beforeWrite(PagedStash& stash) {
-  const Lock lock(*this);
+void Paging::beforeWrite(PageStash& stash) {
+  const Lock lock(mutex_);
   const auto below = belowEverything();
-  if (stash.state_ == PagedStash::State::Resident) {
-    c10::Storage copy = allocate(stash.nbytes_, stash.device_);
-    bytesOf(copy, stash.nbytes_).copy_(bytesOf(stash.bytes_, stash.nbytes_), true);
-    dropped_.push_back(std::exchange(stash.bytes_, std::move(copy)));
-  } else if (stash.pool_) {
-    stash.pool_->lane.join(dropped_);  // the rows have left the storage
+  if (stash.state == State::Resident) {
+    c10::Storage copy = allocate(stash.nbytes, stash.device);
+    bytesOf(copy, stash.nbytes).copy_(bytesOf(stash.bytes, stash.nbytes), true);
+    mutex_.drop(stash.bytes);
+    stash.bytes = std::move(copy);
+  } else if (stash.pool) {
+    stash.pool->lane().join();  // the rows have left the storage
   }
 }
 
 // It needs nothing from the engine any more.
-void Paging::isBack(PagedStash& stash) {
-  stash.state_ = PagedStash::State::Back;
-  stash.pool_.reset();
-  stash.slot_.reset();
-  if (stash.logged_ && stash.step_ == stats_.steps) {
-    log_.gone(*stash.logged_);
-  }
-  auto& siblings = stash.group_->stashes;
-  const auto last = std::find(siblings.rbegin(), siblings.rend(), &stash);  // most often the first
-  if (last != siblings.rend()) {
-    siblings.erase(std::next(last).base());
-  }
+void Paging::isBack(PageStash& stash) {
+  stash.state = State::Back;
+  stash.pool.reset();
+  stash.slot.reset();
+  step_.isBack(stash);
   --alive_;
-  count_ -= stash.step_ == stats_.steps ? 1 : 0;
 }
 
-// Nobody will ask for it.
-void Paging::forget(PagedStash& stash) {
-  const Lock lock(*this);
-  if (stash.state_ == PagedStash::State::Back) {
+void Paging::forget(PageStash& stash) {
+  const Lock lock(mutex_);
+  if (stash.state == State::Back) {
     return;
   }
-  if (stash.pool_) {
-    freeSlot(stash);
-    if (stash.ticket_.number != 0) {
-      stash.pool_->lane.wait(stash.ticket_, dropped_);
-    }
+  if (stash.pool) {
+    stash.pool->free(stash.slot);
+    stash.pool->lane().wait(stash.restoring);
   }
-  dropped_.push_back(std::move(stash.bytes_));
+  mutex_.drop(stash.bytes);
   isBack(stash);
-  // Else it was a graph that nobody wanted, and the step goes on.
-  open_ = open_ && (bracketed_ || count_ > 0 || !cameBack_);
+  step_.endIfDone();
 }
 
-PageFill Paging::fillFor(const PagedStash& stash) const {
-  const unsigned char shows = hasNan(stash.dtype_) ? 0xFF : 0;
+PageFill Paging::fillFor(const PageStash& stash) const {
+  const unsigned char shows = hasNan(stash.dtype) ? 0xFF : 0;
   const auto filled = [&](unsigned char byte) {
     return PageFill{PageDeadRows::Filled, byte, shows, false};
   };
-  if (stash.showDeadRows_) {
+  if (stash.showDeadRows) {
     return filled(shows);
   }
   switch (settings_.deadRows) {
@@ -469,6 +336,146 @@ PageFill Paging::fillFor(const PagedStash& stash) const {
       break;
   }
   return {PageDeadRows::Untouched, 0, shows, false};
+}
+
+void Paging::beginStep(bool fixedOrder) {
+  const Lock lock(mutex_);
+  const auto below = belowEverything();
+  TORCH_CHECK(
+      !step_.isBracketed(),
+      "ebb: a step of ebb.paging is going on already; steps of one process come one after the "
+      "other.");
+  stepEnds();
+  stepBegins();
+  step_.openBracket(fixedOrder);
+}
+
+void Paging::endStep() {
+  const Lock lock(mutex_);
+  const auto below = belowEverything();
+  step_.closeBracket();
+  stepEnds();
+}
+
+void Paging::abandonStep() {
+  const Lock lock(mutex_);
+  step_.abandonBracket();
+}
+
+// What pools that go have to say is kept until the user is told.
+void Paging::stepBegins() {
+  if (step_.isToBeRecorded()) {
+    untoldErrors_ |= pools_.drop() & ~toldErrors_;
+  }
+  toldErrors_ = 0;
+  step_.begin();
+}
+
+void Paging::stepEnds() {
+  if (!step_.isRecorded()) {
+    return;
+  }
+  ++counts_.recordedSteps;
+  try {
+    pools_.make(step_.takeNeeds(settings_.pageRows), settings_);
+    step_.hasPools();
+  } catch (const c10::OutOfMemoryError&) {
+    TORCH_WARN(
+        "ebb: there is no memory for page pools, so steps run unpaged and the host waits for each "
+        "tensor. Lower deviceLimit (EBB_PAGING_DEVICE_LIMIT), or have fewer values paged.");
+  }
+}
+
+void Paging::recordNext() {
+  const Lock lock(mutex_);
+  step_.recordNext();
+}
+
+// The step is of no use, and the next one is recorded.
+void Paging::noteErrors(int64_t errors) {
+  if (toldErrors_ == 0) {
+    ++counts_.overflows;
+  }
+  toldErrors_ |= errors;
+  step_.recordNext();
+  pools_.growUsedUp();
+}
+
+bool Paging::stepOk() {
+  const Lock lock(mutex_);
+  const auto below = belowEverything();
+  const int64_t errors = pools_.readErrors() | std::exchange(untoldErrors_, 0);
+  if (errors == 0 && toldErrors_ == 0) {
+    return true;
+  }
+  noteErrors(errors);
+  TORCH_CHECK(
+      (toldErrors_ & ~kPagesUsedUp) == 0,
+      "ebb: paging went wrong in this step: ",
+      describePageErrors(toldErrors_),
+      ". Its gradients are of no use. Check the counts that ebb.mark_rows is given.");
+  return false;
+}
+
+int64_t Paging::errors() {
+  const Lock lock(mutex_);
+  const auto below = belowEverything();
+  return pools_.readErrors() | toldErrors_ | untoldErrors_;
+}
+
+bool Paging::wasTold() {
+  const Lock lock(mutex_);
+  const auto below = belowEverything();
+  return ((pools_.readErrors() | untoldErrors_) & ~toldErrors_) == 0;
+}
+
+at::Tensor Paging::foundInf(c10::Device device) {
+  const Lock lock(mutex_);
+  const auto below = belowEverything();
+  const auto known = static_cast<double>(toldErrors_ | untoldErrors_);
+  at::Tensor errors = at::full({}, known, at::TensorOptions(device).dtype(at::kLong));
+  pools_.addErrors(errors);
+  return errors.ne(0).to(at::kFloat);
+}
+
+PagingStats Paging::stats() {
+  const Lock lock(mutex_);
+  PagingStats now = counts_;
+  now.steps = step_.number();
+  now.stashes = alive_;
+  now.schedule = step_.schedule();
+  pools_.addTo(now);
+  return now;
+}
+
+void Paging::setThrow(void (*throwOverflow)(const std::string& message)) {
+  throwOverflow_ = throwOverflow;
+}
+
+void Paging::reset() {
+  const Lock lock(mutex_);
+  TORCH_CHECK(!step_.isBracketed(), "ebb: a step of ebb.paging is going on; reset after it.");
+  const auto below = belowEverything();
+  untoldErrors_ |= pools_.drop() & ~toldErrors_;
+  pools_.clear();
+  step_.clear();
+  counts_ = {};
+}
+
+void configurePaging(const PagingSettings& settings) {
+  Paging::get().configure(settings);
+}
+
+PagingSettings pagingSettings() {
+  return Paging::get().settings();
+}
+
+bool pagingStepOk() {
+  return Paging::get().stepOk();
+}
+
+PagingStats pagingStats() {
+  return Paging::get().stats();
 }
 
 }  // namespace ebb

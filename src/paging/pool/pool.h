@@ -23,7 +23,7 @@ struct PagePoolOptions {
 
 // What the pool's memory shows; reading it waits for the device.
 struct PagePoolStatus {
-  int64_t errors = 0;  // bits, see page_layout.h
+  int64_t errors = 0;  // bits, see pool/layout.h
   bool spilled = false;
   int64_t epoch = 0;
   int64_t head[2] = {0, 0};         // by tier, as in PageTier
@@ -66,7 +66,7 @@ class EBB_API PagePool {
 
   PagePoolStatus status() const;
 
-  // Two int64 on the pool's device: error bits, see page_layout.h, and whether anything spilled.
+  // Two int64 on the pool's device: error bits, see pool/layout.h, and whether anything spilled.
   at::Tensor flags() const;
 
   // Of rows, in both tiers, and of what the pool knows of them; the second is in pinned memory.

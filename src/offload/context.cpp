@@ -1,0 +1,30 @@
+#include "offload/context.h"
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+namespace ebb {
+
+OffloadShared& OffloadShared::get() {
+  // Leaked on purpose, as engines are: handles may outlive static objects.
+  static auto* instance = new OffloadShared;
+  return *instance;
+}
+
+OffloadContext::OffloadContext(Transfer& transfer)
+    : shared(OffloadShared::get()),
+      settings(shared.settings),
+      stats(shared.stats),
+      via(transfer),
+      pool(transfer) {
+}
+
+void OffloadContext::warnOfFailure(
+    const HostStash& stash, const char* remains, const std::string& error) {
+  if (!std::exchange(shared.toldOfFailure, true)) {
+    TORCH_WARN("ebb: ", stash.account->of, remains, error, " (Other tensors too; shown once.)");
+  }
+}
+
+}  // namespace ebb

@@ -1,0 +1,89 @@
+#include "offload/host_stash.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+
+#include "offload/offload.h"
+
+namespace ebb {
+
+HostStash::HostStash(
+    std::shared_ptr<Offload> sender,
+    c10::Storage bytes,
+    size_t size,
+    TransferAccountPtr bookedOn,
+    c10::Stream stream)
+    : engine(std::move(sender)),
+      nbytes(size),
+      device(bytes.device()),
+      packedOn(stream),
+      account(std::move(bookedOn)),
+      onDevice(std::move(bytes)),
+      address(onDevice.data()) {
+}
+
+HostStash::~HostStash() {
+  engine->forget(*this);
+}
+
+c10::Storage HostStash::fetch(const c10::Storage& living) {
+  return engine->fetch(*this, living);
+}
+
+void HostStash::beforeWrite() {
+  engine->beforeWrite(*this);
+}
+
+void HostStash::checkCameBack(const Event& event) const {
+  const std::string error = event.error();
+  TORCH_CHECK(
+      error.empty(),
+      "ebb: cannot bring back ",
+      account->of,
+      ": ",
+      error,
+      ". Run forward again, with a disk tier elsewhere or none (ebb.offload.configure(disk='')).");
+}
+
+void StashesInOrder::add(HostStash& stash) {
+  takeOut(stash);
+  stash.in = &stashes_;
+  stash.at = stashes_.emplace_hint(stashes_.end(), stash.sequence, &stash);
+}
+
+void StashesInOrder::takeOut(HostStash& stash) {
+  if (stash.in != nullptr) {
+    stash.in->erase(stash.at);
+    stash.in = nullptr;
+  }
+}
+
+HostStash* StashesInOrder::first() const {
+  return stashes_.empty() ? nullptr : stashes_.begin()->second;
+}
+
+HostStash* StashesInOrder::lastBefore(uint64_t sequence) const {
+  const auto after = stashes_.lower_bound(sequence);
+  return after == stashes_.begin() ? nullptr : std::prev(after)->second;
+}
+
+HostStashPtr ifAlive(HostStash* listed) {
+  auto weak = c10::weak_intrusive_ptr<HostStash>::reclaim(listed);
+  HostStashPtr stash = weak.lock();
+  weak.release();
+  return stash;
+}
+
+bool takeOut(std::deque<HostStashPtr>& queue, HostStash& stash) {
+  const auto place = std::find(queue.begin(), queue.end(), HostStashPtr::reclaim_copy(&stash));
+  const bool found = place != queue.end();
+  if (found) {
+    queue.erase(place);
+  }
+  return found;
+}
+
+}  // namespace ebb

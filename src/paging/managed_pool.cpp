@@ -1,0 +1,107 @@
+#include "paging/managed_pool.h"
+
+#include <ATen/ops/_assert_async.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/eq.h>
+
+#include <utility>
+
+#include "memory/bytes.h"
+#include "memory/pinned.h"
+
+namespace ebb {
+
+at::Tensor rowsIn(const c10::Storage& storage, PageRows rows) {
+  return bytesOf(storage, rows.count * rows.bytes).view({rows.count, rows.bytes});
+}
+
+ManagedPool::SlotPtr ManagedPool::stash(
+    const c10::Storage& storage, PageRows most, const at::Tensor& count) {
+  settleFreed();
+  auto slot = std::make_shared<Slot>();
+  slot->handle = pages_.makeHandle(most.count);
+  used_ = true;
+  captured_ |= isCapturing(options().device);
+  lane_.run(
+      [&] { pages_.stash(slot->handle, rowsIn(storage, most), count); },
+      {storage, count.storage(), slot->handle.state.storage()});
+  if (options().isStack) {
+    stack_.push_back(slot);
+  }
+  return slot;
+}
+
+PageLane::Call ManagedPool::restore(
+    const SlotPtr& slot, const c10::Storage& storage, PageFill fill) {
+  settleFreed();
+  const bool onTop = !stack_.empty() && stack_.back() == slot;
+  fill.keepsPages = options().isStack && !onTop;
+  PageLane::Call call = lane_.run(
+      [&] {
+        at::Tensor to = rowsIn(storage, slot->handle.most);
+        pages_.restore(slot->handle, to, fill);
+      },
+      {slot->handle.state.storage()});
+  used_ = true;
+  slot->free = true;
+  if (onTop) {
+    stack_.pop_back();
+  }
+  return call;
+}
+
+void ManagedPool::free(const SlotPtr& slot) {
+  if (!std::exchange(slot->free, true)) {
+    freed_.push_back(slot);
+  }
+}
+
+// In a stack only what is on top can be given back.
+void ManagedPool::settleFreed() {
+  auto freed = std::exchange(freed_, {});
+  if (options().isStack) {
+    freed.clear();
+    while (!stack_.empty() && stack_.back()->free) {
+      freed.push_back(std::move(stack_.back()));
+      stack_.pop_back();
+    }
+  }
+  for (const auto& slot : freed) {
+    lane_.run([&] { pages_.giveBack(slot->handle); }, {slot->handle.state.storage()});
+  }
+}
+
+void ManagedPool::assertGood() {
+  lane_.run(
+      [&] {
+        const at::Tensor good = at::eq(pages_.flags().narrow(0, 0, 1), 0);
+        at::_assert_async(good, "ebb: a page pool has no room, or a count of rows cannot be");
+      },
+      {});
+}
+
+// A CUDA graph that has it may have used it.
+std::optional<PageLane::Call> ManagedPool::startReading() {
+  if (!used_ && !captured_) {
+    return std::nullopt;
+  }
+  if (!seen_.defined()) {
+    const bool pinned = !options().device.is_cpu();
+    seen_ = at::empty({2}, at::TensorOptions(at::kLong).pinned_memory(pinned));
+  }
+  return lane_.run([&] { seen_.copy_(pages_.flags(), true); }, {});
+}
+
+ManagedPool::Flags ManagedPool::readFlags() {
+  const auto* flags = seen_.const_data_ptr<int64_t>();
+  used_ = flags[0] != 0;  // else nothing changes until it is used again
+  return {flags[0], flags[1] != 0};
+}
+
+void ManagedPool::reset() {
+  lane_.run([&] { pages_.reset(); }, {});
+  lane_.join();
+  used_ = false;
+}
+
+}  // namespace ebb

@@ -1,0 +1,143 @@
+#include "paging/step.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "paging/pipeline_place.h"
+
+namespace ebb {
+namespace {
+
+// Regions of a step that has no end, since some graph is kept alive: it ends then.
+constexpr uint64_t kEndless = 10'000;
+
+}  // namespace
+
+void PageStep::begin() {
+  if (std::exchange(recordNext_, false)) {
+    recording_ = true;
+    log_.clear();
+  }
+  schedule_.restartCounts();
+  groups_.clear();
+  count_ = 0;
+  groupsEntered_ = 0;
+  open_ = true;
+  cameBack_ = false;
+  ++number_;
+}
+
+void PageStep::openBracket(bool fixedOrder) {
+  bracketed_ = true;
+  if (fixedOrder) {
+    schedule_.begin();
+  }
+}
+
+void PageStep::closeBracket() {
+  bracketed_ = open_ = false;
+  try {
+    schedule_.end();
+  } catch (...) {
+    recordNext_ = true;
+    throw;
+  }
+}
+
+void PageStep::abandonBracket() {
+  bracketed_ = open_ = false;
+  schedule_.abandon();
+  recordNext_ |= recording_ || !schedule_.isRecorded();
+}
+
+bool PageStep::isOver() const {
+  return !open_ || (!bracketed_ && groupsEntered_ > kEndless);
+}
+
+bool PageStep::enter(const PageGroupPtr& entered) {
+  PageGroup& group = *entered;
+  if (group.entered && group.step == number_) {
+    return false;
+  }
+  group.entered = true;
+  group.cameBack = false;
+  group.step = number_;
+  const auto [stage, microbatch] = pipelinePlace();
+  group.forward = schedule_.forward(group.region, stage, microbatch);
+  group.resident = schedule_.isTurningPoint();
+  groups_[group.forward] = entered;
+  ++groupsEntered_;
+  return true;
+}
+
+void PageStep::stashed(PageStash& stash) {
+  stash.group->stashes.push_back(&stash);
+  ++count_;
+}
+
+void PageStep::copied(PageStash& stash) {
+  stash.logged = log_.stashed(stash.kind(), stash.liveRows, stash.most.count, stash.group->forward);
+}
+
+PageGroupPtr PageStep::backwardBegins(PageGroup& group) {
+  if (std::exchange(group.cameBack, true) || group.step != number_) {
+    return nullptr;
+  }
+  schedule_.backward(group.forward);
+  const auto next = schedule_.nextBackward();
+  const auto found = next ? groups_.find(*next) : groups_.end();
+  PageGroupPtr ahead = found != groups_.end() ? found->second.lock() : nullptr;
+  return ahead.get() == &group ? nullptr : ahead;
+}
+
+void PageStep::cameBack(const PageStash& stash) {
+  cameBack_ |= stash.step == number_;
+}
+
+void PageStep::isBack(const PageStash& stash) {
+  auto& siblings = stash.group->stashes;
+  const auto last = std::find(siblings.rbegin(), siblings.rend(), &stash);  // most often the first
+  if (last != siblings.rend()) {
+    siblings.erase(std::next(last).base());
+  }
+  if (stash.step == number_) {
+    --count_;
+    if (stash.logged) {
+      log_.gone(*stash.logged);
+    }
+  }
+}
+
+void PageStep::endIfDone() {
+  open_ = open_ && (bracketed_ || count_ > 0 || !cameBack_);
+}
+
+bool PageStep::endIfBracketless() {
+  open_ = bracketed_;
+  return !open_;
+}
+
+PageNeeds PageStep::takeNeeds(int64_t pageRows) {
+  PageNeeds needs = log_.needs(
+      pageRows, [this](const ScheduleEntry& forward) { return schedule_.isTurningPoint(forward); });
+  log_.clear();
+  return needs;
+}
+
+// The number goes on: what was stashed before belongs to no step.
+void PageStep::clear() {
+  const uint64_t number = number_ + 1;
+  *this = PageStep();
+  number_ = number;
+}
+
+std::vector<std::string> PageStep::schedule() const {
+  std::vector<std::string> entries;
+  for (const ScheduleEntry& entry : schedule_.recorded()) {
+    entries.push_back(schedule_.describe(entry));
+  }
+  return entries;
+}
+
+}  // namespace ebb
