@@ -1,5 +1,6 @@
 #include "graph/recipe.h"
 
+#include "graph/graph.h"
 #include "kernel/kernel_state.h"
 #include "kernel/random_state.h"
 #include "memory/arena.h"
@@ -18,6 +19,9 @@ using Dying = c10::SmallVector<c10::intrusive_ptr<Value>, 16>;
 
 void drop(c10::intrusive_ptr<Value>&& value) {
   if (!value || value.use_count() > 1) {
+    if (value) {
+      value->unread.fetch_add(1, std::memory_order_release);
+    }
     value.reset();
     return;
   }
@@ -75,6 +79,10 @@ Recipe::~Recipe() {
   }
   std::destroy_n(inputs, inputCount);
   std::destroy_n(others, op.others.size());
+}
+
+std::string where(const Graph& graph, const Recipe& recipe) {
+  return recipe.op.name + " in region '" + graph.names[recipe.region] + "'";
 }
 
 }  // namespace ebb

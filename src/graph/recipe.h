@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "graph/geometry.h"
 #include "graph/value.h"
@@ -15,6 +16,7 @@
 
 namespace ebb {
 
+struct Graph;
 struct RandomState;
 struct KernelState;
 
@@ -100,5 +102,8 @@ struct Recipe final : c10::intrusive_ptr_target {
   static void operator delete(void* block, size_t extra, Extra);
   Recipe(const OpTraits& traits, uint32_t inputCount);
 };
+
+// "aten::mm.default in region 'block'", for messages.
+std::string where(const Graph& graph, const Recipe& recipe);
 
 }  // namespace ebb

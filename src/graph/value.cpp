@@ -17,6 +17,45 @@ namespace ebb {
 Value::Value() = default;
 Value::~Value() = default;
 
+void Value::decide(Decision verdict) {
+  decision = verdict;
+  byPolicy = verdict != Decision::Recompute;
+  due = verdict == Decision::Offload || verdict == Decision::Page;
+}
+
+void Value::mustBeKept() {
+  if (!isKept()) {
+    decision = Decision::Save;
+    byPolicy = false;
+  }
+}
+
+void Value::undoDecision() {
+  decision = recipe ? Decision::Recompute : Decision::Save;
+  byPolicy = byPolicy && !recipe;
+  due = false;
+}
+
+void Value::inherit(const Value& before) {
+  rule = before.rule;
+  decide(before.decision);
+  due = before.isPaged() || before.due || before.stash;
+}
+
+void Value::send(c10::intrusive_ptr<Stash> away) {
+  stash = std::move(away);
+  bytes = c10::Storage();
+  recipe.reset();
+}
+
+void Value::materialise(c10::Storage made, bool onlyOurs) {
+  bytes = std::move(made);
+  isPrivate = onlyOurs;
+  stash.reset();
+  part.reset();
+  recipe.reset();
+}
+
 void Value::stamp(const at::Tensor& tensor) {
   c10::StorageImpl* storage = storageOf(tensor);
   home = c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage);
@@ -116,8 +155,8 @@ void Value::release_resources() {
   witness.reset();
 }
 
-size_t readers(const c10::intrusive_ptr<Value>& value) {
-  return value.use_count() - value->handles.load(std::memory_order_acquire);
+bool onlyHandlesOwn(const c10::intrusive_ptr<Value>& value) {
+  return value.use_count() == value->handles.load(std::memory_order_acquire);
 }
 
 bool hasChanged(const Value& value, const c10::Storage& storage, VerifyMode mode) {

@@ -43,14 +43,16 @@ struct CounterStamp : InArena {
 // Nothing is tracked globally: memory dies by reference counting. A weak reference also keeps the
 // StorageImpl's address from being reused, so the map's key is a true identity.
 //
-// A value is in one of these states:
-//   1. recipe, no bytes: it can be recomputed, and `home` may still hold it;
-//   2. bytes, no recipe: a leaf that something needs, or a value that was materialised;
-//   3. both: the policy keeps it, but others hold its storage too and may write to it;
-//   4. neither: a leaf that nothing has needed so far;
-//   5. a stash, and neither: offloaded or paged, see Note [Offloaded values].
-// Once materialised a value stays in state 2 until nothing refers to it, so each op is replayed at
-// most once.
+// What a value owns says in which of five states it is, see ValueState. Once materialised it stays
+// Held until nothing refers to it, so each op is replayed at most once.
+enum class ValueState : uint8_t {
+  Unneeded,      // nothing: a leaf that nothing has needed so far
+  Recomputable,  // a recipe: it can be made again, and `home` may still hold it
+  Held,          // bytes: a leaf that something needs, or a value that was materialised
+  Kept,          // both: the policy keeps it, but others hold its storage too and may write to it
+  Away,          // a stash: offloaded or paged, see Note [Offloaded values]
+};
+
 struct Value final : c10::intrusive_ptr_target, InArena {
   Value();
   ~Value() override;
@@ -59,7 +61,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   c10::Storage bytes;                 // the kept bytes; null unless kept
   c10::intrusive_ptr<Recipe> recipe;  // how to make it; null for a leaf
   c10::VariableVersion counter;       // outlives the tensor; see Note [Version stamps]
-  c10::intrusive_ptr<Stash> stash;     // see Note [Offloaded values]; null but for those
+  c10::intrusive_ptr<Stash> stash;    // see Note [Offloaded values]; null but for those
   std::unique_ptr<Part> part;         // what the stash has, or will; null for all of it
   std::unique_ptr<Rows> rows;         // see Note [Rows]; null: which rows live is not known
   c10::Storage redefined;             // see Note [Silent writes]; null but for those
@@ -74,22 +76,66 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   uint32_t version = 0;              // what `counter` showed for this state
   uint32_t packed = 0;               // how many handles were made on it
   std::atomic<uint32_t> handles{0};  // how many of them exist and own it
+  uint32_t read = 0;                 // by how many inputs of recipes; see recipeReaders()
+  std::atomic<uint32_t> unread{0};   // how many of those are gone
   uint16_t rule = UINT16_MAX;        // of the policy, that decided on it; see Verdict::rule
   uint8_t opaque = 0;                // how many writes that torch does not see are going on
-  bool keep = false;                 // becomes `bytes` when autograd packs it or a recipe reads it
-  bool saved = false;                // `keep` by the policy's word
-  bool offload = false;              // to be sent away: see Note [Offloaded values]
-  bool paged = false;                // ... to pages, not to the host
-  bool born = false;                 // made by an op inside the region: not an external side effect
-  bool lent = false;                 // handles on it hold no storage: they rely on `bytes`
-  bool isPrivate = false;            // `bytes` is a buffer that only ebb writes
-  bool writtenHere : 1 = false;      // a leaf from outside, in a state that this region wrote
-  bool tampered : 1 = false;         // a leaf that had changed unseen when its bytes were copied
-  bool underWay : 1 = false;         // see Note [Communication]
-  bool superseded : 1 = false;  // the storage has been written since: `home` holds another state
+  Decision decision = Decision::Recompute;  // what happens to its bytes if something needs them
+  bool born = false;             // made by an op inside the region: not an external side effect
+  bool lent = false;             // handles on it hold no storage: they rely on `bytes`
+  bool isPrivate = false;        // `bytes` is a buffer that only ebb writes
+  bool byPolicy : 1 = false;     // its decision is the policy's word; else it has to be
+  bool due : 1 = false;          // its bytes have yet to leave, as its decision says
+  bool writtenHere : 1 = false;  // a leaf from outside, in a state that this region wrote
+  bool tampered : 1 = false;     // a leaf that had changed unseen when its bytes were copied
+  bool underWay : 1 = false;     // see Note [Communication]
+  bool superseded : 1 = false;   // the storage has been written since: `home` holds another state
   // Packed through a tensor whose version does not show all writes: a part of a wrapper, or an
   // alias with a counter of its own. Eager's backward sees such writes, so handles follow them.
   bool follows : 1 = false;
+
+  ValueState state() const {
+    return stash             ? ValueState::Away
+           : bytes && recipe ? ValueState::Kept
+           : bytes           ? ValueState::Held
+           : recipe          ? ValueState::Recomputable
+                             : ValueState::Unneeded;
+  }
+
+  // Whether its bytes are held, or sent, when autograd packs it or a recipe reads it.
+  bool isKept() const {
+    return decision != Decision::Recompute;
+  }
+  bool isSaved() const {
+    return isKept() && byPolicy;
+  }
+  bool isPaged() const {
+    return decision == Decision::Page;
+  }
+
+  // The policy has decided.
+  void decide(Decision verdict);
+
+  // It has to be kept, whatever the policy says; what is due to leave stays so.
+  void mustBeKept();
+
+  // It neither leaves nor is saved: it is made again if it can be.
+  void undoDecision();
+
+  // Like the state before a write, on which the policy had decided that it be saved.
+  void inherit(const Value& before);
+
+  // How many inputs of recipes it is. Counted by hand, since reference counts say also what looks
+  // at it just now. Recipes are written under the graph's lock, and die on any thread.
+  uint32_t recipeReaders() const {
+    return read - unread.load(std::memory_order_acquire);
+  }
+
+  // Its bytes are elsewhere from now on.
+  void send(c10::intrusive_ptr<Stash> away);
+
+  // Its bytes are made again, or back. `isPrivate`: nobody else can write to them.
+  void materialise(c10::Storage made, bool onlyOurs);
 
   // Stamps `tensor`'s storage and version as this state's.
   void stamp(const at::Tensor& tensor);
@@ -129,8 +175,8 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   void release_resources() override;
 };
 
-// How many references to `value` are no handles: recipes, maps, and whoever asks.
-size_t readers(const c10::intrusive_ptr<Value>& value);
+// Whether nothing refers to `value` but handles: no recipe, and no region that is open.
+bool onlyHandlesOwn(const c10::intrusive_ptr<Value>& value);
 
 // Whether `storage`, which holds the leaf `value`, has other contents than when a recipe first read
 // it, as far as the fingerprint tells.

@@ -17,6 +17,19 @@ ValueMap& settled(ValueMap& values) {
   return values;
 }
 
+// Note [A write into a saved value]
+// An in-place op on a value that the policy saves leaves one storage to keep, the written one. The
+// new state inherits the decision, else `relu_` after a saved convolution would undo it.
+void decideOnWritten(Value& after, const Value& before, const Verdict& verdict) {
+  if (verdict.decision != Decision::Recompute) {
+    const bool wasToLeave = before.due || before.stash;
+    const bool leaves = verdict.decision == Decision::Save && wasToLeave;
+    after.decide(leaves ? Decision::Offload : verdict.decision);
+  } else if (before.isSaved()) {
+    after.inherit(before);
+  }
+}
+
 }  // namespace
 
 OpRecording::OpRecording(
@@ -114,16 +127,15 @@ bool OpRecording::isTrusted(const Verdict& verdict) const {
 
 [[gnu::noinline]] void OpRecording::prepareWrites() {
   for (const Write& write : arguments_.writes()) {
-    // References that do not need the old state: the map's, this write's, and the recipe's where
-    // it gives the op a buffer with other contents.
-    size_t own = 2;
+    // Where the recipe gives the op a buffer with other contents it does not need the old state.
+    size_t indifferent = 0;
     if (recipe_) {
-      own += std::count_if(
+      indifferent = std::count_if(
           recipe_->inputs, recipe_->inputs + recipe_->inputCount, [&](const Input& input) {
             return input.value == write.before && input.wholeOverwrite;
           });
     }
-    values_.supersede(write.before, own);
+    values_.supersede(write.before, indifferent);
   }
 }
 
@@ -172,9 +184,6 @@ uint64_t OpRecording::fingerprintOfResult() const {
   return whole ? fingerprint(result.storage()) : 0;
 }
 
-// Note [A write into a saved value]
-// An in-place op on a value that the policy saves leaves one storage to keep, the written one. The
-// new state inherits the decision, else `relu_` after a saved convolution would undo it.
 [[gnu::noinline]] void OpRecording::recordWrites() {
   for (const Write& write : arguments_.writes()) {
     const Value& before = *write.before;
@@ -184,17 +193,11 @@ uint64_t OpRecording::fingerprintOfResult() const {
     after->born = before.born;
     after->opaque = before.opaque;
     const Verdict verdict = verdictOn(write.tensor);
-    const bool inherits = before.saved && verdict.decision == Decision::Recompute;
     after->rows = flow_ ? flow_->ofWritten(write.tensor, before) : nullptr;
-    after->rule = inherits ? before.rule : verdict.rule;
-    after->saved = !write.sideEffect && before.born &&
-                   (before.saved || verdict.decision != Decision::Recompute);
-    after->paged = after->saved && (inherits ? before.paged : verdict.decision == Decision::Page);
-    after->offload = after->saved && (after->paged || before.offload || before.stash ||
-                                      verdict.decision == Decision::Offload);
-    if (op_.communicates) {
-      after->underWay = true;
-      after->saved = after->paged = after->offload = false;
+    after->rule = verdict.rule;
+    after->underWay = op_.communicates;
+    if (!write.sideEffect && before.born && !op_.communicates) {
+      decideOnWritten(*after, before, verdict);
     }
     // An `out=` that the kernel shrank is not written whole: views of it still show the rest.
     const bool asAssumed = !write.whole || coversStorage(write.tensor);
@@ -212,9 +215,11 @@ uint64_t OpRecording::fingerprintOfResult() const {
       }
     }
     if (after->rows) {
-      after->rows->lossy |= after->paged || wasLossy;
+      after->rows->lossy |= after->isPaged() || wasLossy;
     }
-    after->keep = after->saved || !after->recipe;
+    if (!after->recipe) {
+      after->mustBeKept();
+    }
     after->writtenHere = !after->born;
     if (after->writtenHere) {
       sender_.noteStream(write.tensor.device());
@@ -262,16 +267,18 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   const Verdict verdict = verdictOn(tensor);
   value->rows = flow_ ? flow_->of(tensor) : nullptr;
   value->underWay = op_.communicates;
-  if (value->born && !op_.uninitialised && !op_.communicates &&
-      verdict.decision == Decision::Page) {
-    value->paged = value->offload = true;  // with a recipe or without
+  const bool pages =
+      verdict.decision == Decision::Page && value->born && !op_.uninitialised && !op_.communicates;
+  if (pages) {  // with a recipe or without
+    value->decide(Decision::Page);
+    value->byPolicy = false;
   }
   const bool exact = value->rows || !readsLossy();
   if (recipe_ && value->born && !fromDevice && isTrusted(verdict) && exact) {
     value->recipe = recipe_;
     value->rule = verdict.rule;
-    value->saved = verdict.decision != Decision::Recompute;
-    value->offload |= verdict.decision == Decision::Offload;
+    const bool stays = verdict.decision == Decision::Page && !pages;
+    value->decide(stays ? Decision::Save : verdict.decision);
     Output& output = recipe_->outputs.emplace_back();
     output.value = c10::weak_intrusive_ptr<Value>(value);
     output.slot = static_cast<uint16_t>(slot);
@@ -281,9 +288,11 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
     }
   }
   if (value->rows) {
-    value->rows->lossy |= value->paged;
+    value->rows->lossy |= value->isPaged();
   }
-  value->keep = !value->recipe || value->saved || op_.constantFill;
+  if (!value->recipe || op_.constantFill) {
+    value->mustBeKept();
+  }
   if (context_.graph->journal) {
     noteMade(*value, tensor, verdict);
   }
@@ -346,7 +355,7 @@ const char* OpRecording::findObstacle() const {
 [[gnu::cold]] void OpRecording::noteMade(
     Value& value, const at::Tensor& tensor, const Verdict& verdict) {
   lockAgain();
-  const bool wanted = verdict.decision == Decision::Recompute && !value.saved;
+  const bool wanted = verdict.decision == Decision::Recompute && !value.isSaved();
   const bool can = value.recipe && !op_.constantFill;
   if (!value.recipe) {
     value.rule = verdict.rule;

@@ -100,9 +100,9 @@ void RecipeWriter::addValue(Input& input, const at::Tensor& tensor) {
   input.wholeOverwrite = input.use == ArgUse::Overwrite && coversStorage(tensor);
   const auto& value = values_.current(tensor);
   readsOpaque_ |= value->opaque;
-  if (input.use == ArgUse::Read && value->keep && !value->bytes && !value->stash) {
+  if (input.use == ArgUse::Read && value->isKept() && !value->bytes && !value->stash) {
     sender_.keep(*value, tensor);
-    if (value->offload && !value->paged && !readsBeyond(op_.name)) {
+    if (value->due && !value->isPaged() && !readsBeyond(op_.name)) {
       value->part = Part::ofSmall(tensor);
     }
   } else if (value->part && !input.wholeOverwrite) {
@@ -111,6 +111,7 @@ void RecipeWriter::addValue(Input& input, const at::Tensor& tensor) {
     }
   }
   input.value = value;
+  ++value->read;
 }
 
 }  // namespace ebb

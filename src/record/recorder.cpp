@@ -21,10 +21,10 @@ namespace {
 // the next forward, perhaps in another region before this one's backward. If recipes read it and it
 // is small it is copied when the region ends; a larger one (gathered parameters, a momentum
 // encoder) is not, and writing it again before backward is an error.
-bool mustOutliveNextWrite(const c10::intrusive_ptr<Value>& value) {
+bool mustOutliveNextWrite(const Value& value) {
   constexpr size_t kSmall = size_t{1} << 20;
-  return value->writtenHere && value->bytes && !value->isPrivate && !value->recipe &&
-         value->nbytes <= kSmall && readers(value) > 1;
+  return value.writtenHere && value.bytes && !value.isPrivate && !value.recipe &&
+         value.nbytes <= kSmall && value.recipeReaders() > 0;
 }
 
 // Values that need no recipe any more, see Note [Unpacked bytes may be written]. They come first:
@@ -163,23 +163,24 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
         context_.graph->journal->ruleThatDecided(context_.decider->ruleInWords(value->rule));
     value->entry->update([&](Line& line) { line.rule = rule; });
   }
-  const bool wasKept = value->keep;
-  value->saved = verdict->decision != Decision::Recompute;
-  value->keep = value->saved || value->recipe->op.constantFill;
+  const bool wasKept = value->isKept();
+  const bool wasRead = value->recipeReaders() > 0;
   // What has read it may have mixed rows that would not come back as they were.
-  value->paged = verdict->decision == Decision::Page && readers(value) <= 2;
-  value->offload = value->paged || verdict->decision == Decision::Offload;
-  const bool tooLate = verdict->decision == Decision::Page && !value->paged;
+  const bool tooLate = verdict->decision == Decision::Page && wasRead;
+  value->decide(tooLate ? Decision::Save : verdict->decision);
+  if (value->recipe->op.constantFill) {
+    value->mustBeKept();
+  }
   context_.counters->bytesNotPaged += tooLate ? value->nbytes : 0;
   if (value->rows) {
-    value->rows->lossy |= value->paged;
+    value->rows->lossy |= value->isPaged();
   }
   value->part.reset();
-  const bool needed = value->packed > 0 || readers(value) > 2;
-  if (!wasKept && value->keep && needed && !value->bytes) {
+  const bool needed = value->packed > 0 || wasRead;
+  if (!wasKept && value->isKept() && needed && !value->bytes) {
     sender_.keep(*value, tensor);
     value->lent |= value->packed > 0;
-  } else if (!value->keep && !value->lent) {
+  } else if (!value->isKept() && !value->lent) {
     value->bytes = c10::Storage();
   }
 }
@@ -219,24 +220,24 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   if (value->rows) {
     rows_.packed(tensor);
   }
-  if (value->offload && Sender::canLeave(*value, tensor)) {
+  if (value->due && Sender::canLeave(*value, tensor)) {
     sender_.sendOrWait(*value, tensor);
   } else {
-    context_.counters->bytesNotPaged += value->offload && value->paged ? value->nbytes : 0;
-    value->offload = false;
+    context_.counters->bytesNotPaged += value->due && value->isPaged() ? value->nbytes : 0;
+    value->due = false;
   }
   const bool moves = value->stash || value->part;
-  const bool kept = !moves && (value->keep || !value->recipe);
+  const bool kept = !moves && (value->isKept() || !value->recipe);
   if (value->packed++ == 0 && value->born && !moves) {
     (kept ? context_.counters->bytesSaved : context_.counters->bytesDropped) += value->nbytes;
   }
   value->lent |= moves;
   if (value->entry) {
-    const bool stays = value->paged && value->stash && context_.graph->pages->resident;
+    const bool stays = value->isPaged() && value->stash && context_.graph->pages->resident;
     notePacked(*value, kept || stays);
     packed.entry = value->entry;
   }
-  if (!kept || value->saved) {
+  if (!kept || value->isSaved()) {
     packed.value = value;
     packed.recompute = !kept;
     ++value->handles;
@@ -257,12 +258,12 @@ void Recorder::close() {
     closeOwned(*entry.second);
   }
   for (const auto& entry : values_.all()) {
-    closeOthers(entry.second);
+    closeOthers(*entry.second);
   }
   const auto closing = context_.graph->journal ? noteClosing(values_) : std::vector<Closing>();
   if (auto toSend = values_.keptToSend(); !toSend.empty()) {
     values_.clear();
-    sender_.sendKept(std::move(toSend), 1);
+    sender_.sendKept(std::move(toSend));
   }
   if (!closing.empty()) {
     values_.clear();
@@ -285,7 +286,7 @@ void Recorder::emptyEscapes(
   };
   for (const auto& entry : values_.all()) {
     const auto& value = entry.second;
-    const bool wasRead = readers(value) > 1;
+    const bool wasRead = value->recipeReaders() > 0;
     c10::Storage storage = escapedStorage(*value);
     if (storage && storage.resizable() && storage.nbytes() > 0 && value->counter.enabled() &&
         value->recipe->gradMode && (onlyResults || wasRead) && !isResult(storage)) {
@@ -296,9 +297,8 @@ void Recorder::emptyEscapes(
   }
 }
 
-void Recorder::closeOthers(const c10::intrusive_ptr<Value>& held) {
-  Value& value = *held;
-  if (readers(held) > 1 && escapedStorage(value)) {
+void Recorder::closeOthers(Value& value) {
+  if (value.recipeReaders() > 0 && escapedStorage(value)) {
     context_.counters->bytesEscaped += value.nbytes;
   }
   if (value.recipe && !value.counter.enabled()) {
@@ -307,7 +307,7 @@ void Recorder::closeOthers(const c10::intrusive_ptr<Value>& held) {
   if (value.underWay && value.bytes && !value.isPrivate && value.bytes.nbytes() == value.nbytes) {
     sender_.takeFingerprint(value);
   }
-  if (mustOutliveNextWrite(held)) {
+  if (mustOutliveNextWrite(value)) {
     sender_.joinStreams();
     values_.makePrivate(value);
   }

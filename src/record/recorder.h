@@ -72,7 +72,7 @@ class Recorder final : public Interceptor {
 
  private:
   void callInplaceView(Call& call);
-  void closeOthers(const c10::intrusive_ptr<Value>& held);
+  void closeOthers(Value& value);
 
   Context context_;
   Sender sender_{context_};

@@ -29,19 +29,20 @@ void RowMarks::mark(const at::Tensor& tensor, const at::Tensor& rows) {
     return;
   }
   const c10::intrusive_ptr<Value> value = values_.current(tensor);
-  const bool wasRead = readers(value) > 2;
+  const bool wasRead = value->recipeReaders() > 0;
   const bool same = value->rows && value->rows->live == count;
   TORCH_CHECK_VALUE(
       !value->rows || same || !wasRead,
       "ebb: mark_rows: this tensor has rows already, of another count, and operators have read it. "
       "Mark it once, before it is used.");
-  if (value->paged && !value->rows && wasRead) {
-    value->paged = value->offload = false;  // what has read it may have mixed its rows
+  if (value->isPaged() && !value->rows && wasRead) {
+    value->decision = Decision::Save;  // what has read it may have mixed its rows
+    value->due = false;
     context_.counters->bytesNotPaged += value->nbytes;
   }
-  const bool lossy = value->paged || (value->rows && value->rows->lossy);
+  const bool lossy = value->isPaged() || (value->rows && value->rows->lossy);
   value->rows = std::make_unique<Rows>(Rows{count, tensor.size(0), tensor.scalar_type(), lossy});
-  value->offload |= value->paged && value->packed == 0 && !value->stash;
+  value->due |= value->isPaged() && value->packed == 0 && !value->stash;
 }
 
 void RowMarks::needDeadRows(const at::Tensor& tensor) {
@@ -56,11 +57,13 @@ void RowMarks::needDeadRows(const at::Tensor& tensor) {
     return;
   }
   context_.counters->bytesPaged -= value.stash ? value.nbytes : 0;
-  context_.counters->bytesNotPaged += value.paged ? value.nbytes : 0;
+  context_.counters->bytesNotPaged += value.isPaged() ? value.nbytes : 0;
   value.stash.reset();
   value.recipe.reset();
-  value.paged = value.offload = value.rows->lossy = value.saved = false;
-  value.keep = value.lent = true;
+  value.undoDecision();
+  value.byPolicy = false;
+  value.rows->lossy = false;
+  value.lent = true;
   sender_.keep(value, tensor);
   if (value.entry) {
     value.entry->update([](Line& line) {

@@ -29,12 +29,10 @@ namespace ebb {
 // A value that the policy pages goes the same ways, to a page pool and whole, if it has rows; see
 // Note [Rows]. If it has none when autograd packs it, it is kept.
 void Sender::send(Value& value, const c10::Storage& storage) {
-  value.offload = false;
+  value.due = false;
   // Else somebody resized it: there is nothing to send.
   const bool whole = storage.nbytes() == value.nbytes;
-  if (whole && (value.paged ? sendToPages(value, storage) : sendToHost(value, storage))) {
-    value.bytes = c10::Storage();
-    value.recipe.reset();
+  if (whole && (value.isPaged() ? sendToPages(value, storage) : sendToHost(value, storage))) {
     return;
   }
   value.part.reset();
@@ -44,8 +42,8 @@ void Sender::send(Value& value, const c10::Storage& storage) {
   }
   if (value.recipe) {
     value.bytes = c10::Storage();
-    value.keep = value.saved = false;
   }
+  value.undoDecision();
 }
 
 bool Sender::sendToHost(Value& value, const c10::Storage& storage) {
@@ -54,11 +52,12 @@ bool Sender::sendToHost(Value& value, const c10::Storage& storage) {
   static const std::string kInput = "input";
   const auto account =
       ledgerTransfers(context_.regionName(), value.recipe ? value.recipe->op.name : kInput);
-  value.stash =
+  auto stash =
       Offload::get().send(value.part ? value.part->gather(storage) : storage, nbytes, account);
-  if (!value.stash) {
+  if (!stash) {
     return false;
   }
+  value.send(std::move(stash));
   context_.counters->bytesOffloaded += nbytes;
   if (value.entry) {
     noteSent(value, Fate::Offloaded, "offload", account->of, nbytes);
@@ -74,8 +73,9 @@ bool Sender::sendToPages(Value& value, const c10::Storage& storage) {
   const Rows& rows = *value.rows;
   const char* op = value.recipe ? value.recipe->op.name.c_str() : "an input";
   const bool verify = context_.graph->verify == VerifyMode::Raise;
-  value.stash = Paging::get().send(
-      {storage, rows.dtype, rows.live->kept, rows.most, op, verify}, context_.graph->pages);
+  value.send(
+      Paging::get().send(
+          {storage, rows.dtype, rows.live->kept, rows.most, op, verify}, context_.graph->pages));
   if (context_.graph->pages->resident) {
     context_.counters->bytesSaved += value.nbytes;
     if (value.entry) {
@@ -91,12 +91,12 @@ bool Sender::sendToPages(Value& value, const c10::Storage& storage) {
 }
 
 bool Sender::canLeave(const Value& value, const at::Tensor& tensor) {
-  return value.paged ? value.rows != nullptr && Paging::takes(tensor.device())
-                     : Offload::get().takes(tensor);
+  return value.isPaged() ? value.rows != nullptr && Paging::takes(tensor.device())
+                         : Offload::get().takes(tensor);
 }
 
 void Sender::sendOrWait(Value& value, const at::Tensor& tensor) {
-  if (!value.bytes && !value.paged) {
+  if (!value.bytes && !value.isPaged()) {
     if (auto part = Part::ofSmall(tensor)) {
       keep(value, tensor);
       value.part = std::move(part);
@@ -111,7 +111,7 @@ void Sender::sendOrWait(Value& value, const at::Tensor& tensor) {
   value.part.reset();
   if (value.stash) {
     value.stash.reset();
-    value.offload = value.keep = true;
+    value.due = true;
     keep(value, tensor);
   }
 }
@@ -141,14 +141,14 @@ void Sender::joinStreams() {
   }
 }
 
-void Sender::sendKept(std::vector<c10::intrusive_ptr<Value>> values, size_t ownReferences) {
+void Sender::sendKept(std::vector<c10::intrusive_ptr<Value>> values) {
   if (!values.empty()) {
     joinStreams();
   }
   for (c10::intrusive_ptr<Value>& value : values) {
-    const bool needed = value.use_count() > ownReferences;
-    const bool known = !value->paged || value->rows;
-    if (needed && known && value->offload && value->bytes &&
+    const bool needed = value->handles > 0 || value->recipeReaders() > 0;
+    const bool known = !value->isPaged() || value->rows;
+    if (needed && known && value->due && value->bytes &&
         (value->isPrivate || value->versionHolds())) {
       const c10::Storage storage = value->bytes;
       send(*value, storage);
@@ -163,15 +163,15 @@ bool Sender::offloadsInput(const at::Tensor& tensor) const {
 }
 
 void Sender::keep(Value& value, const at::Tensor& tensor) {
-  if (!value.paged) {
-    value.offload = value.offload && canLeave(value, tensor);  // its rows may yet be marked
+  if (!value.isPaged()) {
+    value.due = value.due && canLeave(value, tensor);  // its rows may yet be marked
   }
   value.bytes = tensor.storage();
-  if (value.offload) {
+  if (value.due) {
     noteStream(tensor.device());
   }
   keptBytes_ += value.nbytes;
-  if (!value.saved) {
+  if (!value.isSaved()) {
     value.recipe.reset();
     if (!value.underWay) {
       takeFingerprint(value);

@@ -44,10 +44,9 @@ class Sender {
   // computed; no parameter, and no view of one.
   bool offloadsInput(const at::Tensor& tensor) const;
 
-  // Sends those that somebody needs. `ownReferences` are those that need nothing. Consumers come
-  // before what they consume, and those that nothing needs are let go at once, and with them what
-  // only they need.
-  void sendKept(std::vector<c10::intrusive_ptr<Value>> values, size_t ownReferences);
+  // Sends those that somebody needs. Consumers come before what they consume, and those that
+  // nothing needs are let go at once, and with them what only they need.
+  void sendKept(std::vector<c10::intrusive_ptr<Value>> values);
 
   // See Note [What is done later]
   void noteStream(c10::Device device);

@@ -27,13 +27,13 @@ bool ownsItsBytes(const Value& value) {
 }
 
 void dropRecipe(Value& value) {
-  if (!value.offload) {
+  if (!value.due) {
     value.recipe.reset();
   }
 }
 
 c10::Storage escapedStorage(const Value& value) {
-  if (!value.recipe || value.keep || value.opaque > 0 || value.home.expired() ||
+  if (!value.recipe || value.isKept() || value.opaque > 0 || value.home.expired() ||
       !value.versionHolds() || (value.rows && value.rows->lossy)) {
     return {};
   }
@@ -115,9 +115,11 @@ c10::intrusive_ptr<Value>& ValueMap::current(
   const uint8_t opaque = slot ? slot->opaque : 0;
   slot = c10::make_intrusive<Value>();
   slot->stamp(tensor);
-  slot->keep = true;
-  slot->offload = sender_.offloadsInput(tensor);
-  slot->paged = slot->offload && context_.decider->inputs() == Decision::Page;
+  if (sender_.offloadsInput(tensor)) {
+    slot->decide(context_.decider->inputs());
+  }
+  slot->mustBeKept();
+  slot->byPolicy = false;
   slot->opaque = opaque;
   if (context_.graph->journal) {
     noteMade(context_, *slot, tensor, "from outside", nullptr);
@@ -129,7 +131,7 @@ c10::intrusive_ptr<Value>& ValueMap::current(
 // `value`'s storage is about to be written. If its bytes are kept there and recipes still need
 // them, they are copied first, so that a replay sees what the forward saw. A value with a recipe
 // is made again instead.
-void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t ownReferences) {
+void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indifferent) {
   if (value->witness) {
     stateEnds(*value, true);
   }
@@ -145,7 +147,7 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t ownRefer
   if (!value->bytes || value->isPrivate) {
     return;
   }
-  const auto needed = [&] { return !value->recipe && readers(value) > ownReferences; };
+  const auto needed = [&] { return !value->recipe && value->recipeReaders() > indifferent; };
   if (needed()) {
     dropUnused();  // recipes that only the map keeps alive need nothing
   }
@@ -210,14 +212,14 @@ void ValueMap::settle() {
 [[gnu::cold]] Value& ValueMap::replaceByLeaf(const at::Tensor& tensor) {
   settle();
   const c10::intrusive_ptr<Value> before = current(tensor);
-  supersede(before, 2);
+  supersede(before, 0);
   if (before->packed > 0) {
     before->redefined = tensor.storage();
   }
   auto leaf = c10::make_intrusive<Value>();
   leaf->stamp(tensor);
   leaf->inheritCounters(*before);
-  leaf->keep = true;
+  leaf->mustBeKept();
   leaf->born = before->born;
   leaf->writtenHere = !before->born;
   leaf->opaque = before->opaque;
@@ -239,7 +241,7 @@ bool ValueMap::needsSweep() const {
 
 void ValueMap::sweep() {
   dropUnused();
-  sender_.sendKept(keptToSend(), 2);
+  sender_.sendKept(keptToSend());
   sweepAt_ = std::max(kSweepEntries, 2 * values_.size());
   sender_.forgetBytes();
 }
@@ -259,7 +261,7 @@ void ValueMap::sweep() {
   for (const auto& [sequence, storage] : latestFirst) {
     const auto entry = values_.find(storage);
     const Value& value = *entry->second;
-    if (entry->second.use_count() == 1 && (ownsItsBytes(value) || value.home.expired())) {
+    if (entry->second.unique() && (ownsItsBytes(value) || value.home.expired())) {
       values_.erase(entry);
     }
   }
@@ -268,7 +270,7 @@ void ValueMap::sweep() {
 std::vector<c10::intrusive_ptr<Value>> ValueMap::keptToSend() const {
   std::vector<c10::intrusive_ptr<Value>> found;
   for (const auto& [storage, value] : values_) {
-    if (value->offload && value->bytes) {
+    if (value->due && value->bytes) {
       found.push_back(value);
     }
   }

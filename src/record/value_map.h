@@ -54,9 +54,9 @@ class ValueMap {
     values_.erase(storage);
   }
 
-  // The storage of `value` is about to be written: see Note [Copy on write]. `ownReferences` are
-  // those that do not need the old state.
-  void supersede(const c10::intrusive_ptr<Value>& value, size_t ownReferences);
+  // The storage of `value` is about to be written: see Note [Copy on write]. So many of the
+  // recipes' inputs that it is are `indifferent` to the old state.
+  void supersede(const c10::intrusive_ptr<Value>& value, size_t indifferent);
 
   // Something that ebb does not see writes to `tensor`; gives its new state, a leaf.
   Value& replaceByLeaf(const at::Tensor& tensor);

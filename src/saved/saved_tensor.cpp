@@ -188,7 +188,7 @@ at::Tensor SavedTensor::unpack() {
 // variables, as in torch.utils.checkpoint. Until then a second look (a hook's) finds it.
 void SavedTensor::giveUp() {
   const bool only = recompute_ && value_->isPrivate && value_->bytes && !value_->redefined &&
-                    value_->handles == 1 && readers(value_) == 0 &&
+                    value_->handles == 1 && onlyHandlesOwn(value_) &&
                     graph_->verify == VerifyMode::Off;
   if (!only || !isLastUnpack()) {
     return;
@@ -253,9 +253,7 @@ c10::Storage SavedTensor::materialised() const {
         " the decision SAVE.");
   }
   if (isReadByRecipes(storage)) {
-    value_->bytes = copyOf(storage);
-    value_->isPrivate = true;
-    value_->recipe.reset();
+    value_->materialise(copyOf(storage), true);
     if (recompute_) {
       value_->redefined = storage;
     }
@@ -265,7 +263,7 @@ c10::Storage SavedTensor::materialised() const {
 
 // Inside the region the map's reference counts too, which costs a copy and no bit.
 bool SavedTensor::isReadByRecipes(const c10::Storage& storage) const {
-  if (readers(value_) == 0) {
+  if (onlyHandlesOwn(value_)) {
     return false;
   }
   const c10::Storage read = value_->available();

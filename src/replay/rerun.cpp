@@ -1,0 +1,275 @@
+#include "replay/rerun.h"
+
+#include <ATen/core/List.h>
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "kernel/fingerprint.h"
+#include "kernel/kernel_state.h"
+#include "kernel/random_state.h"
+#include "memory/bytes.h"
+#include "verify/compare.h"
+#include "verify/poison.h"
+
+namespace ebb {
+namespace {
+
+bool isWrite(ArgUse use) {
+  return use == ArgUse::Write || use == ArgUse::Overwrite;
+}
+
+class Rerun {
+ public:
+  // `stack` is empty, and is given for its memory.
+  Rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack)
+      : graph_(graph), recipe_(recipe), stack_(stack) {
+  }
+
+  void run() {
+    RECORD_USER_SCOPE("ebb::replay " + recipe_.op.name);
+    const JournalTime start = graph_.journal ? graph_.journal->now() : 0;
+    pushArguments();
+    runKernel();
+    handOut(start);
+    if (graph_.journal) {
+      graph_.journal->add("replay", recipe_.op.name, start);
+    }
+  }
+
+ private:
+  // A buffer that stands for a value which the op writes.
+  struct Buffer {
+    const Value* value;
+    c10::Storage storage;
+  };
+
+  c10::ArrayRef<Input> inputs() const {
+    return {recipe_.inputs, recipe_.inputCount};
+  }
+
+  void pushArguments() {
+    stack_.resize(recipe_.op.argumentCount);
+    pushOthers();
+    const int64_t* shape = recipe_.shapes;
+    c10::SmallVector<at::Tensor, 8> tensors;
+    for (const Input& input : inputs()) {
+      at::Tensor tensor = input.sameAs >= 0 ? tensors[input.sameAs] : tensorFor(input, shape);
+      shape += Input::shapeCount(input.flags, input.use);
+      tensors.push_back(tensor);
+      c10::IValue& argument = stack_[input.argument];
+      if (input.element < 0) {
+        argument = std::move(tensor);
+      } else if (argument.isTensorList()) {
+        argument.toTensorList().push_back(std::move(tensor));
+      } else {
+        auto list = argument.toOptionalTensorList();
+        list.push_back(tensor.defined() ? std::optional(std::move(tensor)) : std::nullopt);
+      }
+    }
+  }
+
+  void pushOthers() {
+    const c10::IValue* other = recipe_.others;
+    for (const uint16_t i : recipe_.op.others) {
+      // Lists of tensors were stored empty; each run fills lists of its own.
+      if (other->isTensorList()) {
+        stack_[i] = c10::List<at::Tensor>();
+      } else if (other->isOptionalTensorList()) {
+        stack_[i] = c10::List<std::optional<at::Tensor>>();
+      } else {
+        stack_[i] = *other;
+      }
+      ++other;
+    }
+  }
+
+  at::Tensor tensorFor(const Input& input, const int64_t* shape) {
+    if (input.isStandIn()) {
+      const auto nbytes = static_cast<size_t>(shape[input.flags.shapeCount()]);
+      return show(allocateZeroed(nbytes, input.flags.device), input, shape);
+    }
+    if (input.isNumber()) {
+      const c10::Storage number = allocate(Input::kNumberWords * sizeof(int64_t), c10::kCPU);
+      std::memcpy(number.mutable_data(), shape + input.flags.shapeCount(), number.nbytes());
+      return show(number, input, shape);
+    }
+    if (!input.value) {
+      return {};
+    }
+    const bool written = std::any_of(inputs().begin(), inputs().end(), [&](const Input& other) {
+      return isWrite(other.use) && other.value == input.value;
+    });
+    if (written) {
+      return show(bufferFor(input), input, shape);
+    }
+    const c10::Storage storage = input.value->available();
+    TORCH_CHECK(
+        storage,
+        "ebb: an input of ",
+        where(graph_, recipe_),
+        " was written or freed by another thread while it was being recomputed");
+    return show(storage, input, shape);
+  }
+
+  at::Tensor show(const c10::Storage& storage, const Input& input, const int64_t* shape) const {
+    return viewOf(storage, input.flags, shape, input.offset);
+  }
+
+  // The op gets a private copy of what it writes, or the buffer itself if nothing else needs it.
+  // All arguments that show the same value get the same buffer: they aliased in the forward.
+  c10::Storage bufferFor(const Input& input) {
+    for (const Buffer& buffer : buffers_) {
+      if (buffer.value == input.value.get()) {
+        return buffer.storage;
+      }
+    }
+    size_t ours = 0;
+    bool contentsMatter = false;
+    for (const Input& other : inputs()) {
+      if (other.value == input.value) {
+        ++ours;
+        contentsMatter |= !other.wholeOverwrite;
+      }
+    }
+    Value& value = *input.value;
+    c10::Storage storage;
+    if (!contentsMatter) {
+      storage = allocate(value.nbytes, input.flags.device);
+    } else if (value.isPrivate && input.value.use_count() == ours && allOutputsWanted()) {
+      storage = std::move(value.bytes);
+      value.bytes = c10::Storage();
+    } else {
+      storage = copyOf(value.available());
+    }
+    buffers_.push_back({&value, storage});
+    return storage;
+  }
+
+  // Whether every output that is alive will take its bytes from this run, so that none runs it
+  // again.
+  bool allOutputsWanted() const {
+    return std::all_of(recipe_.outputs.begin(), recipe_.outputs.end(), [](const Output& output) {
+      const auto value = output.value.lock();
+      return !value || !value->available();
+    });
+  }
+
+  void runKernel() {
+    checkPrecision();
+    c10::AutoGradMode gradMode(recipe_.gradMode);
+    RandomReplay random(recipe_.op, recipe_.random.get(), stack_);
+    recipe_.op.op.redispatchBoxed(recipe_.keys, &stack_);
+    TORCH_CHECK(
+        random.drewTheSame() && resultIsTheSame(),
+        "ebb: cannot recompute ",
+        where(graph_, recipe_),
+        ": it draws other random numbers than in the forward, where another thread drew from the "
+        "same generator while it ran. Give that thread a torch.Generator of its own, or give ",
+        recipe_.op.name,
+        " the decision SAVE.");
+  }
+
+  // See Note [Threads that draw outside of regions]
+  bool resultIsTheSame() const {
+    return recipe_.random == nullptr || recipe_.random->fingerprint == 0 ||
+           fingerprint(stack_.front().toTensor().storage()) == recipe_.random->fingerprint;
+  }
+
+  void checkPrecision() const {
+    TORCH_CHECK(
+        recipe_.precision == float32Precision(recipe_.op.precision, recipe_.keys),
+        "ebb: cannot recompute ",
+        where(graph_, recipe_),
+        ": the float32 precision (set_float32_matmul_precision, fp32_precision, allow_tf32) was "
+        "changed after the forward. Change it between steps, or give ",
+        recipe_.op.name,
+        " the decision SAVE.");
+  }
+
+  void handOut(JournalTime start) {
+    for (const Output& output : recipe_.outputs) {
+      const auto value = output.value.lock();
+      if (!value || value->available()) {
+        continue;
+      }
+      c10::Storage storage = storageOf(output);
+      TORCH_CHECK(
+          storage.nbytes() == value->nbytes,
+          "ebb: replaying ",
+          where(graph_, recipe_),
+          " gave ",
+          storage.nbytes(),
+          " bytes where the forward gave ",
+          value->nbytes,
+          ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input "
+          "was "
+          "changed by code that bypasses torch. Give this operator the decision SAVE.");
+      value->materialise(std::move(storage), true);
+      if (value->entry) {
+        note(*value, std::exchange(start, kNever));
+      }
+      if (graph_.verify != VerifyMode::Off) {
+        verify(*value);
+      }
+    }
+  }
+
+  // The run's time counts for the first of its results.
+  static void note(Value& value, JournalTime start) {
+    value.entry->update([&](Line& line) {
+      line.back = value.entry->journal().now();
+      line.replayTime += start == kNever ? 0 : line.back - start;
+      ++line.replays;
+    });
+  }
+
+  // See Note [Verify mode]
+  void verify(Value& value) const {
+    if (value.witness) {
+      compareReplay(graph_, recipe_, value);
+      poisonWhenFreed(value.bytes, value.witness->dtype, {});
+    }
+  }
+
+  c10::Storage storageOf(const Output& output) const {
+    if (output.written) {
+      for (const Input& input : inputs()) {
+        if (input.argument == output.slot && input.element == output.element) {
+          for (const Buffer& buffer : buffers_) {
+            if (buffer.value == input.value.get()) {
+              return buffer.storage;
+            }
+          }
+        }
+      }
+      TORCH_INTERNAL_ASSERT(false, "no buffer for a written argument of ", recipe_.op.name);
+    }
+    const c10::IValue& result = stack_[output.slot];
+    const at::Tensor& tensor =
+        output.element < 0 ? result.toTensor() : result.toListRef()[output.element].toTensor();
+    TORCH_CHECK(
+        tensor.defined() && tensor.has_storage(),
+        "ebb: replaying ",
+        where(graph_, recipe_),
+        " gave no tensor where the forward gave one. Give this operator the decision SAVE.");
+    return tensor.storage();
+  }
+
+  Graph& graph_;
+  Recipe& recipe_;
+  torch::jit::Stack& stack_;
+  c10::SmallVector<Buffer, 1> buffers_;  // of this run
+};
+
+}  // namespace
+
+void rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack) {
+  Rerun(graph, recipe, stack).run();
+}
+
+}  // namespace ebb
