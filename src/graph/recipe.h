@@ -69,6 +69,7 @@ struct Output {
   int32_t element = -1;  // index in a list; -1: not a list
 };
 
+// Its members are many, since there is one for each op that runs: it is one block of memory.
 struct Recipe final : c10::intrusive_ptr_target {
   // Note [A recipe is one block]
   // A recipe, the arguments that are no tensors, the inputs and their shapes are allocated

@@ -34,6 +34,15 @@ struct CounterStamp : InArena {
   std::unique_ptr<CounterStamp> next;  // of a value's list
 };
 
+// What a value owns says in which state it is.
+enum class ValueState : uint8_t {
+  Unneeded,      // nothing: a leaf that nothing has needed so far
+  Recomputable,  // a recipe: it can be made again, and `home` may still hold it
+  Held,          // bytes: a leaf that something needs, or a value that was materialised
+  Kept,          // both: the policy keeps it, but others hold its storage too and may write to it
+  Away,          // a stash: offloaded or paged, see Note [Offloaded values]
+};
+
 // Note [Ownership]
 //   autograd SavedVariable -> Handle -> Value -> Recipe -> input Values -> ...   strong, acyclic
 //   Recipe -> outputs                                                            weak
@@ -43,16 +52,10 @@ struct CounterStamp : InArena {
 // Nothing is tracked globally: memory dies by reference counting. A weak reference also keeps the
 // StorageImpl's address from being reused, so the map's key is a true identity.
 //
-// What a value owns says in which of five states it is, see ValueState. Once materialised it stays
-// Held until nothing refers to it, so each op is replayed at most once.
-enum class ValueState : uint8_t {
-  Unneeded,      // nothing: a leaf that nothing has needed so far
-  Recomputable,  // a recipe: it can be made again, and `home` may still hold it
-  Held,          // bytes: a leaf that something needs, or a value that was materialised
-  Kept,          // both: the policy keeps it, but others hold its storage too and may write to it
-  Away,          // a stash: offloaded or paged, see Note [Offloaded values]
-};
-
+// Once materialised a value stays Held until nothing refers to it, so each op is replayed at most
+// once.
+// Its members are many, since there is one for each storage that an op made: it is one block of
+// memory, and what most values lack is behind a pointer.
 struct Value final : c10::intrusive_ptr_target, InArena {
   Value();
   ~Value() override;

@@ -52,6 +52,7 @@ enum class RowRule : uint8_t {
   ShapeOnly,     // reads nothing but the argument's shape
 };
 
+// All that is known of one operator: its members are many, and read-only from the first call on.
 struct OpTraits {
   explicit OpTraits(c10::OperatorHandle handle) : op(std::move(handle)) {
   }

@@ -25,6 +25,8 @@ namespace ebb {
 // Events, host memory and streams are a transfer's own, and which transfer is the usual one changes
 // when a backend is registered, or a test puts a fake in place. So each transfer has an engine, and
 // a stash goes on with the one that sent it. Settings, counts and the lock are shared by all.
+// Its methods are many: what values, users and stashes ask of it, and under that the way of one
+// stash, step by step.
 class EBB_API Offload : public std::enable_shared_from_this<Offload> {
  public:
   explicit Offload(std::shared_ptr<Transfer> via);

@@ -50,7 +50,8 @@ struct PageSource {
   bool showDeadRows;        // dead rows come back as bytes that show, see Note [Dead rows]
 };
 
-// Only the engine looks inside, under its lock, so its members are the engine's.
+// Only the engine looks inside, under its lock, so its members are the engine's. They are
+// many, since one stash is one block of memory.
 struct PageStash final : Stash, InArena {
   enum class State : uint8_t {
     Resident,   // the storage itself is held: its backward comes next

@@ -24,6 +24,9 @@ namespace ebb {
 // rows spreads that. So dead rows come back as copies of the first row that lives, of which the
 // program makes nothing worse. Where none lives the first dead row is kept for that. In verify mode
 // they come back as NaN, so that a program which depends on them shows.
+//
+// Its methods are many: what values, users and stashes ask of it, and under that the way of one
+// stash, step by step.
 class EBB_API Paging {
  public:
   static Paging& get();

@@ -17,6 +17,7 @@ namespace ebb {
 // The paging engine's view of the step that goes on. One that the user brackets begins and ends
 // when told; any other begins with the first stash and ends when nothing is stashed any more. See
 // Note [Page schedules].
+// Its methods are many, and each is one thing that happens in a step.
 class PageStep {
  public:
   // A step begins. With isToBeRecorded() it is one that is recorded, see Note [How pools are

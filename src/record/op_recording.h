@@ -15,6 +15,8 @@
 
 namespace ebb {
 
+// One call of an operator, from its arguments to its results. Its members are many: what is found
+// out at one stage of the call is needed at the next.
 class OpRecording {
  public:
   // Takes the lock of the context's graph.

@@ -23,7 +23,7 @@ namespace {
 // encoder) is not, and writing it again before backward is an error.
 bool mustOutliveNextWrite(const Value& value) {
   constexpr size_t kSmall = size_t{1} << 20;
-  return value.writtenHere && value.bytes && !value.isPrivate && !value.recipe &&
+  return value.writtenHere && value.state() == ValueState::Held && !value.isPrivate &&
          value.nbytes <= kSmall && value.recipeReaders() > 0;
 }
 

@@ -107,7 +107,7 @@ class Slice {
   }
 
   void need(Value& value, const Recipe& consumer) {
-    if (value.stash) {
+    if (value.state() == ValueState::Away) {
       bringBack(value);
     }
     if (c10::Storage storage = value.available()) {
@@ -164,7 +164,7 @@ class Slice {
         consumer.op.name,
         " the decision SAVE.");
     TORCH_CHECK(
-        value.bytes || value.stash,
+        value.state() != ValueState::Unneeded,
         "ebb: cannot recompute ",
         who,
         ": an earlier attempt failed half way. Run forward again.");
@@ -197,7 +197,7 @@ class Slice {
 // recipe go the inputs that nothing else needs. So a slice holds no more than it must, and no
 // recipe runs twice.
 c10::Storage materialise(Graph& graph, Value& value) {
-  if (value.stash) {
+  if (value.state() == ValueState::Away) {
     return bringBack(value);
   }
   if (c10::Storage storage = value.available()) {

@@ -40,6 +40,7 @@ enum class Fate : uint8_t {
 using JournalTime = int64_t;  // nanoseconds since the step began
 constexpr JournalTime kNever = -1;
 
+// What is known of one value: its members are many, as columns of a report are.
 struct Line {
   const std::string* region = nullptr;  // strings are the journal's
   const std::string* module = nullptr;
@@ -117,7 +118,7 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   Report report() const;
 
  private:
-  friend class Entry;
+  friend class Entry;  // writes its own line, under the lock
   const uint64_t step_;
   const int64_t start_;       // of the clock, in nanoseconds
   mutable std::mutex mutex_;  // guards what follows

@@ -12,6 +12,8 @@
 
 namespace ebb {
 
+// Its members are many, since there is one for each tensor that autograd saves: it is one block of
+// memory.
 class SavedTensor {
  public:
   SavedTensor() = default;

@@ -31,6 +31,7 @@ namespace ebb {
 // 4. a copy to the device was queued that need not run after what the caller's compute stream was
 //    given: the memory it writes to may still be in use.
 // Memory that is allocated, and host memory that is freed, is filled with 0xA5.
+// Its methods are many: the interface, what tests ask of it, and one for each fault.
 class EBB_API FakeTransfer final : public Transfer {
  public:
   explicit FakeTransfer(size_t hostBytes);

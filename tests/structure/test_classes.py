@@ -1,0 +1,120 @@
+"""Classes are whole and of a size that one can read."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(p for p in (ROOT / "src").rglob("*") if p.suffix in {".h", ".cpp", ".cu"})
+MOST_LINES = 500
+MOST_METHODS = 20
+MOST_MEMBERS = 12
+# A class with more says so, and why, in the comment above it.
+SAYS_WHY = re.compile(r"\bmany\b")
+
+
+def without_comments(text: str) -> str:
+    """Nor strings; places stay."""
+
+    def blank(match: re.Match) -> str:
+        return re.sub(r"[^\n]", " ", match[0])
+
+    return re.sub(r"//[^\n]*", blank, re.sub(r'"(?:\\.|[^"\\\n])*"', blank, text))
+
+
+def matching(text: str, start: int) -> int:
+    """The place behind the brace that closes the one at `start`."""
+    depth = 0
+    for i in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[i], 0)
+        if depth == 0:
+            return i + 1
+    raise AssertionError("braces do not match")
+
+
+def statements(body: str) -> list[str]:
+    """Declarations of a class: what its braces hold is left out."""
+    flat, i = "", 0
+    while i < len(body):
+        if body[i] == "{":
+            end = matching(body, i)
+            flat += "{};" if "(" in flat.rsplit(";", 1)[-1] else "{}"
+            i = end
+        else:
+            flat += body[i]
+            i += 1
+    flat = re.sub(r"\b(public|private|protected):", "", flat)
+    return [" ".join(s.split()) for s in flat.split(";") if s.strip(" {}\n")]
+
+
+def is_method(statement: str) -> bool:
+    head = re.sub(r"<[^<>]*(<[^<>]*>)?[^<>]*>", "", statement).split("=")[0].split("{")[0]
+    return "(" in head and not statement.startswith(("using", "friend", "static_assert"))
+
+
+def is_member(statement: str) -> bool:
+    skipped = ("using", "friend", "static_assert", "enum", "struct", "class", "template", "static")
+    return not is_method(statement) and not statement.startswith(skipped)
+
+
+def classes():
+    pattern = re.compile(r"^(?:class|struct) (?:EBB_API )?(\w+)[^;{()]*\{", re.MULTILINE)
+    for path in SOURCES:
+        text = path.read_text()
+        for found in pattern.finditer(text):
+            above = text[: found.start()].rstrip("\n").split("\n")
+            comment = []
+            while above and above[-1].startswith("//"):
+                comment.append(above.pop())
+            start = text.index("{", found.start())
+            body = text[start : matching(without_comments(text), start)]
+            yield path, found[1], " ".join(comment), statements(without_comments(body)[1:-1])
+
+
+CLASSES = list(classes())
+
+
+def test_the_reader_sees_classes():
+    seen = {name: (sum(map(is_method, s)), sum(map(is_member, s))) for _, name, _, s in CLASSES}
+    assert len(seen) > 100
+    assert seen["PythonMutex"] == (2, 1)
+    assert seen["Spill"] == (13, 4)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_are_short(path):
+    assert len(path.read_text().splitlines()) <= MOST_LINES
+
+
+def test_large_classes_say_why():
+    large = []
+    for path, name, comment, inside in CLASSES:
+        methods, members = sum(map(is_method, inside)), sum(map(is_member, inside))
+        if (methods > MOST_METHODS or members > MOST_MEMBERS) and not SAYS_WHY.search(comment):
+            large.append(f"{path.relative_to(ROOT)}: {name}: {methods} methods, {members} members")
+    assert not large, "\n".join(large)
+
+
+def test_no_class_is_defined_in_two_files():
+    definition = re.compile(
+        r"^(?!  )[^\n#/]*?\b([A-Z]\w+)::(?:[A-Z]\w+::)?~?\w+\([^;{}]*\)[^;{}]*\{", re.MULTILINE
+    )
+    files = defaultdict(set)
+    for path in SOURCES:
+        if path.suffix != ".h":
+            for name in definition.findall(without_comments(path.read_text())):
+                files[name].add(str(path.relative_to(ROOT)))
+    assert len(files) > 40
+    assert {name: paths for name, paths in files.items() if len(paths) > 1} == {}
+
+
+def test_friends_have_a_reason():
+    for path in SOURCES:
+        lines = path.read_text().splitlines()
+        for before, line in zip(["", *lines], lines, strict=False):
+            if re.match(r"\s*friend (class|struct)", line):
+                assert "//" in line or before.strip().startswith("//"), f"{path}: {line}"
