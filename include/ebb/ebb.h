@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "ebb/export.h"
+#include "ebb/fields.h"
 
 namespace ebb {
 
@@ -168,6 +169,18 @@ struct OffloadSettings {
   std::string disk;                          // directory of the disk tier; empty for none
   size_t diskLimit = size_t{64} << 30;       // most bytes on disk
   bool isStatic = false;                     // for CUDA graphs: the host never asks nor waits
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"min_bytes", &OffloadSettings::minBytes},
+        Field{"pinned_limit", &OffloadSettings::pinnedLimit},
+        Field{"in_flight_bytes", &OffloadSettings::inFlightBytes},
+        Field{"prefetch_bytes", &OffloadSettings::prefetchBytes},
+        Field{"keep_last", &OffloadSettings::keepLast},
+        Field{"disk", &OffloadSettings::disk},
+        Field{"disk_limit", &OffloadSettings::diskLimit},
+        Field{"static", &OffloadSettings::isStatic});
+  }
 };
 
 // For the whole process, from the next value on. Throws c10::ValueError if no file can be made in
@@ -189,6 +202,22 @@ struct OffloadStats {
   uint64_t stashes = 0;        // values that are away, now
   uint64_t bytesSpilled = 0;   // moved on from the host to disk
   uint64_t diskBytesUsed = 0;  // now
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"bytes_sent", &OffloadStats::bytesSent},
+        Field{"bytes_fetched", &OffloadStats::bytesFetched},
+        Field{"bytes_refused", &OffloadStats::bytesRefused},
+        Field{"host_waits", &OffloadStats::hostWaits},
+        Field{"fetched_late", &OffloadStats::fetchedLate},
+        Field{"most_in_flight", &OffloadStats::mostInFlight},
+        Field{"in_flight_bytes", &OffloadStats::inFlightBytes},
+        Field{"host_bytes_held", &OffloadStats::hostBytesHeld},
+        Field{"host_bytes_used", &OffloadStats::hostBytesUsed},
+        Field{"stashes", &OffloadStats::stashes},
+        Field{"bytes_spilled", &OffloadStats::bytesSpilled},
+        Field{"disk_bytes_used", &OffloadStats::diskBytesUsed});
+  }
 };
 
 EBB_API OffloadStats offloadStats();
@@ -217,6 +246,17 @@ struct PagingSettings {
   PageOverflowMode overflow = PageOverflowMode::Deferred;
   DeadRows deadRows = DeadRows::Repeat;
   int32_t prefetch = -1;  // layers whose pages come back ahead: 0 or 1; -1: 1 on accelerators only
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"page_rows", &PagingSettings::pageRows},
+        Field{"headroom", &PagingSettings::headroom},
+        Field{"host_headroom", &PagingSettings::hostHeadroom},
+        Field{"device_limit", &PagingSettings::deviceLimit},
+        Field{"overflow", &PagingSettings::overflow},
+        Field{"dead_rows", &PagingSettings::deadRows},
+        Field{"prefetch", &PagingSettings::prefetch});
+  }
 };
 
 // For the whole process, from the next pool on. Throws c10::ValueError for what makes no sense.
@@ -243,6 +283,18 @@ struct PagePoolStats {
   int64_t hostPages = 0;
   bool isStack = false;  // rows are given back in the reverse order, so no table is needed
   uint64_t bytes = 0;    // on the device
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"device", &PagePoolStats::device},
+        Field{"dtype", &PagePoolStats::dtype},
+        Field{"row_bytes", &PagePoolStats::rowBytes},
+        Field{"page_rows", &PagePoolStats::pageRows},
+        Field{"device_pages", &PagePoolStats::devicePages},
+        Field{"host_pages", &PagePoolStats::hostPages},
+        Field{"stack", &PagePoolStats::isStack},
+        Field{"bytes", &PagePoolStats::bytes});
+  }
 };
 
 // What the paging engine did since the start of the process, and what it has now.
@@ -260,6 +312,23 @@ struct PagingStats {
   uint64_t hostPoolBytes = 0;  // now, in pinned memory
   std::vector<PagePoolStats> pools;
   std::vector<std::string> schedule;  // of the recorded step
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"steps", &PagingStats::steps},
+        Field{"recorded_steps", &PagingStats::recordedSteps},
+        Field{"overflows", &PagingStats::overflows},
+        Field{"spilled_steps", &PagingStats::spilledSteps},
+        Field{"stashed", &PagingStats::stashed},
+        Field{"resident", &PagingStats::resident},
+        Field{"stashes", &PagingStats::stashes},
+        Field{"padded_bytes", &PagingStats::paddedBytes},
+        Field{"live_bytes", &PagingStats::liveBytes},
+        Field{"pool_bytes", &PagingStats::poolBytes},
+        Field{"host_pool_bytes", &PagingStats::hostPoolBytes},
+        Field{"pools", &PagingStats::pools},
+        Field{"schedule", &PagingStats::schedule});
+  }
 };
 
 EBB_API PagingStats pagingStats();
@@ -280,6 +349,22 @@ struct RegionCounters {
   uint64_t bytesEscaped = 0;    // could be recomputed, but held by others when the region ended
 
   EBB_API RegionCounters& operator+=(const RegionCounters& other);
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"entered", &RegionCounters::entered},
+        Field{"ops_seen", &RegionCounters::opsSeen},
+        Field{"ops_recorded", &RegionCounters::opsRecorded},
+        Field{"ops_replayed", &RegionCounters::opsReplayed},
+        Field{"bytes_saved", &RegionCounters::bytesSaved},
+        Field{"bytes_dropped", &RegionCounters::bytesDropped},
+        Field{"bytes_copied", &RegionCounters::bytesCopied},
+        Field{"bytes_offloaded", &RegionCounters::bytesOffloaded},
+        Field{"bytes_fell_back", &RegionCounters::bytesFellBack},
+        Field{"bytes_paged", &RegionCounters::bytesPaged},
+        Field{"bytes_not_paged", &RegionCounters::bytesNotPaged},
+        Field{"bytes_escaped", &RegionCounters::bytesEscaped});
+  }
 };
 
 // What the offloaded values of one op of one region did. In bytes.
@@ -290,6 +375,16 @@ struct TransferCounters {
   uint64_t waitedByDevice = 0;  // fetched so late that the compute stream had to wait
   uint64_t refused = 0;         // not sent, for want of host memory
   uint64_t spilled = 0;         // moved on from the host to disk
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"bytes_offloaded", &TransferCounters::sent},
+        Field{"bytes_reloaded", &TransferCounters::fetched},
+        Field{"bytes_waited_host", &TransferCounters::waitedByHost},
+        Field{"bytes_waited_device", &TransferCounters::waitedByDevice},
+        Field{"bytes_fell_back", &TransferCounters::refused},
+        Field{"bytes_spilled", &TransferCounters::spilled});
+  }
 };
 
 // What the last step did. A step begins when an outermost region is entered after a backward.
@@ -302,6 +397,18 @@ struct Stats {
   int64_t liveRecipes = 0;           // recipes that exist now, in the whole process
   int64_t liveHandles = 0;           // handles that exist now
   int64_t openRegions = 0;           // outermost regions that are open now
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"step", &Stats::step},
+        Field{"regions", &Stats::regions},
+        Field{"total", &Stats::total},
+        Field{"transfers", &Stats::transfers},
+        Field{"demoted_ops", &Stats::demoted},
+        Field{"live_recipes", &Stats::liveRecipes},
+        Field{"live_handles", &Stats::liveHandles},
+        Field{"open_regions", &Stats::openRegions});
+  }
 };
 
 EBB_API Stats stats();
@@ -326,6 +433,22 @@ struct ReportRow {
   uint64_t bytes = 0;        // of them; 0 if they are unneeded
   uint64_t replays = 0;      // results made again
   double replaySeconds = 0;  // of the host, in kernels that made these results again
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"region", &ReportRow::region},
+        Field{"module", &ReportRow::module},
+        Field{"op", &ReportRow::op},
+        Field{"shape", &ReportRow::shape},
+        Field{"dtype", &ReportRow::dtype},
+        Field{"decision", &ReportRow::fate},
+        Field{"rule", &ReportRow::rule},
+        Field{"reason", &ReportRow::reason},
+        Field{"count", &ReportRow::count},
+        Field{"bytes", &ReportRow::bytes},
+        Field{"replays", &ReportRow::replays},
+        Field{"replay_seconds", &ReportRow::replaySeconds});
+  }
 };
 
 // What the step's regions held for backward, and what eager would have held.
@@ -333,6 +456,13 @@ struct ReportPoint {
   double seconds = 0;  // since the step began
   uint64_t held = 0;   // bytes
   uint64_t eager = 0;  // likewise
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"seconds", &ReportPoint::seconds},
+        Field{"held", &ReportPoint::held},
+        Field{"eager", &ReportPoint::eager});
+  }
 };
 
 // A piece of ebb's work.
@@ -343,6 +473,16 @@ struct ReportSpan {
   double seconds = 0;  // of the host
   uint64_t thread = 0;
   uint64_t bytes = 0;  // that were moved
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"kind", &ReportSpan::kind},
+        Field{"name", &ReportSpan::name},
+        Field{"start", &ReportSpan::start},
+        Field{"seconds", &ReportSpan::seconds},
+        Field{"thread", &ReportSpan::thread},
+        Field{"bytes", &ReportSpan::bytes});
+  }
 };
 
 // What one step did.
@@ -354,6 +494,17 @@ struct Report {
   std::vector<std::string> idleRules;  // that decided on nothing, in words
   uint64_t peakHeld = 0;               // of the timeline, in bytes
   uint64_t peakEager = 0;              // likewise
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"step", &Report::step},
+        Field{"rows", &Report::rows},
+        Field{"timeline", &Report::timeline},
+        Field{"spans", &Report::spans},
+        Field{"idle_rules", &Report::idleRules},
+        Field{"peak_held", &Report::peakHeld},
+        Field{"peak_eager", &Report::peakEager});
+  }
 };
 
 // Records reports of the last so many steps; 0 is off, as at the start. Gives the number before.

@@ -24,6 +24,7 @@ struct TransferAccount {
   std::atomic<uint64_t> spilled{0};
 
   TransferCounters counters() const {
+    static_assert(memberCount<TransferCounters>() == 6, "each has a counter here");
     return {sent, fetched, waitedByHost, waitedByDevice, refused, spilled};
   }
 };
