@@ -2,7 +2,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
-#include "ebb/ebb.h"
+#include "ebb/report.h"
 
 // A row's dtype is a word, and its shape can be hashed.
 template <>

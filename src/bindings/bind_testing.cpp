@@ -1,7 +1,9 @@
 // The module ebb._C._testing: what only tests and benchmarks use.
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
-#include "ebb/ebb.h"
+#include "ebb/offload.h"
+#include "ebb/paging.h"
+#include "ebb/report.h"
 
 namespace ebb::bindings {
 

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/ebb.h"
+#include "ebb/offload.h"
 #include "memory/arena.h"
 #include "memory/stash.h"
 #include "report/transfer_account.h"

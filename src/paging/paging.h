@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/ebb.h"
+#include "ebb/paging.h"
 #include "memory/stash.h"
 #include "paging/lane.h"
 #include "paging/log.h"

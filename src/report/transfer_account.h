@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "ebb/ebb.h"
+#include "ebb/report.h"
 
 namespace ebb {
 
