@@ -1,4 +1,3 @@
-#include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/field_dicts.h"
 #include "memory/numa_node.h"
 #include "memory/pinned.h"
 #include "offload/offload.h"
@@ -47,38 +47,6 @@ bool optedOut(const at::Tensor& tensor) {
       PyUnicode_InternFromString("_TE_do_not_offload")};
   const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
   return isTrue(object.ptr(), marks[0]) || isTrue(object.ptr(), marks[1]);
-}
-
-py::dict offloadSettingsDict() {
-  const OffloadSettings now = offloadSettings();
-  py::dict dict;
-  dict["min_bytes"] = now.minBytes;
-  dict["pinned_limit"] = now.pinnedLimit;
-  dict["in_flight_bytes"] = now.inFlightBytes;
-  dict["prefetch_bytes"] = now.prefetchBytes;
-  dict["keep_last"] = now.keepLast;
-  dict["disk"] = now.disk;
-  dict["disk_limit"] = now.diskLimit;
-  dict["static"] = now.isStatic;
-  return dict;
-}
-
-py::dict offloadStatsDict() {
-  const OffloadStats now = offloadStats();
-  py::dict dict;
-  dict["bytes_sent"] = now.bytesSent;
-  dict["bytes_fetched"] = now.bytesFetched;
-  dict["bytes_refused"] = now.bytesRefused;
-  dict["host_waits"] = now.hostWaits;
-  dict["fetched_late"] = now.fetchedLate;
-  dict["most_in_flight"] = now.mostInFlight;
-  dict["in_flight_bytes"] = now.inFlightBytes;
-  dict["host_bytes_held"] = now.hostBytesHeld;
-  dict["host_bytes_used"] = now.hostBytesUsed;
-  dict["stashes"] = now.stashes;
-  dict["bytes_spilled"] = now.bytesSpilled;
-  dict["disk_bytes_used"] = now.diskBytesUsed;
-  return dict;
 }
 
 // Puts another transfer in the real one's place until it is closed.
@@ -194,21 +162,9 @@ class FakeAccelerator {
 
 void bindOffload(py::module_& module) {
   Offload::setOptOut(&optedOut);
-  module.def("offload_settings", torch::wrap_pybind_function(&offloadSettingsDict));
-  module.def("offload_stats", torch::wrap_pybind_function(&offloadStatsDict));
-  const auto configure = [](const py::dict& settings) {
-    OffloadSettings given;
-    given.minBytes = settings["min_bytes"].cast<size_t>();
-    given.pinnedLimit = settings["pinned_limit"].cast<size_t>();
-    given.inFlightBytes = settings["in_flight_bytes"].cast<size_t>();
-    given.prefetchBytes = settings["prefetch_bytes"].cast<size_t>();
-    given.keepLast = settings["keep_last"].cast<size_t>();
-    given.disk = settings["disk"].cast<std::string>();
-    given.diskLimit = settings["disk_limit"].cast<size_t>();
-    given.isStatic = settings["static"].cast<bool>();
-    configureOffload(given);
-  };
-  module.def("configure_offload", torch::wrap_pybind_function(configure));
+  module.def("offload_settings", torch::wrap_pybind_function(&offloadSettings));
+  module.def("offload_stats", torch::wrap_pybind_function(&offloadStats));
+  module.def("configure_offload", torch::wrap_pybind_function(&configureOffload));
   module.def("drain_offload", torch::wrap_pybind_function_no_gil([] { Offload::get().drain(); }));
   module.def("pinned_memory_node", torch::wrap_pybind_function([](size_t nbytes, int8_t device) {
                const auto memory = allocatePinned(nbytes, c10::Device(c10::kCUDA, device));

@@ -1,84 +1,30 @@
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <pybind11/stl.h>
-#include <torch/csrc/Dtype.h>
-#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <unordered_set>
 
 #include "bindings/bindings.h"
+#include "bindings/field_dicts.h"
 #include "paging/paging.h"
 #include "paging/pipeline_place.h"
 #include "paging/pool/pool.h"
+
+template <>
+struct pybind11::detail::type_caster<ebb::PageOverflowMode>
+    : ebb::bindings::NumberCaster<ebb::PageOverflowMode> {};
+
+template <>
+struct pybind11::detail::type_caster<ebb::DeadRows> : ebb::bindings::NumberCaster<ebb::DeadRows> {};
 
 namespace ebb::bindings {
 
 namespace py = pybind11;
 
 namespace {
-
-py::dict pagingSettingsDict() {
-  const PagingSettings now = pagingSettings();
-  py::dict dict;
-  dict["page_rows"] = now.pageRows;
-  dict["headroom"] = now.headroom;
-  dict["host_headroom"] = now.hostHeadroom;
-  dict["device_limit"] = now.deviceLimit;
-  dict["overflow"] = static_cast<int>(now.overflow);
-  dict["dead_rows"] = static_cast<int>(now.deadRows);
-  dict["prefetch"] = now.prefetch;
-  return dict;
-}
-
-void configurePagingFrom(const py::dict& given) {
-  PagingSettings settings;
-  settings.pageRows = given["page_rows"].cast<int64_t>();
-  settings.headroom = given["headroom"].cast<double>();
-  settings.hostHeadroom = given["host_headroom"].cast<double>();
-  settings.deviceLimit = given["device_limit"].cast<size_t>();
-  settings.overflow = static_cast<PageOverflowMode>(given["overflow"].cast<int>());
-  settings.deadRows = static_cast<DeadRows>(given["dead_rows"].cast<int>());
-  settings.prefetch = given["prefetch"].cast<int32_t>();
-  configurePaging(settings);
-}
-
-py::dict pagingStatsDict() {
-  const PagingStats now = pagingStats();
-  py::dict dict;
-  dict["steps"] = now.steps;
-  dict["recorded_steps"] = now.recordedSteps;
-  dict["overflows"] = now.overflows;
-  dict["spilled_steps"] = now.spilledSteps;
-  dict["stashed"] = now.stashed;
-  dict["resident"] = now.resident;
-  dict["stashes"] = now.stashes;
-  dict["padded_bytes"] = now.paddedBytes;
-  dict["live_bytes"] = now.liveBytes;
-  dict["pool_bytes"] = now.poolBytes;
-  dict["host_pool_bytes"] = now.hostPoolBytes;
-  py::list pools;
-  for (const PagePoolStats& pool : now.pools) {
-    py::dict one;
-    one["device"] = pool.device;
-    one["dtype"] = py::reinterpret_borrow<py::object>(
-        reinterpret_cast<PyObject*>(torch::getTHPDtype(pool.dtype)));
-    one["row_bytes"] = pool.rowBytes;
-    one["page_rows"] = pool.pageRows;
-    one["device_pages"] = pool.devicePages;
-    one["host_pages"] = pool.hostPages;
-    one["stack"] = pool.isStack;
-    one["bytes"] = pool.bytes;
-    pools.append(one);
-  }
-  dict["pools"] = pools;
-  dict["schedule"] = now.schedule;
-  return dict;
-}
 
 void throwOverflow(const std::string& message) {
   py::gil_scoped_acquire gil;
@@ -137,9 +83,9 @@ void bindPaging(py::module_& module) {
   Paging::get().setThrow(&throwOverflow);
   const auto plain = [](auto function) { return torch::wrap_pybind_function_no_gil(function); };
   module.def("mark_rows", plain(&markRows));
-  module.def("paging_settings", torch::wrap_pybind_function(&pagingSettingsDict));
-  module.def("configure_paging", torch::wrap_pybind_function(&configurePagingFrom));
-  module.def("paging_stats", torch::wrap_pybind_function(&pagingStatsDict));
+  module.def("paging_settings", torch::wrap_pybind_function(&pagingSettings));
+  module.def("configure_paging", torch::wrap_pybind_function(&configurePaging));
+  module.def("paging_stats", torch::wrap_pybind_function(&pagingStats));
   module.def(
       "paging_step_begins", plain([](bool fixedOrder) { Paging::get().beginStep(fixedOrder); }));
   module.def("paging_step_ends", plain([] { Paging::get().endStep(); }));

@@ -4,6 +4,7 @@
 
 #include "bindings/bind_policy.h"
 #include "bindings/bindings.h"
+#include "ebb/region.h"
 #include "policy/explain.h"
 #include "policy/module_scope.h"
 #include "policy/policy.h"

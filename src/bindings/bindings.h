@@ -16,6 +16,7 @@ void bindPolicy(pybind11::module_& module);
 void bindRegion(pybind11::module_& module);
 void bindReport(pybind11::module_& module);
 void bindScopes(pybind11::module_& module);
+void bindTesting(pybind11::module_& module);
 
 // Gives the core what it needs of Python.
 void installPythonSupport(pybind11::module_& module);

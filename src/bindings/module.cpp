@@ -15,4 +15,5 @@ PYBIND11_MODULE(_C, module, pybind11::mod_gil_not_used(false)) {
   ebb::bindings::bindRegion(module);
   ebb::bindings::bindReport(module);
   ebb::bindings::bindScopes(module);
+  ebb::bindings::bindTesting(module);
 }

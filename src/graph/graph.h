@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "ebb/ebb.h"
+#include "ebb/verify.h"
 #include "kernel/kernel_state.h"
 #include "report/journal.h"
 #include "support/python_mutex.h"

@@ -10,7 +10,7 @@
 #include <memory>
 #include <utility>
 
-#include "ebb/ebb.h"
+#include "ebb/verify.h"
 #include "graph/part.h"
 #include "memory/arena.h"
 #include "report/journal.h"

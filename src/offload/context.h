@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-#include "ebb/ebb.h"
+#include "ebb/offload.h"
 #include "memory/dropping_mutex.h"
 #include "offload/host_stash.h"
 #include "transfer/host_pool.h"

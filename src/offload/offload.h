@@ -11,7 +11,7 @@
 #include <deque>
 #include <memory>
 
-#include "ebb/ebb.h"
+#include "ebb/offload.h"
 #include "offload/context.h"
 #include "offload/copies.h"
 #include "offload/host_stash.h"

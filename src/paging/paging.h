@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string>
 
-#include "ebb/ebb.h"
+#include "ebb/paging.h"
 #include "memory/dropping_mutex.h"
 #include "memory/stash.h"
 #include "paging/page_stash.h"

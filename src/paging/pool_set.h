@@ -9,7 +9,7 @@
 #include <map>
 #include <vector>
 
-#include "ebb/ebb.h"
+#include "ebb/paging.h"
 #include "memory/dropping_mutex.h"
 #include "paging/lane.h"
 #include "paging/log.h"

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "ebb/ebb.h"
+#include "ebb/policy.h"
 
 namespace ebb {
 

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <utility>
 
-#include "ebb/ebb.h"
+#include "ebb/region.h"
 
 namespace ebb {
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "ebb/ebb.h"
+#include "ebb/policy.h"
 #include "intercept/op_traits.h"
 #include "policy/decider.h"
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "ebb/ebb.h"
+#include "ebb/report.h"
 #include "graph/graph.h"
 #include "policy/decider.h"
 

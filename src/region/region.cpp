@@ -12,6 +12,8 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "ebb/paging.h"
+#include "ebb/region.h"
 #include "intercept/install.h"
 #include "policy/explain.h"
 #include "record/recorder.h"

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/ebb.h"
+#include "ebb/report.h"
 
 namespace ebb {
 

@@ -23,18 +23,7 @@ Books& books() {
 }  // namespace
 
 RegionCounters& RegionCounters::operator+=(const RegionCounters& other) {
-  entered += other.entered;
-  opsSeen += other.opsSeen;
-  opsRecorded += other.opsRecorded;
-  opsReplayed += other.opsReplayed;
-  bytesSaved += other.bytesSaved;
-  bytesDropped += other.bytesDropped;
-  bytesCopied += other.bytesCopied;
-  bytesOffloaded += other.bytesOffloaded;
-  bytesFellBack += other.bytesFellBack;
-  bytesPaged += other.bytesPaged;
-  bytesNotPaged += other.bytesNotPaged;
-  bytesEscaped += other.bytesEscaped;
+  forEachField<RegionCounters>([&](auto field) { this->*field.member += other.*field.member; });
   return *this;
 }
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "ebb/ebb.h"
+#include "ebb/report.h"
 #include "report/live_counts.h"
 #include "report/transfer_account.h"
 

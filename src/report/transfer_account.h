@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "ebb/ebb.h"
+#include "ebb/report.h"
 
 namespace ebb {
 
@@ -24,6 +24,7 @@ struct TransferAccount {
   std::atomic<uint64_t> spilled{0};
 
   TransferCounters counters() const {
+    static_assert(memberCount<TransferCounters>() == 6, "each has a counter here");
     return {sent, fetched, waitedByHost, waitedByDevice, refused, spilled};
   }
 };

@@ -1,7 +1,7 @@
 // Whether replays are compared with what the forward computed, and what happens if they differ.
 #pragma once
 
-#include "ebb/ebb.h"
+#include "ebb/verify.h"
 #include "graph/witness.h"
 
 namespace ebb {

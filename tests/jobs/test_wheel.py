@@ -48,7 +48,8 @@ def test_it_has_what_the_package_has_and_nothing_that_is_left_of_other_builds(wh
     names = {n for n in zipfile.ZipFile(wheel).namelist() if n.startswith("ebb/")}
     sources = {str(f.relative_to(ROOT / "python")) for f in (ROOT / "python/ebb").rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == sources | {"ebb/_build_info.py"}
-    for there in ("py.typed", "_C.pyi", "libebb.so", "include/ebb/ebb.h", "_report/report.html"):
+    headers = [f"include/ebb/{file.name}" for file in (ROOT / "include/ebb").iterdir()]
+    for there in ("py.typed", "_C.pyi", "libebb.so", "_report/report.html", *headers):
         assert f"ebb/{there}" in names
 
 

@@ -51,6 +51,16 @@ def test_rooms_include_what_the_table_allows_and_no_less():
     assert used == table()
 
 
+def test_one_header_includes_the_whole_interface():
+    every = {f"include/ebb/{file.name}" for file in (ROOT / "include/ebb").iterdir()}
+    own = {source: set() for source in every}
+    for source, target in arrows_of(ROOT):
+        own.get(source, set()).add(target)
+    whole = own["include/ebb/ebb.h"]
+
+    assert whole.union(*(own[header] for header in whole)) == every - {"include/ebb/ebb.h"}
+
+
 def test_each_room_has_a_page():
     assert {page.stem for page in DESIGN.glob("*.md")} == {*table(), "index"}
 

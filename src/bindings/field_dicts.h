@@ -1,0 +1,75 @@
+// Structs with a table of fields are dictionaries in Python, by the names in the table.
+#pragma once
+
+#include <torch/csrc/python_headers.h>
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <type_traits>
+
+#include "ebb/fields.h"
+
+namespace ebb::bindings {
+
+template <HasFields Struct>
+pybind11::dict toDict(const Struct& from) {
+  pybind11::dict dict;
+  forEachField<Struct>([&](auto field) { dict[field.name] = from.*field.member; });
+  return dict;
+}
+
+template <HasFields Struct>
+Struct fromDict(const pybind11::dict& dict) {
+  Struct to;
+  forEachField<Struct>([&](auto field) {
+    using Type = std::remove_reference_t<decltype(to.*field.member)>;
+    to.*field.member = dict[field.name].template cast<Type>();
+  });
+  return to;
+}
+
+// For structs that are tuples in Python, in the order of the table.
+template <HasFields Struct>
+struct TupleCaster {
+  static constexpr auto name = pybind11::detail::const_name("tuple");
+
+  static pybind11::handle cast(
+      const Struct& from, pybind11::return_value_policy, pybind11::handle) {
+    const auto toTuple = [&](auto... field) { return pybind11::make_tuple(from.*field.member...); };
+    return Struct::fields(toTuple).release();
+  }
+};
+
+// For enumerations that are numbers in Python.
+template <class Enum>
+struct NumberCaster {
+  PYBIND11_TYPE_CASTER(Enum, pybind11::detail::const_name("int"));
+
+  bool load(pybind11::handle from, bool) {
+    value = static_cast<Enum>(from.cast<int>());
+    return true;
+  }
+  static pybind11::handle cast(Enum from, pybind11::return_value_policy, pybind11::handle) {
+    return pybind11::int_(static_cast<int>(from)).release();
+  }
+};
+
+}  // namespace ebb::bindings
+
+template <ebb::HasFields Struct>
+struct pybind11::detail::type_caster<Struct> {
+  PYBIND11_TYPE_CASTER(Struct, const_name("dict"));
+
+  bool load(handle from, bool) {
+    const bool isDict = isinstance<dict>(from);
+    if (isDict) {
+      value = ebb::bindings::fromDict<Struct>(reinterpret_borrow<dict>(from));
+    }
+    return isDict;
+  }
+  static handle cast(const Struct& from, return_value_policy, handle) {
+    return ebb::bindings::toDict(from).release();
+  }
+};

@@ -1,0 +1,152 @@
+"""The tables of fields in include/ebb: what else names a field names those of its table."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import ebb
+from ebb._C import _testing
+from ebb._launch.variables import VARIABLES
+from ebb._report.rows import Row
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "docs/reference"
+FIELDS = {struct: set(names) for struct, names in _testing.fields().items()}
+# What the user reads as one dictionary, or as the dictionaries inside of it.
+STATISTICS = {
+    ebb.stats: FIELDS["Stats"] | FIELDS["RegionCounters"] | FIELDS["TransferCounters"],
+    ebb.offload.stats: FIELDS["OffloadStats"],
+    ebb.paging.stats: FIELDS["PagingStats"] | FIELDS["PagePoolStats"],
+}
+SETTINGS = {
+    ebb.offload.configure: FIELDS["OffloadSettings"],
+    ebb.paging.configure: FIELDS["PagingSettings"],
+}
+
+
+def named(function):
+    return f"{function.__module__}.{function.__name__}"
+
+
+def entries(documented, section):
+    """The names that a section of a docstring explains."""
+    text = inspect.getdoc(documented).partition(f"{section}:\n")[2].partition("\n\n")[0]
+    return set(re.findall(r"^    (\w+):", text, re.M))
+
+
+def test_every_table_is_held_here():
+    headers = "\n".join(path.read_text() for path in (ROOT / "include/ebb").glob("*.h"))
+    structs = re.findall(r"^struct (\w+) \{\n(.*?)^\};", headers, re.M | re.S)
+
+    assert {name for name, body in structs if "auto fields(" in body} == FIELDS.keys()
+
+
+def test_dictionaries_have_the_keys_of_their_tables():
+    with ebb.region():
+        pass
+    stats = ebb.stats()
+
+    assert stats.keys() == FIELDS["Stats"]
+    assert stats["total"].keys() == FIELDS["RegionCounters"]
+    assert ebb.offload.stats().keys() == FIELDS["OffloadStats"]
+    assert ebb.offload.settings().keys() == FIELDS["OffloadSettings"]
+    assert ebb.paging.stats().keys() == FIELDS["PagingStats"]
+    assert ebb.paging.settings().keys() == FIELDS["PagingSettings"]
+
+
+@pytest.mark.parametrize("documented", STATISTICS, ids=named)
+def test_docstrings_tell_all_figures(documented):
+    told = set(re.findall(r'``"?([a-z_]+)"?``', inspect.getdoc(documented)))
+
+    assert told - {"input"} == STATISTICS[documented]
+
+
+@pytest.mark.parametrize("documented", SETTINGS, ids=named)
+def test_settings_are_arguments_with_a_docstring(documented):
+    assert inspect.signature(documented).parameters.keys() == SETTINGS[documented]
+    assert entries(documented, "Args") == SETTINGS[documented]
+
+
+@pytest.mark.parametrize("module", [ebb.offload, ebb.paging], ids=lambda module: module.__name__)
+def test_settings_have_variables(module):
+    """And those are on their page: tests/jobs/test_environment.py."""
+    prefix = f"EBB_{module.__name__.removeprefix('ebb.').upper()}_"
+    names = {name.removeprefix(prefix).lower() for name in VARIABLES if name.startswith(prefix)}
+
+    assert names == SETTINGS[module.configure]
+
+
+def test_rows_and_reports_have_the_fields_of_their_tables():
+    for kind, fields in (
+        (Row, FIELDS["ReportRow"] | {"layers"}),
+        (ebb.Report, FIELDS["Report"]),
+    ):
+        assert {field.name for field in dataclasses.fields(kind)} == fields
+        assert entries(kind, "Attributes") == fields
+
+
+def test_the_page_of_statistics_has_all_figures():
+    text = (REFERENCE / "statistics.md").read_text()
+    sections = dict(re.findall(r"^## `(ebb\.[\w.]+)\(\)`\n(.*?)(?=^## |\Z)", text, re.M | re.S))
+    assert sections.keys() == {"ebb.stats", "ebb.offload.stats", "ebb.paging.stats"}
+    for name, function in (
+        ("ebb.stats", ebb.stats),
+        ("ebb.offload.stats", ebb.offload.stats),
+        ("ebb.paging.stats", ebb.paging.stats),
+    ):
+        rows = re.findall(r"^\| (`.+?) \| (.+) \|$", sections[name], re.M)
+        keys = set(re.findall(r"`(\w+)`", " ".join(cell for row in rows for cell in row)))
+        assert keys == STATISTICS[function], name
+
+
+def test_the_page_of_reports_has_all_fields():
+    text = (REFERENCE / "reports.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.M)) == set(ebb.Report.DECISIONS)
+    fields = text.partition("\n## Fields\n")[2]
+    rows, reports = fields.split("\nA report: ")
+    explained = re.findall(r"^\* (`.+?`):", rows, re.M)
+    assert set(re.findall(r"`(\w+)`", " ".join(explained))) == FIELDS["ReportRow"] | {"layers"}
+    assert FIELDS["Report"] <= set(re.findall(r"`(\w+)`", reports))
+
+
+TABLE = """
+#include <ebb/fields.h>
+struct Pool {{
+  int pages = 0;
+  int rows = 0;
+  static constexpr auto fields(auto function) {{
+    return function({});
+  }}
+}};
+int main() {{
+  ebb::forEachField<Pool>([](auto field) {{ static_cast<void>(field); }});
+}}
+"""
+PAGES = 'ebb::Field{"pages", &Pool::pages}'
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="c++ is not on PATH")
+@pytest.mark.parametrize(
+    ("table", "compiles"),
+    [
+        (f'{PAGES}, ebb::Field{{"rows", &Pool::rows}}', True),
+        (f'{PAGES}, ebb::Field{{"rows", &Pool::pages}}', False),
+        (f'{PAGES}, ebb::Field{{"pages", &Pool::rows}}', False),
+        (PAGES, False),
+    ],
+)
+def test_a_table_that_does_not_name_each_member_once_does_not_compile(table, compiles, tmp_path):
+    (tmp_path / "pool.cpp").write_text(TABLE.format(table))
+    command = ["c++", "-std=c++20", "-fsyntax-only", "-I", str(ROOT / "include"), "pool.cpp"]
+
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    assert (done.returncode == 0) == compiles, done.stderr
+    assert compiles or "the table must name each member once" in done.stderr
