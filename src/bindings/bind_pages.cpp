@@ -27,7 +27,7 @@ py::dict toDict(const PagePoolStatus& status) {
 }  // namespace
 
 void bindPages(py::module_& module) {
-  py::class_<PageHandle>(module, "PageHandle").def_readonly("state", &PageHandle::state);
+  py::class_<PageTicket>(module, "PageTicket").def_readonly("state", &PageTicket::state);
   py::class_<PagePool>(module, "PagePool")
       .def(
           py::init(
@@ -46,12 +46,12 @@ void bindPages(py::module_& module) {
           py::arg("device_pages"),
           py::arg("host_pages") = 0,
           py::arg("stack") = false)
-      .def("make_handle", torch::wrap_pybind_function(&PagePool::makeHandle))
+      .def("make_handle", torch::wrap_pybind_function(&PagePool::makeTicket))
       .def("stash", torch::wrap_pybind_function(&PagePool::stash))
       .def(
           "restore",
           torch::wrap_pybind_function([](PagePool& pool,
-                                         PageHandle& handle,
+                                         PageTicket& handle,
                                          at::Tensor tensor,
                                          int fillDeadRows,
                                          uint8_t dead,

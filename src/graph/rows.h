@@ -50,7 +50,7 @@ using RowCountPtr = c10::intrusive_ptr<RowCount>;
 
 struct Rows {
   RowCountPtr live;
-  int64_t most = 0;                                    // rows of the storage
+  int64_t total = 0;                                   // rows of the storage
   c10::ScalarType dtype = c10::ScalarType::Undefined;  // of the tensor that was made
   bool lossy = false;                                  // see above
 };

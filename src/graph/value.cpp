@@ -52,7 +52,7 @@ void Value::materialise(c10::Storage made, bool onlyOurs) {
   bytes = std::move(made);
   isPrivate = onlyOurs;
   stash.reset();
-  part.reset();
+  slice.reset();
   recipe.reset();
 }
 
@@ -147,7 +147,7 @@ void Value::release_resources() {
   bytes = c10::Storage();
   redefined = c10::Storage();
   stash.reset();
-  part.reset();
+  slice.reset();
   rows.reset();
   home.reset();
   counter = c10::VariableVersion();

@@ -10,8 +10,9 @@
 #include <memory>
 #include <utility>
 
+#include "ebb/policy.h"
 #include "ebb/verify.h"
-#include "graph/part.h"
+#include "graph/saved_slice.h"
 #include "memory/arena.h"
 #include "report/journal.h"
 
@@ -65,7 +66,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   c10::intrusive_ptr<Recipe> recipe;  // how to make it; null for a leaf
   c10::VariableVersion counter;       // outlives the tensor; see Note [Version stamps]
   c10::intrusive_ptr<Stash> stash;    // see Note [Offloaded values]; null but for those
-  std::unique_ptr<Part> part;         // what the stash has, or will; null for all of it
+  std::unique_ptr<SavedSlice> slice;  // what the stash has, or will; null for all of it
   std::unique_ptr<Rows> rows;         // see Note [Rows]; null: which rows live is not known
   c10::Storage redefined;             // see Note [Silent writes]; null but for those
   // Counters of other tensors that have written this storage, as the results of unsafe_chunk do:
@@ -84,8 +85,8 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   uint16_t rule = UINT16_MAX;        // of the policy, that decided on it; see Verdict::rule
   uint8_t opaque = 0;                // how many writes that torch does not see are going on
   Decision decision = Decision::Recompute;  // what happens to its bytes if something needs them
-  bool born = false;             // made by an op inside the region: not an external side effect
-  bool lent = false;             // handles on it hold no storage: they rely on `bytes`
+  bool madeHere = false;         // made by an op inside the region: not an external side effect
+  bool backsHandles = false;     // handles on it hold no storage: they rely on `bytes`
   bool isPrivate = false;        // `bytes` is a buffer that only ebb writes
   bool byPolicy : 1 = false;     // its decision is the policy's word; else it has to be
   bool due : 1 = false;          // its bytes have yet to leave, as its decision says

@@ -22,7 +22,7 @@ OffloadContext::OffloadContext(Transfer& transfer)
 
 void OffloadContext::warnOfFailure(
     const HostStash& stash, const char* remains, const std::string& error) {
-  if (!std::exchange(shared.toldOfFailure, true)) {
+  if (!std::exchange(shared.warnedOfFailure, true)) {
     TORCH_WARN("ebb: ", stash.account->of, remains, error, " (Other tensors too; shown once.)");
   }
 }

@@ -15,9 +15,9 @@ namespace ebb {
 // What all engines share. The mutex guards all of them.
 struct OffloadShared {
   DroppingMutex mutex;
-  OffloadSettings settings;    // from configure()
-  OffloadStats stats;          // counts
-  bool toldOfFailure = false;  // under these settings, that a copy to the host or disk failed
+  OffloadSettings settings;      // from configure()
+  OffloadStats stats;            // counts
+  bool warnedOfFailure = false;  // under these settings, that a copy to the host or disk failed
 
   static OffloadShared& get();
 };

@@ -71,7 +71,7 @@ void Offload::configure(const OffloadSettings& settings) {
   }
   OffloadShared& shared = OffloadShared::get();
   shared.settings = settings;
-  shared.toldOfFailure = false;
+  shared.warnedOfFailure = false;
 }
 
 OffloadSettings Offload::settings() {

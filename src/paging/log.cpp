@@ -22,9 +22,9 @@ struct Use {
 }  // namespace
 
 size_t PageLog::stashed(
-    const PoolKey& pool, int64_t rows, int64_t most, const ScheduleEntry& entry) {
+    const PoolKey& pool, int64_t rows, int64_t total, const ScheduleEntry& entry) {
   const size_t number = events_.size();
-  events_.push_back({pool, rows, most, entry, number});
+  events_.push_back({pool, rows, total, entry, number});
   return number;
 }
 
@@ -50,13 +50,13 @@ PageNeeds PageLog::needs(
     if (event.stash == place) {
       use.pages += pages;
       use.rows += event.rows;
-      use.padded += event.most;
+      use.padded += event.total;
       use.stackRows += event.rows;
       use.stack.push_back({place, event.rows, false});
     } else {
       use.pages -= pages;
       use.rows -= event.rows;
-      use.padded -= event.most;
+      use.padded -= event.total;
       for (auto& stacked : use.stack) {
         stacked.gone |= stacked.stash == event.stash;
       }

@@ -48,8 +48,8 @@ class PageLog {
     return events_.empty();
   }
 
-  // A tensor of `most` rows, of which `rows` live. Gives its number.
-  size_t stashed(const PoolKey& pool, int64_t rows, int64_t most, const ScheduleEntry& entry);
+  // A tensor of `total` rows, of which `rows` live. Gives its number.
+  size_t stashed(const PoolKey& pool, int64_t rows, int64_t total, const ScheduleEntry& entry);
   void gone(size_t number);
 
   // Without what `skipped` says is not paged.
@@ -59,7 +59,7 @@ class PageLog {
   struct Event {
     PoolKey pool;
     int64_t rows;  // that live
-    int64_t most;
+    int64_t total;
     ScheduleEntry entry;
     size_t stash;  // place of the event at which it was stashed; its own: that event
   };

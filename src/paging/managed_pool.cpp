@@ -16,15 +16,15 @@ at::Tensor rowsIn(const c10::Storage& storage, PageRows rows) {
 }
 
 ManagedPool::SlotPtr ManagedPool::stash(
-    const c10::Storage& storage, PageRows most, const at::Tensor& count) {
+    const c10::Storage& storage, PageRows whole, const at::Tensor& count) {
   settleFreed();
   auto slot = std::make_shared<Slot>();
-  slot->handle = pages_.makeHandle(most.count);
+  slot->ticket = pages_.makeTicket(whole.count);
   used_ = true;
   captured_ |= isCapturing(options().device);
   lane_.run(
-      [&] { pages_.stash(slot->handle, rowsIn(storage, most), count); },
-      {storage, count.storage(), slot->handle.state.storage()});
+      [&] { pages_.stash(slot->ticket, rowsIn(storage, whole), count); },
+      {storage, count.storage(), slot->ticket.state.storage()});
   if (options().isStack) {
     stack_.push_back(slot);
   }
@@ -38,10 +38,10 @@ PageLane::Call ManagedPool::restore(
   fill.keepsPages = options().isStack && !onTop;
   PageLane::Call call = lane_.run(
       [&] {
-        at::Tensor to = rowsIn(storage, slot->handle.most);
-        pages_.restore(slot->handle, to, fill);
+        at::Tensor to = rowsIn(storage, slot->ticket.whole);
+        pages_.restore(slot->ticket, to, fill);
       },
-      {slot->handle.state.storage()});
+      {slot->ticket.state.storage()});
   used_ = true;
   slot->free = true;
   if (onTop) {
@@ -67,7 +67,7 @@ void ManagedPool::settleFreed() {
     }
   }
   for (const auto& slot : freed) {
-    lane_.run([&] { pages_.giveBack(slot->handle); }, {slot->handle.state.storage()});
+    lane_.run([&] { pages_.giveBack(slot->ticket); }, {slot->ticket.state.storage()});
   }
 }
 

@@ -22,7 +22,7 @@ class ManagedPool {
  public:
   // The rows of one tensor.
   struct Slot {
-    PageHandle handle;
+    PageTicket ticket;
     bool free = false;  // nobody needs them any more
   };
   using SlotPtr = std::shared_ptr<Slot>;
@@ -31,7 +31,7 @@ class ManagedPool {
   }
 
   // Copies the live rows of `storage`; `count` says how many live.
-  SlotPtr stash(const c10::Storage& storage, PageRows most, const at::Tensor& count);
+  SlotPtr stash(const c10::Storage& storage, PageRows whole, const at::Tensor& count);
 
   // Copies them back to `storage`, as `fill` says.
   PageLane::Call restore(const SlotPtr& slot, const c10::Storage& storage, PageFill fill);

@@ -8,7 +8,7 @@ PageStash::PageStash(const PageSource& source, PageGroupPtr of, uint64_t number)
     : nbytes(source.storage.nbytes()),
       device(source.storage.device()),
       dtype(source.dtype),
-      most{source.most, static_cast<int64_t>(source.storage.nbytes()) / source.most},
+      whole{source.totalRows, static_cast<int64_t>(source.storage.nbytes()) / source.totalRows},
       showDeadRows(source.showDeadRows),
       group(std::move(of)),
       step(number) {

@@ -45,7 +45,7 @@ struct PageSource {
   const c10::Storage& storage;
   c10::ScalarType dtype;    // of what is in it
   const at::Tensor& count;  // of live rows: one int64, on the storage's device
-  int64_t most;             // rows that there are
+  int64_t totalRows;        // live and dead
   const char* op;           // that made it, for messages
   bool showDeadRows;        // dead rows come back as bytes that show, see Note [Dead rows]
 };
@@ -68,16 +68,16 @@ struct PageStash final : Stash, InArena {
   void beforeWrite() override;
 
   PoolKey kind() const {
-    return {device, dtype, most.bytes};
+    return {device, dtype, whole.bytes};
   }
   PageRows live() const {
-    return {liveRows, most.bytes};
+    return {liveRows, whole.bytes};
   }
 
   const size_t nbytes;
   const c10::Device device;
   const c10::ScalarType dtype;
-  const PageRows most;
+  const PageRows whole;
   const bool showDeadRows;
   const PageGroupPtr group;
   const uint64_t step;  // in which it was stashed

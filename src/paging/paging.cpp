@@ -29,13 +29,13 @@ std::string describe(const PageSource& source, const PageGroup& group) {
 
 void checkCount(int64_t live, const PageSource& source, const PageGroup& group) {
   TORCH_CHECK_VALUE(
-      live >= 0 && live <= source.most,
+      live >= 0 && live <= source.totalRows,
       "ebb: cannot page ",
       describe(source, group),
       ": ebb.mark_rows said that ",
       live,
       " of its ",
-      source.most,
+      source.totalRows,
       " rows live.");
 }
 
@@ -100,7 +100,7 @@ c10::Storage Paging::fetch(PageStash& stash, const c10::Storage& living) {
 c10::intrusive_ptr<Stash> Paging::sendLocked(const PageSource& source, const PageGroupPtr& group) {
   const Lock lock(mutex_);
   const auto below = belowEverything();
-  if (step_.isOver() || (!step_.isBracketed() && toldErrors_ != 0)) {
+  if (step_.isOver() || (!step_.isBracketed() && reportedErrors_ != 0)) {
     stepEnds();
     stepBegins();
   }
@@ -150,7 +150,7 @@ void Paging::sendToPool(PageStash& stash, const PageSource& source, const Manage
   if (source.count.is_cpu()) {
     checkCount(source.count.item<int64_t>(), source, *stash.group);
   }
-  stash.slot = pool->stash(source.storage, stash.most, source.count);
+  stash.slot = pool->stash(source.storage, stash.whole, source.count);
   stash.pool = pool;
   stash.state = State::Paged;
   checkOverflow(*pool, source, stash);
@@ -222,9 +222,9 @@ void Paging::takeCopied(PageStash& stash) {
   const PageFill fill = fillFor(stash);
   const int64_t live = stash.liveRows;
   c10::Storage all = allocate(stash.nbytes, stash.device);
-  const at::Tensor to = rowsIn(all, stash.most);
+  const at::Tensor to = rowsIn(all, stash.whole);
   to.narrow(0, 0, live).copy_(rowsIn(stash.bytes, stash.live()), true);
-  const at::Tensor dead = to.narrow(0, live, stash.most.count - live);
+  const at::Tensor dead = to.narrow(0, live, stash.whole.count - live);
   if (fill.deadRows == PageDeadRows::FirstRow && live > 0) {
     dead.copy_(to.narrow(0, 0, 1).expand_as(dead));
   } else if (fill.deadRows != PageDeadRows::Untouched) {
@@ -365,9 +365,9 @@ void Paging::abandonStep() {
 // What pools that go have to say is kept until the user is told.
 void Paging::stepBegins() {
   if (step_.isToBeRecorded()) {
-    untoldErrors_ |= pools_.drop() & ~toldErrors_;
+    unreportedErrors_ |= pools_.drop() & ~reportedErrors_;
   }
-  toldErrors_ = 0;
+  reportedErrors_ = 0;
   step_.begin();
 }
 
@@ -393,10 +393,10 @@ void Paging::recordNext() {
 
 // The step is of no use, and the next one is recorded.
 void Paging::noteErrors(int64_t errors) {
-  if (toldErrors_ == 0) {
+  if (reportedErrors_ == 0) {
     ++counts_.overflows;
   }
-  toldErrors_ |= errors;
+  reportedErrors_ |= errors;
   step_.recordNext();
   pools_.growUsedUp();
 }
@@ -404,15 +404,15 @@ void Paging::noteErrors(int64_t errors) {
 bool Paging::stepOk() {
   const Lock lock(mutex_);
   const auto below = belowEverything();
-  const int64_t errors = pools_.readErrors() | std::exchange(untoldErrors_, 0);
-  if (errors == 0 && toldErrors_ == 0) {
+  const int64_t errors = pools_.readErrors() | std::exchange(unreportedErrors_, 0);
+  if (errors == 0 && reportedErrors_ == 0) {
     return true;
   }
   noteErrors(errors);
   TORCH_CHECK(
-      (toldErrors_ & ~kPagesUsedUp) == 0,
+      (reportedErrors_ & ~kPagesUsedUp) == 0,
       "ebb: paging went wrong in this step: ",
-      describePageErrors(toldErrors_),
+      describePageErrors(reportedErrors_),
       ". Its gradients are of no use. Check the counts that ebb.mark_rows is given.");
   return false;
 }
@@ -420,19 +420,19 @@ bool Paging::stepOk() {
 int64_t Paging::errors() {
   const Lock lock(mutex_);
   const auto below = belowEverything();
-  return pools_.readErrors() | toldErrors_ | untoldErrors_;
+  return pools_.readErrors() | reportedErrors_ | unreportedErrors_;
 }
 
 bool Paging::wasTold() {
   const Lock lock(mutex_);
   const auto below = belowEverything();
-  return ((pools_.readErrors() | untoldErrors_) & ~toldErrors_) == 0;
+  return ((pools_.readErrors() | unreportedErrors_) & ~reportedErrors_) == 0;
 }
 
 at::Tensor Paging::foundInf(c10::Device device) {
   const Lock lock(mutex_);
   const auto below = belowEverything();
-  const auto known = static_cast<double>(toldErrors_ | untoldErrors_);
+  const auto known = static_cast<double>(reportedErrors_ | unreportedErrors_);
   at::Tensor errors = at::full({}, known, at::TensorOptions(device).dtype(at::kLong));
   pools_.addErrors(errors);
   return errors.ne(0).to(at::kFloat);
@@ -456,7 +456,7 @@ void Paging::reset() {
   const Lock lock(mutex_);
   TORCH_CHECK(!step_.isBracketed(), "ebb: a step of ebb.paging is going on; reset after it.");
   const auto below = belowEverything();
-  untoldErrors_ |= pools_.drop() & ~toldErrors_;
+  unreportedErrors_ |= pools_.drop() & ~reportedErrors_;
   pools_.clear();
   step_.clear();
   counts_ = {};

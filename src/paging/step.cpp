@@ -77,7 +77,8 @@ void PageStep::stashed(PageStash& stash) {
 }
 
 void PageStep::copied(PageStash& stash) {
-  stash.logged = log_.stashed(stash.kind(), stash.liveRows, stash.most.count, stash.group->forward);
+  stash.logged =
+      log_.stashed(stash.kind(), stash.liveRows, stash.whole.count, stash.group->forward);
 }
 
 PageGroupPtr PageStep::backwardBegins(PageGroup& group) {

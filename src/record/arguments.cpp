@@ -84,7 +84,7 @@ bool Arguments::writesCanBeReplayed() const {
   return std::all_of(writes_.begin(), writes_.end(), [&](const Write& write) {
     const Value& before = *write.before;
     const bool toCpu = offCpu_ && write.tensor.is_cpu();
-    return write.sideEffect || (before.born && !toCpu && (write.whole || before.recipe));
+    return write.sideEffect || (before.madeHere && !toCpu && (write.whole || before.recipe));
   });
 }
 

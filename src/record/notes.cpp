@@ -17,7 +17,7 @@ namespace ebb {
   line.module = journal.intern(context.decider->module());
   line.op = journal.intern(op);
   line.rule =
-      value.born ? journal.ruleThatDecided(context.decider->ruleInWords(value.rule)) : nullptr;
+      value.madeHere ? journal.ruleThatDecided(context.decider->ruleInWords(value.rule)) : nullptr;
   line.reason = reason;
   line.dtype = tensor.scalar_type();
   line.sizes = tensor.sizes();
@@ -28,7 +28,7 @@ namespace ebb {
 [[gnu::cold]] void notePacked(Value& value, bool kept) {
   value.entry->update([&](Line& line) {
     line.packed = true;
-    if (!value.born) {
+    if (!value.madeHere) {
       line.fate = Fate::Outside;
     } else if (line.fate != Fate::Offloaded && line.fate != Fate::Paged) {
       line.fate = !kept ? Fate::Recomputed : line.reason != nullptr ? Fate::Kept : Fate::Saved;

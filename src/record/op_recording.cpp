@@ -190,13 +190,13 @@ uint64_t OpRecording::fingerprintOfResult() const {
     auto after = c10::make_intrusive<Value>();
     after->stamp(write.tensor);
     after->inheritCounters(before);
-    after->born = before.born;
+    after->madeHere = before.madeHere;
     after->opaque = before.opaque;
     const Verdict verdict = verdictOn(write.tensor);
     after->rows = flow_ ? flow_->ofWritten(write.tensor, before) : nullptr;
     after->rule = verdict.rule;
     after->underWay = op_.communicates;
-    if (!write.sideEffect && before.born && !op_.communicates) {
+    if (!write.sideEffect && before.madeHere && !op_.communicates) {
       decideOnWritten(*after, before, verdict);
     }
     // An `out=` that the kernel shrank is not written whole: views of it still show the rest.
@@ -220,7 +220,7 @@ uint64_t OpRecording::fingerprintOfResult() const {
     if (!after->recipe) {
       after->mustBeKept();
     }
-    after->writtenHere = !after->born;
+    after->writtenHere = !after->madeHere;
     if (after->writtenHere) {
       sender_.noteStream(write.tensor.device());
     }
@@ -262,19 +262,19 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   }
   auto value = c10::make_intrusive<Value>();
   value->stamp(tensor);
-  value->born = onlyResultsHold(tensor);
+  value->madeHere = onlyResultsHold(tensor);
   const bool fromDevice = arguments_.areOffCpu() && tensor.is_cpu();
   const Verdict verdict = verdictOn(tensor);
   value->rows = flow_ ? flow_->of(tensor) : nullptr;
   value->underWay = op_.communicates;
-  const bool pages =
-      verdict.decision == Decision::Page && value->born && !op_.uninitialised && !op_.communicates;
+  const bool pages = verdict.decision == Decision::Page && value->madeHere && !op_.uninitialised &&
+                     !op_.communicates;
   if (pages) {  // with a recipe or without
     value->decide(Decision::Page);
     value->byPolicy = false;
   }
   const bool exact = value->rows || !readsLossy();
-  if (recipe_ && value->born && !fromDevice && isTrusted(verdict) && exact) {
+  if (recipe_ && value->madeHere && !fromDevice && isTrusted(verdict) && exact) {
     value->recipe = recipe_;
     value->rule = verdict.rule;
     const bool stays = verdict.decision == Decision::Page && !pages;
@@ -377,7 +377,7 @@ const char* OpRecording::findObstacle() const {
   if (arguments_.areOffCpu() && tensor.is_cpu()) {
     return "it came from the device to the CPU";
   }
-  if (!value.born) {
+  if (!value.madeHere) {
     return "others hold its memory too";
   }
   if (readsLossy() && !value.rows) {

@@ -103,10 +103,10 @@ void RecipeWriter::addValue(Input& input, const at::Tensor& tensor) {
   if (input.use == ArgUse::Read && value->isKept() && !value->bytes && !value->stash) {
     sender_.keep(*value, tensor);
     if (value->due && !value->isPaged() && !readsBeyond(op_.name)) {
-      value->part = Part::ofSmall(tensor);
+      value->slice = SavedSlice::ofSmall(tensor);
     }
-  } else if (value->part && !input.wholeOverwrite) {
-    if (input.use != ArgUse::Read || readsBeyond(op_.name) || !value->part->isOf(tensor)) {
+  } else if (value->slice && !input.wholeOverwrite) {
+    if (input.use != ArgUse::Read || readsBeyond(op_.name) || !value->slice->isOf(tensor)) {
       sender_.needAll(*value, tensor);
     }
   }

@@ -175,12 +175,12 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   if (value->rows) {
     value->rows->lossy |= value->isPaged();
   }
-  value->part.reset();
+  value->slice.reset();
   const bool needed = value->packed > 0 || wasRead;
   if (!wasKept && value->isKept() && needed && !value->bytes) {
     sender_.keep(*value, tensor);
-    value->lent |= value->packed > 0;
-  } else if (!value->isKept() && !value->lent) {
+    value->backsHandles |= value->packed > 0;
+  } else if (!value->isKept() && !value->backsHandles) {
     value->bytes = c10::Storage();
   }
 }
@@ -190,7 +190,7 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     Value& leaf = values_.replaceByLeaf(tensor);
     leaf.opaque -= leaf.opaque > 0;
-    if (!leaf.born) {
+    if (!leaf.madeHere) {
       moveVersionIfNeeded(tensor, 1);
       leaf.stamp(tensor);
     }
@@ -214,7 +214,7 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   }
   value->follows |=
       part || !sameCounter(tensor.unsafeGetTensorImpl()->version_counter(), value->counter);
-  if (value->part && !value->part->isOf(tensor)) {
+  if (value->slice && !value->slice->isOf(tensor)) {
     sender_.needAll(*value, tensor);
   }
   if (value->rows) {
@@ -226,12 +226,12 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
     context_.counters->bytesNotPaged += value->due && value->isPaged() ? value->nbytes : 0;
     value->due = false;
   }
-  const bool moves = value->stash || value->part;
+  const bool moves = value->stash || value->slice;
   const bool kept = !moves && (value->isKept() || !value->recipe);
-  if (value->packed++ == 0 && value->born && !moves) {
+  if (value->packed++ == 0 && value->madeHere && !moves) {
     (kept ? context_.counters->bytesSaved : context_.counters->bytesDropped) += value->nbytes;
   }
-  value->lent |= moves;
+  value->backsHandles |= moves;
   if (value->entry) {
     const bool stays = value->isPaged() && value->stash && context_.graph->pages->resident;
     notePacked(*value, kept || stays);

@@ -21,13 +21,13 @@ bool leavesRows(const c10::IValue& dims, int64_t dimensions) {
 }  // namespace
 
 int64_t rowsShown(const at::Tensor& tensor, const Rows& rows, size_t nbytes) {
-  if (tensor.dim() == 0 || tensor.size(0) == 0 || tensor.size(0) % rows.most != 0) {
+  if (tensor.dim() == 0 || tensor.size(0) == 0 || tensor.size(0) % rows.total != 0) {
     return 0;
   }
   const int64_t shown = tensor.size(0);
-  const int64_t rowBytes = static_cast<int64_t>(nbytes) / rows.most;
-  const int64_t parts = shown / rows.most;  // that each row is shown as
-  const int64_t each = rowBytes / parts;    // bytes of such a part
+  const int64_t rowBytes = static_cast<int64_t>(nbytes) / rows.total;
+  const int64_t parts = shown / rows.total;  // that each row is shown as
+  const int64_t each = rowBytes / parts;     // bytes of such a part
   const int64_t item = tensor.itemsize();
   int64_t end = tensor.storage_offset() + 1;  // of what is shown of the first row, in elements
   for (int64_t d = 1; d < tensor.dim(); ++d) {
@@ -48,12 +48,12 @@ void RowFlow::add(const at::Tensor& tensor, size_t argument, const Value* value)
   const bool first = live_ == nullptr;
   if (first) {
     live_ = rows.live;
-    most_ = rows.most;
+    total_ = rows.total;
     leading_ = shown;
     dimensions_ = tensor.dim();
   }
   apart_ = apart_ && shown > 0 && keepsApart(tensor, argument) && rows.live == live_ &&
-           rows.most == most_ && shown == leading_ && tensor.dim() == dimensions_;
+           rows.total == total_ && shown == leading_ && tensor.dim() == dimensions_;
 }
 
 // Arguments without rows must be the same for each row.
@@ -96,7 +96,7 @@ std::unique_ptr<Rows> RowFlow::of(const at::Tensor& result) const {
   const bool has = live_ && keepsApart() && isRowAfterRow(result) && result.size(0) == leading_ &&
                    result.device() == live_->count.device() &&
                    (op_.rows != RowRule::EachRow || result.dim() == dimensions_);
-  return has ? std::make_unique<Rows>(Rows{live_, most_, result.scalar_type(), lossy_}) : nullptr;
+  return has ? std::make_unique<Rows>(Rows{live_, total_, result.scalar_type(), lossy_}) : nullptr;
 }
 
 std::unique_ptr<Rows> RowFlow::ofWritten(const at::Tensor& argument, const Value& before) const {
@@ -104,9 +104,9 @@ std::unique_ptr<Rows> RowFlow::ofWritten(const at::Tensor& argument, const Value
     return of(argument);
   }
   const Rows& rows = *before.rows;
-  const bool same = live_ == rows.live && most_ == rows.most && keepsApart() &&
+  const bool same = live_ == rows.live && total_ == rows.total && keepsApart() &&
                     rowsShown(argument, rows, before.nbytes) == leading_;
-  return live_ && same ? std::make_unique<Rows>(Rows{live_, most_, rows.dtype, lossy_}) : nullptr;
+  return live_ && same ? std::make_unique<Rows>(Rows{live_, total_, rows.dtype, lossy_}) : nullptr;
 }
 
 }  // namespace ebb

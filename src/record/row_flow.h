@@ -53,7 +53,7 @@ class RowFlow {
   const OpTraits& op_;
   const c10::IValue* arguments_;
   RowCountPtr live_;                     // null: no argument has rows
-  int64_t most_ = 0;                     // of the storages
+  int64_t total_ = 0;                    // of the storages
   int64_t leading_ = 0;                  // of the arguments that have rows: their first size
   int64_t dimensions_ = 0;               // likewise
   c10::SmallVector<Extent, 4> extents_;  // of the arguments without

@@ -63,7 +63,7 @@ void RowMarks::needDeadRows(const at::Tensor& tensor) {
   value.undoDecision();
   value.byPolicy = false;
   value.rows->lossy = false;
-  value.lent = true;
+  value.backsHandles = true;
   sender_.keep(value, tensor);
   if (value.entry) {
     value.entry->update([](Line& line) {

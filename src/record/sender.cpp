@@ -21,7 +21,7 @@ namespace ebb {
 // A value that the policy offloads is sent when autograd packs it. What only recipes read is kept
 // on the device first, since most recipes are needed by nothing: it is sent when the map is swept,
 // or when the region ends and a handle needs it. So is a value of which all packs and recipes show
-// the same small part; then that part is sent alone, see Note [Parts of a storage]. A stash then
+// the same small slice; then that slice is sent alone, see Note [Saved slices]. A stash then
 // stands for the bytes, and the value needs no recipe. A write that ebb sees waits for the copy, so
 // the stash holds the state before it for sure (isPrivate). After a write that ebb does not see the
 // version has moved, and who needs the old state raises, as for a leaf. If there is no host memory
@@ -35,7 +35,7 @@ void Sender::send(Value& value, const c10::Storage& storage) {
   if (whole && (value.isPaged() ? sendToPages(value, storage) : sendToHost(value, storage))) {
     return;
   }
-  value.part.reset();
+  value.slice.reset();
   context_.counters->bytesFellBack += value.nbytes;
   if (value.entry) {
     value.entry->update([](Line& line) { line.reason = "no host memory was left to offload it"; });
@@ -48,12 +48,12 @@ void Sender::send(Value& value, const c10::Storage& storage) {
 
 bool Sender::sendToHost(Value& value, const c10::Storage& storage) {
   RECORD_USER_SCOPE("ebb::offload");
-  const size_t nbytes = value.part ? value.part->nbytes() : value.nbytes;
+  const size_t nbytes = value.slice ? value.slice->nbytes() : value.nbytes;
   static const std::string kInput = "input";
   const auto account =
       ledgerTransfers(context_.regionName(), value.recipe ? value.recipe->op.name : kInput);
   auto stash =
-      Offload::get().send(value.part ? value.part->gather(storage) : storage, nbytes, account);
+      Offload::get().send(value.slice ? value.slice->gather(storage) : storage, nbytes, account);
   if (!stash) {
     return false;
   }
@@ -75,7 +75,7 @@ bool Sender::sendToPages(Value& value, const c10::Storage& storage) {
   const bool verify = context_.graph->verify == VerifyMode::Raise;
   value.send(
       Paging::get().send(
-          {storage, rows.dtype, rows.live->kept, rows.most, op, verify}, context_.graph->pages));
+          {storage, rows.dtype, rows.live->kept, rows.total, op, verify}, context_.graph->pages));
   if (context_.graph->pages->resident) {
     context_.counters->bytesSaved += value.nbytes;
     if (value.entry) {
@@ -97,18 +97,18 @@ bool Sender::canLeave(const Value& value, const at::Tensor& tensor) {
 
 void Sender::sendOrWait(Value& value, const at::Tensor& tensor) {
   if (!value.bytes && !value.isPaged()) {
-    if (auto part = Part::ofSmall(tensor)) {
+    if (auto slice = SavedSlice::ofSmall(tensor)) {
       keep(value, tensor);
-      value.part = std::move(part);
+      value.slice = std::move(slice);
     }
   }
-  if (!value.part) {
+  if (!value.slice) {
     send(value, tensor.storage());
   }
 }
 
 [[gnu::cold]] void Sender::needAll(Value& value, const at::Tensor& tensor) {
-  value.part.reset();
+  value.slice.reset();
   if (value.stash) {
     value.stash.reset();
     value.due = true;

@@ -30,11 +30,11 @@ class Sender {
   // them if they can be made again.
   void send(Value& value, const c10::Storage& storage);
 
-  // Autograd packs `tensor`, which shows the value. A small part may be all that is ever needed, so
-  // it waits, as what only recipes read does.
+  // Autograd packs `tensor`, which shows the value. A small slice may be all that is ever needed,
+  // so it waits, as what only recipes read does.
   void sendOrWait(Value& value, const at::Tensor& tensor);
 
-  // `tensor` shows more of the value than the part that its stash has, or is to have.
+  // `tensor` shows more of the value than the slice that its stash has, or is to have.
   void needAll(Value& value, const at::Tensor& tensor);
 
   // Whether the value, which `tensor` shows, may be sent where it is to go.

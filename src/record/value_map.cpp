@@ -23,7 +23,7 @@ constexpr size_t kSweepBytes = size_t{16} << 20;
 
 bool ownsItsBytes(const Value& value) {
   return value.bytes && value.bytes.nbytes() == value.nbytes &&
-         value.bytes.use_count() <= 1 + (value.lent ? 0 : value.handles.load());
+         value.bytes.use_count() <= 1 + (value.backsHandles ? 0 : value.handles.load());
 }
 
 void dropRecipe(Value& value) {
@@ -99,7 +99,7 @@ c10::intrusive_ptr<Value>& ValueMap::current(
       if (slot->knows(counter)) {
         return slot;
       }
-      if (!slot->born || counter.current_version() == 0) {
+      if (!slot->madeHere || counter.current_version() == 0) {
         slot->learn(counter);
         return slot;
       }
@@ -137,7 +137,7 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
   }
   value->superseded = true;
   value->home.reset();
-  if (value->part && value->bytes) {
+  if (value->slice && value->bytes) {
     sender_.send(*value, c10::Storage(value->bytes));
   }
   if (value->stash) {
@@ -220,8 +220,8 @@ void ValueMap::settle() {
   leaf->stamp(tensor);
   leaf->inheritCounters(*before);
   leaf->mustBeKept();
-  leaf->born = before->born;
-  leaf->writtenHere = !before->born;
+  leaf->madeHere = before->madeHere;
+  leaf->writtenHere = !before->madeHere;
   leaf->opaque = before->opaque;
   if (context_.graph->journal) {
     noteMade(context_, *leaf, tensor, "ebb.opaque", "what wrote it was not seen");

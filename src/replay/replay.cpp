@@ -38,10 +38,10 @@ c10::Storage bringBack(Value& value) {
   }
   const JournalTime start = value.entry ? value.entry->journal().now() : 0;
   c10::Storage bytes = living;
-  if (!value.part) {
+  if (!value.slice) {
     bytes = value.stash->fetch(living);
   } else if (!living) {
-    bytes = value.part->scatter(value.stash->fetch({}), value.nbytes);
+    bytes = value.slice->scatter(value.stash->fetch({}), value.nbytes);
   }
   value.materialise(std::move(bytes), !living);
   if (value.entry) {

@@ -156,7 +156,7 @@ bool SavedTensor::isRecomputed() const {
 }
 
 bool SavedTensor::isOffloaded() const {
-  return value_ && (value_->stash || value_->part);
+  return value_ && (value_->stash || value_->slice);
 }
 
 // Note [One tensor for all unpacks]

@@ -19,7 +19,7 @@ namespace ebb {
 // known on the device only, so it is the device that takes pages and gives them back. A tensor is
 // wholly in one tier, the device's if that has room.
 // Free pages are a circular queue of ids. `head` and `tail` only grow: the slot is the counter
-// modulo the capacity, and `tail - head` pages are free. What pages a tensor has is in its handle,
+// modulo the capacity, and `tail - head` pages are free. What pages a tensor has is in its ticket,
 // so tensors may come back in any order.
 // Where what was stashed last comes back first no table is needed: a pool that is a stack has pages
 // of one row, `head` is how many are taken, `tail` stays the capacity, and a tensor's rows follow
@@ -36,7 +36,7 @@ constexpr int64_t kPagesUsedUp = 1;      // neither tier had room for the tensor
 constexpr int64_t kTooManyRows = 2;      // more rows are alive than the tensor has
 constexpr int64_t kNegativeRows = 4;     // a count below zero
 constexpr int64_t kNotStashed = 8;       // restored twice, or never stashed
-constexpr int64_t kStaleHandle = 16;     // from before the last reset
+constexpr int64_t kStaleTicket = 16;     // from before the last reset
 constexpr int64_t kAlreadyStashed = 32;  // stashed twice without being restored
 
 struct PageTier {
@@ -51,21 +51,21 @@ struct PagePoolState {
   PageTier tiers[2];  // the device's, the host's
   int64_t pageRows;   // rows of a page
   int64_t rowBytes;
-  int64_t errors;   // see above; not 0: nothing works until reset
-  int64_t spilled;  // 1: some tensor went to the host's tier
-  int64_t epoch;    // resets so far
-  uint32_t ticket;  // for kernels: which of their blocks is the last
+  int64_t errors;       // see above; not 0: nothing works until reset
+  int64_t spilled;      // 1: some tensor went to the host's tier
+  int64_t epoch;        // resets so far
+  uint32_t blocksDone;  // for kernels: which of their blocks is the last
   uint32_t isStack;
 };
 
-// Of a handle.
-constexpr int64_t kPageHandleEmpty = 0;
-constexpr int64_t kPageHandleLive = 1;
-constexpr int64_t kPageHandleRestored = 2;  // and its pages not given back yet
-constexpr int64_t kPageHandleGone = 3;
+// Of a ticket.
+constexpr int64_t kPageTicketEmpty = 0;
+constexpr int64_t kPageTicketLive = 1;
+constexpr int64_t kPageTicketRestored = 2;  // and its pages not given back yet
+constexpr int64_t kPageTicketGone = 3;
 
 // Followed in memory by the ids of its pages, as many as its most rows need; in a stack by none.
-struct PageHandleState {
+struct PageTicketState {
   int64_t use;    // one of the four above
   int64_t rows;   // that are alive
   int64_t tier;   // in which its pages are

@@ -17,8 +17,8 @@ class PageMover {
   // Copies the first `*rows` rows of `source` to pages.
   virtual void stash(
       PagePoolState* pool,
-      PageHandleState* handle,
-      PageRows most,
+      PageTicketState* ticket,
+      PageRows whole,
       const void* source,
       const int64_t* rows,
       void* stream) const = 0;
@@ -26,16 +26,16 @@ class PageMover {
   // Copies them back to `destination` and gives the pages back, unless they are to be kept.
   virtual void restore(
       PagePoolState* pool,
-      PageHandleState* handle,
-      PageRows most,
+      PageTicketState* ticket,
+      PageRows whole,
       void* destination,
       PageFill fill,
       void* stream) const = 0;
 
   // Gives the pages back, whether their rows have come back or not.
-  virtual void giveBack(PagePoolState* pool, PageHandleState* handle, void* stream) const = 0;
+  virtual void giveBack(PagePoolState* pool, PageTicketState* ticket, void* stream) const = 0;
 
-  // All pages are free and there is no error; handles are stale. Allocates nothing.
+  // All pages are free and there is no error; tickets are stale. Allocates nothing.
   virtual void reset(PagePoolState* pool, void* stream) const = 0;
 };
 

@@ -14,7 +14,7 @@ namespace {
 template <class Copy>
 void forEachPage(
     const PagePoolState& pool,
-    const PageHandleState& handle,
+    const PageTicketState& ticket,
     PagePlan plan,
     unsigned char* tensor,
     const Copy& copy) {
@@ -23,13 +23,13 @@ void forEachPage(
     return;  // and a pool without room has no memory
   }
   if (pool.isStack != 0) {
-    copy(tier.rows + handle.first * pool.rowBytes, tensor, plan.rows * pool.rowBytes);
+    copy(tier.rows + ticket.first * pool.rowBytes, tensor, plan.rows * pool.rowBytes);
     return;
   }
   const int64_t pageBytes = pool.pageRows * pool.rowBytes;
   for (int64_t slot = 0; slot < plan.pages; ++slot) {
     const int64_t here = std::min(pool.pageRows, plan.rows - slot * pool.pageRows);
-    unsigned char* page = tier.rows + handle.pages()[slot] * pageBytes;
+    unsigned char* page = tier.rows + ticket.pages()[slot] * pageBytes;
     copy(page, tensor + slot * pageBytes, here * pool.rowBytes);
   }
 }
@@ -51,10 +51,10 @@ void fillDeadRows(
   }
 }
 
-void listAsFree(PagePoolState& pool, const PageHandleState& handle, PagePlan plan) {
+void listAsFree(PagePoolState& pool, const PageTicketState& ticket, PagePlan plan) {
   PageTier& tier = pool.tiers[plan.tier];
   for (int64_t slot = 0; slot < plan.pages && pool.isStack == 0; ++slot) {
-    tier.free[(tier.tail + slot) % tier.capacity] = handle.pages()[slot];
+    tier.free[(tier.tail + slot) % tier.capacity] = ticket.pages()[slot];
   }
 }
 
@@ -62,19 +62,19 @@ class CpuPageMover final : public PageMover {
  public:
   void stash(
       PagePoolState* pool,
-      PageHandleState* handle,
-      PageRows most,
+      PageTicketState* ticket,
+      PageRows whole,
       const void* source,
       const int64_t* rows,
       void*) const override {
-    const PagePlan plan = planStash(*pool, *handle, most.count, *rows);
+    const PagePlan plan = planStash(*pool, *ticket, whole.count, *rows);
     for (int64_t slot = 0; slot < plan.pages && plan.errors == 0 && pool->isStack == 0; ++slot) {
-      handle->pages()[slot] = pageToTake(*pool, pool->tiers[plan.tier], slot);
+      ticket->pages()[slot] = pageToTake(*pool, pool->tiers[plan.tier], slot);
     }
-    finishStash(*pool, *handle, plan);
+    finishStash(*pool, *ticket, plan);
     if (plan.errors == 0) {
       auto* tensor = static_cast<unsigned char*>(const_cast<void*>(source));
-      forEachPage(*pool, *handle, plan, tensor, [](void* page, void* at, size_t bytes) {
+      forEachPage(*pool, *ticket, plan, tensor, [](void* page, void* at, size_t bytes) {
         std::memcpy(page, at, bytes);
       });
     }
@@ -82,33 +82,33 @@ class CpuPageMover final : public PageMover {
 
   void restore(
       PagePoolState* pool,
-      PageHandleState* handle,
-      PageRows most,
+      PageTicketState* ticket,
+      PageRows whole,
       void* destination,
       PageFill fill,
       void*) const override {
     auto* tensor = static_cast<unsigned char*>(destination);
-    const int64_t nbytes = most.count * most.bytes;
-    const PagePlan plan = planRestore(*pool, *handle);
+    const int64_t nbytes = whole.count * whole.bytes;
+    const PagePlan plan = planRestore(*pool, *ticket);
     if (plan.errors != 0) {
       std::memset(tensor, fill.failed, nbytes);
     } else {
-      forEachPage(*pool, *handle, plan, tensor, [](void* page, void* at, size_t bytes) {
+      forEachPage(*pool, *ticket, plan, tensor, [](void* page, void* at, size_t bytes) {
         std::memcpy(at, page, bytes);
       });
       fillDeadRows(tensor, plan.rows * pool->rowBytes, nbytes, pool->rowBytes, fill);
       if (!fill.keepsPages) {
-        listAsFree(*pool, *handle, plan);
+        listAsFree(*pool, *ticket, plan);
       }
     }
-    finishRestore(*pool, *handle, plan, fill.keepsPages);
+    finishRestore(*pool, *ticket, plan, fill.keepsPages);
   }
 
-  void giveBack(PagePoolState* pool, PageHandleState* handle, void*) const override {
-    const PagePlan plan = planGiveBack(*pool, *handle);
-    listAsFree(*pool, *handle, plan);
+  void giveBack(PagePoolState* pool, PageTicketState* ticket, void*) const override {
+    const PagePlan plan = planGiveBack(*pool, *ticket);
+    listAsFree(*pool, *ticket, plan);
     if (plan.pages > 0) {
-      finishGiveBack(*pool, *handle, plan);
+      finishGiveBack(*pool, *ticket, plan);
     }
   }
 

@@ -2,7 +2,7 @@
 // of it can be captured.
 //
 // Every block decides on the same state, which only the last block to finish changes: so nobody
-// sees half of a change. Whoever is last is told by a ticket that resets itself.
+// sees half of a change. Whoever is last is told by a count that resets itself.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ __device__ bool isLastBlock(PagePoolState* pool) {
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
-    last = atomicInc(&pool->ticket, gridDim.x - 1) == gridDim.x - 1;
+    last = atomicInc(&pool->blocksDone, gridDim.x - 1) == gridDim.x - 1;
   }
   __syncthreads();
   return last;
@@ -59,43 +59,43 @@ __device__ unsigned char* placeOf(
 template <class T>
 __global__ void stashKernel(
     PagePoolState* pool,
-    PageHandleState* handle,
-    int64_t mostRows,
+    PageTicketState* ticket,
+    int64_t totalRows,
     const unsigned char* source,
     const int64_t* rows) {
-  const PagePlan plan = planStash(*pool, *handle, mostRows, *rows);
+  const PagePlan plan = planStash(*pool, *ticket, totalRows, *rows);
   if (plan.errors == 0) {
     const PageTier& tier = pool->tiers[plan.tier];
     for (int64_t row = blockIdx.x; row < plan.rows; row += gridDim.x) {
       const int64_t slot = row / pool->pageRows;
       const int64_t page = pageToTake(*pool, tier, slot);
       if (row % pool->pageRows == 0 && threadIdx.x == 0 && pool->isStack == 0) {
-        handle->pages()[slot] = page;
+        ticket->pages()[slot] = page;
       }
       copyRow<T>(placeOf(*pool, tier, page, row), source + row * pool->rowBytes, pool->rowBytes);
     }
   }
   if (isLastBlock(pool) && threadIdx.x == 0) {
-    finishStash(*pool, *handle, plan);
+    finishStash(*pool, *ticket, plan);
   }
 }
 
 template <class T>
 __global__ void restoreKernel(
     PagePoolState* pool,
-    PageHandleState* handle,
-    int64_t mostRows,
+    PageTicketState* ticket,
+    int64_t totalRows,
     unsigned char* destination,
     PageFill fill) {
-  const PagePlan plan = planRestore(*pool, *handle);
-  unsigned char* const end = destination + mostRows * pool->rowBytes;
+  const PagePlan plan = planRestore(*pool, *ticket);
+  unsigned char* const end = destination + totalRows * pool->rowBytes;
   if (plan.errors != 0) {
     fillBytes(destination, end, fill.failed);
   } else {
     const PageTier& tier = pool->tiers[plan.tier];
     for (int64_t row = blockIdx.x; row < plan.rows; row += gridDim.x) {
       const int64_t slot = row / pool->pageRows;
-      const int64_t page = pageTaken(*pool, *handle, slot);
+      const int64_t page = pageTaken(*pool, *ticket, slot);
       const bool first = row % pool->pageRows == 0 && threadIdx.x == 0;
       if (first && !fill.keepsPages && pool->isStack == 0) {
         tier.free[(tier.tail + slot) % tier.capacity] = page;
@@ -104,8 +104,8 @@ __global__ void restoreKernel(
           destination + row * pool->rowBytes, placeOf(*pool, tier, page, row), pool->rowBytes);
     }
     const bool copies = fill.deadRows == PageDeadRows::FirstRow && plan.rows > 0;
-    for (int64_t row = plan.rows + blockIdx.x; row < mostRows && copies; row += gridDim.x) {
-      const unsigned char* first = placeOf(*pool, tier, pageTaken(*pool, *handle, 0), 0);
+    for (int64_t row = plan.rows + blockIdx.x; row < totalRows && copies; row += gridDim.x) {
+      const unsigned char* first = placeOf(*pool, tier, pageTaken(*pool, *ticket, 0), 0);
       copyRow<T>(destination + row * pool->rowBytes, first, pool->rowBytes);
     }
     if (!copies && fill.deadRows != PageDeadRows::Untouched) {
@@ -113,20 +113,20 @@ __global__ void restoreKernel(
     }
   }
   if (isLastBlock(pool) && threadIdx.x == 0) {
-    finishRestore(*pool, *handle, plan, fill.keepsPages);
+    finishRestore(*pool, *ticket, plan, fill.keepsPages);
   }
 }
 
 // One block: there is little to do.
-__global__ void giveBackKernel(PagePoolState* pool, PageHandleState* handle) {
-  const PagePlan plan = planGiveBack(*pool, *handle);
+__global__ void giveBackKernel(PagePoolState* pool, PageTicketState* ticket) {
+  const PagePlan plan = planGiveBack(*pool, *ticket);
   const PageTier& tier = pool->tiers[plan.tier];
   for (int64_t slot = threadIdx.x; slot < plan.pages && pool->isStack == 0; slot += blockDim.x) {
-    tier.free[(tier.tail + slot) % tier.capacity] = handle->pages()[slot];
+    tier.free[(tier.tail + slot) % tier.capacity] = ticket->pages()[slot];
   }
   __syncthreads();
   if (threadIdx.x == 0 && plan.pages > 0) {
-    finishGiveBack(*pool, *handle, plan);
+    finishGiveBack(*pool, *ticket, plan);
   }
 }
 
@@ -180,36 +180,36 @@ class CudaPageMover final : public PageMover {
  public:
   void stash(
       PagePoolState* pool,
-      PageHandleState* handle,
-      PageRows most,
+      PageTicketState* ticket,
+      PageRows whole,
       const void* source,
       const int64_t* rows,
       void* stream) const override {
-    withWidest(most.bytes, source, [&](auto chunk) {
+    withWidest(whole.bytes, source, [&](auto chunk) {
       stashKernel<decltype(chunk)>
-          <<<blocksFor(most.count), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-              pool, handle, most.count, static_cast<const unsigned char*>(source), rows);
+          <<<blocksFor(whole.count), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+              pool, ticket, whole.count, static_cast<const unsigned char*>(source), rows);
     });
     checkLaunch();
   }
 
   void restore(
       PagePoolState* pool,
-      PageHandleState* handle,
-      PageRows most,
+      PageTicketState* ticket,
+      PageRows whole,
       void* destination,
       PageFill fill,
       void* stream) const override {
-    withWidest(most.bytes, destination, [&](auto chunk) {
+    withWidest(whole.bytes, destination, [&](auto chunk) {
       restoreKernel<decltype(chunk)>
-          <<<blocksFor(most.count), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-              pool, handle, most.count, static_cast<unsigned char*>(destination), fill);
+          <<<blocksFor(whole.count), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+              pool, ticket, whole.count, static_cast<unsigned char*>(destination), fill);
     });
     checkLaunch();
   }
 
-  void giveBack(PagePoolState* pool, PageHandleState* handle, void* stream) const override {
-    giveBackKernel<<<1, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(pool, handle);
+  void giveBack(PagePoolState* pool, PageTicketState* ticket, void* stream) const override {
+    giveBackKernel<<<1, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(pool, ticket);
     checkLaunch();
   }
 

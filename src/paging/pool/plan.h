@@ -22,14 +22,14 @@ EBB_DEVICE_TOO bool hasRoom(const PageTier& tier, int64_t pages) {
 }
 
 EBB_DEVICE_TOO PagePlan planStash(
-    const PagePoolState& pool, const PageHandleState& handle, int64_t mostRows, int64_t rows) {
+    const PagePoolState& pool, const PageTicketState& ticket, int64_t totalRows, int64_t rows) {
   PagePlan plan{pool.errors, rows, 0, 0};
   if (plan.errors != 0) {
     return plan;
   }
-  plan.errors |= rows < 0 ? kNegativeRows : rows > mostRows ? kTooManyRows : 0;
-  const bool holdsPages = handle.use == kPageHandleLive || handle.use == kPageHandleRestored;
-  plan.errors |= holdsPages && handle.epoch == pool.epoch ? kAlreadyStashed : 0;
+  plan.errors |= rows < 0 ? kNegativeRows : rows > totalRows ? kTooManyRows : 0;
+  const bool holdsPages = ticket.use == kPageTicketLive || ticket.use == kPageTicketRestored;
+  plan.errors |= holdsPages && ticket.epoch == pool.epoch ? kAlreadyStashed : 0;
   if (plan.errors != 0) {
     return plan;
   }
@@ -39,11 +39,11 @@ EBB_DEVICE_TOO PagePlan planStash(
   return plan;
 }
 
-EBB_DEVICE_TOO PagePlan planRestore(const PagePoolState& pool, const PageHandleState& handle) {
-  PagePlan plan{pool.errors, handle.rows, 0, handle.tier};
+EBB_DEVICE_TOO PagePlan planRestore(const PagePoolState& pool, const PageTicketState& ticket) {
+  PagePlan plan{pool.errors, ticket.rows, 0, ticket.tier};
   if (plan.errors == 0) {
-    const bool stale = handle.use != kPageHandleEmpty && handle.epoch != pool.epoch;
-    plan.errors = stale ? kStaleHandle : handle.use != kPageHandleLive ? kNotStashed : 0;
+    const bool stale = ticket.use != kPageTicketEmpty && ticket.epoch != pool.epoch;
+    plan.errors = stale ? kStaleTicket : ticket.use != kPageTicketLive ? kNotStashed : 0;
   }
   plan.pages = plan.errors == 0 ? pagesFor(pool, plan.rows) : 0;
   return plan;
@@ -51,10 +51,10 @@ EBB_DEVICE_TOO PagePlan planRestore(const PagePoolState& pool, const PageHandleS
 
 // What is given back need not have come back: a graph may be dropped without a backward. After an
 // error, or if the pool was reset, there is nothing to do.
-EBB_DEVICE_TOO PagePlan planGiveBack(const PagePoolState& pool, const PageHandleState& handle) {
-  const bool holdsPages = handle.use == kPageHandleLive || handle.use == kPageHandleRestored;
-  const bool ours = pool.errors == 0 && holdsPages && handle.epoch == pool.epoch;
-  return {pool.errors, handle.rows, ours ? pagesFor(pool, handle.rows) : 0, handle.tier};
+EBB_DEVICE_TOO PagePlan planGiveBack(const PagePoolState& pool, const PageTicketState& ticket) {
+  const bool holdsPages = ticket.use == kPageTicketLive || ticket.use == kPageTicketRestored;
+  const bool ours = pool.errors == 0 && holdsPages && ticket.epoch == pool.epoch;
+  return {pool.errors, ticket.rows, ours ? pagesFor(pool, ticket.rows) : 0, ticket.tier};
 }
 
 // The id of the page that a tensor's page `slot` is to be; before its pages are taken.
@@ -64,46 +64,46 @@ EBB_DEVICE_TOO int64_t pageToTake(const PagePoolState& pool, const PageTier& tie
 
 // The id of a stashed tensor's page.
 EBB_DEVICE_TOO int64_t
-pageTaken(const PagePoolState& pool, const PageHandleState& handle, int64_t slot) {
-  return pool.isStack != 0 ? handle.first + slot : handle.pages()[slot];
+pageTaken(const PagePoolState& pool, const PageTicketState& ticket, int64_t slot) {
+  return pool.isStack != 0 ? ticket.first + slot : ticket.pages()[slot];
 }
 
 // The rest of a stash, when its rows and ids are in place.
-EBB_DEVICE_TOO void finishStash(PagePoolState& pool, PageHandleState& handle, PagePlan plan) {
+EBB_DEVICE_TOO void finishStash(PagePoolState& pool, PageTicketState& ticket, PagePlan plan) {
   pool.errors = plan.errors;
   if (plan.errors == 0) {
     PageTier& tier = pool.tiers[plan.tier];
-    handle.use = kPageHandleLive;
-    handle.rows = plan.rows;
-    handle.tier = plan.tier;
-    handle.epoch = pool.epoch;
-    handle.first = tier.head;
+    ticket.use = kPageTicketLive;
+    ticket.rows = plan.rows;
+    ticket.tier = plan.tier;
+    ticket.epoch = pool.epoch;
+    ticket.first = tier.head;
     tier.head += plan.pages;
     pool.spilled |= plan.tier;
   }
 }
 
 // The rest of giving pages back, when their ids are on the list.
-EBB_DEVICE_TOO void finishGiveBack(PagePoolState& pool, PageHandleState& handle, PagePlan plan) {
+EBB_DEVICE_TOO void finishGiveBack(PagePoolState& pool, PageTicketState& ticket, PagePlan plan) {
   if (plan.errors == 0) {
     PageTier& tier = pool.tiers[plan.tier];
     if (pool.isStack == 0) {
       tier.tail += plan.pages;
     } else if (plan.pages > 0) {
-      tier.head = handle.first;
+      tier.head = ticket.first;
     }
-    handle.use = kPageHandleGone;
+    ticket.use = kPageTicketGone;
   }
 }
 
 // The rest of a restore.
 EBB_DEVICE_TOO void finishRestore(
-    PagePoolState& pool, PageHandleState& handle, PagePlan plan, bool keepsPages) {
+    PagePoolState& pool, PageTicketState& ticket, PagePlan plan, bool keepsPages) {
   pool.errors = plan.errors;
   if (keepsPages) {
-    handle.use = plan.errors == 0 ? kPageHandleRestored : handle.use;
+    ticket.use = plan.errors == 0 ? kPageTicketRestored : ticket.use;
   } else {
-    finishGiveBack(pool, handle, plan);
+    finishGiveBack(pool, ticket, plan);
   }
 }
 

@@ -68,7 +68,7 @@ std::string describePageErrors(int64_t errors) {
       {kTooManyRows, "more rows were said to be alive than a tensor has"},
       {kNegativeRows, "fewer than no rows were said to be alive"},
       {kNotStashed, "a tensor was restored twice, or was never stashed"},
-      {kStaleHandle, "a tensor was restored that was stashed before the pool was reset"},
+      {kStaleTicket, "a tensor was restored that was stashed before the pool was reset"},
       {kAlreadyStashed, "a tensor was stashed twice"},
   };
   std::string text;
@@ -108,24 +108,24 @@ PagePool::PagePool(const PagePoolOptions& options)
 // CUDA loads a kernel when it is launched first, which must not happen while a graph is captured.
 void PagePool::warmUp() {
   const auto onDevice = at::TensorOptions().device(options_.device);
-  PageHandle handle = makeHandle(1);
+  PageTicket ticket = makeTicket(1);
   at::Tensor row = at::zeros({1, options_.rowBytes}, onDevice.dtype(at::kByte));
-  stash(handle, row, at::zeros({1}, onDevice.dtype(at::kLong)));
-  restore(handle, row, {PageDeadRows::FirstRow, 0, 0, true});
-  giveBack(handle);
+  stash(ticket, row, at::zeros({1}, onDevice.dtype(at::kLong)));
+  restore(ticket, row, {PageDeadRows::FirstRow, 0, 0, true});
+  giveBack(ticket);
 }
 
-PageHandle PagePool::makeHandle(int64_t mostRows) const {
-  TORCH_CHECK_VALUE(mostRows >= 0, "ebb: a tensor has at least no rows, not ", mostRows);
+PageTicket PagePool::makeTicket(int64_t totalRows) const {
+  TORCH_CHECK_VALUE(totalRows >= 0, "ebb: a tensor has at least no rows, not ", totalRows);
   const int64_t pages =
-      options_.isStack ? 0 : (mostRows + options_.pageRows - 1) / options_.pageRows;
-  constexpr int64_t kWords = sizeof(PageHandleState) / sizeof(int64_t);
+      options_.isStack ? 0 : (totalRows + options_.pageRows - 1) / options_.pageRows;
+  constexpr int64_t kWords = sizeof(PageTicketState) / sizeof(int64_t);
   return {
       at::zeros({kWords + pages}, at::TensorOptions().device(options_.device).dtype(at::kLong)),
-      {mostRows, options_.rowBytes}};
+      {totalRows, options_.rowBytes}};
 }
 
-PageRows PagePool::rowsOf(const at::Tensor& tensor, const PageHandle& handle) const {
+PageRows PagePool::rowsOf(const at::Tensor& tensor, const PageTicket& ticket) const {
   TORCH_CHECK_VALUE(
       tensor.is_contiguous() && tensor.dim() > 0 && tensor.device() == options_.device,
       "ebb: a page pool takes contiguous tensors with rows, on ",
@@ -136,10 +136,10 @@ PageRows PagePool::rowsOf(const at::Tensor& tensor, const PageHandle& handle) co
       tensor.device());
   const int64_t count = tensor.size(0);
   TORCH_CHECK_VALUE(
-      count == handle.most.count &&
+      count == ticket.whole.count &&
           static_cast<int64_t>(tensor.nbytes()) == count * options_.rowBytes,
-      "ebb: this handle is for ",
-      handle.most.count,
+      "ebb: this ticket is for ",
+      ticket.whole.count,
       " rows of ",
       options_.rowBytes,
       " bytes; the tensor has shape ",
@@ -147,11 +147,11 @@ PageRows PagePool::rowsOf(const at::Tensor& tensor, const PageHandle& handle) co
       " and ",
       tensor.nbytes(),
       " bytes");
-  return handle.most;
+  return ticket.whole;
 }
 
-void PagePool::stash(PageHandle& handle, const at::Tensor& tensor, const at::Tensor& rows) {
-  const PageRows most = rowsOf(tensor, handle);
+void PagePool::stash(PageTicket& ticket, const at::Tensor& tensor, const at::Tensor& rows) {
+  const PageRows whole = rowsOf(tensor, ticket);
   TORCH_CHECK_VALUE(
       rows.scalar_type() == at::kLong && rows.numel() == 1 && rows.device() == options_.device,
       "ebb: the number of live rows must be one int64 on ",
@@ -160,19 +160,19 @@ void PagePool::stash(PageHandle& handle, const at::Tensor& tensor, const at::Ten
       rows.toString(),
       " of shape ",
       rows.sizes());
-  auto* state = static_cast<PageHandleState*>(handle.state.mutable_data_ptr());
+  auto* state = static_cast<PageTicketState*>(ticket.state.mutable_data_ptr());
   mover_.stash(
-      pool(), state, most, tensor.const_data_ptr(), rows.const_data_ptr<int64_t>(), stream());
+      pool(), state, whole, tensor.const_data_ptr(), rows.const_data_ptr<int64_t>(), stream());
 }
 
-void PagePool::restore(PageHandle& handle, at::Tensor& tensor, PageFill fill) {
-  const PageRows most = rowsOf(tensor, handle);
-  auto* state = static_cast<PageHandleState*>(handle.state.mutable_data_ptr());
-  mover_.restore(pool(), state, most, tensor.mutable_data_ptr(), fill, stream());
+void PagePool::restore(PageTicket& ticket, at::Tensor& tensor, PageFill fill) {
+  const PageRows whole = rowsOf(tensor, ticket);
+  auto* state = static_cast<PageTicketState*>(ticket.state.mutable_data_ptr());
+  mover_.restore(pool(), state, whole, tensor.mutable_data_ptr(), fill, stream());
 }
 
-void PagePool::giveBack(PageHandle& handle) {
-  mover_.giveBack(pool(), static_cast<PageHandleState*>(handle.state.mutable_data_ptr()), stream());
+void PagePool::giveBack(PageTicket& ticket) {
+  mover_.giveBack(pool(), static_cast<PageTicketState*>(ticket.state.mutable_data_ptr()), stream());
 }
 
 at::Tensor PagePool::flags() const {

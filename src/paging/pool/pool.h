@@ -32,9 +32,9 @@ struct PagePoolStatus {
 };
 
 // A tensor that is in a pool, or was.
-struct PageHandle {
-  at::Tensor state;     // int64, on the pool's device: a PageHandleState and its page ids
-  PageRows most{0, 0};  // of the tensor
+struct PageTicket {
+  at::Tensor state;      // int64, on the pool's device: a PageTicketState and its page ids
+  PageRows whole{0, 0};  // of the tensor
 };
 
 class EBB_API PagePool {
@@ -45,23 +45,23 @@ class EBB_API PagePool {
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
 
-  // A handle for tensors of so many rows.
-  PageHandle makeHandle(int64_t mostRows) const;
+  // A ticket for tensors of so many rows.
+  PageTicket makeTicket(int64_t totalRows) const;
 
   // Copies the first `rows` rows of `tensor` into pages, on the current stream; `rows` is one int64
   // on the pool's device. Neither waits nor allocates. Throws c10::ValueError if the tensor is not
-  // contiguous, or its rows do not fit the pool or the handle.
-  void stash(PageHandle& handle, const at::Tensor& tensor, const at::Tensor& rows);
+  // contiguous, or its rows do not fit the pool or the ticket.
+  void stash(PageTicket& ticket, const at::Tensor& tensor, const at::Tensor& rows);
 
   // Copies them back and gives the pages back, unless `fill` says to keep them. After an error the
   // whole of `tensor` is filled with bytes that show.
-  void restore(PageHandle& handle, at::Tensor& tensor, PageFill fill);
+  void restore(PageTicket& ticket, at::Tensor& tensor, PageFill fill);
 
-  // Gives the pages back, if the handle has any. In a stack: only when those of all that was
+  // Gives the pages back, if the ticket has any. In a stack: only when those of all that was
   // stashed later have been given back.
-  void giveBack(PageHandle& handle);
+  void giveBack(PageTicket& ticket);
 
-  // All pages are free again and errors forgotten; handles are stale.
+  // All pages are free again and errors forgotten; tickets are stale.
   void reset();
 
   PagePoolStatus status() const;
@@ -78,7 +78,7 @@ class EBB_API PagePool {
 
  private:
   void warmUp();
-  PageRows rowsOf(const at::Tensor& tensor, const PageHandle& handle) const;
+  PageRows rowsOf(const at::Tensor& tensor, const PageTicket& ticket) const;
   PagePoolState* pool() const;
   void* stream() const;
 

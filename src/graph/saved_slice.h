@@ -1,4 +1,4 @@
-// The part of a storage that one view shows, to be moved alone where it is small.
+// The slice of a storage that one view shows, to be moved alone where it is small.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -10,15 +10,15 @@
 
 namespace ebb {
 
-// Note [Parts of a storage]
+// Note [Saved slices]
 // A saved tensor that shows less than half of its storage need not move the rest: its elements are
 // gathered on the device, moved, and put back at their places in memory of the old size, so that
 // strides, offset and alignment are what they were. What the tensor does not show is filled with
 // 0xFF there (a NaN, in floating point): nobody can name it but through the storage.
-class Part {
+class SavedSlice {
  public:
   // Null if `tensor` shows half of its storage or more, nothing, or an element at two places.
-  static std::unique_ptr<Part> ofSmall(const at::Tensor& tensor);
+  static std::unique_ptr<SavedSlice> ofSmall(const at::Tensor& tensor);
 
   // Whether `tensor` shows the same elements in the same way.
   bool isOf(const at::Tensor& tensor) const;
@@ -32,7 +32,7 @@ class Part {
   c10::Storage scatter(const c10::Storage& gathered, size_t nbytes) const;
 
  private:
-  explicit Part(const at::Tensor& tensor);
+  explicit SavedSlice(const at::Tensor& tensor);
   bool hasDistinctElements() const;
   at::Tensor placesIn(const c10::Storage& storage) const;
   at::Tensor denseIn(const c10::Storage& gathered) const;

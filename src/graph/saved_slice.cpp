@@ -1,4 +1,4 @@
-#include "graph/part.h"
+#include "graph/saved_slice.h"
 
 #include <ATen/ops/copy.h>
 #include <ATen/ops/fill.h>
@@ -48,7 +48,7 @@ at::Tensor show(
 
 }  // namespace
 
-Part::Part(const at::Tensor& tensor)
+SavedSlice::SavedSlice(const at::Tensor& tensor)
     : offset_(tensor.storage_offset()), itemsize_(tensor.itemsize()) {
   for (int64_t i = 0; i < tensor.dim(); ++i) {
     if (tensor.stride(i) != 0 && tensor.size(i) != 1) {
@@ -58,19 +58,19 @@ Part::Part(const at::Tensor& tensor)
   }
 }
 
-std::unique_ptr<Part> Part::ofSmall(const at::Tensor& tensor) {
+std::unique_ptr<SavedSlice> SavedSlice::ofSmall(const at::Tensor& tensor) {
   const size_t itemsize = tensor.itemsize();
   const bool copyable = itemsize > 0 && itemsize <= 16 && (itemsize & (itemsize - 1)) == 0;
   if (tensor.numel() == 0 || !copyable) {
     return nullptr;
   }
-  std::unique_ptr<Part> part(new Part(tensor));
-  const bool small = 2 * part->nbytes() < tensor.storage().nbytes();
-  return small && part->hasDistinctElements() ? std::move(part) : nullptr;
+  std::unique_ptr<SavedSlice> slice(new SavedSlice(tensor));
+  const bool small = 2 * slice->nbytes() < tensor.storage().nbytes();
+  return small && slice->hasDistinctElements() ? std::move(slice) : nullptr;
 }
 
 // For certain: each stride steps over all that the smaller ones reach.
-bool Part::hasDistinctElements() const {
+bool SavedSlice::hasDistinctElements() const {
   c10::SmallVector<size_t, 5> smallestFirst(sizes_.size());
   std::iota(smallestFirst.begin(), smallestFirst.end(), 0);
   std::sort(smallestFirst.begin(), smallestFirst.end(), [&](size_t a, size_t b) {
@@ -86,21 +86,21 @@ bool Part::hasDistinctElements() const {
   return true;
 }
 
-bool Part::isOf(const at::Tensor& tensor) const {
-  const Part other(tensor);
+bool SavedSlice::isOf(const at::Tensor& tensor) const {
+  const SavedSlice other(tensor);
   return itemsize_ == other.itemsize_ && offset_ == other.offset_ && sizes_ == other.sizes_ &&
          strides_ == other.strides_;
 }
 
-size_t Part::nbytes() const {
+size_t SavedSlice::nbytes() const {
   return std::accumulate(sizes_.begin(), sizes_.end(), itemsize_, std::multiplies<>());
 }
 
-at::Tensor Part::placesIn(const c10::Storage& storage) const {
+at::Tensor SavedSlice::placesIn(const c10::Storage& storage) const {
   return show(storage, itemsize_, sizes_, strides_, offset_);
 }
 
-at::Tensor Part::denseIn(const c10::Storage& gathered) const {
+at::Tensor SavedSlice::denseIn(const c10::Storage& gathered) const {
   c10::SmallVector<int64_t, 5> strides(sizes_.size());
   int64_t next = 1;
   for (size_t i = sizes_.size(); i-- > 0;) {
@@ -110,14 +110,14 @@ at::Tensor Part::denseIn(const c10::Storage& gathered) const {
   return show(gathered, itemsize_, sizes_, strides, 0);
 }
 
-c10::Storage Part::gather(const c10::Storage& storage) const {
+c10::Storage SavedSlice::gather(const c10::Storage& storage) const {
   const auto below = belowEverything();
   c10::Storage gathered = allocate(nbytes(), storage.device());
   denseIn(gathered).copy_(placesIn(storage));
   return gathered;
 }
 
-c10::Storage Part::scatter(const c10::Storage& gathered, size_t nbytes) const {
+c10::Storage SavedSlice::scatter(const c10::Storage& gathered, size_t nbytes) const {
   const auto below = belowEverything();
   c10::Storage storage = allocate(nbytes, gathered.device());
   bytesOf(storage).fill_(0xFF);
