@@ -21,7 +21,7 @@ import torch
 from environment import device, environment, quick, slug
 
 import ebb
-from ebb._C import PagePool
+from ebb._C._testing import PagePool
 from report import environment_line, table
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import gelu, layer_norm
 
 import ebb
-from ebb._C import PagePool
+from ebb._C._testing import PagePool
 
 pytestmark = [
     pytest.mark.needs_cuda,
