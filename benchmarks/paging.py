@@ -21,7 +21,7 @@ import torch
 from environment import device, environment, quick, slug
 
 import ebb
-from ebb._C import PagePool
+from ebb._C._testing import PagePool
 from report import environment_line, table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,9 +66,9 @@ def bandwidth(rounds: int) -> list[Row]:
         def there_and_back(
             pool: PagePool, count=count, data=data, target=target, live=live
         ) -> None:
-            handle = pool.make_handle(count)
-            pool.stash(handle, data, live)
-            pool.restore(handle, target)
+            ticket = pool.make_ticket(count)
+            pool.stash(ticket, data, live)
+            pool.restore(ticket, target)
 
         def copy(data=data, target=target) -> None:
             target.copy_(data)

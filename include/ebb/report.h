@@ -121,7 +121,7 @@ struct ReportRow {
         Field{"op", &ReportRow::op},
         Field{"shape", &ReportRow::shape},
         Field{"dtype", &ReportRow::dtype},
-        Field{"decision", &ReportRow::fate},
+        Field{"fate", &ReportRow::fate},
         Field{"rule", &ReportRow::rule},
         Field{"reason", &ReportRow::reason},
         Field{"count", &ReportRow::count},

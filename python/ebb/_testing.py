@@ -27,7 +27,7 @@ def failing_policy(at: int) -> Policy:
     """
     if at < 1:
         raise ValueError(f"ebb: at must be 1 or more; got {at}")
-    return Policy._from_compiled(_C.failing_policy(at))
+    return Policy._from_compiled(_C._testing.failing_policy(at))
 
 
 def operator_facts(op: torch._ops.OpOverload) -> dict[str, Any]:
@@ -44,13 +44,13 @@ def operator_facts(op: torch._ops.OpOverload) -> dict[str, Any]:
         {'self': 'write', 'other': 'read'}
     """
     overload = "" if op._overloadname == "default" else op._overloadname
-    return _C.operator_facts(op._schema.name, overload)
+    return _C._testing.operator_facts(op._schema.name, overload)
 
 
 @contextmanager
 def fake_accelerator(
     host_bytes: int = 1 << 40, *, min_bytes: int = 0, **settings: Any
-) -> Iterator[_C.FakeAccelerator]:
+) -> Iterator[_C._testing.FakeAccelerator]:
     """Lets CPU tensors count as tensors of a device, whose copies run when the test says so.
 
     In the with-block values with the decision OFFLOAD are copied by a fake that runs a copy when
@@ -66,11 +66,11 @@ def fake_accelerator(
         AssertionError: at the end, there was a violation.
     """
     before = offload.settings()
-    fake = _C.FakeAccelerator(host_bytes)
+    fake = _C._testing.FakeAccelerator(host_bytes)
     offload.configure(min_bytes=min_bytes, **settings)
     try:
         yield fake
-        _C.drain_offload()
+        _C._testing.drain_offload()
         violations = fake.take_violations()
         assert not violations, violations
     finally:
@@ -79,7 +79,9 @@ def fake_accelerator(
 
 
 @contextmanager
-def instant_accelerator(*, min_bytes: int = 0, **settings: Any) -> Iterator[_C.InstantAccelerator]:
+def instant_accelerator(
+    *, min_bytes: int = 0, **settings: Any
+) -> Iterator[_C._testing.InstantAccelerator]:
     """Lets CPU tensors count as tensors of a device, whose copies are done at once.
 
     For measurements: there is no driver, so what offloading costs is the engine's own.
@@ -88,7 +90,7 @@ def instant_accelerator(*, min_bytes: int = 0, **settings: Any) -> Iterator[_C.I
         min_bytes, settings: for :func:`ebb.offload.configure`.
     """
     before = offload.settings()
-    instant = _C.InstantAccelerator()
+    instant = _C._testing.InstantAccelerator()
     offload.configure(min_bytes=min_bytes, **settings)
     try:
         yield instant

@@ -46,23 +46,23 @@ void bindPages(py::module_& module) {
           py::arg("device_pages"),
           py::arg("host_pages") = 0,
           py::arg("stack") = false)
-      .def("make_handle", torch::wrap_pybind_function(&PagePool::makeTicket))
+      .def("make_ticket", torch::wrap_pybind_function(&PagePool::makeTicket))
       .def("stash", torch::wrap_pybind_function(&PagePool::stash))
       .def(
           "restore",
           torch::wrap_pybind_function([](PagePool& pool,
-                                         PageTicket& handle,
+                                         PageTicket& ticket,
                                          at::Tensor tensor,
                                          int fillDeadRows,
                                          uint8_t dead,
                                          uint8_t failed,
                                          bool keepsPages) {
             pool.restore(
-                handle,
+                ticket,
                 tensor,
                 {static_cast<PageDeadRows>(fillDeadRows), dead, failed, keepsPages});
           }),
-          py::arg("handle"),
+          py::arg("ticket"),
           py::arg("tensor"),
           py::arg("fill_dead_rows") = 1,
           py::arg("dead") = 0,

@@ -58,10 +58,6 @@ Rule makeRule(
 }  // namespace
 
 void bindPolicy(py::module_& module) {
-  module.def("module_names", [](uint32_t number) {
-    const ModuleNames& names = moduleNames(number);
-    return std::make_pair(names.plain, names.full);
-  });
   module.def("module_number", [](std::string plain, std::string full) {
     return moduleNumber({std::move(plain), std::move(full)});
   });
@@ -110,10 +106,6 @@ void bindPolicy(py::module_& module) {
       .def("inputs", [](const PyPolicy& policy) {
         return static_cast<int>(policy.policy->inputs());
       });
-  module.def("failing_policy", [](uint32_t at) {
-    return PyPolicy{std::make_shared<const Policy>(
-        std::vector<Rule>{}, Decision::Recompute, Decision::Save, at)};
-  });
   module.def("either", [](const PyPolicy& first, const PyPolicy& second) {
     return PyPolicy{either(first.policy, second.policy)};
   });

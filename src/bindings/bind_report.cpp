@@ -34,7 +34,6 @@ void bindReport(py::module_& module) {
   module.def("reset_stats", &resetStats);
   module.def("set_reporting", torch::wrap_pybind_function(&setReporting));
   module.def("is_reporting", &isReporting);
-  module.def("clear_reports", torch::wrap_pybind_function(&clearReports));
   module.def("reports", &reports);
 }
 

@@ -65,7 +65,7 @@ class RegionScope {
     if (offloads_) {
       callMethod(self, "_refuse_to_offload_twice");
     }
-    id_ = enterRegion(policy_, name_).id;
+    id_ = enterRegion(policy_, name_);
     passesThrough_ = !at::SavedTensorDefaultHooks::is_enabled();
     if (passesThrough_) {
       auto leaving = c10::make_scope_exit([&] { drop(); });
@@ -82,7 +82,7 @@ class RegionScope {
     if (emptiesEscapes_ && !failed && !passesThrough_) {
       leaveEmptyingEscapes(self);
     } else {
-      leaveRegion({std::exchange(id_, 0)});
+      leaveRegion(std::exchange(id_, 0));
       if (emptiesEscapes_) {
         py::setattr(self, "_results", py::none());
       }
@@ -98,7 +98,7 @@ class RegionScope {
 
   void drop() noexcept {
     try {
-      leaveRegion({std::exchange(id_, 0)});
+      leaveRegion(std::exchange(id_, 0));
     } catch (const std::exception&) {
       // In another thread than the one that entered it, which then drops it by itself.
     }
@@ -119,7 +119,7 @@ class RegionScope {
     noGrad.reset();
     const auto& [plain, named, differentiable] = results;
     const auto escapes =
-        leaveRegionEmptyingEscapes({std::exchange(id_, 0)}, plain, named, !differentiable.empty());
+        leaveRegionEmptyingEscapes(std::exchange(id_, 0), plain, named, !differentiable.empty());
     if (escapes) {
       callMethod(self, "_refill_before_backward", py::cast(escapes), differentiable);
     }

@@ -1,9 +1,26 @@
-// The module ebb._C._testing: what only tests and benchmarks use.
+// Of the module ebb._C._testing: tables of fields, transfers that are fake or instant, and what
+// else only tests and benchmarks use.
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/PyInterpreter.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "bindings/bind_policy.h"
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "ebb/offload.h"
 #include "ebb/paging.h"
 #include "ebb/report.h"
+#include "memory/numa_node.h"
+#include "memory/pinned.h"
+#include "offload/offload.h"
+#include "policy/module_scope.h"
+#include "testing/failing_policy.h"
+#include "testing/fake_transfer.h"
+#include "testing/instant_transfer.h"
 
 namespace ebb::bindings {
 
@@ -36,11 +53,148 @@ py::dict fields() {
   return found;
 }
 
+// Puts another transfer in the real one's place until it is closed.
+class InPlace {
+ public:
+  explicit InPlace(std::shared_ptr<Transfer> given) {
+    Offload::putInPlace(std::make_shared<Offload>(std::move(given)));
+  }
+  ~InPlace() {
+    close();
+  }
+  void close() {
+    if (std::exchange(open_, false)) {
+      Offload::putInPlace(nullptr);
+    }
+  }
+
+ private:
+  bool open_ = true;
+};
+
+class InstantAccelerator {
+ public:
+  // The calls that `count` tensors of `nbytes` bytes take there and back in the reverse order, each
+  // to host memory of its own, which is used again.
+  void transferOnly(size_t count, size_t nbytes) {
+    const c10::Stream out = instant_.outStream(c10::kCPU);
+    const c10::Stream in = instant_.inStream(c10::kCPU);
+    onHost_.resize(std::max(onHost_.size(), count));
+    for (size_t i = 0; i < count; ++i) {
+      const c10::Storage device = instant_.allocateOnDevice(nbytes, c10::kCPU);
+      if (!onHost_[i] || onHost_[i].nbytes() != nbytes) {
+        onHost_[i] = instant_.allocateOnHost(nbytes, c10::kCPU);
+      }
+      instant_.copy(onHost_[i], device, nbytes, out);
+    }
+    for (size_t i = count; i-- > 0;) {
+      instant_.copy(instant_.allocateOnDevice(nbytes, c10::kCPU), onHost_[i], nbytes, in);
+    }
+  }
+
+  // The same by way of the engine: all are sent, then fetched in the reverse order.
+  static void sendAndFetch(size_t count, size_t nbytes) {
+    const auto account = std::make_shared<TransferAccount>("a tensor of a benchmark");
+    std::vector<HostStashPtr> stashes;
+    stashes.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      const c10::Storage bytes = Offload::get().transfer().allocateOnDevice(nbytes, c10::kCPU);
+      stashes.push_back(Offload::get().send(bytes, nbytes, account));
+    }
+    for (; !stashes.empty(); stashes.pop_back()) {
+      Offload::get().fetch(*stashes.back());
+    }
+  }
+
+  void close() {
+    inPlace_.close();
+  }
+
+ private:
+  InstantTransfer& instant_ = *new InstantTransfer;  // leaked: its memory may outlive it
+  std::vector<c10::Storage> onHost_;                 // of transferOnly
+  InPlace inPlace_{std::shared_ptr<Transfer>(&instant_, [](Transfer*) {})};
+};
+
+class FakeAccelerator {
+ public:
+  explicit FakeAccelerator(size_t hostBytes) : fake_(std::make_shared<FakeTransfer>(hostBytes)) {
+  }
+
+  void close() {
+    inPlace_.close();
+  }
+
+  // From now on `told` is called for each allocation, as Python's observers of a device that is out
+  // of memory are; None: nobody is.
+  void onDeviceAllocation(const py::object& told) {
+    if (told.is_none()) {
+      fake_->onDeviceAllocation(nullptr);
+      return;
+    }
+    fake_->onDeviceAllocation(
+        [function = c10::SafePyObject(told.inc_ref().ptr(), getPyInterpreter())] {
+          const py::gil_scoped_acquire gil;
+          py::reinterpret_borrow<py::object>(function.ptr(getPyInterpreter()))();
+        });
+  }
+
+  py::dict counts() {
+    const auto now = fake_->counts();
+    py::dict dict;
+    dict["queued"] = now.queued;
+    dict["copies_out"] = now.copiesOut;
+    dict["copies_in"] = now.copiesIn;
+    dict["host_allocations"] = now.hostAllocations;
+    dict["host_bytes"] = now.hostBytes;
+    dict["host_waits"] = now.hostWaits;
+    dict["device_waits"] = now.deviceWaits;
+    dict["asked"] = now.asked;
+    return dict;
+  }
+
+  FakeTransfer& fake() {
+    return *fake_;
+  }
+
+ private:
+  const std::shared_ptr<FakeTransfer> fake_;  // what was sent through it may outlive this
+  InPlace inPlace_{fake_};
+};
+
 }  // namespace
 
 void bindTesting(py::module_& module) {
-  auto testing = module.def_submodule("_testing", "What only tests and benchmarks use.");
-  testing.def("fields", &fields);
+  module.def("fields", &fields);
+  module.def("clear_reports", torch::wrap_pybind_function(&clearReports));
+  module.def("failing_policy", [](uint32_t at) { return PyPolicy{failingPolicy(at)}; });
+  module.def("module_names", [](uint32_t number) {
+    const ModuleNames& names = moduleNames(number);
+    return std::make_pair(names.plain, names.full);
+  });
+  module.def("drain_offload", torch::wrap_pybind_function_no_gil([] { Offload::get().drain(); }));
+  module.def("pinned_memory_node", torch::wrap_pybind_function([](size_t nbytes, int8_t device) {
+               const auto memory = allocatePinned(nbytes, c10::Device(c10::kCUDA, device));
+               return preferredNode(memory.data());
+             }));
+  py::class_<FakeAccelerator>(module, "FakeAccelerator")
+      .def(py::init<size_t>())
+      .def("advance", [](FakeAccelerator& self, size_t count) { self.fake().advance(count); })
+      .def("use_stream", torch::wrap_pybind_function([](FakeAccelerator& self, int64_t number) {
+             self.fake().useComputeStream(number);
+           }))
+      .def(
+          "fail_allocations_after",
+          [](FakeAccelerator& self, size_t count) { self.fake().failAllocationsAfter(count); })
+      .def("on_device_allocation", &FakeAccelerator::onDeviceAllocation)
+      .def("counts", &FakeAccelerator::counts)
+      .def("take_violations", [](FakeAccelerator& self) { return self.fake().takeViolations(); })
+      .def("close", &FakeAccelerator::close);
+  py::class_<InstantAccelerator>(module, "InstantAccelerator")
+      .def(py::init())
+      .def("transfer_only", &InstantAccelerator::transferOnly)
+      .def_static("send_and_fetch", &InstantAccelerator::sendAndFetch)
+      .def("close", &InstantAccelerator::close);
 }
 
 }  // namespace ebb::bindings

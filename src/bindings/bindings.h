@@ -8,14 +8,16 @@
 namespace ebb::bindings {
 
 void bindOffload(pybind11::module_& module);
-void bindOperators(pybind11::module_& module);
-void bindPages(pybind11::module_& module);
 void bindPaging(pybind11::module_& module);
 void bindPlaceholder(pybind11::module_& module);
 void bindPolicy(pybind11::module_& module);
 void bindRegion(pybind11::module_& module);
 void bindReport(pybind11::module_& module);
 void bindScopes(pybind11::module_& module);
+
+// For the module ebb._C._testing.
+void bindOperators(pybind11::module_& module);
+void bindPages(pybind11::module_& module);
 void bindTesting(pybind11::module_& module);
 
 // Gives the core what it needs of Python.

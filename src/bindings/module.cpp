@@ -7,13 +7,15 @@ PYBIND11_MODULE(_C, module, pybind11::mod_gil_not_used(false)) {
   module.attr("torch_release") = EBB_TORCH_RELEASE;
   ebb::bindings::installPythonSupport(module);
   ebb::bindings::bindOffload(module);
-  ebb::bindings::bindOperators(module);
-  ebb::bindings::bindPages(module);
   ebb::bindings::bindPaging(module);
   ebb::bindings::bindPlaceholder(module);
   ebb::bindings::bindPolicy(module);
   ebb::bindings::bindRegion(module);
   ebb::bindings::bindReport(module);
   ebb::bindings::bindScopes(module);
-  ebb::bindings::bindTesting(module);
+
+  auto testing = module.def_submodule("_testing", "What only tests and benchmarks use.");
+  ebb::bindings::bindOperators(testing);
+  ebb::bindings::bindPages(testing);
+  ebb::bindings::bindTesting(testing);
 }

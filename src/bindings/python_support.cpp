@@ -71,14 +71,14 @@ std::optional<c10::SafePyObject> flatten(const at::Tensor& tensor, std::vector<a
   return c10::SafePyObject(py::object(pair[1]).release().ptr(), getPyInterpreter());
 }
 
-at::Tensor unflatten(const c10::SafePyObject& recipe, const std::vector<at::Tensor>& inner) {
+at::Tensor unflatten(const c10::SafePyObject& parts, const std::vector<at::Tensor>& inner) {
   py::gil_scoped_acquire gil;
-  py::list parts;
-  for (const at::Tensor& part : inner) {
-    parts.append(wrap(part));
+  py::list tensors;
+  for (const at::Tensor& tensor : inner) {
+    tensors.append(wrap(tensor));
   }
   const py::object whole = helper("ebb._support.subclasses", "unflatten")(
-      py::handle(recipe.ptr(getPyInterpreter())), parts);
+      py::handle(parts.ptr(getPyInterpreter())), tensors);
   return THPVariable_Unpack(whole.ptr());
 }
 

@@ -26,6 +26,8 @@ struct Verdict {
 // Implemented by the region's policy. Called once per recorded op, so it must not allocate.
 class Decider {
  public:
+  virtual ~Decider() = default;
+
   virtual Verdict decide(const OpTraits& op) = 0;
 
   // For one result of an op on whose call the verdict was `call`.
@@ -42,9 +44,6 @@ class Decider {
 
   // What happens to values that the region reads and another autograd function computed.
   virtual Decision inputs() const = 0;
-
- protected:
-  ~Decider() = default;
 };
 
 }  // namespace ebb

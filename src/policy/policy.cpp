@@ -127,11 +127,10 @@ std::vector<std::string> operatorsNamed(const std::string& pattern) {
   return found;
 }
 
-Policy::Policy(std::vector<Rule> rules, Decision fallback, Decision inputs, uint32_t faultAt)
+Policy::Policy(std::vector<Rule> rules, Decision fallback, Decision inputs)
     : rules_(std::move(rules)),
       parts_{{rules_.size(), fallback}},
       inputs_(inputs),
-      faultAt_(faultAt),
       table_(new std::atomic<const Candidates*>[kTableSize] {}) {
   TORCH_CHECK_VALUE(
       inputs_ != Decision::Recompute,
@@ -153,7 +152,6 @@ Policy::Policy(const Policy& first, const Policy& second)
     : rules_(first.rules_),
       parts_(first.parts_),
       inputs_(first.inputs_ == Decision::Save ? second.inputs_ : first.inputs_),
-      faultAt_(0),
       table_(new std::atomic<const Candidates*>[kTableSize] {}) {
   rules_.insert(rules_.end(), second.rules_.begin(), second.rules_.end());
   for (const Part& part : second.parts_) {
@@ -162,6 +160,10 @@ Policy::Policy(const Policy& first, const Policy& second)
 }
 
 Policy::~Policy() = default;
+
+std::unique_ptr<Decider> Policy::activate() const {
+  return std::make_unique<ActivePolicy>(shared_from_this());
+}
 
 bool Policy::asksForModules() const {
   return std::any_of(rules_.begin(), rules_.end(), [](const Rule& rule) {
@@ -265,9 +267,6 @@ Decision ActivePolicy::inputs() const {
 }
 
 Verdict ActivePolicy::decide(const OpTraits& op) {
-  if (policy_->faultAt() != 0) {
-    TORCH_CHECK(++ops_ != policy_->faultAt(), "ebb: fault injected before ", op.name);
-  }
   const auto& candidates = policy_->candidates(op);
   const auto& first = candidates.front();
   const bool simple = first.endsPart && candidates.size() == 1;

@@ -18,17 +18,11 @@
 namespace ebb {
 
 // See makePolicy. Immutable; shared by threads.
-class EBB_API Policy {
+class EBB_API Policy : public std::enable_shared_from_this<Policy> {
  public:
-  // With `faultAt`, the region's n-th op throws before it runs: for tests of what that leaves
-  // behind.
-  Policy(
-      std::vector<Rule> rules,
-      Decision fallback,
-      Decision inputs = Decision::Save,
-      uint32_t faultAt = 0);
+  Policy(std::vector<Rule> rules, Decision fallback, Decision inputs = Decision::Save);
   Policy(const Policy& first, const Policy& second);
-  ~Policy();
+  virtual ~Policy();
   Policy(const Policy&) = delete;
   Policy& operator=(const Policy&) = delete;
 
@@ -41,9 +35,9 @@ class EBB_API Policy {
   Decision inputs() const {
     return inputs_;
   }
-  uint32_t faultAt() const {
-    return faultAt_;
-  }
+
+  // What decides in one region that has this policy; it shares the policy.
+  virtual std::unique_ptr<Decider> activate() const;
 
   // Whether some rule asks for the module that runs.
   bool asksForModules() const;
@@ -81,7 +75,6 @@ class EBB_API Policy {
   std::vector<Rule> rules_;  // patterns are normalised
   std::vector<Part> parts_;  // at least one
   Decision inputs_;          // for what regions read
-  uint32_t faultAt_;         // 0: never
   // Note [Compiled policies]
   // A table over OpTraits::index, filled at the first call of each operator. Readers take no lock;
   // an operator beyond the table's end is looked up under the lock each time.
@@ -94,7 +87,7 @@ class EBB_API Policy {
 };
 
 // A policy in use by one region: counts calls for the rules that need it.
-class ActivePolicy final : public Decider {
+class ActivePolicy : public Decider {
  public:
   explicit ActivePolicy(PolicyPtr policy);
   Verdict decide(const OpTraits& op) override;
@@ -114,7 +107,6 @@ class ActivePolicy final : public Decider {
   uint32_t countCall(const Rule& rule);
 
   PolicyPtr policy_;                     // the rules
-  uint32_t ops_ = 0;                     // counted if the policy has a fault to inject
   c10::SmallVector<uint32_t, 4> calls_;  // per rule; empty until something counts
   std::map<std::pair<const Rule*, uint32_t>, uint32_t> callsInModule_;  // by rule and module
 };

@@ -28,12 +28,12 @@ namespace {
 
 // One open region.
 struct Frame {
-  uint64_t id;              // what its token holds
-  std::string name;         // for messages and reports
-  ActivePolicy policy;      // decides on the ops of this frame
-  RegionCounters counters;  // handed to the ledger when it ends
-  JournalTime entered;      // if reports are recorded
-  size_t hooks;             // Python saved-tensor hooks on the stack when it was entered
+  uint64_t id;                       // of this entry
+  std::string name;                  // for messages and reports
+  std::unique_ptr<Decider> decider;  // on the ops of this frame
+  RegionCounters counters;           // handed to the ledger when it ends
+  JournalTime entered;               // if reports are recorded
+  size_t hooks;                      // Python saved-tensor hooks on the stack when it was entered
 };
 
 size_t hookDepth() {
@@ -51,7 +51,7 @@ bool isTraced() {
           TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY).has_value());
 }
 
-// Frames whose token was given back on another thread: their own thread drops them.
+// Frames that were left on another thread: their own thread drops them.
 class Abandoned {
  public:
   static Abandoned& get() {
@@ -88,7 +88,7 @@ class ThreadRegions {
     closeDownTo(0);
   }
 
-  uint64_t enter(PolicyPtr policy, std::string name) {
+  uint64_t enter(const PolicyPtr& policy, std::string name) {
     dropAbandoned();
     installInterception();
     installEngine(&threadsRecorderForPacking);
@@ -110,7 +110,7 @@ class ThreadRegions {
         journal->addRule(ruleInWords(*policy, static_cast<uint16_t>(rule)));
       }
     }
-    frames_.push_back({id, std::move(name), ActivePolicy(std::move(policy)), {}, now, hookDepth()});
+    frames_.push_back({id, std::move(name), policy->activate(), {}, now, hookDepth()});
     frames_.back().counters.entered = 1;
     regionOf_.push_back(region);
     activate();
@@ -245,7 +245,7 @@ class ThreadRegions {
 
   void activate() {
     Frame& frame = frames_.back();
-    recorder_.enter(&frame.policy, regionOf_.back(), &frame.counters);
+    recorder_.enter(frame.decider.get(), regionOf_.back(), &frame.counters);
     setCurrentInterceptor(&recorder_);
   }
 
@@ -268,36 +268,35 @@ Recorder* threadsRecorderForPacking() {
 
 }  // namespace
 
-Region::Region(PolicyPtr policy, std::string name)
-    : id_(enterRegion(std::move(policy), std::move(name)).id) {
+Region::Region(PolicyPtr policy, std::string name) : id_(enterRegion(policy, std::move(name))) {
 }
 
 Region::~Region() {
   try {
-    leaveRegion({id_});
+    leaveRegion(id_);
   } catch (const c10::Error& error) {
     TORCH_WARN(error.what_without_backtrace());  // a destructor must not throw
   }
 }
 
-RegionToken enterRegion(PolicyPtr policy, std::string name) {
-  return {threadRegions().enter(std::move(policy), std::move(name))};
+uint64_t enterRegion(const PolicyPtr& policy, std::string name) {
+  return threadRegions().enter(policy, std::move(name));
 }
 
-void leaveRegion(RegionToken token) {
-  threadRegions().leave(token.id);
+void leaveRegion(uint64_t id) {
+  threadRegions().leave(id);
 }
 
 c10::intrusive_ptr<Graph> leaveRegionEmptyingEscapes(
-    RegionToken token, const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward) {
+    uint64_t id, const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward) {
   c10::intrusive_ptr<Graph> graph;
   try {
-    graph = threadRegions().emptyEscapes(token.id, results, onlyResults, hasBackward);
+    graph = threadRegions().emptyEscapes(id, results, onlyResults, hasBackward);
   } catch (...) {
-    leaveRegion(token);
+    leaveRegion(id);
     throw;
   }
-  leaveRegion(token);
+  leaveRegion(id);
   return graph;
 }
 

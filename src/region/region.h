@@ -14,24 +14,20 @@
 
 namespace ebb {
 
-// One entry into a region, made by enterRegion and ended by leaveRegion.
-struct RegionToken {
-  uint64_t id = 0;  // 0: not entered
-};
-
 // Enters a region on this thread. The outermost one is the boundary of recomputation; inner ones
-// change the policy and the name. Throws if interception cannot be installed.
-EBB_API RegionToken enterRegion(PolicyPtr policy, std::string name);
+// change the policy and the name. Gives the number of this entry, which is not 0. Throws if
+// interception cannot be installed.
+EBB_API uint64_t enterRegion(const PolicyPtr& policy, std::string name);
 
 // Leaves it again. Throws RuntimeError if it was entered on another thread (that thread drops it
 // by itself) or if regions inside it are still open (they are closed); either way the next region
 // works.
-EBB_API void leaveRegion(RegionToken token);
+EBB_API void leaveRegion(uint64_t id);
 
 // The same, and if it is the outermost region, gives up the memory of what is still referenced and
 // can be recomputed: see Note [Escapes]. Returns the graph if there was any such value, else null.
 EBB_API c10::intrusive_ptr<Graph> leaveRegionEmptyingEscapes(
-    RegionToken token, const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward);
+    uint64_t id, const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward);
 
 // Around a write that torch does not see: see Note [Opaque writes].
 EBB_API void opaqueWriteBegins(const at::Tensor& tensor);

@@ -27,7 +27,7 @@ struct PythonSupport {
   std::optional<c10::SafePyObject> (*flatten)(const at::Tensor&, std::vector<at::Tensor>& inner);
   // Raises ebb.ReplayMismatch.
   void (*throwReplayMismatch)(const std::string& message, const Mismatch& mismatch);
-  at::Tensor (*unflatten)(const c10::SafePyObject& recipe, const std::vector<at::Tensor>& inner);
+  at::Tensor (*unflatten)(const c10::SafePyObject& parts, const std::vector<at::Tensor>& inner);
 };
 
 EBB_API void setPythonSupport(const PythonSupport& support);

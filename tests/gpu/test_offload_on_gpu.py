@@ -28,7 +28,7 @@ def _settings():
     torch.manual_seed(0)
     yield
     torch.cuda.synchronize()
-    ebb._C.drain_offload()
+    ebb._C._testing.drain_offload()
     ebb.offload.configure(**before)
 
 

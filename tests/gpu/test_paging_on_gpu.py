@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import gelu, layer_norm
 
 import ebb
-from ebb._C import PagePool
+from ebb._C._testing import PagePool
 
 pytestmark = [
     pytest.mark.needs_cuda,
@@ -142,12 +142,12 @@ def test_bandwidth(row_bytes, stack):
             times.append(start.elapsed_time(end))
         return min(times)
 
-    handles = [pool.make_handle(rows) for _ in range(20)]
+    tickets = [pool.make_ticket(rows) for _ in range(20)]
 
     def there_and_back():
-        handle = handles.pop()
-        pool.stash(handle, data, count)
-        pool.restore(handle, target)
+        ticket = tickets.pop()
+        pool.stash(ticket, data, count)
+        pool.restore(ticket, target)
 
     paged = best(there_and_back)
     copied = 2 * best(lambda: target.copy_(data))

@@ -137,7 +137,7 @@ def test_random_schedules_on_disk(disk, seed):
         keep_last=draw.choice([0, 2]),
     )
     check_random_schedule(draw, x, steps=300)
-    ebb._C.drain_offload()  # reads and writes go on by themselves
+    ebb._C._testing.drain_offload()  # reads and writes go on by themselves
     assert ebb.offload.stats()["stashes"] == 0
 
 
@@ -174,7 +174,7 @@ def test_what_finds_no_room_in_pinned_memory_goes_to_disk(tmp_path, length, pref
             assert same_bits(gradients(y, x)[0], expected)
             assert ebb.offload.stats()["host_bytes_held"] <= 20_000
         del y
-        ebb._C.drain_offload()
+        ebb._C._testing.drain_offload()
         stats = ebb.offload.stats()
         assert stats["stashes"] == stats["host_bytes_used"] == stats["disk_bytes_used"] == 0
         assert ebb.stats()["total"]["ops_replayed"] == 0
@@ -194,7 +194,7 @@ def test_random_schedules_that_spill(tmp_path, seed):
     }
     with fake_accelerator(**settings) as fake:
         check_random_schedule(draw, x, steps=300, longest=8, actions=["advance"], fake=fake)
-        ebb._C.drain_offload()
+        ebb._C._testing.drain_offload()
         stats = ebb.offload.stats()
         assert stats["stashes"] == stats["host_bytes_used"] == 0
 
@@ -285,7 +285,7 @@ def test_a_write_that_fails_keeps_the_tensor(disk):
         warnings.simplefilter("always")
         with ebb.region(OFFLOAD_ALL):
             y = chain_of_sines(x).sum()
-        ebb._C.drain_offload()
+        ebb._C._testing.drain_offload()
     assert len(caught) == 1  # though each write fails
     assert "stays in memory: writing 4000 bytes" in str(caught[0].message)
     assert "No space left" in str(caught[0].message)
@@ -321,7 +321,7 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned):
             stack.enter_context(fake_accelerator(disk=tmp_path, pinned_limit=pinned))
         with ebb.region(OFFLOAD_ALL, "short"):
             y = chain_of_sines(x, 9).sum()
-        ebb._C.drain_offload()
+        ebb._C._testing.drain_offload()
         os.ftruncate(descriptor_of_the_file(tmp_path), 0)
         with pytest.raises(RuntimeError, match="the file is shorter than it was") as raised:
             gradients(y, x)
@@ -349,7 +349,7 @@ def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
         "    assert torch.equal(g, torch.autograd.grad(f(x), x)[0])\n"
         "for _ in range(3): check(forward())\n"
         "y = forward()\n"
-        "ebb._C.drain_offload(); ebb.offload.stats()\n"
+        "ebb._C._testing.drain_offload(); ebb.offload.stats()\n"
         "child = os.fork()\n"
         "if child == 0 and sys.argv[2] == 'configure':\n"
         "    ebb.offload.configure(prefetch_bytes=4000)\n"
@@ -418,7 +418,7 @@ def test_another_folder_is_used_at_once(tmp_path, disk):
                 y = chain_of_sines(x).sum()
             assert ebb.offload.stats()["disk_bytes_used"] > 0
             assert torch.equal(gradients(y, x)[0], expected)
-    ebb._C.drain_offload()
+    ebb._C._testing.drain_offload()
     ebb.offload.configure(disk="")
     with pytest.raises(AssertionError, match="no file is open"):
         descriptor_of_the_file(tmp_path)
@@ -447,7 +447,7 @@ def test_memory_that_is_freed_while_it_is_written(disk):
         warnings.simplefilter("ignore")
         with pytest.raises(RuntimeError, match="freed or resized while it was being copied"):
             gradients(y.sum(), x)
-        ebb._C.drain_offload()
+        ebb._C._testing.drain_offload()
 
 
 def test_a_write_that_fails_before_the_tensor_is_written(disk):

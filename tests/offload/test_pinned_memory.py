@@ -29,7 +29,7 @@ int cudaDeviceGetPCIBusId(char* id, int length, int device) {
 """
 PROGRAM = """
 import sys, ebb
-nodes = [ebb._C.pinned_memory_node(int(sys.argv[1]), device) for device in (0, 0, 1)]
+nodes = [ebb._C._testing.pinned_memory_node(int(sys.argv[1]), device) for device in (0, 0, 1)]
 print("nodes", nodes, flush=True)
 """
 

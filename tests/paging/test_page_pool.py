@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ebb._C  # noqa: F401
-from ebb._C import PagePool
+from ebb._C._testing import PagePool
 
 CUDA = pytest.param("cuda", marks=pytest.mark.needs_cuda)
 DEVICES = pytest.mark.parametrize(
@@ -18,7 +18,7 @@ DEVICES = pytest.mark.parametrize(
     ["cpu", CUDA] if torch.cuda.is_available() else ["cpu"],
 )
 UNTOUCHED, FILLED, FIRST_ROW = range(3)
-HEADER = 5  # words of a handle before the ids of its pages
+HEADER = 5  # words of a ticket before the ids of its pages
 USED_UP, TOO_MANY, NEGATIVE, NOT_STASHED, STALE, ALREADY = (1 << i for i in range(6))
 
 
@@ -31,7 +31,7 @@ class Checked:
         self.row_bytes, self.page_rows = row_bytes, page_rows
         self.capacity = (device_pages, host_pages)
         self.free = [device_pages, host_pages]
-        self.live = []  # handle, most rows, live rows, bytes, tier
+        self.live = []  # ticket, most rows, live rows, bytes, tier
         self.failed = 0
         self.restored = 0
         self.spilled = False
@@ -44,16 +44,16 @@ class Checked:
         tensor = torch.randint(
             0, 256, (most, self.row_bytes), dtype=torch.uint8, device=self.device
         )
-        handle = self.pool.make_handle(most)
+        ticket = self.pool.make_ticket(most)
         before = self.state()
-        self.pool.stash(handle, tensor, self.rows(rows))
+        self.pool.stash(ticket, tensor, self.rows(rows))
         need = -(-rows // self.page_rows)
         fits = [tier for tier in (0, 1) if self.free[tier] >= need]
         if self.failed == 0 and fits:
             tier = fits[0]  # I10: the device's, if that has room
             self.free[tier] -= need
             self.spilled |= tier == 1
-            self.live.append((handle, most, rows, tensor[:rows].clone(), tier))
+            self.live.append((ticket, most, rows, tensor[:rows].clone(), tier))
         elif self.failed == 0:
             self.failed = USED_UP
         if self.failed:
@@ -64,14 +64,14 @@ class Checked:
                 before["free"],
             )  # I6, I7
         self.check()
-        return handle
+        return ticket
 
     def restore(self, place):
-        handle, most, rows, expected, tier = self.live.pop(place)
+        ticket, most, rows, expected, tier = self.live.pop(place)
         tensor = torch.full((most, self.row_bytes), 7, dtype=torch.uint8, device=self.device)
         self.restored += 1
         fill = self.restored % 3
-        self.pool.restore(handle, tensor, fill_dead_rows=fill, dead=0)
+        self.pool.restore(ticket, tensor, fill_dead_rows=fill, dead=0)
         if self.failed:
             assert bool((tensor == 255).all())
         else:
@@ -108,9 +108,9 @@ class Checked:
             assert available == len(free) == self.free[tier]  # I1 and I9
             assert len(set(free)) == len(free)  # I2
             taken = []
-            for handle, _, rows, _, where in self.live:
+            for ticket, _, rows, _, where in self.live:
                 if where == tier:
-                    taken += handle.state[HEADER : HEADER + -(-rows // self.page_rows)].tolist()
+                    taken += ticket.state[HEADER : HEADER + -(-rows // self.page_rows)].tolist()
             if self.failed == 0:
                 assert len(set(taken)) == len(taken)  # I3
                 assert set(taken) | set(free) == set(range(self.capacity[tier]))  # I4, I5
@@ -198,15 +198,15 @@ def test_the_ring_goes_round_many_times(device):
 )
 def test_counts_that_cannot_be(device, rows, error, words):
     pool = PagePool(torch.device(device), 4, 4, 1, 0)
-    handle = pool.make_handle(8)
+    ticket = pool.make_ticket(8)
     source = torch.ones(8, 4, dtype=torch.uint8, device=device)
-    pool.stash(handle, source, torch.tensor(rows, device=device))
+    pool.stash(ticket, source, torch.tensor(rows, device=device))
     status = pool.status()
     assert status["errors"] == error
     assert words in status["error_text"]
     assert status["free"][0] == [0]
     target = torch.zeros(8, 4, dtype=torch.uint8, device=device)
-    pool.restore(handle, target)
+    pool.restore(ticket, target)
     assert bool((target == 255).all())
     pool.reset()
     assert pool.status()["errors"] == 0
@@ -221,30 +221,30 @@ def test_restored_twice_never_stashed_stale_and_stashed_twice(device):
     rows = torch.tensor(4, device=device)
 
     pool = fresh()
-    handle = pool.make_handle(4)
-    pool.stash(handle, data, rows)
-    pool.restore(handle, data.clone())
+    ticket = pool.make_ticket(4)
+    pool.stash(ticket, data, rows)
+    pool.restore(ticket, data.clone())
     before = pool.status()["free"]
-    pool.restore(handle, data.clone())
+    pool.restore(ticket, data.clone())
     assert pool.status()["errors"] == NOT_STASHED
     assert pool.status()["free"] == before
 
     pool = fresh()
-    pool.restore(pool.make_handle(4), data.clone())
+    pool.restore(pool.make_ticket(4), data.clone())
     assert pool.status()["errors"] == NOT_STASHED
 
     pool = fresh()
-    handle = pool.make_handle(4)
-    pool.stash(handle, data, rows)
+    ticket = pool.make_ticket(4)
+    pool.stash(ticket, data, rows)
     pool.reset()
-    pool.restore(handle, data.clone())
+    pool.restore(ticket, data.clone())
     assert pool.status()["errors"] == STALE
     assert pool.status()["free"][0] == [0, 1, 2, 3]
 
     pool = fresh()
-    handle = pool.make_handle(4)
-    pool.stash(handle, data, rows)
-    pool.stash(handle, data, rows)
+    ticket = pool.make_ticket(4)
+    pool.stash(ticket, data, rows)
+    pool.stash(ticket, data, rows)
     assert pool.status()["errors"] == ALREADY
     assert len(pool.status()["free"][0]) == 3
 
@@ -254,11 +254,11 @@ def test_a_count_that_changes_meanwhile(device):
     pool = PagePool(torch.device(device), 4, 4, 4, 0)
     data = torch.randint(0, 256, (8, 4), dtype=torch.uint8, device=device)
     rows = torch.tensor(5, device=device)
-    handle = pool.make_handle(8)
-    pool.stash(handle, data, rows)
+    ticket = pool.make_ticket(8)
+    pool.stash(ticket, data, rows)
     rows.fill_(1)
     found = torch.empty_like(data)
-    pool.restore(handle, found)
+    pool.restore(ticket, found)
     assert torch.equal(found[:5], data[:5])
     assert bool((found[5:] == 0).all())
 
@@ -279,17 +279,17 @@ def test_sizes_that_make_no_sense(options, message):
 
 def test_tensors_that_do_not_fit():
     pool = PagePool(torch.device("cpu"), 16, 4, 4, 0)
-    handle = pool.make_handle(8)
+    ticket = pool.make_ticket(8)
     rows = torch.tensor(1)
     good = torch.zeros(8, 4)
     for tensor in (torch.zeros(8, 5), torch.zeros(7, 4), torch.zeros(4, 8).t(), torch.zeros(())):
         with pytest.raises(ValueError, match="ebb:"):
-            pool.stash(handle, tensor, rows)
+            pool.stash(ticket, tensor, rows)
     for count in (torch.tensor(1.0), torch.tensor([1, 2]), torch.tensor(1, dtype=torch.int32)):
         with pytest.raises(ValueError, match="must be one int64"):
-            pool.stash(handle, good, count)
+            pool.stash(ticket, good, count)
     with pytest.raises(ValueError, match="not -1"):
-        pool.make_handle(-1)
+        pool.make_ticket(-1)
     assert pool.status()["errors"] == 0
 
 
@@ -307,10 +307,10 @@ def test_speed_of_the_cpu():
     count = torch.tensor(rows)
     pages, plain = [], []
     for _ in range(30):
-        handle = pool.make_handle(rows)
+        ticket = pool.make_ticket(rows)
         begin = time.perf_counter()
-        pool.stash(handle, data, count)
-        pool.restore(handle, target)
+        pool.stash(ticket, data, count)
+        pool.restore(ticket, target)
         middle = time.perf_counter()
         target.copy_(data)
         data.copy_(target)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ebb._C  # noqa: F401
-from ebb._C import PagePool
+from ebb._C._testing import PagePool
 
 CUDA = pytest.param("cuda", marks=pytest.mark.needs_cuda)
 DEVICES = pytest.mark.parametrize("device", ["cpu", CUDA] if torch.cuda.is_available() else ["cpu"])
@@ -23,30 +23,30 @@ class Stack:
         self.device, self.capacity = torch.device(device), capacity
         self.pool = PagePool(self.device, 4, 1, *capacity, stack=True)
         self.top = [0, 0]
-        self.slots = []  # handle, bytes, tier, and whether the rows have come back
+        self.slots = []  # ticket, bytes, tier, and whether the rows have come back
         self.failed = False
 
     def stash(self, rows):
         tensor = torch.randint(0, 256, (MOST, 4), dtype=torch.uint8, device=self.device)
-        handle = self.pool.make_handle(MOST)
-        self.pool.stash(handle, tensor, torch.tensor(rows, device=self.device))
+        ticket = self.pool.make_ticket(MOST)
+        self.pool.stash(ticket, tensor, torch.tensor(rows, device=self.device))
         fits = [t for t in (0, 1) if self.capacity[t] - self.top[t] >= rows]
         if self.failed:
             pass
         elif fits:
             self.top[fits[0]] += rows
-            self.slots.append([handle, tensor[:rows].clone(), fits[0], False])
+            self.slots.append([ticket, tensor[:rows].clone(), fits[0], False])
         else:
             self.failed = True
         self.check()
 
     def restore(self, place):
-        handle, expected, _, back = self.slots[place]
+        ticket, expected, _, back = self.slots[place]
         if back:
             return
         last = place == len(self.slots) - 1
         found = torch.full((MOST, 4), 7, dtype=torch.uint8, device=self.device)
-        self.pool.restore(handle, found, keep_pages=not last)
+        self.pool.restore(ticket, found, keep_pages=not last)
         if self.failed:
             assert bool((found == 255).all())
             return
@@ -125,10 +125,10 @@ def test_a_dropped_tensor_gives_its_pages_back(device):
     pool = PagePool(torch.device(device), 4, 4, 3)
     data = torch.ones(8, 4, dtype=torch.uint8, device=device)
     for _ in range(10):
-        handle = pool.make_handle(8)
-        pool.stash(handle, data, torch.tensor(7, device=device))
-        pool.give_back(handle)
-        pool.give_back(handle)  # there is nothing left to give
+        ticket = pool.make_ticket(8)
+        pool.stash(ticket, data, torch.tensor(7, device=device))
+        pool.give_back(ticket)
+        pool.give_back(ticket)  # there is nothing left to give
     status = pool.status()
     assert status["errors"] == 0
     assert sorted(status["free"][0]) == [0, 1, 2]
@@ -139,15 +139,15 @@ def test_nothing_is_given_back_twice(device):
     pool = PagePool(torch.device(device), 4, 4, 3)
     data = torch.ones(8, 4, dtype=torch.uint8, device=device)
     rows = torch.tensor(7, device=device)
-    handle = pool.make_handle(8)
-    pool.give_back(handle)  # never stashed
-    pool.stash(handle, data, rows)
-    pool.restore(handle, data.clone(), keep_pages=True)
+    ticket = pool.make_ticket(8)
+    pool.give_back(ticket)  # never stashed
+    pool.stash(ticket, data, rows)
+    pool.restore(ticket, data.clone(), keep_pages=True)
     assert len(pool.status()["free"][0]) == 1
-    pool.give_back(handle)
-    pool.give_back(handle)
+    pool.give_back(ticket)
+    pool.give_back(ticket)
     assert sorted(pool.status()["free"][0]) == [0, 1, 2]
-    stale = pool.make_handle(8)
+    stale = pool.make_ticket(8)
     pool.stash(stale, data, rows)
     pool.reset()
     pool.give_back(stale)

@@ -331,7 +331,7 @@ def test_reports_tell_what_was_paged():
         for _ in range(2):
             gradients(net, net.inputs(0), torch.tensor(9), lambda: ebb.region(PRODUCTS))
         report = ebb.report()
-        rows = [row for row in report.rows if row.decision == "paged"]
+        rows = [row for row in report.rows if row.fate == "paged"]
         assert {row.op for row in rows} == {"aten::mm.default"}
         assert "paged" in str(report)
     finally:
@@ -345,8 +345,8 @@ def test_reports_of_a_layer_that_stays():
         for _ in range(2):
             with ebb.paging.step():
                 gradients(net, net.inputs(0), torch.tensor(9), lambda: ebb.region(PRODUCTS))
-        decisions = {row.op: row.decision for row in ebb.report().rows}
-        assert decisions["aten::mm.default"] == "saved"
+        fates = {row.op: row.fate for row in ebb.report().rows}
+        assert fates["aten::mm.default"] == "saved"
         assert ebb.stats()["total"]["bytes_paged"] == 0
     finally:
         ebb.record_reports(0)

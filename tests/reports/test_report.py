@@ -22,7 +22,7 @@ def test_no_report_yet():
 
 def test_rows_of_a_step():
     report = recorded(ebb.Policy([ebb.Rule("aten::addmm", ebb.SAVE, module="*.up")]))
-    found = {(r.module, r.op, r.decision): r for r in report.rows}
+    found = {(r.module, r.op, r.fate): r for r in report.rows}
     up = found["0.up", "aten::addmm.default", "saved"]
     assert (up.count, up.bytes, up.shape, up.dtype) == (1, 8 * 32 * 4, (8, 32), "float32")
     assert up.rule == "rule 0, 'aten::addmm', in a module '*.up'"
@@ -226,9 +226,9 @@ def test_why_a_value_is_kept(reason):
             y = REASONS[reason](x.sin())
             y = y.sin().sum() if y.requires_grad else (x * y).sum()
         y.backward()
-    kept = [row for row in ebb.report().rows if row.decision in ("kept", "outside") and row.reason]
+    kept = [row for row in ebb.report().rows if row.fate in ("kept", "outside") and row.reason]
     assert [reason in row.reason for row in kept] == [True]
-    assert reason in str(ebb.report()) or kept[0].decision == "outside"
+    assert reason in str(ebb.report()) or kept[0].fate == "outside"
 
 
 def test_offloading(accelerator):
@@ -249,7 +249,7 @@ def test_an_escape_is_named():
     with ebb.record_reports(), ebb.apply(model):
         model.act.register_forward_hook(lambda m, i, o: setattr(m, "seen", o))
         step(model)
-    rows = [row for row in ebb.report().rows if row.decision == "escaped"]
+    rows = [row for row in ebb.report().rows if row.fate == "escaped"]
     assert [(row.op, row.module) for row in rows] == [("aten::silu.default", "act")]
     assert rows[0].bytes == ebb.stats()["total"]["bytes_escaped"]
 
@@ -324,3 +324,16 @@ def test_the_rules_hold_while_reports_are_recorded():
 
 
 # Files
+
+
+def test_old_names_of_fates_warn():
+    with ebb.record_reports(), ebb.region():
+        loss = torch.ones(3, requires_grad=True).sin().sum()
+    loss.backward()
+    row = ebb.report().rows[0]
+
+    with pytest.warns(DeprecationWarning, match="ebb: Row.decision is now called fate"):
+        assert row.decision == row.fate
+    with pytest.warns(DeprecationWarning, match="ebb: Report.DECISIONS is now called FATES"):
+        assert ebb.Report.DECISIONS == ebb.Report.FATES
+    assert ebb.report().to_dict()["rows"][0]["decision"] == row.fate

@@ -108,7 +108,7 @@ def test_the_page_of_statistics_has_all_figures():
 
 def test_the_page_of_reports_has_all_fields():
     text = (REFERENCE / "reports.md").read_text()
-    assert set(re.findall(r"^\| `(\w+)` \|", text, re.M)) == set(ebb.Report.DECISIONS)
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.M)) == set(ebb.Report.FATES)
     fields = text.partition("\n## Fields\n")[2]
     rows, reports = fields.split("\nA report: ")
     explained = re.findall(r"^\* (`.+?`):", rows, re.M)

@@ -175,6 +175,12 @@ def test_modules_that_the_core_names_exist():
         assert path.with_suffix(".py").exists() or (path / "__init__.py").exists(), module
 
 
+def test_the_package_does_without_what_is_for_tests():
+    files = (ROOT / "python").rglob("*.py")
+    users = {file.name for file in files if "_C._testing" in file.read_text()}
+    assert users == {"_testing.py"}
+
+
 # A made-up tree: low, high, and the package itself above them.
 ROOMS = (("low",), ("high",), ("__init__",))
 DOWN = {

@@ -12,10 +12,10 @@ from ebb import _C
 
 @pytest.fixture(autouse=True)
 def no_reports_yet():
-    _C.clear_reports()
+    _C._testing.clear_reports()
     yield
     assert not _C.is_reporting()
-    _C.clear_reports()
+    _C._testing.clear_reports()
 
 
 class Block(nn.Module):

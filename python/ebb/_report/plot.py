@@ -51,16 +51,16 @@ def _draw_timeline(axes: Any, report: Step) -> None:
 def _draw_bars(axes: Any, report: Step) -> None:
     by_op: dict[str, dict[str, int]] = {}
     for row in report.rows:
-        if row.decision in _COLOURS:
+        if row.fate in _COLOURS:
             name = row.op.removeprefix("aten::").removesuffix(".default")
             ops = by_op.setdefault(name if len(name) <= 28 else name[:27] + "…", {})
-            ops[row.decision] = ops.get(row.decision, 0) + row.bytes
+            ops[row.fate] = ops.get(row.fate, 0) + row.bytes
     largest = sorted(by_op, key=lambda op: -sum(by_op[op].values()))[:_BARS][::-1]
     left = [0.0] * len(largest)
-    for decision, colour in _COLOURS.items():
-        widths = [by_op[op].get(decision, 0) / 2**20 for op in largest]
+    for fate, colour in _COLOURS.items():
+        widths = [by_op[op].get(fate, 0) / 2**20 for op in largest]
         if any(widths):
-            axes.barh(largest, widths, left=left, color=colour, label=decision)
+            axes.barh(largest, widths, left=left, color=colour, label=fate)
             left = [a + b for a, b in zip(left, widths, strict=True)]
     for place, op in enumerate(largest):
         axes.text(left[place], place, f" {size(sum(by_op[op].values()))}", va="center", fontsize=8)

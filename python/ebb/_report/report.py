@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ebb import _C
 from ebb._report.plot import plot
-from ebb._report.rows import DECISIONS, Row
+from ebb._report.rows import FATES, Row
 from ebb._report.step import Step
 from ebb._report.text import text
 from ebb._support.shown import shown
@@ -65,7 +65,7 @@ class Report(Step):
     def _page(self) -> str:
         data = self.to_dict()
         data["collapsed"] = [asdict(row) for row in self.collapsed()]
-        data["decisions"] = DECISIONS
+        data["fates"] = FATES
         page = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
         return page.replace("{}", json.dumps(data).replace("<", "\\u003c"), 1)
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ebb._support.names import ranges, template
+from ebb._support.renamed import Renamed
 
-DECISIONS = {
+FATES = {
     "saved": "kept on the device: the policy says so",
     "kept": "kept though the policy would recompute: it cannot be made again, see the reason",
     "recomputed": "dropped in the forward, made again in backward",
@@ -34,7 +35,7 @@ class Row:
         op: the operator that made them, or ``"from outside"``.
         shape: of the operator's result.
         dtype: likewise, such as ``"float32"``.
-        decision: what became of them; a key of ``Report.DECISIONS``.
+        fate: what became of them; a key of ``Report.FATES``.
         rule: the rule that decided.
         reason: why they are kept against the policy's word.
         count: how many storages.
@@ -50,7 +51,7 @@ class Row:
     op: str
     shape: tuple[int, ...]
     dtype: str
-    decision: str
+    fate: str
     rule: str
     reason: str
     count: int
@@ -58,6 +59,8 @@ class Row:
     replays: int
     replay_seconds: float
     layers: int = 1
+
+    decision = Renamed("fate")
 
     @property
     def where(self) -> str:
@@ -71,7 +74,7 @@ def collapsed(rows: Iterable[Row]) -> tuple[Row, ...]:
     for row in rows:
         key = (
             *(template(name) for name in (row.region, row.module)),
-            *(row.op, row.shape, row.dtype, row.decision, row.rule, row.reason),
+            *(row.op, row.shape, row.dtype, row.fate, row.rule, row.reason),
         )
         groups.setdefault(key, []).append(row)
     return tuple(_together(group) for group in groups.values())

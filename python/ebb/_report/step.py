@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ebb._report.rows import DECISIONS, HELD, Row, collapsed
+from ebb._report.rows import FATES, HELD, Row, collapsed
+from ebb._support.renamed import Renamed
 
 
 @dataclass(frozen=True)
 class Step:
     """What :class:`ebb.Report` has, apart from how it is shown."""
 
-    DECISIONS = DECISIONS
+    FATES = FATES
+    DECISIONS = Renamed("FATES")
 
     step: int
     rows: tuple[Row, ...]
@@ -24,17 +26,17 @@ class Step:
 
     @property
     def totals(self) -> dict[str, int]:
-        """Bytes by decision."""
+        """Bytes by fate."""
         return {
-            decision: sum(row.bytes for row in self.rows if row.decision == decision)
-            for decision in DECISIONS
-            if decision != "unneeded"
+            fate: sum(row.bytes for row in self.rows if row.fate == fate)
+            for fate in FATES
+            if fate != "unneeded"
         }
 
     @property
     def held(self) -> int:
         """Bytes that were taken in the regions and are on the device when they end."""
-        return sum(self.totals[decision] for decision in HELD)
+        return sum(self.totals[fate] for fate in HELD)
 
     def collapsed(self) -> tuple[Row, ...]:
         """Rows of modules that differ by numbers in their names only, put together.
@@ -52,6 +54,7 @@ class Step:
             "held": self.held,
             "totals": self.totals,
             "idle_rules": self.idle_rules,
-            "rows": [asdict(row) for row in self.rows],
+            # "decision" is the old name of "fate", and goes with the next release.
+            "rows": [asdict(row) | {"decision": row.fate} for row in self.rows],
             "timeline": self.timeline,
         }

@@ -39,11 +39,9 @@ def headline(report: Step) -> str:
 def text(report: Step, most: int) -> str:
     rows = sorted(report.collapsed(), key=lambda row: (-row.bytes, -row.replay_seconds))
     lines = ["ebb, " + headline(report), ""]
-    lines += _table(
-        ["decision", "storages", "bytes", "replays", "replay time", ""], _totals(report)
-    )
+    lines += _table(["fate", "storages", "bytes", "replays", "replay time", ""], _totals(report))
     lines += ["", "largest first:"]
-    header = ["bytes", "n", "decision", "operator", "shape", "module or region", "replay", "why"]
+    header = ["bytes", "n", "fate", "operator", "shape", "module or region", "replay", "why"]
     lines += _table(header, [_cells(row) for row in rows[:most]])
     if len(rows) > most:
         lines.append(f"... and {len(rows) - most} more; report.text(rows=...) shows them")
@@ -56,13 +54,13 @@ def text(report: Step, most: int) -> str:
 
 def _totals(report: Step) -> list[list[str]]:
     found = []
-    for decision, meaning in report.DECISIONS.items():
-        rows = [row for row in report.rows if row.decision == decision]
+    for fate, meaning in report.FATES.items():
+        rows = [row for row in report.rows if row.fate == fate]
         if rows:
             replays = sum(row.replays for row in rows)
             found.append(
                 [
-                    decision,
+                    fate,
                     str(sum(row.count for row in rows)),
                     size(sum(row.bytes for row in rows)),
                     str(replays) if replays else "",
@@ -76,11 +74,11 @@ def _totals(report: Step) -> list[list[str]]:
 def _cells(row: Row) -> list[str]:
     where = row.where + (f" x{row.layers}" if row.layers > 1 else "")
     shape = "x".join(str(n) for n in row.shape) or "scalar"
-    why = row.reason if row.decision in ("kept", "copied") or not row.rule else row.rule
+    why = row.reason if row.fate in ("kept", "copied") or not row.rule else row.rule
     return [
         size(row.bytes),
         str(row.count),
-        row.decision,
+        row.fate,
         row.op.removeprefix("aten::").removesuffix(".default"),
         f"{shape} {row.dtype}",
         where,

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
-class Recipe(NamedTuple):
+class WrapperParts(NamedTuple):
     """All of a wrapper but its inner tensors."""
 
     kind: type[Any]
@@ -23,7 +23,7 @@ class Recipe(NamedTuple):
     stride: tuple[int, ...]
 
 
-def flatten(tensor: torch.Tensor) -> tuple[list[torch.Tensor], Recipe] | None:
+def flatten(tensor: torch.Tensor) -> tuple[list[torch.Tensor], WrapperParts] | None:
     """The inner tensors of a wrapper and what else it is made of; None if its class cannot say."""
     if not is_traceable_wrapper_subclass(tensor):
         return None
@@ -36,15 +36,15 @@ def flatten(tensor: torch.Tensor) -> tuple[list[torch.Tensor], Recipe] | None:
         return None
     tensors = [name for name in names if isinstance(attributes[name], torch.Tensor)]
     others = {name: value for name, value in attributes.items() if name not in tensors}
-    recipe = Recipe(type(tensor), tensors, others, context, tensor.size(), tensor.stride())
-    return [attributes[name] for name in tensors], recipe
+    parts = WrapperParts(type(tensor), tensors, others, context, tensor.size(), tensor.stride())
+    return [attributes[name] for name in tensors], parts
 
 
-def unflatten(recipe: Recipe, inner: list[torch.Tensor]) -> torch.Tensor:
+def unflatten(parts: WrapperParts, inner: list[torch.Tensor]) -> torch.Tensor:
     """The wrapper that `flatten` took apart, around other inner tensors."""
-    attributes = recipe.others | dict(zip(recipe.tensors, inner, strict=True))
-    whole: torch.Tensor = recipe.kind.__tensor_unflatten__(
-        attributes, recipe.context, recipe.size, recipe.stride
+    attributes = parts.others | dict(zip(parts.tensors, inner, strict=True))
+    whole: torch.Tensor = parts.kind.__tensor_unflatten__(
+        attributes, parts.context, parts.size, parts.stride
     )
     return whole
 

@@ -1,0 +1,28 @@
+"""Attributes that have another name now."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+
+class Renamed:
+    """The old name of an attribute: it warns, and goes with the next release.
+
+    Args:
+        new: what the attribute is called now.
+    """
+
+    def __init__(self, new: str) -> None:
+        self._new = new
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self._old = name
+
+    def __get__(self, instance: object, owner: type[Any]) -> Any:
+        warnings.warn(
+            f"ebb: {owner.__name__}.{self._old} is now called {self._new}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(owner if instance is None else instance, self._new)

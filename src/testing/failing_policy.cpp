@@ -1,0 +1,45 @@
+#include "testing/failing_policy.h"
+
+#include <utility>
+
+#include "intercept/op_traits.h"
+#include "policy/policy.h"
+
+namespace ebb {
+namespace {
+
+class FailingDecider final : public ActivePolicy {
+ public:
+  FailingDecider(PolicyPtr policy, uint32_t at) : ActivePolicy(std::move(policy)), at_(at) {
+  }
+
+  Verdict decide(const OpTraits& op) override {
+    TORCH_CHECK(++ops_ != at_, "ebb: fault injected before ", op.name);
+    return ActivePolicy::decide(op);
+  }
+
+ private:
+  uint32_t at_;       // the op that fails
+  uint32_t ops_ = 0;  // that were asked about
+};
+
+class FailingPolicy final : public Policy {
+ public:
+  explicit FailingPolicy(uint32_t at) : Policy({}, Decision::Recompute), at_(at) {
+  }
+
+  std::unique_ptr<Decider> activate() const override {
+    return std::make_unique<FailingDecider>(shared_from_this(), at_);
+  }
+
+ private:
+  uint32_t at_;  // the op that fails
+};
+
+}  // namespace
+
+PolicyPtr failingPolicy(uint32_t at) {
+  return std::make_shared<const FailingPolicy>(at);
+}
+
+}  // namespace ebb
