@@ -14,6 +14,7 @@ import warnings
 import pytest
 import torch
 from exactness import same_bits
+from limits import HANGS
 from offloading import (
     OFFLOAD_ALL,
     POLICIES,
@@ -371,7 +372,7 @@ def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
         [sys.executable, "-c", program, str(tmp_path), first],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANGS,
     )
     assert done.stdout == "fine\n", done.stderr
     assert "stays in memory" not in done.stderr

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from hidden_writes import Finding, tensors_of
 from hidden_writes import contents as contents_of
+from limits import HANGS
 from operator_inputs import arguments_by_name, schemas, writes
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -30,7 +31,7 @@ def two_ranks() -> list[Group]:
     def make(rank: int) -> None:
         group = dist.ProcessGroup(store, rank, 2)
         backend = dist.PrefixStore("gloo", store)
-        gloo = dist.ProcessGroupGloo(backend, rank, 2, timedelta(seconds=20))
+        gloo = dist.ProcessGroupGloo(backend, rank, 2, timedelta(seconds=HANGS))
         group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         group._set_group_name(f"two ranks {rank}")
         torch._C._distributed_c10d._register_process_group(group.group_name, group)
