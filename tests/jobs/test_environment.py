@@ -83,11 +83,20 @@ def job(*command, **environment):
 
 
 def test_without_the_variable_nothing_of_ebb_is_imported(script):
-    for environment in ({}, {"EBB": "0"}, {"EBB": ""}, {"EBB": "1", "EBB_DISABLE": "1"}):
+    for environment in ({}, {"EBB": "1", "EBB_DISABLE": "1"}):
         found, errors = job(script, "checkpoint", **environment)
         assert not found["ebb"]
         assert found["calls"] == 6
         assert errors == ""
+    program = (
+        "import os, sys, _ebb_autoload\n"
+        "for value in ('', '0', 'off', 'No', ' false '):\n"
+        "    os.environ['EBB'] = value\n"
+        "    _ebb_autoload.start()\n"
+        "print('torch' in sys.modules, 'ebb' in sys.modules)"
+    )
+    done = run("-c", program)
+    assert (done.stdout, done.stderr) == ("False False\n", "")
 
 
 def test_checkpoints_become_regions(script):
