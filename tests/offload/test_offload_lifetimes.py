@@ -15,6 +15,7 @@ from offloading import (
     OFFLOAD_ALL,
     chain_of_sines,
     check_random_schedule,
+    drawn_settings,
     finish_copies,
     gradients,
 )
@@ -79,13 +80,7 @@ def test_without_gradients_nothing_is_sent_for_autograd(accelerator):
 def test_random_schedules(seed):
     draw = random.Random(seed)
     x = torch.randn(8, requires_grad=True)
-    settings = {
-        "in_flight_bytes": draw.choice([0, 64, 1 << 30]),
-        "prefetch_bytes": draw.choice([0, 64, 1 << 30]),
-        "pinned_limit": draw.choice([256, 1 << 30]),
-        "keep_last": draw.choice([0, 1, 3]),
-    }
-    with fake_accelerator(**settings) as fake:
+    with fake_accelerator(**drawn_settings(draw)) as fake:
         actions = ["advance", "stream", "fail"]
         check_random_schedule(draw, x, steps=1000, actions=actions, fake=fake)
         fake.use_stream(0)
