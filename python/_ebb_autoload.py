@@ -1,6 +1,6 @@
 """What torch and Lightning call by themselves: entry points of ebb.
 
-A module of its own, so that nothing else is imported where no variable asks for it.
+A module of its own, so that nothing of ebb is imported where no variable asks for it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-
-def is_set(name: str) -> bool:
-    """Whether a variable asks for something."""
-    return os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off")
+from _ebb_switches import is_set
 
 
 def start() -> None:

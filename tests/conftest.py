@@ -7,9 +7,14 @@ import gc
 import exactness
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 import ebb
 from ebb._testing import fake_accelerator
+
+# How long it takes to draw an example, and to run it, depends on what else the machine does.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)
@@ -23,12 +28,12 @@ def _same_start_and_no_leak():
     torch.set_num_threads(1)
     ebb.reset_stats()
     ebb.paging.reset()
-    settings = {module: module.settings() for module in (ebb.offload, ebb.paging)}
+    before = {module: module.settings() for module in (ebb.offload, ebb.paging)}
     with exactness.accelerator():
         yield
-    for module, before in settings.items():
-        if module.settings() != before:
-            module.configure(**before)
+    for module, found in before.items():
+        if module.settings() != found:
+            module.configure(**found)
     assert ebb.stats()["open_regions"] == 0
 
 

@@ -1,5 +1,5 @@
 """Tests on a device of a backend out of tree, which a process has for good: see
-tests/region/test_late_device.py, which runs each of these files in a process of its own."""
+tests/region/test_late_device.py, which runs them in a process of their own."""
 
 from __future__ import annotations
 

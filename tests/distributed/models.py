@@ -43,6 +43,18 @@ def batch(step, rows=4, width=WIDTH, same=False):
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
 
 
+def step_in_a_region(inside):
+    """A step of `train_steps` whose whole forward is one region."""
+
+    def step_of(model, step):
+        with inside.region():
+            loss = model(batch(step)).square().mean()
+        loss.backward()
+        return loss
+
+    return step_of
+
+
 def train_steps(model, *, steps=STEPS, same=False, optimizer=None, step_of=None):
     """Losses, gradients, parameters and buffers of each step, by name."""
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=0.05)

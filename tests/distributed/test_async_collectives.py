@@ -6,30 +6,60 @@ other memory meanwhile, and what autograd saves without reading it, is legal in 
 
 from __future__ import annotations
 
-import itertools
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from collectives import WRITES, peer, rank, source, wait, write
+from collectives import WRITES, peer, rank, source, write
+from collectives import wait as wait_for
 from comparing import assert_exact
 from exactness import disk_tier
 from two_ranks import on_two_ranks
 
-LATE = 0.03  # seconds
+import ebb
+
 START = ("all_reduce", "reduce", "all_to_all_single", "isend_and_irecv")
 
 
-def come_late():
-    if rank() == 1:
-        time.sleep(LATE)
+class Meetings:
+    """For the one of them that comes next, rank 1 waits until rank 0 lets it."""
+
+    count = 0
+
+    @classmethod
+    def come_late(cls):
+        cls.count += 1
+        if rank() == 1:
+            store().wait([f"meeting {cls.count}"])
+
+    @classmethod
+    def let_come(cls):
+        if rank() == 0:
+            store().set(f"meeting {cls.count}", "")
+
+
+def store():
+    return dist.distributed_c10d._get_default_store()
 
 
 def start(name, t):
-    come_late()
+    Meetings.come_late()
     return WRITES[name](t, True)
+
+
+def wait(works):
+    Meetings.let_come()
+    wait_for(works)
+
+
+def nap():
+    """Rank 1 sleeps where the wait is inside of an operator, so that rank 0 cannot tell of it. No
+    test relies on who is first; it finds less if rank 1 is.
+    """
+    if rank() == 1:
+        time.sleep(0.03)
 
 
 def trains(program):
@@ -58,32 +88,21 @@ class Saves(torch.autograd.Function):
 @on_two_ranks
 def test_rank_0_sees_the_contents_late():
     """What the other tests rely on: the operator has returned, and the contents are not there."""
-    store, looked = dist.distributed_c10d._get_default_store(), "rank 0 has looked"
     h = source(torch.empty(4, 3))
     before = h.clone()
-    if rank() == 1:
-        store.wait([looked])
-    works = WRITES["all_reduce"](h, True)
-    if rank() == 0:
-        early = h.clone()
-        store.set(looked, "")
+    works = start("all_reduce", h)
+    early = h.clone()
     wait(works)
     assert rank() == 1 or torch.equal(early, before)
     assert not torch.equal(h, before)
 
 
-MADE = pytest.mark.parametrize(
-    ("made", "policy"),
-    [
-        *itertools.product(["computed", "leaf"], ["recompute_all", "save_matmuls", "mixed"]),
-    ],
-)
-
-
-@MADE
+@pytest.mark.parametrize("policy", ["recompute_all", "save_matmuls", "mixed"])
+@pytest.mark.parametrize("made", ["computed", "leaf"])
 @pytest.mark.parametrize("collective", START)
+@pytest.mark.parametrize("waited", ["in the region", "after it"])
 @on_two_ranks
-def test_saved_before_it_is_there(collective, made, policy):
+def test_saved_before_it_is_there(waited, collective, made, policy):
     def program(x, inside):
         h = source(x)
         with inside.region():
@@ -91,23 +110,9 @@ def test_saved_before_it_is_there(collective, made, policy):
             works = start(collective, h)
             y = Saves.apply(x.sin(), h)
             y = (y * x).sin().exp()
-            wait(works)
-        return y.sum()
-
-    assert_exact(trains(program), [policy])
-
-
-@MADE
-@pytest.mark.parametrize("collective", START)
-@on_two_ranks
-def test_waited_for_after_the_region(collective, made, policy):
-    def program(x, inside):
-        h = source(x)
-        with inside.region():
-            h = (x * 2).detach() if made == "computed" else h
-            works = start(collective, h)
-            y = Saves.apply(x.sin(), h)
-            y = (y * x).sin().exp()
+            if waited == "in the region":
+                wait(works)
+                return y.sum()
         wait(works)
         with inside.region():
             y = (y * h).sin().exp()
@@ -129,7 +134,7 @@ def test_the_other_half_is_read_meanwhile(made, way):
             else:
                 both = torch.empty(8, 3, dtype=x.dtype) if made == "empty" else x.new_zeros(8, 3)
                 both[:4].copy_(x.detach())
-            come_late()
+            Meetings.come_late()
             works = [dist.irecv(both[4:], peer()), dist.isend(source(x), peer())]
             ready = both[:4].sin() if way == "read" else both[:4]
             y = (x * ready).sin()
@@ -150,7 +155,7 @@ def test_a_buffer_used_twice_by_two_regions():
         buffer = torch.empty(4, 3, dtype=x.dtype)
         total = torch.zeros((), dtype=x.dtype)
         for i in range(3):
-            come_late()
+            Meetings.come_late()
             works = [dist.irecv(buffer, peer()), dist.isend(source(x) * (i + 1), peer())]
             wait(works)
             with inside.region():
@@ -166,7 +171,7 @@ def test_sent_from_a_tensor_that_nobody_holds():
     def program(x, inside):
         with inside.region():
             received = torch.empty_like(x).detach()
-            come_late()
+            Meetings.come_late()
             works = [
                 dist.isend((x * 2).exp().detach(), peer()),
                 dist.irecv(received, peer()),
@@ -188,7 +193,7 @@ def test_what_is_sent_is_recomputed_meanwhile():
             h = (x * 2).sin()
             y = h.exp().sum()
         received = torch.empty_like(x).detach()
-        come_late()
+        Meetings.come_late()
         works = [dist.isend(h.detach(), peer()), dist.irecv(received, peer())]
         del h
         gradient = torch.autograd.grad(y, x)[0]
@@ -207,7 +212,7 @@ def test_an_async_collective_tensor_is_saved_before_it_is_there(where, collectiv
     """Autograd packs it before the function that waits for it runs."""
 
     def gathered(x):
-        come_late()
+        nap()
         if collective == "of a result":
             return funcol.all_gather_tensor((x * 2).detach(), 0, dist.group.WORLD)
         return funcol.all_gather_tensor_autograd((x * 2).sin(), 0, dist.group.WORLD)
@@ -228,7 +233,7 @@ def test_an_async_collective_tensor_is_saved_before_it_is_there(where, collectiv
 def test_a_differentiable_functional_collective_is_waited_for_late():
     def program(x, inside):
         with inside.region():
-            come_late()
+            nap()
             h = funcol.all_gather_tensor_autograd(x.sin(), 0, dist.group.WORLD)
             y = (x * 3).cos().exp()
             y = y * (h * h)[:4] * h[4:]
@@ -242,10 +247,16 @@ def test_a_differentiable_functional_collective_is_waited_for_late():
 def test_leaves_memory_for_the_disk(collective):
     """Its copies are made by threads, at once."""
 
+    def meanwhile():
+        if rank() == 0:
+            ebb._C.drain_offload()
+        Meetings.come_late()
+        Meetings.let_come()
+
     def program(x, inside):
         with inside.region():
             h = (x * 2).detach()
-            write(collective, h, "late", lambda: time.sleep(LATE))
+            write(collective, h, "late", meanwhile)
             y = Saves.apply(x.sin(), h)
             y = (y * x * h).sin().exp()
         return y.sum()

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from comparing import assert_exact
-from models import WIDTH, Net, batch, train_steps
+from models import WIDTH, Net, batch, step_in_a_region, train_steps
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from two_ranks import on_two_ranks
@@ -49,14 +49,7 @@ def test_ddp(settings, order):
 def test_the_whole_of_ddp_in_a_region():
     def train(inside):
         model = DistributedDataParallel(Net())
-
-        def step_of(model, step):
-            with inside.region():
-                loss = model(batch(step)).square().mean()
-            loss.backward()
-            return loss
-
-        return train_steps(model, step_of=step_of)
+        return train_steps(model, step_of=step_in_a_region(inside))
 
     assert_exact(train)
 

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 from comparing import assert_exact
-from models import Block, Net, batch, train_steps
+from models import Block, Net, batch, step_in_a_region, train_steps
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FullyShardedDataParallel,
@@ -148,14 +148,7 @@ def test_one_region_around_all_of_fsdp2():
 
     def train(inside):
         model = sharded(Net(), mesh, reshard_after_forward=True)
-
-        def step_of(model, step):
-            with inside.region():
-                loss = model(batch(step)).square().mean()
-            loss.backward()
-            return loss
-
-        return train_steps(model, step_of=step_of)
+        return train_steps(model, step_of=step_in_a_region(inside))
 
     with pytest.raises(RuntimeError, match=r"aten::.* in region 'region'.*resized|was resized"):
         assert_exact(train, ["recompute_all"])

@@ -31,6 +31,18 @@ def loss_of(output, target):
     return (output - target).square().mean()
 
 
+def train_pipeline(pipeline, module):
+    def step_of(module, step):
+        losses = []
+        if rank() == 0:
+            pipeline.step(batch(step, 8, same=True))
+        else:
+            pipeline.step(target=torch.zeros(8, WIDTH), losses=losses)
+        return torch.stack(losses or [torch.zeros(())])
+
+    return train_steps(module, step_of=step_of)
+
+
 @pytest.mark.parametrize("schedule", [ScheduleGPipe, Schedule1F1B])
 @on_two_ranks
 def test_schedules(schedule):
@@ -40,15 +52,7 @@ def test_schedules(schedule):
         stage = PipelineStage(module, rank(), 2, torch.device("cpu"))
         pipeline = schedule(stage, n_microbatches=MICROBATCHES, loss_fn=loss_of)
 
-        def step_of(module, step):
-            losses = []
-            if rank() == 0:
-                pipeline.step(batch(step, 8, same=True))
-            else:
-                pipeline.step(target=torch.zeros(8, WIDTH), losses=losses)
-            return torch.stack(losses or [torch.zeros(())])
-
-        return train_steps(module, step_of=step_of)
+        return train_pipeline(pipeline, module)
 
     assert_exact(train)
 
@@ -66,15 +70,7 @@ def test_schedules_with_two_stages_a_rank(schedule):
         ]
         pipeline = schedule(stages, n_microbatches=MICROBATCHES, loss_fn=loss_of)
 
-        def step_of(module, step):
-            losses = []
-            if rank() == 0:
-                pipeline.step(batch(step, 8, same=True))
-            else:
-                pipeline.step(target=torch.zeros(8, WIDTH), losses=losses)
-            return torch.stack(losses or [torch.zeros(())])
-
-        return train_steps(nn.ModuleList(modules), step_of=step_of)
+        return train_pipeline(pipeline, nn.ModuleList(modules))
 
     assert_exact(train)
 

@@ -24,7 +24,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 RANKS = 2
-SECONDS = 40  # for one test; a collective whose peer does not come fails after half of that
+# For one test, which takes one or two. A collective whose peer does not come fails after half.
+SECONDS = 240
 
 
 def on_two_ranks(test: Callable[..., None]) -> Callable[..., None]:

@@ -31,10 +31,9 @@ def train():
 """
 SPAWN = """
 def work(rank, grouped):
-    import os, torch.distributed as dist
+    import torch.distributed as dist
     if grouped:
-        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": grouped}
-        dist.init_process_group("gloo", rank=rank, world_size=2)
+        dist.init_process_group("gloo", init_method=f"file://{grouped}", rank=rank, world_size=2)
     train()
     if grouped:
         dist.destroy_process_group()
@@ -79,15 +78,6 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.fixture
-def port():
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return str(free.getsockname()[1])
-
-
 @pytest.mark.parametrize(
     ("environment", "rank"),
     [
@@ -125,10 +115,11 @@ def test_spawned_processes_write_files_of_their_own(script, out):
     assert lines == [f"ebb: the reports are in {out}: r.process1.txt, r.process2.txt"]
 
 
-def test_spawned_ranks_know_their_number_from_the_process_group(script, out, port):
+def test_spawned_ranks_know_their_number_from_the_process_group(script, out, tmp_path):
     path = script(CHECKPOINTS, SPAWN)
 
-    lines = launch(path, port, EBB_REPORT=f"{out}/r.json", EBB_TRACE=f"{out}/traces", EBB="1")
+    store = tmp_path / "store"
+    lines = launch(path, store, EBB_REPORT=f"{out}/r.json", EBB_TRACE=f"{out}/traces", EBB="1")
 
     assert names(out) == ["r.rank0.json", "r.rank1.json", "traces"]
     assert names(out / "traces") == ["rank0-step0.json", "rank1-step0.json"]
@@ -139,7 +130,9 @@ def test_spawned_ranks_know_their_number_from_the_process_group(script, out, por
 
 
 def torchrun(path, **environment):
-    return launch("-m", "torch.distributed.run", "--nproc-per-node", 2, path, **environment)
+    return launch(
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path, **environment
+    )
 
 
 def test_a_launcher_has_nothing_to_report(script, out):

@@ -10,10 +10,12 @@ import threading
 
 import pytest
 import torch
+from limits import HANGS
 from offloading import (
     OFFLOAD_ALL,
     chain_of_sines,
     check_random_schedule,
+    drawn_settings,
     finish_copies,
     gradients,
 )
@@ -78,13 +80,7 @@ def test_without_gradients_nothing_is_sent_for_autograd(accelerator):
 def test_random_schedules(seed):
     draw = random.Random(seed)
     x = torch.randn(8, requires_grad=True)
-    settings = {
-        "in_flight_bytes": draw.choice([0, 64, 1 << 30]),
-        "prefetch_bytes": draw.choice([0, 64, 1 << 30]),
-        "pinned_limit": draw.choice([256, 1 << 30]),
-        "keep_last": draw.choice([0, 1, 3]),
-    }
-    with fake_accelerator(**settings) as fake:
+    with fake_accelerator(**drawn_settings(draw)) as fake:
         actions = ["advance", "stream", "fail"]
         check_random_schedule(draw, x, steps=1000, actions=actions, fake=fake)
         fake.use_stream(0)
@@ -136,7 +132,7 @@ def test_a_fetch_ahead_that_finds_no_memory_does_no_harm(accelerator):
 def test_storages_that_python_has_seen_do_not_deadlock_threads():
     """Their last reference takes the GIL, and whoever holds that may wait for the engine."""
     program = (
-        "import threading, time, torch, ebb\n"
+        "import threading, torch, ebb\n"
         "from ebb._testing import fake_accelerator\n"
         "class Save(torch.autograd.Function):\n"
         "    @staticmethod\n"
@@ -147,20 +143,21 @@ def test_storages_that_python_has_seen_do_not_deadlock_threads():
         "    for _ in range(20):\n"
         "        x = x.sin(); x.untyped_storage(); x = Save.apply(x); x.untyped_storage()\n"
         "    return x\n"
-        "def work(trains):\n"
-        "    x = torch.randn(2000, requires_grad=True)\n"
-        "    until = time.time() + 5\n"
-        "    while time.time() < until:\n"
-        "        with ebb.region(ebb.Policy(default=ebb.OFFLOAD)): y = f(x)\n"
-        "        if trains: torch.autograd.grad(y.sum(), x)\n"
+        "x = torch.randn(2000, requires_grad=True)\n"
+        "def forward():\n"
+        "    with ebb.region(ebb.Policy(default=ebb.OFFLOAD)): return f(x)\n"
+        "trained = threading.Event()\n"
+        "def only_forwards():\n"
+        "    while not trained.is_set(): forward()\n"
         "with fake_accelerator(in_flight_bytes=0):\n"
-        "    threads = [threading.Thread(target=work, args=(k,)) for k in (True, False)]\n"
-        "    for t in threads: t.start()\n"
-        "    for t in threads: t.join()\n"
+        "    thread = threading.Thread(target=only_forwards)\n"
+        "    thread.start()\n"
+        "    for _ in range(300): torch.autograd.grad(forward().sum(), x)\n"
+        "    trained.set(); thread.join()\n"
         "print('done')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANGS
     )
     assert done.stdout == "done\n", done.stderr
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from offloading import OFFLOAD_ALL, chain_of_sines, check_random_schedule, gradients
+from offloading import OFFLOAD_ALL, chain_of_sines, check_random_schedule, drawn_settings, gradients
 
 import ebb
 from ebb._testing import fake_accelerator
@@ -50,13 +50,7 @@ def test_random_schedules(seed):
     """On one stream, as in a capture."""
     draw = random.Random(seed)
     x = torch.randn(8, requires_grad=True)
-    settings = {
-        "in_flight_bytes": draw.choice([0, 64, 1 << 30]),
-        "prefetch_bytes": draw.choice([0, 64, 1 << 30]),
-        "pinned_limit": draw.choice([256, 1 << 30]),
-        "keep_last": draw.choice([0, 1, 3]),
-    }
-    with fake_accelerator(static=True, **settings) as fake:
+    with fake_accelerator(static=True, **drawn_settings(draw)) as fake:
         check_random_schedule(draw, x, steps=1000, actions=["fail"], fake=fake)
         assert fake.counts()["asked"] == 0
         stats = ebb.offload.stats()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from limits import HANGS
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "moe_paged.py"
 
@@ -20,7 +21,7 @@ def run(tmp_path, *arguments, **variables):
         env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(figures.read_text())

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from limits import HANGS
 from torch.nn import functional as F
 
 import ebb
@@ -355,15 +356,17 @@ def test_steps_in_two_threads():
 
     def step():
         inside.set()
-        go.wait(10)
+        go.wait()
 
     thread = threading.Thread(target=lambda: ebb.paging.run_step(step))
     thread.start()
-    inside.wait(10)
-    with pytest.raises(RuntimeError, match="is going on already"):
-        ebb.paging.run_step(lambda: loss_of(w, 60).backward())
-    go.set()
-    thread.join()
+    inside.wait()
+    try:
+        with pytest.raises(RuntimeError, match="is going on already"):
+            ebb.paging.run_step(lambda: loss_of(w, 60).backward())
+    finally:
+        go.set()
+        thread.join()
     ebb.paging.run_step(lambda: loss_of(w, 60).backward())
     found, w.grad = w.grad, None
     (X @ w).sin()[:60].sum().backward()
@@ -395,7 +398,7 @@ print("done")
 
 def test_no_deadlock_between_the_lock_and_the_gil():
     done = subprocess.run(
-        [sys.executable, "-c", DEADLOCK], capture_output=True, text=True, timeout=600
+        [sys.executable, "-c", DEADLOCK], capture_output=True, text=True, timeout=HANGS
     )
     assert done.stdout == "done\n", done.stderr
 

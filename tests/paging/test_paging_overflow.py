@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from limits import HANGS
 from torch import nn
 
 import ebb
@@ -335,6 +336,6 @@ if __name__ == "__main__":
 def test_all_ranks_run_a_step_again(tmp_path):
     script = tmp_path / "ranks.py"
     script.write_text(RANKS)
-    subprocess.run([sys.executable, script, tmp_path], timeout=600, capture_output=True)
+    subprocess.run([sys.executable, script, tmp_path], timeout=HANGS, capture_output=True)
     assert (tmp_path / "0").read_text() == "True [5, 5, 5, 5]"
     assert (tmp_path / "1").read_text() == "True [5, 60, 60, 5]"

@@ -227,7 +227,7 @@ def test_steps_do_not_nest_and_failing_ones_are_forgotten():
     ebb.paging.step_ok()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_random_schedules(data):
     layers = data.draw(st.integers(1, 3))

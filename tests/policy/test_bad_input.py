@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from limits import at_most
 
 import ebb
 from ebb._support.shown import shown
@@ -82,18 +82,18 @@ SIZES = st.one_of(
 @contextlib.contextmanager
 def errors_of_ours(allowed=(ValueError, TypeError), seconds=3.0):
     """What is raised inside is for the user: ours, of one kind, with no page of text."""
-    begin, message = time.perf_counter(), "ebb"
+    message = "ebb"
     try:
-        yield
+        with at_most(seconds):
+            yield
     except allowed as error:
         message = str(error)
     assert message.startswith("ebb")
     assert len(message) < 3000
     assert "incompatible function arguments" not in message
-    assert time.perf_counter() - begin < seconds
 
 
-fuzzed = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+fuzzed = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 
 
 @fuzzed
@@ -302,11 +302,9 @@ def test_no_folder(path):
     ],
 )
 def test_arguments_that_make_no_sense(call):
-    begin = time.perf_counter()
-    with pytest.raises((ValueError, TypeError), match=r"^ebb") as caught:
+    with at_most(seconds=3), pytest.raises((ValueError, TypeError), match=r"^ebb") as caught:
         call()
     assert len(str(caught.value)) < 3000
-    assert time.perf_counter() - begin < 3
 
 
 @pytest.mark.parametrize("name", ["\ud800", "a\0b", "😀", LONG], ids=list("abcd"))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from deciding import Block, saved
 from exactness import same_bits
+from limits import HANGS
 from torch import nn
 
 import ebb
@@ -440,4 +441,4 @@ with ebb.region(ebb.Policy(rules)):
             pass
     thread.join()
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANGS)

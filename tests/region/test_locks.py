@@ -10,14 +10,17 @@ import subprocess
 import sys
 
 import pytest
+from limits import HANGS
 
-COMMON = """
+COMMON = (
+    f"HANGS = {HANGS}\n"
+    + """
 import faulthandler, sys, threading, time
 import torch
 import ebb
 from ebb._testing import fake_accelerator
 
-faulthandler.dump_traceback_later(60, exit=True)
+faulthandler.dump_traceback_later(HANGS, exit=True)
 sys.setswitchinterval(1e-5)
 held = threading.Event()
 
@@ -40,6 +43,7 @@ def against(other):
     thread.start()
     return done, thread
 """
+)
 
 OFFLOADING = """
 everything = ebb.Policy({"aten::*": ebb.OFFLOAD})

@@ -8,13 +8,14 @@ import sys
 import pytest
 import torch
 from exactness import assert_exact, leaves, replayed
+from limits import HANGS
 
 import ebb
 
 
 def run_script(source: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=HANGS
     )
 
 

@@ -15,18 +15,21 @@ ROOT = Path(__file__).resolve().parents[2]
 # Lowest first. What is in a room may import its own room and those of lower floors. A room is a
 # package, or a module that lies at the top.
 FLOORS = (
-    ("_C", "_build_info", "_check_torch", "_ebb_autoload", "_support"),
+    ("_C", "_build_info", "_check_torch", "_ebb_switches", "_support"),
     ("_policy", "_report"),
     ("policies",),
     ("_region",),
     ("offload", "paging"),
     ("_launch",),
     ("__init__",),
-    ("__main__", "_testing"),
+    ("__main__", "_ebb_autoload", "_testing"),
 )
 
 # Imports inside of functions, and why.
 LAZY = {
+    ("_ebb_autoload", "ebb"): (
+        "runs in each process that imports torch, and imports ebb where a variable asks for it"
+    ),
     ("ebb._launch.start", "ebb._launch.takeover"): (
         "it reads private functions of torch: only where it is asked for can they be missed, and "
         "then ebb is off"
@@ -34,9 +37,6 @@ LAZY = {
 }
 # Of these, those that run back up or in a circle.
 LAZY_AND_BACK = {
-    ("_ebb_autoload", "ebb"): (
-        "runs in each process that imports torch, and imports ebb where a variable asks for it"
-    ),
     ("ebb._launch.checkpoint_calls", "ebb._launch.checkpoint_calls"): (
         "its code runs in torch's functions, with torch's globals"
     ),
@@ -90,7 +90,7 @@ class Imports(ast.NodeVisitor):
         self._functions -= 1
 
     def _add(self, name):
-        if name.partition(".")[0] in ("ebb", "_ebb_autoload"):
+        if name.partition(".")[0] == "ebb" or name.startswith("_ebb_"):
             (self.lazy if self._functions else self.eager).add(name)
 
 

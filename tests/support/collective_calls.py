@@ -1,47 +1,20 @@
-"""Two gloo ranks in one process, and each operator of torch's distributed packages called on both.
-
-A group of one rank would not do: there most collectives change nothing.
-"""
+"""Each operator of torch's distributed packages, called on two gloo ranks in one process."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from gloo_groups import Group, two_ranks
 from hidden_writes import Finding, tensors_of
 from hidden_writes import contents as contents_of
 from operator_inputs import arguments_by_name, schemas, writes
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-Group = Any
 Made = Any  # works and tensors to be waited for
-
-
-def two_ranks() -> list[Group]:
-    """Process groups 0 and 1 of one world. Their collectives run on gloo's own threads."""
-    store = dist.HashStore()
-    groups: list[Any] = [None, None]
-
-    def make(rank: int) -> None:
-        group = dist.ProcessGroup(store, rank, 2)
-        backend = dist.PrefixStore("gloo", store)
-        gloo = dist.ProcessGroupGloo(backend, rank, 2, timedelta(seconds=20))
-        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-        group._set_group_name(f"two ranks {rank}")
-        torch._C._distributed_c10d._register_process_group(group.group_name, group)
-        groups[rank] = group
-
-    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return groups
 
 
 def t(rank: int, *shape: int) -> torch.Tensor:

@@ -39,6 +39,16 @@ def gradients(loss, inputs):
     return torch.autograd.grad(loss, inputs)
 
 
+def drawn_settings(draw: Random):
+    """Little room or much, for each kind of room."""
+    return {
+        "in_flight_bytes": draw.choice([0, 64, 1 << 30]),
+        "prefetch_bytes": draw.choice([0, 64, 1 << 30]),
+        "pinned_limit": draw.choice([256, 1 << 30]),
+        "keep_last": draw.choice([0, 1, 3]),
+    }
+
+
 def check_random_schedule(draw: Random, x, *, steps, actions=(), longest=5, fake=None):
     """Forwards, backwards, early releases and retained graphs, and what `actions` names, in any
     order: what is needed next may be anywhere, or on its way. Each gradient is right, and no graph

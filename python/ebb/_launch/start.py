@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from _ebb_autoload import is_set
+from _ebb_switches import is_set
 
 from ebb import _C, offload, paging
 from ebb._launch.variables import (

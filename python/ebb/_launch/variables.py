@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from _ebb_autoload import is_set
+from _ebb_switches import is_set
 
 from ebb._support.job import say
 from ebb._support.shown import clipped, shown

@@ -17,22 +17,22 @@ from pathlib import Path
 import torch
 from torch.utils import cpp_extension
 
-SOURCE = Path(__file__).with_name("late.cpp")
+HERE = Path(__file__).parent
 BUILD = Path(__file__).resolve().parents[3] / "build" / "late"
 DRAWS = ("from device", "from cpu", "from both", "from hidden")
 
 
 def _library() -> Path:
     """The compiled library; ten to sixty seconds the first time."""
-    made_of = SOURCE.read_bytes() + Path(__file__).read_bytes()
-    key = hashlib.sha256(made_of).hexdigest()[:12]
+    made_of = [Path(__file__), HERE / "late.cpp", *sorted(HERE.glob("*.h"))]
+    key = hashlib.sha256(b"".join(file.read_bytes() for file in made_of)).hexdigest()[:12]
     library = BUILD / f"late-{torch.__version__}-{key}.so"
     if not library.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
         made = library.with_suffix(f".{os.getpid()}")
         command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-fPIC", "-shared", "-w"]
         command += [f"-isystem{path}" for path in cpp_extension.include_paths()]
-        command += [str(SOURCE), "-o", str(made)]
+        command += [str(HERE / "late.cpp"), "-o", str(made)]
         command += [f"-L{path}" for path in cpp_extension.library_paths()]
         command += ["-ltorch_cpu", "-lc10"]
         subprocess.run(command, check=True)

@@ -1,0 +1,38 @@
+"""Two gloo ranks in one process.
+
+A group of one rank would not do: there most collectives change nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from limits import HANGS
+
+Group = Any
+
+
+def two_ranks() -> list[Group]:
+    """Process groups 0 and 1 of one world. Their collectives run on gloo's own threads."""
+    store = dist.HashStore()
+    groups: list[Any] = [None, None]
+
+    def make(rank: int) -> None:
+        group = dist.ProcessGroup(store, rank, 2)
+        backend = dist.PrefixStore("gloo", store)
+        gloo = dist.ProcessGroupGloo(backend, rank, 2, timedelta(seconds=HANGS))
+        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        group._set_group_name(f"two ranks {rank}")
+        torch._C._distributed_c10d._register_process_group(group.group_name, group)
+        groups[rank] = group
+
+    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return groups

@@ -1,0 +1,19 @@
+"""How long something may take, on a machine that has other things to do as well."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+HANGS = 600  # seconds; what ends at all ends in a small part of that
+
+
+@contextlib.contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """What is inside takes no more time of the processor, in this thread. The clock on the wall
+    goes on while others have the processor.
+    """
+    begin = time.thread_time()
+    yield
+    assert time.thread_time() - begin < seconds
