@@ -75,9 +75,9 @@ std::string explain(const Policy& policy, const std::string& op) {
   for (const std::string& name : overloads) {
     text += name + "\n";
     size_t i = 0;
-    for (const Policy::Part& part : policy.parts()) {
+    for (const Policy::Alternative& alternative : policy.alternatives()) {
       bool decided = false;
-      for (; i < part.end; ++i) {
+      for (; i < alternative.end; ++i) {
         const Rule& rule = policy.rules()[i];
         if (decided || !operatorMatches(rule.op, name)) {
           continue;
@@ -86,9 +86,9 @@ std::string explain(const Policy& policy, const std::string& op) {
         text += c10::str("  ", nameOf(rule.decision), " by ", ruleInWords(policy, i), "\n");
       }
       if (!decided) {
-        text += c10::str("  ", nameOf(part.fallback), " by default\n");
+        text += c10::str("  ", nameOf(alternative.fallback), " by default\n");
       }
-      if (i < policy.rules().size() || &part != &policy.parts().back()) {
+      if (i < policy.rules().size() || &alternative != &policy.alternatives().back()) {
         text += "  where that is RECOMPUTE:\n";
       }
     }

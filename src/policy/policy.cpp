@@ -92,7 +92,7 @@ bool matchesResult(const Rule& rule, const at::Tensor& result) {
   return rule.name.empty() && matchesSize(rule, result);
 }
 
-// See Note [Policies of several parts]
+// See Note [Policies of several alternatives]
 void overrule(Verdict& verdict, const Verdict& next) {
   if (verdict.decision == Decision::Recompute) {
     const bool forced = verdict.forced;
@@ -129,7 +129,7 @@ std::vector<std::string> operatorsNamed(const std::string& pattern) {
 
 Policy::Policy(std::vector<Rule> rules, Decision fallback, Decision inputs)
     : rules_(std::move(rules)),
-      parts_{{rules_.size(), fallback}},
+      alternatives_{{rules_.size(), fallback}},
       inputs_(inputs),
       table_(new std::atomic<const Candidates*>[kTableSize] {}) {
   TORCH_CHECK_VALUE(
@@ -150,12 +150,12 @@ Policy::Policy(std::vector<Rule> rules, Decision fallback, Decision inputs)
 
 Policy::Policy(const Policy& first, const Policy& second)
     : rules_(first.rules_),
-      parts_(first.parts_),
+      alternatives_(first.alternatives_),
       inputs_(first.inputs_ == Decision::Save ? second.inputs_ : first.inputs_),
       table_(new std::atomic<const Candidates*>[kTableSize] {}) {
   rules_.insert(rules_.end(), second.rules_.begin(), second.rules_.end());
-  for (const Part& part : second.parts_) {
-    parts_.push_back({first.rules_.size() + part.end, part.fallback});
+  for (const Alternative& alternative : second.alternatives_) {
+    alternatives_.push_back({first.rules_.size() + alternative.end, alternative.fallback});
   }
 }
 
@@ -175,7 +175,8 @@ bool Policy::gives(Decision decision) const {
   const auto is = [=](Decision given) { return given == decision; };
   return is(inputs_) ||
          std::any_of(rules_.begin(), rules_.end(), [&](auto& r) { return is(r.decision); }) ||
-         std::any_of(parts_.begin(), parts_.end(), [&](auto& p) { return is(p.fallback); });
+         std::any_of(
+             alternatives_.begin(), alternatives_.end(), [&](auto& p) { return is(p.fallback); });
 }
 
 const Policy::Candidates& Policy::candidates(const OpTraits& op) const {
@@ -196,9 +197,9 @@ const Policy::Candidates& Policy::candidates(const OpTraits& op) const {
   }
   Candidates& candidates = compiled_.emplace_back();
   size_t i = 0;
-  for (const Part& part : parts_) {
+  for (const Alternative& alternative : alternatives_) {
     bool decided = false;
-    for (; i < part.end; ++i) {
+    for (; i < alternative.end; ++i) {
       const Rule& rule = rules_[i];
       if (!decided && operatorMatches(rule.op, op.name)) {
         const bool onCall = isOnCall(rule);
@@ -209,7 +210,7 @@ const Policy::Candidates& Policy::candidates(const OpTraits& op) const {
       }
     }
     if (!decided) {
-      candidates.push_back({{part.fallback}, nullptr, false, false, true});
+      candidates.push_back({{alternative.fallback}, nullptr, false, false, true});
     }
   }
   TORCH_CHECK_VALUE(
@@ -269,7 +270,7 @@ Decision ActivePolicy::inputs() const {
 Verdict ActivePolicy::decide(const OpTraits& op) {
   const auto& candidates = policy_->candidates(op);
   const auto& first = candidates.front();
-  const bool simple = first.endsPart && candidates.size() == 1;
+  const bool simple = first.endsAlternative && candidates.size() == 1;
   return simple ? first.verdict : decideWith(op, candidates);
 }
 
@@ -277,7 +278,7 @@ Verdict ActivePolicy::decide(const OpTraits& op) {
 Verdict ActivePolicy::decideWith(const OpTraits& op, const Policy::Candidates& candidates) {
   uint64_t matching = 0;
   bool dependsOnResult = false;
-  bool decided = false;  // in this part
+  bool decided = false;  // in this alternative
   Verdict verdict;
   bool named = false;
   for (size_t i = 0; i < candidates.size(); ++i) {
@@ -291,7 +292,7 @@ Verdict ActivePolicy::decideWith(const OpTraits& op, const Policy::Candidates& c
         overrule(verdict, candidate.verdict);
       }
     }
-    if (candidate.endsPart) {
+    if (candidate.endsAlternative) {
       decided = false;
     }
   }
@@ -302,7 +303,7 @@ Verdict ActivePolicy::decideWith(const OpTraits& op, const Policy::Candidates& c
 
 Verdict ActivePolicy::decideOn(const OpTraits& op, const at::Tensor& result, const Verdict& call) {
   const auto& candidates = policy_->candidates(op);
-  bool decided = false;  // in this part
+  bool decided = false;  // in this alternative
   Verdict verdict;
   for (size_t i = 0; i < candidates.size(); ++i) {
     const auto& candidate = candidates[i];
@@ -311,7 +312,7 @@ Verdict ActivePolicy::decideOn(const OpTraits& op, const at::Tensor& result, con
       decided = true;
       overrule(verdict, candidate.verdict);
     }
-    if (candidate.endsPart) {
+    if (candidate.endsAlternative) {
       decided = false;
     }
   }

@@ -30,7 +30,7 @@ class EBB_API Policy : public std::enable_shared_from_this<Policy> {
     return rules_;
   }
   Decision fallback() const {
-    return parts_.front().fallback;
+    return alternatives_.front().fallback;
   }
   Decision inputs() const {
     return inputs_;
@@ -45,36 +45,36 @@ class EBB_API Policy : public std::enable_shared_from_this<Policy> {
   // Whether some rule, or what holds without one, gives this decision.
   bool gives(Decision decision) const;
 
-  // The rules that can match one operator, in order, each part ending with one that always does.
+  // The rules that can match one operator, in order, each alternative ending with one that always does.
   struct Candidate {
     Verdict verdict;
-    const Rule* rule;  // null: it always matches
-    bool onCall;       // `rule` has a condition on the call
-    bool onResult;     // ... or on a result
-    bool endsPart;     // see Note [Policies of several parts]
+    const Rule* rule;      // null: it always matches
+    bool onCall;           // `rule` has a condition on the call
+    bool onResult;         // ... or on a result
+    bool endsAlternative;  // see Note [Policies of several alternatives]
   };
   using Candidates = c10::SmallVector<Candidate, 2>;
   const Candidates& candidates(const OpTraits& op) const;
 
   bool matchesModule(const Rule& rule, uint32_t module) const;
 
-  // Note [Policies of several parts]
-  // `either` makes a policy of the rules of both, one after the other. Each part decides by its
-  // first rule that matches, or its default; what counts is the first part that does not recompute.
-  struct Part {
+  // Note [Policies of several alternatives]
+  // `either` makes a policy of the rules of both, one after the other. Each decides by its
+  // first rule that matches, or its default; what counts is the first that does not recompute.
+  struct Alternative {
     size_t end;         // of its rules
     Decision fallback;  // when none of them matches
   };
-  const std::vector<Part>& parts() const {
-    return parts_;
+  const std::vector<Alternative>& alternatives() const {
+    return alternatives_;
   }
 
  private:
   const Candidates& compile(const OpTraits& op) const;
 
-  std::vector<Rule> rules_;  // patterns are normalised
-  std::vector<Part> parts_;  // at least one
-  Decision inputs_;          // for what regions read
+  std::vector<Rule> rules_;                // patterns are normalised
+  std::vector<Alternative> alternatives_;  // at least one
+  Decision inputs_;                        // for what regions read
   // Note [Compiled policies]
   // A table over OpTraits::index, filled at the first call of each operator. Readers take no lock;
   // an operator beyond the table's end is looked up under the lock each time.

@@ -249,7 +249,7 @@ def test_leaves_memory_for_the_disk(collective):
 
     def meanwhile():
         if rank() == 0:
-            ebb._C.drain_offload()
+            ebb._C._testing.drain_offload()
         Meetings.come_late()
         Meetings.let_come()
 

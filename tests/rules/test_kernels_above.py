@@ -95,8 +95,11 @@ class Program:
         return [*shown, *torch.autograd.grad(total, leaves, allow_unused=True)]
 
     def gives(self, expected: list[Any], times: int) -> bool:
-        """Whether eager gives that, however often."""
-        return all(same(self.run(contextlib.nullcontext()), expected) for _ in range(times))
+        """Whether eager gives that, however often: some kernels read memory that nothing wrote."""
+        try:
+            return all(same(self.run(contextlib.nullcontext()), expected) for _ in range(times))
+        except Exception:
+            return False
 
     def use(self, x: Any) -> torch.Tensor | None:
         """Its backward needs `x` itself."""
@@ -120,6 +123,9 @@ def calls_of(name: str, count: int) -> Iterator[tuple[int, Any, Named]]:
             if not all(map(is_dense, tensors)):
                 yield number, args, kwargs
 
+
+# Eager gives something else, or raises, one time in 150 where a kernel reads what nothing wrote.
+OFTEN = 3000
 
 Found = tuple[int, list[str], list[str]]  # programs that eager runs, that are wrong, that raise
 
@@ -148,10 +154,11 @@ def try_operator(
                 about = f"{name}, guess {number}, after {before}, grad {with_grad}"
                 try:
                     right = same(program.run(ebb.region()), expected)
-                    if not right and program.gives(expected, times=100):
+                    if not right and program.gives(expected, times=OFTEN):
                         wrong.append(about)
                 except Exception as error:
-                    loud.append(f"{about}: {type(error).__name__}: {str(error)[:200]}")
+                    if program.gives(expected, times=OFTEN):
+                        loud.append(f"{about}: {type(error).__name__}: {str(error)[:200]}")
         ran += runs
         if ran >= enough:
             break
