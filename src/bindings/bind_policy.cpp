@@ -87,8 +87,8 @@ void bindPolicy(py::module_& module) {
           "parts",
           [](const PyPolicy& policy) {
             std::vector<std::pair<size_t, int>> parts;
-            for (const Policy::Part& part : policy.policy->parts()) {
-              parts.emplace_back(part.end, static_cast<int>(part.fallback));
+            for (const Policy::Alternative& alternative : policy.policy->alternatives()) {
+              parts.emplace_back(alternative.end, static_cast<int>(alternative.fallback));
             }
             return parts;
           })

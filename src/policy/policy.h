@@ -45,7 +45,8 @@ class EBB_API Policy : public std::enable_shared_from_this<Policy> {
   // Whether some rule, or what holds without one, gives this decision.
   bool gives(Decision decision) const;
 
-  // The rules that can match one operator, in order, each alternative ending with one that always does.
+  // The rules that can match one operator, in order, each alternative ending with one that always
+  // does.
   struct Candidate {
     Verdict verdict;
     const Rule* rule;      // null: it always matches
