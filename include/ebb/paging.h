@@ -42,7 +42,7 @@ enum class DeadRows : uint8_t {
 struct PagingSettings {
   int64_t pageRows = 64;          // rows of a page
   double headroom = 1.1;          // of a pool, over what the recorded step needed
-  double hostHeadroom = 0;        // likewise, of its second tier in pinned memory
+  double hostHeadroom = 0;        // of its second tier in pinned memory, over the same
   size_t deviceLimit = SIZE_MAX;  // most bytes of all pools of a device
   PageOverflowMode overflow = PageOverflowMode::Deferred;
   DeadRows deadRows = DeadRows::Repeat;
@@ -108,7 +108,7 @@ struct PagingStats {
   uint64_t resident = 0;       // values that stayed, since their backward came next
   uint64_t stashes = 0;        // values that are away, now
   uint64_t paddedBytes = 0;    // of the recorded step: held at a time, with dead rows
-  uint64_t liveBytes = 0;      // likewise, without
+  uint64_t liveBytes = 0;      // of the recorded step: held at a time, live rows only
   uint64_t poolBytes = 0;      // now, on devices
   uint64_t hostPoolBytes = 0;  // now, in pinned memory
   std::vector<PagePoolStats> pools;

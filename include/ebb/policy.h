@@ -28,12 +28,12 @@ struct Rule {
   Decision decision = Decision::Recompute;
   uint32_t every = 1;  // only each n-th call that all but the last four lines hold for, per region
   bool force = false;  // also for ops that are never replayed; `op` must name them exactly
-  uint32_t nth = 0;    // only that call, counted likewise; 0: any
+  uint32_t nth = 0;    // only that call, counted as for `every`; 0: any
   bool perModule = false;                 // calls are counted per module
   std::string module{};                   // a glob over the innermost module's name; empty: any
   std::string name{};                     // only values with this name, see nameValue; empty: any
   size_t minBytes = 0;                    // the result's storage has at least so many
-  size_t maxBytes = SIZE_MAX;             // ... and at most so many
+  size_t maxBytes = SIZE_MAX;             // the result's storage has at most so many
   std::optional<at::ScalarType> dtype{};  // of the result
 };
 

@@ -17,7 +17,7 @@ namespace ebb {
 struct RegionCounters {
   uint64_t entered = 0;         // times the region was entered
   uint64_t opsSeen = 0;         // ops that reached ebb; views do not
-  uint64_t opsRecorded = 0;     // ... for which a recipe was written
+  uint64_t opsRecorded = 0;     // those of them for which a recipe was written
   uint64_t opsReplayed = 0;     // recipes run again
   uint64_t bytesSaved = 0;      // made in the region, packed by autograd, kept
   uint64_t bytesDropped = 0;    // made in the region, packed by autograd, not kept
@@ -99,7 +99,7 @@ EBB_API void resetStats();
 // Storages of a step that are alike. Each storage counts once.
 struct ReportRow {
   std::string region;          // in which they were made
-  std::string module;          // likewise; empty if nobody tracks modules
+  std::string module;          // in which they were made; empty if nobody tracks modules
   std::string op;              // that made them; "from outside" for what none made
   std::vector<int64_t> shape;  // of the op's result
   at::ScalarType dtype = at::ScalarType::Undefined;
@@ -135,7 +135,7 @@ struct ReportRow {
 struct ReportPoint {
   double seconds = 0;  // since the step began
   uint64_t held = 0;   // bytes
-  uint64_t eager = 0;  // likewise
+  uint64_t eager = 0;  // bytes
 
   static constexpr auto fields(auto function) {
     return function(
@@ -173,7 +173,7 @@ struct Report {
   std::vector<ReportSpan> spans;
   std::vector<std::string> idleRules;  // that decided on nothing, in words
   uint64_t peakHeld = 0;               // of the timeline, in bytes
-  uint64_t peakEager = 0;              // likewise
+  uint64_t peakEager = 0;              // what eager would have held at most, in bytes
 
   static constexpr auto fields(auto function) {
     return function(

@@ -36,8 +36,9 @@ struct RowCount final : c10::intrusive_ptr_target {
   // Throws c10::ValueError if `tensor` has fewer rows; on the CPU only, where that is known.
   void check(const at::Tensor& tensor) const;
 
-  at::Tensor count;  // one int64, on the tensor's device; written by nobody
-  at::Tensor kept;   // likewise: how many rows are kept, one at least
+  // Each is one int64 on the tensor's device that nobody writes.
+  at::Tensor count;  // rows that live
+  at::Tensor kept;   // rows that are kept: one at least
 
  private:
   c10::weak_intrusive_ptr<c10::StorageImpl> given_;  // what it was computed from

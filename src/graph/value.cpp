@@ -62,14 +62,14 @@ void Value::stamp(const at::Tensor& tensor) {
   nbytes = storage->nbytes();
   address = storage->data();
   if (!tensor.is_inference()) {
-    counter = tensor.unsafeGetTensorImpl()->version_counter();
-    version = counter.current_version();
+    written.counter = tensor.unsafeGetTensorImpl()->version_counter();
+    written.version = written.counter.current_version();
   }
 }
 
 [[gnu::noinline]] void Value::inheritCounters(const Value& before) {
-  if (!sameCounter(counter, before.counter)) {
-    learn(before.counter, before.version);
+  if (!sameCounter(written.counter, before.written.counter)) {
+    learn(before.written.counter, before.written.version);
   }
   for (const auto* stamp = before.otherCounters.get(); stamp; stamp = stamp->next.get()) {
     learn(stamp->counter, stamp->version);
@@ -78,7 +78,7 @@ void Value::stamp(const at::Tensor& tensor) {
 
 bool Value::otherVersionsHold() const {
   const CounterStamp* stamp = otherCounters.get();
-  while (stamp != nullptr && stamp->counter.current_version() == stamp->version) {
+  while (stamp != nullptr && stamp->holds()) {
     stamp = stamp->next.get();
   }
   return stamp == nullptr;
@@ -100,17 +100,18 @@ void Value::learn(const c10::VariableVersion& seen) {
 }
 
 void Value::allowOne(const c10::VariableVersion& seen) {
-  const auto allow = [&](const c10::VariableVersion& known, uint32_t& at) {
-    at += sameCounter(known, seen) && known.current_version() == at + 1;
+  const auto allow = [&](VersionStamp& stamp) {
+    const auto& known = stamp.counter;
+    stamp.version += sameCounter(known, seen) && known.current_version() == stamp.version + 1;
   };
-  allow(counter, version);
+  allow(written);
   for (CounterStamp* stamp = otherCounters.get(); stamp != nullptr; stamp = stamp->next.get()) {
-    allow(stamp->counter, stamp->version);
+    allow(*stamp);
   }
 }
 
 bool Value::knows(const c10::VariableVersion& seen) const {
-  if (sameCounter(seen, counter)) {
+  if (sameCounter(seen, written.counter)) {
     return true;
   }
   const CounterStamp* stamp = otherCounters.get();
@@ -150,7 +151,7 @@ void Value::release_resources() {
   slice.reset();
   rows.reset();
   home.reset();
-  counter = c10::VariableVersion();
+  written.counter = c10::VariableVersion();
   otherCounters.reset();
   witness.reset();
 }

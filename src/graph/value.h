@@ -23,16 +23,25 @@ struct Witness;
 class Stash;
 struct Rows;
 
-// A version counter and what it showed.
-struct CounterStamp : InArena {
+// A version counter and what it showed. See Note [Version stamps].
+struct VersionStamp {
+  c10::VariableVersion counter;  // outlives the tensor; disabled: of an inference tensor
+  uint32_t version = 0;
+
+  // Whether it has not moved since.
+  bool holds() const {
+    return !counter.enabled() || counter.current_version() == version;
+  }
+};
+
+// One of a value's list.
+struct CounterStamp : VersionStamp, InArena {
   ~CounterStamp() {
     while (next) {
       next = std::move(next->next);  // one after the other: the list may be long
     }
   }
-  c10::VariableVersion counter;
-  uint32_t version = 0;
-  std::unique_ptr<CounterStamp> next;  // of a value's list
+  std::unique_ptr<CounterStamp> next;
 };
 
 // What a value owns says in which state it is.
@@ -64,7 +73,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   c10::weak_intrusive_ptr<c10::StorageImpl> home{c10::intrusive_ptr<c10::StorageImpl>()};
   c10::Storage bytes;                 // the kept bytes; null unless kept
   c10::intrusive_ptr<Recipe> recipe;  // how to make it; null for a leaf
-  c10::VariableVersion counter;       // outlives the tensor; see Note [Version stamps]
+  VersionStamp written;               // by the tensor that it was last written through
   c10::intrusive_ptr<Stash> stash;    // see Note [Offloaded values]; null but for those
   std::unique_ptr<SavedSlice> slice;  // what the stash has, or will; null for all of it
   std::unique_ptr<Rows> rows;         // see Note [Rows]; null: which rows live is not known
@@ -77,7 +86,6 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   const void* address = nullptr;     // where its bytes were; see living()
   size_t nbytes = 0;                 // of the storage, in this state
   uint64_t fingerprint = 0;          // of a kept leaf; see Note [Fingerprints of leaves]
-  uint32_t version = 0;              // what `counter` showed for this state
   uint32_t packed = 0;               // how many handles were made on it
   std::atomic<uint32_t> handles{0};  // how many of them exist and own it
   uint32_t read = 0;                 // by how many inputs of recipes; see recipeReaders()
@@ -149,8 +157,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
 
   // No counter that has written this storage has moved since.
   bool versionHolds() const {
-    return (!counter.enabled() || counter.current_version() == version) &&
-           (otherCounters == nullptr || otherVersionsHold());
+    return written.holds() && (otherCounters == nullptr || otherVersionsHold());
   }
   bool otherVersionsHold() const;
 

@@ -45,7 +45,7 @@ enum class RowRule : uint8_t {
   Unknown,       // may mix them
   EachRow,       // element by element, with broadcasting
   OneArgument,   // row i of the result is made of row i of one argument and all of the others
-  Groups,        // likewise of the first, if the second is a stack of matrices
+  Groups,        // row i is made of row i of the first, if the second is a stack of matrices
   Batches,       // products of batches of matrices
   TrailingDims,  // normalises over as many last dimensions as a list has sizes
   AlongDims,     // works along dimensions that are given
@@ -69,7 +69,7 @@ struct OpTraits {
   bool neverReplayed = false;  // collectives and the like; see Note [Never replayed]
   bool communicates = false;   // see Note [Communication]
   bool uninitialised = false;  // empty*: see Note [Uninitialised memory is not a recipe]
-  bool constantFill = false;   // zeros, ones, full: likewise, if read before a seen write
+  bool constantFill = false;   // zeros, ones, full: no recipe either, if read before a seen write
   PrecisionRead precision = PrecisionRead::None;  // see float32Precision in kernel/kernel_state.h
   bool readsRequiresGrad = false;  // kernel choice depends on requires_grad and grad mode
   int16_t generatorArgument = -1;  // index of a Generator? argument

@@ -79,7 +79,7 @@ class KernelStateGuard {
   c10::impl::PODLocalDispatchKeySet saved_;  // the thread's own dispatch key sets
   const KernelState& state_;                 // what was asked for
   NumericSettings outer_;                    // what was before
-  AutocastDtypes outerDtypes_;               // likewise, of the devices that `state_` names
+  AutocastDtypes outerDtypes_;               // ... what was before, of devices that `state_` names
 };
 
 }  // namespace ebb

@@ -44,8 +44,9 @@ struct alignas(64) Chunk {
   // Objects that are not freed. As long as a thread cuts from the chunk it holds kCutting more, and
   // does not count what it cuts: so cutting is no atomic operation.
   std::atomic<int64_t> live;
-  int64_t cut;  // objects made so far; the cutting thread's
-  size_t used;  // bytes; likewise
+  // Of the cutting thread:
+  int64_t cut;  // objects made so far
+  size_t used;  // bytes
 };
 constexpr int64_t kCutting = int64_t{1} << 40;
 

@@ -56,7 +56,7 @@ struct PageStash final : Stash, InArena {
   enum class State : uint8_t {
     Resident,   // the storage itself is held: its backward comes next
     Copied,     // live rows are in memory of their size
-    Paged,      // ... in a pool
+    Paged,      // live rows are in a pool
     Returning,  // being restored
     Back,       // fetched: the engine has nothing to do with it any more
   };

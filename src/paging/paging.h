@@ -110,9 +110,10 @@ class EBB_API Paging {
   PagingSettings settings_;
   PoolSet pools_{mutex_};
   PageStep step_;
-  uint64_t alive_ = 0;            // stashes of all steps that are not back
-  int64_t reportedErrors_ = 0;    // error bits of this step that the user has been told of
-  int64_t unreportedErrors_ = 0;  // ... of pools that are gone, that the user has not been told of
+  uint64_t alive_ = 0;          // stashes of all steps that are not back
+  int64_t reportedErrors_ = 0;  // error bits of this step that the user has been told of
+  int64_t unreportedErrors_ =
+      0;  // of pools that are gone: those that the user has not been told of
   PagingStats counts_;
   void (*throwOverflow_)(const std::string&) = nullptr;
 };

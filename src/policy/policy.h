@@ -51,7 +51,7 @@ class EBB_API Policy : public std::enable_shared_from_this<Policy> {
     Verdict verdict;
     const Rule* rule;      // null: it always matches
     bool onCall;           // `rule` has a condition on the call
-    bool onResult;         // ... or on a result
+    bool onResult;         // `rule` has a condition on a result
     bool endsAlternative;  // see Note [Policies of several alternatives]
   };
   using Candidates = c10::SmallVector<Candidate, 2>;

@@ -34,7 +34,7 @@ struct Write {
   at::Tensor tensor;                 // one of the arguments that show it
   c10::intrusive_ptr<Value> before;  // the state that is written over
   uint16_t argument;                 // where `tensor` was
-  int32_t element;                   // ... in a list; -1: not a list
+  int32_t element;                   // index in a list argument; -1: not a list
   bool whole;                        // the old contents do not matter
   bool counted;                      // its version will move; see Note [Version stamps]
   uint32_t version;                  // before the op

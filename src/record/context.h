@@ -15,8 +15,8 @@ namespace ebb {
 struct Context {
   c10::intrusive_ptr<Graph> graph;     // shared with the handles; null between regions
   Decider* decider = nullptr;          // of the innermost region
-  RegionCounters* counters = nullptr;  // likewise
-  uint16_t region = 0;                 // likewise: its index in Graph::names
+  RegionCounters* counters = nullptr;  // of the innermost region
+  uint16_t region = 0;                 // the innermost one's index in Graph::names
 
   const std::string& regionName() const {
     return graph->names[region];

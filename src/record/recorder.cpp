@@ -213,7 +213,7 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
     packed.producer = value->recipe->op.name.c_str();
   }
   value->follows |=
-      part || !sameCounter(tensor.unsafeGetTensorImpl()->version_counter(), value->counter);
+      part || !sameCounter(tensor.unsafeGetTensorImpl()->version_counter(), value->written.counter);
   if (value->slice && !value->slice->isOf(tensor)) {
     sender_.needAll(*value, tensor);
   }
@@ -288,8 +288,9 @@ void Recorder::emptyEscapes(
     const auto& value = entry.second;
     const bool wasRead = value->recipeReaders() > 0;
     c10::Storage storage = escapedStorage(*value);
-    if (storage && storage.resizable() && storage.nbytes() > 0 && value->counter.enabled() &&
-        value->recipe->gradMode && (onlyResults || wasRead) && !isResult(storage)) {
+    if (storage && storage.resizable() && storage.nbytes() > 0 &&
+        value->written.counter.enabled() && value->recipe->gradMode && (onlyResults || wasRead) &&
+        !isResult(storage)) {
       context_.graph->escapes.push_back(
           emptyEscaped(value, std::move(storage), context_.regionName()));
       context_.graph->hasEscapes.store(true, std::memory_order_relaxed);
@@ -301,7 +302,7 @@ void Recorder::closeOthers(Value& value) {
   if (value.recipeReaders() > 0 && escapedStorage(value)) {
     context_.counters->bytesEscaped += value.nbytes;
   }
-  if (value.recipe && !value.counter.enabled()) {
+  if (value.recipe && !value.written.counter.enabled()) {
     value.home.reset();  // an inference tensor: a write to it would not be noticed any more
   }
   if (value.underWay && value.bytes && !value.isPrivate && value.bytes.nbytes() == value.nbytes) {

@@ -33,7 +33,7 @@ class RowFlow {
   // The rows of a result that is a storage of its own; null if it has none.
   std::unique_ptr<Rows> of(const at::Tensor& result) const;
 
-  // Likewise of what is left of a storage with rows after the call has written `argument`.
+  // The rows that are left of a storage that had some, after the call has written `argument`.
   std::unique_ptr<Rows> ofWritten(const at::Tensor& argument, const Value& before) const;
 
   // Whether a result without rows cannot be made again.
@@ -54,8 +54,8 @@ class RowFlow {
   const c10::IValue* arguments_;
   RowCountPtr live_;                     // null: no argument has rows
   int64_t total_ = 0;                    // of the storages
-  int64_t leading_ = 0;                  // of the arguments that have rows: their first size
-  int64_t dimensions_ = 0;               // likewise
+  int64_t leading_ = 0;                  // the first size of the arguments that have rows
+  int64_t dimensions_ = 0;               // the number of their sizes
   c10::SmallVector<Extent, 4> extents_;  // of the arguments without
   bool apart_ = true;                    // so far: rows are kept apart
   bool lossy_ = false;                   // some argument is

@@ -92,7 +92,7 @@ c10::intrusive_ptr<Value>& ValueMap::current(
     const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
     const c10::StorageImpl* storage = storageOf(tensor);
     const bool sameMemory = storage->nbytes() == slot->nbytes && storage->data() == slot->address;
-    if (sameMemory && (!counter.enabled() || !slot->counter.enabled())) {
+    if (sameMemory && (!counter.enabled() || !slot->written.counter.enabled())) {
       return slot;
     }
     if (sameMemory && slot->versionHolds()) {
@@ -184,10 +184,10 @@ void ValueMap::settle() {
     }
     const bool counted = entry.counted && !after.versionHolds();
     if (counted) {
-      ++after.version;  // by one: more than that, and somebody else wrote too
+      ++after.written.version;  // by one: more than that, and somebody else wrote too
     }
-    if (entry.before &&
-        (!counted || entry.before->follows || !sameCounter(after.counter, entry.before->counter))) {
+    if (entry.before && (!counted || entry.before->follows ||
+                         !sameCounter(after.written.counter, entry.before->written.counter))) {
       entry.before->redefined = entry.storage;
     }
   }

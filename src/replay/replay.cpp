@@ -174,9 +174,9 @@ class Slice {
         "operation: ebb must recompute ",
         who,
         ", and one of its inputs is at version ",
-        value.counter.enabled() ? value.counter.current_version() : 0,
+        value.written.counter.enabled() ? value.written.counter.current_version() : 0,
         "; expected version ",
-        value.version,
+        value.written.version,
         " instead. Write to it after backward, put all forwards that share it in one region, or "
         "give ",
         consumer.op.name,

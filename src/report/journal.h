@@ -103,7 +103,7 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   // A string that lives as long as the journal.
   const std::string* intern(const std::string& text);
 
-  // Likewise, of a rule that has decided on something.
+  // A string that lives as long: of a rule that has decided on something.
   const std::string* ruleThatDecided(const std::string& text);
 
   // Whether nobody has asked for this policy before. It lives as long as the journal.

@@ -27,7 +27,7 @@ struct PagePoolStatus {
   bool spilled = false;
   int64_t epoch = 0;
   int64_t head[2] = {0, 0};         // by tier, as in PageTier
-  int64_t tail[2] = {0, 0};         // likewise
+  int64_t tail[2] = {0, 0};         // by tier, too
   std::vector<int64_t> freeIds[2];  // the ids from head to tail; in a stack none
 };
 
