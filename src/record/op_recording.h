@@ -15,6 +15,11 @@
 
 namespace ebb {
 
+// Note [Code that ops seldom need]
+// Recording runs between torch's kernels, which leave cold caches, so each line of code that an op
+// touches costs. What few ops need is marked `gnu::cold`, which puts it elsewhere, or
+// `gnu::noinline`, where it is needed often but not by each op. See docs/design/record.md.
+//
 // One call of an operator, from its arguments to its results. Its members are many: what is found
 // out at one stage of the call is needed at the next.
 class OpRecording {
