@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <deque>
 
-#include "offload/context.h"
 #include "offload/host_stash.h"
+#include "offload/offload_context.h"
 #include "transfer/transfer.h"
 
 namespace ebb {

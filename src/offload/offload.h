@@ -12,9 +12,9 @@
 #include <memory>
 
 #include "ebb/offload.h"
-#include "offload/context.h"
 #include "offload/copies.h"
 #include "offload/host_stash.h"
+#include "offload/offload_context.h"
 #include "offload/spill.h"
 #include "report/transfer_account.h"
 #include "transfer/transfer.h"

@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <deque>
 
-#include "offload/context.h"
 #include "offload/copies.h"
 #include "offload/host_stash.h"
+#include "offload/offload_context.h"
 
 namespace ebb {
 

@@ -18,8 +18,8 @@
 #include "memory/stash.h"
 #include "paging/lane.h"
 #include "paging/log.h"
-#include "paging/managed_pool.h"
 #include "paging/schedule.h"
+#include "paging/tracked_pool.h"
 
 namespace ebb {
 
@@ -85,8 +85,8 @@ struct PageStash final : Stash, InArena {
   c10::Storage bytes;            // Resident, Returning, Back: all; Copied: the live rows
   int64_t liveRows = 0;          // if Copied
   std::optional<size_t> logged;  // its number in the step's PageLog
-  ManagedPoolPtr pool;           // if Paged or Returning
-  ManagedPool::SlotPtr slot;     // there
+  TrackedPoolPtr pool;           // if Paged or Returning
+  TrackedPool::SlotPtr slot;     // there
   PageLane::Call restoring;      // the call that does so
 };
 

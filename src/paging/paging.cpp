@@ -111,7 +111,7 @@ c10::intrusive_ptr<Stash> Paging::sendLocked(const PageSource& source, const Pag
   step_.stashed(*stash);
   ++alive_;
   ++counts_.stashed;
-  const ManagedPoolPtr pool = step_.isRecording() ? nullptr : pools_.find(stash->kind());
+  const TrackedPoolPtr pool = step_.isRecording() ? nullptr : pools_.find(stash->kind());
   if (group->resident) {
     stash->bytes = source.storage;
     ++counts_.resident;
@@ -146,7 +146,7 @@ void Paging::copyRows(PageStash& stash, const PageSource& source) {
   step_.copied(stash);
 }
 
-void Paging::sendToPool(PageStash& stash, const PageSource& source, const ManagedPoolPtr& pool) {
+void Paging::sendToPool(PageStash& stash, const PageSource& source, const TrackedPoolPtr& pool) {
   if (source.count.is_cpu()) {
     checkCount(source.count.item<int64_t>(), source, *stash.group);
   }
@@ -156,7 +156,7 @@ void Paging::sendToPool(PageStash& stash, const PageSource& source, const Manage
   checkOverflow(*pool, source, stash);
 }
 
-void Paging::checkOverflow(ManagedPool& pool, const PageSource& source, const PageStash& stash) {
+void Paging::checkOverflow(TrackedPool& pool, const PageSource& source, const PageStash& stash) {
   if (settings_.overflow == PageOverflowMode::Assert) {
     if (stash.device.is_cpu() && *pool.pages().flags().const_data_ptr<int64_t>() != 0) {
       noteErrors(pools_.readErrors());  // what follows raises

@@ -94,8 +94,8 @@ class EBB_API Paging {
   void stepBegins();
   void stepEnds();
   void copyRows(PageStash& stash, const PageSource& source);
-  void sendToPool(PageStash& stash, const PageSource& source, const ManagedPoolPtr& pool);
-  void checkOverflow(ManagedPool& pool, const PageSource& source, const PageStash& stash);
+  void sendToPool(PageStash& stash, const PageSource& source, const TrackedPoolPtr& pool);
+  void checkOverflow(TrackedPool& pool, const PageSource& source, const PageStash& stash);
   void backwardBegins(PageGroup& group);
   void takeLiving(PageStash& stash, const c10::Storage& living);
   void takeCopied(PageStash& stash);

@@ -59,7 +59,7 @@ void PoolSet::joinLanes() {
   }
 }
 
-ManagedPoolPtr PoolSet::find(const PoolKey& key) const {
+TrackedPoolPtr PoolSet::find(const PoolKey& key) const {
   const auto found = pools_.find(key);
   return found == pools_.end() ? nullptr : found->second;
 }
@@ -92,12 +92,12 @@ void PoolSet::make(PageNeeds needs, const PagingSettings& settings) {
     wanted[&laneOf(key.device)] +=
         static_cast<double>(options.devicePages) * options.pageRows * options.rowBytes;
   }
-  std::map<PoolKey, ManagedPoolPtr> made;
+  std::map<PoolKey, TrackedPoolPtr> made;
   for (auto& [key, options] : sizes) {
     PageLane& lane = laneOf(key.device);
     limit(options, wanted[&lane], settings.deviceLimit);
     checkTakesLargest(options, needs_[key].largest, settings.deviceLimit);
-    made[key] = std::make_shared<ManagedPool>(options, lane);
+    made[key] = std::make_shared<TrackedPool>(options, lane);
   }
   pools_ = std::move(made);
 }
@@ -112,7 +112,7 @@ int64_t PoolSet::drop() {
     }
   }
   pools_.clear();
-  for (const ManagedPoolPtr& pool : retired_) {
+  for (const TrackedPoolPtr& pool : retired_) {
     pool->reset();
   }
   return errors;
@@ -126,18 +126,18 @@ void PoolSet::clear() {
   spilledSteps_ = 0;
 }
 
-void PoolSet::forEach(const std::function<void(ManagedPool&)>& visit) {
+void PoolSet::forEach(const std::function<void(TrackedPool&)>& visit) {
   for (const auto& [key, pool] : pools_) {
     visit(*pool);
   }
-  for (const ManagedPoolPtr& pool : retired_) {
+  for (const TrackedPoolPtr& pool : retired_) {
     visit(*pool);
   }
 }
 
 int64_t PoolSet::readErrors() {
-  std::vector<std::pair<ManagedPool*, PageLane::Call>> reading;
-  forEach([&](ManagedPool& pool) {
+  std::vector<std::pair<TrackedPool*, PageLane::Call>> reading;
+  forEach([&](TrackedPool& pool) {
     if (const auto call = pool.startReading()) {
       reading.emplace_back(&pool, *call);
     }
@@ -148,7 +148,7 @@ int64_t PoolSet::readErrors() {
     if (call.end) {
       call.end->synchronize();
     }
-    const ManagedPool::Flags flags = pool->readFlags();
+    const TrackedPool::Flags flags = pool->readFlags();
     errors |= flags.errors;
     spilled |= flags.spilled;
   }
@@ -173,7 +173,7 @@ void PoolSet::settle() {
 }
 
 void PoolSet::addErrors(at::Tensor& errors) {
-  forEach([&](ManagedPool& pool) {
+  forEach([&](TrackedPool& pool) {
     if (pool.options().device == errors.device()) {
       pool.lane().join();
       errors.bitwise_or_(pool.pages().flags().select(0, 0));

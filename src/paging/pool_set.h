@@ -13,7 +13,7 @@
 #include "memory/dropping_mutex.h"
 #include "paging/lane.h"
 #include "paging/log.h"
-#include "paging/managed_pool.h"
+#include "paging/tracked_pool.h"
 
 namespace ebb {
 
@@ -35,7 +35,7 @@ class PoolSet {
   void joinLanes();
 
   // Null: the recorded step had none of this kind.
-  ManagedPoolPtr find(const PoolKey& key) const;
+  TrackedPoolPtr find(const PoolKey& key) const;
 
   // Makes pools for `needs` in the place of those that there are. Throws c10::ValueError if the
   // settings allow too little for one tensor, and c10::OutOfMemoryError; then there are none.
@@ -65,12 +65,12 @@ class PoolSet {
  private:
   PagePoolOptions sizeOf(
       const PoolKey& key, const PageNeed& need, const PagingSettings& settings) const;
-  void forEach(const std::function<void(ManagedPool&)>& visit);
+  void forEach(const std::function<void(TrackedPool&)>& visit);
 
   DroppingMutex& mutex_;
   std::map<c10::DeviceIndex, PageLane> lanes_;  // of CUDA devices; -1: the CPU
-  std::map<PoolKey, ManagedPoolPtr> pools_;     // in use
-  std::vector<ManagedPoolPtr> retired_;         // not used any more, but a CUDA graph has them
+  std::map<PoolKey, TrackedPoolPtr> pools_;     // in use
+  std::vector<TrackedPoolPtr> retired_;         // not used any more, but a CUDA graph has them
   std::map<PoolKey, int64_t> grown_;            // rows that a pool must have, since it had too few;
                                                 // it is no stack then: order may be the cause
   PageNeeds needs_;                             // of the step that was recorded last

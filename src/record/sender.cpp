@@ -13,7 +13,7 @@
 #include "offload/offload.h"
 #include "paging/paging.h"
 #include "record/notes.h"
-#include "report/ledger.h"
+#include "report/statistics.h"
 
 namespace ebb {
 
@@ -51,7 +51,7 @@ bool Sender::sendToHost(Value& value, const c10::Storage& storage) {
   const size_t nbytes = value.slice ? value.slice->nbytes() : value.nbytes;
   static const std::string kInput = "input";
   const auto account =
-      ledgerTransfers(context_.regionName(), value.recipe ? value.recipe->op.name : kInput);
+      statisticsTransfers(context_.regionName(), value.recipe ? value.recipe->op.name : kInput);
   auto stash =
       Offload::get().send(value.slice ? value.slice->gather(storage) : storage, nbytes, account);
   if (!stash) {

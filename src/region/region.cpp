@@ -18,7 +18,7 @@
 #include "policy/explain.h"
 #include "record/recorder.h"
 #include "replay/escapes.h"
-#include "report/ledger.h"
+#include "report/statistics.h"
 #include "saved/engine.h"
 #include "support/thread_owned.h"
 #include "verify/mode.h"
@@ -31,7 +31,7 @@ struct Frame {
   uint64_t id;                       // of this entry
   std::string name;                  // for messages and reports
   std::unique_ptr<Decider> decider;  // on the ops of this frame
-  RegionCounters counters;           // handed to the ledger when it ends
+  RegionCounters counters;           // added to the statistics when it ends
   JournalTime entered;               // if reports are recorded
   size_t hooks;                      // Python saved-tensor hooks on the stack when it was entered
 };
@@ -93,7 +93,7 @@ class ThreadRegions {
     installInterception();
     installEngine(&threadsRecorderForPacking);
     if (frames_.empty()) {
-      ledgerRegionEntered();
+      statisticsRegionEntered();
       count(liveCounts().regions, 1);
       auto graph = c10::make_intrusive<Graph>();
       graph->verify = verifyMode();
@@ -224,7 +224,7 @@ class ThreadRegions {
     const JournalPtr journal = frames_.size() > depth ? recorder_.graph()->journal : nullptr;
     while (frames_.size() > depth) {
       const auto pop = c10::make_scope_exit([&] {
-        ledgerAdd(frames_.back().name, frames_.back().counters);
+        statisticsAdd(frames_.back().name, frames_.back().counters);
         if (journal) {
           journal->add("region", frames_.back().name, frames_.back().entered);
         }

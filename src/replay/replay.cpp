@@ -13,7 +13,7 @@
 #include "kernel/kernel_state.h"
 #include "memory/stash.h"
 #include "replay/rerun.h"
-#include "report/ledger.h"
+#include "report/statistics.h"
 
 namespace ebb {
 namespace {
@@ -81,7 +81,7 @@ class Slice {
     torch::jit::Stack stack;
     for (auto& recipe : recipes_) {
       if (recipe->region != region) {
-        ledgerAdd(graph_.names[region], std::exchange(counters, {}));
+        statisticsAdd(graph_.names[region], std::exchange(counters, {}));
         region = recipe->region;
       }
       if (recipe->state != state) {
@@ -94,7 +94,7 @@ class Slice {
       ++counters.opsReplayed;
       recipe.reset();  // inputs that nothing else needs are freed here
     }
-    ledgerAdd(graph_.names[region], counters);
+    statisticsAdd(graph_.names[region], counters);
   }
 
  private:

@@ -1,7 +1,7 @@
 #include "saved/handle.h"
 
-#include "report/ledger.h"
 #include "report/live_counts.h"
+#include "report/statistics.h"
 #include "support/python_support.h"
 
 namespace ebb {
@@ -35,7 +35,7 @@ at::Tensor Handle::call_unpack_hook() {
 }
 
 at::Tensor Handle::unpack() {
-  ledgerBackwardSeen();
+  statisticsBackwardSeen();
   if (const Recorder* recorder = openRecorder()) {
     recorder->graph()->hadBackward = true;
   }

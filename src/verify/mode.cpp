@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "report/ledger.h"
+#include "report/statistics.h"
 #include "support/python_support.h"
 #include "verify/compare.h"
 
@@ -44,7 +44,7 @@ void reportMismatch(VerifyMode mode, const Mismatch& mismatch) {
   const std::string message = describe(mismatch);
   if (mode == VerifyMode::Demote) {
     if (!mismatch.op->demoted.exchange(true)) {
-      ledgerDemoted(mismatch.op->name);
+      statisticsDemoted(mismatch.op->name);
       TORCH_WARN(message, " It is saved from now on.");
     }
     return;

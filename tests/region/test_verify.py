@@ -316,7 +316,7 @@ def test_environment_variable(value, output):
 def test_the_rules_hold_in_verify_mode():
     # But for a backward that writes to a living tensor unseen: eager allows it, verify mode reports
     # it, since the gradients depend on how long that tensor lives. And nothing is given up early.
-    files = find_tests("rule*", "once_wrong", "handles")
+    files = find_tests("rule*", "regressions", "handles")
     deselected = ("-k", "not overwrites_what_several_unpack and not gone_after_its_function")
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, *deselected],

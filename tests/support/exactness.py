@@ -223,7 +223,7 @@ def find_tests(*names: str) -> list[str]:
 def assert_tests_of_exactness_pass(**environment: str) -> None:
     """The tests of the rules, and of programs that were once wrong, again with these variables."""
     files = find_tests(
-        "rule*", "once_wrong", "memory", "functions_and_hooks", "handles", "subclasses", "opaque"
+        "rule*", "regressions", "memory", "functions_and_hooks", "handles", "subclasses", "opaque"
     )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],

@@ -1,4 +1,4 @@
-#include "report/ledger.h"
+#include "report/statistics.h"
 
 #include <atomic>
 #include <mutex>
@@ -27,7 +27,7 @@ RegionCounters& RegionCounters::operator+=(const RegionCounters& other) {
   return *this;
 }
 
-void ledgerRegionEntered() {
+void statisticsRegionEntered() {
   Books& shared = books();
   if (!shared.backwardSeen.load(std::memory_order_relaxed)) {
     return;
@@ -42,27 +42,27 @@ void ledgerRegionEntered() {
   }
 }
 
-void ledgerBackwardSeen() {
+void statisticsBackwardSeen() {
   Books& shared = books();
   if (!shared.backwardSeen.load(std::memory_order_relaxed)) {
     shared.backwardSeen.store(true, std::memory_order_relaxed);
   }
 }
 
-void ledgerDemoted(const std::string& op) {
+void statisticsDemoted(const std::string& op) {
   Books& shared = books();
   std::lock_guard<std::mutex> lock(shared.mutex);
   shared.step.demoted.push_back(op);
 }
 
-void ledgerAdd(const std::string& region, const RegionCounters& counters) {
+void statisticsAdd(const std::string& region, const RegionCounters& counters) {
   Books& shared = books();
   std::lock_guard<std::mutex> lock(shared.mutex);
   shared.step.regions[region] += counters;
   shared.step.total += counters;
 }
 
-TransferAccountPtr ledgerTransfers(const std::string& region, const std::string& op) {
+TransferAccountPtr statisticsTransfers(const std::string& region, const std::string& op) {
   Books& shared = books();
   std::lock_guard<std::mutex> lock(shared.mutex);
   TransferAccountPtr& account = shared.transfers[region][op];

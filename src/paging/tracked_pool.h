@@ -18,7 +18,7 @@ namespace ebb {
 at::Tensor rowsIn(const c10::Storage& storage, PageRows rows);
 
 // Its calls run on its device's lane. Not thread-safe: the engine's lock guards it.
-class ManagedPool {
+class TrackedPool {
  public:
   // The rows of one tensor.
   struct Slot {
@@ -27,7 +27,7 @@ class ManagedPool {
   };
   using SlotPtr = std::shared_ptr<Slot>;
 
-  ManagedPool(const PagePoolOptions& options, PageLane& lane) : pages_(options), lane_(lane) {
+  TrackedPool(const PagePoolOptions& options, PageLane& lane) : pages_(options), lane_(lane) {
   }
 
   // Copies the live rows of `storage`; `count` says how many live.
@@ -94,6 +94,6 @@ class ManagedPool {
   bool captured_ = false;
   int64_t condemned_ = 0;
 };
-using ManagedPoolPtr = std::shared_ptr<ManagedPool>;
+using TrackedPoolPtr = std::shared_ptr<TrackedPool>;
 
 }  // namespace ebb

@@ -11,14 +11,14 @@ namespace ebb {
 
 // Note [What a step is]
 // A step begins when an outermost region is entered after a backward has used an earlier one, or
-// when the counters are reset. So after a backward, and until the next forward, the ledger shows
+// when the counters are reset. So after a backward, and until the next forward, the statistics show
 // exactly the last forward and backward.
-void ledgerRegionEntered();
-void ledgerBackwardSeen();
-void ledgerDemoted(const std::string& op);
-void ledgerAdd(const std::string& region, const RegionCounters& counters);
+void statisticsRegionEntered();
+void statisticsBackwardSeen();
+void statisticsDemoted(const std::string& op);
+void statisticsAdd(const std::string& region, const RegionCounters& counters);
 
 // Where this step's transfers of an op's values in a region are booked. `op` is "input" for inputs.
-TransferAccountPtr ledgerTransfers(const std::string& region, const std::string& op);
+TransferAccountPtr statisticsTransfers(const std::string& region, const std::string& op);
 
 }  // namespace ebb

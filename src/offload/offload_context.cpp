@@ -1,4 +1,4 @@
-#include "offload/context.h"
+#include "offload/offload_context.h"
 
 #include <c10/util/Exception.h>
 

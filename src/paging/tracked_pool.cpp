@@ -1,4 +1,4 @@
-#include "paging/managed_pool.h"
+#include "paging/tracked_pool.h"
 
 #include <ATen/ops/_assert_async.h>
 #include <ATen/ops/empty.h>
@@ -15,7 +15,7 @@ at::Tensor rowsIn(const c10::Storage& storage, PageRows rows) {
   return bytesOf(storage, rows.count * rows.bytes).view({rows.count, rows.bytes});
 }
 
-ManagedPool::SlotPtr ManagedPool::stash(
+TrackedPool::SlotPtr TrackedPool::stash(
     const c10::Storage& storage, PageRows whole, const at::Tensor& count) {
   settleFreed();
   auto slot = std::make_shared<Slot>();
@@ -31,7 +31,7 @@ ManagedPool::SlotPtr ManagedPool::stash(
   return slot;
 }
 
-PageLane::Call ManagedPool::restore(
+PageLane::Call TrackedPool::restore(
     const SlotPtr& slot, const c10::Storage& storage, PageFill fill) {
   settleFreed();
   const bool onTop = !stack_.empty() && stack_.back() == slot;
@@ -50,14 +50,14 @@ PageLane::Call ManagedPool::restore(
   return call;
 }
 
-void ManagedPool::free(const SlotPtr& slot) {
+void TrackedPool::free(const SlotPtr& slot) {
   if (!std::exchange(slot->free, true)) {
     freed_.push_back(slot);
   }
 }
 
 // In a stack only what is on top can be given back.
-void ManagedPool::settleFreed() {
+void TrackedPool::settleFreed() {
   auto freed = std::exchange(freed_, {});
   if (options().isStack) {
     freed.clear();
@@ -71,7 +71,7 @@ void ManagedPool::settleFreed() {
   }
 }
 
-void ManagedPool::assertGood() {
+void TrackedPool::assertGood() {
   lane_.run(
       [&] {
         const at::Tensor good = at::eq(pages_.flags().narrow(0, 0, 1), 0);
@@ -81,7 +81,7 @@ void ManagedPool::assertGood() {
 }
 
 // A CUDA graph that has it may have used it.
-std::optional<PageLane::Call> ManagedPool::startReading() {
+std::optional<PageLane::Call> TrackedPool::startReading() {
   if (!used_ && !captured_) {
     return std::nullopt;
   }
@@ -92,13 +92,13 @@ std::optional<PageLane::Call> ManagedPool::startReading() {
   return lane_.run([&] { seen_.copy_(pages_.flags(), true); }, {});
 }
 
-ManagedPool::Flags ManagedPool::readFlags() {
+TrackedPool::Flags TrackedPool::readFlags() {
   const auto* flags = seen_.const_data_ptr<int64_t>();
   used_ = flags[0] != 0;  // else nothing changes until it is used again
   return {flags[0], flags[1] != 0};
 }
 
-void ManagedPool::reset() {
+void TrackedPool::reset() {
   lane_.run([&] { pages_.reset(); }, {});
   lane_.join();
   used_ = false;
