@@ -18,10 +18,11 @@ using Dying = c10::SmallVector<c10::intrusive_ptr<Value>, 16>;
 [[gnu::tls_model("initial-exec")]] constinit thread_local Dying* tlsDying = nullptr;
 
 void drop(c10::intrusive_ptr<Value>&& value) {
-  if (!value || value.use_count() > 1) {
-    if (value) {
-      value->unread.fetch_add(1, std::memory_order_release);
-    }
+  if (!value) {
+    return;
+  }
+  if (value.use_count() > 1) {  // else nobody is left to ask how many read it
+    value->loseReader();
     value.reset();
     return;
   }

@@ -17,10 +17,15 @@ namespace ebb {
 Value::Value() = default;
 Value::~Value() = default;
 
-void Value::decide(Decision verdict) {
+void Value::decide(Decision verdict, bool policy) {
   decision = verdict;
-  byPolicy = verdict != Decision::Recompute;
+  byPolicy = policy && verdict != Decision::Recompute;
   due = verdict == Decision::Offload || verdict == Decision::Page;
+}
+
+void Value::stay() {
+  decision = Decision::Save;
+  due = false;
 }
 
 void Value::mustBeKept() {
@@ -52,7 +57,6 @@ void Value::materialise(c10::Storage made, bool onlyOurs) {
   bytes = std::move(made);
   isPrivate = onlyOurs;
   stash.reset();
-  slice.reset();
   recipe.reset();
 }
 

@@ -46,7 +46,7 @@ struct CounterStamp : VersionStamp, InArena {
 
 // What a value owns says in which state it is.
 enum class ValueState : uint8_t {
-  Unneeded,      // nothing: a leaf that nothing has needed so far
+  Unneeded,      // nothing: a leaf that nothing has needed so far; one given up, or lost half way
   Recomputable,  // a recipe: it can be made again, and `home` may still hold it
   Held,          // bytes: a leaf that something needs, or a value that was materialised
   Kept,          // both: the policy keeps it, but others hold its storage too and may write to it
@@ -64,6 +64,7 @@ enum class ValueState : uint8_t {
 //
 // Once materialised a value stays Held until nothing refers to it, so each op is replayed at most
 // once.
+//
 // Its members are many, since there is one for each storage that an op made: it is one block of
 // memory, and what most values lack is behind a pointer.
 struct Value final : c10::intrusive_ptr_target, InArena {
@@ -125,13 +126,16 @@ struct Value final : c10::intrusive_ptr_target, InArena {
     return decision == Decision::Page;
   }
 
-  // The policy has decided.
-  void decide(Decision verdict);
+  // The policy has decided; or something else has, for it.
+  void decide(Decision verdict, bool policy = true);
+
+  // Its bytes stay where they are.
+  void stay();
 
   // It has to be kept, whatever the policy says; what is due to leave stays so.
   void mustBeKept();
 
-  // It neither leaves nor is saved: it is made again if it can be.
+  // It does not leave: it is made again if it can be, else kept.
   void undoDecision();
 
   // Like the state before a write, on which the policy had decided that it be saved.
@@ -142,11 +146,17 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   uint32_t recipeReaders() const {
     return read - unread.load(std::memory_order_acquire);
   }
+  void gainReader() {
+    ++read;
+  }
+  void loseReader() {
+    unread.fetch_add(1, std::memory_order_release);
+  }
 
   // Its bytes are elsewhere from now on.
   void send(c10::intrusive_ptr<Stash> away);
 
-  // Its bytes are made again, or back. `isPrivate`: nobody else can write to them.
+  // Its bytes are made again, or back. `onlyOurs`: nobody else can write to them.
   void materialise(c10::Storage made, bool onlyOurs);
 
   // Stamps `tensor`'s storage and version as this state's.

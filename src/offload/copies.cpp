@@ -5,8 +5,11 @@
 #include <utility>
 
 namespace ebb {
+namespace {
 
 using State = HostStash::State;
+
+}  // namespace
 
 void Copies::startLeaving(const HostStashPtr& stash) {
   const size_t most = context_.settings.inFlightBytes;

@@ -58,7 +58,7 @@ class Copies {
   // Nobody needs its copy on the host.
   void giveHostMemory(HostStash& stash);
 
-  // Takes note of copies that are done.
+  // Takes note of copies that are done; those to and from disk are Spill's.
   void reap();
 
   // In static mode: nobody asks whether a copy is done, but of what nobody will fetch any more the

@@ -99,7 +99,7 @@ struct EBB_API HostStash final : Stash, InArena {
   StashesInOrder::Map::iterator at;   // there
 };
 
-// Null if its last reference is going.
+// Null if its last reference is going: see Note [Lists of what may be dying].
 HostStashPtr ifAlive(HostStash* listed);
 
 // Takes `stash`, to which the caller has a reference, out of `queue`. Whether it was there.

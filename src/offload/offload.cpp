@@ -146,7 +146,7 @@ c10::Storage Offload::fetch(HostStash& stash, const c10::Storage& living) {
   } else {
     bringBack(stash, compute);
   }
-  isBack(stash);
+  takeBack(stash);
   c10::Storage bytes = stash.onDevice;
   try {
     fetchAhead(stash.sequence, compute);
@@ -187,8 +187,8 @@ void Offload::bringBack(HostStash& stash, c10::Stream compute) {
   copies_.takeReturning(stash, compute);
 }
 
-void Offload::isBack(HostStash& stash) {
-  asksForIt(stash);
+void Offload::takeBack(HostStash& stash) {
+  notAheadAnyMore(stash);
   keepNoMore(stash);
   StashesInOrder::takeOut(stash);
   if (stash.state == State::Kept || stash.state == State::Away) {
@@ -243,7 +243,7 @@ HostStash* Offload::lastBefore(uint64_t sequence) const {
 }
 
 // It is not ahead of the need for it any more, if it was.
-void Offload::asksForIt(HostStash& stash) {
+void Offload::notAheadAnyMore(HostStash& stash) {
   if (std::exchange(stash.ahead, false)) {
     aheadBytes_ -= stash.nbytes;
   }
@@ -260,7 +260,7 @@ void Offload::keepNoMore(HostStash& stash) {
 void Offload::forget(HostStash& stash) {
   const Lock lock(mutex());
   keepNoMore(stash);
-  asksForIt(stash);
+  notAheadAnyMore(stash);
   StashesInOrder::takeOut(stash);
   if (stash.state != State::Back) {
     --context_.unfetched;
@@ -279,7 +279,7 @@ void Offload::reap() {
     context_.pool.trim();  // free room in the parent's file
   }
   if (context_.settings.isStatic) {
-    copies_.reapUnused();
+    copies_.reapUnused();  // see Note [Transfers in a CUDA graph]
   } else {
     copies_.reap();
     spill_.reap();

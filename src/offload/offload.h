@@ -25,6 +25,7 @@ namespace ebb {
 // Events, host memory and streams are a transfer's own, and which transfer is the usual one changes
 // when a backend is registered, or a test puts a fake in place. So each transfer has an engine, and
 // a stash goes on with the one that sent it. Settings, counts and the lock are shared by all.
+//
 // Its methods are many: what values, users and stashes ask of it, and under that the way of one
 // stash, step by step.
 class EBB_API Offload : public std::enable_shared_from_this<Offload> {
@@ -75,10 +76,10 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
   void reap();
   void takeLiving(HostStash& stash, const c10::Storage& living);
   void bringBack(HostStash& stash, c10::Stream compute);
-  void isBack(HostStash& stash);
+  void takeBack(HostStash& stash);
   void fetchAhead(uint64_t sequence, c10::Stream compute);
   HostStash* lastBefore(uint64_t sequence) const;
-  void asksForIt(HostStash& stash);
+  void notAheadAnyMore(HostStash& stash);
   void keepNoMore(HostStash& stash);
 
   const std::shared_ptr<Transfer> owned_;

@@ -9,8 +9,11 @@
 #include "transfer/disk.h"
 
 namespace ebb {
+namespace {
 
 using State = HostStash::State;
+
+}  // namespace
 
 c10::Storage Spill::hostMemory(size_t nbytes, c10::Device device) {
   // Room on disk is limited by its file.

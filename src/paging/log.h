@@ -30,12 +30,11 @@ struct PoolKey {
 
 // What a step needed of one pool, at the most.
 struct PageNeed {
-  int64_t pages = 0;  // in use at a time
-  int64_t stackRows =
-      0;                // rows in use at a time, if they were given back in the reverse order only
-  int64_t rows = 0;     // that lived at a time
-  int64_t padded = 0;   // rows at a time, live and dead
-  int64_t largest = 0;  // live rows of one tensor
+  int64_t pages = 0;      // in use at a time
+  int64_t stackRows = 0;  // in use at a time, if rows come back in the reverse order only
+  int64_t rows = 0;       // that lived at a time
+  int64_t padded = 0;     // rows at a time, live and dead
+  int64_t largest = 0;    // live rows of one tensor
 };
 using PageNeeds = std::map<PoolKey, PageNeed>;
 

@@ -189,7 +189,7 @@ c10::Storage Paging::fetchLocked(PageStash& stash, const c10::Storage& living) {
     return stash.bytes;
   }
   backwardBegins(*stash.group);
-  step_.cameBack(stash);
+  step_.noteComeback(stash);
   if (living) {
     takeLiving(stash, living);
   } else if (stash.state == State::Copied) {
@@ -198,10 +198,10 @@ c10::Storage Paging::fetchLocked(PageStash& stash, const c10::Storage& living) {
     takeRestored(stash);
   }
   c10::Storage bytes = stash.bytes;
-  isBack(stash);
+  takeBack(stash);
   if (step_.allIsBack()) {
     pools_.settle();
-    if (step_.endIfBracketless()) {
+    if (step_.endUnlessBracketed()) {
       stepEnds();
     }
   }
@@ -295,11 +295,11 @@ void Paging::beforeWrite(PageStash& stash) {
 }
 
 // It needs nothing from the engine any more.
-void Paging::isBack(PageStash& stash) {
+void Paging::takeBack(PageStash& stash) {
   stash.state = State::Back;
   stash.pool.reset();
   stash.slot.reset();
-  step_.isBack(stash);
+  step_.countBack(stash);
   --alive_;
 }
 
@@ -313,7 +313,7 @@ void Paging::forget(PageStash& stash) {
     stash.pool->lane().wait(stash.restoring);
   }
   mutex_.drop(stash.bytes);
-  isBack(stash);
+  takeBack(stash);
   step_.endIfDone();
 }
 

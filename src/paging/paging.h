@@ -101,7 +101,7 @@ class EBB_API Paging {
   void takeCopied(PageStash& stash);
   void takeRestored(PageStash& stash);
   void startRestoring(PageStash& stash);
-  void isBack(PageStash& stash);
+  void takeBack(PageStash& stash);
   PageFill fillFor(const PageStash& stash) const;
   void noteErrors(int64_t errors);
   [[noreturn]] void tellOverflow(int64_t errors, const std::string& what);
@@ -110,10 +110,9 @@ class EBB_API Paging {
   PagingSettings settings_;
   PoolSet pools_{mutex_};
   PageStep step_;
-  uint64_t alive_ = 0;          // stashes of all steps that are not back
-  int64_t reportedErrors_ = 0;  // error bits of this step that the user has been told of
-  int64_t unreportedErrors_ =
-      0;  // of pools that are gone: those that the user has not been told of
+  uint64_t alive_ = 0;            // stashes of all steps that are not back
+  int64_t reportedErrors_ = 0;    // error bits of this step that the user has been told of
+  int64_t unreportedErrors_ = 0;  // of pools that are gone; nobody has been told
   PagingStats counts_;
   void (*throwOverflow_)(const std::string&) = nullptr;
 };

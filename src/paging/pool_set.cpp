@@ -20,7 +20,7 @@ int64_t pagesFor(int64_t rows, const PagePoolOptions& options) {
 }
 
 // If the pools of a device want more than the limit, each gets its share of it.
-void limit(PagePoolOptions& options, double wantedOfAll, size_t most) {
+void shareLimit(PagePoolOptions& options, double wantedOfAll, size_t most) {
   const auto limit = static_cast<double>(most);
   if (wantedOfAll > limit) {
     const auto pages = static_cast<double>(options.devicePages);
@@ -95,7 +95,7 @@ void PoolSet::make(PageNeeds needs, const PagingSettings& settings) {
   std::map<PoolKey, TrackedPoolPtr> made;
   for (auto& [key, options] : sizes) {
     PageLane& lane = laneOf(key.device);
-    limit(options, wanted[&lane], settings.deviceLimit);
+    shareLimit(options, wanted[&lane], settings.deviceLimit);
     checkTakesLargest(options, needs_[key].largest, settings.deviceLimit);
     made[key] = std::make_shared<TrackedPool>(options, lane);
   }

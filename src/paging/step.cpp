@@ -92,11 +92,11 @@ PageGroupPtr PageStep::backwardBegins(PageGroup& group) {
   return ahead.get() == &group ? nullptr : ahead;
 }
 
-void PageStep::cameBack(const PageStash& stash) {
+void PageStep::noteComeback(const PageStash& stash) {
   cameBack_ |= stash.step == number_;
 }
 
-void PageStep::isBack(const PageStash& stash) {
+void PageStep::countBack(const PageStash& stash) {
   auto& siblings = stash.group->stashes;
   const auto last = std::find(siblings.rbegin(), siblings.rend(), &stash);  // most often the first
   if (last != siblings.rend()) {
@@ -114,7 +114,7 @@ void PageStep::endIfDone() {
   open_ = open_ && (bracketed_ || count_ > 0 || !cameBack_);
 }
 
-bool PageStep::endIfBracketless() {
+bool PageStep::endUnlessBracketed() {
   open_ = bracketed_;
   return !open_;
 }

@@ -54,8 +54,8 @@ class PageStep {
   PageGroupPtr backwardBegins(PageGroup& group);
 
   // Something of it is asked for. Something is back, or nobody will ask for it.
-  void cameBack(const PageStash& stash);
-  void isBack(const PageStash& stash);
+  void noteComeback(const PageStash& stash);
+  void countBack(const PageStash& stash);
 
   // Nobody asks for something that was stashed. Else it was a graph that nobody wanted, and the
   // step goes on.
@@ -65,7 +65,7 @@ class PageStep {
   bool allIsBack() const {
     return count_ == 0;
   }
-  bool endIfBracketless();
+  bool endUnlessBracketed();
 
   // Whether its log says what pools must hold; what they must; from then on steps have pools.
   bool isRecorded() const {

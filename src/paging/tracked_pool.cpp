@@ -22,11 +22,16 @@ TrackedPool::SlotPtr TrackedPool::stash(
   slot->ticket = pages_.makeTicket(whole.count);
   used_ = true;
   captured_ |= isCapturing(options().device);
-  lane_.run(
-      [&] { pages_.stash(slot->ticket, rowsIn(storage, whole), count); },
-      {storage, count.storage(), slot->ticket.state.storage()});
   if (options().isStack) {
     stack_.push_back(slot);
+  }
+  try {
+    lane_.run(
+        [&] { pages_.stash(slot->ticket, rowsIn(storage, whole), count); },
+        {storage, count.storage(), slot->ticket.state.storage()});
+  } catch (...) {
+    free(slot);  // it may have taken pages
+    throw;
   }
   return slot;
 }

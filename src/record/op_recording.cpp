@@ -270,8 +270,7 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   const bool pages = verdict.decision == Decision::Page && value->madeHere && !op_.uninitialised &&
                      !op_.communicates;
   if (pages) {  // with a recipe or without
-    value->decide(Decision::Page);
-    value->byPolicy = false;
+    value->decide(Decision::Page, false);
   }
   const bool exact = value->rows || !readsLossy();
   if (recipe_ && value->madeHere && !fromDevice && isTrusted(verdict) && exact) {

@@ -111,7 +111,7 @@ void RecipeWriter::addValue(Input& input, const at::Tensor& tensor) {
     }
   }
   input.value = value;
-  ++value->read;
+  value->gainReader();
 }
 
 }  // namespace ebb

@@ -36,8 +36,7 @@ void RowMarks::mark(const at::Tensor& tensor, const at::Tensor& rows) {
       "ebb: mark_rows: this tensor has rows already, of another count, and operators have read it. "
       "Mark it once, before it is used.");
   if (value->isPaged() && !value->rows && wasRead) {
-    value->decision = Decision::Save;  // what has read it may have mixed its rows
-    value->due = false;
+    value->stay();  // what has read it may have mixed its rows
     context_.counters->bytesNotPaged += value->nbytes;
   }
   const bool lossy = value->isPaged() || (value->rows && value->rows->lossy);
@@ -60,8 +59,7 @@ void RowMarks::needDeadRows(const at::Tensor& tensor) {
   context_.counters->bytesNotPaged += value.isPaged() ? value.nbytes : 0;
   value.stash.reset();
   value.recipe.reset();
-  value.undoDecision();
-  value.byPolicy = false;
+  value.decide(Decision::Save, false);
   value.rows->lossy = false;
   value.backsHandles = true;
   sender_.keep(value, tensor);

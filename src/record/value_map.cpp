@@ -116,10 +116,9 @@ c10::intrusive_ptr<Value>& ValueMap::current(
   slot = c10::make_intrusive<Value>();
   slot->stamp(tensor);
   if (sender_.offloadsInput(tensor)) {
-    slot->decide(context_.decider->inputs());
+    slot->decide(context_.decider->inputs(), false);
   }
   slot->mustBeKept();
-  slot->byPolicy = false;
   slot->opaque = opaque;
   if (context_.graph->journal) {
     noteMade(context_, *slot, tensor, "from outside", nullptr);

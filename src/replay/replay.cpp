@@ -8,8 +8,6 @@
 #include <vector>
 
 #include "graph/recipe.h"
-#include "intercept/key.h"
-#include "kernel/fingerprint.h"
 #include "kernel/kernel_state.h"
 #include "memory/stash.h"
 #include "replay/rerun.h"
@@ -44,6 +42,7 @@ c10::Storage bringBack(Value& value) {
     bytes = value.slice->scatter(value.stash->fetch({}), value.nbytes);
   }
   value.materialise(std::move(bytes), !living);
+  value.slice.reset();
   if (value.entry) {
     noteReloaded(value, start);
   }

@@ -225,3 +225,15 @@ def test_storage_that_an_operator_freed_in_the_region_is_neither_sent_nor_read(a
         del h
     assert same_bits(gradients(y.sum(), x)[0], gradients(product(x).sum(), x)[0])
     assert row.shape == (10,)
+
+
+def test_a_part_is_moved_alone_after_a_backward_inside_the_region(accelerator):
+    """Which copies what it unpacks, since recipes still read it."""
+    x = torch.randn(10, 10, requires_grad=True)
+    with ebb.region(SUMS, "parts"):
+        h = x + 1
+        y = (h[2:4].sin() * 2).cos()
+        inside = torch.autograd.grad(y.sum(), x, retain_graph=True)[0]
+    finish_copies(accelerator)
+    assert ebb.stats()["regions"]["parts"]["bytes_offloaded"] == 2 * 10 * 4
+    assert same_bits(torch.autograd.grad(y.sum(), x)[0], inside)

@@ -7,7 +7,7 @@
 namespace ebb {
 
 struct PagePlan {
-  int64_t errors;  // bits, see page_layout.h; not 0: nothing is moved
+  int64_t errors;  // bits, see layout.h; not 0: nothing is moved
   int64_t rows;
   int64_t pages;
   int64_t tier;
