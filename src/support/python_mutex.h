@@ -21,8 +21,8 @@ namespace ebb {
 //   3. the lock of the offload engines, that of the paging engine; neither under the other
 //   4. all other mutexes, which guard a few members each: while one is held nothing is called that
 //      could take another lock or the GIL.
-// 1 is of this type, and 3 is a DroppingMutex on one. It is recursive: the last reference to what it
-// guards may go under it.
+// 1 is of this type, and 3 is a DroppingMutex on one. It is recursive: the last reference to what
+// it guards may go under it.
 class PythonMutex {
  public:
   void lock() {
