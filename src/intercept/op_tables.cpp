@@ -126,7 +126,9 @@ struct Workspace {
   size_t slot;  // among the results
 };
 
-constexpr std::array<Workspace, 7> kWorkspaces{{
+// Results of which something may never be written: memory that kernels use, and without dropout the
+// random state that attention kernels return.
+constexpr Workspace kWorkspaces[] = {
     {"aten::_ctc_loss", 1},
     {"aten::mkldnn_rnn_layer", 3},
     {"aten::_cudnn_rnn", 3},
@@ -134,7 +136,21 @@ constexpr std::array<Workspace, 7> kWorkspaces{{
     {"aten::cudnn_batch_norm", 3},
     {"aten::_batch_norm_with_update", 3},
     {"aten::_batch_norm_with_update_functional", 3},
-}};
+    {"aten::_scaled_dot_product_flash_attention", 6},
+    {"aten::_scaled_dot_product_flash_attention", 7},
+    {"aten::_flash_attention_forward", 2},
+    {"aten::_flash_attention_forward", 3},
+    {"aten::_scaled_dot_product_efficient_attention", 2},
+    {"aten::_scaled_dot_product_efficient_attention", 3},
+    {"aten::_efficient_attention_forward", 2},
+    {"aten::_efficient_attention_forward", 3},
+    {"aten::_scaled_dot_product_cudnn_attention", 6},
+    {"aten::_scaled_dot_product_cudnn_attention", 7},
+    {"aten::_cudnn_attention_forward", 6},
+    {"aten::_cudnn_attention_forward", 7},
+    {"aten::_scaled_dot_product_fused_attention_overrideable", 6},
+    {"aten::_scaled_dot_product_fused_attention_overrideable", 7},
+};
 
 struct LyingSchema {
   std::string_view name;  // every overload that has these arguments
@@ -148,7 +164,8 @@ struct LyingSchema {
 // Batch normalisation updates the running statistics, in some overloads without a word in the
 // schema; in training no result depends on them, so a replay gets scratch and the statistics are
 // updated once. rrelu_with_noise fills `noise` in training, after autograd has saved it and
-// without a version bump, so handles packed on it follow the write.
+// without a version bump, so handles packed on it follow the write. Recurrent layers of cuDNN draw
+// their masks from `dropout_state`, which each call in training advances.
 // With beta = 0 a product does not read what it adds to (torch's documents promise it, also for
 // NaN), which Megatron-LM gives one buffer for all layers; the backward of batch normalisation
 // reads the running statistics only outside of training. `where` and masked operators read both
@@ -164,6 +181,8 @@ constexpr LyingSchema kLyingSchemas[] = {
     {"aten::batch_norm_gather_stats_with_counts", {kStats[0], kStats[1]}, "", ArgUse::Scratch},
     {"aten::batch_norm_update_stats", {kStats[0], kStats[1]}, "", ArgUse::Scratch},
     {"aten::mkldnn_rnn_layer_backward", {"workspace", ""}, "", ArgUse::Write},
+    {"aten::_cudnn_rnn", {"dropout_state", ""}, "train", ArgUse::Write},
+    {"aten::miopen_rnn", {"dropout_state", ""}, "train", ArgUse::Write},
     {"aten::rrelu_with_noise", {"noise", ""}, "training", ArgUse::Overwrite},
     {"aten::rrelu_with_noise_", {"noise", ""}, "training", ArgUse::Overwrite},
     {"aten::native_batch_norm_backward", {kStats[0], kStats[1]}, "train", ArgUse::Unread},
@@ -337,9 +356,10 @@ bool readsBeyond(std::string_view name) {
 }
 
 bool isWorkspace(std::string_view name, size_t slot) {
-  return std::any_of(kWorkspaces.begin(), kWorkspaces.end(), [&](const Workspace& workspace) {
-    return workspace.name == name && workspace.slot == slot;
-  });
+  return std::any_of(
+      std::begin(kWorkspaces), std::end(kWorkspaces), [&](const Workspace& workspace) {
+        return workspace.name == name && workspace.slot == slot;
+      });
 }
 
 void applyLyingSchemas(OpTraits& traits) {

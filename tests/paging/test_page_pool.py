@@ -320,3 +320,15 @@ def test_speed_of_the_cpu():
         pages.append(middle - begin)
     assert torch.equal(target, data)
     assert min(plain) / min(pages) > 0.7
+
+
+@pytest.mark.parametrize("named", [torch.device("cpu"), torch.device("cpu", 0)])
+def test_a_device_may_be_named_with_an_index_or_without(named):
+    pool = PagePool(named, row_bytes=8, page_rows=2, device_pages=4)
+    data = torch.arange(32, dtype=torch.uint8).view(4, 8)
+    ticket = pool.make_ticket(4)
+    pool.stash(ticket, data, torch.tensor(3))
+    found = torch.zeros_like(data)
+    pool.restore(ticket, found)
+    assert torch.equal(found[:3], data[:3])
+    assert pool.status()["errors"] == 0

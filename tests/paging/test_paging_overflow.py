@@ -152,6 +152,7 @@ def test_found_inf():
     run(net, 40)
     flag = ebb.paging.found_inf("cpu")
     assert (flag.item(), flag.dtype, flag.shape) == (1.0, torch.float32, ())
+    assert ebb.paging.found_inf(torch.device("cpu", 0)).item() == 1.0  # the same, with an index
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.ones(2)
     optimizer = torch.optim.SGD([parameter], lr=0.1, fused=True)

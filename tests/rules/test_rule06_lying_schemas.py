@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
@@ -73,3 +74,45 @@ def test_write_through_data_is_seen_by_backward_as_in_eager():
         return out.sum() + h.exp().sum()
 
     assert_exact(program, leaves((4,)))
+
+
+@pytest.fixture
+def cudnn_rnn():
+    """A stand-in on the CPU that draws from its dropout state and advances it, as cuDNN does."""
+
+    def run(x, weights, stride, buffer, hx, cx, *rest):
+        *_, state = rest
+        kept = x * (state % 2)
+        state.add_(1)
+        return kept, hx * 1, hx * 1, hx * 1, x.new_empty(0)
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_cudnn_rnn", run, "CPU")
+    yield torch.ops.aten._cudnn_rnn.default
+    library._destroy()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("made", ["outside", "inside"])
+def test_a_recurrent_layer_of_cudnn_draws_its_masks_once(cudnn_rnn, made):
+    """No schema says that it writes to `dropout_state`, and no version moves."""
+
+    def train(region):
+        state = torch.ones(3, dtype=torch.float64)
+        x = torch.arange(6.0, dtype=torch.float64).view(2, 3).requires_grad_()
+        with region:
+            state = state if made == "outside" else state * 1
+            y = x
+            for _ in range(3):
+                with torch.no_grad():
+                    dropped = cudnn_rnn(
+                        y.detach() + 1, [], 0, None, x.detach(), None,
+                        0, 3, 0, 1, False, 0.5, True, False, [], state,
+                    )[0]  # fmt: skip
+                y = (y * dropped).sin()
+            loss = y.sum()
+        return [*torch.autograd.grad(loss, x), state]
+
+    expected = train(contextlib.nullcontext())
+    for actual, right in zip(train(ebb.region()), expected, strict=True):
+        assert same_bits(actual, right)

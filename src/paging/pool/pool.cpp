@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/StringUtil.h>
 #include <dlfcn.h>
@@ -30,6 +31,16 @@ void checkOptions(const PagePoolOptions& options) {
   check(options.devicePages >= 0, "device pages", options.devicePages, "at least 0");
   check(options.hostPages >= 0, "host pages", options.hostPages, "at least 0");
   check(!options.isStack || options.pageRows == 1, "page size", options.pageRows, "1 in a stack");
+}
+
+// Tensors name their device with its index, and have none on the CPU.
+PagePoolOptions withDeviceOfTensors(PagePoolOptions options) {
+  if (options.device.is_cpu()) {
+    options.device = c10::kCPU;
+  } else if (!options.device.has_index()) {
+    options.device = c10::impl::VirtualGuardImpl(options.device.type()).getDevice();
+  }
+  return options;
 }
 
 std::string folderOfThisLibrary() {
@@ -81,8 +92,9 @@ std::string describePageErrors(int64_t errors) {
 }
 
 PagePool::PagePool(const PagePoolOptions& options)
-    : options_(options), mover_(moverFor(options.device)) {
+    : mover_(moverFor(options.device)), options_(withDeviceOfTensors(options)) {
   checkOptions(options);
+  const c10::DeviceGuard here(options_.device);
   const auto onDevice = at::TensorOptions().device(options.device);
   const auto onHost = at::TensorOptions().pinned_memory(!options.device.is_cpu());
   const int64_t pages[2] = {options.devicePages, options.hostPages};
@@ -151,6 +163,7 @@ PageRows PagePool::rowsOf(const at::Tensor& tensor, const PageTicket& ticket) co
 }
 
 void PagePool::stash(PageTicket& ticket, const at::Tensor& tensor, const at::Tensor& rows) {
+  const c10::DeviceGuard here(options_.device);
   const PageRows whole = rowsOf(tensor, ticket);
   TORCH_CHECK_VALUE(
       rows.scalar_type() == at::kLong && rows.numel() == 1 && rows.device() == options_.device,
@@ -166,12 +179,14 @@ void PagePool::stash(PageTicket& ticket, const at::Tensor& tensor, const at::Ten
 }
 
 void PagePool::restore(PageTicket& ticket, at::Tensor& tensor, PageFill fill) {
+  const c10::DeviceGuard here(options_.device);
   const PageRows whole = rowsOf(tensor, ticket);
   auto* state = static_cast<PageTicketState*>(ticket.state.mutable_data_ptr());
   mover_.restore(pool(), state, whole, tensor.mutable_data_ptr(), fill, stream());
 }
 
 void PagePool::giveBack(PageTicket& ticket) {
+  const c10::DeviceGuard here(options_.device);
   mover_.giveBack(pool(), static_cast<PageTicketState*>(ticket.state.mutable_data_ptr()), stream());
 }
 
@@ -192,6 +207,7 @@ size_t PagePool::hostBytes() const {
 }
 
 void PagePool::reset() {
+  const c10::DeviceGuard here(options_.device);
   mover_.reset(pool(), stream());
 }
 

@@ -82,8 +82,8 @@ class EBB_API PagePool {
   PagePoolState* pool() const;
   void* stream() const;
 
-  PagePoolOptions options_;
-  const PageMover& mover_;
+  const PageMover& mover_;  // of the device, on which kernels are launched whichever is current
+  const PagePoolOptions options_;
   at::Tensor rows_[2];  // bytes, by tier
   at::Tensor free_[2];  // ids, by tier
   at::Tensor state_;    // a PagePoolState
