@@ -93,7 +93,7 @@ struct Recipe final : c10::intrusive_ptr_target {
   c10::SmallVector<Output, 1> outputs;
   std::unique_ptr<RandomState> random;  // null if the op draws nothing
   const KernelState* state = nullptr;   // what the kernel saw besides its arguments; the graph's
-  uint32_t precision = 0;               // float32Precision()
+  uint32_t precision = 0;               // productPrecision()
 
   void operator delete(void* block);
 

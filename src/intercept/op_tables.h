@@ -21,7 +21,7 @@ bool communicates(std::string_view name);
 // See Note [Never replayed].
 bool isNeverReplayed(std::string_view name);
 
-// Which settings of float32 precision the kernel reads.
+// Which settings of precision the kernel reads.
 PrecisionRead precisionRead(std::string_view name);
 
 // The kernel that runs depends on grad mode and on the inputs' requires_grad.

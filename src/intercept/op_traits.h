@@ -33,7 +33,7 @@ enum class OpKind : uint8_t {
   Recorded,     // everything else
 };
 
-// Which settings of float32 precision (TF32 and the like) a kernel reads.
+// Which settings of precision (TF32 and the like) a kernel reads.
 enum class PrecisionRead : uint8_t {
   None,
   Products,  // of matrices
@@ -70,7 +70,7 @@ struct OpTraits {
   bool communicates = false;   // see Note [Communication]
   bool uninitialised = false;  // empty*: see Note [Uninitialised memory is not a recipe]
   bool constantFill = false;   // zeros, ones, full: no recipe either, if read before a seen write
-  PrecisionRead precision = PrecisionRead::None;  // see float32Precision in kernel/kernel_state.h
+  PrecisionRead precision = PrecisionRead::None;  // see productPrecision in kernel/kernel_state.h
   bool readsRequiresGrad = false;  // kernel choice depends on requires_grad and grad mode
   int16_t generatorArgument = -1;  // index of a Generator? argument
   int16_t dropoutArgument = -1;    // index of dropout_p: at 0 the op draws nothing

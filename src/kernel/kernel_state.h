@@ -41,7 +41,8 @@ using AutocastDtypes = std::vector<std::pair<c10::DeviceType, c10::ScalarType>>;
 // 2. Autocast: ops that it knows run with it excluded. Kernels of the others still see it, and the
 //    ops that they call are cast; replayed outside autocast they would give another precision.
 // 3. Grad mode and, for some ops, requires_grad: see Recipe::gradMode.
-// 4. Float32 precision (TF32 and the like): read by products only; see float32Precision.
+// 4. Precision (TF32, sums in half precision, the preferred BLAS): read by products only; see
+//    productPrecision.
 struct KernelState {
   NumericSettings settings;
   c10::DispatchKeySet autocast;   // autocast keys that were not excluded
@@ -62,9 +63,9 @@ class KernelStates {
   const KernelState* last_ = nullptr;   // nearly always the current one
 };
 
-// The float32 precision that a kernel of `keys` uses, as one number. A replay under another one is
-// refused, since torch's two interfaces for it cannot be mixed.
-uint32_t float32Precision(PrecisionRead read, c10::DispatchKeySet keys);
+// The precision in which a kernel of `keys` makes products, as one number. A replay under another
+// one is refused, since torch's two interfaces for it cannot be mixed.
+uint32_t productPrecision(PrecisionRead read, c10::DispatchKeySet keys);
 
 // Runs kernels as the forward did: below autograd, dispatch modes, functorch and interception, and
 // with the recorded state rather than the one of the thread that runs backward.

@@ -24,7 +24,7 @@ c10::intrusive_ptr<Recipe> RecipeWriter::write() {
   recipe_->gradMode = c10::GradMode::is_enabled();
   recipe_->state = &graph.kernelStates.current();
   if (op_.precision != PrecisionRead::None) {
-    recipe_->precision = float32Precision(op_.precision, call_.below);
+    recipe_->precision = productPrecision(op_.precision, call_.below);
   }
   addOthers();
   addInputs();

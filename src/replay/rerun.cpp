@@ -182,10 +182,12 @@ class Rerun {
 
   void checkPrecision() const {
     TORCH_CHECK(
-        recipe_.precision == float32Precision(recipe_.op.precision, recipe_.keys),
+        recipe_.precision == productPrecision(recipe_.op.precision, recipe_.keys),
         "ebb: cannot recompute ",
         where(graph_, recipe_),
-        ": the float32 precision (set_float32_matmul_precision, fp32_precision, allow_tf32) was "
+        ": the precision of products (set_float32_matmul_precision, fp32_precision, allow_tf32, "
+        "allow_fp16_accumulation, allow_.._reduced_precision_reduction, preferred_blas_library) "
+        "was "
         "changed after the forward. Change it between steps, or give ",
         recipe_.op.name,
         " the decision SAVE.");

@@ -61,3 +61,25 @@ def test_its_kernels_run_in_a_region(device):
 
     assert torch.equal(expected, (3 * x.detach()).cpu())
     assert torch.equal(found, expected)
+
+
+SUMS_IN_HALF_PRECISION = [
+    "allow_bf16_reduced_precision_reduction",
+    "allow_fp16_reduced_precision_reduction",
+    "allow_fp16_accumulation",
+]
+
+
+@pytest.mark.parametrize("setting", SUMS_IN_HALF_PRECISION)
+def test_precision_of_products_changed_between_forward_and_backward_is_refused(device, setting):
+    w = torch.randn(8, 8).to(device).requires_grad_()
+    before = getattr(torch.backends.cuda.matmul, setting)
+    with ebb.region(name="block"):
+        loss = (w @ w).exp().sin().sum()
+    try:
+        setattr(torch.backends.cuda.matmul, setting, not before)
+        with pytest.raises(RuntimeError, match=r"aten::mm.default in region 'block'.*precision"):
+            loss.backward()
+    finally:
+        setattr(torch.backends.cuda.matmul, setting, before)
+    loss.backward()
