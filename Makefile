@@ -95,7 +95,7 @@ FORCE:
 $(VENV)/.ebb-built: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install $(TORCH) numpy
 	$(PIP) install "setuptools>=64" wheel "cmake>=3.18" ninja
-	@echo "compiling ebb; about two minutes"
+	@echo "compiling ebb; one to two minutes"
 	PATH="$(BIN):$$PATH" $(PIP) install --no-build-isolation --no-deps -e .
 	mkdir -p build && echo $(VENV) > build/built-for
 	touch $@
