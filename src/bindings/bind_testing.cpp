@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "memory/numa_node.h"
 #include "memory/pinned.h"
 #include "offload/offload.h"
+#include "paging/pool/movers.h"
 #include "policy/module_scope.h"
 #include "testing/failing_policy.h"
 #include "testing/fake_transfer.h"
@@ -177,6 +179,10 @@ void bindTesting(py::module_& module) {
                const auto memory = allocatePinned(nbytes, c10::Device(c10::kCUDA, device));
                return preferredNode(memory.data());
              }));
+  module.def("cpu_page_mover", [] { return reinterpret_cast<uintptr_t>(&cpuPageMover()); });
+  module.def("set_page_mover", [](const std::string& device, uintptr_t mover) {
+    setPageMover(c10::Device(device).type(), *reinterpret_cast<const PageMover*>(mover));
+  });
   py::class_<FakeAccelerator>(module, "FakeAccelerator")
       .def(py::init<size_t>())
       .def("advance", [](FakeAccelerator& self, size_t count) { self.fake().advance(count); })

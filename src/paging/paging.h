@@ -13,6 +13,7 @@
 #include "memory/dropping_mutex.h"
 #include "memory/stash.h"
 #include "paging/page_stash.h"
+#include "paging/pool/movers.h"
 #include "paging/pool_set.h"
 #include "paging/step.h"
 
@@ -36,7 +37,7 @@ class EBB_API Paging {
 
   // Whether ebb can page what is on this device.
   static bool takes(c10::Device device) {
-    const bool taken = device.is_cpu() || device.is_cuda();
+    const bool taken = hasPageMover(device.type());
     if (!taken) {
       warnThatItStays(device);
     }

@@ -17,11 +17,15 @@ if "EBB_TEST_ACCELERATOR" not in os.environ:
 
 @pytest.fixture
 def device():
+    """The first of two. What its detector found after a test is a failure, unless the test took
+    it."""
     torch.set_num_threads(1)
     before = ebb.offload.settings()
     found = accelerator.load()
     torch.manual_seed(0)
+    accelerator.findings()
     yield found
-    torch.accelerator.synchronize()
+    accelerator.synchronize()
     ebb.offload.configure(**before)
     assert ebb.stats()["open_regions"] == 0
+    assert accelerator.findings() == []

@@ -5,22 +5,14 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/StringUtil.h>
-#include <dlfcn.h>
 
 #include <cstring>
 #include <string>
 
+#include "paging/pool/movers.h"
+
 namespace ebb {
 namespace {
-
-const PageMover& moverFor(c10::Device device) {
-  if (device.is_cpu()) {
-    return cpuPageMover();
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      device.is_cuda(), "ebb: PAGE has kernels for CPU and CUDA, not for ", device);
-  return cudaPageMover();
-}
 
 void checkOptions(const PagePoolOptions& options) {
   const auto check = [](bool good, const char* name, int64_t value, const char* range) {
@@ -43,35 +35,7 @@ PagePoolOptions withDeviceOfTensors(PagePoolOptions options) {
   return options;
 }
 
-std::string folderOfThisLibrary() {
-  Dl_info info;
-  if (dladdr(reinterpret_cast<const void*>(&folderOfThisLibrary), &info) == 0) {
-    return {};
-  }
-  const std::string path = info.dli_fname;
-  return path.substr(0, path.rfind('/') + 1);
-}
-
-const PageMover* loadCudaPageMover() {
-  void* library = dlopen((folderOfThisLibrary() + "libebb_cuda.so").c_str(), RTLD_NOW);
-  if (library == nullptr) {
-    return nullptr;
-  }
-  using Get = const PageMover* (*)();
-  const auto get = reinterpret_cast<Get>(dlsym(library, "ebbCudaPageMover"));
-  return get == nullptr ? nullptr : get();
-}
-
 }  // namespace
-
-const PageMover& cudaPageMover() {
-  static const PageMover* mover = loadCudaPageMover();
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      mover != nullptr,
-      "ebb: PAGE on a CUDA device needs ebb's kernels, and this installation was built without "
-      "nvcc. Install a CUDA Toolkit and build ebb again with EBB_CUDA=1.");
-  return *mover;
-}
 
 std::string describePageErrors(int64_t errors) {
   const std::pair<int64_t, const char*> all[] = {
@@ -92,7 +56,7 @@ std::string describePageErrors(int64_t errors) {
 }
 
 PagePool::PagePool(const PagePoolOptions& options)
-    : mover_(moverFor(options.device)), options_(withDeviceOfTensors(options)) {
+    : mover_(pageMoverOf(options.device)), options_(withDeviceOfTensors(options)) {
   checkOptions(options);
   const c10::DeviceGuard here(options_.device);
   const auto onDevice = at::TensorOptions().device(options.device);

@@ -1,6 +1,8 @@
 """A device for tests, "late": built when it is first asked for, by torch version.
 
-It is registered for the whole process, and torch's accelerator from then on.
+It is registered for the whole process, and torch's accelerator from then on. Two devices. Memory
+that the host cannot touch; streams that run when somebody waits, or late at random; a detector of
+races; graphs; an allocator and a page mover.
 """
 
 from __future__ import annotations
@@ -11,26 +13,30 @@ import os
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from torch.utils import cpp_extension
 
 HERE = Path(__file__).parent
-BUILD = Path(__file__).resolve().parents[3] / "build" / "late"
+ROOT = Path(__file__).resolve().parents[3]
+BUILD = ROOT / "build" / "late"
 DRAWS = ("from device", "from cpu", "from both", "from hidden")
+DEVICES = 2
 
 
 def _library() -> Path:
     """The compiled library; ten to sixty seconds the first time."""
     made_of = [Path(__file__), HERE / "late.cpp", *sorted(HERE.glob("*.h"))]
+    made_of += sorted((ROOT / "src" / "paging" / "pool").glob("*.h"))
     key = hashlib.sha256(b"".join(file.read_bytes() for file in made_of)).hexdigest()[:12]
     library = BUILD / f"late-{torch.__version__}-{key}.so"
     if not library.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
         made = library.with_suffix(f".{os.getpid()}")
         command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-fPIC", "-shared", "-w"]
+        command += [f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}"]
         command += [f"-isystem{path}" for path in cpp_extension.include_paths()]
         command += [str(HERE / "late.cpp"), "-o", str(made)]
         command += [f"-L{path}" for path in cpp_extension.library_paths()]
@@ -40,26 +46,60 @@ def _library() -> Path:
     return library
 
 
+def _module() -> types.ModuleType:
+    """What `torch.late` is to be."""
+    module = types.ModuleType("late")
+    ops = torch.ops.late
+
+    def index(device: int | str | torch.device) -> int:
+        return device if isinstance(device, int) else torch.device(device).index or 0
+
+    for name, function in {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_is_in_bad_fork": lambda: False,
+        "_lazy_init": lambda: None,
+        "device_count": lambda: DEVICES,
+        "current_device": ops.current_device,
+        "set_device": ops.set_device,
+        "manual_seed": ops.manual_seed,
+        "manual_seed_all": ops.manual_seed,
+        "get_rng_state": lambda device=0: ops.random_state(index(device)),
+        "set_rng_state": lambda state, device=0: ops.set_random_state(state, index(device)),
+        "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],
+    }.items():
+        setattr(module, name, function)
+    return module
+
+
 def load() -> torch.device:
-    """Registers the device, once."""
+    """Registers the device, once; gives the first one."""
     if "late" not in sys.modules:
         torch.ops.load_library(_library())
-        module = types.ModuleType("late")
-        for name, function in {
-            "is_available": lambda: True,
-            "is_initialized": lambda: True,
-            "_is_in_bad_fork": lambda: False,
-            "device_count": lambda: 1,
-            "current_device": lambda: 0,
-            "manual_seed": torch.ops.late.manual_seed,
-            "manual_seed_all": torch.ops.late.manual_seed,
-        }.items():
-            setattr(module, name, function)
-        sys.modules["late"] = module
+        sys.modules["late"] = _module()
         torch.utils.rename_privateuse1_backend("late")
-        torch._register_device_module("late", module)
+        torch._register_device_module("late", sys.modules["late"])
         torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     return torch.device("late", 0)
+
+
+def have_pages() -> None:
+    """From now on ebb has page pools on it."""
+    from ebb import _C
+
+    cpu = _C._testing.cpu_page_mover()
+    _C._testing.set_page_mover("late", torch.ops.late.page_mover(cpu))
+
+
+def synchronize() -> None:
+    """The host waits for all devices."""
+    for device in range(DEVICES):
+        torch.accelerator.synchronize(device)
+
+
+def findings() -> list[str]:
+    """Races, and what kernels raised, since the last call."""
+    return [*torch.ops.late.races(), *torch.ops.late.errors()]
 
 
 @contextlib.contextmanager
@@ -73,3 +113,73 @@ def drawing(whose: str, *, generator: bool = True) -> Iterator[None]:
     finally:
         torch.ops.late.draw_from(0)
         torch.ops.late.have_generator(True)
+
+
+@contextlib.contextmanager
+def delayed(compute: int, side: int) -> Iterator[None]:
+    """Inside, streams run by themselves, each task up to so many microseconds late: `compute` those
+    of default streams, `side` all others."""
+    torch.ops.late.configure(False, compute, side)
+    try:
+        yield
+    finally:
+        torch.ops.late.configure(True, 0, 0)
+
+
+@contextlib.contextmanager
+def limited(*, device: int = -1, host: int = -1) -> Iterator[None]:
+    """Inside, so many bytes of memory may be in use on each device, and pinned."""
+    torch.ops.late.limit(device, host)
+    try:
+        yield
+    finally:
+        torch.ops.late.limit(-1, -1)
+
+
+@contextlib.contextmanager
+def broken() -> Iterator[None]:
+    """Inside, every call fails, as after a device's assert."""
+    torch.ops.late.break_device(True)
+    try:
+        yield
+    finally:
+        torch.ops.late.break_device(False)
+
+
+class Graph:
+    """What its streams are given inside `capture` runs at each `replay`, on the current stream."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    @contextlib.contextmanager
+    def capture(self, stream: torch.Stream) -> Iterator[None]:
+        synchronize()
+        with stream:
+            torch.ops.late.begin_capture()
+            try:
+                yield
+            except BaseException:
+                torch.ops.late.abandon_capture()
+                raise
+            self._number = torch.ops.late.end_capture()
+
+    def replay(self) -> None:
+        torch.ops.late.replay(self._number)
+
+
+def each_wait_left_out(program: Callable[[], object]) -> Iterator[tuple[int, object, list[str]]]:
+    """Runs `program` once whole, and then again for each wait in it, with that one left out: gives
+    which, what the program gave, and what was found. The first one, -1, is the whole."""
+    torch.ops.late.drop_wait(-1)
+    result = program()
+    synchronize()
+    yield -1, result, findings()
+    for which in range(torch.ops.late.drop_wait(-1)):
+        torch.ops.late.drop_wait(which)
+        try:
+            result = program()
+            synchronize()
+        finally:
+            torch.ops.late.drop_wait(-1)
+        yield which, result, findings()

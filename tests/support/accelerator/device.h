@@ -6,8 +6,8 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
-#include <mutex>
 #include <utility>
 
 #include "generator.h"
@@ -16,8 +16,11 @@
 
 namespace late {
 
-inline c10::Stream streamOf(int number) {
-  return c10::Stream(c10::Stream::UNSAFE, kDevice, number);
+inline void setDevice(c10::Device device) {
+  if (device.has_index()) {
+    TORCH_CHECK(device.index() < kDevices, "late: there is no ", device);
+    currentDevice = device.index();
+  }
 }
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -28,71 +31,90 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override {
     return kType;
   }
-  c10::Device exchangeDevice(c10::Device) const override {
-    return kDevice;
+  c10::Device exchangeDevice(c10::Device device) const override {
+    const c10::Device before = getDevice();
+    late::setDevice(device);
+    return before;
   }
   c10::Device getDevice() const override {
-    return kDevice;
+    return c10::Device(kType, static_cast<c10::DeviceIndex>(currentDevice));
   }
-  void setDevice(c10::Device) const override {
+  void setDevice(c10::Device device) const override {
+    late::setDevice(device);
   }
-  void uncheckedSetDevice(c10::Device) const noexcept override {
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    if (device.has_index()) {
+      currentDevice = device.index();
+    }
   }
-  c10::Stream getStream(c10::Device) const override {
-    return streamOf(currentStream);
+  c10::Stream getStream(c10::Device device) const override {
+    return streamOf(currentOf[resolved(device)]);
   }
-  c10::Stream getDefaultStream(c10::Device) const override {
-    return streamOf(0);
+  c10::Stream getDefaultStream(c10::Device device) const override {
+    return streamOf(resolved(device) * kStreamsEach);
   }
-  c10::Stream getNewStream(c10::Device, int) const override {
-    return streamOf(1 + nextStream++ % (kStreams - 1));
+  c10::Stream getNewStream(c10::Device device, int) const override {
+    static std::array<std::atomic<int>, kDevices> taken{};
+    const int at = resolved(device);
+    return streamOf(at * kStreamsEach + 1 + taken[at]++ % (kStreamsEach - 1));
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
     return getNewStream(device, 0);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
-    return streamOf(std::exchange(currentStream, static_cast<int>(stream.id())));
+    return streamOf(std::exchange(currentOf[stream.device_index()], indexOf(stream)));
+  }
+  void* getStreamNativeHandle(const c10::Stream stream) const {  // not before torch 2.12
+    return reinterpret_cast<void*>(static_cast<intptr_t>(indexOf(stream) + 1));
   }
   c10::DeviceIndex deviceCount() const noexcept override {
-    return 1;
+    return kDevices;
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
-    delete static_cast<EventState*>(event);
+    delete static_cast<Point*>(event);
   }
   void record(
       void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
-    std::lock_guard lock(mutex);
-    const int number = static_cast<int>(stream.id());
-    delete static_cast<EventState*>(*event);
-    *event = new EventState{number, queues[number].given};
+    called("record");
+    delete static_cast<Point*>(*event);
+    *event = new Point(endOf(indexOf(stream)));
   }
   void block(void* event, const c10::Stream& stream) const override {
+    called("wait");
     if (event != nullptr) {
-      const EventState until = *static_cast<EventState*>(event);
-      enqueue(static_cast<int>(stream.id()), [until] { finish(until.stream, until.number); });
+      waitFor(indexOf(stream), *static_cast<Point*>(event));
     }
   }
   bool queryEvent(void* event) const override {
-    std::lock_guard lock(mutex);
-    const auto* until = static_cast<EventState*>(event);
-    return until == nullptr || queues[until->stream].done >= until->number;
+    called("query");
+    return event == nullptr || isDone(*static_cast<Point*>(event));
   }
   void synchronizeEvent(void* event) const override {
-    if (event != nullptr) {
-      finish(static_cast<EventState*>(event)->stream, static_cast<EventState*>(event)->number);
+    called("synchronize");
+    if (event != nullptr && !isLeftOut()) {
+      finish(*static_cast<Point*>(event));
     }
   }
   bool queryStream(const c10::Stream& stream) const override {
-    std::lock_guard lock(mutex);
-    return queues[stream.id()].waiting.empty();
+    called("query");
+    return isDone(endOf(indexOf(stream)));
   }
   void synchronizeStream(const c10::Stream& stream) const override {
-    finish(static_cast<int>(stream.id()));
+    called("synchronize");
+    finish(indexOf(stream));
   }
-  void synchronizeDevice(c10::DeviceIndex) const override {
-    for (int stream = kStreams; stream-- > 0;) {  // the ones that were taken last come first
-      finish(stream);
+  void synchronizeDevice(c10::DeviceIndex device) const override {
+    called("synchronize");
+    for (int stream = kStreamsEach; stream-- > 0;) {  // the ones that were taken last come first
+      finish(resolved(c10::Device(kType, device)) * kStreamsEach + stream);
     }
+  }
+  bool isStreamCapturing(const c10::Stream& stream) const {  // not before torch 2.13
+    const Lock lock(program);
+    return isCaptured(indexOf(stream));
+  }
+  void recordDataPtrOnStream(const c10::DataPtr& memory, const c10::Stream& stream) const override {
+    deviceMemory.recordStream(memory, stream);
   }
 };
 
@@ -109,40 +131,46 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     return true;
   }
   c10::DeviceIndex deviceCount() const override {
-    return 1;
+    return kDevices;
   }
-  void setCurrentDevice(c10::DeviceIndex) const override {
+  void setCurrentDevice(c10::DeviceIndex device) const override {
+    late::setDevice(c10::Device(kType, device));
   }
   c10::DeviceIndex getCurrentDevice() const override {
-    return 0;
+    return static_cast<c10::DeviceIndex>(currentDevice);
   }
-  c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override {
-    return 0;
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
+    const c10::DeviceIndex before = getCurrentDevice();
+    setCurrentDevice(device);
+    return before;
   }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override {
-    return 0;
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
+    return device < 0 ? getCurrentDevice() : exchangeDevice(device);
   }
   at::Allocator* getPinnedMemoryAllocator() const override {
     return &pinnedMemory;
   }
-  bool isPinnedPtr(const void* pointer) const override {
-    return isPinned(pointer);
+  bool isPinnedPtr(const void* address) const override {
+    return isPinned(address);
   }
-  at::Device getDeviceFromPtr(void*) const override {
-    return kDevice;
+  at::Device getDeviceFromPtr(void* address) const override {
+    const Lock lock(program);
+    const auto* found = blockAt(address);
+    TORCH_CHECK(found != nullptr && found->second.stream != kHost, "late: not of a device");
+    return deviceOf(found->second.stream);
   }
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
-    TORCH_CHECK(hasGenerator, "late: it has no generator");
-    return defaultGenerator();
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override {
+    TORCH_CHECK(settings.hasGenerator, "late: it has no generator");
+    return defaultGenerator(device);
   }
-  at::Generator getNewGenerator(c10::DeviceIndex) const override {
-    return at::make_generator<DeviceGenerator>();
+  at::Generator getNewGenerator(c10::DeviceIndex device) const override {
+    return at::make_generator<DeviceGenerator>(device < 0 ? getCurrentDevice() : device);
   }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t nbytes) const override {
-    finish(currentStream);
+    const c10::DeviceGuard guard(storage.device());
     at::DataPtr fresh = deviceMemory.allocate(nbytes);
     if (const size_t both = std::min(nbytes, storage.nbytes()); both > 0) {
-      std::memcpy(fresh.get(), storage.data(), both);
+      deviceMemory.copy_data(fresh.get(), storage.data(), both);
     }
     storage.set_data_ptr_noswap(std::move(fresh));
     storage.set_nbytes(nbytes);

@@ -8,6 +8,10 @@
 #include <torch/library.h>
 
 #include <exception>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,32 +21,6 @@
 #include "tensors.h"
 
 namespace late {
-
-inline void draw(const c10::OperatorHandle& op, torch::jit::Stack& stack, c10::IValue* generator) {
-  const bool given = generator != nullptr && generator->isGenerator();
-  if (draws == Draws::FromCpu) {
-    op.callBoxed(&stack);  // with a generator of the device it raises
-    return;
-  }
-  {
-    const Drawing drawing(
-        draws == Draws::FromHidden ? hiddenGenerator()
-        : given                    ? generator->toGenerator()
-                                   : defaultGenerator());
-    if (given) {
-      *generator = c10::IValue();
-    }
-    op.callBoxed(&stack);
-  }
-  if (draws == Draws::FromBoth) {
-    const at::Tensor factor = at::rand({}, c10::TensorOptions(c10::kCPU));
-    for (const c10::IValue& result : stack) {
-      if (result.isTensor() && result.toTensor().is_floating_point()) {
-        result.toTensor().mul_(factor);
-      }
-    }
-  }
-}
 
 // Of a CTC loss's workspace nobody reads what is behind an input's end: memory that was used before
 // has something else there each time.
@@ -61,28 +39,73 @@ class Call {
   Call(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
       : op_(op),
         schema_(op.schema()),
+        name_(c10::toString(op.operator_name())),
+        isRandom_(op.hasTag(at::Tag::nondeterministic_seeded)),
         arguments_(stack.end() - schema_.arguments().size(), stack.end()) {
-    onCpu_.reserve(arguments_.size());
+    findDevice();
     for (size_t i = 0; i < arguments_.size(); ++i) {
       const bool isDevice = arguments_[i].isDevice();
       onCpu_.push_back(
           isDevice ? c10::IValue(c10::Device(c10::kCPU)) : mapTensors(arguments_[i], shown));
       if (schema_.arguments()[i].name() == "generator") {
-        generator_ = &onCpu_.back();
+        generator_ = i;
       }
     }
   }
 
   // Gives the results.
   std::vector<c10::IValue> run() {
+    const c10::DeviceGuard guard(*device_);
+    stream_ = currentStream();
     std::vector<c10::IValue> plan;
     return makePlan(plan) ? runLate(plan) : runNow();
   }
 
  private:
-  // Whether the meta kernels tell what will be returned.
+  void findDevice() {
+    for (const c10::IValue& argument : arguments_) {
+      mapTensors(argument, [&](const at::Tensor& tensor) {
+        if (isOurs(tensor)) {
+          TORCH_CHECK(
+              !device_ || *device_ == tensor.device(),
+              "late: ",
+              name_,
+              " got tensors on ",
+              *device_,
+              " and ",
+              tensor.device());
+          device_ = tensor.device();
+        }
+        return tensor;
+      });
+    }
+    for (const c10::IValue& argument : arguments_) {
+      if (!device_ && argument.isDevice()) {
+        device_ = argument.toDevice();
+      }
+    }
+    device_ = c10::Device(
+        kType, static_cast<c10::DeviceIndex>(device_ ? resolved(*device_) : currentDevice));
+  }
+
+  Uses uses() const {
+    Uses found;
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      const auto* alias = schema_.arguments()[i].alias_info();
+      const bool writes = alias != nullptr && alias->isWrite();
+      mapTensors(arguments_[i], [&](const at::Tensor& tensor) {
+        if (tensor.defined()) {
+          addUse(found, tensor, writes);
+        }
+        return tensor;
+      });
+    }
+    return found;
+  }
+
+  // Whether the meta kernels tell what will be returned, and it is known what will be drawn.
   bool makePlan(std::vector<c10::IValue>& plan) {
-    if (op_.hasTag(at::Tag::nondeterministic_seeded)) {
+    if (isRandom_ && (!generator_ || settings.draws != Draws::FromDevice)) {
       return false;
     }
     for (const auto& result : schema_.returns()) {
@@ -92,8 +115,9 @@ class Call {
     }
     for (const c10::IValue& argument : arguments_) {
       plan.push_back(
-          argument.isDevice() ? c10::IValue(c10::Device(c10::kMeta))
-                              : mapTensors(argument, planOf));
+          argument.isDevice()      ? c10::IValue(c10::Device(c10::kMeta))
+          : argument.isGenerator() ? c10::IValue()
+                                   : mapTensors(argument, planOf));
     }
     const std::vector<c10::IValue> planned(plan);
     try {
@@ -119,48 +143,130 @@ class Call {
   std::vector<c10::IValue> runLate(const std::vector<c10::IValue>& plan) {
     std::vector<c10::IValue> results;
     std::vector<at::Tensor> targets(schema_.returns().size());
+    Uses used = uses();
     for (size_t i = 0; i < targets.size(); ++i) {
       const c10::IValue* argument = returned(i);
-      results.push_back(argument != nullptr ? *argument : emptyLike(plan[i].toTensor()));
-      if (argument == nullptr) {
+      const at::Tensor planned = plan[i].toTensor();
+      if (argument != nullptr) {
+        results.push_back(*argument);
+      } else if (!planned.defined()) {
+        results.emplace_back(at::Tensor());
+      } else {
+        results.emplace_back(emptyLike(planned, *device_));
         targets[i] = shown(results[i].toTensor());
+        addUse(used, results[i].toTensor(), true);
       }
     }
-    enqueue(currentStream, [op = op_, onCpu = std::move(onCpu_), targets] {
-      const Below inside;
-      torch::jit::Stack values(onCpu);
-      op.callBoxed(&values);
-      for (size_t i = 0; i < targets.size(); ++i) {
-        if (targets[i].defined()) {
-          targets[i].copy_(values[i].toTensor());
-        }
-      }
-    });
+    const auto task =
+        [op = op_, onCpu = onCpu_, slot = generator_, numbers = takeNumbers(), targets] {
+          const Below inside;
+          torch::jit::Stack values(onCpu);
+          if (numbers) {
+            values[*slot] = numbers->generator();
+          }
+          op.callBoxed(&values);
+          for (size_t i = 0; i < targets.size(); ++i) {
+            if (targets[i].defined()) {
+              targets[i].copy_(values[i].toTensor());
+            }
+          }
+        };
+    enqueue(stream_, name_, used, task);
     return results;
   }
 
-  std::vector<c10::IValue> runNow() {
-    finish(currentStream);
-    const c10::IValue third = arguments_.size() > 2 ? onCpu_[2] : c10::IValue();
-    if (op_.hasTag(at::Tag::nondeterministic_seeded)) {
-      draw(op_, onCpu_, generator_);
-    } else {
-      op_.callBoxed(&onCpu_);
+  at::Generator generator() const {
+    const c10::IValue& given = arguments_[*generator_];
+    return given.isGenerator() ? given.toGenerator() : defaultGenerator(device_->index());
+  }
+
+  std::optional<Numbers> takeNumbers() {
+    if (!isRandom_) {
+      return std::nullopt;
     }
+    DeviceGenerator& from = implOf(generator());
+    const Numbers numbers = from.next();
+    from.advance();
+    return numbers;
+  }
+
+  std::vector<c10::IValue> runNow() {
+    if (const Lock lock(program); isCaptured(stream_)) {
+      breakCapture(
+          name_ + " waits for the device, which is not permitted while a graph is captured");
+    }
+    const c10::IValue third = arguments_.size() > 2 ? onCpu_[2] : c10::IValue();
+    const torch::jit::Stack values = valuesNow();
     if (schema_.name() == "aten::_ctc_loss" && third.isIntList()) {
-      fillRest(third, onCpu_[1].toTensor());
+      fillRest(third, values[1].toTensor());
     }
     std::vector<c10::IValue> results;
     for (size_t i = 0; i < schema_.returns().size(); ++i) {
       const c10::IValue* argument = returned(i);
-      results.push_back(argument != nullptr ? *argument : mapTensors(onCpu_[i], copied));
+      results.push_back(argument != nullptr ? *argument : mapTensors(values[i], [&](auto& value) {
+        return copied(value);
+      }));
     }
     return results;
   }
 
-  static at::Tensor copied(const at::Tensor& tensor) {
-    const at::Tensor copy = emptyLike(tensor);
-    shown(copy).copy_(tensor);
+  // Runs it on the host when the stream has come so far. A device would do so by itself, unless
+  // sizes depend on it: only then does the host know of what came before.
+  torch::jit::Stack valuesNow() {
+    const bool hostAsks =
+        op_.hasTag(at::Tag::dynamic_output_shape) || op_.hasTag(at::Tag::data_dependent_output);
+    const uint64_t number = enqueue(stream_, name_, uses(), [] {});
+    queueOf(stream_).finish(number);
+    if (hostAsks) {
+      finish(stream_);
+    }
+    called("operators that the host ran");
+    torch::jit::Stack values(onCpu_);
+    if (isRandom_) {
+      draw(values);
+    } else {
+      op_.callBoxed(&values);
+    }
+    return values;
+  }
+
+  void draw(torch::jit::Stack& values) {
+    const bool given = generator_ && arguments_[*generator_].isGenerator();
+    if (settings.draws == Draws::FromCpu) {
+      op_.callBoxed(&values);  // with a generator of the device it raises
+      return;
+    }
+    {
+      const Drawing drawing(
+          settings.draws == Draws::FromHidden ? hiddenGenerator()
+          : given                             ? generator()
+                                              : defaultGenerator(device_->index()));
+      if (given) {
+        values[*generator_] = c10::IValue();
+      }
+      op_.callBoxed(&values);
+    }
+    if (settings.draws == Draws::FromBoth) {
+      const at::Tensor factor = at::rand({}, c10::TensorOptions(c10::kCPU));
+      for (const c10::IValue& result : values) {
+        if (result.isTensor() && result.toTensor().is_floating_point()) {
+          result.toTensor().mul_(factor);
+        }
+      }
+    }
+  }
+
+  at::Tensor copied(const at::Tensor& tensor) const {
+    if (!tensor.defined()) {
+      return tensor;
+    }
+    const at::Tensor copy = emptyLike(tensor, *device_);
+    Uses written;
+    addUse(written, copy, true);
+    enqueue(stream_, name_ + " (results)", written, [to = shown(copy), tensor] {
+      const Below inside;
+      to.copy_(tensor);
+    });
     return copy;
   }
 
@@ -176,11 +282,15 @@ class Call {
     return nullptr;
   }
 
-  const c10::OperatorHandle& op_;
+  const c10::OperatorHandle op_;
   const c10::FunctionSchema& schema_;
+  const std::string name_;
+  const bool isRandom_;
   const std::vector<c10::IValue> arguments_;
-  torch::jit::Stack onCpu_;           // the arguments as CPU tensors; after the call, the results
-  c10::IValue* generator_ = nullptr;  // of onCpu_, if there is one
+  torch::jit::Stack onCpu_;          // the arguments as CPU tensors
+  std::optional<size_t> generator_;  // which argument it is, if there is one
+  std::optional<c10::Device> device_;
+  int stream_ = 0;
 };
 
 inline void runOnDevice(const c10::OperatorHandle& op, torch::jit::Stack* stack) {

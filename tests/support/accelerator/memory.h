@@ -1,77 +1,238 @@
-// Memory is the host's. It is never given back to the system, so that who comes too late finds
-// poison (0xFF: NaN) or another's bytes, and no crash.
+// Memory of the devices, and pinned memory of the host. What is freed is poisoned (0xFF: NaN) in
+// the order of the stream that it was allocated on, and handed out again there at once: who comes
+// too late finds poison or another's bytes.
 #pragma once
 
 #include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <map>
-#include <mutex>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "blocks.h"
+#include "settings.h"
 #include "streams.h"
 
 namespace late {
 
-// Free memory by the stream that it was allocated on (-1: pinned memory of the host), and size.
-inline std::map<std::pair<int, size_t>, std::vector<void*>> spare;
-inline std::map<void*, std::pair<int, size_t>> blocks;
-
-inline void* takeBlock(int stream, size_t nbytes) {
-  std::lock_guard lock(mutex);
-  const std::pair key{stream, (nbytes + 63) / 64 * 64};
-  auto& list = spare[key];
-  if (!list.empty()) {
-    void* memory = list.back();
-    list.pop_back();
-    return memory;
+struct Usage {
+  size_t now = 0;
+  size_t peak = 0;
+  void add(size_t bytes) {
+    now += bytes;
+    peak = std::max(peak, now);
   }
-  void* memory = std::aligned_alloc(64, key.second);
-  std::memset(memory, 0xFF, key.second);
-  blocks[memory] = key;
-  return memory;
+};
+inline Usage deviceUsage[kDevices];
+inline Usage hostUsage;
+
+// Free memory by graph (0: none), stream, and size.
+inline std::map<std::tuple<uint64_t, int, size_t>, std::vector<uintptr_t>> spare;
+
+// Freed, and not to be used again before other streams have come so far.
+struct Quarantined {
+  uintptr_t address;
+  std::vector<Point> until;
+};
+inline std::vector<Quarantined> quarantine;
+
+inline void poison(uintptr_t address) {
+  const Block& block = blocks.at(address);
+  void* memory = reinterpret_cast<void*>(address);
+  enqueue(block.stream, "free", {{memory, true}}, [memory, size = block.size] {
+    std::memset(seen(memory), 0xFF, size);
+  });
 }
 
-inline void giveBlock(void* memory) {
-  std::lock_guard lock(mutex);
-  if (memory != nullptr) {
-    const auto [stream, nbytes] = blocks.at(memory);
-    const auto poison = [memory, nbytes = nbytes] { std::memset(memory, 0xFF, nbytes); };
-    stream < 0 ? poison() : static_cast<void>(enqueue(stream, poison));
-    spare[{stream, nbytes}].push_back(memory);
+inline void makeSpare(uintptr_t address) {
+  Block& block = blocks.at(address);
+  block.isFree = true;
+  spare[{block.pool, block.stream, block.size}].push_back(address);
+}
+
+inline void endQuarantine() {
+  std::erase_if(quarantine, [](const Quarantined& one) {
+    for (const Point& point : one.until) {
+      if (!queueOf(point.stream).isDone(point.number)) {
+        return false;
+      }
+    }
+    for (const Point& point : one.until) {
+      join(hostClock, point.clock);
+    }
+    blocks.at(one.address).isFree = false;
+    poison(one.address);
+    makeSpare(one.address);
+    return true;
+  });
+}
+
+inline void freeOnDevice(void* memory) {
+  if (memory == nullptr) {
+    return;
+  }
+  const Lock lock(program);
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  Block& block = blocks.at(address);
+  deviceUsage[block.stream / kStreamsEach].now -= block.size;
+  const bool ofThisCapture = capture && block.pool == capture->graph.id;
+  if (block.pool != 0 ? !ofThisCapture : isCaptured(block.stream)) {
+    block.isFree = true;  // a graph may use it: never again
+  } else if (block.recordedOn.empty()) {
+    poison(address);
+    makeSpare(address);
+  } else {
+    Quarantined held{address, {}};
+    for (const int stream : std::exchange(block.recordedOn, {})) {
+      held.until.push_back(endOf(stream));
+    }
+    block.isFree = true;
+    quarantine.push_back(std::move(held));
   }
 }
 
-inline bool isPinned(const void* pointer) {
-  std::lock_guard lock(mutex);
-  const auto found = blocks.find(const_cast<void*>(pointer));
-  return found != blocks.end() && found->second.first < 0;
+inline uintptr_t freshBlock(size_t size) {
+  Arena& from = arena();
+  TORCH_CHECK(from.next + size <= kArena, "late: the arena is full");
+  char* memory = from.told + std::exchange(from.next, from.next + size);
+  std::memset(seen(memory), 0xFF, size);
+  return reinterpret_cast<uintptr_t>(memory);
 }
 
-struct DeviceMemory final : c10::Allocator {
+// On the current stream.
+inline void* takeOnDevice(size_t nbytes) {
+  const Lock lock(program);
+  called("allocate");
+  if (!capture) {
+    endQuarantine();
+  }
+  const int stream = currentStream();
+  const size_t size = (nbytes + 511) / 512 * 512;
+  Usage& usage = deviceUsage[stream / kStreamsEach];
+  TORCH_CHECK_WITH(
+      OutOfMemoryError,
+      size <= settings.limit && usage.now <= settings.limit - size,
+      "late: out of memory: tried to allocate ",
+      nbytes,
+      " bytes");
+  usage.add(size);
+  const uint64_t pool = isCaptured(stream) ? capture->graph.id : 0;
+  auto& free = spare[{pool, stream, size}];
+  uintptr_t address = 0;
+  if (free.empty()) {
+    address = freshBlock(size);
+  } else {
+    address = free.back();
+    free.pop_back();
+  }
+  Block& block = blocks[address];
+  block.size = size;
+  block.stream = stream;
+  block.pool = pool;
+  block.isFree = false;
+  ++block.generation;
+  return reinterpret_cast<void*>(address);
+}
+
+struct DeviceMemory final : c10::DeviceAllocator {
   at::DataPtr allocate(size_t nbytes) override {
-    void* memory = nbytes == 0 ? nullptr : takeBlock(currentStream, nbytes);
-    return {memory, memory, &giveBlock, kDevice};
+    void* memory = nbytes == 0 ? nullptr : takeOnDevice(nbytes);
+    return {memory, memory, &freeOnDevice, deviceOf(currentStream())};
   }
   at::DeleterFnPtr raw_deleter() const override {
-    return &giveBlock;
+    return &freeOnDevice;
   }
   void copy_data(void* to, const void* from, size_t nbytes) const override {
-    finish(currentStream);
-    std::memcpy(to, from, nbytes);
+    enqueue(currentStream(), "copy_data", {{from, false}, {to, true}}, [=] {
+      std::memcpy(seen(to), seen(from), nbytes);
+    });
+  }
+  bool initialized() override {
+    return true;
+  }
+  void emptyCache(c10::MempoolId_t) override {
+    checkNotCapturing("emptying the cache");
+  }
+  void recordStream(const c10::DataPtr& memory, c10::Stream stream) override {
+    const Lock lock(program);
+    auto* found = blockAt(memory.get());
+    if (found != nullptr && found->second.stream != indexOf(stream)) {
+      found->second.recordedOn.insert(indexOf(stream));
+    }
+  }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    const Lock lock(program);
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    auto& all = stats.allocated_bytes[0];
+    all.current = static_cast<int64_t>(deviceUsage[device].now);
+    all.peak = static_cast<int64_t>(deviceUsage[device].peak);
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {
+  }
+  void resetPeakStats(c10::DeviceIndex device) override {
+    const Lock lock(program);
+    deviceUsage[device].peak = deviceUsage[device].now;
   }
 };
 inline DeviceMemory deviceMemory;
 
+// Pinned memory has no stream: it may be used again as soon as it is free, so nobody may use it
+// then.
+inline std::map<size_t, std::vector<void*>> spareOnHost;
+
+inline void freeOnHost(void* memory) {
+  if (memory == nullptr) {
+    return;
+  }
+  const Lock lock(program);
+  hostUses(memory, true, "free of pinned memory");
+  Block& block = blocks.at(reinterpret_cast<uintptr_t>(memory));
+  block.isFree = true;
+  hostUsage.now -= block.size;
+  std::memset(memory, 0xFF, block.size);
+  spareOnHost[block.size].push_back(memory);
+}
+
+inline void* takeOnHost(size_t nbytes) {
+  const Lock lock(program);
+  checkNotCapturing("allocating pinned memory");
+  called("allocate pinned");
+  const size_t size = (nbytes + 63) / 64 * 64;
+  TORCH_CHECK(
+      size <= settings.hostLimit && hostUsage.now <= settings.hostLimit - size,
+      "late: out of pinned memory");
+  hostUsage.add(size);
+  auto& free = spareOnHost[size];
+  if (free.empty()) {
+    free.push_back(std::aligned_alloc(64, size));
+    std::memset(free.back(), 0xFF, size);
+  }
+  void* memory = free.back();
+  free.pop_back();
+  Block& block = blocks[reinterpret_cast<uintptr_t>(memory)];
+  block.size = size;
+  block.isFree = false;
+  ++block.generation;
+  return memory;
+}
+
+inline bool isPinned(const void* address) {
+  const Lock lock(program);
+  const auto* found = blockAt(address);
+  return found != nullptr && found->second.stream == kHost;
+}
+
 struct PinnedMemory final : c10::Allocator {
   at::DataPtr allocate(size_t nbytes) override {
-    void* memory = nbytes == 0 ? nullptr : takeBlock(-1, nbytes);
-    return {memory, memory, &giveBlock, c10::Device(c10::kCPU)};
+    void* memory = nbytes == 0 ? nullptr : takeOnHost(nbytes);
+    return {memory, memory, &freeOnHost, c10::Device(c10::kCPU)};
   }
   at::DeleterFnPtr raw_deleter() const override {
-    return &giveBlock;
+    return &freeOnHost;
   }
   void copy_data(void* to, const void* from, size_t nbytes) const override {
     std::memcpy(to, from, nbytes);

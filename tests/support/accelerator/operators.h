@@ -1,16 +1,27 @@
-// Operators with a kernel of their own: those that make tensors, show them another way, and copy.
+// Operators with a kernel of their own: those that make tensors, show them another way, and copy;
+// and some that the CPU has no kernel for that could be run in its place.
 #pragma once
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_cpu_dispatch.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/set_cpu_dispatch.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 
+#include <array>
 #include <optional>
+#include <tuple>
+#include <utility>
 
+#include "generator.h"
 #include "memory.h"
 #include "streams.h"
 #include "tensors.h"
@@ -21,9 +32,10 @@ inline at::Tensor empty(
     c10::IntArrayRef size,
     std::optional<c10::ScalarType> dtype,
     std::optional<c10::Layout>,
-    std::optional<c10::Device>,
+    std::optional<c10::Device> device,
     std::optional<bool>,
     std::optional<c10::MemoryFormat> format) {
+  const c10::DeviceGuard guard(device.value_or(deviceOf(currentStream())));
   return at::detail::empty_generic(
       size,
       &deviceMemory,
@@ -37,8 +49,9 @@ inline at::Tensor emptyStrided(
     c10::IntArrayRef stride,
     std::optional<c10::ScalarType> dtype,
     std::optional<c10::Layout>,
-    std::optional<c10::Device>,
+    std::optional<c10::Device> device,
     std::optional<bool>) {
+  const c10::DeviceGuard guard(device.value_or(deviceOf(currentStream())));
   return at::detail::empty_strided_generic(
       size,
       stride,
@@ -59,6 +72,10 @@ inline at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef size) {
   return at::native::view(self, C10_AS_INTARRAYREF_SLOW(size));
 }
 
+inline at::Tensor unfold(const at::Tensor& self, int64_t dim, int64_t size, int64_t step) {
+  return at::native::unfold(self, dim, size, step);
+}
+
 inline at::Tensor reshapeAlias(
     const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
   return at::native::_reshape_alias(
@@ -67,24 +84,103 @@ inline at::Tensor reshapeAlias(
 
 inline const at::Tensor& resize(
     const at::Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat> format) {
+  const c10::DeviceGuard guard(self.device());
   return at::native::resize_(self, C10_AS_INTARRAYREF_SLOW(size), format);
+}
+
+inline at::Tensor& setTensor(at::Tensor& self, const at::Tensor& source) {
+  return at::native::set_tensor_(self, source);
+}
+
+inline at::Tensor& setStorage(at::Tensor& self, at::Storage storage) {
+  return at::native::set_(self, std::move(storage));
+}
+
+inline at::Tensor& setStorageAt(
+    at::Tensor& self,
+    at::Storage storage,
+    int64_t offset,
+    c10::IntArrayRef size,
+    c10::IntArrayRef stride) {
+  return at::cpu::set_(self, std::move(storage), offset, size, stride);
+}
+
+inline void recordStream(at::Tensor& self, c10::Stream stream) {
+  deviceMemory.recordStream(self.storage().data_ptr(), stream);
+}
+
+// The memory of a tensor of the host, which is not kept: what is pinned must live until the copy is
+// over.
+inline at::Tensor sameMemory(const at::Tensor& tensor) {
+  return like(
+      at::from_blob(
+          const_cast<void*>(addressOf(tensor)),
+          tensor.sizes(),
+          tensor.strides(),
+          tensor.scalar_type()),
+      tensor);
+}
+
+inline void copyLater(int stream, const char* what, const at::Tensor& from, const at::Tensor& to) {
+  const auto seenBy = [](const at::Tensor& tensor) {
+    return isOurs(tensor) ? shown(tensor) : sameMemory(tensor);
+  };
+  const auto task = [source = seenBy(from), target = seenBy(to)] {
+    const Below inside;
+    target.copy_(source);
+  };
+  enqueue(stream, what, {{addressOf(from), false}, {addressOf(to), true}}, task);
+}
+
+inline void copyToDevice(const at::Tensor& from, const at::Tensor& to, bool async) {
+  const int stream = currentOf[to.device().index()];
+  if (async && isPinned(addressOf(from))) {
+    copyLater(stream, "copy to device", from, to);
+    return;
+  }
+  enqueue(stream, "copy to device", {{addressOf(to), true}}, [from = from.clone(), to = shown(to)] {
+    const Below inside;
+    to.copy_(from);
+  });
+  if (!async) {
+    called("copies that the host waited for");
+    finish(stream);
+  }
+}
+
+inline void copyToHost(const at::Tensor& from, const at::Tensor& to, bool async) {
+  const int stream = currentOf[from.device().index()];
+  copyLater(stream, "copy to host", from, to);
+  if (!async || !isPinned(addressOf(to))) {
+    called("copies that the host waited for");
+    finish(stream);
+  }
+}
+
+// On the source's stream, with both devices' streams behind each other.
+inline void copyBetween(const at::Tensor& from, const at::Tensor& to) {
+  const int source = currentOf[from.device().index()];
+  const int target = currentOf[to.device().index()];
+  if (source != target) {
+    waitFor(source, endOf(target));
+  }
+  copyLater(source, "copy", from, to);
+  if (source != target) {
+    waitFor(target, endOf(source));
+  }
 }
 
 inline at::Tensor copyFrom(const at::Tensor& from, const at::Tensor& to, bool nonBlocking) {
   const Below below;
-  const bool late = nonBlocking && (from.is_cpu() ? isPinned(from.storage().data())
-                                                  : isPinned(to.storage().data()));
-  const auto show = [](const at::Tensor& tensor) {
-    return at::from_blob(
-        tensor.mutable_data_ptr(), tensor.sizes(), tensor.strides(), tensor.scalar_type());
-  };
-  const at::Tensor source = from.is_cpu() && !late ? from.clone() : show(from);
-  enqueue(currentStream, [source, target = show(to)] {
-    const Below inside;
-    target.copy_(source);
-  });
-  if (to.is_cpu() && !late) {
-    finish(currentStream);
+  if (to.numel() == 0) {
+    return to;
+  }
+  if (!isOurs(from)) {
+    copyToDevice(from, to, nonBlocking);
+  } else if (!isOurs(to)) {
+    copyToHost(from, to, nonBlocking);
+  } else {
+    copyBetween(from, to);
   }
   return to;
 }
@@ -96,27 +192,152 @@ inline at::Tensor copyFromAndResize(const at::Tensor& from, const at::Tensor& to
 
 inline at::Scalar item(const at::Tensor& self) {
   const Below below;
-  finish(currentStream);
-  return shown(self).item();
-}
-
-inline at::Tensor& setStorage(
-    at::Tensor& self,
-    at::Storage storage,
-    int64_t offset,
-    c10::IntArrayRef size,
-    c10::IntArrayRef stride) {
-  return at::cpu::set_(self, storage, offset, size, stride);
+  const at::Tensor here = at::empty(self.sizes(), self.options().device(at::kCPU));
+  copyToHost(self, here, false);
+  return here.item();
 }
 
 // A device kernel for an operator that decomposes elsewhere, with bits of its own.
 inline at::Tensor mishBackward(const at::Tensor& gradient, const at::Tensor& self) {
-  const at::Tensor result = emptyLike(self);
-  enqueue(currentStream, [g = shown(gradient), x = shown(self), y = shown(result)] {
+  const at::Tensor result = emptyLike(self, self.device());
+  const auto task = [g = shown(gradient), x = shown(self), y = shown(result)] {
     const Below inside;
     y.copy_(g.mul(x).mul(3));
-  });
+  };
+  const Uses uses{
+      {addressOf(gradient), false}, {addressOf(self), false}, {addressOf(result), true}};
+  enqueue(currentOf[self.device().index()], "mish_backward", uses, task);
   return result;
+}
+
+// The CPU's asks its default generator, and cannot be told another.
+inline std::tuple<at::Tensor, at::Tensor> nativeDropout(
+    const at::Tensor& input, double probability, std::optional<bool> train) {
+  const Below below;
+  const c10::DeviceGuard guard(input.device());
+  const at::Tensor result = emptyLike(planOf(input), input.device());
+  const at::Tensor mask = emptyLike(planOf(input).to(at::kBool), input.device());
+  const bool draws = train.value_or(true) && probability > 0;
+  std::optional<Numbers> numbers;
+  if (draws) {
+    DeviceGenerator& from = implOf(defaultGenerator(input.device().index()));
+    numbers = from.next();
+    from.advance();
+  }
+  const auto task = [=, x = shown(input), y = shown(result), m = shown(mask)] {
+    const Below inside;
+    m.fill_(true);
+    if (numbers) {
+      m.bernoulli_(1 - probability, numbers->generator());
+    }
+    const double scale = !draws || probability == 1 ? 1 : 1 / (1 - probability);
+    y.copy_(x.mul(m).mul(scale));
+  };
+  Uses uses;
+  addUse(uses, input, false);
+  addUse(uses, result, true);
+  addUse(uses, mask, true);
+  enqueue(currentStream(), "native_dropout", uses, task);
+  return {result, mask};
+}
+
+// torch asks backends out of tree for these two; the CPU has others.
+struct Convolved {
+  std::vector<int64_t> stride, padding, dilation;
+  bool transposed;
+  std::vector<int64_t> outputPadding;
+  int64_t groups;
+
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) const {
+    const auto bias = b.defined() ? std::optional<at::Tensor>(b) : std::nullopt;
+    return at::convolution(
+        x, w, bias, stride, padding, dilation, transposed, outputPadding, groups);
+  }
+};
+
+inline at::Tensor convolution(
+    const at::Tensor& x,
+    const at::Tensor& w,
+    const std::optional<at::Tensor>& bias,
+    at::IntArrayRef stride,
+    at::IntArrayRef padding,
+    at::IntArrayRef dilation,
+    bool transposed,
+    at::IntArrayRef outputPadding,
+    int64_t groups) {
+  const Below below;
+  const Convolved how{
+      stride.vec(), padding.vec(), dilation.vec(), transposed, outputPadding.vec(), groups};
+  const at::Tensor b = bias.value_or(at::Tensor());
+  const at::Tensor result =
+      emptyLike(how.forward(planOf(x), planOf(w), planOf(b)).contiguous(), x.device());
+  Uses uses;
+  addUse(uses, x, false);
+  addUse(uses, w, false);
+  addUse(uses, b, false);
+  addUse(uses, result, true);
+  const auto task = [how, x = shown(x), w = shown(w), b = shown(b), to = shown(result)] {
+    const Below inside;
+    to.copy_(how.forward(x, w, b));
+  };
+  enqueue(currentOf[x.device().index()], "convolution", uses, task);
+  return result;
+}
+
+inline std::tuple<at::Tensor, at::Tensor, at::Tensor> convolutionBackward(
+    const at::Tensor& gradient,
+    const at::Tensor& x,
+    const at::Tensor& w,
+    at::IntArrayRef stride,
+    at::IntArrayRef padding,
+    at::IntArrayRef dilation,
+    bool transposed,
+    at::IntArrayRef outputPadding,
+    int64_t groups,
+    std::array<bool, 3> wanted) {
+  const Below below;
+  const Convolved how{
+      stride.vec(), padding.vec(), dilation.vec(), transposed, outputPadding.vec(), groups};
+  const int64_t channels = transposed ? w.size(1) * groups : w.size(0);
+  const at::Tensor plans[] = {
+      planOf(x).contiguous(), planOf(w).contiguous(), at::empty({channels}, planOf(w).options())};
+  std::array<at::Tensor, 3> results;
+  std::array<at::Tensor, 3> targets;
+  Uses uses;
+  addUse(uses, gradient, false);
+  addUse(uses, x, false);
+  addUse(uses, w, false);
+  for (int i = 0; i < 3; ++i) {
+    if (wanted[i]) {
+      results[i] = emptyLike(plans[i], x.device());
+      targets[i] = shown(results[i]);
+      addUse(uses, results[i], true);
+    }
+  }
+  const auto task = [=, g = shown(gradient), x = shown(x), w = shown(w)] {
+    const Below inside;
+    const std::vector<int64_t> bias{channels};
+    const auto [a, b, c] = at::convolution_backward(
+        g,
+        x,
+        w,
+        at::OptionalIntArrayRef(bias),
+        how.stride,
+        how.padding,
+        how.dilation,
+        how.transposed,
+        how.outputPadding,
+        how.groups,
+        wanted);
+    const at::Tensor* from[] = {&a, &b, &c};
+    for (int i = 0; i < 3; ++i) {
+      if (targets[i].defined()) {
+        targets[i].copy_(*from[i]);
+      }
+    }
+  };
+  enqueue(currentOf[x.device().index()], "convolution_backward", uses, task);
+  return {results[0], results[1], results[2]};
 }
 
 }  // namespace late

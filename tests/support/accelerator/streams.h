@@ -1,56 +1,146 @@
-// A stream is a queue. What it was given runs when the host, or a stream that the host waits for,
-// waits for it, and not before: what nobody ordered is too late each time.
+// What streams are given, and who waits for whom.
 #pragma once
 
-#include <c10/core/Device.h>
-
 #include <cstdint>
-#include <deque>
-#include <functional>
-#include <mutex>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "blocks.h"
+#include "capture.h"
+#include "queues.h"
 
 namespace late {
 
-constexpr auto kType = c10::DeviceType::PrivateUse1;
-constexpr int kStreams = 65;  // the default one, and others to take
-inline const c10::Device kDevice(kType, 0);
+inline std::map<std::string, int64_t> counts;  // of calls, by what was called
+inline int64_t waits = 0;                      // that could be left out, see Settings::dropWait
 
-inline std::recursive_mutex mutex;  // guards queues and memory; held while a task runs
-
-struct Queue {
-  std::deque<std::function<void()>> waiting;
-  uint64_t given = 0;
-  uint64_t done = 0;
-};
-inline Queue queues[kStreams];
-inline thread_local int currentStream = 0;
-inline int nextStream = 0;
-
-inline uint64_t enqueue(int stream, std::function<void()> task) {
-  std::lock_guard lock(mutex);
-  queues[stream].waiting.push_back(std::move(task));
-  return ++queues[stream].given;
+inline void called(const char* what) {
+  const Lock lock(program);
+  ++counts[what];
+  TORCH_CHECK(!settings.broken, "late: device-side assert triggered");
 }
 
-inline void finish(int stream, uint64_t number) {
-  std::lock_guard lock(mutex);
-  Queue& queue = queues[stream];
-  while (queue.done < number) {
-    const auto task = std::move(queue.waiting.front());
-    queue.waiting.pop_front();
-    ++queue.done;  // also if it raises
-    task();
+// `task` uses memory as `uses` says. Gives its number in the stream.
+inline uint64_t enqueue(int stream, const std::string& what, const Uses& uses, Task task) {
+  const Lock lock(program);
+  if (isCaptured(stream)) {
+    addNode(stream, what, uses, std::move(task));
+    return 0;
   }
+  Queue& queue = queueOf(stream);
+  join(queue.clock, hostClock);
+  const Access access{stream, queue.given() + 1, what};
+  queue.clock[stream] = access.number;
+  note(uses, access, queue.clock);
+  return queue.add(std::move(task));
+}
+
+struct Point {
+  int stream;
+  uint64_t number;
+  Clock clock;
+  uint64_t capture;  // 0: in none
+};
+
+inline Point endOf(int stream) {
+  const Lock lock(program);
+  if (isCaptured(stream)) {
+    return {stream, capture->given[stream], capture->clocks[stream], capture->graph.id};
+  }
+  Queue& queue = queueOf(stream);
+  return {stream, queue.given(), queue.clock, 0};
+}
+
+// The host waits.
+inline void finish(const Point& point) {
+  checkNotCapturing("waiting for a stream");
+  TORCH_CHECK(point.capture == 0, "late: waiting for an event of a capture");
+  queueOf(point.stream).finish(point.number);
+  const Lock lock(program);
+  join(hostClock, point.clock);
 }
 
 inline void finish(int stream) {
-  std::lock_guard lock(mutex);
-  finish(stream, queues[stream].given);
+  finish(endOf(stream));
 }
 
-struct EventState {
-  int stream;
-  uint64_t number;
-};
+inline bool isDone(const Point& point) {
+  checkNotCapturing("asking for an event or a stream");
+  TORCH_CHECK(point.capture == 0, "late: asking for an event of a capture");
+  if (!queueOf(point.stream).isDone(point.number)) {
+    return false;
+  }
+  const Lock lock(program);
+  join(hostClock, point.clock);
+  return true;
+}
+
+inline bool isLeftOut() {
+  return waits++ == settings.dropWait;
+}
+
+inline void waitInCapture(int stream, const Point& point) {
+  if (!capture || point.capture != capture->graph.id) {
+    breakCapture(
+        point.capture == 0 ? "a captured stream waits for an event from outside"
+                           : "a stream waits for an event of a capture that is over");
+  }
+  capture->given.try_emplace(stream, 0);
+  if (Clock& clock = capture->clocks[stream]; !isBehind(clock, point.clock) && !isLeftOut()) {
+    join(clock, point.clock);
+  }
+}
+
+// What `stream` is given from now on comes after `point`.
+inline void waitFor(int stream, const Point& point) {
+  const Lock lock(program);
+  if (isCaptured(stream) || point.capture != 0) {
+    waitInCapture(stream, point);
+    return;
+  }
+  Queue& queue = queueOf(stream);
+  join(queue.clock, hostClock);
+  if (isBehind(queue.clock, point.clock)) {
+    ++counts["waits for what is before anyway"];
+  } else if (isLeftOut()) {
+    return;
+  }
+  join(queue.clock, point.clock);
+  queue.clock[stream] = queue.given() + 1;
+  queue.add([stream = point.stream, number = point.number] { queueOf(stream).finish(number); });
+}
+
+// Runs a graph once more. It must find the memory that it found when it was captured. The device's
+// generator is at `drawn`.
+inline void replay(const std::shared_ptr<const Graph>& graph, int stream, uint64_t drawn) {
+  const Lock lock(program);
+  const uint64_t id = graph->id;
+  for (const auto& [address, known] : graph->blocks) {
+    const Block& block = blocks.at(address);
+    if (block.isFree || block.generation != known.generation) {
+      tellRace("a graph uses memory that was freed", {kHost, 0, known.what}, {stream, 0, "replay"});
+    }
+  }
+  std::map<const void*, bool> merged;
+  for (const Graph::Node& node : graph->nodes) {
+    for (const Use& use : node.uses) {
+      if (const auto* found = blockAt(use.address);
+          found != nullptr && (found->second.pool != id || !found->second.isFree)) {
+        merged[reinterpret_cast<const void*>(found->first)] |= use.writes;
+      }
+    }
+  }
+  Uses uses;
+  for (const auto& [address, writes] : merged) {
+    uses.push_back({address, writes});
+  }
+  enqueue(stream, "a graph", uses, [graph, drawn] {
+    drawnBefore = drawn;
+    for (const Graph::Node& node : graph->nodes) {
+      node.task();
+    }
+  });
+}
 
 }  // namespace late

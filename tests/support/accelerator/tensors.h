@@ -5,6 +5,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <optional>
@@ -21,21 +22,36 @@ struct Below {
        c10::DispatchKey::PythonTLSSnapshot})};
 };
 
-inline at::Tensor asNumber(at::Tensor tensor, const at::Tensor& original) {
+inline at::Tensor like(at::Tensor tensor, const at::Tensor& original) {
+  auto* impl = tensor.unsafeGetTensorImpl();
   if (original.unsafeGetTensorImpl()->is_wrapped_number()) {
-    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+    impl->set_wrapped_number(true);
   }
+  impl->_set_conj(original.is_conj());
+  impl->_set_neg(original.is_neg());
   return tensor;
 }
 
-// The device's memory as kernels see it.
+inline bool isOurs(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.is_privateuseone();
+}
+
+inline const void* addressOf(const at::Tensor& tensor) {
+  return tensor.numel() == 0 ? nullptr : tensor.const_data_ptr();
+}
+
+// The device's memory as kernels see it. A tensor of the CPU is copied: kernels have its value of
+// now.
 inline at::Tensor shown(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_privateuseone()) {
+  if (!tensor.defined()) {
     return tensor;
   }
-  return asNumber(
+  if (!isOurs(tensor)) {
+    return like(tensor.clone(), tensor);
+  }
+  return like(
       at::from_blob(
-          tensor.mutable_data_ptr(), tensor.sizes(), tensor.strides(), tensor.scalar_type()),
+          seen(addressOf(tensor)), tensor.sizes(), tensor.strides(), tensor.scalar_type()),
       tensor);
 }
 
@@ -43,12 +59,13 @@ inline at::Tensor planOf(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return tensor;
   }
-  return asNumber(
+  return like(
       at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type()),
       tensor);
 }
 
-inline at::Tensor emptyLike(const at::Tensor& plan) {
+inline at::Tensor emptyLike(const at::Tensor& plan, c10::Device device) {
+  const c10::DeviceGuard guard(device);
   return at::detail::empty_strided_generic(
       plan.sizes(),
       plan.strides(),
@@ -77,6 +94,12 @@ c10::IValue mapTensors(const c10::IValue& value, const F& change) {
     return list;
   }
   return value;
+}
+
+inline void addUse(Uses& uses, const at::Tensor& tensor, bool writes) {
+  if (isOurs(tensor) && tensor.numel() > 0) {
+    uses.push_back({addressOf(tensor), writes});
+  }
 }
 
 }  // namespace late

@@ -1,0 +1,25 @@
+// What a test chooses. Changed only while no stream has anything to do.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace late {
+
+// Whose numbers a random operator draws.
+enum class Draws : int64_t { FromDevice, FromCpu, FromBoth, FromHidden };
+
+struct Settings {
+  bool lazy = true;             // nothing runs until somebody waits for it
+  int64_t computeUs = 0;        // else each task waits first, at random up to so long: ...
+  int64_t sideUs = 1000;        // ... on default streams, and on all others
+  size_t limit = SIZE_MAX;      // bytes of device memory in use
+  size_t hostLimit = SIZE_MAX;  // bytes of pinned memory in use
+  int64_t dropWait = -1;        // which wait is left out, counted from 0
+  bool broken = false;          // as after a device's assert: every call fails from now on
+  Draws draws = Draws::FromDevice;
+  bool hasGenerator = true;
+};
+inline Settings settings;
+
+}  // namespace late
