@@ -49,7 +49,13 @@ struct Capture {
 inline std::optional<Capture> capture;
 inline uint64_t captures = 0;  // so far
 inline std::map<uint64_t, std::shared_ptr<Graph>> graphs;
-inline thread_local uint64_t drawnBefore = 0;  // on a stream: when the graph that runs began
+
+// Where the device's generator was when the graph began that runs on this stream.
+struct Drawn {
+  uint64_t seed;
+  uint64_t place;
+};
+inline thread_local Drawn drawnBefore{};
 
 inline bool isCaptured(int stream) {
   return capture && capture->given.count(stream) > 0;

@@ -26,8 +26,9 @@ struct Numbers {
 
   // Gives them. On the stream, if they are of a graph.
   at::Generator generator() const {
-    const uint64_t from = isInGraph ? drawnBefore + place : place;
-    const uint64_t mixed = (seed ^ (from + 1) * 0x9E3779B97F4A7C15U) * 0xBF58476D1CE4E5B9U;
+    const uint64_t key = isInGraph ? drawnBefore.seed : seed;
+    const uint64_t from = isInGraph ? drawnBefore.place + place : place;
+    const uint64_t mixed = (key ^ (from + 1) * 0x9E3779B97F4A7C15U) * 0xBF58476D1CE4E5B9U;
     return at::detail::createCPUGenerator(mixed >> 32);
   }
 };

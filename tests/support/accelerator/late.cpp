@@ -189,9 +189,9 @@ TORCH_LIBRARY(late, m) {
   m.def("replay(int graph) -> ()", [](int64_t graph) {
     const auto known = late::graphs.at(static_cast<uint64_t>(graph));
     auto& generator = late::implOf(late::defaultGenerator(known->device));
-    const uint64_t drawn = generator.get_offset();
+    const late::Drawn drawn{generator.current_seed(), generator.get_offset()};
     late::replay(known, late::currentStream(), drawn);
-    generator.set_offset(drawn + known->draws);
+    generator.set_offset(drawn.place + known->draws);
   });
 
   // A mover of pages whose work `mover` does.

@@ -113,7 +113,7 @@ inline void waitFor(int stream, const Point& point) {
 
 // Runs a graph once more. It must find the memory that it found when it was captured. The device's
 // generator is at `drawn`.
-inline void replay(const std::shared_ptr<const Graph>& graph, int stream, uint64_t drawn) {
+inline void replay(const std::shared_ptr<const Graph>& graph, int stream, Drawn drawn) {
   const Lock lock(program);
   const uint64_t id = graph->id;
   for (const auto& [address, known] : graph->blocks) {

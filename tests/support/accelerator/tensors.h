@@ -55,8 +55,9 @@ inline at::Tensor shown(const at::Tensor& tensor) {
       tensor);
 }
 
+// Meta kernels take numbers of the CPU, and no others.
 inline at::Tensor planOf(const at::Tensor& tensor) {
-  if (!tensor.defined()) {
+  if (!tensor.defined() || (tensor.is_cpu() && tensor.unsafeGetTensorImpl()->is_wrapped_number())) {
     return tensor;
   }
   return like(

@@ -1,0 +1,351 @@
+"""The test device itself: what it must find, it finds."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import accelerator
+import pytest
+import torch
+
+
+@pytest.fixture
+def streams(device):
+    return torch.Stream(device=device), torch.Stream(device=device)
+
+
+def capture(stream, act):
+    graph = accelerator.Graph()
+    with graph.capture(stream):
+        act()
+    return graph
+
+
+def found(kind):
+    """Takes what was found; all of it must be of this kind, and there must be some."""
+    findings = accelerator.findings()
+    return bool(findings) and all(kind in one for one in findings)
+
+
+def test_the_host_cannot_touch_its_memory():
+    program = (
+        "import ctypes, accelerator, torch\n"
+        "x = torch.ones(4).to(accelerator.load())\n"
+        "torch.accelerator.synchronize()\n"
+        "print(ctypes.c_float.from_address(torch.ops.late.kernel_address(x)).value, flush=True)\n"
+        "print(ctypes.c_float.from_address(x.data_ptr()).value)\n"
+    )
+    support = Path(__file__).parents[1] / "support"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=support, capture_output=True, text=True
+    )
+
+    assert done.stdout == "1.0\n"
+    assert done.returncode == -11  # SIGSEGV
+
+
+def test_nothing_runs_before_somebody_waits(device):
+    x = torch.zeros(4).to(device)
+    y = x + 1
+    done = torch.Event(device=device)
+    done.record()
+    before = done.query()
+    done.synchronize()
+
+    assert not before
+    assert done.query()
+    assert torch.equal(y.cpu(), torch.ones(4))
+
+
+def test_delayed_streams_run_by_themselves(device):
+    with accelerator.delayed(0, 100):
+        x = torch.zeros(4).to(device)
+        for _ in range(20):
+            x = x + 1
+        done = torch.Event(device=device)
+        done.record()
+        while not done.query():
+            pass
+    assert torch.equal(x.cpu(), torch.full((4,), 20.0))
+
+
+def test_a_read_before_the_write_is_found(device, streams):
+    with streams[0]:
+        x = torch.ones(4).to(device) * 2
+    with streams[1]:
+        y = x + 1
+
+    assert found("write and read")
+    accelerator.synchronize()
+    del y
+
+
+def test_a_write_before_the_read_is_found(device, streams):
+    x = torch.ones(4).to(device)
+    torch.accelerator.synchronize()
+    with streams[0]:
+        y = x + 1
+    x.mul_(2)
+
+    assert found("read and write")
+    del y
+
+
+@pytest.mark.parametrize("how", ["stream", "event", "host"])
+def test_an_order_is_seen(how, device, streams):
+    with streams[0]:
+        x = torch.ones(4).to(device) * 2
+        done = torch.Event(device=device)
+        done.record()
+    if how == "stream":
+        streams[1].wait_stream(streams[0])
+    elif how == "event":
+        streams[1].wait_event(done)
+    else:
+        done.synchronize()
+    with streams[1]:
+        y = x + 1
+
+    torch.accelerator.synchronize()
+    assert accelerator.findings() == []
+    assert torch.equal(y.cpu(), torch.full((4,), 3.0))
+
+
+def test_what_is_freed_while_another_stream_reads_it_is_found(device, streams):
+    with streams[0]:
+        x = torch.ones(4).to(device) * 2
+    streams[1].wait_stream(streams[0])
+    with streams[1]:
+        y = x + 1
+    del x
+
+    assert found("then free")
+    del y
+
+
+def test_record_stream_keeps_memory(device, streams):
+    with streams[0]:
+        x = torch.ones(4).to(device) * 2
+    streams[1].wait_stream(streams[0])
+    with streams[1]:
+        y = x + 1
+    x.record_stream(streams[1])
+    address = x.data_ptr()
+    del x
+    with streams[0]:
+        early = torch.empty(4, device=device)
+        assert early.data_ptr() != address
+        streams[1].synchronize()
+        late = torch.empty(4, device=device)
+        assert late.data_ptr() == address
+
+    streams[0].synchronize()
+    assert torch.equal(y.cpu(), torch.full((4,), 3.0))
+
+
+def test_freed_memory_is_poisoned(device):
+    x = torch.ones(4).to(device)
+    del x
+    y = torch.empty(4, device=device)
+
+    assert y.isnan().all()
+
+
+def test_pinned_memory_freed_under_a_copy_is_found(device):
+    x = torch.ones(64).to(device)
+    y = torch.empty(64, pin_memory=True)
+    y.copy_(x, non_blocking=True)
+    del y
+
+    assert found("free of pinned memory")
+
+
+def test_pinned_memory_read_too_early_is_found(device):
+    x = torch.ones(64).to(device)
+    y = torch.empty(64, pin_memory=True)
+    y.copy_(x, non_blocking=True)
+    torch.ops.late.host_uses(y, False)
+
+    assert found("the host")
+    torch.accelerator.synchronize()
+
+
+def test_two_devices(device):
+    x = torch.randn(8).to(device)
+    y = (x * 2).to("late:1")
+    z = (y + 1).to(device)
+
+    assert y.device == torch.device("late:1")
+    assert torch.equal(z.cpu(), x.cpu() * 2 + 1)
+    with pytest.raises(RuntimeError, match="late:0 and late:1"):
+        x + y
+
+
+def test_memory_that_runs_out(device):
+    with accelerator.limited(device=1 << 16), pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1 << 17, device=device)
+    with accelerator.limited(host=0), pytest.raises(RuntimeError, match="out of pinned memory"):
+        torch.empty(1 << 17, pin_memory=True)
+    torch.empty(1 << 17, device=device)
+
+
+def test_calls_are_counted(device, streams):
+    torch.ops.late.counts()
+    streams[0].wait_stream(streams[1])
+    streams[0].synchronize()
+    streams[0].query()
+    counts = torch.ops.late.counts()
+
+    assert [counts[what] for what in ("record", "wait", "synchronize", "query")] == [1] * 4
+    assert torch.ops.late.counts() == {}
+
+
+def test_each_wait_that_is_left_out_is_found(device, streams):
+    x = torch.ones(4).to(device)
+    torch.accelerator.synchronize()
+
+    def program():
+        with streams[0]:
+            y = x * 2
+        streams[1].wait_stream(streams[0])
+        with streams[1]:
+            z = y + 1
+        streams[0].wait_stream(streams[1])
+        with streams[0]:
+            done = torch.Event(device=device)
+            done.record()
+        done.synchronize()
+        return z.cpu()
+
+    runs = list(accelerator.each_wait_left_out(program))
+
+    assert len(runs) == 4
+    assert not runs[0][2]
+    assert all(findings for _, _, findings in runs[1:])
+
+
+FORBIDDEN = {
+    "synchronize": lambda x, outside: torch.accelerator.synchronize(),
+    "the host waits for an event": lambda x, outside: outside.synchronize(),
+    "a query": lambda x, outside: outside.query(),
+    "a stream that waits for outside": lambda x, outside: (
+        torch.accelerator.current_stream().wait_event(outside)
+    ),
+    "a copy that the host waits for": lambda x, outside: x.cpu(),
+    "item": lambda x, outside: x[0].item(),
+    "nonzero": lambda x, outside: x.nonzero(),
+    "pinned memory": lambda x, outside: torch.empty(4, pin_memory=True),
+    "a generator of one's own": lambda x, outside: x.bernoulli_(
+        0.5, generator=torch.Generator(x.device)
+    ),
+}
+
+
+class TestGraphs:
+    @pytest.fixture
+    def x(self, device):
+        x = torch.ones(4).to(device)
+        torch.accelerator.synchronize()
+        return x
+
+    def test_a_graph_reads_and_writes_the_memory_that_it_was_captured_with(self, x, streams):
+        graph = accelerator.Graph()
+        with graph.capture(streams[0]):
+            y = x * 2
+            y = y + 1
+        for number in range(3):
+            x.fill_(number)
+            graph.replay()
+            assert torch.equal(y.cpu(), torch.full((4,), 2.0 * number + 1))
+
+    def test_another_stream_takes_part(self, x, streams):
+        graph = accelerator.Graph()
+        with graph.capture(streams[0]):
+            y = x * 2
+            streams[1].wait_stream(streams[0])
+            with streams[1]:
+                z = y + 1
+            streams[0].wait_stream(streams[1])
+        graph.replay()
+
+        assert torch.equal(z.cpu(), torch.full((4,), 3.0))
+
+    def test_a_missing_order_inside_is_found(self, x, streams):
+        graph = accelerator.Graph()
+        with graph.capture(streams[0]):
+            streams[1].wait_stream(streams[0])
+            y = x * 2
+            with streams[1]:
+                y + 1
+            streams[0].wait_stream(streams[1])
+
+        assert found("write and read")
+
+    def test_it_draws_what_comes_next(self, device, streams):
+        graph = accelerator.Graph()
+        with graph.capture(streams[0]):
+            x = torch.empty(4, device=device).uniform_()
+            y = torch.empty(4, device=device).uniform_()
+        torch.late.manual_seed(3)
+        replayed = []
+        for _ in range(2):
+            graph.replay()
+            replayed += [x.cpu(), y.cpu()]
+        torch.late.manual_seed(3)
+        eager = [torch.empty(4, device=device).uniform_().cpu() for _ in range(4)]
+
+        assert all(torch.equal(*both) for both in zip(replayed, eager, strict=True))
+
+    @pytest.mark.parametrize("act", FORBIDDEN.values(), ids=FORBIDDEN)
+    def test_what_cuda_forbids(self, act, x, streams):
+        outside = torch.Event(device=x.device)
+        outside.record()
+        with pytest.raises(RuntimeError, match="captur"):
+            capture(streams[0], lambda: act(x, outside))
+
+        assert torch.equal((x + 1).cpu(), torch.full((4,), 2.0))  # all is well again
+
+    def test_what_breaks_a_capture_breaks_it_though_it_is_caught(self, x, streams):
+        def asks():
+            with contextlib.suppress(RuntimeError):
+                streams[1].query()
+
+        with pytest.raises(RuntimeError, match="invalidated"):
+            capture(streams[0], asks)
+
+    def test_work_that_was_not_waited_for(self, x, streams):
+        def leaves():
+            streams[1].wait_stream(streams[0])
+            with streams[1]:
+                x + 1
+
+        with pytest.raises(RuntimeError, match="did not wait for"):
+            capture(streams[0], leaves)
+
+    def test_an_event_of_a_capture_cannot_be_waited_for_later(self, x, streams):
+        inside = torch.Event(device=x.device)
+        with accelerator.Graph().capture(streams[0]):
+            inside.record()
+        with pytest.raises(RuntimeError, match="of a capture that is over"):
+            streams[1].wait_event(inside)
+
+    def test_memory_that_a_graph_uses_and_that_was_freed_is_found(self, device, streams):
+        x = torch.ones(4).to(device)
+        torch.accelerator.synchronize()
+        graph = accelerator.Graph()
+        with graph.capture(streams[0]):
+            y = x * 2
+        del x
+        graph.replay()
+
+        assert any("a graph uses memory that was freed" in one for one in accelerator.findings())
+        del y
+
+
+def test_a_broken_device_fails_each_call(device, streams):
+    with accelerator.broken(), pytest.raises(RuntimeError, match="device-side assert"):
+        streams[0].synchronize()
+    streams[0].synchronize()
