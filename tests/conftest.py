@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 
 import exactness
 import pytest
@@ -35,6 +36,40 @@ def _same_start_and_no_leak():
         if module.settings() != found:
             module.configure(**found)
     assert ebb.stats()["open_regions"] == 0
+
+
+# What a device does not have: eager raises too.
+NOT_ON_A_DEVICE = re.compile(
+    r"can't convert late:\d device type tensor to numpy"
+    r"|Expected a '(late|cpu)' device type for generator but found"
+    r"|Could not run 'aten::(_thnn_fused|_sparse_|_nested_)"
+    r"|No backend type associated with device type late"
+)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    if exactness.DEVICE == "cpu":
+        return (yield)
+    if marker := item.get_closest_marker("on_cpu"):
+        pytest.skip(marker.args[0])
+    exactness.late.findings()
+    try:
+        result = yield
+    except Exception as error:
+        if NOT_ON_A_DEVICE.search(str(error)):
+            pytest.skip(str(error).splitlines()[0])
+        raise
+    exactness.late.synchronize()
+    assert [one for one in exactness.late.findings() if not is_harmless(one)] == []
+    return result
+
+
+def is_harmless(finding):
+    """What was asked for before it had left may be written while its copy goes on, which nobody
+    will read. One that somebody reads shows: streams run as late as they may.
+    """
+    return exactness.OFFLOADING and finding.startswith("read and write: copy to host")
 
 
 @pytest.fixture

@@ -284,6 +284,7 @@ def fused_step(w):
     torch.optim.AdamW([w], lr=0.5, fused=True).step()
 
 
+@pytest.mark.on_cpu("leaves have fingerprints there only")
 @pytest.mark.parametrize(
     "write",
     [
@@ -307,6 +308,7 @@ def test_leaf_written_without_moving_its_version_is_refused(write, width):
         loss.backward()
 
 
+@pytest.mark.on_cpu("leaves have fingerprints there only")
 def test_batch_norm_in_evaluation_then_in_training_before_backward_is_refused():
     norm, w = nn.BatchNorm1d(4).eval(), torch.randn(4, 4, requires_grad=True)
     x = torch.randn(8, 4)

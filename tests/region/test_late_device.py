@@ -1,4 +1,6 @@
-"""Runs the tests on a device out of tree, which their process has for good: one process for all."""
+"""Runs tests on a device out of tree, which their process has for good: the tests of that device in
+one process, and the tests of exactness in others.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from exactness import assert_tests_of_exactness_pass
 
 FOLDER = Path(__file__).parents[1] / "accelerator"
 FILES = sorted(FOLDER.glob("test_*.py"))
@@ -33,3 +36,15 @@ def test_on_a_device_out_of_tree(file):
     told = [line for line in done.stdout.splitlines() if f"{FOLDER.name}/{file.name}" in line]
     assert any(line.startswith("PASSED") for line in told), output
     assert not any(line.startswith(("FAILED", "ERROR")) for line in told), output
+
+
+ENVIRONMENTS = {
+    "recompute": {"EBB_TEST_DEVICE": "late:0"},
+    "offload": {"EBB_TEST_DEVICE": "late:1", "EBB_TEST_OFFLOAD": "device"},  # late:0 is the current
+    "page": {"EBB_TEST_DEVICE": "late:1", "EBB_TEST_PAGING": "1"},
+}
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
+def test_the_rules_hold_on_it(environment):
+    assert_tests_of_exactness_pass(**environment)

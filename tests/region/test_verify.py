@@ -13,7 +13,7 @@ import warnings
 import pytest
 import torch
 from exactness import TESTS, assert_exact, find_tests, leaves, same_bits
-from memory_use import poke
+from memory_use import address_of, poke
 from torch import nn
 
 import ebb
@@ -233,7 +233,7 @@ def test_what_is_dropped_is_poisoned(mode):
     def look(tensor_from):
         """What a raw pointer shows once its tensor is gone; the allocator uses the first words."""
         h = tensor_from(leaves((100,))[0] * 2)
-        words = (ctypes.c_uint64 * 100).from_address(h.data_ptr())
+        words = (ctypes.c_uint64 * 100).from_address(address_of(h))
         del h
         return words[10:]
 
@@ -255,7 +255,7 @@ def test_a_custom_function_that_kept_a_raw_pointer_reads_poison():
         @staticmethod
         def forward(ctx, h):
             ctx.save_for_backward(h)
-            ctx.words = (ctypes.c_double * 100).from_address(h.data_ptr())
+            ctx.words = (ctypes.c_double * 100).from_address(address_of(h))
             return h.clone()
 
         @staticmethod

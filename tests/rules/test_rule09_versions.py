@@ -268,6 +268,8 @@ def test_versions_move_as_the_table_of_operators_says(op, variant):
         pytest.skip("several operators")
 
     facts = ebb._testing.operator_facts(seen.ops[0])
+    if "self" not in facts["counted"]:
+        pytest.skip("on this device another operator does it")
 
     if seen.ops[0] is not torch.ops.aten.resize_.default:  # moves it only if the shape changes
         assert x._version - before == facts["counted"]["self"]
@@ -281,6 +283,7 @@ def sparse(values):
     return torch.sparse_coo_tensor([[0, 1, 1], [2, 0, 2]], values[:, 0], (2, 3)).coalesce()
 
 
+@pytest.mark.on_cpu("torch ends the process where a device has no nested tensors")
 @pytest.mark.parametrize("make", [strided, sparse])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_written_saved_tensor_of_another_layout(make, policy):

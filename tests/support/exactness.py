@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import accelerator as late
 import torch
 
 import ebb
@@ -27,9 +29,16 @@ POLICIES = {
     ),
 }
 
+LEAST_TESTS = 350  # of exactness, that can run everywhere
 TESTS = Path(__file__).parents[1]
 OFFLOADING = "EBB_TEST_OFFLOAD" in os.environ  # see test_offload_exactness.py
 PAGING = "EBB_TEST_PAGING" in os.environ  # see test_paging_exactness.py
+DEVICE = os.environ.get("EBB_TEST_DEVICE", "cpu")  # see test_late_device.py
+
+if DEVICE != "cpu":
+    late.load()
+    late.have_pages()
+    torch.set_default_device(DEVICE)
 
 if OFFLOADING:
     POLICIES = {
@@ -63,7 +72,8 @@ if PAGING:
 
 def accelerator() -> contextlib.AbstractContextManager[object]:
     """What EBB_TEST_OFFLOAD says: a fake one whose copies run as soon as can be ("prompt") or as
-    late ("late"), or one that asks and waits for nothing ("static"), or the disk tier ("disk").
+    late ("late"), or one that asks and waits for nothing ("static"), or the disk tier ("disk"), or
+    the one that EBB_TEST_DEVICE says ("device").
     """
     match os.environ.get("EBB_TEST_OFFLOAD"):
         case None:
@@ -74,19 +84,26 @@ def accelerator() -> contextlib.AbstractContextManager[object]:
             return fake_accelerator(static=True, in_flight_bytes=64)
         case "disk":
             return disk_tier()
+        case "device":
+            return offload_settings(min_bytes=1)
         case _:
             return fake_accelerator(in_flight_bytes=1 << 40)
 
 
 @contextlib.contextmanager
-def disk_tier() -> Iterator[None]:
+def offload_settings(**settings: object) -> Iterator[None]:
     before = ebb.offload.settings()
-    with tempfile.TemporaryDirectory() as folder:
-        ebb.offload.configure(disk=folder, min_bytes=0)
-        try:
-            yield
-        finally:
-            ebb.offload.configure(**before)
+    ebb.offload.configure(**settings)
+    try:
+        yield
+    finally:
+        ebb.offload.configure(**before)
+
+
+@contextlib.contextmanager
+def disk_tier() -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder, offload_settings(disk=folder, min_bytes=0):
+        yield
 
 
 def resident_kib() -> int:
@@ -104,15 +121,15 @@ def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 
 
 def as_bytes(t: torch.Tensor) -> torch.Tensor:
-    flat = torch.empty(t.numel(), dtype=t.dtype).copy_(t.detach().reshape(-1))
-    return flat.view(torch.uint8) if t.numel() else torch.empty(0, dtype=torch.uint8)
+    """On the CPU."""
+    flat = torch.empty(t.numel(), dtype=t.dtype, device="cpu").copy_(t.detach().reshape(-1))
+    return flat.view(torch.uint8) if t.numel() else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def leaves(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(7)
-    return [
-        torch.randn(shape, dtype=dtype, generator=generator).requires_grad_() for shape in shapes
-    ]
+    generator = torch.Generator("cpu").manual_seed(7)
+    drawn = [torch.randn(s, dtype=dtype, generator=generator, device="cpu") for s in shapes]
+    return [t.to(DEVICE).requires_grad_() for t in drawn]
 
 
 def run(
@@ -232,4 +249,7 @@ def assert_tests_of_exactness_pass(**environment: str) -> None:
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout[-3000:]
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed, done.stdout[-3000:]
+    assert int(passed[1]) > LEAST_TESTS, done.stdout[-3000:]

@@ -49,12 +49,26 @@ def _library() -> Path:
 def _module() -> types.ModuleType:
     """What `torch.late` is to be."""
     module = types.ModuleType("late")
+    module._initialized = True
     ops = torch.ops.late
 
-    def index(device: int | str | torch.device) -> int:
-        return device if isinstance(device, int) else torch.device(device).index or 0
+    def index(device: int | str | torch.device | None) -> int:
+        if isinstance(device, int):
+            return device
+        number = None if device is None else torch.device(device).index
+        return ops.current_device() if number is None else number
+
+    @contextlib.contextmanager
+    def device(chosen: int | str | torch.device) -> Iterator[None]:
+        before = ops.current_device()
+        ops.set_device(index(chosen))
+        try:
+            yield
+        finally:
+            ops.set_device(before)
 
     for name, function in {
+        "device": device,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "_is_in_bad_fork": lambda: False,
@@ -64,8 +78,8 @@ def _module() -> types.ModuleType:
         "set_device": ops.set_device,
         "manual_seed": ops.manual_seed,
         "manual_seed_all": ops.manual_seed,
-        "get_rng_state": lambda device=0: ops.random_state(index(device)),
-        "set_rng_state": lambda state, device=0: ops.set_random_state(state, index(device)),
+        "get_rng_state": lambda device=None: ops.random_state(index(device)),
+        "set_rng_state": lambda state, device=None: ops.set_random_state(state, index(device)),
         "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],
     }.items():
         setattr(module, name, function)

@@ -105,7 +105,11 @@ class Call {
 
   // Whether the meta kernels tell what will be returned, and it is known what will be drawn.
   bool makePlan(std::vector<c10::IValue>& plan) {
-    if (isRandom_ && (!generator_ || settings.draws != Draws::FromDevice)) {
+    const bool knowsDraws = generator_ && settings.draws == Draws::FromDevice;
+    const bool canRun = op_.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
+    // In evaluation its kernel gives empty statistics, which the plan does not know.
+    const bool differs = schema_.name() == "aten::native_batch_norm";
+    if ((isRandom_ && !knowsDraws) || !canRun || differs) {
       return false;
     }
     for (const auto& result : schema_.returns()) {
@@ -166,7 +170,7 @@ class Call {
           }
           op.callBoxed(&values);
           for (size_t i = 0; i < targets.size(); ++i) {
-            if (targets[i].defined()) {
+            if (targets[i].defined() && values[i].toTensor().defined()) {
               targets[i].copy_(values[i].toTensor());
             }
           }

@@ -94,7 +94,7 @@ c10::IValue mapTensors(const c10::IValue& value, const F& change) {
     }
     return list;
   }
-  return value;
+  return value.isList() ? value.deepcopy() : value;  // a script may change it later
 }
 
 inline void addUse(Uses& uses, const at::Tensor& tensor, bool writes) {
