@@ -61,15 +61,8 @@ def pytest_runtest_call(item):
             pytest.skip(str(error).splitlines()[0])
         raise
     exactness.late.synchronize()
-    assert [one for one in exactness.late.findings() if not is_harmless(one)] == []
+    assert [one for one in exactness.late.findings() if not exactness.is_harmless(one)] == []
     return result
-
-
-def is_harmless(finding):
-    """What was asked for before it had left may be written while its copy goes on, which nobody
-    will read. One that somebody reads shows: streams run as late as they may.
-    """
-    return exactness.OFFLOADING and finding.startswith("read and write: copy to host")
 
 
 @pytest.fixture

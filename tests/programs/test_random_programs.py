@@ -4,6 +4,9 @@ What is compared: every live tensor, the inputs, their gradients and the random 
 forward and at the end; the gradients that autograd returns; the type of each exception. ebb alone
 may raise only to refuse: in a backward, after a write to what an ended region may have to read.
 
+On the test device three streams and two devices take turns, kernels run late, and a race that eager
+does not have is a difference.
+
 EBB_TEST_PROGRAMS=n runs n programs in place of 2,000, EBB_TEST_SEED=n other ones than CI's:
 
     EBB_TEST_SEED=1 EBB_TEST_PROGRAMS=100000 pytest -k give_what_eager_gives test_random_programs.py
@@ -11,6 +14,7 @@ EBB_TEST_PROGRAMS=n runs n programs in place of 2,000, EBB_TEST_SEED=n other one
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -19,11 +23,11 @@ from collections import Counter
 
 import pytest
 import torch
-from exactness import PAGING, accelerator, replayed
+from exactness import DEVICE, PAGING, accelerator, is_harmless, late, replayed
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from random_programs import Instruction, Machine, Observation, Plan, Program
-from random_writes import KINDS, WRITE_KINDS
+from random_writes import KINDS, WRITE_KINDS, other_device
 
 import ebb
 
@@ -47,6 +51,27 @@ PROGRAMS = st.builds(
 
 
 def run(program: Program, regions: bool) -> Machine:
+    if DEVICE == "cpu":
+        return run_here(program, regions)
+    before = torch.accelerator.current_stream(DEVICE)
+    late.synchronize()
+    late.findings()
+    # Threads of two devices add gradients in the order in which they come.
+    crosses = other_device in [KINDS[kind % len(KINDS)] for kind, *_ in program.body]
+    with (
+        late.delayed(50, 200) if program.begin % 2 else contextlib.nullcontext(),
+        torch.autograd.set_multithreading_enabled(not crosses),
+    ):
+        try:
+            machine = run_here(program, regions)
+        finally:
+            late.synchronize()
+            torch.accelerator.set_stream(before)
+    machine.findings = [one for one in late.findings() if not is_harmless(one)]
+    return machine
+
+
+def run_here(program: Program, regions: bool) -> Machine:
     torch.manual_seed(1)
     ebb.reset_stats()
     if PAGING:
@@ -65,7 +90,8 @@ def run(program: Program, regions: bool) -> Machine:
     while machine.open:
         machine.leave()
     machine.no_grad = machine.autocast = 0
-    machine.observe_state("after forward")
+    if DEVICE == "cpu" or program.begin > 1:  # a look waits for the device
+        machine.observe_state("after forward")
     write(program.writes[::2])
     if not machine.halted:
         between = program.writes[1::2]
@@ -89,6 +115,9 @@ def is_refusal(eager: Observation, ours: Observation) -> bool:
 def check(program: Program) -> str:
     """What the program came to: gradients, an error, a refusal, or nothing to differentiate."""
     eager, ours = run(program, regions=False), run(program, regions=True)
+    if eager.findings:
+        return "eager races"
+    assert not ours.findings, ours.findings[0]
     for e, a in zip(eager.observed, ours.observed, strict=False):
         if (e.what, e.seen) == (a.what, a.seen):
             continue

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from exactness import OFFLOADING, PAGING, POLICIES, as_bytes, mark_all_rows, replayed
+from exactness import DEVICE, OFFLOADING, PAGING, POLICIES, as_bytes, mark_all_rows, replayed
 
 import ebb
 
@@ -119,7 +119,7 @@ class Observation:
 class Machine:
     def __init__(self, regions: bool, wide: bool) -> None:
         self.with_regions = regions
-        self.generator = torch.Generator().manual_seed(5)
+        self.generator = torch.Generator(DEVICE).manual_seed(5)
         self.dtype = torch.float64 if wide else torch.float32
         self.pool: list[Slot] = []
         self.records: dict[int, Record] = {}
@@ -129,14 +129,20 @@ class Machine:
         self.recorded_backward = False  # some backward ran with create_graph
         self.entered = False  # there has been a region
         self.replays = 0
+        self.findings: list[str] = []  # of the test device
         self.halted = False  # a backward raised: how far it came is not promised
         self.no_grad = self.autocast = 0  # instructions that it still holds for
+        self.streams: list[torch.Stream] = []
+        if DEVICE != "cpu":
+            default = torch.accelerator.current_stream(DEVICE)
+            self.streams = [default, *(torch.Stream(device=DEVICE) for _ in range(2))]
         self.inputs = self.make_inputs()
 
     def make_inputs(self) -> list[torch.Tensor]:
-        draw = torch.Generator().manual_seed(7)
+        draw = {"generator": torch.Generator("cpu").manual_seed(7), "device": "cpu"}
         shapes = [(3, 4), (4, 4), (4,), (2, 3, 4), (3,), (3, 4), (3, 1)]
-        inputs = [torch.randn(s, generator=draw, dtype=self.dtype).mul_(0.7) for s in shapes]
+        drawn = [torch.randn(s, dtype=self.dtype, **draw).mul_(0.7) for s in shapes]
+        inputs = [tensor.to(DEVICE) for tensor in drawn]
         for tensor in inputs[:5]:
             tensor.requires_grad_()
         mean, var = torch.zeros(4, dtype=self.dtype), torch.ones(4, dtype=self.dtype)
@@ -273,7 +279,7 @@ class Machine:
         self.no_grad, self.autocast = max(self.no_grad - 1, 0), max(self.autocast - 1, 0)
         with (
             torch.set_grad_enabled(self.no_grad == 0),
-            torch.autocast("cpu", torch.bfloat16, enabled=self.autocast > 0),
+            torch.autocast(torch.device(DEVICE).type, torch.bfloat16, enabled=self.autocast > 0),
         ):
             done = self.step(f"{index} {do.__name__}", lambda: do(self, a, b, c))
         self.halted |= not done and do.__name__ in BACKWARD
@@ -288,8 +294,10 @@ class Machine:
         self.observe_tensors(f"tensors {what}", [slot.tensor for slot in self.pool])
         self.observe_tensors(f"inputs {what}", self.inputs)
         self.observe_tensors(f"gradients {what}", [t.grad for t in self.inputs])
-        states = (torch.get_rng_state(), self.generator.get_state())
-        self.observe_tensors(f"random state {what}", list(states))
+        states = [torch.get_rng_state(), self.generator.get_state()]
+        if DEVICE != "cpu":
+            states += [torch.late.get_rng_state(device) for device in range(2)]
+        self.observe_tensors(f"random state {what}", states)
 
     # Backward.
 
@@ -307,12 +315,12 @@ class Machine:
         wanted = [t for i, t in enumerate(wanted) if plan.inputs >> i & 5 != 5] or wanted
         if plan.inputs > 200:
             wanted.append(reachable[plan.inputs % len(reachable)].tensor)
-        draw = torch.Generator().manual_seed(3)
+        draw = {"generator": torch.Generator("cpu").manual_seed(3), "device": "cpu"}
         if plan.alive % 4 == 0:  # some outputs, which stay alive, as may the rest
             chosen = sorted({len(computed) * o**2 >> 16 for o in plan.outputs})
             slots = [computed[i] for i in chosen]
             outputs = [slot.tensor for slot in slots]
-            weights = [torch.rand(o.shape, generator=draw).add(0.5).to(o.dtype) for o in outputs]
+            weights = [torch.rand(o.shape, **draw).add(0.5).to(o.device, o.dtype) for o in outputs]
             self.drop([s for s in self.pool if plan.alive % 8 == 0 and s not in slots])
         else:  # losses that depend on many; everything else is freed
             mask = plan.outputs[0] | plan.outputs[1] ^ 255

@@ -8,7 +8,7 @@ import random_instructions as make
 import torch
 import torch.nn.functional as F
 from custom_functions import GivesWhatItSaved
-from exactness import OFFLOADING, PAGING
+from exactness import DEVICE, OFFLOADING, PAGING
 from random_instructions import UNARY, choose, fits, is_differentiable, is_float, is_vector
 from random_programs import NAMES, Machine, Skip
 from torch.autograd import Function
@@ -351,6 +351,26 @@ def inference(m, a, b, c):
         m.map(a, is_float, choose(UNARY, b))
 
 
+# Where there are several streams and devices.
+
+
+def switch_stream(m, a, b, c):
+    """From here on all runs on another stream, or on the same one."""
+    stream = m.streams[a % len(m.streams)]
+    stream.wait_stream(torch.accelerator.current_stream())
+    for slot in m.pool:
+        if slot.tensor.device == stream.device:
+            slot.tensor.record_stream(stream)
+    torch.accelerator.set_stream(stream)
+
+
+def other_device(m, a, b, c):
+    """There and back, and something happens there."""
+    t = m.pick(a, is_float)
+    there = t.to("late:1" if t.device.index == 0 else "late:0")
+    m.push(choose(UNARY, b)(there).to(t.device))
+
+
 def nothing(m, a, b, c):
     raise Skip
 
@@ -370,5 +390,7 @@ WEIGHTS = {
     differentiate: 2, accumulate: 1, enter: 6, leave: 6,
     without_grad: 2, with_autocast: 1, inference: 1,
 }  # fmt: skip
+if DEVICE != "cpu":
+    WEIGHTS |= {switch_stream: 8, other_device: 5}
 KINDS = [kind for kind, weight in WEIGHTS.items() for _ in range(weight)]
 WRITE_KINDS = [kind for kind, weight in WRITES.items() for _ in range(weight)]

@@ -5,14 +5,14 @@
 #include <c10/core/Stream.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
-#include <algorithm>
 #include <array>
-#include <cstring>
+#include <atomic>
 #include <utility>
 
 #include "generator.h"
 #include "memory.h"
 #include "streams.h"
+#include "tensors.h"
 
 namespace late {
 
@@ -167,13 +167,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     return at::make_generator<DeviceGenerator>(device < 0 ? getCurrentDevice() : device);
   }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t nbytes) const override {
-    const c10::DeviceGuard guard(storage.device());
-    at::DataPtr fresh = deviceMemory.allocate(nbytes);
-    if (const size_t both = std::min(nbytes, storage.nbytes()); both > 0) {
-      deviceMemory.copy_data(fresh.get(), storage.data(), both);
-    }
-    storage.set_data_ptr_noswap(std::move(fresh));
-    storage.set_nbytes(nbytes);
+    resizeStorage(storage, nbytes);
   }
 };
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/native/Resize.h>
 #include <ATen/ops/rand.h>
 #include <torch/library.h>
 
@@ -138,7 +137,7 @@ class Call {
     for (size_t i = 0; i < arguments_.size(); ++i) {
       const auto* alias = schema_.arguments()[i].alias_info();
       if (alias != nullptr && alias->isWrite() && arguments_[i].isTensor()) {
-        at::native::resize_(arguments_[i].toTensor(), planned[i].toTensor().sizes());
+        resizeTensor(arguments_[i].toTensor(), planned[i].toTensor().sizes());
         onCpu_[i] = shown(arguments_[i].toTensor());
       }
     }

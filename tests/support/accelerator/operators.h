@@ -3,7 +3,6 @@
 #pragma once
 
 #include <ATen/EmptyTensor.h>
-#include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_cpu_dispatch.h>
 #include <ATen/ops/convolution.h>
@@ -84,8 +83,8 @@ inline at::Tensor reshapeAlias(
 
 inline const at::Tensor& resize(
     const at::Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat> format) {
-  const c10::DeviceGuard guard(self.device());
-  return at::native::resize_(self, C10_AS_INTARRAYREF_SLOW(size), format);
+  resizeTensor(self, C10_AS_INTARRAYREF_SLOW(size), format);
+  return self;
 }
 
 inline at::Tensor& setTensor(at::Tensor& self, const at::Tensor& source) {
@@ -186,7 +185,7 @@ inline at::Tensor copyFrom(const at::Tensor& from, const at::Tensor& to, bool no
 }
 
 inline at::Tensor copyFromAndResize(const at::Tensor& from, const at::Tensor& to) {
-  at::native::resize_(to, from.sizes());
+  resizeTensor(to, from.sizes());
   return copyFrom(from, to, false);
 }
 

@@ -8,7 +8,9 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "memory.h"
 
@@ -73,6 +75,35 @@ inline at::Tensor emptyLike(const at::Tensor& plan, c10::Device device) {
       &deviceMemory,
       c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
       plan.scalar_type());
+}
+
+inline void resizeStorage(const c10::Storage& storage, size_t nbytes) {
+  const c10::DeviceGuard guard(storage.device());
+  at::DataPtr fresh = deviceMemory.allocate(nbytes);
+  if (const size_t both = std::min(nbytes, storage.nbytes()); both > 0) {
+    deviceMemory.copy_data(fresh.get(), storage.data(), both);
+  }
+  storage.set_data_ptr_noswap(std::move(fresh));
+  storage.set_nbytes(nbytes);
+}
+
+inline void resizeTensor(
+    const at::Tensor& tensor,
+    c10::IntArrayRef size,
+    std::optional<at::MemoryFormat> format = std::nullopt) {
+  if (tensor.sizes() == size) {
+    return;
+  }
+  const size_t needed = at::detail::computeStorageNbytesContiguous(
+      size, tensor.element_size(), tensor.storage_offset());
+  if (c10::multiply_integers(size) > 0 && tensor.storage().nbytes() < needed) {
+    TORCH_CHECK(tensor.storage().resizable(), "Trying to resize storage that is not resizable");
+    resizeStorage(tensor.storage(), needed);
+  }
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(size);
+  if (format && *format != at::MemoryFormat::Preserve) {
+    tensor.unsafeGetTensorImpl()->empty_tensor_restride(*format);
+  }
 }
 
 template <class F>
