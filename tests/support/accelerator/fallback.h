@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/rand.h>
 #include <torch/library.h>
 
@@ -108,6 +109,9 @@ class Call {
     const bool canRun = op_.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
     // In evaluation its kernel gives empty statistics, which the plan does not know.
     const bool differs = schema_.name() == "aten::native_batch_norm";
+    if (schema_.name().find("sparse") != std::string::npos) {
+      TORCH_CHECK_NOT_IMPLEMENTED(false, "late: there are no sparse tensors; ", name_);
+    }
     if ((isRandom_ && !knowsDraws) || !canRun || differs) {
       return false;
     }
@@ -152,6 +156,7 @@ class Call {
       const at::Tensor planned = plan[i].toTensor();
       if (argument != nullptr) {
         results.push_back(*argument);
+        targets[i] = takeOutput(argument - arguments_.data());
       } else if (!planned.defined()) {
         results.emplace_back(at::Tensor());
       } else {
@@ -176,6 +181,17 @@ class Call {
         };
     enqueue(stream_, name_, used, task);
     return results;
+  }
+
+  // The memory of an `out=`; the CPU's kernel gets a tensor of its own for it, since some resize it
+  // first. Undefined for other arguments.
+  at::Tensor takeOutput(size_t argument) {
+    if (!schema_.arguments()[argument].kwarg_only() || !onCpu_[argument].isTensor()) {
+      return {};
+    }
+    at::Tensor output = onCpu_[argument].toTensor();
+    onCpu_[argument] = at::empty({0}, output.options());
+    return output;
   }
 
   at::Generator generator() const {

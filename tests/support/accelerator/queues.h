@@ -30,11 +30,11 @@ class Queue {
     std::thread([this] { work(); }).detach();
   }
 
-  uint64_t add(Task task) {
+  uint64_t add(std::string what, Task task) {
     uint64_t number = 0;
     {
       const std::lock_guard lock(mutex_);
-      waiting_.push_back(std::move(task));
+      waiting_.push_back({std::move(what), std::move(task)});
       number = ++given_;
     }
     changed_.notify_all();
@@ -62,19 +62,24 @@ class Queue {
   Clock clock{};  // of its last task; guarded by `program`
 
  private:
+  struct Given {
+    std::string what;
+    Task task;
+  };
+
   [[noreturn]] void work() {
     at::set_num_threads(1);
     for (;;) {
-      const Task task = next();
+      const Given given = next();
       delay();
       try {
-        task();
+        given.task();
       } catch (const c10::Error& error) {
         const Lock lock(program);
-        errors.emplace_back(error.what_without_backtrace());
+        errors.push_back(given.what + ": " + error.what_without_backtrace());
       } catch (const std::exception& error) {
         const Lock lock(program);
-        errors.emplace_back(error.what());
+        errors.push_back(given.what + ": " + error.what());
       }
       {
         const std::lock_guard lock(mutex_);
@@ -84,12 +89,12 @@ class Queue {
     }
   }
 
-  Task next() {
+  Given next() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !waiting_.empty() && (!settings.lazy || done_ < released_); });
-    Task task = std::move(waiting_.front());
+    Given given = std::move(waiting_.front());
     waiting_.pop_front();
-    return task;
+    return given;
   }
 
   void delay() {
@@ -102,7 +107,7 @@ class Queue {
 
   std::mutex mutex_;  // guards all that follows
   std::condition_variable changed_;
-  std::deque<Task> waiting_;
+  std::deque<Given> waiting_;
   uint64_t given_ = 0;
   uint64_t done_ = 0;
   uint64_t released_ = 0;  // somebody waits for so many; what may run if streams are lazy

@@ -33,7 +33,7 @@ inline uint64_t enqueue(int stream, const std::string& what, const Uses& uses, T
   const Access access{stream, queue.given() + 1, what};
   queue.clock[stream] = access.number;
   note(uses, access, queue.clock);
-  return queue.add(std::move(task));
+  return queue.add(what, std::move(task));
 }
 
 struct Point {
@@ -108,7 +108,8 @@ inline void waitFor(int stream, const Point& point) {
   }
   join(queue.clock, point.clock);
   queue.clock[stream] = queue.given() + 1;
-  queue.add([stream = point.stream, number = point.number] { queueOf(stream).finish(number); });
+  queue.add(
+      "wait", [stream = point.stream, number = point.number] { queueOf(stream).finish(number); });
 }
 
 // Runs a graph once more. It must find the memory that it found when it was captured. The device's
