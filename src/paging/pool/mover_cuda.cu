@@ -20,13 +20,16 @@ constexpr int kThreads = 256;
 constexpr int64_t kMostBlocks = 2048;
 constexpr int kResetBlocks = 64;
 
-// Whether this block is the last one that gets here. What all blocks wrote is visible to it.
+// Whether this block is the last one that gets here. What all blocks read and wrote comes before
+// what it does next: the barrier orders a block's threads, and the fences around the count, by the
+// thread that counts, order blocks.
 __device__ bool isLastBlock(PagePoolState* pool) {
   __shared__ bool last;
-  __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
+    __threadfence();
     last = atomicInc(&pool->blocksDone, gridDim.x - 1) == gridDim.x - 1;
+    __threadfence();
   }
   __syncthreads();
   return last;
