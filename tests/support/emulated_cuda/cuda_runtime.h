@@ -9,7 +9,7 @@
 #define __global__
 #define __device__
 #define __host__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 #define threadIdx (emulated::here.thread)
 #define blockIdx (emulated::here.block)
@@ -21,6 +21,17 @@ using uint4 = uint32_t __attribute__((vector_size(16)));
 
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess };
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
+
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = emulated::sizes.processors;
+  return cudaSuccess;
+}
 
 inline cudaError_t cudaGetLastError() {
   return cudaSuccess;

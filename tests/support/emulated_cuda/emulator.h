@@ -31,9 +31,12 @@ extern Here here;
 
 // In place of constants of the same names in the source: a device's would be too many threads.
 struct Sizes {
-  int64_t kThreads = 4;
-  int64_t kMostBlocks = 4;
-  int64_t kResetBlocks = 2;
+  int kThreads = 4;
+  int kWarp = 2;
+  int kPiece = 32;
+  int kBlocksPerProcessor = 2;
+  int kResetBlocks = 2;
+  int processors = 2;  // of the device
 };
 extern Sizes sizes;
 

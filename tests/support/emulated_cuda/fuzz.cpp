@@ -187,8 +187,11 @@ Shape randomShape() {
 void randomScheduling() {
   auto& scheduling = emulated::scheduling;
   auto& sizes = emulated::sizes;
-  sizes.kThreads = oneOf({1, 2, 3, 4, 8});
-  sizes.kMostBlocks = 1 + below(6);
+  sizes.kWarp = static_cast<int>(oneOf({1, 2, 4}));
+  sizes.kThreads = sizes.kWarp * static_cast<int>(1 + below(8 / sizes.kWarp));
+  sizes.kPiece = static_cast<int>(oneOf({16, 32, 80, 128}));
+  sizes.kBlocksPerProcessor = 1 + below(2);
+  sizes.processors = 1 + below(3);
   sizes.kResetBlocks = 1 + below(4);
   scheduling.atAccesses = oneOf({0, 16, 256});
   scheduling.atSynchronisation = oneOf({0, 512, 1024});
