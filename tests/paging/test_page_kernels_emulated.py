@@ -30,6 +30,8 @@ def test_the_kernels_do_what_the_cpu_does():
     assert isinstance(counts, dict), counts
     assert counts["schedules"] == SCHEDULES
     happened = ["stashes", "restores", "failed restores", "spills", "given back", "resets"]
+    happened += ["kept pages", "calls on stacks", "misaligned tensors"]
+    happened += [f"dead rows, fill {fill}" for fill in range(3)]
     happened += [f"error {1 << bit}" for bit in range(6)]
     assert [name for name in happened if counts.get(name, 0) < 100] == []
 
@@ -43,6 +45,8 @@ class Bug(NamedTuple):
     place: int = 0
 
 
+BARRIER = "  __syncthreads();\n  if (threadIdx.x != 0) {\n    return false;\n  }\n"
+FENCE = "  __threadfence();\n"
 EARLY = "blockIdx.x + threadIdx.x == 0"
 ORDER = [
     Bug("stash published early", "isLast(pool)", EARLY),
@@ -51,6 +55,9 @@ ORDER = [
     Bug("no barrier before giving back", "__syncthreads();", "", 1),
     Bug("no fence before the count", "__threadfence();", ""),
     Bug("no fence after the count", "__threadfence();", "", 1),
+    Bug(
+        "a fence before the barrier, not after it", BARRIER + FENCE, "__threadfence();\n" + BARRIER
+    ),
     Bug("a piece in two warps", "piece += warps", "piece += 1"),
     Bug("an id by all threads", "offset == 0 && threadIdx.x % kWarp == 0", "offset == 0"),
     Bug("reset by each block", "if (first == 0) {", "if (threadIdx.x == 0) {", 1),

@@ -96,4 +96,4 @@ def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Without the libraries of sanitizers that the tests may run under: they know no fibers."""
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     command = [str(program), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)

@@ -255,7 +255,9 @@ class Schedule {
   }
 
   size_t misaligned() {
-    return oneIn(3) ? oneOf({1, 2, 3, 4, 8, 12, 15}) : 0;
+    const bool is = oneIn(3);
+    counts["misaligned tensors"] += is ? 1 : 0;
+    return is ? oneOf({1, 2, 3, 4, 8, 12, 15}) : 0;
   }
 
   void stash(Ticket& ticket) {
@@ -293,7 +295,7 @@ class Schedule {
         pool_.device(), ticket.device(), ticket.whole, tensor.device(), fill, nullptr);
     tensor.compare();
     compare();
-    ++counts[pool_.cpu()->errors == 0 ? "restores" : "failed restores"];
+    countRestore(ticket, fill);
   }
 
   void giveBack(Ticket& ticket) {
@@ -314,6 +316,7 @@ class Schedule {
 
   void say(const std::string& what) {
     emulated::doing = name_ + ": " + what;
+    counts["calls on stacks"] += shape_.isStack ? 1 : 0;
   }
 
   void compare() {
@@ -321,6 +324,15 @@ class Schedule {
     for (const auto& ticket : tickets_) {
       ticket->compare();
     }
+  }
+
+  void countRestore(Ticket& ticket, const PageFill& fill) {
+    const bool worked = pool_.cpu()->errors == 0;
+    ++counts[worked ? "restores" : "failed restores"];
+    if (worked && ticket.cpu()->rows < ticket.whole.count) {
+      ++counts["dead rows, fill " + std::to_string(static_cast<int>(fill.deadRows))];
+    }
+    counts["kept pages"] += worked && fill.keepsPages ? 1 : 0;
   }
 
   void countErrors(int64_t before) {
