@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <utility>
 #include <vector>
@@ -29,11 +30,6 @@ unsigned below(size_t limit) {
   return static_cast<unsigned>((random_() >> 32) * limit >> 32);
 }
 
-struct Thread {
-  unsigned block, thread;
-  bool isDone;
-};
-
 struct Block {
   std::vector<unsigned> waiting;  // at a barrier
   unsigned running;               // threads that have not returned
@@ -41,6 +37,7 @@ struct Block {
   std::map<int, void*> shared;    // by line
 };
 
+// Threads have numbers, those of a block one after the other.
 class Grid {
  public:
   void run(
@@ -54,8 +51,7 @@ class Grid {
     return isRunning_;
   }
   void access(const void* address, size_t bytes, Access kind);
-  void giveWay();
-  void giveWay(unsigned likely);
+  void maybeGiveWay(unsigned likely);
   void synchroniseBlock(int line);
   void* sharedMemory(size_t bytes, int line);
 
@@ -72,7 +68,6 @@ class Grid {
   bool maybeReads(const void* address) const;
 
   std::vector<std::unique_ptr<Fiber>> fibers_;
-  std::vector<Thread> threads_;
   std::vector<Block> blocks_;
   std::vector<unsigned> late_;   // blocks that have not started
   std::vector<unsigned> ready_;  // threads that can go on
@@ -97,14 +92,9 @@ void Grid::run(
   argumentBytes_ = argumentBytes;
   here.threads.x = threads;
   here.blocks.x = blocks;
-  threads_.clear();
   blocks_.assign(blocks, {{}, 0, 0, {}});
-  for (unsigned block = 0; block < blocks; ++block) {
-    late_.push_back(block);
-    for (unsigned thread = 0; thread < threads; ++thread) {
-      threads_.push_back({block, thread, false});
-    }
-  }
+  late_.resize(blocks);
+  std::iota(late_.begin(), late_.end(), 0U);
   std::shuffle(late_.begin(), late_.end(), random_);
   order.begin(blocks * threads);
   memory.forget();
@@ -133,8 +123,8 @@ void Grid::resume(unsigned place) {
   current = ready_[place];
   ready_[place] = ready_.back();
   ready_.pop_back();
-  here.block.x = threads_[current].block;
-  here.thread.x = threads_[current].thread;
+  here.block.x = current / here.threads.x;
+  here.thread.x = current % here.threads.x;
   fibers_[current]->resume();
 }
 
@@ -145,24 +135,20 @@ void Grid::runThread() {
 
 // It counts as one that waits at every barrier.
 void Grid::threadReturns() {
-  Block& block = blocks_[threads_[current].block];
+  Block& block = blocks_[here.block.x];
   --block.running;
   releaseIfAllWait(block);
 }
 
-void Grid::giveWay() {
-  ready_.push_back(current);
-  fibers_[current]->giveWay();
-}
-
-void Grid::giveWay(unsigned likely) {
+void Grid::maybeGiveWay(unsigned likely) {
   if (below(1024) < likely) {
-    giveWay();
+    ready_.push_back(current);
+    fibers_[current]->giveWay();
   }
 }
 
 void Grid::synchroniseBlock(int line) {
-  Block& block = blocks_[threads_[current].block];
+  Block& block = blocks_[here.block.x];
   if (!block.waiting.empty() && block.line != line) {
     fail(
         "barrier: threads of a block wait in line " + std::to_string(block.line) + " and in line " +
@@ -170,9 +156,8 @@ void Grid::synchroniseBlock(int line) {
   }
   block.line = line;
   block.waiting.push_back(current);
-  const unsigned me = current;
   releaseIfAllWait(block);
-  fibers_[me]->giveWay();
+  fibers_[current]->giveWay();
 }
 
 void Grid::releaseIfAllWait(Block& block) {
@@ -184,7 +169,7 @@ void Grid::releaseIfAllWait(Block& block) {
 }
 
 void* Grid::sharedMemory(size_t bytes, int line) {
-  void*& memoryOf = blocks_[threads_[current].block].shared[line];
+  void*& memoryOf = blocks_[here.block.x].shared[line];
   if (memoryOf == nullptr) {
     memoryOf = memory.allocateShared(bytes, here.block.x);
   }
@@ -242,18 +227,18 @@ void* sharedMemory(size_t bytes, int line) {
 }
 
 void fence() {
-  grid.giveWay(scheduling.atSynchronisation);
+  grid.maybeGiveWay(scheduling.atSynchronisation);
   grid.order.fence(grid.current);
-  grid.giveWay(scheduling.atSynchronisation);
+  grid.maybeGiveWay(scheduling.atSynchronisation);
 }
 
 unsigned increment(unsigned* address, unsigned limit) {
-  grid.giveWay(scheduling.atSynchronisation);
+  grid.maybeGiveWay(scheduling.atSynchronisation);
   grid.access(address, sizeof *address, Access::Atomic);
   grid.order.atomic(grid.current, address);
   const unsigned old = *address;
   *address = old >= limit ? 0 : old + 1;
-  grid.giveWay(scheduling.atSynchronisation);
+  grid.maybeGiveWay(scheduling.atSynchronisation);
   return old;
 }
 
@@ -264,7 +249,7 @@ void accessed(const void* address, size_t bytes, size_t alignment, bool writes) 
   if (reinterpret_cast<uintptr_t>(address) % alignment != 0) {
     fail("misaligned: an access to " + std::to_string(bytes) + " bytes");
   }
-  grid.giveWay(scheduling.atAccesses);
+  grid.maybeGiveWay(scheduling.atAccesses);
   grid.access(address, bytes, writes ? Access::Write : Access::Read);
 }
 
