@@ -69,7 +69,7 @@ class CpuPageMover final : public PageMover {
       void*) const override {
     const PagePlan plan = planStash(*pool, *ticket, whole.count, *rows);
     for (int64_t slot = 0; slot < plan.pages && plan.errors == 0 && pool->isStack == 0; ++slot) {
-      ticket->pages()[slot] = pageToTake(*pool, pool->tiers[plan.tier], slot);
+      ticket->pages()[slot] = pageToTake(false, pool->tiers[plan.tier], slot);
     }
     finishStash(*pool, *ticket, plan);
     if (plan.errors == 0) {

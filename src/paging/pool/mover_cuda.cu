@@ -16,48 +16,170 @@
 namespace ebb {
 namespace {
 
+// Note [How kernels move rows]
+// Rows of a page follow each other in the page and in the tensor, and in a stack all rows do. These
+// stretches are cut into pieces, and each warp moves one piece at a time: so what is to be worked
+// out, and to be waited for, is so once for a piece and not for a row, and rows may be narrow
+// without threads being idle. A thread has four vectors on their way before it stores the first,
+// each as wide as both sides are aligned, up to 16 bytes. Bytes before and after the vectors go one
+// by one.
+// What says where pieces are is read from the pool once: after a store of bytes, which might have
+// been the pool's, the compiler would read it again.
 constexpr int kThreads = 256;
-constexpr int64_t kMostBlocks = 2048;
+constexpr int kWarp = 32;
+constexpr int kInFlight = 4;
+constexpr int kPiece = 2048;            // bytes: so many vectors for each thread of a warp
+constexpr int kBlocksPerProcessor = 3;  // that a multiprocessor has registers for
 constexpr int kResetBlocks = 64;
 
-// Whether this block is the last one that gets here. What all blocks wrote is visible to it.
-__device__ bool isLastBlock(PagePoolState* pool) {
-  __shared__ bool last;
-  __threadfence();
+// For the one thread that is to go on when all are here, in all blocks. What they read and wrote
+// comes before what it does next: the barrier orders a block's threads, and the fences around the
+// count order blocks.
+__device__ bool isLast(PagePoolState* pool) {
   __syncthreads();
-  if (threadIdx.x == 0) {
-    last = atomicInc(&pool->blocksDone, gridDim.x - 1) == gridDim.x - 1;
+  if (threadIdx.x != 0) {
+    return false;
   }
-  __syncthreads();
+  __threadfence();
+  const bool last = atomicInc(&pool->blocksDone, gridDim.x - 1) == gridDim.x - 1;
+  __threadfence();
   return last;
 }
 
-template <class T>
-__device__ void copyRow(unsigned char* to, const unsigned char* from, int64_t bytes) {
-  auto* target = reinterpret_cast<T*>(to);
-  const auto* source = reinterpret_cast<const T*>(from);
-  const int64_t count = bytes / static_cast<int64_t>(sizeof(T));
-  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
-    target[i] = source[i];
+__device__ int64_t lesser(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+
+// What a piece becomes. `get` gives the value `at` so many bytes; vectors can be as wide as what
+// divides `skew` and 16.
+struct Copied {
+  const unsigned char* from;
+
+  __device__ uintptr_t skew(const unsigned char* to) const {
+    return to - from;
+  }
+  template <class T>
+  __device__ T get(int at) const {
+    return *reinterpret_cast<const T*>(from + at);
+  }
+};
+
+struct Repeated {
+  const unsigned char* from;
+  unsigned width;  // bytes after which they come again
+
+  __device__ uintptr_t skew(const unsigned char* to) const {
+    return (to - from) | width;
+  }
+  template <class T>
+  __device__ T get(int at) const {
+    return *reinterpret_cast<const T*>(from + at % width);
+  }
+};
+
+struct Filled {
+  unsigned char value;
+
+  __device__ uintptr_t skew(const unsigned char*) const {
+    return 0;
+  }
+  template <class T>
+  __device__ T get(int) const {
+    const uint32_t four = value * 0x01010101U;
+    if constexpr (sizeof(T) == sizeof(uint4)) {
+      return T{four, four, four, four};
+    } else {
+      return static_cast<T>(four);
+    }
+  }
+};
+
+template <class T, class Source>
+__device__ void writeAs(unsigned char* to, int bytes, const Source& source) {
+  constexpr int kBytes = sizeof(T);
+  const int lane = threadIdx.x % kWarp;
+  const int aligned = -reinterpret_cast<uintptr_t>(to) % kBytes;
+  const int head = aligned < bytes ? aligned : bytes;
+  const int vectors = (bytes - head) / kBytes;
+#pragma unroll 1  // it has been
+  for (int first = lane; first < vectors; first += kInFlight * kWarp) {
+    T values[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int vector = first + i * kWarp;
+      if (vector < vectors) {
+        values[i] = source.template get<T>(head + vector * kBytes);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int vector = first + i * kWarp;
+      if (vector < vectors) {
+        *reinterpret_cast<T*>(to + head + vector * kBytes) = values[i];
+      }
+    }
+  }
+#pragma unroll 1
+  for (int i = lane; i < bytes - vectors * kBytes; i += kWarp) {
+    const int at = i < head ? i : i + vectors * kBytes;
+    to[at] = source.template get<unsigned char>(at);
   }
 }
 
-__device__ void fillBytes(unsigned char* begin, unsigned char* end, unsigned char value) {
-  const int64_t first = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
-  const int64_t stride = gridDim.x * static_cast<int64_t>(blockDim.x);
-  for (unsigned char* at = begin + first; at < end; at += stride) {
-    *at = value;
+// By one warp.
+template <class Source>
+__device__ void write(unsigned char* to, int bytes, const Source& source) {
+  const uintptr_t skew = source.skew(to);
+  if (skew % 16 == 0) {
+    writeAs<uint4>(to, bytes, source);
+  } else if (skew % 4 == 0) {
+    writeAs<uint32_t>(to, bytes, source);
+  } else if (skew % 2 == 0) {
+    writeAs<uint16_t>(to, bytes, source);
+  } else {
+    writeAs<unsigned char>(to, bytes, source);
   }
 }
 
-// Where a row of a tensor is in its tier: `page` is the id of the page that it is in.
-__device__ unsigned char* placeOf(
-    const PagePoolState& pool, const PageTier& tier, int64_t page, int64_t row) {
-  return tier.rows + (page * pool.pageRows + row % pool.pageRows) * pool.rowBytes;
+// Cuts `bytes`, which are stretches of equal length and perhaps a part of one more, into pieces for
+// the grid's warps. Calls move(stretch, offset in it, bytes) with each.
+template <class Move>
+__device__ void forEachPiece(int64_t bytes, int64_t stretch, const Move& move) {
+  if (bytes <= 0) {
+    return;
+  }
+  const int64_t perStretch = (stretch + kPiece - 1) / kPiece;
+  const int64_t warps = gridDim.x * blockDim.x / kWarp;
+  for (int64_t piece = (blockIdx.x * blockDim.x + threadIdx.x) / kWarp;; piece += warps) {
+    const int64_t which = piece / perStretch;
+    const int64_t offset = piece % perStretch * kPiece;
+    const int64_t left = lesser(stretch - offset, bytes - which * stretch - offset);
+    if (left <= 0) {
+      return;
+    }
+    move(which, offset, static_cast<int>(lesser(left, kPiece)));
+  }
 }
 
-template <class T>
-__global__ void stashKernel(
+// By all warps.
+__device__ void fill(unsigned char* to, int64_t bytes, unsigned char value) {
+  forEachPiece(bytes, bytes, [&](int64_t, int64_t offset, int here) {
+    write(to + offset, here, Filled{value});
+  });
+}
+
+// Narrow rows go several at a time.
+__device__ void fillWithRow(
+    unsigned char* to, int64_t bytes, const unsigned char* row, int64_t rowBytes) {
+  const bool isNarrow = rowBytes <= kPiece;
+  const int64_t stretch = isNarrow ? kPiece / rowBytes * rowBytes : rowBytes;
+  const auto width = static_cast<unsigned>(isNarrow ? rowBytes : kPiece);
+  forEachPiece(bytes, stretch, [&](int64_t which, int64_t offset, int here) {
+    write(to + which * stretch + offset, here, Repeated{row + offset, width});
+  });
+}
+
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) stashKernel(
     PagePoolState* pool,
     PageTicketState* ticket,
     int64_t totalRows,
@@ -65,63 +187,70 @@ __global__ void stashKernel(
     const int64_t* rows) {
   const PagePlan plan = planStash(*pool, *ticket, totalRows, *rows);
   if (plan.errors == 0) {
-    const PageTier& tier = pool->tiers[plan.tier];
-    for (int64_t row = blockIdx.x; row < plan.rows; row += gridDim.x) {
-      const int64_t slot = row / pool->pageRows;
-      const int64_t page = pageToTake(*pool, tier, slot);
-      if (row % pool->pageRows == 0 && threadIdx.x == 0 && pool->isStack == 0) {
+    const PageTier tier = pool->tiers[plan.tier];
+    const bool isStack = pool->isStack != 0;
+    const int64_t pageBytes = pool->pageRows * pool->rowBytes;
+    const int64_t alive = plan.rows * pool->rowBytes;
+    const auto move = [&](int64_t slot, int64_t offset, int bytes) {
+      const int64_t page = pageToTake(isStack, tier, slot);
+      if (offset == 0 && threadIdx.x % kWarp == 0 && !isStack) {
         ticket->pages()[slot] = page;
       }
-      copyRow<T>(placeOf(*pool, tier, page, row), source + row * pool->rowBytes, pool->rowBytes);
-    }
+      write(
+          tier.rows + page * pageBytes + offset, bytes, Copied{source + slot * pageBytes + offset});
+    };
+    forEachPiece(alive, isStack ? alive : pageBytes, move);
   }
-  if (isLastBlock(pool) && threadIdx.x == 0) {
+  if (isLast(pool)) {
     finishStash(*pool, *ticket, plan);
   }
 }
 
-template <class T>
-__global__ void restoreKernel(
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) restoreKernel(
     PagePoolState* pool,
     PageTicketState* ticket,
     int64_t totalRows,
     unsigned char* destination,
-    PageFill fill) {
+    PageFill dead) {
   const PagePlan plan = planRestore(*pool, *ticket);
-  unsigned char* const end = destination + totalRows * pool->rowBytes;
+  const int64_t rowBytes = pool->rowBytes;
+  const int64_t whole = totalRows * rowBytes;
   if (plan.errors != 0) {
-    fillBytes(destination, end, fill.failed);
+    fill(destination, whole, dead.failed);
   } else {
-    const PageTier& tier = pool->tiers[plan.tier];
-    for (int64_t row = blockIdx.x; row < plan.rows; row += gridDim.x) {
-      const int64_t slot = row / pool->pageRows;
-      const int64_t page = pageTaken(*pool, *ticket, slot);
-      const bool first = row % pool->pageRows == 0 && threadIdx.x == 0;
-      if (first && !fill.keepsPages && pool->isStack == 0) {
+    const PageTier tier = pool->tiers[plan.tier];
+    const bool isStack = pool->isStack != 0;
+    const int64_t pageBytes = pool->pageRows * rowBytes;
+    const int64_t alive = plan.rows * rowBytes;
+    const auto move = [&](int64_t slot, int64_t offset, int bytes) {
+      const int64_t page = pageTaken(isStack, *ticket, slot);
+      if (offset == 0 && threadIdx.x % kWarp == 0 && !isStack && !dead.keepsPages) {
         tier.free[(tier.tail + slot) % tier.capacity] = page;
       }
-      copyRow<T>(
-          destination + row * pool->rowBytes, placeOf(*pool, tier, page, row), pool->rowBytes);
-    }
-    const bool copies = fill.deadRows == PageDeadRows::FirstRow && plan.rows > 0;
-    for (int64_t row = plan.rows + blockIdx.x; row < totalRows && copies; row += gridDim.x) {
-      const unsigned char* first = placeOf(*pool, tier, pageTaken(*pool, *ticket, 0), 0);
-      copyRow<T>(destination + row * pool->rowBytes, first, pool->rowBytes);
-    }
-    if (!copies && fill.deadRows != PageDeadRows::Untouched) {
-      fillBytes(destination + plan.rows * pool->rowBytes, end, fill.dead);
+      write(
+          destination + slot * pageBytes + offset,
+          bytes,
+          Copied{tier.rows + page * pageBytes + offset});
+    };
+    forEachPiece(alive, isStack ? alive : pageBytes, move);
+    if (dead.deadRows == PageDeadRows::FirstRow && alive > 0) {
+      const unsigned char* first = tier.rows + pageTaken(isStack, *ticket, 0) * pageBytes;
+      fillWithRow(destination + alive, whole - alive, first, rowBytes);
+    } else if (dead.deadRows != PageDeadRows::Untouched) {
+      fill(destination + alive, whole - alive, dead.dead);
     }
   }
-  if (isLastBlock(pool) && threadIdx.x == 0) {
-    finishRestore(*pool, *ticket, plan, fill.keepsPages);
+  if (isLast(pool)) {
+    finishRestore(*pool, *ticket, plan, dead.keepsPages);
   }
 }
 
 // One block: there is little to do.
 __global__ void giveBackKernel(PagePoolState* pool, PageTicketState* ticket) {
   const PagePlan plan = planGiveBack(*pool, *ticket);
-  const PageTier& tier = pool->tiers[plan.tier];
-  for (int64_t slot = threadIdx.x; slot < plan.pages && pool->isStack == 0; slot += blockDim.x) {
+  const PageTier tier = pool->tiers[plan.tier];
+  const int64_t listed = pool->isStack != 0 ? 0 : plan.pages;
+  for (int64_t slot = threadIdx.x; slot < listed; slot += blockDim.x) {
     tier.free[(tier.tail + slot) % tier.capacity] = ticket->pages()[slot];
   }
   __syncthreads();
@@ -130,50 +259,45 @@ __global__ void giveBackKernel(PagePoolState* pool, PageTicketState* ticket) {
   }
 }
 
+// Nobody reads what the first thread writes, so it need not be the last.
 __global__ void resetKernel(PagePoolState* pool) {
   const int64_t first = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   const int64_t stride = gridDim.x * static_cast<int64_t>(blockDim.x);
+  const bool isStack = pool->isStack != 0;
   for (PageTier& tier : pool->tiers) {
-    for (int64_t id = first; id < tier.capacity && pool->isStack == 0; id += stride) {
-      tier.free[id] = id;
+    const int64_t capacity = tier.capacity;
+    int64_t* const free = tier.free;
+    for (int64_t id = first; id < capacity && !isStack; id += stride) {
+      free[id] = id;
+    }
+    if (first == 0) {
+      tier.head = 0;
+      tier.tail = capacity;
     }
   }
-  if (isLastBlock(pool) && threadIdx.x == 0) {
-    for (PageTier& tier : pool->tiers) {
-      tier.head = 0;
-      tier.tail = tier.capacity;
-    }
+  if (first == 0) {
     pool->errors = 0;
     pool->spilled = 0;
     ++pool->epoch;
   }
 }
 
-int blocksFor(int64_t rows) {
-  return static_cast<int>(std::clamp<int64_t>(rows, 1, kMostBlocks));
-}
-
-// Calls `kernel` with a value of the widest type in which rows can be read and written.
-template <class Kernel>
-void withWidest(int64_t rowBytes, const void* tensor, const Kernel& kernel) {
-  const auto address = reinterpret_cast<uintptr_t>(tensor);
-  const auto fits = [&](uintptr_t bytes) { return (address | rowBytes) % bytes == 0; };
-  if (fits(16)) {
-    kernel(uint4{});
-  } else if (fits(4)) {
-    kernel(uint32_t{});
-  } else if (fits(2)) {
-    kernel(uint16_t{});
-  } else {
-    kernel(static_cast<unsigned char>(0));
-  }
-}
-
-void checkLaunch() {
-  const cudaError_t error = cudaGetLastError();
+void check(cudaError_t error) {
   if (error != cudaSuccess) {
     throw std::runtime_error(std::string("ebb: page kernel: ") + cudaGetErrorString(error));
   }
+}
+
+// A piece for each warp, but no more blocks than run at a time: others would only wait, and each
+// block is one to be counted.
+int blocksFor(PageRows whole) {
+  int device = 0;
+  int processors = 0;
+  check(cudaGetDevice(&device));
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+  const int64_t blockBytes = kPiece * (kThreads / kWarp);
+  const int64_t blocks = (whole.count * whole.bytes + blockBytes - 1) / blockBytes;
+  return static_cast<int>(std::clamp<int64_t>(blocks, 1, processors * kBlocksPerProcessor));
 }
 
 class CudaPageMover final : public PageMover {
@@ -185,12 +309,9 @@ class CudaPageMover final : public PageMover {
       const void* source,
       const int64_t* rows,
       void* stream) const override {
-    withWidest(whole.bytes, source, [&](auto chunk) {
-      stashKernel<decltype(chunk)>
-          <<<blocksFor(whole.count), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-              pool, ticket, whole.count, static_cast<const unsigned char*>(source), rows);
-    });
-    checkLaunch();
+    stashKernel<<<blocksFor(whole), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+        pool, ticket, whole.count, static_cast<const unsigned char*>(source), rows);
+    check(cudaGetLastError());
   }
 
   void restore(
@@ -200,22 +321,19 @@ class CudaPageMover final : public PageMover {
       void* destination,
       PageFill fill,
       void* stream) const override {
-    withWidest(whole.bytes, destination, [&](auto chunk) {
-      restoreKernel<decltype(chunk)>
-          <<<blocksFor(whole.count), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-              pool, ticket, whole.count, static_cast<unsigned char*>(destination), fill);
-    });
-    checkLaunch();
+    restoreKernel<<<blocksFor(whole), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+        pool, ticket, whole.count, static_cast<unsigned char*>(destination), fill);
+    check(cudaGetLastError());
   }
 
   void giveBack(PagePoolState* pool, PageTicketState* ticket, void* stream) const override {
     giveBackKernel<<<1, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(pool, ticket);
-    checkLaunch();
+    check(cudaGetLastError());
   }
 
   void reset(PagePoolState* pool, void* stream) const override {
     resetKernel<<<kResetBlocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(pool);
-    checkLaunch();
+    check(cudaGetLastError());
   }
 };
 

@@ -58,14 +58,13 @@ EBB_DEVICE_TOO PagePlan planGiveBack(const PagePoolState& pool, const PageTicket
 }
 
 // The id of the page that a tensor's page `slot` is to be; before its pages are taken.
-EBB_DEVICE_TOO int64_t pageToTake(const PagePoolState& pool, const PageTier& tier, int64_t slot) {
-  return pool.isStack != 0 ? tier.head + slot : tier.free[(tier.head + slot) % tier.capacity];
+EBB_DEVICE_TOO int64_t pageToTake(bool isStack, const PageTier& tier, int64_t slot) {
+  return isStack ? tier.head + slot : tier.free[(tier.head + slot) % tier.capacity];
 }
 
 // The id of a stashed tensor's page.
-EBB_DEVICE_TOO int64_t
-pageTaken(const PagePoolState& pool, const PageTicketState& ticket, int64_t slot) {
-  return pool.isStack != 0 ? ticket.first + slot : ticket.pages()[slot];
+EBB_DEVICE_TOO int64_t pageTaken(bool isStack, const PageTicketState& ticket, int64_t slot) {
+  return isStack ? ticket.first + slot : ticket.pages()[slot];
 }
 
 // The rest of a stash, when its rows and ids are in place.
