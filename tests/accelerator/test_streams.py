@@ -76,10 +76,12 @@ def test_a_write_on_another_stream_comes_after_the_copy(keep_last, streams, devi
     assert torch.equal(found.cpu(), torch.autograd.grad(cpu.sin().exp().cos().sum(), cpu)[0])
 
 
+@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("part", [False, True], ids=["whole", "a part"])
-def test_what_leaves_when_the_region_ends_was_made_on_another_stream(part, streams, device):
+def test_what_leaves_when_the_region_ends_was_made_on_another_stream(part, static, streams, device):
     """What only recipes read, or shows a small part, waits for the end; the stream that is current
     then knows nothing of the one on which it was made."""
+    ebb.offload.configure(static=static, in_flight_bytes=0 if static else 1 << 30)
     x = torch.randn(8, 16).to(device).requires_grad_()
 
     def program(x):
