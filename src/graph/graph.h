@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ebb/verify.h"
+#include "graph/streams.h"
 #include "kernel/kernel_state.h"
 #include "report/journal.h"
 #include "support/python_mutex.h"
@@ -29,6 +30,7 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   PythonMutex mutex;                    // See Note [One lock per graph]
   std::vector<std::string> names;       // of the regions nested in this one; the outermost is first
   KernelStates kernelStates;            // in which recipes were recorded
+  GraphStreams streams;                 // see Note [Bytes of several streams]
   uint64_t lastSequence = 0;            // of the recipe recorded last; replay runs in this order
   VerifyMode verify = VerifyMode::Off;  // see Note [Verify mode]
   JournalPtr journal;                   // null but while reports are recorded

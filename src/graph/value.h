@@ -93,6 +93,8 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   std::atomic<uint32_t> unread{0};   // how many of those are gone
   uint16_t rule = UINT16_MAX;        // of the policy, that decided on it; see Verdict::rule
   uint8_t opaque = 0;                // how many writes that torch does not see are going on
+  uint8_t madeOn = 0;     // the stream on which ebb made `bytes`; 0: none. GraphStreams' number
+  uint8_t orderedOn = 0;  // streams that are known to come after that, and the memory of them
   Decision decision = Decision::Recompute;  // what happens to its bytes if something needs them
   bool madeHere = false;         // made by an op inside the region: not an external side effect
   bool backsHandles = false;     // handles on it hold no storage: they rely on `bytes`

@@ -1,5 +1,7 @@
 #include "offload/copies.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -9,80 +11,186 @@ namespace {
 
 using State = HostStash::State;
 
+bool takeOut(std::deque<HostStash*>& list, const HostStash& stash) {
+  const auto place = std::find(list.begin(), list.end(), &stash);
+  const bool found = place != list.end();
+  if (found) {
+    list.erase(place);
+  }
+  return found;
+}
+
 }  // namespace
 
-void Copies::startLeaving(const HostStashPtr& stash) {
+void Copies::noticeCapture(c10::Device device) {
+  if (capture_ != 0) {
+    const c10::Stream stream = copied_ ? via_.outStream(*device_) : via_.computeStream(*device_);
+    if (via_.isCapturing(stream)) {
+      return;
+    }
+    endCapture();
+  }
+  device_ = device;
+  if (via_.isCapturing(via_.computeStream(device))) {
+    capture_ = ++captures_;
+    copied_ = false;
+    outside_ = std::exchange(now_, {});
+  }
+}
+
+void Copies::noticeCapture() {
+  if (device_) {
+    noticeCapture(*device_);
+  }
+}
+
+// What it has under way still is its graph's, if there is one.
+void Copies::endCapture() {
+  context_.host.captureIsOver();
+  capture_ = 0;
+  for (Leaving& leaving : now_.leaving) {
+    context_.drop(leaving.onDevice);
+    if (leaving.onHost) {
+      context_.host.giveToGraph(std::move(leaving.onHost));
+    }
+  }
+  for (Held& held : now_.held) {
+    context_.drop(held.onDevice);
+    if (held.onHost) {
+      context_.host.giveToGraph(std::move(held.onHost));
+    }
+  }
+  now_ = std::exchange(outside_, {});
+}
+
+// Null: of a capture that is over.
+Copies::UnderWay* Copies::placeOf(const HostStash& stash) {
+  return stash.capture == capture_ ? &now_ : stash.capture == 0 ? &outside_ : nullptr;
+}
+
+void Copies::give(c10::Storage& onHost, c10::Device device, uint64_t capture) {
+  if (capture == 0) {
+    context_.host.give(std::move(onHost), device);
+  } else if (capture == capture_) {
+    context_.host.giveToCapture(std::move(onHost), device);
+  } else {
+    context_.host.giveToGraph(std::move(onHost));
+  }
+}
+
+void Copies::send(HostStash& stash) {
+  stash.capture = capture_;
+  via_.used(stash.onDevice, stash.packedOn);
+  ++now_.unfetched;
+  now_.kept.push_back(&stash);
+  while (now_.kept.size() > context_.settings.keepLast) {
+    const HostStashPtr first = ifAlive(now_.kept.front());
+    now_.kept.pop_front();
+    if (first) {
+      startLeaving(*first);
+    }
+  }
+}
+
+void Copies::startLeaving(HostStash& stash) {
   const size_t most = context_.settings.inFlightBytes;
-  while (!leaving_.empty() && leavingBytes_ + stash->nbytes > most) {
+  while (!now_.leaving.empty() && now_.leavingBytes + stash.nbytes > most) {
     waitForFirst();
   }
-  const c10::Stream out = via_.outStream(stash->device);
-  via_.wait(out, via_.record(stash->packedOn));
-  via_.copy(stash->onHost, stash->onDevice, stash->nbytes, out);
-  stash->left = via_.record(out);
-  stash->state = State::Leaving;
-  leaving_.push_back(stash);
-  leavingBytes_ += stash->nbytes;
+  if (std::find(devices_.begin(), devices_.end(), stash.device) == devices_.end()) {
+    devices_.push_back(stash.device);
+  }
+  const c10::Stream out = via_.outStream(stash.device);
+  via_.wait(out, via_.record(stash.packedOn));
+  via_.copy(stash.onHost, stash.onDevice, stash.nbytes, out);
+  copied_ = true;
+  stash.left = via_.record(out);
+  stash.state = State::Leaving;
+  now_.leaving.push_back(
+      {&stash, stash.left, stash.packedOn, stash.device, stash.account, stash.nbytes, {}, {}});
+  now_.leavingBytes += stash.nbytes;
   OffloadStats& stats = context_.stats;
-  stats.bytesSent += stash->nbytes;
-  stats.mostInFlight = std::max(stats.mostInFlight, leavingBytes_);
-  stash->account->sent += stash->nbytes;
-  while (leavingBytes_ > most) {  // it alone is more than the limit
+  stats.bytesSent += stash.nbytes;
+  stats.mostInFlight = std::max<uint64_t>(stats.mostInFlight, now_.leavingBytes);
+  stash.account->sent += stash.nbytes;
+  while (now_.leavingBytes > most) {  // it alone is more than the limit
     waitForFirst();
   }
 }
 
 // For the copy to the host that was started first.
 void Copies::waitForFirst() {
-  const HostStashPtr first = leaving_.front();
+  const Leaving& first = now_.leaving.front();
   if (context_.settings.isStatic) {
-    via_.wait(first->packedOn, first->left);
-    first->account->waitedByDevice += first->nbytes;
+    via_.wait(first.packedOn, first.left);
+    first.account->waitedByDevice += first.nbytes;
     firstHasLeft();
   } else {
     ++context_.stats.hostWaits;
-    first->account->waitedByHost += first->nbytes;
-    via_.finish(*first->left);
+    first.account->waitedByHost += first.nbytes;
+    via_.finish(*first.left);
     reap();
   }
 }
 
 // The first copy to the host is done, or what follows on the compute stream waits for it.
 void Copies::firstHasLeft() {
-  const HostStashPtr stash = std::move(leaving_.front());
-  leaving_.pop_front();
-  leavingBytes_ -= stash->nbytes;
-  if (stash->state != State::Leaving) {
-    context_.pool.give(std::move(stash->onHost));  // it was fetched meanwhile
+  Leaving first = std::move(now_.leaving.front());
+  now_.leaving.pop_front();
+  now_.leavingBytes -= first.nbytes;
+  if (first.stash == nullptr) {
+    context_.drop(first.onDevice);
+    if (first.onHost) {
+      give(first.onHost, first.device, capture_);
+    }
     return;
   }
-  if (!stash->left->error().empty()) {
-    stays(*stash);
+  HostStash& stash = *first.stash;
+  if (stash.state != State::Leaving) {
+    give(stash.onHost, stash.device, capture_);  // it was fetched meanwhile
     return;
   }
-  stash->lost = !stash->hasWhatWasSent();
-  stash->state = State::Away;
-  context_.drop(stash->onDevice);
-  context_.away.add(*stash);
+  if (!first.left->error().empty()) {
+    stays(stash, *first.left);
+    return;
+  }
+  stash.lost = !stash.hasWhatWasSent();
+  stash.state = State::Away;
+  context_.drop(stash.onDevice);
+  context_.away.add(stash);
+}
+
+void Copies::beforeWrite(HostStash& stash) {
+  if (stash.state == State::Kept) {
+    takeOut(now_.kept, stash);
+    startLeaving(stash);
+  }
+  if (stash.state == State::Leaving) {
+    finishLeaving(stash);
+  }
 }
 
 void Copies::finishLeaving(HostStash& stash) {
   via_.wait(via_.computeStream(stash.device), stash.left);
-  takeOut(leaving_, stash);
-  leavingBytes_ -= stash.nbytes;
+  const auto place =
+      std::find_if(now_.leaving.begin(), now_.leaving.end(), [&](const Leaving& leaving) {
+        return leaving.stash == &stash;
+      });
+  now_.leaving.erase(place);
+  now_.leavingBytes -= stash.nbytes;
   if (!stash.left->error().empty()) {
-    stays(stash);
+    stays(stash, *stash.left);
     moveToCopy(stash);
     return;
   }
-  held_.push_back({stash.left, stash.packedOn, std::move(stash.onDevice), {}});
+  now_.held.push_back({stash.left, stash.packedOn, std::move(stash.onDevice), {}, stash.device});
   stash.state = State::Away;
   context_.away.add(stash);
 }
 
 // Its copy to the host failed.
-void Copies::stays(HostStash& stash) {
-  context_.warnOfFailure(stash, ", stays in memory: ", stash.left->error());
+void Copies::stays(HostStash& stash, const Event& left) {
+  context_.warnOfFailure(stash, ", stays in memory: ", left.error());
   stash.state = State::Kept;
 }
 
@@ -95,18 +203,18 @@ void Copies::moveToCopy(HostStash& stash) {
   stash.onDevice = std::move(copy);
 }
 
-void Copies::startReturning(const HostStashPtr& stash) {
-  stash->onDevice = via_.allocateOnDevice(stash->nbytes, stash->device);
-  const c10::Stream in = via_.inStream(stash->device);
-  via_.wait(in, via_.record(via_.computeStream(stash->device)));
-  via_.wait(in, stash->left);
-  via_.copy(stash->onDevice, stash->onHost, stash->nbytes, in);
-  stash->returned = via_.record(in);
-  stash->state = State::Returning;
-  StashesInOrder::takeOut(*stash);
-  returning_.push_back(stash);
-  context_.stats.bytesFetched += stash->nbytes;
-  stash->account->fetched += stash->nbytes;
+void Copies::startReturning(HostStash& stash) {
+  stash.onDevice = via_.allocateOnDevice(stash.nbytes, stash.device);
+  const c10::Stream in = via_.inStream(stash.device);
+  via_.wait(in, via_.record(via_.computeStream(stash.device)));
+  via_.wait(in, stash.left);
+  via_.copy(stash.onDevice, stash.onHost, stash.nbytes, in);
+  stash.returned = via_.record(in);
+  stash.state = State::Returning;
+  StashesInOrder::takeOut(stash);
+  now_.returning.push_back(&stash);
+  context_.stats.bytesFetched += stash.nbytes;
+  stash.account->fetched += stash.nbytes;
 }
 
 void Copies::takeReturning(HostStash& stash, c10::Stream compute) {
@@ -119,10 +227,15 @@ void Copies::takeReturning(HostStash& stash, c10::Stream compute) {
   }
   via_.wait(compute, stash.returned);
   stash.checkCameBack(*stash.returned);
-  // If it is not there, it was known to be done before the mode was static.
-  if (isStatic && takeOut(returning_, stash)) {
+  // If it is not there, it was known to be done.
+  if (!takeOut(now_.returning, stash)) {
+    return;
+  }
+  if (isStatic) {
     via_.wait(via_.outStream(stash.device), stash.returned);
-    context_.pool.give(std::move(stash.onHost));
+    give(stash.onHost, stash.device, capture_);
+  } else {
+    now_.held.push_back({stash.returned, compute, {}, std::move(stash.onHost), stash.device});
   }
 }
 
@@ -134,103 +247,183 @@ void Copies::moveToStream(HostStash& stash, c10::Stream compute) {
   via_.wait(in, via_.record(compute));
   via_.copy(here, stash.onDevice, stash.nbytes, in);
   const EventPtr moved = via_.record(in);
-  held_.push_back({moved, stash.packedOn, std::exchange(stash.onDevice, std::move(here)), {}});
+  now_.held.push_back(
+      {moved, stash.packedOn, std::exchange(stash.onDevice, std::move(here)), {}, stash.device});
   via_.wait(compute, moved);
 }
 
+void Copies::handOver(HostStash& stash, c10::Stream compute) {
+  if (stash.takenOn && *stash.takenOn != compute) {
+    via_.wait(compute, via_.record(*stash.takenOn));
+    via_.used(stash.onDevice, compute);
+  }
+}
+
 void Copies::giveDeviceMemory(HostStash& stash) {
-  held_.push_back({stash.returned, stash.packedOn, std::move(stash.onDevice), {}});
+  UnderWay* place = placeOf(stash);
+  if (place != nullptr && takeOut(place->returning, stash)) {
+    place->held.push_back(
+        {stash.returned,
+         stash.packedOn,
+         std::move(stash.onDevice),
+         std::move(stash.onHost),
+         stash.device});
+  }
+  context_.drop(stash.onDevice);  // the copy is done
+}
+
+bool Copies::isKnownDone(const Event& event) {
+  try {
+    return !context_.settings.isStatic && capture_ == 0 && via_.isDone(event);
+  } catch (const c10::Error&) {
+    return false;  // the device has failed: the next call of the user's says so
+  }
 }
 
 // A copy to it may be under way still, if a write to the storage made it Away early.
 void Copies::giveHostMemory(HostStash& stash) {
-  const bool busy = stash.left && (context_.settings.isStatic || !via_.isDone(*stash.left));
-  if (busy) {
-    held_.push_back({stash.left, stash.packedOn, {}, std::move(stash.onHost)});
+  UnderWay* place = placeOf(stash);
+  const uint64_t capture = stash.left ? stash.capture : 0;
+  if (place != nullptr && stash.left && !isKnownDone(*stash.left)) {
+    place->held.push_back({stash.left, stash.packedOn, {}, std::move(stash.onHost), stash.device});
   } else {
-    context_.pool.give(std::move(stash.onHost));
+    give(stash.onHost, stash.device, capture);
   }
 }
 
+void Copies::fetched(HostStash& stash) {
+  if (UnderWay* place = placeOf(stash)) {
+    --place->unfetched;
+    takeOut(place->kept, stash);
+  }
+  if (stash.state == State::Kept || stash.state == State::Away) {
+    giveHostMemory(stash);  // else its copy is under way, or was taken note of
+  }
+  stash.state = State::Back;
+}
+
+void Copies::forget(HostStash& stash) {
+  UnderWay* place = placeOf(stash);
+  if (place != nullptr) {
+    place->unfetched -= stash.state != State::Back;
+    takeOut(place->kept, stash);
+    for (Leaving& leaving : place->leaving) {
+      if (leaving.stash == &stash) {
+        leaving.stash = nullptr;
+        leaving.onDevice = std::move(stash.onDevice);
+        leaving.onHost = std::move(stash.onHost);
+      }
+    }
+    if (stash.state == State::Returning) {
+      giveDeviceMemory(stash);
+    }
+  }
+  if (stash.onHost) {
+    giveHostMemory(stash);
+  }
+  context_.drop(stash.onDevice);
+}
+
 void Copies::reap() {
-  const auto done = [this](const auto& list, const auto& event) {
-    return !list.empty() && via_.isDone(*event(list.front()));
-  };
-  while (done(leaving_, [](const HostStashPtr& stash) -> const EventPtr& { return stash->left; })) {
+  while (!now_.leaving.empty() && via_.isDone(*now_.leaving.front().left)) {
     firstHasLeft();
   }
-  while (done(
-      returning_, [](const HostStashPtr& stash) -> const EventPtr& { return stash->returned; })) {
+  while (!now_.returning.empty() && via_.isDone(*now_.returning.front()->returned)) {
     firstHasReturned();
   }
-  while (done(held_, [](const Held& held) -> const EventPtr& { return held.until; })) {
+  while (!now_.held.empty() && via_.isDone(*now_.held.front().until)) {
     releaseFirstHeld();
   }
 }
 
 void Copies::firstHasReturned() {
-  const HostStashPtr stash = std::move(returning_.front());
-  returning_.pop_front();
-  context_.pool.give(std::move(stash->onHost));
+  HostStash& stash = *now_.returning.front();
+  now_.returning.pop_front();
+  give(stash.onHost, stash.device, capture_);
 }
 
 void Copies::releaseFirstHeld() {
-  Held held = std::move(held_.front());
-  held_.pop_front();
+  Held held = std::move(now_.held.front());
+  now_.held.pop_front();
   context_.drop(held.onDevice);
   if (held.onHost) {
-    context_.pool.give(std::move(held.onHost));
+    give(held.onHost, held.device, capture_);
   }
 }
 
 void Copies::reapUnused() {
-  const auto unused = [](const HostStashPtr& stash) { return stash.use_count() == 1; };
-  while (!leaving_.empty() && unused(leaving_.front())) {
+  while (!now_.leaving.empty() && now_.leaving.front().stash == nullptr) {
     waitForFirst();
   }
-  const size_t unusedReturning =
-      std::count_if(returning_.begin(), returning_.end(), [&](const HostStashPtr& stash) {
-        return unused(stash) && stash->state == State::Returning;
-      });
-  const bool used = context_.unfetched > unusedReturning;
-  if (!used) {
+  if (now_.unfetched == 0) {
     joinAll();
   }
 }
 
+// The compute streams wait for all that is leaving. What leaves a device does so in order, so each
+// waits for the last that it packed.
+void Copies::joinLeaving() {
+  std::vector<c10::Stream> waiting;
+  for (auto leaving = now_.leaving.rbegin(); leaving != now_.leaving.rend(); ++leaving) {
+    leaving->account->waitedByDevice += leaving->nbytes;
+    if (std::find(waiting.begin(), waiting.end(), leaving->packedOn) == waiting.end()) {
+      via_.wait(leaving->packedOn, leaving->left);
+      waiting.push_back(leaving->packedOn);
+    }
+  }
+  while (!now_.leaving.empty()) {
+    firstHasLeft();
+  }
+}
+
+// The compute streams wait for all.
 void Copies::joinAll() {
-  while (!leaving_.empty()) {
-    waitForFirst();
-  }
-  while (!returning_.empty()) {
-    const HostStash& first = *returning_.front();
-    via_.wait(first.packedOn, first.returned);
-    via_.wait(via_.outStream(first.device), first.returned);
-    firstHasReturned();
-  }
-  while (!held_.empty()) {
-    via_.wait(held_.front().stream, held_.front().until);
+  joinLeaving();
+  while (!now_.held.empty()) {
+    const Held& first = now_.held.front();
+    via_.wait(first.stream, first.until);
+    if (first.onHost) {
+      via_.wait(via_.outStream(first.device), first.until);
+    }
     releaseFirstHeld();
   }
 }
 
-void Copies::finishAll() {
-  for (const HostStashPtr& stash : leaving_) {
-    via_.finish(*stash->left);
+bool Copies::freeLeaving() {
+  if (now_.leaving.empty()) {
+    return false;
   }
-  for (const HostStashPtr& stash : returning_) {
+  if (context_.settings.isStatic) {
+    joinLeaving();
+  } else {
+    ++context_.stats.hostWaits;
+    via_.finish(*now_.leaving.back().left);
+    reap();
+  }
+  return true;
+}
+
+// In static mode memory is used again before the host knows that it may be.
+void Copies::finishAll() {
+  for (const Leaving& leaving : now_.leaving) {
+    via_.finish(*leaving.left);
+  }
+  for (const HostStash* stash : now_.returning) {
     via_.finish(*stash->returned);
   }
-  for (const Held& held : held_) {
+  for (const Held& held : now_.held) {
     via_.finish(*held.until);
+  }
+  for (const c10::Device device : devices_) {
+    via_.finish(*via_.record(via_.outStream(device)));
   }
 }
 
 bool Copies::finishOne() {
-  const EventPtr next = !returning_.empty() ? returning_.front()->returned
-                        : !leaving_.empty() ? leaving_.front()->left
-                        : !held_.empty()    ? held_.front().until
-                                            : nullptr;
+  const EventPtr next = !now_.returning.empty() ? now_.returning.front()->returned
+                        : !now_.held.empty()    ? now_.held.front().until
+                        : !now_.leaving.empty() ? now_.leaving.front().left
+                                                : nullptr;
   if (next) {
     via_.finish(*next);
   }

@@ -5,7 +5,10 @@
 #include <c10/core/Stream.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
+#include <optional>
+#include <vector>
 
 #include "offload/host_stash.h"
 #include "offload/offload_context.h"
@@ -18,8 +21,9 @@ namespace ebb {
 // 1. A copy to the host runs after what the compute stream was given when the tensor was packed,
 //    whichever stream is current when it leaves: what is kept for a while leaves later.
 // 2. The device's bytes are released when that copy is done, which is looked for at each pack and
-//    unpack, and not before: no stream is told to hold them (record_stream), so they are free at
-//    once.
+//    unpack, and not before. The stream that packed it is told to the allocator (record_stream),
+//    which asks for nothing where it is the one they were allocated on: autograd would have held
+//    them until backward. The copying streams are not told, so bytes are free at once.
 // 3. Whoever writes to the storage before waits, on its stream, for the copy.
 // 4. A copy back runs after the copy to the host, whoever asks for it, and after what the compute
 //    stream was given, for whose use its memory was allocated.
@@ -31,32 +35,64 @@ namespace ebb {
 // While a graph is captured the host may not ask whether an event is over, nor wait for it. In
 // static mode it never does: the compute stream waits in its place, memory is then free for what
 // comes after on that stream, and when nothing is away any more all work has come back to the
-// compute stream, as a capture demands. Host memory is never freed, since a graph has its address.
+// compute stream, as a capture demands. Host memory is never freed: see Note [Whose host memory it
+// is].
+// What is captured runs when its graph is replayed, and what is not runs at once, so neither may
+// wait for the other. What is under way outside is put aside when a capture begins, and what a
+// capture has left under way, having failed, is forgotten when it is over. It goes on while the
+// stream is captured on which bytes leave: that takes part from the first copy on, and is not in
+// the next capture before its first copy.
+//
+// Its methods are many: what becomes of a stash, step by step, and what is asked of all of them.
 class Copies {
  public:
   explicit Copies(OffloadContext& context) : context_(context) {
   }
 
-  // To the host.
-  void startLeaving(const HostStashPtr& stash);
-  size_t leavingBytes() const {
-    return leavingBytes_;
+  // Whether a capture has begun or ended; comes before all else. Without a device: that of the last
+  // call with one.
+  void noticeCapture(c10::Device device);
+  void noticeCapture();
+
+  // Numbers captures; 0: none goes on.
+  uint64_t capture() const {
+    return capture_;
   }
 
-  // The storage of what is leaving is about to be written on the current stream.
-  void finishLeaving(HostStash& stash);
+  // To the host.
+  void send(HostStash& stash);
+  size_t leavingBytes() const {
+    return now_.leavingBytes + outside_.leavingBytes;
+  }
+
+  // How many were sent and not fetched; here: in the capture that goes on, or outside of all.
+  size_t unfetched() const {
+    return now_.unfetched + outside_.unfetched;
+  }
+  size_t unfetchedHere() const {
+    return now_.unfetched;
+  }
+
+  // The storage of what has not left is about to be written on the current stream.
+  void beforeWrite(HostStash& stash);
 
   // To the device.
-  void startReturning(const HostStashPtr& stash);
+  void startReturning(HostStash& stash);
 
   // `compute` may read what is being copied back.
   void takeReturning(HostStash& stash, c10::Stream compute);
 
+  // It was fetched, for the stream of `takenOn`; `compute` may read it too.
+  void handOver(HostStash& stash, c10::Stream compute);
+
   // Nobody needs the memory that it is being copied back to.
   void giveDeviceMemory(HostStash& stash);
 
-  // Nobody needs its copy on the host.
-  void giveHostMemory(HostStash& stash);
+  // It was fetched, so only copies that are under way need what it holds.
+  void fetched(HostStash& stash);
+
+  // Nobody will fetch it, and it goes. Throws nothing.
+  void forget(HostStash& stash);
 
   // Takes note of copies that are done; those to and from disk are Spill's.
   void reap();
@@ -65,36 +101,77 @@ class Copies {
   // compute stream waits for all.
   void reapUnused();
 
-  // The compute streams wait for all.
-  void joinAll();
-
   // The host waits for all, and for one that gives host memory back; false if there is none.
   void finishAll();
   bool finishOne();
 
+  // Device memory of what is leaving becomes free, as soon as the lock is given back. False if
+  // nothing is leaving.
+  bool freeLeaving();
+
+  // Whether it was sent where we are: in the capture that goes on, or outside of all.
+  bool isHere(const HostStash& stash) const {
+    return stash.capture == capture_;
+  }
+
  private:
+  // A copy to the host. Its stash may be gone before it is done; then the bytes are here.
+  struct Leaving {
+    HostStash* stash;  // see Note [Lists of what may be dying]; null: it is gone
+    EventPtr left;
+    c10::Stream packedOn;
+    c10::Device device;
+    TransferAccountPtr account;
+    size_t nbytes;
+    c10::Storage onDevice;
+    c10::Storage onHost;
+  };
+
   // Memory that must live until an event.
   struct Held {
     EventPtr until;
     c10::Stream stream;  // whose memory it is
     c10::Storage onDevice;
-    c10::Storage onHost;  // goes back to the pool
+    c10::Storage onHost;  // is given back
+    c10::Device device;
   };
 
+  // In a capture, or outside of all.
+  struct UnderWay {
+    std::deque<HostStash*> kept;       // the last ones, of which no copy was made
+    std::deque<Leaving> leaving;       // in the order of their copies
+    std::deque<HostStash*> returning;  // in the order of their copies back
+    std::deque<Held> held;             // in the order of their events
+    size_t leavingBytes = 0;
+    size_t unfetched = 0;
+  };
+
+  UnderWay* placeOf(const HostStash& stash);
+  void endCapture();
+  void startLeaving(HostStash& stash);
   void waitForFirst();
   void firstHasLeft();
+  void finishLeaving(HostStash& stash);
   void firstHasReturned();
-  void stays(HostStash& stash);
+  void releaseFirstHeld();
+  void stays(HostStash& stash, const Event& left);
   void moveToCopy(HostStash& stash);
   void moveToStream(HostStash& stash, c10::Stream compute);
-  void releaseFirstHeld();
+  void joinLeaving();
+  void joinAll();
+  void giveHostMemory(HostStash& stash);
+  void give(c10::Storage& onHost, c10::Device device, uint64_t capture);
+  bool isKnownDone(const Event& event);
 
   OffloadContext& context_;
   Transfer& via_ = context_.via;
-  std::deque<HostStashPtr> leaving_;    // in the order of their copies
-  std::deque<HostStashPtr> returning_;  // in the order of their copies back
-  std::deque<Held> held_;               // in the order of their events
-  size_t leavingBytes_ = 0;             // of leaving_
+  UnderWay now_;
+  UnderWay outside_;                   // put aside while a graph is captured
+  uint64_t capture_ = 0;               // see capture()
+  uint64_t captures_ = 0;              // so far
+  bool copied_ = false;                // in this capture
+  std::optional<c10::Device> device_;  // of the last call; of the capture, while one goes on
+  std::vector<c10::Device> devices_;   // from which anything has left
 };
 
 }  // namespace ebb

@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "memory/arena.h"
@@ -84,19 +85,21 @@ struct EBB_API HostStash final : Stash, InArena {
   const c10::Stream packedOn;        // the compute stream when it was sent: backward will run there
   const TransferAccountPtr account;  // where its transfers are booked
   State state = State::Kept;
-  bool lost = false;                  // its storage got other memory before the copy was known done
-  bool ahead = false;                 // fetched, and not asked for yet
-  c10::Storage onDevice;              // null while it is away
-  const void* address;                // of the bytes that were sent
-  c10::Storage onHost;                // null when it is not needed any more
-  c10::Storage onDisk;                // room on disk; null but while it is needed
-  EventPtr left;                      // the end of the copy to the host
-  EventPtr written;                   // the end of the copy to disk
-  EventPtr read;                      // the end of the copy from disk
-  EventPtr returned;                  // the end of the copy back
-  uint64_t sequence = 0;              // numbers them in the order of sending
-  StashesInOrder::Map* in = nullptr;  // the list it is in, if any
-  StashesInOrder::Map::iterator at;   // there
+  bool lost = false;      // its storage got other memory before the copy was known done
+  bool ahead = false;     // fetched, and not asked for yet
+  c10::Storage onDevice;  // null while it is away
+  const void* address;    // of the bytes that were sent
+  c10::Storage onHost;    // null when it is not needed any more
+  c10::Storage onDisk;    // room on disk; null but while it is needed
+  EventPtr left;          // the end of the copy to the host
+  EventPtr written;       // the end of the copy to disk
+  EventPtr read;          // the end of the copy from disk
+  EventPtr returned;      // the end of the copy back
+  std::optional<c10::Stream> takenOn;  // the stream that it was fetched for
+  uint64_t capture = 0;                // in which it was sent; see Copies::capture()
+  uint64_t sequence = 0;               // numbers them in the order of sending
+  StashesInOrder::Map* in = nullptr;   // the list it is in, if any
+  StashesInOrder::Map::iterator at;    // there
 };
 
 // Null if its last reference is going: see Note [Lists of what may be dying].

@@ -67,7 +67,7 @@ void Offload::configure(const OffloadSettings& settings) {
   const Lock lock(mutex());
   Disk::get().configure(settings.disk, settings.diskLimit);
   if (engines().toDisk != nullptr) {
-    engines().toDisk->context_.pool.trim();  // it may be room in the old file
+    engines().toDisk->context_.host.trim();  // it may be room in the old file
   }
   OffloadShared& shared = OffloadShared::get();
   shared.settings = settings;
@@ -109,8 +109,9 @@ bool Offload::takes(const at::Tensor& tensor) {
 HostStashPtr Offload::send(
     const c10::Storage& storage, size_t nbytes, const TransferAccountPtr& account) {
   const Lock lock(mutex());
-  reap();
   const c10::Device device = storage.device();
+  enter(device);
+  triesAhead_ = true;
   c10::Storage host = spill_.hostMemory(nbytes, device);
   if (!host) {
     context_.stats.bytesRefused += nbytes;
@@ -122,41 +123,63 @@ HostStashPtr Offload::send(
   via_.packed(storage);
   stash->onHost = std::move(host);
   stash->sequence = ++lastSequence_;
-  ++context_.unfetched;
-  kept_.push_back(stash.get());
-  while (kept_.size() > context_.settings.keepLast) {
-    const HostStashPtr first = ifAlive(kept_.front());
-    kept_.pop_front();
-    if (first) {
-      copies_.startLeaving(first);
-    }
-  }
+  copies_.send(*stash);
   return stash;
 }
 
+// What is let go of is free when the lock has been given back, so the second try is apart.
 c10::Storage Offload::fetch(HostStash& stash, const c10::Storage& living) {
+  try {
+    return fetchOnce(stash, living);
+  } catch (const c10::OutOfMemoryError&) {
+    if (!makeRoom()) {
+      throw;
+    }
+  }
+  return fetchOnce(stash, living);
+}
+
+bool Offload::makeRoom() {
   const Lock lock(mutex());
-  reap();
+  return copies_.freeLeaving();
+}
+
+c10::Storage Offload::fetchOnce(HostStash& stash, const c10::Storage& living) {
+  const Lock lock(mutex());
+  enter(stash.device);
+  const c10::Stream compute = via_.computeStream(stash.device);
   if (stash.state == State::Back) {
+    copies_.handOver(stash, compute);
     return stash.onDevice;
   }
-  const c10::Stream compute = via_.computeStream(stash.device);
+  if (stash.capture != 0) {
+    checkPlace(stash);
+  }
   if (living) {
     takeLiving(stash, living);
   } else {
     bringBack(stash, compute);
   }
-  takeBack(stash);
+  takeBack(stash, compute);
   c10::Storage bytes = stash.onDevice;
-  try {
-    fetchAhead(stash.sequence, compute);
-  } catch (const c10::Error&) {
-    // The device has no memory for what is not needed yet: it is fetched when it is.
-  }
-  if (context_.settings.isStatic && context_.unfetched == 0) {
-    copies_.joinAll();
+  fetchAhead(stash.sequence, compute);
+  if (context_.settings.isStatic && copies_.unfetchedHere() == 0) {
+    copies_.reapUnused();
   }
   return bytes;
+}
+
+// Its bytes come to the host when its graph is replayed, or came before one is.
+void Offload::checkPlace(const HostStash& stash) const {
+  TORCH_CHECK(
+      copies_.isHere(stash),
+      "ebb: cannot bring back ",
+      stash.account->of,
+      ": it was offloaded ",
+      stash.capture == 0 ? "before this CUDA graph was captured, "
+                         : "while a CUDA graph was captured, and is needed outside of it, ",
+      "where nothing can wait for the copy. Capture forward and backward together, or give its "
+      "operator the decision SAVE.");
 }
 
 void Offload::takeLiving(HostStash& stash, const c10::Storage& living) {
@@ -170,6 +193,9 @@ void Offload::takeLiving(HostStash& stash, const c10::Storage& living) {
 
 void Offload::bringBack(HostStash& stash, c10::Stream compute) {
   const bool onDevice = stash.state == State::Kept || stash.state == State::Leaving;
+  if (!onDevice) {
+    checkPlace(stash);
+  }
   TORCH_CHECK(
       onDevice ? stash.hasWhatWasSent() : !stash.lost,
       "ebb: cannot bring back ",
@@ -182,43 +208,40 @@ void Offload::bringBack(HostStash& stash, c10::Stream compute) {
   if (stash.state != State::Returning) {
     spill_.bringToHost(stash);
     ++context_.stats.fetchedLate;
-    copies_.startReturning(HostStashPtr::reclaim_copy(&stash));
+    copies_.startReturning(stash);
   }
   copies_.takeReturning(stash, compute);
 }
 
-void Offload::takeBack(HostStash& stash) {
+void Offload::takeBack(HostStash& stash, c10::Stream compute) {
   notAheadAnyMore(stash);
-  keepNoMore(stash);
   StashesInOrder::takeOut(stash);
-  if (stash.state == State::Kept || stash.state == State::Away) {
-    copies_.giveHostMemory(stash);  // else reap() does, when the copy is done
-  }
+  copies_.fetched(stash);
   stash.onDisk = c10::Storage();
-  stash.state = State::Back;
-  --context_.unfetched;
+  stash.takenOn = compute;
 }
 
 void Offload::beforeWrite(HostStash& stash) {
   const Lock lock(mutex());
-  if (stash.state == State::Kept) {
-    keepNoMore(stash);
-    copies_.startLeaving(HostStashPtr::reclaim_copy(&stash));
-  }
-  if (stash.state == State::Leaving) {
-    copies_.finishLeaving(stash);
+  if (stash.state == State::Kept || stash.state == State::Leaving) {
+    copies_.noticeCapture(stash.device);
+    checkPlace(stash);
+    copies_.beforeWrite(stash);
   }
 }
 
-// Backward goes the other way: what was sent before is needed next.
+// Backward goes the other way: what was sent before is needed next. Where the device has no memory
+// for it, it is fetched when it is needed, and until the next forward nothing is tried ahead: each
+// allocation that fails empties the allocator's cache.
 void Offload::fetchAhead(uint64_t sequence, c10::Stream compute) {
-  while (HostStash* next = lastBefore(sequence)) {
+  HostStash* next = nullptr;
+  while (triesAhead_ && (next = lastBefore(sequence)) != nullptr) {
     sequence = next->sequence;
     if (aheadBytes_ + next->nbytes > context_.settings.prefetchBytes) {
       return;
     }
     const HostStashPtr alive = ifAlive(next);
-    if (!alive) {
+    if (!alive || !copies_.isHere(*next)) {
       continue;
     }
     if (next->state == State::Spilled) {
@@ -226,7 +249,12 @@ void Offload::fetchAhead(uint64_t sequence, c10::Stream compute) {
         return;
       }
     } else if (next->packedOn == compute && !next->lost) {
-      copies_.startReturning(alive);
+      try {
+        copies_.startReturning(*next);
+      } catch (const c10::OutOfMemoryError&) {
+        triesAhead_ = false;
+        return;
+      }
       next->ahead = true;
       aheadBytes_ += next->nbytes;
     }
@@ -249,38 +277,55 @@ void Offload::notAheadAnyMore(HostStash& stash) {
   }
 }
 
-void Offload::keepNoMore(HostStash& stash) {
-  const auto place = std::find(kept_.begin(), kept_.end(), &stash);
-  if (place != kept_.end()) {
-    kept_.erase(place);
+// Lists of copies to and from disk hold references, so it is in none. A destructor asks, perhaps
+// while an error of the device's is told: what fails here fails again in the next call.
+void Offload::forget(HostStash& stash) {
+  const Lock lock(mutex());
+  notAheadAnyMore(stash);
+  StashesInOrder::takeOut(stash);
+  context_.drop(stash.onDisk);
+  copies_.noticeCapture(stash.device);
+  copies_.forget(stash);
+  if (copies_.unfetchedHere() > 0 && !context_.settings.isStatic) {
+    return;
+  }
+  try {
+    // A step is over, or work may come back to the compute stream.
+    if (context_.settings.isStatic) {
+      copies_.reapUnused();
+    } else if (copies_.capture() == 0) {
+      copies_.reap();
+    }
+  } catch (const c10::Error&) {
   }
 }
 
-// Lists of copies that are under way hold references, so it is in none.
-void Offload::forget(HostStash& stash) {
-  const Lock lock(mutex());
-  keepNoMore(stash);
-  notAheadAnyMore(stash);
-  StashesInOrder::takeOut(stash);
-  if (stash.state != State::Back) {
-    --context_.unfetched;
-  }
-  if (stash.onHost) {
-    copies_.giveHostMemory(stash);
-  }
-  context_.drop(stash.onDisk);
-  context_.drop(stash.onDevice);
+// The user has sent something, or asks for it.
+void Offload::enter(c10::Device device) {
+  copies_.noticeCapture(device);
+  TORCH_CHECK(
+      copies_.capture() == 0 || context_.settings.isStatic,
+      "ebb: while a CUDA graph is captured OFFLOAD works in static mode only. Call "
+      "ebb.offload.configure(static=True), and run a few steps, forward and backward, before the "
+      "capture.");
+  reap();
 }
 
 // Takes note of copies that are done.
 void Offload::reap() {
   if (via_.isDisk() && process_ != ::getpid()) {
     process_ = ::getpid();
-    context_.pool.trim();  // free room in the parent's file
+    context_.host.trim();  // free room in the parent's file
   }
-  if (context_.settings.isStatic) {
+  const bool isStatic = context_.settings.isStatic;
+  const bool captures = copies_.capture() != 0;
+  if (!captures && std::exchange(wasStatic_, isStatic) != isStatic) {
+    copies_.finishAll();
+    copies_.reap();
+  }
+  if (isStatic) {
     copies_.reapUnused();  // see Note [Transfers in a CUDA graph]
-  } else {
+  } else if (!captures) {
     copies_.reap();
     spill_.reap();
   }
@@ -292,19 +337,20 @@ void Offload::drain() {
   spill_.finishAll();
   copies_.reap();
   spill_.reap();
-  context_.pool.trim();
+  context_.host.trim();
 }
 
 OffloadStats Offload::stats() {
   const Lock lock(mutex());
+  copies_.noticeCapture();
   reap();
   OffloadStats now = context_.stats;
   if (!via_.isDisk()) {
-    now.hostBytesHeld = context_.pool.held();
-    now.hostBytesUsed = context_.pool.used();
+    now.hostBytesHeld = context_.host.held();
+    now.hostBytesUsed = context_.host.used();
   }
   now.inFlightBytes = copies_.leavingBytes();
-  now.stashes = context_.unfetched;
+  now.stashes = copies_.unfetched();
   now.diskBytesUsed = Disk::get().used();
   return now;
 }

@@ -3,12 +3,12 @@
 #pragma once
 
 #include <ATen/core/TensorBody.h>
+#include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 
 #include "ebb/offload.h"
@@ -67,30 +67,37 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
   // Nobody will ask for it: its destructor says so.
   void forget(HostStash& stash);
 
+  // Memory that is leaving the device becomes free there, for an allocation that failed; the host
+  // waits. False if there is none.
+  bool makeRoom();
+
   OffloadStats stats();
 
   // Waits for all copies and frees what host memory is not in use.
   void drain();
 
  private:
+  void enter(c10::Device device);
   void reap();
+  c10::Storage fetchOnce(HostStash& stash, const c10::Storage& living);
+  void checkPlace(const HostStash& stash) const;
   void takeLiving(HostStash& stash, const c10::Storage& living);
   void bringBack(HostStash& stash, c10::Stream compute);
-  void takeBack(HostStash& stash);
+  void takeBack(HostStash& stash, c10::Stream compute);
   void fetchAhead(uint64_t sequence, c10::Stream compute);
   HostStash* lastBefore(uint64_t sequence) const;
   void notAheadAnyMore(HostStash& stash);
-  void keepNoMore(HostStash& stash);
 
   const std::shared_ptr<Transfer> owned_;
   Transfer& via_;  // owned_
   OffloadContext context_;
   Copies copies_{context_};
   Spill spill_{context_, copies_};
-  uint64_t lastSequence_ = 0;    // of the stash that was sent last
-  std::deque<HostStash*> kept_;  // the last ones, of which no copy was made; see StashesInOrder
-  size_t aheadBytes_ = 0;        // fetched ahead and not asked for yet
-  int process_;                  // whose host memory this is
+  uint64_t lastSequence_ = 0;  // of the stash that was sent last
+  size_t aheadBytes_ = 0;      // fetched ahead and not asked for yet
+  bool triesAhead_ = true;     // the device has had memory for that since the last send
+  bool wasStatic_ = false;     // when it was last asked for anything
+  int process_;                // whose host memory this is
 };
 
 }  // namespace ebb

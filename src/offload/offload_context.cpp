@@ -17,7 +17,7 @@ OffloadContext::OffloadContext(Transfer& transfer)
       settings(shared.settings),
       stats(shared.stats),
       via(transfer),
-      pool(transfer) {
+      host(transfer) {
 }
 
 void OffloadContext::warnOfFailure(

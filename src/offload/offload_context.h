@@ -7,7 +7,7 @@
 #include "ebb/offload.h"
 #include "memory/dropping_mutex.h"
 #include "offload/host_stash.h"
-#include "transfer/host_pool.h"
+#include "transfer/host_memory.h"
 #include "transfer/transfer.h"
 
 namespace ebb {
@@ -37,10 +37,9 @@ struct OffloadContext {
   const OffloadSettings& settings;  // shared
   OffloadStats& stats;              // shared
   Transfer& via;
-  HostPool pool;           // host memory, in use and free
+  HostMemory host;         // in use and free
   StashesInOrder away;     // on the host and not on their way anywhere
   StashesInOrder spilled;  // on disk
-  size_t unfetched = 0;    // stashes that were sent and not fetched
 };
 
 }  // namespace ebb

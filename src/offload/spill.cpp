@@ -16,14 +16,31 @@ using State = HostStash::State;
 }  // namespace
 
 c10::Storage Spill::hostMemory(size_t nbytes, c10::Device device) {
+  if (copies_.capture() != 0) {
+    return hostMemoryOfCapture(nbytes, device);
+  }
   // Room on disk is limited by its file.
   const OffloadSettings& settings = context_.settings;
   const size_t limit = context_.via.isDisk() ? SIZE_MAX : settings.pinnedLimit;
-  context_.pool.setLimit(limit, settings.isStatic);
-  c10::Storage memory = context_.pool.take(nbytes, device);
+  context_.host.setLimit(limit, settings.isStatic);
+  c10::Storage memory = context_.host.take(nbytes, device);
   while (!memory && makeRoom(nbytes)) {
-    memory = context_.pool.take(nbytes, device);
+    memory = context_.host.take(nbytes, device);
   }
+  return memory;
+}
+
+// None can be allocated then, nor waited for.
+c10::Storage Spill::hostMemoryOfCapture(size_t nbytes, c10::Device device) {
+  context_.host.setLimit(context_.settings.pinnedLimit, true);
+  c10::Storage memory = context_.host.takeForCapture(nbytes, device);
+  TORCH_CHECK(
+      memory || !context_.host.hasRoomFor(nbytes),
+      "ebb: OFFLOAD found no free host memory for ",
+      nbytes,
+      " bytes, and while a CUDA graph is captured none can be allocated. Run a few steps, forward "
+      "and backward, with ebb.offload.configure(static=True) right before each capture: it keeps "
+      "the host memory that it takes.");
   return memory;
 }
 
@@ -62,7 +79,7 @@ void Spill::startSpilling(size_t nbytes) {
       return;
     }
     const HostStashPtr alive = ifAlive(first);
-    if (!alive) {
+    if (!alive || first->capture != 0) {
       StashesInOrder::takeOut(*first);
     } else if (context_.via.isDone(*first->left) && startWriting(*first)) {
       freeing += first->nbytes;
@@ -95,7 +112,7 @@ void Spill::startReading(HostStash& stash, c10::Storage memory) {
 }
 
 bool Spill::readAhead(HostStash& stash) {
-  c10::Storage memory = context_.pool.take(stash.nbytes, stash.device);
+  c10::Storage memory = context_.host.take(stash.nbytes, stash.device);
   const bool found = memory;
   if (found) {
     startReading(stash, std::move(memory));
@@ -110,7 +127,7 @@ void Spill::bringToHost(HostStash& stash) {
   }
   c10::Storage memory = hostMemory(stash.nbytes, stash.device);
   if (!memory) {
-    memory = context_.pool.take(stash.nbytes, stash.device, true);
+    memory = context_.host.take(stash.nbytes, stash.device, true);
   }
   TORCH_CHECK(
       memory,
@@ -147,7 +164,7 @@ void Spill::wasRead(HostStash& stash) {
   } else {
     stash.state = State::Spilled;
     context_.spilled.add(stash);
-    context_.pool.give(std::move(stash.onHost));
+    context_.host.give(std::move(stash.onHost), stash.device);
   }
 }
 
@@ -158,7 +175,7 @@ void Spill::wasWritten(HostStash& stash) {
   } else {
     stash.state = State::Spilled;
     context_.spilled.add(stash);
-    context_.pool.give(std::move(stash.onHost));
+    context_.host.give(std::move(stash.onHost), stash.device);
   }
   stash.written = nullptr;
 }

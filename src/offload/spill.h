@@ -40,6 +40,7 @@ class Spill {
   void finishAll();
 
  private:
+  c10::Storage hostMemoryOfCapture(size_t nbytes, c10::Device device);
   bool makeRoom(size_t nbytes);
   void startSpilling(size_t nbytes);
   bool startWriting(HostStash& stash);

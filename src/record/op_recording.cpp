@@ -45,6 +45,9 @@ OpRecording::OpRecording(
 }
 
 void OpRecording::run() {
+  if (arguments_.areOffCpu()) {
+    noteStream();
+  }
   verdict_ = context_.decider->decide(op_);
   if (op_.demoted.load(std::memory_order_relaxed)) {
     verdict_.decision = Decision::Save;
@@ -76,6 +79,30 @@ void OpRecording::run() {
   if (values_.needsSweep()) {
     lockAgain();
     values_.sweep();
+  }
+}
+
+// See Note [Bytes of several streams]
+[[gnu::noinline]] void OpRecording::noteStream() {
+  GraphStreams& streams = context_.graph->streams;
+  for (const Argument& argument : arguments_.tensors()) {
+    if (argument.tensor->defined() && !argument.flags.device.is_cpu()) {
+      streams.note(argument.flags.device);
+      break;
+    }
+  }
+  if (streams.areSeveral()) {
+    noteUses();
+  }
+}
+
+[[gnu::cold]] void OpRecording::noteUses() {
+  for (const Argument& argument : arguments_.tensors()) {
+    if (argument.tensor->defined()) {
+      if (auto* known = values_.find(*argument.tensor)) {
+        context_.graph->streams.use(**known, argument.tensor->storage());
+      }
+    }
   }
 }
 

@@ -31,6 +31,8 @@ class OpRecording {
   void run();
 
  private:
+  void noteStream();
+  void noteUses();
   void scanRows();
   bool readsLossy() const {
     return flow_ && flow_->isLossy();

@@ -240,6 +240,9 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   if (!kept || value->isSaved()) {
     packed.value = value;
     packed.recompute = !kept;
+    if (!kept) {
+      context_.graph->streams.use(*value, tensor.storage());  // autograd does not hold it
+    }
     ++value->handles;
   }
   return packed;

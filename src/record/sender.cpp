@@ -16,6 +16,21 @@
 #include "report/statistics.h"
 
 namespace ebb {
+namespace {
+
+// If the device has no memory for it, once more when what is leaving has left.
+c10::Storage gather(const SavedSlice& slice, const c10::Storage& storage) {
+  try {
+    return slice.gather(storage);
+  } catch (const c10::OutOfMemoryError&) {
+    if (!Offload::get().makeRoom()) {
+      throw;
+    }
+  }
+  return slice.gather(storage);
+}
+
+}  // namespace
 
 // Note [Offloaded values]
 // A value that the policy offloads is sent when autograd packs it. What only recipes read is kept
@@ -50,10 +65,13 @@ bool Sender::sendToHost(Value& value, const c10::Storage& storage) {
   RECORD_USER_SCOPE("ebb::offload");
   const size_t nbytes = value.slice ? value.slice->nbytes() : value.nbytes;
   static const std::string kInput = "input";
+  if (value.slice) {
+    context_.graph->streams.use(value, storage);  // which goes when it has been gathered
+  }
   const auto account =
       statisticsTransfers(context_.regionName(), value.recipe ? value.recipe->op.name : kInput);
   auto stash =
-      Offload::get().send(value.slice ? value.slice->gather(storage) : storage, nbytes, account);
+      Offload::get().send(value.slice ? gather(*value.slice, storage) : storage, nbytes, account);
   if (!stash) {
     return false;
   }

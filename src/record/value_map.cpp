@@ -162,7 +162,10 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
   if (value.bytes.nbytes() < value.nbytes) {
     return;  // somebody freed it; a replay that needs it will say so
   }
+  GraphStreams& streams = context_.graph->streams;
+  streams.use(value, value.bytes);
   value.bytes = copyOf(value.bytes, value.nbytes);
+  streams.made(value, value.bytes);
   value.tampered = hasChanged(value, value.bytes, context_.graph->verify);
   value.isPrivate = true;
   context_.counters->bytesCopied += value.nbytes;

@@ -29,6 +29,8 @@ void fillAll(Graph& graph) {
       graph.escapes.push_back(std::move(escaped));
       continue;
     }
+    graph.streams.use(value, bytes);
+    graph.streams.share(value, bytes);  // whoever holds the escape reads it without asking
     fillStorage(escaped.storage, bytes);
     // Others can write to it from now on, so it is the value's home again, and counts versions.
     value.bytes = escaped.storage;

@@ -28,7 +28,7 @@ namespace {
 
 // The bytes of an offloaded value, on the device again; null if its storage was written unseen
 // before they were copied for sure.
-c10::Storage bringBack(Value& value) {
+c10::Storage bringBack(Graph& graph, Value& value) {
   RECORD_USER_SCOPE("ebb::reload");
   const c10::Storage living = value.living();
   if (!living && !value.isPrivate && !value.versionHolds()) {
@@ -42,6 +42,9 @@ c10::Storage bringBack(Value& value) {
     bytes = value.slice->scatter(value.stash->fetch({}), value.nbytes);
   }
   value.materialise(std::move(bytes), !living);
+  if (!living) {
+    graph.streams.made(value, value.bytes);
+  }
   value.slice.reset();
   if (value.entry) {
     noteReloaded(value, start);
@@ -107,7 +110,7 @@ class Slice {
 
   void need(Value& value, const Recipe& consumer) {
     if (value.state() == ValueState::Away) {
-      bringBack(value);
+      bringBack(graph_, value);
     }
     if (c10::Storage storage = value.available()) {
       checkFingerprint(value, storage, consumer);
@@ -197,7 +200,7 @@ class Slice {
 // recipe runs twice.
 c10::Storage materialise(Graph& graph, Value& value) {
   if (value.state() == ValueState::Away) {
-    return bringBack(value);
+    return bringBack(graph, value);
   }
   if (c10::Storage storage = value.available()) {
     return storage;

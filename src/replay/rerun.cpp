@@ -113,6 +113,7 @@ class Rerun {
         "ebb: an input of ",
         where(graph_, recipe_),
         " was written or freed by another thread while it was being recomputed");
+    graph_.streams.use(*input.value, storage);
     return show(storage, input, shape);
   }
 
@@ -140,14 +141,21 @@ class Rerun {
     c10::Storage storage;
     if (!contentsMatter) {
       storage = allocate(value.nbytes, input.flags.device);
-    } else if (value.isPrivate && input.value.use_count() == ours && allOutputsWanted()) {
+    } else if (mayBeTaken(value) && input.value.use_count() == ours && allOutputsWanted()) {
       storage = std::move(value.bytes);
       value.bytes = c10::Storage();
     } else {
-      storage = copyOf(value.available());
+      storage = value.available();
+      graph_.streams.use(value, storage);
+      storage = copyOf(storage);
     }
     buffers_.push_back({&value, storage});
     return storage;
+  }
+
+  // Whether nobody else can be using its bytes, on another stream either.
+  bool mayBeTaken(const Value& value) const {
+    return value.isPrivate && !graph_.streams.areSeveral();
   }
 
   // Whether every output that is alive will take its bytes from this run, so that none runs it
@@ -212,6 +220,7 @@ class Rerun {
           "was "
           "changed by code that bypasses torch. Give this operator the decision SAVE.");
       value->materialise(std::move(storage), true);
+      graph_.streams.made(*value, value->bytes);
       if (value->entry) {
         note(*value, std::exchange(start, kNever));
       }

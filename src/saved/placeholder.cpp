@@ -61,6 +61,7 @@ void Placeholder::refill(const at::Tensor& alias) {
   TORCH_CHECK_VALUE(
       alias.storage().is_alias_of(storage_), "ebb: refill of a tensor that was not discarded");
   const at::Tensor tensor = saved_->unpack();
+  saved_->shareWithAllStreams(tensor);
   allowAccess(storage_);
   shareStorage(alias, tensor);
   storage_ = c10::Storage();

@@ -178,8 +178,18 @@ at::Tensor SavedTensor::unpack() {
   }
   if (!unpacked_.defined()) {
     unpacked_ = rebuild();
+  } else if (recompute_) {
+    graph_->streams.use(*value_, unpacked_.storage());
   }
   return unpacked_;
+}
+
+void SavedTensor::shareWithAllStreams(const at::Tensor& unpacked) {
+  WithoutGil withoutGil;
+  std::lock_guard<PythonMutex> lock(graph_->mutex);
+  if (value_) {
+    graph_->streams.share(*value_, unpacked.storage());
+  }
 }
 
 // Note [Given up when unpacked]
@@ -220,6 +230,7 @@ at::Tensor SavedTensor::rebuild() {
 // recipes still read the value, they get a copy from then on.
 c10::Storage SavedTensor::materialised() const {
   if (value_->redefined) {
+    graph_->streams.use(*value_, value_->redefined);
     return value_->redefined;  // see also Note [Silent writes]
   }
   c10::Storage storage = recompute_ ? value_->living() : storage_;
@@ -252,8 +263,12 @@ c10::Storage SavedTensor::materialised() const {
         producer_ != nullptr ? producer_ : "the input",
         " the decision SAVE.");
   }
+  if (recompute_) {
+    graph_->streams.use(*value_, storage);
+  }
   if (isReadByRecipes(storage)) {
     value_->materialise(copyOf(storage), true);
+    graph_->streams.made(*value_, value_->bytes);  // behind what made `storage`
     if (recompute_) {
       value_->redefined = storage;
     }

@@ -28,6 +28,9 @@ class SavedTensor {
   // The tensor with its old bytes, unknown to autograd. See Note [One tensor for all unpacks].
   at::Tensor unpack();
 
+  // Other streams may use `unpacked`, which unpack() gave, without asking.
+  void shareWithAllStreams(const at::Tensor& unpacked);
+
   // "the output of aten::mul.Tensor saved in region 'block'", for messages.
   std::string origin() const;
 

@@ -139,7 +139,8 @@ c10::Storage FakeTransfer::allocateOnDevice(size_t nbytes, c10::Device) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     told = onDeviceAllocation_;
-    TORCH_CHECK(allocationsLeft_ > 0, "the fake accelerator's device has no memory left");
+    TORCH_CHECK_WITH(
+        OutOfMemoryError, allocationsLeft_ > 0, "the fake accelerator's device has no memory left");
     --allocationsLeft_;
   }
   if (told) {

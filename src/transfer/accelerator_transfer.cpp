@@ -8,6 +8,8 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "intercept/key.h"
 #include "memory/bytes.h"
@@ -17,12 +19,46 @@
 namespace ebb {
 namespace {
 
+// Making an event costs as much as recording it, so they are used again.
+class Events {
+ public:
+  c10::Event take(c10::Device device) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto& free = free_[device.index()];
+    if (free.empty()) {
+      return c10::Event(device.type());
+    }
+    c10::Event event = std::move(free.back());
+    free.pop_back();
+    return event;
+  }
+
+  void give(c10::Event event) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    free_[event.device_index()].push_back(std::move(event));
+  }
+
+ private:
+  std::mutex mutex_;  // guards free_
+  std::map<c10::DeviceIndex, std::vector<c10::Event>> free_;
+};
+
 class AcceleratorEvent final : public Event {
  public:
-  explicit AcceleratorEvent(c10::Stream stream) : event(stream.device_type()) {
+  AcceleratorEvent(Events& events, c10::Stream stream)
+      : event(events.take(stream.device())), events_(events) {
     event.record(stream);
   }
+  ~AcceleratorEvent() override {
+    events_.give(std::move(event));
+  }
+  AcceleratorEvent(const AcceleratorEvent&) = delete;
+  AcceleratorEvent& operator=(const AcceleratorEvent&) = delete;
+
   c10::Event event;
+
+ private:
+  Events& events_;  // where it goes when nobody asks for it any more
 };
 
 const c10::Event& eventOf(const Event& event) {
@@ -48,7 +84,7 @@ class AcceleratorTransfer final : public Transfer {
   }
 
   EventPtr record(c10::Stream stream) override {
-    return std::make_shared<const AcceleratorEvent>(stream);
+    return std::make_shared<const AcceleratorEvent>(events_, stream);
   }
 
   void wait(c10::Stream stream, const EventPtr& event) override {
@@ -71,6 +107,24 @@ class AcceleratorTransfer final : public Transfer {
     return allocatePinned(nbytes, device);
   }
 
+  void used(const c10::Storage& storage, c10::Stream stream) override {
+    c10::impl::VirtualGuardImpl(stream.device_type())
+        .recordDataPtrOnStream(storage.data_ptr(), stream);
+  }
+
+  bool isCapturing(c10::Stream stream) override {
+#if EBB_TORCH_VERSION >= 21300
+    try {
+      return stream.is_capturing();
+    } catch (const c10::Error&) {
+      return false;  // whatever is wrong, the next call says so
+    }
+#else
+    const c10::StreamGuard on(stream);
+    return ebb::isCapturing(stream.device());
+#endif
+  }
+
   void copy(const c10::Storage& to, const c10::Storage& from, size_t nbytes, c10::Stream stream)
       override {
     const auto below = belowEverything();
@@ -91,14 +145,16 @@ class AcceleratorTransfer final : public Transfer {
       return known->second;
     }
     const c10::impl::VirtualGuardImpl guard(device.type());
+    // Those of high priority are seldom anybody else's.
     const Streams fresh{
-        guard.getStreamFromGlobalPool(device, false), guard.getStreamFromGlobalPool(device, false)};
+        guard.getStreamFromGlobalPool(device, true), guard.getStreamFromGlobalPool(device, true)};
     return streams_.emplace(device.index(), fresh).first->second;
   }
 
   const std::optional<c10::DeviceType> accelerator_ = at::getAccelerator(false);
   std::mutex mutex_;                             // guards streams_
   std::map<c10::DeviceIndex, Streams> streams_;  // by device
+  Events events_;
 };
 
 }  // namespace

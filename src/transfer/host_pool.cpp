@@ -17,16 +17,23 @@ c10::Storage HostPool::allocate(size_t nbytes, c10::Device device) {
   }
 }
 
-c10::Storage HostPool::take(size_t nbytes, c10::Device device, bool anyway) {
-  c10::Storage memory;
+c10::Storage HostPool::takeFree(size_t nbytes) {
   const auto fitting = free_.lower_bound(nbytes);
-  if (fitting != free_.end() && fitting->first <= nbytes + nbytes / 20) {
-    memory = std::move(fitting->second.back());
-    fitting->second.pop_back();
-    if (fitting->second.empty()) {
-      free_.erase(fitting);
-    }
-  } else {
+  if (fitting == free_.end() || fitting->first > nbytes + nbytes / 20) {
+    return {};
+  }
+  c10::Storage memory = std::move(fitting->second.back());
+  fitting->second.pop_back();
+  if (fitting->second.empty()) {
+    free_.erase(fitting);
+  }
+  used_ += memory.nbytes();
+  return memory;
+}
+
+c10::Storage HostPool::take(size_t nbytes, c10::Device device, bool anyway) {
+  c10::Storage memory = takeFree(nbytes);
+  if (!memory) {
     freeUntil(limit_ - std::min(nbytes, limit_));
     if (!anyway && (nbytes > limit_ || held_ > limit_ - nbytes)) {
       return {};
@@ -40,8 +47,8 @@ c10::Storage HostPool::take(size_t nbytes, c10::Device device, bool anyway) {
       return {};  // the caller falls back, and says so
     }
     held_ += memory.nbytes();
+    used_ += memory.nbytes();
   }
-  used_ += memory.nbytes();
   return memory;
 }
 

@@ -22,6 +22,9 @@ class HostPool {
   // system has none. With `anyway` there is no limit.
   c10::Storage take(size_t nbytes, c10::Device device, bool anyway = false);
 
+  // The same from what is free; null if none fits.
+  c10::Storage takeFree(size_t nbytes);
+
   // Memory from take() that no copy uses any more.
   void give(c10::Storage memory);
 

@@ -67,6 +67,16 @@ class Transfer {
   // are none.
   virtual c10::Storage allocateOnHost(size_t nbytes, c10::Device device) = 0;
 
+  // `stream` uses memory on the device, which may be another's: when it is freed, nobody gets it
+  // before what `stream` has been given by then.
+  virtual void used(const c10::Storage& storage, c10::Stream stream) {
+  }
+
+  // Whether what `stream` is given is only written down, as a graph of the device's.
+  virtual bool isCapturing(c10::Stream stream) {
+    return false;
+  }
+
   // Whether host memory may be used for something else.
   virtual bool isReusable(const c10::Storage& host) const {
     return true;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+
 import pytest
 import torch
 
@@ -74,10 +76,12 @@ def test_a_write_on_another_stream_comes_after_the_copy(keep_last, streams, devi
     assert torch.equal(found.cpu(), torch.autograd.grad(cpu.sin().exp().cos().sum(), cpu)[0])
 
 
+@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("part", [False, True], ids=["whole", "a part"])
-def test_what_leaves_when_the_region_ends_was_made_on_another_stream(part, streams, device):
+def test_what_leaves_when_the_region_ends_was_made_on_another_stream(part, static, streams, device):
     """What only recipes read, or shows a small part, waits for the end; the stream that is current
     then knows nothing of the one on which it was made."""
+    ebb.offload.configure(static=static, in_flight_bytes=0 if static else 1 << 30)
     x = torch.randn(8, 16).to(device).requires_grad_()
 
     def program(x):
@@ -140,3 +144,221 @@ def test_forward_and_backward_on_two_streams_in_turn(policy, keep_last, streams,
             found = torch.autograd.grad(y.sum(), x)[0]
         torch.accelerator.synchronize()
         assert torch.equal(found.cpu(), gradient_of_sines(x))
+
+
+@pytest.mark.parametrize("keep_last", [0, 1])
+@pytest.mark.parametrize("static", [False, True])
+def test_memory_of_one_stream_that_leaves_from_another(static, keep_last, streams, device):
+    ebb.offload.configure(static=static, in_flight_bytes=0, keep_last=keep_last)
+    x = torch.randn(8, 16).to(device).requires_grad_()
+    torch.accelerator.synchronize()
+    with ebb.region(SINES):
+        with streams[0]:
+            h = x.sin()
+        streams[1].wait_stream(streams[0])
+        with streams[1]:
+            y = h.cos()
+            z = h.exp()  # reads it when it is leaving
+        del h  # eager would hold it until backward
+        with streams[0]:
+            torch.ones(8, 16, device=device).mul_(3)  # perhaps in the same memory
+        streams[0].wait_stream(streams[1])
+    with streams[1]:
+        found = torch.autograd.grad([y, z], x, [torch.ones_like(y), torch.ones_like(z)])[0]
+    torch.accelerator.synchronize()
+
+    cpu = x.detach().cpu().requires_grad_()
+    h = cpu.sin()
+    assert torch.equal(found.cpu(), torch.autograd.grad((h.cos() + h.exp()).sum(), cpu)[0])
+
+
+def test_what_is_recomputed_goes_when_all_streams_have_read_it(streams, device):
+    """Eager's saved tensors live until backward, which waits for what forward waited for."""
+    x = torch.randn(8, 16).to(device).requires_grad_()
+    torch.accelerator.synchronize()
+    with ebb.region():
+        with streams[0]:
+            h = x.sin()
+        streams[1].wait_stream(streams[0])
+        with streams[1]:
+            y = h.cos()
+        del h
+        with streams[0]:
+            torch.ones(8, 16, device=device).mul_(3)
+        streams[0].wait_stream(streams[1])
+    with streams[1]:
+        found = torch.autograd.grad(y.sum(), x)[0]
+    torch.accelerator.synchronize()
+
+    assert torch.equal(found.cpu(), gradient_of_sines(x))
+
+
+@pytest.mark.parametrize("policy", [ebb.Policy(), SINES], ids=["recompute", "offload"])
+def test_one_value_for_backward_on_two_streams(policy, streams, device):
+    """Made again, or brought back, on the one that comes first."""
+    x = torch.randn(8, 16).to(device).requires_grad_()
+    torch.accelerator.synchronize()
+    streams[1].wait_stream(streams[0])
+    with ebb.region(policy):
+        with streams[0]:
+            h = x.sin()
+        streams[1].wait_stream(streams[0])
+        with streams[0]:
+            first = h.cos()
+        with streams[1]:
+            second = h.exp()
+        del h
+    finish_copies()
+    ones = torch.ones(8, 16).to(device)
+    torch.accelerator.synchronize()
+    found = torch.autograd.grad([first, second], x, [ones, ones])[0]
+    torch.accelerator.synchronize()
+
+    cpu = x.detach().cpu().requires_grad_()
+    h = cpu.sin()
+    expected = torch.autograd.grad([h.cos(), h.exp()], cpu, [torch.ones(8, 16), torch.ones(8, 16)])[
+        0
+    ]
+    assert torch.equal(found.cpu(), expected)
+
+
+def test_what_a_replay_reads_on_another_stream_is_freed_after_it(streams, device):
+    x = torch.randn(8, 16).to(device).requires_grad_()
+    torch.accelerator.synchronize()
+    with ebb.region():
+        with streams[0], torch.no_grad():
+            factor = torch.rand(8, 16).to(device).add_(1).sin_()
+        with streams[0]:
+            h = x * factor
+        streams[1].wait_stream(streams[0])
+        with streams[1]:
+            y = h.exp().cos()
+        del h
+    torch.accelerator.synchronize()
+    numbers = factor.cpu()
+    del factor
+    with streams[1]:
+        found = torch.autograd.grad(y.sum(), x)[0]
+    del y
+    with streams[0]:
+        torch.ones(8, 16, device=device).mul_(3)
+    torch.accelerator.synchronize()
+
+    cpu = x.detach().cpu().requires_grad_()
+    assert torch.equal(found.cpu(), torch.autograd.grad((cpu * numbers).exp().cos().sum(), cpu)[0])
+
+
+def test_an_inplace_op_replayed_on_another_stream(streams, device):
+    """A replay writes where nobody else reads: a copy, if streams are several."""
+    x = torch.randn(8, 16).to(device).requires_grad_()
+    torch.accelerator.synchronize()
+    with ebb.region():
+        with streams[0]:
+            h = x.sin()
+            first = h.exp()  # saves its result
+            h = h * 2
+        streams[1].wait_stream(streams[0])
+        with streams[1]:
+            h.mul_(3).add_(1)
+            second = h.cos()
+        del h
+    ones = torch.ones(8, 16).to(device)
+    torch.accelerator.synchronize()
+    found = torch.autograd.grad([first, second], x, [ones, ones])[0]
+    torch.accelerator.synchronize()
+
+    cpu = x.detach().cpu().requires_grad_()
+    h = cpu.sin()
+    ones = torch.ones(8, 16)
+    expected = torch.autograd.grad([h.exp(), ((h * 2) * 3 + 1).cos()], cpu, [ones, ones])[0]
+    assert torch.equal(found.cpu(), expected)
+
+
+def test_an_escape_is_filled_for_all_streams(streams, device):
+    x = torch.randn(8, 16).to(device).requires_grad_()
+    torch.accelerator.synchronize()
+    kept = []
+    with ebb.region(escapes="placeholder"):
+        with streams[0]:
+            h = x.sin()
+            kept.append(h.detach())
+            first = h.exp().cos()
+        streams[1].wait_stream(streams[0])
+        with streams[1]:
+            second = (h * 2).cos()
+        del h
+    ones = torch.ones(8, 16).to(device)
+    torch.accelerator.synchronize()
+    found = torch.autograd.grad([first, second], x, [ones, ones])[0]
+    with streams[0]:
+        read = kept[0] * 1
+    torch.accelerator.synchronize()
+
+    cpu = x.detach().cpu().requires_grad_()
+    h = cpu.sin()
+    ones = torch.ones(8, 16)
+    expected = torch.autograd.grad([h.exp().cos(), (h * 2).cos()], cpu, [ones, ones])[0]
+    assert torch.equal(found.cpu(), expected)
+    assert torch.equal(read.cpu(), cpu.detach().sin())
+
+
+@pytest.mark.parametrize("in_flight", [0, 1 << 30])
+@pytest.mark.parametrize("static", [False, True])
+def test_two_devices_in_turn(static, in_flight, streams, device):
+    """Host memory that one has given back is not free for the other's copies."""
+    ebb.offload.configure(static=static, in_flight_bytes=in_flight)
+    inputs = [torch.randn(8, 16).to(f"late:{i}").requires_grad_() for i in range(2)]
+    for index in range(2):
+        torch.accelerator.synchronize(index)
+    for _ in range(3):
+        for x in inputs:
+            torch.accelerator.set_device_index(x.device.index)
+            with ebb.region(SINES):
+                y = x.sin().cos().sin().cos()
+            found = torch.autograd.grad(y, x, torch.ones_like(y))[0]
+            x.found = found
+    torch.accelerator.set_device_index(0)
+    for index in range(2):
+        torch.accelerator.synchronize(index)
+    for x in inputs:
+        cpu = x.detach().cpu().requires_grad_()
+        y = cpu.sin().cos().sin().cos()
+        assert torch.equal(x.found.cpu(), torch.autograd.grad(y, cpu, torch.ones_like(y))[0])
+
+
+def test_what_a_function_of_the_users_reads_unseen(streams, device):
+    """It saves its argument, which eager holds until backward; ebb sees that only when it packs."""
+
+    class Cosine(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, h):
+            ctx.save_for_backward(h)
+            with concurrent.futures.ThreadPoolExecutor(1) as other:  # there is no region
+                return other.submit(compute, h.detach()).result()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (h,) = ctx.saved_tensors
+            return -gradient * h.sin()
+
+    def compute(h):
+        with streams[1], torch.no_grad():
+            return h.cos()
+
+    x = torch.randn(8, 16).to(device).requires_grad_()
+    torch.accelerator.synchronize()
+    with ebb.region():
+        with streams[0]:
+            h = x.sin()
+        streams[1].wait_stream(streams[0])
+        with streams[1]:
+            y = Cosine.apply(h)
+        del h
+        with streams[0]:
+            torch.ones(8, 16, device=device).mul_(3)
+    streams[0].wait_stream(streams[1])
+    with streams[1]:
+        found = torch.autograd.grad(y.sum(), x)[0]
+    torch.accelerator.synchronize()
+
+    assert torch.equal(found.cpu(), gradient_of_sines(x))

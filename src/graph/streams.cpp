@@ -1,0 +1,96 @@
+#include "graph/streams.h"
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+
+#include "graph/value.h"
+
+namespace ebb {
+namespace {
+
+// Streams are numbered from 1. Those from here on share the last bit of Value::orderedOn, which is
+// then never set: they wait each time.
+constexpr size_t kBits = 8;
+
+uint8_t bitOf(size_t place) {
+  return place < kBits - 1 ? static_cast<uint8_t>(1U << place) : 0;
+}
+
+void waitFor(c10::Stream maker, c10::Stream asker) {
+  c10::Event given(maker.device_type());
+  given.record(maker);
+  given.block(asker);
+}
+
+void tellOf(c10::Stream stream, const c10::Storage& storage) {
+  c10::impl::VirtualGuardImpl(stream.device_type())
+      .recordDataPtrOnStream(storage.data_ptr(), stream);
+}
+
+}  // namespace
+
+// The place of the current stream; that of none where the device has no streams.
+size_t GraphStreams::currentOf(c10::Device device) {
+  if (!c10::impl::hasDeviceGuardImpl(device.type())) {
+    return all_.size();
+  }
+  const c10::Stream current = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  if (last_ >= all_.size() || all_[last_] != current) {
+    last_ = add(current);
+  }
+  return last_;
+}
+
+[[gnu::noinline]] size_t GraphStreams::add(c10::Stream stream) {
+  const auto place = std::find(all_.begin(), all_.end(), stream);
+  if (place == all_.end()) {
+    several_ |= std::any_of(all_.begin(), all_.end(), [&](c10::Stream other) {
+      return other.device() == stream.device();
+    });
+    all_.push_back(stream);
+    return all_.size() - 1;
+  }
+  return place - all_.begin();
+}
+
+void GraphStreams::madeOffCpu(Value& value, c10::Device device) {
+  const size_t current = currentOf(device);
+  value.madeOn = static_cast<uint8_t>(std::min<size_t>(current + 1, UINT8_MAX));
+  value.orderedOn = bitOf(current);
+}
+
+void GraphStreams::useOffCpu(Value& value, const c10::Storage& storage) {
+  const size_t current = currentOf(storage.device());
+  if (!several_ || current >= all_.size() || (value.orderedOn & bitOf(current)) != 0) {
+    return;
+  }
+  const size_t maker = value.madeOn;
+  if (maker == UINT8_MAX) {  // one of those
+    for (size_t i = UINT8_MAX - 1; i < all_.size(); ++i) {
+      waitFor(all_[i], all_[current]);
+    }
+  } else if (maker != 0 && maker != current + 1) {
+    waitFor(all_[maker - 1], all_[current]);
+  }
+  tellOf(all_[current], storage);
+  value.orderedOn |= bitOf(current);
+}
+
+void GraphStreams::shareOffCpu(Value& value, const c10::Storage& storage) {
+  const size_t place = currentOf(storage.device());
+  if (place >= all_.size()) {
+    return;
+  }
+  const c10::Stream current = all_[place];
+  for (const c10::Stream& other : all_) {
+    if (other != current && other.device() == current.device()) {
+      waitFor(current, other);
+      tellOf(other, storage);
+    }
+  }
+  value.madeOn = 0;
+}
+
+}  // namespace ebb

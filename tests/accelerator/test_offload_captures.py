@@ -1,0 +1,353 @@
+"""OFFLOAD while a graph is captured, and what is between its replays."""
+
+from __future__ import annotations
+
+import gc
+
+import accelerator
+import pytest
+import torch
+
+import ebb
+
+SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
+
+
+@pytest.fixture
+def stream(device):
+    ebb._C._testing.drain_offload()
+    ebb.offload.configure(min_bytes=1, static=True)
+    yield torch.Stream(device=device)
+    gc.collect()
+    accelerator.synchronize()
+
+
+def chain(x, length=4):
+    for _ in range(length):
+        x = x.sin().cos()
+    return x.sum()
+
+
+def random(device, size=32):
+    return torch.randn(8, size).to(device).requires_grad_()
+
+
+def forward(x, length=4):
+    with ebb.region(SINES):
+        return chain(x, length)
+
+
+def step(x, length=4):
+    return torch.autograd.grad(forward(x, length), x)[0]
+
+
+def expected(x, length=4):
+    x = x.detach().cpu().requires_grad_()
+    return torch.autograd.grad(chain(x, length), x)[0]
+
+
+def warm_up(x, stream, length=4, steps=2):
+    accelerator.synchronize()
+    with stream:
+        for _ in range(steps):
+            step(x, length)
+
+
+def captured(x, stream, length=4):
+    graph = accelerator.Graph()
+    with graph.capture(stream):
+        gradient = step(x, length)
+    return graph, gradient
+
+
+def change(x):
+    with torch.no_grad():
+        x.copy_(torch.randn(x.shape).to(x.device))
+    accelerator.synchronize()
+
+
+@pytest.mark.parametrize("keep_last", [0, 2])
+@pytest.mark.parametrize("prefetch", [0, 1 << 30])
+@pytest.mark.parametrize("in_flight", [0, 1 << 11, 1 << 30])
+def test_a_graph_gives_what_eager_gives(in_flight, prefetch, keep_last, device, stream):
+    ebb.offload.configure(in_flight_bytes=in_flight, prefetch_bytes=prefetch, keep_last=keep_last)
+    x = random(device)
+    warm_up(x, stream)
+    torch.ops.late.counts()
+    graph, gradient = captured(x, stream)
+    counts = torch.ops.late.counts()
+    for _ in range(3):
+        change(x)
+        graph.replay()
+        assert torch.equal(gradient.cpu(), expected(x))
+    assert counts.get("query", 0) == 0
+
+
+def test_several_steps_in_one_capture_use_the_same_host_memory(device, stream):
+    x = random(device)
+    warm_up(x, stream)
+    held = ebb.offload.stats()["host_bytes_held"]
+    graph = accelerator.Graph()
+    with graph.capture(stream):
+        gradients = [step(x) for _ in range(3)]
+    change(x)
+    graph.replay()
+
+    for gradient in gradients:
+        assert torch.equal(gradient.cpu(), expected(x))
+    assert ebb.offload.stats()["host_bytes_held"] == held
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_an_eager_step_between_replays_keeps_its_bytes(static, device, stream):
+    x, other = random(device), random(device)
+    warm_up(x, stream)
+    graph, gradient = captured(x, stream)
+    ebb.offload.configure(static=static)
+    for _ in range(2):
+        change(x)
+        graph.replay()
+        accelerator.synchronize()
+        y = forward(other)
+        accelerator.synchronize()
+        graph.replay()  # copies to the memory that it was captured with
+        accelerator.synchronize()
+        assert torch.equal(torch.autograd.grad(y, other)[0].cpu(), expected(other))
+        assert torch.equal(gradient.cpu(), expected(x))
+
+
+def test_two_graphs_on_two_streams(device, stream):
+    second = torch.Stream(device=device)
+    x, y = random(device), random(device)
+    warm_up(x, stream)
+    accelerator.synchronize()
+    of_x, gradient_of_x = captured(x, stream)
+    warm_up(y, second)
+    of_y, gradient_of_y = captured(y, second)
+    for _ in range(3):
+        with stream:
+            of_x.replay()
+        with second:
+            of_y.replay()
+    accelerator.synchronize()
+
+    assert torch.equal(gradient_of_x.cpu(), expected(x))
+    assert torch.equal(gradient_of_y.cpu(), expected(y))
+
+
+def test_two_captures_one_right_after_the_other(device, stream):
+    """They are told apart though nothing is asked of ebb between them."""
+    second = torch.Stream(device=device)
+    x, y = random(device), random(device)
+    accelerator.synchronize()
+    with stream:
+        both = forward(x), forward(y)  # as much host memory as two steps need
+        torch.autograd.grad(both[1], y)
+        torch.autograd.grad(both[0], x)
+        del both
+    of_x, gradient_of_x = captured(x, stream)
+    of_y, gradient_of_y = captured(y, second)
+    with stream:
+        of_x.replay()
+    with second:
+        of_y.replay()
+    accelerator.synchronize()
+
+    assert torch.equal(gradient_of_x.cpu(), expected(x))
+    assert torch.equal(gradient_of_y.cpu(), expected(y))
+
+
+def test_host_memory_of_a_graph_is_never_freed(device, stream):
+    x = random(device)
+    warm_up(x, stream)
+    graph, gradient = captured(x, stream)
+    ebb.offload.configure(static=False, pinned_limit=1 << 20)
+    large = random(device, 4000)
+    accelerator.synchronize()
+    for _ in range(2):
+        step(large)  # finds no room
+    ebb._C._testing.drain_offload()
+    change(x)
+    graph.replay()
+
+    assert torch.equal(gradient.cpu(), expected(x))
+
+
+def test_without_a_step_before_it_says_so(device, stream):
+    x = random(device)
+    accelerator.synchronize()
+    with pytest.raises(RuntimeError, match="Run a few steps, forward and backward"):
+        captured(x, stream)
+
+    warm_up(x, stream)
+    graph, gradient = captured(x, stream)
+    graph.replay()
+    assert torch.equal(gradient.cpu(), expected(x))
+
+
+def test_where_the_limit_forbids_more_the_rest_is_recomputed(device, stream):
+    x = random(device)
+    ebb.offload.configure(pinned_limit=2 * x.nbytes)
+    warm_up(x, stream)
+    graph, gradient = captured(x, stream)
+    change(x)
+    graph.replay()
+    assert torch.equal(gradient.cpu(), expected(x))
+
+
+def test_not_in_static_mode_it_says_so(device, stream):
+    x = random(device)
+    ebb.offload.configure(static=False)
+    warm_up(x, stream)
+    with pytest.raises(RuntimeError, match=r"configure\(static=True\)"):
+        captured(x, stream)
+    assert torch.equal(step(x).cpu(), expected(x))
+
+    ebb.offload.configure(static=True)
+    warm_up(x, stream)
+    graph, gradient = captured(x, stream)
+    graph.replay()
+    assert torch.equal(gradient.cpu(), expected(x))
+
+
+def forward_only(x):
+    forward(x)
+
+
+def forward_twice(x):
+    first = forward(x)
+    second = forward(x)
+    del first, second
+
+
+def backward_of_a_part(x):
+    h = x.sin() * 2
+    with ebb.region(SINES):
+        a, b = h.sin().cos(), h.sin().sin().cos()
+        y = a.sum() + b.sum()
+    torch.autograd.grad(y, a)
+
+
+@pytest.mark.parametrize("in_flight", [0, 1 << 30])
+@pytest.mark.parametrize("before", [forward_only, forward_twice, backward_of_a_part])
+def test_what_is_never_fetched_before_a_capture(before, in_flight, device, stream):
+    """On the stream that will be captured, which may not wait for it then."""
+    ebb.offload.configure(in_flight_bytes=in_flight)
+    x = random(device)
+    warm_up(x, stream)
+    with stream:
+        before(x)
+    accelerator.synchronize()
+    graph, gradient = captured(x, stream)
+    change(x)
+    graph.replay()
+
+    assert torch.equal(gradient.cpu(), expected(x))
+
+
+@pytest.mark.parametrize("keep_last", [0, 1])
+def test_a_forward_before_a_capture_whose_backward_comes_after(keep_last, device, stream):
+    ebb.offload.configure(keep_last=keep_last, in_flight_bytes=0)
+    x, other = random(device), random(device)
+    warm_up(x, stream)
+    with stream:
+        y = forward(other)
+        warm_up(x, stream)
+    accelerator.synchronize()
+    graph, gradient = captured(x, stream)
+    with stream:
+        of_other = torch.autograd.grad(y, other)[0]
+    accelerator.synchronize()
+    graph.replay()
+
+    assert torch.equal(of_other.cpu(), expected(other))
+    assert torch.equal(gradient.cpu(), expected(x))
+
+
+def test_what_left_before_a_capture_cannot_come_back_in_it(device, stream):
+    x = random(device)
+    warm_up(x, stream)
+    ebb.offload.configure(in_flight_bytes=0)
+    with stream:
+        y = forward(x)
+    accelerator.synchronize()
+    with (
+        pytest.raises(RuntimeError, match="offloaded before this CUDA graph was captured"),
+        accelerator.Graph().capture(stream),
+    ):
+        torch.autograd.grad(y, x)
+    with stream:
+        found = torch.autograd.grad(y, x)[0]  # and outside of it it can
+    accelerator.synchronize()
+    assert torch.equal(found.cpu(), expected(x))
+
+
+def test_a_write_in_a_capture_to_what_is_leaving(device, stream):
+    x = random(device)
+    warm_up(x, stream)
+    with stream, ebb.region(SINES):
+        h = x.sin()
+        y = h.cos()
+        accelerator.synchronize()
+        with (
+            pytest.raises(RuntimeError, match="offloaded before this CUDA graph was captured"),
+            accelerator.Graph().capture(stream),
+            torch.no_grad(),
+        ):
+            h.zero_()
+    del y, h
+
+
+@pytest.mark.parametrize("keep_last", [0, 1])
+def test_a_capture_that_failed(keep_last, device, stream):
+    ebb.offload.configure(keep_last=keep_last)
+    x = random(device)
+    warm_up(x, stream)
+    left = []
+
+    def fail():
+        left.append(forward(x))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), accelerator.Graph().capture(stream):
+        fail()
+    with pytest.raises(RuntimeError, match="needed outside of it"):
+        torch.autograd.grad(left[0], x)
+    assert torch.equal(step(x).cpu(), expected(x))
+    left.clear()
+    assert torch.equal(step(x).cpu(), expected(x))
+    assert ebb.offload.stats()["stashes"] == 0
+
+    warm_up(x, stream)
+    graph, gradient = captured(x, stream)
+    change(x)
+    graph.replay()
+    assert torch.equal(gradient.cpu(), expected(x))
+
+
+def test_forward_and_backward_in_two_captures(device, stream):
+    x = random(device)
+    warm_up(x, stream)
+    left = []
+    with pytest.raises(RuntimeError, match="did not wait for"), accelerator.Graph().capture(stream):
+        left.append(forward(x))
+    with (
+        pytest.raises(RuntimeError, match="Capture forward and backward together"),
+        accelerator.Graph().capture(stream),
+    ):
+        torch.autograd.grad(left[0], x)
+    left.clear()
+    assert torch.equal(step(x).cpu(), expected(x))
+
+
+def test_statistics_in_a_capture(device, stream):
+    x = random(device)
+    warm_up(x, stream)
+    graph = accelerator.Graph()
+    with graph.capture(stream):
+        y = forward(x)
+        assert ebb.offload.stats()["stashes"] == 4
+        gradient = torch.autograd.grad(y, x)[0]
+        assert ebb.offload.stats()["stashes"] == 0
+    graph.replay()
+    assert torch.equal(gradient.cpu(), expected(x))

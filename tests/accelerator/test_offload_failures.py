@@ -1,0 +1,162 @@
+"""OFFLOAD on a device that has failed, or has no memory left."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+
+import accelerator
+import pytest
+import torch
+
+import ebb
+
+SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
+EVERYTHING = ebb.Policy({"*": ebb.OFFLOAD})
+
+
+@pytest.fixture
+def x(device):
+    ebb._C._testing.drain_offload()
+    ebb.offload.configure(min_bytes=1)
+    x = torch.randn(8, 32).to(device).requires_grad_()
+    accelerator.synchronize()
+    return x
+
+
+def chain(x, length=6):
+    for _ in range(length):
+        x = x.sin().cos()
+    return x.sum()
+
+
+def forward(x, length=6, policy=SINES):
+    with ebb.region(policy):
+        return chain(x, length)
+
+
+def gradient(x, length=6):
+    x = x.detach().cpu().requires_grad_()
+    return torch.autograd.grad(chain(x, length), x)[0]
+
+
+def drop(x):
+    y = forward(x)
+    with accelerator.broken():
+        del y
+        gc.collect()
+
+
+def drop_what_was_written(x):
+    with ebb.region(SINES):
+        h = x.sin()
+        y = h.cos()
+        with torch.no_grad():
+            h.zero_()
+    with accelerator.broken():
+        del y
+
+
+def drop_in_backward(x):
+    y = forward(x)
+    with accelerator.broken(), pytest.raises(RuntimeError, match="device-side assert"):
+        torch.autograd.grad(y, x)
+
+
+def break_in_a_region(x, breaking):
+    with ebb.region(SINES):
+        x.sin().cos()
+        breaking.enter_context(accelerator.broken())
+        x.sin().cos()
+
+
+def fail_in_a_region(x):
+    with (
+        contextlib.ExitStack() as breaking,
+        pytest.raises(RuntimeError, match="device-side assert"),
+    ):
+        break_in_a_region(x, breaking)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("keep_last", [0, 2])
+@pytest.mark.parametrize("fails", [drop, drop_what_was_written, drop_in_backward, fail_in_a_region])
+def test_a_device_that_has_failed_is_an_exception(fails, keep_last, static, x):
+    """And never the end of the process: destructors throw nothing."""
+    used = ebb.offload.stats()["host_bytes_used"]  # by graphs
+    ebb.offload.configure(static=static, keep_last=keep_last)
+    torch.autograd.grad(forward(x), x)
+    fails(x)
+    gc.collect()
+    accelerator.synchronize()
+
+    found = torch.autograd.grad(forward(x), x)[0]
+    assert torch.equal(found.cpu(), gradient(x))
+    accelerator.synchronize()
+    assert ebb.offload.stats()["stashes"] == ebb.offload.stats()["in_flight_bytes"] == 0
+    assert ebb.offload.stats()["host_bytes_used"] == used
+
+
+def in_use(device):
+    return torch.accelerator.memory_allocated(device)
+
+
+def saved(y):
+    """What each function saved, as backward asks for it; not what the input is."""
+    node = y.grad_fn.next_functions[0][0]
+    while node.next_functions[0][0].next_functions:
+        yield node._saved_self
+        node = node.next_functions[0][0]
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_fetch_that_finds_no_memory_waits_for_what_is_leaving(static, x):
+    ebb.offload.configure(static=static, in_flight_bytes=0, prefetch_bytes=0)
+    early = forward(x)  # it has left
+    accelerator.synchronize()
+    ebb.offload.configure(static=static, in_flight_bytes=1 << 30, prefetch_bytes=0)
+    late = forward(x)  # this is leaving
+    assert ebb.offload.stats()["in_flight_bytes"] > 0
+    with accelerator.limited(device=in_use(x.device)):
+        next(saved(early))
+
+    assert ebb.offload.stats()["in_flight_bytes"] == 0
+    for y in (late, early):
+        assert torch.equal(torch.autograd.grad(y, x)[0].cpu(), gradient(x))
+
+
+def test_what_is_gathered_finds_no_memory_and_waits_for_what_is_leaving(x):
+    ebb.offload.configure(in_flight_bytes=1 << 30)
+    with ebb.region(SINES):
+        h = x.sin()
+        y = h[:1].cos()
+        del h
+        z = chain(x)
+        limit = accelerator.limited(device=in_use(x.device))
+        limit.__enter__()
+    limit.__exit__(None, None, None)
+    found = torch.autograd.grad(y.sum() + z, x)[0]
+    cpu = x.detach().cpu().requires_grad_()
+    expected = torch.autograd.grad(cpu.sin()[:1].cos().sum() + chain(cpu), cpu)[0]
+    assert torch.equal(found.cpu(), expected)
+
+
+def test_no_memory_to_fetch_ahead(x):
+    """It is tried once, and not at each unpack; in the next step it is tried again."""
+    ebb.offload.configure(in_flight_bytes=0, prefetch_bytes=1 << 30)
+    torch.autograd.grad(forward(x, 6, EVERYTHING), x)
+    y = forward(x, 6, EVERYTHING)
+    late = ebb.offload.stats()["fetched_late"]
+    unpacked = saved(y)
+    with accelerator.limited(device=in_use(x.device) + 4 * x.nbytes):
+        kept = [next(unpacked)]  # and three more, ahead
+        torch.ops.late.counts()
+        kept.append(next(unpacked))
+        assert torch.ops.late.counts().get("allocate", 0) == 0
+    kept += unpacked
+    assert ebb.offload.stats()["fetched_late"] == late + len(kept) - 3
+    assert torch.equal(torch.autograd.grad(y, x)[0].cpu(), gradient(x))
+
+    late = ebb.offload.stats()["fetched_late"]
+    torch.autograd.grad(forward(x, 6, EVERYTHING), x)
+    assert ebb.offload.stats()["fetched_late"] == late + 1

@@ -1,0 +1,105 @@
+"""What a step with OFFLOAD asks of the device once all is warm, and what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+
+import accelerator
+import pytest
+import torch
+
+import ebb
+
+SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
+LENGTH = 8
+
+
+@pytest.fixture
+def x(device):
+    gc.collect()
+    ebb._C._testing.drain_offload()
+    ebb.offload.configure(min_bytes=1)
+    x = torch.randn(8, 32).to(device).requires_grad_()
+    accelerator.synchronize()
+    return x
+
+
+def step(x, region=None):
+    with region or ebb.region(SINES):
+        y = x
+        for _ in range(LENGTH):
+            y = y.sin().cos()
+        loss = y.sum()
+    return torch.autograd.grad(loss, x)[0]
+
+
+def counts_of_a_step(x, region=None):
+    for _ in range(3):
+        step(x, region)
+    accelerator.synchronize()
+    torch.ops.late.counts()
+    step(x, region)
+    return torch.ops.late.counts()
+
+
+@pytest.mark.parametrize("keep_last", [0, 2])
+@pytest.mark.parametrize("prefetch", [0, 1 << 30])
+def test_the_host_waits_for_nothing_and_asks_little(prefetch, keep_last, x):
+    """Each pack and each unpack asks for the first copy of each list, and for the next one if that
+    is done; an unpack of what was fetched ahead asks whether it is there."""
+    ebb.offload.configure(prefetch_bytes=prefetch, keep_last=keep_last)
+    counts = counts_of_a_step(x)
+
+    assert counts.get("synchronize", 0) == 0
+    copies, calls = 2 * LENGTH, 2 * LENGTH + 1
+    assert counts["query"] <= 3 * calls + copies + LENGTH
+    assert counts.get("allocate pinned", 0) == 0
+
+
+@pytest.mark.parametrize("keep_last", [0, 2])
+@pytest.mark.parametrize("prefetch", [0, 1 << 30])
+@pytest.mark.parametrize("in_flight", [0, 1 << 30])
+def test_in_static_mode_it_asks_nothing(in_flight, prefetch, keep_last, x):
+    ebb.offload.configure(
+        static=True, in_flight_bytes=in_flight, prefetch_bytes=prefetch, keep_last=keep_last
+    )
+    counts = counts_of_a_step(x)
+
+    assert counts.get("synchronize", 0) == counts.get("query", 0) == 0
+    assert counts.get("allocate pinned", 0) == 0
+
+
+def test_what_is_recomputed_on_one_stream_needs_no_event(x):
+    ebb.offload.configure(min_bytes=1 << 30)
+    counts = counts_of_a_step(x)
+    eager = counts_of_a_step(x, contextlib.nullcontext())
+
+    for what in ("record", "wait", "query", "synchronize"):
+        assert counts.get(what, 0) == eager.get(what, 0)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_after_a_step_no_memory_is_left_on_the_device(static, x):
+    ebb.offload.configure(static=static)
+    step(x)
+    gc.collect()
+    accelerator.synchronize()
+    ebb.offload.stats()
+    before = torch.accelerator.memory_allocated(x.device)
+    with ebb.region(SINES):
+        y = x
+        for _ in range(LENGTH):
+            y = y.sin().cos()
+    accelerator.synchronize()  # all has left, but nobody has asked
+    torch.autograd.grad(y, x, torch.ones_like(y))
+    del y
+
+    def left():
+        return torch.accelerator.memory_allocated(x.device) - before
+
+    deadline = time.monotonic() + 10  # autograd's thread may have the last reference
+    while left() > 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert left() == 0

@@ -1,0 +1,202 @@
+"""Each wait of OFFLOAD's is needed: left out, it is found, as a race or as another gradient."""
+
+from __future__ import annotations
+
+import gc
+
+import accelerator
+import pytest
+import torch
+
+import ebb
+
+SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
+EVERYTHING = ebb.Policy({"*": ebb.OFFLOAD}, inputs=ebb.OFFLOAD)
+
+SETTINGS = {
+    "as it is": {},
+    "in flight 0": {"in_flight_bytes": 0},
+    "some in flight": {"in_flight_bytes": 1 << 11},
+    "nothing ahead": {"prefetch_bytes": 0},
+    "in flight 0, nothing ahead": {"in_flight_bytes": 0, "prefetch_bytes": 0},
+    "keep last": {"keep_last": 2},
+    "static": {"static": True},
+    "static, in flight 0": {"static": True, "in_flight_bytes": 0},
+    "static, nothing ahead": {"static": True, "in_flight_bytes": 0, "prefetch_bytes": 0},
+    "static, keep last": {"static": True, "keep_last": 2},
+}
+
+
+def chain(x, length=2):
+    for _ in range(length):
+        x = x.sin().cos()
+    return x
+
+
+def plain(x, streams):
+    with ebb.region(EVERYTHING):
+        y = chain(x)
+    return torch.autograd.grad(y, x, torch.ones_like(y))[0]
+
+
+def twice(x, streams):
+    """Memory that one step has used is used by the next."""
+    return plain(x, streams) + plain(x, streams)
+
+
+def on_another_stream(x, streams):
+    now = torch.accelerator.current_stream()
+    streams[0].wait_stream(now)
+    with streams[0]:
+        found = plain(x, streams)
+    now.wait_stream(streams[0])
+    found.record_stream(now)
+    return found * 1
+
+
+def two_streams(x, streams):
+    """What was packed on one is fetched ahead by the other's backward, and not taken from it."""
+    now = torch.accelerator.current_stream()
+    outputs = []
+    for stream in streams:
+        stream.wait_stream(now)
+        with stream, ebb.region(SINES):
+            outputs.append(chain(x))
+    found = []
+    for stream, y in reversed(list(zip(streams, outputs, strict=True))):
+        with stream:
+            found.append(torch.autograd.grad(y, x, torch.ones_like(y))[0])
+    for stream, gradient in zip(reversed(streams), found, strict=True):
+        now.wait_stream(stream)
+        gradient.record_stream(now)
+    return found[0] + found[1]
+
+
+def one_stream_after_the_other(x, streams):
+    """The second uses the first one's host memory, and knows nothing of it."""
+    found = []
+    for stream in streams:
+        with stream:
+            found.append(plain(x, streams))
+    now = torch.accelerator.current_stream()
+    for stream, gradient in zip(streams, found, strict=True):
+        now.wait_stream(stream)
+        gradient.record_stream(now)
+    return found[0] + found[1]
+
+
+def write(x, streams):
+    with ebb.region(SINES):
+        h = x.sin()
+        h.cos()
+        y = (h * 2).exp()
+        with torch.no_grad():
+            h.zero_()
+    return torch.autograd.grad(y, x, torch.ones_like(y))[0]
+
+
+def part(x, streams):
+    with ebb.region(SINES):
+        y = x.sin()[:1].cos()
+    return torch.autograd.grad(y, x, torch.ones_like(y))[0]
+
+
+def two_devices(x, streams):
+    other = x.detach().to("late:1").requires_grad_()
+    torch.accelerator.set_device_index(1)
+    of_other = plain(other, streams)
+    torch.accelerator.set_device_index(0)
+    return plain(x, streams) + of_other.to(x.device)
+
+
+PROGRAMS = {
+    program.__name__: program
+    for program in (
+        plain,
+        twice,
+        on_another_stream,
+        one_stream_after_the_other,
+        two_streams,
+        write,
+        part,
+        two_devices,
+    )
+}
+
+
+# Where each single wait is needed. Elsewhere a later one often covers it, such as the wait of a copy
+# that comes right behind another one.
+NEEDED = [
+    (settings, program)
+    for settings in ("as it is", "nothing ahead", "static")
+    for program in PROGRAMS
+    if program != "two_streams"
+]
+NEEDED += [
+    ("in flight 0, nothing ahead", program) for program in ("plain", "one_stream_after_the_other")
+]
+
+
+def prepare(settings, device):
+    gc.collect()
+    ebb._C._testing.drain_offload()
+    ebb.offload.configure(min_bytes=1, **SETTINGS[settings])
+    streams = [torch.Stream(device=device) for _ in range(2)]
+    return torch.randn(8, 32).to(device).requires_grad_(), streams
+
+
+def run(program, x, streams, without):
+    """With that wait left out: what it gave, what was found, and how many waits there were."""
+    accelerator.synchronize()
+    gc.collect()
+    ebb.offload.stats()  # what was used is given back
+    accelerator.findings()
+    torch.ops.late.drop_wait(without)
+    try:
+        result = PROGRAMS[program](x, streams)
+    finally:
+        count = torch.ops.late.drop_wait(-1)
+    accelerator.synchronize()
+    found = accelerator.findings()
+    return result.detach().cpu(), found, count
+
+
+def gradient(program, x):
+    x = x.detach().cpu().requires_grad_()
+    computed = {
+        "write": lambda x: (x.sin() * 2).exp(),
+        "part": lambda x: x.sin()[:1].cos(),
+    }.get(program, chain)
+    y = computed(x)
+    found = torch.autograd.grad(y, x, torch.ones_like(y))[0]
+    once = ("plain", "on_another_stream", "write", "part")
+    return found if program in once else found + found
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_all_is_in_order(settings, program, device):
+    x, streams = prepare(settings, device)
+    expected = gradient(program, x)
+    for _ in range(2):
+        result, found, _ = run(program, x, streams, -1)
+        assert found == []
+        assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize(("settings", "program"), NEEDED, ids=lambda name: name)
+def test_a_wait_that_is_left_out_is_found(settings, program, device):
+    x, streams = prepare(settings, device)
+    for _ in range(3):
+        expected, found, count = run(program, x, streams, -1)
+    assert found == []
+    assert count > 0
+    unseen = []
+    for which in range(count):
+        result, found, left_out = run(program, x, streams, which)
+        asked_again = left_out > count  # the host did: it saw that it had not waited
+        if not (found or asked_again or not torch.equal(result, expected)):
+            unseen.append(which)
+
+    assert unseen == []
+    run(program, x, streams, -1)
