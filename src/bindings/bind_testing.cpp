@@ -21,6 +21,7 @@
 #include "memory/pinned.h"
 #include "offload/offload.h"
 #include "policy/module_scope.h"
+#include "record/value_map.h"
 #include "testing/failing_policy.h"
 #include "testing/fake_transfer.h"
 #include "testing/instant_transfer.h"
@@ -205,6 +206,7 @@ void bindTesting(py::module_& module) {
   module.def("preferred_node", [](const at::Tensor& memory) {
     return preferredNode(memory.const_data_ptr());
   });
+  module.def("values_looked_at", &valuesLookedAt);
   module.def("cuda_capture", &cudaCapture);
   module.def(
       "replay_draw",

@@ -76,6 +76,7 @@ void OpRecording::run() {
   recordOutputs();
   if (values_.needsSweep()) {
     lockAgain();
+    recipe_.reset();
     values_.sweep();
   }
 }

@@ -1,7 +1,8 @@
 #include "record/value_map.h"
 
 #include <algorithm>
-#include <functional>
+#include <atomic>
+#include <bit>
 #include <utility>
 
 #include "graph/recipe.h"
@@ -18,8 +19,54 @@ namespace {
 // See Note [When dead values are looked for]
 constexpr size_t kSweepEntries = 512;
 constexpr size_t kSweepBytes = size_t{16} << 20;
+constexpr size_t kLook = 4;
+
+std::atomic<size_t> lookedAtInAll{0};
+
+// What would die if references to values were given up. Nothing is.
+class Dying {
+ public:
+  // One more reference to `value`.
+  void release(const Value& value) {
+    giveUp(value);
+    while (!next_.empty()) {
+      const Value& dead = *next_.back();
+      next_.pop_back();
+      const auto& recipe = dead.recipe;
+      if (recipe && ++released_[recipe.get()] == recipe.use_count()) {
+        for (uint32_t i = 0; i < recipe->inputCount; ++i) {
+          if (recipe->inputs[i].value) {
+            giveUp(*recipe->inputs[i].value);
+          }
+        }
+      }
+    }
+  }
+
+  bool has(const Value& value) const {
+    const auto released = released_.find(&value);
+    return released != released_.end() && released->second == useCount(value);
+  }
+
+ private:
+  static size_t useCount(const Value& value) {
+    return c10::raw::intrusive_ptr::use_count(const_cast<Value*>(&value));
+  }
+  void giveUp(const Value& value) {
+    if (++released_[&value] == useCount(value)) {
+      next_.push_back(&value);
+    }
+  }
+
+  ska::flat_hash_map<const c10::intrusive_ptr_target*, size_t> released_;  // how often
+  std::vector<const Value*> next_;  // that are dead, and have not given up what they refer to
+};
 
 }  // namespace
+
+size_t valuesLookedAt() {
+  return lookedAtInAll.load(std::memory_order_relaxed);
+}
 
 bool ownsItsBytes(const Value& value) {
   return value.bytes && value.bytes.nbytes() == value.nbytes &&
@@ -53,6 +100,8 @@ void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours) {
 
 void ValueMap::open() {
   sweepAt_ = kSweepEntries;
+  sweeps_ = dropped_ = 0;
+  madeAt_.fill(0);
 }
 
 void ValueMap::clear() {
@@ -60,8 +109,12 @@ void ValueMap::clear() {
   if (values_.bucket_count() > 8 * (values_.size() + 8)) {
     Map().swap(values_);
   }
+  if (made_.capacity() > 8 * (made_.size() + kSweepEntries)) {
+    std::vector<Made>().swap(made_);
+  }
   values_.clear();
   unsettled_.clear();
+  made_.clear();
 }
 
 // Note [Version stamps]
@@ -114,6 +167,7 @@ c10::intrusive_ptr<Value>& ValueMap::current(
   }
   const uint8_t opaque = slot ? slot->opaque : 0;
   slot = c10::make_intrusive<Value>();
+  made_.emplace_back(storageOf(tensor), slot.get());
   slot->stamp(tensor);
   if (sender_.offloadsInput(tensor)) {
     slot->decide(context_.decider->inputs(), false);
@@ -148,7 +202,7 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
   }
   const auto needed = [&] { return !value->recipe && value->recipeReaders() > indifferent; };
   if (needed()) {
-    dropUnused();  // recipes that only the map keeps alive need nothing
+    dropUnused(made_.size());  // recipes that only the map keeps alive need nothing
   }
   if (needed()) {
     makePrivate(*value);
@@ -225,45 +279,94 @@ void ValueMap::settle() {
   if (context_.graph->journal) {
     noteMade(context_, *leaf, tensor, "ebb.opaque", "what wrote it was not seen");
   }
-  auto& slot = values_[storageOf(tensor)];
-  slot = std::move(leaf);
-  return *slot;
+  Value& now = *leaf;
+  put(storageOf(tensor), std::move(leaf));
+  return now;
 }
 
 // Note [When dead values are looked for]
 // A kept value lives at least as long as the map names it, though everything that read it may be
 // gone: without gradients that is every kept value. So the map is swept when it has doubled, and
-// whenever this many bytes have been kept since the last time.
+// whenever this many bytes have been kept since the last time. On a GPU each weight is as large as
+// that, and a region may have ten thousand values, so such a sweep looks at the latest ones only:
+// each second one at twice as many as the one before it, each fourth at four times as many, and so
+// on. What is made dies young, and nothing is dead whose consumers are not, so the latest ones are
+// looked at first and alone. An op pays for a few values more each time that the map doubles; and
+// what has died is found when half as much has been made again as had been in its life, or sooner.
 bool ValueMap::needsSweep() const {
-  return values_.size() >= sweepAt_ || sender_.keptBytes() >= kSweepBytes;
+  return made_.size() >= sweepAt_ || sender_.keptBytes() >= kSweepBytes;
 }
 
 void ValueMap::sweep() {
-  dropUnused();
-  sender_.sendKept(keptToSend());
-  sweepAt_ = std::max(kSweepEntries, 2 * values_.size());
+  const bool all = made_.size() >= sweepAt_;
+  const size_t left = dropUnused(all ? made_.size() : nextWindow());
+  sender_.sendKept(neededToSend(left));
+  if (all) {
+    sweepAt_ = std::max(kSweepEntries, 2 * made_.size());
+  }
   sender_.forgetBytes();
 }
 
+// How many of the latest ones the next sweep of a part looks at: twice as many as were made since
+// the last one that went so far, and some.
+size_t ValueMap::nextWindow() {
+  const auto level = std::min<size_t>(std::countr_zero(++sweeps_), madeAt_.size() - 1);
+  const size_t inAll = dropped_ + made_.size();
+  const size_t window = 2 * (inAll - madeAt_[level]) + (kLook << level);
+  const bool all = window >= made_.size();
+  std::fill_n(madeAt_.begin(), all ? madeAt_.size() : level + 1, inAll);
+  return all ? made_.size() : window;
+}
+
 // Forgets values that no program can name any more: nothing refers to them and their storage is
-// gone, or only we hold it. Consumers go before what they consume, so one pass is enough.
-[[gnu::cold]] void ValueMap::dropUnused() {
-  std::vector<std::pair<uint64_t, c10::StorageImpl*>> latestFirst;
-  latestFirst.reserve(values_.size());
-  for (const auto& [storage, value] : values_) {
-    latestFirst.emplace_back(value->recipe ? value->recipe->sequence : 0, storage);
-    if (ownsItsBytes(*value)) {
-      dropRecipe(*value);
-    }
-  }
-  std::sort(latestFirst.begin(), latestFirst.end(), std::greater<>());
-  for (const auto& [sequence, storage] : latestFirst) {
+// gone, or only we hold it. Of the last `window`; consumers go before what they consume. Gives how
+// many of them are left.
+[[gnu::cold]] size_t ValueMap::dropUnused(size_t window) {
+  const auto first = made_.end() - static_cast<std::ptrdiff_t>(window);
+  for (auto place = made_.end(); place != first;) {
+    auto& [storage, made] = *--place;
     const auto entry = values_.find(storage);
-    const Value& value = *entry->second;
-    if (entry->second.unique() && (ownsItsBytes(value) || value.home.expired())) {
+    if (entry == values_.end() || entry->second.get() != made) {
+      storage = nullptr;  // another state has come
+      continue;
+    }
+    if (ownsItsBytes(*entry->second)) {
+      dropRecipe(*entry->second);
+    }
+    if (entry->second.unique() && (ownsItsBytes(*made) || made->home.expired())) {
       values_.erase(entry);
+      storage = nullptr;
     }
   }
+  const auto isGone = [](const Made& entry) { return entry.first == nullptr; };
+  const auto end = std::remove_if(first, made_.end(), isGone);
+  const auto left = static_cast<size_t>(end - first);
+  made_.erase(end, made_.end());
+  dropped_ += window - left;
+  lookedAtInAll.fetch_add(window, std::memory_order_relaxed);
+  return left;
+}
+
+// What is to leave, among the last `window`, all of which are there, and would be needed if the
+// region ended here. Not what only recipes read whose results nobody has saved so far: most such
+// recipes are never needed.
+std::vector<c10::intrusive_ptr<Value>> ValueMap::neededToSend(size_t window) const {
+  const c10::ArrayRef<Made> latest(made_.data() + made_.size() - window, window);
+  std::vector<c10::intrusive_ptr<Value>> found;
+  const auto isToLeave = [](const Made& entry) { return entry.second->due && entry.second->bytes; };
+  if (std::none_of(latest.begin(), latest.end(), isToLeave)) {
+    return found;
+  }
+  Dying dying;
+  for (const Made& entry : latest) {
+    dying.release(*entry.second);
+  }
+  for (auto entry = latest.rbegin(); entry != latest.rend(); ++entry) {
+    if (isToLeave(*entry) && !dying.has(*entry->second)) {
+      found.push_back(values_.find(entry->first)->second);
+    }
+  }
+  return found;
 }
 
 std::vector<c10::intrusive_ptr<Value>> ValueMap::keptToSend() const {
