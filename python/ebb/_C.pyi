@@ -186,6 +186,7 @@ class _testing:
     def replay_draw(
         device: str,
         *,
+        takes_generator: bool = False,
         kernel_raises: bool = False,
         setting_fails: bool = False,
         between: Callable[[], object] | None = None,

@@ -174,12 +174,18 @@ std::pair<bool, uint64_t> cudaCapture(uintptr_t stream) {
 }
 
 py::dict replayedDraw(
-    const std::string& device, bool kernelRaises, bool settingFails, const py::object& between) {
-  const ReplayedDraw draw = replayDraw(c10::Device(device), {kernelRaises, settingFails, [&] {
-                                                               if (!between.is_none()) {
-                                                                 between();
-                                                               }
-                                                             }});
+    const std::string& device,
+    bool takesGenerator,
+    bool kernelRaises,
+    bool settingFails,
+    const py::object& between) {
+  const auto told = [&] {
+    if (!between.is_none()) {
+      between();
+    }
+  };
+  const ReplayedDraw draw =
+      replayDraw(c10::Device(device), {takesGenerator, kernelRaises, settingFails, told});
   py::dict dict;
   dict["forward"] = draw.forward;
   dict["replayed"] = draw.replayed;
@@ -213,6 +219,7 @@ void bindTesting(py::module_& module) {
       torch::wrap_pybind_function(&replayedDraw),
       py::arg("device"),
       py::kw_only(),
+      py::arg("takes_generator") = false,
       py::arg("kernel_raises") = false,
       py::arg("setting_fails") = false,
       py::arg("between") = py::none());

@@ -5,12 +5,14 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
 
 #include "intercept/op_traits.h"
 #include "kernel/random_state.h"
+#include "memory/capturing.h"
 
 namespace ebb {
 namespace {
@@ -68,6 +70,7 @@ struct StandInGenerator final : c10::GeneratorImpl {
     return c10::make_intrusive<StandInGenerator>(device(), state);
   }
   StandInGenerator* clone_impl() const override {
+    TORCH_CHECK(!isCapturing(device()), "a generator cannot be cloned in a capture");
     auto* made = new StandInGenerator(device(), std::make_shared<State>(*state));
     made->fails = fails;
     return made;
@@ -82,6 +85,10 @@ const OpTraits& traitsOf(const char* name, const char* overload) {
   return opTraits(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));
 }
 
+StandInGenerator& implOf(const at::Generator& generator) {
+  return static_cast<StandInGenerator&>(*generator.unsafeGetGeneratorImpl());
+}
+
 // An op to which the generator is given, so that it need not be the device's.
 std::unique_ptr<RandomState> draw(const at::Generator& generator, State& state) {
   const OpTraits& op = traitsOf("aten::bernoulli_", "float");
@@ -94,30 +101,33 @@ std::unique_ptr<RandomState> draw(const at::Generator& generator, State& state) 
 
 }  // namespace
 
-ReplayedDraw replayDraw(c10::Device device, const ReplayFaults& faults) {
+ReplayedDraw replayDraw(c10::Device device, const ReplayCircumstances& circumstances) {
   auto generator =
       at::make_generator<StandInGenerator>(device, std::make_shared<State>(State{1, 8}));
-  auto& impl = static_cast<StandInGenerator&>(*generator.unsafeGetGeneratorImpl());
-  ReplayedDraw found{.forward = impl.state->offset};
-  const auto drawn = draw(generator, *impl.state);
-  impl.state->offset += kEachDraw;
-  found.before = impl.state->offset;
-  if (faults.between) {
-    faults.between();
+  StandInGenerator& shared = implOf(generator);
+  ReplayedDraw found{.forward = shared.state->offset};
+  const auto drawn = draw(generator, *shared.state);
+  shared.state->offset += kEachDraw;
+  found.before = shared.state->offset;
+  if (circumstances.between) {
+    circumstances.between();
   }
   TORCH_CHECK(drawn->canBeSetNow(), "drawn in another capture");
   {
-    torch::jit::Stack none;
-    RandomReplay replay(traitsOf("aten::native_dropout", ""), drawn.get(), none);
-    found.replayed = impl.state->offset;
-    impl.state->offset += kEachDraw;
-    *impl.fails = faults.settingFails;
-    TORCH_CHECK(!faults.kernelRaises, "the kernel failed");
+    const OpTraits& op = circumstances.takesGenerator ? traitsOf("aten::bernoulli_", "float")
+                                                      : traitsOf("aten::native_dropout", "");
+    torch::jit::Stack stack(op.argumentCount, generator);
+    RandomReplay replay(op, drawn.get(), stack);
+    StandInGenerator& used = implOf(stack[std::max<int>(op.generatorArgument, 0)].toGenerator());
+    found.replayed = used.state->offset;
+    used.state->offset += kEachDraw;
+    *shared.fails = circumstances.settingFails;
+    TORCH_CHECK(!circumstances.kernelRaises, "the kernel failed");
     TORCH_CHECK(replay.drewTheSame(), "other numbers were drawn");
     replay.putBack();
   }
-  found.after = impl.state->offset;
-  found.begunAnew = impl.begunAnew;
+  found.after = shared.state->offset;
+  found.begunAnew = shared.begunAnew;
   return found;
 }
 

@@ -19,16 +19,16 @@ struct ReplayedDraw {
       0;  // how often the replay has made it begin anew, as recurrent layers see it
 };
 
-// What may go wrong in a replay.
-struct ReplayFaults {
+struct ReplayCircumstances {
+  bool takesGenerator = false;  // the op that is replayed has a Generator argument
   bool kernelRaises = false;
   bool settingFails = false;      // from the kernel on, whatever sets a generator's state raises
-  std::function<void()> between;  // is called between the draw and its replay; may be empty
+  std::function<void()> between;  // called between the draw and its replay; may be empty
 };
 
 // An op draws from the generator that is shared by all on `device`, others do, and it is replayed.
 // Raises what the replay raises, or that a replay would be refused. CUDA's generator can be lent a
 // state; others are only set.
-EBB_API ReplayedDraw replayDraw(c10::Device device, const ReplayFaults& faults);
+EBB_API ReplayedDraw replayDraw(c10::Device device, const ReplayCircumstances& circumstances);
 
 }  // namespace ebb

@@ -177,10 +177,11 @@ def test_a_generator_that_cannot_be_put_back_raises():
 
 
 CAPTURES = """
-def attempt(before, between):
+def attempt(before, between, **what):
     cuda.fake_cuda_capture(before, 0)
+    then = lambda: cuda.fake_cuda_capture(between, 0)
     try:
-        draw = testing.replay_draw("cuda:0", between=lambda: cuda.fake_cuda_capture(between, 0))
+        draw = testing.replay_draw("cuda:0", between=then, **what)
         print("as drawn", draw["replayed"] == draw["forward"] and draw["after"] == draw["before"])
         print("set", draw["begun_anew"])
     except RuntimeError as refused:
@@ -188,6 +189,8 @@ def attempt(before, between):
 
 attempt(0, 0)
 attempt(7, 7)
+attempt(0, 0, takes_generator=True)
+attempt(7, 7, takes_generator=True)
 attempt(0, 7)
 attempt(7, 0)
 attempt(7, 8)
@@ -200,5 +203,71 @@ attempt(7, 8)
 def test_in_a_capture_the_generator_is_set_and_other_captures_are_refused(tmp_path):
     printed = fake_cuda.run(fake_cuda.build(tmp_path), CAPTURES)
 
-    refused = "drawn in another capture"
-    assert printed == ["as drawn True", "set 0", "as drawn True", "set 2", *[refused] * 3]
+    outside, inside = ["as drawn True", "set 0"], ["as drawn True", "set 2"]
+    assert printed == [*outside, *inside, *outside, *inside, *["drawn in another capture"] * 3]
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.needs_cuda
+@needs_cuda
+def test_replays_on_a_gpu_leave_the_masks_of_recurrent_layers_as_in_eager():
+    lstm = nn.LSTM(8, 16, num_layers=2, dropout=0.5).cuda()
+    x = torch.randn(5, 4, 8, device="cuda", requires_grad=True)
+
+    def outputs(region):
+        torch.manual_seed(1)
+        found = []
+        for _ in range(3):
+            with region():
+                y = F.dropout(lstm(x)[0].exp(), 0.5).sin()
+            torch.autograd.grad(y.sum(), x)
+            found.append(y.detach())
+        return found
+
+    expected = outputs(contextlib.nullcontext)
+    found = outputs(ebb.region)
+
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+DRAWS_ON_A_GPU = {
+    "native_dropout": lambda h: F.dropout(h, 0.5),
+    "bernoulli": lambda h: h * torch.empty_like(h).bernoulli_(0.5),  # takes a Generator
+    "rrelu": lambda h: F.rrelu(h, training=True),
+}
+
+
+@pytest.mark.needs_cuda
+@needs_cuda
+@pytest.mark.parametrize("draws", DRAWS_ON_A_GPU)
+def test_a_captured_step_draws_what_its_forward_drew(draws):
+    x = torch.randn(1000, device="cuda", requires_grad=True)
+
+    def captured(region):
+        def step():
+            with region():
+                y = DRAWS_ON_A_GPU[draws](x.exp()).sin().exp()
+            return torch.autograd.grad(y.sum(), x)[0]
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            gradient = step()
+        torch.manual_seed(1)
+        found = []
+        for _ in range(3):
+            graph.replay()
+            found.append(gradient.clone())
+        return found
+
+    expected = captured(contextlib.nullcontext)
+    found = captured(ebb.region)
+
+    assert not torch.equal(expected[0], expected[1])
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
