@@ -21,7 +21,7 @@
 #include "memory/pinned.h"
 #include "offload/offload.h"
 #include "policy/module_scope.h"
-#include "record/value_map.h"
+#include "record/made_values.h"
 #include "testing/failing_policy.h"
 #include "testing/fake_transfer.h"
 #include "testing/instant_transfer.h"

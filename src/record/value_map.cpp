@@ -1,8 +1,6 @@
 #include "record/value_map.h"
 
 #include <algorithm>
-#include <atomic>
-#include <bit>
 #include <utility>
 
 #include "graph/recipe.h"
@@ -17,11 +15,7 @@ namespace ebb {
 namespace {
 
 // See Note [When dead values are looked for]
-constexpr size_t kSweepEntries = 512;
 constexpr size_t kSweepBytes = size_t{16} << 20;
-constexpr size_t kLook = 4;
-
-std::atomic<size_t> lookedAtInAll{0};
 
 // What would die if references to values were given up. Nothing is.
 class Dying {
@@ -64,10 +58,6 @@ class Dying {
 
 }  // namespace
 
-size_t valuesLookedAt() {
-  return lookedAtInAll.load(std::memory_order_relaxed);
-}
-
 bool ownsItsBytes(const Value& value) {
   return value.bytes && value.bytes.nbytes() == value.nbytes &&
          value.bytes.use_count() <= 1 + (value.backsHandles ? 0 : value.handles.load());
@@ -98,19 +88,10 @@ void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours) {
   }
 }
 
-void ValueMap::open() {
-  sweepAt_ = kSweepEntries;
-  sweeps_ = dropped_ = 0;
-  madeAt_.fill(0);
-}
-
 void ValueMap::clear() {
   // Clearing takes as long as the table is large: one unusually long region must not slow all.
   if (values_.bucket_count() > 8 * (values_.size() + 8)) {
     Map().swap(values_);
-  }
-  if (made_.capacity() > 8 * (made_.size() + kSweepEntries)) {
-    std::vector<Made>().swap(made_);
   }
   values_.clear();
   unsettled_.clear();
@@ -167,7 +148,7 @@ c10::intrusive_ptr<Value>& ValueMap::current(
   }
   const uint8_t opaque = slot ? slot->opaque : 0;
   slot = c10::make_intrusive<Value>();
-  made_.emplace_back(storageOf(tensor), slot.get());
+  made_.add(storageOf(tensor), slot.get());
   slot->stamp(tensor);
   if (sender_.offloadsInput(tensor)) {
     slot->decide(context_.decider->inputs(), false);
@@ -284,82 +265,54 @@ void ValueMap::settle() {
   return now;
 }
 
-// Note [When dead values are looked for]
-// A kept value lives at least as long as the map names it, though everything that read it may be
-// gone: without gradients that is every kept value. So the map is swept when it has doubled, and
-// whenever this many bytes have been kept since the last time. On a GPU each weight is as large as
-// that, and a region may have ten thousand values, so such a sweep looks at the latest ones only:
-// each second one at twice as many as the one before it, each fourth at four times as many, and so
-// on. What is made dies young, and nothing is dead whose consumers are not, so the latest ones are
-// looked at first and alone. An op pays for a few values more each time that the map doubles; and
-// what has died is found when half as much has been made again as had been in its life, or sooner.
+// See Note [When dead values are looked for]
 bool ValueMap::needsSweep() const {
-  return made_.size() >= sweepAt_ || sender_.keptBytes() >= kSweepBytes;
+  return made_.isFull() || sender_.keptBytes() >= kSweepBytes;
 }
 
 void ValueMap::sweep() {
-  const bool all = made_.size() >= sweepAt_;
-  const size_t left = dropUnused(all ? made_.size() : nextWindow());
+  const size_t left = dropUnused(made_.nextWindow());
   sender_.sendKept(neededToSend(left));
-  if (all) {
-    sweepAt_ = std::max(kSweepEntries, 2 * made_.size());
-  }
   sender_.forgetBytes();
-}
-
-// How many of the latest ones the next sweep of a part looks at: twice as many as were made since
-// the last one that went so far, and some.
-size_t ValueMap::nextWindow() {
-  const auto level = std::min<size_t>(std::countr_zero(++sweeps_), madeAt_.size() - 1);
-  const size_t inAll = dropped_ + made_.size();
-  const size_t window = 2 * (inAll - madeAt_[level]) + (kLook << level);
-  const bool all = window >= made_.size();
-  std::fill_n(madeAt_.begin(), all ? madeAt_.size() : level + 1, inAll);
-  return all ? made_.size() : window;
 }
 
 // Forgets values that no program can name any more: nothing refers to them and their storage is
 // gone, or only we hold it. Of the last `window`; consumers go before what they consume. Gives how
 // many of them are left.
 [[gnu::cold]] size_t ValueMap::dropUnused(size_t window) {
-  const auto first = made_.end() - static_cast<std::ptrdiff_t>(window);
-  for (auto place = made_.end(); place != first;) {
-    auto& [storage, made] = *--place;
-    const auto entry = values_.find(storage);
-    if (entry == values_.end() || entry->second.get() != made) {
-      storage = nullptr;  // another state has come
-      continue;
+  return made_.sweep(window, [&](const MadeValues::Entry& made) {
+    const auto entry = values_.find(made.first);
+    if (entry == values_.end() || entry->second.get() != made.second) {
+      return true;  // another state has come
     }
-    if (ownsItsBytes(*entry->second)) {
-      dropRecipe(*entry->second);
+    Value& value = *entry->second;
+    const bool isOwned = ownsItsBytes(value);
+    if (isOwned) {
+      dropRecipe(value);
     }
-    if (entry->second.unique() && (ownsItsBytes(*made) || made->home.expired())) {
+    const bool isDead = entry->second.unique() && (isOwned || value.home.expired());
+    if (isDead) {
       values_.erase(entry);
-      storage = nullptr;
     }
-  }
-  const auto isGone = [](const Made& entry) { return entry.first == nullptr; };
-  const auto end = std::remove_if(first, made_.end(), isGone);
-  const auto left = static_cast<size_t>(end - first);
-  made_.erase(end, made_.end());
-  dropped_ += window - left;
-  lookedAtInAll.fetch_add(window, std::memory_order_relaxed);
-  return left;
+    return isDead;
+  });
 }
 
 // What is to leave, among the last `window`, all of which are there, and would be needed if the
 // region ended here. Not what only recipes read whose results nobody has saved so far: most such
 // recipes are never needed.
 std::vector<c10::intrusive_ptr<Value>> ValueMap::neededToSend(size_t window) const {
-  const c10::ArrayRef<Made> latest(made_.data() + made_.size() - window, window);
+  const auto latest = made_.latest(window);
   std::vector<c10::intrusive_ptr<Value>> found;
-  const auto isToLeave = [](const Made& entry) { return entry.second->due && entry.second->bytes; };
+  const auto isToLeave = [](const MadeValues::Entry& entry) {
+    return entry.second->due && entry.second->bytes;
+  };
   if (std::none_of(latest.begin(), latest.end(), isToLeave)) {
     return found;
   }
   Dying dying;
-  for (const Made& entry : latest) {
-    dying.release(*entry.second);
+  for (const auto& [storage, value] : latest) {
+    dying.release(*value);
   }
   for (auto entry = latest.rbegin(); entry != latest.rend(); ++entry) {
     if (isToLeave(*entry) && !dying.has(*entry->second)) {

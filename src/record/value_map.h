@@ -6,15 +6,13 @@
 #include <c10/util/flat_hash_map.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <array>
-#include <cstddef>
 #include <utility>
 #include <vector>
 
-#include "ebb/export.h"
 #include "graph/geometry.h"
 #include "graph/value.h"
 #include "record/context.h"
+#include "record/made_values.h"
 
 namespace ebb {
 
@@ -50,7 +48,7 @@ class ValueMap {
 
   // An op has made `value`.
   void put(c10::StorageImpl* storage, c10::intrusive_ptr<Value> value) {
-    made_.emplace_back(storage, value.get());
+    made_.add(storage, value.get());
     values_[storage] = std::move(value);
   }
 
@@ -90,30 +88,18 @@ class ValueMap {
     return values_;
   }
 
-  void open();  // an outermost region begins
   void clear();
 
  private:
-  // A storage, and the value that it got then; compared, not owned.
-  using Made = std::pair<c10::StorageImpl*, const Value*>;
-
-  size_t nextWindow();
   size_t dropUnused(size_t window);
   std::vector<c10::intrusive_ptr<Value>> neededToSend(size_t window) const;
 
   const Context& context_;
   Sender& sender_;
   Map values_;
-  std::vector<Made> made_;            // in this order, by ops or first met; some are gone
-  size_t dropped_ = 0;                // entries that were in it
-  size_t sweepAt_ = 0;                // its size at which all of it is looked at
-  size_t sweeps_ = 0;                 // so far, of a part of it
-  std::array<size_t, 24> madeAt_{};   // by level: made in all, when a sweep last went so far
+  MadeValues made_;                   // its entries, and some that were
   std::vector<Unsettled> unsettled_;  // see Note [Version stamps]
 };
-
-// How many values this process has looked at to find dead ones.
-EBB_API size_t valuesLookedAt();
 
 // Whether only the value and its handles hold its kept bytes: nobody else can write to them any
 // more, so no recipe is needed to make them again. Not if somebody resized them before.
