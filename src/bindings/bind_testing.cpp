@@ -15,14 +15,18 @@
 #include "ebb/offload.h"
 #include "ebb/paging.h"
 #include "ebb/report.h"
+#include "memory/bytes.h"
+#include "memory/capturing.h"
 #include "memory/numa_node.h"
 #include "memory/pinned.h"
 #include "offload/offload.h"
 #include "paging/pool/movers.h"
 #include "policy/module_scope.h"
+#include "record/made_values.h"
 #include "testing/failing_policy.h"
 #include "testing/fake_transfer.h"
 #include "testing/instant_transfer.h"
+#include "testing/stand_in_generator.h"
 
 namespace ebb::bindings {
 
@@ -164,6 +168,34 @@ class FakeAccelerator {
   InPlace inPlace_{fake_};
 };
 
+// By CUDA's runtime: whether `stream` is being captured, and which capture that would be.
+std::pair<bool, uint64_t> cudaCapture(uintptr_t stream) {
+  void* const handle = reinterpret_cast<void*>(stream);
+  return {isCapturingForCuda(handle), captureForCuda(handle)};
+}
+
+py::dict replayedDraw(
+    const std::string& device,
+    bool takesGenerator,
+    bool kernelRaises,
+    bool settingFails,
+    const py::object& between) {
+  const auto told = [&] {
+    if (!between.is_none()) {
+      between();
+    }
+  };
+  const ReplayedDraw draw =
+      replayDraw(c10::Device(device), {takesGenerator, kernelRaises, settingFails, told});
+  py::dict dict;
+  dict["forward"] = draw.forward;
+  dict["replayed"] = draw.replayed;
+  dict["before"] = draw.before;
+  dict["after"] = draw.after;
+  dict["begun_anew"] = draw.begunAnew;
+  return dict;
+}
+
 }  // namespace
 
 void bindTesting(py::module_& module) {
@@ -175,14 +207,27 @@ void bindTesting(py::module_& module) {
     return std::make_pair(names.plain, names.full);
   });
   module.def("drain_offload", torch::wrap_pybind_function_no_gil([] { Offload::get().drain(); }));
-  module.def("pinned_memory_node", torch::wrap_pybind_function([](size_t nbytes, int8_t device) {
-               const auto memory = allocatePinned(nbytes, c10::Device(c10::kCUDA, device));
-               return preferredNode(memory.data());
+  module.def("pinned_memory", torch::wrap_pybind_function([](size_t nbytes, int8_t device) {
+               return bytesOf(allocatePinned(nbytes, c10::Device(c10::kCUDA, device)));
              }));
   module.def("cpu_page_mover", [] { return reinterpret_cast<uintptr_t>(&cpuPageMover()); });
   module.def("set_page_mover", [](const std::string& device, uintptr_t mover) {
     setPageMover(c10::Device(device).type(), *reinterpret_cast<const PageMover*>(mover));
   });
+  module.def("preferred_node", [](const at::Tensor& memory) {
+    return preferredNode(memory.const_data_ptr());
+  });
+  module.def("values_looked_at", &valuesLookedAt);
+  module.def("cuda_capture", &cudaCapture);
+  module.def(
+      "replay_draw",
+      torch::wrap_pybind_function(&replayedDraw),
+      py::arg("device"),
+      py::kw_only(),
+      py::arg("takes_generator") = false,
+      py::arg("kernel_raises") = false,
+      py::arg("setting_fails") = false,
+      py::arg("between") = py::none());
   py::class_<FakeAccelerator>(module, "FakeAccelerator")
       .def(py::init<size_t>())
       .def("advance", [](FakeAccelerator& self, size_t count) { self.fake().advance(count); })

@@ -1,24 +1,34 @@
 #include "graph/rows.h"
 
+#include <ATen/ops/add.h>
 #include <ATen/ops/any.h>
+#include <ATen/ops/bitwise_and.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/eq.h>
-#include <ATen/ops/gt.h>
-#include <ATen/ops/lt.h>
-#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/masked_fill.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/where.h>
+
+#include <algorithm>
+#include <string>
 
 #include "intercept/key.h"
 
 namespace ebb {
 namespace {
 
-constexpr int64_t kMostRows = int64_t{1} << 40;
+constexpr int64_t kMostRows = int64_t{1} << 40;  // a power of two
+
+std::vector<int64_t> shapeOf(const at::Tensor& rows) {
+  std::vector<int64_t> shape = rows.sizes().vec();
+  shape.insert(shape.end(), rows.strides().begin(), rows.strides().end());
+  return shape;
+}
 
 }  // namespace
 
-RowCount::RowCount(const at::Tensor& tensor, const at::Tensor& rows)
-    : given_(rows.storage().getWeakStorageImpl()), dtype_(rows.scalar_type()) {
+void checkCount(const at::Tensor& tensor, const at::Tensor& rows) {
+  TORCH_CHECK_VALUE(
+      rows.layout() == at::kStrided, "ebb: mark_rows takes a dense count; got ", rows.toString());
   TORCH_CHECK_TYPE(
       c10::isIntegralType(rows.scalar_type(), /*includeBool=*/false),
       "ebb: mark_rows takes a tensor of integers; got ",
@@ -33,41 +43,64 @@ RowCount::RowCount(const at::Tensor& tensor, const at::Tensor& rows)
       tensor.device(),
       ", so that nobody waits for it; it is on ",
       rows.device());
-  version_ = rows.is_inference() ? 0 : rows._version();
-  offset_ = rows.storage_offset();
-  shape_ = rows.sizes().vec();
-  shape_.insert(shape_.end(), rows.strides().begin(), rows.strides().end());
-  const auto below = belowEverything();
-  const at::Tensor counts = rows.to(at::kLong, /*non_blocking=*/false, /*copy=*/true).reshape({-1});
-  // A negative one must not hide in the sum, nor one so large that the sum turns negative.
-  const at::Tensor bad = at::any(at::lt(counts, 0)).logical_or(at::any(at::gt(counts, kMostRows)));
-  count = at::where(bad, at::scalar_tensor(-1, counts.options()), counts.sum()).reshape({1});
-  kept = at::where(at::eq(count, 0), at::scalar_tensor(1, counts.options()), count);
 }
 
-bool RowCount::isOf(const at::Tensor& rows, const RowCount& now) const {
-  if (count.is_cpu() && now.count.is_cpu()) {  // nobody need wait for the number
-    return *count.const_data_ptr<int64_t>() == *now.count.const_data_ptr<int64_t>();
+// A negative one must not hide in the sum, nor one so large that the sum turns negative.
+int64_t liveRows(const at::Tensor& tensor, const at::Tensor& rows) {
+  const auto below = belowEverything();
+  const at::Tensor counts = rows.to(at::kLong).contiguous();
+  const c10::ArrayRef<int64_t> given(counts.const_data_ptr<int64_t>(), counts.numel());
+  int64_t live = 0;
+  for (const int64_t count : given) {
+    live = live < 0 || count < 0 || count >= kMostRows ? -1 : live + count;
   }
-  std::vector<int64_t> shape = rows.sizes().vec();
-  shape.insert(shape.end(), rows.strides().begin(), rows.strides().end());
+  const int64_t most = tensor.dim() > 0 ? tensor.size(0) : 1;
+  TORCH_CHECK_VALUE(
+      live >= 0 && live <= most,
+      "ebb: mark_rows: ",
+      live < 0 ? std::string("a negative number of") : std::to_string(live),
+      " rows cannot live in a tensor of shape ",
+      tensor.sizes());
+  return live;
+}
+
+RowCount::RowCount(int64_t live) : dtype_(at::kLong) {
+  const auto below = belowEverything();
+  count = at::empty({1}, at::kLong);
+  kept = at::empty({1}, at::kLong);
+  *count.mutable_data_ptr<int64_t>() = live;
+  *kept.mutable_data_ptr<int64_t>() = std::max<int64_t>(live, 1);
+}
+
+// In as few kernels as it takes: a model may ask for each of its layers. A number that cannot be
+// right is found where it is used, but for what a sum would hide.
+RowCount::RowCount(const at::Tensor& rows)
+    : given_(rows.storage().getWeakStorageImpl()),
+      version_(rows.is_inference() ? 0 : rows._version()),
+      offset_(rows.storage_offset()),
+      shape_(shapeOf(rows)),
+      dtype_(rows.scalar_type()) {
+  const auto below = belowEverything();
+  const bool single = rows.numel() == 1;
+  const at::Tensor counts = rows.to(at::kLong, /*non_blocking=*/false, /*copy=*/single);
+  if (single) {
+    count = counts.reshape({1});
+  } else {
+    const at::Tensor bad = at::any(at::bitwise_and(counts, ~(kMostRows - 1)));  // also if negative
+    count = counts.sum().masked_fill_(bad, -1).reshape({1});
+  }
+  kept = at::add(count, at::eq(count, 0));
+}
+
+bool RowCount::is(int64_t live) const {
+  return count.is_cpu() && *count.const_data_ptr<int64_t>() == live;
+}
+
+bool RowCount::isOf(const at::Tensor& rows) const {
   return !given_.expired() &&
          given_._unsafe_get_target() == rows.storage().unsafeGetStorageImpl() &&
          !rows.is_inference() && version_ == rows._version() && offset_ == rows.storage_offset() &&
-         shape_ == shape && dtype_ == rows.scalar_type();
-}
-
-void RowCount::check(const at::Tensor& tensor) const {
-  if (count.is_cpu()) {
-    const int64_t live = *count.const_data_ptr<int64_t>();
-    const int64_t most = tensor.dim() > 0 ? tensor.size(0) : 1;
-    TORCH_CHECK_VALUE(
-        live >= 0 && live <= most,
-        "ebb: mark_rows: ",
-        live < 0 ? std::string("a negative number of") : std::to_string(live),
-        " rows cannot live in a tensor of shape ",
-        tensor.sizes());
-  }
+         shape_ == shapeOf(rows) && dtype_ == rows.scalar_type();
 }
 
 bool isRowAfterRow(const at::Tensor& tensor) {

@@ -24,24 +24,31 @@ namespace ebb {
 // but row by row: it is `lossy`. An operator that may mix rows of lossy values is not run again;
 // its results are kept. And if it saves such a value for its backward, that value is kept whole.
 
-// How many rows live. Shared by all that the same tensor was given for.
+// Throws unless `rows` is what ebb::markRows takes for `tensor`: one integer, or a list of them.
+void checkCount(const at::Tensor& tensor, const at::Tensor& rows);
+
+// What `rows`, on the CPU, says. Throws c10::ValueError if `tensor` has fewer rows.
+int64_t liveRows(const at::Tensor& tensor, const at::Tensor& rows);
+
+// How many rows live. Shared by all that the same number, or on a device the same tensor, was given
+// for.
 struct RowCount final : c10::intrusive_ptr_target {
-  // `rows` as the user gave it: one integer, or counts whose sum it is. Throws if it is neither.
-  RowCount(const at::Tensor& tensor, const at::Tensor& rows);
+  explicit RowCount(int64_t live);            // on the CPU
+  explicit RowCount(const at::Tensor& rows);  // on a device: one integer, or counts whose sum it is
 
-  // Whether `rows`, which says `now`, is known to say the same: on the CPU by the number, elsewhere
-  // if it is the tensor that was given, and has not been written since.
-  bool isOf(const at::Tensor& rows, const RowCount& now) const;
+  // Whether it is this number, on the CPU, where nobody need wait for it.
+  bool is(int64_t live) const;
 
-  // Throws c10::ValueError if `tensor` has fewer rows; on the CPU only, where that is known.
-  void check(const at::Tensor& tensor) const;
+  // Whether it was made of `rows`, which has not been written since.
+  bool isOf(const at::Tensor& rows) const;
 
   // Each is one int64 on the tensor's device that nobody writes.
   at::Tensor count;  // rows that live
   at::Tensor kept;   // rows that are kept: one at least
 
  private:
-  c10::weak_intrusive_ptr<c10::StorageImpl> given_;  // what it was computed from
+  // What it was computed from; null on the CPU.
+  c10::weak_intrusive_ptr<c10::StorageImpl> given_{c10::intrusive_ptr<c10::StorageImpl>()};
   uint32_t version_ = 0;
   int64_t offset_ = 0;
   std::vector<int64_t> shape_;  // sizes and strides

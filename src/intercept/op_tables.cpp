@@ -347,6 +347,11 @@ PrecisionRead precisionRead(std::string_view name) {
                                            : PrecisionRead::None;
 }
 
+// Not recurrent layers: torch does not have those timed.
+bool mayBeTimed(std::string_view name) {
+  return name.starts_with("aten::") && name.find("convolution") != std::string_view::npos;
+}
+
 bool readsRequiresGrad(std::string_view name) {
   return contains(kReadsRequiresGrad, name);
 }

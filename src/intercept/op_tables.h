@@ -24,6 +24,9 @@ bool isNeverReplayed(std::string_view name);
 // Which settings of precision the kernel reads.
 PrecisionRead precisionRead(std::string_view name);
 
+// What the kernel does may be chosen by how long it takes, if the user asks for that.
+bool mayBeTimed(std::string_view name);
+
 // The kernel that runs depends on grad mode and on the inputs' requires_grad.
 bool readsRequiresGrad(std::string_view name);
 

@@ -137,6 +137,7 @@ void fill(OpTraits& traits) {
   traits.uninitialised = isUninitialisedFactory(name);
   traits.constantFill = isConstantFactory(name);
   traits.precision = precisionRead(name);
+  traits.timed = mayBeTimed(name);
   traits.readsRequiresGrad = readsRequiresGrad(name);
   traits.kind = classify(traits.op);
   applyRowRule(traits);

@@ -142,6 +142,11 @@ uint32_t productPrecision(PrecisionRead read, c10::DispatchKeySet keys) {
   return precision << 8 | halfPrecision();
 }
 
+bool choosesByTiming(const OpTraits& op) {
+  const at::Context& context = at::globalContext();
+  return op.timed && context.benchmarkCuDNN() && context.userEnabledCuDNN();
+}
+
 KernelStateGuard::KernelStateGuard(const KernelState& state)
     : saved_(c10::impl::raw_local_dispatch_key_set),
       state_(state),

@@ -8,9 +8,11 @@
 #include <array>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "kernel/fingerprint.h"
 #include "memory/bytes.h"
+#include "memory/capturing.h"
 
 namespace ebb {
 namespace {
@@ -169,6 +171,7 @@ RandomScope::RandomScope(
   }
   if (state_->generator.defined()) {
     before_ = stateOf(state_->generator);
+    state_->capture = captureOf(state_->generator.device());
   }
   if (onDevice && !(before_.defined() && state_->generator.device().is_cuda())) {
     cpuBefore_ = stateOf(cpuGenerator());
@@ -226,6 +229,7 @@ void RandomScope::findWhatMoved() {
   const bool shows = before_.defined() && !state_->generator.device().is_privateuseone();
   if (cpuMoved && !moved) {
     state_->generator = cpuGenerator();
+    state_->capture = 0;
     before_ = cpuBefore_;
   } else if (moved ? cpuMoved : !confirm_ && !shows) {
     unknown_ = true;
@@ -238,12 +242,16 @@ void RandomScope::findWhatMoved() {
   }
 }
 
+bool RandomState::canBeSetNow() const {
+  return capture == captureOf(generator.device());
+}
+
 RandomReplay::RandomReplay(const OpTraits& op, const RandomState* state, torch::jit::Stack& stack)
     : state_(state) {
   if (state == nullptr) {
     return;
   }
-  if (op.generatorArgument >= 0) {
+  if (op.generatorArgument >= 0 && state->capture == 0) {
     clone_ = state->generator.clone();
     setState(clone_, unpackState(state->packed));
     stack[stack.size() - op.argumentCount + op.generatorArgument] = clone_;
@@ -253,8 +261,23 @@ RandomReplay::RandomReplay(const OpTraits& op, const RandomState* state, torch::
     lock_ = std::unique_lock<std::mutex>(drawMutex());
   }
   generator_ = state->generator;
-  outer_ = stateOf(generator_);
-  setState(generator_, unpackState(state->packed));
+  if (!lend()) {
+    outer_ = stateOf(generator_);
+    setState(generator_, unpackState(state->packed));
+  }
+}
+
+// Only CUDA's has states that can be exchanged as a whole.
+bool RandomReplay::lend() {
+  if (!generator_.device().is_cuda() || state_->capture != 0) {
+    return false;
+  }
+  std::lock_guard<std::mutex> lock(generator_.mutex());
+  const at::Generator other = generator_.clone();
+  other.unsafeGetGeneratorImpl()->set_state(*unpackState(state_->packed).unsafeGetTensorImpl());
+  lender_ = generator_.graphsafe_get_state();
+  generator_.graphsafe_set_state(other);
+  return true;
 }
 
 bool RandomReplay::drewTheSame() const {
@@ -262,9 +285,24 @@ bool RandomReplay::drewTheSame() const {
          digestOf(clone_.defined() ? clone_ : generator_) == state_->digestAfter;
 }
 
+void RandomReplay::putBack() {
+  at::Generator generator = std::exchange(generator_, {});
+  if (lender_.defined()) {
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.graphsafe_set_state(lender_);
+  } else if (generator.defined()) {
+    setState(generator, outer_);
+  }
+}
+
+// Something else was raised. A device that has failed refuses this too, and the program must live
+// to see why.
 RandomReplay::~RandomReplay() {
   if (generator_.defined()) {
-    setState(generator_, outer_);
+    try {
+      putBack();
+    } catch (const std::exception&) {
+    }
   }
 }
 

@@ -24,6 +24,15 @@ namespace ebb {
 // generator, which is set for the replay and put back. Two threads in regions must not draw in
 // between, so all such runs, first or replayed, hold one process-wide lock. It is never waited for
 // by a thread that holds a graph's lock and records: replays take it with that lock held.
+// CUDA's generator is not set, where it can be lent another state: setting it makes cuDNN's
+// recurrent layers begin their masks anew, and an eager program would not have done so.
+//
+// Note [Random numbers in a capture]
+// While a graph is captured CUDA's generator counts from the capture's own beginning, and cannot be
+// cloned or lent a state. It can be set, so that is done for ops with a Generator argument too; a
+// user's own generator has been registered with the graph, or the forward had raised. A state of
+// one capture says nothing in another, nor outside: when graphs run each begins where the generator
+// is then. So a replay is refused unless it is captured with its forward, or neither is.
 //
 // Note [Threads that draw outside of regions]
 // They know nothing of that lock, and may draw between our look at the state and the kernel's draw.
@@ -44,6 +53,10 @@ struct RandomState {
   std::vector<uint32_t> packed;  // its state before the draw; see packState
   uint64_t digestAfter = 0;      // of its state after the draw
   uint64_t fingerprint = 0;      // of the op's first result, if it drew from a shared generator
+  uint64_t capture = 0;          // in which it drew; see captureOf
+
+  // See Note [Random numbers in a capture]
+  bool canBeSetNow() const;
 };
 
 // Whether an op may draw from a generator when it is called like this.
@@ -86,7 +99,7 @@ class RandomScope {
 };
 
 // For the life of the object, an op run with `stack`'s top as its arguments draws what it drew in
-// the forward.
+// the forward, where RandomState::canBeSetNow().
 class RandomReplay {
  public:
   RandomReplay(const OpTraits& op, const RandomState* state, torch::jit::Stack& stack);
@@ -97,11 +110,18 @@ class RandomReplay {
   // After the op ran: whether it drew what it drew in the forward.
   bool drewTheSame() const;
 
+  // Then: gives the shared generator back its state. May throw, as all that is asked of a device;
+  // where it was not called the destructor does that, and does not.
+  void putBack();
+
  private:
+  bool lend();
+
   const RandomState* state_;           // null if the op draws nothing
   at::Generator clone_;                // drawn from, if the op takes a generator
-  at::Generator generator_;            // the default generator to put back, if one was set
+  at::Generator generator_;            // a shared generator to put back, if one was set
   at::Tensor outer_;                   // its state outside the replay
+  at::Generator lender_;               // ... which it gets back instead, if it was lent another
   std::unique_lock<std::mutex> lock_;  // see Note [Random state]
 };
 

@@ -8,10 +8,12 @@
 
 #include <cstddef>
 
+#include "ebb/export.h"
+
 namespace ebb {
 
 // A storage, or its first `nbytes`, as a tensor of bytes.
-at::Tensor bytesOf(const c10::Storage& storage);
+EBB_API at::Tensor bytesOf(const c10::Storage& storage);
 at::Tensor bytesOf(const c10::Storage& storage, size_t nbytes);
 
 // A resizable storage of `nbytes` uninitialised bytes, from torch's allocator.

@@ -1,65 +1,31 @@
 #include "memory/pinned.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
-#include <dlfcn.h>
-#include <link.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <string>
-#include <string_view>
-#include <type_traits>
+#include <optional>
+#include <system_error>
+#include <thread>
+#include <vector>
 
 #include "memory/bytes.h"
+#include "memory/cuda_runtime.h"
 #include "memory/numa_node.h"
 
 namespace ebb {
 namespace {
 
-// CUDA's runtime in this process, or null.
-void* cudaRuntime() {
-  std::string name;
-  dl_iterate_phdr(
-      [](dl_phdr_info* library, size_t, void* found) {
-        const bool isIt =
-            std::string_view(library->dlpi_name).find("libcudart.so") != std::string_view::npos;
-        if (isIt) {
-          *static_cast<std::string*>(found) = library->dlpi_name;
-        }
-        return isIt ? 1 : 0;
-      },
-      &name);
-  return name.empty() ? nullptr : dlopen(name.c_str(), RTLD_NOLOAD | RTLD_LAZY);
-}
-
-struct Runtime {
-  int (*add)(void*, size_t, unsigned) = nullptr;  // cudaHostRegister
-  int (*drop)(void*) = nullptr;                   // cudaHostUnregister
-  int (*lastError)() = nullptr;                   // cudaGetLastError
-  int (*busId)(char*, int, int) = nullptr;        // cudaDeviceGetPCIBusId
-  int (*capturing)(void*, int*) = nullptr;        // cudaStreamIsCapturing
-};
-
-const Runtime& runtime() {
-  static const Runtime functions = [] {
-    Runtime found;
-    if (void* library = cudaRuntime()) {
-      const auto find = [&](auto& function, const char* name) {
-        function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
-      };
-      find(found.add, "cudaHostRegister");
-      find(found.drop, "cudaHostUnregister");
-      find(found.lastError, "cudaGetLastError");
-      find(found.busId, "cudaDeviceGetPCIBusId");
-      find(found.capturing, "cudaStreamIsCapturing");
-    }
-    return found;
-  }();
-  return functions;
-}
+constexpr size_t kPage = 4096;
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kPartOfThread = size_t{32} << 20;  // less is touched sooner than a thread starts
+constexpr size_t kMostThreads = 8;
 
 int nodeOf(c10::Device device) {
   static std::mutex mutex;  // guards known
@@ -67,9 +33,13 @@ int nodeOf(c10::Device device) {
   std::lock_guard<std::mutex> lock(mutex);
   const auto [place, isNew] = known.emplace(device.index(), -1);
   std::array<char, 64> busId{};
-  if (isNew && runtime().busId != nullptr &&
-      runtime().busId(busId.data(), busId.size(), device.index()) == 0) {
-    place->second = nodeOfPciDevice(busId.data());
+  const auto& runtime = cudaRuntime();
+  if (isNew && runtime.busId != nullptr) {
+    if (runtime.busId(busId.data(), busId.size(), device.index()) == 0) {
+      place->second = nodeOfPciDevice(busId.data());
+    } else {
+      runtime.forgetError();
+    }
   }
   return place->second;
 }
@@ -78,11 +48,13 @@ int nodeOf(c10::Device device) {
 struct Pages {
   explicit Pages(size_t nbytes)
       : memory(::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)),
-        nbytes(nbytes) {
+        nbytes(nbytes),
+        process(::getpid()) {
   }
+  // In a child of fork() they are registered with nobody, and CUDA's runtime is not to be called.
   ~Pages() {
-    if (isRegistered) {
-      runtime().drop(memory);
+    if (isRegistered && process == ::getpid()) {
+      cudaRuntime().drop(memory);
     }
     if (isMapped()) {
       ::munmap(memory, nbytes);
@@ -96,6 +68,7 @@ struct Pages {
 
   void* memory;
   size_t nbytes;
+  pid_t process;
   bool isRegistered = false;
 };
 
@@ -103,31 +76,67 @@ void freePages(void* pages) {
   delete static_cast<Pages*>(pages);
 }
 
-}  // namespace
-
-bool isCapturing(c10::Device device) {
-  if (!device.is_cuda() || runtime().capturing == nullptr) {
-    return false;
+void touch(char* from, const char* to) {
+  for (; from < to; from += kPage) {
+    *static_cast<volatile char*>(from) = 0;
   }
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  int status = 0;
-  runtime().capturing(guard.getStream(device).native_handle(), &status);
-  return status != 0;
 }
 
-c10::Storage allocatePinned(size_t nbytes, c10::Device device) {
-  constexpr size_t kPage = 4096;
+// Gives the pages memory, by several threads: left to the registration it would be one page after
+// the other. Where no thread can be started that does so.
+void touchAll(const Pages& pages) {
+  const size_t count = std::min(
+      {pages.nbytes / kPartOfThread, kMostThreads, size_t{std::thread::hardware_concurrency()}});
+  auto* const memory = static_cast<char*>(pages.memory);
+  std::vector<std::thread> threads;
+  try {
+    for (size_t i = 0; count > 1 && i < count; ++i) {
+      const size_t all = pages.nbytes / kPage;
+      threads.emplace_back(
+          &touch, memory + all * i / count * kPage, memory + all * (i + 1) / count * kPage);
+    }
+  } catch (const std::system_error&) {
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+// What the system can do for them before they are in use. Where it refuses they are ordinary pages.
+void prepare(const Pages& pages, c10::Device device) {
+  if (const int node = nodeOf(device); node >= 0) {
+    preferNode(pages.memory, pages.nbytes, node);
+  }
+  ::madvise(pages.memory, pages.nbytes, MADV_WIPEONFORK);  // see Note [Pinned memory and fork]
+  if (pages.nbytes >= kHugePage) {
+    ::madvise(pages.memory, pages.nbytes, MADV_HUGEPAGE);
+  }
+  touchAll(pages);
+}
+
+// On `device`: what CUDA's runtime does for a thread's current device makes a context on it, and
+// that would be the first one for all threads that never chose.
+bool registerPages(const Pages& pages, c10::Device device) {
   constexpr unsigned kPortable = 1;  // cudaHostRegisterPortable: pinned for all devices
-  if (runtime().add != nullptr && runtime().drop != nullptr) {
+  std::optional<c10::DeviceGuard> guard;
+  if (c10::impl::hasDeviceGuardImpl(device.type())) {
+    guard.emplace(device);
+  }
+  const bool isRegistered = cudaRuntime().add(pages.memory, pages.nbytes, kPortable) == 0;
+  if (!isRegistered) {
+    cudaRuntime().forgetError();
+  }
+  return isRegistered;
+}
+
+}  // namespace
+
+c10::Storage allocatePinned(size_t nbytes, c10::Device device) {
+  if (device.is_cuda() && cudaRuntime().add != nullptr && cudaRuntime().drop != nullptr) {
     auto pages = std::make_unique<Pages>((nbytes + kPage - 1) / kPage * kPage);
     if (pages->isMapped()) {
-      if (const int node = nodeOf(device); node >= 0) {
-        preferNode(pages->memory, pages->nbytes, node);
-      }
-      pages->isRegistered = runtime().add(pages->memory, pages->nbytes, kPortable) == 0;
-    }
-    if (!pages->isRegistered && runtime().lastError != nullptr) {
-      runtime().lastError();  // forgotten: torch's next kernel would seem to have failed
+      prepare(*pages, device);
+      pages->isRegistered = registerPages(*pages, device);
     }
     if (pages->isRegistered) {
       void* memory = pages->memory;

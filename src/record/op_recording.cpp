@@ -5,6 +5,7 @@
 #include "graph/geometry.h"
 #include "intercept/key.h"
 #include "kernel/fingerprint.h"
+#include "kernel/kernel_state.h"
 #include "record/notes.h"
 #include "record/recipe_writer.h"
 #include "verify/compare.h"
@@ -78,6 +79,7 @@ void OpRecording::run() {
   recordOutputs();
   if (values_.needsSweep()) {
     lockAgain();
+    recipe_.reset();
     values_.sweep();
   }
 }
@@ -369,6 +371,10 @@ const char* OpRecording::findObstacle() const {
   if (op_.neverReplayed && !verdict_.forced) {
     return op_.communicates ? "a collective is never run again"
                             : "the operator is never run again; a rule with force=True would";
+  }
+  if (op_.timed && arguments_.areOffCpu() && !verdict_.forced && choosesByTiming(op_)) {
+    return "its kernel is chosen by timing (torch.backends.cudnn.benchmark); a rule with "
+           "force=True would run it again";
   }
   if (!isTrusted(verdict_)) {
     return "not one of torch's operators, and no rule names it";

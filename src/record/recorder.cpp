@@ -44,7 +44,6 @@ Recorder* openRecorder() {
 
 void Recorder::open(c10::intrusive_ptr<Graph> graph) {
   context_.graph = std::move(graph);
-  values_.open();
 }
 
 void Recorder::enter(Decider* decider, uint16_t region, RegionCounters* counters) {

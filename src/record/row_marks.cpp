@@ -72,17 +72,16 @@ void RowMarks::needDeadRows(const at::Tensor& tensor) {
 }
 
 RowCountPtr RowMarks::countOf(const at::Tensor& tensor, const at::Tensor& rows) {
-  TORCH_CHECK_VALUE(
-      rows.layout() == at::kStrided, "ebb: mark_rows takes a dense count; got ", rows.toString());
-  const auto count = c10::make_intrusive<RowCount>(tensor, rows);
-  count->check(tensor);
-  const auto known = std::find_if(
-      counts_.begin(), counts_.end(), [&](const auto& other) { return other->isOf(rows, *count); });
+  checkCount(tensor, rows);
+  const int64_t live = rows.is_cpu() ? liveRows(tensor, rows) : 0;
+  const auto known = std::find_if(counts_.begin(), counts_.end(), [&](const RowCountPtr& count) {
+    return rows.is_cpu() ? count->is(live) : count->isOf(rows);
+  });
   if (known != counts_.end()) {
     return *known;
   }
-  counts_.push_back(count);
-  return count;
+  return counts_.emplace_back(
+      rows.is_cpu() ? c10::make_intrusive<RowCount>(live) : c10::make_intrusive<RowCount>(rows));
 }
 
 }  // namespace ebb

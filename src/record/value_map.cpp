@@ -1,7 +1,6 @@
 #include "record/value_map.h"
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 
 #include "graph/recipe.h"
@@ -16,8 +15,46 @@ namespace ebb {
 namespace {
 
 // See Note [When dead values are looked for]
-constexpr size_t kSweepEntries = 512;
 constexpr size_t kSweepBytes = size_t{16} << 20;
+
+// What would die if references to values were given up. Nothing is.
+class Dying {
+ public:
+  // One more reference to `value`.
+  void release(const Value& value) {
+    giveUp(value);
+    while (!next_.empty()) {
+      const Value& dead = *next_.back();
+      next_.pop_back();
+      const auto& recipe = dead.recipe;
+      if (recipe && ++released_[recipe.get()] == recipe.use_count()) {
+        for (uint32_t i = 0; i < recipe->inputCount; ++i) {
+          if (recipe->inputs[i].value) {
+            giveUp(*recipe->inputs[i].value);
+          }
+        }
+      }
+    }
+  }
+
+  bool has(const Value& value) const {
+    const auto released = released_.find(&value);
+    return released != released_.end() && released->second == useCount(value);
+  }
+
+ private:
+  static size_t useCount(const Value& value) {
+    return c10::raw::intrusive_ptr::use_count(const_cast<Value*>(&value));
+  }
+  void giveUp(const Value& value) {
+    if (++released_[&value] == useCount(value)) {
+      next_.push_back(&value);
+    }
+  }
+
+  ska::flat_hash_map<const c10::intrusive_ptr_target*, size_t> released_;  // how often
+  std::vector<const Value*> next_;  // that are dead, and have not given up what they refer to
+};
 
 }  // namespace
 
@@ -51,10 +88,6 @@ void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours) {
   }
 }
 
-void ValueMap::open() {
-  sweepAt_ = kSweepEntries;
-}
-
 void ValueMap::clear() {
   // Clearing takes as long as the table is large: one unusually long region must not slow all.
   if (values_.bucket_count() > 8 * (values_.size() + 8)) {
@@ -62,6 +95,7 @@ void ValueMap::clear() {
   }
   values_.clear();
   unsettled_.clear();
+  made_.clear();
 }
 
 // Note [Version stamps]
@@ -114,6 +148,7 @@ c10::intrusive_ptr<Value>& ValueMap::current(
   }
   const uint8_t opaque = slot ? slot->opaque : 0;
   slot = c10::make_intrusive<Value>();
+  made_.add(storageOf(tensor), slot.get());
   slot->stamp(tensor);
   if (sender_.offloadsInput(tensor)) {
     slot->decide(context_.decider->inputs(), false);
@@ -148,7 +183,7 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
   }
   const auto needed = [&] { return !value->recipe && value->recipeReaders() > indifferent; };
   if (needed()) {
-    dropUnused();  // recipes that only the map keeps alive need nothing
+    dropUnused(made_.size());  // recipes that only the map keeps alive need nothing
   }
   if (needed()) {
     makePrivate(*value);
@@ -228,45 +263,66 @@ void ValueMap::settle() {
   if (context_.graph->journal) {
     noteMade(context_, *leaf, tensor, "ebb.opaque", "what wrote it was not seen");
   }
-  auto& slot = values_[storageOf(tensor)];
-  slot = std::move(leaf);
-  return *slot;
+  Value& now = *leaf;
+  put(storageOf(tensor), std::move(leaf));
+  return now;
 }
 
-// Note [When dead values are looked for]
-// A kept value lives at least as long as the map names it, though everything that read it may be
-// gone: without gradients that is every kept value. So the map is swept when it has doubled, and
-// whenever this many bytes have been kept since the last time.
+// See Note [When dead values are looked for]
 bool ValueMap::needsSweep() const {
-  return values_.size() >= sweepAt_ || sender_.keptBytes() >= kSweepBytes;
+  return made_.isFull() || sender_.keptBytes() >= kSweepBytes;
 }
 
 void ValueMap::sweep() {
-  dropUnused();
-  sender_.sendKept(keptToSend());
-  sweepAt_ = std::max(kSweepEntries, 2 * values_.size());
+  const size_t left = dropUnused(made_.nextWindow());
+  sender_.sendKept(neededToSend(left));
   sender_.forgetBytes();
 }
 
 // Forgets values that no program can name any more: nothing refers to them and their storage is
-// gone, or only we hold it. Consumers go before what they consume, so one pass is enough.
-[[gnu::cold]] void ValueMap::dropUnused() {
-  std::vector<std::pair<uint64_t, c10::StorageImpl*>> latestFirst;
-  latestFirst.reserve(values_.size());
-  for (const auto& [storage, value] : values_) {
-    latestFirst.emplace_back(value->recipe ? value->recipe->sequence : 0, storage);
-    if (ownsItsBytes(*value)) {
-      dropRecipe(*value);
+// gone, or only we hold it. Of the last `window`; consumers go before what they consume. Gives how
+// many of them are left.
+[[gnu::cold]] size_t ValueMap::dropUnused(size_t window) {
+  return made_.sweep(window, [&](const MadeValues::Entry& made) {
+    const auto entry = values_.find(made.first);
+    if (entry == values_.end() || entry->second.get() != made.second) {
+      return true;  // another state has come
     }
-  }
-  std::sort(latestFirst.begin(), latestFirst.end(), std::greater<>());
-  for (const auto& [sequence, storage] : latestFirst) {
-    const auto entry = values_.find(storage);
-    const Value& value = *entry->second;
-    if (entry->second.unique() && (ownsItsBytes(value) || value.home.expired())) {
+    Value& value = *entry->second;
+    const bool isOwned = ownsItsBytes(value);
+    if (isOwned) {
+      dropRecipe(value);
+    }
+    const bool isDead = entry->second.unique() && (isOwned || value.home.expired());
+    if (isDead) {
       values_.erase(entry);
     }
+    return isDead;
+  });
+}
+
+// What is to leave, among the last `window`, all of which are there, and would be needed if the
+// region ended here. Not what only recipes read whose results nobody has saved so far: most such
+// recipes are never needed.
+std::vector<c10::intrusive_ptr<Value>> ValueMap::neededToSend(size_t window) const {
+  const auto latest = made_.latest(window);
+  std::vector<c10::intrusive_ptr<Value>> found;
+  const auto isToLeave = [](const MadeValues::Entry& entry) {
+    return entry.second->due && entry.second->bytes;
+  };
+  if (std::none_of(latest.begin(), latest.end(), isToLeave)) {
+    return found;
   }
+  Dying dying;
+  for (const auto& [storage, value] : latest) {
+    dying.release(*value);
+  }
+  for (auto entry = latest.rbegin(); entry != latest.rend(); ++entry) {
+    if (isToLeave(*entry) && !dying.has(*entry->second)) {
+      found.push_back(values_.find(entry->first)->second);
+    }
+  }
+  return found;
 }
 
 std::vector<c10::intrusive_ptr<Value>> ValueMap::keptToSend() const {

@@ -6,11 +6,13 @@
 #include <c10/util/flat_hash_map.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <utility>
 #include <vector>
 
 #include "graph/geometry.h"
 #include "graph/value.h"
 #include "record/context.h"
+#include "record/made_values.h"
 
 namespace ebb {
 
@@ -46,6 +48,7 @@ class ValueMap {
 
   // An op has made `value`.
   void put(c10::StorageImpl* storage, c10::intrusive_ptr<Value> value) {
+    made_.add(storage, value.get());
     values_[storage] = std::move(value);
   }
 
@@ -74,7 +77,7 @@ class ValueMap {
   }
   void settle();
 
-  // See Note [When dead values are looked for]
+  // See Note [When dead values are looked for]. No recipe may be on its way into the map.
   bool needsSweep() const;
   void sweep();
 
@@ -85,16 +88,16 @@ class ValueMap {
     return values_;
   }
 
-  void open();  // an outermost region begins
   void clear();
 
  private:
-  void dropUnused();
+  size_t dropUnused(size_t window);
+  std::vector<c10::intrusive_ptr<Value>> neededToSend(size_t window) const;
 
   const Context& context_;
   Sender& sender_;
   Map values_;
-  size_t sweepAt_ = 0;                // entries at which dead ones are looked for
+  MadeValues made_;                   // its entries, and some that were
   std::vector<Unsettled> unsettled_;  // see Note [Version stamps]
 };
 

@@ -308,7 +308,11 @@ Opaque::Opaque(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {
 
 Opaque::~Opaque() {
   for (const at::Tensor& tensor : tensors_) {
-    opaqueWriteEnds(tensor);
+    try {
+      opaqueWriteEnds(tensor);
+    } catch (const c10::Error& error) {
+      TORCH_WARN(error.what_without_backtrace());  // as for a region
+    }
   }
 }
 

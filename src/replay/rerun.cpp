@@ -169,6 +169,7 @@ class Rerun {
 
   void runKernel() {
     checkPrecision();
+    checkCapture();
     c10::AutoGradMode gradMode(recipe_.gradMode);
     RandomReplay random(recipe_.op, recipe_.random.get(), stack_);
     recipe_.op.op.redispatchBoxed(recipe_.keys, &stack_);
@@ -180,12 +181,26 @@ class Rerun {
         "same generator while it ran. Give that thread a torch.Generator of its own, or give ",
         recipe_.op.name,
         " the decision SAVE.");
+    random.putBack();
   }
 
   // See Note [Threads that draw outside of regions]
   bool resultIsTheSame() const {
     return recipe_.random == nullptr || recipe_.random->fingerprint == 0 ||
            fingerprint(stack_.front().toTensor().storage()) == recipe_.random->fingerprint;
+  }
+
+  void checkCapture() const {
+    TORCH_CHECK(
+        recipe_.random == nullptr || recipe_.random->canBeSetNow(),
+        "ebb: cannot recompute ",
+        where(graph_, recipe_),
+        ": it drew random numbers ",
+        recipe_.random->capture == 0 ? "outside of" : "in the capture of",
+        " a CUDA graph, and must draw them again in another place. Capture forward and backward "
+        "together, or give ",
+        recipe_.op.name,
+        " the decision SAVE.");
   }
 
   void checkPrecision() const {

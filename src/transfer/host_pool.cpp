@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "transfer/transfer.h"
@@ -17,9 +18,21 @@ c10::Storage HostPool::allocate(size_t nbytes, c10::Device device) {
   }
 }
 
-c10::Storage HostPool::takeFree(size_t nbytes) {
+// Note [Classes of sizes]
+// A tensor of another size each step would find no memory of its size, and where the limit has been
+// reached each step would free some and allocate some: registered with the device and unregistered,
+// at seconds for some gigabytes. So what takes the place of other memory is as large as its class:
+// there are eight between a power of two and the next. And rather than replace memory a tensor
+// takes some that is up to a quarter larger than itself. A step whose sizes are always the same, or
+// that has room, has memory of exact sizes, but for a twentieth.
+size_t HostPool::classOf(size_t nbytes) {
+  const size_t step = std::max<size_t>(std::bit_floor(nbytes) / 8, 1);
+  return (nbytes + step - 1) / step * step;
+}
+
+c10::Storage HostPool::takeFitting(size_t nbytes, size_t most) {
   const auto fitting = free_.lower_bound(nbytes);
-  if (fitting == free_.end() || fitting->first > nbytes + nbytes / 20) {
+  if (fitting == free_.end() || fitting->first > most) {
     return {};
   }
   c10::Storage memory = std::move(fitting->second.back());
@@ -27,27 +40,37 @@ c10::Storage HostPool::takeFree(size_t nbytes) {
   if (fitting->second.empty()) {
     free_.erase(fitting);
   }
-  used_ += memory.nbytes();
+  return memory;
+}
+
+c10::Storage HostPool::takeNew(size_t nbytes, c10::Device device, bool anyway) {
+  const bool replaces = !retain_ && !free_.empty() && held_ + nbytes > limit_;
+  const size_t wanted = replaces ? classOf(nbytes) : nbytes;
+  freeUntil(limit_ - std::min(wanted, limit_));
+  if (!anyway && (nbytes > limit_ || held_ > limit_ - nbytes)) {
+    return {};
+  }
+  c10::Storage memory = allocate(held_ + wanted <= limit_ ? wanted : nbytes, device);
+  if (!memory) {
+    freeUntil(0);
+    memory = allocate(nbytes, device);
+  }
+  held_ += memory ? memory.nbytes() : 0;
+  return memory;  // null: the caller falls back, and says so
+}
+
+c10::Storage HostPool::takeFree(size_t nbytes) {
+  const bool isFull = held_ + nbytes > limit_;
+  c10::Storage memory = takeFitting(nbytes, nbytes + nbytes / (isFull ? 4 : 20));
+  used_ += memory ? memory.nbytes() : 0;
   return memory;
 }
 
 c10::Storage HostPool::take(size_t nbytes, c10::Device device, bool anyway) {
   c10::Storage memory = takeFree(nbytes);
   if (!memory) {
-    freeUntil(limit_ - std::min(nbytes, limit_));
-    if (!anyway && (nbytes > limit_ || held_ > limit_ - nbytes)) {
-      return {};
-    }
-    memory = allocate(nbytes, device);
-    if (!memory) {
-      freeUntil(0);
-      memory = allocate(nbytes, device);
-    }
-    if (!memory) {
-      return {};  // the caller falls back, and says so
-    }
-    held_ += memory.nbytes();
-    used_ += memory.nbytes();
+    memory = takeNew(nbytes, device, anyway);
+    used_ += memory ? memory.nbytes() : 0;
   }
   return memory;
 }

@@ -18,8 +18,8 @@ class HostPool {
   explicit HostPool(Transfer& via) : via_(via) {
   }
 
-  // At least `nbytes`, and at most a twentieth more; null if the limit does not allow it or the
-  // system has none. With `anyway` there is no limit.
+  // At least `nbytes`, and at most a quarter more, see Note [Classes of sizes]; null if the limit
+  // does not allow it or the system has none. With `anyway` there is no limit.
   c10::Storage take(size_t nbytes, c10::Device device, bool anyway = false);
 
   // The same from what is free; null if none fits.
@@ -43,6 +43,9 @@ class HostPool {
   }
 
  private:
+  static size_t classOf(size_t nbytes);
+  c10::Storage takeFitting(size_t nbytes, size_t most);
+  c10::Storage takeNew(size_t nbytes, c10::Device device, bool anyway);
   c10::Storage allocate(size_t nbytes, c10::Device device);
   void freeUntil(size_t bytes);
 

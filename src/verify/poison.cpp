@@ -1,6 +1,7 @@
 #include "verify/poison.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
 
 #include <cstring>
 #include <memory>
@@ -27,11 +28,15 @@ void tellOwner(const Wrapper& wrapper) {
   }
   std::lock_guard<std::mutex> lock(owner->witness->mutex);
   if (!owner->witness->bytes && !owner->witness->lost) {
-    auto* allocator = c10::GetDefaultCPUAllocator();
-    c10::Storage copy(
-        c10::Storage::use_byte_size_t(), static_cast<int64_t>(wrapper.nbytes), allocator, true);
-    std::memcpy(copy.mutable_data(), wrapper.memory.get(), wrapper.nbytes);
-    owner->witness->bytes = std::move(copy);
+    try {
+      auto* allocator = c10::GetDefaultCPUAllocator();
+      c10::Storage copy(
+          c10::Storage::use_byte_size_t(), static_cast<int64_t>(wrapper.nbytes), allocator, true);
+      std::memcpy(copy.mutable_data(), wrapper.memory.get(), wrapper.nbytes);
+      owner->witness->bytes = std::move(copy);
+    } catch (const c10::Error&) {
+      owner->witness->lost = true;  // no memory: who frees some must not raise
+    }
   }
 }
 

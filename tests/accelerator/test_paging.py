@@ -51,3 +51,28 @@ def test_that_page_means_save_is_said_once(device):
 
     assert len([w for w in caught if "PAGE means SAVE" in str(w.message)]) == 1
     assert torch.equal(found[0].cpu(), found[1].cpu())
+
+
+def operators_of(function):
+    """The operators that it calls by itself."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        function()
+    calls = [event for event in profile.events() if event.name.startswith("aten::")]
+    return [event.name for event in calls if event.cpu_parent is None]
+
+
+@pytest.mark.parametrize(("counts", "most"), [(5, 4), ([5], 4), ([2, 0, 3], 8)], ids=str)
+def test_a_count_that_is_given_again_costs_no_kernel(device, counts, most):
+    x = torch.randn(64, 8).to(device)
+    count = torch.tensor(counts).to(device)
+    with ebb.region(EVERYTHING):
+        first, second = x * 1, x * 2
+
+        once = operators_of(lambda: ebb.mark_rows(first, count))
+        again = operators_of(lambda: ebb.mark_rows(second, count))
+        count.add_(1)
+        written = operators_of(lambda: ebb.mark_rows(second.clone(), count))
+
+    assert 0 < len(once) <= most
+    assert not again
+    assert len(written) >= len(once)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 import torch
 from offloading import OFFLOAD_ALL, SINES, finish_copies, gradients
@@ -99,6 +101,43 @@ def test_host_memory_is_used_again_and_has_the_exact_size():
             stats["host_bytes_held"] == fake.counts()["host_bytes"] <= 1.05 * 4 * (2 * 1000 + 700)
         )
         assert stats["host_bytes_used"] == 0
+
+
+def test_memory_is_used_again_though_each_step_has_other_sizes():
+    """Sizes within a fifth, and with room for the largest: what replaced the first ones serves."""
+    draw = Random(0)
+    sizes = [draw.randint(3400, 4096) for _ in range(60)]
+    with fake_accelerator(pinned_limit=5 * 4 * 4096) as fake:
+        allocations = []
+        for size in sizes:
+            x = torch.randn(size, requires_grad=True)
+            with ebb.region(OFFLOAD_ALL):
+                y = x.sin().cos().exp().sin().cos()
+            fake.advance(1000)
+            y.sum().backward()
+            fake.advance(1000)
+            del y
+            allocations.append(fake.counts()["host_allocations"])
+        held = ebb.offload.stats()["host_bytes_held"]
+
+    assert allocations[-1] == allocations[20]
+    assert held <= 5 * 4 * 4096
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 1000, 1023, 1025, 3999, 4001])
+def test_memory_that_is_used_again_or_replaced_is_a_quarter_larger_at_most(size):
+    """Without room for both, the first tensor's memory makes place for the second's."""
+    with fake_accelerator(pinned_limit=4 * 5000) as fake:
+        for length in (5000, size):
+            x = torch.randn(length, requires_grad=True)
+            with ebb.region(SINES):
+                y = x.sin().cos()
+            used = ebb.offload.stats()["host_bytes_used"]
+            y.sum().backward()
+            del y
+            finish_copies(fake)
+
+    assert 4 * size <= used <= 4 * size * 5 / 4
 
 
 def test_a_small_tensor_takes_no_large_buffer():

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import fake_cuda
 import pytest
 
 RUNTIME = r"""
@@ -29,7 +30,10 @@ int cudaDeviceGetPCIBusId(char* id, int length, int device) {
 """
 PROGRAM = """
 import sys, ebb
-nodes = [ebb._C._testing.pinned_memory_node(int(sys.argv[1]), device) for device in (0, 0, 1)]
+testing = ebb._C._testing
+nodes = [
+    testing.preferred_node(testing.pinned_memory(int(sys.argv[1]), device)) for device in (0, 0, 1)
+]
 print("nodes", nodes, flush=True)
 """
 
@@ -87,3 +91,80 @@ def test_what_cuda_refuses_to_pin_leaves_no_error_behind(library):
     printed, errors = run(library, 4096, "FFFF:00:00.0", FAKE_FULL="1")
 
     assert printed[:2] == ["register 4096", "forget the error"], errors
+
+
+@pytest.fixture(scope="module")
+def cuda(tmp_path_factory):
+    """Beside the runtime, torch's guard for CUDA; the runtime's name is as in torch's archives."""
+    return fake_cuda.build(tmp_path_factory.mktemp("cuda"))
+
+
+def test_it_is_registered_on_its_own_device_whichever_is_current(cuda):
+    """Elsewhere the registration would make a context, in each rank the first of all on GPU 0."""
+    printed = fake_cuda.run(cuda, "testing.pinned_memory(4096, 1)")
+
+    assert printed[0].startswith("register 4096 on 1")
+
+
+SHOWN_BY_THE_SYSTEM = """
+def flags(memory):
+    start = f"{memory.data_ptr():x}-"
+    lines = iter(open("/proc/self/smaps"))
+    next(line for line in lines if line.startswith(start))
+    return next(line for line in lines if line.startswith("VmFlags")).split()
+
+small, large = testing.pinned_memory(4096, 0), testing.pinned_memory(64 << 20, 0)
+print("wf" in flags(small), "hg" in flags(small), "wf" in flags(large), "hg" in flags(large))
+"""
+
+
+def test_large_memory_is_of_huge_pages_and_there_before_it_is_registered(cuda):
+    printed = fake_cuda.run(cuda, SHOWN_BY_THE_SYSTEM)
+
+    assert printed[0] == "register 4096 on 0, 0% there"
+    threads = len(os.sched_getaffinity(0)) > 1
+    assert not threads or printed[1] == f"register {64 << 20} on 0, 100% there"
+    huge = Path("/sys/kernel/mm/transparent_hugepage").exists()
+    assert printed[2] == f"True False True {huge}"
+
+
+FORK = """
+memory = testing.pinned_memory(8192, 0).fill_(7)
+child = os.fork()
+if child == 0:
+    print("child", memory.max().item(), flush=True)
+    del memory
+    os._exit(0)
+print("parent", os.waitpid(child, 0)[1], memory.min().item(), flush=True)
+"""
+
+
+def test_the_child_of_a_fork_has_none_of_it_and_unregisters_nothing(cuda):
+    printed = fake_cuda.run(cuda, FORK)
+
+    assert printed[1:] == ["child 0", "parent 0 7", "unregister"]
+
+
+CAPTURES = """
+for which, error in ((0, 0), (7, 0), (0, 906), (7, 900), (0, 710), (0, 0)):
+    cuda.fake_cuda_capture(which, error)
+    print(which, error, *testing.cuda_capture(0))
+"""
+
+
+def test_what_the_runtime_says_of_captures(cuda):
+    """Where another capture is why it does not tell, it counts as one; no error is left behind."""
+    printed = fake_cuda.run(cuda, CAPTURES)
+
+    forgotten = ["forget the error"] * 2
+    assert printed == [
+        "0 0 False 1",
+        "7 0 True 7",
+        *forgotten,
+        "0 906 True 1",
+        *forgotten,
+        "7 900 True 7",
+        *forgotten,
+        "0 710 False 1",
+        "0 0 False 1",
+    ]

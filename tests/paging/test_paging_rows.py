@@ -324,3 +324,27 @@ def test_compiled_programs_pass_marks_by():
 
     x = torch.randn(R, D)
     assert torch.compile(program, backend="eager")(x) == program(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("counts", [7, [7], [3, 0, 4]], ids=str)
+def test_counts_on_the_cpu_are_read_where_they_are(counts, dtype):
+    """Two numbers of one count are all that is made of it, the first time."""
+    count = torch.tensor(counts, dtype=dtype)
+    with ebb.region(EVERYTHING):
+        h = torch.randn(16, 8) * 1
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            for _ in range(5):
+                ebb.mark_rows(h, count)
+
+    made = [event.name for event in profile.events() if event.name == "aten::empty"]
+    converted = 0 if dtype == torch.int64 else 5
+    assert len(made) <= 2 + 2 * converted
+
+
+@pytest.mark.parametrize("counts", [-1, [3, -1], [1 << 62, 1 << 62, 1 << 62, 1 << 62], 17, [9, 8]])
+def test_a_count_that_cannot_be_right_is_refused_on_the_cpu(counts):
+    with ebb.region(EVERYTHING):
+        h = torch.randn(16, 8) * 1
+        with pytest.raises(ValueError, match=r"rows cannot live in a tensor of shape \[16, 8\]"):
+            ebb.mark_rows(h, torch.tensor(counts))

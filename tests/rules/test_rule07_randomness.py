@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 
+import fake_cuda
 import pytest
 import torch
 from exactness import POLICIES, assert_exact, leaves
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ebb
+from ebb import _C
 
 
 def test_dropout_before_and_after_other_random_ops():
@@ -141,3 +143,132 @@ def test_an_operator_that_raises_after_it_has_drawn():
     torch.manual_seed(1)
     torch.randn(2, 3, 4)
     assert not torch.equal(expected, torch.get_rng_state())  # it did draw
+
+
+# What CUDA's generator does, by one that stands in for it: `testing.replay_draw` draws, moves the
+# generator on, and replays the draw.
+
+
+def test_a_replay_lends_cudas_generator_a_state_and_does_not_set_it():
+    """Setting it makes cuDNN's recurrent layers begin their masks anew, unlike in eager."""
+    draw = _C._testing.replay_draw("cuda:0")
+
+    assert draw["replayed"] == draw["forward"]
+    assert draw["after"] == draw["before"]
+    assert draw["begun_anew"] == 0
+
+
+def test_another_devices_generator_is_set_and_put_back():
+    draw = _C._testing.replay_draw("privateuseone:0")
+
+    assert draw["replayed"] == draw["forward"]
+    assert draw["after"] == draw["before"]
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "privateuseone:0"])
+def test_a_kernels_error_is_raised_though_the_generator_cannot_be_put_back(device):
+    """After an assertion of the device all that is asked of it raises; the process lives."""
+    with pytest.raises(RuntimeError, match="the kernel failed"):
+        _C._testing.replay_draw(device, kernel_raises=True, setting_fails=True)
+
+
+def test_a_generator_that_cannot_be_put_back_raises():
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        _C._testing.replay_draw("privateuseone:0", setting_fails=True)
+
+
+CAPTURES = """
+def attempt(before, between, **what):
+    cuda.fake_cuda_capture(before, 0)
+    then = lambda: cuda.fake_cuda_capture(between, 0)
+    try:
+        draw = testing.replay_draw("cuda:0", between=then, **what)
+        print("as drawn", draw["replayed"] == draw["forward"] and draw["after"] == draw["before"])
+        print("set", draw["begun_anew"])
+    except RuntimeError as refused:
+        print(str(refused).splitlines()[0])
+
+attempt(0, 0)
+attempt(7, 7)
+attempt(0, 0, takes_generator=True)
+attempt(7, 7, takes_generator=True)
+attempt(0, 7)
+attempt(7, 0)
+attempt(7, 8)
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.Stream, "is_capturing"), reason="torch tells of no captures but CUDA's"
+)
+def test_in_a_capture_the_generator_is_set_and_other_captures_are_refused(tmp_path):
+    printed = fake_cuda.run(fake_cuda.build(tmp_path), CAPTURES)
+
+    outside, inside = ["as drawn True", "set 0"], ["as drawn True", "set 2"]
+    assert printed == [*outside, *inside, *outside, *inside, *["drawn in another capture"] * 3]
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.needs_cuda
+@needs_cuda
+def test_replays_on_a_gpu_leave_the_masks_of_recurrent_layers_as_in_eager():
+    lstm = nn.LSTM(8, 16, num_layers=2, dropout=0.5).cuda()
+    x = torch.randn(5, 4, 8, device="cuda", requires_grad=True)
+
+    def outputs(region):
+        torch.manual_seed(1)
+        found = []
+        for _ in range(3):
+            with region():
+                y = F.dropout(lstm(x)[0].exp(), 0.5).sin()
+            torch.autograd.grad(y.sum(), x)
+            found.append(y.detach())
+        return found
+
+    expected = outputs(contextlib.nullcontext)
+    found = outputs(ebb.region)
+
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+DRAWS_ON_A_GPU = {
+    "native_dropout": lambda h: F.dropout(h, 0.5),
+    "bernoulli": lambda h: h * torch.empty_like(h).bernoulli_(0.5),  # takes a Generator
+    "rrelu": lambda h: F.rrelu(h, training=True),
+}
+
+
+@pytest.mark.needs_cuda
+@needs_cuda
+@pytest.mark.parametrize("draws", DRAWS_ON_A_GPU)
+def test_a_captured_step_draws_what_its_forward_drew(draws):
+    x = torch.randn(1000, device="cuda", requires_grad=True)
+
+    def captured(region):
+        def step():
+            with region():
+                y = DRAWS_ON_A_GPU[draws](x.exp()).sin().exp()
+            return torch.autograd.grad(y.sum(), x)[0]
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            gradient = step()
+        torch.manual_seed(1)
+        found = []
+        for _ in range(3):
+            graph.replay()
+            found.append(gradient.clone())
+        return found
+
+    expected = captured(contextlib.nullcontext)
+    found = captured(ebb.region)
+
+    assert not torch.equal(expected[0], expected[1])
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

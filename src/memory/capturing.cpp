@@ -1,0 +1,71 @@
+#include "memory/capturing.h"
+
+#include <c10/core/Stream.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include "memory/cuda_runtime.h"
+
+namespace ebb {
+namespace {
+
+// CUDA's numbers for all that may be wrong with a capture.
+bool isAboutCaptures(int error) {
+  return error >= 900 && error <= 908;
+}
+
+bool tells(const c10::Stream& stream) {
+#if EBB_TORCH_VERSION >= 21300
+  try {
+    return stream.is_capturing();  // torch forgets the error of CUDA's that it raises
+  } catch (const c10::AcceleratorError& error) {
+    return isAboutCaptures(error.get_error_code());
+  } catch (const c10::Error&) {
+    return false;
+  }
+#else
+  return stream.device_type() == c10::kCUDA && isCapturingForCuda(stream.native_handle());
+#endif
+}
+
+c10::Stream currentStream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+}  // namespace
+
+bool isCapturing(c10::Device device) {
+  return !device.is_cpu() && c10::impl::hasDeviceGuardImpl(device.type()) &&
+         tells(currentStream(device));
+}
+
+uint64_t captureOf(c10::Device device) {
+  if (!isCapturing(device)) {
+    return 0;
+  }
+  return device.is_cuda() ? captureForCuda(currentStream(device).native_handle()) : 1;
+}
+
+bool isCapturingForCuda(void* stream) {
+  const auto asked = cudaRuntime().capturing;
+  int status = 0;
+  const int error = asked != nullptr ? asked(stream, &status) : 0;
+  if (error != 0) {
+    cudaRuntime().forgetError();
+  }
+  return error == 0 ? status != 0 : isAboutCaptures(error);
+}
+
+uint64_t captureForCuda(void* stream) {
+  const auto asked = cudaRuntime().captureInfo;
+  int status = 0;
+  uint64_t id = 0;
+  void* const none = nullptr;
+  if (asked != nullptr && asked(stream, &status, &id, none, none, none, none) != 0) {
+    cudaRuntime().forgetError();
+  }
+  return id == 0 ? 1 : id;
+}
+
+}  // namespace ebb

@@ -1,0 +1,60 @@
+#include "memory/cuda_runtime.h"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+namespace ebb {
+namespace {
+
+// Whether a file is that library. Beside libcudart.so.13 there is libcudart-d0da41ae.so.13, in
+// archives of libtorch.
+bool isRuntime(std::string_view path) {
+  return path.substr(path.rfind('/') + 1).starts_with("libcudart");
+}
+
+// One of the libraries that are loaded: as a rule torch's dependencies are not for all to see.
+void* loadedRuntime() {
+  std::string name;
+  dl_iterate_phdr(
+      [](dl_phdr_info* library, size_t, void* found) {
+        const bool isIt = isRuntime(library->dlpi_name);
+        if (isIt) {
+          *static_cast<std::string*>(found) = library->dlpi_name;
+        }
+        return isIt ? 1 : 0;
+      },
+      &name);
+  return name.empty() ? nullptr : dlopen(name.c_str(), RTLD_NOLOAD | RTLD_LAZY);
+}
+
+CudaRuntime findRuntime() {
+  CudaRuntime found;
+  const bool isGlobal = dlsym(RTLD_DEFAULT, "cudaHostRegister") != nullptr;
+  void* library = isGlobal ? RTLD_DEFAULT : loadedRuntime();
+  if (!isGlobal && library == nullptr) {
+    return found;
+  }
+  const auto find = [&](auto& function, const char* name) {
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+  };
+  find(found.add, "cudaHostRegister");
+  find(found.drop, "cudaHostUnregister");
+  find(found.lastError, "cudaGetLastError");
+  find(found.busId, "cudaDeviceGetPCIBusId");
+  find(found.capturing, "cudaStreamIsCapturing");
+  find(found.captureInfo, "cudaStreamGetCaptureInfo");
+  return found;
+}
+
+}  // namespace
+
+const CudaRuntime& cudaRuntime() {
+  static const CudaRuntime functions = findRuntime();
+  return functions;
+}
+
+}  // namespace ebb

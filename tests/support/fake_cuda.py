@@ -1,0 +1,42 @@
+"""CUDA's runtime and torch's guard for it, for processes of tests: see fake_cuda.cpp."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from torch.utils import cpp_extension
+
+# What a program of a test begins with. The name is as in archives of libtorch.
+LOAD = """
+import ctypes, os, sys
+import torch, ebb
+testing = ebb._C._testing
+cuda = ctypes.CDLL(sys.argv[1])
+cuda.fake_cuda_capture.argtypes = [ctypes.c_uint64, ctypes.c_int]
+"""
+
+
+def build(folder: Path) -> Path:
+    library = folder / "libcudart-0a1b2c3d.so.13"
+    source = Path(__file__).with_suffix(".cpp")
+    command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-fPIC", "-shared", "-w"]
+    command += [f"-isystem{path}" for path in cpp_extension.include_paths()]
+    command += [str(source), "-o", str(library)]
+    command += [f"-L{path}" for path in cpp_extension.library_paths()]
+    subprocess.run([*command, "-lc10"], check=True)
+    return library
+
+
+def run(library: Path, program: str) -> list[str]:
+    """What `program` prints, after LOAD."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD + program, library],
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
