@@ -36,9 +36,9 @@ def gradients(net, loss):
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_recurrent_layers_with_dropout(kind, policy):
     """Two calls each draw masks of their own, which no replay may change."""
-    net = kind(24, 24, num_layers=3, dropout=0.5).cuda()
+    net = kind(24, 24, num_layers=3, dropout=0.5).to("cuda")
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(7, 4, 24, generator=generator).cuda()
+    x = torch.randn(7, 4, 24, generator=generator).to("cuda")
 
     def run(make_region):
         torch.manual_seed(2)
@@ -73,11 +73,11 @@ def test_convolutions_whose_algorithm_is_chosen_by_timing(policy, deterministic,
         nn.ConvTranspose2d(16, 8, 3),
         nn.Tanh(),
         nn.Conv2d(8, 8, 3, groups=4),
-    ).cuda()
+    ).to("cuda")
     ours = copy.deepcopy(plain)
     ebb.apply(ours, policy)
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(8, 3, 41, 37, generator=generator).cuda()
+    x = torch.randn(8, 3, 41, 37, generator=generator).to("cuda")
 
     def run(net):
         found = []
