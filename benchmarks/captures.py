@@ -163,7 +163,7 @@ def line(row: Row, plain: Row) -> list[str]:
 
 SIZES = {
     "8 layers, 1024 rows of 256": (1024, 256, 8),
-    "8 layers, 16384 rows of 4096": (16384, 4096, 8),
+    "8 layers, 8192 rows of 2048": (8192, 2048, 8),
 }
 
 

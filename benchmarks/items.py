@@ -174,9 +174,9 @@ def judge(item: Item, status: int | None, seconds: float, own: Path) -> Row:
         row["detail"] = f"exit status {status}"
     row |= tests_of(own / "junit.xml")
     if row.get("tests") and row["result"] in (PASSED, FAILED):
-        row["detail"] = counted(row["tests"])
-        if not row["failed"] and row["result"] == FAILED:
-            row["detail"] += f"; exit status {status}"
+        unexplained = row["result"] == FAILED and not row["failed"]
+        found = [counted(row["tests"]), f"exit status {status}" if unexplained else ""]
+        row["detail"] = "; ".join(filter(None, found))
     figures = {file.stem: json.loads(file.read_text()) for file in sorted(own.glob("*.json"))}
     pages = [file.read_text() for file in sorted(own.glob("*.md"))]
     return row | ({"figures": figures} if figures else {}) | ({"pages": pages} if pages else {})

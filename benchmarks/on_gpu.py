@@ -158,6 +158,7 @@ def main() -> int:
     for line in lacking:
         print(f"make {options.what.removesuffix('s')}-gpu: {line}", file=sys.stderr)
     if lacking:
+        print(f"The Python is {PYTHON}; PYTHON=... names another.", file=sys.stderr)
         return 2
     return run(options.what, items, parts, described(found), options.output)
 
