@@ -115,7 +115,7 @@ def missing(tests: bool) -> list[str]:
         found.append("there is no C++ compiler on the path")
     if nvcc() is None:
         found.append("CUDA's compiler nvcc is neither on the path nor in CUDA_HOME")
-    modules = ["setuptools", *(("pytest", "hypothesis", "numpy") if tests else ())]
+    modules = ["setuptools", *(("pytest", "hypothesis") if tests else ())]
     found += [
         f"{module} is not installed: {sys.executable} -m pip install {module}"
         for module in modules

@@ -36,6 +36,11 @@ PART_SECONDS = 480.0  # three of these are 24 minutes
 PYTHON = sys.executable
 SANITIZER = "compute-sanitizer"
 POOLS = "tests/gpu/page_pool_program.py"
+# Of tests that run elsewhere too, those for a GPU. Files and not folders, since others there import
+# what may not be installed.
+NEEDS_CUDA = ("-m", "needs_cuda")
+SCHEDULES = ("tests/paging/test_page_pool.py", "tests/paging/test_page_stack.py")
+DEVICES = ("tests/region/test_devices.py", "tests/rules/test_rule12_threads_and_streams.py")
 TITLES = {"tests": "Tests on a GPU", "bench": "Benchmarks on a GPU"}
 
 
@@ -70,8 +75,8 @@ def tests(capability: str) -> list[Item]:
         tests_in("page pools", 1, 45, "tests/gpu/test_page_pools_on_gpu.py"),
         sanitizer("memcheck", 1, 55, "--report-api-errors", "no"),
         sanitizer("racecheck", 1, 55),
-        tests_in("page pools, random schedules", 1, 80, *NEEDS_CUDA, "tests/paging"),
-        tests_in("devices and streams", 1, 60, *NEEDS_CUDA, "tests/region", "tests/rules"),
+        tests_in("page pools, random schedules", 1, 80, *NEEDS_CUDA, *SCHEDULES),
+        tests_in("devices and streams", 1, 60, *NEEDS_CUDA, *DEVICES),
         tests_in("offload", 2, 50, "tests/gpu/test_offload_on_gpu.py"),
         tests_in("paging", 2, 40, "tests/gpu/test_paging_on_gpu.py"),
         tests_in("random numbers", 2, 60, "tests/gpu/test_random_numbers_on_gpu.py"),
@@ -84,9 +89,6 @@ def tests(capability: str) -> list[Item]:
         tests_in("failures", 3, 160, "tests/gpu/test_failures_on_gpu.py"),
         tests_in("two GPUs", 3, 30, "tests/gpu/test_two_gpus.py"),
     ]
-
-
-NEEDS_CUDA = ("-m", "needs_cuda")
 
 
 def program(name: str, part: int, seconds: float, *arguments: str) -> Item:
