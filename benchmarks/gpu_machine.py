@@ -11,11 +11,11 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-BUILD = "benchmarks/gpu_machine.py"
 
 ASK_TORCH = """
 import json
@@ -113,6 +113,8 @@ def missing(tests: bool) -> list[str]:
     compilers = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
     if not any(compiler and shutil.which(compiler) for compiler in compilers):
         found.append("there is no C++ compiler on the path")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        found.append("Python's headers are not installed (python3-dev)")
     if nvcc() is None:
         found.append("CUDA's compiler nvcc is neither on the path nor in CUDA_HOME")
     modules = ["setuptools", *(("pytest", "hypothesis") if tests else ())]
