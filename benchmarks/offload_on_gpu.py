@@ -115,7 +115,7 @@ def offloaded_inputs(width: int = 8192, tokens: int = 16384, layers: int = 8) ->
     x = torch.randn(tokens, width, **options, requires_grad=True)
 
     def forward(policy: ebb.Policy) -> torch.Tensor:
-        h = x
+        h = x * 1  # which we do not hold
         for block in blocks:
             with ebb.region(policy):
                 h = h + block(h)

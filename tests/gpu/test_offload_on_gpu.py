@@ -48,7 +48,7 @@ def test_gradients_have_the_bits_of_eager(in_flight, prefetch, keep):
 
 
 def test_memory_is_freed_and_given_back():
-    """At least 95 % of what was recorded as offloaded leaves the device, and all comes back."""
+    """At least 95 % of what eager holds leaves the device, and all comes back."""
     x = leaf(16)
     torch.autograd.grad(forward(x), x)  # warm
     gc.collect()
@@ -61,9 +61,9 @@ def test_memory_is_freed_and_given_back():
     loss = forward(x)
     notice_finished_copies()
     held = torch.cuda.memory_allocated() - start
-    recorded = ebb.stats()["total"]["bytes_offloaded"]
-    assert recorded >= 10 * x.nbytes  # all but the leaf, which a parameter could be
-    assert saved - held >= 0.95 * recorded
+    assert saved >= 11 * x.nbytes
+    assert ebb.stats()["total"]["bytes_offloaded"] >= 11 * x.nbytes
+    assert held <= 0.05 * saved
     torch.autograd.grad(loss, x)
     del loss
     notice_finished_copies()
