@@ -1,8 +1,9 @@
 # make demo | make test | make wheel | make sweep | make test-full | make test-asan | make bench | make lint | make clean
+# make test-gpu | make bench-gpu
 #
 # Uses the active virtual environment, or makes .venv. torch is installed only where there is none.
 # `make test TORCH=torch==2.15.0` tests with another torch, in an environment of its own. TESTS names
-# some test files.
+# some test files. The last two are for a machine with an NVIDIA GPU; PART=2 runs one part of three.
 ifneq ($(filter command environment,$(firstword $(origin TORCH))),)
 VENV ?= $(CURDIR)/.venv-$(subst torch==,,$(TORCH))
 endif
@@ -14,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 SOURCES := $(shell find src include -name '*.cpp' -o -name '*.h' -o -name '*.cu') CMakeLists.txt $(wildcard cmake/*) setup.py pyproject.toml
 
-.PHONY: demo setup wheel test sweep test-full test-asan test-tsan compile-clang bench lint format clean FORCE
+.PHONY: demo setup wheel test sweep test-full test-asan test-tsan test-gpu bench-gpu compile-clang bench lint format clean FORCE
 
 demo: $(VENV)/.ebb-built
 	$(BIN)/python examples/train_gpt.py
@@ -82,6 +83,19 @@ bench: $(VENV)/.ebb-bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/offload.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/paging.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/trainer.py
+
+# On a machine with an NVIDIA GPU: builds ebb for it in place, with the torch that is there, and
+# writes benchmarks/results. Nothing is installed. By the environment's Python if there is one, else
+# by PYTHON. Each part takes at most eight minutes and can run alone: PART=1, 2 or 3. LIST=1 shows
+# what there is and runs nothing. RESULTS is another folder to write to.
+GPU_PYTHON = $(if $(filter command environment,$(firstword $(origin PYTHON))),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
+ON_GPU = @$(GPU_PYTHON) benchmarks/on_gpu.py $(1) $(if $(PART),--part $(PART)) $(if $(LIST),--list) $(if $(RESULTS),--output $(RESULTS))
+
+test-gpu:
+	$(call ON_GPU,tests)
+
+bench-gpu:
+	$(call ON_GPU,bench)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -3,9 +3,9 @@
     python benchmarks/offload.py
     python benchmarks/offload.py --output results
 
-On any machine: the engine's own host time per tensor, what restoring discarded tensors takes, and
-the disk tier. On a GPU also: bandwidth of the copies, step time and memory of offloaded inputs.
-The exit status is 1 if any gradient differs from eager's.
+The engine's own host time per tensor, what restoring discarded tensors takes, and the disk tier, on
+any machine; offload_on_gpu.py has what only a GPU can tell. The exit status is 1 if any gradient
+differs from eager's.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import device, environment, quick, slug
-from offload_on_gpu import measure_on_gpu
+from environment import environment, quick, slug
 from timing import interleaved
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -271,7 +270,7 @@ def markdown(results: Row) -> str:
         f"| on disk | {onto['resident'] / MIB:.0f} | {onto['seconds']:.2f} |",
         "",
     ]
-    return "\n".join([*lines, *results["gpu"].get("markdown", [])])
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -289,7 +288,6 @@ def main() -> None:
     results["restoring"] = restoring([1, 2, 4], MIB if quick() else HELD)
     ten_steps()
     results["disk"] = disk(*((4, MIB) if quick() else (40, 4 * MIB)))
-    results["gpu"] = measure_on_gpu() if device().type == "cuda" and not quick() else {}
     text = markdown(results)
     print(text)
     folder = options.output or (None if quick() else ROOT / "benchmarks" / "results")

@@ -1,15 +1,25 @@
-"""What only a GPU can tell of offloading: bandwidths, step time, memory that is really freed."""
+"""What only a GPU can tell of offloading: bandwidths, step time, memory that is really freed.
+
+    python benchmarks/offload_on_gpu.py --output results
+
+The exit status is 1 if gradients differ. What any machine can tell: offload.py.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from environment import environment, slug
 
 import ebb
+from report import environment_line, table
 
 MIB = 1 << 20
 
@@ -105,7 +115,7 @@ def offloaded_inputs(width: int = 8192, tokens: int = 16384, layers: int = 8) ->
     x = torch.randn(tokens, width, **options, requires_grad=True)
 
     def forward(policy: ebb.Policy) -> torch.Tensor:
-        h = x
+        h = x * 1  # which we do not hold
         for block in blocks:
             with ebb.region(policy):
                 h = h + block(h)
@@ -116,6 +126,8 @@ def offloaded_inputs(width: int = 8192, tokens: int = 16384, layers: int = 8) ->
 
     def held(policy: ebb.Policy) -> int:
         torch.cuda.synchronize()
+        ebb.offload.stats()
+        ebb.reset_stats()
         before = torch.cuda.memory_allocated()
         loss = forward(policy)
         torch.cuda.synchronize()
@@ -130,6 +142,7 @@ def offloaded_inputs(width: int = 8192, tokens: int = 16384, layers: int = 8) ->
     }
     found: dict[str, Any] = {}
     gradients = []
+    waits_before = ebb.offload.stats()["host_waits"]
     for name, policy in policies.items():
         blocks.zero_grad()
         x.grad = None
@@ -138,37 +151,64 @@ def offloaded_inputs(width: int = 8192, tokens: int = 16384, layers: int = 8) ->
         found[name] = {"seconds": seconds(lambda p=policy: run(p), 10), "held": held(policy)}
     if not all(map(torch.equal, *gradients)):
         sys.exit("offload_inputs: other gradients than recompute_all")
-    recorded = ebb.stats()["total"]["bytes_offloaded"]
+    recorded = ebb.stats()["total"]["bytes_offloaded"]  # by the last of the forwards
     freed = found["recompute_all"]["held"] - found["offload_inputs"]["held"]
-    return found | {"recorded": recorded, "freed": freed}
+    waits = ebb.offload.stats()["host_waits"] - waits_before
+    return found | {"recorded": recorded, "freed": freed, "host_waits": waits}
 
 
-def measure_on_gpu() -> dict[str, Any]:
-    """Figures, and lines of Markdown about them."""
-    raw = {size: raw_bandwidths(size * MIB) for size in (4, 64)}
-    engine = {size: engine_bandwidths(size * MIB) for size in (4, 64)}
-    inputs = offloaded_inputs()
-    lines = [
-        "",
-        "## On the GPU",
-        "",
-        "GB/s of copies. Goal of the engine's: 90 % of pinned copies of the same size.",
-        "",
-        "| MiB | pinned out | pinned in | pinned both | engine out | engine in | engine both |",
-        "|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for size, found in raw.items():
-        ours = engine[size]
-        lines.append(
-            f"| {size} | {found['out']:.1f} | {found['in']:.1f} | {found['both']:.1f} "
-            f"| {ours['out']:.1f} | {ours['in']:.1f} | {ours['both']:.1f} |"
-        )
+def measure(mebibytes: tuple[int, ...] = (4, 64)) -> dict[str, Any]:
+    return {
+        "raw": {str(size): raw_bandwidths(size * MIB) for size in mebibytes},
+        "engine": {str(size): engine_bandwidths(size * MIB) for size in mebibytes},
+        "inputs": offloaded_inputs(),
+    }
+
+
+def page(found: dict[str, Any]) -> str:
+    rows = []
+    for size, raw in found["raw"].items():
+        ours = found["engine"][size]
+        row = [size]
+        for direction in ("out", "in", "both"):
+            row += [f"{raw[direction]:.1f}", f"{ours[direction] / raw[direction]:.2f}"]
+        rows.append(row)
+    inputs = found["inputs"]
     ratio = inputs["offload_inputs"]["seconds"] / inputs["recompute_all"]["seconds"]
-    lines += [
+    lines = [
+        "# Offloading on a GPU",
         "",
-        f"Offloaded inputs: step time {ratio:.3f} of recomputing all (goal 1.03); "
-        f"{inputs['freed'] / max(inputs['recorded'], 1):.1%} of the bytes recorded as offloaded "
-        "were freed (goal 95 %).",
+        f"{environment_line(found['environment'])}. Written by `benchmarks/offload_on_gpu.py`.",
         "",
+        "Copies between the device and torch's pinned memory, GB/s, and what the engine's copies "
+        "of tensors of that size have of it (goal: 0.90).",
+        "",
+        table(["MiB", "out", "engine", "in", "engine", "both ways", "engine"], rows),
+        "",
+        "Blocks whose inputs are offloaded and all else recomputed, against recomputing all:",
+        "",
+        f"* time of a step: {ratio:.3f} (goal: 1.03)",
+        f"* freed, of the bytes recorded as offloaded: "
+        f"{inputs['freed'] / max(inputs['recorded'], 1):.1%} (goal: 95 %)",
+        f"* times that the host waited for a copy, in all steps: {inputs['host_waits']}",
     ]
-    return {"raw": raw, "engine": engine, "inputs": inputs, "markdown": lines}
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, help="folder for the results; default: none")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("offload_on_gpu.py: no CUDA device")
+    found = {"environment": environment()} | measure()
+    print(page(found))
+    if options.output is not None:
+        options.output.mkdir(parents=True, exist_ok=True)
+        base = options.output / f"{slug(found['environment'])}-offload-on-gpu"
+        base.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+        base.with_suffix(".md").write_text(page(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,8 @@ from typing import Any
 Row = dict[str, Any]
 Results = dict[str, Any]
 
+REMAT = "torch-remat"
+
 # The workloads of the README's table and of the plot.
 MAIN = [
     "Llama block, tiny",
@@ -45,8 +47,8 @@ def goals_table(rows: list[Row]) -> str:
     )
 
 
-def steps_table(rows: list[Row]) -> str:
-    """One workload's systems; `rows` are of one workload."""
+def steps_table(rows: list[Row], absent: Sequence[str] = ()) -> str:
+    """One workload's systems; `rows` are of one workload. `absent`: what is not installed."""
     on_gpu = "host_seconds" in rows[0]
     header = ["system", "keeps", "time [median]", "held bytes", "peak bytes", ""]
     if on_gpu:
@@ -66,6 +68,7 @@ def steps_table(rows: list[Row]) -> str:
             line[3:3] = [number(row["seconds"] * 1e3), number(row["host_seconds"] * 1e3)]
             line[7:7] = [f"{row['peak_reserved_bytes']:,}"]
         lines.append(line)
+    lines += [[name, "not installed", *[""] * (len(header) - 2)] for name in absent]
     eager = rows[0]
     title = f"### {eager['workload']}\n\neager: {eager['seconds'] * 1e6:,.0f} us a step"
     return f"{title}; {eager['steps']} steps of each system\n\n{table(header, lines)}"
@@ -177,12 +180,14 @@ def summary_table(rows: list[Row]) -> str:
 def markdown(results: Results) -> str:
     """All results; `time` is the ratio of minima to eager's, in brackets of medians."""
     parts = ["# Benchmark results", environment_line(results["environment"])]
-    parts += ["## Goals", goals_table(results["goals"])]
+    if results["goals"]:
+        parts += ["## Goals", goals_table(results["goals"])]
     steps = results["steps"]
     if steps:
         parts += ["## Steps: time over eager's, ratio of minima [of medians]"]
     for workload in names(steps, "workload"):
-        parts.append(steps_table([row for row in steps if row["workload"] == workload]))
+        rows = [row for row in steps if row["workload"] == workload]
+        parts.append(steps_table(rows, [] if results["environment"]["torch-remat"] else [REMAT]))
     if results["slopes"]:
         parts += ["## Slopes", slopes_table(results["slopes"])]
     scaling = results["scaling"]

@@ -63,11 +63,13 @@ def chosen_workloads(only: str) -> dict[str, Callable[[], Workload]]:
     return {name: make for name, make in found.items() if only.lower() in name.lower()}
 
 
-def run_steps(systems: list[System], only: str) -> list[dict[str, Any]]:
+def run_steps(
+    systems: list[System], only: str, at_most: float = float("inf")
+) -> list[dict[str, Any]]:
     with_goals = {workload for workload, _, _ in RATIOS}
     rows = []
     for name, make in chosen_workloads(only).items():
-        seconds = 40 if name in with_goals else 15
+        seconds = min(at_most, 40 if name in with_goals else 15)
         found = measure_steps(
             make,
             device(),
@@ -91,6 +93,7 @@ def run_steps(systems: list[System], only: str) -> list[dict[str, Any]]:
 def run_slopes(systems: list[System]) -> list[dict[str, Any]]:
     rows = measure_slopes(
         [s for s in systems if s.name in SLOPES_OF],
+        device(),
         seconds=0 if quick() else 45,
         rounds=1 if quick() else 5,
     )
@@ -120,15 +123,16 @@ def run_scaling(systems: list[System], slopes: list[dict[str, Any]]) -> dict[str
     return found
 
 
-def write(results: dict[str, Any], folder: Path) -> None:
+def write(results: dict[str, Any], folder: Path, plot: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / slug(results["environment"])
     written = ["json", "md"]
     path.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
     path.with_suffix(".md").write_text(markdown(results))
     try:
-        draw(results["steps"], path.with_suffix(".svg"))
-        written.append("svg")
+        if plot:
+            draw(results["steps"], path.with_suffix(".svg"))
+            written.append("svg")
     except ModuleNotFoundError:
         print("matplotlib is not installed, so there is no plot: pip install -e '.[bench]'")
     print(f"\nwritten to {path} as {', '.join(written)}")
@@ -164,6 +168,9 @@ def parse_options() -> argparse.Namespace:
         help="folder for the results; default: benchmarks/results for a complete run, else none",
     )
     parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="the most for the steps of a workload"
+    )
+    parser.add_argument(
         "--readme", action="store_true", help="also put the plot and the summary into the README"
     )
     return parser.parse_args()
@@ -173,6 +180,7 @@ def main() -> None:
     options = parse_options()
     sections = set(options.sections)
     complete = not quick() and not options.only and sections == set(SECTIONS)
+    complete = complete and options.seconds == float("inf")
     folder = options.output or (ROOT / "benchmarks" / "results" if complete else None)
     if options.readme and not complete:
         sys.exit("--readme needs a complete run")
@@ -183,7 +191,9 @@ def main() -> None:
     results: dict[str, Any] = {"environment": environment(), "goals": []}
     print(environment_line(results["environment"]))
     systems = all_systems()
-    results["steps"] = run_steps(systems, options.only) if "steps" in sections else []
+    results["steps"] = (
+        run_steps(systems, options.only, options.seconds) if "steps" in sections else []
+    )
     slopes = run_slopes(systems) if sections & {"slopes", "scaling"} else []
     results["slopes"] = slopes
     results["scaling"] = run_scaling(systems, slopes) if "scaling" in sections else {}
@@ -197,12 +207,13 @@ def main() -> None:
     results["outside"] = (
         measure_outside(*((1, 0) if quick() else (8, 2.5))) if "outside" in sections else {}
     )
-    results["goals"] = goals(results)
-    print("\ngoals")
-    for row in results["goals"]:
-        print(f"  {row['what']}: {row['measured']} (goal: {row['goal']})")
+    if complete or quick():
+        results["goals"] = goals(results)
+        print("\ngoals")
+        for row in results["goals"]:
+            print(f"  {row['what']}: {row['measured']} (goal: {row['goal']})")
     if folder is not None:
-        write(results, folder)
+        write(results, folder, plot=not options.only)
     if options.readme:
         update_readme(results)
 

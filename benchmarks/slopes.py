@@ -13,6 +13,8 @@ is fitted to the minima. Per op, in the forward of a system against the forward 
 * release: dropping the result of the `neg` chain, and with it the graph and what was recorded.
 
 A region's entry and exit: the slope over the number of regions (peers: calls) with nothing inside.
+
+On a GPU these are times of the host, which gives out work to a device that is idle at first.
 """
 
 from __future__ import annotations
@@ -63,14 +65,21 @@ def saved_by_last_sine(output: Tensor) -> Callable[[], Tensor] | None:
     return None if node is None else lambda: node._saved_self
 
 
+def seconds_now(x: Tensor) -> float:
+    """The time, once the device has nothing to do."""
+    if x.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def forward_and_unpack(system: System, block: Block, x: Tensor) -> Trial:
     def trial() -> dict[str, float]:
-        start = time.perf_counter()
+        start = seconds_now(x)
         output = system.run(block, x)
         phases = {"forward": time.perf_counter() - start}
         unpack = saved_by_last_sine(output)
         if unpack is not None:
-            start = time.perf_counter()
+            start = seconds_now(x)
             unpack()
             phases["replay"] = time.perf_counter() - start
         return phases
@@ -84,7 +93,7 @@ def backward_or_release(system: System, block: Block, x: Tensor, backward: bool)
     def trial() -> dict[str, float]:
         x.grad = None
         output = system.run(block, x)
-        start = time.perf_counter()
+        start = seconds_now(x)
         if backward:
             output.backward(gradient)  # type: ignore[no-untyped-call]
             return {"backward": time.perf_counter() - start}
@@ -99,7 +108,7 @@ def empty_regions(system: System, count: int, x: Tensor) -> Trial:
         return x
 
     def trial() -> dict[str, float]:
-        start = time.perf_counter()
+        start = seconds_now(x)
         for _ in range(count):
             system.run(nothing, x)
         return {"region": time.perf_counter() - start}
@@ -117,9 +126,11 @@ def fit(times: Any) -> Lines:
     return {key: fit_line(*zip(*found, strict=True)) for key, found in points.items()}
 
 
-def measure_lines(systems: Sequence[System], seconds: float, rounds: int) -> Lines:
-    x = torch.randn(8, requires_grad=True)
-    plain = torch.randn(8)
+def measure_lines(
+    systems: Sequence[System], device: torch.device, seconds: float, rounds: int
+) -> Lines:
+    x = torch.randn(8, device=device, requires_grad=True)
+    plain = torch.randn(8, device=device)
     trials: dict[tuple[str, str, str, int], Trial] = {}
     for s in systems:
         for length in LENGTHS:
@@ -169,9 +180,11 @@ def slopes_of(system: System, lines: Lines) -> dict[str, Any]:
     }
 
 
-def measure_slopes(systems: Sequence[System], seconds: float, rounds: int) -> list[dict[str, Any]]:
+def measure_slopes(
+    systems: Sequence[System], device: torch.device, seconds: float, rounds: int
+) -> list[dict[str, Any]]:
     """One row for each system but eager; eager's own slopes are in a row of their own."""
-    lines = measure_lines(systems, seconds, rounds)
+    lines = measure_lines(systems, device, seconds, rounds)
     rows: list[dict[str, Any]] = []
     for system in systems:
         found = {f"{c}: {p}": line for (s, c, p), line in lines.items() if s == system.name}

@@ -93,8 +93,7 @@ constexpr ReadArgument kOnlyRead[] = {
 // sets AutoDispatchBelowADInplaceOrView itself.
 constexpr std::array<std::string_view, 2> kUncounted{"aten::resize_", "aten::resize_as_"};
 
-constexpr std::array<std::string_view, 3> kNeverReplayed{
-    "aten::record_stream",
+constexpr std::array<std::string_view, 2> kNeverReplayed{
     "aten::_pin_memory",
     "aten::_cudnn_init_dropout_state",
 };
@@ -318,6 +317,10 @@ bool communicates(std::string_view name) {
 
 bool isNeverReplayed(std::string_view name) {
   return contains(kNeverReplayed, name) || communicates(name);
+}
+
+bool isAllocatorHint(std::string_view name) {
+  return name == "aten::record_stream";
 }
 
 bool hidesWrite(std::string_view name, std::string_view argument) {

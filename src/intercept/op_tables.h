@@ -21,6 +21,9 @@ bool communicates(std::string_view name);
 // See Note [Never replayed].
 bool isNeverReplayed(std::string_view name);
 
+// Tells the allocator something, though its schema says that it writes.
+bool isAllocatorHint(std::string_view name);
+
 // Which settings of precision the kernel reads.
 PrecisionRead precisionRead(std::string_view name);
 

@@ -67,6 +67,9 @@ OpKind classify(const c10::OperatorHandle& op) {
     return OpKind::InplaceView;
   }
   const c10::FunctionSchema& schema = op.schema();
+  if (isAllocatorHint(schema.name())) {
+    return OpKind::PassThrough;
+  }
   bool returnsTensor = false;
   bool onlyViews = true;
   for (const auto& result : schema.returns()) {

@@ -362,3 +362,26 @@ def test_what_a_function_of_the_users_reads_unseen(streams, device):
     torch.accelerator.synchronize()
 
     assert torch.equal(found.cpu(), gradient_of_sines(x))
+
+
+def test_record_stream_is_no_write(streams, device):
+    """Its schema says so; it tells the allocator something."""
+    x = torch.randn(8, 16).to(device).requires_grad_()
+    ebb.reset_stats()
+    torch.accelerator.synchronize()
+    with ebb.region():
+        h = x.sin()
+        y = h.exp()
+        streams[0].wait_stream(torch.accelerator.current_stream())
+        for tensor in (x, h, y):
+            tensor.record_stream(streams[0])
+        with streams[0]:
+            loss = (y * h).sum()
+    del h, y
+    assert ebb.stats()["total"]["bytes_saved"] == 0
+    torch.accelerator.current_stream().wait_stream(streams[0])
+    found = torch.autograd.grad(loss, x)[0]
+
+    cpu = x.detach().cpu().requires_grad_()
+    expected = torch.autograd.grad((cpu.sin().exp() * cpu.sin()).sum(), cpu)[0]
+    assert torch.equal(found.cpu(), expected)

@@ -1,4 +1,4 @@
-"""OFFLOAD where only a GPU can tell: real streams, real memory, CUDA graphs."""
+"""OFFLOAD where only a GPU can tell: real streams, real memory."""
 
 from __future__ import annotations
 
@@ -6,50 +6,34 @@ import gc
 
 import pytest
 import torch
+from gpus import (
+    CYCLES,
+    MIB,
+    NEEDS_GPU,
+    OFFLOAD_ALL,
+    chain,
+    leaf,
+    notice_finished_copies,
+    offloading,
+)
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import ebb
 
-pytestmark = [
-    pytest.mark.needs_cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = NEEDS_GPU
 
-OFFLOAD_ALL = ebb.Policy(default=ebb.OFFLOAD, inputs=ebb.OFFLOAD)
 SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
-MIB = 1 << 20
-CYCLES = 200_000_000  # about a tenth of a second
 
 
 @pytest.fixture(autouse=True)
 def _settings():
-    before = ebb.offload.settings()
-    ebb.offload.configure(min_bytes=0)
-    torch.manual_seed(0)
-    yield
-    torch.cuda.synchronize()
-    ebb._C._testing.drain_offload()
-    ebb.offload.configure(**before)
-
-
-def chain(x, length=6):
-    for _ in range(length):
-        x = x.sin().cos()
-    return x
-
-
-def leaf(mebibytes=4):
-    return torch.randn(mebibytes * MIB // 4, device="cuda", requires_grad=True)
+    with offloading():
+        yield
 
 
 def forward(x, policy=OFFLOAD_ALL, length=6):
     with ebb.region(policy):
         return chain(x, length).sum()
-
-
-def notice_finished_copies():
-    torch.cuda.synchronize()
-    ebb.offload.stats()
 
 
 @pytest.mark.parametrize("in_flight", [0, 8 * MIB, 1 << 40])
@@ -64,7 +48,7 @@ def test_gradients_have_the_bits_of_eager(in_flight, prefetch, keep):
 
 
 def test_memory_is_freed_and_given_back():
-    """At least 95 % of what was recorded as offloaded leaves the device, and all comes back."""
+    """At least 95 % of what eager holds leaves the device, and all comes back."""
     x = leaf(16)
     torch.autograd.grad(forward(x), x)  # warm
     gc.collect()
@@ -73,11 +57,13 @@ def test_memory_is_freed_and_given_back():
     kept = chain(x).sum()
     saved = torch.cuda.memory_allocated() - start
     del kept
+    ebb.reset_stats()
     loss = forward(x)
     notice_finished_copies()
     held = torch.cuda.memory_allocated() - start
-    recorded = ebb.stats()["total"]["bytes_offloaded"]
-    assert saved - held >= 0.95 * recorded
+    assert saved >= 11 * x.nbytes
+    assert ebb.stats()["total"]["bytes_offloaded"] >= 11 * x.nbytes
+    assert held <= 0.05 * saved
     torch.autograd.grad(loss, x)
     del loss
     notice_finished_copies()
@@ -87,6 +73,7 @@ def test_memory_is_freed_and_given_back():
 def test_the_source_lives_until_its_copy_is_done():
     x = leaf()
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side), ebb.region(SINES):
         torch.cuda._sleep(CYCLES)
         h = x.sin()
@@ -97,7 +84,9 @@ def test_the_source_lives_until_its_copy_is_done():
     notice_finished_copies()
     assert watch.expired()
     with torch.cuda.stream(side):
-        y.sum().backward()
+        found = torch.autograd.grad(y.sum(), x)[0]
+    torch.cuda.synchronize()
+    assert torch.equal(found, torch.autograd.grad(chain(x, 1).sum(), x)[0])
 
 
 def test_a_copy_runs_after_the_kernel_that_makes_its_source():
@@ -165,44 +154,19 @@ def test_forward_and_backward_on_other_streams():
 
 
 def test_a_write_waits_for_the_copy():
-    x = leaf()
+    """The copy is late, since a long one is before it."""
+    x, large = leaf(), leaf(512)
     expected = torch.autograd.grad((x.sin() * 2).exp().sum(), x)[0]
-    with ebb.region(SINES):
-        h = x.sin()
-        h.cos()  # sends h; nothing comes of it
-        y = (h * 2).exp()
-        with torch.no_grad():
-            h.zero_()
-    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], expected)
-
-
-def test_pinned_memory_has_the_exact_size():
-    x = torch.randn(3 * MIB // 4 * 3 // 2, device="cuda", requires_grad=True)  # 4.5 MiB
-    loss = forward(x)
-    stats = ebb.offload.stats()
-    assert stats["host_bytes_held"] <= 1.05 * stats["bytes_sent"]
-    torch.autograd.grad(loss, x)
-
-
-def test_a_captured_step_replays_with_other_data():
-    ebb.offload.configure(static=True, in_flight_bytes=8 * MIB)
-    x = leaf()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            torch.autograd.grad(forward(x), x)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        gradient = torch.autograd.grad(forward(x), x)[0]
-    for seed in range(3):
-        torch.manual_seed(seed)
-        with torch.no_grad():
-            x.copy_(torch.randn_like(x))
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.equal(gradient, torch.autograd.grad(chain(x).sum(), x)[0])
+    for _ in range(3):
+        with ebb.region(SINES):
+            kept = large.sin().cos()
+            h = x.sin()
+            h.cos()  # sends h; nothing comes of it
+            y = (h * 2).exp()
+            with torch.no_grad():
+                h.zero_()
+        assert torch.equal(torch.autograd.grad(y.sum(), x)[0], expected)
+        del kept
 
 
 def test_discarded_outputs_come_back_without_a_copy():

@@ -146,15 +146,17 @@ def schedules(draw):
     return (width, page, *tiers), steps
 
 
-# 10,000 schedules a run, in four kinds.
+# 10,000 schedules a run, in four kinds. A tenth of it on a GPU, for which each check waits; more
+# schedules of the kernels are in test_page_kernels_emulated.py.
 EACH = settings(max_examples=2500, database=None)
+ON_A_GPU = settings(max_examples=250, database=None)
 ORDERS = {"last first": lambda n: n - 1, "first first": lambda n: 0, "middle": lambda n: n // 2}
 
 
 @DEVICES
 @pytest.mark.parametrize("order", ORDERS)
 def test_schedules(device, order):
-    @EACH
+    @(EACH if device == "cpu" else ON_A_GPU)
     @given(schedules())
     def program(schedule):
         options, steps = schedule
@@ -165,7 +167,7 @@ def test_schedules(device, order):
 
 @DEVICES
 def test_pipeline_schedules(device):
-    @EACH
+    @(EACH if device == "cpu" else ON_A_GPU)
     @given(schedules(), st.integers(1, 4), st.integers(1, 6))
     def program(schedule, depth, batches):
         """1F1B: so many forwards, then one backward and one forward in turn."""

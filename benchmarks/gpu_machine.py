@@ -1,0 +1,148 @@
+"""The machine that on_gpu.py runs on: what it is, what it has, and ebb built for its GPU.
+
+Nothing here imports torch in this process, which would take memory of the device.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+ASK_TORCH = """
+import json
+try:
+    import torch
+except ImportError as error:
+    found = {"error": f"torch cannot be imported: {error}"}
+else:
+    found = {"torch": torch.__version__, "CUDA": torch.version.cuda}
+    if torch.version.cuda is None:
+        found["error"] = f"torch {torch.__version__} is not built for CUDA"
+    elif not torch.cuda.is_available():
+        found["error"] = f"torch {torch.__version__} finds no NVIDIA GPU that it can use"
+    else:
+        found["GPU"] = torch.cuda.get_device_name(0)
+        found["devices"] = torch.cuda.device_count()
+        found["capability"] = "".join(map(str, torch.cuda.get_device_capability(0)))
+print(json.dumps(found))
+"""
+
+
+def ask_torch() -> dict[str, Any]:
+    """What torch says of itself and of the first GPU; ``error`` if there is none to use."""
+    done = subprocess.run([sys.executable, "-c", ASK_TORCH], capture_output=True, text=True)
+    try:
+        found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, json.JSONDecodeError):
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        found = {"error": f"torch does not start: {last}"}
+    return found
+
+
+def driver() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return (done.stdout.strip().splitlines() or ["unknown"])[0]
+
+
+def described(found: dict[str, Any]) -> dict[str, Any]:
+    """The machine, as results name it."""
+    return {
+        "GPU": found["GPU"],
+        "driver": driver(),
+        "torch": found["torch"],
+        "CUDA": found["CUDA"],
+    }
+
+
+def slug(name: str) -> str:
+    """The name that results are filed under."""
+    return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
+
+
+def nvcc() -> str | None:
+    """CUDA's compiler: on the path, or where CUDA_HOME or the usual place has it."""
+    places = [os.environ.get("CUDACXX"), shutil.which("nvcc")]
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    places += [str(Path(home) / "bin" / "nvcc") for home in homes if home]
+    return next((place for place in places if place and shutil.which(place)), None)
+
+
+def variables() -> dict[str, str]:
+    """Of the environment of all that is run: this ebb, and the tools beside this Python."""
+    folders = [str(Path(sys.executable).parent)]
+    compiler = nvcc()
+    if compiler is not None:
+        folders.append(str(Path(compiler).parent))
+    return {
+        "PATH": os.pathsep.join([*folders, os.environ.get("PATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(ROOT / "python"), os.environ.get("PYTHONPATH")])
+        ),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        # Recurrent layers and products give the same bits each time.
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }
+
+
+def is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def missing(tests: bool) -> list[str]:
+    """What has to be installed first, in words."""
+    path = variables()["PATH"]
+    found = [
+        f"{name} is not on the path"
+        for name in ("cmake", "ninja")
+        if not shutil.which(name, path=path)
+    ]
+    compilers = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
+    if not any(compiler and shutil.which(compiler) for compiler in compilers):
+        found.append("there is no C++ compiler on the path")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        found.append("Python's headers are not installed (python3-dev)")
+    if nvcc() is None:
+        found.append("CUDA's compiler nvcc is neither on the path nor in CUDA_HOME")
+    modules = ["setuptools", *(("pytest", "hypothesis") if tests else ())]
+    found += [
+        f"{module} is not installed: {sys.executable} -m pip install {module}"
+        for module in modules
+        if not is_installed(module)
+    ]
+    return found
+
+
+def build(capability: str) -> int:
+    """Builds in place: nothing is installed, and the network is not needed."""
+    arguments = [os.environ.get("EBB_CMAKE_ARGS", ""), f"-DCMAKE_CUDA_ARCHITECTURES={capability}"]
+    environment = (
+        os.environ
+        | variables()
+        | {
+            "EBB_CUDA": "1",
+            "EBB_CMAKE_ARGS": " ".join(filter(None, arguments)),
+        }
+    )
+    compiler = nvcc()
+    if compiler is not None:
+        environment.setdefault("CUDACXX", compiler)
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(build(sys.argv[1]))

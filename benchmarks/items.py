@@ -1,0 +1,305 @@
+"""Runs a list of commands one after the other, whatever becomes of each, and writes what did.
+
+Nothing here knows of GPUs, or imports torch: see on_gpu.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+PASSED, FAILED, TIMED_OUT = "passed", "FAILED", "TIMED OUT"
+NOT_RUN = "NOT RUN"
+NOT_INSTALLED = "not installed"
+FAILURES = (FAILED, TIMED_OUT, NOT_RUN)
+FOLDER = "{folder}"  # in a command: where it may write
+LINES_SHOWN = 25  # of the output of what failed
+LONGEST = 300  # characters of a message in what is written
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something to run.
+
+    Attributes:
+        name: as the table shows it.
+        part: which part it is in; 0: every part begins with it, and does not go on without it.
+        command: the program and its arguments. What it writes as ``{folder}/*.json`` and
+            ``{folder}/*.md`` becomes part of the results, and ``{folder}/junit.xml`` is read.
+        seconds: after so many it is ended.
+        program: what must be installed for it; where it is not, that is no failure.
+        refusal: what the program says where it cannot work on this machine.
+        variables: of its environment.
+    """
+
+    name: str
+    part: int
+    command: Sequence[str]
+    seconds: float
+    program: str = ""
+    refusal: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def file_name(self) -> str:
+        return "-".join(re.findall(r"[a-z0-9]+", self.name.lower()))
+
+
+def run_part(
+    items: Iterable[Item],
+    seconds: float,
+    folder: Path,
+    tell: Callable[[Row], None] = lambda row: None,
+    variables: Mapping[str, str] | None = None,
+) -> list[Row]:
+    """Runs the items of one part within `seconds`; what finds no time left is not run.
+
+    Args:
+        folder: for logs, and what the commands write.
+        tell: gets each row as soon as it is there.
+        variables: added to every item's environment.
+    """
+    environment = os.environ | dict(variables or {})
+    until = time.monotonic() + seconds
+    rows: list[Row] = []
+    stopped = ""
+    for item in items:
+        left = until - time.monotonic()
+        if stopped or left < 1:
+            row = row_of(item, NOT_RUN, 0, stopped or "no time was left in this part")
+        elif item.program and not shutil.which(item.program, path=environment.get("PATH")):
+            row = row_of(item, NOT_INSTALLED, 0, "")
+        else:
+            row = run_item(item, min(item.seconds, left), folder, environment)
+        if item.part == 0 and row["result"] in FAILURES:
+            stopped = stopped or f"{item.name}: {row['result']}"
+        rows.append(row)
+        tell(row)
+    return rows
+
+
+def row_of(item: Item, result: str, seconds: float, detail: str) -> Row:
+    return {
+        "name": item.name,
+        "part": item.part,
+        "result": result,
+        "seconds": round(seconds, 1),
+        "detail": detail,
+    }
+
+
+def run_item(item: Item, seconds: float, folder: Path, environment: dict[str, str]) -> Row:
+    own = folder / item.file_name
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir(parents=True)
+    log = own / "log"
+    print(f"\n--- {item.name} (at most {seconds:.0f} s)", flush=True)
+    began = time.monotonic()
+    status = run_command(
+        [part.replace(FOLDER, str(own)) for part in item.command],
+        seconds,
+        log,
+        environment | dict(item.variables),
+    )
+    row = judge(item, status, time.monotonic() - began, own)
+    if row["result"] in FAILURES:
+        print("\n".join(log.read_text(errors="replace").splitlines()[-LINES_SHOWN:]))
+    print(f"--- {item.name}: {row['result']} after {row['seconds']} s. {row['detail']}", flush=True)
+    return row
+
+
+def run_command(
+    command: Sequence[str], seconds: float, log: Path, environment: Mapping[str, str]
+) -> int | None:
+    """The exit status; None if it was ended, with all that it had started, for want of time."""
+    with log.open("wb") as output:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                start_new_session=True,
+            )
+        except OSError as error:
+            output.write(f"{command[0]}: {error.strerror}\n".encode())
+            return 127
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:  # also what it has left behind, and where we are interrupted
+            end_all(process)
+
+
+def end_all(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process that leads a group, and the group; waits a little, not for ever."""
+    for number, patience in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 10.0)):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            return
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def judge(item: Item, status: int | None, seconds: float, own: Path) -> Row:
+    text = (own / "log").read_text(errors="replace")
+    row = row_of(item, PASSED, seconds, "")
+    if status is None:
+        row["result"] = TIMED_OUT
+        running = re.findall(r"^\S+::\S+", text, re.M)
+        row["detail"] = f"in {running[-1]}" if running else ""
+    elif item.refusal and item.refusal in text:
+        row["result"] = NOT_INSTALLED
+        row["detail"] = f"it says: {item.refusal}"
+    elif status != 0:
+        row["result"] = FAILED
+        row["detail"] = f"exit status {status}"
+    row |= tests_of(own / "junit.xml")
+    if row.get("tests") and row["result"] in (PASSED, FAILED):
+        unexplained = row["result"] == FAILED and not row["failed"]
+        found = [counted(row["tests"]), f"exit status {status}" if unexplained else ""]
+        row["detail"] = "; ".join(filter(None, found))
+    figures = {file.stem: json.loads(file.read_text()) for file in sorted(own.glob("*.json"))}
+    pages = [file.read_text() for file in sorted(own.glob("*.md"))]
+    return row | ({"figures": figures} if figures else {}) | ({"pages": pages} if pages else {})
+
+
+def tests_of(file: Path) -> Row:
+    """Of a report in JUnit's format: how many tests there were, and what failed or was skipped."""
+    try:
+        cases = list(ET.parse(file).getroot().iter("testcase"))
+    except (OSError, ET.ParseError):
+        return {}
+    counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
+    told: dict[str, dict[str, str]] = {"failed": {}, "skipped": {}}
+    for case in cases:
+        kind, message = "passed", ""
+        for child in case:
+            if child.tag in ("failure", "error"):
+                kind, message = "failed", child.get("message") or ""
+            elif child.tag == "skipped":
+                kind, message = "skipped", child.get("message") or ""
+        counts[kind] += 1
+        if kind != "passed":
+            name = f"{(case.get('classname') or '').rpartition('.')[2]}::{case.get('name')}"
+            told[kind][name] = without_places(message)
+    return {"tests": counts, **told}
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {kind}" for kind, number in counts.items() if number)
+
+
+def without_places(message: str) -> str:
+    """The first lines of a message on one line, with the names of files for their paths."""
+    text = " ".join(line.strip() for line in message.splitlines() if line.strip())
+    return re.sub(r"(?<![\w.])/(?:[\w.+@-]+/)+", "", text)[:LONGEST]
+
+
+def merge(before: Iterable[Row], now: Iterable[Row], order: Sequence[str]) -> list[Row]:
+    """Rows by name, the newest of each, in this order; what is not in it any more is dropped."""
+    rows = {row["name"]: row for row in (*before, *now)}
+    return [rows[name] for name in order if name in rows]
+
+
+def read_rows(file: Path, machine: Mapping[str, Any]) -> list[Row]:
+    """What was written before on the same machine."""
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, json.JSONDecodeError):
+        return []
+    return found["items"] if found.get("machine") == machine else []
+
+
+def write(
+    base: Path, title: str, machine: Mapping[str, Any], rows: Sequence[Row], order: Sequence[str]
+) -> None:
+    """`base`.json and `base`.md."""
+    base.parent.mkdir(parents=True, exist_ok=True)
+    results = {"machine": dict(machine), "items": list(rows)}
+    Path(f"{base}.json").write_text(json.dumps(results, indent=1) + "\n")
+    Path(f"{base}.md").write_text(markdown(title, machine, rows, order))
+
+
+def markdown(
+    title: str, machine: Mapping[str, Any], rows: Sequence[Row], order: Sequence[str]
+) -> str:
+    lines = [f"# {title}", "", ", ".join(f"{k} {v}" for k, v in machine.items()) + ".", ""]
+    lines += ["| | result | seconds | |", "|---|---|--:|---|"]
+    lines += [
+        f"| {row['name']} | {row['result']} | {row['seconds']} | {cell(row['detail'])} |"
+        for row in rows
+    ]
+    missing = [name for name in order if name not in {row["name"] for row in rows}]
+    if missing:
+        lines += ["", f"Not in these results: {', '.join(missing)}."]
+    failed = [(name, why) for row in rows for name, why in row.get("failed", {}).items()]
+    if failed:
+        lines += ["", "## Tests that failed", "", *(f"* `{name}`: {why}" for name, why in failed)]
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        for name, why in row.get("skipped", {}).items():
+            reasons.setdefault(why, []).append(name)
+    if reasons:
+        lines += ["", "## Tests that were skipped", ""]
+        lines += [f"* {len(names)} from `{names[0]}`: {why}" for why, names in reasons.items()]
+    for row in rows:
+        for page in row.get("pages", []):
+            lines += ["", f"## {row['name']}", "", within(page)]
+    return "\n".join(lines) + "\n"
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def within(page: str) -> str:
+    """A page without its title, its headings one level lower."""
+    lines = page.strip().splitlines()
+    if lines and lines[0].startswith("# "):
+        lines = lines[1:]
+    return "\n".join("#" + line if line.startswith("##") else line for line in lines).strip()
+
+
+def table(rows: Sequence[Row]) -> str:
+    """For the end of the output."""
+    width = max(len(row["name"]) for row in rows)
+    return "\n".join(
+        f"{row['name']:{width}}  {row['result']:13}  {row['seconds']:6.1f} s  {row['detail']}"
+        for row in rows
+    )
+
+
+def exit_status(rows: Iterable[Row]) -> int:
+    return int(any(row["result"] in FAILURES for row in rows))
+
+
+def show_list(items: Sequence[Item], seconds: float) -> None:
+    """What would be run, without running it."""
+    always = [item for item in items if item.part == 0]
+    for part in sorted({item.part for item in items} - {0}):
+        chosen = always + [item for item in items if item.part == part]
+        total = sum(item.seconds for item in chosen)
+        print(f"part {part}: at most {min(total, seconds):.0f} s")
+        for item in chosen:
+            python = item.command[0] == sys.executable
+            command = " ".join(["python", *item.command[1:]] if python else item.command)
+            print(f"  {item.name} ({item.seconds:.0f} s): {command}")

@@ -1,0 +1,170 @@
+"""The host does not wait for the device in steady state.
+
+torch's own check (`set_sync_debug_mode`) sees no wait for an event, and no question about one. So
+the device is put to sleep, and the host must be back before it wakes up.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpus import (
+    CYCLES,
+    MIB,
+    NEEDS_GPU,
+    OFFLOAD_ALL,
+    PAGE_ALL,
+    chain,
+    is_back_before_the_device,
+    leaf,
+    notice_finished_copies,
+    offloading,
+)
+from torch.nn.functional import gelu, layer_norm
+
+import ebb
+
+pytestmark = NEEDS_GPU
+
+ROWS, WIDTH = 512, 64
+
+
+def test_what_waits_is_noticed():
+    """The check itself."""
+    x = leaf()
+    assert [is_back_before_the_device(lambda: x.sin().cos()) for _ in range(2)][1]
+    assert not is_back_before_the_device(lambda: x.sum().item())
+    event = torch.cuda.Event()
+    assert not is_back_before_the_device(lambda: (event.record(), event.synchronize()))
+
+
+def test_recomputing():
+    x = leaf()
+
+    def step():
+        with ebb.region():
+            loss = torch.nn.functional.dropout(chain(x), 0.3).sum()
+        torch.autograd.grad(loss, x)
+
+    assert [is_back_before_the_device(step) for _ in range(3)][1:] == [True, True]
+
+
+OFFLOADED = {
+    "default": {},
+    "nothing is fetched ahead": {"prefetch_bytes": 0},
+    "the last stay": {"keep_last": 2},
+    "static": {"static": True, "in_flight_bytes": 8 * MIB},
+}
+
+
+@pytest.mark.parametrize("settings", OFFLOADED.values(), ids=OFFLOADED)
+def test_offloading_a_whole_step(settings):
+    """Nothing has left when backward begins: the copies sleep as well."""
+    x = leaf()
+
+    def step():
+        with ebb.region(OFFLOAD_ALL):
+            loss = chain(x).sum()
+        torch.autograd.grad(loss, x)
+
+    with offloading(**settings):
+        assert [is_back_before_the_device(step) for _ in range(3)][1:] == [True, True]
+
+
+@pytest.mark.parametrize("settings", OFFLOADED.values(), ids=OFFLOADED)
+def test_a_backward_that_fetches(settings):
+    """What has left comes back by copies that are queued."""
+    x = leaf()
+
+    def backward_is_back():
+        with ebb.region(OFFLOAD_ALL):
+            loss = chain(x).sum()
+        notice_finished_copies()
+        before = ebb.offload.stats()["bytes_fetched"]
+        is_back = is_back_before_the_device(lambda: torch.autograd.grad(loss, x))
+        assert ebb.offload.stats()["bytes_fetched"] > before
+        return is_back
+
+    with offloading(**settings):
+        assert [backward_is_back() for _ in range(3)][1:] == [True, True]
+
+
+class Paged:
+    def __init__(self):
+        self.weights = [
+            torch.randn(WIDTH, WIDTH, device="cuda").div_(8).requires_grad_() for _ in range(3)
+        ]
+        self.optimizer = torch.optim.SGD(self.weights, lr=1e-3)
+        self.x = torch.randn(ROWS, WIDTH, device="cuda")
+        self.count = torch.tensor(300, device="cuda")
+
+    def backward(self):
+        x = self.x
+        for w in self.weights:
+            with ebb.region(PAGE_ALL):
+                x = layer_norm(gelu(ebb.mark_rows(x * 1.5, self.count) @ w), (WIDTH,))
+        self.optimizer.zero_grad()
+        x.sin().sum().backward()
+
+
+@pytest.mark.parametrize("bracketed", [None, False, True], ids=["plain", "step", "fixed order"])
+def test_paging_forward_and_backward(bracketed):
+    model = Paged()
+
+    def step():
+        if bracketed is None:
+            model.backward()
+        else:
+            with ebb.paging.step(bracketed):
+                model.backward()
+
+    for _ in range(2):
+        step()
+    assert [is_back_before_the_device(step) for _ in range(3)][1:] == [True, True]
+    assert ebb.paging.step_ok()
+
+
+@pytest.mark.parametrize("asked", ["optimizer", "step_ok"])
+def test_the_flag_of_a_step_is_waited_for_and_nothing_else(asked):
+    """What the program has queued since goes on: here a sleep between backward and optimizer."""
+    model = Paged()
+    ask = model.optimizer.step if asked == "optimizer" else ebb.paging.step_ok
+
+    def is_back():
+        model.backward()
+        return is_back_before_the_device(ask)
+
+    assert [is_back() for _ in range(4)][2:] == [True, True]
+
+
+def test_a_step_that_is_run_by_run_step():
+    """It asks how the step went, so it waits for the step's own work, and not for later work."""
+    model = Paged()
+    side = torch.cuda.Stream()
+
+    def is_back():
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(CYCLES)
+            behind = torch.cuda.Event()
+            behind.record()
+        ebb.paging.run_step(model.backward)
+        sleeps = not behind.query()
+        torch.cuda.synchronize()
+        return sleeps
+
+    assert [is_back() for _ in range(4)][2:] == [True, True]
+
+
+def test_torch_sees_no_wait_either():
+    model = Paged()
+    for _ in range(2):
+        model.backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for fixed_order in (False, True, True):
+            with ebb.paging.step(fixed_order):
+                model.backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert ebb.paging.step_ok()

@@ -1,0 +1,143 @@
+"""What the tests in tests/gpu share."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import ebb
+
+MIB = 1 << 20
+ROOT = Path(__file__).resolve().parents[2]
+
+NEEDS_GPU = [
+    pytest.mark.needs_cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+NEEDS_TWO_GPUS = [
+    pytest.mark.needs_cuda,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices"),
+]
+
+# Half a second and more at the clocks of today's GPUs: far more than the host takes for what a
+# test gives to the device meanwhile.
+CYCLES = 1_000_000_000
+
+OFFLOAD_ALL = ebb.Policy(default=ebb.OFFLOAD, inputs=ebb.OFFLOAD)
+PAGE_ALL = ebb.Policy(default=ebb.PAGE, inputs=ebb.PAGE)
+
+
+def same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    """Whether all have the same bits."""
+    return all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
+
+
+def bits_of_eager(run: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
+    """What eager computes; the test is skipped where eager itself gives other bits each time."""
+    first, second = run(), run()
+    if not same(first, second):
+        pytest.skip("eager itself gives other bits from run to run")
+    return first
+
+
+def chain(x: Tensor, length: int = 6) -> Tensor:
+    """Ops each of which saves its input."""
+    for _ in range(length):
+        x = x.sin().cos()
+    return x
+
+
+def leaf(mebibytes: int = 4, device: str = "cuda") -> Tensor:
+    return torch.randn(mebibytes * MIB // 4, device=device, requires_grad=True)
+
+
+def notice_finished_copies() -> None:
+    """All copies are done, and the engine of OFFLOAD has seen it."""
+    torch.cuda.synchronize()
+    ebb.offload.stats()
+
+
+def is_back_before_the_device(work: Callable[[], object]) -> bool:
+    """Whether `work` returns while the device, which was put to sleep before, still sleeps.
+
+    Call it twice and look at the second answer: the first run may load kernels and allocate memory,
+    for which CUDA may wait.
+    """
+    torch.cuda.synchronize()
+    torch.cuda._sleep(CYCLES)
+    behind = torch.cuda.Event()
+    behind.record()
+    work()
+    sleeps = not behind.query()
+    torch.cuda.synchronize()
+    return sleeps
+
+
+@contextlib.contextmanager
+def offloading(**settings: object) -> Iterator[None]:
+    """With these settings of OFFLOAD, sizes of any kind; afterwards nothing is under way."""
+    before = ebb.offload.settings()
+    ebb.offload.configure(min_bytes=0, **settings)
+    try:
+        yield
+    finally:
+        torch.cuda.synchronize()
+        ebb._C._testing.drain_offload()
+        ebb.offload.configure(**before)
+
+
+@contextlib.contextmanager
+def memory_nearly_full(room: int) -> Iterator[None]:
+    """Of the device's memory no more than `room` bytes can be had."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    ballast = torch.empty(free - room, dtype=torch.uint8, device="cuda")
+    try:
+        yield
+    finally:
+        del ballast
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def run_in_a_process(
+    code: str, seconds: float = 100, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """For what leaves CUDA, or torch's allocator, in a state that nothing can run after."""
+    folders = [str(Path(ebb.__file__).parents[1]), str(Path(__file__).parent)]
+    path = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": path} | variables,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+
+
+def assert_ended_well(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def warmed_up_stream(work: Callable[[], object], runs: int = 3) -> torch.cuda.Stream:
+    """The stream on which `work` ran a few times, as torch asks for before a capture."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(runs):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    return side
