@@ -308,7 +308,7 @@ void Copies::forget(HostStash& stash) {
     place->unfetched -= stash.state != State::Back;
     takeOut(place->kept, stash);
     for (Leaving& leaving : place->leaving) {
-      if (leaving.stash == &stash) {
+      if (stash.onHost && leaving.stash == &stash) {
         leaving.stash = nullptr;
         leaving.onDevice = std::move(stash.onDevice);
         leaving.onHost = std::move(stash.onHost);

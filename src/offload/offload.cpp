@@ -112,7 +112,9 @@ HostStashPtr Offload::send(
   const c10::Device device = storage.device();
   enter(device);
   triesAhead_ = true;
-  c10::Storage host = spill_.hostMemory(nbytes, device);
+  // Where another stream is captured the streams of ours take part in that.
+  const bool ours = copies_.capture() == 0 || via_.isCapturing(via_.computeStream(device));
+  c10::Storage host = ours ? spill_.hostMemory(nbytes, device) : c10::Storage();
   if (!host) {
     context_.stats.bytesRefused += nbytes;
     account->refused += nbytes;

@@ -340,6 +340,27 @@ def test_forward_and_backward_in_two_captures(device, stream):
     assert torch.equal(step(x).cpu(), expected(x))
 
 
+def test_what_runs_beside_a_capture_stays_on_the_device(device, stream):
+    x, other = random(device), random(device)
+    warm_up(x, stream)
+    beside = torch.Stream(device=device)
+    accelerator.synchronize()
+    graph = accelerator.Graph()
+    with graph.capture(stream):
+        y = forward(x)
+        with beside:
+            of_other = forward(other)
+        gradient = torch.autograd.grad(y, x)[0]
+    with beside:
+        found = torch.autograd.grad(of_other, other)[0]
+    accelerator.synchronize()
+    change(x)
+    graph.replay()
+
+    assert torch.equal(found.cpu(), expected(other))
+    assert torch.equal(gradient.cpu(), expected(x))
+
+
 def test_statistics_in_a_capture(device, stream):
     x = random(device)
     warm_up(x, stream)

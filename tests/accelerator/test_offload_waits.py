@@ -124,8 +124,7 @@ PROGRAMS = {
 }
 
 
-# Where each single wait is needed. Elsewhere a later one often covers it, such as the wait of a copy
-# that comes right behind another one.
+# Where each single wait is needed. Elsewhere a later one often covers it: that of the next copy.
 NEEDED = [
     (settings, program)
     for settings in ("as it is", "nothing ahead", "static")

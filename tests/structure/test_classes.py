@@ -82,7 +82,7 @@ def test_the_reader_sees_classes():
     seen = {name: (sum(map(is_method, s)), sum(map(is_member, s))) for _, name, _, s in CLASSES}
     assert len(seen) > 100
     assert seen["PythonMutex"] == (2, 1)
-    assert seen["Spill"] == (13, 4)
+    assert seen["Spill"] == (14, 4)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
