@@ -1,6 +1,5 @@
 #include "memory/pinned.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 #include <link.h>
 #include <sys/mman.h>
@@ -40,7 +39,6 @@ struct Runtime {
   int (*drop)(void*) = nullptr;                   // cudaHostUnregister
   int (*lastError)() = nullptr;                   // cudaGetLastError
   int (*busId)(char*, int, int) = nullptr;        // cudaDeviceGetPCIBusId
-  int (*capturing)(void*, int*) = nullptr;        // cudaStreamIsCapturing
 };
 
 const Runtime& runtime() {
@@ -54,7 +52,6 @@ const Runtime& runtime() {
       find(found.drop, "cudaHostUnregister");
       find(found.lastError, "cudaGetLastError");
       find(found.busId, "cudaDeviceGetPCIBusId");
-      find(found.capturing, "cudaStreamIsCapturing");
     }
     return found;
   }();
@@ -104,16 +101,6 @@ void freePages(void* pages) {
 }
 
 }  // namespace
-
-bool isCapturing(c10::Device device) {
-  if (!device.is_cuda() || runtime().capturing == nullptr) {
-    return false;
-  }
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  int status = 0;
-  runtime().capturing(guard.getStream(device).native_handle(), &status);
-  return status != 0;
-}
 
 c10::Storage allocatePinned(size_t nbytes, c10::Device device) {
   constexpr size_t kPage = 4096;

@@ -10,9 +10,6 @@
 
 namespace ebb {
 
-// Whether a CUDA graph is being captured on this thread's stream of `device`.
-bool isCapturing(c10::Device device);
-
 // Note [Pinned memory of exact sizes]
 // torch's allocator of pinned memory rounds sizes up to powers of two on CUDA, which may double
 // what a tensor takes. So where CUDA's runtime is loaded, ordinary memory of the exact size is

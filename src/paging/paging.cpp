@@ -9,7 +9,7 @@
 
 #include "intercept/key.h"
 #include "memory/bytes.h"
-#include "memory/pinned.h"
+#include "memory/capturing.h"
 
 namespace ebb {
 namespace {

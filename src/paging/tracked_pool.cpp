@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "memory/bytes.h"
-#include "memory/pinned.h"
+#include "memory/capturing.h"
 
 namespace ebb {
 
