@@ -181,7 +181,7 @@ void bindTesting(py::module_& module) {
              }));
   module.def("cpu_page_mover", [] { return reinterpret_cast<uintptr_t>(&cpuPageMover()); });
   module.def("set_page_mover", [](const std::string& device, uintptr_t mover) {
-    setPageMover(c10::Device(device).type(), *reinterpret_cast<const PageMover*>(mover));
+    setPageMover(c10::Device(device).type(), reinterpret_cast<const PageMover*>(mover));
   });
   py::class_<FakeAccelerator>(module, "FakeAccelerator")
       .def(py::init<size_t>())

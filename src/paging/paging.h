@@ -99,11 +99,13 @@ class EBB_API Paging {
   void checkOverflow(TrackedPool& pool, const PageSource& source, const PageStash& stash);
   void backwardBegins(PageGroup& group);
   void takeLiving(PageStash& stash, const c10::Storage& living);
+  void giveUp(PageStash& stash);
   void takeCopied(PageStash& stash);
   void takeRestored(PageStash& stash);
+  static void noteMade(PageStash& stash);
+  static void takeOver(PageStash& stash);
   void startRestoring(PageStash& stash);
   void takeBack(PageStash& stash);
-  PageFill fillFor(const PageStash& stash) const;
   void noteErrors(int64_t errors);
   [[noreturn]] void tellOverflow(int64_t errors, const std::string& what);
 
@@ -114,6 +116,7 @@ class EBB_API Paging {
   uint64_t alive_ = 0;            // stashes of all steps that are not back
   int64_t reportedErrors_ = 0;    // error bits of this step that the user has been told of
   int64_t unreportedErrors_ = 0;  // of pools that are gone; nobody has been told
+  uint64_t outOfMemoryIn_ = 0;    // a step in which nothing comes back ahead any more
   PagingStats counts_;
   void (*throwOverflow_)(const std::string&) = nullptr;
 };
