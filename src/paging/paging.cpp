@@ -140,6 +140,7 @@ void Paging::copyRows(PageStash& stash, const PageSource& source) {
   noteMade(stash);
   if (live > 0) {
     rowsIn(stash.bytes, rows).copy_(rowsIn(source.storage, rows), true);
+    noteUse(source.storage);
   }
   stash.state = State::Copied;
   step_.copied(stash);
@@ -152,6 +153,9 @@ void Paging::sendToPool(PageStash& stash, const PageSource& source, const Tracke
   stash.slot = pool->stash(source.storage, stash.whole, source.count);
   stash.pool = pool;
   stash.state = State::Paged;
+  if (stash.fill(settings_.deadRows).deadRows == PageDeadRows::Filled) {
+    pool->lane().wait(stash.slot->stashed);  // what is held still would come back as it is
+  }
   checkOverflow(*pool, source, stash);
 }
 
@@ -252,9 +256,7 @@ void Paging::takeRestored(PageStash& stash) {
       "' while a CUDA graph was captured: only the graph's own backward can, in the capture.");
   startRestoring(stash);
   lane.wait(stash.restoring);
-  if (!stash.device.is_cpu()) {
-    noteUse(stash.bytes, currentStream(stash.device));
-  }
+  noteUse(stash.bytes);
   noteMade(stash);
   // After an error a tensor comes back as NaN. One that has no NaN would not show it: where nobody
   // need wait to know, it throws.
@@ -315,6 +317,7 @@ void Paging::beforeWrite(PageStash& stash) {
   if (stash.state == State::Resident) {
     c10::Storage copy = allocate(stash.nbytes, stash.device);
     bytesOf(copy, stash.nbytes).copy_(bytesOf(stash.bytes, stash.nbytes), true);
+    noteUse(stash.bytes);
     mutex_.drop(stash.bytes);
     stash.bytes = std::move(copy);
     noteMade(stash);

@@ -18,6 +18,12 @@ void noteUse(const c10::Storage& storage, c10::Stream user) {
   }
 }
 
+void noteUse(const c10::Storage& storage) {
+  if (storage && !storage.device().is_cpu()) {
+    noteUse(storage, currentStream(storage.device()));
+  }
+}
+
 // A stream that is captured waits for nothing from outside: see Note [Pages in a CUDA graph].
 void takeOver(const c10::Storage& storage, c10::Stream made) {
   const c10::Stream user = currentStream(made.device());

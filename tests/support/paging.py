@@ -41,11 +41,14 @@ def fresh(**settings: object) -> Iterator[None]:
 class Mlp:
     """Layers on padded rows. Dead rows of what it reads hold what they like."""
 
-    def __init__(self, layers=3, width=8, rows=40, seed=0, device="cpu"):
+    def __init__(self, layers=3, width=8, rows=40, seed=0, device=None):
         generator = torch.Generator().manual_seed(seed)
-        self.rows, self.width, self.device = rows, width, device
+        self.rows, self.width = rows, width
+        self.device = device or torch.get_default_device()
         self.weights = [
-            (torch.randn(width, width, generator=generator) / 3).to(device).requires_grad_()
+            (torch.randn(width, width, generator=generator, device="cpu") / 3)
+            .to(self.device)
+            .requires_grad_()
             for _ in range(2 * layers)
         ]
 
@@ -55,7 +58,7 @@ class Mlp:
 
     def inputs(self, seed):
         generator = torch.Generator().manual_seed(100 + seed)
-        x = torch.randn(self.rows, self.width, generator=generator)
+        x = torch.randn(self.rows, self.width, generator=generator, device="cpu")
         return x.to(self.device).requires_grad_()
 
     def __call__(self, x, n, region=contextlib.nullcontext):
@@ -72,7 +75,7 @@ class Masked(Mlp):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.places = torch.arange(self.rows).unsqueeze(1).to(self.device)
+        self.places = torch.arange(self.rows, device="cpu").unsqueeze(1).to(self.device)
 
     def live(self, n):
         return torch.tensor(n).to(self.device)
