@@ -194,7 +194,10 @@ TORCH_LIBRARY(late, m) {
     generator.set_offset(drawn.place + known->draws);
   });
 
-  // A mover of pages whose work `mover` does.
+  // A mover of pages that cannot; one whose work `mover` does.
+  m.def("failing_page_mover() -> int", [] {
+    return static_cast<int64_t>(reinterpret_cast<intptr_t>(new late::FailingMover));
+  });
   m.def("page_mover(int mover) -> int", [](int64_t mover) {
     const auto* cpu = reinterpret_cast<const ebb::PageMover*>(static_cast<intptr_t>(mover));
     return static_cast<int64_t>(reinterpret_cast<intptr_t>(new late::LateMover(*cpu)));
