@@ -41,6 +41,7 @@ void PageLane::give(const std::function<void()>& work, After after) {
     given_->block(*stream_);
   }
   const c10::StreamGuard on(*stream_);
+  goesOn_ = true;
   work();
 }
 
@@ -50,6 +51,7 @@ PageLane::Call PageLane::mark() {
   }
   Call call{++last_, capture_, std::make_shared<c10::Event>(device_.type())};
   call.end->record(*stream_);
+  goesOn_ = false;
   return call;
 }
 
@@ -67,6 +69,7 @@ void PageLane::wait(const Call& call) {
   }
   const c10::Stream compute = currentStream(device_);
   call.end->block(compute);
+  waited_ = {compute, call};
   const auto isOver = [&](const Held& held) {
     return held.compute == compute && held.until.capture == call.capture &&
            held.until.number <= call.number;
@@ -89,22 +92,32 @@ void PageLane::join() {
   wait(last);
 }
 
-void PageLane::joinAll(bool evenIfNothingIsHeld) {
+// Mostly the stream has waited for what came back last, and all else was before that.
+void PageLane::joinAll(bool simply) {
   if (!stream_) {
     return;
   }
   const uint64_t now = capture();
+  const c10::Stream compute = currentStream(device_);
   const auto isOfNow = [&](const Held& held) { return held.until.capture == now; };
-  const bool mustJoin = now != 0 ? isCaptured() : evenIfNothingIsHeld;
-  if (mustJoin || std::any_of(held_.begin(), held_.end(), isOfNow)) {
+  const auto hasWaitedFor = [&](const Held& held) {
+    return waited_ && waited_->first == compute && waited_->second.capture == now &&
+           waited_->second.number >= held.until.number;
+  };
+  const bool mustWait = std::any_of(held_.begin(), held_.end(), [&](const Held& held) {
+    return isOfNow(held) && !hasWaitedFor(held);
+  });
+  if (mustWait || (now != 0 ? isCaptured() : simply)) {
     wait(mark());
-    letGo(isOfNow, currentStream(device_));
   }
+  letGo(isOfNow, compute);
 }
 
 void PageLane::finish() {
-  if (stream_ && capture() == 0) {
-    mark().end->synchronize();
+  if (stream_ && capture() == 0 && (goesOn_ || over_ < last_)) {
+    const Call all = mark();
+    all.end->synchronize();
+    noteOver(all);
   }
 }
 
@@ -113,6 +126,7 @@ void PageLane::noteOver(const Call& call) {
     return held.until.capture == call.capture && held.until.number <= call.number;
   };
   letGo(isOver, std::nullopt);
+  over_ = call.number;
 }
 
 // Where a stream has waited, the memory of another is not used again before it has come so far.

@@ -63,12 +63,13 @@ class PageLane {
   // `bytes`, which `made` allocated, live until that stream or another has waited for `call`.
   void hold(const Call& call, c10::Stream made, c10::Storage& bytes);
 
-  // The compute stream waits for `call`; for the last of those that it has given; for all.
+  // The compute stream waits for `call`; for the last of those that it has given; for all that
+  // something is held for, or simply for all.
   void wait(const Call& call);
   void join();
-  void joinAll(bool evenIfNothingIsHeld = false);
+  void joinAll(bool simply = false);
 
-  // The host waits for all. It has waited for `call`.
+  // The host waits for all, unless it is known that all is over. It has waited for `call`.
   void finish();
   void noteOver(const Call& call);
 
@@ -94,8 +95,11 @@ class PageLane {
   std::optional<c10::Stream> stream_;  // nothing on the CPU
   std::optional<c10::Event> given_;    // what the compute stream was given, for the next call
   uint64_t last_ = 0;                  // numbers the calls
-  uint64_t captures_ = 0;              // so far
-  uint64_t capture_ = 0;               // the one that goes on
+  uint64_t over_ = 0;                  // of one that the host has waited for
+  bool goesOn_ = false;                // something was given that has no number yet
+  std::optional<std::pair<c10::Stream, Call>> waited_;  // who has done so last, and for which call
+  uint64_t captures_ = 0;                               // so far
+  uint64_t capture_ = 0;                                // the one that goes on
   std::vector<Held> held_;
 };
 

@@ -284,11 +284,21 @@ void PoolSet::settle() {
 }
 
 void PoolSet::addErrors(at::Tensor& errors) {
+  std::vector<TrackedPool*> pools;
   forEach([&](TrackedPool& pool) {
     if (pool.options().device == errors.device()) {
-      pool.addErrors(errors);
+      pools.push_back(&pool);
     }
   });
+  const auto add = [&] {
+    for (const TrackedPool* pool : pools) {
+      pool->addErrors(errors);
+    }
+  };
+  if (!pools.empty()) {
+    PageLane& lane = pools.front()->lane();
+    lane.wait(lane.run(add, {errors.storage()}));
+  }
 }
 
 void PoolSet::addTo(PagingStats& stats) const {

@@ -49,8 +49,8 @@ class TrackedPool {
   // Asserts on the device that there was no error.
   void assertGood();
 
-  // Adds error bits to a tensor of one int64, on its device.
-  void addErrors(at::Tensor& errors);
+  // Adds error bits to a tensor of one int64; on the lane.
+  void addErrors(at::Tensor& errors) const;
 
   // Error bits, where the host sees them: on the CPU. Elsewhere 0.
   int64_t errorsInSight() const;

@@ -127,7 +127,15 @@ TORCH_LIBRARY(late, m) {
   m.def("drop_wait(int which) -> int", [](int64_t which) {
     const Lock lock(program);
     settings.dropWait = which;
+    late::leftOut = which < 0 ? late::leftOut : std::pair(late::kHost, late::kHost);
     return std::exchange(late::waits, 0);
+  });
+
+  // Of the one that was left out last: which stream was to wait, -1: the host, and for which one.
+  // Those of the first device come first, its default stream before the others.
+  m.def("left_out() -> (int, int)", [] {
+    const Lock lock(program);
+    return std::tuple<int64_t, int64_t>(late::leftOut.first, late::leftOut.second);
   });
 
   // What was found, and forgets it

@@ -91,21 +91,13 @@ class LateMover final : public ebb::PageMover {
 class FailingMover final : public ebb::PageMover {
  public:
   void stash(
-      ebb::PagePoolState*,
-      ebb::PageTicketState*,
-      ebb::PageRows,
-      const void*,
-      const int64_t*,
-      void*) const override {
+      ebb::PagePoolState*, ebb::PageTicketState*, ebb::PageRows, const void*, const int64_t*, void*)
+      const override {
     fail();
   }
   void restore(
-      ebb::PagePoolState*,
-      ebb::PageTicketState*,
-      ebb::PageRows,
-      void*,
-      ebb::PageFill,
-      void*) const override {
+      ebb::PagePoolState*, ebb::PageTicketState*, ebb::PageRows, void*, ebb::PageFill, void*)
+      const override {
     fail();
   }
   void giveBack(ebb::PagePoolState*, ebb::PageTicketState*, void*) const override {
