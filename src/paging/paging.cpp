@@ -435,7 +435,7 @@ bool Paging::stepOk() {
 int64_t Paging::errors() {
   const Lock lock(mutex_);
   const auto below = belowEverything();
-  return pools_.readErrors() | reportedErrors_ | unreportedErrors_;
+  return pools_.isCapturing() ? 0 : pools_.readErrors() | reportedErrors_ | unreportedErrors_;
 }
 
 bool Paging::wasTold() {

@@ -68,7 +68,8 @@ class EBB_API Paging {
   // If they are not the next step is recorded. Throws for other errors.
   bool stepOk();
 
-  // The same, but changes nothing and throws nothing: bits, see pool/layout.h. After stepOk() found
+  // The same, but changes nothing and throws nothing: bits, see pool/layout.h; while a graph is
+  // captured 0, since nobody may wait. After stepOk() found
   // a step bad: what it found, until another step begins.
   int64_t errors();
 

@@ -290,7 +290,8 @@ def partial_backward(device):
             loss = program.net(program.x, program.n, region)
             program.net.layer = layer
             found = torch.autograd.grad(loss, middle[:1])
-            del loss, middle
+            del loss
+            middle.clear()
             scratch = [torch.zeros_like(program.x) for _ in range(8)]
         return [*found, *scratch]
 
