@@ -212,7 +212,7 @@ void bindTesting(py::module_& module) {
              }));
   module.def("cpu_page_mover", [] { return reinterpret_cast<uintptr_t>(&cpuPageMover()); });
   module.def("set_page_mover", [](const std::string& device, uintptr_t mover) {
-    setPageMover(c10::Device(device).type(), *reinterpret_cast<const PageMover*>(mover));
+    setPageMover(c10::Device(device).type(), reinterpret_cast<const PageMover*>(mover));
   });
   module.def("preferred_node", [](const at::Tensor& memory) {
     return preferredNode(memory.const_data_ptr());

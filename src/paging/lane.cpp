@@ -3,52 +3,172 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <utility>
+
+#include "memory/capturing.h"
+#include "paging/streams.h"
 
 namespace ebb {
 
+// Streams come from a pool of torch's, in turn, so others may have this one too. Few take one of
+// high priority; and small kernels that others wait for should not queue behind large ones.
 PageLane::PageLane(c10::Device device, DroppingMutex& drops) : device_(device), drops_(drops) {
   if (!device.is_cpu()) {
     const c10::impl::VirtualGuardImpl guard(device.type());
-    stream_ = guard.getStreamFromGlobalPool(device, false);
+    stream_ = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+    given_.emplace(device.type());
   }
 }
 
 PageLane::Call PageLane::run(const std::function<void()>& work, std::vector<c10::Storage> held) {
-  if (!stream_) {
-    work();
-    return {};
+  give(work, After::Compute);
+  Call call = mark();
+  if (stream_) {
+    held_.push_back({call, currentStream(device_), std::move(held)});
   }
-  const c10::impl::VirtualGuardImpl guard(device_.type());
-  c10::Event given(device_.type());
-  given.record(guard.getStream(device_));
-  given.block(*stream_);
-  const c10::StreamGuard on(*stream_);
-  work();
-  Call call{++last_, std::make_shared<c10::Event>(device_.type())};
-  call.end->record(*stream_);
-  held_.push_back({call, std::move(held)});
   return call;
 }
 
-void PageLane::wait(const Call& call) {
-  if (call.number == 0) {
+void PageLane::give(const std::function<void()>& work, After after) {
+  if (!stream_) {
+    work();
     return;
   }
-  call.end->block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
-  while (!held_.empty() && held_.front().until.number <= call.number) {
-    for (c10::Storage& storage : held_.front().storages) {
-      drops_.drop(storage);
-    }
-    held_.pop_front();
+  const bool joinsCapture = capture() != 0 && !isCaptured();
+  if (after == After::Compute || joinsCapture) {
+    given_->record(currentStream(device_));
+    given_->block(*stream_);
+  }
+  const c10::StreamGuard on(*stream_);
+  goesOn_ = true;
+  work();
+}
+
+PageLane::Call PageLane::mark() {
+  if (!stream_) {
+    return {};
+  }
+  Call call{++last_, capture_, std::make_shared<c10::Event>(device_.type())};
+  call.end->record(*stream_);
+  goesOn_ = false;
+  return call;
+}
+
+void PageLane::hold(const Call& call, c10::Stream made, c10::Storage& bytes) {
+  if (call.number == 0) {
+    drops_.drop(bytes);
+  } else {
+    held_.push_back({call, made, {std::exchange(bytes, c10::Storage())}});
   }
 }
 
-void PageLane::join() {
-  if (!held_.empty()) {
-    const Call last = held_.back().until;
-    wait(last);
+void PageLane::wait(const Call& call) {
+  if (call.number == 0 || call.capture != capture()) {
+    return;
   }
+  const c10::Stream compute = currentStream(device_);
+  call.end->block(compute);
+  waited_ = {compute, call};
+  const auto isOver = [&](const Held& held) {
+    return held.compute == compute && held.until.capture == call.capture &&
+           held.until.number <= call.number;
+  };
+  letGo(isOver, compute);
+}
+
+void PageLane::join() {
+  if (held_.empty()) {
+    return;
+  }
+  const uint64_t now = capture();
+  const c10::Stream compute = currentStream(device_);
+  Call last;
+  for (const Held& held : held_) {
+    if (held.compute == compute && held.until.capture == now && held.until.number > last.number) {
+      last = held.until;
+    }
+  }
+  wait(last);
+}
+
+// Mostly the stream has waited for what came back last, and all else was before that.
+void PageLane::joinAll(bool simply) {
+  if (!stream_) {
+    return;
+  }
+  const uint64_t now = capture();
+  const c10::Stream compute = currentStream(device_);
+  const auto isOfNow = [&](const Held& held) { return held.until.capture == now; };
+  const auto hasWaitedFor = [&](const Held& held) {
+    return waited_ && waited_->first == compute && waited_->second.capture == now &&
+           waited_->second.number >= held.until.number;
+  };
+  const bool mustWait = std::any_of(held_.begin(), held_.end(), [&](const Held& held) {
+    return isOfNow(held) && !hasWaitedFor(held);
+  });
+  if (mustWait || (now != 0 ? isCaptured() : simply)) {
+    wait(mark());
+  }
+  letGo(isOfNow, compute);
+}
+
+void PageLane::finish() {
+  if (stream_ && capture() == 0 && (goesOn_ || over_ < last_)) {
+    const Call all = mark();
+    all.end->synchronize();
+    noteOver(all);
+  }
+}
+
+void PageLane::noteOver(const Call& call) {
+  const auto isOver = [&](const Held& held) {
+    return held.until.capture == call.capture && held.until.number <= call.number;
+  };
+  letGo(isOver, std::nullopt);
+  over_ = call.number;
+}
+
+// Where a stream has waited, the memory of another is not used again before it has come so far.
+void PageLane::letGo(
+    const std::function<bool(const Held&)>& what, std::optional<c10::Stream> user) {
+  const auto kept = std::stable_partition(
+      held_.begin(), held_.end(), [&](const Held& held) { return !what(held); });
+  for (auto held = kept; held != held_.end(); ++held) {
+    for (c10::Storage& storage : held->storages) {
+      if (user) {
+        noteUse(storage, *user);
+      }
+      drops_.drop(storage);
+    }
+  }
+  held_.erase(kept, held_.end());
+}
+
+bool PageLane::isCaptured() const {
+  const c10::StreamGuard on(*stream_);
+  return isCapturing(device_);
+}
+
+// A capture begins when the compute stream is captured and the lane is not yet, and is over when
+// neither is. If only the lane is, somebody asks who has nothing to do with it.
+uint64_t PageLane::capture() {
+  if (!stream_) {
+    return 0;
+  }
+  const bool computes = isCapturing(device_);
+  if (!computes && capture_ == 0) {
+    return 0;
+  }
+  const bool itself = isCaptured();
+  if (!itself) {
+    capture_ = computes ? ++captures_ : 0;
+  }
+  const auto isOver = [&](const Held& held) {
+    return held.until.capture != 0 && held.until.capture != capture_;
+  };
+  letGo(isOver, std::nullopt);
+  return capture_;
 }
 
 }  // namespace ebb

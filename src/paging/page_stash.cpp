@@ -1,5 +1,6 @@
 #include "paging/page_stash.h"
 
+#include "memory/bytes.h"
 #include "paging/paging.h"
 
 namespace ebb {
@@ -14,8 +15,50 @@ PageStash::PageStash(const PageSource& source, PageGroupPtr of, uint64_t number)
       step(number) {
 }
 
+// After an error on the device every call on it throws; whoever asks it next is told.
 PageStash::~PageStash() {
-  Paging::get().forget(*this);
+  try {
+    Paging::get().forget(*this);
+  } catch (...) {  // NOLINT(bugprone-empty-catch)
+  }
+}
+
+bool PageStash::hasNan() const {
+  return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
+}
+
+PageFill PageStash::fill(DeadRows deadRows) const {
+  const unsigned char shows = hasNan() ? 0xFF : 0;
+  const auto filled = [&](unsigned char byte) {
+    return PageFill{PageDeadRows::Filled, byte, shows, false};
+  };
+  if (showDeadRows) {
+    return filled(shows);
+  }
+  switch (deadRows) {
+    case DeadRows::Repeat:
+      return {PageDeadRows::FirstRow, 0, shows, false};
+    case DeadRows::Zero:
+      return filled(0);
+    case DeadRows::Nan:
+      return filled(shows);
+    case DeadRows::None:
+      break;
+  }
+  return {PageDeadRows::Untouched, 0, shows, false};
+}
+
+c10::Storage PageStash::copyBack(PageFill fill) const {
+  c10::Storage all = allocate(nbytes, device);
+  const at::Tensor to = rowsIn(all, whole);
+  to.narrow(0, 0, liveRows).copy_(rowsIn(bytes, live()), true);
+  const at::Tensor dead = to.narrow(0, liveRows, whole.count - liveRows);
+  if (fill.deadRows == PageDeadRows::FirstRow && liveRows > 0) {
+    dead.copy_(to.narrow(0, 0, 1).expand_as(dead));
+  } else if (fill.deadRows != PageDeadRows::Untouched) {
+    dead.fill_(fill.dead);
+  }
+  return all;
 }
 
 c10::Storage PageStash::fetch(const c10::Storage& living) {

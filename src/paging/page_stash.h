@@ -4,6 +4,7 @@
 #include <ATen/core/TensorBody.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "ebb/paging.h"
 #include "memory/arena.h"
 #include "memory/stash.h"
 #include "paging/lane.h"
@@ -74,6 +76,13 @@ struct PageStash final : Stash, InArena {
     return {liveRows, whole.bytes};
   }
 
+  // How it is to come back.
+  PageFill fill(DeadRows deadRows) const;
+  bool hasNan() const;
+
+  // If Copied: live rows and dead ones, as `fill` says.
+  c10::Storage copyBack(PageFill fill) const;
+
   const size_t nbytes;
   const c10::Device device;
   const c10::ScalarType dtype;
@@ -82,12 +91,13 @@ struct PageStash final : Stash, InArena {
   const PageGroupPtr group;
   const uint64_t step;  // in which it was stashed
   State state = State::Resident;
-  c10::Storage bytes;            // Resident, Returning, Back: all; Copied: the live rows
-  int64_t liveRows = 0;          // if Copied
-  std::optional<size_t> logged;  // its number in the step's PageLog
-  TrackedPoolPtr pool;           // if Paged or Returning
-  TrackedPool::SlotPtr slot;     // there
-  PageLane::Call restoring;      // the call that does so
+  c10::Storage bytes;               // Resident, Returning, Back: all; Copied: the live rows
+  int64_t liveRows = 0;             // if Copied
+  std::optional<c10::Stream> made;  // the stream for which `bytes` were, if not always there
+  std::optional<size_t> logged;     // its number in the step's PageLog
+  TrackedPoolPtr pool;              // if Paged or Returning
+  TrackedPool::SlotPtr slot;        // there
+  PageLane::Call restoring;         // the call that does so
 };
 
 }  // namespace ebb

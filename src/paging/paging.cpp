@@ -10,6 +10,7 @@
 #include "intercept/key.h"
 #include "memory/bytes.h"
 #include "memory/capturing.h"
+#include "paging/streams.h"
 
 namespace ebb {
 namespace {
@@ -18,10 +19,6 @@ using Lock = std::lock_guard<DroppingMutex>;
 using State = PageStash::State;
 
 constexpr double kMostHeadroom = 1000;
-
-bool hasNan(c10::ScalarType dtype) {
-  return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
-}
 
 std::string describe(const PageSource& source, const PageGroup& group) {
   return c10::str("the output of ", source.op, " in region '", group.region, "'");
@@ -100,6 +97,7 @@ c10::Storage Paging::fetch(PageStash& stash, const c10::Storage& living) {
 c10::intrusive_ptr<Stash> Paging::sendLocked(const PageSource& source, const PageGroupPtr& group) {
   const Lock lock(mutex_);
   const auto below = belowEverything();
+  pools_.laneOf(source.storage.device());  // or it throws
   if (step_.isOver() || (!step_.isBracketed() && reportedErrors_ != 0)) {
     stepEnds();
     stepBegins();
@@ -139,8 +137,10 @@ void Paging::copyRows(PageStash& stash, const PageSource& source) {
   stash.liveRows = live;
   const PageRows rows = stash.live();
   stash.bytes = allocate(rows.count * rows.bytes, stash.device);
+  noteMade(stash);
   if (live > 0) {
     rowsIn(stash.bytes, rows).copy_(rowsIn(source.storage, rows), true);
+    noteUse(source.storage);
   }
   stash.state = State::Copied;
   step_.copied(stash);
@@ -153,12 +153,15 @@ void Paging::sendToPool(PageStash& stash, const PageSource& source, const Tracke
   stash.slot = pool->stash(source.storage, stash.whole, source.count);
   stash.pool = pool;
   stash.state = State::Paged;
+  if (stash.fill(settings_.deadRows).deadRows == PageDeadRows::Filled) {
+    pool->lane().wait(stash.slot->stashed);  // what is held still would come back as it is
+  }
   checkOverflow(*pool, source, stash);
 }
 
 void Paging::checkOverflow(TrackedPool& pool, const PageSource& source, const PageStash& stash) {
   if (settings_.overflow == PageOverflowMode::Assert) {
-    if (stash.device.is_cpu() && *pool.pages().flags().const_data_ptr<int64_t>() != 0) {
+    if (pool.errorsInSight() != 0) {
       noteErrors(pools_.readErrors());  // what follows raises
     }
     pool.assertGood();
@@ -186,6 +189,7 @@ c10::Storage Paging::fetchLocked(PageStash& stash, const c10::Storage& living) {
   const Lock lock(mutex_);
   const auto below = belowEverything();
   if (stash.state == State::Back) {
+    takeOver(stash);
     return stash.bytes;
   }
   backwardBegins(*stash.group);
@@ -194,7 +198,9 @@ c10::Storage Paging::fetchLocked(PageStash& stash, const c10::Storage& living) {
     takeLiving(stash, living);
   } else if (stash.state == State::Copied) {
     takeCopied(stash);
-  } else if (stash.state != State::Resident) {
+  } else if (stash.state == State::Resident) {
+    takeOver(stash);
+  } else {
     takeRestored(stash);
   }
   c10::Storage bytes = stash.bytes;
@@ -209,28 +215,27 @@ c10::Storage Paging::fetchLocked(PageStash& stash, const c10::Storage& living) {
 }
 
 void Paging::takeLiving(PageStash& stash, const c10::Storage& living) {
+  giveUp(stash);
+  stash.bytes = living;
+}
+
+// Its rows, and the memory that they are being brought back to. Nothing here asks the device for
+// anything: a destructor does this, on any thread, whatever went wrong before.
+void Paging::giveUp(PageStash& stash) {
   if (stash.pool) {
-    stash.pool->lane().wait(stash.restoring);
     stash.pool->free(stash.slot);
+    if (stash.made) {
+      stash.pool->lane().hold(stash.restoring, *stash.made, stash.bytes);
+    }
   }
   mutex_.drop(stash.bytes);
-  stash.bytes = living;
+  stash.made.reset();
 }
 
 void Paging::takeCopied(PageStash& stash) {
   RECORD_USER_SCOPE("ebb::restore");
-  const PageFill fill = fillFor(stash);
-  const int64_t live = stash.liveRows;
-  c10::Storage all = allocate(stash.nbytes, stash.device);
-  const at::Tensor to = rowsIn(all, stash.whole);
-  to.narrow(0, 0, live).copy_(rowsIn(stash.bytes, stash.live()), true);
-  const at::Tensor dead = to.narrow(0, live, stash.whole.count - live);
-  if (fill.deadRows == PageDeadRows::FirstRow && live > 0) {
-    dead.copy_(to.narrow(0, 0, 1).expand_as(dead));
-  } else if (fill.deadRows != PageDeadRows::Untouched) {
-    dead.fill_(fill.dead);
-  }
-  stash.bytes = std::move(all);
+  takeOver(stash);
+  stash.bytes = stash.copyBack(stash.fill(settings_.deadRows));
 }
 
 void Paging::takeRestored(PageStash& stash) {
@@ -242,17 +247,36 @@ void Paging::takeRestored(PageStash& stash) {
       "': its pool has had an error since (",
       describePageErrors(condemned),
       "). Run its forward again.");
+  PageLane& lane = stash.pool->lane();
+  const uint64_t capture = stash.slot->stashed.capture;
+  TORCH_CHECK(
+      capture == 0 || lane.capture() != 0,
+      "ebb: cannot bring back a tensor that was paged in region '",
+      stash.group->region,
+      "' while a CUDA graph was captured: only the graph's own backward can, in the capture.");
   startRestoring(stash);
-  stash.pool->lane().wait(stash.restoring);
+  lane.wait(stash.restoring);
+  noteUse(stash.bytes);
+  noteMade(stash);
   // After an error a tensor comes back as NaN. One that has no NaN would not show it: where nobody
   // need wait to know, it throws.
-  if (stash.device.is_cpu() && !hasNan(stash.dtype)) {
-    const int64_t errors = *stash.pool->pages().flags().const_data_ptr<int64_t>();
-    if (errors != 0) {
-      tellOverflow(
-          pools_.readErrors() | errors,
-          "a tensor that was paged in region '" + stash.group->region + "' cannot be restored: ");
-    }
+  if (const int64_t errors = stash.hasNan() ? 0 : stash.pool->errorsInSight()) {
+    tellOverflow(
+        pools_.readErrors() | errors,
+        "a tensor that was paged in region '" + stash.group->region + "' cannot be restored: ");
+  }
+}
+
+// What the current stream has made there are others may use; it is asked again what they use.
+void Paging::noteMade(PageStash& stash) {
+  if (!stash.device.is_cpu()) {
+    stash.made = currentStream(stash.device);
+  }
+}
+
+void Paging::takeOver(PageStash& stash) {
+  if (stash.made) {
+    ebb::takeOver(stash.bytes, *stash.made);
   }
 }
 
@@ -265,10 +289,15 @@ void Paging::backwardBegins(PageGroup& group) {
   const bool wanted = settings_.prefetch < 0
                           ? pools_.laneOf(group.stashes.front()->device).isBesideCompute()
                           : settings_.prefetch > 0;
-  if (wanted) {
+  if (!wanted || outOfMemoryIn_ == step_.number()) {
+    return;
+  }
+  try {
     for (auto stash = next->stashes.rbegin(); stash != next->stashes.rend(); ++stash) {
       startRestoring(**stash);
     }
+  } catch (const c10::OutOfMemoryError&) {
+    outOfMemoryIn_ = step_.number();  // it comes back when it is needed, and more is free
   }
 }
 
@@ -276,7 +305,8 @@ void Paging::startRestoring(PageStash& stash) {
   if (stash.state == State::Paged) {
     RECORD_USER_SCOPE("ebb::restore");
     stash.bytes = allocate(stash.nbytes, stash.device);
-    stash.restoring = stash.pool->restore(stash.slot, stash.bytes, fillFor(stash));
+    noteMade(stash);
+    stash.restoring = stash.pool->restore(stash.slot, stash.bytes, stash.fill(settings_.deadRows));
     stash.state = State::Returning;
   }
 }
@@ -287,10 +317,12 @@ void Paging::beforeWrite(PageStash& stash) {
   if (stash.state == State::Resident) {
     c10::Storage copy = allocate(stash.nbytes, stash.device);
     bytesOf(copy, stash.nbytes).copy_(bytesOf(stash.bytes, stash.nbytes), true);
+    noteUse(stash.bytes);
     mutex_.drop(stash.bytes);
     stash.bytes = std::move(copy);
+    noteMade(stash);
   } else if (stash.pool) {
-    stash.pool->lane().join();  // the rows have left the storage
+    stash.pool->lane().wait(stash.slot->stashed);  // the rows have left the storage
   }
 }
 
@@ -308,34 +340,15 @@ void Paging::forget(PageStash& stash) {
   if (stash.state == State::Back) {
     return;
   }
-  if (stash.pool) {
-    stash.pool->free(stash.slot);
-    stash.pool->lane().wait(stash.restoring);
-  }
-  mutex_.drop(stash.bytes);
+  const TrackedPoolPtr pool = stash.pool;
+  const uint64_t capture = pool ? stash.slot->stashed.capture : 0;
+  giveUp(stash);
   takeBack(stash);
   step_.endIfDone();
-}
-
-PageFill Paging::fillFor(const PageStash& stash) const {
-  const unsigned char shows = hasNan(stash.dtype) ? 0xFF : 0;
-  const auto filled = [&](unsigned char byte) {
-    return PageFill{PageDeadRows::Filled, byte, shows, false};
-  };
-  if (stash.showDeadRows) {
-    return filled(shows);
+  if (capture != 0 && capture == pool->lane().capture()) {
+    pool->settleFreed();  // nobody else will in what is captured
+    pool->lane().joinAll();
   }
-  switch (settings_.deadRows) {
-    case DeadRows::Repeat:
-      return {PageDeadRows::FirstRow, 0, shows, false};
-    case DeadRows::Zero:
-      return filled(0);
-    case DeadRows::Nan:
-      return filled(shows);
-    case DeadRows::None:
-      break;
-  }
-  return {PageDeadRows::Untouched, 0, shows, false};
 }
 
 void Paging::beginStep(bool fixedOrder) {
@@ -365,6 +378,10 @@ void Paging::abandonStep() {
 // What pools that go have to say is kept until the user is told.
 void Paging::stepBegins() {
   if (step_.isToBeRecorded()) {
+    TORCH_CHECK(
+        !pools_.isCapturing(),
+        "ebb: a step of paging that is to be recorded begins while a CUDA graph is captured: pools "
+        "are made after a step that ran without. Run one step before the capture.");
     unreportedErrors_ |= pools_.drop() & ~reportedErrors_;
   }
   reportedErrors_ = 0;
@@ -376,13 +393,8 @@ void Paging::stepEnds() {
     return;
   }
   ++counts_.recordedSteps;
-  try {
-    pools_.make(step_.takeNeeds(settings_.pageRows), settings_);
+  if (pools_.make(step_.takeNeeds(settings_.pageRows), settings_)) {
     step_.hasPools();
-  } catch (const c10::OutOfMemoryError&) {
-    TORCH_WARN(
-        "ebb: there is no memory for page pools, so steps run unpaged and the host waits for each "
-        "tensor. Lower deviceLimit (EBB_PAGING_DEVICE_LIMIT), or have fewer values paged.");
   }
 }
 
@@ -404,6 +416,9 @@ void Paging::noteErrors(int64_t errors) {
 bool Paging::stepOk() {
   const Lock lock(mutex_);
   const auto below = belowEverything();
+  TORCH_CHECK(
+      !pools_.isCapturing(),
+      "ebb: step_ok() waits for the device, and a CUDA graph is being captured: see found_inf().");
   const int64_t errors = pools_.readErrors() | std::exchange(unreportedErrors_, 0);
   if (errors == 0 && reportedErrors_ == 0) {
     return true;
@@ -420,7 +435,7 @@ bool Paging::stepOk() {
 int64_t Paging::errors() {
   const Lock lock(mutex_);
   const auto below = belowEverything();
-  return pools_.readErrors() | reportedErrors_ | unreportedErrors_;
+  return pools_.isCapturing() ? 0 : pools_.readErrors() | reportedErrors_ | unreportedErrors_;
 }
 
 bool Paging::wasTold() {

@@ -68,7 +68,8 @@ class EBB_API Paging {
   // If they are not the next step is recorded. Throws for other errors.
   bool stepOk();
 
-  // The same, but changes nothing and throws nothing: bits, see pool/layout.h. After stepOk() found
+  // The same, but changes nothing and throws nothing: bits, see pool/layout.h; while a graph is
+  // captured 0, since nobody may wait. After stepOk() found
   // a step bad: what it found, until another step begins.
   int64_t errors();
 
@@ -99,11 +100,13 @@ class EBB_API Paging {
   void checkOverflow(TrackedPool& pool, const PageSource& source, const PageStash& stash);
   void backwardBegins(PageGroup& group);
   void takeLiving(PageStash& stash, const c10::Storage& living);
+  void giveUp(PageStash& stash);
   void takeCopied(PageStash& stash);
   void takeRestored(PageStash& stash);
+  static void noteMade(PageStash& stash);
+  static void takeOver(PageStash& stash);
   void startRestoring(PageStash& stash);
   void takeBack(PageStash& stash);
-  PageFill fillFor(const PageStash& stash) const;
   void noteErrors(int64_t errors);
   [[noreturn]] void tellOverflow(int64_t errors, const std::string& what);
 
@@ -114,6 +117,7 @@ class EBB_API Paging {
   uint64_t alive_ = 0;            // stashes of all steps that are not back
   int64_t reportedErrors_ = 0;    // error bits of this step that the user has been told of
   int64_t unreportedErrors_ = 0;  // of pools that are gone; nobody has been told
+  uint64_t outOfMemoryIn_ = 0;    // a step in which nothing comes back ahead any more
   PagingStats counts_;
   void (*throwOverflow_)(const std::string&) = nullptr;
 };

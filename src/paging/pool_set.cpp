@@ -4,7 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <string>
 #include <utility>
+
+#include "memory/capturing.h"
 
 namespace ebb {
 namespace {
@@ -46,11 +50,82 @@ void checkTakesLargest(const PagePoolOptions& options, int64_t largestRows, size
       "(EBB_PAGING_HOST_HEADROOM).");
 }
 
+// Moves one row. Later it would show when the first backward is nearly over.
+void tryOut(c10::Device device) {
+  std::string why;
+  try {
+    const PagePool pool({.device = device, .rowBytes = 16, .devicePages = 1});
+    return;
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::NotImplementedError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    why = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      "ebb: PAGE does not work on ",
+      device,
+      ": ",
+      why,
+      "\nLikely causes: 1. ebb's kernels were built for other GPUs, or with a CUDA Toolkit that is "
+      "newer than the driver: build ebb again with EBB_CUDA=1 on this machine, with a toolkit that "
+      "the driver knows. 2. Something failed on the device before. Until then use a policy without "
+      "PAGE.");
+}
+
+// Null if there is no memory.
+TrackedPoolPtr makePool(PagePoolOptions options, PageLane& lane) {
+  if (options.hostPages > 0) {
+    try {
+      return std::make_shared<TrackedPool>(options, lane);
+    } catch (const NoPinnedMemory& error) {
+      TORCH_WARN(
+          "ebb: there is no pinned memory for the second tier of a page pool, ",
+          options.hostPages * options.pageRows * options.rowBytes,
+          " bytes, so it has none. Lower host_headroom (EBB_PAGING_HOST_HEADROOM). (",
+          error.what_without_backtrace(),
+          ")");
+      options.hostPages = 0;
+    }
+  }
+  const auto warn = [](const c10::Error& error) {
+    TORCH_WARN(
+        "ebb: there is no memory for page pools, so steps run unpaged and the host waits for each "
+        "tensor. Lower device_limit (EBB_PAGING_DEVICE_LIMIT), or have fewer values paged. (",
+        error.what_without_backtrace(),
+        ")");
+  };
+  try {
+    return std::make_shared<TrackedPool>(options, lane);
+  } catch (const c10::OutOfMemoryError& error) {
+    warn(error);
+  } catch (const NoPinnedMemory& error) {
+    warn(error);
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 PageLane& PoolSet::laneOf(c10::Device device) {
   const auto index = device.is_cpu() ? c10::DeviceIndex{-1} : device.index();
+  const auto found = lanes_.find(index);
+  if (found != lanes_.end()) {
+    return found->second;
+  }
+  if (!device.is_cpu() && !ebb::isCapturing(device)) {
+    tryOut(device);
+  }
   return lanes_.try_emplace(index, device, mutex_).first->second;
+}
+
+bool PoolSet::isCapturing() {
+  return std::any_of(
+      lanes_.begin(), lanes_.end(), [](auto& lane) { return lane.second.capture() != 0; });
 }
 
 void PoolSet::joinLanes() {
@@ -82,7 +157,7 @@ PagePoolOptions PoolSet::sizeOf(
   return options;
 }
 
-void PoolSet::make(PageNeeds needs, const PagingSettings& settings) {
+bool PoolSet::make(PageNeeds needs, const PagingSettings& settings) {
   needs_ = std::move(needs);
   pools_.clear();
   std::map<PoolKey, PagePoolOptions> sizes;
@@ -97,9 +172,12 @@ void PoolSet::make(PageNeeds needs, const PagingSettings& settings) {
     PageLane& lane = laneOf(key.device);
     shareLimit(options, wanted[&lane], settings.deviceLimit);
     checkTakesLargest(options, needs_[key].largest, settings.deviceLimit);
-    made[key] = std::make_shared<TrackedPool>(options, lane);
+    if (!(made[key] = makePool(options, lane))) {
+      return false;
+    }
   }
   pools_ = std::move(made);
+  return true;
 }
 
 int64_t PoolSet::drop() {
@@ -135,23 +213,46 @@ void PoolSet::forEach(const std::function<void(TrackedPool&)>& visit) {
   }
 }
 
-int64_t PoolSet::readErrors() {
-  std::vector<std::pair<TrackedPool*, PageLane::Call>> reading;
-  forEach([&](TrackedPool& pool) {
-    if (const auto call = pool.startReading()) {
-      reading.emplace_back(&pool, *call);
+// The pools of a device in one go, so that there is one event to wait for.
+void PoolSet::startReading(const std::function<bool(const TrackedPool&)>& which) {
+  for (auto& [device, lane] : lanes_) {
+    std::vector<TrackedPool*> reading;
+    forEach([&, &lane = lane](TrackedPool& pool) {
+      if (&pool.lane() == &lane && which(pool)) {
+        pool.startReading();
+        reading.push_back(&pool);
+      }
+    });
+    if (!reading.empty()) {
+      const PageLane::Call copied = lane.mark();
+      for (TrackedPool* pool : reading) {
+        pool->noteReading(copied);
+      }
     }
-  });
+  }
+}
+
+int64_t PoolSet::readErrors() {
+  if (isCapturing()) {
+    return 0;
+  }
+  startReading([](const TrackedPool& pool) { return pool.mayHaveChanged(); });
   int64_t errors = 0;
   bool spilled = false;
-  for (const auto& [pool, call] : reading) {
-    if (call.end) {
-      call.end->synchronize();
+  std::shared_ptr<c10::Event> over;
+  forEach([&](TrackedPool& pool) {
+    if (!pool.reading()) {
+      return;
     }
-    const TrackedPool::Flags flags = pool->readFlags();
+    if (const auto end = pool.reading()->end; end != over) {
+      end->synchronize();
+      pool.lane().noteOver(*pool.reading());
+      over = end;
+    }
+    const TrackedPool::Flags flags = pool.readFlags();
     errors |= flags.errors;
     spilled |= flags.spilled;
-  }
+  });
   spilledSteps_ += spilled ? 1 : 0;
   return errors;
 }
@@ -166,19 +267,38 @@ void PoolSet::growUsedUp() {
 }
 
 void PoolSet::settle() {
-  for (const auto& [key, pool] : pools_) {
-    pool->settleFreed();
-    pool->lane().join();
+  std::set<PageLane*> ofGraphs;
+  forEach([&](TrackedPool& pool) {
+    pool.settleFreed();
+    if (pool.isCaptured()) {
+      ofGraphs.insert(&pool.lane());
+    }
+  });
+  for (auto& [device, lane] : lanes_) {
+    lane.joinAll(ofGraphs.count(&lane) > 0);
+  }
+  if (!isCapturing()) {
+    startReading(
+        [](const TrackedPool& pool) { return !pool.isCaptured() && pool.mayHaveChanged(); });
   }
 }
 
 void PoolSet::addErrors(at::Tensor& errors) {
+  std::vector<TrackedPool*> pools;
   forEach([&](TrackedPool& pool) {
     if (pool.options().device == errors.device()) {
-      pool.lane().join();
-      errors.bitwise_or_(pool.pages().flags().select(0, 0));
+      pools.push_back(&pool);
     }
   });
+  const auto add = [&] {
+    for (const TrackedPool* pool : pools) {
+      pool->addErrors(errors);
+    }
+  };
+  if (!pools.empty()) {
+    PageLane& lane = pools.front()->lane();
+    lane.wait(lane.run(add, {errors.storage()}));
+  }
 }
 
 void PoolSet::addTo(PagingStats& stats) const {

@@ -29,17 +29,22 @@ class PoolSet {
   explicit PoolSet(DroppingMutex& mutex) : mutex_(mutex) {
   }
 
+  // Throws c10::NotImplementedError if pages cannot be moved there: before anything depends on it.
   PageLane& laneOf(c10::Device device);
 
-  // The compute streams wait for all that lanes have been given.
+  // The compute streams wait for what they have given to lanes.
   void joinLanes();
+
+  // Whether a compute stream is being captured as a part of a CUDA graph.
+  bool isCapturing();
 
   // Null: the recorded step had none of this kind.
   TrackedPoolPtr find(const PoolKey& key) const;
 
-  // Makes pools for `needs` in the place of those that there are. Throws c10::ValueError if the
-  // settings allow too little for one tensor, and c10::OutOfMemoryError; then there are none.
-  void make(PageNeeds needs, const PagingSettings& settings);
+  // Makes pools for `needs` in the place of those that there are; without a second tier if there is
+  // no pinned memory for it. If there is no memory it warns; then there are none. Whether there
+  // are. Throws c10::ValueError if the settings allow too little for one tensor.
+  bool make(PageNeeds needs, const PagingSettings& settings);
 
   // Gives them up; gives what errors they had. A CUDA graph that was captured goes on using its
   // pools, so those stay.
@@ -48,13 +53,16 @@ class PoolSet {
   // Drops those too, and all that is known.
   void clear();
 
-  // Error bits. Waits for the pools, and counts a step in which rows went to the second tier.
+  // Error bits. Waits until pools have done what they were given, and what those that a CUDA graph
+  // has may have been given by the compute stream; while one is captured nobody may wait: 0. Counts
+  // a step in which rows went to the second tier.
   int64_t readErrors();
 
   // Pools that were found used up are larger when they are made next.
   void growUsedUp();
 
-  // Nothing is in them any more.
+  // Nothing is in them any more: the compute streams wait for what is left, and errors are on their
+  // way to the host.
   void settle();
 
   // Adds errors that pools on its device have had, to a tensor of one int64.
@@ -66,6 +74,7 @@ class PoolSet {
   PagePoolOptions sizeOf(
       const PoolKey& key, const PageNeed& need, const PagingSettings& settings) const;
   void forEach(const std::function<void(TrackedPool&)>& visit);
+  void startReading(const std::function<bool(const TrackedPool&)>& which);
 
   DroppingMutex& mutex_;
   std::map<c10::DeviceIndex, PageLane> lanes_;  // of CUDA devices; -1: the CPU

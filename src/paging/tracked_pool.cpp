@@ -1,13 +1,11 @@
 #include "paging/tracked_pool.h"
 
 #include <ATen/ops/_assert_async.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/eq.h>
 
 #include <utility>
 
 #include "memory/bytes.h"
-#include "memory/capturing.h"
 
 namespace ebb {
 
@@ -15,20 +13,40 @@ at::Tensor rowsIn(const c10::Storage& storage, PageRows rows) {
   return bytesOf(storage, rows.count * rows.bytes).view({rows.count, rows.bytes});
 }
 
+// On the lane, whose memory is to be the pool's.
+TrackedPool::TrackedPool(const PagePoolOptions& options, PageLane& lane) : lane_(lane) {
+  seen_ = allocateForPool({2}, at::kLong, options.device).zero_();
+  lane.give([&] { pages_.emplace(options); });
+}
+
+// Pinned memory is of no stream: nothing may be under way that uses it.
+TrackedPool::~TrackedPool() {
+  try {
+    lane_.finish();
+  } catch (...) {  // NOLINT(bugprone-empty-catch)
+    // Something went wrong on the device before, and nothing runs there any more.
+  }
+}
+
+// See Note [Pages in a CUDA graph]
+PageLane::After TrackedPool::afterGraphs() const {
+  return captured_ ? PageLane::After::Compute : PageLane::After::Nothing;
+}
+
 TrackedPool::SlotPtr TrackedPool::stash(
     const c10::Storage& storage, PageRows whole, const at::Tensor& count) {
   settleFreed();
   auto slot = std::make_shared<Slot>();
-  slot->ticket = pages_.makeTicket(whole.count);
+  lane_.give([&] { slot->ticket = pages_->makeTicket(whole.count); });
+  captured_ |= lane_.capture() != 0;
   used_ = true;
-  captured_ |= isCapturing(options().device);
   if (options().isStack) {
     stack_.push_back(slot);
   }
   try {
-    lane_.run(
-        [&] { pages_.stash(slot->ticket, rowsIn(storage, whole), count); },
-        {storage, count.storage(), slot->ticket.state.storage()});
+    slot->stashed = lane_.run(
+        [&] { pages_->stash(slot->ticket, rowsIn(storage, whole), count); },
+        {storage, count.storage()});
   } catch (...) {
     free(slot);  // it may have taken pages
     throw;
@@ -41,13 +59,17 @@ PageLane::Call TrackedPool::restore(
   settleFreed();
   const bool onTop = !stack_.empty() && stack_.back() == slot;
   fill.keepsPages = options().isStack && !onTop;
-  PageLane::Call call = lane_.run(
+  used_ = true;
+  const PageLane::Call call = lane_.run(
       [&] {
         at::Tensor to = rowsIn(storage, slot->ticket.whole);
-        pages_.restore(slot->ticket, to, fill);
+        pages_->restore(slot->ticket, to, fill);
       },
-      {slot->ticket.state.storage()});
-  used_ = true;
+      {});
+  captured_ |= call.capture != 0;
+  if (call.capture != slot->stashed.capture) {
+    kept_.push_back(slot);
+  }
   slot->free = true;
   if (onTop) {
     stack_.pop_back();
@@ -63,49 +85,76 @@ void TrackedPool::free(const SlotPtr& slot) {
 
 // In a stack only what is on top can be given back.
 void TrackedPool::settleFreed() {
-  auto freed = std::exchange(freed_, {});
-  if (options().isStack) {
-    freed.clear();
-    while (!stack_.empty() && stack_.back()->free) {
-      freed.push_back(std::move(stack_.back()));
-      stack_.pop_back();
+  std::vector<SlotPtr> freed = std::exchange(freed_, {});
+  std::vector<SlotPtr> stay;
+  if (!options().isStack) {
+    for (const SlotPtr& slot : freed) {
+      giveBack(slot, stay);
     }
+    freed_.insert(freed_.end(), stay.begin(), stay.end());
+    return;
   }
-  for (const auto& slot : freed) {
-    lane_.run([&] { pages_.giveBack(slot->ticket); }, {slot->ticket.state.storage()});
+  while (!stack_.empty() && stack_.back()->free) {
+    const SlotPtr slot = std::move(stack_.back());
+    stack_.pop_back();
+    giveBack(slot, stay);
+  }
+  stack_.insert(stack_.end(), stay.rbegin(), stay.rend());
+}
+
+// A graph gives back what was stashed before it was captured when it runs first, unless that has
+// been done by then. What a graph was to stash is its own business: outside nothing has been.
+void TrackedPool::giveBack(const SlotPtr& slot, std::vector<SlotPtr>& stays) {
+  const uint64_t now = lane_.capture();
+  const uint64_t of = slot->stashed.capture;
+  if ((of == 0 || of == now) && (now == 0 || slot->givenBackIn != now)) {
+    lane_.give([&] { pages_->giveBack(slot->ticket); }, afterGraphs());
+  }
+  if (of == 0 && now != 0) {
+    if (slot->givenBackIn != lane_.capture()) {
+      slot->givenBackIn = lane_.capture();
+      captured_ = true;
+      kept_.push_back(slot);
+    }
+    stays.push_back(slot);
   }
 }
 
 void TrackedPool::assertGood() {
-  lane_.run(
-      [&] {
-        const at::Tensor good = at::eq(pages_.flags().narrow(0, 0, 1), 0);
-        at::_assert_async(good, "ebb: a page pool has no room, or a count of rows cannot be");
-      },
-      {});
+  const auto assertOnDevice = [&] {
+    const at::Tensor good = at::eq(pages_->flags().narrow(0, 0, 1), 0);
+    at::_assert_async(good, "ebb: a page pool has no room, or a count of rows cannot be");
+  };
+  lane_.give(assertOnDevice, afterGraphs());
 }
 
-// A CUDA graph that has it may have used it.
-std::optional<PageLane::Call> TrackedPool::startReading() {
-  if (!used_ && !captured_) {
-    return std::nullopt;
-  }
-  if (!seen_.defined()) {
-    const bool pinned = !options().device.is_cpu();
-    seen_ = at::empty({2}, at::TensorOptions(at::kLong).pinned_memory(pinned));
-  }
-  return lane_.run([&] { seen_.copy_(pages_.flags(), true); }, {});
+void TrackedPool::addErrors(at::Tensor& errors) const {
+  errors.bitwise_or_(pages_->flags().select(0, 0));
+}
+
+int64_t TrackedPool::errorsInSight() const {
+  return options().device.is_cpu() ? *pages_->flags().const_data_ptr<int64_t>() : 0;
+}
+
+void TrackedPool::startReading() {
+  lane_.give([&] { seen_.copy_(pages_->flags(), true); }, afterGraphs());
+}
+
+void TrackedPool::noteReading(PageLane::Call copied) {
+  reading_ = std::move(copied);
+  used_ = false;
 }
 
 TrackedPool::Flags TrackedPool::readFlags() {
+  reading_.reset();
   const auto* flags = seen_.const_data_ptr<int64_t>();
-  used_ = flags[0] != 0;  // else nothing changes until it is used again
+  used_ |= flags[0] != 0;  // else nothing changes until it is used again
   return {flags[0], flags[1] != 0};
 }
 
 void TrackedPool::reset() {
-  lane_.run([&] { pages_.reset(); }, {});
-  lane_.join();
+  lane_.give([&] { pages_->reset(); }, afterGraphs());
+  lane_.joinAll(captured_);
   used_ = false;
 }
 

@@ -18,17 +18,22 @@ namespace ebb {
 at::Tensor rowsIn(const c10::Storage& storage, PageRows rows);
 
 // Its calls run on its device's lane. Not thread-safe: the engine's lock guards it.
+// Its methods are many: the ways of a tensor, and what errors it had.
 class TrackedPool {
  public:
   // The rows of one tensor.
   struct Slot {
     PageTicket ticket;
-    bool free = false;  // nobody needs them any more
+    PageLane::Call stashed;    // the call that did so
+    uint64_t givenBackIn = 0;  // a capture that has done so, if it was stashed before
+    bool free = false;         // nobody needs them any more
   };
   using SlotPtr = std::shared_ptr<Slot>;
 
-  TrackedPool(const PagePoolOptions& options, PageLane& lane) : pages_(options), lane_(lane) {
-  }
+  TrackedPool(const PagePoolOptions& options, PageLane& lane);
+  TrackedPool(const TrackedPool&) = delete;
+  TrackedPool& operator=(const TrackedPool&) = delete;
+  ~TrackedPool();
 
   // Copies the live rows of `storage`; `count` says how many live.
   SlotPtr stash(const c10::Storage& storage, PageRows whole, const at::Tensor& count);
@@ -44,18 +49,31 @@ class TrackedPool {
   // Asserts on the device that there was no error.
   void assertGood();
 
-  // Starts to copy its flags to the host; nothing if they cannot have changed. Whoever has waited
-  // for the copy reads them.
+  // Adds error bits to a tensor of one int64; on the lane.
+  void addErrors(at::Tensor& errors) const;
+
+  // Error bits, where the host sees them: on the CPU. Elsewhere 0.
+  int64_t errorsInSight() const;
+
+  // Starts to copy its flags to the host, and says so with `copied`, which whoever reads them has
+  // waited for.
   struct Flags {
     int64_t errors = 0;  // bits, see pool/layout.h
     bool spilled = false;
   };
-  std::optional<PageLane::Call> startReading();
+  bool mayHaveChanged() const {
+    return used_ || captured_;  // a CUDA graph that has it may have used it
+  }
+  void startReading();
+  void noteReading(PageLane::Call copied);
+  const std::optional<PageLane::Call>& reading() const {
+    return reading_;
+  }
   Flags readFlags();
 
   // Error bits that were read last; 0 before.
   int64_t errorsSeen() const {
-    return seen_.defined() ? seen_.const_data_ptr<int64_t>()[0] : 0;
+    return seen_.const_data_ptr<int64_t>()[0];
   }
 
   // Its memory is given up. Error bits it had then; 0 if that has not come.
@@ -78,19 +96,24 @@ class TrackedPool {
     return lane_;
   }
   const PagePool& pages() const {
-    return pages_;
+    return *pages_;
   }
   const PagePoolOptions& options() const {
-    return pages_.options();
+    return pages_->options();
   }
 
  private:
-  PagePool pages_;
+  PageLane::After afterGraphs() const;
+  void giveBack(const SlotPtr& slot, std::vector<SlotPtr>& stays);
+
   PageLane& lane_;
-  std::vector<SlotPtr> stack_;  // in a stack: those that hold rows
-  std::vector<SlotPtr> freed_;  // to be given back at the next call
-  at::Tensor seen_;             // its flags on the host; pinned memory
-  bool used_ = false;           // since its flags were read last
+  std::optional<PagePool> pages_;
+  std::vector<SlotPtr> stack_;             // in a stack: those that hold rows
+  std::vector<SlotPtr> freed_;             // to be given back at the next call
+  std::vector<SlotPtr> kept_;              // a CUDA graph has their addresses
+  at::Tensor seen_;                        // its flags on the host; pinned memory
+  std::optional<PageLane::Call> reading_;  // they are being copied there
+  bool used_ = false;                      // since that began last
   bool captured_ = false;
   int64_t condemned_ = 0;
 };

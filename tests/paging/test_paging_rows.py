@@ -21,7 +21,7 @@ def anew():
 
 def weights():
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(D, D, generator=generator).requires_grad_()
+    return torch.randn(D, D, generator=generator, device="cpu").requires_grad_()
 
 
 W, B = weights(), torch.randn(D)

@@ -37,11 +37,11 @@ def warm():
 def backward_in_another_thread(w, started_by):
     """A backward that another thread runs while a step is about to be run again."""
     go, done = threading.Event(), threading.Event()
-    other = torch.ones(3, requires_grad=True)
+    other, factors = torch.ones(3, requires_grad=True), torch.arange(3.0)
 
     def work():
         go.wait(30)
-        (other * torch.arange(3.0)).sum().backward()
+        (other * factors).sum().backward()
         done.set()
 
     runs = 0

@@ -13,9 +13,7 @@ from ebb.paging._overflow import PageOverflowError
 
 
 def _check_gradients(optimizer: Any) -> None:
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        return  # see found_inf
-    errors = _C.paging_errors()
+    errors = _C.paging_errors()  # none while a graph is captured: see found_inf
     if not errors or (_C.paging_was_told() and _are_finite(optimizer)):
         return
     with contextlib.suppress(RuntimeError):

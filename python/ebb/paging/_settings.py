@@ -50,7 +50,8 @@ def configure(
         headroom: how much larger a pool is than what the recorded step needed, as a factor of at
             least 1. Default 1.1.
         host_headroom: the size of a pool's second tier, in pinned host memory that kernels address
-            directly, as a factor of the same need; 0 for none, the default.
+            directly, as a factor of the same need; 0 for none, the default. Without pinned memory
+            for it a pool has none, and a warning says so.
         device_limit: the most bytes that pools may have on one device, as a number or as text such
             as ``"4GiB"``; pools shrink in proportion. Default: no limit.
         overflow: what happens if a pool has no room. ``"deferred"``, the default: nobody waits, and

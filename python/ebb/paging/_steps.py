@@ -97,8 +97,9 @@ def step_ok(group: Any = None) -> bool:
     """Whether the gradients of the step are good: each page pool had room. Call it before the
     optimizer; in a distributed job, on every process of the group.
 
-    Waits until the device has done what was given to the pools, and for nothing else. If the answer
-    is False clear the gradients and run the step again: the next step runs without pools, and
+    Waits until the device has done what was given to the pools, which is one event for each device,
+    and not for what the device was given since; where a CUDA graph has a pool, for the current
+    stream too. If the answer is False clear the gradients and run the step again: the next step runs without pools, and
     larger ones are made after it. Ask once for each step of the optimizer: the answer is forgotten
     when something is paged again. An optimizer of ``torch.optim`` that is about to use the
     gradients of such a step raises :class:`PageOverflowError`.
@@ -107,7 +108,8 @@ def step_ok(group: Any = None) -> bool:
         group: the processes that must agree, if ``torch.distributed`` is initialised; default: all.
 
     Raises:
-        RuntimeError: something else went wrong with the pages: a count of rows that cannot be.
+        RuntimeError: something else went wrong with the pages: a count of rows that cannot be. Or a
+            CUDA graph is being captured, in which nobody may wait: see :func:`found_inf`.
     """
     return all_ok(group)
 

@@ -62,8 +62,8 @@ const PageMover& pageMoverOf(c10::Device device) {
   return *mover;
 }
 
-void setPageMover(c10::DeviceType type, const PageMover& mover) {
-  outOfTree(type).store(&mover);
+void setPageMover(c10::DeviceType type, const PageMover* mover) {
+  outOfTree(type).store(mover);
 }
 
 }  // namespace ebb

@@ -14,7 +14,7 @@ bool hasPageMover(c10::DeviceType type);
 // Throws c10::NotImplementedError if there is none, or ebb was built without it.
 const PageMover& pageMoverOf(c10::Device device);
 
-// For a backend out of tree; before anything is paged there. `mover` is never freed.
-EBB_API void setPageMover(c10::DeviceType type, const PageMover& mover);
+// For a backend out of tree; before anything is paged there. `mover` is never freed; null: none.
+EBB_API void setPageMover(c10::DeviceType type, const PageMover* mover);
 
 }  // namespace ebb

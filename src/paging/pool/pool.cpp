@@ -55,17 +55,30 @@ std::string describePageErrors(int64_t errors) {
   return text;
 }
 
+// Allocators of pinned memory say so with errors of many types.
+at::Tensor allocateForPool(at::IntArrayRef shape, at::ScalarType dtype, c10::Device device) {
+  const bool pinned = !device.is_cpu();
+  try {
+    return at::empty(shape, at::TensorOptions(dtype).pinned_memory(pinned));
+  } catch (const std::exception& error) {
+    const auto* ours = dynamic_cast<const c10::Error*>(&error);
+    throw NoPinnedMemory(
+        {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+        ours != nullptr ? ours->what_without_backtrace() : error.what());
+  }
+}
+
 PagePool::PagePool(const PagePoolOptions& options)
     : mover_(pageMoverOf(options.device)), options_(withDeviceOfTensors(options)) {
   checkOptions(options);
   const c10::DeviceGuard here(options_.device);
   const auto onDevice = at::TensorOptions().device(options.device);
-  const auto onHost = at::TensorOptions().pinned_memory(!options.device.is_cpu());
   const int64_t pages[2] = {options.devicePages, options.hostPages};
   PagePoolState state{};
   for (int tier = 0; tier < 2; ++tier) {
     const int64_t nbytes = pages[tier] * options.pageRows * options.rowBytes;
-    rows_[tier] = at::empty({nbytes}, (tier == 0 ? onDevice : onHost).dtype(at::kByte));
+    rows_[tier] = tier == 0 ? at::empty({nbytes}, onDevice.dtype(at::kByte))
+                            : allocateForPool({nbytes}, at::kByte, options.device);
     free_[tier] = at::empty({options.isStack ? 0 : pages[tier]}, onDevice.dtype(at::kLong));
     state.tiers[tier].capacity = pages[tier];
     state.tiers[tier].rows = static_cast<unsigned char*>(rows_[tier].mutable_data_ptr());

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/TensorBody.h>
+#include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <string>
@@ -31,6 +32,16 @@ struct PagePoolStatus {
   std::vector<int64_t> freeIds[2];  // the ids from head to tail; in a stack none
 };
 
+// There is no pinned memory for a pool.
+class EBB_API NoPinnedMemory : public c10::Error {
+ public:
+  using Error::Error;
+};
+
+// Memory on the host for a pool on `device`, uninitialised: pinned if that is another. Throws
+// NoPinnedMemory.
+at::Tensor allocateForPool(at::IntArrayRef shape, at::ScalarType dtype, c10::Device device);
+
 // A tensor that is in a pool, or was.
 struct PageTicket {
   at::Tensor state;      // int64, on the pool's device: a PageTicketState and its page ids
@@ -39,8 +50,8 @@ struct PageTicket {
 
 class EBB_API PagePool {
  public:
-  // Throws c10::ValueError for sizes that make no sense, and c10::NotImplementedError on a device
-  // for which ebb has no kernels.
+  // Throws c10::ValueError for sizes that make no sense, c10::NotImplementedError on a device for
+  // which ebb has no kernels, and NoPinnedMemory if there is none for the second tier.
   explicit PagePool(const PagePoolOptions& options);
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;

@@ -188,8 +188,9 @@ def each_wait_left_out(program: Callable[[], object]) -> Iterator[tuple[int, obj
     torch.ops.late.drop_wait(-1)
     result = program()
     synchronize()
+    count = torch.ops.late.drop_wait(-1)
     yield -1, result, findings()
-    for which in range(torch.ops.late.drop_wait(-1)):
+    for which in range(count):
         torch.ops.late.drop_wait(which)
         try:
             result = program()

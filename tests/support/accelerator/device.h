@@ -91,8 +91,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeEvent(void* event) const override {
     called("synchronize");
-    if (event != nullptr && !isLeftOut()) {
-      finish(*static_cast<Point*>(event));
+    if (event != nullptr) {
+      const Point& point = *static_cast<Point*>(event);
+      if (!isLeftOut(kHost, point.stream)) {
+        finish(point);
+      }
     }
   }
   bool queryStream(const c10::Stream& stream) const override {

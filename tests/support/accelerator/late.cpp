@@ -136,7 +136,15 @@ TORCH_LIBRARY(late, m) {
   m.def("drop_wait(int which) -> int", [](int64_t which) {
     const Lock lock(program);
     settings.dropWait = which;
+    late::leftOut = which < 0 ? late::leftOut : std::pair(late::kHost, late::kHost);
     return std::exchange(late::waits, 0);
+  });
+
+  // Of the one that was left out last: which stream was to wait, -1: the host, and for which one.
+  // Those of the first device come first, its default stream before the others.
+  m.def("left_out() -> (int, int)", [] {
+    const Lock lock(program);
+    return std::tuple<int64_t, int64_t>(late::leftOut.first, late::leftOut.second);
   });
 
   // What was found, and forgets it
@@ -203,7 +211,10 @@ TORCH_LIBRARY(late, m) {
     generator.set_offset(drawn.place + known->draws);
   });
 
-  // A mover of pages whose work `mover` does.
+  // A mover of pages that cannot; one whose work `mover` does.
+  m.def("failing_page_mover() -> int", [] {
+    return static_cast<int64_t>(reinterpret_cast<intptr_t>(new late::FailingMover));
+  });
   m.def("page_mover(int mover) -> int", [](int64_t mover) {
     const auto* cpu = reinterpret_cast<const ebb::PageMover*>(static_cast<intptr_t>(mover));
     return static_cast<int64_t>(reinterpret_cast<intptr_t>(new late::LateMover(*cpu)));

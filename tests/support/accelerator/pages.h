@@ -87,4 +87,30 @@ class LateMover final : public ebb::PageMover {
   const ebb::PageMover& mover_;
 };
 
+// As where kernels were built for other devices.
+class FailingMover final : public ebb::PageMover {
+ public:
+  void stash(
+      ebb::PagePoolState*, ebb::PageTicketState*, ebb::PageRows, const void*, const int64_t*, void*)
+      const override {
+    fail();
+  }
+  void restore(
+      ebb::PagePoolState*, ebb::PageTicketState*, ebb::PageRows, void*, ebb::PageFill, void*)
+      const override {
+    fail();
+  }
+  void giveBack(ebb::PagePoolState*, ebb::PageTicketState*, void*) const override {
+    fail();
+  }
+  void reset(ebb::PagePoolState*, void*) const override {
+    fail();
+  }
+
+ private:
+  [[noreturn]] static void fail() {
+    throw std::runtime_error("page kernel: no kernel image is available");
+  }
+};
+
 }  // namespace late

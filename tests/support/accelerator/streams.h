@@ -76,8 +76,14 @@ inline bool isDone(const Point& point) {
   return true;
 }
 
-inline bool isLeftOut() {
-  return waits++ == settings.dropWait;
+inline std::pair<int, int> leftOut;  // who was to wait, and for which stream
+
+inline bool isLeftOut(int who, int forWhom) {
+  const bool is = waits++ == settings.dropWait;
+  if (is) {
+    leftOut = {who, forWhom};
+  }
+  return is;
 }
 
 inline void waitInCapture(int stream, const Point& point) {
@@ -87,7 +93,8 @@ inline void waitInCapture(int stream, const Point& point) {
                            : "a stream waits for an event of a capture that is over");
   }
   capture->given.try_emplace(stream, 0);
-  if (Clock& clock = capture->clocks[stream]; !isBehind(clock, point.clock) && !isLeftOut()) {
+  if (Clock& clock = capture->clocks[stream];
+      !isBehind(clock, point.clock) && !isLeftOut(stream, point.stream)) {
     join(clock, point.clock);
   }
 }
@@ -103,7 +110,7 @@ inline void waitFor(int stream, const Point& point) {
   join(queue.clock, hostClock);
   if (isBehind(queue.clock, point.clock)) {
     ++counts["waits for what is before anyway"];
-  } else if (isLeftOut()) {
+  } else if (isLeftOut(stream, point.stream)) {
     return;
   }
   join(queue.clock, point.clock);

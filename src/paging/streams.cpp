@@ -1,0 +1,41 @@
+#include "paging/streams.h"
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "memory/capturing.h"
+
+namespace ebb {
+
+c10::Stream currentStream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+void noteUse(const c10::Storage& storage, c10::Stream user) {
+  if (storage) {
+    const c10::impl::VirtualGuardImpl guard(user.device_type());
+    guard.recordDataPtrOnStream(storage.data_ptr(), user);
+  }
+}
+
+void noteUse(const c10::Storage& storage) {
+  if (storage && !storage.device().is_cpu()) {
+    noteUse(storage, currentStream(storage.device()));
+  }
+}
+
+// A stream that is captured waits for nothing from outside: see Note [Pages in a CUDA graph].
+void takeOver(const c10::Storage& storage, c10::Stream made) {
+  const c10::Stream user = currentStream(made.device());
+  if (user == made) {
+    return;
+  }
+  if (!isCapturing(made.device())) {
+    c10::Event given(made.device_type());
+    given.record(made);
+    given.block(user);
+  }
+  noteUse(storage, user);
+}
+
+}  // namespace ebb

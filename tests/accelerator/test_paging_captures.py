@@ -1,0 +1,310 @@
+"""PAGE in graphs: what is captured runs again with other counts, and is captured again after it
+failed."""
+
+from __future__ import annotations
+
+import accelerator
+import pytest
+import torch
+
+import ebb
+from paging import Masked, fresh, gradients, region, same
+
+
+@pytest.fixture(autouse=True)
+def anew(device):
+    accelerator.have_pages()
+    with fresh():
+        yield
+
+
+class Step:
+    """A step whose inputs stay where they are, and what it computes."""
+
+    def __init__(self, device, live=30, **options):
+        self.net = Masked(device=device, **options)
+        self.x, self.n = self.net.inputs(0), self.net.live(live)
+        self.stream = torch.Stream(device=device)
+        self.found = None
+
+    def set(self, live, seed=0):
+        with torch.no_grad():
+            self.n.copy_(torch.tensor(live))
+            self.x.copy_(self.net.inputs(seed))
+
+    def run(self):
+        self.found = gradients(self.net, self.x, self.n, region)
+
+    def warm(self, times=3, then=None):
+        for _ in range(times):
+            with self.stream:
+                self.run()
+                if then:
+                    then()
+
+    def capture(self, fails=False):
+        graph = accelerator.Graph()
+        with graph.capture(self.stream):
+            self.run()
+            if fails:
+                raise KeyError("the program's own")
+        return graph
+
+    def capture_forward(self, kept):
+        """Fails behind it; what it has computed is in `kept`."""
+        with accelerator.Graph().capture(self.stream):
+            kept.append(self.net(self.x, self.n, region))
+            raise KeyError("the program's own")
+
+    def is_right(self):
+        accelerator.synchronize()
+        return same(gradients(self.net, self.x, self.n), self.found)
+
+
+def optimizer_of(step):
+    optimizer = torch.optim.SGD(step.net.weights, lr=0.0)
+
+    def act():
+        for weight, gradient in zip(step.net.weights, step.found[1:], strict=True):
+            weight.grad = gradient
+        optimizer.step()
+        assert ebb.paging.step_ok()
+        optimizer.zero_grad()
+
+    return act
+
+
+def test_a_capture_after_steps_with_an_optimizer(device):
+    step = Step(device)
+    step.warm(then=optimizer_of(step))
+    graph = step.capture()
+
+    for number, live in enumerate([30, 3, 0, 29, 12, 30] * 4):
+        step.set(live, number)
+        graph.replay()
+        assert step.is_right()
+        assert ebb.paging.step_ok()
+    assert ebb.paging.stats()["recorded_steps"] == 1
+
+
+def test_a_captured_step_that_finds_no_room(device):
+    step = Step(device, live=10)
+    step.warm(then=optimizer_of(step))
+    graph = accelerator.Graph()
+    with graph.capture(step.stream):
+        step.run()
+        flag = ebb.paging.found_inf(device)
+
+    graph.replay()
+    assert flag.item() == 0.0
+    step.set(40)
+    graph.replay()
+    assert flag.item() == 1.0
+    assert not ebb.paging.step_ok()
+    step.run()  # recorded; then pools are larger, and the graph's is as good as new
+    assert step.is_right()
+    step.run()
+    assert step.is_right()
+    assert ebb.paging.step_ok()
+
+
+@pytest.mark.parametrize("bracketed", [False, True])
+def test_eager_steps_between_replays(bracketed, device):
+    step = Step(device)
+    step.warm(then=optimizer_of(step))
+    graph = step.capture()
+    captured = step.found
+    for number, live in enumerate([30, 4, 17, 0, 30]):
+        step.set(live, number)
+        graph.replay()
+        step.found = captured
+        assert step.is_right()
+        step.set(30 - live, number + 1)
+        if bracketed:
+            with ebb.paging.step(False):
+                step.run()
+        else:
+            step.run()
+        assert step.is_right()
+        if number % 2 == 0:
+            assert ebb.paging.step_ok()
+    assert ebb.paging.step_ok()
+
+
+def test_replays_and_eager_steps_without_a_wait_between(device):
+    step = Step(device)
+    step.warm(then=optimizer_of(step))
+    graph = step.capture()
+    captured, seen = step.found, []
+    with step.stream:
+        for _ in range(4):
+            graph.replay()
+            seen.append([g.clone() for g in captured])
+            step.run()
+            seen.append(step.found)
+    accelerator.synchronize()
+
+    assert all(same(gradients(step.net, step.x, step.n), found) for found in seen)
+    assert ebb.paging.step_ok()
+
+
+def test_a_forward_that_nobody_wants_before_a_capture(device):
+    """Its pages must be free again when the graph runs."""
+    step = Step(device)
+    ebb.paging.configure(headroom=1.0)
+    step.warm(then=optimizer_of(step))
+    with step.stream:
+        loss = step.net(step.x, step.n, region)
+        del loss
+    graph = step.capture()
+    for live in (30, 30, 30):
+        step.set(live)
+        graph.replay()
+        assert step.is_right()
+        assert ebb.paging.step_ok()
+    step.run()
+    assert step.is_right()
+    graph.replay()
+    assert ebb.paging.step_ok()
+
+
+def test_a_forward_that_nobody_wants_inside_a_capture(device):
+    step = Step(device)
+    ebb.paging.configure(headroom=2.0)
+    step.warm(then=optimizer_of(step))
+    graph = accelerator.Graph()
+    with graph.capture(step.stream):
+        loss = step.net(step.x, step.n, region)
+        step.run()
+        del loss
+    for live in (30, 30, 30, 30):
+        step.set(live)
+        graph.replay()
+        assert step.is_right()
+        assert ebb.paging.step_ok()
+
+
+def test_a_backward_inside_a_capture_that_is_not_whole(device):
+    step = Step(device)
+    step.warm(then=optimizer_of(step))
+    graph = accelerator.Graph()
+    with graph.capture(step.stream):
+        loss = step.net(step.x, step.n, region)
+        found = torch.autograd.grad(loss, step.net.weights[-1:])
+        del loss
+    for _ in range(5):
+        graph.replay()
+        accelerator.synchronize()
+        assert same(gradients(step.net, step.x, step.n)[-1:], found)
+        assert ebb.paging.step_ok()
+
+
+@pytest.mark.parametrize("where", ["after the step", "between forward and backward"])
+def test_a_capture_that_failed(where, device):
+    step = Step(device)
+    step.warm(then=optimizer_of(step))
+    with pytest.raises(KeyError):
+        step.capture(fails=True) if where == "after the step" else step.capture_forward([])
+    for live in (30, 5, 29):
+        step.set(live)
+        step.run()
+        assert step.is_right()
+        assert ebb.paging.step_ok()
+    graph = step.capture()
+    for live in (30, 5):
+        step.set(live)
+        graph.replay()
+        assert step.is_right()
+        assert ebb.paging.step_ok()
+    assert ebb.paging.stats()["recorded_steps"] == 1
+
+
+def test_a_capture_right_after_one_that_failed(device):
+    step = Step(device)
+    step.warm(then=optimizer_of(step))
+    with pytest.raises(KeyError):
+        step.capture_forward([])
+    graph = step.capture()
+    for live in (30, 5, 30):
+        step.set(live)
+        graph.replay()
+        assert step.is_right()
+        assert ebb.paging.step_ok()
+
+
+def test_what_a_capture_has_paged_does_not_come_back_outside(device):
+    step = Step(device)
+    step.warm(then=optimizer_of(step))
+    kept = []
+    with pytest.raises(KeyError):
+        step.capture_forward(kept)
+    with pytest.raises(RuntimeError, match="only the graph's own backward can"):
+        torch.autograd.grad(kept[0], step.net.weights)
+    accelerator.synchronize()
+
+
+def test_asking_while_a_graph_is_captured(device):
+    """An optimizer may be captured: nobody asks the pools then. Who asks himself is told."""
+    step = Step(device)
+    step.warm(then=optimizer_of(step))
+    parameter = torch.ones(4).to(device).requires_grad_()
+    parameter.grad = torch.ones(4).to(device)
+    optimizer = torch.optim.SGD([parameter], lr=0.5)
+    graph = accelerator.Graph()
+    with graph.capture(step.stream):
+        step.run()
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="see found_inf"):
+            ebb.paging.step_ok()
+    graph.replay()
+    assert step.is_right()
+    assert torch.equal(parameter.detach().cpu(), torch.full((4,), 0.5))
+
+
+def test_a_capture_before_any_step(device):
+    step = Step(device)
+    with (
+        pytest.raises(RuntimeError, match="Run one step before the capture"),
+        accelerator.Graph().capture(step.stream),
+    ):
+        step.run()
+    step.run()
+    assert step.is_right()
+
+
+def test_a_bracketed_step_with_what_comes_back_ahead(device):
+    """The layer whose backward comes next is not paged; the others come back one layer ahead."""
+    step = Step(device)
+
+    def run():
+        with ebb.paging.step():
+            step.found = gradients(step.net, step.x, step.n, region)
+
+    step.run = run
+    step.warm(then=optimizer_of(step))
+    graph = step.capture()
+    captured = step.found
+    for number, live in enumerate([30, 3, 0, 29]):
+        step.set(live, number)
+        graph.replay()
+        step.found = captured
+        assert step.is_right()
+        assert ebb.paging.step_ok()
+        step.run()
+        assert step.is_right()
+
+
+def test_two_graphs_on_two_streams(device):
+    step, other = Step(device), Step(device, seed=1)
+    for one in (step, other):
+        one.warm(then=optimizer_of(one))
+    graphs = step.capture(), other.capture()
+    for _ in range(3):
+        for one, graph in zip((step, other), graphs, strict=True):
+            one.stream.wait_stream(torch.accelerator.current_stream())
+            with one.stream:
+                graph.replay()
+            torch.accelerator.current_stream().wait_stream(one.stream)
+    assert step.is_right()
+    assert other.is_right()
+    assert ebb.paging.step_ok()

@@ -1,0 +1,267 @@
+"""PAGE where something goes wrong: the device, its memory, its kernels."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+import accelerator
+import pytest
+import torch
+
+import ebb
+from paging import Masked, fresh, gradients, region, same
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def anew(device):
+    accelerator.have_pages()
+    with fresh():
+        yield
+
+
+@pytest.fixture
+def step(device):
+    """Runs one, and tells whether its gradients are eager's."""
+    net = Masked(layers=3, rows=256, width=64, device=device)
+    x = net.inputs(0)
+
+    def run(live=100, bracketed=False):
+        n = net.live(live)
+        expected = gradients(net, x, n)
+        if not bracketed:
+            return same(expected, gradients(net, x, n, region))
+        with ebb.paging.step():
+            found = gradients(net, x, n, region)
+        return same(expected, found)
+
+    run.net, run.x = net, x
+    return run
+
+
+# A device that fails
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_backward_on_a_device_that_failed(prefetch, step):
+    """The error is an exception, and all is dropped."""
+    ebb.paging.configure(prefetch=prefetch, headroom=4.0)
+    for _ in range(2):
+        assert step(bracketed=bool(prefetch))
+    n = step.net.live(100)
+
+    def fail():
+        with ebb.paging.step(False):
+            loss = step.net(step.x, n, region)
+            with accelerator.broken():
+                torch.autograd.grad(loss, step.net.weights)
+
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        fail()
+    accelerator.synchronize()
+    gc.collect()
+    assert step()
+    assert ebb.paging.step_ok()
+
+
+@pytest.mark.parametrize("back", [0, 1])
+def test_a_graph_that_is_dropped_after_the_device_failed(back, step):
+    """Its destructors ask the device for nothing; not for what was coming back ahead either."""
+    ebb.paging.configure(prefetch=1, headroom=4.0)
+    for _ in range(2):
+        assert step(bracketed=True)
+
+    def fail():
+        with ebb.paging.step():
+            loss = step.net(step.x, step.net.live(100), region)
+            if back:
+                torch.autograd.grad(loss, step.net.weights[-1:], retain_graph=True)
+            with accelerator.broken():
+                del loss
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert ebb.paging.stats()["stashes"] == 0
+    assert step(bracketed=True)
+    assert ebb.paging.step_ok()
+
+
+def test_asking_a_device_that_failed_raises(step):
+    for _ in range(2):
+        assert step()
+    with accelerator.broken(), pytest.raises(RuntimeError, match="device-side assert"):
+        step.net.n = gradients(step.net, step.x, step.x, region)
+    for ask in (ebb.paging.step_ok, lambda: ebb.paging.found_inf("late")):
+        loss = step.net(step.x, step.net.live(100), region)
+        with accelerator.broken(), pytest.raises(RuntimeError, match="device-side assert"):
+            ask()
+        del loss
+    accelerator.synchronize()
+    assert step()
+
+
+# Memory
+
+
+def test_no_memory_for_what_comes_back_ahead(step):
+    """It comes back when it is needed."""
+    ebb.paging.configure(prefetch=1)
+    for _ in range(3):
+        assert step(bracketed=True)
+    n, net = step.net.live(100), step.net
+    expected = gradients(net, step.x, n)
+    accelerator.synchronize()
+    failed = []
+
+    class Limits(torch.autograd.Function):
+        """In its backward no more memory than it takes to get through, less what is ahead."""
+
+        @staticmethod
+        def forward(ctx, x, more):
+            ctx.more = more
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, g):
+            used = torch.accelerator.memory_allocated(0)
+            torch.ops.late.limit(-1 if ctx.more is None else used + ctx.more, -1)
+            return g, None
+
+    def run(more):
+        layer = net.layer
+        net.layer = lambda h, index: Limits.apply(layer(h, index), more)
+        try:
+            with ebb.paging.step():
+                return gradients(net, step.x, n, region)
+        except torch.OutOfMemoryError:
+            failed.append(more)
+            return None
+        finally:
+            torch.ops.late.limit(-1, -1)
+            del net.layer
+
+    assert same(expected, run(None))
+    for more in range(64 * 1024, MIB, 64 * 1024):
+        found = run(more)
+        assert found is None or same(expected, found)
+        accelerator.synchronize()
+    assert len(failed) < 13  # an allocation of the program's own may fail, and is its own matter
+    assert run(None) is not None
+
+
+def test_no_memory_for_pools(step):
+    """Steps run without them, and the host waits for each count."""
+    n = step.net.live(100)
+    expected = gradients(step.net, step.x, n)
+    accelerator.synchronize()
+
+    def run():
+        with ebb.paging.step(False):
+            found = gradients(step.net, step.x, n, region)
+            accelerator.synchronize()
+            torch.ops.late.limit(0, -1)  # until pools have been made
+        return found
+
+    with pytest.warns(UserWarning, match=r"no memory for page pools.*EBB_PAGING_DEVICE_LIMIT"):
+        found = run()
+    torch.ops.late.limit(-1, -1)
+
+    assert same(expected, found)
+    assert ebb.paging.stats()["pools"] == []
+    for _ in range(3):
+        assert step()
+        assert ebb.paging.step_ok()
+    assert ebb.paging.stats()["pools"] != []
+
+
+@pytest.mark.parametrize("bracketed", [False, True])
+def test_no_pinned_memory_for_the_second_tier(bracketed, step):
+    """The pool has none, and says which setting asks for it."""
+    ebb.paging.configure(host_headroom=4.0)
+    with (
+        accelerator.limited(host=4096),
+        pytest.warns(UserWarning, match=r"no pinned memory .*EBB_PAGING_HOST_HEADROOM"),
+    ):
+        assert step(bracketed=bracketed)
+    stats = ebb.paging.stats()
+    assert stats["pools"] != []
+    assert stats["host_pool_bytes"] == 0
+    for _ in range(2):
+        assert step(bracketed=bracketed)
+        assert ebb.paging.step_ok()
+    assert ebb.paging.stats()["recorded_steps"] == 1
+
+
+def test_no_pinned_memory_at_all(step):
+    with (
+        accelerator.limited(host=0),
+        pytest.warns(UserWarning, match="no memory for page pools"),
+    ):
+        assert step()
+    assert ebb.paging.stats()["pools"] == []
+    for _ in range(2):
+        assert step()
+        assert ebb.paging.step_ok()
+
+
+@pytest.mark.parametrize("tier", ["device", "host"])
+def test_pools_that_go_while_something_is_on_its_way_back(tier, step):
+    """Their memory is not used again before; pinned memory is of no stream."""
+    if tier == "host":
+        ebb.paging.configure(host_headroom=4.0)
+    assert step(20)
+    n, x, net = step.net.live(90 if tier == "host" else 20), step.x, step.net
+    expected = gradients(net, x, n)
+    for _ in range(2):
+        loss = net(x, n, region)
+        ebb.paging.reset()
+        others = [torch.zeros(256, 64).to("late") for _ in range(4)]
+        pinned = [torch.zeros(MIB, dtype=torch.uint8).pin_memory() for _ in range(4)]
+        found = torch.autograd.grad(loss, [x, *net.weights])
+        pinned += [torch.zeros(MIB, dtype=torch.uint8).pin_memory() for _ in range(4)]
+        assert same(expected, found)
+        assert others
+        assert pinned
+        assert step(20)
+
+
+# Kernels
+
+
+BAD = """
+import sys
+import accelerator, torch, ebb
+accelerator.load()
+{prepare}
+from paging import Masked, gradients, region
+net = Masked(device=torch.device("late", 0))
+x, n = net.inputs(0), net.live(20)
+for _ in range(2):
+    try:
+        net(x, n, region)
+    except {error} as error:
+        print(type(error).__name__, str(error).splitlines()[0])
+    print(ebb.paging.stats()["stashes"], ebb.stats()["open_regions"])
+accelerator.have_pages()
+print(len(gradients(net, x, n, region)), ebb.paging.step_ok())
+"""
+
+
+def test_kernels_that_cannot_run_show_in_the_first_forward():
+    """A mover whose launches fail: before anything depends on pages."""
+    prepare = "ebb._C._testing.set_page_mover('late', torch.ops.late.failing_page_mover())"
+    support = Path(__file__).parents[1] / "support"
+    done = subprocess.run(
+        [sys.executable, "-c", BAD.format(prepare=prepare, error="NotImplementedError")],
+        cwd=support,
+        capture_output=True,
+        text=True,
+    )
+    first, *rest = done.stdout.splitlines()
+    assert "PAGE does not work on late:0: page kernel: no kernel image" in first, done.stderr
+    assert rest == ["0 0", first, "0 0", "7 True"]

@@ -1,0 +1,194 @@
+"""Page pools on a device: named with an index or without, while another one is current."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import accelerator
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ebb
+from ebb._C._testing import PagePool
+from paging import EVERYTHING, Masked, fresh, gradients, region, same
+
+FOLDER = Path(__file__).parents[1] / "paging"
+DEVICES = pytest.mark.parametrize("name", ["late", "late:0", "late:1"])
+
+
+def load(file):
+    spec = importlib.util.spec_from_file_location(f"programs_{file}", FOLDER / f"{file}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PAGES, STACKS = load("test_page_pool"), load("test_page_stack")
+
+
+@pytest.fixture(autouse=True)
+def anew(device):
+    accelerator.have_pages()
+    with fresh():
+        yield
+
+
+@DEVICES
+def test_rows_go_and_come_back(name):
+    device = torch.device(name)
+    pool = PagePool(device, row_bytes=8, page_rows=2, device_pages=4, host_pages=2)
+    data = torch.arange(64, dtype=torch.uint8).view(8, 8).to(device)
+    ticket = pool.make_ticket(8)
+    pool.stash(ticket, data, torch.tensor(5).to(device))
+    found = torch.zeros_like(data)
+    pool.restore(ticket, found)
+
+    assert torch.equal(found[:5].cpu(), data[:5].cpu())
+    assert pool.status()["errors"] == 0
+    assert sorted(pool.status()["free"][0]) == [0, 1, 2, 3]
+
+
+@DEVICES
+def test_schedules(name, device):
+    """Pages against the model of tests/paging/test_page_pool.py."""
+
+    @settings(max_examples=30, database=None)
+    @given(PAGES.schedules(), st.sampled_from(sorted(PAGES.ORDERS)))
+    def program(schedule, order):
+        options, steps = schedule
+        PAGES.run(PAGES.Checked(resolved(name), *options), steps, PAGES.ORDERS[order])
+
+    program()
+    accelerator.synchronize()
+
+
+@DEVICES
+def test_stacks(name, device):
+    @settings(max_examples=30, database=None)
+    @given(STACKS.ACTIONS, st.sampled_from([(30, 0), (20, 20), (0, 16)]))
+    def program(actions, capacity):
+        stack = STACKS.Stack(resolved(name), capacity)
+        for action, number in actions:
+            if action == "stash":
+                stack.stash(number)
+            elif action == "reset":
+                stack.reset()
+            elif stack.slots and action == "restore":
+                stack.restore(number % len(stack.slots))
+            elif stack.slots:
+                stack.give_back()
+
+    program()
+    accelerator.synchronize()
+
+
+def resolved(name):
+    return torch.device(name if ":" in name else f"{name}:0")
+
+
+def test_a_kernel_is_launched_on_the_device_of_the_pool_on_any_stream(device):
+    other = torch.device("late", 1)
+    with torch.Stream(device=other):
+        pool = PagePool(other, row_bytes=8, page_rows=2, device_pages=4)
+        torch.ops.late.set_device(0)
+        ticket = pool.make_ticket(4)
+        data = torch.arange(32, dtype=torch.uint8).view(4, 8).to(other)
+        pool.stash(ticket, data, torch.tensor(3).to(other))
+        found = torch.zeros_like(data)
+        pool.restore(ticket, found)
+        pool.give_back(ticket)
+        pool.reset()
+        assert torch.equal(found[:3].cpu(), data[:3].cpu())
+        accelerator.synchronize()
+
+
+# The engine
+
+
+@pytest.mark.parametrize("bracketed", ["not", "step", "run_step"])
+@pytest.mark.parametrize("index", [0, 1])
+def test_pools_are_made_where_tensors_are(index, bracketed):
+    """By the end of a step, in the thread that runs it: the current device is the first one."""
+    here = torch.device("late", index)
+    net = Masked(device=here)
+    x, n = net.inputs(0), net.live(20)
+    for _ in range(3):
+        if bracketed == "step":
+            with ebb.paging.step():
+                found = gradients(net, x, n, region)
+        elif bracketed == "run_step":
+            found = ebb.paging.run_step(lambda: gradients(net, x, n, region))
+        else:
+            found = gradients(net, x, n, region)
+        assert same(gradients(net, x, n), found)
+        assert ebb.paging.step_ok()
+    assert {pool["device"] for pool in ebb.paging.stats()["pools"]} == {str(here)}
+    assert torch.ops.late.current_device() == 0
+
+
+def test_the_flag_of_a_device():
+    """Without an index it is the current device's."""
+    nets = [Masked(device=torch.device("late", index)) for index in (0, 1)]
+
+    def run(index, live):
+        net = nets[index]
+        return gradients(net, net.inputs(0), net.live(live), region)
+
+    def flags():
+        return [ebb.paging.found_inf(name).item() for name in ("late", "late:0", "late:1")]
+
+    with ebb.paging.step(False):  # sizes the pools of both
+        run(0, 5)
+        run(1, 5)
+    assert flags() == [0.0, 0.0, 0.0]
+    run(1, 40)
+    assert flags() == [0.0, 0.0, 1.0]
+    torch.ops.late.set_device(1)
+    try:
+        assert flags() == [1.0, 0.0, 1.0]
+    finally:
+        torch.ops.late.set_device(0)
+    flag = ebb.paging.found_inf("late:1")
+    assert (flag.device, flag.dtype, flag.shape) == (torch.device("late:1"), torch.float32, ())
+    assert not ebb.paging.step_ok()
+
+
+def test_an_assertion_on_the_device(device):
+    ebb.paging.configure(overflow="assert")
+    net = Masked(device=device)
+    for live in (5, 5):
+        gradients(net, net.inputs(0), net.live(live), region)
+    accelerator.synchronize()
+    assert accelerator.findings() == []
+    gradients(net, net.inputs(0), net.live(40), region)
+    accelerator.synchronize()
+    findings = accelerator.findings()
+    assert findings
+    assert all("a page pool has no room" in one for one in findings)
+    assert not ebb.paging.step_ok()
+
+
+@pytest.mark.parametrize("counts", [17, [17], [3, 0, 14]], ids=str)
+def test_counts_on_the_device(counts, device):
+    net = Masked(device=device)
+    x, given_ = net.inputs(0), torch.tensor(counts).to(device)
+    for _ in range(3):
+        with ebb.region(EVERYTHING):
+            h = ebb.mark_rows(x * 2, given_)
+            loss = h.sin()[:17].sum()
+        assert same(
+            torch.autograd.grad((x * 2).sin()[:17].sum(), [x]), torch.autograd.grad(loss, [x])
+        )
+        assert ebb.paging.step_ok()
+
+
+@pytest.mark.parametrize("count", [-1, 41])
+def test_counts_that_cannot_be_show_in_the_end(count, device):
+    net = Masked(device=device)
+    gradients(net, net.inputs(0), net.live(20), region)
+    gradients(net, net.inputs(0), net.live(count), region)
+    with pytest.raises(RuntimeError, match="paging went wrong in this step"):
+        ebb.paging.step_ok()

@@ -1,0 +1,113 @@
+"""The programs of tests/paging once more, on each of two devices, of which the first is current.
+
+What they make is on the default device, and so is what their files have made.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import accelerator
+import pytest
+import torch
+
+from paging import fresh
+
+FOLDER = Path(__file__).parents[1] / "paging"
+FILES = [
+    "test_paging",
+    "test_paging_overflow",
+    "test_paging_regressions",
+    "test_paging_rows",
+    "test_paging_steps",
+    "test_paging_threads",
+]
+
+# What differs where the host does not see the device, or does not wait for it.
+LEFT_OUT = {
+    "CPU memory is measured": ["test_memory_is_freed_between_forward_and_backward"],
+    "the host knows the count": [
+        "test_a_count_that_is_written_unseen",
+        "test_counts_of_one_storage",
+        "test_counts_that_cannot_be",
+        "test_one_number_in_two_tensors",
+    ],
+    "the host sees errors": [
+        "test_an_error_that_was_raised_is_dealt_with",
+        "test_assert_mode",
+        "test_found_inf_knows_of_pools_that_have_gone",
+        "test_tensors_without_a_nan_raise_instead",
+    ],
+    "what has not left yet comes back whole, so gradients are right though there was no room": [
+        "test_a_reset_does_not_make_gradients_good",
+        "test_found_inf",
+        "test_optimizers_that_have_nothing_to_do_with_it",
+    ],
+    "verify mode keeps storages alive": ["test_verify_mode_shows_programs_that_read_dead_rows"],
+    "parameters have tensors": ["test_counts", "test_marks_that_make_no_sense"],
+    "there are no kernels for sparse tensors": ["test_embeddings"],
+    "nothing in it is about devices": [
+        "test_a_graph_that_is_kept_does_not_keep_recording_on",
+        "test_all_ranks_run_a_step_again",
+        "test_headroom_that_cannot_be",
+        "test_no_deadlock_between_the_lock_and_the_gil",
+        "test_settings_that_make_no_sense",
+        "test_the_environment",
+    ],
+}
+NOT_HERE = {name for names in LEFT_OUT.values() for name in names}
+
+
+def load(file):
+    name = f"programs_{file}"
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{file}.py")
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def is_fixture(value):
+    return type(value).__name__ == "FixtureFunctionDefinition"
+
+
+for file in FILES:
+    for name, value in vars(load(file)).items():
+        if name.startswith("test_") and name not in NOT_HERE:
+            globals()[f"{name}__{file.removeprefix('test_')}"] = value
+        elif is_fixture(value) and name != "anew":
+            globals()[name] = value
+
+
+def on(value, device):
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(device).requires_grad_(value.requires_grad)
+    return value
+
+
+def devices_of(function):
+    """The second one while the first is current; some on the first one as well."""
+    return [0, 1] if function.__module__ == "programs_test_paging" else [1]
+
+
+def pytest_generate_tests(metafunc):
+    metafunc.parametrize("default_device", devices_of(metafunc.function), indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def default_device(request, device, monkeypatch):
+    accelerator.have_pages()
+    here = torch.device(device.type, request.param)
+    module = sys.modules[request.function.__module__]
+    for name, value in vars(module).items():
+        if isinstance(value, torch.Tensor):
+            monkeypatch.setattr(module, name, on(value, here))
+    accelerator.synchronize()
+    torch.set_default_device(here)
+    try:
+        with fresh():
+            yield
+    finally:
+        torch.set_default_device(None)
+        accelerator.synchronize()

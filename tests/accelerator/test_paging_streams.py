@@ -1,0 +1,396 @@
+"""PAGE with several compute streams: each lets go of its own memory, and who reads what another
+has made waits for it."""
+
+from __future__ import annotations
+
+import threading
+
+import accelerator
+import pytest
+import torch
+from torch.nn.functional import gelu, layer_norm
+
+import ebb
+from paging import EVERYTHING, Masked, fresh, gradients, region, same
+
+
+@pytest.fixture(autouse=True)
+def anew(device):
+    accelerator.have_pages()
+    with fresh():
+        yield
+
+
+@pytest.fixture
+def streams(device):
+    return torch.Stream(device=device), torch.Stream(device=device)
+
+
+def wait_for_all(device, streams):
+    """The current stream, and then each of these, waits for all of them."""
+    current = torch.accelerator.current_stream(device)
+    for stream in streams:
+        current.wait_stream(stream)
+    for stream in streams:
+        stream.wait_stream(current)
+
+
+class Keep(torch.autograd.Function):
+    """Whose saved tensor is asked for where the test likes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        Keep.last = ctx
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]
+
+
+def paged(x, n, names=("only",)):
+    """What has saved `x + 1`, `x + 2`, .. in regions with these names; and what keeps it alive."""
+    kept = []
+    for number, name in enumerate(names, 1):
+        with ebb.region(EVERYTHING, name):
+            y = Keep.apply(ebb.mark_rows(x + number, n))
+        kept.append((Keep.last, y))
+    return kept
+
+
+@pytest.fixture
+def one(device):
+    """Pools are there; x and the number of its live rows."""
+    net = Masked(device=device)
+    x, n = net.inputs(0), net.live(20)
+    for _ in range(2):
+        for ctx, _ in paged(x, n, ("a", "b")):
+            assert ctx.saved_tensors[0] is not None
+    Keep.last = None
+    accelerator.synchronize()
+    return x, n
+
+
+def is_right(found, x, number):
+    return torch.equal(found[:20].cpu(), (x + number)[:20].detach().cpu())
+
+
+def test_two_streams_take_turns(device, streams):
+    """Micro-batches on one stream and the other: forward, then all backwards in the same way."""
+    nets = [Masked(device=device, seed=seed) for seed in range(4)]
+    data = [(net.inputs(1), net.live(5 + 7 * i)) for i, net in enumerate(nets)]
+    expected = [gradients(net, *given) for net, given in zip(nets, data, strict=True)]
+    wait_for_all(device, streams)
+    for _ in range(4):
+        losses, found = [], []
+        for i, net in enumerate(nets):
+            with streams[i % 2]:
+                losses.append(net(*data[i], region))
+        for i, net in reversed(list(enumerate(nets))):
+            with streams[i % 2]:
+                found.append(torch.autograd.grad(losses.pop(), [data[i][0], *net.weights]))
+        wait_for_all(device, streams)
+        assert all(map(same, expected, reversed(found)))
+        assert ebb.paging.step_ok()
+    assert ebb.paging.stats()["recorded_steps"] == 1
+
+
+@pytest.mark.parametrize("bracketed", [False, True])
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_pipeline_on_two_streams(prefetch, bracketed, device, streams):
+    """One forward and one backward in turn, each micro-batch on one of two streams."""
+    ebb.paging.configure(prefetch=prefetch, headroom=4.0)
+    net = Masked(device=device)
+    n, inputs = net.live(20), [net.inputs(seed) for seed in range(6)]
+    expected = [gradients(net, x, n) for x in inputs]
+    wait_for_all(device, streams)
+
+    def run():
+        losses, found = [], []
+
+        def backward():
+            batch, loss = losses.pop(0)
+            with streams[batch % 2]:
+                found.append(torch.autograd.grad(loss, [inputs[batch], *net.weights]))
+
+        for batch, x in enumerate(inputs):
+            with streams[batch % 2]:
+                losses.append((batch, net(x, n, region)))
+            if batch >= 2:
+                backward()
+        while losses:
+            backward()
+        return found
+
+    for _ in range(4):
+        if bracketed:
+            with ebb.paging.step():
+                found = run()
+        else:
+            found = run()
+        wait_for_all(device, streams)
+        assert all(map(same, expected, found))
+        assert ebb.paging.step_ok()
+
+
+def test_layers_on_two_streams(device, streams):
+    """Each layer of one model on one of two streams; what was paged on one comes back there."""
+    net = Masked(layers=4, device=device)
+    x, n = net.inputs(0), net.live(20)
+    expected = gradients(net, x, n)
+
+    def program(inside):
+        lives = net.places < n
+        h = torch.where(lives, x, 0)
+        for index in range(4):
+            here, before = streams[index % 2], torch.accelerator.current_stream(device)
+            here.wait_stream(before)
+            h.record_stream(here)
+            with here, inside():
+                h = net.layer(ebb.mark_rows(h.mul(1.5), n), index)
+            before.wait_stream(here)
+            h.record_stream(before)
+        return torch.where(lives, h, 0).square().sum()
+
+    wait_for_all(device, streams)
+    assert same(expected, torch.autograd.grad(program(torch.enable_grad), [x, *net.weights]))
+    wait_for_all(device, streams)
+    assert accelerator.findings() == []
+    for bracketed in (False, False, True, True, True):
+        if bracketed:
+            with ebb.paging.step():
+                found = torch.autograd.grad(program(region), [x, *net.weights])
+        else:
+            found = torch.autograd.grad(program(region), [x, *net.weights])
+        wait_for_all(device, streams)
+        assert same(expected, found)
+        assert ebb.paging.step_ok()
+
+
+@pytest.mark.parametrize("part", ["made on one", "ends on one"])
+def test_what_leaves_when_the_region_ends(part, device, streams):
+    """The stream on which a region ends pages what only recipes read."""
+    policy = ebb.Policy({"aten::sin": ebb.PAGE})
+    net = Masked(device=device)
+    x, n = net.inputs(0), net.live(20)
+
+    def program(x):
+        h = ebb.mark_rows(x * 1, n).sin()
+        return torch.where(net.places < n, h.exp().cos(), 0).sum()
+
+    accelerator.synchronize()
+    for _ in range(3):
+        if part == "made on one":
+            with ebb.region(policy), streams[0]:
+                loss = program(x)
+        else:
+            with streams[1], ebb.region(policy), streams[0]:
+                loss = program(x)
+        with streams[0]:
+            found = torch.autograd.grad(loss, [x])
+        accelerator.synchronize()
+        assert same(torch.autograd.grad(program(x), [x]), found)
+        assert ebb.paging.step_ok()
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "in pools"])
+def test_another_stream_asks(recorded, device, streams, one):
+    x, n = one
+    if recorded:
+        ebb.paging.reset()
+    with streams[0]:
+        kept = paged(x, n)
+    streams[1].wait_stream(streams[0])
+    with streams[1]:
+        found = kept[0][0].saved_tensors[0]
+        copy = found.clone()
+        del found
+    torch.accelerator.synchronize()
+    assert is_right(copy, x, 1)
+
+
+def test_another_stream_asks_again(device, streams, one):
+    """What one has brought back another gets too, behind it."""
+    x, n = one
+    kept = paged(x, n)
+    wait_for_all(device, streams)
+    with streams[0]:
+        first = kept[0][0].saved_tensors[0].clone()
+    streams[1].wait_stream(streams[0])
+    with streams[1]:
+        second = kept[0][0].saved_tensors[0].clone()
+    torch.accelerator.synchronize()
+    assert is_right(first, x, 1)
+    assert is_right(second, x, 1)
+
+
+def test_what_came_back_ahead_for_another_stream(device, streams):
+    """A layer's backward on one stream brings back what is needed on the other."""
+    ebb.paging.configure(prefetch=1)
+    net = Masked(device=device)
+    x, n = net.inputs(0), net.live(20)
+    accelerator.synchronize()
+    for _ in range(4):
+        with ebb.paging.step():
+            kept = paged(x, n, ("a", "b", "c"))
+            found = []
+            wait_for_all(device, streams)
+            for number, (ctx, _) in reversed(list(enumerate(kept, 1))):
+                with streams[number % 2]:
+                    # What asks first begins the layer's backward; then its memory is dropped.
+                    found.append((ctx.saved_tensors[0] * 1, number))
+            wait_for_all(device, streams)
+            del kept, ctx
+            Keep.last = None
+        torch.accelerator.synchronize()
+        assert all(is_right(value, x, number) for value, number in found)
+        assert ebb.paging.step_ok()
+
+
+def test_a_write_on_another_stream_comes_after_the_rows_have_left(device, streams, one):
+    x, n = one
+    with ebb.region(EVERYTHING):
+        with streams[0]:
+            h = ebb.mark_rows(x.detach() + 1, n)
+            y = Keep.apply(h.requires_grad_())
+            ctx = Keep.last
+        streams[1].wait_stream(streams[0])
+        with streams[1], torch.no_grad():
+            h.data.zero_()
+    streams[0].wait_stream(streams[1])
+    with streams[0]:
+        found = ctx.saved_tensors[0].clone()
+    accelerator.synchronize()
+    assert y is not None
+    assert not found.isnan().any()
+
+
+def test_a_graph_that_is_dropped_on_another_stream(device, streams, one):
+    """What was coming back ahead is the stream's for which it was to be."""
+    x, n = one
+    ebb.paging.configure(prefetch=1)
+    ebb.paging.reset()
+    for _ in range(4):
+        with ebb.paging.step(False), streams[0]:
+            pass
+        with ebb.paging.step(), streams[0]:
+            kept = paged(x, n, ("a", "b", "c"))
+            ctx = kept[-1][0]
+            back = ctx.saved_tensors[0].clone()
+            with streams[1]:
+                del kept, ctx
+                Keep.last = None
+                scratch = [torch.zeros_like(x) for _ in range(3)]
+            again = [torch.zeros_like(x) for _ in range(6)]
+        torch.accelerator.synchronize()
+        assert is_right(back, x, 3)
+        assert all(not tensor.any() for tensor in [*scratch, *again])
+        ebb.paging.step_ok()
+
+
+def test_threads_of_two_devices(device):
+    """Backwards of both at once, in threads of autograd's and of the user's."""
+    nets = [Masked(device=torch.device("late", i % 2), seed=i) for i in range(4)]
+    data = [(net.inputs(1), net.live(11)) for net in nets]
+    expected = [gradients(net, *given) for net, given in zip(nets, data, strict=True)]
+    ebb.paging.configure(headroom=8.0)
+    with ebb.paging.step(False):
+        for net, given in zip(nets, data, strict=True):
+            gradients(net, *given, region)
+    accelerator.synchronize()
+    wrong = []
+    together = threading.Barrier(4)
+
+    def work(i):
+        with torch.Stream(device=nets[i].device):
+            for _ in range(10):
+                together.wait(60)
+                found = gradients(nets[i], *data[i], region)
+                if not same(expected[i], found):
+                    wrong.append(i)
+
+    with ebb.paging.step(False):
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+    assert ebb.paging.step_ok()
+
+
+def test_one_graph_over_two_devices(device):
+    """Its backward has a thread for each."""
+    nets = [Masked(device=torch.device("late", i)) for i in (0, 1)]
+    xs, counts = [net.inputs(0) for net in nets], [net.live(20) for net in nets]
+
+    def loss(inside):
+        return sum(net(x, n, inside).to("late:0") for net, x, n in zip(nets, xs, counts))  # noqa: B905
+
+    leaves = [*xs, *nets[0].weights, *nets[1].weights]
+    expected = [g for net, x, n in zip(nets, xs, counts, strict=True) for g in gradients(net, x, n)]
+    for bracketed in (False, False, True, True, True):
+        if bracketed:
+            with ebb.paging.step(False):
+                found = torch.autograd.grad(loss(region), leaves)
+        else:
+            found = torch.autograd.grad(loss(region), leaves)
+        by_net = [found[0], *found[2:8], found[1], *found[8:]]
+        assert same(expected, by_net)
+        assert ebb.paging.step_ok()
+
+
+def test_streams_that_run_by_themselves(device, streams):
+    """With threads, each task late at random."""
+    ebb.paging.configure(headroom=2.0)
+    net = Masked(device=device)
+    data = [(net.inputs(seed), net.live(20 + seed)) for seed in range(4)]
+    expected = [gradients(net, *given) for given in data]
+    accelerator.synchronize()
+    with accelerator.delayed(50, 300):
+        for number in range(12):
+            given = data[number % 4]
+            with streams[number % 2]:
+                found = gradients(net, *given, region)
+            wait_for_all(device, streams)
+            assert same(expected[number % 4], found)
+            assert ebb.paging.step_ok()
+
+
+def test_one_stream_costs_nothing_more(device):
+    """Nothing but what the order of calls needs: each stash and restore has one event to wait for
+    before and one after it."""
+    net = Masked(device=device)
+    x, n = net.inputs(0), net.live(20)
+    for _ in range(3):
+        gradients(net, x, n, region)
+    before = ebb.paging.stats()["stashed"]
+    torch.ops.late.counts()
+    gradients(net, x, n, region)
+    counts = torch.ops.late.counts()
+    stashed = ebb.paging.stats()["stashed"] - before
+
+    assert stashed > 0
+    assert counts["record"] <= 4 * stashed + 1  # and one for the flags
+    assert counts["wait"] <= 3 * stashed + len(net.weights)
+
+
+def test_a_layer_of_other_operators(device, streams):
+    w = torch.randn(8, 8).to(device).requires_grad_()
+    net = Masked(device=device)
+    x, n = net.inputs(0), net.live(12)
+
+    def program(inside):
+        with inside():
+            h = ebb.mark_rows(x * 1.5, n)
+            y = layer_norm(gelu(h @ w), (8,))
+        return torch.where(net.places < n, y, 0).square().sum()
+
+    expected = torch.autograd.grad(program(torch.enable_grad), [x, w])
+    wait_for_all(device, streams)
+    for number in range(4):
+        with streams[number % 2]:
+            found = torch.autograd.grad(program(region), [x, w])
+        wait_for_all(device, streams)
+        assert same(expected, found)

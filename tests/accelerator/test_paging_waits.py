@@ -1,0 +1,451 @@
+"""Which waits PAGE needs: each one that is left out shows; and nobody waits for more than that."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+
+import accelerator
+import pytest
+import torch
+
+import ebb
+from paging import EVERYTHING, Masked, forget, fresh, gradients, region
+
+
+@pytest.fixture(autouse=True)
+def anew(device):
+    accelerator.have_pages()
+    with fresh():
+        yield
+
+
+# The host
+
+
+def steady(net, live=20, bracketed=False, times=3):
+    """Runs until pools are there; gives a step."""
+    x, n = net.inputs(0), net.live(live)
+
+    def step():
+        if bracketed:
+            with ebb.paging.step():
+                return gradients(net, x, n, region)
+        return gradients(net, x, n, region)
+
+    for _ in range(times):
+        step()
+        assert ebb.paging.step_ok()
+    accelerator.synchronize()
+    torch.ops.late.counts()
+    return step
+
+
+@pytest.mark.parametrize("bracketed", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"page_rows": 4}, {"host_headroom": 2.0}], ids=str)
+def test_the_host_neither_waits_nor_asks_in_a_steady_step(settings, bracketed, device):
+    ebb.paging.configure(**settings)
+    step = steady(Masked(device=device), bracketed=bracketed)
+    for _ in range(3):
+        step()
+    counts = torch.ops.late.counts()
+
+    for what in ("synchronize", "query", "copies that the host waited for", "allocate pinned"):
+        assert counts.get(what, 0) == 0, what
+    assert counts["wait"] > 0
+    assert ebb.paging.step_ok()
+
+
+def test_dropped_graphs_wait_for_nothing_either(device):
+    net = Masked(device=device)
+    step = steady(net)
+    for _ in range(3):
+        net(net.inputs(0), net.live(20), region)
+        gc.collect()
+        torch.ops.late.counts()
+        step()
+        counts = torch.ops.late.counts()
+        assert counts.get("synchronize", 0) == counts.get("query", 0) == 0
+
+
+@pytest.mark.parametrize("ask", ["step_ok", "optimizer"])
+def test_asking_waits_for_one_event_of_each_device(ask, device):
+    nets = [Masked(device=torch.device("late", index)) for index in (0, 1)]
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    data = [(net.inputs(0), net.live(20)) for net in nets]
+
+    def step():
+        with ebb.paging.step(False):
+            for net, given in zip(nets, data, strict=True):
+                gradients(net, *given, region)
+
+    for _ in range(3):
+        step()
+        assert ebb.paging.step_ok()
+    assert len(ebb.paging.stats()["pools"]) >= 4
+    torch.ops.late.counts()
+    step()
+    assert ebb.paging.step_ok() if ask == "step_ok" else optimizer.step() is None
+    counts = torch.ops.late.counts()
+    assert counts["synchronize"] == 2
+    assert counts.get("query", 0) == 0
+    assert ebb.paging.step_ok()
+    assert torch.ops.late.counts().get("synchronize", 0) == 0  # it is known
+
+
+def done_by_now():
+    """An event behind all that the compute stream has been given."""
+    event = torch.Event("late")
+    event.record()
+    return event
+
+
+@pytest.mark.parametrize("ask", ["step_ok", "optimizer", "found_inf"])
+def test_asking_waits_for_pools_alone(ask, device):
+    """What the compute stream was given after the last rows had come back is not waited for. Lazy
+    streams run nothing that nobody waits for."""
+    step = steady(Masked(device=device))
+    parameter = torch.ones(4).to(device).requires_grad_()
+    parameter.grad = torch.ones(4).to(device)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    found = step()
+    for _ in range(5):
+        found = [g * 2 for g in found]
+    behind = done_by_now()
+    if ask == "step_ok":
+        assert ebb.paging.step_ok()
+    elif ask == "optimizer":
+        optimizer.step()
+    else:
+        ebb.paging.found_inf(device)
+
+    assert not behind.query()
+    accelerator.synchronize()
+
+
+def test_a_bracketed_step_is_asked_about_before_its_end(device):
+    """A micro-batch of it: what has been given to pools since is waited for."""
+    net = Masked(device=device)
+    x, n = net.inputs(0), net.live(20)
+    for _ in range(3):
+        with ebb.paging.step(False):
+            gradients(net, x, n, region)
+            net(x, net.live(20), region)
+            assert ebb.paging.step_ok()
+    with ebb.paging.step(False):
+        loss = net(x, net.live(40), region)
+        assert not ebb.paging.step_ok()
+    assert loss is not None
+
+
+# The device
+
+
+class Single(Masked):
+    """Each node of its backward asks for one paged tensor, so each wait is the only one."""
+
+    def layer(self, h, index):
+        return h.sin().exp().mul(0.5).tanh()
+
+
+class Program:
+    """A step to be run again and again, from the same start, and what it should give."""
+
+    def __init__(self, device, **settings):
+        ebb.paging.configure(headroom=4.0, **settings)
+        self.net = Single(layers=3, device=device)
+        self.x, self.n = self.net.inputs(0), self.net.live(20)
+        self.streams = torch.Stream(device=device), torch.Stream(device=device)
+        self.device = device
+
+    def plain(self, n=None):
+        loss = self.net(self.x, self.n if n is None else n, region)
+        return torch.autograd.grad(loss, [self.x])
+
+    def bracketed(self):
+        with ebb.paging.step():
+            return self.plain()
+
+    prepare = plain
+
+    def join(self):
+        current = torch.accelerator.current_stream(self.device)
+        for stream in self.streams:
+            current.wait_stream(stream)
+            stream.wait_stream(current)
+
+
+def plain(device):
+    program = Program(device, prefetch=0)
+    return program.plain
+
+
+def bracketed(device):
+    """One layer stays, and the others come back ahead."""
+    program = Program(device, prefetch=1)
+    return program.bracketed
+
+
+def not_ahead(device):
+    program = Program(device, prefetch=0)
+    return program.bracketed
+
+
+def pages(device):
+    """Not stacks: two micro-batches come back in the order in which they were paged."""
+    program = Program(device, prefetch=1)
+
+    def run():
+        with ebb.paging.step():
+            losses = [program.net(program.x, program.n, region) for _ in range(2)]
+            return [g for loss in losses for g in torch.autograd.grad(loss, [program.x])]
+
+    return run
+
+
+def two_streams(device):
+    """Micro-batches on two streams; each stream waits for the other in the end only."""
+    program = Program(device)
+    net = program.net
+
+    def run():
+        program.join()
+        losses = []
+        for stream in program.streams:
+            with stream:
+                losses.append(net(program.x, program.n, region))
+        found = []
+        for stream in reversed(program.streams):
+            with stream:
+                found += torch.autograd.grad(losses.pop(), [program.x])
+        program.join()
+        return found
+
+    return run
+
+
+def another_stream_asks(device):
+    """Paged on one stream, fetched on another; what came ahead is for a third."""
+    program = Program(device, prefetch=1)
+
+    class Keep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            Keep.last = ctx
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    def run():
+        program.join()
+        found = []
+        with ebb.paging.step():
+            kept = []
+            with program.streams[0]:
+                for number in (1, 2, 3):
+                    with ebb.region(EVERYTHING, f"layer {number}"):
+                        y = Keep.apply(ebb.mark_rows(program.x + number, program.n))
+                    kept.append((Keep.last, y))
+            program.join()
+            for number in (2, 1, 0):
+                stream = program.streams[1] if number else torch.accelerator.current_stream()
+                with stream:
+                    found.append(kept[number][0].saved_tensors[0][:20] * 1)
+            program.join()
+            del kept, y
+            Keep.last = None
+        return found
+
+    return run
+
+
+def a_write(device):
+    """To a storage whose rows are leaving."""
+    program = Program(device)
+    w = program.net.weights[0]
+
+    def run():
+        with region():
+            h = ebb.mark_rows(program.x.detach() * 1, program.n)
+            y = (h @ w).sigmoid()
+            z = y * 2
+            y.data.zero_()
+        loss = torch.where(program.net.places < program.n, z, 0).sum()
+        return torch.autograd.grad(loss, [w])
+
+    return run
+
+
+def partial_backward(device):
+    program = Program(device, prefetch=1)
+
+    def run():
+        with ebb.paging.step(False):
+            middle = []
+            layer, program.net.layer = program.net.layer, None
+            program.net.layer = lambda h, index: middle.append(layer(h, index)) or middle[-1]
+            loss = program.net(program.x, program.n, region)
+            program.net.layer = layer
+            found = torch.autograd.grad(loss, middle[:1])
+            del loss
+            middle.clear()
+            scratch = [torch.zeros_like(program.x) for _ in range(8)]
+        return [*found, *scratch]
+
+    return run
+
+
+def a_dropped_graph(device):
+    program = Program(device)
+
+    def run():
+        with ebb.paging.step(False):
+            loss = program.net(program.x, program.n, region)
+            del loss
+            scratch = [torch.zeros_like(program.x) for _ in range(8)]
+            return [*scratch, *program.plain()]
+
+    return run
+
+
+def asked(device):
+    """Whether there was room, when there was none."""
+    program = Program(device)
+    many = program.net.live(40)
+
+    def run():
+        program.plain(many)
+        return [torch.tensor(ebb.paging.step_ok())]
+
+    def prepare():
+        ebb.paging.reset()
+        ebb.paging.configure(headroom=1.0)
+        program.plain()
+        ebb.paging.step_ok()
+
+    run.prepare = prepare
+    return run
+
+
+def a_flag(device):
+    program = Program(device)
+
+    def run():
+        found = program.plain()
+        flag = ebb.paging.found_inf(device)
+        return [*found, flag, *program.plain()]
+
+    return run
+
+
+def a_reset(device):
+    """What it drops may still be coming back; and what it found is told."""
+    program = Program(device, host_headroom=4.0)
+    many = program.net.live(40)
+
+    def run():
+        kept = program.net(program.x, program.n, region)
+        loss = program.net(program.x, many, region)
+        ebb.paging.reset()
+        found = torch.autograd.grad(loss, [program.x])
+        assert kept is not None
+        del kept  # and with it the pool
+        pinned = torch.ones(4096, dtype=torch.uint8).pin_memory()
+        return [*found, pinned, torch.tensor(ebb.paging.step_ok())]
+
+    def prepare():
+        ebb.paging.reset()
+        ebb.paging.configure(headroom=1.0, host_headroom=4.0)
+        program.plain()
+        ebb.paging.step_ok()
+
+    run.prepare = prepare
+    return run
+
+
+PROGRAMS = {
+    function.__name__: function
+    for function in [
+        plain,
+        bracketed,
+        not_ahead,
+        pages,
+        two_streams,
+        another_stream_asks,
+        a_write,
+        partial_backward,
+        a_dropped_graph,
+        asked,
+        a_flag,
+        a_reset,
+    ]
+}
+
+
+def lane_of(device):
+    """The number of ebb's stream: the other one of the first wait in a step on the default one."""
+    program = Program(device).plain
+    for _ in range(2):
+        program()
+    accelerator.synchronize()
+    torch.ops.late.drop_wait(0)
+    program()
+    torch.ops.late.drop_wait(-1)
+    accelerator.synchronize()
+    accelerator.findings()
+    forget()
+    return max(torch.ops.late.left_out())
+
+
+def on_cpu(tensors):
+    return [tensor.detach().cpu() for tensor in tensors]
+
+
+def differs(expected, found):
+    return any(
+        not torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+        for a, b in zip(expected, found, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_each_wait_that_is_left_out_shows(name, device):
+    """As a race, or in what was computed."""
+    lane = lane_of(device)
+    program = PROGRAMS[name](device)
+    prepare = getattr(program, "prepare", program)
+
+    def start():
+        """Whatever the last run has done to pools."""
+        for _ in range(3):
+            with contextlib.suppress(RuntimeError):  # of before
+                prepare()
+                ebb.paging.step_ok()
+        accelerator.synchronize()
+        accelerator.findings()
+
+    def run():
+        try:
+            return on_cpu(program())
+        except RuntimeError as error:
+            return error
+
+    start()
+    assert accelerator.findings() == []
+    runs = accelerator.each_wait_left_out(run)
+    _, expected, found = next(runs)
+    assert found == []
+    assert not isinstance(expected, Exception)
+    start()
+    ours, silent = 0, []
+    for which, result, found in runs:
+        if lane in torch.ops.late.left_out():  # else torch's, or the program's own
+            ours += 1
+            if not found and not isinstance(result, Exception) and not differs(expected, result):
+                silent.append(which)
+        start()
+    assert ours > 0
+    assert silent == []
