@@ -137,8 +137,7 @@ def test_no_memory_for_what_comes_back_ahead(device):
                 torch.ops.late.limit(torch.accelerator.memory_allocated(device), -1)
             last = kept[2][0].saved_tensors[0]  # it stayed; the one before is to come ahead
             torch.ops.late.limit(-1, -1)
-            found = [ctx.saved_tensors[0] for ctx, _ in kept[:2]] + [last]
-        return found
+            return [ctx.saved_tensors[0] for ctx, _ in kept[:2]] + [last]
 
     for limited in (False, False, True, True, False):
         found = run(limited)
