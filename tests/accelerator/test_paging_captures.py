@@ -108,6 +108,18 @@ def test_a_captured_step_that_finds_no_room(device):
     assert ebb.paging.step_ok()
 
 
+@pytest.mark.parametrize("live", [10, 40])
+def test_asking_right_after_a_replay(live, device):
+    """Which the lane knows nothing of."""
+    step = Step(device, live=10)
+    step.warm(then=optimizer_of(step))
+    graph = step.capture()
+    step.set(live)
+    graph.replay()
+
+    assert ebb.paging.step_ok() == (live == 10)
+
+
 @pytest.mark.parametrize("bracketed", [False, True])
 def test_eager_steps_between_replays(bracketed, device):
     step = Step(device)

@@ -192,3 +192,38 @@ def test_counts_that_cannot_be_show_in_the_end(count, device):
     gradients(net, net.inputs(0), net.live(count), region)
     with pytest.raises(RuntimeError, match="paging went wrong in this step"):
         ebb.paging.step_ok()
+
+
+def test_padded_memory_is_free_between_forward_and_backward(device):
+    """Of each layer but the last, which nothing has come after yet."""
+    net = Masked(layers=6, width=64, rows=2048, device=device)
+    x, n = net.inputs(0), net.live(64)
+    for _ in range(2):
+        gradients(net, x, n, region)
+
+    def held_by(inside):
+        accelerator.synchronize()
+        before = torch.accelerator.memory_allocated(device)
+        loss = net(x, n, inside)
+        held = torch.accelerator.memory_allocated(device) - before
+        assert loss is not None
+        return held
+
+    held = held_by(region)
+
+    assert held < 0.3 * held_by(torch.enable_grad)
+
+
+@pytest.mark.parametrize("dead_rows", ["nan", "zero"])
+def test_dead_rows_that_are_to_show(dead_rows, device):
+    """Of the last layer too, which nothing has come after."""
+    ebb.paging.configure(dead_rows=dead_rows)
+    net = Masked(device=device)
+    x, n = net.inputs(0), net.live(20)
+    for _ in range(3):
+        with ebb.region(EVERYTHING):
+            loss = ebb.mark_rows(x * 2, n).sin()
+        (found,) = torch.autograd.grad(loss.sum(), [x])
+        dead = found[20:].cpu()
+        assert bool(dead.isnan().all()) if dead_rows == "nan" else torch.equal(dead, dead * 0 + 2)
+    accelerator.synchronize()

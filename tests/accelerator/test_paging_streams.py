@@ -266,6 +266,52 @@ def test_a_write_on_another_stream_comes_after_the_rows_have_left(device, stream
     assert not found.isnan().any()
 
 
+def test_memory_of_another_stream_than_the_one_that_pages(device, streams, one):
+    """It goes back to the one that allocated it, which knows nothing of the lane."""
+    x, n = one
+    wait_for_all(device, streams)
+    for _ in range(3):
+        with ebb.region(EVERYTHING, "a"):
+            with streams[0]:
+                h = ebb.mark_rows(x.detach() + 1, n).requires_grad_()
+            streams[1].wait_stream(streams[0])
+            with streams[1]:
+                Keep.apply(h)
+                ctx = Keep.last
+        streams[0].wait_stream(streams[1])
+        del h
+        with streams[1], ebb.region(EVERYTHING, "b"):
+            Keep.apply(ebb.mark_rows(x + 2, n))  # what "a" has paged is let go
+        with streams[0]:
+            scratch = [torch.zeros_like(x) for _ in range(4)]
+        with streams[1]:
+            found = ctx.saved_tensors[0].clone()
+        Keep.last = ctx = None
+        wait_for_all(device, streams)
+        assert is_right(found, x, 1)
+        assert not any(tensor.any() for tensor in scratch)
+
+
+def test_what_never_had_to_come_back_is_let_go_behind_the_lane(device, streams, one):
+    x, n = one
+    wait_for_all(device, streams)
+    for _ in range(3):
+        with streams[0], ebb.region(EVERYTHING):
+            h = ebb.mark_rows(x.detach() + 1, n).requires_grad_()
+            Keep.apply(h)
+            ctx = Keep.last
+        streams[1].wait_stream(streams[0])
+        with streams[1]:
+            found = ctx.saved_tensors[0].clone()  # it lives
+        streams[0].wait_stream(streams[1])
+        with streams[0]:
+            Keep.last = ctx = h = None
+            scratch = [torch.zeros_like(x) for _ in range(4)]
+        wait_for_all(device, streams)
+        assert is_right(found, x, 1)
+        assert not any(tensor.any() for tensor in scratch)
+
+
 def test_a_graph_that_is_dropped_on_another_stream(device, streams, one):
     """What was coming back ahead is the stream's for which it was to be."""
     x, n = one

@@ -99,10 +99,10 @@ def step_ok(group: Any = None) -> bool:
 
     Waits until the device has done what was given to the pools, which is one event for each device,
     and not for what the device was given since; where a CUDA graph has a pool, for the current
-    stream too. If the answer is False clear the gradients and run the step again: the next step runs without pools, and
-    larger ones are made after it. Ask once for each step of the optimizer: the answer is forgotten
-    when something is paged again. An optimizer of ``torch.optim`` that is about to use the
-    gradients of such a step raises :class:`PageOverflowError`.
+    stream too. If the answer is False clear the gradients and run the step again: the next step
+    runs without pools, and larger ones are made after it. Ask once for each step of the optimizer:
+    the answer is forgotten when something is paged again. An optimizer of ``torch.optim`` that is
+    about to use the gradients of such a step raises :class:`PageOverflowError`.
 
     Args:
         group: the processes that must agree, if ``torch.distributed`` is initialised; default: all.
