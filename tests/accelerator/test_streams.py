@@ -222,9 +222,9 @@ def test_one_value_for_backward_on_two_streams(policy, streams, device):
 
     cpu = x.detach().cpu().requires_grad_()
     h = cpu.sin()
-    expected = torch.autograd.grad([h.cos(), h.sinh()], cpu, [torch.ones(8, 16), torch.ones(8, 16)])[
-        0
-    ]
+    expected = torch.autograd.grad(
+        [h.cos(), h.sinh()], cpu, [torch.ones(8, 16), torch.ones(8, 16)]
+    )[0]
     assert torch.equal(found.cpu(), expected)
 
 
