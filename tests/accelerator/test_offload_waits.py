@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import accelerator
 import pytest
 import torch
@@ -137,7 +135,6 @@ NEEDED += [
 
 
 def prepare(settings, device):
-    gc.collect()
     ebb._C._testing.drain_offload()
     ebb.offload.configure(min_bytes=1, **SETTINGS[settings])
     streams = [torch.Stream(device=device) for _ in range(2)]
@@ -147,7 +144,6 @@ def prepare(settings, device):
 def run(program, x, streams, without):
     """With that wait left out: what it gave, what was found, and how many waits there were."""
     accelerator.synchronize()
-    gc.collect()
     ebb.offload.stats()  # what was used is given back
     accelerator.findings()
     torch.ops.late.drop_wait(without)

@@ -29,7 +29,9 @@ FILES = [
 LEFT_OUT = {
     "CPU memory is measured": ["test_memory_is_freed_between_forward_and_backward"],
     "the host knows the count": [
+        "test_a_count_that_cannot_be_right_is_refused_on_the_cpu",
         "test_a_count_that_is_written_unseen",
+        "test_counts_on_the_cpu_are_read_where_they_are",
         "test_counts_of_one_storage",
         "test_counts_that_cannot_be",
         "test_one_number_in_two_tensors",

@@ -222,9 +222,9 @@ def test_one_value_for_backward_on_two_streams(policy, streams, device):
 
     cpu = x.detach().cpu().requires_grad_()
     h = cpu.sin()
-    expected = torch.autograd.grad([h.cos(), h.sinh()], cpu, [torch.ones(8, 16), torch.ones(8, 16)])[
-        0
-    ]
+    expected = torch.autograd.grad(
+        [h.cos(), h.sinh()], cpu, [torch.ones(8, 16), torch.ones(8, 16)]
+    )[0]
     assert torch.equal(found.cpu(), expected)
 
 
@@ -391,3 +391,28 @@ def test_record_stream_is_no_write(streams, device):
     cpu = x.detach().cpu().requires_grad_()
     h = cpu.sin()
     assert torch.equal(found.cpu(), torch.autograd.grad((h.exp() * h).sum(), cpu)[0])
+
+
+def test_what_one_stream_has_fetched_ahead_is_asked_for_by_another(streams, device):
+    x = torch.randn(8, 16).to(device).requires_grad_()
+    torch.accelerator.synchronize()
+    with ebb.region(SINES):
+        with streams[0]:
+            h = x.sin()
+            h.cos()  # sends it
+        streams[1].wait_stream(streams[0])
+        with streams[1]:
+            second = h.sinh()
+        with streams[0]:
+            del h
+            first = (x * 2).sin().cos()  # fetched for backward, and the other one ahead
+    finish_copies()
+    ones = torch.ones(8, 16).to(device)
+    torch.accelerator.synchronize()
+    found = torch.autograd.grad([first, second], x, [ones, ones])[0]
+    torch.accelerator.synchronize()
+
+    cpu = x.detach().cpu().requires_grad_()
+    ones = torch.ones(8, 16)
+    outputs = [(cpu * 2).sin().cos(), cpu.sin().sinh()]
+    assert torch.equal(found.cpu(), torch.autograd.grad(outputs, cpu, [ones, ones])[0])
