@@ -34,15 +34,15 @@ c10::Storage gather(const SavedSlice& slice, const c10::Storage& storage) {
 
 // Note [Offloaded values]
 // A value that the policy offloads is sent when autograd packs it. What only recipes read is kept
-// on the device first, since most recipes are needed by nothing: it is sent when the map is swept,
-// or when the region ends and a handle needs it. So is a value of which all packs and recipes show
-// the same small slice; then that slice is sent alone, see Note [Saved slices]. A stash then
-// stands for the bytes, and the value needs no recipe. A write that ebb sees waits for the copy, so
-// the stash holds the state before it for sure (isPrivate). After a write that ebb does not see the
-// version has moved, and who needs the old state raises, as for a leaf. If there is no host memory
-// left, the value is recomputed, or kept if it has no recipe.
-// A value that the policy pages goes the same ways, to a page pool and whole, if it has rows; see
-// Note [Rows]. If it has none when autograd packs it, it is kept.
+// on the device first, since most recipes are needed by nothing: it is sent when the region ends
+// and a handle needs it, or when the map is swept and one would if the region ended then. So is a
+// value of which all packs and recipes show the same small slice; then that slice is sent alone,
+// see Note [Saved slices]. A stash then stands for the bytes, and the value needs no recipe. A
+// write that ebb sees waits for the copy, so the stash holds the state before it for sure
+// (isPrivate). After a write that ebb does not see the version has moved, and who needs the old
+// state raises, as for a leaf. If there is no host memory left, the value is recomputed, or kept if
+// it has no recipe. A value that the policy pages goes the same ways, to a page pool and whole, if
+// it has rows; see Note [Rows]. If it has none when autograd packs it, it is kept.
 void Sender::send(Value& value, const c10::Storage& storage) {
   value.due = false;
   // Else somebody resized it: there is nothing to send.

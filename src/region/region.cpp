@@ -85,7 +85,11 @@ Recorder* threadsRecorderForPacking();
 class ThreadRegions {
  public:
   ~ThreadRegions() {
-    closeDownTo(0);
+    try {
+      closeDownTo(0);
+    } catch (const c10::Error& error) {
+      TORCH_WARN(error.what_without_backtrace());  // the thread ends; nobody could catch it
+    }
   }
 
   uint64_t enter(const PolicyPtr& policy, std::string name) {
