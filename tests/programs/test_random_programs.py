@@ -164,13 +164,13 @@ def check_many(count: int, base: int | None) -> Counter[str]:
     return came_to
 
 
-def check_in_a_fresh_process(count: int, base: int | None) -> Counter[str]:
+def check_in_a_fresh_process(count: int, base: int | None, **environment: str) -> Counter[str]:
     """hypothesis also draws constants that it finds in loaded modules: which ones those are, and so
     which programs a seed gives, must not depend on the tests that ran before.
     """
     command = [sys.executable, "-W", "ignore", __file__, str(count)]
     command += [] if base is None else [str(base)]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment
     run = subprocess.run(command, env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-8000:]
     return Counter(json.loads(run.stdout.splitlines()[-1]))
@@ -191,6 +191,26 @@ def test_random_programs_give_what_eager_gives():
     came_to = check_in_a_fresh_process(count, None if base is None else int(base))
 
     assert_not_vacuous(came_to, count)
+
+
+ON_A_DEVICE = {
+    "offload": {"EBB_TEST_DEVICE": "late", "EBB_TEST_OFFLOAD": "device"},
+    "page": {"EBB_TEST_DEVICE": "late", "EBB_TEST_PAGING": "1"},
+}
+
+
+@pytest.mark.parametrize("environment", ON_A_DEVICE.values(), ids=ON_A_DEVICE)
+def test_random_programs_on_the_test_device(environment):
+    count = int(os.environ.get("EBB_TEST_PROGRAMS", "2000")) // 2
+    base = os.environ.get("EBB_TEST_SEED")
+
+    came_to = check_in_a_fresh_process(count, None if base is None else int(base), **environment)
+
+    assert came_to.total() >= count
+    assert came_to["replayed"] > 0.1 * count
+    assert came_to["error"] < 0.3 * count
+    assert came_to["eager races"] < 0.05 * count
+    assert came_to["eager differs"] < 0.01 * count
 
 
 @pytest.mark.slow
