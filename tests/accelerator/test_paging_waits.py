@@ -385,8 +385,8 @@ PROGRAMS = {
 }
 
 
-# Waits of the lane before it writes to memory that nobody has had before in this program: what comes
-# ahead, when other streams may still use what was freed. Elsewhere the same wait is seen.
+# Waits of the lane before it writes to memory that nobody has had before in this program: what
+# comes ahead, when other streams may still use what was freed. Elsewhere the same wait is seen.
 FRESH = {"another_stream_asks": 1}
 
 
