@@ -40,7 +40,11 @@ POOLS = "tests/gpu/page_pool_program.py"
 # what may not be installed.
 NEEDS_CUDA = ("-m", "needs_cuda")
 SCHEDULES = ("tests/paging/test_page_pool.py", "tests/paging/test_page_stack.py")
-DEVICES = ("tests/region/test_devices.py", "tests/rules/test_rule12_threads_and_streams.py")
+DEVICES = (
+    "tests/region/test_devices.py",
+    "tests/rules/test_rule07_randomness.py",
+    "tests/rules/test_rule12_threads_and_streams.py",
+)
 TITLES = {"tests": "Tests on a GPU", "bench": "Benchmarks on a GPU"}
 
 

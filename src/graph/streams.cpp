@@ -58,24 +58,30 @@ size_t GraphStreams::currentOf(c10::Device device) {
 void GraphStreams::madeOffCpu(Value& value, c10::Device device) {
   const size_t current = currentOf(device);
   value.madeOn = static_cast<uint8_t>(std::min<size_t>(current + 1, UINT8_MAX));
-  value.orderedOn = bitOf(current);
+  value.orderedOn = 0;  // they may have been elsewhere: the first use tells the allocator
 }
 
 void GraphStreams::useOffCpu(Value& value, const c10::Storage& storage) {
   const size_t current = currentOf(storage.device());
-  if (!several_ || current >= all_.size() || (value.orderedOn & bitOf(current)) != 0) {
+  if (!several_ || current >= all_.size()) {
     return;
   }
+  if ((value.orderedOn & bitOf(current)) == 0) {
+    waitForMaker(value, current);
+    value.orderedOn |= bitOf(current);
+  }
+  tellOf(all_[current], storage);  // a value may have several storages
+}
+
+void GraphStreams::waitForMaker(const Value& value, size_t asker) {
   const size_t maker = value.madeOn;
   if (maker == UINT8_MAX) {  // one of those
     for (size_t i = UINT8_MAX - 1; i < all_.size(); ++i) {
-      waitFor(all_[i], all_[current]);
+      waitFor(all_[i], all_[asker]);
     }
-  } else if (maker != 0 && maker != current + 1) {
-    waitFor(all_[maker - 1], all_[current]);
+  } else if (maker != 0 && maker != asker + 1) {
+    waitFor(all_[maker - 1], all_[asker]);
   }
-  tellOf(all_[current], storage);
-  value.orderedOn |= bitOf(current);
 }
 
 void GraphStreams::shareOffCpu(Value& value, const c10::Storage& storage) {

@@ -65,6 +65,7 @@ class GraphStreams {
   size_t add(c10::Stream stream);
   void madeOffCpu(Value& value, c10::Device device);
   void useOffCpu(Value& value, const c10::Storage& storage);
+  void waitForMaker(const Value& value, size_t asker);
   void shareOffCpu(Value& value, const c10::Storage& storage);
 
   c10::SmallVector<c10::Stream, 2> all_;

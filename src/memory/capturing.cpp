@@ -1,6 +1,5 @@
 #include "memory/capturing.h"
 
-#include <c10/core/Stream.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -15,7 +14,13 @@ bool isAboutCaptures(int error) {
   return error >= 900 && error <= 908;
 }
 
-bool tells(const c10::Stream& stream) {
+c10::Stream currentStream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+}  // namespace
+
+bool isCapturing(c10::Stream stream) {
 #if EBB_TORCH_VERSION >= 21300
   try {
     return stream.is_capturing();  // torch forgets the error of CUDA's that it raises
@@ -29,15 +34,9 @@ bool tells(const c10::Stream& stream) {
 #endif
 }
 
-c10::Stream currentStream(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
-}  // namespace
-
 bool isCapturing(c10::Device device) {
   return !device.is_cpu() && c10::impl::hasDeviceGuardImpl(device.type()) &&
-         tells(currentStream(device));
+         isCapturing(currentStream(device));
 }
 
 uint64_t captureOf(c10::Device device) {

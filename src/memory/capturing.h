@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/core/Stream.h>
 
 #include <cstdint>
 
@@ -18,6 +19,9 @@ namespace ebb {
 
 // Whether a graph is being captured on this thread's stream of `device`.
 bool isCapturing(c10::Device device);
+
+// Whether `stream` is a part of one.
+bool isCapturing(c10::Stream stream);
 
 // Which capture that is: none has 0. Where only torch tells, and not which, all have 1.
 uint64_t captureOf(c10::Device device);

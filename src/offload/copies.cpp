@@ -283,7 +283,7 @@ bool Copies::isKnownDone(const Event& event) {
 // A copy to it may be under way still, if a write to the storage made it Away early.
 void Copies::giveHostMemory(HostStash& stash) {
   UnderWay* place = placeOf(stash);
-  const uint64_t capture = stash.left ? stash.capture : 0;
+  const uint64_t capture = stash.capture;
   if (place != nullptr && stash.left && !isKnownDone(*stash.left)) {
     place->held.push_back({stash.left, stash.packedOn, {}, std::move(stash.onHost), stash.device});
   } else {

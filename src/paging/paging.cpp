@@ -236,6 +236,7 @@ void Paging::takeCopied(PageStash& stash) {
   RECORD_USER_SCOPE("ebb::restore");
   takeOver(stash);
   stash.bytes = stash.copyBack(stash.fill(settings_.deadRows));
+  noteMade(stash);
 }
 
 void Paging::takeRestored(PageStash& stash) {
@@ -435,7 +436,8 @@ bool Paging::stepOk() {
 int64_t Paging::errors() {
   const Lock lock(mutex_);
   const auto below = belowEverything();
-  return pools_.isCapturing() ? 0 : pools_.readErrors() | reportedErrors_ | unreportedErrors_;
+  const int64_t known = reportedErrors_ | unreportedErrors_;
+  return pools_.isCapturing() ? known : pools_.readErrors() | known;
 }
 
 bool Paging::wasTold() {

@@ -244,7 +244,7 @@ int64_t PoolSet::readErrors() {
     if (!pool.reading()) {
       return;
     }
-    if (const auto end = pool.reading()->end; end != over) {
+    if (const auto end = pool.reading()->end; end && end != over) {
       end->synchronize();
       pool.lane().noteOver(*pool.reading());
       over = end;

@@ -87,8 +87,8 @@ class ThreadRegions {
   ~ThreadRegions() {
     try {
       closeDownTo(0);
-    } catch (const c10::Error& error) {
-      TORCH_WARN(error.what_without_backtrace());  // the thread ends; nobody could catch it
+    } catch (const std::exception& error) {
+      TORCH_WARN(error.what());  // the thread ends; nobody could catch it
     }
   }
 
@@ -314,8 +314,8 @@ Opaque::~Opaque() {
   for (const at::Tensor& tensor : tensors_) {
     try {
       opaqueWriteEnds(tensor);
-    } catch (const c10::Error& error) {
-      TORCH_WARN(error.what_without_backtrace());  // as for a region
+    } catch (const std::exception& error) {
+      TORCH_WARN(error.what());  // as for a region
     }
   }
 }

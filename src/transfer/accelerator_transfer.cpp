@@ -13,6 +13,7 @@
 
 #include "intercept/key.h"
 #include "memory/bytes.h"
+#include "memory/capturing.h"
 #include "memory/pinned.h"
 #include "transfer/transfer.h"
 
@@ -113,16 +114,7 @@ class AcceleratorTransfer final : public Transfer {
   }
 
   bool isCapturing(c10::Stream stream) override {
-#if EBB_TORCH_VERSION >= 21300
-    try {
-      return stream.is_capturing();
-    } catch (const c10::Error&) {
-      return false;  // whatever is wrong, the next call says so
-    }
-#else
-    const c10::StreamGuard on(stream);
-    return ebb::isCapturing(stream.device());
-#endif
+    return ebb::isCapturing(stream);
   }
 
   void copy(const c10::Storage& to, const c10::Storage& from, size_t nbytes, c10::Stream stream)

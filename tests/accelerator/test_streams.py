@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 
+import accelerator
 import pytest
 import torch
 
@@ -416,3 +417,31 @@ def test_what_one_stream_has_fetched_ahead_is_asked_for_by_another(streams, devi
     ones = torch.ones(8, 16)
     outputs = [(cpu * 2).sin().cos(), cpu.sin().sinh()]
     assert torch.equal(found.cpu(), torch.autograd.grad(outputs, cpu, [ones, ones])[0])
+
+
+def test_a_value_with_several_storages(streams, device):
+    """One came back for a backward function, another is for replays, on two streams."""
+    x = torch.randn(3, 4).to(device).requires_grad_()
+    accelerator.synchronize()
+
+    def gradient(region):
+        with region:
+            h = x.sin()
+            k = h.sin() * h
+            shown = h.transpose(0, -1)
+            streams[0].wait_stream(torch.accelerator.current_stream())
+            for tensor in (x, h, k, shown):
+                tensor.record_stream(streams[0])
+            with streams[0]:
+                y = shown.sin()
+        with streams[0]:
+            losses = [y.sum(), k.sum()]
+            ones = [torch.ones_like(loss) for loss in losses]
+            del h, k, shown, y, tensor
+            found = torch.autograd.grad(losses, x, ones)[0]
+        accelerator.synchronize()
+        return found.cpu()
+
+    expected = gradient(torch.enable_grad())
+    assert accelerator.findings() == []
+    assert torch.equal(gradient(ebb.region()), expected)

@@ -248,9 +248,9 @@ def test_every_test_that_needs_cuda_is_in_the_list(on_gpu):
 
 
 def make(*arguments):
-    return subprocess.run(
-        ["make", *arguments, f"PYTHON={sys.executable}"], cwd=ROOT, capture_output=True, text=True
-    )
+    """Whether make runs these tests too or not."""
+    command = ["make", "--no-print-directory", *arguments, f"PYTHON={sys.executable}"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("target", ["test-gpu", "bench-gpu"])

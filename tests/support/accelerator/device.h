@@ -53,13 +53,18 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getDefaultStream(c10::Device device) const override {
     return streamOf(resolved(device) * kStreamsEach);
   }
-  c10::Stream getNewStream(c10::Device device, int) const override {
-    static std::array<std::atomic<int>, kDevices> taken{};
-    const int at = resolved(device);
-    return streamOf(at * kStreamsEach + 1 + taken[at]++ % (kStreamsEach - 1));
+  c10::Stream getNewStream(c10::Device device, int priority) const override {
+    return getStreamFromGlobalPool(device, priority < 0);
   }
-  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
-    return getNewStream(device, 0);
+  // As on hardware, streams of high priority are others.
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool isHighPriority) const override {
+    constexpr int kHigh = 8;
+    constexpr int kOrdinary = kStreamsEach - 1 - kHigh;
+    static std::array<std::array<std::atomic<int>, 2>, kDevices> taken{};
+    const int at = resolved(device);
+    const int number = taken[at][isHighPriority ? 1 : 0]++;
+    return streamOf(
+        at * kStreamsEach + 1 + (isHighPriority ? kOrdinary + number % kHigh : number % kOrdinary));
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     return streamOf(std::exchange(currentOf[stream.device_index()], indexOf(stream)));
