@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ebb
-from paging import EVERYTHING, Masked, fresh, gradients, region, same
+from paging import EVERYTHING, Keep, Masked, fresh, gradients, region, same
 
 MIB = 1 << 20
 
@@ -106,18 +106,6 @@ def test_asking_a_device_that_failed_raises(step):
 
 
 # Memory
-
-
-class Keep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        Keep.last = ctx
-        return x * 1
-
-    @staticmethod
-    def backward(ctx, gradient):
-        raise NotImplementedError
 
 
 def test_no_memory_for_what_comes_back_ahead(device):

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import gelu, layer_norm
 
 import ebb
-from paging import EVERYTHING, Masked, fresh, gradients, region, same
+from paging import EVERYTHING, Keep, Masked, fresh, gradients, region, same
 
 
 @pytest.fixture(autouse=True)
@@ -33,20 +33,6 @@ def wait_for_all(device, streams):
         current.wait_stream(stream)
     for stream in streams:
         stream.wait_stream(current)
-
-
-class Keep(torch.autograd.Function):
-    """Whose saved tensor is asked for where the test likes."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        Keep.last = ctx
-        return x * 1
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * ctx.saved_tensors[0]
 
 
 def paged(x, n, names=("only",)):

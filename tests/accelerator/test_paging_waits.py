@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ebb
-from paging import EVERYTHING, Masked, forget, fresh, gradients, region
+from paging import EVERYTHING, Keep, Masked, forget, fresh, gradients, region
 
 
 @pytest.fixture(autouse=True)
@@ -227,17 +227,6 @@ def two_streams(device):
 def another_stream_asks(device):
     """Paged on one stream, fetched on another; what came ahead is for a third."""
     program = Program(device, prefetch=1)
-
-    class Keep(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            Keep.last = ctx
-            return x * 1
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient
 
     def run():
         program.join()

@@ -15,6 +15,22 @@ PRODUCTS = ebb.Policy({"aten::mm": ebb.PAGE, "aten::addmm": ebb.PAGE})
 PAGES = {"everything": EVERYTHING, "products": PRODUCTS}
 
 
+class Keep(torch.autograd.Function):
+    """Whose saved tensor, of `Keep.last`, is asked for where the test likes."""
+
+    last: torch.autograd.function.FunctionCtx | None = None
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        Keep.last = ctx
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]
+
+
 def forget():
     """Pools, and errors that no test has asked for."""
     ebb.paging.reset()
