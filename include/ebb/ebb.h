@@ -11,6 +11,7 @@
 //   loss.backward();
 #pragma once
 
+#include "ebb/ahead.h"
 #include "ebb/offload.h"
 #include "ebb/paging.h"
 #include "ebb/policy.h"

@@ -19,6 +19,7 @@ struct RegionCounters {
   uint64_t opsSeen = 0;         // ops that reached ebb; views do not
   uint64_t opsRecorded = 0;     // those of them for which a recipe was written
   uint64_t opsReplayed = 0;     // recipes run again
+  uint64_t opsReplayedAhead = 0;  // those of them that ran before backward asked
   uint64_t bytesSaved = 0;      // made in the region, packed by autograd, kept
   uint64_t bytesDropped = 0;    // made in the region, packed by autograd, not kept
   uint64_t bytesCopied = 0;     // copied before a write, because a recipe still needed them
@@ -36,6 +37,7 @@ struct RegionCounters {
         Field{"ops_seen", &RegionCounters::opsSeen},
         Field{"ops_recorded", &RegionCounters::opsRecorded},
         Field{"ops_replayed", &RegionCounters::opsReplayed},
+        Field{"ops_replayed_ahead", &RegionCounters::opsReplayedAhead},
         Field{"bytes_saved", &RegionCounters::bytesSaved},
         Field{"bytes_dropped", &RegionCounters::bytesDropped},
         Field{"bytes_copied", &RegionCounters::bytesCopied},

@@ -19,7 +19,7 @@ except ModuleNotFoundError:
     _built = None  # type: ignore[assignment]
 _check(_built, _torch.__version__)
 
-from ebb import offload, paging, policies  # noqa: E402
+from ebb import ahead, offload, paging, policies  # noqa: E402
 from ebb._launch.start import start as _start  # noqa: E402
 from ebb._policy.checkpoint_name import checkpoint_name  # noqa: E402
 from ebb._policy.decision import OFFLOAD, PAGE, RECOMPUTE, SAVE, Decision  # noqa: E402
@@ -54,6 +54,7 @@ __all__ = [
     "ReplayMismatch",
     "Report",
     "Rule",
+    "ahead",
     "apply",
     "checkpoint",
     "checkpoint_name",

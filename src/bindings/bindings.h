@@ -7,6 +7,7 @@
 
 namespace ebb::bindings {
 
+void bindAhead(pybind11::module_& module);
 void bindOffload(pybind11::module_& module);
 void bindPaging(pybind11::module_& module);
 void bindPlaceholder(pybind11::module_& module);

@@ -6,6 +6,7 @@ PYBIND11_MODULE(_C, module, pybind11::mod_gil_not_used(false)) {
   module.attr("compiler") = EBB_COMPILER;
   module.attr("torch_release") = EBB_TORCH_RELEASE;
   ebb::bindings::installPythonSupport(module);
+  ebb::bindings::bindAhead(module);
   ebb::bindings::bindOffload(module);
   ebb::bindings::bindPaging(module);
   ebb::bindings::bindPlaceholder(module);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ebb/verify.h"
+#include "graph/lookahead.h"
 #include "graph/streams.h"
 #include "kernel/kernel_state.h"
 #include "report/journal.h"
@@ -39,9 +40,12 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   std::vector<Escaped> escapes;         // see Note [Escapes]; to be filled again
   std::atomic<bool> hasEscapes{false};  // that is not empty
   bool hadBackward = false;             // one was begun inside; of the thread that records
+  std::unique_ptr<Lookahead> lookahead;  // see Note [Replays ahead of backward]; null: none
 
   Graph();
   ~Graph() override;
+
+  void release_resources() override;
 };
 
 }  // namespace ebb

@@ -105,6 +105,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   bool tampered : 1 = false;     // a leaf that had changed unseen when its bytes were copied
   bool underWay : 1 = false;     // see Note [Communication]
   bool superseded : 1 = false;   // the storage has been written since: `home` holds another state
+  bool heldAhead : 1 = false;    // its graph's Lookahead holds the storage too
   // Packed through a tensor whose version does not show all writes: a part of a wrapper, or an
   // alias with a counter of its own. Eager's backward sees such writes, so handles follow them.
   bool follows : 1 = false;

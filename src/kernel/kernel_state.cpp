@@ -68,6 +68,9 @@ void NumericSettings::apply(const NumericSettings& from) const {
   if (flushDenormals != from.flushDenormals) {
     at::Context::setFlushDenormal(flushDenormals);
   }
+  if (equalsForProcess(from)) {
+    return;
+  }
   context.setUserEnabledMkldnn(mkldnn);
   context.setDeterministicMkldnn(mkldnnDeterministic);
   context.setUserEnabledNNPACK(nnpack);
@@ -75,6 +78,13 @@ void NumericSettings::apply(const NumericSettings& from) const {
   context.setBenchmarkCuDNN(cudnnBenchmark);
   context.setDeterministicCuDNN(cudnnDeterministic);
   context.setDeterministicAlgorithms(deterministic, deterministicWarnOnly);
+}
+
+bool NumericSettings::equalsForProcess(const NumericSettings& other) const {
+  NumericSettings same = *this;
+  same.threads = other.threads;
+  same.flushDenormals = other.flushDenormals;
+  return same == other;
 }
 
 [[gnu::cold]] KernelState KernelState::now() {
@@ -147,12 +157,15 @@ bool choosesByTiming(const OpTraits& op) {
   return op.timed && context.benchmarkCuDNN() && context.userEnabledCuDNN();
 }
 
-KernelStateGuard::KernelStateGuard(const KernelState& state)
+KernelStateGuard::KernelStateGuard(const KernelState& state, Changes changes)
     : saved_(c10::impl::raw_local_dispatch_key_set),
       state_(state),
       outer_(NumericSettings::current()) {
   using c10::DispatchKey;
   using c10::DispatchKeySet;
+  if (changes == Changes::OfProcess && state_.settings != outer_) {
+    commotion_.emplace();
+  }
   state_.settings.apply(outer_);
   for (const auto& [type, dtype] : state_.autocastDtypes) {
     outerDtypes_.emplace_back(type, at::autocast::get_autocast_dtype(type));

@@ -7,10 +7,12 @@
 
 #include <cstdint>
 #include <forward_list>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "intercept/op_traits.h"
+#include "memory/stillness.h"
 
 namespace ebb {
 
@@ -32,6 +34,9 @@ struct NumericSettings {
   static NumericSettings current();
   // Makes these the current ones; touches only what differs from `from`.
   void apply(const NumericSettings& from) const;
+
+  // The same, but for what each thread has for itself.
+  bool equalsForProcess(const NumericSettings& other) const;
 };
 
 using AutocastDtypes = std::vector<std::pair<c10::DeviceType, c10::ScalarType>>;
@@ -80,7 +85,10 @@ bool choosesByTiming(const OpTraits& op);
 // with the recorded state rather than the one of the thread that runs backward.
 class KernelStateGuard {
  public:
-  explicit KernelStateGuard(const KernelState& state);
+  // What the process has, other threads see too: see Note [Nothing moves under a replay ahead].
+  // OfThread: the caller has made sure that this is as recorded.
+  enum class Changes : uint8_t { OfProcess, OfThread };
+  explicit KernelStateGuard(const KernelState& state, Changes changes = Changes::OfProcess);
   ~KernelStateGuard();
   KernelStateGuard(const KernelStateGuard&) = delete;
   KernelStateGuard& operator=(const KernelStateGuard&) = delete;
@@ -89,6 +97,7 @@ class KernelStateGuard {
   c10::impl::PODLocalDispatchKeySet saved_;  // the thread's own dispatch key sets
   const KernelState& state_;                 // what was asked for
   NumericSettings outer_;                    // what was before
+  std::optional<Commotion> commotion_;       // while the process's settings are others
   AutocastDtypes outerDtypes_;               // ... what was before, of devices that `state_` names
 };
 

@@ -11,12 +11,15 @@
 
 namespace ebb {
 
+class Results;
+
 // The outermost region that is open, and what the innermost one says.
 struct Context {
   c10::intrusive_ptr<Graph> graph;     // shared with the handles; null between regions
   Decider* decider = nullptr;          // of the innermost region
   RegionCounters* counters = nullptr;  // of the innermost region
   uint16_t region = 0;                 // the innermost one's index in Graph::names
+  Results* results = nullptr;          // of earlier regions of the thread
 
   const std::string& regionName() const {
     return graph->names[region];

@@ -36,6 +36,16 @@ void closeOwned(Value& value) {
   }
 }
 
+// What the region before did not give up when it ended.
+void dropHeldOf(const WeakGraph& weak) {
+  const auto graph = weak.lock();
+  if (graph && graph->lookahead && graph->lookahead->holds.load()) {
+    const WithoutGil withoutGil;
+    std::lock_guard<PythonMutex> lock(graph->mutex);
+    graph->lookahead->dropHeld();
+  }
+}
+
 }  // namespace
 
 Recorder* openRecorder() {
@@ -43,6 +53,8 @@ Recorder* openRecorder() {
 }
 
 void Recorder::open(c10::intrusive_ptr<Graph> graph) {
+  dropHeldOf(last_);
+  before_ = std::exchange(last_, WeakGraph(graph));
   context_.graph = std::move(graph);
 }
 
@@ -242,6 +254,9 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
     if (!kept) {
       context_.graph->streams.use(*value, tensor.storage());  // autograd does not hold it
     }
+    if (context_.graph->lookahead && packed.recompute && !moves && value->packed == 1) {
+      context_.graph->lookahead->wants(*value, tensor.storage());
+    }
     ++value->handles;
   }
   return packed;
@@ -262,6 +277,9 @@ void Recorder::close() {
   for (const auto& entry : values_.all()) {
     closeOthers(*entry.second);
   }
+  if (context_.graph->lookahead) {
+    closeLookahead(*context_.graph->lookahead);
+  }
   const auto closing = context_.graph->journal ? noteClosing(values_) : std::vector<Closing>();
   if (auto toSend = values_.keptToSend(); !toSend.empty()) {
     values_.clear();
@@ -271,6 +289,14 @@ void Recorder::close() {
     values_.clear();
     noteClosed(closing);
   }
+}
+
+// See Note [Replays ahead of backward]
+void Recorder::closeLookahead(Lookahead& lookahead) {
+  if (lookahead.before.empty()) {
+    lookahead.before.push_back(before_);
+  }
+  results_.add(values_, context_.graph);
 }
 
 void Recorder::emptyEscapes(

@@ -12,6 +12,7 @@
 #include "intercept/interceptor.h"
 #include "policy/decider.h"
 #include "record/context.h"
+#include "record/results.h"
 #include "record/row_marks.h"
 #include "record/sender.h"
 #include "record/value_map.h"
@@ -28,7 +29,9 @@ struct Packed {
 
 class Recorder final : public Interceptor {
  public:
-  Recorder() = default;
+  Recorder() {
+    context_.results = &results_;
+  }
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
@@ -73,11 +76,15 @@ class Recorder final : public Interceptor {
  private:
   void callInplaceView(Call& call);
   void closeOthers(Value& value);
+  void closeLookahead(Lookahead& lookahead);
 
   Context context_;
   Sender sender_{context_};
   ValueMap values_{context_, sender_};
   RowMarks rows_{context_, values_, sender_};
+  Results results_;
+  WeakGraph last_{c10::intrusive_ptr<Graph>()};    // recorded last
+  WeakGraph before_{c10::intrusive_ptr<Graph>()};  // ... and before that
 };
 
 // This thread's recorder if it is inside a region; null otherwise.

@@ -8,6 +8,7 @@
 #include "memory/bytes.h"
 #include "memory/stash.h"
 #include "record/notes.h"
+#include "record/results.h"
 #include "record/sender.h"
 #include "verify/compare.h"
 
@@ -74,7 +75,9 @@ c10::Storage escapedStorage(const Value& value) {
       !value.versionHolds() || (value.rows && value.rows->lossy)) {
     return {};
   }
-  return value.living();
+  c10::Storage living = value.living();
+  const size_t ours = value.heldAhead ? 2 : 1;
+  return living && living.use_count() > ours ? living : c10::Storage();
 }
 
 void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours) {
@@ -147,6 +150,11 @@ c10::intrusive_ptr<Value>& ValueMap::current(
     }
   }
   const uint8_t opaque = slot ? slot->opaque : 0;
+  if (Lookahead* lookahead = context_.graph->lookahead.get(); lookahead && !slot) {
+    if (WeakGraph maker = context_.results->madeBy(tensor); !maker.expired()) {
+      lookahead->reads(maker);
+    }
+  }
   slot = c10::make_intrusive<Value>();
   made_.add(storageOf(tensor), slot.get());
   slot->stamp(tensor);

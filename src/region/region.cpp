@@ -14,6 +14,7 @@
 
 #include "ebb/paging.h"
 #include "ebb/region.h"
+#include "ahead/ahead.h"
 #include "intercept/install.h"
 #include "policy/explain.h"
 #include "record/recorder.h"
@@ -102,6 +103,7 @@ class ThreadRegions {
       auto graph = c10::make_intrusive<Graph>();
       graph->verify = verifyMode();
       graph->journal = currentJournal();
+      graph->lookahead = newLookahead(*graph);
       recorder_.open(std::move(graph));
     }
     static std::atomic<uint64_t> lastId{0};

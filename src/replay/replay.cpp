@@ -55,33 +55,42 @@ c10::Storage bringBack(Graph& graph, Value& value) {
 // The work that one value needs.
 class Slice {
  public:
-  explicit Slice(Graph& graph) : graph_(graph) {
+  // `watch`: of a replay that runs ahead; null: backward waits for it.
+  explicit Slice(Graph& graph, AheadWatch* watch = nullptr) : graph_(graph), watch_(watch) {
   }
 
-  void collect(Value& wanted) {
+  // False if it may not go on.
+  bool collect(Value& wanted) {
     ++graph_.lastVisit;
     add(wanted.recipe);
     for (size_t next = 0; next < recipes_.size(); ++next) {
       const Recipe& recipe = *recipes_[next];
       for (uint32_t i = 0; i < recipe.inputCount; ++i) {
         const Input& input = recipe.inputs[i];
-        if (input.value && !input.wholeOverwrite) {
-          need(*input.value, recipe);
+        if (input.value && !input.wholeOverwrite && !need(*input.value, recipe)) {
+          return false;
         }
       }
     }
     std::sort(recipes_.begin(), recipes_.end(), [](const auto& a, const auto& b) {
       return a->sequence < b->sequence;
     });
+    return true;
   }
 
-  void run() {
+  // False if it was stopped.
+  bool run() {
     RegionCounters counters;
+    bool goesOn = true;
     uint16_t region = recipes_.front()->region;
     std::optional<KernelStateGuard> guard;
     const KernelState* state = nullptr;
     torch::jit::Stack stack;
     for (auto& recipe : recipes_) {
+      goesOn = watch_ == nullptr || watch_->begin(*recipe);
+      if (!goesOn) {
+        break;
+      }
       if (recipe->region != region) {
         statisticsAdd(graph_.names[region], std::exchange(counters, {}));
         region = recipe->region;
@@ -89,14 +98,20 @@ class Slice {
       if (recipe->state != state) {
         guard.reset();
         state = recipe->state;
-        guard.emplace(*state);
+        using Changes = KernelStateGuard::Changes;
+        guard.emplace(*state, watch_ ? Changes::OfThread : Changes::OfProcess);
       }
-      rerun(graph_, *recipe, stack);
+      rerun(graph_, *recipe, stack, watch_ ? Asker::Nobody : Asker::Backward);
       stack.clear();
       ++counters.opsReplayed;
+      counters.opsReplayedAhead += watch_ ? 1 : 0;
       recipe.reset();  // inputs that nothing else needs are freed here
+      if (watch_) {
+        watch_->end();
+      }
     }
     statisticsAdd(graph_.names[region], counters);
+    return goesOn;
   }
 
  private:
@@ -108,11 +123,18 @@ class Slice {
     }
   }
 
-  void need(Value& value, const Recipe& consumer) {
+  // False if it may not be read ahead.
+  bool need(Value& value, const Recipe& consumer) {
     if (value.state() == ValueState::Away) {
+      if (watch_) {
+        return false;
+      }
       bringBack(graph_, value);
     }
     if (c10::Storage storage = value.available()) {
+      if (watch_ && !watch_->mayRead(value, storage)) {
+        return false;
+      }
       checkFingerprint(value, storage, consumer);
       pinned_.push_back(std::move(storage));
     } else if (value.recipe) {
@@ -120,6 +142,7 @@ class Slice {
     } else {
       throwLostLeaf(value, consumer);
     }
+    return true;
   }
 
   void checkFingerprint(
@@ -186,6 +209,7 @@ class Slice {
   }
 
   Graph& graph_;
+  AheadWatch* const watch_;
   std::vector<c10::intrusive_ptr<Recipe>> recipes_;  // to run; sorted by sequence
   std::vector<c10::Storage> pinned_;                 // living storages that the recipes read
 };
@@ -214,6 +238,14 @@ c10::Storage materialise(Graph& graph, Value& value) {
   slice.run();
   TORCH_INTERNAL_ASSERT(value.bytes);
   return value.bytes;
+}
+
+bool materialiseAhead(Graph& graph, Value& value, AheadWatch& watch) {
+  if (!value.recipe || value.available()) {
+    return true;
+  }
+  Slice slice(graph, &watch);
+  return slice.collect(value) && slice.run();
 }
 
 }  // namespace ebb

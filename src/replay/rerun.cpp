@@ -26,8 +26,8 @@ bool isWrite(ArgUse use) {
 class Rerun {
  public:
   // `stack` is empty, and is given for its memory.
-  Rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack)
-      : graph_(graph), recipe_(recipe), stack_(stack) {
+  Rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Asker asker)
+      : graph_(graph), recipe_(recipe), stack_(stack), asker_(asker) {
   }
 
   void run() {
@@ -35,6 +35,9 @@ class Rerun {
     const JournalTime start = graph_.journal ? graph_.journal->now() : 0;
     pushArguments();
     runKernel();
+    if (asker_ == Asker::Nobody) {
+      checkInputsAreStill();
+    }
     handOut(start);
     if (graph_.journal) {
       graph_.journal->add("replay", recipe_.op.name, start);
@@ -153,9 +156,9 @@ class Rerun {
     return storage;
   }
 
-  // Whether nobody else can be using its bytes, on another stream either.
+  // Whether nobody else can be using its bytes, on another stream either; nor will, if this fails.
   bool mayBeTaken(const Value& value) const {
-    return value.isPrivate && !graph_.streams.areSeveral();
+    return value.isPrivate && !graph_.streams.areSeveral() && asker_ == Asker::Backward;
   }
 
   // Whether every output that is alive will take its bytes from this run, so that none runs it
@@ -182,6 +185,21 @@ class Rerun {
         recipe_.op.name,
         " the decision SAVE.");
     random.putBack();
+  }
+
+  // Whoever else was running may have written to an input meanwhile.
+  void checkInputsAreStill() const {
+    for (const Input& input : inputs()) {
+      if (!input.value || input.value->isPrivate || input.isStandIn() || input.wholeOverwrite) {
+        continue;
+      }
+      const c10::Storage storage = input.value->available();
+      TORCH_CHECK(
+          storage && !hasChanged(*input.value, storage, VerifyMode::Off),
+          "ebb: an input of ",
+          where(graph_, recipe_),
+          " was written while it was being recomputed ahead");
+    }
   }
 
   // See Note [Threads that draw outside of regions]
@@ -289,13 +307,14 @@ class Rerun {
   Graph& graph_;
   Recipe& recipe_;
   torch::jit::Stack& stack_;
+  const Asker asker_;
   c10::SmallVector<Buffer, 1> buffers_;  // of this run
 };
 
 }  // namespace
 
-void rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack) {
-  Rerun(graph, recipe, stack).run();
+void rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Asker asker) {
+  Rerun(graph, recipe, stack, asker).run();
 }
 
 }  // namespace ebb

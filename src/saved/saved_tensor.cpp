@@ -11,6 +11,7 @@
 #include <optional>
 #include <typeinfo>
 
+#include "ahead/ahead.h"
 #include "graph/recipe.h"
 #include "memory/bytes.h"
 #include "replay/escapes.h"
@@ -165,7 +166,8 @@ bool SavedTensor::isOffloaded() const {
 // So does ours, from the first unpack on. Where the tensor needs grad, torch makes a new one of
 // whatever unpack gives, with and without hooks.
 at::Tensor SavedTensor::unpack() {
-  refill(*graph_);  // see Note [Escapes]
+  asksFor(*graph_);  // see Note [Replays ahead of backward]
+  refill(*graph_);   // see Note [Escapes]
   if (kept_.defined()) {
     return unpackKept();
   }

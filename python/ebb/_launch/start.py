@@ -6,7 +6,7 @@ import os
 
 from _ebb_switches import is_set
 
-from ebb import _C, offload, paging
+from ebb import _C, ahead, offload, paging
 from ebb._launch.variables import (
     configure_from,
     say_ignored,
@@ -78,6 +78,19 @@ def _start_reports() -> None:
         files.start(given["EBB_REPORT"], given["EBB_TRACE"])
 
 
+def _start_ahead() -> None:
+    text = os.environ.get("EBB_AHEAD", "").strip()
+    if not text:
+        return
+    try:
+        if text.isdecimal():
+            ahead.configure(regions=int(text))
+        else:
+            ahead.configure(regions=1, limit=text)
+    except Exception as error:
+        say_value_ignored("EBB_AHEAD", error)
+
+
 def _globs() -> tuple[str, ...]:
     given = os.environ.get("EBB_MODULES", "").split(",")
     try:
@@ -106,6 +119,7 @@ def start() -> None:
     Raises:
         ValueError: a setting makes no sense, and EBB_STRICT is set. Without it nothing is raised.
     """
+    _start_ahead()
     configure_from("EBB_OFFLOAD_", offload.settings(), offload.configure)
     configure_from("EBB_PAGING_", paging.settings(), paging.configure)
     tell_of_unknown()

@@ -41,6 +41,9 @@ VARIABLES = {
         "file", "none", "a report of the last step, at exit; `.html`, `.json`, `.txt` or `.png`"
     ),
     "EBB_TRACE": Variable("folder", "none", "a Perfetto trace of each of the last ten steps"),
+    "EBB_AHEAD": Variable(
+        "number or size", "0", "regions that are replayed ahead of backward, or most bytes for one"
+    ),
     "EBB_OFFLOAD_MIN_BYTES": Variable("size", "1MiB", "smaller storages stay on the device"),
     "EBB_OFFLOAD_PINNED_LIMIT": Variable("size", "16GiB", "most pinned host memory"),
     "EBB_OFFLOAD_IN_FLIGHT_BYTES": Variable("size", "1GiB", "most on its way to the host"),

@@ -1,0 +1,126 @@
+"""What must not happen while a recipe is replayed ahead of backward: each waits for that one.
+
+Settings are the process's: a kernel that runs beside the program would see them change for a
+moment. So would it see the memory of a storage go. See Note [Nothing moves under a replay ahead].
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ebb import _C
+
+# In torch._C: they set what kernels read. Which there are depends on torch's release.
+SETTERS = (
+    "_set_blas_preferred_backend",
+    "_set_cpu_allow_fp16_reduced_precision_reduction",
+    "_set_cublas_allow_bf16_reduced_precision_reduction",
+    "_set_cublas_allow_fp16_accumulation",
+    "_set_cublas_allow_fp16_reduced_precision_reduction",
+    "_set_cublas_allow_tf32",
+    "_set_cudnn_allow_tf32",
+    "_set_cudnn_benchmark",
+    "_set_cudnn_depthwise_kernel",
+    "_set_cudnn_deterministic",
+    "_set_cudnn_enabled",
+    "_set_default_dtype",
+    "_set_default_tensor_type",
+    "_set_deterministic_algorithms",
+    "_set_deterministic_fill_uninitialized_memory",
+    "_set_float32_matmul_precision",
+    "_set_fp32_precision_setter",
+    "_set_linalg_preferred_backend",
+    "_set_math_sdp_allow_fp16_bf16_reduction",
+    "_set_miopen_immediate",
+    "_set_mkldnn_deterministic",
+    "_set_mkldnn_enabled",
+    "_set_nnpack_enabled",
+    "_set_onednn_allow_tf32",
+    "_set_qengine",
+    "_set_rocm_fa_preferred_backend",
+    "_set_sdp_priority_order",
+    "_set_sdp_use_cudnn",
+    "_set_sdp_use_fa3",
+    "_set_sdp_use_flash",
+    "_set_sdp_use_math",
+    "_set_sdp_use_mem_efficient",
+    "_set_sdp_use_overrideable",
+    "_set_sm_carveout_experimental",
+    "set_num_threads",
+)
+
+
+def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        return _C.without_replays_ahead(function, *args, **kwargs)
+
+    return alone
+
+
+def _resizing(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a storage, or of a tensor on one."""
+
+    @functools.wraps(method)
+    def resizing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self, torch.UntypedStorage):
+            _C.note_resized_by_hand(self)
+        return _C.without_replays_ahead(method, self, *args, **kwargs)
+
+    return resizing
+
+
+def _replace(name: str) -> None:
+    """A function of torch._C, wherever torch has it."""
+    setter = getattr(torch._C, name, None)
+    if setter is None:
+        return
+    alone = _alone(setter)
+    for module in list(sys.modules.values()):
+        if module.__name__.startswith("torch") and vars(module).get(name) is setter:
+            setattr(module, name, alone)
+
+
+def _capturing(graph: Any) -> None:
+    """While a graph is captured, no thread may ask for device memory."""
+    begin, end = graph.capture_begin, graph.capture_end
+
+    @functools.wraps(begin)
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _C.begin_commotion()
+        try:
+            return begin(self, *args, **kwargs)
+        except BaseException:
+            _C.end_commotion()
+            raise
+
+    @functools.wraps(end)
+    def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return end(self, *args, **kwargs)
+        finally:
+            _C.end_commotion()
+
+    graph.capture_begin, graph.capture_end = capture_begin, capture_end
+
+
+@functools.cache
+def install() -> None:
+    """From now on they wait. Called when replays ahead are first switched on."""
+    for name in SETTERS:
+        _replace(name)
+    prop = torch.backends.ContextProp  # holds setters of its own
+    prop.__set__ = _alone(prop.__set__)  # type: ignore[method-assign]
+    for owner, name in (
+        (torch.UntypedStorage, "resize_"),
+        (torch.UntypedStorage, "_swap_data_ptr_"),
+        (torch.Tensor, "resize_"),
+        (torch.Tensor, "resize_as_"),
+    ):
+        setattr(owner, name, _resizing(getattr(owner, name)))
+    _capturing(torch.cuda.CUDAGraph)

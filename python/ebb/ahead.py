@@ -1,0 +1,84 @@
+"""Replays that run before backward asks: on a thread of their own, while backward works.
+
+>>> ebb.ahead.configure(regions=1, limit="1GiB")
+"""
+
+from __future__ import annotations
+
+import atexit
+from typing import Any
+
+from ebb import _C
+from ebb._region import commotion
+from ebb._support.shown import shown
+from ebb._support.sizes import Bytes, number_of_bytes, whole_number
+
+__all__ = ["configure", "settings", "stats"]
+
+
+def configure(
+    *,
+    regions: int | None = None,
+    limit: Bytes | None = None,
+    busy_cores: bool | None = None,
+) -> None:
+    """Set how far replays run ahead of backward, for the whole process, from the next region on.
+
+    While backward works on one outermost region, another thread replays the one that comes next.
+    What autograd saves in the last region is not given up at all, so that backward finds it there.
+    Both cost memory, at most ``limit``, and no exactness. What is not given stays as it is.
+    ``EBB_AHEAD`` in the environment sets the number of regions, or the limit.
+
+    Args:
+        regions: how many outermost regions ahead of backward. 0, the default: off.
+        limit: the most bytes, in the whole process, that are there before backward needs them: a
+            number, or text such as ``"512MiB"``. A region that is larger is replayed in part.
+            Default 1 GiB.
+        busy_cores: replay ahead on the CPU also where that takes more threads than there are
+            cores. Backward and replays both use ``torch.get_num_threads()`` threads, and would
+            slow each other down. Default False.
+
+    Raises:
+        TypeError: a setting has the wrong type.
+        ValueError: a setting is negative, too large, or text that is no size.
+    """
+    changed: dict[str, Any] = {}
+    if regions is not None:
+        changed["regions"] = whole_number("regions", regions, "regions")
+    if limit is not None:
+        changed["limit"] = number_of_bytes("limit", limit)
+    if busy_cores is not None:
+        if not isinstance(busy_cores, bool):
+            raise TypeError(f"ebb: busy_cores must be a bool; got {shown(busy_cores)}")
+        changed["busy_cores"] = busy_cores
+    if changed.get("regions"):
+        commotion.install()
+    _C.configure_ahead(_C.ahead_settings() | changed)
+
+
+def settings() -> dict[str, Any]:
+    """The settings of :func:`configure`, by name; ``limit`` in bytes."""
+    return _C.ahead_settings()
+
+
+def stats() -> dict[str, int]:
+    """What replays ahead did since the process began, and what is there now.
+
+    Returns:
+        A dictionary with
+
+        * ``regions_in_time``: replayed before backward reached them;
+        * ``regions_late``: backward came meanwhile, and did the rest;
+        * ``regions_in_vain``: backward never came;
+        * ``regions_held``: last regions, which were not given up;
+        * ``regions_stopped``: left to backward in part: see
+          [what is not replayed ahead](docs/how-to/replay-ahead.md);
+        * ``failures``: replays that raised an exception; backward runs them again, and raises it;
+        * ``bytes``, ``most_bytes``: there before backward needs them, now and at most;
+        * ``workers``: threads, now.
+    """
+    return _C.ahead_stats()
+
+
+# While the interpreter is there: a replay may come to need it.
+atexit.register(_C.stop_ahead)

@@ -1,0 +1,209 @@
+#include "ahead/ahead.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <pthread.h>
+
+#include <cstdlib>
+#include <list>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "ahead/worker.h"
+#include "memory/capturing.h"
+#include "memory/stillness.h"
+
+namespace ebb {
+namespace {
+
+// Settings, and the workers of all devices.
+class Ahead {
+ public:
+  static Ahead& get() {
+    if (current == nullptr) [[unlikely]] {
+      static std::mutex* mutex = new std::mutex;
+      std::lock_guard<std::mutex> lock(*mutex);
+      if (current == nullptr) {
+        current = new Ahead;
+        static const bool registered = [] {
+          ::pthread_atfork(nullptr, nullptr, &inChild);
+          std::atexit([] { get().stop(); });
+          return true;
+        }();
+        (void)registered;
+      }
+    }
+    return *current;
+  }
+
+  void configure(const AheadSettings& settings) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    settings_ = settings;
+    regions_.store(settings.regions);
+    AheadBudget::get().setLimit(settings.limit);
+  }
+
+  AheadSettings settings() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return settings_;
+  }
+
+  bool isOn() const {
+    return regions_.load(std::memory_order_relaxed) != 0;
+  }
+
+  Worker& worker(c10::Device device) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = workers_.find(device);
+    return found != workers_.end() ? found->second
+                                   : workers_.try_emplace(device, device).first->second;
+  }
+
+  // Threads end; they start again when needed.
+  void stop() {
+    for (Worker* worker : all()) {
+      worker->stop();
+    }
+  }
+
+  uint64_t running() {
+    uint64_t count = 0;
+    for (const Worker* worker : all()) {
+      count += worker->isRunning() ? 1 : 0;
+    }
+    return count;
+  }
+
+ private:
+  struct Order {
+    bool operator()(c10::Device a, c10::Device b) const {
+      return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index());
+    }
+  };
+
+  std::vector<Worker*> all() {
+    std::vector<Worker*> found;
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& [device, worker] : workers_) {
+      found.push_back(&worker);
+    }
+    return found;
+  }
+
+  // Of all threads only the one that forked is there. What the workers were at is left as it was.
+  static void inChild() {
+    Ahead* before = std::exchange(current, nullptr);
+    if (before == nullptr) {
+      return;
+    }
+    forgetReplaysAhead();
+    for (auto& [device, worker] : before->workers_) {
+      if (Graph* graph = worker.current()) {
+        graph->lookahead->torn.store(true);
+        graph->lookahead->asked.store(false);
+      }
+    }
+    auto* after = new Ahead;
+    after->settings_ = before->settings_;
+    after->regions_.store(before->regions_.load());
+    current = after;
+  }
+
+  static inline Ahead* current = nullptr;  // leaked: threads may outlive static destructors
+
+  std::mutex mutex_;  // guards what follows
+  AheadSettings settings_;
+  std::map<c10::Device, Worker, Order> workers_;
+  std::atomic<size_t> regions_{0};  // of settings_
+};
+
+// On which this thread computes; nothing if the device has none.
+std::optional<c10::Stream> currentStream(c10::Device device) {
+  if (device.is_cpu() || !c10::impl::hasDeviceGuardImpl(device.type())) {
+    return {};
+  }
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+bool isInBackward() {
+  return torch::autograd::get_current_node() != nullptr;
+}
+
+void countArrival(const Lookahead& lookahead, AheadState before) {
+  AheadCounts& counts = AheadCounts::get();
+  counts.inTime += before == AheadState::Done ? 1 : 0;
+  counts.late += before == AheadState::Begun ? 1 : 0;
+  counts.held += before == AheadState::Recorded && lookahead.holds.load() ? 1 : 0;
+}
+
+}  // namespace
+
+void configureAhead(const AheadSettings& settings) {
+  Ahead::get().configure(settings);
+}
+
+AheadSettings aheadSettings() {
+  return Ahead::get().settings();
+}
+
+AheadStats aheadStats() {
+  const AheadCounts& counts = AheadCounts::get();
+  const AheadFailures& failures = AheadFailures::get();
+  AheadStats stats;
+  stats.regionsInTime = counts.inTime;
+  stats.regionsLate = counts.late;
+  stats.regionsInVain = counts.inVain;
+  stats.regionsHeld = counts.held;
+  stats.regionsStopped = failures.stopped;
+  stats.failures = failures.failures;
+  stats.bytes = AheadBudget::get().taken();
+  stats.mostBytes = AheadBudget::get().most();
+  stats.workers = Ahead::get().running();
+  return stats;
+}
+
+void stopAhead() {
+  Ahead::get().stop();
+}
+
+std::unique_ptr<Lookahead> newLookahead(const Graph& graph) {
+  static std::atomic<uint64_t> numbers{0};
+  const bool on = Ahead::get().isOn() && graph.verify == VerifyMode::Off;
+  return on ? std::make_unique<Lookahead>(++numbers) : nullptr;
+}
+
+void arriveAt(Graph& graph) {
+  Lookahead& lookahead = *graph.lookahead;
+  TORCH_CHECK(
+      !lookahead.torn.load(),
+      "ebb: region '",
+      graph.names.front(),
+      "' was being replayed when this process was forked, so what its backward needs is lost here. "
+      "Run forward again in the child, or call ebb.ahead.configure(regions=0) before forking.");
+  lookahead.asked.store(true);
+  std::vector<WeakGraph> before;
+  AheadState state;
+  {
+    const WithoutGil withoutGil;
+    std::lock_guard<PythonMutex> lock(graph.mutex);
+    if (!isInBackward()) {
+      lookahead.asked.store(false);  // somebody looks at a saved tensor
+      return;
+    }
+    state = lookahead.state.exchange(AheadState::Reached);
+    countArrival(lookahead, state);
+    before = lookahead.before;
+    lookahead.reached();
+  }
+  if (!isCapturing(lookahead.device)) {
+    const bool expected = state != AheadState::Recorded;
+    Ahead& ahead = Ahead::get();
+    ahead.worker(lookahead.device)
+        .reached(before, expected, ahead.settings(), currentStream(lookahead.device));
+  }
+}
+
+}  // namespace ebb

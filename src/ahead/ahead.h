@@ -1,0 +1,24 @@
+// Replays that run ahead of backward: when they begin.
+#pragma once
+
+#include <memory>
+
+#include "ebb/ahead.h"
+#include "graph/graph.h"
+#include "graph/lookahead.h"
+
+namespace ebb {
+
+// What a new graph gets: null while replays do not run ahead.
+std::unique_ptr<Lookahead> newLookahead(const Graph& graph);
+
+// Values of a graph with a Lookahead are asked for; most often by backward, which is there then.
+EBB_API void arriveAt(Graph& graph);
+
+inline void asksFor(Graph& graph) {
+  if (graph.lookahead && !graph.lookahead->asked.load(std::memory_order_relaxed)) [[unlikely]] {
+    arriveAt(graph);
+  }
+}
+
+}  // namespace ebb

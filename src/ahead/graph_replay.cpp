@@ -1,0 +1,125 @@
+#include "ahead/graph_replay.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "ahead/idle_cores.h"
+#include "graph/recipe.h"
+#include "kernel/kernel_state.h"
+#include "kernel/random_state.h"
+
+namespace ebb {
+
+GraphReplay::GraphReplay(Graph& graph, const std::atomic<bool>& ends, bool busyCores)
+    : graph_(graph), lookahead_(*graph.lookahead), ends_(ends), busyCores_(busyCores) {
+}
+
+AheadEnd GraphReplay::run() {
+  while (makeNext()) {
+  }
+  return why_;
+}
+
+// Each value under a hold of the lock of its own.
+bool GraphReplay::makeNext() {
+  if (lookahead_.asked.load() || ends_.load()) {
+    return leave(AheadEnd::Asked);
+  }
+  std::lock_guard<PythonMutex> lock(graph_.mutex);
+  if (next_ >= lookahead_.wanted.size()) {
+    return false;
+  }
+  const auto value = lookahead_.wanted[next_++].value.lock();
+  if (!value || value->handles == 0 || value->redefined) {
+    return true;
+  }
+  try {
+    return materialiseAhead(graph_, *value, *this);
+  } catch (...) {
+    still_.reset();
+    throw;
+  }
+}
+
+bool GraphReplay::leave(AheadEnd why) {
+  why_ = why;
+  return false;
+}
+
+bool GraphReplay::mayRead(const Value& input, const c10::Storage& storage) {
+  const bool sameMemory = input.isPrivate || !input.address || storage.data() == input.address;
+  if (input.opaque > 0 || !sameMemory || (!input.isPrivate && isResizedByHand(storage))) {
+    return leave(AheadEnd::Stopped);
+  }
+  return true;
+}
+
+bool GraphReplay::begin(const Recipe& recipe) {
+  if (lookahead_.asked.load() || ends_.load()) {
+    return leave(AheadEnd::Asked);
+  }
+  still_.emplace();
+  if (!still_->holds() || !allows(recipe) || !takeRoomFor(recipe)) {
+    still_.reset();
+    why_ = why_ == AheadEnd::Done ? AheadEnd::Stopped : why_;
+    return false;
+  }
+  return true;
+}
+
+void GraphReplay::end() {
+  still_.reset();
+}
+
+// Note [What is not replayed ahead]
+// 1. Operators from elsewhere: nothing is known of their state, nor whether they may run beside
+//    others; and their kernels may be Python.
+// 2. Random operators without a Generator argument: for a replay the device's own generator has to
+//    be set, and the program may draw from it at any time.
+// 3. What would need other settings of the process than it has.
+// 4. What reads storages that somebody resizes by hand (sharded parameters), or writes unseen.
+// The rest of the graph is left to backward then, since it is mostly made of what is missing.
+bool GraphReplay::allows(const Recipe& recipe) {
+  const bool sets =
+      recipe.random && (recipe.op.generatorArgument < 0 || recipe.random->capture != 0);
+  return !recipe.op.untrusted && !sets && hasSettings(recipe.state->settings);
+}
+
+bool GraphReplay::hasSettings(const NumericSettings& settings) {
+  const NumericSettings now = NumericSettings::current();
+  if (settings.threads != now.threads) {
+    return leave(AheadEnd::Threads);
+  }
+  const bool fits = busyCores_ || !lookahead_.device.is_cpu() || 2 * now.threads <= usableCores();
+  return fits && settings.equalsForProcess(now);
+}
+
+bool GraphReplay::takeRoomFor(const Recipe& recipe) {
+  forgetPassed();
+  for (const Output& output : recipe.outputs) {
+    const auto value = output.value.lock();
+    if (!value || value->available()) {
+      continue;
+    }
+    if (!lookahead_.take(value->nbytes)) {
+      return false;
+    }
+    if (value->handles == 0) {
+      passing_.push_back({output.value, value->nbytes});
+    }
+  }
+  return true;
+}
+
+void GraphReplay::forgetPassed() {
+  const auto passed = std::remove_if(passing_.begin(), passing_.end(), [&](const Passing& each) {
+    const bool gone = each.value.expired();
+    if (gone) {
+      lookahead_.giveBack(each.nbytes);
+    }
+    return gone;
+  });
+  passing_.erase(passed, passing_.end());
+}
+
+}  // namespace ebb

@@ -1,0 +1,79 @@
+// The thread that replays ahead on one device.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+#include <c10/util/ArrayRef.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "ahead/graph_replay.h"
+#include "ebb/ahead.h"
+#include "graph/lookahead.h"
+
+namespace ebb {
+
+class Worker {
+ public:
+  explicit Worker(c10::Device device);
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // Backward has reached a graph; those in `before` come next. `expected`: it had been replayed
+  // ahead, or was the last to be recorded. `stream`: backward's, if the device has streams.
+  void reached(
+      c10::ArrayRef<WeakGraph> before,
+      bool expected,
+      const AheadSettings& settings,
+      std::optional<c10::Stream> stream);
+
+  // Waits for the recipe that is running.
+  void stop();
+
+  // What is being replayed; null: nothing. In a child of fork() that is torn.
+  Graph* current() const {
+    return current_.load();
+  }
+
+  bool isRunning() const {
+    return running_.load();
+  }
+
+ private:
+  void start();
+  void loop();
+  bool waitForWork(uint64_t seen);
+  c10::intrusive_ptr<Graph> next();
+  AheadEnd replay(Graph& graph);
+  AheadEnd replayOnStream(Graph& graph);
+
+  const c10::Device device_;
+  std::mutex mutex_;  // guards what follows, but for what is atomic
+  std::condition_variable wake_;
+  std::vector<WeakGraph> candidates_;  // that come next, in no order
+  std::vector<WeakGraph> ahead_;       // replayed, and backward has not come yet
+  AheadSettings settings_;             // when backward last reached a graph
+  std::optional<c10::Stream> stream_;  // on which backward computes
+  bool sleeps_ = false;
+  std::atomic<uint64_t> posts_{0};  // how often there was something new
+  std::atomic<bool> ends_{false};
+  std::atomic<bool> running_{false};
+  std::atomic<Graph*> current_{nullptr};
+  std::thread thread_;
+};
+
+// Replays that raised, and graphs that were left half way, in the whole process.
+struct AheadFailures {
+  std::atomic<uint64_t> failures{0};
+  std::atomic<uint64_t> stopped{0};
+
+  static AheadFailures& get();
+};
+
+}  // namespace ebb

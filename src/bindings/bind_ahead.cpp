@@ -1,0 +1,32 @@
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings/bindings.h"
+#include "bindings/field_dicts.h"
+#include "ebb/ahead.h"
+#include "memory/stillness.h"
+
+namespace ebb::bindings {
+
+namespace py = pybind11;
+
+void bindAhead(py::module_& module) {
+  module.def("ahead_settings", torch::wrap_pybind_function(&aheadSettings));
+  module.def("ahead_stats", torch::wrap_pybind_function(&aheadStats));
+  module.def("configure_ahead", torch::wrap_pybind_function(&configureAhead));
+  module.def("stop_ahead", torch::wrap_pybind_function(&stopAhead));
+  module.def(
+      "without_replays_ahead",
+      [](const py::function& function, const py::args& args, const py::kwargs& kwargs) {
+        const Commotion commotion;
+        return function(*args, **kwargs);
+      });
+  module.def("begin_commotion", torch::wrap_pybind_function(&beginCommotion));
+  module.def("end_commotion", torch::wrap_pybind_function(&endCommotion));
+  module.def("note_resized_by_hand", [](const py::object& storage) {
+    noteResizedByHand(torch::createStorage(storage.ptr()));
+  });
+}
+
+}  // namespace ebb::bindings

@@ -1,0 +1,117 @@
+#include "graph/lookahead.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "graph/graph.h"
+
+namespace ebb {
+
+AheadBudget& AheadBudget::get() {
+  static auto* instance = new AheadBudget;
+  return *instance;
+}
+
+bool AheadBudget::take(size_t nbytes) {
+  const size_t now = taken_.fetch_add(nbytes) + nbytes;
+  if (now > limit_.load()) {
+    taken_.fetch_sub(nbytes);
+    return false;
+  }
+  size_t most = most_.load();
+  while (most < now && !most_.compare_exchange_weak(most, now)) {
+  }
+  return true;
+}
+
+AheadCounts& AheadCounts::get() {
+  static auto* instance = new AheadCounts;
+  return *instance;
+}
+
+Lookahead::Lookahead(uint64_t number) : number(number) {
+}
+
+Lookahead::~Lookahead() {
+  const AheadState last = state.load();
+  if (last == AheadState::Begun || last == AheadState::Done) {
+    ++AheadCounts::get().inVain;
+  }
+  giveBack(taken);
+}
+
+bool Lookahead::take(size_t nbytes) {
+  const bool taken = AheadBudget::get().take(nbytes);
+  this->taken += taken ? nbytes : 0;
+  return taken;
+}
+
+void Lookahead::giveBack(size_t nbytes) {
+  AheadBudget::get().giveBack(nbytes);
+  taken -= nbytes;
+}
+
+void Lookahead::wants(Value& value, const c10::Storage& storage) {
+  if (wanted.empty()) {
+    device = storage.device();
+  }
+  value.heldAhead = take(value.nbytes);
+  if (value.heldAhead) {
+    holds.store(true);
+  }
+  wanted.push_back(
+      {c10::weak_intrusive_ptr<Value>::reclaim_copy(&value),
+       value.heldAhead ? storage : c10::Storage(),
+       value.nbytes});
+}
+
+void Lookahead::dropHeld() {
+  if (!holds.exchange(false)) {
+    return;
+  }
+  for (Wanted& each : wanted) {
+    if (!each.held) {
+      continue;
+    }
+    if (const auto value = each.value.lock()) {
+      value->heldAhead = false;
+    }
+    giveBack(each.nbytes);
+    each.held = c10::Storage();
+  }
+}
+
+void Lookahead::reads(const WeakGraph& other) {
+  if (std::find(before.begin(), before.end(), other) == before.end()) {
+    before.push_back(other);
+  }
+}
+
+namespace {
+
+// Whether `storage`, which the caller holds and has, is the value's alone.
+bool isAlone(const Value& value, const c10::Storage& storage) {
+  return value.recipe && !value.bytes && !value.stash && !value.slice && !value.redefined &&
+         !value.superseded && value.opaque == 0 && value.written.counter.enabled() &&
+         value.versionHolds() && storage.nbytes() == value.nbytes &&
+         storage.data() == value.address && storage.use_count() == 1;
+}
+
+}  // namespace
+
+void Lookahead::reached() {
+  for (Wanted& each : std::exchange(wanted, {})) {
+    const auto value = each.value.lock();
+    if (!each.held || !value) {
+      continue;
+    }
+    value->heldAhead = false;
+    if (isAlone(*value, each.held)) {
+      value->materialise(std::move(each.held), true);
+    }
+  }
+  holds.store(false);
+  giveBack(taken);
+}
+
+}  // namespace ebb

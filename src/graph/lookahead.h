@@ -1,0 +1,117 @@
+// What a graph has so that it can be replayed before backward asks.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "ebb/export.h"
+#include "graph/value.h"
+
+namespace ebb {
+
+struct Graph;
+using WeakGraph = c10::weak_intrusive_ptr<Graph>;
+
+// Bytes of the whole process that are there before backward needs them.
+class EBB_API AheadBudget {
+ public:
+  static AheadBudget& get();
+
+  // False, and nothing is taken, if there would be more than the limit.
+  bool take(size_t nbytes);
+  void giveBack(size_t nbytes) {
+    taken_.fetch_sub(nbytes);
+  }
+
+  void setLimit(size_t nbytes) {
+    limit_.store(nbytes);
+  }
+  size_t taken() const {
+    return taken_.load();
+  }
+  size_t most() const {
+    return most_.load();
+  }
+
+ private:
+  std::atomic<size_t> limit_{0};
+  std::atomic<size_t> taken_{0};
+  std::atomic<size_t> most_{0};
+};
+
+// How far a graph is.
+enum class AheadState : uint8_t {
+  Recorded,  // nothing has been done ahead
+  Begun,     // some of it has
+  Done,      // all that can be done ahead has
+  Reached,   // backward asks for it by itself
+};
+
+// What became of graphs, in the whole process.
+struct AheadCounts {
+  std::atomic<uint64_t> inTime{0};  // replayed ahead before backward reached them
+  std::atomic<uint64_t> late{0};    // backward came while that went on
+  std::atomic<uint64_t> inVain{0};  // backward never came
+  std::atomic<uint64_t> held{0};    // not dropped, and backward came
+
+  static AheadCounts& get();
+};
+
+// Note [Replays ahead of backward]
+// While backward works on one region, another thread materialises what handles wait for in the one
+// that comes next. Which one that is follows from the data: a region reads results of those before
+// it, and autograd takes the latest first. Where results pass through other code in between, the
+// region that was recorded before is taken.
+// What autograd packs in a region is not given up before the next outermost region is entered on
+// its thread, as far as the limit allows: the region that backward meets first is whole. To the
+// recorder that is no different from a program that holds the tensors.
+// The bytes of both count against one limit until backward reaches the graph, or it dies.
+//
+// Guarded by the graph's lock, but for what is atomic. Null while replays do not run ahead, and in
+// verify mode, which compares each replay where backward would need it.
+struct EBB_API Lookahead {
+  // A value that autograd has packed, and that is to be made again.
+  struct Wanted {
+    c10::weak_intrusive_ptr<Value> value;
+    c10::Storage held;  // its bytes, if it is not given up
+    size_t nbytes;      // taken of the budget for that
+  };
+
+  explicit Lookahead(uint64_t number);
+  ~Lookahead();
+  Lookahead(const Lookahead&) = delete;
+  Lookahead& operator=(const Lookahead&) = delete;
+
+  // Autograd has packed `value`, whose bytes are in `storage`.
+  void wants(Value& value, const c10::Storage& storage);
+
+  // Gives up what was not given up: another region has been entered.
+  void dropHeld();
+
+  // Backward is there. What was held is the values' own from now on.
+  void reached();
+
+  // This graph reads what `other` has made.
+  void reads(const WeakGraph& other);
+
+  bool take(size_t nbytes);
+  void giveBack(size_t nbytes);
+
+  const uint64_t number;            // in the order of recording, of the whole process
+  std::vector<Wanted> wanted;       // in the order of packing
+  std::vector<WeakGraph> before;    // whose results it reads, and the one recorded before it
+  size_t taken = 0;                 // of the budget
+  c10::Device device{c10::kCPU};    // of what was packed first
+  std::atomic<bool> holds{false};   // some bytes that could be given up
+  std::atomic<bool> asked{false};   // backward, or somebody else, asks for values by itself
+  std::atomic<bool> torn{false};    // of a process that forked while a replay was going on in it
+  std::atomic<AheadState> state{AheadState::Recorded};
+};
+
+}  // namespace ebb

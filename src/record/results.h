@@ -1,0 +1,33 @@
+// Which graph made what a region reads: see Note [Replays ahead of backward].
+#pragma once
+
+#include <ATen/core/TensorBody.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <utility>
+
+#include "graph/graph.h"
+#include "graph/lookahead.h"
+#include "record/value_map.h"
+
+namespace ebb {
+
+// Storages that regions of one thread have left behind, and their graphs. Weakly held.
+class Results {
+ public:
+  // What `graph` made and somebody else holds.
+  void add(const ValueMap& values, const c10::intrusive_ptr<Graph>& graph);
+
+  // The graph that made what `tensor` shows; expired if none did.
+  WeakGraph madeBy(const at::Tensor& tensor) const;
+
+ private:
+  using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+  void forgetDead();
+
+  ska::flat_hash_map<c10::StorageImpl*, std::pair<WeakStorage, WeakGraph>> all_;
+  size_t sweepAt_ = 64;  // its size at which the dead are forgotten
+};
+
+}  // namespace ebb
