@@ -175,6 +175,28 @@ std::unique_ptr<Lookahead> newLookahead(const Graph& graph) {
   return on ? std::make_unique<Lookahead>(++numbers) : nullptr;
 }
 
+namespace {
+std::atomic<bool> fromTheStart{false};
+}
+
+void replayWhenClosed(bool on) {
+  fromTheStart.store(on);
+}
+
+void closed(const c10::intrusive_ptr<Graph>& graph) {
+  if (!graph->lookahead || !fromTheStart.load(std::memory_order_relaxed)) {
+    return;
+  }
+  const c10::Device device = graph->lookahead->device;
+  {
+    std::lock_guard<PythonMutex> lock(graph->mutex);
+    graph->lookahead->dropHeld();
+  }
+  Ahead& ahead = Ahead::get();
+  const WeakGraph next(graph);
+  ahead.worker(device).reached(next, false, ahead.settings(), currentStream(device));
+}
+
 void arriveAt(Graph& graph) {
   Lookahead& lookahead = *graph.lookahead;
   TORCH_CHECK(

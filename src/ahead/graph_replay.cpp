@@ -1,7 +1,9 @@
 #include "ahead/graph_replay.h"
 
 #include <algorithm>
+#include <chrono>
 #include <mutex>
+#include <thread>
 
 #include "ahead/idle_cores.h"
 #include "graph/recipe.h"
@@ -9,6 +11,23 @@
 #include "kernel/random_state.h"
 
 namespace ebb {
+namespace {
+
+std::atomic<uint32_t> longestDelay{0};
+
+void delay(uint64_t sequence) {
+  const uint32_t longest = longestDelay.load(std::memory_order_relaxed);
+  if (longest != 0) {
+    const uint64_t drawn = (sequence + 1) * 0x9E3779B97F4A7C15U >> 40;
+    std::this_thread::sleep_for(std::chrono::microseconds(drawn % longest));
+  }
+}
+
+}  // namespace
+
+void delayReplaysAhead(uint32_t microseconds) {
+  longestDelay.store(microseconds);
+}
 
 GraphReplay::GraphReplay(Graph& graph, const std::atomic<bool>& ends, bool busyCores)
     : graph_(graph), lookahead_(*graph.lookahead), ends_(ends), busyCores_(busyCores) {
@@ -58,6 +77,7 @@ bool GraphReplay::begin(const Recipe& recipe) {
   if (lookahead_.asked.load() || ends_.load()) {
     return leave(AheadEnd::Asked);
   }
+  delay(recipe.sequence);
   still_.emplace();
   if (!still_->holds() || !allows(recipe) || !takeRoomFor(recipe)) {
     still_.reset();

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "ebb/export.h"
 #include "graph/graph.h"
 #include "memory/stillness.h"
 #include "replay/replay.h"
@@ -58,5 +59,8 @@ class GraphReplay final : public AheadWatch {
   std::optional<Stillness> still_;  // while a recipe runs
   AheadEnd why_ = AheadEnd::Done;
 };
+
+// For tests: before each recipe a thread sleeps, at random, up to so many microseconds.
+EBB_API void delayReplaysAhead(uint32_t microseconds);
 
 }  // namespace ebb

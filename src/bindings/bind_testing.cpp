@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "bindings/bind_policy.h"
+#include "ahead/ahead.h"
+#include "ahead/graph_replay.h"
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "ebb/offload.h"
@@ -219,6 +221,8 @@ void bindTesting(py::module_& module) {
   });
   module.def("values_looked_at", &valuesLookedAt);
   module.def("cuda_capture", &cudaCapture);
+  module.def("replay_when_closed", &replayWhenClosed);
+  module.def("delay_replays_ahead", &delayReplaysAhead);
   module.def(
       "replay_draw",
       torch::wrap_pybind_function(&replayedDraw),

@@ -241,7 +241,9 @@ class ThreadRegions {
         activate();  // what is done now counts for the outermost region
         setCurrentInterceptor(nullptr);
         count(liveCounts().regions, -1);
+        const auto graph = recorder_.graph();
         recorder_.close();
+        closed(graph);
       }
     }
     if (!frames_.empty()) {

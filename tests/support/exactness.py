@@ -35,6 +35,14 @@ OFFLOADING = "EBB_TEST_OFFLOAD" in os.environ  # see test_offload_exactness.py
 PAGING = "EBB_TEST_PAGING" in os.environ  # see test_paging_exactness.py
 DEVICE = os.environ.get("EBB_TEST_DEVICE", "cpu")  # see test_late_device.py
 
+AHEAD = os.environ.get("EBB_TEST_AHEAD")  # see test_ahead_exactness.py
+
+if AHEAD:
+    ebb.ahead.configure(regions=2, busy_cores=True)
+    if AHEAD == "at once":
+        ebb._C._testing.replay_when_closed(True)
+        ebb._C._testing.delay_replays_ahead(50)
+
 if DEVICE != "cpu":
     late.load()
     late.have_pages()
