@@ -197,6 +197,8 @@ class _testing:
     @staticmethod
     def replay_when_closed(on: bool) -> None: ...
     @staticmethod
+    def replays_ahead_are_idle() -> bool: ...
+    @staticmethod
     def replay_draw(
         device: str,
         *,

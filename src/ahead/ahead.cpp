@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <list>
 #include <map>
@@ -67,6 +68,12 @@ class Ahead {
     for (Worker* worker : all()) {
       worker->stop();
     }
+  }
+
+  bool areIdle() {
+    const auto workers = all();
+    return std::all_of(
+        workers.begin(), workers.end(), [](Worker* worker) { return worker->isIdle(); });
   }
 
   uint64_t running() {
@@ -181,6 +188,10 @@ std::atomic<bool> fromTheStart{false};
 
 void replayWhenClosed(bool on) {
   fromTheStart.store(on);
+}
+
+bool replaysAheadAreIdle() {
+  return Ahead::get().areIdle();
 }
 
 void closed(const c10::intrusive_ptr<Graph>& graph) {

@@ -23,6 +23,7 @@ inline void asksFor(Graph& graph) {
 
 // For tests: graphs are replayed from the moment they are closed, beside whatever comes then.
 EBB_API void replayWhenClosed(bool on);
+EBB_API bool replaysAheadAreIdle();
 void closed(const c10::intrusive_ptr<Graph>& graph);
 
 }  // namespace ebb

@@ -92,12 +92,10 @@ void Worker::loop() {
   Silent silent;
   const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
   const auto leave = c10::make_scope_exit([&] { running_.store(false); });
-  uint64_t seen = 0;
   while (!ends_.load()) {
-    seen = posts_.load();
-    auto graph = next();
+    const auto graph = next();
     if (!graph) {
-      if (!waitForWork(seen)) {
+      if (!waitForWork()) {
         return;
       }
       continue;
@@ -111,7 +109,13 @@ void Worker::loop() {
   }
 }
 
-bool Worker::waitForWork(uint64_t seen) {
+bool Worker::isIdle() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return !running_.load() || (sleeps_ && posts_.load() == seen_);
+}
+
+bool Worker::waitForWork() {
+  const uint64_t seen = seen_;  // which only this thread sets
   const auto until = std::chrono::steady_clock::now() + kSpin;
   while (posts_.load() == seen && !ends_.load() && std::chrono::steady_clock::now() < until) {
     for (int i = 0; i < 32; ++i) {
@@ -129,6 +133,7 @@ bool Worker::waitForWork(uint64_t seen) {
 c10::intrusive_ptr<Graph> Worker::next() {
   std::vector<c10::intrusive_ptr<Graph>> seen;  // no graph dies under the lock
   std::lock_guard<std::mutex> lock(mutex_);
+  seen_ = posts_.load();
   const auto forget = [&](std::vector<WeakGraph>& all, const auto& stays) {
     const auto goes = [&](const WeakGraph& weak) {
       const auto graph = seen.emplace_back(weak.lock());

@@ -41,6 +41,9 @@ class Worker {
     return current_.load();
   }
 
+  // Whether nothing is left to do for now.
+  bool isIdle();
+
   bool isRunning() const {
     return running_.load();
   }
@@ -48,7 +51,7 @@ class Worker {
  private:
   void start();
   void loop();
-  bool waitForWork(uint64_t seen);
+  bool waitForWork();
   c10::intrusive_ptr<Graph> next();
   AheadEnd replay(Graph& graph);
   AheadEnd replayOnStream(Graph& graph);
@@ -61,6 +64,7 @@ class Worker {
   AheadSettings settings_;             // when backward last reached a graph
   std::optional<c10::Stream> stream_;  // on which backward computes
   bool sleeps_ = false;
+  uint64_t seen_ = 0;  // of posts_, before the worker last looked for something to do
   std::atomic<uint64_t> posts_{0};  // how often there was something new
   std::atomic<bool> ends_{false};
   std::atomic<bool> running_{false};

@@ -221,6 +221,7 @@ void bindTesting(py::module_& module) {
   });
   module.def("values_looked_at", &valuesLookedAt);
   module.def("cuda_capture", &cudaCapture);
+  module.def("replays_ahead_are_idle", &replaysAheadAreIdle);
   module.def("replay_when_closed", &replayWhenClosed);
   module.def("delay_replays_ahead", &delayReplaysAhead);
   module.def(

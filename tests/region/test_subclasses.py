@@ -78,6 +78,7 @@ def test_gradients_of_a_wrapper_are_those_of_eager(policy):
         assert same_bits(a, e)
 
 
+@pytest.mark.replays
 def test_inner_tensors_are_freed_and_recomputed():
     alive = WeakTensorKeyDictionary()
 
@@ -140,6 +141,7 @@ def test_saved_wrapper_written_in_place_raises_as_in_eager():
             out.sum().backward()
 
 
+@pytest.mark.replays
 def test_inner_tensor_that_is_a_wrapper_too():
     def nested(region):
         x = Pair(pair(1), pair(2)).requires_grad_()
@@ -188,6 +190,7 @@ def mesh():
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.replays
 @pytest.mark.parametrize("policy", POLICIES)
 def test_distributed_tensors(mesh, policy):
     from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor

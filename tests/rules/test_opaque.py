@@ -152,6 +152,7 @@ def test_after_the_region_what_needs_the_old_contents_raises(policy):
         loss.backward()
 
 
+@pytest.mark.replays
 def test_after_the_region_a_leaf_that_a_recipe_needs_is_refused():
     x, w = leaves((4,), (4,))
     with ebb.region(name="block"):

@@ -35,6 +35,7 @@ def test_every_overwrite_in_the_table(overwrite):
     assert_exact(program, leaves((3, 4)))
 
 
+@pytest.mark.replays
 def test_an_overwrite_cuts_the_chain():
     def program(x):
         with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from exactness import assert_exact, leaves
 from torch import nn
@@ -37,6 +38,7 @@ def test_buffer_is_written_once_and_the_replay_sees_the_old_state():
             assert torch.equal(actual, expected)
 
 
+@pytest.mark.replays
 def test_copy_is_made_only_when_a_recipe_needs_the_old_bytes():
     buffer = torch.ones(4)
     x = torch.randn(4, requires_grad=True)

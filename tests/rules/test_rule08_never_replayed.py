@@ -83,6 +83,7 @@ def test_force_in_text_is_refused_for_a_collective(tmp_path):
         ebb.Policy.load(path)
 
 
+@pytest.mark.replays
 def test_force_replays_an_operator_with_packed_weights():
     weight = torch.randn(3, 4)
     packed = torch.ops.quantized.linear_prepack_fp16(weight, None)

@@ -71,6 +71,7 @@ def test_parameter_written_between_forward_and_backward():
     assert_same_error(lambda w, x: (w * x).exp(), leaves((3,), (3,)), after=write)
 
 
+@pytest.mark.replays
 def test_leaf_that_only_a_recipe_needs_is_refused_by_name():
     w = torch.randn(3)
     x = torch.randn(3, requires_grad=True)
@@ -113,6 +114,7 @@ def test_write_of_a_kernel_below_us_that_moves_the_version():
     assert_exact(program, leaves((4,)))
 
 
+@pytest.mark.replays
 def test_dead_leaf_is_refused_by_name():
     w = torch.randn(3)
     x = torch.randn(3, requires_grad=True)

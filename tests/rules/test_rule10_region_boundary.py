@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from exactness import assert_exact, leaves, replayed
 
 import ebb
 
 
+@pytest.mark.replays
 def test_what_was_made_outside_is_not_recomputed():
     x = torch.randn(3, requires_grad=True)
     h = (x * 2).exp()
@@ -20,6 +22,7 @@ def test_what_was_made_outside_is_not_recomputed():
     assert replayed() == 1  # the add
 
 
+@pytest.mark.replays
 def test_regions_in_a_row_are_independent():
     x = torch.randn(3, requires_grad=True)
     h = x

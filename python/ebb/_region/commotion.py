@@ -55,24 +55,14 @@ SETTERS = (
 )
 
 
-def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def alone(*args: Any, **kwargs: Any) -> Any:
-        return _C.without_replays_ahead(function, *args, **kwargs)
-
-    return alone
-
-
-def _resizing(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Of a storage, or of a tensor on one."""
-
+def _method_alone(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def resizing(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self, torch.UntypedStorage):
             _C.note_resized_by_hand(self)
         return _C.without_replays_ahead(method, self, *args, **kwargs)
 
-    return resizing
+    return alone
 
 
 def _replace(name: str) -> None:
@@ -80,7 +70,8 @@ def _replace(name: str) -> None:
     setter = getattr(torch._C, name, None)
     if setter is None:
         return
-    alone = _alone(setter)
+    # No function of Python's, whose line a warning would name.
+    alone = functools.partial(_C.without_replays_ahead, setter)
     for module in list(sys.modules.values()):
         if module.__name__.startswith("torch") and vars(module).get(name) is setter:
             setattr(module, name, alone)
@@ -114,13 +105,12 @@ def install() -> None:
     """From now on they wait. Called when replays ahead are first switched on."""
     for name in SETTERS:
         _replace(name)
-    prop = torch.backends.ContextProp  # holds setters of its own
-    prop.__set__ = _alone(prop.__set__)  # type: ignore[method-assign]
     for owner, name in (
+        (torch.backends.ContextProp, "__set__"),  # holds setters of its own
         (torch.UntypedStorage, "resize_"),
         (torch.UntypedStorage, "_swap_data_ptr_"),
         (torch.Tensor, "resize_"),
         (torch.Tensor, "resize_as_"),
     ):
-        setattr(owner, name, _resizing(getattr(owner, name)))
+        setattr(owner, name, _method_alone(getattr(owner, name)))
     _capturing(torch.cuda.CUDAGraph)

@@ -1,0 +1,85 @@
+"""Models of several regions, for replays ahead of backward."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ebb
+
+
+@contextlib.contextmanager
+def replays_ahead(regions: int = 1, limit: int | str = "1GiB") -> Iterator[None]:
+    """Wherever there are cores or not; nothing is under way before and after."""
+    before = ebb.ahead.settings()
+    ebb.ahead.configure(regions=regions, limit=limit, busy_cores=True)
+    try:
+        yield
+        wait_for_replays()
+    finally:
+        ebb.ahead.configure(**before)
+
+
+def wait_for_replays() -> None:
+    """Until all that can be replayed ahead for now has been."""
+    until = time.monotonic() + 60
+    while not ebb._C._testing.replays_ahead_are_idle():
+        assert time.monotonic() < until
+        time.sleep(0.0005)
+
+
+class WaitInBackward(torch.autograd.Function):
+    """Gives the worker all the time that it wants, where backward comes by."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        wait_for_replays()
+        return gradient
+
+
+def counts(program: Callable[[], object]) -> dict[str, int]:
+    """What replays ahead did while it ran."""
+    wait_for_replays()
+    before = ebb.ahead.stats()
+    program()
+    wait_for_replays()
+    after = ebb.ahead.stats()
+    return {name: after[name] - before[name] for name in before}
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 16, dropout: float = 0.0):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+        self.dropout = dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        heads = self.qkv(self.norm(x)).view(batch, length, 3, 2, width // 2)
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        x = x + F.dropout(self.down(F.gelu(self.up(x))), self.dropout, self.training)
+        return x
+
+
+def blocks(count: int, dropout: float = 0.0) -> list[Block]:
+    torch.manual_seed(1)
+    return [Block(dropout=dropout) for _ in range(count)]
+
+
+def parameters(modules: list[Block]) -> list[nn.Parameter]:
+    return [p for module in modules for p in module.parameters()]
