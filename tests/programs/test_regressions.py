@@ -187,6 +187,7 @@ def test_flushing_of_denormals_changed_between_forward_and_backward():
     assert same_bits(grads(ebb.region()), grads(ebb.region(ebb.policies.save_all)))
 
 
+@pytest.mark.replays
 def test_float32_precision_changed_between_forward_and_backward_is_refused():
     w = torch.randn(8, 8, requires_grad=True)
     before = torch.get_float32_matmul_precision()
@@ -284,6 +285,7 @@ def fused_step(w):
     torch.optim.AdamW([w], lr=0.5, fused=True).step()
 
 
+@pytest.mark.replays
 @pytest.mark.on_cpu("leaves have fingerprints there only")
 @pytest.mark.parametrize(
     "write",
@@ -308,6 +310,7 @@ def test_leaf_written_without_moving_its_version_is_refused(write, width):
         loss.backward()
 
 
+@pytest.mark.replays
 @pytest.mark.on_cpu("leaves have fingerprints there only")
 def test_batch_norm_in_evaluation_then_in_training_before_backward_is_refused():
     norm, w = nn.BatchNorm1d(4).eval(), torch.randn(4, 4, requires_grad=True)

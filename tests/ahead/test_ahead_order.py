@@ -1,0 +1,281 @@
+"""Which region is replayed next, and how much of it: nothing in vain, and never above the limit."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from ahead_programs import (
+    WaitInBackward,
+    blocks,
+    counts,
+    parameters,
+    replays_ahead,
+    wait_for_replays,
+)
+
+import ebb
+
+X = (2, 6, 16)
+
+
+def region():
+    return ebb.region(ebb.policies.recompute_all)
+
+
+def chain(modules, x):
+    for module in modules:
+        with region():
+            x = module(WaitInBackward.apply(x))
+    return x
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left():
+    yield
+    gc.collect()
+    wait_for_replays()
+    assert ebb.ahead.stats()["bytes"] == 0
+
+
+@pytest.mark.parametrize("regions", [1, 2, 5])
+def test_all_but_the_last_region_are_there_in_time(regions):
+    modules, x = blocks(5), torch.randn(X, requires_grad=True)
+    with replays_ahead(regions):
+        did = counts(lambda: chain(modules, x).sum().backward())
+
+    assert did["regions_held"] == 1
+    assert did["regions_in_time"] == 4
+    assert did["regions_in_vain"] == did["regions_late"] == did["regions_stopped"] == 0
+
+
+def test_what_backward_does_itself_is_nothing():
+    modules, x = blocks(5), torch.randn(X, requires_grad=True)
+    with replays_ahead():
+        ebb.reset_stats()
+        chain(modules, x).sum().backward()
+        total = ebb.stats()["total"]
+
+    assert total["ops_replayed"] == total["ops_replayed_ahead"] > 0
+
+
+def test_off_is_as_without():
+    modules, x = blocks(3), torch.randn(X, requires_grad=True)
+    did = counts(lambda: chain(modules, x).sum().backward())
+
+    assert not any(did.values())
+    assert ebb.stats()["total"]["ops_replayed"] > 0
+    assert ebb.stats()["total"]["ops_replayed_ahead"] == 0
+
+
+def test_code_between_regions_hides_the_data_flow_but_not_the_order():
+    modules, x = blocks(4), torch.randn(X, requires_grad=True)
+
+    def program():
+        h = x
+        for module in modules:
+            with region():
+                y = module(WaitInBackward.apply(h))
+            h = y * 2 + h
+        h.sum().backward()
+
+    with replays_ahead():
+        did = counts(program)
+    assert did["regions_in_time"] == 3
+    assert did["regions_in_vain"] == 0
+
+
+def test_micro_batches_are_told_apart():
+    """The region recorded just before another is of another micro-batch."""
+    modules = blocks(3)
+    xs = [torch.randn(X, requires_grad=True) for _ in range(3)]
+
+    def program():
+        hs = list(xs)
+        for module in modules:
+            for i, h in enumerate(hs):
+                with region():
+                    hs[i] = module(WaitInBackward.apply(h))
+        for h in hs:
+            h.sum().backward()
+
+    with replays_ahead():
+        did = counts(program)
+    assert did["regions_in_time"] == 6
+    assert did["regions_in_vain"] == 0
+
+
+def test_the_later_of_two_branches_comes_first():
+    one, other, last = blocks(3)
+    x = torch.randn(X, requires_grad=True)
+
+    def program():
+        with region():
+            a = one(WaitInBackward.apply(x))
+        with region():
+            b = other(WaitInBackward.apply(x))
+        with region():
+            loss = last(WaitInBackward.apply(a) + WaitInBackward.apply(b)).sum()
+        loss.backward()
+
+    with replays_ahead():
+        did = counts(program)
+    assert did["regions_in_time"] == 2
+    assert did["regions_in_vain"] == 0
+
+
+def test_a_region_that_backward_never_reaches():
+    modules, x = blocks(3), torch.randn(X, requires_grad=True)
+
+    def program():
+        early = chain(modules[:2], x)
+        loss = chain(modules[2:], early).sum()
+        torch.autograd.grad(loss, early)
+        del early, loss
+        gc.collect()
+
+    with replays_ahead():
+        did = counts(program)
+    assert did["regions_in_vain"] == 1
+
+
+class Wide:
+    """A region whose bytes are known: `depth` results of 64 KiB are saved."""
+
+    nbytes = 64 * 1024
+
+    def __init__(self, depth):
+        self.depth = depth
+
+    def __call__(self, x):
+        for _ in range(self.depth):
+            x = x.sin()
+        return x
+
+
+def wide(modules, x):
+    h = chain(modules, x)
+    h.sum().backward()
+
+
+@pytest.mark.parametrize("depth", [1, 4, 9])
+def test_bytes_are_as_predicted(depth):
+    """sin saves its input: the first is the leaf, and there are depth - 1 more."""
+    x = torch.randn(Wide.nbytes // 4, requires_grad=True)
+    with replays_ahead():
+        before = ebb.ahead.stats()["bytes"]
+        h = chain([Wide(depth)], x)
+        held = ebb.ahead.stats()["bytes"] - before
+        h.sum().backward()
+
+    assert before == 0
+    assert held == (depth - 1) * Wide.nbytes
+
+
+@pytest.mark.parametrize("room", [0, 1, 3, 5, 100])
+def test_the_limit_holds(room):
+    modules = [Wide(4), Wide(9), Wide(2), Wide(6)]
+    x = torch.randn(Wide.nbytes // 4, requires_grad=True)
+    limit = room * Wide.nbytes
+    seen = []
+
+    def look(gradient):
+        wait_for_replays()
+        seen.append(ebb.ahead.stats()["bytes"])
+
+    with replays_ahead(3, limit):
+        for _ in range(2):
+            h = x
+            for module in modules:
+                with region():
+                    h = module(h)
+                h.register_hook(look)
+            h.sum().backward()
+
+    assert max(seen) <= limit
+    assert room == 0 or max(seen) > 0
+
+
+def test_what_was_held_is_given_up_when_another_region_is_entered():
+    x = torch.randn(Wide.nbytes // 4, requires_grad=True)
+    with replays_ahead():
+        h = chain([Wide(5)], x)
+        assert ebb.ahead.stats()["bytes"] == 4 * Wide.nbytes
+        h = chain([Wide(3)], h)
+        assert ebb.ahead.stats()["bytes"] == 2 * Wide.nbytes
+        with ebb.region(ebb.policies.save_all):
+            h = h.exp()
+        assert ebb.ahead.stats()["bytes"] == 0
+        h.sum().backward()
+
+
+def test_what_the_program_drops_is_dropped():
+    x = torch.randn(Wide.nbytes // 4, requires_grad=True)
+    with replays_ahead():
+        h = chain([Wide(5)], x)
+        assert ebb.ahead.stats()["bytes"] > 0
+        del h
+        assert ebb.ahead.stats()["bytes"] == 0
+
+
+def test_nested_regions_count_as_one():
+    modules, x = blocks(4), torch.randn(X, requires_grad=True)
+
+    def program():
+        h = x
+        for pair in (modules[:2], modules[2:]):
+            with region():
+                h = chain(pair, h)
+        h.sum().backward()
+
+    with replays_ahead():
+        did = counts(program)
+    assert did["regions_in_time"] + did["regions_held"] == 2
+
+
+def test_saved_values_are_not_made_again():
+    modules, x = blocks(3), torch.randn(X, requires_grad=True)
+
+    def program():
+        h = x
+        for module in modules:
+            with ebb.region(ebb.policies.save_all):
+                h = module(h)
+        h.sum().backward()
+
+    with replays_ahead():
+        ebb.reset_stats()
+        did = counts(program)
+    assert ebb.stats()["total"]["ops_replayed"] == 0
+    assert did["most_bytes"] == 0
+
+
+def test_held_values_are_no_escapes():
+    modules, x = blocks(2), torch.randn(X, requires_grad=True)
+    with replays_ahead():
+        ebb.reset_stats()
+        chain(modules, x).sum().backward()
+        ahead = ebb.stats()["total"]["bytes_escaped"]
+    ebb.reset_stats()
+    chain(modules, x).sum().backward()
+    assert ahead == ebb.stats()["total"]["bytes_escaped"]
+
+
+def test_escapes_may_be_emptied():
+    x = torch.randn(64, requires_grad=True)
+    kept = []
+
+    def body(h):
+        kept.append(h.exp())
+        return (kept[-1] * 2).sin().exp()
+
+    expected = torch.autograd.grad(body(x).sum(), x)
+    with replays_ahead():
+        h = x
+        with ebb.region(ebb.policies.recompute_all, escapes="placeholder") as entered:
+            h = body(h)
+            entered.returns(h)
+        found = torch.autograd.grad(h.sum(), x)
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(kept[1], kept[0])
