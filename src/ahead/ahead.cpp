@@ -30,7 +30,7 @@ class Ahead {
       if (current == nullptr) {
         current = new Ahead;
         static const bool registered = [] {
-          ::pthread_atfork(nullptr, nullptr, &inChild);
+          ::pthread_atfork(&beforeFork, &inParent, &inChild);
           std::atexit([] { get().stop(); });
           return true;
         }();
@@ -54,6 +54,10 @@ class Ahead {
 
   bool isOn() const {
     return regions_.load(std::memory_order_relaxed) != 0;
+  }
+
+  bool isForking() const {
+    return forks_.load() != 0;
   }
 
   Worker& worker(c10::Device device) {
@@ -100,23 +104,22 @@ class Ahead {
     return found;
   }
 
-  // Of all threads only the one that forked is there. What the workers were at is left as it was.
+  // A worker holds locks, which a child would find held for ever. It starts again when needed.
+  static void beforeFork() {
+    get().forks_.fetch_add(1);
+    get().stop();
+  }
+
+  static void inParent() {
+    get().forks_.fetch_sub(1);
+  }
+
+  // Of all threads only the one that forked is there; another one may have been in here.
   static void inChild() {
-    Ahead* before = std::exchange(current, nullptr);
-    if (before == nullptr) {
-      return;
-    }
-    forgetReplaysAhead();
-    for (auto& [device, worker] : before->workers_) {
-      if (Graph* graph = worker.current()) {
-        graph->lookahead->torn.store(true);
-        graph->lookahead->asked.store(false);
-      }
-    }
-    auto* after = new Ahead;
-    after->settings_ = before->settings_;
-    after->regions_.store(before->regions_.load());
-    current = after;
+    const Ahead* before = current;
+    current = new Ahead;
+    current->settings_ = before->settings_;
+    current->regions_.store(before->regions_.load());
   }
 
   static inline Ahead* current = nullptr;  // leaked: threads may outlive static destructors
@@ -125,6 +128,7 @@ class Ahead {
   AheadSettings settings_;
   std::map<c10::Device, Worker, Order> workers_;
   std::atomic<size_t> regions_{0};  // of settings_
+  std::atomic<uint32_t> forks_{0};  // that are about to happen
 };
 
 // On which this thread computes; nothing if the device has none.
@@ -210,12 +214,6 @@ void closed(const c10::intrusive_ptr<Graph>& graph) {
 
 void arriveAt(Graph& graph) {
   Lookahead& lookahead = *graph.lookahead;
-  TORCH_CHECK(
-      !lookahead.torn.load(),
-      "ebb: region '",
-      graph.names.front(),
-      "' was being replayed when this process was forked, so what its backward needs is lost here. "
-      "Run forward again in the child, or call ebb.ahead.configure(regions=0) before forking.");
   lookahead.asked.store(true);
   std::vector<WeakGraph> before;
   AheadState state;
@@ -231,9 +229,9 @@ void arriveAt(Graph& graph) {
     before = lookahead.before;
     lookahead.reached();
   }
-  if (!isCapturing(lookahead.device)) {
+  Ahead& ahead = Ahead::get();
+  if (!ahead.isForking() && !isCapturing(lookahead.device)) {
     const bool expected = state != AheadState::Recorded;
-    Ahead& ahead = Ahead::get();
     ahead.worker(lookahead.device)
         .reached(before, expected, ahead.settings(), currentStream(lookahead.device));
   }

@@ -100,10 +100,7 @@ void Worker::loop() {
       }
       continue;
     }
-    current_.store(graph.get());
-    const AheadEnd end = replay(*graph);
-    current_.store(nullptr);
-    if (end == AheadEnd::Threads) {
+    if (replay(*graph) == AheadEnd::Threads) {
       return;  // a new thread begins with the number that the program has set since
     }
   }

@@ -36,11 +36,6 @@ class Worker {
   // Waits for the recipe that is running.
   void stop();
 
-  // What is being replayed; null: nothing. In a child of fork() that is torn.
-  Graph* current() const {
-    return current_.load();
-  }
-
   // Whether nothing is left to do for now.
   bool isIdle();
 
@@ -68,7 +63,6 @@ class Worker {
   std::atomic<uint64_t> posts_{0};  // how often there was something new
   std::atomic<bool> ends_{false};
   std::atomic<bool> running_{false};
-  std::atomic<Graph*> current_{nullptr};
   std::thread thread_;
 };
 

@@ -110,7 +110,6 @@ struct EBB_API Lookahead {
   c10::Device device{c10::kCPU};    // of what was packed first
   std::atomic<bool> holds{false};   // some bytes that could be given up
   std::atomic<bool> asked{false};   // backward, or somebody else, asks for values by itself
-  std::atomic<bool> torn{false};    // of a process that forked while a replay was going on in it
   std::atomic<AheadState> state{AheadState::Recorded};
 };
 

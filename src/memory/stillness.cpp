@@ -94,8 +94,4 @@ bool isResizedByHand(const c10::Storage& storage) {
   return resized.all.count(storage.unsafeGetStorageImpl()) > 0;
 }
 
-void forgetReplaysAhead() {
-  replaysAhead.store(0);
-}
-
 }  // namespace ebb

@@ -51,7 +51,4 @@ EBB_API void endCommotion();
 EBB_API void noteResizedByHand(const c10::Storage& storage);
 bool isResizedByHand(const c10::Storage& storage);
 
-// In a child of fork(): no replay runs there, whatever was under way.
-void forgetReplaysAhead();
-
 }  // namespace ebb
