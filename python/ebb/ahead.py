@@ -21,6 +21,7 @@ def configure(
     regions: int | None = None,
     limit: Bytes | None = None,
     busy_cores: bool | None = None,
+    side_stream: bool | None = None,
 ) -> None:
     """Set how far replays run ahead of backward, for the whole process, from the next region on.
 
@@ -37,6 +38,8 @@ def configure(
         busy_cores: replay ahead on the CPU also where that takes more threads than there are
             cores. Backward and replays both use ``torch.get_num_threads()`` threads, and would
             slow each other down. Default False.
+        side_stream: on a device, replay on a stream beside backward's, which hides the kernels'
+            time; else on backward's own, which hides the host's. Default False.
 
     Raises:
         TypeError: a setting has the wrong type.
@@ -47,10 +50,11 @@ def configure(
         changed["regions"] = whole_number("regions", regions, "regions")
     if limit is not None:
         changed["limit"] = number_of_bytes("limit", limit)
-    if busy_cores is not None:
-        if not isinstance(busy_cores, bool):
-            raise TypeError(f"ebb: busy_cores must be a bool; got {shown(busy_cores)}")
-        changed["busy_cores"] = busy_cores
+    for name, value in {"busy_cores": busy_cores, "side_stream": side_stream}.items():
+        if value is not None:
+            if not isinstance(value, bool):
+                raise TypeError(f"ebb: {name} must be a bool; got {shown(value)}")
+            changed[name] = value
     if changed.get("regions"):
         commotion.install()
     _C.configure_ahead(_C.ahead_settings() | changed)

@@ -143,6 +143,19 @@ bool isInBackward() {
   return torch::autograd::get_current_node() != nullptr;
 }
 
+// See Note [Side streams]
+void checkInputs(const Graph& graph) {
+  const bool unwritten = graph.lookahead->areInputsUnwritten();
+  graph.lookahead->asked.store(unwritten);  // whoever asks again is told again
+  TORCH_CHECK(
+      unwritten,
+      "one of the variables needed for gradient computation has been modified by an inplace "
+      "operation: ebb replayed region '",
+      graph.names.front(),
+      "' ahead of backward, on a stream beside its, while something wrote to what it reads. Write "
+      "to it after backward, or call ebb.ahead.configure(side_stream=False).");
+}
+
 void countArrival(const Lookahead& lookahead, AheadState before) {
   AheadCounts& counts = AheadCounts::get();
   counts.inTime += before == AheadState::Done ? 1 : 0;
@@ -224,10 +237,14 @@ void arriveAt(Graph& graph) {
       lookahead.asked.store(false);  // somebody looks at a saved tensor
       return;
     }
+    checkInputs(graph);
     state = lookahead.state.exchange(AheadState::Reached);
     countArrival(lookahead, state);
     before = lookahead.before;
-    lookahead.reached();
+    const auto values = lookahead.reached();
+    if (lookahead.side) {
+      graph.streams.takeOver(*lookahead.side, values);
+    }
   }
   Ahead& ahead = Ahead::get();
   if (!ahead.isForking() && !isCapturing(lookahead.device)) {

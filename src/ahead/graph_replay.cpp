@@ -9,6 +9,7 @@
 #include "graph/recipe.h"
 #include "kernel/kernel_state.h"
 #include "kernel/random_state.h"
+#include "memory/stash.h"
 
 namespace ebb {
 namespace {
@@ -68,6 +69,16 @@ bool GraphReplay::leave(AheadEnd why) {
 bool GraphReplay::mayRead(const Value& input, const c10::Storage& storage) {
   const bool sameMemory = input.isPrivate || !input.address || storage.data() == input.address;
   if (input.opaque > 0 || !sameMemory || (!input.isPrivate && isResizedByHand(storage))) {
+    return leave(AheadEnd::Stopped);
+  }
+  if (lookahead_.side && !input.isPrivate) {
+    lookahead_.stamps.push_back(input.written);
+  }
+  return true;
+}
+
+bool GraphReplay::mayFetch(const Value& input) {
+  if (!input.stash->comesBackAhead() || !lookahead_.take(input.nbytes)) {
     return leave(AheadEnd::Stopped);
   }
   return true;

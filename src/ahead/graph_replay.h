@@ -33,6 +33,7 @@ class GraphReplay final : public AheadWatch {
   AheadEnd run();
 
   bool mayRead(const Value& input, const c10::Storage& storage) override;
+  bool mayFetch(const Value& input) override;
   bool begin(const Recipe& recipe) override;
   void end() override;
 

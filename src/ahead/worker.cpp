@@ -1,6 +1,8 @@
 #include "ahead/worker.h"
 
+#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 
@@ -182,17 +184,31 @@ AheadEnd Worker::replay(Graph& graph) {
 
 AheadEnd Worker::replayOnStream(Graph& graph) {
   std::optional<c10::Stream> stream;
-  bool busyCores = false;
+  AheadSettings settings;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stream = stream_;
-    busyCores = settings_.busyCores;
+    settings = settings_;
   }
   std::optional<c10::StreamGuard> guard;
   if (stream) {
-    guard.emplace(*stream);
+    guard.emplace(settings.sideStream ? beside(*stream, graph) : *stream);
   }
-  return GraphReplay(graph, ends_, busyCores).run();
+  return GraphReplay(graph, ends_, settings.busyCores).run();
+}
+
+// See Note [Side streams]
+c10::Stream Worker::beside(c10::Stream compute, Graph& graph) {
+  const c10::impl::VirtualGuardImpl guard(device_.type());
+  if (!side_) {
+    side_ = guard.getStreamFromGlobalPool(compute.device());
+  }
+  std::lock_guard<PythonMutex> lock(graph.mutex);
+  c10::Event soFar(compute.device_type());
+  soFar.record(compute);
+  soFar.block(*side_);
+  graph.lookahead->side = *side_;
+  return *side_;
 }
 
 }  // namespace ebb

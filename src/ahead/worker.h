@@ -50,6 +50,7 @@ class Worker {
   c10::intrusive_ptr<Graph> next();
   AheadEnd replay(Graph& graph);
   AheadEnd replayOnStream(Graph& graph);
+  c10::Stream beside(c10::Stream compute, Graph& graph);
 
   const c10::Device device_;
   std::mutex mutex_;  // guards what follows, but for what is atomic
@@ -58,6 +59,7 @@ class Worker {
   std::vector<WeakGraph> ahead_;       // replayed, and backward has not come yet
   AheadSettings settings_;             // when backward last reached a graph
   std::optional<c10::Stream> stream_;  // on which backward computes
+  std::optional<c10::Stream> side_;    // beside it; the worker's own
   bool sleeps_ = false;
   uint64_t seen_ = 0;  // of posts_, before the worker last looked for something to do
   std::atomic<uint64_t> posts_{0};  // how often there was something new

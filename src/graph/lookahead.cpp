@@ -81,6 +81,11 @@ void Lookahead::dropHeld() {
   }
 }
 
+bool Lookahead::areInputsUnwritten() const {
+  return std::all_of(
+      stamps.begin(), stamps.end(), [](const VersionStamp& stamp) { return stamp.holds(); });
+}
+
 void Lookahead::reads(const WeakGraph& other) {
   if (std::find(before.begin(), before.end(), other) == before.end()) {
     before.push_back(other);
@@ -99,19 +104,22 @@ bool isAlone(const Value& value, const c10::Storage& storage) {
 
 }  // namespace
 
-void Lookahead::reached() {
+std::vector<c10::intrusive_ptr<Value>> Lookahead::reached() {
+  std::vector<c10::intrusive_ptr<Value>> alive;
   for (Wanted& each : std::exchange(wanted, {})) {
-    const auto value = each.value.lock();
-    if (!each.held || !value) {
+    auto value = each.value.lock();
+    if (!value) {
       continue;
     }
     value->heldAhead = false;
-    if (isAlone(*value, each.held)) {
+    if (each.held && isAlone(*value, each.held)) {
       value->materialise(std::move(each.held), true);
     }
+    alive.push_back(std::move(value));
   }
   holds.store(false);
   giveBack(taken);
+  return alive;
 }
 
 }  // namespace ebb

@@ -3,11 +3,13 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "ebb/export.h"
@@ -73,8 +75,17 @@ struct AheadCounts {
 // recorder that is no different from a program that holds the tensors.
 // The bytes of both count against one limit until backward reaches the graph, or it dies.
 //
-// Guarded by the graph's lock, but for what is atomic. Null while replays do not run ahead, and in
+// Its members are many, and what the graph itself would have. Guarded by the graph's lock, but for
+// what is atomic. Null while replays do not run ahead, and in
 // verify mode, which compares each replay where backward would need it.
+//
+// Note [Side streams]
+// On a device a replay ahead runs on backward's own stream, which hides the host's time; or on a
+// stream beside it, which hides the kernels' too. That one waits for backward's when a region
+// begins, and backward's for it when backward arrives; memory is told of both, as in Note [Bytes of
+// several streams]. But a write that the program makes meanwhile, on backward's stream, waits for
+// nobody: what was replayed may have read half of it. So the versions of all leaves that were read
+// are looked at again on arrival. On one stream such a write comes after.
 struct EBB_API Lookahead {
   // A value that autograd has packed, and that is to be made again.
   struct Wanted {
@@ -94,8 +105,8 @@ struct EBB_API Lookahead {
   // Gives up what was not given up: another region has been entered.
   void dropHeld();
 
-  // Backward is there. What was held is the values' own from now on.
-  void reached();
+  // Backward is there. What was held is the values' own from now on. Gives those that are alive.
+  std::vector<c10::intrusive_ptr<Value>> reached();
 
   // This graph reads what `other` has made.
   void reads(const WeakGraph& other);
@@ -103,10 +114,15 @@ struct EBB_API Lookahead {
   bool take(size_t nbytes);
   void giveBack(size_t nbytes);
 
+  // Whether nobody has written to what was read on `side`, as far as versions tell.
+  bool areInputsUnwritten() const;
+
   const uint64_t number;            // in the order of recording, of the whole process
   std::vector<Wanted> wanted;       // in the order of packing
   std::vector<WeakGraph> before;    // whose results it reads, and the one recorded before it
   size_t taken = 0;                 // of the budget
+  std::optional<c10::Stream> side;  // on which it is replayed ahead, if not on backward's
+  std::vector<VersionStamp> stamps;  // of leaves that are read there: see Note [Side streams]
   c10::Device device{c10::kCPU};    // of what was packed first
   std::atomic<bool> holds{false};   // some bytes that could be given up
   std::atomic<bool> asked{false};   // backward, or somebody else, asks for values by itself

@@ -84,6 +84,21 @@ void GraphStreams::waitForMaker(const Value& value, size_t asker) {
   }
 }
 
+void GraphStreams::takeOver(
+    c10::Stream maker, c10::ArrayRef<c10::intrusive_ptr<Value>> values) {
+  const size_t current = currentOf(maker.device());
+  const size_t place = add(maker);
+  if (current == place || current >= all_.size()) {
+    return;
+  }
+  waitFor(maker, all_[current]);
+  for (const auto& value : values) {
+    if (value->madeOn == place + 1) {
+      value->orderedOn |= bitOf(current);
+    }
+  }
+}
+
 void GraphStreams::shareOffCpu(Value& value, const c10::Storage& storage) {
   const size_t place = currentOf(storage.device());
   if (place >= all_.size()) {

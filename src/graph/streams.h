@@ -4,7 +4,9 @@
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
+#include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
 
@@ -54,6 +56,9 @@ class GraphStreams {
       shareOffCpu(value, storage);
     }
   }
+
+  // The current stream comes after all that `maker` has been given, which made some of `values`.
+  void takeOver(c10::Stream maker, c10::ArrayRef<c10::intrusive_ptr<Value>> values);
 
   // Whether there are several on one device.
   bool areSeveral() const {

@@ -14,6 +14,11 @@ class EBB_API Stash : public c10::intrusive_ptr_target {
   // somebody else holds it: then nothing is copied.
   virtual c10::Storage fetch(const c10::Storage& living) = 0;
 
+  // Whether they may be fetched before backward asks, on another thread.
+  virtual bool comesBackAhead() const {
+    return false;
+  }
+
   // The storage that they were in is about to be written on the current stream.
   virtual void beforeWrite() = 0;
 };

@@ -69,6 +69,9 @@ struct EBB_API HostStash final : Stash, InArena {
   ~HostStash() override;
 
   c10::Storage fetch(const c10::Storage& living) override;
+  bool comesBackAhead() const override {
+    return true;
+  }
   void beforeWrite() override;
 
   // Whether the storage on the device still has the memory that was sent.

@@ -126,7 +126,7 @@ class Slice {
   // False if it may not be read ahead.
   bool need(Value& value, const Recipe& consumer) {
     if (value.state() == ValueState::Away) {
-      if (watch_) {
+      if (watch_ && !watch_->mayFetch(value)) {
         return false;
       }
       bringBack(graph_, value);

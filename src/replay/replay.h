@@ -22,6 +22,9 @@ class AheadWatch {
   // Whether `recipe` may read the bytes of `input`, which are in `storage`, before backward would.
   virtual bool mayRead(const Value& input, const c10::Storage& storage) = 0;
 
+  // Whether what is away may be brought back for that.
+  virtual bool mayFetch(const Value& input) = 0;
+
   // Whether `recipe` may run now. If so it does, and then has run or has failed.
   virtual bool begin(const Recipe& recipe) = 0;
   virtual void end() = 0;

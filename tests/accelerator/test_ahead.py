@@ -1,0 +1,271 @@
+"""Replays ahead of backward on a device: on backward's stream and beside it."""
+
+from __future__ import annotations
+
+import contextlib
+
+import accelerator
+import pytest
+import torch
+from ahead_programs import WaitInBackward, blocks, counts, parameters, wait_for_replays
+from exactness import same_bits
+
+import ebb
+
+RECOMPUTE = ebb.policies.recompute_all
+SHAPE = (2, 6, 16)
+
+
+@pytest.fixture(params=[False, True], ids=["one stream", "side stream"])
+def ahead(request, device):
+    before = ebb.ahead.settings()
+    ebb.ahead.configure(regions=1, side_stream=request.param, busy_cores=True)
+    yield request.param
+    wait_for_replays()
+    ebb.ahead.configure(**before)
+
+
+def on(device, modules):
+    return [module.to(device) for module in modules]
+
+
+def leaf(device, *shape):
+    return torch.randn(*(shape or SHAPE)).to(device).requires_grad_()
+
+
+def chain(modules, x, region, waits=True):
+    for module in modules:
+        with region():
+            x = module(WaitInBackward.apply(x) if waits else x)
+    return x
+
+
+def region():
+    return ebb.region(RECOMPUTE)
+
+
+def backward(loss, modules, *more):
+    return [loss.detach(), *torch.autograd.grad(loss, [*parameters(modules), *more])]
+
+
+def found(tensors):
+    torch.accelerator.synchronize()
+    return [t.cpu() for t in tensors]
+
+
+def assert_exact(program, steps=3):
+    torch.manual_seed(3)
+    expected = found(program(contextlib.nullcontext))
+    for _ in range(steps):
+        torch.manual_seed(3)
+        assert all(map(same_bits, found(program(region)), expected))
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_chain(ahead, device, waits):
+    modules, x = on(device, blocks(4)), leaf(device)
+
+    def program(entered):
+        return backward(chain(modules, x, entered, waits).sum(), modules, x)
+
+    did = counts(lambda: assert_exact(program))
+    assert did["failures"] == 0
+    assert not waits or did["regions_in_time"] == 9
+
+
+@pytest.mark.parametrize("compute, side", [(0, 0), (300, 0), (0, 300), (200, 200)])
+def test_streams_run_late_at_random(ahead, device, compute, side):
+    modules, x = on(device, blocks(4)), leaf(device)
+    with accelerator.delayed(compute, side):
+        assert_exact(lambda entered: backward(chain(modules, x, entered, False).sum(), modules, x))
+
+
+def test_streams_of_the_programs_own(ahead, device):
+    modules = on(device, blocks(3))
+    streams = [torch.Stream(device=device) for _ in range(2)]
+    xs = [leaf(device) for _ in streams]
+    torch.accelerator.synchronize()
+
+    def program(entered):
+        results = []
+        for stream, x in zip(streams, xs, strict=True):
+            with stream:
+                loss = chain(modules, x, entered).sum()
+                results += backward(loss, modules, x)
+        return results
+
+    assert_exact(program)
+
+
+def test_two_devices(ahead, device):
+    other = torch.device(device.type, 1)
+    near, far = on(device, blocks(2)), on(other, blocks(2))
+    x = leaf(device)
+
+    def program(entered):
+        h = chain(near, x, entered)
+        h = chain(far, h.to(other), entered)
+        return backward(h.sum(), [*near, *far], x)
+
+    assert_exact(program)
+
+
+def test_masks_that_have_a_generator_are_drawn_again(ahead, device):
+    modules, x = on(device, blocks(3, dropout=0.4)), leaf(device)
+    assert_exact(lambda entered: backward(chain(modules, x, entered).sum(), modules, x))
+
+
+def test_writes_in_place(ahead, device):
+    x, w = leaf(device, 5, 5), leaf(device, 5, 5)
+
+    def program(entered):
+        h = x
+        for _ in range(4):
+            with entered():
+                y = (WaitInBackward.apply(h) @ w).relu_()
+                y = y.mul(2).add_(1).sigmoid_() * y
+                h = y + h
+        return [h.detach(), *torch.autograd.grad(h.sum(), (x, w))]
+
+    assert_exact(program)
+
+
+def test_offloaded_inputs_come_back_ahead(ahead, device):
+    ebb.offload.configure(min_bytes=1)
+    modules, x = on(device, blocks(4)), leaf(device)
+    policy = ebb.Policy({"aten::native_layer_norm": ebb.OFFLOAD}, inputs=ebb.OFFLOAD)
+
+    def program(entered):
+        entered = (lambda: ebb.region(policy)) if entered is region else entered
+        return backward(chain(modules, x, entered).sum(), modules, x)
+
+    did = counts(lambda: assert_exact(program))
+    assert did["failures"] == 0
+    assert ebb.offload.stats()["bytes_fetched"] > 0
+
+
+def test_paged_inputs_are_left_to_backward(ahead, device):
+    accelerator.have_pages()
+    ebb.paging.reset()
+    modules, x = on(device, blocks(3)), leaf(device, 16, 6, 16)
+    policy = ebb.Policy({"aten::gelu": ebb.PAGE, "aten::native_layer_norm": ebb.PAGE})
+
+    def program(entered):
+        entered = (lambda: ebb.region(policy)) if entered is region else entered
+        return backward(chain(modules, x, entered).sum(), modules, x)
+
+    assert_exact(program)
+    assert ebb.paging.step_ok()
+
+
+def test_a_write_beside_a_replay_is_seen(ahead, device):
+    """Eager gives a gradient here: it does not save the bias."""
+    w, x = leaf(device, 8, 8), leaf(device, 4, 8)
+
+    class Writes(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, bias):
+            ctx.bias = bias
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            wait_for_replays()
+            ctx.bias.add_(1)
+            return gradient, None
+
+    def program(entered):
+        bias = torch.zeros(8, device=device)
+        h = x
+        for i in range(3):
+            with entered():
+                h = Writes.apply(h, bias) if i == 2 else h
+                h = (torch.mm(h, w) + bias).tanh().exp().log1p()
+        return [h.detach(), *torch.autograd.grad(h.sum(), (x, w))]
+
+    expected = found(program(contextlib.nullcontext))
+    try:
+        assert all(map(same_bits, found(program(region)), expected))
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+        accelerator.findings()  # what was read meanwhile is thrown away
+
+
+def test_no_memory_ahead_is_no_failure(ahead, device):
+    modules, x = on(device, blocks(3)), leaf(device)
+    assert_exact(lambda entered: backward(chain(modules, x, entered).sum(), modules, x), 1)
+
+    class Squeeze(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            with accelerator.limited(device=0):
+                wait_for_replays()
+            return gradient
+
+    def program(entered):
+        h = x
+        for module in modules:
+            with entered():
+                h = module(Squeeze.apply(h))
+        return backward(h.sum(), modules, x)
+
+    ebb._C._testing.delay_replays_ahead(2000)
+    try:
+        did = counts(lambda: assert_exact(program))
+    finally:
+        ebb._C._testing.delay_replays_ahead(0)
+    assert did["failures"] > 0
+
+
+def test_each_wait_matters(ahead, device):
+    modules, x = on(device, blocks(3)), leaf(device)
+    program = lambda: found(backward(chain(modules, x, region).sum(), modules, x))  # noqa: E731
+    expected = program()
+    missed = []
+    for which, results, findings in accelerator.each_wait_left_out(program):
+        if not findings and all(map(same_bits, results, expected)):
+            missed.append(which)
+    assert missed == []
+
+
+def test_steady_state_asks_and_waits_for_nothing(ahead, device):
+    modules, x = on(device, blocks(3)), leaf(device)
+
+    def step():
+        chain(modules, x, region).sum().backward()
+
+    for _ in range(3):
+        step()
+    wait_for_replays()
+    torch.accelerator.synchronize()
+    torch.ops.late.counts()
+    step()
+    wait_for_replays()
+    assert torch.ops.late.counts().get("synchronize", 0) == 0
+
+
+def test_nothing_runs_ahead_while_a_graph_is_captured(ahead, device):
+    modules, x = on(device, blocks(3)), leaf(device)
+
+    def step():
+        return backward(chain(modules, x, region, False).sum(), modules, x)
+
+    expected = found(backward(chain(modules, x, contextlib.nullcontext, False).sum(), modules, x))
+    stream = torch.Stream(device=device)
+    accelerator.synchronize()
+    with stream:
+        for _ in range(2):
+            step()
+    wait_for_replays()
+    graph = accelerator.Graph()
+    before = ebb.ahead.stats()
+    with graph.capture(stream):
+        results = step()
+    assert ebb.ahead.stats()["regions_in_time"] == before["regions_in_time"]
+    for _ in range(2):
+        graph.replay()
+        assert all(map(same_bits, found(results), expected))
