@@ -204,9 +204,13 @@ c10::Stream Worker::beside(c10::Stream compute, Graph& graph) {
     side_ = guard.getStreamFromGlobalPool(compute.device());
   }
   std::lock_guard<PythonMutex> lock(graph.mutex);
-  c10::Event soFar(compute.device_type());
-  soFar.record(compute);
-  soFar.block(*side_);
+  if (waited_ != compute || graph.lookahead->closed > waitedAfter_) {
+    waited_ = compute;
+    waitedAfter_ = Lookahead::closings();
+    c10::Event soFar(compute.device_type());
+    soFar.record(compute);
+    soFar.block(*side_);
+  }
   graph.lookahead->side = *side_;
   return *side_;
 }

@@ -60,6 +60,8 @@ class Worker {
   AheadSettings settings_;             // when backward last reached a graph
   std::optional<c10::Stream> stream_;  // on which backward computes
   std::optional<c10::Stream> side_;    // beside it; the worker's own
+  std::optional<c10::Stream> waited_;  // for which that has waited,
+  uint64_t waitedAfter_ = 0;           // ... after so many closings of graphs
   bool sleeps_ = false;
   uint64_t seen_ = 0;  // of posts_, before the worker last looked for something to do
   std::atomic<uint64_t> posts_{0};  // how often there was something new

@@ -81,6 +81,18 @@ void Lookahead::dropHeld() {
   }
 }
 
+namespace {
+std::atomic<uint64_t> allClosings{0};
+}
+
+void Lookahead::close() {
+  closed = ++allClosings;
+}
+
+uint64_t Lookahead::closings() {
+  return allClosings.load();
+}
+
 bool Lookahead::areInputsUnwritten() const {
   return std::all_of(
       stamps.begin(), stamps.end(), [](const VersionStamp& stamp) { return stamp.holds(); });

@@ -117,7 +117,14 @@ struct EBB_API Lookahead {
   // Whether nobody has written to what was read on `side`, as far as versions tell.
   bool areInputsUnwritten() const;
 
+  // Nothing more is recorded.
+  void close();
+
+  // How many have been closed so far, in the whole process.
+  static uint64_t closings();
+
   const uint64_t number;            // in the order of recording, of the whole process
+  uint64_t closed = 0;              // in the order of closing, from 1
   std::vector<Wanted> wanted;       // in the order of packing
   std::vector<WeakGraph> before;    // whose results it reads, and the one recorded before it
   size_t taken = 0;                 // of the budget

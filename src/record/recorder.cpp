@@ -297,6 +297,7 @@ void Recorder::closeLookahead(Lookahead& lookahead) {
     lookahead.before.push_back(before_);
   }
   results_.add(values_, context_.graph);
+  lookahead.close();
 }
 
 void Recorder::emptyEscapes(
