@@ -11,7 +11,12 @@ namespace {
 std::atomic<uint32_t> replaysAhead{0};  // recipes that run, or are about to ask whether they may
 std::atomic<uint32_t> commotions{0};
 
+// This thread is one of them: a kernel may be Python's, and do what others wait with. See also Note
+// [Static TLS].
+[[gnu::tls_model("initial-exec")]] constinit thread_local bool tlsIsStill = false;
+
 void leaveStillness() {
+  tlsIsStill = false;
   if (replaysAhead.fetch_sub(1) == 1) {
     replaysAhead.notify_all();
   }
@@ -37,6 +42,7 @@ struct ResizedStorages {
 Stillness::Stillness() {
   replaysAhead.fetch_add(1);
   holds_ = commotions.load() == 0;
+  tlsIsStill = holds_;
   if (!holds_) {
     leaveStillness();
   }
@@ -59,7 +65,7 @@ Commotion::~Commotion() {
 void beginCommotion() {
   commotions.fetch_add(1);
   uint32_t running = replaysAhead.load();
-  if (running != 0) {
+  if (running != 0 && !tlsIsStill) {
     const WithoutGil withoutGil;
     while (running != 0) {
       replaysAhead.wait(running);
