@@ -11,10 +11,10 @@ namespace ebb {
 
 // How far replays run ahead of backward.
 struct AheadSettings {
-  size_t regions = 0;                  // outermost regions ahead of the one backward is in; 0: off
-  size_t limit = size_t{1} << 30;      // most bytes that are there before backward needs them
-  bool busyCores = false;              // also on a CPU that has no idle core for it
-  bool sideStream = false;             // on a device: beside backward's stream, not on it
+  size_t regions = 0;              // outermost regions ahead of the one backward is in; 0: off
+  size_t limit = size_t{1} << 30;  // most bytes that are there before backward needs them
+  bool busyCores = false;          // also on a CPU that has no idle core for it
+  bool sideStream = false;         // on a device: beside backward's stream, not on it
 
   static constexpr auto fields(auto function) {
     return function(

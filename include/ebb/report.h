@@ -15,19 +15,19 @@ namespace ebb {
 
 // One region's counts, or a sum of them. Bytes count each storage once.
 struct RegionCounters {
-  uint64_t entered = 0;         // times the region was entered
-  uint64_t opsSeen = 0;         // ops that reached ebb; views do not
-  uint64_t opsRecorded = 0;     // those of them for which a recipe was written
-  uint64_t opsReplayed = 0;     // recipes run again
+  uint64_t entered = 0;           // times the region was entered
+  uint64_t opsSeen = 0;           // ops that reached ebb; views do not
+  uint64_t opsRecorded = 0;       // those of them for which a recipe was written
+  uint64_t opsReplayed = 0;       // recipes run again
   uint64_t opsReplayedAhead = 0;  // those of them that ran before backward asked
-  uint64_t bytesSaved = 0;      // made in the region, packed by autograd, kept
-  uint64_t bytesDropped = 0;    // made in the region, packed by autograd, not kept
-  uint64_t bytesCopied = 0;     // copied before a write, because a recipe still needed them
-  uint64_t bytesOffloaded = 0;  // sent to the host
-  uint64_t bytesFellBack = 0;   // to be offloaded, but kept or recomputed for want of host memory
-  uint64_t bytesPaged = 0;      // of storages whose live rows went to pages
-  uint64_t bytesNotPaged = 0;   // to be paged, but kept: which rows live is not known
-  uint64_t bytesEscaped = 0;    // could be recomputed, but held by others when the region ended
+  uint64_t bytesSaved = 0;        // made in the region, packed by autograd, kept
+  uint64_t bytesDropped = 0;      // made in the region, packed by autograd, not kept
+  uint64_t bytesCopied = 0;       // copied before a write, because a recipe still needed them
+  uint64_t bytesOffloaded = 0;    // sent to the host
+  uint64_t bytesFellBack = 0;     // to be offloaded, but kept or recomputed for want of host memory
+  uint64_t bytesPaged = 0;        // of storages whose live rows went to pages
+  uint64_t bytesNotPaged = 0;     // to be paged, but kept: which rows live is not known
+  uint64_t bytesEscaped = 0;      // could be recomputed, but held by others when the region ended
 
   EBB_API RegionCounters& operator+=(const RegionCounters& other);
 

@@ -1,12 +1,9 @@
 #include "ahead/worker.h"
 
-#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 
-#include <algorithm>
 #include <chrono>
 
 namespace ebb {
@@ -30,11 +27,6 @@ void relax() {
 #endif
 }
 
-bool canBegin(const Graph& graph) {
-  return graph.lookahead && graph.lookahead->state.load() == AheadState::Recorded &&
-         !graph.lookahead->asked.load();
-}
-
 }  // namespace
 
 AheadFailures& AheadFailures::get() {
@@ -42,7 +34,7 @@ AheadFailures& AheadFailures::get() {
   return *instance;
 }
 
-Worker::Worker(c10::Device device) : device_(device) {
+Worker::Worker(c10::Device device) : side_(device) {
 }
 
 Worker::~Worker() {
@@ -56,11 +48,10 @@ void Worker::reached(
     std::optional<c10::Stream> stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!expected) {
-    ahead_.clear();  // backward goes another way
+    upcoming_.forgetAhead();
   }
-  candidates_.insert(candidates_.end(), before.begin(), before.end());
-  settings_ = settings;
-  stream_ = stream;
+  upcoming_.add(before);
+  task_ = {settings, stream};
   posts_.fetch_add(1);
   if (!running_.load()) {
     start();
@@ -128,37 +119,11 @@ bool Worker::waitForWork() {
   return !ends_.load();
 }
 
-// The graph that backward will reach next; null if it is far enough ahead.
 c10::intrusive_ptr<Graph> Worker::next() {
-  std::vector<c10::intrusive_ptr<Graph>> seen;  // no graph dies under the lock
+  Upcoming::Seen seen;
   std::lock_guard<std::mutex> lock(mutex_);
   seen_ = posts_.load();
-  const auto forget = [&](std::vector<WeakGraph>& all, const auto& stays) {
-    const auto goes = [&](const WeakGraph& weak) {
-      const auto graph = seen.emplace_back(weak.lock());
-      return !graph || !stays(*graph);
-    };
-    all.erase(std::remove_if(all.begin(), all.end(), goes), all.end());
-  };
-  forget(ahead_, [](const Graph& graph) { return !graph.lookahead->asked.load(); });
-  const size_t candidatesFrom = seen.size();
-  forget(candidates_, &canBegin);
-  if (candidates_.empty() || ahead_.size() >= settings_.regions) {
-    return {};
-  }
-  c10::intrusive_ptr<Graph> latest;
-  for (size_t i = candidatesFrom; i < seen.size(); ++i) {
-    const auto& graph = seen[i];
-    const bool later = graph && canBegin(*graph) &&
-                       (!latest || latest->lookahead->number < graph->lookahead->number);
-    latest = later ? graph : latest;
-  }
-  if (!latest) {
-    return {};
-  }
-  latest->lookahead->state.store(AheadState::Begun);
-  ahead_.emplace_back(latest);
-  return latest;
+  return upcoming_.take(task_.settings.regions, seen);
 }
 
 AheadEnd Worker::replay(Graph& graph) {
@@ -171,48 +136,32 @@ AheadEnd Worker::replay(Graph& graph) {
   if (end == AheadEnd::Stopped || end == AheadEnd::Threads) {
     ++AheadFailures::get().stopped;
   }
-  auto begun = AheadState::Begun;
   if (end == AheadEnd::Done) {
-    graph.lookahead->state.compare_exchange_strong(begun, AheadState::Done);
-    std::lock_guard<PythonMutex> lockGraph(graph.mutex);
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto& before = graph.lookahead->before;
-    candidates_.insert(candidates_.end(), before.begin(), before.end());
+    comesNext(graph);
   }
   return end;
 }
 
-AheadEnd Worker::replayOnStream(Graph& graph) {
-  std::optional<c10::Stream> stream;
-  AheadSettings settings;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    stream = stream_;
-    settings = settings_;
-  }
-  std::optional<c10::StreamGuard> guard;
-  if (stream) {
-    guard.emplace(settings.sideStream ? beside(*stream, graph) : *stream);
-  }
-  return GraphReplay(graph, ends_, settings.busyCores).run();
+// What comes after a graph that has been replayed.
+void Worker::comesNext(Graph& done) {
+  auto begun = AheadState::Begun;
+  done.lookahead->state.compare_exchange_strong(begun, AheadState::Done);
+  std::lock_guard<PythonMutex> lockGraph(done.mutex);
+  std::lock_guard<std::mutex> lock(mutex_);
+  upcoming_.add(done.lookahead->before);
 }
 
-// See Note [Side streams]
-c10::Stream Worker::beside(c10::Stream compute, Graph& graph) {
-  const c10::impl::VirtualGuardImpl guard(device_.type());
-  if (!side_) {
-    side_ = guard.getStreamFromGlobalPool(compute.device());
+AheadEnd Worker::replayOnStream(Graph& graph) {
+  Task task;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    task = task_;
   }
-  std::lock_guard<PythonMutex> lock(graph.mutex);
-  if (waited_ != compute || graph.lookahead->closed > waitedAfter_) {
-    waited_ = compute;
-    waitedAfter_ = Lookahead::closings();
-    c10::Event soFar(compute.device_type());
-    soFar.record(compute);
-    soFar.block(*side_);
+  std::optional<c10::StreamGuard> guard;
+  if (task.stream) {
+    guard.emplace(task.settings.sideStream ? side_.after(*task.stream, graph) : *task.stream);
   }
-  graph.lookahead->side = *side_;
-  return *side_;
+  return GraphReplay(graph, ends_, task.settings.busyCores).run();
 }
 
 }  // namespace ebb

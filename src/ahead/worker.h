@@ -10,9 +10,10 @@
 #include <mutex>
 #include <optional>
 #include <thread>
-#include <vector>
 
 #include "ahead/graph_replay.h"
+#include "ahead/side_stream.h"
+#include "ahead/upcoming.h"
 #include "ebb/ahead.h"
 #include "graph/lookahead.h"
 
@@ -44,26 +45,26 @@ class Worker {
   }
 
  private:
+  struct Task {
+    AheadSettings settings;
+    std::optional<c10::Stream> stream;  // on which backward computes
+  };
+
   void start();
   void loop();
   bool waitForWork();
   c10::intrusive_ptr<Graph> next();
+  void comesNext(Graph& done);
   AheadEnd replay(Graph& graph);
   AheadEnd replayOnStream(Graph& graph);
-  c10::Stream beside(c10::Stream compute, Graph& graph);
 
-  const c10::Device device_;
+  SideStream side_;   // only the thread uses it
   std::mutex mutex_;  // guards what follows, but for what is atomic
   std::condition_variable wake_;
-  std::vector<WeakGraph> candidates_;  // that come next, in no order
-  std::vector<WeakGraph> ahead_;       // replayed, and backward has not come yet
-  AheadSettings settings_;             // when backward last reached a graph
-  std::optional<c10::Stream> stream_;  // on which backward computes
-  std::optional<c10::Stream> side_;    // beside it; the worker's own
-  std::optional<c10::Stream> waited_;  // for which that has waited,
-  uint64_t waitedAfter_ = 0;           // ... after so many closings of graphs
+  Upcoming upcoming_;
+  Task task_;  // as it was when backward last reached a graph
   bool sleeps_ = false;
-  uint64_t seen_ = 0;  // of posts_, before the worker last looked for something to do
+  uint64_t seen_ = 0;               // of posts_, before the worker last looked for something to do
   std::atomic<uint64_t> posts_{0};  // how often there was something new
   std::atomic<bool> ends_{false};
   std::atomic<bool> running_{false};

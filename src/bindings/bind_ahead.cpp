@@ -1,5 +1,5 @@
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/bindings.h"

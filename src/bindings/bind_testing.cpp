@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/bind_policy.h"
 #include "ahead/ahead.h"
 #include "ahead/graph_replay.h"
+#include "bindings/bind_policy.h"
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "ebb/offload.h"
@@ -46,6 +46,8 @@ py::list namesOfFields() {
 // The keys of each table of fields.
 py::dict fields() {
   py::dict found;
+  found["AheadSettings"] = namesOfFields<AheadSettings>();
+  found["AheadStats"] = namesOfFields<AheadStats>();
   found["OffloadSettings"] = namesOfFields<OffloadSettings>();
   found["OffloadStats"] = namesOfFields<OffloadStats>();
   found["PagingSettings"] = namesOfFields<PagingSettings>();

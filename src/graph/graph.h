@@ -27,6 +27,7 @@ namespace ebb {
 struct Escaped;
 struct PageGroup;
 
+// Its members are many: what a region leaves for its backward, each a room's own.
 struct EBB_API Graph final : c10::intrusive_ptr_target {
   PythonMutex mutex;                    // See Note [One lock per graph]
   std::vector<std::string> names;       // of the regions nested in this one; the outermost is first

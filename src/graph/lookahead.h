@@ -123,16 +123,16 @@ struct EBB_API Lookahead {
   // How many have been closed so far, in the whole process.
   static uint64_t closings();
 
-  const uint64_t number;            // in the order of recording, of the whole process
-  uint64_t closed = 0;              // in the order of closing, from 1
-  std::vector<Wanted> wanted;       // in the order of packing
-  std::vector<WeakGraph> before;    // whose results it reads, and the one recorded before it
-  size_t taken = 0;                 // of the budget
-  std::optional<c10::Stream> side;  // on which it is replayed ahead, if not on backward's
+  const uint64_t number;             // in the order of recording, of the whole process
+  uint64_t closed = 0;               // in the order of closing, from 1
+  std::vector<Wanted> wanted;        // in the order of packing
+  std::vector<WeakGraph> before;     // whose results it reads, and the one recorded before it
+  size_t taken = 0;                  // of the budget
+  std::optional<c10::Stream> side;   // on which it is replayed ahead, if not on backward's
   std::vector<VersionStamp> stamps;  // of leaves that are read there: see Note [Side streams]
-  c10::Device device{c10::kCPU};    // of what was packed first
-  std::atomic<bool> holds{false};   // some bytes that could be given up
-  std::atomic<bool> asked{false};   // backward, or somebody else, asks for values by itself
+  c10::Device device{c10::kCPU};     // of what was packed first
+  std::atomic<bool> holds{false};    // some bytes that could be given up
+  std::atomic<bool> asked{false};    // backward, or somebody else, asks for values by itself
   std::atomic<AheadState> state{AheadState::Recorded};
 };
 

@@ -84,8 +84,7 @@ void GraphStreams::waitForMaker(const Value& value, size_t asker) {
   }
 }
 
-void GraphStreams::takeOver(
-    c10::Stream maker, c10::ArrayRef<c10::intrusive_ptr<Value>> values) {
+void GraphStreams::takeOver(c10::Stream maker, c10::ArrayRef<c10::intrusive_ptr<Value>> values) {
   const size_t current = currentOf(maker.device());
   const size_t place = add(maker);
   if (current == place || current >= all_.size()) {

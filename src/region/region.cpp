@@ -12,9 +12,9 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "ahead/ahead.h"
 #include "ebb/paging.h"
 #include "ebb/region.h"
-#include "ahead/ahead.h"
 #include "intercept/install.h"
 #include "policy/explain.h"
 #include "record/recorder.h"

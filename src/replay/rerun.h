@@ -17,7 +17,6 @@ enum class Asker : uint8_t {
 // Runs `recipe`, and gives its results that are still referred to their bytes. `stack` is empty,
 // and is given for its memory. Throws, naming op, region and fix, if the run cannot be the same as
 // in the forward.
-void rerun(
-    Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Asker asker = Asker::Backward);
+void rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Asker asker = Asker::Backward);
 
 }  // namespace ebb

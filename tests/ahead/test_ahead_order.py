@@ -10,7 +10,6 @@ from ahead_programs import (
     WaitInBackward,
     blocks,
     counts,
-    parameters,
     replays_ahead,
     wait_for_replays,
 )

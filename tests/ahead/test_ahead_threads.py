@@ -168,10 +168,14 @@ def forward():
 
 
 @pytest.mark.parametrize(
-    "end", ["sys.exit(3)", "os._exit(3)", "raise SystemExit(3)", "threading._shutdown(); sys.exit(3)"]
+    "end",
+    ["sys.exit(3)", "os._exit(3)", "raise SystemExit(3)", "threading._shutdown(); sys.exit(3)"],
 )
 def test_the_interpreter_ends_while_it_works(end):
-    script = "import threading\n" + SETUP + f"""
+    script = (
+        "import threading\n"
+        + SETUP
+        + f"""
 seen = []
 def hook(g):
     seen.append(g)
@@ -182,13 +186,16 @@ try:
 finally:
     print(ebb.ahead.stats()["workers"], flush=True)
 """
+    )
     done = in_a_process(script)
     assert done.returncode == 3, done.stderr
     assert done.stdout.strip() in ("1", ""), done.stderr
 
 
 def test_the_program_ends_with_work_left():
-    done = in_a_process(SETUP + """
+    done = in_a_process(
+        SETUP
+        + """
 def hook(g):
     raise KeyError("over")
 loss = forward()
@@ -198,11 +205,14 @@ except KeyError:
     pass
 ebb._C._testing.replay_when_closed(True)
 loss = forward()
-""")
+"""
+    )
     assert done.returncode == 0, done.stderr
 
 
-FORKS = SETUP + """
+FORKS = (
+    SETUP
+    + """
 @torch.enable_grad()
 def child():
     global hook
@@ -240,6 +250,7 @@ assert len(children) == 3
 assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
 print("done")
 """
+)
 
 
 def test_children_of_fork_have_workers_of_their_own():
@@ -250,7 +261,9 @@ def test_children_of_fork_have_workers_of_their_own():
 
 
 def test_a_graph_that_is_being_replayed_at_a_fork_is_whole_in_both():
-    done = in_a_process(SETUP + """
+    done = in_a_process(
+        SETUP
+        + """
 ebb._C._testing.delay_replays_ahead(100000)
 ebb._C._testing.replay_when_closed(True)
 def hook(g): pass
@@ -266,7 +279,8 @@ if pid == 0:
     os._exit(0 if same else 1)
 assert os.waitpid(pid, 0)[1] == 0
 assert same
-""")
+"""
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -409,7 +423,9 @@ def test_every_setter_of_torch_waits_or_need_not():
 
 def test_setters_wait_wherever_torch_has_them():
     commotion.install()
-    waiting = {name: getattr(torch._C, name) for name in commotion.SETTERS if hasattr(torch._C, name)}
+    waiting = {
+        name: getattr(torch._C, name) for name in commotion.SETTERS if hasattr(torch._C, name)
+    }
     assert len(waiting) > 20
     for name, setter in waiting.items():
         original = setter.args[0]  # of the partial

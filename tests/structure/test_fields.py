@@ -22,10 +22,12 @@ FIELDS = {struct: set(names) for struct, names in _testing.fields().items()}
 # What the user reads as one dictionary, or as the dictionaries inside of it.
 STATISTICS = {
     ebb.stats: FIELDS["Stats"] | FIELDS["RegionCounters"] | FIELDS["TransferCounters"],
+    ebb.ahead.stats: FIELDS["AheadStats"],
     ebb.offload.stats: FIELDS["OffloadStats"],
     ebb.paging.stats: FIELDS["PagingStats"] | FIELDS["PagePoolStats"],
 }
 SETTINGS = {
+    ebb.ahead.configure: FIELDS["AheadSettings"],
     ebb.offload.configure: FIELDS["OffloadSettings"],
     ebb.paging.configure: FIELDS["PagingSettings"],
 }
@@ -55,6 +57,8 @@ def test_dictionaries_have_the_keys_of_their_tables():
 
     assert stats.keys() == FIELDS["Stats"]
     assert stats["total"].keys() == FIELDS["RegionCounters"]
+    assert ebb.ahead.stats().keys() == FIELDS["AheadStats"]
+    assert ebb.ahead.settings().keys() == FIELDS["AheadSettings"]
     assert ebb.offload.stats().keys() == FIELDS["OffloadStats"]
     assert ebb.offload.settings().keys() == FIELDS["OffloadSettings"]
     assert ebb.paging.stats().keys() == FIELDS["PagingStats"]
@@ -95,12 +99,14 @@ def test_rows_and_reports_have_the_fields_of_their_tables():
 def test_the_page_of_statistics_has_all_figures():
     text = (REFERENCE / "statistics.md").read_text()
     sections = dict(re.findall(r"^## `(ebb\.[\w.]+)\(\)`\n(.*?)(?=^## |\Z)", text, re.M | re.S))
-    assert sections.keys() == {"ebb.stats", "ebb.offload.stats", "ebb.paging.stats"}
-    for name, function in (
-        ("ebb.stats", ebb.stats),
-        ("ebb.offload.stats", ebb.offload.stats),
-        ("ebb.paging.stats", ebb.paging.stats),
-    ):
+    functions = {
+        "ebb.stats": ebb.stats,
+        "ebb.ahead.stats": ebb.ahead.stats,
+        "ebb.offload.stats": ebb.offload.stats,
+        "ebb.paging.stats": ebb.paging.stats,
+    }
+    assert sections.keys() == functions.keys()
+    for name, function in functions.items():
         rows = re.findall(r"^\| (`.+?) \| (.+) \|$", sections[name], re.M)
         keys = set(re.findall(r"`(\w+)`", " ".join(cell for row in rows for cell in row)))
         assert keys == STATISTICS[function], name

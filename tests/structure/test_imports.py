@@ -19,7 +19,7 @@ FLOORS = (
     ("_policy", "_report"),
     ("policies",),
     ("_region",),
-    ("offload", "paging"),
+    ("ahead", "offload", "paging"),
     ("_launch",),
     ("__init__",),
     ("__main__", "_ebb_autoload", "_testing"),

@@ -72,8 +72,7 @@ class Block(nn.Module):
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        x = x + F.dropout(self.down(F.gelu(self.up(x))), self.dropout, self.training)
-        return x
+        return x + F.dropout(self.down(F.gelu(self.up(x))), self.dropout, self.training)
 
 
 def blocks(count: int, dropout: float = 0.0) -> list[Block]:

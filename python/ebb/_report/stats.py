@@ -23,6 +23,7 @@ def stats(flat: bool = False) -> dict[str, Any]:
         * ``"step"``: steps begun since the start or the last :func:`reset_stats`;
         * ``"regions"``: for each region name a dictionary of counts; ``"total"``: their sum:
           ``entered`` (times), ``ops_seen`` (views are not), ``ops_recorded``, ``ops_replayed``,
+          ``ops_replayed_ahead`` (before backward asked: :func:`ebb.ahead.configure`),
           ``bytes_saved`` and ``bytes_dropped`` (made in the region, packed by autograd, and kept
           or not; each storage once), ``bytes_copied`` (copied before a write because a recompute
           needs them), ``bytes_offloaded`` (sent to the host), ``bytes_fell_back`` (were to be
