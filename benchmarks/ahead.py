@@ -1,0 +1,256 @@
+"""Replays ahead of backward, beside ebb without them and the peers, which may use the same cores.
+
+    OMP_NUM_THREADS=1 python benchmarks/ahead.py
+    OMP_NUM_THREADS=1 python benchmarks/ahead.py --only Llama --seconds 10
+
+Each way takes turns with the others in one process. Gradients are compared with eager's, bit for
+bit. With as many intra-op threads as cores nothing may run ahead, and it is measured that it costs
+nothing. The exit status is 1 if a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from environment import device, environment, quick, slug
+from steps import equal
+from systems import RECOMPUTE_ALL, System, in_checkpoint, in_region, remat_systems
+from timing import Trial, interleaved, time_step
+from torch import Tensor
+from workloads import LlamaBlock, PreNormBlock, Workload, blocks_in_turn, run_directly
+
+import ebb
+from report import environment_line, table
+
+ROOT = Path(__file__).resolve().parents[1]
+AHEAD = "ebb recompute_all, ahead"
+WITHOUT = "ebb recompute_all"
+ALLOWED_WHERE_BUSY = 1.02  # of the time without, where no core is idle
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program, and the most that a step may take with replays ahead, as a multiple of eager."""
+
+    make: Callable[[], Workload]
+    goal: float
+
+
+def pre_norm(count: int, width: int) -> Callable[[], Workload]:
+    def make() -> Workload:
+        x = torch.randn(2, 128, width, requires_grad=True)
+        blocks = [PreNormBlock(width) for _ in range(count)]
+        return blocks_in_turn(f"{count} pre-LN blocks, width {width}", blocks, x)
+
+    return make
+
+
+def llama(count: int) -> Callable[[], Workload]:
+    def make() -> Workload:
+        x = torch.randn(1, 4, 16, requires_grad=True)
+        blocks = [LlamaBlock(16, heads=2, hidden=32) for _ in range(count)]
+        angles = torch.randn(4, 8), torch.randn(4, 8)
+        return blocks_in_turn(f"{count} tiny Llama block{'s'[: count - 1]}", blocks, x, *angles)
+
+    return make
+
+
+CASES = [
+    Case(pre_norm(4, 512), 1.03),
+    Case(pre_norm(12, 512), 1.015),
+    Case(pre_norm(4, 64), 1.08),
+    Case(llama(1), 1.15),
+    Case(llama(4), 1.15),
+]
+SYSTEMS = [
+    System("eager", "", run_directly),
+    System("AC", RECOMPUTE_ALL, in_checkpoint()),
+    *(system for system in remat_systems() if system.family == RECOMPUTE_ALL),
+    System(WITHOUT, RECOMPUTE_ALL, in_region(ebb.policies.recompute_all)),
+    System(AHEAD, RECOMPUTE_ALL, in_region(ebb.policies.recompute_all)),
+]
+
+
+@contextmanager
+def replays_ahead(system: System) -> Iterator[None]:
+    ebb.ahead.configure(regions=1 if system.name == AHEAD else 0)
+    try:
+        yield
+    finally:
+        ebb.ahead.configure(regions=0)
+
+
+def gradients(workload: Workload, system: System) -> list[Tensor | None]:
+    workload.clear_gradients()
+    with replays_ahead(system):
+        workload.step(system.run)
+    found = [leaf.grad for leaf in workload.leaves]
+    workload.clear_gradients()
+    return found
+
+
+def held_by_a_region(workload: Workload) -> int:
+    """The most bytes that autograd keeps of one of its blocks, and that would be recomputed."""
+    ebb.reset_stats()
+    numbers = iter(range(1 << 20))
+
+    def run(block: Any, *inputs: Tensor) -> Tensor:
+        with ebb.region(ebb.policies.recompute_all, f"block {next(numbers)}"):
+            return block(*inputs)
+
+    workload.step(run)
+    workload.clear_gradients()
+    return max(region["bytes_dropped"] for region in ebb.stats()["regions"].values())
+
+
+def measure(case: Case, seconds: float) -> dict[str, Any]:
+    torch.manual_seed(0)
+    with device():
+        workload = case.make()
+    expected = gradients(workload, SYSTEMS[0])
+    for system in SYSTEMS * 3:
+        if not equal(gradients(workload, system), expected):
+            raise SystemExit(f"{system.name} gives other gradients than eager on {workload.name}")
+
+    def trial(system: System) -> Trial:
+        def run() -> dict[str, float]:
+            workload.clear_gradients()
+            with replays_ahead(system):
+                return time_step(lambda: workload.step(system.run), device())
+
+        return run
+
+    before = ebb.ahead.stats()
+    trials = {system.name: trial(system) for system in SYSTEMS}
+    times = interleaved(trials, 0 if quick() else seconds, 1 if quick() else 5)
+    gc.collect()
+    after = ebb.ahead.stats()
+    eager = times["eager"]["step"]
+    return {
+        "workload": workload.name,
+        "goal": case.goal,
+        "seconds": eager.least,
+        "ratios": {name: phases["step"].least / eager.least for name, phases in times.items()},
+        "ratios_of_medians": {
+            name: phases["step"].median / eager.median for name, phases in times.items()
+        },
+        "did": {name: after[name] - before[name] for name in after if name.startswith("regions_")},
+        "most_bytes": most_bytes(workload),
+        "bytes_of_a_region": held_by_a_region(workload),
+    }
+
+
+def most_bytes(workload: Workload) -> int:
+    """What is there before backward needs it, at most, looked at wherever a region is entered or
+    its backward has come by."""
+    most = 0
+
+    def look(*_: object) -> None:
+        nonlocal most
+        most = max(most, ebb.ahead.stats()["bytes"])
+
+    def run(block: Any, *inputs: Tensor) -> Tensor:
+        with ebb.region(ebb.policies.recompute_all):
+            result: Tensor = block(*inputs)
+        look()
+        result.register_hook(look)
+        return result
+
+    with replays_ahead(SYSTEMS[-1]):
+        workload.step(run)
+    workload.clear_gradients()
+    return most
+
+
+def where_busy(seconds: float) -> float:
+    """The time with replays ahead over that without, with as many threads as cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    try:
+        ratios = measure(CASES[0], seconds)["ratios"]
+    finally:
+        torch.set_num_threads(threads)
+    return float(ratios[AHEAD] / ratios[WITHOUT])
+
+
+def goals(found: dict[str, Any]) -> dict[str, bool]:
+    met = {
+        f"{row['workload']}: {row['ratios'][AHEAD]:.3f}, at most {row['goal']}": row["ratios"][
+            AHEAD
+        ]
+        <= row["goal"]
+        for row in found["rows"]
+    }
+    for row in found["rows"]:
+        text = f"{row['workload']}: at most one region's bytes ({row['bytes_of_a_region']:,})"
+        met[text] = row["most_bytes"] <= row["bytes_of_a_region"]
+    busy = found["where_busy"]
+    met[f"all cores busy: {busy:.3f} of the time without, at most {ALLOWED_WHERE_BUSY}"] = (
+        busy <= ALLOWED_WHERE_BUSY
+    )
+    return met
+
+
+def page(found: dict[str, Any]) -> str:
+    names = [system.name for system in SYSTEMS]
+    rows = [
+        [
+            row["workload"],
+            f"{row['seconds'] * 1e3:.2f}",
+            *(
+                f"{row['ratios'][name]:.3f} [{row['ratios_of_medians'][name]:.3f}]"
+                for name in names[1:]
+            ),
+            f"{row['most_bytes']:,}",
+            f"{row['bytes_of_a_region']:,}",
+        ]
+        for row in found["rows"]
+    ]
+    head = ["", "eager, ms", *names[1:], "bytes ahead", "bytes of a region"]
+    lines = [
+        "# Replays ahead of backward",
+        "",
+        f"{environment_line(found['environment'])}. Written by `benchmarks/ahead.py`.",
+        "",
+        "A step's least time as a multiple of eager's; in brackets, medians.",
+        "",
+        table(head, rows),
+        "",
+        *(f"* {what}: {'yes' if met else '**no**'}" for what, met in found["goals"].items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="")
+    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results")
+    options = parser.parse_args()
+    chosen = [case for case in CASES if options.only.lower() in case.make().name.lower()]
+    found = {
+        "environment": environment(),
+        "rows": [measure(case, options.seconds) for case in chosen],
+        "where_busy": where_busy(options.seconds),
+    }
+    found["goals"] = goals(found)
+    print(page(found))
+    if not quick() and not options.only:
+        name = f"{slug(found['environment'])}-ahead"
+        (options.output / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+        (options.output / f"{name}.md").write_text(page(found))
+    return 0 if all(found["goals"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
