@@ -80,6 +80,7 @@ compile-clang: $(VENV)/.ebb-test
 # Every peer in one process; writes benchmarks/results. On the CPU twelve minutes.
 bench: $(VENV)/.ebb-bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/ahead.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/offload.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/paging.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/trainer.py

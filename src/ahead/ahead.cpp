@@ -143,7 +143,7 @@ bool isInBackward() {
   return torch::autograd::get_current_node() != nullptr;
 }
 
-// See Note [Side streams]
+// See Note [Writes under a replay ahead]
 void checkInputs(const Graph& graph) {
   const bool unwritten = graph.lookahead->areInputsUnwritten();
   graph.lookahead->asked.store(unwritten);  // whoever asks again is told again
@@ -152,8 +152,14 @@ void checkInputs(const Graph& graph) {
       "one of the variables needed for gradient computation has been modified by an inplace "
       "operation: ebb replayed region '",
       graph.names.front(),
-      "' ahead of backward, on a stream beside its, while something wrote to what it reads. Write "
-      "to it after backward, or call ebb.ahead.configure(side_stream=False).");
+      "' ahead of backward, and one of its inputs has been written since. Write to it after "
+      "backward, put all forwards that share it in one region, or give the operators that read it "
+      "the decision SAVE.");
+}
+
+bool canBeReplayed(const WeakGraph& weak) {
+  const auto graph = weak.lock();
+  return graph && graph->lookahead && !graph->lookahead->asked.load();
 }
 
 void countArrival(const Lookahead& lookahead, AheadState before) {
@@ -247,7 +253,8 @@ void arriveAt(Graph& graph) {
     }
   }
   Ahead& ahead = Ahead::get();
-  if (!ahead.isForking() && !isCapturing(lookahead.device)) {
+  const bool isNext = std::any_of(before.begin(), before.end(), &canBeReplayed);
+  if (isNext && !ahead.isForking() && !isCapturing(lookahead.device)) {
     const bool expected = state != AheadState::Recorded;
     ahead.worker(lookahead.device)
         .reached(before, expected, ahead.settings(), currentStream(lookahead.device));

@@ -56,7 +56,7 @@ bool GraphReplay::makeNext() {
   try {
     return materialiseAhead(graph_, *value, *this);
   } catch (...) {
-    still_.reset();
+    end();
     throw;
   }
 }
@@ -67,13 +67,14 @@ bool GraphReplay::leave(AheadEnd why) {
 }
 
 bool GraphReplay::mayRead(const Value& input, const c10::Storage& storage) {
-  const bool sameMemory = input.isPrivate || !input.address || storage.data() == input.address;
-  if (input.opaque > 0 || !sameMemory || (!input.isPrivate && isResizedByHand(storage))) {
+  if (input.isPrivate) {
+    return true;
+  }
+  const bool sameMemory = input.address == nullptr || storage.data() == input.address;
+  if (input.recipe || input.opaque > 0 || !sameMemory) {
     return leave(AheadEnd::Stopped);
   }
-  if (lookahead_.side && !input.isPrivate) {
-    lookahead_.stamps.push_back(input.written);
-  }
+  lookahead_.hasRead(input);
   return true;
 }
 
@@ -90,8 +91,8 @@ bool GraphReplay::begin(const Recipe& recipe) {
   }
   delay(recipe.sequence);
   still_.emplace();
-  if (!still_->holds() || !allows(recipe) || !takeRoomFor(recipe)) {
-    still_.reset();
+  if (!still_->holds() || !allows(recipe) || !takeRoomFor(recipe) || !mayReadInputs(recipe)) {
+    end();
     why_ = why_ == AheadEnd::Done ? AheadEnd::Stopped : why_;
     return false;
   }
@@ -99,7 +100,21 @@ bool GraphReplay::begin(const Recipe& recipe) {
 }
 
 void GraphReplay::end() {
+  reads_.reset();
   still_.reset();
+}
+
+// See Note [Hands on a storage]
+bool GraphReplay::mayReadInputs(const Recipe& recipe) {
+  std::vector<c10::Storage> leaves;
+  for (uint32_t i = 0; i < recipe.inputCount; ++i) {
+    const auto& value = recipe.inputs[i].value;
+    if (value && !value->isPrivate && value->bytes) {
+      leaves.push_back(value->bytes);
+    }
+  }
+  reads_.emplace(std::move(leaves), lookahead_.closed);
+  return reads_->isAllowed();
 }
 
 // Note [What is not replayed ahead]
@@ -108,7 +123,9 @@ void GraphReplay::end() {
 // 2. Random operators without a Generator argument: for a replay the device's own generator has to
 //    be set, and the program may draw from it at any time.
 // 3. What would need other settings of the process than it has.
-// 4. What reads storages that somebody resizes by hand (sharded parameters), or writes unseen.
+// 4. What is written unseen just now, or has been: see also Note [Hands on a storage].
+// 5. What reads a value that the program holds too, and that can be made again: if the program
+//    writes to it, backward makes it again. See also Note [Writes under a replay ahead].
 // The rest of the graph is left to backward then, since it is mostly made of what is missing.
 bool GraphReplay::allows(const Recipe& recipe) {
   const bool sets =

@@ -47,6 +47,7 @@ class GraphReplay final : public AheadWatch {
   bool makeNext();
   bool leave(AheadEnd why);
   bool allows(const Recipe& recipe);
+  bool mayReadInputs(const Recipe& recipe);
   bool hasSettings(const NumericSettings& settings);
   bool takeRoomFor(const Recipe& recipe);
   void forgetPassed();
@@ -58,6 +59,7 @@ class GraphReplay final : public AheadWatch {
   size_t next_ = 0;  // of Lookahead::wanted
   std::vector<Passing> passing_;
   std::optional<Stillness> still_;  // while a recipe runs
+  std::optional<ReadAhead> reads_;  // likewise
   AheadEnd why_ = AheadEnd::Done;
 };
 

@@ -136,16 +136,21 @@ AheadEnd Worker::replay(Graph& graph) {
   if (end == AheadEnd::Stopped || end == AheadEnd::Threads) {
     ++AheadFailures::get().stopped;
   }
-  if (end == AheadEnd::Done) {
-    comesNext(graph);
-  }
+  leave(
+      graph,
+      end == AheadEnd::Done    ? AheadState::Done
+      : end == AheadEnd::Asked ? AheadState::Begun
+                               : AheadState::Stopped);
   return end;
 }
 
-// What comes after a graph that has been replayed.
-void Worker::comesNext(Graph& done) {
+// What comes after a graph that has been replayed may be next.
+void Worker::leave(Graph& done, AheadState now) {
   auto begun = AheadState::Begun;
-  done.lookahead->state.compare_exchange_strong(begun, AheadState::Done);
+  done.lookahead->state.compare_exchange_strong(begun, now);
+  if (now != AheadState::Done) {
+    return;
+  }
   std::lock_guard<PythonMutex> lockGraph(done.mutex);
   std::lock_guard<std::mutex> lock(mutex_);
   upcoming_.add(done.lookahead->before);

@@ -54,7 +54,7 @@ class Worker {
   void loop();
   bool waitForWork();
   c10::intrusive_ptr<Graph> next();
-  void comesNext(Graph& done);
+  void leave(Graph& done, AheadState now);
   AheadEnd replay(Graph& graph);
   AheadEnd replayOnStream(Graph& graph);
 

@@ -5,6 +5,7 @@
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "ebb/ahead.h"
+#include "graph/lookahead.h"
 #include "memory/stillness.h"
 
 namespace ebb::bindings {
@@ -25,7 +26,12 @@ void bindAhead(py::module_& module) {
   module.def("begin_commotion", torch::wrap_pybind_function(&beginCommotion));
   module.def("end_commotion", torch::wrap_pybind_function(&endCommotion));
   module.def("note_resized_by_hand", [](const py::object& storage) {
-    noteResizedByHand(torch::createStorage(storage.ptr()));
+    noteHandOn(torch::createStorage(storage.ptr()), kForEver);
+  });
+  module.def("note_alias", [](const at::Tensor& tensor) {
+    if (tensor.has_storage()) {
+      noteHandOn(tensor.storage(), Lookahead::closings());
+    }
   });
 }
 

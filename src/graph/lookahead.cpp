@@ -34,7 +34,7 @@ Lookahead::Lookahead(uint64_t number) : number(number) {
 
 Lookahead::~Lookahead() {
   const AheadState last = state.load();
-  if (last == AheadState::Begun || last == AheadState::Done) {
+  if (last != AheadState::Recorded && last != AheadState::Reached) {
     ++AheadCounts::get().inVain;
   }
   giveBack(taken);
@@ -91,6 +91,13 @@ void Lookahead::close() {
 
 uint64_t Lookahead::closings() {
   return allClosings.load();
+}
+
+void Lookahead::hasRead(const Value& leaf) {
+  stamps.push_back(leaf.written);
+  for (const auto* stamp = leaf.otherCounters.get(); stamp != nullptr; stamp = stamp->next.get()) {
+    stamps.push_back(*stamp);
+  }
 }
 
 bool Lookahead::areInputsUnwritten() const {

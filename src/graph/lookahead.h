@@ -51,7 +51,8 @@ class EBB_API AheadBudget {
 enum class AheadState : uint8_t {
   Recorded,  // nothing has been done ahead
   Begun,     // some of it has
-  Done,      // all that can be done ahead has
+  Done,      // all of it has
+  Stopped,   // the rest cannot be done ahead
   Reached,   // backward asks for it by itself
 };
 
@@ -79,13 +80,18 @@ struct AheadCounts {
 // what is atomic. Null while replays do not run ahead, and in
 // verify mode, which compares each replay where backward would need it.
 //
+// Note [Writes under a replay ahead]
+// The program may write to a leaf while a replay reads it, and a version moves only when the
+// write's kernel has returned: what was replayed may have read half of it, with the same version
+// before and after. When backward arrives, what the program did before that is done. So the
+// versions of all leaves that were read are looked at again then, and if one has moved that is the
+// error which a replay that begins then would raise.
+//
 // Note [Side streams]
 // On a device a replay ahead runs on backward's own stream, which hides the host's time; or on a
 // stream beside it, which hides the kernels' too. That one waits for backward's when a region
 // begins, and backward's for it when backward arrives; memory is told of both, as in Note [Bytes of
-// several streams]. But a write that the program makes meanwhile, on backward's stream, waits for
-// nobody: what was replayed may have read half of it. So the versions of all leaves that were read
-// are looked at again on arrival. On one stream such a write comes after.
+// several streams].
 struct EBB_API Lookahead {
   // A value that autograd has packed, and that is to be made again.
   struct Wanted {
@@ -114,7 +120,10 @@ struct EBB_API Lookahead {
   bool take(size_t nbytes);
   void giveBack(size_t nbytes);
 
-  // Whether nobody has written to what was read on `side`, as far as versions tell.
+  // A replay ahead reads `leaf`: see Note [Writes under a replay ahead].
+  void hasRead(const Value& leaf);
+
+  // Whether nobody has written to what was read, as far as versions tell.
   bool areInputsUnwritten() const;
 
   // Nothing more is recorded.
@@ -129,7 +138,7 @@ struct EBB_API Lookahead {
   std::vector<WeakGraph> before;     // whose results it reads, and the one recorded before it
   size_t taken = 0;                  // of the budget
   std::optional<c10::Stream> side;   // on which it is replayed ahead, if not on backward's
-  std::vector<VersionStamp> stamps;  // of leaves that are read there: see Note [Side streams]
+  std::vector<VersionStamp> stamps;  // of leaves that were read: see hasRead()
   c10::Device device{c10::kCPU};     // of what was packed first
   std::atomic<bool> holds{false};    // some bytes that could be given up
   std::atomic<bool> asked{false};    // backward, or somebody else, asks for values by itself

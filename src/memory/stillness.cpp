@@ -2,8 +2,10 @@
 
 #include <c10/util/flat_hash_map.h>
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <utility>
 
 namespace ebb {
 namespace {
@@ -22,18 +24,37 @@ void leaveStillness() {
   }
 }
 
-// Weakly held, so that no other storage takes its place.
-struct ResizedStorages {
-  using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
+// Storages that somebody has a hand on, and those that recipes are reading.
+struct Hands {
+  struct Hand {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // so that no other one takes its place
+    uint64_t until;
+  };
 
   std::mutex mutex;  // guards what follows
-  ska::flat_hash_map<c10::StorageImpl*, Weak> all;
+  ska::flat_hash_map<c10::StorageImpl*, Hand> on;
+  std::vector<c10::StorageImpl*> read;
   size_t sweepAt = 64;
-  std::atomic<bool> some{false};
 
-  static ResizedStorages& get() {
-    static auto* instance = new ResizedStorages;
+  static Hands& get() {
+    static auto* instance = new Hands;
     return *instance;
+  }
+
+  void forgetDead() {
+    for (auto entry = on.begin(); entry != on.end();) {
+      entry = entry->second.storage.expired() ? on.erase(entry) : std::next(entry);
+    }
+    sweepAt = 2 * on.size() + 64;
+  }
+
+  bool isRead(c10::StorageImpl* storage) const {
+    return std::find(read.begin(), read.end(), storage) != read.end();
+  }
+
+  bool isOn(c10::StorageImpl* storage, uint64_t closed) const {
+    const auto hand = on.find(storage);
+    return hand != on.end() && hand->second.until >= closed && !hand->second.storage.expired();
   }
 };
 
@@ -78,26 +99,46 @@ void endCommotion() {
   commotions.fetch_sub(1);
 }
 
-void noteResizedByHand(const c10::Storage& storage) {
-  ResizedStorages& resized = ResizedStorages::get();
-  std::lock_guard<std::mutex> lock(resized.mutex);
-  resized.some.store(true, std::memory_order_release);
-  if (resized.all.size() >= resized.sweepAt) {
-    for (auto entry = resized.all.begin(); entry != resized.all.end();) {
-      entry = entry->second.expired() ? resized.all.erase(entry) : std::next(entry);
+void noteHandOn(const c10::Storage& storage, uint64_t until) {
+  c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
+  Hands& hands = Hands::get();
+  bool isRead = false;
+  {
+    std::lock_guard<std::mutex> lock(hands.mutex);
+    if (hands.on.size() >= hands.sweepAt) {
+      hands.forgetDead();
     }
-    resized.sweepAt = 2 * resized.all.size() + 64;
+    const auto place = hands.on.find(impl);
+    const bool known = place != hands.on.end() && !place->second.storage.expired();
+    const uint64_t before = known ? place->second.until : 0;
+    hands.on.insert_or_assign(
+        impl, Hands::Hand{storage.getWeakStorageImpl(), std::max(before, until)});
+    isRead = hands.isRead(impl);
   }
-  resized.all.emplace(storage.unsafeGetStorageImpl(), storage.getWeakStorageImpl());
+  if (isRead) {
+    const Commotion wait;
+  }
 }
 
-bool isResizedByHand(const c10::Storage& storage) {
-  ResizedStorages& resized = ResizedStorages::get();
-  if (!resized.some.load(std::memory_order_acquire)) {
-    return false;
+ReadAhead::ReadAhead(std::vector<c10::Storage> storages, uint64_t closed)
+    : storages_(std::move(storages)) {
+  Hands& hands = Hands::get();
+  std::lock_guard<std::mutex> lock(hands.mutex);
+  allowed_ = std::none_of(storages_.begin(), storages_.end(), [&](const c10::Storage& storage) {
+    return hands.isOn(storage.unsafeGetStorageImpl(), closed);
+  });
+  for (const c10::Storage& storage : storages_) {
+    hands.read.push_back(storage.unsafeGetStorageImpl());
   }
-  std::lock_guard<std::mutex> lock(resized.mutex);
-  return resized.all.count(storage.unsafeGetStorageImpl()) > 0;
+}
+
+ReadAhead::~ReadAhead() {
+  Hands& hands = Hands::get();
+  std::lock_guard<std::mutex> lock(hands.mutex);
+  for (const c10::Storage& storage : storages_) {
+    hands.read.erase(
+        std::find(hands.read.begin(), hands.read.end(), storage.unsafeGetStorageImpl()));
+  }
 }
 
 }  // namespace ebb

@@ -3,6 +3,9 @@
 
 #include <c10/core/Storage.h>
 
+#include <cstdint>
+#include <vector>
+
 #include "ebb/export.h"
 #include "support/python_support.h"
 
@@ -46,9 +49,36 @@ class EBB_API Commotion {
 EBB_API void beginCommotion();
 EBB_API void endCommotion();
 
-// Somebody changes the size of `storage` by hand, as those do who shard parameters: at times it is
-// empty or about to be filled, which nothing shows. Not to be read ahead from now on.
-EBB_API void noteResizedByHand(const c10::Storage& storage);
-bool isResizedByHand(const c10::Storage& storage);
+// Note [Hands on a storage]
+// Whoever resizes a storage by hand shards parameters: at times it is empty or about to be filled,
+// which nothing shows, so it is not read ahead any more. Whoever takes an alias with a version of
+// its own
+// (`p.data`, `p.numpy()`, a pointer) while graphs wait for their backward may write through that
+// and put back what was there, which nothing shows either; so those graphs do not read it ahead,
+// and who takes the alias waits for the recipe that is reading. An alias that was taken before the
+// forward is not noticed.
+constexpr uint64_t kForEver = UINT64_MAX;
+
+// `storage` is not to be read ahead for graphs that were closed as number `until` or before. Waits
+// while a recipe reads it.
+EBB_API void noteHandOn(const c10::Storage& storage, uint64_t until);
+
+// What a recipe reads, while it runs ahead. Of a graph that was closed as number `closed`.
+class EBB_API ReadAhead {
+ public:
+  ReadAhead(std::vector<c10::Storage> storages, uint64_t closed);
+  ~ReadAhead();
+  ReadAhead(const ReadAhead&) = delete;
+  ReadAhead& operator=(const ReadAhead&) = delete;
+
+  // Whether nobody has a hand on one of them.
+  bool isAllowed() const {
+    return allowed_;
+  }
+
+ private:
+  std::vector<c10::Storage> storages_;
+  bool allowed_;
+};
 
 }  // namespace ebb

@@ -65,6 +65,18 @@ def _method_alone(method: Callable[..., Any]) -> Callable[..., Any]:
     return alone
 
 
+def _aliasing(method: Callable[..., Any]) -> Callable[..., Any]:
+    """What it gives may be written through, and no version moves: see Note [Hands on a storage]."""
+
+    @functools.wraps(method)
+    def aliasing(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if type(self) in (torch.Tensor, torch.nn.Parameter):
+            _C.note_alias(self)
+        return method(self, *args, **kwargs)
+
+    return aliasing
+
+
 def _replace(name: str) -> None:
     """A function of torch._C, wherever torch has it."""
     setter = getattr(torch._C, name, None)
@@ -109,8 +121,16 @@ def install() -> None:
         (torch.backends.ContextProp, "__set__"),  # holds setters of its own
         (torch.UntypedStorage, "resize_"),
         (torch.UntypedStorage, "_swap_data_ptr_"),
+        (torch.UntypedStorage, "_share_fd_cpu_"),
+        (torch.UntypedStorage, "_share_filename_cpu_"),
         (torch.Tensor, "resize_"),
         (torch.Tensor, "resize_as_"),
     ):
-        setattr(owner, name, _method_alone(getattr(owner, name)))
+        if hasattr(owner, name):  # torch 2.11 lacks some
+            setattr(owner, name, _method_alone(getattr(owner, name)))
+    torch.resize_as_ = functools.partial(_C.without_replays_ahead, torch.resize_as_)
+    for name in ("numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage"):
+        setattr(torch.Tensor, name, _aliasing(getattr(torch.Tensor, name)))
+    data = torch._C.TensorBase.data
+    torch.Tensor.data = property(_aliasing(data.__get__), data.__set__)  # type: ignore[assignment]
     _capturing(torch.cuda.CUDAGraph)
