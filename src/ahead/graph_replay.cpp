@@ -138,6 +138,9 @@ bool GraphReplay::hasSettings(const NumericSettings& settings) {
   if (settings.threads != now.threads) {
     return leave(AheadEnd::Threads);
   }
+  if (settings.flushDenormals && now.threads > 1) {
+    return false;  // intra-op threads have what they were born with, here and there
+  }
   const bool fits = busyCores_ || !lookahead_.device.is_cpu() || 2 * now.threads <= usableCores();
   return fits && settings.equalsForProcess(now);
 }

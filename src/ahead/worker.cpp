@@ -46,23 +46,31 @@ void Worker::reached(
     bool expected,
     const AheadSettings& settings,
     std::optional<c10::Stream> stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!expected) {
-    upcoming_.forgetAhead();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!expected) {
+      upcoming_.forgetAhead();
+    }
+    upcoming_.add(before);
+    task_ = {settings, stream};
+    posts_.fetch_add(1);
+    if (sleeps_) {
+      wake_.notify_one();
+    }
   }
-  upcoming_.add(before);
-  task_ = {settings, stream};
-  posts_.fetch_add(1);
   if (!running_.load()) {
     start();
-  } else if (sleeps_) {
-    wake_.notify_one();
   }
 }
 
 void Worker::start() {
+  const WithoutGil withoutGil;
+  std::lock_guard<std::mutex> life(lifeMutex_);
+  if (running_.load()) {
+    return;
+  }
   if (thread_.joinable()) {
-    thread_.join();  // it has ended, or is about to, without the lock
+    thread_.join();
   }
   ends_.store(false);
   running_.store(true);
@@ -70,13 +78,14 @@ void Worker::start() {
 }
 
 void Worker::stop() {
+  const WithoutGil withoutGil;
+  std::lock_guard<std::mutex> life(lifeMutex_);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     ends_.store(true);
     wake_.notify_one();
   }
   if (thread_.joinable()) {
-    const WithoutGil withoutGil;
     thread_.join();
   }
 }

@@ -68,6 +68,7 @@ class Worker {
   std::atomic<uint64_t> posts_{0};  // how often there was something new
   std::atomic<bool> ends_{false};
   std::atomic<bool> running_{false};
+  std::mutex lifeMutex_;  // guards thread_; taken without the other one
   std::thread thread_;
 };
 

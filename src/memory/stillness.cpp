@@ -120,6 +120,13 @@ void noteHandOn(const c10::Storage& storage, uint64_t until) {
   }
 }
 
+size_t handsOn(const c10::Storage& storage) {
+  Hands& hands = Hands::get();
+  std::lock_guard<std::mutex> lock(hands.mutex);
+  const auto hand = hands.on.find(storage.unsafeGetStorageImpl());
+  return hand != hands.on.end() && !hand->second.storage.expired() ? 1 : 0;
+}
+
 ReadAhead::ReadAhead(std::vector<c10::Storage> storages, uint64_t closed)
     : storages_(std::move(storages)) {
   Hands& hands = Hands::get();

@@ -10,21 +10,20 @@ void Results::add(const ValueMap& values, const c10::intrusive_ptr<Graph>& graph
   }
   for (const auto& [storage, value] : values.all()) {
     if (value->madeHere && !value->home.expired()) {
-      all_.insert_or_assign(storage, std::pair(value->home, WeakGraph(graph)));
+      all_.insert_or_assign(storage, Made{value->address, WeakGraph(graph)});
     }
   }
 }
 
 WeakGraph Results::madeBy(const at::Tensor& tensor) const {
   const auto found = all_.find(storageOf(tensor));
-  const bool known = found != all_.end() && !found->second.first.expired();
-  return known ? found->second.second : WeakGraph(c10::intrusive_ptr<Graph>());
+  const bool known = found != all_.end() && found->second.address == tensor.storage().data();
+  return known ? found->second.by : WeakGraph(c10::intrusive_ptr<Graph>());
 }
 
 void Results::forgetDead() {
   for (auto entry = all_.begin(); entry != all_.end();) {
-    const bool dead = entry->second.first.expired() || entry->second.second.expired();
-    entry = dead ? all_.erase(entry) : std::next(entry);
+    entry = entry->second.by.expired() ? all_.erase(entry) : std::next(entry);
   }
   sweepAt_ = 2 * all_.size() + 64;
 }

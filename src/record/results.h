@@ -4,15 +4,15 @@
 #include <ATen/core/TensorBody.h>
 #include <c10/util/flat_hash_map.h>
 
-#include <utility>
-
 #include "graph/graph.h"
 #include "graph/lookahead.h"
 #include "record/value_map.h"
 
 namespace ebb {
 
-// Storages that regions of one thread have left behind, and their graphs. Weakly held.
+// Storages that regions of one thread have left behind, and their graphs. Storages are compared,
+// not held: another one in the same place is taken for it, and a region that backward does not
+// reach next is replayed.
 class Results {
  public:
   // What `graph` made and somebody else holds.
@@ -22,11 +22,14 @@ class Results {
   WeakGraph madeBy(const at::Tensor& tensor) const;
 
  private:
-  using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+  struct Made {
+    const void* address;  // of its bytes
+    WeakGraph by;
+  };
 
   void forgetDead();
 
-  ska::flat_hash_map<c10::StorageImpl*, std::pair<WeakStorage, WeakGraph>> all_;
+  ska::flat_hash_map<const c10::StorageImpl*, Made> all_;
   size_t sweepAt_ = 64;  // its size at which the dead are forgotten
 };
 

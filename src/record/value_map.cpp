@@ -7,6 +7,7 @@
 #include "graph/rows.h"
 #include "memory/bytes.h"
 #include "memory/stash.h"
+#include "memory/stillness.h"
 #include "record/notes.h"
 #include "record/results.h"
 #include "record/sender.h"
@@ -86,7 +87,7 @@ void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours) {
   }
   // Values know their storage weakly. The strong references count as one, and so does `weak`.
   const auto weak = tensor.storage().getWeakStorageImpl();
-  if (weak.weak_use_count() > 2 + ours) {
+  if (weak.weak_use_count() > 2 + ours + handsOn(tensor.storage())) {
     tensor.unsafeGetTensorImpl()->bump_version();
   }
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import pickle
 import random
 import re
 import subprocess
@@ -282,6 +283,71 @@ assert same
 """
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_threads_fork_while_others_train():
+    done = in_a_process(
+        SETUP
+        + """
+import threading, time
+ebb._C._testing.delay_replays_ahead(200)
+def hook(g): pass
+end = time.monotonic() + 3
+forks, steps = [], []
+def fork():
+    while time.monotonic() < end:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        forks.append(pid)
+def train():
+    while time.monotonic() < end:
+        h = torch.randn(2, 6, 16, requires_grad=True)
+        for module in modules:
+            with ebb.region(ebb.policies.recompute_all):
+                h = module(h)
+        steps.append(torch.autograd.grad(h.sum(), parameters(modules)))
+        steps.clear()
+threads = [threading.Thread(target=t) for t in (fork, fork, train, train)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(forks) > 5)
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True\n"
+
+
+def test_setters_are_pickled_by_name():
+    commotion.install()
+    assert pickle.loads(pickle.dumps(torch.set_num_threads)) is torch.set_num_threads
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_denormals_are_flushed_by_whom_they_were(first):
+    """Intra-op threads have the mode with which they were born, the worker's too."""
+    torch.set_num_threads(2)
+    x = torch.rand(1 << 18, requires_grad=True)
+    small = torch.rand(1 << 18) * 1e-38
+
+    def program(entered):
+        with entered():
+            h = (small * 0.25 * x).sum()
+        with entered():
+            out = (h * 2).sin()
+        return [torch.autograd.grad(out, x)[0]]
+
+    with replays_ahead():
+        if first:
+            program(region)
+        torch.set_flush_denormal(True)
+        try:
+            expected = program(contextlib.nullcontext)
+            for _ in range(10):
+                assert same(program(region), expected)
+        finally:
+            torch.set_flush_denormal(False)
 
 
 # What must not happen under a replay.

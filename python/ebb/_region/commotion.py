@@ -55,6 +55,17 @@ SETTERS = (
 )
 
 
+class _Alone(functools.partial):  # type: ignore[type-arg]
+    """No function of Python's, whose line a warning would name. Pickled by name, as a function."""
+
+    def __reduce__(self) -> str:
+        return str(self.__name__)  # type: ignore[attr-defined]
+
+
+def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.update_wrapper(_Alone(_C.without_replays_ahead, function), function)
+
+
 def _method_alone(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -78,14 +89,13 @@ def _aliasing(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _replace(name: str) -> None:
-    """A function of torch._C, wherever torch has it."""
+    """A function of torch._C, wherever a module has it, the program's own too."""
     setter = getattr(torch._C, name, None)
     if setter is None:
         return
-    # No function of Python's, whose line a warning would name.
-    alone = functools.partial(_C.without_replays_ahead, setter)
+    alone = _alone(setter)
     for module in list(sys.modules.values()):
-        if module.__name__.startswith("torch") and vars(module).get(name) is setter:
+        if getattr(module, "__dict__", {}).get(name) is setter:
             setattr(module, name, alone)
 
 
@@ -128,9 +138,9 @@ def install() -> None:
     ):
         if hasattr(owner, name):  # torch 2.11 lacks some
             setattr(owner, name, _method_alone(getattr(owner, name)))
-    torch.resize_as_ = functools.partial(_C.without_replays_ahead, torch.resize_as_)
+    torch.resize_as_ = _alone(torch.resize_as_)
     for name in ("numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage"):
         setattr(torch.Tensor, name, _aliasing(getattr(torch.Tensor, name)))
-    data = torch._C.TensorBase.data
+    data: Any = torch._C.TensorBase.data
     torch.Tensor.data = property(_aliasing(data.__get__), data.__set__)  # type: ignore[assignment]
     _capturing(torch.cuda.CUDAGraph)

@@ -1,0 +1,124 @@
+"""Programs that write, beside a replay, to what it reads: the bits of eager, or an error."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+
+import pytest
+import torch
+from ahead_programs import replays_ahead
+from exactness import same_bits
+
+import ebb
+
+SIZE = 1 << 20
+ROUNDS = 40
+
+
+def region():
+    return ebb.region(ebb.policies.recompute_all)
+
+
+def outcomes(program, expected):
+    """Of many runs in which the hook comes at another moment each: whether the bits are eager's, or
+    the message of an error."""
+    draw = random.Random(2)
+    found = []
+    with replays_ahead():
+        for _ in range(ROUNDS):
+            try:
+                found.append(same_bits(program(region, draw.random() * 0.004), expected))
+            except RuntimeError as error:
+                found.append(str(error))
+    return found
+
+
+def two_regions(x, body, hook, entered):
+    """`hook` runs when backward has been in the second region, and the worker is in the first."""
+    with entered():
+        h = body(x).mean()
+    h.register_hook(hook)
+    with entered():
+        out = (h * 2).sin()
+    return torch.autograd.grad(out, x)[0]
+
+
+def test_to_a_value_that_can_be_made_again():
+    """Versions move when the write's kernel has returned, too late for the replay beside it."""
+    x = torch.rand(SIZE, requires_grad=True)
+
+    def program(entered, pause):
+        kept = []
+
+        def body(x):
+            kept.append(x * 1.5)
+            return kept[0].exp()
+
+        def hook(gradient):
+            time.sleep(pause)
+            with torch.no_grad():
+                kept[0].add_(1)
+
+        return two_regions(x, body, hook, entered)
+
+    found = outcomes(program, program(contextlib.nullcontext, 0))
+    assert found == [True] * ROUNDS
+
+
+def test_to_a_part_of_a_leaf():
+    """Between the places at which fingerprints look."""
+    x = torch.rand(SIZE, requires_grad=True)
+    between = slice(4, SIZE // 63 - 4)
+
+    def program(entered, pause):
+        leaf = torch.full((SIZE,), 0.5)
+
+        def hook(gradient):
+            time.sleep(pause)
+            leaf[between].erfinv_()
+
+        return two_regions(x, lambda x: (x + leaf).exp(), hook, entered)
+
+    found = outcomes(program, program(contextlib.nullcontext, 0))
+    assert all(one is True or "modified by an inplace operation" in str(one) for one in found)
+
+
+@pytest.mark.parametrize("how", ["data", "numpy", "pointer"])
+def test_that_puts_back_what_was_there(how):
+    """Averages of weights are put in place for a moment, say. No version moves."""
+    x, leaf, other = torch.rand(SIZE, requires_grad=True), torch.rand(SIZE), torch.rand(SIZE)
+    kept = leaf.clone()
+
+    def alias():
+        if how == "data":
+            return leaf.data
+        if how == "numpy":
+            return torch.from_numpy(leaf.numpy())
+        return torch.empty(0).set_(leaf.untyped_storage(), 0, (SIZE,))
+
+    def program(entered, pause):
+        def hook(gradient):
+            time.sleep(pause)
+            alias().copy_(other)
+            alias().copy_(kept)
+
+        return two_regions(x, lambda x: (x + leaf).exp(), hook, entered)
+
+    found = outcomes(program, program(contextlib.nullcontext, 0))
+    assert found == [True] * ROUNDS
+
+
+def test_opaque_writes_know_nothing_of_ahead():
+    """What is remembered of storages is no reason to move a version."""
+    x = torch.rand(8, requires_grad=True)
+    with replays_ahead():
+        y = torch.rand(8)
+        _ = y.data
+        h = (x * y).sin()
+        version = y._version
+        with ebb.opaque(y):
+            pass
+        assert y._version == version
+        h.sum().backward()
