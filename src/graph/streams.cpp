@@ -84,7 +84,7 @@ void GraphStreams::waitForMaker(const Value& value, size_t asker) {
   }
 }
 
-void GraphStreams::shareOffCpu(Value& value, const c10::Storage& storage) {
+void GraphStreams::shareOffCpu(const c10::Storage& storage) {
   const size_t place = currentOf(storage.device());
   if (place >= all_.size()) {
     return;
@@ -96,7 +96,6 @@ void GraphStreams::shareOffCpu(Value& value, const c10::Storage& storage) {
       tellOf(other, storage);
     }
   }
-  value.madeOn = 0;
 }
 
 }  // namespace ebb
