@@ -93,10 +93,6 @@ void Copies::send(HostStash& stash) {
 }
 
 void Copies::startLeaving(HostStash& stash) {
-  const size_t most = context_.settings.inFlightBytes;
-  while (!now_.leaving.empty() && now_.leavingBytes + stash.nbytes > most) {
-    waitForFirst();
-  }
   if (std::find(devices_.begin(), devices_.end(), stash.device) == devices_.end()) {
     devices_.push_back(stash.device);
   }
@@ -113,7 +109,7 @@ void Copies::startLeaving(HostStash& stash) {
   stats.bytesSent += stash.nbytes;
   stats.mostInFlight = std::max<uint64_t>(stats.mostInFlight, now_.leavingBytes);
   stash.account->sent += stash.nbytes;
-  while (now_.leavingBytes > most) {  // it alone is more than the limit
+  while (now_.leavingBytes > context_.settings.inFlightBytes) {
     waitForFirst();
   }
 }
