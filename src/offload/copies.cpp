@@ -179,7 +179,7 @@ void Copies::finishLeaving(HostStash& stash) {
     moveToCopy(stash);
     return;
   }
-  now_.held.push_back({stash.left, stash.packedOn, std::move(stash.onDevice), {}, stash.device});
+  context_.drop(stash.onDevice);  // whoever gets its memory comes after the write
   stash.state = State::Away;
   context_.away.add(stash);
 }
@@ -399,19 +399,11 @@ bool Copies::freeLeaving() {
   return true;
 }
 
-// In static mode memory is used again before the host knows that it may be.
+// Whatever of it lists hold: in static mode memory is used again before the host knows that it may.
 void Copies::finishAll() {
-  for (const Leaving& leaving : now_.leaving) {
-    via_.finish(*leaving.left);
-  }
-  for (const HostStash* stash : now_.returning) {
-    via_.finish(*stash->returned);
-  }
-  for (const Held& held : now_.held) {
-    via_.finish(*held.until);
-  }
   for (const c10::Device device : devices_) {
     via_.finish(*via_.record(via_.outStream(device)));
+    via_.finish(*via_.record(via_.inStream(device)));
   }
 }
 

@@ -163,12 +163,8 @@ c10::Storage Offload::fetchOnce(HostStash& stash, const c10::Storage& living) {
     bringBack(stash, compute);
   }
   takeBack(stash, compute);
-  c10::Storage bytes = stash.onDevice;
   fetchAhead(stash.sequence, compute);
-  if (context_.settings.isStatic && copies_.unfetchedHere() == 0) {
-    copies_.reapUnused();
-  }
-  return bytes;
+  return stash.onDevice;
 }
 
 // Its bytes come to the host when its graph is replayed, or came before one is.

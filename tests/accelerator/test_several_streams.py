@@ -160,3 +160,68 @@ def test_a_stream_that_comes_later_waits_for_a_filled_escape(streams, x, device)
 
     for found in (first, second, escaped):
         assert torch.equal(found.cpu(), x.detach().cpu().sin())
+
+
+def test_what_left_early_is_freed_after_the_copy(streams, x):
+    """A write waited for that, on its own stream; the memory is another stream's."""
+    with ebb.region(SINES):
+        with streams[0]:
+            h = x.sin()
+            h.cos()  # sends it
+            y = h.exp().cos()
+        streams[1].wait_stream(streams[0])
+        with streams[1], torch.no_grad():
+            h.zero_()
+        streams[0].wait_stream(streams[1])
+    del h
+    use_what_is_free(streams[0], *[(8, 32)] * 8)
+    with streams[0]:
+        found = torch.autograd.grad(y.sum(), x)[0]
+    accelerator.synchronize()
+
+    cpu = x.detach().cpu().requires_grad_()
+    assert torch.equal(found.cpu(), torch.autograd.grad(cpu.sin().exp().cos().sum(), cpu)[0])
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_what_is_dropped_on_its_way_back(static, streams, x):
+    """Its memory is used again after the copy: on the device, and on the host by another stream."""
+    ebb.offload.configure(static=static, in_flight_bytes=0)
+    with ebb.region(SINES), streams[0]:
+        first = x.sin().cos()
+        second = (x * 2).sin().cos()
+    accelerator.synchronize()
+    ones = ones_for(second)
+    with streams[0]:
+        torch.autograd.grad(second, x, ones)  # and the first one ahead
+    del first, second
+    use_what_is_free(streams[0], *[(8, 32)] * 8)
+    with streams[1], ebb.region(SINES):
+        y = x.sin().cos().sin().cos()
+    with streams[1]:
+        found = torch.autograd.grad(y.sum(), x)[0]
+    accelerator.synchronize()
+
+    cpu = x.detach().cpu().requires_grad_()
+    expected = torch.autograd.grad(cpu.sin().cos().sin().cos().sum(), cpu)[0]
+    assert torch.equal(found.cpu(), expected)
+
+
+def test_what_was_fetched_is_not_sent_any_more(streams, x):
+    """It was among the last ones, and is asked for twice: for a part there was no memory first."""
+    ebb.offload.configure(keep_last=1)
+    with ebb.region(SINES):
+        y = x.sin()[:1].cos()
+    accelerator.synchronize()
+    with (
+        pytest.raises(torch.OutOfMemoryError),
+        accelerator.limited(device=torch.accelerator.memory_allocated(x.device)),
+    ):
+        _ = y.grad_fn._saved_self
+    before = ebb.offload.stats()["bytes_sent"]
+    with ebb.region(SINES):
+        z = x.sin().cos()  # is the last one now
+
+    assert ebb.offload.stats()["bytes_sent"] == before
+    assert torch.equal(y.grad_fn._saved_self.cpu(), x.detach().cpu().sin()[:1])
+    del z
