@@ -50,7 +50,7 @@ MUTANTS = (
     copies(
         "outside-is-put-aside",
         text="outside_ = std::exchange(now_, {});",
-        tests=(f"{CAPTURES}::test_what_left_before_a_capture_cannot_come_back_in_it",),
+        tests=("tests/accelerator/test_offload_captures.py",),
     ),
     copies(
         "host-memory-of-a-capture-stays",

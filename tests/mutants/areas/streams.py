@@ -35,7 +35,13 @@ MUTANTS = (
         "asker-waits-for-maker", text="waitFor(all_[maker - 1], all_[asker]);", tests=(STREAMS,)
     ),
     streams("allocator-is-told-of-users", text="tellOf(all_[current], storage);", tests=(STREAMS,)),
-    streams("all-wait-for-what-is-shared", text="waitFor(current, other);", tests=(STREAMS,)),
+    streams(
+        "all-wait-for-what-is-shared",
+        text="waitFor(current, other);",
+        tests=(
+            "tests/accelerator/test_several_streams.py::test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it",
+        ),
+    ),
     streams(
         "allocator-is-told-of-all",
         text="tellOf(other, storage);",
@@ -48,7 +54,13 @@ MUTANTS = (
         text="value.madeOn = static_cast<uint8_t>(std::min<size_t>(current + 1, UINT8_MAX));",
         tests=(STREAMS,),
     ),
-    streams("made-is-not-ordered-yet", text="value.orderedOn = 0;", tests=(STREAMS,)),
+    streams(
+        "made-is-not-ordered-yet",
+        text="value.orderedOn = 0;",
+        tests=(
+            "tests/accelerator/test_order_of_streams.py::test_who_used_it_in_forward_waits_for_it_in_backward",
+        ),
+    ),
     streams(
         "several-streams-on-a-device",
         text=(
@@ -68,7 +80,9 @@ MUTANTS = (
         "the-last-streams-have-no-bit",
         text="place < kBits - 1 ? static_cast<uint8_t>(1U << place) : 0",
         instead="static_cast<uint8_t>(1U << (place % kBits))",
-        tests=(STREAMS,),
+        tests=(
+            "tests/accelerator/test_order_of_streams.py::test_more_streams_than_are_told_apart",
+        ),
     ),
     replay(
         "brought-back-is-made", text="graph.streams.made(value, value.bytes);", tests=(STREAMS,)
@@ -91,16 +105,26 @@ MUTANTS = (
         tests=(f"{SEVERAL_STREAMS}::test_a_replay_writes_to_a_copy_of_what_another_stream_made",),
     ),
     escapes("a-filled-escape-is-used", text="graph.streams.use(value, bytes);", tests=(STREAMS,)),
-    escapes("a-filled-escape-is-shared", text="graph.streams.share(bytes);", tests=(STREAMS,)),
+    escapes(
+        "a-filled-escape-is-shared",
+        text="graph.streams.share(bytes);",
+        tests=(
+            "tests/accelerator/test_several_streams.py::test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it",
+        ),
+    ),
     saved_tensor(
         "unpacked-again-is-used",
         text="graph_->streams.use(*value_, unpacked_.storage());",
-        tests=(STREAMS,),
+        tests=(
+            "tests/accelerator/test_order_of_streams.py::test_a_saved_tensor_that_needs_no_gradient_is_unpacked_twice",
+        ),
     ),
     saved_tensor(
         "a-placeholder-is-shared-by-all",
         text="graph_->streams.share(unpacked.storage());",
-        tests=(STREAMS,),
+        tests=(
+            "tests/accelerator/test_order_of_streams.py::test_what_comes_back_where_it_was_discarded_is_for_all_streams",
+        ),
     ),
     saved_tensor(
         "redefined-is-used",
@@ -113,10 +137,16 @@ MUTANTS = (
     saved_tensor(
         "a-copy-for-recipes-is-made",
         text="graph_->streams.made(*value_, value_->bytes);",
-        tests=(STREAMS,),
+        tests=(
+            "tests/accelerator/test_order_of_streams.py::test_a_copy_for_recipes_was_made_on_another_stream",
+        ),
     ),
     placeholder(
-        "a-placeholder-is-shared", text="saved_->shareWithAllStreams(tensor);", tests=(STREAMS,)
+        "a-placeholder-is-shared",
+        text="saved_->shareWithAllStreams(tensor);",
+        tests=(
+            "tests/accelerator/test_order_of_streams.py::test_what_comes_back_where_it_was_discarded_is_for_all_streams",
+        ),
     ),
     op_recording(
         "streams-of-ops-are-noted",
