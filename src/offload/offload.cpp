@@ -163,8 +163,12 @@ c10::Storage Offload::fetchOnce(HostStash& stash, const c10::Storage& living) {
     bringBack(stash, compute);
   }
   takeBack(stash, compute);
+  c10::Storage bytes = stash.onDevice;
   fetchAhead(stash.sequence, compute);
-  return stash.onDevice;
+  if (context_.settings.isStatic && copies_.unfetchedHere() == 0) {
+    copies_.reapUnused();  // one wait for all that is leaving; the stash's death waits for each
+  }
+  return bytes;
 }
 
 // Its bytes come to the host when its graph is replayed, or came before one is.
