@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ebb
-from paging import Masked, fresh, gradients, region, same
+from paging import Keep, Masked, fresh, gradients, region, same
 
 
 @pytest.fixture(autouse=True)
@@ -242,6 +242,68 @@ def test_a_capture_right_after_one_that_failed(device):
         graph.replay()
         assert step.is_right()
         assert ebb.paging.step_ok()
+
+
+def test_memory_of_a_capture_that_failed_is_given_up(device):
+    """What it has paged is held until somebody comes after it."""
+    step = Step(device)
+    step.warm(then=optimizer_of(step))
+    step.found = None
+    accelerator.synchronize()
+    before = torch.accelerator.memory_allocated(device)
+    kept = []
+    with pytest.raises(KeyError):
+        step.capture_forward(kept)
+    kept.clear()
+    step.run()
+    step.found = None
+    accelerator.synchronize()
+
+    assert torch.accelerator.memory_allocated(device) == before
+
+
+def test_a_backward_in_a_capture_of_a_forward_before_it(device):
+    """The graph has the tickets of what was paged before; eager steps take new ones."""
+    step = Step(device)
+    ebb.paging.configure(headroom=2.0)
+    step.warm(then=optimizer_of(step))
+    with step.stream:
+        loss = step.net(step.x, step.n, region)
+    graph = accelerator.Graph()
+    with graph.capture(step.stream):
+        leaves = [step.x, *step.net.weights]
+        found = torch.autograd.grad(loss, leaves, retain_graph=True)
+    for _ in range(2):
+        with step.stream:
+            step.run()
+    accelerator.synchronize()
+    graph.replay()
+    step.found = found
+
+    assert loss is not None
+    assert step.is_right()
+    assert ebb.paging.step_ok()
+
+
+def test_a_write_in_a_capture_to_what_has_left_before(device):
+    """Nobody waits for what is over when the graph runs."""
+    step = Step(device)
+    step.warm()
+    graph = accelerator.Graph()
+    with step.stream, region():
+        h = ebb.mark_rows(step.x.detach() * 1, step.n).requires_grad_()
+        y = Keep.apply(h)
+        ctx = Keep.last
+        with graph.capture(step.stream), torch.no_grad():
+            h.data.fill_(2.0)
+    with step.stream:
+        graph.replay()
+        found = ctx.saved_tensors[0].clone()  # autograd does not see such a write either
+    accelerator.synchronize()
+    Keep.last = None
+
+    assert y is not None
+    assert torch.equal(found.cpu(), torch.full_like(found.cpu(), 2.0))
 
 
 def test_what_a_capture_has_paged_does_not_come_back_outside(device):
