@@ -114,10 +114,10 @@ def test_asking_right_after_a_replay(live, device):
     step = Step(device, live=10)
     step.warm(then=optimizer_of(step))
     graph = step.capture()
-    step.set(live)
-    graph.replay()
-
-    assert ebb.paging.step_ok() == (live == 10)
+    for now in (10, live):
+        step.set(now)
+        graph.replay()
+        assert ebb.paging.step_ok() == (now == 10)
 
 
 @pytest.mark.parametrize("bracketed", [False, True])
@@ -160,8 +160,9 @@ def test_replays_and_eager_steps_without_a_wait_between(device):
     assert ebb.paging.step_ok()
 
 
-def test_a_forward_that_nobody_wants_before_a_capture(device):
-    """Its pages must be free again when the graph runs."""
+@pytest.mark.parametrize("eager_first", [False, True])
+def test_a_forward_that_nobody_wants_before_a_capture(eager_first, device):
+    """Its pages must be free again when the graph runs, and before, if something else does."""
     step = Step(device)
     ebb.paging.configure(headroom=1.0)
     step.warm(then=optimizer_of(step))
@@ -169,6 +170,10 @@ def test_a_forward_that_nobody_wants_before_a_capture(device):
         loss = step.net(step.x, step.n, region)
         del loss
     graph = step.capture()
+    if eager_first:
+        step.run()
+        assert step.is_right()
+        assert ebb.paging.step_ok()
     for live in (30, 30, 30):
         step.set(live)
         graph.replay()
@@ -178,6 +183,52 @@ def test_a_forward_that_nobody_wants_before_a_capture(device):
     assert step.is_right()
     graph.replay()
     assert ebb.paging.step_ok()
+
+
+def test_pages_that_a_graph_gives_back_once(device):
+    """However much it pages."""
+    step = Step(device)
+    ebb.paging.configure(headroom=3.0)
+    step.warm(then=optimizer_of(step))
+
+    def waits(wanted):
+        with step.stream:
+            loss = step.net(step.x, step.n, region)
+            if wanted:
+                torch.autograd.grad(loss, step.net.weights)
+            count = ebb.paging.stats()["stashes"]
+            del loss
+        torch.ops.late.counts()
+        step.capture()
+        return torch.ops.late.counts()["wait"], count
+
+    (plain, none), (more, dropped) = waits(True), waits(False)
+    assert none == 0 < dropped
+    assert more <= plain + dropped
+
+
+def test_a_graph_that_only_gives_back_pages_of_a_pool(device):
+    """Its memory stays for the graph, when larger ones are made."""
+    step, other = Step(device), Step(device, live=10, width=12)
+    for _ in range(2):
+        with ebb.paging.step(False):
+            step.run()
+            other.run()
+        assert ebb.paging.step_ok()
+    assert {pool["row_bytes"] for pool in ebb.paging.stats()["pools"]} == {4, 32, 48}
+    with other.stream:
+        loss = other.net(other.x, other.n, region)
+        del loss
+    graph = step.capture()
+    captured = step.found
+    for live in (40, 40, 40):  # there is no room, nothing is paged, there is
+        other.set(live)
+        other.run()
+        ebb.paging.step_ok()
+    graph.replay()
+    step.found = captured
+
+    assert step.is_right()
 
 
 def test_a_forward_that_nobody_wants_inside_a_capture(device):
@@ -283,6 +334,9 @@ def test_a_backward_in_a_capture_of_a_forward_before_it(device):
     assert loss is not None
     assert step.is_right()
     assert ebb.paging.step_ok()
+    graph.replay()
+    with pytest.raises(RuntimeError, match="a tensor was restored twice"):
+        ebb.paging.step_ok()
 
 
 def test_a_write_in_a_capture_to_what_has_left_before(device):

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from memory_use import least_growth
+from paging import Keep
 
 import ebb
 
@@ -131,6 +133,69 @@ def test_an_error_of_a_replay_leaves_the_setting_as_it_is(setting):
         torch.autograd.grad(loss, x)
 
     assert get() == values[1]
+
+
+def test_a_setting_that_is_the_same_is_left_to_others():
+    """Another thread may change it while a replay runs; here the kernel does."""
+    before = C._get_cudnn_benchmark()
+    x = torch.randn(4, requires_grad=True)
+    with region():
+        loss = look(x * 1).square().sum()
+    LOOKS.append(lambda: C._set_cudnn_benchmark(not before))
+    try:
+        torch.autograd.grad(loss, x)
+        assert C._get_cudnn_benchmark() != before
+    finally:
+        C._set_cudnn_benchmark(before)
+
+
+def test_what_the_thread_includes_and_excludes_is_not_seen_and_stays():
+    """Asked for by hand: autograd puts it back itself."""
+    key = C.DispatchKey.FuncTorchVmapMode
+    LOOKS.append(lambda: C._dispatch_tls_is_dispatch_key_included(key))
+    x = torch.randn(4, requires_grad=True)
+    with region():
+        y = Keep.apply(look(x * 1))
+        ctx = Keep.last
+    with C._IncludeDispatchKeyGuard(key):
+        before = str(C._dispatch_tls_local_include_set()), str(C._dispatch_tls_local_exclude_set())
+        (saved,) = ctx.saved_tensors
+        after = str(C._dispatch_tls_local_include_set()), str(C._dispatch_tls_local_exclude_set())
+    Keep.last = None
+
+    assert y.requires_grad
+    assert torch.equal(saved, 2 * x)
+    assert seen == [False, False]
+    assert before == after
+
+
+def test_the_dtype_of_autocast_stays():
+    x = torch.randn(4, requires_grad=True)
+    with cast(HALF), region():
+        y = Keep.apply(look(x * 1))
+        ctx = Keep.last
+    with cast(BRAIN):
+        (saved,) = ctx.saved_tensors
+        assert autocast() == BRAIN
+    Keep.last = None
+    assert y.requires_grad
+    assert torch.equal(saved, 2 * x)
+
+
+def test_states_that_come_again_take_no_memory():
+    x = torch.ones(1)
+    before = C._get_cudnn_benchmark()
+
+    def alternate():
+        for number in range(20_000):
+            C._set_cudnn_benchmark(number % 2 == 0)
+            torch.sin(x)
+
+    with region():
+        alternate()
+        grown = least_growth(alternate)
+    C._set_cudnn_benchmark(before)
+    assert grown < 500
 
 
 # Autocast: kernels of operators that it does not know see it.
