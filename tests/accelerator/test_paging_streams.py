@@ -211,6 +211,19 @@ def test_another_stream_asks_again(device, streams, one):
     assert is_right(second, x, 1)
 
 
+def test_two_streams_ask_that_do_not_wait_for_each_other(device, streams, one):
+    """Both come after what was saved; who brought it back first is not their business."""
+    x, n = one
+    kept = paged(x, n)
+    wait_for_all(device, streams)
+    found = []
+    for stream in (*streams, streams[0]):
+        with stream:
+            found.append(kept[0][0].saved_tensors[0].clone())
+    torch.accelerator.synchronize()
+    assert all(is_right(value, x, 1) for value in found)
+
+
 def test_what_came_back_ahead_for_another_stream(device, streams):
     """A layer's backward on one stream brings back what is needed on the other."""
     ebb.paging.configure(prefetch=1)

@@ -18,7 +18,7 @@ import table
 from areas import AREAS
 from mutant import ROOT
 from rewriting import write_tree
-from running import build, first_failure
+from running import build, first_failure, preload
 
 TREE = ROOT / "build" / "mutants"
 
@@ -43,7 +43,7 @@ def check_without(area: ModuleType) -> None:
         key = tuple((mutant.environment or {}).items())
         by_environment.setdefault(key, []).extend(mutant.tests)
     for environment, tests in by_environment.items():
-        failed = first_failure(TREE, dict.fromkeys(tests), "", 1200, dict(environment))
+        failed = first_failure(dict.fromkeys(tests), "", 1200, dict(environment))
         if failed:
             sys.exit(f"without any mutant: {failed}")
 
@@ -56,7 +56,7 @@ def run(area: ModuleType, options: argparse.Namespace) -> dict[str, str | None]:
             continue
         tests = area.TESTS if options.search else mutant.tests
         more = mutant.environment or {}
-        caught_by = first_failure(TREE, tests, mutant.name, options.limit, more)
+        caught_by = first_failure(tests, mutant.name, options.limit, more)
         found[mutant.name] = caught_by
         print(f"{mutant.name}: {caught_by or 'NOT CAUGHT'}", flush=True)
     return found
@@ -67,6 +67,7 @@ def main() -> int:
     chosen = {options.area: AREAS[options.area]} if options.area else AREAS
     write_tree(TREE, [mutant for area in AREAS.values() for mutant in area.MUTANTS])
     build(TREE)
+    preload(TREE)
     missed = 0
     for name, area in chosen.items():
         if not options.only and not options.search:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from mutant import ROOT
 
@@ -32,30 +37,57 @@ def build(tree: Path) -> None:
     )
 
 
-def failure(
-    tree: Path, tests: Iterable[str], mutant: str, limit: float, more: Mapping[str, str]
-) -> str | None:
+def preload(tree: Path) -> None:
+    """What each run needs is imported once: they are forks of this process."""
+    os.chdir(tree)
+    sys.path.insert(0, str(tree / "python"))
+    os.environ["PYTHONPATH"] = str(tree / "python")
+    for module in ("torch", "torch.utils.cpp_extension", "numpy", "hypothesis", "pytest", "ebb"):
+        importlib.import_module(module)
+
+
+def failure(tests: Iterable[str], mutant: str, limit: float, more: Mapping[str, str]) -> str | None:
     """Runs these under that mutant ("": none): what failed first; None if nothing did."""
-    environment = os.environ | {"PYTHONPATH": str(tree / "python"), "EBB_MUTANT": mutant} | more
-    command = [sys.executable, "-m", "pytest", "-x", "-vv", "--tb=short", "-p", "no:cacheprovider"]
-    try:
-        done = subprocess.run(
-            [*command, *tests],
-            cwd=tree,
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit,
-        )
-    except subprocess.TimeoutExpired as error:
-        return f"{last_begun((error.stdout or b'').decode(errors='replace'))}: no end"
-    if done.returncode in (2, 3, 4, 5):  # pytest could not run them
-        raise RuntimeError(f"{' '.join(tests)}:\n{done.stdout[-4000:]}{done.stderr[-2000:]}")
-    if done.returncode < 0:
-        return f"{last_begun(done.stdout)}: ended by signal {-done.returncode}"
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
-    return failed[1] if failed else None if done.returncode == 0 else "the process failed"
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        child = os.fork()
+        if child == 0:
+            run_in_child(output.fileno(), tests, {"EBB_MUTANT": mutant} | more)
+        status = wait(child, limit)
+        output.seek(0)
+        said = output.read()
+    if status is None:
+        return f"{last_begun(said)}: no end"
+    if status in (2, 3, 4, 5):  # pytest could not run them
+        raise RuntimeError(f"{' '.join(tests)}:\n{said[-6000:]}")
+    if status < 0:
+        return f"{last_begun(said)}: ended by signal {-status}"
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", said, re.MULTILINE)
+    return failed[1] if failed else None if status == 0 else "the process failed"
+
+
+def run_in_child(output: int, tests: Iterable[str], environment: Mapping[str, str]) -> NoReturn:
+    os.setpgid(0, 0)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.environ.update(environment)
+    import pytest
+
+    status = pytest.main(["-x", "-vv", "--tb=short", "-p", "no:cacheprovider", *tests])
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def wait(child: int, limit: float) -> int | None:
+    """Its exit status, less than 0 for a signal; None if it took too long."""
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
 
 
 def last_begun(output: str) -> str:
@@ -63,10 +95,13 @@ def last_begun(output: str) -> str:
 
 
 def first_failure(
-    tree: Path, tests: Iterable[str], mutant: str, limit: float, more: Mapping[str, str]
+    tests: Iterable[str], mutant: str, limit: float, more: Mapping[str, str]
 ) -> str | None:
     """Those on the device for tests in a process of their own."""
     on_device = [test for test in tests if test.startswith("tests/accelerator/")]
     others = [test for test in tests if test not in on_device]
-    found = on_device and failure(tree, on_device, mutant, limit, FOR_ACCELERATOR | dict(more))
-    return found or (failure(tree, others, mutant, limit, more) if others else None) or None
+    for group, environment in ((on_device, FOR_ACCELERATOR), (others, {})):
+        found = failure(group, mutant, limit, {**environment, **more}) if group else None
+        if found:
+            return found
+    return None

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 from memory_use import least_growth
-from paging import Keep
 
 import ebb
+from paging import Keep
 
 seen = []  # by `look`, each time that its kernel runs
 LOOKS = [lambda: None]
