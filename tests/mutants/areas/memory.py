@@ -47,20 +47,12 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "kCutting - chunk->cut + 1",
         ),
         (
-            (
-                THREAD_LOCALS,
-                MEMORY,
-                HANDLES,
-            ),
+            (THREAD_LOCALS + "::test_regions_one_after_the_other_leave_no_memory_behind",),
             "arena-retires",
             "retire(tlsChunk);",
         ),
         (
-            (
-                THREAD_LOCALS,
-                MEMORY,
-                HANDLES,
-            ),
+            (THREAD_LOCALS + "::test_threads_that_come_and_go_leave_no_memory_behind",),
             "arena-ends-with-the-thread",
             "atThreadExit(&retireOwn, nullptr);",
         ),
@@ -84,21 +76,13 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "bytes = (bytes + 15) & ~size_t{15};",
         ),
         (
-            (
-                THREAD_LOCALS,
-                MEMORY,
-                HANDLES,
-            ),
+            (THREAD_LOCALS,),
             "arena-room",
             "chunk->used + bytes > kChunkBytes",
             "chunk->used > kChunkBytes",
         ),
         (
-            (
-                THREAD_LOCALS,
-                MEMORY,
-                HANDLES,
-            ),
+            (THREAD_LOCALS + "::test_regions_one_after_the_other_leave_no_memory_behind",),
             "arena-large-alone",
             "own->live.store(1, std::memory_order_relaxed);",
         ),
@@ -199,11 +183,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "belowEverything();\n  constexpr size_t kAlignment",
         ),
         (
-            (
-                MEMORY,
-                REGRESSIONS,
-                SUBCLASSES,
-            ),
+            (MEMORY + "::test_copy_of_memory_that_is_not_aligned_as_torch_aligns",),
             "bytes-copied-with-their-alignment",
             "shift != 0",
             "false",

@@ -107,14 +107,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "return held.compute == compute && held.until.capture == call.capture",
         ),
         (
-            (
-                PAGING_CAPTURES + "::test_replays_and_eager_steps_without_a_wait_between",
-                PAGING_CAPTURES + "::test_eager_steps_between_replays",
-                PAGING_CAPTURES + "::test_a_forward_that_nobody_wants_before_a_capture",
-                PAGING_CAPTURES + "::test_a_capture_right_after_one_that_failed",
-                PAGING_CAPTURES + "::test_memory_of_a_capture_that_failed_is_given_up",
-                PAGING_CAPTURES + "::test_a_bracketed_step_with_what_comes_back_ahead",
-            ),
+            (PAGING_CAPTURES + "::test_memory_of_a_capture_that_failed_is_given_up",),
             "lane-lets-go-of-this-capture-only",
             "held.until.capture == call.capture",
             "true",
@@ -211,12 +204,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "true",
         ),
         (
-            (
-                PAGING_STREAMS + "::test_what_never_had_to_come_back_is_let_go_behind_the_lane",
-                PAGING_STREAMS + "::test_two_streams_take_turns",
-                PAGING_STREAMS + "::test_memory_of_another_stream_than_the_one_that_pages",
-                PAGING_FAILURES + "::test_pools_that_go_while_something_is_on_its_way_back",
-            ),
+            (PAGING_STREAMS + "::test_what_never_had_to_come_back_is_let_go_behind_the_lane",),
             "lane-has-waited-long-enough",
             "waited_->second.number >= held.until.number",
             "true",
@@ -254,13 +242,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "now != 0 ? isCaptured()",
         ),
         (
-            (
-                PAGING_CAPTURES + "::test_memory_of_a_capture_that_failed_is_given_up",
-                PAGING_POOLS + "::test_padded_memory_is_free_between_forward_and_backward",
-                PAGING_STREAMS + "::test_what_never_had_to_come_back_is_let_go_behind_the_lane",
-                PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",
-                PAGING_WAITS + "::test_dropped_graphs_wait_for_nothing_either",
-            ),
+            (PAGING_CAPTURES + "::test_memory_of_a_capture_that_failed_is_given_up",),
             "lane-join-all-lets-go",
             "letGo(isOfNow, compute);",
         ),
@@ -311,12 +293,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "true",
         ),
         (
-            (
-                PAGING_CAPTURES + "::test_a_capture_that_failed",
-                PAGING_CAPTURES + "::test_a_capture_right_after_one_that_failed",
-                PAGING_CAPTURES + "::test_what_a_capture_has_paged_does_not_come_back_outside",
-                PAGING_CAPTURES + "::test_memory_of_a_capture_that_failed_is_given_up",
-            ),
+            (PAGING_CAPTURES + "::test_memory_of_a_capture_that_failed_is_given_up",),
             "lane-over-of-this-capture",
             "held.until.capture == call.capture",
             "true",
@@ -473,12 +450,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "slot->ticket = pages_->makeTicket(whole.count);",
         ),
         (
-            (
-                PAGING_CAPTURES + "::test_a_forward_that_nobody_wants_before_a_capture",
-                PAGING_CAPTURES + "::test_a_forward_that_nobody_wants_inside_a_capture",
-                PAGING_WAITS + "::test_dropped_graphs_wait_for_nothing_either",
-                PAGING_STREAMS + "::test_a_graph_that_is_dropped_on_another_stream",
-            ),
+            (PAGING_CAPTURES + "::test_a_forward_that_nobody_wants_before_a_capture",),
             "pool-stash-settles-freed",
             "settleFreed();",
             "",
@@ -510,12 +482,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "{storage, count",
         ),
         (
-            (
-                PAGING_POOLS + "::test_counts_on_the_device",
-                PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",
-                PAGING_POOLS + "::test_the_flag_of_a_device",
-                PAGING_WAITS + "::test_a_bracketed_step_is_asked_about_before_its_end",
-            ),
+            (PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",),
             "pool-stash-holds-count",
             "count.storage()",
             "c10::Storage()",
@@ -555,13 +522,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "used_ = true;\n  const PageLane::Call call",
         ),
         (
-            (
-                PAGING_POOLS + "::test_stacks",
-                PAGING_STREAMS + "::test_two_streams_take_turns",
-                PAGING_STREAMS + "::test_a_pipeline_on_two_streams",
-                PAGING_STREAMS + "::test_layers_on_two_streams",
-                PAGING_STREAMS + "::test_one_graph_over_two_devices",
-            ),
+            (PAGING_STREAMS + "::test_a_pipeline_on_two_streams",),
             "pool-restore-keeps-pages-below-top",
             "options().isStack && !onTop",
             "false",
@@ -809,12 +770,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "pool.settleFreed();",
         ),
         (
-            (
-                PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",
-                PAGING_STREAMS + "::test_what_never_had_to_come_back_is_let_go_behind_the_lane",
-                PAGING_STREAMS + "::test_two_streams_take_turns",
-                PAGING_STREAMS + "::test_memory_of_another_stream_than_the_one_that_pages",
-            ),
+            (PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",),
             "set-joins-all",
             "lane.joinAll(ofGraphs.count(&lane) > 0);",
         ),
@@ -1144,10 +1100,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "stash.hasNan() ? 0 : stash.pool->errorsInSight()",
         ),
         (
-            (
-                PAGING_POOLS + "::test_pools_are_made_where_tensors_are",
-                PAGING_FAILURES + "::test_a_backward_on_a_device_that_failed",
-            ),
+            (PAGING_POOLS + "::test_pools_are_made_where_tensors_are",),
             "engine-below-send",
             "belowEverything()",
             "c10::impl::ForceDispatchKeyGuard(c10::impl::tls_local_dispatch_key_set())",
