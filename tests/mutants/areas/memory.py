@@ -18,6 +18,7 @@ PAGING_THREADS = "tests/paging/test_paging_threads.py"
 PINNED_MEMORY = "tests/offload/test_pinned_memory.py"
 PLACEHOLDERS = "tests/region/test_placeholders.py"
 REGRESSIONS = "tests/programs/test_regressions.py"
+RULE07_RANDOMNESS = "tests/rules/test_rule07_randomness.py"
 SHARE_STORAGE = "tests/region/test_share_storage.py"
 SUBCLASSES = "tests/region/test_subclasses.py"
 THREAD_LOCALS = "tests/region/test_thread_locals.py"
@@ -238,8 +239,8 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
         ),
         (
             (
-                BACKENDS,
-                PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",
+                RULE07_RANDOMNESS
+                + "::test_in_a_capture_the_generator_is_set_and_other_captures_are_refused",
             ),
             "capturing-none",
             "!isCapturing(device)",
@@ -247,8 +248,8 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
         ),
         (
             (
-                BACKENDS,
-                PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",
+                RULE07_RANDOMNESS
+                + "::test_in_a_capture_the_generator_is_set_and_other_captures_are_refused",
             ),
             "capturing-which",
             "device.is_cuda()",
