@@ -48,7 +48,6 @@ CALLS: tuple[Callable[[int, Group, str], Made], ...] = (
     lambda r, g, n: g.barrier(),
     lambda r, g, n: g.send([t(r, 4)], 0, 3) if r else g.recv([t(5, 4)], 1, 3),
     lambda r, g, n: g.send([t(r, 4)], 0, 4) if r else g.recv_anysource([t(5, 4)], 4),
-    lambda r, g, n: torch.ops.c10d.check_for_nan(t(r, 4)),
     lambda r, g, n: functional("all_reduce")(t(r, 4), "sum", n),
     lambda r, g, n: functional("all_reduce_")(t(r, 4), "sum", n),
     lambda r, g, n: functional("all_reduce_coalesced")([t(r, 4)], "sum", n),
@@ -69,6 +68,7 @@ CALLS: tuple[Callable[[int, Group, str], Made], ...] = (
 )
 if torch.__version__ >= (2, 12):
     CALLS += (
+        lambda r, g, n: torch.ops.c10d.check_for_nan(t(r, 4)),
         lambda r, g, n: g.alltoall([t(5, 4), t(6, 4)], [t(r, 4), t(r, 4)]),
         lambda r, g, n: functional("isend" if r else "irecv")(t(r, 4), 1 - r, 5, n),
         lambda r, g, n: functional("batch_p2p_ops")(
