@@ -21,9 +21,14 @@ cuda.fake_cuda_capture.argtypes = [ctypes.c_uint64, ctypes.c_int]
 """
 
 
-def build(folder: Path) -> Path:
+def skip_where_torch_has_the_real_one() -> None:
+    """A build of torch with CUDA has its runtime and guard, which say that there is no driver."""
     if torch.version.cuda is not None:
-        pytest.skip("torch has a CUDA runtime of its own, which is found before a stand-in")
+        pytest.skip("torch is built with CUDA, whose runtime and guard are found first")
+
+
+def build(folder: Path) -> Path:
+    skip_where_torch_has_the_real_one()
     library = folder / "libcudart-0a1b2c3d.so.13"
     source = Path(__file__).with_suffix(".cpp")
     command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-fPIC", "-shared", "-w"]
