@@ -218,9 +218,10 @@ READS = words("""
     register_post_accumulate_grad_hook reinforce requires_grad shape short solve storage_type symeig
     to_sparse_coo tolist type unique volatile xpu
 """)
-# They read too: operators, of which older torch has no list.
+# They read too: operators, which torch 2.11 does not list or torch 2.15 has no more.
 READS |= words("""
-    _update_names dim get_device has_names is_contiguous names numel storage_offset
+    _has_grad_dtype_override _update_names cholesky dim get_device has_names is_contiguous names
+    numel qr storage_offset
 """)
 
 STORAGE_WRITES = words("""
