@@ -120,7 +120,8 @@ def test_all_operators_are_run_or_in_the_table_and_all_writes_happen():
 
 
 def test_the_table_names_operators_that_there_are():
-    assert not MISSING or torch_release() != TABLE["torch"]
+    later = {name for name, entry in TABLE["writes"].items() if "since" in entry}
+    assert later >= MISSING or torch_release() != TABLE["torch"]
     assert len(MISSING) < 20
     for name, entry in WRITES.items():
         arguments = {a.name: a for a in schemas()[name].arguments}

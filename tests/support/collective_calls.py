@@ -75,6 +75,10 @@ if torch.__version__ >= (2, 12):
             ["isend" if r else "irecv"], [1 - r], [6], [t(r, 4)], n
         ),
     )
+if torch.__version__ >= (2, 15):
+    CALLS += (
+        lambda r, g, n: functional("wait_tensors")([functional("all_reduce")(t(r, 4), "sum", n)]),
+    )
 
 
 class Remember(TorchDispatchMode):
