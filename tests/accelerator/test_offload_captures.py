@@ -10,6 +10,10 @@ import torch
 
 import ebb
 
+pytestmark = pytest.mark.skipif(
+    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
+)
+
 SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 
 

@@ -10,6 +10,10 @@ import torch
 import ebb
 from paging import Keep, Masked, fresh, gradients, region, same
 
+pytestmark = pytest.mark.skipif(
+    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
+)
+
 
 @pytest.fixture(autouse=True)
 def anew(device):

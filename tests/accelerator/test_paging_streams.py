@@ -275,7 +275,7 @@ def test_memory_of_another_stream_than_the_one_that_pages(device, streams, one):
                 h = ebb.mark_rows(x.detach() + 1, n).requires_grad_()
             streams[1].wait_stream(streams[0])
             with streams[1]:
-                Keep.apply(h)
+                out = Keep.apply(h)  # before torch 2.13 the node dies with its result
                 ctx = Keep.last
         streams[0].wait_stream(streams[1])
         del h
@@ -286,6 +286,7 @@ def test_memory_of_another_stream_than_the_one_that_pages(device, streams, one):
         with streams[1]:
             found = ctx.saved_tensors[0].clone()
         Keep.last = ctx = None
+        del out
         wait_for_all(device, streams)
         assert is_right(found, x, 1)
         assert not any(tensor.any() for tensor in scratch)
@@ -334,7 +335,7 @@ def test_what_never_had_to_come_back_is_let_go_behind_the_lane(device, streams, 
     for _ in range(3):
         with streams[0], ebb.region(EVERYTHING):
             h = ebb.mark_rows(x.detach() + 1, n).requires_grad_()
-            Keep.apply(h)
+            out = Keep.apply(h)  # as above
             ctx = Keep.last
         streams[1].wait_stream(streams[0])
         with streams[1]:
@@ -342,6 +343,7 @@ def test_what_never_had_to_come_back_is_let_go_behind_the_lane(device, streams, 
         streams[0].wait_stream(streams[1])
         with streams[0]:
             Keep.last = ctx = h = None
+            del out
             scratch = [torch.zeros_like(x) for _ in range(4)]
         wait_for_all(device, streams)
         assert is_right(found, x, 1)

@@ -120,7 +120,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       finish(resolved(c10::Device(kType, device)) * kStreamsEach + stream);
     }
   }
-  bool isStreamCapturing(const c10::Stream& stream) const {  // not before torch 2.13
+  bool isStreamCapturing(const c10::Stream& stream) const {  // not before torch 2.12
     const Lock lock(program);
     return isCaptured(indexOf(stream));
   }
