@@ -222,8 +222,16 @@ def test_all_is_in_order(settings, program, device):
         assert torch.equal(result, expected)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("settings", SETTINGS)
+def all_of_them():
+    """Settings under which most programs need what others have shown take long: these are slow."""
+    for settings in SETTINGS:
+        for program in PROGRAMS:
+            is_slow = len(COVERED.get(settings, ())) > 2 and program in COVERED[settings]
+            marks = [pytest.mark.slow] if is_slow else []
+            yield pytest.param(settings, program, marks=marks)
+
+
+@pytest.mark.parametrize(("settings", "program"), all_of_them())
 def test_a_wait_that_is_left_out_is_found(settings, program, device):
     _, unseen = kinds_of_waits(settings, program, device)
     if unseen and program in COVERED.get(settings, ()):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from mutant import Mutant
 
 RESULTS = Path(__file__).parent / "results"
+NOTHING, NOT_RUN = "**nothing**", "not run"
 
 
 def code(text: str, most: int = 90) -> str:
@@ -15,19 +17,36 @@ def code(text: str, most: int = 90) -> str:
     return f"`{line if len(line) <= most else line[: most - 4] + ' ...'}`"
 
 
-def row(mutant: Mutant, caught_by: str | None) -> str:
+def row(mutant: Mutant, found: Mapping[str, str | None]) -> str:
     changed = code(mutant.text) + (f" is {code(mutant.instead)}" if mutant.instead else "")
-    by = f"`{caught_by}`".replace("|", "\\|") if caught_by else "**nothing**"
+    caught_by = found.get(mutant.name)
+    by = f"`{caught_by}`".replace("|", "\\|") if caught_by else NOTHING
+    if mutant.name not in found:
+        by = NOT_RUN
     return f"| {mutant.name} | {Path(mutant.file).name} | {changed} | {by} |"
 
 
+def head(area: str, rows: Iterable[str]) -> str:
+    """How many there are of each kind, by the last column."""
+    counts = Counter(last if last in (NOTHING, NOT_RUN) else "caught" for last in map(by, rows))
+    return (
+        f"{counts.total()} mutants: {counts['caught']} caught, {counts[NOTHING]} that no test "
+        f"named for them caught, {counts[NOT_RUN]} that were not run. "
+        f"`make mutants AREA={area}` writes this anew."
+    )
+
+
+def by(row: str) -> str:
+    return row.removesuffix(" |").rpartition(" | ")[2]
+
+
 def write(area: str, mutants: Iterable[Mutant], found: Mapping[str, str | None]) -> Path:
-    rows = [row(mutant, found[mutant.name]) for mutant in mutants]
-    missed = sum(caught_by is None for caught_by in found.values())
+    """`found`: the test that caught each that was run, None for those that nothing caught."""
+    rows = [row(mutant, found) for mutant in mutants]
     lines = [
         f"# Mutants of {area}",
         "",
-        f"Written by `make mutants AREA={area}`: {len(rows)} mutants, {missed} of them not caught.",
+        head(area, rows),
         "",
         "| mutant | file | left out, or changed | caught by |",
         "|---|---|---|---|",

@@ -19,9 +19,10 @@ FILES = sorted(FOLDER.glob("test_*.py"))
 
 
 @functools.cache
-def run_of_all():
+def run_of_all(which="not slow"):
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-m", which]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", str(FOLDER)],
+        [*command, str(FOLDER)],
         env=os.environ | {"EBB_TEST_ACCELERATOR": "1"},
         capture_output=True,
         text=True,
@@ -39,6 +40,13 @@ def test_on_a_device_out_of_tree(file):
     told = [line for line in done.stdout.splitlines() if f"{FOLDER.name}/{file.name}" in line]
     assert any(line.startswith("PASSED") for line in told), output
     assert not any(line.startswith(("FAILED", "ERROR")) for line in told), output
+
+
+@pytest.mark.slow
+def test_slow_ones_on_a_device_out_of_tree():
+    done = run_of_all("slow")
+
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
 MORE = (

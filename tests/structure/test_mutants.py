@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from areas import AREAS
 from rewriting import rewritten
+from table import RESULTS, head
 
 ROOT = Path(__file__).parents[2]
 MUTANTS = [mutant for area in AREAS.values() for mutant in area.MUTANTS]
@@ -50,6 +51,17 @@ def test_nothing_of_its_kind_is_missing(area):
                     missing.append(f"{file}: {found[0]}")
 
     assert missing == []
+
+
+@pytest.mark.parametrize("area", AREAS)
+def test_the_results_are_of_these_and_counted(area):
+    lines = (RESULTS / f"{area}.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("| ")][1:]
+
+    assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == [
+        mutant.name for mutant in AREAS[area].MUTANTS
+    ]
+    assert head(area, rows) in lines
 
 
 def test_one_may_lie_within_another():

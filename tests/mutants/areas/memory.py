@@ -217,6 +217,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "capturing-cannot-be-asked",
             "return false;",
             "throw;",
+            "(const c10::Error&) {\n    return false;",
         ),
         (
             (
@@ -233,9 +234,9 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
                 PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",
             ),
             "capturing-on-the-cpu",
-            "!device.is_cpu()",
-            "true",
-            "return !device.is_cpu()",
+            "device.is_cpu()",
+            "false",
+            "if (device.is_cpu()",
         ),
         (
             (
