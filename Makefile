@@ -69,7 +69,7 @@ test-tsan: $(VENV)/.ebb-test
 		TSAN_OPTIONS=ignore_noninstrumented_modules=1:suppressions=$(CURDIR)/tests/support/tsan.txt:log_path=$(TSAN)/report,\
 		-k "thread" $(or $(TESTS),tests))
 
-# Each wait, record and guard left out in turn: a test must fail. AREA is one of tests/mutants/areas.
+# Each wait, record and guard left out in turn: which test fails. AREA is one of tests/mutants/areas.
 mutants: $(VENV)/.ebb-test
 	$(BIN)/python tests/mutants $(if $(AREA),--area $(AREA))
 

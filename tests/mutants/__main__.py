@@ -1,8 +1,8 @@
-"""Shows that each wait, record and guard has a test that fails without it.
+"""Shows which waits, records and guards have a test that fails without them.
 
 A mutant is one of them left out, or changed; lists of them are in `areas`. They are all compiled
 into one copy of the source, each behind a switch that the environment sets (EBB_MUTANT=its name).
-First all tests must pass there without any; then each mutant's must fail.
+First all tests must pass there without any; then one of each mutant's should fail.
 
     python tests/mutants --area offload
     python tests/mutants --area offload --only out-waits-packed-on --search
