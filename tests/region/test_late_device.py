@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from accelerator import TELLS_OF_CAPTURES
-from exactness import assert_tests_of_exactness_pass
+from exactness import assert_rules_hold_in_verify_mode, assert_tests_of_exactness_pass
 
 FOLDER = Path(__file__).parents[1] / "accelerator"
 FILES = sorted(FOLDER.glob("test_*.py"))
@@ -56,6 +56,7 @@ MORE = (
     "inputs_and_results",
     "regions",
     "state",
+    "verify",
 )
 ENVIRONMENTS = {
     "recompute": {"EBB_TEST_DEVICE": "late:0"},
@@ -66,7 +67,10 @@ ENVIRONMENTS = {
 
 @pytest.mark.parametrize("kind", ENVIRONMENTS)
 def test_the_rules_hold_on_it(kind):
-    # Tests of verify mode run all of the rules once more.
-    more = MORE if kind == "page" else (*MORE, "verify")
+    assert_tests_of_exactness_pass(*MORE, **ENVIRONMENTS[kind])
 
-    assert_tests_of_exactness_pass(*more, **ENVIRONMENTS[kind])
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["recompute", "offload"])
+def test_the_rules_hold_on_it_in_verify_mode(kind):
+    assert_rules_hold_in_verify_mode(**ENVIRONMENTS[kind])

@@ -12,7 +12,7 @@ import warnings
 
 import pytest
 import torch
-from exactness import KEY, TESTS, assert_exact, find_tests, leaves, same_bits
+from exactness import KEY, assert_exact, assert_rules_hold_in_verify_mode, leaves, same_bits
 from memory_use import address_of, poke
 from torch import nn
 
@@ -363,16 +363,6 @@ def test_environment_variable(value, output):
     assert (run.returncode == 0) == (value in ("0", "demote", "yes"))
 
 
+@pytest.mark.on_cpu("takes a minute there: one of the slow tests of test_late_device.py")
 def test_the_rules_hold_in_verify_mode():
-    # But for a backward that writes to a living tensor unseen: eager allows it, verify mode reports
-    # it, since the gradients depend on how long that tensor lives. And nothing is given up early.
-    files = find_tests("rule*", "regressions", "handles")
-    deselected = ("-k", "not overwrites_what_several_unpack and not gone_after_its_function")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, *deselected],
-        env=os.environ | {"EBB_VERIFY": "1"},
-        cwd=TESTS.parent,
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout[-3000:]
+    assert_rules_hold_in_verify_mode()
