@@ -15,9 +15,10 @@ HEADER = """\
 #include <cstdlib>
 #include <string_view>
 
-// Whether it is the one that EBB_MUTANT names.
+// Whether it is the one that EBB_MUTANT names: asked anew each time, since tests run in forks of a
+// process that may have been here before.
 inline bool mutant(std::string_view name) {
-  static const char* const chosen = std::getenv("EBB_MUTANT");
+  const char* const chosen = std::getenv("EBB_MUTANT");
   return chosen != nullptr && name == chosen;
 }
 """

@@ -70,7 +70,16 @@ def test_the_rules_hold_on_it(kind):
     assert_tests_of_exactness_pass(*MORE, **ENVIRONMENTS[kind])
 
 
+# What the rules say and verify mode does otherwise there: it keeps storages alive, so recipes live
+# longer and writes that nobody counts are found; and a convolution follows a setting of the CPU's.
+NOT_IN_VERIFY_MODE = (
+    "test_copy_is_made_only_when_a_recipe_needs_the_old_bytes",
+    "test_write_through_data_after_the_region_is_seen_by_backward_as_in_eager",
+    "test_onednn_switched_off_between_forward_and_backward",
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["recompute", "offload"])
 def test_the_rules_hold_on_it_in_verify_mode(kind):
-    assert_rules_hold_in_verify_mode(**ENVIRONMENTS[kind])
+    assert_rules_hold_in_verify_mode(*NOT_IN_VERIFY_MODE, **ENVIRONMENTS[kind])
