@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
 from areas import AREAS
-from rewriting import rewritten
+from rewriting import HEADER, rewritten
 from table import RESULTS, head
 
 ROOT = Path(__file__).parents[2]
@@ -80,3 +82,20 @@ def test_one_may_lie_within_another():
         '#include "mutant.h"\n'
         'a; if (!mutant("outer")) { f((mutant("inner") ? (c) : (b))); } else {  } d;'
     )
+
+
+def test_another_one_may_be_chosen_in_a_process_that_has_asked(tmp_path):
+    (tmp_path / "mutant.h").write_text(HEADER)
+    program = tmp_path / "program.cpp"
+    program.write_text(
+        '#include "mutant.h"\n'
+        "int main() {\n"
+        '  if (mutant("one")) return 1;\n'
+        '  setenv("EBB_MUTANT", "one", 1);\n'
+        '  return mutant("one") && !mutant("other") ? 0 : 2;\n'
+        "}\n"
+    )
+    compiler = os.environ.get("CXX", "c++")
+    subprocess.run([compiler, "-std=c++20", program, "-o", tmp_path / "program"], check=True)
+
+    assert subprocess.run([tmp_path / "program"], check=False).returncode == 0
