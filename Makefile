@@ -1,5 +1,5 @@
 # make demo | make test | make wheel | make sweep | make test-full | make test-asan | make bench | make lint | make clean
-# make test-gpu | make bench-gpu
+# make test-gpu | make bench-gpu | make mutants
 #
 # Uses the active virtual environment, or makes .venv. torch is installed only where there is none.
 # `make test TORCH=torch==2.15.0` tests with another torch, in an environment of its own. TESTS names
@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 SOURCES := $(shell find src include -name '*.cpp' -o -name '*.h' -o -name '*.cu') CMakeLists.txt $(wildcard cmake/*) setup.py pyproject.toml
 
-.PHONY: demo setup wheel test sweep test-full test-asan test-tsan test-gpu bench-gpu compile-clang bench lint format clean FORCE
+.PHONY: demo setup wheel test sweep test-full test-asan test-tsan mutants test-gpu bench-gpu compile-clang bench lint format clean FORCE
 
 demo: $(VENV)/.ebb-built
 	$(BIN)/python examples/train_gpt.py
@@ -68,6 +68,10 @@ test-tsan: $(VENV)/.ebb-test
 		LD_PRELOAD="$(call LIBRARY,libtsan.so)" \
 		TSAN_OPTIONS=ignore_noninstrumented_modules=1:suppressions=$(CURDIR)/tests/support/tsan.txt:log_path=$(TSAN)/report,\
 		-k "thread" $(or $(TESTS),tests))
+
+# Each wait, record and guard left out in turn: which test fails. AREA is one of tests/mutants/areas.
+mutants: $(VENV)/.ebb-test
+	$(BIN)/python tests/mutants $(if $(AREA),--area $(AREA))
 
 # With another compiler, warnings are errors; nothing is run. A minute on two cores.
 CLANG ?= clang++-19

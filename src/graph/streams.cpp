@@ -98,7 +98,7 @@ void GraphStreams::takeOver(c10::Stream maker, c10::ArrayRef<c10::intrusive_ptr<
   }
 }
 
-void GraphStreams::shareOffCpu(Value& value, const c10::Storage& storage) {
+void GraphStreams::shareOffCpu(const c10::Storage& storage) {
   const size_t place = currentOf(storage.device());
   if (place >= all_.size()) {
     return;
@@ -110,7 +110,6 @@ void GraphStreams::shareOffCpu(Value& value, const c10::Storage& storage) {
       tellOf(other, storage);
     }
   }
-  value.madeOn = 0;
 }
 
 }  // namespace ebb

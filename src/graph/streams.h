@@ -50,10 +50,10 @@ class GraphStreams {
     }
   }
 
-  // So may all others: nobody will say so.
-  void share(Value& value, const c10::Storage& storage) {
+  // So may all others that there are, after the current one: they will not say so.
+  void share(const c10::Storage& storage) {
     if (several_ && !storage.device().is_cpu()) {
-      shareOffCpu(value, storage);
+      shareOffCpu(storage);
     }
   }
 
@@ -71,7 +71,7 @@ class GraphStreams {
   void madeOffCpu(Value& value, c10::Device device);
   void useOffCpu(Value& value, const c10::Storage& storage);
   void waitForMaker(const Value& value, size_t asker);
-  void shareOffCpu(Value& value, const c10::Storage& storage);
+  void shareOffCpu(const c10::Storage& storage);
 
   c10::SmallVector<c10::Stream, 2> all_;
   size_t last_ = 0;  // the place of the one that was seen last

@@ -71,7 +71,7 @@ struct OpTraits {
   bool uninitialised = false;  // empty*: see Note [Uninitialised memory is not a recipe]
   bool constantFill = false;   // zeros, ones, full: no recipe either, if read before a seen write
   PrecisionRead precision = PrecisionRead::None;  // see productPrecision in kernel/kernel_state.h
-  bool timed = false;                             // see choosesByTiming in kernel/kernel_state.h
+  bool timed = false;              // see convolutionsAreTimed in kernel/kernel_state.h
   bool readsRequiresGrad = false;  // kernel choice depends on requires_grad and grad mode
   int16_t generatorArgument = -1;  // index of a Generator? argument
   int16_t dropoutArgument = -1;    // index of dropout_p: at 0 the op draws nothing

@@ -152,9 +152,9 @@ uint32_t productPrecision(PrecisionRead read, c10::DispatchKeySet keys) {
   return precision << 8 | halfPrecision();
 }
 
-bool choosesByTiming(const OpTraits& op) {
+bool convolutionsAreTimed() {
   const at::Context& context = at::globalContext();
-  return op.timed && context.benchmarkCuDNN() && context.userEnabledCuDNN();
+  return context.benchmarkCuDNN() && context.userEnabledCuDNN();
 }
 
 KernelStateGuard::KernelStateGuard(const KernelState& state, Changes changes)

@@ -78,8 +78,8 @@ uint32_t productPrecision(PrecisionRead read, c10::DispatchKeySet keys);
 // one which was fastest. A replay runs on another thread, autograd's, which would measure anew, and
 // may end with other last bits. So such results are kept, unless a rule says force.
 
-// Whether the kernel of `op`, called off the CPU, is chosen so now.
-bool choosesByTiming(const OpTraits& op);
+// Whether kernels of convolutions are chosen so now, off the CPU.
+bool convolutionsAreTimed();
 
 // Runs kernels as the forward did: below autograd, dispatch modes, functorch and interception, and
 // with the recorded state rather than the one of the thread that runs backward.

@@ -21,7 +21,7 @@ c10::Stream currentStream(c10::Device device) {
 }  // namespace
 
 bool isCapturing(c10::Stream stream) {
-#if EBB_TORCH_VERSION >= 21300
+#if EBB_TORCH_VERSION >= 21200
   try {
     return stream.is_capturing();  // torch forgets the error of CUDA's that it raises
   } catch (const c10::AcceleratorError& error) {
@@ -35,8 +35,14 @@ bool isCapturing(c10::Stream stream) {
 }
 
 bool isCapturing(c10::Device device) {
-  return !device.is_cpu() && c10::impl::hasDeviceGuardImpl(device.type()) &&
-         isCapturing(currentStream(device));
+  if (device.is_cpu() || !c10::impl::hasDeviceGuardImpl(device.type())) {
+    return false;
+  }
+  try {
+    return isCapturing(currentStream(device));
+  } catch (const c10::Error&) {  // torch is built for CUDA, and there is no GPU or driver
+    return false;
+  }
 }
 
 uint64_t captureOf(c10::Device device) {

@@ -12,7 +12,7 @@ namespace ebb {
 
 // Note [Captures]
 // While a graph (of CUDA, or of any device whose guard tells) is captured, the host may not wait
-// for the device, nor ask how far it is. torch tells since 2.13; before, CUDA's runtime is asked.
+// for the device, nor ask how far it is. torch tells since 2.12; before, CUDA's runtime is asked.
 // It refuses to say where another thread captures and this one is on the legacy stream: then the
 // answer is yes, since whoever waits there would end that capture. What it leaves behind is
 // forgotten. These functions never throw: whatever else is wrong, the next call of torch's says so.

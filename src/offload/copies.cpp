@@ -93,10 +93,6 @@ void Copies::send(HostStash& stash) {
 }
 
 void Copies::startLeaving(HostStash& stash) {
-  const size_t most = context_.settings.inFlightBytes;
-  while (!now_.leaving.empty() && now_.leavingBytes + stash.nbytes > most) {
-    waitForFirst();
-  }
   if (std::find(devices_.begin(), devices_.end(), stash.device) == devices_.end()) {
     devices_.push_back(stash.device);
   }
@@ -113,7 +109,7 @@ void Copies::startLeaving(HostStash& stash) {
   stats.bytesSent += stash.nbytes;
   stats.mostInFlight = std::max<uint64_t>(stats.mostInFlight, now_.leavingBytes);
   stash.account->sent += stash.nbytes;
-  while (now_.leavingBytes > most) {  // it alone is more than the limit
+  while (now_.leavingBytes > context_.settings.inFlightBytes) {
     waitForFirst();
   }
 }
@@ -183,7 +179,7 @@ void Copies::finishLeaving(HostStash& stash) {
     moveToCopy(stash);
     return;
   }
-  now_.held.push_back({stash.left, stash.packedOn, std::move(stash.onDevice), {}, stash.device});
+  context_.drop(stash.onDevice);  // whoever gets its memory comes after the write
   stash.state = State::Away;
   context_.away.add(stash);
 }
@@ -403,19 +399,11 @@ bool Copies::freeLeaving() {
   return true;
 }
 
-// In static mode memory is used again before the host knows that it may be.
+// Whatever of it lists hold: in static mode memory is used again before the host knows that it may.
 void Copies::finishAll() {
-  for (const Leaving& leaving : now_.leaving) {
-    via_.finish(*leaving.left);
-  }
-  for (const HostStash* stash : now_.returning) {
-    via_.finish(*stash->returned);
-  }
-  for (const Held& held : now_.held) {
-    via_.finish(*held.until);
-  }
   for (const c10::Device device : devices_) {
     via_.finish(*via_.record(via_.outStream(device)));
+    via_.finish(*via_.record(via_.inStream(device)));
   }
 }
 

@@ -166,7 +166,7 @@ c10::Storage Offload::fetchOnce(HostStash& stash, const c10::Storage& living) {
   c10::Storage bytes = stash.onDevice;
   fetchAhead(stash.sequence, compute);
   if (context_.settings.isStatic && copies_.unfetchedHere() == 0) {
-    copies_.reapUnused();
+    copies_.reapUnused();  // one wait for all that is leaving; the stash's death waits for each
   }
   return bytes;
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "memory/capturing.h"
+#include "memory/events.h"
 #include "paging/streams.h"
 
 namespace ebb {
@@ -17,7 +18,6 @@ PageLane::PageLane(c10::Device device, DroppingMutex& drops) : device_(device), 
   if (!device.is_cpu()) {
     const c10::impl::VirtualGuardImpl guard(device.type());
     stream_ = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
-    given_.emplace(device.type());
   }
 }
 
@@ -37,8 +37,7 @@ void PageLane::give(const std::function<void()>& work, After after) {
   }
   const bool joinsCapture = capture() != 0 && !isCaptured();
   if (after == After::Compute || joinsCapture) {
-    given_->record(currentStream(device_));
-    given_->block(*stream_);
+    recordEvent(currentStream(device_))->block(*stream_);
   }
   const c10::StreamGuard on(*stream_);
   goesOn_ = true;
@@ -49,10 +48,8 @@ PageLane::Call PageLane::mark() {
   if (!stream_) {
     return {};
   }
-  Call call{++last_, capture_, std::make_shared<c10::Event>(device_.type())};
-  call.end->record(*stream_);
   goesOn_ = false;
-  return call;
+  return {++last_, capture_, recordEvent(*stream_)};
 }
 
 void PageLane::hold(const Call& call, c10::Stream made, c10::Storage& bytes) {

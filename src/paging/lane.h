@@ -42,9 +42,9 @@ class PageLane {
  public:
   // A call, or the end of some.
   struct Call {
-    uint64_t number = 0;                // 0: nothing to wait for
-    uint64_t capture = 0;               // of which it is; 0: of none
-    std::shared_ptr<c10::Event> end{};  // null on the CPU
+    uint64_t number = 0;                      // 0: nothing to wait for
+    uint64_t capture = 0;                     // of which it is; 0: of none
+    std::shared_ptr<const c10::Event> end{};  // null on the CPU
   };
 
   // What a call runs after, besides the lane's last one.
@@ -93,7 +93,6 @@ class PageLane {
   const c10::Device device_;
   DroppingMutex& drops_;
   std::optional<c10::Stream> stream_;  // nothing on the CPU
-  std::optional<c10::Event> given_;    // what the compute stream was given, for the next call
   uint64_t last_ = 0;                  // numbers the calls
   uint64_t over_ = 0;                  // of one that the host has waited for
   bool goesOn_ = false;                // something was given that has no number yet

@@ -437,7 +437,7 @@ int64_t Paging::errors() {
   const Lock lock(mutex_);
   const auto below = belowEverything();
   const int64_t known = reportedErrors_ | unreportedErrors_;
-  return pools_.isCapturing() ? known : pools_.readErrors() | known;
+  return pools_.readErrors() | known;
 }
 
 bool Paging::wasTold() {

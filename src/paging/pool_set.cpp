@@ -239,7 +239,7 @@ int64_t PoolSet::readErrors() {
   startReading([](const TrackedPool& pool) { return pool.mayHaveChanged(); });
   int64_t errors = 0;
   bool spilled = false;
-  std::shared_ptr<c10::Event> over;
+  std::shared_ptr<const c10::Event> over;
   forEach([&](TrackedPool& pool) {
     if (!pool.reading()) {
       return;

@@ -1,9 +1,9 @@
 #include "paging/streams.h"
 
-#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "memory/capturing.h"
+#include "memory/events.h"
 
 namespace ebb {
 
@@ -31,9 +31,7 @@ void takeOver(const c10::Storage& storage, c10::Stream made) {
     return;
   }
   if (!isCapturing(made.device())) {
-    c10::Event given(made.device_type());
-    given.record(made);
-    given.block(user);
+    recordEvent(made)->block(user);
   }
   noteUse(storage, user);
 }

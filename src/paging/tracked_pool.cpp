@@ -69,6 +69,7 @@ PageLane::Call TrackedPool::restore(
   captured_ |= call.capture != 0;
   if (call.capture != slot->stashed.capture) {
     kept_.push_back(slot);
+    slot->stashed.capture = call.capture;  // its pages are the graph's to give back
   }
   slot->free = true;
   if (onTop) {

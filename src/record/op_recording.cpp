@@ -372,7 +372,7 @@ const char* OpRecording::findObstacle() const {
     return op_.communicates ? "a collective is never run again"
                             : "the operator is never run again; a rule with force=True would";
   }
-  if (op_.timed && arguments_.areOffCpu() && !verdict_.forced && choosesByTiming(op_)) {
+  if (op_.timed && arguments_.areOffCpu() && !verdict_.forced && convolutionsAreTimed()) {
     return "its kernel is chosen by timing (torch.backends.cudnn.benchmark); a rule with "
            "force=True would run it again";
   }

@@ -30,7 +30,7 @@ void fillAll(Graph& graph) {
       continue;
     }
     graph.streams.use(value, bytes);
-    graph.streams.share(value, bytes);  // whoever holds the escape reads it without asking
+    graph.streams.share(bytes);  // whoever holds the escape reads it without asking
     fillStorage(escaped.storage, bytes);
     // Others can write to it from now on, so it is the value's home again, and counts versions.
     value.bytes = escaped.storage;

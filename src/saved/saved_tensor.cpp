@@ -190,7 +190,7 @@ void SavedTensor::shareWithAllStreams(const at::Tensor& unpacked) {
   WithoutGil withoutGil;
   std::lock_guard<PythonMutex> lock(graph_->mutex);
   if (value_) {
-    graph_->streams.share(*value_, unpacked.storage());
+    graph_->streams.share(unpacked.storage());
   }
 }
 

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <future>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "intercept/op_traits.h"
@@ -50,6 +52,7 @@ struct StandInGenerator final : c10::GeneratorImpl {
     return state->offset;
   }
   void set_state(const c10::TensorImpl& given) override {
+    checkLocked();
     uint64_t offset = 0;
     uint64_t newSeed = 0;
     const auto* bytes = static_cast<const char*>(given.data());
@@ -59,26 +62,39 @@ struct StandInGenerator final : c10::GeneratorImpl {
     state->offset = offset;
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    checkLocked();
     const at::Tensor bytes = at::empty({sizeof(State)}, at::kByte);
     std::memcpy(bytes.mutable_data_ptr(), state.get(), sizeof(State));
     return bytes.getIntrusivePtr();
   }
   void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& other) override {
+    checkLocked();
     state = static_cast<StandInGenerator&>(*other).state;
   }
   c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override {
+    checkLocked();
     return c10::make_intrusive<StandInGenerator>(device(), state);
   }
   StandInGenerator* clone_impl() const override {
     TORCH_CHECK(!isCapturing(device()), "a generator cannot be cloned in a capture");
     auto* made = new StandInGenerator(device(), std::make_shared<State>(*state));
     made->fails = fails;
+    made->isShared = false;
     return made;
+  }
+  // By another thread, since this one may have the lock.
+  void checkLocked() const {
+    auto& mutex = const_cast<StandInGenerator*>(this)->mutex_;
+    const bool isFree = isShared && std::async(std::launch::async, [&] {
+                                      return std::unique_lock(mutex, std::try_to_lock).owns_lock();
+                                    }).get();
+    TORCH_CHECK(!isFree, "a generator is used without its lock");
   }
 
   std::shared_ptr<State> state;
   std::shared_ptr<bool> fails = std::make_shared<bool>(false);  // what sets a state raises
   uint64_t begunAnew = 0;
+  bool isShared = true;  // not a clone
 };
 
 const OpTraits& traitsOf(const char* name, const char* overload) {

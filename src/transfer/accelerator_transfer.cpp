@@ -8,62 +8,26 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <utility>
-#include <vector>
 
 #include "intercept/key.h"
 #include "memory/bytes.h"
 #include "memory/capturing.h"
+#include "memory/events.h"
 #include "memory/pinned.h"
 #include "transfer/transfer.h"
 
 namespace ebb {
 namespace {
 
-// Making an event costs as much as recording it, so they are used again.
-class Events {
- public:
-  c10::Event take(c10::Device device) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto& free = free_[device.index()];
-    if (free.empty()) {
-      return c10::Event(device.type());
-    }
-    c10::Event event = std::move(free.back());
-    free.pop_back();
-    return event;
+struct AcceleratorEvent final : Event {
+  explicit AcceleratorEvent(c10::Stream stream) : event(recordEvent(stream)) {
   }
 
-  void give(c10::Event event) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    free_[event.device_index()].push_back(std::move(event));
-  }
-
- private:
-  std::mutex mutex_;  // guards free_
-  std::map<c10::DeviceIndex, std::vector<c10::Event>> free_;
-};
-
-class AcceleratorEvent final : public Event {
- public:
-  AcceleratorEvent(Events& events, c10::Stream stream)
-      : event(events.take(stream.device())), events_(events) {
-    event.record(stream);
-  }
-  ~AcceleratorEvent() override {
-    events_.give(std::move(event));
-  }
-  AcceleratorEvent(const AcceleratorEvent&) = delete;
-  AcceleratorEvent& operator=(const AcceleratorEvent&) = delete;
-
-  c10::Event event;
-
- private:
-  Events& events_;  // where it goes when nobody asks for it any more
+  const std::shared_ptr<const c10::Event> event;
 };
 
 const c10::Event& eventOf(const Event& event) {
-  return static_cast<const AcceleratorEvent&>(event).event;
+  return *static_cast<const AcceleratorEvent&>(event).event;
 }
 
 class AcceleratorTransfer final : public Transfer {
@@ -85,7 +49,7 @@ class AcceleratorTransfer final : public Transfer {
   }
 
   EventPtr record(c10::Stream stream) override {
-    return std::make_shared<const AcceleratorEvent>(events_, stream);
+    return std::make_shared<const AcceleratorEvent>(stream);
   }
 
   void wait(c10::Stream stream, const EventPtr& event) override {
@@ -146,7 +110,6 @@ class AcceleratorTransfer final : public Transfer {
   const std::optional<c10::DeviceType> accelerator_ = at::getAccelerator(false);
   std::mutex mutex_;                             // guards streams_
   std::map<c10::DeviceIndex, Streams> streams_;  // by device
-  Events events_;
 };
 
 }  // namespace

@@ -63,23 +63,41 @@ def test_its_kernels_run_in_a_region(device):
     assert torch.equal(found, expected)
 
 
-SUMS_IN_HALF_PRECISION = [
-    "allow_bf16_reduced_precision_reduction",
-    "allow_fp16_reduced_precision_reduction",
-    "allow_fp16_accumulation",
-]
+MATMUL = torch.backends.cuda.matmul
+PRECISIONS = {  # how to get and to set it, and another value than the usual one
+    **{
+        name: (
+            lambda name=name: getattr(MATMUL, name),
+            lambda v, name=name: setattr(MATMUL, name, v),
+            [False, True],
+        )
+        for name in (
+            "allow_bf16_reduced_precision_reduction",
+            "allow_fp16_reduced_precision_reduction",
+            "allow_fp16_accumulation",
+        )
+    },
+    "float32": (
+        lambda: MATMUL.fp32_precision,
+        lambda v: setattr(MATMUL, "fp32_precision", v),
+        ["ieee", "tf32"],
+    ),
+}
 
 
-@pytest.mark.parametrize("setting", SUMS_IN_HALF_PRECISION)
-def test_precision_of_products_changed_between_forward_and_backward_is_refused(device, setting):
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_precision_of_products_changed_between_forward_and_backward_is_refused(device, name):
+    get, put, values = PRECISIONS[name]
     w = torch.randn(8, 8).to(device).requires_grad_()
-    before = getattr(torch.backends.cuda.matmul, setting)
+    before = get()
+    put(values[0])
     with ebb.region(name="block"):
         loss = (w @ w).exp().sin().sum()
     try:
-        setattr(torch.backends.cuda.matmul, setting, not before)
+        put(values[1])
         with pytest.raises(RuntimeError, match=r"aten::mm.default in region 'block'.*precision"):
             loss.backward()
+        put(values[0])
+        loss.backward()
     finally:
-        setattr(torch.backends.cuda.matmul, setting, before)
-    loss.backward()
+        put(before)

@@ -10,6 +10,10 @@ import torch
 
 import ebb
 
+pytestmark = pytest.mark.skipif(
+    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
+)
+
 SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 
 
@@ -372,3 +376,67 @@ def test_statistics_in_a_capture(device, stream):
         assert ebb.offload.stats()["stashes"] == 0
     graph.replay()
     assert torch.equal(gradient.cpu(), expected(x))
+
+
+def test_host_memory_of_what_its_capture_never_fetched(device, stream):
+    """It goes when the capture is over; the graph still copies to it."""
+    ebb.offload.configure(in_flight_bytes=0)
+    second = torch.Stream(device=device)
+    x, y = random(device), random(device)
+    accelerator.synchronize()
+    with stream:
+        both = forward(x), forward(y)  # as much host memory as two steps need
+        torch.autograd.grad(both[1], y)
+        torch.autograd.grad(both[0], x)
+        del both
+    first = accelerator.Graph()
+    with first.capture(stream):
+        left = forward(x)
+    del left
+    gc.collect()
+    of_y, gradient_of_y = captured(y, second)
+    with stream:
+        first.replay()
+    with second:
+        of_y.replay()
+    accelerator.synchronize()
+
+    assert torch.equal(gradient_of_y.cpu(), expected(y))
+
+
+def leave_under_way(x):
+    """The last write waits for all copies, and none of the three is taken note of."""
+    with ebb.region(SINES):
+        kept, dropped, written = ((x * factor).sin() for factor in (1, 2, 3))
+        y = kept.cos()
+        dropped.cos()
+        written.cos()
+        with torch.no_grad():
+            written.zero_()
+    return y
+
+
+def leave_held(x):
+    """Its copy was waited for, and its memory is held until that is done."""
+    with ebb.region(SINES):
+        h = x.sin()
+        h.cos()
+        y = (x * 2).sin().cos()
+        with torch.no_grad():
+            h.zero_()
+    return y
+
+
+@pytest.mark.parametrize("leave", [leave_under_way, leave_held])
+def test_host_memory_that_is_in_use_when_a_capture_ends(leave, device, stream):
+    """It is the graph's for good, though nobody will fetch it."""
+    ebb.offload.configure(keep_last=1 if leave is leave_held else 0)
+    x = random(device)
+    warm_up(x, stream)
+    graph = accelerator.Graph()
+    with graph.capture(stream):
+        left = leave(x)
+    ebb.offload.stats()  # sees that it is over
+    graph.replay()
+    accelerator.synchronize()
+    del left

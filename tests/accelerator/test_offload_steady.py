@@ -53,6 +53,7 @@ def test_the_host_waits_for_nothing_and_asks_little(prefetch, keep_last, x):
     counts = counts_of_a_step(x)
 
     assert counts.get("synchronize", 0) == 0
+    assert counts.get("event made", 0) == 0  # making one takes as long as recording it
     copies, calls = 2 * LENGTH, 2 * LENGTH + 1
     assert counts["query"] <= 3 * calls + copies + LENGTH
     assert counts.get("allocate pinned", 0) == 0
@@ -103,3 +104,75 @@ def test_after_a_step_no_memory_is_left_on_the_device(static, x):
     while left() > 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert left() == 0
+
+
+def free_at_once(x):
+    """A drain frees all host memory that is free."""
+    ebb._C._testing.drain_offload()
+
+
+def free_under_a_limit(x):
+    """As soon as the mode is another one."""
+    ebb.offload.configure(static=False, pinned_limit=1)
+    with ebb.region(SINES):
+        x.sin().cos()
+
+
+@pytest.mark.parametrize("free", [free_at_once, free_under_a_limit])
+def test_host_memory_of_static_mode_is_freed_after_its_copies(free, x):
+    """Of which the host has not asked yet."""
+    ebb.offload.configure(static=True)
+    step(x)
+    assert ebb.offload.stats()["host_bytes_held"] > ebb.offload.stats()["host_bytes_used"]
+    free(x)
+    accelerator.synchronize()
+
+
+def test_host_memory_is_freed_after_a_copy_that_nobody_needs(x):
+    """A write made it leave early, and then it was dropped."""
+    with ebb.region(SINES):
+        h = x.sin()
+        y = h.cos()
+        with torch.no_grad():
+            h.zero_()
+    ebb.offload.configure(min_bytes=1, pinned_limit=1)
+    with ebb.region(SINES):
+        x.sin().cos()  # the limit holds from now on
+    del y, h
+    accelerator.synchronize()
+
+
+def test_static_mode_asks_nothing_of_what_is_never_fetched(x):
+    ebb.offload.configure(static=True, in_flight_bytes=0)
+    step(x)
+    accelerator.synchronize()
+    torch.ops.late.counts()
+    with ebb.region(SINES):
+        x.sin().cos().sin().cos()
+    counts = torch.ops.late.counts()
+
+    assert counts.get("synchronize", 0) == counts.get("query", 0) == 0
+
+
+def test_in_static_mode_what_is_dropped_is_freed_though_others_are_away(x):
+    ebb.offload.configure(static=True)
+    with ebb.region(SINES):
+        first = x.sin().cos()
+        second = x.sin().cos()
+    before = torch.accelerator.memory_allocated(x.device)
+    del first
+    ebb.offload.stats()
+
+    assert torch.accelerator.memory_allocated(x.device) < before - x.nbytes
+    del second
+
+
+def test_a_drain_waits_for_what_is_on_its_way_back(x):
+    with ebb.region(SINES):
+        first, second = x.sin().cos(), x.sin().cos()
+    accelerator.synchronize()
+    torch.autograd.grad(second, x, torch.ones_like(second))  # and the first one ahead
+    del first, second
+    ebb._C._testing.drain_offload()
+
+    assert ebb.offload.stats()["host_bytes_held"] == ebb.offload.stats()["host_bytes_used"]

@@ -8,7 +8,11 @@ import pytest
 import torch
 
 import ebb
-from paging import Masked, fresh, gradients, region, same
+from paging import Keep, Masked, fresh, gradients, region, same
+
+pytestmark = pytest.mark.skipif(
+    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -114,10 +118,10 @@ def test_asking_right_after_a_replay(live, device):
     step = Step(device, live=10)
     step.warm(then=optimizer_of(step))
     graph = step.capture()
-    step.set(live)
-    graph.replay()
-
-    assert ebb.paging.step_ok() == (live == 10)
+    for now in (10, live):
+        step.set(now)
+        graph.replay()
+        assert ebb.paging.step_ok() == (now == 10)
 
 
 @pytest.mark.parametrize("bracketed", [False, True])
@@ -160,8 +164,9 @@ def test_replays_and_eager_steps_without_a_wait_between(device):
     assert ebb.paging.step_ok()
 
 
-def test_a_forward_that_nobody_wants_before_a_capture(device):
-    """Its pages must be free again when the graph runs."""
+@pytest.mark.parametrize("eager_first", [False, True])
+def test_a_forward_that_nobody_wants_before_a_capture(eager_first, device):
+    """Its pages must be free again when the graph runs, and before, if something else does."""
     step = Step(device)
     ebb.paging.configure(headroom=1.0)
     step.warm(then=optimizer_of(step))
@@ -169,6 +174,10 @@ def test_a_forward_that_nobody_wants_before_a_capture(device):
         loss = step.net(step.x, step.n, region)
         del loss
     graph = step.capture()
+    if eager_first:
+        step.run()
+        assert step.is_right()
+        assert ebb.paging.step_ok()
     for live in (30, 30, 30):
         step.set(live)
         graph.replay()
@@ -178,6 +187,52 @@ def test_a_forward_that_nobody_wants_before_a_capture(device):
     assert step.is_right()
     graph.replay()
     assert ebb.paging.step_ok()
+
+
+def test_pages_that_a_graph_gives_back_once(device):
+    """However much it pages."""
+    step = Step(device)
+    ebb.paging.configure(headroom=3.0)
+    step.warm(then=optimizer_of(step))
+
+    def waits(wanted):
+        with step.stream:
+            loss = step.net(step.x, step.n, region)
+            if wanted:
+                torch.autograd.grad(loss, step.net.weights)
+            count = ebb.paging.stats()["stashes"]
+            del loss
+        torch.ops.late.counts()
+        step.capture()
+        return torch.ops.late.counts()["wait"], count
+
+    (plain, none), (more, dropped) = waits(True), waits(False)
+    assert none == 0 < dropped
+    assert more <= plain + dropped
+
+
+def test_a_graph_that_only_gives_back_pages_of_a_pool(device):
+    """Its memory stays for the graph, when larger ones are made."""
+    step, other = Step(device), Step(device, live=10, width=12)
+    for _ in range(2):
+        with ebb.paging.step(False):
+            step.run()
+            other.run()
+        assert ebb.paging.step_ok()
+    assert {pool["row_bytes"] for pool in ebb.paging.stats()["pools"]} == {4, 32, 48}
+    with other.stream:
+        loss = other.net(other.x, other.n, region)
+        del loss
+    graph = step.capture()
+    captured = step.found
+    for live in (40, 40, 40):  # there is no room, nothing is paged, there is
+        other.set(live)
+        other.run()
+        ebb.paging.step_ok()
+    graph.replay()
+    step.found = captured
+
+    assert step.is_right()
 
 
 def test_a_forward_that_nobody_wants_inside_a_capture(device):
@@ -242,6 +297,71 @@ def test_a_capture_right_after_one_that_failed(device):
         graph.replay()
         assert step.is_right()
         assert ebb.paging.step_ok()
+
+
+def test_memory_of_a_capture_that_failed_is_given_up(device):
+    """What it has paged is held until somebody comes after it."""
+    step = Step(device)
+    step.warm(then=optimizer_of(step))
+    step.found = None
+    accelerator.synchronize()
+    before = torch.accelerator.memory_allocated(device)
+    kept = []
+    with pytest.raises(KeyError):
+        step.capture_forward(kept)
+    kept.clear()
+    step.run()
+    step.found = None
+    accelerator.synchronize()
+
+    assert torch.accelerator.memory_allocated(device) == before
+
+
+def test_a_backward_in_a_capture_of_a_forward_before_it(device):
+    """The graph has the tickets of what was paged before; eager steps take new ones."""
+    step = Step(device)
+    ebb.paging.configure(headroom=2.0)
+    step.warm(then=optimizer_of(step))
+    with step.stream:
+        loss = step.net(step.x, step.n, region)
+    graph = accelerator.Graph()
+    with graph.capture(step.stream):
+        leaves = [step.x, *step.net.weights]
+        found = torch.autograd.grad(loss, leaves, retain_graph=True)
+    for _ in range(2):
+        with step.stream:
+            step.run()
+    accelerator.synchronize()
+    graph.replay()
+    step.found = found
+
+    assert loss is not None
+    assert step.is_right()
+    assert ebb.paging.step_ok()
+    graph.replay()
+    with pytest.raises(RuntimeError, match="a tensor was restored twice"):
+        ebb.paging.step_ok()
+
+
+def test_a_write_in_a_capture_to_what_has_left_before(device):
+    """Nobody waits for what is over when the graph runs."""
+    step = Step(device)
+    step.warm()
+    graph = accelerator.Graph()
+    with step.stream, region():
+        h = ebb.mark_rows(step.x.detach() * 1, step.n).requires_grad_()
+        y = Keep.apply(h)
+        ctx = Keep.last
+        with graph.capture(step.stream), torch.no_grad():
+            h.data.fill_(2.0)
+    with step.stream:
+        graph.replay()
+        found = ctx.saved_tensors[0].clone()  # autograd does not see such a write either
+    accelerator.synchronize()
+    Keep.last = None
+
+    assert y is not None
+    assert torch.equal(found.cpu(), torch.full_like(found.cpu(), 2.0))
 
 
 def test_what_a_capture_has_paged_does_not_come_back_outside(device):

@@ -211,6 +211,19 @@ def test_another_stream_asks_again(device, streams, one):
     assert is_right(second, x, 1)
 
 
+def test_two_streams_ask_that_do_not_wait_for_each_other(device, streams, one):
+    """Both come after what was saved; who brought it back first is not their business."""
+    x, n = one
+    kept = paged(x, n)
+    wait_for_all(device, streams)
+    found = []
+    for stream in (*streams, streams[0]):
+        with stream:
+            found.append(kept[0][0].saved_tensors[0].clone())
+    torch.accelerator.synchronize()
+    assert all(is_right(value, x, 1) for value in found)
+
+
 def test_what_came_back_ahead_for_another_stream(device, streams):
     """A layer's backward on one stream brings back what is needed on the other."""
     ebb.paging.configure(prefetch=1)
@@ -262,7 +275,7 @@ def test_memory_of_another_stream_than_the_one_that_pages(device, streams, one):
                 h = ebb.mark_rows(x.detach() + 1, n).requires_grad_()
             streams[1].wait_stream(streams[0])
             with streams[1]:
-                Keep.apply(h)
+                out = Keep.apply(h)  # before torch 2.13 the node dies with its result
                 ctx = Keep.last
         streams[0].wait_stream(streams[1])
         del h
@@ -273,9 +286,47 @@ def test_memory_of_another_stream_than_the_one_that_pages(device, streams, one):
         with streams[1]:
             found = ctx.saved_tensors[0].clone()
         Keep.last = ctx = None
+        del out
         wait_for_all(device, streams)
         assert is_right(found, x, 1)
         assert not any(tensor.any() for tensor in scratch)
+
+
+def test_memory_of_one_stream_does_not_wait_for_another(device, streams, one):
+    """What another waits for says nothing of it. The other stream runs nothing meanwhile."""
+    x, n = one
+    wait_for_all(device, streams)
+
+    def page(name):
+        with ebb.region(EVERYTHING, name):
+            h = ebb.mark_rows(x + 1, n)
+            Keep.apply(h)
+            return h.data_ptr(), Keep.last
+
+    with streams[0]:
+        place, first = page("a")
+    with streams[1]:
+        others = [page(name)[1] for name in ("a", "b")]  # the second waits for the lane
+    with streams[0]:
+        last = page("b")[1]  # and lets go what the first has paged
+        taken = [torch.empty_like(x) for _ in range(4)]
+    assert place in [tensor.data_ptr() for tensor in taken]
+    assert all((first, last, *others))
+    Keep.last = None
+    wait_for_all(device, streams)
+
+
+def test_pools_serve_a_stream_that_has_not_waited_for_the_one_that_made_them(device, streams):
+    nets = [Masked(device=device) for _ in streams]
+    data = [(net.inputs(0), net.live(20)) for net in nets]
+    expected = gradients(nets[1], *data[1])
+    accelerator.synchronize()
+    for stream, net, given in zip(streams, nets, data, strict=True):
+        with stream:
+            found = gradients(net, *given, region)
+        assert ebb.paging.stats()["recorded_steps"] == 1
+    accelerator.synchronize()
+    assert same(expected, found)
 
 
 def test_what_never_had_to_come_back_is_let_go_behind_the_lane(device, streams, one):
@@ -284,7 +335,7 @@ def test_what_never_had_to_come_back_is_let_go_behind_the_lane(device, streams, 
     for _ in range(3):
         with streams[0], ebb.region(EVERYTHING):
             h = ebb.mark_rows(x.detach() + 1, n).requires_grad_()
-            Keep.apply(h)
+            out = Keep.apply(h)  # as above
             ctx = Keep.last
         streams[1].wait_stream(streams[0])
         with streams[1]:
@@ -292,6 +343,7 @@ def test_what_never_had_to_come_back_is_let_go_behind_the_lane(device, streams, 
         streams[0].wait_stream(streams[1])
         with streams[0]:
             Keep.last = ctx = h = None
+            del out
             scratch = [torch.zeros_like(x) for _ in range(4)]
         wait_for_all(device, streams)
         assert is_right(found, x, 1)

@@ -6,6 +6,7 @@ import ctypes
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 import ebb
@@ -40,3 +41,17 @@ def test_a_write_that_torch_does_not_see_is_found(device):
             ctypes.memset(torch.ops.late.kernel_address(y), 0, 64)
         with pytest.raises(ebb.ReplayMismatch, match=r"aten::exp"):
             torch.autograd.grad(y.sum(), x)
+
+
+def test_what_is_dropped_lives_as_long_as_what_it_is_compared_with(device):
+    """It is not poisoned, so the storage itself is what a replay is compared with."""
+    x = torch.randn(4).to(device).requires_grad_()
+    with ebb.verify(), ebb.region():
+        h = x * 2
+        dropped = StorageWeakRef(h.untyped_storage())
+        loss = h.sin().sum()
+        del h
+    assert not dropped.expired()
+    loss.backward()
+    del loss
+    assert dropped.expired()

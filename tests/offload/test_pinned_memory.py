@@ -40,6 +40,7 @@ print("nodes", nodes, flush=True)
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
+    fake_cuda.skip_where_torch_has_the_real_one()
     folder = tmp_path_factory.mktemp("runtime")
     source = folder / "runtime.c"
     source.write_text(RUNTIME)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from exactness import KEY
+from memory_use import fill_unseen
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ebb
@@ -124,14 +126,18 @@ def test_an_announced_write_after_a_foreach_operator_is_noticed(mode, tensors):
     def change(h, _x):
         with mode():
             torch._foreach_mul_([h] * tensors, 2.0)
-        h.numpy().fill(3)
+        fill_unseen(h, 3)
         torch.autograd.graph.increment_version(h)
 
     _assert_same(change)
 
 
 def _write_raw(t: torch.Tensor) -> None:
-    t.numpy().fill(5)
+    fill_unseen(t, 5)
+
+
+# Of the device that the tests run on, and of all.
+KEYS = pytest.mark.parametrize("key", [KEY, "CompositeExplicitAutograd"])
 
 
 def _library() -> torch.library.Library:
@@ -139,7 +145,7 @@ def _library() -> torch.library.Library:
 
 
 @pytest.mark.parametrize("defined", ["before", "inside"])
-@pytest.mark.parametrize("key", ["CPU", "CompositeExplicitAutograd"])
+@KEYS
 def test_an_operator_that_gets_its_kernel_inside_the_region_writes_what_it_says(defined, key):
     def change(h, _x):
         library = _library() if defined == "inside" else libraries.pop()
@@ -155,7 +161,7 @@ def test_an_operator_that_gets_its_kernel_inside_the_region_writes_what_it_says(
     _assert_same(change)
 
 
-@pytest.mark.parametrize("key", ["CPU", "CompositeExplicitAutograd"])
+@KEYS
 def test_an_operator_that_gets_its_kernel_after_a_region_has_seen_it_writes_what_it_says(key):
     library = _library()
     library.define("write_(Tensor(a!) x) -> ()")

@@ -78,6 +78,21 @@ def test_threads_that_come_and_go_leave_no_memory_behind():
     assert least_growth(lambda: threads(200)) < 1000
 
 
+@pytest.mark.parametrize("count", [1, 300])
+def test_regions_one_after_the_other_leave_no_memory_behind(count):
+    """What an operator with many arguments needs has memory of its own."""
+    x = torch.randn(8, requires_grad=True)
+
+    def regions():
+        for _ in range(600):
+            with ebb.region():
+                loss = torch.cat([x.sin().exp().cos()] * count).sin().sum()
+            torch.autograd.grad(loss, x)
+
+    regions()
+    assert least_growth(regions) < 1000
+
+
 def test_a_thread_that_enters_a_region_when_its_thread_locals_are_gone():
     x = torch.randn(8, requires_grad=True)
     libc = ctypes.CDLL(None)

@@ -12,7 +12,7 @@ import warnings
 
 import pytest
 import torch
-from exactness import TESTS, assert_exact, find_tests, leaves, same_bits
+from exactness import KEY, assert_exact, assert_rules_hold_in_verify_mode, leaves, same_bits
 from memory_use import address_of, poke
 from torch import nn
 
@@ -88,8 +88,8 @@ def test_the_random_state_of_attention_without_dropout_is_not_compared(name):
         return (*made, None) if "efficient" in name else made
 
     library = torch.library.Library("aten", "IMPL")
-    library.impl(name, forward, "CPU")
-    library.impl(f"{name}_backward", backward, "CPU")
+    library.impl(name, forward, KEY)
+    library.impl(f"{name}_backward", backward, KEY)
     try:
         x = torch.randn(1, 2, 4, 8, requires_grad=True)
         with ebb.region():
@@ -186,7 +186,7 @@ def counter():
         calls.append(1)
         return x + len(calls)
 
-    library.impl("count", count, "CPU")
+    library.impl("count", count, KEY)
     yield torch.ops.ebb_verify_test.count
     library._destroy()
 
@@ -228,6 +228,7 @@ def test_demote_warns_once_uses_the_right_bytes_and_saves_from_then_on(counter):
     assert counter(torch.zeros(())) == before + 2
 
 
+@pytest.mark.on_cpu("elsewhere storages are kept alive: see tests/accelerator/test_verify.py")
 @pytest.mark.parametrize("mode", ["off", "raise"])
 def test_what_is_dropped_is_poisoned(mode):
     def look(tensor_from):
@@ -246,6 +247,7 @@ def test_what_is_dropped_is_poisoned(mode):
     assert mode == "raise" or floating == integers == 0
 
 
+@pytest.mark.on_cpu("elsewhere storages are kept alive: see tests/accelerator/test_verify.py")
 def test_a_custom_function_that_kept_a_raw_pointer_reads_poison():
     seen = []
 
@@ -271,6 +273,7 @@ def test_a_custom_function_that_kept_a_raw_pointer_reads_poison():
     assert seen == [False, True]
 
 
+@pytest.mark.on_cpu("elsewhere storages are kept alive: see tests/accelerator/test_verify.py")
 def test_memory_dies_as_without_verification():
     alive = []
     x = leaves((4,))[0]
@@ -339,6 +342,7 @@ print(x.grad[0] == 2 * torch.tensor(7.0).cos())
 """
 
 
+@pytest.mark.on_cpu("a program that asks for no other device")
 @pytest.mark.parametrize(
     ("value", "output"),
     [
@@ -359,16 +363,6 @@ def test_environment_variable(value, output):
     assert (run.returncode == 0) == (value in ("0", "demote", "yes"))
 
 
+@pytest.mark.on_cpu("takes a minute there: one of the slow tests of test_late_device.py")
 def test_the_rules_hold_in_verify_mode():
-    # But for a backward that writes to a living tensor unseen: eager allows it, verify mode reports
-    # it, since the gradients depend on how long that tensor lives. And nothing is given up early.
-    files = find_tests("rule*", "regressions", "handles")
-    deselected = ("-k", "not overwrites_what_several_unpack and not gone_after_its_function")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, *deselected],
-        env=os.environ | {"EBB_VERIFY": "1"},
-        cwd=TESTS.parent,
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout[-3000:]
+    assert_rules_hold_in_verify_mode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 
+import accelerator
 import fake_cuda
 import pytest
 import torch
@@ -199,7 +200,7 @@ attempt(7, 8)
 
 
 @pytest.mark.skipif(
-    not hasattr(torch.Stream, "is_capturing"), reason="torch tells of no captures but CUDA's"
+    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
 )
 def test_in_a_capture_the_generator_is_set_and_other_captures_are_refused(tmp_path):
     printed = fake_cuda.run(fake_cuda.build(tmp_path), CAPTURES)

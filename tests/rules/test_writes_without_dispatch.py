@@ -67,16 +67,19 @@ WRITES: dict[str, Write] = {
         lambda h: h.untyped_storage().__setitem__(slice(5, 8), 5),
     "UntypedStorage.__getitem__, then fill_": lambda h: h.untyped_storage()[3:7].fill_(9),
     "UntypedStorage._set_from_file": from_file,
-    "UntypedStorage._swap_data_ptr_":
-        lambda h: h.untyped_storage()._swap_data_ptr_(ones().untyped_storage()),
-    "UntypedStorage._swap_data_ptr_, the other":
-        lambda h: ones().untyped_storage()._swap_data_ptr_(h.untyped_storage()),
     "TypedStorage.copy_": lambda h: h._typed_storage().copy_(ones()._typed_storage()),
     "TypedStorage.fill_": lambda h: h._typed_storage().fill_(0.5),
     "TypedStorage.__setitem__": lambda h: h._typed_storage().__setitem__(1, 0.5),
     "TypedStorage._setitem": lambda h: h._typed_storage()._setitem(slice(1, 3), 0.5),
     "TypedStorage._set_from_file": from_file_typed,
 }  # fmt: skip
+if hasattr(torch.UntypedStorage, "_swap_data_ptr_"):  # new in torch 2.12
+    WRITES |= {
+        "UntypedStorage._swap_data_ptr_":
+            lambda h: h.untyped_storage()._swap_data_ptr_(ones().untyped_storage()),
+        "UntypedStorage._swap_data_ptr_, the other":
+            lambda h: ones().untyped_storage()._swap_data_ptr_(h.untyped_storage()),
+    }  # fmt: skip
 
 
 def read_alone(x: torch.Tensor, write: Write) -> torch.Tensor:
@@ -214,6 +217,11 @@ READS = words("""
     name nbytes ndim ndimension nelement new new_tensor register_hook
     register_post_accumulate_grad_hook reinforce requires_grad shape short solve storage_type symeig
     to_sparse_coo tolist type unique volatile xpu
+""")
+# They read too: operators, which torch 2.11 does not list or torch 2.15 has no more.
+READS |= words("""
+    _has_grad_dtype_override _update_names cholesky dim get_device has_names is_contiguous names
+    numel qr storage_offset
 """)
 
 STORAGE_WRITES = words("""

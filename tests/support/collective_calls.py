@@ -44,12 +44,10 @@ CALLS: tuple[Callable[[int, Group, str], Made], ...] = (
     lambda r, g, n: g.reduce_scatter_tensor_coalesced([t(5, 4)], [t(r, 8)]),
     lambda r, g, n: g.gather([] if r else [[t(5, 4), t(6, 4)]], [t(r, 4)]),
     lambda r, g, n: g.scatter([t(5, 4)], [] if r else [[t(r, 4), t(r, 4)]]),
-    lambda r, g, n: g.alltoall([t(5, 4), t(6, 4)], [t(r, 4), t(r, 4)]),
     lambda r, g, n: g.alltoall_base(t(5, 4), t(r, 4), [2, 2], [2, 2]),
     lambda r, g, n: g.barrier(),
     lambda r, g, n: g.send([t(r, 4)], 0, 3) if r else g.recv([t(5, 4)], 1, 3),
     lambda r, g, n: g.send([t(r, 4)], 0, 4) if r else g.recv_anysource([t(5, 4)], 4),
-    lambda r, g, n: torch.ops.c10d.check_for_nan(t(r, 4)),
     lambda r, g, n: functional("all_reduce")(t(r, 4), "sum", n),
     lambda r, g, n: functional("all_reduce_")(t(r, 4), "sum", n),
     lambda r, g, n: functional("all_reduce_coalesced")([t(r, 4)], "sum", n),
@@ -63,15 +61,24 @@ CALLS: tuple[Callable[[int, Group, str], Made], ...] = (
     lambda r, g, n: functional("all_to_all_single")(t(r, 4), [2, 2], [2, 2], n),
     lambda r, g, n: functional("broadcast")(t(r, 4), 0, n),
     lambda r, g, n: functional("broadcast_")(t(r, 4), 0, n),
-    lambda r, g, n: functional("isend" if r else "irecv")(t(r, 4), 1 - r, 5, n),
-    lambda r, g, n: functional("batch_p2p_ops")(
-        ["isend" if r else "irecv"], [1 - r], [6], [t(r, 4)], n
-    ),
     lambda r, g, n: with_autograd("all_gather_into_tensor")(t(r, 4), 2, n),
     lambda r, g, n: with_autograd("reduce_scatter_tensor")(t(r, 4), "sum", 2, n),
     lambda r, g, n: with_autograd("all_to_all_single")(t(r, 4), [2, 2], [2, 2], n),
     lambda r, g, n: torch.ops._dtensor.shard_dim_alltoall(t(r, 4, 4), 0, 1, n),
 )
+if torch.__version__ >= (2, 12):
+    CALLS += (
+        lambda r, g, n: torch.ops.c10d.check_for_nan(t(r, 4)),
+        lambda r, g, n: g.alltoall([t(5, 4), t(6, 4)], [t(r, 4), t(r, 4)]),
+        lambda r, g, n: functional("isend" if r else "irecv")(t(r, 4), 1 - r, 5, n),
+        lambda r, g, n: functional("batch_p2p_ops")(
+            ["isend" if r else "irecv"], [1 - r], [6], [t(r, 4)], n
+        ),
+    )
+if torch.__version__ >= (2, 15):
+    CALLS += (
+        lambda r, g, n: functional("wait_tensors")([functional("all_reduce")(t(r, 4), "sum", n)]),
+    )
 
 
 class Remember(TorchDispatchMode):

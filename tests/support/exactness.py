@@ -29,11 +29,13 @@ POLICIES = {
     ),
 }
 
+FILES = "rule*", "regressions", "memory", "functions_and_hooks", "handles", "subclasses", "opaque"
 LEAST_TESTS = 350  # of exactness, that can run everywhere
 TESTS = Path(__file__).parents[1]
 OFFLOADING = "EBB_TEST_OFFLOAD" in os.environ  # see test_offload_exactness.py
 PAGING = "EBB_TEST_PAGING" in os.environ  # see test_paging_exactness.py
 DEVICE = os.environ.get("EBB_TEST_DEVICE", "cpu")  # see test_late_device.py
+KEY = "CPU" if DEVICE == "cpu" else "PrivateUse1"  # of its kernels
 
 AHEAD = os.environ.get("EBB_TEST_AHEAD")  # see test_ahead_exactness.py
 
@@ -246,17 +248,20 @@ def replayed() -> int:
 
 
 def find_tests(*names: str) -> list[str]:
-    """The files test_NAME.py; each name finds one at least."""
-    files = {name: [str(f) for f in TESTS.rglob(f"test_{name}.py")] for name in names}
+    """The files test_NAME.py that run in any process; each name finds one at least."""
+    files = {
+        name: [str(f) for f in TESTS.rglob(f"test_{name}.py") if f.parent.name != "accelerator"]
+        for name in names
+    }
     assert all(files.values())
     return sorted(file for found in files.values() for file in found)
 
 
-def assert_tests_of_exactness_pass(**environment: str) -> None:
-    """The tests of the rules, and of programs that were once wrong, again with these variables."""
-    files = find_tests(
-        "rule*", "regressions", "memory", "functions_and_hooks", "handles", "subclasses", "opaque"
-    )
+def assert_tests_of_exactness_pass(*more: str, **environment: str) -> None:
+    """The tests of the rules, and of programs that were once wrong, and `more` files, again with
+    these variables.
+    """
+    files = find_tests(*FILES, *more)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
         env=os.environ | environment,
@@ -267,4 +272,21 @@ def assert_tests_of_exactness_pass(**environment: str) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed, done.stdout[-3000:]
-    assert int(passed[1]) > LEAST_TESTS, done.stdout[-3000:]
+    assert int(passed[1]) > LEAST_TESTS + 25 * len(more), done.stdout[-3000:]
+
+
+def assert_rules_hold_in_verify_mode(*but: str, **environment: str) -> None:
+    """The tests of the rules with verify mode on, but for those with one of `but` in their name."""
+    # But for a backward that writes to a living tensor unseen: eager allows it, verify mode reports
+    # it, since the gradients depend on how long that tensor lives. And nothing is given up early.
+    files = find_tests("rule*", "regressions", "handles")
+    but = ("overwrites_what_several_unpack", "gone_after_its_function", *but)
+    deselected = ("-k", " and ".join(f"not {name}" for name in but))
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, *deselected],
+        env=os.environ | {"EBB_VERIFY": "1"} | environment,
+        cwd=TESTS.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout[-3000:]

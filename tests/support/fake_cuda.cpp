@@ -44,7 +44,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(c10::Stream) const {
     return nullptr;
   }
-  // An override since torch 2.13.
+  // An override since torch 2.12.
   bool isStreamCapturing(const c10::Stream&) const {
     if (error != 0) {
       throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, error, "a fake error of CUDA's");

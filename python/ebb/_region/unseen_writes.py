@@ -54,7 +54,8 @@ def _slice_announced(method: Callable[..., Any]) -> Callable[..., Any]:
 def install() -> None:
     for name in ("apply_", "map_", "map2_"):
         setattr(torch.Tensor, name, _announced(getattr(torch.Tensor, name)))
-    for name in ("_byteswap", "_set_from_file", "_swap_data_ptr_"):
+    # The last is new in torch 2.12.
+    for name in {"_byteswap", "_set_from_file", "_swap_data_ptr_"} & set(dir(torch.UntypedStorage)):
         setattr(torch.UntypedStorage, name, _announced(getattr(torch.UntypedStorage, name)))
     whole = torch.UntypedStorage.__getitem__
     torch.UntypedStorage.__getitem__ = _slice_announced(whole)  # type: ignore[method-assign]

@@ -71,7 +71,6 @@ at::Tensor allocateForPool(at::IntArrayRef shape, at::ScalarType dtype, c10::Dev
 PagePool::PagePool(const PagePoolOptions& options)
     : mover_(pageMoverOf(options.device)), options_(withDeviceOfTensors(options)) {
   checkOptions(options);
-  const c10::DeviceGuard here(options_.device);
   const auto onDevice = at::TensorOptions().device(options.device);
   const int64_t pages[2] = {options.devicePages, options.hostPages};
   PagePoolState state{};

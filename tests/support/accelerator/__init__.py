@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / "build" / "late"
 DRAWS = ("from device", "from cpu", "from both", "from hidden")
 DEVICES = 2
+TELLS_OF_CAPTURES = hasattr(torch.Stream, "is_capturing")  # before torch 2.12 only CUDA can
 
 
 def _library() -> Path:

@@ -81,6 +81,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void record(
       void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
     called("record");
+    if (*event == nullptr) {
+      called("event made");
+    }
     delete static_cast<Point*>(*event);
     *event = new Point(endOf(indexOf(stream)));
   }
@@ -117,7 +120,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       finish(resolved(c10::Device(kType, device)) * kStreamsEach + stream);
     }
   }
-  bool isStreamCapturing(const c10::Stream& stream) const {  // not before torch 2.13
+  bool isStreamCapturing(const c10::Stream& stream) const {  // not before torch 2.12
     const Lock lock(program);
     return isCaptured(indexOf(stream));
   }

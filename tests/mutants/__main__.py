@@ -1,0 +1,83 @@
+"""Shows which waits, records and guards have a test that fails without them.
+
+A mutant is one of them left out, or changed; lists of them are in `areas`. They are all compiled
+into one copy of the source, each behind a switch that the environment sets (EBB_MUTANT=its name).
+First all tests must pass there without any; then one of each mutant's should fail.
+
+    python tests/mutants --area offload
+    python tests/mutants --area offload --only out-waits-packed-on --search
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from types import ModuleType
+
+import table
+from areas import AREAS
+from mutant import ROOT
+from rewriting import write_tree
+from running import build, first_failure, preload
+
+TREE = ROOT / "build" / "mutants"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--area", choices=AREAS, help="default: all")
+    parser.add_argument(
+        "--only", metavar="NAME", nargs="+", help="these alone; no table is written"
+    )
+    parser.add_argument(
+        "--search", action="store_true", help="run all tests of the area, not those named"
+    )
+    parser.add_argument("--limit", type=float, default=120, help="seconds for each mutant's tests")
+    return parser.parse_args()
+
+
+def check_without(area: ModuleType) -> None:
+    """What fails anyway says nothing."""
+    by_environment: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for mutant in area.MUTANTS:
+        key = tuple((mutant.environment or {}).items())
+        by_environment.setdefault(key, []).extend(mutant.tests)
+    for environment, tests in by_environment.items():
+        failed = first_failure(dict.fromkeys(tests), "", 1200, dict(environment))
+        if failed:
+            sys.exit(f"without any mutant: {failed}")
+
+
+def run(area: ModuleType, options: argparse.Namespace) -> dict[str, str | None]:
+    """What caught each."""
+    found = {}
+    for mutant in area.MUTANTS:
+        if options.only and mutant.name not in options.only:
+            continue
+        tests = area.TESTS if options.search else mutant.tests
+        more = mutant.environment or {}
+        caught_by = first_failure(tests, mutant.name, options.limit, more)
+        found[mutant.name] = caught_by
+        print(f"{mutant.name}: {caught_by or 'NOT CAUGHT'}", flush=True)
+    return found
+
+
+def main() -> int:
+    options = arguments()
+    chosen = {options.area: AREAS[options.area]} if options.area else AREAS
+    write_tree(TREE, [mutant for area in AREAS.values() for mutant in area.MUTANTS])
+    build(TREE)
+    preload(TREE)
+    missed = 0
+    for name, area in chosen.items():
+        if not options.only and not options.search:
+            check_without(area)
+        found = run(area, options)
+        if not options.only and not options.search:
+            print(table.write(name, area.MUTANTS, found))
+        missed += sum(caught_by is None for caught_by in found.values())
+    return min(missed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""The streams of a graph: the order between them, and what the allocator is told."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from mutant import Mutant
+
+TESTS = ("tests/accelerator/test_several_streams.py", "tests/accelerator/test_streams.py")
+
+EACH = {
+    "src/graph/streams.cpp": r"\b(waitFor|tellOf)\(all_|\b(waitFor|tellOf)\((current|other),",
+    "src/[rs][eae]*/*.cpp": r"\bstreams\.(use|made|share|note)\(",
+}
+
+SEVERAL_STREAMS = "tests/accelerator/test_several_streams.py"
+STREAMS = "tests/accelerator/test_streams.py"
+
+streams = partial(Mutant, file="src/graph/streams.cpp")
+replay = partial(Mutant, file="src/replay/replay.cpp")
+rerun = partial(Mutant, file="src/replay/rerun.cpp")
+escapes = partial(Mutant, file="src/replay/escapes.cpp")
+saved_tensor = partial(Mutant, file="src/saved/saved_tensor.cpp")
+placeholder = partial(Mutant, file="src/saved/placeholder.cpp")
+op_recording = partial(Mutant, file="src/record/op_recording.cpp")
+recorder = partial(Mutant, file="src/record/recorder.cpp")
+sender = partial(Mutant, file="src/record/sender.cpp")
+value_map = partial(Mutant, file="src/record/value_map.cpp")
+
+MUTANTS = (
+    streams(
+        "asker-waits-for-unnumbered-makers", text="waitFor(all_[i], all_[asker]);", tests=(STREAMS,)
+    ),
+    streams(
+        "asker-waits-for-maker", text="waitFor(all_[maker - 1], all_[asker]);", tests=(STREAMS,)
+    ),
+    streams("allocator-is-told-of-users", text="tellOf(all_[current], storage);", tests=(STREAMS,)),
+    streams(
+        "all-wait-for-what-is-shared",
+        text="waitFor(current, other);",
+        tests=(
+            "tests/accelerator/test_several_streams.py::test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it",
+        ),
+    ),
+    streams(
+        "allocator-is-told-of-all",
+        text="tellOf(other, storage);",
+        tests=(
+            f"{SEVERAL_STREAMS}::test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it",
+        ),
+    ),
+    streams(
+        "made-is-remembered",
+        text="value.madeOn = static_cast<uint8_t>(std::min<size_t>(current + 1, UINT8_MAX));",
+        tests=(STREAMS,),
+    ),
+    streams(
+        "made-is-not-ordered-yet",
+        text="value.orderedOn = 0;",
+        tests=(
+            "tests/accelerator/test_order_of_streams.py::test_who_used_it_in_forward_waits_for_it_in_backward",
+        ),
+    ),
+    streams(
+        "several-streams-on-a-device",
+        text=(
+            "several_ |= std::any_of(all_.begin(), all_.end(), [&](c10::Stream other) {\n"
+            "      return other.device() == stream.device();\n"
+            "    });"
+        ),
+        tests=(STREAMS,),
+    ),
+    streams(
+        "only-streams-of-the-device-share",
+        text="other != current && other.device() == current.device()",
+        instead="other != current",
+        tests=(STREAMS,),
+    ),
+    streams(
+        "the-last-streams-have-no-bit",
+        text="place < kBits - 1 ? static_cast<uint8_t>(1U << place) : 0",
+        instead="static_cast<uint8_t>(1U << (place % kBits))",
+        tests=(
+            "tests/accelerator/test_order_of_streams.py::test_more_streams_than_are_told_apart",
+        ),
+    ),
+    replay(
+        "brought-back-is-made", text="graph.streams.made(value, value.bytes);", tests=(STREAMS,)
+    ),
+    rerun(
+        "a-replay-uses-its-inputs",
+        text="graph_.streams.use(*input.value, storage);",
+        tests=(STREAMS,),
+    ),
+    rerun(
+        "a-replay-uses-what-it-copies",
+        text="graph_.streams.use(value, storage);",
+        tests=(f"{SEVERAL_STREAMS}::test_a_replay_writes_to_a_copy_of_what_another_stream_made",),
+    ),
+    rerun("a-replay-makes", text="graph_.streams.made(*value, value->bytes);", tests=(STREAMS,)),
+    rerun(
+        "a-buffer-is-taken-on-one-stream",
+        text="value.isPrivate && !graph_.streams.areSeveral()",
+        instead="value.isPrivate",
+        tests=(f"{SEVERAL_STREAMS}::test_a_replay_writes_to_a_copy_of_what_another_stream_made",),
+    ),
+    escapes("a-filled-escape-is-used", text="graph.streams.use(value, bytes);", tests=(STREAMS,)),
+    escapes(
+        "a-filled-escape-is-shared",
+        text="graph.streams.share(bytes);",
+        tests=(
+            "tests/accelerator/test_several_streams.py::test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it",
+        ),
+    ),
+    saved_tensor(
+        "unpacked-again-is-used",
+        text="graph_->streams.use(*value_, unpacked_.storage());",
+        tests=(
+            "tests/accelerator/test_order_of_streams.py::test_a_saved_tensor_that_needs_no_gradient_is_unpacked_twice",
+        ),
+    ),
+    saved_tensor(
+        "a-placeholder-is-shared-by-all",
+        text="graph_->streams.share(unpacked.storage());",
+        tests=(
+            "tests/accelerator/test_order_of_streams.py::test_what_comes_back_where_it_was_discarded_is_for_all_streams",
+        ),
+    ),
+    saved_tensor(
+        "redefined-is-used",
+        text="graph_->streams.use(*value_, value_->redefined);",
+        tests=(STREAMS,),
+    ),
+    saved_tensor(
+        "unpacked-is-used", text="graph_->streams.use(*value_, storage);", tests=(STREAMS,)
+    ),
+    saved_tensor(
+        "a-copy-for-recipes-is-made",
+        text="graph_->streams.made(*value_, value_->bytes);",
+        tests=(
+            "tests/accelerator/test_order_of_streams.py::test_a_copy_for_recipes_was_made_on_another_stream",
+        ),
+    ),
+    placeholder(
+        "a-placeholder-is-shared",
+        text="saved_->shareWithAllStreams(tensor);",
+        tests=(
+            "tests/accelerator/test_order_of_streams.py::test_what_comes_back_where_it_was_discarded_is_for_all_streams",
+        ),
+    ),
+    op_recording(
+        "streams-of-ops-are-noted",
+        text="noteStream();",
+        within=("if (arguments_.areOffCpu()) {\n    noteStream();"),
+        tests=(STREAMS,),
+    ),
+    op_recording(
+        "the-stream-of-an-op", text="streams.note(argument.flags.device);", tests=(STREAMS,)
+    ),
+    op_recording(
+        "uses-of-arguments-are-noted",
+        text="noteUses();",
+        within=("if (streams.areSeveral()) {\n    noteUses();"),
+        tests=(STREAMS,),
+    ),
+    op_recording(
+        "an-op-uses-its-arguments",
+        text="context_.graph->streams.use(**known, argument.tensor->storage());",
+        tests=(STREAMS,),
+    ),
+    op_recording(
+        "a-writers-stream-is-remembered",
+        text="sender_.noteStream(write.tensor.device());",
+        tests=(STREAMS,),
+    ),
+    recorder(
+        "packed-is-used",
+        text="context_.graph->streams.use(*value, tensor.storage());",
+        tests=(STREAMS,),
+    ),
+    recorder("state-is-copied-after-its-writers", text="sender_.joinStreams();", tests=(STREAMS,)),
+    sender(
+        "gathered-is-used", text="context_.graph->streams.use(value, storage);", tests=(STREAMS,)
+    ),
+    sender(
+        "sent-later-after-its-makers",
+        text=("if (!values.empty()) {\n    joinStreams();\n  }"),
+        tests=(STREAMS,),
+    ),
+    sender("a-keepers-stream-is-remembered", text="noteStream(tensor.device());", tests=(STREAMS,)),
+    value_map("copied-on-write-is-used", text="streams.use(value, value.bytes);", tests=(STREAMS,)),
+    value_map(
+        "copied-on-write-is-made", text="streams.made(value, value.bytes);", tests=(STREAMS,)
+    ),
+)

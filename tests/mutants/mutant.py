@@ -1,0 +1,43 @@
+"""What a mutant is, and where it is in the source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One place of the source that does something else, and the tests that then fail.
+
+    `text` is a statement or some of them (it ends with ";" or "}"), else an expression, as in the
+    file, where it occurs once; or once in `within`, which does. `instead` stands there under the
+    mutant: nothing, of a statement that is left out. `tests` are arguments for pytest, and
+    `environment` are variables for them; tests/accelerator has the one it needs without being told.
+    """
+
+    name: str
+    file: str
+    text: str
+    tests: tuple[str, ...]
+    instead: str = ""
+    within: str = ""
+    environment: Mapping[str, str] | None = None
+
+    @property
+    def is_statement(self) -> bool:
+        return self.text.endswith((";", "}"))
+
+    def span(self, source: str) -> tuple[int, int]:
+        """Where it begins and ends in the text of its file."""
+        around = self.within or self.text
+        for text, inside in ((around, source), (self.text, around)):
+            if inside.count(text) != 1:
+                raise ValueError(
+                    f"{self.name}: {inside.count(text)} times, not once, in {self.file}:\n{text}"
+                )
+        start = source.index(around) + around.index(self.text)
+        return start, start + len(self.text)
