@@ -60,4 +60,7 @@ EBB_API AheadStats aheadStats();
 // Waits for the recipe that is running, and ends all threads. They start again when needed.
 EBB_API void stopAhead();
 
+// The same, and none starts again: the program is about to end.
+EBB_API void endAhead();
+
 }  // namespace ebb

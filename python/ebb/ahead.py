@@ -85,4 +85,4 @@ def stats() -> dict[str, int]:
 
 
 # While the interpreter is there: a replay may come to need it.
-atexit.register(_C.stop_ahead)
+atexit.register(_C.end_ahead)

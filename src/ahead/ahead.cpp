@@ -31,7 +31,7 @@ class Ahead {
         current = new Ahead;
         static const bool registered = [] {
           ::pthread_atfork(&beforeFork, &inParent, &inChild);
-          std::atexit([] { get().stop(); });
+          std::atexit(&endAhead);
           return true;
         }();
         (void)registered;
@@ -65,6 +65,11 @@ class Ahead {
     const auto found = workers_.find(device);
     return found != workers_.end() ? found->second
                                    : workers_.try_emplace(device, device).first->second;
+  }
+
+  void end() {
+    forks_.fetch_add(1);  // which none will follow
+    stop();
   }
 
   // Threads end; they start again when needed.
@@ -199,10 +204,20 @@ void stopAhead() {
   Ahead::get().stop();
 }
 
+void endAhead() {
+  Ahead::get().end();
+}
+
 std::unique_ptr<Lookahead> newLookahead(const Graph& graph) {
   static std::atomic<uint64_t> numbers{0};
   const bool on = Ahead::get().isOn() && graph.verify == VerifyMode::Off;
   return on ? std::make_unique<Lookahead>(++numbers) : nullptr;
+}
+
+void beforeUnseenWrite(const at::Tensor& tensor) {
+  if (Ahead::get().isOn() && tensor.has_storage()) {
+    noteHandOn(tensor.storage(), Lookahead::closings());
+  }
 }
 
 namespace {

@@ -1,6 +1,8 @@
 // Replays that run ahead of backward: when they begin.
 #pragma once
 
+#include <ATen/core/TensorBody.h>
+
 #include <memory>
 
 #include "ebb/ahead.h"
@@ -20,6 +22,9 @@ inline void asksFor(Graph& graph) {
     arriveAt(graph);
   }
 }
+
+// Something that torch does not see is about to write to `tensor`: see Note [Hands on a storage].
+void beforeUnseenWrite(const at::Tensor& tensor);
 
 // For tests: graphs are replayed from the moment they are closed, beside whatever comes then.
 EBB_API void replayWhenClosed(bool on);

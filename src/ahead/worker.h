@@ -19,6 +19,7 @@
 
 namespace ebb {
 
+// Its members are many: what backward's threads and the worker's own share, and the life of that.
 class Worker {
  public:
   explicit Worker(c10::Device device);

@@ -17,6 +17,7 @@ void bindAhead(py::module_& module) {
   module.def("ahead_stats", torch::wrap_pybind_function(&aheadStats));
   module.def("configure_ahead", torch::wrap_pybind_function(&configureAhead));
   module.def("stop_ahead", torch::wrap_pybind_function(&stopAhead));
+  module.def("end_ahead", torch::wrap_pybind_function(&endAhead));
   module.def(
       "without_replays_ahead",
       [](const py::function& function, const py::args& args, const py::kwargs& kwargs) {

@@ -32,11 +32,6 @@ void setState(at::Generator& generator, const at::Tensor& state) {
   generator.set_state(state);
 }
 
-at::Generator cloneOf(const at::Generator& generator) {
-  std::lock_guard<std::mutex> lock(const_cast<at::Generator&>(generator).mutex());
-  return generator.clone();
-}
-
 // The device whose default generator an op without a Generator argument draws from.
 c10::Device deviceOf(const OpTraits& op, c10::DispatchKeySet keys, const c10::IValue* arguments) {
   const auto type = c10::dispatchKeyToDeviceType(
@@ -257,7 +252,7 @@ RandomReplay::RandomReplay(const OpTraits& op, const RandomState* state, torch::
     return;
   }
   if (op.generatorArgument >= 0 && state->capture == 0) {
-    clone_ = cloneOf(state->generator);
+    clone_ = state->generator.clone();
     setState(clone_, unpackState(state->packed));
     stack[stack.size() - op.argumentCount + op.generatorArgument] = clone_;
     return;

@@ -162,6 +162,7 @@ class ThreadRegions {
   }
 
   void opaqueWriteBegins(const at::Tensor& tensor) {
+    beforeUnseenWrite(tensor);
     opaque_.push_back(tensor);
     if (inRegion()) {
       recorder_.opaqueWriteBegins(tensor);

@@ -110,6 +110,24 @@ def test_that_puts_back_what_was_there(how):
     assert found == [True] * ROUNDS
 
 
+def test_that_is_marked_as_opaque():
+    x, other = torch.rand(SIZE, requires_grad=True), torch.rand(SIZE)
+    leaf = torch.rand(SIZE)
+    alias, kept = leaf.numpy(), leaf.clone()
+
+    def program(entered, pause):
+        def hook(gradient):
+            time.sleep(pause)
+            with ebb.opaque(leaf):
+                alias[:] = other.numpy()
+
+        alias[:] = kept.numpy()
+        return two_regions(x, lambda x: (x + leaf).exp(), hook, entered)
+
+    found = outcomes(program, program(contextlib.nullcontext, 0))
+    assert all(one is True or "modified by an inplace operation" in str(one) for one in found)
+
+
 def test_opaque_writes_know_nothing_of_ahead():
     """What is remembered of storages is no reason to move a version."""
     x = torch.rand(8, requires_grad=True)

@@ -115,6 +115,7 @@ def test_an_input_of_the_region_that_autograd_has_packed():
     assert_exact(program, (x, buffer.requires_grad_(False)))
 
 
+@pytest.mark.replays
 def test_an_input_that_an_earlier_region_needs_is_refused_there():
     x, buffer = leaves((4,))[0], torch.ones(4, dtype=torch.float64)
     with ebb.region(name="early"):
