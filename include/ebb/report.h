@@ -149,7 +149,7 @@ struct ReportPoint {
 
 // A piece of ebb's work.
 struct ReportSpan {
-  std::string kind;    // "region", "replay", "offload", "stash" or "reload"
+  std::string kind;    // "region", "replay", "replay ahead", "offload", "stash", "reload"
   std::string name;    // of the region or the op
   double start = 0;    // seconds since the step began
   double seconds = 0;  // of the host

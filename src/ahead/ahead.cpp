@@ -24,20 +24,14 @@ namespace {
 class Ahead {
  public:
   static Ahead& get() {
-    if (current == nullptr) [[unlikely]] {
-      static std::mutex* mutex = new std::mutex;
-      std::lock_guard<std::mutex> lock(*mutex);
-      if (current == nullptr) {
-        current = new Ahead;
-        static const bool registered = [] {
-          ::pthread_atfork(&beforeFork, &inParent, &inChild);
-          std::atexit(&endAhead);
-          return true;
-        }();
-        (void)registered;
-      }
-    }
-    return *current;
+    static const bool made = [] {
+      current.store(new Ahead);
+      ::pthread_atfork(&beforeFork, &inParent, &inChild);
+      std::atexit(&endAhead);
+      return true;
+    }();
+    (void)made;
+    return *current.load(std::memory_order_acquire);
   }
 
   void configure(const AheadSettings& settings) {
@@ -121,13 +115,14 @@ class Ahead {
 
   // Of all threads only the one that forked is there; another one may have been in here.
   static void inChild() {
-    const Ahead* before = current;
-    current = new Ahead;
-    current->settings_ = before->settings_;
-    current->regions_.store(before->regions_.load());
+    const Ahead& before = *current.load();
+    auto* after = new Ahead;
+    after->settings_ = before.settings_;
+    after->regions_.store(before.regions_.load());
+    current.store(after);
   }
 
-  static inline Ahead* current = nullptr;  // leaked: threads may outlive static destructors
+  static inline std::atomic<Ahead*> current{nullptr};  // leaked: threads may outlive statics
 
   std::mutex mutex_;  // guards what follows
   AheadSettings settings_;
@@ -254,11 +249,11 @@ void arriveAt(Graph& graph) {
   {
     const WithoutGil withoutGil;
     std::lock_guard<PythonMutex> lock(graph.mutex);
+    checkInputs(graph);
     if (!isInBackward()) {
       lookahead.asked.store(false);  // somebody looks at a saved tensor
       return;
     }
-    checkInputs(graph);
     state = lookahead.state.exchange(AheadState::Reached);
     countArrival(lookahead, state);
     before = lookahead.before;

@@ -40,7 +40,8 @@ class Rerun {
     }
     handOut(start);
     if (graph_.journal) {
-      graph_.journal->add("replay", recipe_.op.name, start);
+      const bool waited = asker_ == Asker::Backward;
+      graph_.journal->add(waited ? "replay" : "replay ahead", recipe_.op.name, start);
     }
   }
 

@@ -62,7 +62,7 @@ struct Line {
 
 // A stretch of work, for traces.
 struct Span {
-  const char* kind;  // "region", "replay", "offload", "reload"
+  const char* kind;  // as ReportSpan::kind
   const std::string* name;
   JournalTime start;
   JournalTime duration;

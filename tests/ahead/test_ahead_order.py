@@ -278,3 +278,15 @@ def test_escapes_may_be_emptied():
         found = torch.autograd.grad(h.sum(), x)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(kept[1], kept[0])
+
+
+def test_traces_tell_what_ran_ahead():
+    modules, x = blocks(3), torch.randn(X, requires_grad=True)
+    with replays_ahead(), ebb.record_reports():
+        chain(modules, x).sum().backward()
+        wait_for_replays()
+        spans = ebb.report().spans
+
+    threads = {span[0]: span[4] for span in spans}
+    assert threads["replay ahead"] != threads["region"]
+    assert "replay" not in threads
