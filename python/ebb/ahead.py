@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from typing import Any
 
 from ebb import _C
@@ -86,3 +87,5 @@ def stats() -> dict[str, int]:
 
 # While the interpreter is there: a replay may come to need it.
 atexit.register(_C.end_ahead)
+# Before Python has locks that a thread with the GIL would wait for: ending a worker gives up the GIL.
+os.register_at_fork(before=_C.stop_ahead)

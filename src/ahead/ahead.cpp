@@ -1,17 +1,17 @@
 #include "ahead/ahead.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <pthread.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
-#include <list>
 #include <map>
+#include <memory>
 #include <mutex>
-#include <optional>
 #include <utility>
+#include <vector>
 
 #include "ahead/worker.h"
 #include "memory/capturing.h"
@@ -50,15 +50,11 @@ class Ahead {
     return regions_.load(std::memory_order_relaxed) != 0;
   }
 
-  bool isForking() const {
-    return forks_.load() != 0;
-  }
-
   Worker& worker(c10::Device device) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = workers_.find(device);
     return found != workers_.end() ? found->second
-                                   : workers_.try_emplace(device, device).first->second;
+                                   : workers_.try_emplace(device, device, forks_).first->second;
   }
 
   void end() {
@@ -106,7 +102,9 @@ class Ahead {
   // A worker holds locks, which a child would find held for ever. It starts again when needed.
   static void beforeFork() {
     get().forks_.fetch_add(1);
-    get().stop();
+    if (get().running() != 0) {  // else the GIL stays: see ahead.py
+      get().stop();
+    }
   }
 
   static void inParent() {
@@ -126,18 +124,10 @@ class Ahead {
 
   std::mutex mutex_;  // guards what follows
   AheadSettings settings_;
-  std::map<c10::Device, Worker, Order> workers_;
   std::atomic<size_t> regions_{0};  // of settings_
-  std::atomic<uint32_t> forks_{0};  // that are about to happen
+  std::atomic<uint32_t> forks_{0};  // that are about to happen, and the end
+  std::map<c10::Device, Worker, Order> workers_;
 };
-
-// On which this thread computes; nothing if the device has none.
-std::optional<c10::Stream> currentStream(c10::Device device) {
-  if (device.is_cpu() || !c10::impl::hasDeviceGuardImpl(device.type())) {
-    return {};
-  }
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
 
 bool isInBackward() {
   return torch::autograd::get_current_node() != nullptr;
@@ -145,16 +135,18 @@ bool isInBackward() {
 
 // See Note [Writes under a replay ahead]
 void checkInputs(const Graph& graph) {
-  const bool unwritten = graph.lookahead->areInputsUnwritten();
-  graph.lookahead->asked.store(unwritten);  // whoever asks again is told again
+  const std::string* reader = graph.lookahead->readerOfWritten();
   TORCH_CHECK(
-      unwritten,
+      reader == nullptr,
       "one of the variables needed for gradient computation has been modified by an inplace "
-      "operation: ebb replayed region '",
+      "operation: ebb has recomputed ",
+      reader != nullptr ? *reader : "",
+      " in region '",
       graph.names.front(),
       "' ahead of backward, and one of its inputs has been written since. Write to it after "
-      "backward, put all forwards that share it in one region, or give the operators that read it "
-      "the decision SAVE.");
+      "backward, put all forwards that share it in one region, or give ",
+      reader != nullptr ? *reader : "",
+      " the decision SAVE.");
 }
 
 bool canBeReplayed(const WeakGraph& weak) {
@@ -238,36 +230,51 @@ void closed(const c10::intrusive_ptr<Graph>& graph) {
   }
   Ahead& ahead = Ahead::get();
   const WeakGraph next(graph);
-  ahead.worker(device).reached(next, false, ahead.settings(), currentStream(device));
+  ahead.worker(device).reached(next, false, ahead.settings());
 }
 
-void arriveAt(Graph& graph) {
+namespace {
+
+// Under the graph's lock. Gives the graphs that come next; none if somebody only looks at a saved
+// tensor, or backward has been there.
+std::vector<WeakGraph> arrive(Graph& graph, bool& expected) {
   Lookahead& lookahead = *graph.lookahead;
-  lookahead.asked.store(true);
+  if (lookahead.arrived.load()) {
+    return {};
+  }
+  checkInputs(graph);
+  if (!isInBackward()) {
+    lookahead.asked.store(false);
+    return {};
+  }
+  const AheadState state = lookahead.state.exchange(AheadState::Reached);
+  countArrival(lookahead, state);
+  const auto values = lookahead.reached();
+  if (lookahead.side) {
+    graph.streams.takeOver(*lookahead.side, values);
+  }
+  lookahead.arrived.store(true);
+  expected = state != AheadState::Recorded;
+  return lookahead.before;
+}
+
+}  // namespace
+
+void arriveAt(Graph& graph) {
+  graph.lookahead->asked.store(true);
+  bool expected = false;
   std::vector<WeakGraph> before;
-  AheadState state;
+  c10::Device device = c10::kCPU;
   {
     const WithoutGil withoutGil;
     std::lock_guard<PythonMutex> lock(graph.mutex);
-    checkInputs(graph);
-    if (!isInBackward()) {
-      lookahead.asked.store(false);  // somebody looks at a saved tensor
-      return;
-    }
-    state = lookahead.state.exchange(AheadState::Reached);
-    countArrival(lookahead, state);
-    before = lookahead.before;
-    const auto values = lookahead.reached();
-    if (lookahead.side) {
-      graph.streams.takeOver(*lookahead.side, values);
-    }
+    before = arrive(graph, expected);
+    device = graph.lookahead->device;
   }
-  Ahead& ahead = Ahead::get();
   const bool isNext = std::any_of(before.begin(), before.end(), &canBeReplayed);
-  if (isNext && !ahead.isForking() && !isCapturing(lookahead.device)) {
-    const bool expected = state != AheadState::Recorded;
-    ahead.worker(lookahead.device)
-        .reached(before, expected, ahead.settings(), currentStream(lookahead.device));
+  if (isNext && !isCapturing(device)) {
+    Ahead& ahead = Ahead::get();
+    ahead.worker(device).reached(before, expected, ahead.settings());
   }
 }
 

@@ -18,13 +18,13 @@ std::unique_ptr<Lookahead> newLookahead(const Graph& graph);
 EBB_API void arriveAt(Graph& graph);
 
 inline void asksFor(Graph& graph) {
-  if (graph.lookahead && !graph.lookahead->asked.load(std::memory_order_relaxed)) [[unlikely]] {
+  if (graph.lookahead && !graph.lookahead->arrived.load(std::memory_order_acquire)) [[unlikely]] {
     arriveAt(graph);
   }
 }
 
 // Something that torch does not see is about to write to `tensor`: see Note [Hands on a storage].
-void beforeUnseenWrite(const at::Tensor& tensor);
+EBB_API void beforeUnseenWrite(const at::Tensor& tensor);
 
 // For tests: graphs are replayed from the moment they are closed, beside whatever comes then.
 EBB_API void replayWhenClosed(bool on);

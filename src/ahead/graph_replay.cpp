@@ -1,5 +1,7 @@
 #include "ahead/graph_replay.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <chrono>
 #include <mutex>
@@ -53,12 +55,9 @@ bool GraphReplay::makeNext() {
   if (!value || value->handles == 0 || value->redefined) {
     return true;
   }
-  try {
-    return materialiseAhead(graph_, *value, *this);
-  } catch (...) {
-    end();
-    throw;
-  }
+  still_.emplace();  // also while it looks for what it needs, and brings that back
+  const auto leave = c10::make_scope_exit([&] { end(); });
+  return still_->holds() ? materialiseAhead(graph_, *value, *this) : this->leave(AheadEnd::Stopped);
 }
 
 bool GraphReplay::leave(AheadEnd why) {
@@ -66,7 +65,7 @@ bool GraphReplay::leave(AheadEnd why) {
   return false;
 }
 
-bool GraphReplay::mayRead(const Value& input, const c10::Storage& storage) {
+bool GraphReplay::mayRead(const Value& input, const c10::Storage& storage, const Recipe& by) {
   if (input.isPrivate) {
     return true;
   }
@@ -74,7 +73,7 @@ bool GraphReplay::mayRead(const Value& input, const c10::Storage& storage) {
   if (input.recipe || input.opaque > 0 || !sameMemory) {
     return leave(AheadEnd::Stopped);
   }
-  lookahead_.hasRead(input);
+  lookahead_.hasRead(input, by.op.name);
   return true;
 }
 
@@ -90,8 +89,10 @@ bool GraphReplay::begin(const Recipe& recipe) {
     return leave(AheadEnd::Asked);
   }
   delay(recipe.sequence);
-  still_.emplace();
-  if (!still_->holds() || !allows(recipe) || !takeRoomFor(recipe) || !mayReadInputs(recipe)) {
+  if (!still_) {
+    still_.emplace();
+  }
+  if (!still_->holds() || !allows(recipe) || !mayReadInputs(recipe) || !takeRoomFor(recipe)) {
     end();
     why_ = why_ == AheadEnd::Done ? AheadEnd::Stopped : why_;
     return false;

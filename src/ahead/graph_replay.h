@@ -32,7 +32,7 @@ class GraphReplay final : public AheadWatch {
   // Throws what a replay throws. What has been made stays.
   AheadEnd run();
 
-  bool mayRead(const Value& input, const c10::Storage& storage) override;
+  bool mayRead(const Value& input, const c10::Storage& storage, const Recipe& by) override;
   bool mayFetch(const Value& input) override;
   bool begin(const Recipe& recipe) override;
   void end() override;

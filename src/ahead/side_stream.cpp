@@ -3,8 +3,6 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <mutex>
-
 #include "graph/lookahead.h"
 
 namespace ebb {
@@ -13,7 +11,6 @@ c10::Stream SideStream::after(c10::Stream compute, Graph& graph) {
   if (!stream_) {
     stream_ = c10::impl::VirtualGuardImpl(device_.type()).getStreamFromGlobalPool(device_);
   }
-  std::lock_guard<PythonMutex> lock(graph.mutex);
   if (waited_ != compute || graph.lookahead->closed > waitedAfter_) {
     waited_ = compute;
     waitedAfter_ = Lookahead::closings();

@@ -17,7 +17,8 @@ class SideStream {
   explicit SideStream(c10::Device device) : device_(device) {
   }
 
-  // The stream, which comes after all that made what `graph` reads: `compute` is backward's.
+  // The stream, which comes after all that made what `graph` reads: `compute` is the one on which
+  // it was recorded, and backward will run. Under the graph's lock.
   c10::Stream after(c10::Stream compute, Graph& graph);
 
  private:

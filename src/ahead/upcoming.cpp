@@ -36,7 +36,10 @@ c10::intrusive_ptr<Graph> Upcoming::take(size_t most, Seen& seen) {
     return {};
   }
   auto latest = std::max_element(candidates_.begin(), candidates_.end(), &isBefore)->lock();
-  latest->lookahead->state.store(AheadState::Begun);
+  auto recorded = AheadState::Recorded;
+  if (!latest->lookahead->state.compare_exchange_strong(recorded, AheadState::Begun)) {
+    return {};  // backward has come just now
+  }
   ahead_.emplace_back(latest);
   return latest;
 }

@@ -1,15 +1,17 @@
 #include "ahead/worker.h"
 
+#include <ATen/Context.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 
 #include <chrono>
+#include <system_error>
 
 namespace ebb {
 namespace {
 
-// A replay that backward asked for has given these warnings, and will again if it is asked for.
+// The forward has given these warnings.
 class Silent final : public c10::WarningHandler {
  public:
   void process(const c10::Warning&) override {
@@ -34,7 +36,8 @@ AheadFailures& AheadFailures::get() {
   return *instance;
 }
 
-Worker::Worker(c10::Device device) : side_(device) {
+Worker::Worker(c10::Device device, const std::atomic<uint32_t>& forks)
+    : side_(device), forks_(forks) {
 }
 
 Worker::~Worker() {
@@ -42,17 +45,14 @@ Worker::~Worker() {
 }
 
 void Worker::reached(
-    c10::ArrayRef<WeakGraph> before,
-    bool expected,
-    const AheadSettings& settings,
-    std::optional<c10::Stream> stream) {
+    c10::ArrayRef<WeakGraph> before, bool expected, const AheadSettings& settings) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!expected) {
       upcoming_.forgetAhead();
     }
     upcoming_.add(before);
-    task_ = {settings, stream};
+    settings_ = settings;
     posts_.fetch_add(1);
     if (sleeps_) {
       wake_.notify_one();
@@ -66,7 +66,7 @@ void Worker::reached(
 void Worker::start() {
   const WithoutGil withoutGil;
   std::lock_guard<std::mutex> life(lifeMutex_);
-  if (running_.load()) {
+  if (running_.load() || forks_.load() != 0) {
     return;
   }
   if (thread_.joinable()) {
@@ -74,7 +74,12 @@ void Worker::start() {
   }
   ends_.store(false);
   running_.store(true);
-  thread_ = std::thread([this] { loop(); });
+  try {
+    thread_ = std::thread([this] { loop(); });
+  } catch (const std::system_error&) {  // there are too many: backward does it all
+    running_.store(false);
+    ++AheadFailures::get().failures;
+  }
 }
 
 void Worker::stop() {
@@ -91,6 +96,7 @@ void Worker::stop() {
 }
 
 void Worker::loop() {
+  at::globalContext().setFlushDenormal(false);  // as threads are born, whoever starts this one
   Silent silent;
   const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
   const auto leave = c10::make_scope_exit([&] { running_.store(false); });
@@ -132,7 +138,7 @@ c10::intrusive_ptr<Graph> Worker::next() {
   Upcoming::Seen seen;
   std::lock_guard<std::mutex> lock(mutex_);
   seen_ = posts_.load();
-  return upcoming_.take(task_.settings.regions, seen);
+  return upcoming_.take(settings_.regions, seen);
 }
 
 AheadEnd Worker::replay(Graph& graph) {
@@ -166,16 +172,24 @@ void Worker::leave(Graph& done, AheadState now) {
 }
 
 AheadEnd Worker::replayOnStream(Graph& graph) {
-  Task task;
+  AheadSettings settings;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    task = task_;
+    settings = settings_;
   }
   std::optional<c10::StreamGuard> guard;
-  if (task.stream) {
-    guard.emplace(task.settings.sideStream ? side_.after(*task.stream, graph) : *task.stream);
+  {
+    const Stillness still;
+    std::lock_guard<PythonMutex> lock(graph.mutex);
+    if (!still.holds() || graph.streams.count() > 1) {
+      return AheadEnd::Stopped;
+    }
+    if (graph.streams.count() == 1) {
+      const c10::Stream own = graph.streams.first();
+      guard.emplace(settings.sideStream ? side_.after(own, graph) : own);
+    }
   }
-  return GraphReplay(graph, ends_, task.settings.busyCores).run();
+  return GraphReplay(graph, ends_, settings.busyCores).run();
 }
 
 }  // namespace ebb

@@ -22,18 +22,15 @@ namespace ebb {
 // Its members are many: what backward's threads and the worker's own share, and the life of that.
 class Worker {
  public:
-  explicit Worker(c10::Device device);
+  // `forks`: none starts while there are some.
+  Worker(c10::Device device, const std::atomic<uint32_t>& forks);
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Backward has reached a graph; those in `before` come next. `expected`: it had been replayed
-  // ahead, or was the last to be recorded. `stream`: backward's, if the device has streams.
-  void reached(
-      c10::ArrayRef<WeakGraph> before,
-      bool expected,
-      const AheadSettings& settings,
-      std::optional<c10::Stream> stream);
+  // Backward has reached a graph; those in `before` come next. `expected`: something of it had been
+  // replayed ahead.
+  void reached(c10::ArrayRef<WeakGraph> before, bool expected, const AheadSettings& settings);
 
   // Waits for the recipe that is running.
   void stop();
@@ -46,11 +43,6 @@ class Worker {
   }
 
  private:
-  struct Task {
-    AheadSettings settings;
-    std::optional<c10::Stream> stream;  // on which backward computes
-  };
-
   void start();
   void loop();
   bool waitForWork();
@@ -63,7 +55,7 @@ class Worker {
   std::mutex mutex_;  // guards what follows, but for what is atomic
   std::condition_variable wake_;
   Upcoming upcoming_;
-  Task task_;  // as it was when backward last reached a graph
+  AheadSettings settings_;  // as they were when backward last reached a graph
   bool sleeps_ = false;
   uint64_t seen_ = 0;               // of posts_, before the worker last looked for something to do
   std::atomic<uint64_t> posts_{0};  // how often there was something new
@@ -71,6 +63,7 @@ class Worker {
   std::atomic<bool> running_{false};
   std::mutex lifeMutex_;  // guards thread_; taken without the other one
   std::thread thread_;
+  const std::atomic<uint32_t>& forks_;
 };
 
 // Replays that raised, and graphs that were left half way, in the whole process.

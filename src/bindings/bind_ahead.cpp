@@ -2,10 +2,10 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "ahead/ahead.h"
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "ebb/ahead.h"
-#include "graph/lookahead.h"
 #include "memory/stillness.h"
 
 namespace ebb::bindings {
@@ -29,11 +29,7 @@ void bindAhead(py::module_& module) {
   module.def("note_resized_by_hand", [](const py::object& storage) {
     noteHandOn(torch::createStorage(storage.ptr()), kForEver);
   });
-  module.def("note_alias", [](const at::Tensor& tensor) {
-    if (tensor.has_storage()) {
-      noteHandOn(tensor.storage(), Lookahead::closings());
-    }
-  });
+  module.def("note_alias", torch::wrap_pybind_function(&beforeUnseenWrite));
 }
 
 }  // namespace ebb::bindings

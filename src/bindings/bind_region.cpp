@@ -2,6 +2,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "ahead/ahead.h"
 #include "bindings/bindings.h"
 #include "region/region.h"
 #include "replay/escapes.h"
@@ -14,7 +15,10 @@ namespace py = pybind11;
 void bindRegion(py::module_& module) {
   module.def("in_region", &inRegion);
   py::class_<Graph, c10::intrusive_ptr<Graph>>(module, "Escapes")
-      .def("refill", torch::wrap_pybind_function(&refill));
+      .def("refill", torch::wrap_pybind_function([](Graph& graph) {
+             asksFor(graph);  // see Note [Replays ahead of backward]
+             refill(graph);
+           }));
   module.def(
       "verify_mode", torch::wrap_pybind_function([] { return static_cast<int>(verifyMode()); }));
   module.def("set_verify_mode", torch::wrap_pybind_function([](int mode) {

@@ -93,16 +93,18 @@ uint64_t Lookahead::closings() {
   return allClosings.load();
 }
 
-void Lookahead::hasRead(const Value& leaf) {
-  stamps.push_back(leaf.written);
+void Lookahead::hasRead(const Value& leaf, const std::string& op) {
+  leavesRead.push_back({leaf.written, &op});
   for (const auto* stamp = leaf.otherCounters.get(); stamp != nullptr; stamp = stamp->next.get()) {
-    stamps.push_back(*stamp);
+    leavesRead.push_back({*stamp, &op});
   }
 }
 
-bool Lookahead::areInputsUnwritten() const {
-  return std::all_of(
-      stamps.begin(), stamps.end(), [](const VersionStamp& stamp) { return stamp.holds(); });
+const std::string* Lookahead::readerOfWritten() const {
+  const auto written = std::find_if(leavesRead.begin(), leavesRead.end(), [](const ReadLeaf& read) {
+    return !read.stamp.holds();
+  });
+  return written == leavesRead.end() ? nullptr : written->op;
 }
 
 void Lookahead::reads(const WeakGraph& other) {

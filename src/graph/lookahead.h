@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "ebb/export.h"
@@ -120,11 +121,18 @@ struct EBB_API Lookahead {
   bool take(size_t nbytes);
   void giveBack(size_t nbytes);
 
-  // A replay ahead reads `leaf`: see Note [Writes under a replay ahead].
-  void hasRead(const Value& leaf);
+  // A leaf that an operator has read ahead.
+  struct ReadLeaf {
+    VersionStamp stamp;
+    const std::string* op;  // its name, which stays
+  };
 
-  // Whether nobody has written to what was read, as far as versions tell.
-  bool areInputsUnwritten() const;
+  // A replay ahead reads `leaf`: see Note [Writes under a replay ahead].
+  void hasRead(const Value& leaf, const std::string& op);
+
+  // The name of an operator of which an input has been written since, as far as versions tell; null
+  // if there is none.
+  const std::string* readerOfWritten() const;
 
   // Nothing more is recorded.
   void close();
@@ -138,10 +146,11 @@ struct EBB_API Lookahead {
   std::vector<WeakGraph> before;     // whose results it reads, and the one recorded before it
   size_t taken = 0;                  // of the budget
   std::optional<c10::Stream> side;   // on which it is replayed ahead, if not on backward's
-  std::vector<VersionStamp> stamps;  // of leaves that were read: see hasRead()
+  std::vector<ReadLeaf> leavesRead;  // see hasRead()
   c10::Device device{c10::kCPU};     // of what was packed first
   std::atomic<bool> holds{false};    // some bytes that could be given up
-  std::atomic<bool> asked{false};    // backward, or somebody else, asks for values by itself
+  std::atomic<bool> asked{false};    // somebody is about to ask for values: the worker leaves
+  std::atomic<bool> arrived{false};  // backward is there, and inputs were looked at
   std::atomic<AheadState> state{AheadState::Recorded};
 };
 

@@ -60,6 +60,14 @@ class GraphStreams {
   // The current stream comes after all that `maker` has been given, which made some of `values`.
   void takeOver(c10::Stream maker, c10::ArrayRef<c10::intrusive_ptr<Value>> values);
 
+  // The streams on which the graph's ops have run, of all devices that have some.
+  size_t count() const {
+    return all_.size();
+  }
+  c10::Stream first() const {
+    return all_.front();
+  }
+
   // Whether there are several on one device.
   bool areSeveral() const {
     return several_;

@@ -120,11 +120,13 @@ void noteHandOn(const c10::Storage& storage, uint64_t until) {
   }
 }
 
-size_t handsOn(const c10::Storage& storage) {
+size_t weakReferencesTo(const c10::Storage& storage) {
   Hands& hands = Hands::get();
   std::lock_guard<std::mutex> lock(hands.mutex);
+  const auto weak = storage.getWeakStorageImpl();
   const auto hand = hands.on.find(storage.unsafeGetStorageImpl());
-  return hand != hands.on.end() && !hand->second.storage.expired() ? 1 : 0;
+  const bool ours = hand != hands.on.end() && !hand->second.storage.expired();
+  return weak.weak_use_count() - (ours ? 2 : 1);
 }
 
 ReadAhead::ReadAhead(std::vector<c10::Storage> storages, uint64_t closed)

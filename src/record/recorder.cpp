@@ -254,8 +254,9 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
     if (!kept) {
       context_.graph->streams.use(*value, tensor.storage());  // autograd does not hold it
     }
-    if (context_.graph->lookahead && packed.recompute && !moves && value->packed == 1) {
-      context_.graph->lookahead->wants(*value, tensor.storage());
+    Lookahead* lookahead = context_.graph->lookahead.get();
+    if (lookahead && packed.recompute && !moves && value->packed == 1 && !lookahead->arrived) {
+      lookahead->wants(*value, tensor.storage());
     }
     ++value->handles;
   }
@@ -270,6 +271,9 @@ void Recorder::close() {
     context_.graph.reset();
   });
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
+  if (context_.graph->lookahead) {
+    context_.graph->lookahead->close();
+  }
   values_.settle();
   for (const auto& entry : values_.all()) {
     closeOwned(*entry.second);
@@ -297,7 +301,6 @@ void Recorder::closeLookahead(Lookahead& lookahead) {
     lookahead.before.push_back(before_);
   }
   results_.add(values_, context_.graph);
-  lookahead.close();
 }
 
 void Recorder::emptyEscapes(

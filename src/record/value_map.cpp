@@ -85,9 +85,8 @@ void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours) {
   if (!isRecordable(tensor) || tensor.is_inference()) {
     return;
   }
-  // Values know their storage weakly. The strong references count as one, and so does `weak`.
-  const auto weak = tensor.storage().getWeakStorageImpl();
-  if (weak.weak_use_count() > 2 + ours + handsOn(tensor.storage())) {
+  // Values know their storage weakly.
+  if (weakReferencesTo(tensor.storage()) > 1 + ours) {
     tensor.unsafeGetTensorImpl()->bump_version();
   }
 }

@@ -132,10 +132,12 @@ class Slice {
       bringBack(graph_, value);
     }
     if (c10::Storage storage = value.available()) {
-      if (watch_ && !watch_->mayRead(value, storage)) {
+      if (watch_ && !watch_->mayRead(value, storage, consumer)) {
         return false;
       }
-      checkFingerprint(value, storage, consumer);
+      if (!watch_) {  // which looks when the kernel has read
+        checkFingerprint(value, storage, consumer);
+      }
       pinned_.push_back(std::move(storage));
     } else if (value.recipe) {
       add(value.recipe);

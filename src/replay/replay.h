@@ -19,8 +19,8 @@ class AheadWatch {
  public:
   virtual ~AheadWatch() = default;
 
-  // Whether `recipe` may read the bytes of `input`, which are in `storage`, before backward would.
-  virtual bool mayRead(const Value& input, const c10::Storage& storage) = 0;
+  // Whether `by` may read the bytes of `input`, which are in `storage`, before backward would.
+  virtual bool mayRead(const Value& input, const c10::Storage& storage, const Recipe& by) = 0;
 
   // Whether what is away may be brought back for that.
   virtual bool mayFetch(const Value& input) = 0;
