@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 namespace ebb {
@@ -13,12 +14,34 @@ namespace {
 std::atomic<uint32_t> replaysAhead{0};  // recipes that run, or are about to ask whether they may
 std::atomic<uint32_t> commotions{0};
 
-// This thread is one of them: a kernel may be Python's, and do what others wait with. See also Note
-// [Static TLS].
-[[gnu::tls_model("initial-exec")]] constinit thread_local bool tlsIsStill = false;
+// The threads of those that run: a kernel may be Python's, and do what others wait with. Not many,
+// and thread_locals are dear: see Note [Static TLS].
+class StillThreads {
+ public:
+  static StillThreads& get() {
+    static auto* instance = new StillThreads;
+    return *instance;
+  }
+
+  void add() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    all_.push_back(std::this_thread::get_id());
+  }
+  void remove() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    all_.erase(std::find(all_.begin(), all_.end(), std::this_thread::get_id()));
+  }
+  bool hasThis() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return std::find(all_.begin(), all_.end(), std::this_thread::get_id()) != all_.end();
+  }
+
+ private:
+  std::mutex mutex_;  // guards all_
+  std::vector<std::thread::id> all_;
+};
 
 void leaveStillness() {
-  tlsIsStill = false;
   if (replaysAhead.fetch_sub(1) == 1) {
     replaysAhead.notify_all();
   }
@@ -63,14 +86,16 @@ struct Hands {
 Stillness::Stillness() {
   replaysAhead.fetch_add(1);
   holds_ = commotions.load() == 0;
-  tlsIsStill = holds_;
-  if (!holds_) {
+  if (holds_) {
+    StillThreads::get().add();
+  } else {
     leaveStillness();
   }
 }
 
 Stillness::~Stillness() {
   if (holds_) {
+    StillThreads::get().remove();
     leaveStillness();
   }
 }
@@ -86,7 +111,7 @@ Commotion::~Commotion() {
 void beginCommotion() {
   commotions.fetch_add(1);
   uint32_t running = replaysAhead.load();
-  if (running != 0 && !tlsIsStill) {
+  if (running != 0 && !StillThreads::get().hasThis()) {
     const WithoutGil withoutGil;
     while (running != 0) {
       replaysAhead.wait(running);

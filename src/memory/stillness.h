@@ -52,11 +52,10 @@ EBB_API void endCommotion();
 // Note [Hands on a storage]
 // Whoever resizes a storage by hand shards parameters: at times it is empty or about to be filled,
 // which nothing shows, so it is not read ahead any more. Whoever takes an alias with a version of
-// its own
-// (`p.data`, `p.numpy()`, a pointer) while graphs wait for their backward may write through that
-// and put back what was there, which nothing shows either; so those graphs do not read it ahead,
-// and who takes the alias waits for the recipe that is reading. An alias that was taken before the
-// forward is not noticed.
+// its own (`p.data`, `p.numpy()`, a pointer) while graphs wait for their backward may write through
+// that and put back what was there, which nothing shows either; so those graphs do not read it
+// ahead, and who takes the alias waits for the recipe that is reading: its kernel, on the CPU, and
+// the launch of that on a device. An alias that was taken before is not noticed.
 constexpr uint64_t kForEver = UINT64_MAX;
 
 // `storage` is not to be read ahead for graphs that were closed as number `until` or before. Waits

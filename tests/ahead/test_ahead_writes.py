@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from ahead_programs import replays_ahead
+from ahead_programs import counts, replays_ahead
 from exactness import same_bits
 
 import ebb
@@ -26,12 +26,18 @@ def outcomes(program, expected):
     the message of an error."""
     draw = random.Random(2)
     found = []
-    with replays_ahead():
+
+    def run():
         for _ in range(ROUNDS):
             try:
                 found.append(same_bits(program(region, draw.random() * 0.004), expected))
             except RuntimeError as error:
                 found.append(str(error))
+
+    with replays_ahead():
+        did = counts(run)
+    began = ("regions_in_time", "regions_late", "regions_stopped", "regions_in_vain")
+    assert sum(did[what] for what in began) > ROUNDS // 4, did
     return found
 
 
