@@ -87,5 +87,5 @@ def stats() -> dict[str, int]:
 
 # While the interpreter is there: a replay may come to need it.
 atexit.register(_C.end_ahead)
-# Before Python has locks that a thread with the GIL would wait for: ending a worker gives up the GIL.
+# Before Python takes locks for it: to end a worker the GIL is given up.
 os.register_at_fork(before=_C.stop_ahead)
