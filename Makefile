@@ -84,10 +84,10 @@ compile-clang: $(VENV)/.ebb-test
 # Every peer in one process; writes benchmarks/results. On the CPU twelve minutes.
 bench: $(VENV)/.ebb-bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/ahead.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/offload.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/paging.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/trainer.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/ahead.py
 
 # On a machine with an NVIDIA GPU: builds ebb for it in place, with the torch that is there, and
 # writes benchmarks/results. Nothing is installed. By the environment's Python if there is one, else
