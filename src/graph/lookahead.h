@@ -91,8 +91,8 @@ struct AheadCounts {
 // Note [Side streams]
 // On a device a replay ahead runs on the graph's own stream, where backward will run, which hides
 // the host's time; or on a stream beside it, which hides the kernels' too. That one waits for the
-// other when a region begins that was recorded since it last did, and backward's for it when backward arrives; memory is told of both, as in Note [Bytes of
-// several streams].
+// other when a region begins that was recorded since it last did, and backward's for it when
+// backward arrives; memory is told of both, as in Note [Bytes of several streams].
 struct EBB_API Lookahead {
   // A value that autograd has packed, and that is to be made again.
   struct Wanted {
