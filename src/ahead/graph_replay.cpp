@@ -56,8 +56,8 @@ bool GraphReplay::makeNext() {
     return true;
   }
   still_.emplace();  // also while it looks for what it needs, and brings that back
-  const auto leave = c10::make_scope_exit([&] { end(); });
-  return still_->holds() ? materialiseAhead(graph_, *value, *this) : this->leave(AheadEnd::Stopped);
+  const auto afterwards = c10::make_scope_exit([&] { end(); });
+  return still_->holds() ? materialiseAhead(graph_, *value, *this) : leave(AheadEnd::Stopped);
 }
 
 bool GraphReplay::leave(AheadEnd why) {

@@ -31,11 +31,6 @@ void relax() {
 
 }  // namespace
 
-AheadFailures& AheadFailures::get() {
-  static auto* instance = new AheadFailures;
-  return *instance;
-}
-
 Worker::Worker(c10::Device device, const std::atomic<uint32_t>& forks)
     : side_(device), forks_(forks) {
 }
@@ -78,7 +73,7 @@ void Worker::start() {
     thread_ = std::thread([this] { loop(); });
   } catch (const std::system_error&) {  // there are too many: backward does it all
     running_.store(false);
-    ++AheadFailures::get().failures;
+    ++AheadCounts::get().failures;
   }
 }
 
@@ -146,10 +141,10 @@ AheadEnd Worker::replay(Graph& graph) {
   try {
     end = replayOnStream(graph);
   } catch (const std::exception&) {
-    ++AheadFailures::get().failures;  // backward meets it again, and tells
+    ++AheadCounts::get().failures;  // backward meets it again, and tells
   }
   if (end == AheadEnd::Stopped || end == AheadEnd::Threads) {
-    ++AheadFailures::get().stopped;
+    ++AheadCounts::get().stopped;
   }
   leave(
       graph,

@@ -66,12 +66,4 @@ class Worker {
   const std::atomic<uint32_t>& forks_;
 };
 
-// Replays that raised, and graphs that were left half way, in the whole process.
-struct AheadFailures {
-  std::atomic<uint64_t> failures{0};
-  std::atomic<uint64_t> stopped{0};
-
-  static AheadFailures& get();
-};
-
 }  // namespace ebb

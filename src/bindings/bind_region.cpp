@@ -2,7 +2,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "ahead/ahead.h"
+#include "ahead/arrival.h"
 #include "bindings/bindings.h"
 #include "region/region.h"
 #include "replay/escapes.h"

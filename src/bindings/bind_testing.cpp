@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "ahead/ahead.h"
+#include "ahead/arrival.h"
 #include "ahead/graph_replay.h"
 #include "bindings/bind_policy.h"
 #include "bindings/bindings.h"

@@ -59,10 +59,12 @@ enum class AheadState : uint8_t {
 
 // What became of graphs, in the whole process.
 struct AheadCounts {
-  std::atomic<uint64_t> inTime{0};  // replayed ahead before backward reached them
-  std::atomic<uint64_t> late{0};    // backward came while that went on
-  std::atomic<uint64_t> inVain{0};  // backward never came
-  std::atomic<uint64_t> held{0};    // not dropped, and backward came
+  std::atomic<uint64_t> inTime{0};    // replayed ahead before backward reached them
+  std::atomic<uint64_t> late{0};      // backward came while that went on
+  std::atomic<uint64_t> inVain{0};    // backward never came
+  std::atomic<uint64_t> held{0};      // not dropped, and backward came
+  std::atomic<uint64_t> stopped{0};   // left half way
+  std::atomic<uint64_t> failures{0};  // replays that raised
 
   static AheadCounts& get();
 };
@@ -78,8 +80,8 @@ struct AheadCounts {
 // The bytes of both count against one limit until backward reaches the graph, or it dies.
 //
 // Its members are many, and what the graph itself would have. Guarded by the graph's lock, but for
-// what is atomic. Null while replays do not run ahead, and in
-// verify mode, which compares each replay where backward would need it.
+// what is atomic. Null while replays do not run ahead, and in verify mode, which compares each
+// replay where backward would need it.
 //
 // Note [Writes under a replay ahead]
 // The program may write to a leaf while a replay reads it, and a version moves only when the
@@ -140,11 +142,11 @@ struct EBB_API Lookahead {
   // How many have been closed so far, in the whole process.
   static uint64_t closings();
 
-  const uint64_t number;             // in the order of recording, of the whole process
-  uint64_t closed = 0;               // in the order of closing, from 1
-  std::vector<Wanted> wanted;        // in the order of packing
-  std::vector<WeakGraph> before;     // whose results it reads, and the one recorded before it
-  size_t taken = 0;                  // of the budget
+  const uint64_t number;          // in the order of recording, of the whole process
+  uint64_t closed = 0;            // in the order of closing, from 1
+  std::vector<Wanted> wanted;     // in the order of packing
+  std::vector<WeakGraph> before;  // whose results it reads; if it reads none's, the last before it
+  size_t taken = 0;               // of the budget
   std::optional<c10::Stream> side;   // on which it is replayed ahead, if not on backward's
   std::vector<ReadLeaf> leavesRead;  // see hasRead()
   c10::Device device{c10::kCPU};     // of what was packed first

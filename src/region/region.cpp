@@ -12,7 +12,7 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "ahead/ahead.h"
+#include "ahead/arrival.h"
 #include "ebb/paging.h"
 #include "ebb/region.h"
 #include "intercept/install.h"

@@ -11,7 +11,7 @@
 #include <optional>
 #include <typeinfo>
 
-#include "ahead/ahead.h"
+#include "ahead/arrival.h"
 #include "graph/recipe.h"
 #include "memory/bytes.h"
 #include "replay/escapes.h"

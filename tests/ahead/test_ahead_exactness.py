@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
 from ahead_programs import WaitInBackward, blocks, counts, parameters, replays_ahead
-from exactness import TESTS, assert_tests_of_exactness_pass, same_bits
+from exactness import assert_tests_of_exactness_pass, run_random_programs, same_bits
 from torch import nn
 
 import ebb
@@ -406,12 +402,4 @@ def test_the_rules_hold_with_replays_ahead(how):
 
 @pytest.mark.parametrize("how", ["1", "at once"])
 def test_random_programs_with_replays_ahead(how):
-    script = TESTS / "programs" / "test_random_programs.py"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), "500"],
-        env=os.environ | {"EBB_TEST_AHEAD": how, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout)["replayed"] > 150
+    assert run_random_programs(500, EBB_TEST_AHEAD=how)["replayed"] > 150

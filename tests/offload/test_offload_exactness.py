@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
-from exactness import TESTS, assert_tests_of_exactness_pass, leaves, same_bits
+from exactness import assert_tests_of_exactness_pass, leaves, run_random_programs, same_bits
 from offloading import OFFLOAD_ALL, POLICIES, finish_copies, gradients
 from torch import nn
 from torch.nn.functional import gelu
@@ -135,15 +131,7 @@ def test_every_dtype_and_geometry_comes_back(accelerator, dtype, view):
 
 @pytest.mark.parametrize("how", ["late", "prompt", "static", "disk"])
 def test_random_programs_with_offload(how):
-    script = TESTS / "programs" / "test_random_programs.py"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), "300"],
-        env=os.environ | {"EBB_TEST_OFFLOAD": how, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout)["replayed"] > 60
+    assert run_random_programs(300, EBB_TEST_OFFLOAD=how)["replayed"] > 60
 
 
 def test_a_write_into_an_offloaded_value_leaves_one_to_offload(accelerator):

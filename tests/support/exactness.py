@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -255,6 +256,19 @@ def find_tests(*names: str) -> list[str]:
     }
     assert all(files.values())
     return sorted(file for found in files.values() for file in found)
+
+
+def run_random_programs(count: int, **environment: str) -> dict[str, int]:
+    """What so many random programs came to, with these variables; each must be exact."""
+    script = TESTS / "programs" / "test_random_programs.py"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), str(count)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout))
 
 
 def assert_tests_of_exactness_pass(*more: str, **environment: str) -> None:

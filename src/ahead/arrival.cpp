@@ -1,4 +1,4 @@
-#include "ahead/ahead.h"
+#include "ahead/arrival.h"
 
 #include <torch/csrc/autograd/engine.h>
 
@@ -173,14 +173,13 @@ AheadSettings aheadSettings() {
 
 AheadStats aheadStats() {
   const AheadCounts& counts = AheadCounts::get();
-  const AheadFailures& failures = AheadFailures::get();
   AheadStats stats;
   stats.regionsInTime = counts.inTime;
   stats.regionsLate = counts.late;
   stats.regionsInVain = counts.inVain;
   stats.regionsHeld = counts.held;
-  stats.regionsStopped = failures.stopped;
-  stats.failures = failures.failures;
+  stats.regionsStopped = counts.stopped;
+  stats.failures = counts.failures;
   stats.bytes = AheadBudget::get().taken();
   stats.mostBytes = AheadBudget::get().most();
   stats.workers = Ahead::get().running();
