@@ -17,6 +17,9 @@ class Mutant:
     file, where it occurs once; or once in `within`, which does. `instead` stands there under the
     mutant: nothing, of a statement that is left out. `tests` are arguments for pytest, and
     `environment` are variables for them; tests/accelerator has the one it needs without being told.
+
+    `also` names others that are left out with it, since without it each of them still does what it
+    is for. `no_test` says why no test can fail; those named then pass.
     """
 
     name: str
@@ -26,6 +29,8 @@ class Mutant:
     instead: str = ""
     within: str = ""
     environment: Mapping[str, str] | None = None
+    also: tuple[str, ...] = ()
+    no_test: str = ""
 
     @property
     def is_statement(self) -> bool:

@@ -12,14 +12,22 @@ from mutant import ROOT, Mutant
 HEADER = """\
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <string_view>
 
-// Whether it is the one that EBB_MUTANT names: asked anew each time, since tests run in forks of a
-// process that may have been here before.
+// Whether it is one that EBB_MUTANT names, "one,other": asked anew each time, since tests run in
+// forks of a process that may have been here before.
 inline bool mutant(std::string_view name) {
-  const char* const chosen = std::getenv("EBB_MUTANT");
-  return chosen != nullptr && name == chosen;
+  const char* const environment = std::getenv("EBB_MUTANT");
+  for (std::string_view chosen = environment == nullptr ? "" : environment; !chosen.empty();) {
+    const size_t end = std::min(chosen.find(','), chosen.size());
+    if (chosen.substr(0, end) == name) {
+      return true;
+    }
+    chosen.remove_prefix(std::min(end + 1, chosen.size()));
+  }
+  return false;
 }
 """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from mutant import Mutant
 
 RESULTS = Path(__file__).parent / "results"
-NOTHING, NOT_RUN = "**nothing**", "not run"
+NOTHING, NOT_RUN, NO_TEST = "**nothing**", "not run", "no test: "
 
 
 def code(text: str, most: int = 90) -> str:
@@ -20,20 +20,29 @@ def code(text: str, most: int = 90) -> str:
 def row(mutant: Mutant, found: Mapping[str, str | None]) -> str:
     changed = code(mutant.text) + (f" is {code(mutant.instead)}" if mutant.instead else "")
     caught_by = found.get(mutant.name)
-    by = f"`{caught_by}`".replace("|", "\\|") if caught_by else NOTHING
-    if mutant.name not in found:
+    by = NO_TEST + mutant.no_test if mutant.no_test else NOTHING
+    if caught_by:
+        by = f"`{caught_by}`".replace("|", "\\|")
+        by += "".join(f", without {other} too" for other in mutant.also)
+    elif mutant.name not in found:
         by = NOT_RUN
     return f"| {mutant.name} | {Path(mutant.file).name} | {changed} | {by} |"
 
 
 def head(area: str, rows: Iterable[str]) -> str:
     """How many there are of each kind, by the last column."""
-    counts = Counter(last if last in (NOTHING, NOT_RUN) else "caught" for last in map(by, rows))
+    counts = Counter(kind(last) for last in map(by, rows))
     return (
-        f"{counts.total()} mutants: {counts['caught']} caught, {counts[NOTHING]} that no test "
-        f"named for them caught, {counts[NOT_RUN]} that were not run. "
+        f"{counts.total()} mutants: {counts['caught']} caught, {counts[NO_TEST]} that no test can "
+        f"catch, {counts[NOTHING]} that none caught, {counts[NOT_RUN]} that were not run. "
         f"`make mutants AREA={area}` writes this anew."
     )
+
+
+def kind(last: str) -> str:
+    """Of what stands in the last column."""
+    known = (NOTHING, NOT_RUN, NO_TEST)
+    return next((start for start in known if last.startswith(start)), "caught")
 
 
 def by(row: str) -> str:

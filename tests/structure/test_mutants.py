@@ -35,6 +35,8 @@ def test_it_is_in_the_source_and_has_tests(mutant):
     assert start < end
     assert mutant.is_statement or mutant.instead, "an expression must be something"
     assert mutant.tests
+    assert {*mutant.also} <= {other.name for other in MUTANTS}
+    assert not (mutant.also and mutant.no_test)
     for test in mutant.tests:
         file, _, function = test.partition("::")
         name = function.partition("[")[0]
@@ -92,7 +94,9 @@ def test_another_one_may_be_chosen_in_a_process_that_has_asked(tmp_path):
         "int main() {\n"
         '  if (mutant("one")) return 1;\n'
         '  setenv("EBB_MUTANT", "one", 1);\n'
-        '  return mutant("one") && !mutant("other") ? 0 : 2;\n'
+        '  if (!mutant("one") || mutant("other")) return 2;\n'
+        '  setenv("EBB_MUTANT", "one,other", 1);\n'
+        '  return mutant("one") && mutant("other") && !mutant("oth") ? 0 : 3;\n'
         "}\n"
     )
     compiler = os.environ.get("CXX", "c++")
