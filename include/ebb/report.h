@@ -109,12 +109,14 @@ struct ReportRow {
   // "escaped" (could be dropped, but the program held it when the region ended), "result" (held by
   // the program only), "copied" (before a write), "outside" (inputs, parameters) or "unneeded".
   std::string fate;
-  std::string rule;          // that decided, in words
-  std::string reason;        // why they are kept against the policy's word; else empty
-  uint64_t count = 0;        // storages
-  uint64_t bytes = 0;        // of them; 0 if they are unneeded
-  uint64_t replays = 0;      // results made again
-  double replaySeconds = 0;  // of the host, in kernels that made these results again
+  std::string rule;           // that decided, in words
+  std::string reason;         // why they are kept against the policy's word; else empty
+  uint64_t count = 0;         // storages
+  uint64_t bytes = 0;         // of them; 0 if they are unneeded
+  uint64_t replays = 0;       // results made again
+  uint64_t replaysAhead = 0;  // those of them made before backward asked
+  double replaySeconds = 0;   // of the host, in kernels that made these results again
+  double aheadSeconds = 0;    // the part of it before backward asked
 
   static constexpr auto fields(auto function) {
     return function(
@@ -129,7 +131,9 @@ struct ReportRow {
         Field{"count", &ReportRow::count},
         Field{"bytes", &ReportRow::bytes},
         Field{"replays", &ReportRow::replays},
-        Field{"replay_seconds", &ReportRow::replaySeconds});
+        Field{"replays_ahead", &ReportRow::replaysAhead},
+        Field{"replay_seconds", &ReportRow::replaySeconds},
+        Field{"ahead_seconds", &ReportRow::aheadSeconds});
   }
 };
 
@@ -167,12 +171,31 @@ struct ReportSpan {
   }
 };
 
+// What became of a step's outermost regions while replays run ahead, see AheadStats. In regions.
+struct ReportAhead {
+  uint64_t inTime = 0;
+  uint64_t late = 0;
+  uint64_t inVain = 0;
+  uint64_t held = 0;
+  uint64_t stopped = 0;
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"in_time", &ReportAhead::inTime},
+        Field{"late", &ReportAhead::late},
+        Field{"in_vain", &ReportAhead::inVain},
+        Field{"held", &ReportAhead::held},
+        Field{"stopped", &ReportAhead::stopped});
+  }
+};
+
 // What one step did.
 struct Report {
   uint64_t step = 0;            // as in Stats
   std::vector<ReportRow> rows;  // in order of first appearance
   std::vector<ReportPoint> timeline;
   std::vector<ReportSpan> spans;
+  ReportAhead ahead;
   std::vector<std::string> idleRules;  // that decided on nothing, in words
   uint64_t peakHeld = 0;               // of the timeline, in bytes
   uint64_t peakEager = 0;              // what eager would have held at most, in bytes
@@ -183,6 +206,7 @@ struct Report {
         Field{"rows", &Report::rows},
         Field{"timeline", &Report::timeline},
         Field{"spans", &Report::spans},
+        Field{"ahead", &Report::ahead},
         Field{"idle_rules", &Report::idleRules},
         Field{"peak_held", &Report::peakHeld},
         Field{"peak_eager", &Report::peakEager});

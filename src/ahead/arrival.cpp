@@ -155,10 +155,13 @@ bool canBeReplayed(const WeakGraph& weak) {
 }
 
 void countArrival(const Lookahead& lookahead, AheadState before) {
-  AheadCounts& counts = AheadCounts::get();
-  counts.inTime += before == AheadState::Done ? 1 : 0;
-  counts.late += before == AheadState::Begun ? 1 : 0;
-  counts.held += before == AheadState::Recorded && lookahead.holds.load() ? 1 : 0;
+  if (before == AheadState::Done) {
+    lookahead.became(AheadFate::InTime);
+  } else if (before == AheadState::Begun) {
+    lookahead.became(AheadFate::Late);
+  } else if (before == AheadState::Recorded && lookahead.holds.load()) {
+    lookahead.became(AheadFate::Held);
+  }
 }
 
 }  // namespace
@@ -174,11 +177,11 @@ AheadSettings aheadSettings() {
 AheadStats aheadStats() {
   const AheadCounts& counts = AheadCounts::get();
   AheadStats stats;
-  stats.regionsInTime = counts.inTime;
-  stats.regionsLate = counts.late;
-  stats.regionsInVain = counts.inVain;
-  stats.regionsHeld = counts.held;
-  stats.regionsStopped = counts.stopped;
+  stats.regionsInTime = counts.of(AheadFate::InTime);
+  stats.regionsLate = counts.of(AheadFate::Late);
+  stats.regionsInVain = counts.of(AheadFate::InVain);
+  stats.regionsHeld = counts.of(AheadFate::Held);
+  stats.regionsStopped = counts.of(AheadFate::Stopped);
   stats.failures = counts.failures;
   stats.bytes = AheadBudget::get().taken();
   stats.mostBytes = AheadBudget::get().most();
@@ -197,7 +200,7 @@ void endAhead() {
 std::unique_ptr<Lookahead> newLookahead(const Graph& graph) {
   static std::atomic<uint64_t> numbers{0};
   const bool on = Ahead::get().isOn() && graph.verify == VerifyMode::Off;
-  return on ? std::make_unique<Lookahead>(++numbers) : nullptr;
+  return on ? std::make_unique<Lookahead>(++numbers, graph.journal) : nullptr;
 }
 
 void beforeUnseenWrite(const at::Tensor& tensor) {

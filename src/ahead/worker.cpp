@@ -144,7 +144,7 @@ AheadEnd Worker::replay(Graph& graph) {
     ++AheadCounts::get().failures;  // backward meets it again, and tells
   }
   if (end == AheadEnd::Stopped || end == AheadEnd::Threads) {
-    ++AheadCounts::get().stopped;
+    graph.lookahead->became(AheadFate::Stopped);
   }
   leave(
       graph,

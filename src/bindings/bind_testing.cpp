@@ -59,6 +59,7 @@ py::dict fields() {
   found["ReportRow"] = namesOfFields<ReportRow>();
   found["ReportPoint"] = namesOfFields<ReportPoint>();
   found["ReportSpan"] = namesOfFields<ReportSpan>();
+  found["ReportAhead"] = namesOfFields<ReportAhead>();
   found["Report"] = namesOfFields<Report>();
   return found;
 }

@@ -29,15 +29,23 @@ AheadCounts& AheadCounts::get() {
   return *instance;
 }
 
-Lookahead::Lookahead(uint64_t number) : number(number) {
+Lookahead::Lookahead(uint64_t number, JournalPtr journal)
+    : number(number), journal(std::move(journal)) {
 }
 
 Lookahead::~Lookahead() {
   const AheadState last = state.load();
   if (last != AheadState::Recorded && last != AheadState::Reached) {
-    ++AheadCounts::get().inVain;
+    became(AheadFate::InVain);
   }
   giveBack(taken);
+}
+
+void Lookahead::became(AheadFate fate) const {
+  ++AheadCounts::get().graphs[static_cast<size_t>(fate)];
+  if (journal) {
+    journal->add(fate);
+  }
 }
 
 bool Lookahead::take(size_t nbytes) {

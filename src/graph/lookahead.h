@@ -7,6 +7,7 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -15,6 +16,7 @@
 
 #include "ebb/export.h"
 #include "graph/value.h"
+#include "report/journal.h"
 
 namespace ebb {
 
@@ -59,12 +61,12 @@ enum class AheadState : uint8_t {
 
 // What became of graphs, in the whole process.
 struct AheadCounts {
-  std::atomic<uint64_t> inTime{0};    // replayed ahead before backward reached them
-  std::atomic<uint64_t> late{0};      // backward came while that went on
-  std::atomic<uint64_t> inVain{0};    // backward never came
-  std::atomic<uint64_t> held{0};      // not dropped, and backward came
-  std::atomic<uint64_t> stopped{0};   // left half way
-  std::atomic<uint64_t> failures{0};  // replays that raised
+  std::array<std::atomic<uint64_t>, kAheadFates> graphs{};  // by AheadFate
+  std::atomic<uint64_t> failures{0};                        // replays that raised
+
+  uint64_t of(AheadFate fate) const {
+    return graphs[static_cast<size_t>(fate)].load();
+  }
 
   static AheadCounts& get();
 };
@@ -103,7 +105,7 @@ struct EBB_API Lookahead {
     size_t nbytes;      // taken of the budget for that
   };
 
-  explicit Lookahead(uint64_t number);
+  Lookahead(uint64_t number, JournalPtr journal);
   ~Lookahead();
   Lookahead(const Lookahead&) = delete;
   Lookahead& operator=(const Lookahead&) = delete;
@@ -136,6 +138,9 @@ struct EBB_API Lookahead {
   // if there is none.
   const std::string* readerOfWritten() const;
 
+  // Is counted, for the process and for the step's report.
+  void became(AheadFate fate) const;
+
   // Nothing more is recorded.
   void close();
 
@@ -143,6 +148,7 @@ struct EBB_API Lookahead {
   static uint64_t closings();
 
   const uint64_t number;          // in the order of recording, of the whole process
+  const JournalPtr journal;       // the graph's
   uint64_t closed = 0;            // in the order of closing, from 1
   std::vector<Wanted> wanted;     // in the order of packing
   std::vector<WeakGraph> before;  // whose results it reads; if it reads none's, the last before it

@@ -265,11 +265,15 @@ class Rerun {
   }
 
   // The run's time counts for the first of its results.
-  static void note(Value& value, JournalTime start) {
+  void note(Value& value, JournalTime start) const {
+    const bool ahead = asker_ == Asker::Nobody;
     value.entry->update([&](Line& line) {
       line.back = value.entry->journal().now();
-      line.replayTime += start == kNever ? 0 : line.back - start;
+      const JournalTime took = start == kNever ? 0 : line.back - start;
+      line.replayTime += took;
+      line.aheadTime += ahead ? took : 0;
       ++line.replays;
+      line.replaysAhead += ahead ? 1 : 0;
     });
   }
 

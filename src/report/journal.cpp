@@ -208,10 +208,17 @@ void Journal::add(const char* kind, const std::string& name, JournalTime start, 
   spans_.push_back({kind, &*strings_.insert(name).first, start, duration, thread, nbytes});
 }
 
+void Journal::add(AheadFate ofRegion) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++ahead_[static_cast<size_t>(ofRegion)];
+}
+
 Report Journal::report() const {
   std::lock_guard<std::mutex> lock(mutex_);
   Report report;
   report.step = step_;
+  const auto& [inTime, late, inVain, held, stopped] = ahead_;
+  report.ahead = {inTime, late, inVain, held, stopped};
   using Key = std::tuple<
       const std::string*,
       const std::string*,
@@ -255,7 +262,9 @@ Report Journal::report() const {
     ++row.count;
     row.bytes += line.fate == Fate::Unneeded ? 0 : line.nbytes;
     row.replays += line.replays;
+    row.replaysAhead += line.replaysAhead;
     row.replaySeconds += static_cast<double>(line.replayTime) * 1e-9;
+    row.aheadSeconds += static_cast<double>(line.aheadTime) * 1e-9;
   }
   timeline.writeTo(report);
   for (const std::string* rule : rules_) {

@@ -5,6 +5,7 @@
 #include <c10/util/DimVector.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -37,6 +38,10 @@ enum class Fate : uint8_t {
   Outside,     // a parameter, an input: made by somebody else, and held by them
 };
 
+// What became of a region that could be replayed ahead of backward: as the members of ReportAhead.
+enum class AheadFate : uint8_t { InTime, Late, InVain, Held, Stopped };
+constexpr size_t kAheadFates = 5;
+
 using JournalTime = int64_t;  // nanoseconds since the step began
 constexpr JournalTime kNever = -1;
 
@@ -53,7 +58,9 @@ struct Line {
   Fate fate = Fate::Unneeded;
   bool packed = false;  // by autograd
   uint32_t replays = 0;
+  uint32_t replaysAhead = 0;   // of replays: before backward asked
   JournalTime replayTime = 0;  // of the host, in kernels called again
+  JournalTime aheadTime = 0;   // of replayTime
   JournalTime made = 0;
   JournalTime sent = kNever;   // to the host
   JournalTime back = kNever;   // made again, or fetched
@@ -115,6 +122,8 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   EntryPtr add(Line line);
   void add(const char* kind, const std::string& name, JournalTime start, size_t nbytes = 0);
 
+  void add(AheadFate ofRegion);
+
   Report report() const;
 
  private:
@@ -125,6 +134,7 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   std::deque<Line> lines_;
   std::vector<Line*> unused_;  // lines of values that nothing needed and nobody has any more
   std::deque<Span> spans_;
+  std::array<uint64_t, kAheadFates> ahead_{};  // regions, by AheadFate
   std::unordered_set<std::string> strings_;
   std::set<std::shared_ptr<const void>> policies_;
   std::vector<const std::string*> rules_;       // of all policies

@@ -22,6 +22,8 @@ class Report(Step):
     Attributes:
         step: its number, as in :func:`ebb.stats`.
         rows: a :class:`Row` for each kind of storage; each storage is in one row.
+        ahead: what became of regions while replays run ahead of backward, in regions: ``in_time``,
+            ``late``, ``in_vain``, ``held`` and ``stopped``; see :func:`ebb.ahead.stats`.
         idle_rules: rules that decided on nothing, in words.
         peak_held: the most bytes that were held for backward at a time.
         peak_eager: the most that eager would have held for backward.

@@ -41,8 +41,11 @@ class Row:
         count: how many storages.
         bytes: of all of them.
         replays: how many results were made again.
+        replays_ahead: those of them that were made before backward asked; see
+            :func:`ebb.ahead.configure`.
         replay_seconds: of the host, in kernels that were called again for them. On a GPU kernels
             run later.
+        ahead_seconds: the part of it before backward asked, on a thread of its own.
         layers: how many modules of the same kind were put together; see :meth:`Report.collapsed`.
     """
 
@@ -57,7 +60,9 @@ class Row:
     count: int
     bytes: int
     replays: int
+    replays_ahead: int
     replay_seconds: float
+    ahead_seconds: float
     layers: int = 1
 
     decision = Renamed("fate")
@@ -91,6 +96,8 @@ def _together(rows: list[Row]) -> Row:
         count=sum(row.count for row in rows),
         bytes=sum(row.bytes for row in rows),
         replays=sum(row.replays for row in rows),
+        replays_ahead=sum(row.replays_ahead for row in rows),
         replay_seconds=sum(row.replay_seconds for row in rows),
+        ahead_seconds=sum(row.ahead_seconds for row in rows),
         layers=len({row.where for row in rows}),
     )

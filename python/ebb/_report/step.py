@@ -18,6 +18,7 @@ class Step:
 
     step: int
     rows: tuple[Row, ...]
+    ahead: dict[str, int]
     idle_rules: tuple[str, ...]
     peak_held: int
     peak_eager: int
@@ -53,6 +54,7 @@ class Step:
             "peak_eager": self.peak_eager,
             "held": self.held,
             "totals": self.totals,
+            "ahead": self.ahead,
             "idle_rules": self.idle_rules,
             # "decision" is the old name of "fate", and goes with the next release.
             "rows": [asdict(row) | {"decision": row.fate} for row in self.rows],

@@ -40,6 +40,8 @@ def text(report: Step, most: int) -> str:
     rows = sorted(report.collapsed(), key=lambda row: (-row.bytes, -row.replay_seconds))
     lines = ["ebb, " + headline(report), ""]
     lines += _table(["fate", "storages", "bytes", "replays", "replay time", ""], _totals(report))
+    if any(report.ahead.values()):
+        lines += ["", _ahead(report)]
     lines += ["", "largest first:"]
     header = ["bytes", "n", "fate", "operator", "shape", "module or region", "replay", "why"]
     lines += _table(header, [_cells(row) for row in rows[:most]])
@@ -50,6 +52,18 @@ def text(report: Step, most: int) -> str:
         more = len(report.idle_rules) - _MOST_RULES
         lines += ["", f"decided on nothing: {shown}" + (f"; and {more} more" if more > 0 else "")]
     return "\n".join(lines)
+
+
+def _ahead(report: Step) -> str:
+    regions = ", ".join(
+        f"{count} {fate.replace('_', ' ')}" for fate, count in report.ahead.items() if count
+    )
+    ahead = sum(row.ahead_seconds for row in report.rows)
+    replays = sum(row.replay_seconds for row in report.rows)
+    return (
+        f"ahead of backward: {duration(ahead) or '0 ms'} of {duration(replays) or '0 ms'} of "
+        f"replays; regions: {regions}"
+    )
 
 
 def _totals(report: Step) -> list[list[str]]:

@@ -1,0 +1,74 @@
+"""What reports tell of replays ahead of backward."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from ahead_programs import WaitInBackward, blocks, replays_ahead
+
+import ebb
+from ebb._C import _testing
+
+X = (2, 6, 16)
+
+
+def report_of(regions):
+    """Of a step of five blocks."""
+    modules, h = blocks(5), torch.randn(X, requires_grad=True)
+    with replays_ahead(regions), ebb.record_reports():
+        for i, module in enumerate(modules):
+            with ebb.region(ebb.policies.recompute_all, name=f"blocks.{i}"):
+                h = module(WaitInBackward.apply(h))
+        h.sum().backward()
+        return ebb.report()
+
+
+def test_a_report_tells_what_ran_ahead():
+    report = report_of(1)
+
+    assert report.ahead == {"in_time": 4, "late": 0, "in_vain": 0, "held": 1, "stopped": 0}
+    again = [row for row in report.rows if row.replays]
+    assert sum(row.ahead_seconds for row in again) > 0
+    for row in again:
+        assert row.replays_ahead == row.replays
+        assert row.ahead_seconds == row.replay_seconds
+    assert {row.region for row in again} == {"blocks.0", "blocks.1", "blocks.2", "blocks.3"}
+    assert "regions: 4 in time, 1 held\n" in report.text()
+    (line,) = [line for line in report.text().splitlines() if line.startswith("ahead of backward")]
+    first, second = line.partition("; ")[0].removeprefix("ahead of backward: ").split(" of ")[:2]
+    assert first == second
+
+
+def test_without_it_nothing_ran_ahead():
+    report = report_of(0)
+
+    assert not any(report.ahead.values())
+    assert sum(row.replays for row in report.rows) > 0
+    assert all(row.replays_ahead == 0 and row.ahead_seconds == 0 for row in report.rows)
+    assert "ahead of backward" not in report.text()
+
+
+def test_rows_that_are_put_together_add_up():
+    report = report_of(1)
+    together = report.collapsed()
+
+    assert len(together) < len(report.rows)
+    for figure in ("replays_ahead", "ahead_seconds"):
+        one, other = (sum(getattr(row, figure) for row in rows) for rows in (report.rows, together))
+        assert abs(one - other) < 1e-9
+
+
+def test_files_have_it(tmp_path):
+    report = report_of(1)
+    report.save(tmp_path / "report.json")
+    report.save(tmp_path / "report.html")
+
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert data["ahead"]["in_time"] == 4
+    assert sum(row["replays_ahead"] for row in data["rows"]) > 0
+    assert '"in_time": 4' in (tmp_path / "report.html").read_text()
+
+
+def test_its_fields_are_those_of_the_table():
+    assert report_of(0).ahead.keys() == set(_testing.fields()["ReportAhead"])
