@@ -21,6 +21,7 @@ def configure(
     *,
     regions: int | None = None,
     limit: Bytes | None = None,
+    idle_only: bool | None = None,
     busy_cores: bool | None = None,
     side_stream: bool | None = None,
 ) -> None:
@@ -29,13 +30,16 @@ def configure(
     While backward works on one outermost region, another thread replays the one that comes next.
     What autograd saves in the last region is not given up at all, so that backward finds it there.
     Both cost memory, at most ``limit``, and no exactness. What is not given stays as it is.
-    ``EBB_AHEAD`` in the environment sets the number of regions, or the limit.
+    ``EBB_AHEAD`` in the environment sets the number of regions, the limit, or ``auto``.
 
     Args:
         regions: how many outermost regions ahead of backward. 0, the default: off.
         limit: the most bytes, in the whole process, that are there before backward needs them: a
             number, or text such as ``"512MiB"``. A region that is larger is replayed in part.
             Default 1 GiB.
+        idle_only: nothing of this in a region during whose forward there is neither an
+            accelerator nor a core for each thread of backward and of replays. ``EBB_AHEAD=auto``
+            is ``regions=1, idle_only=True``. Default False.
         busy_cores: replay ahead on the CPU also where that takes more threads than there are
             cores. Backward and replays both use ``torch.get_num_threads()`` threads, and would
             slow each other down. Default False.
@@ -51,7 +55,8 @@ def configure(
         changed["regions"] = whole_number("regions", regions, "regions")
     if limit is not None:
         changed["limit"] = number_of_bytes("limit", limit)
-    for name, value in {"busy_cores": busy_cores, "side_stream": side_stream}.items():
+    switches = {"idle_only": idle_only, "busy_cores": busy_cores, "side_stream": side_stream}
+    for name, value in switches.items():
         if value is not None:
             if not isinstance(value, bool):
                 raise TypeError(f"ebb: {name} must be a bool; got {shown(value)}")

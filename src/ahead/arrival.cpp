@@ -1,5 +1,6 @@
 #include "ahead/arrival.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <pthread.h>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "ahead/idle_cores.h"
 #include "ahead/worker.h"
 #include "memory/capturing.h"
 #include "memory/stillness.h"
@@ -38,6 +40,7 @@ class Ahead {
     std::lock_guard<std::mutex> lock(mutex_);
     settings_ = settings;
     regions_.store(settings.regions);
+    idleOnly_.store(settings.idleOnly);
     AheadBudget::get().setLimit(settings.limit);
   }
 
@@ -48,6 +51,10 @@ class Ahead {
 
   bool isOn() const {
     return regions_.load(std::memory_order_relaxed) != 0;
+  }
+
+  bool isIdleOnly() const {
+    return idleOnly_.load(std::memory_order_relaxed);
   }
 
   Worker& worker(c10::Device device) {
@@ -117,6 +124,7 @@ class Ahead {
     auto* after = new Ahead;
     after->settings_ = before.settings_;
     after->regions_.store(before.regions_.load());
+    after->idleOnly_.store(before.idleOnly_.load());
     current.store(after);
   }
 
@@ -124,10 +132,15 @@ class Ahead {
 
   std::mutex mutex_;  // guards what follows
   AheadSettings settings_;
-  std::atomic<size_t> regions_{0};  // of settings_
-  std::atomic<uint32_t> forks_{0};  // that are about to happen, and the end
+  std::atomic<size_t> regions_{0};     // of settings_
+  std::atomic<bool> idleOnly_{false};  // likewise
+  std::atomic<uint32_t> forks_{0};     // that are about to happen, and the end
   std::map<c10::Device, Worker, Order> workers_;
 };
+
+bool mayBeIdle() {
+  return hasIdleCores() || at::getAccelerator(false).has_value();
+}
 
 bool isInBackward() {
   return torch::autograd::get_current_node() != nullptr;
@@ -199,8 +212,9 @@ void endAhead() {
 
 std::unique_ptr<Lookahead> newLookahead(const Graph& graph) {
   static std::atomic<uint64_t> numbers{0};
-  const bool on = Ahead::get().isOn() && graph.verify == VerifyMode::Off;
-  return on ? std::make_unique<Lookahead>(++numbers, graph.journal) : nullptr;
+  const Ahead& ahead = Ahead::get();
+  const bool on = ahead.isOn() && graph.verify == VerifyMode::Off;
+  return on && (!ahead.isIdleOnly() || mayBeIdle()) ? std::make_unique<Lookahead>(++numbers, graph.journal) : nullptr;
 }
 
 void beforeUnseenWrite(const at::Tensor& tensor) {

@@ -142,7 +142,7 @@ bool GraphReplay::hasSettings(const NumericSettings& settings) {
   if (settings.flushDenormals && now.threads > 1) {
     return false;  // intra-op threads have what they were born with, here and there
   }
-  const bool fits = busyCores_ || !lookahead_.device.is_cpu() || 2 * now.threads <= usableCores();
+  const bool fits = busyCores_ || !lookahead_.device.is_cpu() || hasIdleCores();
   return fits && settings.equalsForProcess(now);
 }
 

@@ -1,5 +1,7 @@
 #include "ahead/idle_cores.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -33,11 +35,15 @@ int coresOfCgroup() {
   return 1 << 20;
 }
 
-}  // namespace
-
 int usableCores() {
   static const int cores = std::max(1, std::min(coresOfAffinity(), coresOfCgroup()));
   return cores;
+}
+
+}  // namespace
+
+bool hasIdleCores() {
+  return 2 * at::get_num_threads() <= usableCores();
 }
 
 }  // namespace ebb

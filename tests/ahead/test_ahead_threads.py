@@ -122,24 +122,6 @@ def test_it_has_the_number_of_threads_that_the_forward_had():
             assert counts(program)["regions_in_time"] + counts(program)["regions_in_time"] >= 3
 
 
-def test_no_idle_core_no_replay_ahead():
-    modules, x = blocks(3), torch.randn(X, requires_grad=True)
-
-    def program():
-        h = x
-        for module in modules:
-            with region():
-                h = module(WaitInBackward.apply(h))
-        h.sum().backward()
-
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    with replays_ahead():
-        ebb.ahead.configure(busy_cores=False)
-        did = counts(program)
-    assert did["regions_in_time"] == 0
-    assert did["regions_stopped"] > 0
-
-
 def in_a_process(script, **environment):
     path = [str(TESTS / "support"), *sys.path]
     return subprocess.run(

@@ -83,7 +83,9 @@ def _start_ahead() -> None:
     if not text:
         return
     try:
-        if text.isdecimal():
+        if text == "auto":
+            ahead.configure(regions=1, idle_only=True)
+        elif text.isdecimal():
             ahead.configure(regions=int(text))
         else:
             ahead.configure(regions=1, limit=text)

@@ -42,7 +42,9 @@ VARIABLES = {
     ),
     "EBB_TRACE": Variable("folder", "none", "a Perfetto trace of each of the last ten steps"),
     "EBB_AHEAD": Variable(
-        "number or size", "0", "regions that are replayed ahead of backward, or most bytes for one"
+        "number, size or `auto`",
+        "0",
+        "regions that are replayed ahead of backward, or most bytes for one",
     ),
     "EBB_OFFLOAD_MIN_BYTES": Variable("size", "1MiB", "smaller storages stay on the device"),
     "EBB_OFFLOAD_PINNED_LIMIT": Variable("size", "16GiB", "most pinned host memory"),
