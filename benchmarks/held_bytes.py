@@ -6,9 +6,12 @@ import gc
 from typing import Any
 
 import torch
-from systems import System
+from systems import RECOMPUTE_ALL_AHEAD, System
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
-from workloads import Workload
+from workloads import Block, Workload
+
+import ebb
 
 BOUNDARY = "ebb.benchmark.backward"
 
@@ -16,8 +19,39 @@ BOUNDARY = "ebb.benchmark.backward"
 def held_and_peak_on_cpu(workload: Workload, system: System) -> dict[str, int]:
     """From the profiler's record of every allocation (positive) and release (negative).
 
-    Gradients exist before, so they count on neither side.
+    Gradients exist before, so they count on neither side. The profiler sees what this thread
+    allocates: what another one replays ahead is added to the peak without it, at its most.
     """
+    with system.during():
+        found = held_and_peak_of_this_thread(workload, system)
+    if system.family == RECOMPUTE_ALL_AHEAD:
+        without = held_and_peak_of_this_thread(workload, system)
+        found["peak_bytes"] = without["peak_bytes"] + most_bytes_ahead(workload, system)
+    return found
+
+
+def most_bytes_ahead(workload: Workload, system: System) -> int:
+    """The most that is there before backward needs it, looked at wherever a region is entered or
+    its backward has come by."""
+    most = 0
+
+    def look(*_: object) -> None:
+        nonlocal most
+        most = max(most, ebb.ahead.stats()["bytes"])
+
+    def run(block: Block, *inputs: Tensor) -> Tensor:
+        result = system.run(block, *inputs)
+        look()
+        result.register_hook(look)  # type: ignore[no-untyped-call]
+        return result
+
+    with system.during():
+        workload.step(run)
+    workload.clear_gradients()
+    return most
+
+
+def held_and_peak_of_this_thread(workload: Workload, system: System) -> dict[str, int]:
     workload.step(system.run)
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -39,16 +73,17 @@ def held_and_peak_on_cpu(workload: Workload, system: System) -> dict[str, int]:
 
 def held_and_peak_on_cuda(workload: Workload, system: System) -> dict[str, int]:
     """From the caching allocator: bytes above those of the parameters and their gradients."""
-    workload.step(system.run)
+    system.step(workload)
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    loss = workload.forward(system.run)
-    held = torch.cuda.memory_allocated() - before
-    loss.backward()  # type: ignore[no-untyped-call]
-    del loss
+    with system.during():
+        loss = workload.forward(system.run)
+        held = torch.cuda.memory_allocated() - before
+        loss.backward()  # type: ignore[no-untyped-call]
+        del loss
     torch.cuda.synchronize()
     return {
         "held_bytes": held,

@@ -17,6 +17,7 @@ PEER = "#D55E00"
 MARKERS = {
     "nothing recomputed": "*",
     "recompute all": "o",
+    "recompute all but the last block": "P",
     "torchtitan": "s",
     "matmuls saved": "^",
     "everything saved": "D",

@@ -21,7 +21,7 @@ def state_after_step(
     """The gradients of one step, and the buffers after it, which are set back."""
     before = [buffer.clone() for buffer in workload.buffers]
     workload.clear_gradients()
-    workload.step(system.run)
+    system.step(workload)
     gradients = [leaf.grad for leaf in workload.leaves]
     workload.clear_gradients()
     buffers = [buffer.clone() for buffer in workload.buffers]
@@ -75,7 +75,7 @@ def measure_steps(
     def trial(system: System) -> Trial:
         def run() -> dict[str, float]:
             workload.clear_gradients()
-            return time_step(lambda: workload.step(system.run), device)
+            return time_step(lambda: system.step(workload), device)
 
         return run
 

@@ -7,7 +7,8 @@ workload here needs; torch-remat does neither by itself.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +19,13 @@ from torch.utils.checkpoint import (
     checkpoint,
     create_selective_checkpoint_contexts,
 )
-from workloads import Block, Runner, run_directly
+from workloads import Block, Runner, Workload, run_directly
 
 import ebb
 
 NOTHING = "nothing recomputed"
 RECOMPUTE_ALL = "recompute all"
+RECOMPUTE_ALL_AHEAD = "recompute all but the last block"
 TORCHTITAN = "torchtitan"
 MATMULS_SAVED = "matmuls saved"
 EVERYTHING_SAVED = "everything saved"
@@ -37,11 +39,17 @@ class System:
         name: as the results show it.
         family: what it keeps; systems of one family should hold the same bytes.
         run: runs a block.
+        during: what is entered around each step.
     """
 
     name: str
     family: str
     run: Runner
+    during: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def step(self, workload: Workload) -> None:
+        with self.during():
+            workload.step(self.run)
 
 
 def operators(*patterns: str) -> set[Any]:
@@ -126,12 +134,24 @@ def in_region(policy: ebb.Policy) -> Runner:
     return run
 
 
+@contextmanager
+def replays_ahead() -> Iterator[None]:
+    """Of one region, where a core is idle for it."""
+    ebb.ahead.configure(regions=1)
+    try:
+        yield
+    finally:
+        ebb.ahead.configure(regions=0)
+
+
 EAGER = System("eager", NOTHING, run_directly)
 
 
 def ebb_systems() -> list[System]:
+    recompute_all = in_region(ebb.policies.recompute_all)
     return [
-        System("ebb recompute_all", RECOMPUTE_ALL, in_region(ebb.policies.recompute_all)),
+        System("ebb recompute_all", RECOMPUTE_ALL, recompute_all),
+        System("ebb recompute_all, ahead", RECOMPUTE_ALL_AHEAD, recompute_all, replays_ahead),
         System("ebb torchtitan", TORCHTITAN, in_region(ebb.policies.torchtitan)),
         System("ebb save_matmuls", MATMULS_SAVED, in_region(ebb.policies.save_matmuls)),
         System("ebb save_all", EVERYTHING_SAVED, in_region(ebb.policies.save_all)),

@@ -258,8 +258,8 @@ std::vector<WeakGraph> arrive(Graph& graph, bool& expected) {
   if (lookahead.arrived.load()) {
     return {};
   }
-  checkInputs(graph);
   if (!isInBackward()) {
+    checkInputs(graph);
     lookahead.asked.store(false);
     return {};
   }
@@ -269,6 +269,7 @@ std::vector<WeakGraph> arrive(Graph& graph, bool& expected) {
   if (lookahead.side) {
     graph.streams.takeOver(*lookahead.side, values);
   }
+  checkInputs(graph);  // and again each time that somebody asks, if it throws
   lookahead.arrived.store(true);
   expected = state != AheadState::Recorded;
   return lookahead.before;

@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from ahead_programs import counts, replays_ahead
+from ahead_programs import counts, replays_ahead, wait_for_replays
 from exactness import same_bits
 
 import ebb
@@ -89,6 +89,26 @@ def test_to_a_part_of_a_leaf():
 
     found = outcomes(program, program(contextlib.nullcontext, 0))
     assert all(one is True or "modified by an inplace operation" in str(one) for one in found)
+
+
+def test_an_error_is_raised_each_time_and_leaves_no_bytes_in_the_budget():
+    x, leaf = torch.rand(SIZE, requires_grad=True), torch.rand(SIZE)
+
+    def hook(gradient):
+        wait_for_replays()
+        leaf.add_(1)
+
+    with replays_ahead():
+        with region():
+            h = (x + leaf).exp().mean()
+        h.register_hook(hook)
+        with region():
+            out = (h * 2).sin()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"modified by an inplace.*ahead of backward"):
+                torch.autograd.grad(out, x, retain_graph=True)
+            assert ebb.ahead.stats()["bytes"] == 0
+        del out
 
 
 @pytest.mark.parametrize("how", ["data", "numpy", "pointer"])

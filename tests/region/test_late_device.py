@@ -71,8 +71,8 @@ def test_the_rules_hold_on_it(kind):
 
 
 # What the rules say and verify mode does otherwise there: it keeps storages alive, so recipes live
-# longer and writes that nobody counts are found; and a convolution of that device reads a setting of
-# the CPU's when it runs, which is after the program has changed it: no real device's does.
+# longer and writes that nobody counts are found; and a convolution of that device reads a setting
+# of the CPU's when it runs, which is after the program has changed it: no real device's does.
 NOT_IN_VERIFY_MODE = (
     "test_copy_is_made_only_when_a_recipe_needs_the_old_bytes",
     "test_write_through_data_after_the_region_is_seen_by_backward_as_in_eager",
