@@ -15,6 +15,7 @@
 #include "ebb/offload.h"
 #include "ebb/paging.h"
 #include "ebb/policy.h"
+#include "ebb/profile.h"
 #include "ebb/region.h"
 #include "ebb/report.h"
 #include "ebb/verify.h"

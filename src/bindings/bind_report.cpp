@@ -2,6 +2,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
+#include "ebb/profile.h"
 #include "ebb/report.h"
 
 // A row's dtype is a word, and its shape can be hashed.
@@ -25,6 +26,21 @@ template <>
 struct pybind11::detail::type_caster<ebb::ReportSpan>
     : ebb::bindings::TupleCaster<ebb::ReportSpan> {};
 
+template <>
+struct pybind11::detail::type_caster<ebb::ProfileValue> {
+  static constexpr auto name = const_name("dict");
+
+  static handle cast(const ebb::ProfileValue& value, return_value_policy, handle) {
+    dict found = ebb::bindings::toDict(value);
+    found["dtype"] = c10::getDtypeNames(value.dtype).first;
+    return found.release();
+  }
+};
+
+template <>
+struct pybind11::detail::type_caster<ebb::ProfileAllocation>
+    : ebb::bindings::TupleCaster<ebb::ProfileAllocation> {};
+
 namespace ebb::bindings {
 
 namespace py = pybind11;
@@ -35,6 +51,8 @@ void bindReport(py::module_& module) {
   module.def("set_reporting", torch::wrap_pybind_function(&setReporting));
   module.def("is_reporting", &isReporting);
   module.def("reports", &reports);
+  module.def("begin_profile", torch::wrap_pybind_function(&beginProfile));
+  module.def("end_profile", torch::wrap_pybind_function(&endProfile));
 }
 
 }  // namespace ebb::bindings

@@ -16,6 +16,7 @@
 #include "bindings/field_dicts.h"
 #include "ebb/offload.h"
 #include "ebb/paging.h"
+#include "ebb/profile.h"
 #include "ebb/report.h"
 #include "memory/bytes.h"
 #include "memory/capturing.h"
@@ -61,6 +62,10 @@ py::dict fields() {
   found["ReportSpan"] = namesOfFields<ReportSpan>();
   found["ReportAhead"] = namesOfFields<ReportAhead>();
   found["Report"] = namesOfFields<Report>();
+  found["Profile"] = namesOfFields<Profile>();
+  found["ProfileOperator"] = namesOfFields<ProfileOperator>();
+  found["ProfileValue"] = namesOfFields<ProfileValue>();
+  found["ProfileAllocation"] = namesOfFields<ProfileAllocation>();
   return found;
 }
 

@@ -22,6 +22,7 @@ namespace ebb {
   line.dtype = tensor.scalar_type();
   line.sizes = tensor.sizes();
   line.nbytes = value.nbytes;
+  line.address = value.address;
   value.entry = journal.add(std::move(line));
 }
 

@@ -70,6 +70,9 @@ void OpRecording::run() {
   if (!arguments_.writes().empty()) {
     prepareWrites();
   }
+  if (context_.graph->journal) [[unlikely]] {
+    noteCall();
+  }
   runKernel();
   // Results are new to everybody else, so a lock is needed again only for what was written.
   if (!arguments_.writes().empty() || context_.graph->verify != VerifyMode::Off) {
@@ -77,6 +80,9 @@ void OpRecording::run() {
     recordWrites();
   }
   recordOutputs();
+  if (note_) [[unlikely]] {
+    context_.graph->journal->add(std::move(*note_));
+  }
   if (values_.needsSweep()) {
     lockAgain();
     recipe_.reset();
@@ -175,6 +181,9 @@ void OpRecording::runKernel() {
       runRandomKernel();
     } else {
       results_ = call_.run();
+    }
+    if (note_) [[unlikely]] {
+      note_->duration = context_.graph->journal->now() - note_->start;
     }
   } catch (...) {
     // The kernel may have written a part: nothing is known about these storages any more.
@@ -383,6 +392,30 @@ const char* OpRecording::findObstacle() const {
                                           : "it wrote to memory that was not made in the region";
 }
 
+// For a profile: the call, before it runs.
+[[gnu::cold]] void OpRecording::noteCall() {
+  Journal& journal = *context_.graph->journal;
+  if (!journal.isProfile()) {
+    return;
+  }
+  note_ = std::make_unique<OperatorLine>();
+  note_->region = journal.intern(context_.regionName());
+  note_->module = journal.intern(context_.decider->module());
+  note_->op = journal.intern(op_.name);
+  note_->random = mayDraw(op_, call_.arguments);
+  note_->inplace = !arguments_.writes().empty();
+  note_->replayable = recipe_.defined();
+  for (const Argument& argument : arguments_.tensors()) {
+    const bool whole = argument.use == ArgUse::Overwrite && coversStorage(*argument.tensor);
+    const bool reads = argument.tensor->defined() && !whole && !Input::isStandIn(argument.use);
+    const auto* known = reads ? values_.find(*argument.tensor) : nullptr;
+    if (known != nullptr && (*known)->entry) {
+      note_->inputs.push_back((*known)->entry->line());
+    }
+  }
+  note_->start = journal.now();
+}
+
 // See Note [The journal]
 [[gnu::cold]] void OpRecording::noteMade(
     Value& value, const at::Tensor& tensor, const Verdict& verdict) {
@@ -398,6 +431,9 @@ const char* OpRecording::findObstacle() const {
       tensor,
       op_.name,
       wanted && !can ? whyNotRecomputed(value, tensor) : nullptr);
+  if (note_) {
+    note_->outputs.push_back(value.entry->line());
+  }
 }
 
 // For a result without a recipe, or one that is kept though it has one.

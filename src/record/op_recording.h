@@ -1,6 +1,7 @@
 // One intercepted call: runs the op and records what it made. Lives on the stack of Recorder::call.
 #pragma once
 
+#include <memory>
 #include <mutex>
 #include <optional>
 
@@ -48,6 +49,7 @@ class OpRecording {
   void noteMade(Value& value, const at::Tensor& tensor, const Verdict& verdict);
   const char* findObstacle() const;
   const char* whyNotRecomputed(const Value& value, const at::Tensor& tensor) const;
+  void noteCall();
   void recordWrites();
   void recordOutputs();
   void recordOutput(const at::Tensor& tensor, size_t slot, int32_t element);
@@ -66,7 +68,8 @@ class OpRecording {
   std::optional<RowFlow> flow_;           // nothing where no tensor has rows; see Note [Rows]
   const c10::IValue* results_ = nullptr;  // once the op ran
   Arguments arguments_;
-  c10::intrusive_ptr<Recipe> recipe_;  // null if the op cannot be replayed
+  c10::intrusive_ptr<Recipe> recipe_;   // null if the op cannot be replayed
+  std::unique_ptr<OperatorLine> note_;  // null but for a profile
 };
 
 }  // namespace ebb

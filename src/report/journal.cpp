@@ -10,6 +10,7 @@
 #include <map>
 #include <thread>
 #include <tuple>
+#include <unordered_map>
 #include <vector>
 
 namespace ebb {
@@ -19,7 +20,9 @@ struct Shelf {
   std::mutex mutex;                 // guards what follows
   std::deque<JournalPtr> journals;  // the current step's is last
   uint64_t step = 0;
+  JournalPtr profile;              // takes the place of the current step's; null if there is none
   std::atomic<uint32_t> steps{0};  // how many are kept; 0: reports are not recorded
+  std::atomic<bool> on{false};     // somebody wants a journal
 
   void begin() {
     journals.push_back(std::make_shared<Journal>(step));
@@ -150,12 +153,12 @@ std::string textOf(const std::string* text) {
 Entry::~Entry() {
   std::lock_guard<std::mutex> lock(journal_->mutex_);
   line_.ended = journal_->now();
-  if (line_.fate == Fate::Unneeded && line_.replays == 0) {
+  if (line_.fate == Fate::Unneeded && line_.replays == 0 && !journal_->isProfile()) {
     journal_->unused_.push_back(&line_);
   }
 }
 
-Journal::Journal(uint64_t step) : step_(step), start_(c10::getTime()) {
+Journal::Journal(uint64_t step, For what) : step_(step), what_(what), start_(c10::getTime()) {
 }
 
 JournalTime Journal::now() const {
@@ -206,6 +209,11 @@ void Journal::add(const char* kind, const std::string& name, JournalTime start, 
     return;  // a step without a backward may go on for ever
   }
   spans_.push_back({kind, &*strings_.insert(name).first, start, duration, thread, nbytes});
+}
+
+void Journal::add(OperatorLine call) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  operators_.push_back(std::move(call));
 }
 
 void Journal::add(AheadFate ofRegion) {
@@ -284,16 +292,77 @@ Report Journal::report() const {
   return report;
 }
 
+namespace {
+
+double inSeconds(JournalTime time) {
+  return time == kNever ? -1 : static_cast<double>(time) * 1e-9;
+}
+
+}  // namespace
+
+// A value that nothing needed is of use too: operators between others made it.
+Profile Journal::profile() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Profile profile;
+  profile.seconds = inSeconds(now());
+  std::unordered_map<const Line*, uint64_t> places;
+  for (const Line& line : lines_) {
+    places.emplace(&line, places.size());
+    profile.values.push_back(
+        {line.nbytes,
+         {line.sizes.begin(), line.sizes.end()},
+         line.dtype,
+         nameOf(line.fate),
+         line.reason == nullptr ? "" : line.reason,
+         line.packed,
+         reinterpret_cast<uintptr_t>(line.address),
+         inSeconds(line.made),
+         inSeconds(line.asked),
+         inSeconds(line.ended)});
+  }
+  const auto inPlaces = [&](const auto& lines) {
+    std::vector<uint64_t> found;
+    for (const Line* line : lines) {
+      found.push_back(places.at(line));
+    }
+    return found;
+  };
+  for (const OperatorLine& call : operators_) {
+    profile.operators.push_back(
+        {*call.op,
+         *call.region,
+         *call.module,
+         inSeconds(call.start),
+         inSeconds(call.duration),
+         inPlaces(call.inputs),
+         inPlaces(call.outputs),
+         call.random,
+         call.inplace,
+         call.replayable});
+  }
+  return profile;
+}
+
 JournalPtr currentJournal() {
   Shelf& all = shelf();
-  if (all.steps.load(std::memory_order_relaxed) == 0) {
+  if (!all.on.load(std::memory_order_relaxed)) {
     return nullptr;
   }
   std::lock_guard<std::mutex> lock(all.mutex);
+  if (all.profile) {
+    return all.profile;
+  }
   if (all.journals.empty()) {
     all.begin();
   }
   return all.journals.back();
+}
+
+void putJournalInPlace(JournalPtr profile) {
+  Shelf& all = shelf();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  all.profile = std::move(profile);
+  all.on.store(all.profile || all.steps.load() > 0);
 }
 
 void journalStepBegins(uint64_t step) {
@@ -309,6 +378,7 @@ uint32_t setReporting(uint32_t steps) {
   Shelf& all = shelf();
   std::lock_guard<std::mutex> lock(all.mutex);
   const uint32_t before = all.steps.exchange(steps);
+  all.on.store(steps > 0 || all.profile);
   if (before == 0 && steps > 0) {
     all.begin();  // what was recorded earlier in this step is another report
   }

@@ -3,6 +3,7 @@
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/DimVector.h>
+#include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <array>
@@ -16,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "ebb/profile.h"
 #include "ebb/report.h"
 
 namespace ebb {
@@ -53,8 +55,9 @@ struct Line {
   const std::string* rule = nullptr;  // null: the policy was not asked
   const char* reason = nullptr;       // why it is not recomputed though the policy would; else null
   c10::ScalarType dtype = c10::ScalarType::Undefined;
-  c10::DimVector sizes;  // of the tensor that was made
-  size_t nbytes = 0;     // of its storage
+  c10::DimVector sizes;           // of the tensor that was made
+  size_t nbytes = 0;              // of its storage
+  const void* address = nullptr;  // of its bytes
   Fate fate = Fate::Unneeded;
   bool packed = false;  // by autograd
   uint32_t replays = 0;
@@ -62,9 +65,24 @@ struct Line {
   JournalTime replayTime = 0;  // of the host, in kernels called again
   JournalTime aheadTime = 0;   // of replayTime
   JournalTime made = 0;
+  JournalTime asked = kNever;  // backward unpacked it; told in profiles only
   JournalTime sent = kNever;   // to the host
   JournalTime back = kNever;   // made again, or fetched
   JournalTime ended = kNever;  // nothing knows it any more
+};
+
+// One call of an operator, for profiles.
+struct OperatorLine {
+  const std::string* region = nullptr;
+  const std::string* module = nullptr;
+  const std::string* op = nullptr;
+  JournalTime start = 0;
+  JournalTime duration = 0;
+  c10::SmallVector<const Line*, 4> inputs;
+  c10::SmallVector<const Line*, 2> outputs;
+  bool random = false;
+  bool inplace = false;
+  bool replayable = false;
 };
 
 // A stretch of work, for traces.
@@ -95,6 +113,10 @@ class Entry final : public c10::intrusive_ptr_target {
     return *journal_;
   }
 
+  const Line* line() const {
+    return &line_;
+  }
+
  private:
   JournalPtr journal_;
   Line& line_;  // the journal's
@@ -103,7 +125,13 @@ using EntryPtr = c10::intrusive_ptr<Entry>;
 
 class Journal final : public std::enable_shared_from_this<Journal> {
  public:
-  explicit Journal(uint64_t step);
+  enum class For : uint8_t { Report, Profile };
+  explicit Journal(uint64_t step, For what = For::Report);
+
+  // Whether it is to know of each operator, and of each value to the end.
+  bool isProfile() const {
+    return what_ == For::Profile;
+  }
 
   JournalTime now() const;
 
@@ -123,16 +151,20 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   void add(const char* kind, const std::string& name, JournalTime start, size_t nbytes = 0);
 
   void add(AheadFate ofRegion);
+  void add(OperatorLine call);
 
   Report report() const;
+  Profile profile() const;
 
  private:
   friend class Entry;  // writes its own line, under the lock
   const uint64_t step_;
+  const For what_;
   const int64_t start_;       // of the clock, in nanoseconds
   mutable std::mutex mutex_;  // guards what follows
   std::deque<Line> lines_;
   std::vector<Line*> unused_;  // lines of values that nothing needed and nobody has any more
+  std::deque<OperatorLine> operators_;  // of a profile
   std::deque<Span> spans_;
   std::array<uint64_t, kAheadFates> ahead_{};  // regions, by AheadFate
   std::unordered_set<std::string> strings_;
@@ -149,6 +181,9 @@ void Entry::update(const Change& change) {
 
 // The step's journal; null while reports are not recorded.
 JournalPtr currentJournal();
+
+// That of a profile takes the place of the step's; null: the step's again.
+void putJournalInPlace(JournalPtr profile);
 
 // A step begins, see Note [What a step is].
 void journalStepBegins(uint64_t step);

@@ -166,6 +166,9 @@ bool SavedTensor::isOffloaded() const {
 // So does ours, from the first unpack on. Where the tensor needs grad, torch makes a new one of
 // whatever unpack gives, with and without hooks.
 at::Tensor SavedTensor::unpack() {
+  if (entry_) [[unlikely]] {
+    noteAsked();
+  }
   asksFor(*graph_);  // see Note [Replays ahead of backward]
   refill(*graph_);   // see Note [Escapes]
   if (kept_.defined()) {
@@ -184,6 +187,11 @@ at::Tensor SavedTensor::unpack() {
     graph_->streams.use(*value_, unpacked_.storage());
   }
   return unpacked_;
+}
+
+[[gnu::cold]] void SavedTensor::noteAsked() const {
+  const JournalTime now = entry_->journal().now();
+  entry_->update([&](Line& line) { line.asked = line.asked == kNever ? now : line.asked; });
 }
 
 void SavedTensor::shareWithAllStreams(const at::Tensor& unpacked) {

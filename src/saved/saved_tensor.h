@@ -52,6 +52,7 @@ class SavedTensor {
   struct Parts;  // of a wrapper subclass
 
   at::Tensor rebuild();
+  void noteAsked() const;
   bool packParts(Recorder& recorder, const at::Tensor& tensor);
   c10::Storage materialised() const;
   c10::Storage verified(const c10::Storage& replayed) const;

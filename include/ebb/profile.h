@@ -1,0 +1,111 @@
+// What one step did, operator by operator: all that it takes to tell what another policy would
+// cost.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ebb/export.h"
+#include "ebb/fields.h"
+
+namespace ebb {
+
+// Times are in seconds since the profile began; -1: never. Values and operators are known by their
+// places in Profile::values and Profile::operators.
+
+// One state of one storage: what it holds between two writes.
+struct ProfileValue {
+  uint64_t memory = 0;         // bytes of the storage
+  std::vector<int64_t> shape;  // of the tensor that was made
+  at::ScalarType dtype = at::ScalarType::Undefined;
+  std::string fate;      // as ReportRow::fate
+  std::string reason;    // why it cannot be recomputed; else empty
+  bool saved = false;    // by autograd
+  uint64_t address = 0;  // of its bytes when they were made
+  double made = 0;
+  double asked = -1;  // backward unpacked it first
+  double ended = -1;  // nothing knew it any more
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"memory", &ProfileValue::memory},
+        Field{"shape", &ProfileValue::shape},
+        Field{"dtype", &ProfileValue::dtype},
+        Field{"fate", &ProfileValue::fate},
+        Field{"reason", &ProfileValue::reason},
+        Field{"saved", &ProfileValue::saved},
+        Field{"address", &ProfileValue::address},
+        Field{"made", &ProfileValue::made},
+        Field{"asked", &ProfileValue::asked},
+        Field{"ended", &ProfileValue::ended});
+  }
+};
+
+// One call of an operator in a forward. The order is that of recording.
+struct ProfileOperator {
+  std::string funcName;  // "aten::mm.default"
+  std::string region;
+  std::string module;  // the innermost that ran; empty if nobody tracks modules
+  double start = 0;
+  double runtime = 0;             // of the host in its kernel
+  std::vector<uint64_t> inputs;   // values that it read
+  std::vector<uint64_t> outputs;  // values that it made, or wrote
+  bool random = false;            // it drew from a generator
+  bool inplace = false;           // it wrote an argument
+  bool replayable = false;        // it can be run again
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"func_name", &ProfileOperator::funcName},
+        Field{"region", &ProfileOperator::region},
+        Field{"module", &ProfileOperator::module},
+        Field{"start", &ProfileOperator::start},
+        Field{"runtime", &ProfileOperator::runtime},
+        Field{"inputs", &ProfileOperator::inputs},
+        Field{"outputs", &ProfileOperator::outputs},
+        Field{"random", &ProfileOperator::random},
+        Field{"inplace", &ProfileOperator::inplace},
+        Field{"replayable", &ProfileOperator::replayable});
+  }
+};
+
+// Memory that was taken, or given back: then bytes are less than 0. On all devices.
+struct ProfileAllocation {
+  double seconds = 0;
+  uint64_t address = 0;
+  int64_t bytes = 0;
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"seconds", &ProfileAllocation::seconds},
+        Field{"address", &ProfileAllocation::address},
+        Field{"bytes", &ProfileAllocation::bytes});
+  }
+};
+
+struct Profile {
+  double seconds = 0;  // how long it took
+  std::vector<ProfileOperator> operators;
+  std::vector<ProfileValue> values;
+  std::vector<ProfileAllocation> allocations;  // by this thread, and autograd's for it
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"seconds", &Profile::seconds},
+        Field{"operators", &Profile::operators},
+        Field{"values", &Profile::values},
+        Field{"allocations", &Profile::allocations});
+  }
+};
+
+// All that regions of the process do from now on becomes part of one profile, and not of reports.
+// Throws if one has begun already.
+EBB_API void beginProfile();
+
+// Throws if none has begun on this thread.
+EBB_API Profile endProfile();
+
+}  // namespace ebb
