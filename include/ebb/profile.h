@@ -13,8 +13,8 @@
 
 namespace ebb {
 
-// Times are in seconds since the profile began; -1: never. Values and operators are known by their
-// places in Profile::values and Profile::operators.
+// Times are in milliseconds since the profile began; -1: never. Values and operators are known by
+// their places in Profile::values and Profile::operators.
 
 // One state of one storage: what it holds between two writes.
 struct ProfileValue {
@@ -50,7 +50,7 @@ struct ProfileOperator {
   std::string region;
   std::string module;  // the innermost that ran; empty if nobody tracks modules
   double start = 0;
-  double runtime = 0;             // of the host in its kernel
+  double runtime = 0;             // of its kernel: of the device, else of the host
   std::vector<uint64_t> inputs;   // values that it read
   std::vector<uint64_t> outputs;  // values that it made, or wrote
   bool random = false;            // it drew from a generator
@@ -74,27 +74,27 @@ struct ProfileOperator {
 
 // Memory that was taken, or given back: then bytes are less than 0. On all devices.
 struct ProfileAllocation {
-  double seconds = 0;
+  double time = 0;
   uint64_t address = 0;
   int64_t bytes = 0;
 
   static constexpr auto fields(auto function) {
     return function(
-        Field{"seconds", &ProfileAllocation::seconds},
+        Field{"time", &ProfileAllocation::time},
         Field{"address", &ProfileAllocation::address},
         Field{"bytes", &ProfileAllocation::bytes});
   }
 };
 
 struct Profile {
-  double seconds = 0;  // how long it took
+  double duration = 0;
   std::vector<ProfileOperator> operators;
   std::vector<ProfileValue> values;
   std::vector<ProfileAllocation> allocations;  // by this thread, and autograd's for it
 
   static constexpr auto fields(auto function) {
     return function(
-        Field{"seconds", &Profile::seconds},
+        Field{"duration", &Profile::duration},
         Field{"operators", &Profile::operators},
         Field{"values", &Profile::values},
         Field{"allocations", &Profile::allocations});

@@ -21,6 +21,7 @@ _check(_built, _torch.__version__)
 
 from ebb import ahead, offload, paging, policies  # noqa: E402
 from ebb._launch.start import start as _start  # noqa: E402
+from ebb._plan.profile import Profile, profile  # noqa: E402
 from ebb._policy.checkpoint_name import checkpoint_name  # noqa: E402
 from ebb._policy.decision import OFFLOAD, PAGE, RECOMPUTE, SAVE, Decision  # noqa: E402
 from ebb._policy.policy import Policy  # noqa: E402
@@ -50,6 +51,7 @@ __all__ = [
     "PageOverflowError",
     "PlaceholderError",
     "Policy",
+    "Profile",
     "RegionHandle",
     "ReplayMismatch",
     "Report",
@@ -65,6 +67,7 @@ __all__ = [
     "opaque",
     "paging",
     "policies",
+    "profile",
     "record_reports",
     "region",
     "report",

@@ -213,7 +213,8 @@ void endAhead() {
 std::unique_ptr<Lookahead> newLookahead(const Graph& graph) {
   static std::atomic<uint64_t> numbers{0};
   const Ahead& ahead = Ahead::get();
-  const bool on = ahead.isOn() && graph.verify == VerifyMode::Off;
+  const bool profiled = graph.journal && graph.journal->isProfile();
+  const bool on = ahead.isOn() && graph.verify == VerifyMode::Off && !profiled;
   return on && (!ahead.isIdleOnly() || mayBeIdle()) ? std::make_unique<Lookahead>(++numbers, graph.journal) : nullptr;
 }
 

@@ -1,11 +1,14 @@
 #include "record/op_recording.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
 
 #include "graph/geometry.h"
 #include "intercept/key.h"
 #include "kernel/fingerprint.h"
 #include "kernel/kernel_state.h"
+#include "memory/capturing.h"
 #include "record/notes.h"
 #include "record/recipe_writer.h"
 #include "verify/compare.h"
@@ -183,7 +186,7 @@ void OpRecording::runKernel() {
       results_ = call_.run();
     }
     if (note_) [[unlikely]] {
-      note_->duration = context_.graph->journal->now() - note_->start;
+      noteRun();
     }
   } catch (...) {
     // The kernel may have written a part: nothing is known about these storages any more.
@@ -413,7 +416,22 @@ const char* OpRecording::findObstacle() const {
       note_->inputs.push_back((*known)->entry->line());
     }
   }
+  for (const Argument& argument : arguments_.tensors()) {
+    const c10::Device device = argument.flags.device;
+    if (argument.tensor->defined() && !device.is_cpu() && !isCapturing(device)) {
+      note_->timer = std::make_unique<DeviceTimer>(
+          c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+      break;
+    }
+  }
   note_->start = journal.now();
+}
+
+[[gnu::cold]] void OpRecording::noteRun() {
+  note_->duration = context_.graph->journal->now() - note_->start;
+  if (note_->timer) {
+    note_->timer->stop();
+  }
 }
 
 // See Note [The journal]

@@ -50,6 +50,7 @@ class OpRecording {
   const char* findObstacle() const;
   const char* whyNotRecomputed(const Value& value, const at::Tensor& tensor) const;
   void noteCall();
+  void noteRun();
   void recordWrites();
   void recordOutputs();
   void recordOutput(const at::Tensor& tensor, size_t slot, int32_t element);

@@ -211,6 +211,18 @@ void Journal::add(const char* kind, const std::string& name, JournalTime start, 
   spans_.push_back({kind, &*strings_.insert(name).first, start, duration, thread, nbytes});
 }
 
+DeviceTimer::DeviceTimer(c10::Stream stream)
+    : stream(stream),
+      first(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT),
+      last(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT) {
+  first.record(stream);
+}
+
+JournalTime DeviceTimer::elapsed() {
+  last.synchronize();
+  return static_cast<JournalTime>(first.elapsedTime(last) * 1e6);
+}
+
 void Journal::add(OperatorLine call) {
   std::lock_guard<std::mutex> lock(mutex_);
   operators_.push_back(std::move(call));
@@ -294,8 +306,8 @@ Report Journal::report() const {
 
 namespace {
 
-double inSeconds(JournalTime time) {
-  return time == kNever ? -1 : static_cast<double>(time) * 1e-9;
+double inMilliseconds(JournalTime time) {
+  return time == kNever ? -1 : static_cast<double>(time) * 1e-6;
 }
 
 }  // namespace
@@ -304,7 +316,7 @@ double inSeconds(JournalTime time) {
 Profile Journal::profile() const {
   std::lock_guard<std::mutex> lock(mutex_);
   Profile profile;
-  profile.seconds = inSeconds(now());
+  profile.duration = inMilliseconds(now());
   std::unordered_map<const Line*, uint64_t> places;
   for (const Line& line : lines_) {
     places.emplace(&line, places.size());
@@ -316,9 +328,9 @@ Profile Journal::profile() const {
          line.reason == nullptr ? "" : line.reason,
          line.packed,
          reinterpret_cast<uintptr_t>(line.address),
-         inSeconds(line.made),
-         inSeconds(line.asked),
-         inSeconds(line.ended)});
+         inMilliseconds(line.made),
+         inMilliseconds(line.asked),
+         inMilliseconds(line.ended)});
   }
   const auto inPlaces = [&](const auto& lines) {
     std::vector<uint64_t> found;
@@ -332,8 +344,8 @@ Profile Journal::profile() const {
         {*call.op,
          *call.region,
          *call.module,
-         inSeconds(call.start),
-         inSeconds(call.duration),
+         inMilliseconds(call.start),
+         inMilliseconds(call.timer ? call.timer->elapsed() : call.duration),
          inPlaces(call.inputs),
          inPlaces(call.outputs),
          call.random,

@@ -1,7 +1,9 @@
 // What became of each value of a step, for ebb::reports().
 #pragma once
 
+#include <c10/core/Event.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/Stream.h>
 #include <c10/util/DimVector.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
@@ -71,13 +73,27 @@ struct Line {
   JournalTime ended = kNever;  // nothing knows it any more
 };
 
+// The time between two points of a device's stream.
+struct DeviceTimer {
+  explicit DeviceTimer(c10::Stream stream);
+  void stop() {
+    last.record(stream);
+  }
+  JournalTime elapsed();  // waits
+
+  const c10::Stream stream;
+  c10::Event first;
+  c10::Event last;
+};
+
 // One call of an operator, for profiles.
 struct OperatorLine {
   const std::string* region = nullptr;
   const std::string* module = nullptr;
   const std::string* op = nullptr;
   JournalTime start = 0;
-  JournalTime duration = 0;
+  JournalTime duration = 0;            // of the host
+  std::unique_ptr<DeviceTimer> timer;  // of a device, if it ran there
   c10::SmallVector<const Line*, 4> inputs;
   c10::SmallVector<const Line*, 2> outputs;
   bool random = false;
@@ -123,6 +139,7 @@ class Entry final : public c10::intrusive_ptr_target {
 };
 using EntryPtr = c10::intrusive_ptr<Entry>;
 
+// Its members are many: lines, calls and spans are written under one lock.
 class Journal final : public std::enable_shared_from_this<Journal> {
  public:
   enum class For : uint8_t { Report, Profile };

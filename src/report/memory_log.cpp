@@ -25,7 +25,8 @@ void MemoryLog::install(std::shared_ptr<MemoryLog> self) {
 void MemoryLog::remove() {
   TORCH_CHECK(
       c10::ThreadLocalDebugInfo::get(kKind) == this,
-      "ebb: a profiler that began within this profile has not ended");
+      "ebb: a profiler that began within this profile has not ended, or the profile began on "
+      "another thread");
   c10::ThreadLocalDebugInfo::_pop(kKind);
 }
 
@@ -40,9 +41,9 @@ void MemoryLog::reportMemoryUsage(
     size_t /*allocated*/,
     size_t /*reserved*/,
     c10::Device /*device*/) {
-  const double seconds = now_();
+  const double time = now_();
   std::lock_guard<std::mutex> lock(mutex_);
-  events_.push_back({seconds, reinterpret_cast<uintptr_t>(address), bytes});
+  events_.push_back({time, reinterpret_cast<uintptr_t>(address), bytes});
 }
 
 }  // namespace ebb

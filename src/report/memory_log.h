@@ -18,7 +18,7 @@ namespace ebb {
 // nothing.
 class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
  public:
-  // `now`: seconds since some beginning.
+  // `now`: milliseconds since some beginning.
   explicit MemoryLog(std::function<double()> now);
 
   void install(std::shared_ptr<MemoryLog> self);

@@ -31,7 +31,7 @@ void beginProfile() {
   TORCH_CHECK(!now.journal, "ebb: a profile has begun already");
   now.journal = std::make_shared<Journal>(0, Journal::For::Profile);
   now.memory = std::make_shared<MemoryLog>(
-      [journal = now.journal] { return static_cast<double>(journal->now()) * 1e-9; });
+      [journal = now.journal] { return static_cast<double>(journal->now()) * 1e-6; });
   now.memory->install(now.memory);
   putJournalInPlace(now.journal);
 }
@@ -43,11 +43,11 @@ Profile endProfile() {
   {
     std::lock_guard<std::mutex> lock(now.mutex);
     TORCH_CHECK(now.journal, "ebb: no profile has begun");
-    now.memory->remove();
     putJournalInPlace(nullptr);
     journal = std::exchange(now.journal, nullptr);
     memory = std::exchange(now.memory, nullptr);
   }
+  memory->remove();
   Profile found = journal->profile();
   found.allocations = memory->take();
   return found;

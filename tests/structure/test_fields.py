@@ -14,6 +14,7 @@ import pytest
 import ebb
 from ebb._C import _testing
 from ebb._launch.variables import VARIABLES
+from ebb._plan.profile import Operator, Value
 from ebb._report.rows import Row
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,6 +92,9 @@ def test_rows_and_reports_have_the_fields_of_their_tables():
     for kind, fields in (
         (Row, FIELDS["ReportRow"] | {"layers"}),
         (ebb.Report, FIELDS["Report"]),
+        (ebb.Profile, FIELDS["Profile"]),
+        (Operator, FIELDS["ProfileOperator"]),
+        (Value, FIELDS["ProfileValue"]),
     ):
         assert {field.name for field in dataclasses.fields(kind)} == fields
         assert entries(kind, "Attributes") == fields

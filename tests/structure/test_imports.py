@@ -20,6 +20,7 @@ FLOORS = (
     ("policies",),
     ("_region",),
     ("ahead", "offload", "paging"),
+    ("_plan",),
     ("_launch",),
     ("__init__",),
     ("__main__", "_ebb_autoload", "_testing"),

@@ -78,14 +78,22 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
     delete static_cast<Point*>(event);
   }
-  void record(
-      void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
+  void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag flag)
+      const override {
     called("record");
     if (*event == nullptr) {
       called("event made");
     }
     delete static_cast<Point*>(*event);
-    *event = new Point(endOf(indexOf(stream)));
+    const bool timed = flag == c10::EventFlag::BACKEND_DEFAULT;
+    *event = new Point(timed ? timedEndOf(indexOf(stream)) : endOf(indexOf(stream)));
+  }
+  double elapsedTime(void* from, void* to, c10::DeviceIndex) const override {  // in milliseconds
+    const Point& first = *static_cast<Point*>(from);
+    const Point& last = *static_cast<Point*>(to);
+    TORCH_CHECK(first.passed && last.passed, "late: an event is not timed");
+    TORCH_CHECK(isDone(first) && isDone(last), "late: a timed event is not done");
+    return static_cast<double>(last.passed->load() - first.passed->load()) * 1e-6;
   }
   void block(void* event, const c10::Stream& stream) const override {
     called("wait");

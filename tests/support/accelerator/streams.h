@@ -1,8 +1,11 @@
 // What streams are given, and who waits for whom.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -40,7 +43,8 @@ struct Point {
   int stream;
   uint64_t number;
   Clock clock;
-  uint64_t capture;  // 0: in none
+  uint64_t capture;                                        // 0: in none
+  std::shared_ptr<std::atomic<int64_t>> passed = nullptr;  // when, in nanoseconds, if it is timed
 };
 
 inline Point endOf(int stream) {
@@ -50,6 +54,18 @@ inline Point endOf(int stream) {
   }
   Queue& queue = queueOf(stream);
   return {stream, queue.given(), queue.clock, 0};
+}
+
+// Like endOf(), of a stream that is not captured; the stream notes when it comes there.
+inline Point timedEndOf(int stream) {
+  const auto passed = std::make_shared<std::atomic<int64_t>>(0);
+  enqueue(stream, "time", {}, [passed] {
+    passed->store(
+        std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+  });
+  Point point = endOf(stream);
+  point.passed = passed;
+  return point;
 }
 
 // The host waits.

@@ -1,0 +1,1 @@
+"""Planning what is kept."""

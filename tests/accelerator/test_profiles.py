@@ -1,0 +1,41 @@
+"""Profiles on a device: how long kernels took there, not how long the host took to call them."""
+
+from __future__ import annotations
+
+import accelerator
+import torch
+
+import ebb
+
+
+def test_runtimes_are_the_devices(device):
+    x = torch.randn(8, 8).to(device).requires_grad_()
+
+    def step():
+        with ebb.region(ebb.policies.save_all):
+            y = (x.exp() @ x).sin()
+        y.sum().backward()
+
+    with accelerator.delayed(20_000, 0):  # microseconds, at random, before each task
+        found = ebb.profile(step, steps=1)
+
+    assert [one.func_name for one in found.operators] == [
+        "aten::exp.default",
+        "aten::mm.default",
+        "aten::sin.default",
+    ]
+    assert sum(one.runtime for one in found.operators) > 5
+    assert found.peak > 0
+
+
+def test_a_profile_waits_for_nothing_but_at_its_ends(device):
+    x = torch.randn(8, 8).to(device).requires_grad_()
+
+    def step():
+        before = torch.ops.late.counts().get("synchronize", 0)
+        with ebb.region(ebb.policies.save_all):
+            y = (x.exp() @ x).sin()
+        y.sum().backward()
+        assert torch.ops.late.counts().get("synchronize", 0) == before
+
+    ebb.profile(step, steps=1, warmup=0)
