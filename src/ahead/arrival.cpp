@@ -138,8 +138,8 @@ class Ahead {
   std::map<c10::Device, Worker, Order> workers_;
 };
 
-bool mayBeIdle() {
-  return hasIdleCores() || at::getAccelerator(false).has_value();
+bool hasAccelerator() {
+  return at::getAccelerator(false).has_value() && at::accelerator::deviceCount() > 0;
 }
 
 bool isInBackward() {
@@ -214,7 +214,7 @@ std::unique_ptr<Lookahead> newLookahead(const Graph& graph) {
   static std::atomic<uint64_t> numbers{0};
   const Ahead& ahead = Ahead::get();
   const bool on = ahead.isOn() && graph.verify == VerifyMode::Off;
-  return on && (!ahead.isIdleOnly() || mayBeIdle()) ? std::make_unique<Lookahead>(++numbers, graph.journal) : nullptr;
+  return on && (!ahead.isIdleOnly() || hasIdleCores() || hasAccelerator()) ? std::make_unique<Lookahead>(++numbers, graph.journal) : nullptr;
 }
 
 void beforeUnseenWrite(const at::Tensor& tensor) {
