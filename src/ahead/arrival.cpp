@@ -213,8 +213,11 @@ void endAhead() {
 std::unique_ptr<Lookahead> newLookahead(const Graph& graph) {
   static std::atomic<uint64_t> numbers{0};
   const Ahead& ahead = Ahead::get();
-  const bool on = ahead.isOn() && graph.verify == VerifyMode::Off;
-  return on && (!ahead.isIdleOnly() || hasIdleCores() || hasAccelerator()) ? std::make_unique<Lookahead>(++numbers, graph.journal) : nullptr;
+  if (!ahead.isOn() || graph.verify != VerifyMode::Off ||
+      (ahead.isIdleOnly() && !hasIdleCores() && !hasAccelerator())) {
+    return nullptr;
+  }
+  return std::make_unique<Lookahead>(++numbers, graph.journal);
 }
 
 void beforeUnseenWrite(const at::Tensor& tensor) {
