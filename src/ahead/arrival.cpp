@@ -138,8 +138,8 @@ class Ahead {
   std::map<c10::Device, Worker, Order> workers_;
 };
 
-bool mayBeIdle() {
-  return hasIdleCores() || at::getAccelerator(false).has_value();
+bool hasAccelerator() {
+  return at::getAccelerator(false).has_value() && at::accelerator::deviceCount() > 0;
 }
 
 bool isInBackward() {
@@ -214,8 +214,11 @@ std::unique_ptr<Lookahead> newLookahead(const Graph& graph) {
   static std::atomic<uint64_t> numbers{0};
   const Ahead& ahead = Ahead::get();
   const bool profiled = graph.journal && graph.journal->isProfile();
-  const bool on = ahead.isOn() && graph.verify == VerifyMode::Off && !profiled;
-  return on && (!ahead.isIdleOnly() || mayBeIdle()) ? std::make_unique<Lookahead>(++numbers, graph.journal) : nullptr;
+  if (!ahead.isOn() || graph.verify != VerifyMode::Off || profiled ||
+      (ahead.isIdleOnly() && !hasIdleCores() && !hasAccelerator())) {
+    return nullptr;
+  }
+  return std::make_unique<Lookahead>(++numbers, graph.journal);
 }
 
 void beforeUnseenWrite(const at::Tensor& tensor) {

@@ -453,6 +453,7 @@ def test_memory_that_backward_gives_back_while_it_is_read():
 HARMLESS = re.compile(
     r"_set_(autograd_fallback_mode|backcompat_\w+|cached_tensors_enabled|dispatch_mode"
     r"|check_sparse_tensor_invariants|conj|neg|default_mobile_cpu_allocator|fwd_grad_enabled"
+    r"|fake_constant|storage_data_ptr_access_error_msg|storage_access_error_msg"
     r"|dtensor_allow_implicit_replication|generator_metaclass|grad_enabled|graph_exec\w*"
     r"|grad_layout_enforcement_enabled|graph_executor_optimize|meta_in_tls_dispatch_include"
     r"|multithreading_enabled|only_lift_cpu_tensors|override_stale_capture_stream|print_stack\w+"

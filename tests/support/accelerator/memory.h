@@ -70,6 +70,12 @@ inline void endQuarantine() {
   });
 }
 
+inline void tellProfiler(void* memory, int64_t bytes, int stream) {
+  const c10::Device device(kType, static_cast<c10::DeviceIndex>(stream / kStreamsEach));
+  c10::reportMemoryUsageToProfiler(
+      memory, bytes, deviceUsage[stream / kStreamsEach].now, 0, device);
+}
+
 inline void freeOnDevice(void* memory) {
   if (memory == nullptr) {
     return;
@@ -78,6 +84,7 @@ inline void freeOnDevice(void* memory) {
   const auto address = reinterpret_cast<uintptr_t>(memory);
   Block& block = blocks.at(address);
   deviceUsage[block.stream / kStreamsEach].now -= block.size;
+  tellProfiler(memory, -static_cast<int64_t>(block.size), block.stream);
   const bool ofThisCapture = capture && block.pool == capture->graph.id;
   if (block.pool != 0 ? !ofThisCapture : isCaptured(block.stream)) {
     block.isFree = true;  // a graph may use it: never again
@@ -134,6 +141,7 @@ inline void* takeOnDevice(size_t nbytes) {
   block.pool = pool;
   block.isFree = false;
   ++block.generation;
+  tellProfiler(reinterpret_cast<void*>(address), static_cast<int64_t>(size), stream);
   return reinterpret_cast<void*>(address);
 }
 
