@@ -56,7 +56,8 @@ def test_it_has_the_operators_in_order_and_what_flows_between_them():
         assert value.saved
         assert value.fate == "saved"
         assert product.replayable
-        assert not (product.random or product.inplace)
+        assert not product.random
+        assert not product.inplace
         assert 0 < product.start < act.start < found.duration
         assert product.runtime > 0
     of_parameters = found.operators[0].inputs
@@ -202,7 +203,7 @@ def test_a_file_that_is_no_profile(change, tmp_path):
     change(document)
     path.write_text(json.dumps(document))
 
-    with pytest.raises(ValueError, match="profile.json' is no profile"):
+    with pytest.raises(ValueError, match=r"profile\.json' is no profile"):
         ebb.Profile.load(path)
 
 
