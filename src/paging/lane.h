@@ -93,12 +93,10 @@ class PageLane {
   const c10::Device device_;
   DroppingMutex& drops_;
   std::optional<c10::Stream> stream_;  // nothing on the CPU
-  uint64_t last_ = 0;                  // numbers the calls
+  uint64_t last_ = 0;                  // numbers the calls, and the ends
   uint64_t over_ = 0;                  // of one that the host has waited for
-  bool goesOn_ = false;                // something was given that has no number yet
-  std::optional<std::pair<c10::Stream, Call>> waited_;  // who has done so last, and for which call
-  uint64_t captures_ = 0;                               // so far
-  uint64_t capture_ = 0;                                // the one that goes on
+  uint64_t captures_ = 0;              // so far
+  uint64_t capture_ = 0;               // the one that goes on
   std::vector<Held> held_;
 };
 

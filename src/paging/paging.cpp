@@ -166,7 +166,7 @@ void Paging::checkOverflow(TrackedPool& pool, const PageSource& source, const Pa
     }
     pool.assertGood();
   }
-  if (settings_.overflow == PageOverflowMode::Blocking && !isCapturing(stash.device)) {
+  if (settings_.overflow == PageOverflowMode::Blocking) {
     if (const int64_t errors = pools_.readErrors()) {
       tellOverflow(errors, describe(source, *stash.group) + " could not be paged: ");
     }
@@ -204,6 +204,7 @@ c10::Storage Paging::fetchLocked(PageStash& stash, const c10::Storage& living) {
     takeRestored(stash);
   }
   c10::Storage bytes = stash.bytes;
+  noteMade(stash);  // if what follows throws it is asked for again
   takeBack(stash);
   if (step_.allIsBack()) {
     pools_.settle();
@@ -229,14 +230,12 @@ void Paging::giveUp(PageStash& stash) {
     }
   }
   mutex_.drop(stash.bytes);
-  stash.made.reset();
 }
 
 void Paging::takeCopied(PageStash& stash) {
   RECORD_USER_SCOPE("ebb::restore");
   takeOver(stash);
   stash.bytes = stash.copyBack(stash.fill(settings_.deadRows));
-  noteMade(stash);
 }
 
 void Paging::takeRestored(PageStash& stash) {
@@ -258,7 +257,6 @@ void Paging::takeRestored(PageStash& stash) {
   startRestoring(stash);
   lane.wait(stash.restoring);
   noteUse(stash.bytes);
-  noteMade(stash);
   // After an error a tensor comes back as NaN. One that has no NaN would not show it: where nobody
   // need wait to know, it throws.
   if (const int64_t errors = stash.hasNan() ? 0 : stash.pool->errorsInSight()) {
@@ -318,9 +316,7 @@ void Paging::beforeWrite(PageStash& stash) {
   if (stash.state == State::Resident) {
     c10::Storage copy = allocate(stash.nbytes, stash.device);
     bytesOf(copy, stash.nbytes).copy_(bytesOf(stash.bytes, stash.nbytes), true);
-    noteUse(stash.bytes);
-    mutex_.drop(stash.bytes);
-    stash.bytes = std::move(copy);
+    stash.bytes = std::move(copy);  // whoever writes holds what was there
     noteMade(stash);
   } else if (stash.pool) {
     stash.pool->lane().wait(stash.slot->stashed);  // the rows have left the storage
@@ -389,8 +385,10 @@ void Paging::stepBegins() {
   step_.begin();
 }
 
+// Pools are memory, and first have to be filled: not in a capture. Then it ends when the next one
+// begins.
 void Paging::stepEnds() {
-  if (!step_.isRecorded()) {
+  if (!step_.isRecorded() || pools_.isCapturing()) {
     return;
   }
   ++counts_.recordedSteps;
