@@ -157,6 +157,7 @@ void Paging::sendToPool(PageStash& stash, const PageSource& source, const Tracke
     pool->lane().wait(stash.slot->stashed);  // what is held still would come back as it is
   }
   checkOverflow(*pool, source, stash);
+  pool->letGraphsWait();
 }
 
 void Paging::checkOverflow(TrackedPool& pool, const PageSource& source, const PageStash& stash) {
@@ -235,6 +236,9 @@ void Paging::giveUp(PageStash& stash) {
 void Paging::takeCopied(PageStash& stash) {
   RECORD_USER_SCOPE("ebb::restore");
   takeOver(stash);
+  if (isCapturing(stash.device)) {
+    ofGraphs_.push_back(stash.bytes);  // which reads them whenever it runs
+  }
   stash.bytes = stash.copyBack(stash.fill(settings_.deadRows));
 }
 
@@ -307,6 +311,7 @@ void Paging::startRestoring(PageStash& stash) {
     noteMade(stash);
     stash.restoring = stash.pool->restore(stash.slot, stash.bytes, stash.fill(settings_.deadRows));
     stash.state = State::Returning;
+    stash.pool->letGraphsWait();
   }
 }
 
@@ -473,6 +478,10 @@ void Paging::reset() {
   const auto below = belowEverything();
   unreportedErrors_ |= pools_.drop() & ~reportedErrors_;
   pools_.clear();
+  for (c10::Storage& rows : ofGraphs_) {
+    mutex_.drop(rows);
+  }
+  ofGraphs_.clear();
   step_.clear();
   counts_ = {};
 }

@@ -58,12 +58,12 @@ PageLane::Call TrackedPool::restore(
     const SlotPtr& slot, const c10::Storage& storage, PageFill fill) {
   const bool onTop = !stack_.empty() && stack_.back() == slot;
   fill.keepsPages = options().isStack && !onTop;
-  const PageLane::Call call = lane_.run(
-      [&] {
-        at::Tensor to = rowsIn(storage, slot->ticket.whole);
-        pages_->restore(slot->ticket, to, fill);
-      },
-      {});
+  const auto copyBack = [&] {
+    at::Tensor to = rowsIn(storage, slot->ticket.whole);
+    pages_->restore(slot->ticket, to, fill);
+  };
+  lane_.give(copyBack, PageLane::After::Compute);  // whoever wants them waits: nothing is held
+  const PageLane::Call call = lane_.mark();
   captured_ |= call.capture != 0;
   if (call.capture != slot->stashed.capture) {
     kept_.push_back(slot);
@@ -125,6 +125,13 @@ void TrackedPool::assertGood() {
     at::_assert_async(good, "ebb: a page pool has no room, or a count of rows cannot be");
   };
   lane_.give(assertOnDevice);
+}
+
+// Graphs run on the compute stream.
+void TrackedPool::letGraphsWait() {
+  if (captured_ && lane_.capture() == 0) {
+    lane_.wait(lane_.mark());
+  }
 }
 
 void TrackedPool::addErrors(at::Tensor& errors) const {

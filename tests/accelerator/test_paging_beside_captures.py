@@ -75,8 +75,13 @@ def test_what_another_stream_has_copied_comes_back_in_a_capture(device):
     graph.replay()
     accelerator.synchronize()
     assert is_right(found, step.x, 1)
+    others = [torch.zeros_like(step.x) for _ in range(8)]
+    graph.replay()
+    accelerator.synchronize()
+    assert is_right(found, step.x, 1)  # what it was copied to stays for the graph
+    assert not any(tensor.any() for tensor in others)
     for _ in range(2):
-        step.run()
+        ebb.paging.run_step(step.run)
         assert step.is_right()
     assert ebb.paging.stats()["pools"] != []
     assert ebb.paging.step_ok()
@@ -86,9 +91,11 @@ def test_a_step_that_is_to_be_recorded_begins_in_no_capture(device):
     """It says so before anything of it has happened."""
     step = Step(device, live=10)
     step.warm(then=optimizer_of(step))
+    accelerator.synchronize()
     step.set(40)
     step.run()
     assert not ebb.paging.step_ok()
+    accelerator.synchronize()
     pools = ebb.paging.stats()["pools"]
     with pytest.raises(RuntimeError, match="a step of paging that is to be recorded begins"):
         step.capture()
@@ -107,6 +114,7 @@ def test_flags_that_nobody_has_read_before_a_capture(device):
             other.run()
         assert ebb.paging.step_ok()
     other.set(40)
+    accelerator.synchronize()
     with step.stream:
         dropped = step.net(step.x, step.n, region)
     with other.stream:
@@ -158,6 +166,7 @@ def test_what_a_capture_that_failed_has_paged_is_dropped_without_asking(device):
     kept.clear()
     counts = torch.ops.late.counts()
     assert counts.get("record", 0) == counts.get("wait", 0) == 0
+    accelerator.synchronize()
     assert ours is not None
 
 
@@ -209,6 +218,44 @@ def test_a_graph_of_a_backward_keeps_its_pools(device):
     assert not any(tensor.any() for tensor in others)
     with pytest.raises(RuntimeError, match="that was stashed before the pool was reset"):
         ebb.paging.step_ok()
+
+
+def test_a_replay_between_a_forward_and_its_backward(device):
+    """Both use the same pools: one comes after the other."""
+    step = Step(device)
+    ebb.paging.configure(headroom=3.0)
+    step.warm(then=optimizer_of(step))
+    graph = step.capture()
+    captured = step.found
+    with step.stream:
+        loss = step.net(step.x, step.n, region)
+        graph.replay()
+        step.found = torch.autograd.grad(loss, [step.x, *step.net.weights])
+        graph.replay()
+    assert step.is_right()
+    step.found = captured
+    assert step.is_right()
+    assert ebb.paging.step_ok()
+
+
+def test_a_replay_while_something_comes_back_ahead(device):
+    step = Step(device)
+    ebb.paging.configure(headroom=3.0, prefetch=1)
+    step.warm(then=optimizer_of(step))
+    graph = step.capture()
+    captured, names = step.found, ("a", "b", "c")
+    with step.stream:
+        for _ in range(3):
+            with ebb.paging.step():
+                kept = paged(step.x, step.n, names)
+                found = []
+                while kept:
+                    found.append(kept.pop()[0].saved_tensors[0] * 1)
+                    graph.replay()
+    accelerator.synchronize()
+    assert all(is_right(value, step.x, 3 - i) for i, value in enumerate(found))
+    step.found = captured
+    assert step.is_right()
 
 
 def test_pages_are_given_back_behind_a_replay(device):

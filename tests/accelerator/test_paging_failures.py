@@ -178,7 +178,7 @@ def test_after_no_memory_nothing_comes_back_ahead_in_that_step(device):
             found += b[0].saved_tensors + a[0].saved_tensors
         assert all(is_right(value, x, number) for value, number in zip(found, (4, 3, 2, 1)))  # noqa: B905
         assert kept
-    assert more == (x * 1).untyped_storage().nbytes() // 512 * 512 + 512  # the one that was needed
+    assert more < 1.5 * x.nbytes  # the one that was needed
     Keep.last = None
 
 

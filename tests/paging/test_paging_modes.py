@@ -84,7 +84,7 @@ def test_what_comes_back(recorded):
         kept = paged(x, n)
         with Seen() as seen:
             found = kept[0][0].saved_tensors[0]
-    assert seen.names == []
+    assert set(seen.names) <= {"aten::detach"}  # autograd's
     assert torch.equal(found[:20], x[:20] + 1)
 
 

@@ -89,7 +89,15 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "engine-copied-taken-over",
             "takeOver(stash);",
             "",
-            "takeOver(stash);\n  stash.bytes",
+            "takeOver(stash);\n  if (isCapturing",
+        ),
+        (
+            (
+                PAGING_BESIDE_CAPTURES
+                + "::test_what_another_stream_has_copied_comes_back_in_a_capture",
+            ),
+            "engine-copied-stays-for-a-graph",
+            "ofGraphs_.push_back(stash.bytes);",
         ),
         (
             (PAGING_ASKERS + "::test_another_stream_asks_again_where_the_step_could_not_end",),
@@ -172,6 +180,18 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "pool->lane().wait(stash.slot->stashed);",
             "",
             "pool->lane().wait(stash.slot->stashed);  // what",
+        ),
+        (
+            (PAGING_BESIDE_CAPTURES + "::test_a_replay_between_a_forward_and_its_backward",),
+            "engine-sent-before-graphs",
+            "pool->letGraphsWait();",
+            "",
+            "stash);\n  pool->letGraphsWait();",
+        ),
+        (
+            (PAGING_BESIDE_CAPTURES + "::test_a_replay_while_something_comes_back_ahead",),
+            "engine-restored-before-graphs",
+            "stash.pool->letGraphsWait();",
         ),
         (
             (PAGING_FAILURES + "::test_a_graph_that_is_dropped_after_the_device_failed",),

@@ -120,6 +120,13 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "false",
         ),
         (
+            (PAGING_WAITS + "::test_each_wait_that_is_left_out_shows",),
+            "pool-restore-after-compute",
+            "PageLane::After::Compute",
+            "PageLane::After::Nothing",
+            "give(copyBack, PageLane::After::Compute)",
+        ),
+        (
             (PAGING_BESIDE_CAPTURES + "::test_a_graph_of_a_backward_keeps_its_pools",),
             "pool-restore-knows-captures",
             "captured_ |= call.capture != 0;",
@@ -200,6 +207,23 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             (PAGING_CAPTURES + "::test_a_forward_that_nobody_wants_before_a_capture",),
             "pool-give-back-again-outside",
             "stays.push_back(slot);",
+        ),
+        (
+            (PAGING_BESIDE_CAPTURES + "::test_a_replay_between_a_forward_and_its_backward",),
+            "pool-graphs-wait",
+            "captured_",
+            "false",
+            "if (captured_ && lane_",
+        ),
+        (
+            (
+                PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",
+                PAGING_CAPTURES + "::test_a_forward_that_nobody_wants_inside_a_capture",
+            ),
+            "pool-graphs-wait-outside-captures",
+            "lane_.capture() == 0",
+            "true",
+            "captured_ && lane_.capture() == 0",
         ),
         (
             (PAGING_CAPTURES + "::test_asking_right_after_a_replay",),

@@ -79,8 +79,7 @@ class LateMover final : public ebb::PageMover {
     TORCH_CHECK(
         index / kStreamsEach == currentDevice,
         "late: a kernel was launched on a stream of another device than the current one");
-    TORCH_CHECK(
-        settings.failPages < 0 || settings.failPages-- > 0, "late: page kernel: too large");
+    TORCH_CHECK(settings.failPages < 0 || settings.failPages-- > 0, "late: page kernel: too large");
     load(what, index);
     enqueue(index, what, uses, [=] {
       ebb::PagePoolState* state = at(pool);
