@@ -13,9 +13,9 @@
 namespace ebb {
 namespace {
 
-// What has no end of its own is over with what was given later; not so what a capture was given.
+// What is held is of the capture that goes on, or was over when that began.
 bool isOverWith(const PageLane::Call& call, const PageLane::Call& last) {
-  return call.capture == last.capture && call.number <= last.number;
+  return call.number <= last.number;
 }
 
 }  // namespace
@@ -92,7 +92,8 @@ void PageLane::join() {
   wait(last);
 }
 
-// Mostly nothing is held: the stream has waited for what came back last.
+// Mostly nothing is held: the stream has waited for what came back last. In a capture of which the
+// lane is no part its end is of none, so nobody waits.
 void PageLane::joinAll(bool simply) {
   if (!stream_) {
     return;
@@ -100,7 +101,7 @@ void PageLane::joinAll(bool simply) {
   const uint64_t now = capture();
   const auto isOfNow = [&](const Held& held) { return held.until.capture == now; };
   const bool isHeld = std::any_of(held_.begin(), held_.end(), isOfNow);
-  if (isHeld || (now != 0 ? isCaptured() : simply)) {
+  if (isHeld || now != 0 || simply) {
     wait(mark());
   }
   letGo(isOfNow, currentStream(device_));

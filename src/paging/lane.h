@@ -37,7 +37,8 @@ namespace ebb {
 // well or not. Before it ends the compute stream must have waited for the lane's last call: when
 // all has come back it has.
 // What is captured is run on other streams later. So where a graph has a pool, all of the pool's
-// calls run after what the compute stream was given, and that waits for them when a step is over.
+// calls run after what the compute stream was given, and that waits for each, and for what is given
+// back when a step is over.
 class PageLane {
  public:
   // A call, or the end of some.

@@ -315,13 +315,11 @@ void Paging::startRestoring(PageStash& stash) {
   }
 }
 
+// Whoever writes holds what was there.
 void Paging::beforeWrite(PageStash& stash) {
   const Lock lock(mutex_);
-  const auto below = belowEverything();
   if (stash.state == State::Resident) {
-    c10::Storage copy = allocate(stash.nbytes, stash.device);
-    bytesOf(copy, stash.nbytes).copy_(bytesOf(stash.bytes, stash.nbytes), true);
-    stash.bytes = std::move(copy);  // whoever writes holds what was there
+    stash.bytes = copyOf(stash.bytes, stash.nbytes);
     noteMade(stash);
   } else if (stash.pool) {
     stash.pool->lane().wait(stash.slot->stashed);  // the rows have left the storage

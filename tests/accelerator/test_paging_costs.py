@@ -119,6 +119,27 @@ def test_what_has_left_is_free_when_somebody_has_asked(device):
     assert step
 
 
+def test_what_has_left_is_free_when_the_step_ends_on_another_stream(device, streams):
+    net = Masked(device=device)
+    x, n = net.inputs(0), net.live(20)
+    for _ in range(2):
+        assert paged(x, n)[0][0].saved_tensors
+    wait_for_all(device, streams)
+    with streams[0], ebb.region(EVERYTHING):
+        h = ebb.mark_rows(x + 1, n)
+        place = h.data_ptr()
+        kept, ctx = Keep.apply(h), Keep.last
+        del h
+    streams[1].wait_stream(streams[0])
+    with streams[1]:
+        assert ctx.saved_tensors
+    accelerator.synchronize()
+    with streams[0]:
+        taken = [torch.empty_like(x) for _ in range(4)]
+    assert place in [tensor.data_ptr() for tensor in taken]
+    assert kept is not None
+
+
 def test_the_last_of_what_has_left_is_waited_for(device):
     """Though something older is given up after it: what was coming back ahead, when the order of
     the step has changed."""

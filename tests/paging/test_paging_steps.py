@@ -172,6 +172,24 @@ def test_a_layer_that_stays_is_copied_before_it_is_written():
     assert ebb.paging.stats()["resident"] == 2
 
 
+def test_pages_of_graphs_that_nobody_wants_are_free_again():
+    net = Mlp()
+    x, n = net.inputs(0), torch.tensor(20)
+
+    def step(wanted):
+        with ebb.paging.step(False):
+            losses = [net(x, n, region) for _ in range(2)]
+            del losses[wanted:]
+            for loss in losses:
+                torch.autograd.grad(loss, net.weights)
+
+    step(2)  # the first one comes back first, so pools are no stacks
+    assert not any(pool["stack"] for pool in ebb.paging.stats()["pools"])
+    for wanted in (1, 1, 0, 1, 0, 2):
+        step(wanted)
+        assert ebb.paging.step_ok()
+
+
 def test_another_order_raises_and_names_both_entries():
     stages = Pipeline(2)
     with ebb.paging.step():

@@ -130,14 +130,14 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "engine-write-copies-resident",
             "stash.state == State::Resident",
             "false",
-            "if (stash.state == State::Resident) {\n    c10::Storage copy",
+            "if (stash.state == State::Resident) {\n    stash.bytes",
         ),
         (
             (PAGING_ASKERS + "::test_a_write_on_another_stream_to_what_stays",),
             "engine-write-made",
             "noteMade(stash);",
             "",
-            "what was there\n    noteMade(stash);",
+            "stash.nbytes);\n    noteMade(stash);\n  } else",
         ),
         (
             (PAGING_FAILURES + "::test_no_memory_for_what_comes_back_ahead",),
@@ -286,13 +286,6 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "belowEverything()",
             "c10::impl::ForceDispatchKeyGuard(c10::impl::tls_local_dispatch_key_set())",
             "c10::Storage& living) {\n  const Lock lock(mutex_);\n  const auto below = belowEverything();",
-        ),
-        (
-            (PAGING_MODES + "::test_a_copy_of_what_stays",),
-            "engine-below-write",
-            "belowEverything()",
-            "c10::impl::ForceDispatchKeyGuard(c10::impl::tls_local_dispatch_key_set())",
-            "beforeWrite(PageStash& stash) {\n  const Lock lock(mutex_);\n  const auto below = belowEverything();",
         ),
         (
             (PAGING_MODES + "::test_a_step_that_begins_makes_pools",),

@@ -15,6 +15,7 @@ PAGING_FAILURES = "tests/accelerator/test_paging_failures.py"
 PAGING_OVERFLOW = "tests/paging/test_paging_overflow.py"
 PAGING_POOLS = "tests/accelerator/test_paging_pools.py"
 PAGING_REGRESSIONS = "tests/paging/test_paging_regressions.py"
+PAGING_STEPS = "tests/paging/test_paging_steps.py"
 PAGING_STREAMS = "tests/accelerator/test_paging_streams.py"
 PAGING_WAITS = "tests/accelerator/test_paging_waits.py"
 
@@ -26,6 +27,7 @@ TESTS = (
     PAGING_OVERFLOW,
     PAGING_POOLS,
     PAGING_REGRESSIONS,
+    PAGING_STEPS,
     PAGING_STREAMS,
     PAGING_WAITS,
 )
@@ -158,11 +160,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "slot->free = true;\n  freed_",
         ),
         (
-            (
-                PAGING_POOLS,
-                PAGING_STREAMS,
-                PAGING_WAITS + "::test_each_wait_that_is_left_out_shows",
-            ),
+            (PAGING_STEPS + "::test_pages_of_graphs_that_nobody_wants_are_free_again",),
             "pool-free-lists-slot",
             "freed_.push_back(slot);",
         ),
