@@ -214,10 +214,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "if (captured_ && lane_",
         ),
         (
-            (
-                PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",
-                PAGING_CAPTURES + "::test_a_forward_that_nobody_wants_inside_a_capture",
-            ),
+            (PAGING_BESIDE_CAPTURES + "::test_a_captured_step_waits_no_more_than_an_eager_one",),
             "pool-graphs-wait-outside-captures",
             "lane_.capture() == 0",
             "true",
@@ -447,7 +444,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "PagePool::reset() {\n  const c10::DeviceGuard here(options_.device);",
         ),
         (
-            (PAGING_CAPTURES + "::test_a_forward_that_nobody_wants_before_a_capture",),
+            (PAGING_BESIDE_CAPTURES + "::test_a_capture_right_after_the_step_that_was_recorded",),
             "pool-warms-up",
             "warmUp();",
             "",
