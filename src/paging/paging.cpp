@@ -388,8 +388,7 @@ void Paging::stepBegins() {
   step_.begin();
 }
 
-// Pools are memory, and first have to be filled: not in a capture. Then it ends when the next one
-// begins.
+// In a capture no pools can be made: then it ends when the next one begins.
 void Paging::stepEnds() {
   if (!step_.isRecorded() || pools_.isCapturing()) {
     return;
@@ -476,10 +475,7 @@ void Paging::reset() {
   const auto below = belowEverything();
   unreportedErrors_ |= pools_.drop() & ~reportedErrors_;
   pools_.clear();
-  for (c10::Storage& rows : ofGraphs_) {
-    mutex_.drop(rows);
-  }
-  ofGraphs_.clear();
+  ofGraphs_.clear();  // which Python has not seen
   step_.clear();
   counts_ = {};
 }

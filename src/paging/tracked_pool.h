@@ -112,7 +112,7 @@ class TrackedPool {
   PageLane& lane_;
   std::optional<PagePool> pages_;
   std::vector<SlotPtr> stack_;             // in a stack: those that hold rows
-  std::vector<SlotPtr> freed_;             // to be given back by the next
+  std::vector<SlotPtr> freed_;             // given back by settleFreed()
   std::vector<SlotPtr> kept_;              // a CUDA graph has their addresses
   at::Tensor seen_;                        // its flags on the host; pinned memory
   std::optional<PageLane::Call> reading_;  // they are being copied there
