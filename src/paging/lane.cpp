@@ -101,7 +101,7 @@ void PageLane::joinAll(bool simply) {
   const uint64_t now = capture();
   const auto isOfNow = [&](const Held& held) { return held.until.capture == now; };
   const bool isHeld = std::any_of(held_.begin(), held_.end(), isOfNow);
-  if (isHeld || now != 0 || simply) {
+  if (isHeld || simply) {
     wait(mark());
   }
   letGo(isOfNow, currentStream(device_));

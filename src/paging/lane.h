@@ -68,7 +68,7 @@ class PageLane {
   // something is held for, or simply for all.
   void wait(const Call& call);
   void join();
-  void joinAll(bool simply = false);
+  void joinAll(bool simply);
 
   // The host waits for all, unless it is known that all is over. It has waited for `call`.
   void finish();

@@ -347,7 +347,7 @@ void Paging::forget(PageStash& stash) {
   step_.endIfDone();
   if (capture != 0 && capture == pool->lane().capture()) {
     pool->settleFreed();  // nobody else will in what is captured
-    pool->lane().joinAll();
+    pool->lane().joinAll(true);
   }
 }
 

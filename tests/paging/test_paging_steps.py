@@ -173,20 +173,29 @@ def test_a_layer_that_stays_is_copied_before_it_is_written():
 
 
 def test_pages_of_graphs_that_nobody_wants_are_free_again():
+    ebb.paging.configure(page_rows=1)
     net = Mlp()
     x, n = net.inputs(0), torch.tensor(20)
 
-    def step(wanted):
-        with ebb.paging.step(False):
-            losses = [net(x, n, region) for _ in range(2)]
-            del losses[wanted:]
-            for loss in losses:
-                torch.autograd.grad(loss, net.weights)
+    def forward():
+        return net(x, n, region)
 
-    step(2)  # the first one comes back first, so pools are no stacks
+    def backward(loss):
+        torch.autograd.grad(loss, net.weights)
+
+    with ebb.paging.step(False):
+        first, second = forward(), forward()
+        backward(first)
+        first = forward()
+        backward(second)
+        backward(first)
     assert not any(pool["stack"] for pool in ebb.paging.stats()["pools"])
-    for wanted in (1, 1, 0, 1, 0, 2):
-        step(wanted)
+    for dropped in (0, 1, 2, 1, 0, 2):
+        with ebb.paging.step(False):
+            losses = [forward(), forward()]
+            del losses[:dropped]
+            for loss in losses:
+                backward(loss)
         assert ebb.paging.step_ok()
 
 

@@ -42,7 +42,7 @@ EACH = dict.fromkeys(
         "src/paging/paging.cpp",
         "src/paging/page_stash.cpp",
     ),
-    r"(?<!void )\b(noteUse|noteMade)\((?=stash|source|storage, user\);)|\bjoin(Lanes|All)?\(\);|\blane\(\)\.wait\(",
+    r"(?<!void )\b(noteUse|noteMade)\((?=stash|source|storage, user\);)|\bjoin(Lanes)?\(\);|joinAll\((?!bool)|\blane\(\)\.wait\(",
 )
 
 # (tests, name, text, instead, within)
@@ -56,7 +56,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
         (
             (PAGING_CAPTURES + "::test_a_forward_that_nobody_wants_inside_a_capture",),
             "engine-forget-joins-in-a-capture",
-            "pool->lane().joinAll();",
+            "pool->lane().joinAll(true);",
         ),
         (
             (

@@ -32,7 +32,7 @@ EACH = dict.fromkeys(
         "src/paging/lane.cpp",
         "src/paging/streams.cpp",
     ),
-    r"(?<!void )\b(noteUse|noteMade)\((?=stash|source|storage, user\);)|\bjoin(Lanes|All)?\(\);|\blane\(\)\.wait\(",
+    r"(?<!void )\b(noteUse|noteMade)\((?=stash|source|storage, user\);)|\bjoin(Lanes)?\(\);|joinAll\((?!bool)|\blane\(\)\.wait\(",
 )
 
 # (tests, name, text, instead, within)
@@ -128,12 +128,6 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "simply",
             "false",
             "|| simply)",
-        ),
-        (
-            (PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",),
-            "lane-capture-joins-all",
-            "now != 0",
-            "false",
         ),
         (
             (PAGING_COSTS + "::test_what_has_left_is_free_when_the_step_ends_on_another_stream",),

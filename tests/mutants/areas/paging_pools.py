@@ -39,7 +39,7 @@ EACH = dict.fromkeys(
         "src/paging/pool_set.cpp",
         "src/paging/pool/pool.cpp",
     ),
-    r"(?<!void )\b(noteUse|noteMade)\((?=stash|source|storage, user\);)|\bjoin(Lanes|All)?\(\);|\blane\(\)\.wait\(",
+    r"(?<!void )\b(noteUse|noteMade)\((?=stash|source|storage, user\);)|\bjoin(Lanes)?\(\);|joinAll\((?!bool)|\blane\(\)\.wait\(",
 )
 
 # (tests, name, text, instead, within)
