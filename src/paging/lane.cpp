@@ -11,6 +11,14 @@
 #include "paging/streams.h"
 
 namespace ebb {
+namespace {
+
+// What is held is of the capture that goes on, or was over when that began.
+bool isOverWith(const PageLane::Call& call, const PageLane::Call& last) {
+  return call.number <= last.number;
+}
+
+}  // namespace
 
 // Streams come from a pool of torch's, in turn, so others may have this one too. Few take one of
 // high priority; and small kernels that others wait for should not queue behind large ones.
@@ -40,7 +48,6 @@ void PageLane::give(const std::function<void()>& work, After after) {
     recordEvent(currentStream(device_))->block(*stream_);
   }
   const c10::StreamGuard on(*stream_);
-  goesOn_ = true;
   work();
 }
 
@@ -48,7 +55,6 @@ PageLane::Call PageLane::mark() {
   if (!stream_) {
     return {};
   }
-  goesOn_ = false;
   return {++last_, capture_, recordEvent(*stream_)};
 }
 
@@ -66,10 +72,8 @@ void PageLane::wait(const Call& call) {
   }
   const c10::Stream compute = currentStream(device_);
   call.end->block(compute);
-  waited_ = {compute, call};
   const auto isOver = [&](const Held& held) {
-    return held.compute == compute && held.until.capture == call.capture &&
-           held.until.number <= call.number;
+    return held.compute == compute && isOverWith(held.until, call);
   };
   letGo(isOver, compute);
 }
@@ -78,40 +82,33 @@ void PageLane::join() {
   if (held_.empty()) {
     return;
   }
-  const uint64_t now = capture();
   const c10::Stream compute = currentStream(device_);
   Call last;
   for (const Held& held : held_) {
-    if (held.compute == compute && held.until.capture == now && held.until.number > last.number) {
+    if (held.compute == compute && held.until.number > last.number) {
       last = held.until;
     }
   }
   wait(last);
 }
 
-// Mostly the stream has waited for what came back last, and all else was before that.
+// Mostly nothing is held: the stream has waited for what came back last. In a capture of which the
+// lane is no part its end is of none, so nobody waits.
 void PageLane::joinAll(bool simply) {
   if (!stream_) {
     return;
   }
   const uint64_t now = capture();
-  const c10::Stream compute = currentStream(device_);
   const auto isOfNow = [&](const Held& held) { return held.until.capture == now; };
-  const auto hasWaitedFor = [&](const Held& held) {
-    return waited_ && waited_->first == compute && waited_->second.capture == now &&
-           waited_->second.number >= held.until.number;
-  };
-  const bool mustWait = std::any_of(held_.begin(), held_.end(), [&](const Held& held) {
-    return isOfNow(held) && !hasWaitedFor(held);
-  });
-  if (mustWait || (now != 0 ? isCaptured() : simply)) {
+  const bool isHeld = std::any_of(held_.begin(), held_.end(), isOfNow);
+  if (isHeld || simply) {
     wait(mark());
   }
-  letGo(isOfNow, compute);
+  letGo(isOfNow, currentStream(device_));
 }
 
 void PageLane::finish() {
-  if (stream_ && capture() == 0 && (goesOn_ || over_ < last_)) {
+  if (stream_ && capture() == 0 && over_ < last_) {
     const Call all = mark();
     all.end->synchronize();
     noteOver(all);
@@ -119,9 +116,7 @@ void PageLane::finish() {
 }
 
 void PageLane::noteOver(const Call& call) {
-  const auto isOver = [&](const Held& held) {
-    return held.until.capture == call.capture && held.until.number <= call.number;
-  };
+  const auto isOver = [&](const Held& held) { return isOverWith(held.until, call); };
   letGo(isOver, std::nullopt);
   over_ = call.number;
 }

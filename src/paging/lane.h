@@ -37,7 +37,8 @@ namespace ebb {
 // well or not. Before it ends the compute stream must have waited for the lane's last call: when
 // all has come back it has.
 // What is captured is run on other streams later. So where a graph has a pool, all of the pool's
-// calls run after what the compute stream was given, and that waits for them when a step is over.
+// calls run after what the compute stream was given, and that waits for each, and for what is given
+// back when a step is over.
 class PageLane {
  public:
   // A call, or the end of some.
@@ -67,7 +68,7 @@ class PageLane {
   // something is held for, or simply for all.
   void wait(const Call& call);
   void join();
-  void joinAll(bool simply = false);
+  void joinAll(bool simply);
 
   // The host waits for all, unless it is known that all is over. It has waited for `call`.
   void finish();
@@ -93,12 +94,10 @@ class PageLane {
   const c10::Device device_;
   DroppingMutex& drops_;
   std::optional<c10::Stream> stream_;  // nothing on the CPU
-  uint64_t last_ = 0;                  // numbers the calls
+  uint64_t last_ = 0;                  // numbers the calls, and the ends
   uint64_t over_ = 0;                  // of one that the host has waited for
-  bool goesOn_ = false;                // something was given that has no number yet
-  std::optional<std::pair<c10::Stream, Call>> waited_;  // who has done so last, and for which call
-  uint64_t captures_ = 0;                               // so far
-  uint64_t capture_ = 0;                                // the one that goes on
+  uint64_t captures_ = 0;              // so far
+  uint64_t capture_ = 0;               // the one that goes on
   std::vector<Held> held_;
 };
 

@@ -157,6 +157,7 @@ void Paging::sendToPool(PageStash& stash, const PageSource& source, const Tracke
     pool->lane().wait(stash.slot->stashed);  // what is held still would come back as it is
   }
   checkOverflow(*pool, source, stash);
+  pool->letGraphsWait();
 }
 
 void Paging::checkOverflow(TrackedPool& pool, const PageSource& source, const PageStash& stash) {
@@ -166,7 +167,7 @@ void Paging::checkOverflow(TrackedPool& pool, const PageSource& source, const Pa
     }
     pool.assertGood();
   }
-  if (settings_.overflow == PageOverflowMode::Blocking && !isCapturing(stash.device)) {
+  if (settings_.overflow == PageOverflowMode::Blocking) {
     if (const int64_t errors = pools_.readErrors()) {
       tellOverflow(errors, describe(source, *stash.group) + " could not be paged: ");
     }
@@ -204,6 +205,7 @@ c10::Storage Paging::fetchLocked(PageStash& stash, const c10::Storage& living) {
     takeRestored(stash);
   }
   c10::Storage bytes = stash.bytes;
+  noteMade(stash);  // if what follows throws it is asked for again
   takeBack(stash);
   if (step_.allIsBack()) {
     pools_.settle();
@@ -229,14 +231,15 @@ void Paging::giveUp(PageStash& stash) {
     }
   }
   mutex_.drop(stash.bytes);
-  stash.made.reset();
 }
 
 void Paging::takeCopied(PageStash& stash) {
   RECORD_USER_SCOPE("ebb::restore");
   takeOver(stash);
+  if (isCapturing(stash.device)) {
+    ofGraphs_.push_back(stash.bytes);  // which reads them whenever it runs
+  }
   stash.bytes = stash.copyBack(stash.fill(settings_.deadRows));
-  noteMade(stash);
 }
 
 void Paging::takeRestored(PageStash& stash) {
@@ -258,7 +261,6 @@ void Paging::takeRestored(PageStash& stash) {
   startRestoring(stash);
   lane.wait(stash.restoring);
   noteUse(stash.bytes);
-  noteMade(stash);
   // After an error a tensor comes back as NaN. One that has no NaN would not show it: where nobody
   // need wait to know, it throws.
   if (const int64_t errors = stash.hasNan() ? 0 : stash.pool->errorsInSight()) {
@@ -309,18 +311,15 @@ void Paging::startRestoring(PageStash& stash) {
     noteMade(stash);
     stash.restoring = stash.pool->restore(stash.slot, stash.bytes, stash.fill(settings_.deadRows));
     stash.state = State::Returning;
+    stash.pool->letGraphsWait();
   }
 }
 
+// Whoever writes holds what was there.
 void Paging::beforeWrite(PageStash& stash) {
   const Lock lock(mutex_);
-  const auto below = belowEverything();
   if (stash.state == State::Resident) {
-    c10::Storage copy = allocate(stash.nbytes, stash.device);
-    bytesOf(copy, stash.nbytes).copy_(bytesOf(stash.bytes, stash.nbytes), true);
-    noteUse(stash.bytes);
-    mutex_.drop(stash.bytes);
-    stash.bytes = std::move(copy);
+    stash.bytes = copyOf(stash.bytes, stash.nbytes);
     noteMade(stash);
   } else if (stash.pool) {
     stash.pool->lane().wait(stash.slot->stashed);  // the rows have left the storage
@@ -348,7 +347,7 @@ void Paging::forget(PageStash& stash) {
   step_.endIfDone();
   if (capture != 0 && capture == pool->lane().capture()) {
     pool->settleFreed();  // nobody else will in what is captured
-    pool->lane().joinAll();
+    pool->lane().joinAll(true);
   }
 }
 
@@ -389,8 +388,9 @@ void Paging::stepBegins() {
   step_.begin();
 }
 
+// In a capture no pools can be made: then it ends when the next one begins.
 void Paging::stepEnds() {
-  if (!step_.isRecorded()) {
+  if (!step_.isRecorded() || pools_.isCapturing()) {
     return;
   }
   ++counts_.recordedSteps;
@@ -475,6 +475,7 @@ void Paging::reset() {
   const auto below = belowEverything();
   unreportedErrors_ |= pools_.drop() & ~reportedErrors_;
   pools_.clear();
+  ofGraphs_.clear();  // which Python has not seen
   step_.clear();
   counts_ = {};
 }

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "ebb/paging.h"
 #include "memory/dropping_mutex.h"
@@ -114,10 +115,11 @@ class EBB_API Paging {
   PagingSettings settings_;
   PoolSet pools_{mutex_};
   PageStep step_;
-  uint64_t alive_ = 0;            // stashes of all steps that are not back
-  int64_t reportedErrors_ = 0;    // error bits of this step that the user has been told of
-  int64_t unreportedErrors_ = 0;  // of pools that are gone; nobody has been told
-  uint64_t outOfMemoryIn_ = 0;    // a step in which nothing comes back ahead any more
+  uint64_t alive_ = 0;                  // stashes of all steps that are not back
+  int64_t reportedErrors_ = 0;          // error bits of this step that the user has been told of
+  int64_t unreportedErrors_ = 0;        // of pools that are gone; nobody has been told
+  uint64_t outOfMemoryIn_ = 0;          // a step in which nothing comes back ahead any more
+  std::vector<c10::Storage> ofGraphs_;  // live rows that were copied, of which a CUDA graph knows
   PagingStats counts_;
   void (*throwOverflow_)(const std::string&) = nullptr;
 };

@@ -56,16 +56,14 @@ TrackedPool::SlotPtr TrackedPool::stash(
 
 PageLane::Call TrackedPool::restore(
     const SlotPtr& slot, const c10::Storage& storage, PageFill fill) {
-  settleFreed();
   const bool onTop = !stack_.empty() && stack_.back() == slot;
   fill.keepsPages = options().isStack && !onTop;
-  used_ = true;
-  const PageLane::Call call = lane_.run(
-      [&] {
-        at::Tensor to = rowsIn(storage, slot->ticket.whole);
-        pages_->restore(slot->ticket, to, fill);
-      },
-      {});
+  const auto copyBack = [&] {
+    at::Tensor to = rowsIn(storage, slot->ticket.whole);
+    pages_->restore(slot->ticket, to, fill);
+  };
+  lane_.give(copyBack, PageLane::After::Compute);  // whoever wants them waits: nothing is held
+  const PageLane::Call call = lane_.mark();
   captured_ |= call.capture != 0;
   if (call.capture != slot->stashed.capture) {
     kept_.push_back(slot);
@@ -79,9 +77,8 @@ PageLane::Call TrackedPool::restore(
 }
 
 void TrackedPool::free(const SlotPtr& slot) {
-  if (!std::exchange(slot->free, true)) {
-    freed_.push_back(slot);
-  }
+  slot->free = true;
+  freed_.push_back(slot);
 }
 
 // In a stack only what is on top can be given back.
@@ -121,12 +118,20 @@ void TrackedPool::giveBack(const SlotPtr& slot, std::vector<SlotPtr>& stays) {
   }
 }
 
+// It comes after the stash that it is about, and that after all that graphs did.
 void TrackedPool::assertGood() {
   const auto assertOnDevice = [&] {
     const at::Tensor good = at::eq(pages_->flags().narrow(0, 0, 1), 0);
     at::_assert_async(good, "ebb: a page pool has no room, or a count of rows cannot be");
   };
-  lane_.give(assertOnDevice, afterGraphs());
+  lane_.give(assertOnDevice);
+}
+
+// Graphs run on the compute stream.
+void TrackedPool::letGraphsWait() {
+  if (captured_ && lane_.capture() == 0) {
+    lane_.wait(lane_.mark());
+  }
 }
 
 void TrackedPool::addErrors(at::Tensor& errors) const {
@@ -154,9 +159,8 @@ TrackedPool::Flags TrackedPool::readFlags() {
 }
 
 void TrackedPool::reset() {
-  lane_.give([&] { pages_->reset(); }, afterGraphs());
+  lane_.give([&] { pages_->reset(); });
   lane_.joinAll(captured_);
-  used_ = false;
 }
 
 }  // namespace ebb

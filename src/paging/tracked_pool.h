@@ -41,13 +41,16 @@ class TrackedPool {
   // Copies them back to `storage`, as `fill` says.
   PageLane::Call restore(const SlotPtr& slot, const c10::Storage& storage, PageFill fill);
 
-  // Nobody needs its rows any more. They are given back by settleFreed(), which the next call does:
-  // this may be called by a destructor, on any thread.
+  // Nobody needs its rows any more. They are given back by settleFreed(), which the next stash
+  // does: this may be called by a destructor, on any thread.
   void free(const SlotPtr& slot);
   void settleFreed();
 
   // Asserts on the device that there was no error.
   void assertGood();
+
+  // What a CUDA graph that has it does next comes after all that it was given, outside captures.
+  void letGraphsWait();
 
   // Adds error bits to a tensor of one int64; on the lane.
   void addErrors(at::Tensor& errors) const;
@@ -109,7 +112,7 @@ class TrackedPool {
   PageLane& lane_;
   std::optional<PagePool> pages_;
   std::vector<SlotPtr> stack_;             // in a stack: those that hold rows
-  std::vector<SlotPtr> freed_;             // to be given back at the next call
+  std::vector<SlotPtr> freed_;             // given back by settleFreed()
   std::vector<SlotPtr> kept_;              // a CUDA graph has their addresses
   at::Tensor seen_;                        // its flags on the host; pinned memory
   std::optional<PageLane::Call> reading_;  // they are being copied there

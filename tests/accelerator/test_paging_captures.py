@@ -6,9 +6,10 @@ from __future__ import annotations
 import accelerator
 import pytest
 import torch
+from captured_steps import Step, optimizer_of
 
 import ebb
-from paging import Keep, Masked, fresh, gradients, region, same
+from paging import Keep, fresh, gradients, region, same
 
 pytestmark = pytest.mark.skipif(
     not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
@@ -20,62 +21,6 @@ def anew(device):
     accelerator.have_pages()
     with fresh():
         yield
-
-
-class Step:
-    """A step whose inputs stay where they are, and what it computes."""
-
-    def __init__(self, device, live=30, **options):
-        self.net = Masked(device=device, **options)
-        self.x, self.n = self.net.inputs(0), self.net.live(live)
-        self.stream = torch.Stream(device=device)
-        self.found = None
-
-    def set(self, live, seed=0):
-        with torch.no_grad():
-            self.n.copy_(torch.tensor(live))
-            self.x.copy_(self.net.inputs(seed))
-
-    def run(self):
-        self.found = gradients(self.net, self.x, self.n, region)
-
-    def warm(self, times=3, then=None):
-        for _ in range(times):
-            with self.stream:
-                self.run()
-                if then:
-                    then()
-
-    def capture(self, fails=False):
-        graph = accelerator.Graph()
-        with graph.capture(self.stream):
-            self.run()
-            if fails:
-                raise KeyError("the program's own")
-        return graph
-
-    def capture_forward(self, kept):
-        """Fails behind it; what it has computed is in `kept`."""
-        with accelerator.Graph().capture(self.stream):
-            kept.append(self.net(self.x, self.n, region))
-            raise KeyError("the program's own")
-
-    def is_right(self):
-        accelerator.synchronize()
-        return same(gradients(self.net, self.x, self.n), self.found)
-
-
-def optimizer_of(step):
-    optimizer = torch.optim.SGD(step.net.weights, lr=0.0)
-
-    def act():
-        for weight, gradient in zip(step.net.weights, step.found[1:], strict=True):
-            weight.grad = gradient
-        optimizer.step()
-        assert ebb.paging.step_ok()
-        optimizer.zero_grad()
-
-    return act
 
 
 def test_a_capture_after_steps_with_an_optimizer(device):
@@ -98,6 +43,7 @@ def test_a_captured_step_that_finds_no_room(device):
     with graph.capture(step.stream):
         step.run()
         flag = ebb.paging.found_inf(device)
+    captured = step.found
 
     graph.replay()
     assert flag.item() == 0.0
@@ -110,6 +56,17 @@ def test_a_captured_step_that_finds_no_room(device):
     step.run()
     assert step.is_right()
     assert ebb.paging.step_ok()
+    larger = step.found
+    step.set(10)
+    graph.replay()
+    step.found = captured
+    assert step.is_right()
+    assert flag.item() == 0.0
+    assert ebb.paging.step_ok()
+    step.set(40)
+    graph.replay()
+    assert not ebb.paging.step_ok()  # though no step pages there any more
+    assert larger is not None
 
 
 @pytest.mark.parametrize("live", [10, 40])

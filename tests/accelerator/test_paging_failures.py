@@ -12,7 +12,17 @@ import pytest
 import torch
 
 import ebb
-from paging import EVERYTHING, Keep, Masked, fresh, gradients, region, same
+from paging import (
+    EVERYTHING,
+    Keep,
+    Masked,
+    fresh,
+    gradients,
+    is_right,
+    paged,
+    region,
+    same,
+)
 
 MIB = 1 << 20
 
@@ -105,6 +115,21 @@ def test_asking_a_device_that_failed_raises(step):
     assert step()
 
 
+@pytest.mark.parametrize("which", [0, 1, 2, 5])
+def test_a_kernel_that_fails_in_forward(which, step):
+    """The pages of those that did not are given back with the graph."""
+    ebb.paging.configure(headroom=1.0)
+    for _ in range(2):
+        assert step()
+    torch.ops.late.fail_page_kernel(which)
+    with pytest.raises(RuntimeError, match="page kernel: too large"):
+        step()
+    torch.ops.late.fail_page_kernel(-1)
+    gc.collect()
+    assert step()
+    assert ebb.paging.step_ok()
+
+
 # Memory
 
 
@@ -132,6 +157,28 @@ def test_no_memory_for_what_comes_back_ahead(device):
         expected = [x + number for number in (1, 2, 3)]
         assert same([a[:20] for a in expected], [b[:20] for b in found])
         assert ebb.paging.step_ok()
+    Keep.last = None
+
+
+def test_after_no_memory_nothing_comes_back_ahead_in_that_step(device):
+    """Each try may cost an allocator all that it has cached."""
+    ebb.paging.configure(prefetch=1)
+    net = Masked(device=device)
+    x, n = net.inputs(0), net.live(20)
+    for limited in (False, False, True):
+        with ebb.paging.step():
+            a, b, c, d = kept = paged(x, n, ("a", "b", "c", "d"))
+            if limited:
+                torch.ops.late.limit(torch.accelerator.memory_allocated(device), -1)
+            found = [d[0].saved_tensors[0]]
+            torch.ops.late.limit(-1, -1)
+            before = torch.accelerator.memory_allocated(device)
+            found += c[0].saved_tensors
+            more = torch.accelerator.memory_allocated(device) - before
+            found += b[0].saved_tensors + a[0].saved_tensors
+        assert all(is_right(value, x, number) for value, number in zip(found, (4, 3, 2, 1)))  # noqa: B905
+        assert kept
+    assert more < 1.5 * x.nbytes  # the one that was needed
     Keep.last = None
 
 

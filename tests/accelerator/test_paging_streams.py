@@ -11,7 +11,18 @@ import torch
 from torch.nn.functional import gelu, layer_norm
 
 import ebb
-from paging import EVERYTHING, Keep, Masked, fresh, gradients, region, same
+from paging import (
+    EVERYTHING,
+    Keep,
+    Masked,
+    fresh,
+    gradients,
+    is_right,
+    paged,
+    region,
+    same,
+    wait_for_all,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -26,25 +37,6 @@ def streams(device):
     return torch.Stream(device=device), torch.Stream(device=device)
 
 
-def wait_for_all(device, streams):
-    """The current stream, and then each of these, waits for all of them."""
-    current = torch.accelerator.current_stream(device)
-    for stream in streams:
-        current.wait_stream(stream)
-    for stream in streams:
-        stream.wait_stream(current)
-
-
-def paged(x, n, names=("only",)):
-    """What has saved `x + 1`, `x + 2`, .. in regions with these names; and what keeps it alive."""
-    kept = []
-    for number, name in enumerate(names, 1):
-        with ebb.region(EVERYTHING, name):
-            y = Keep.apply(ebb.mark_rows(x + number, n))
-        kept.append((Keep.last, y))
-    return kept
-
-
 @pytest.fixture
 def one(device):
     """Pools are there; x and the number of its live rows."""
@@ -56,10 +48,6 @@ def one(device):
     Keep.last = None
     accelerator.synchronize()
     return x, n
-
-
-def is_right(found, x, number):
-    return torch.equal(found[:20].cpu(), (x + number)[:20].detach().cpu())
 
 
 def test_two_streams_take_turns(device, streams):

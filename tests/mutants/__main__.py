@@ -1,7 +1,7 @@
 """Shows which waits, records and guards have a test that fails without them.
 
 A mutant is one of them left out, or changed; lists of them are in `areas`. They are all compiled
-into one copy of the source, each behind a switch that the environment sets (EBB_MUTANT=its name).
+into one copy of the source, each behind a switch that the environment sets (MUTANT=its name).
 First all tests must pass there without any; then one of each mutant's should fail.
 
     python tests/mutants --area offload

@@ -16,10 +16,10 @@ HEADER = """\
 #include <cstdlib>
 #include <string_view>
 
-// Whether it is one that EBB_MUTANT names, "one,other": asked anew each time, since tests run in
+// Whether it is one that MUTANT names, "one,other": asked anew each time, since tests run in
 // forks of a process that may have been here before.
 inline bool mutant(std::string_view name) {
-  const char* const environment = std::getenv("EBB_MUTANT");
+  const char* const environment = std::getenv("MUTANT");
   for (std::string_view chosen = environment == nullptr ? "" : environment; !chosen.empty();) {
     const size_t end = std::min(chosen.find(','), chosen.size());
     if (chosen.substr(0, end) == name) {

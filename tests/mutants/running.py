@@ -51,7 +51,7 @@ def failure(tests: Iterable[str], mutant: str, limit: float, more: Mapping[str, 
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         child = os.fork()
         if child == 0:
-            run_in_child(output.fileno(), tests, {"EBB_MUTANT": mutant} | more)
+            run_in_child(output.fileno(), tests, {"MUTANT": mutant} | more)
         status = wait(child, limit)
         output.seek(0)
         said = output.read()

@@ -150,6 +150,55 @@ def test_a_layer_that_stays_may_be_written():
         assert torch.equal(expected, found)
 
 
+def test_a_layer_that_stays_is_copied_before_it_is_written():
+    """What is computed again is computed from what was there."""
+    w = torch.randn(4, 4, requires_grad=True)
+
+    def program():
+        h = ebb.mark_rows(torch.arange(32.0).view(8, 4) / 10 @ w, torch.tensor(3))
+        y = h.exp().cos()
+        kept = h.sin()
+        h.data.mul_(2)
+        return y[:3].sum(), kept
+
+    (expected,) = torch.autograd.grad(program()[0], [w])
+    for _ in range(3):
+        with ebb.paging.step():
+            with ebb.region(ebb.Policy({"aten::mm": ebb.PAGE})):
+                loss, kept = program()
+            (found,) = torch.autograd.grad(loss, [w])
+        assert torch.equal(expected, found)
+        assert kept is not None
+    assert ebb.paging.stats()["resident"] == 2
+
+
+def test_pages_of_graphs_that_nobody_wants_are_free_again():
+    ebb.paging.configure(page_rows=1)
+    net = Mlp()
+    x, n = net.inputs(0), torch.tensor(20)
+
+    def forward():
+        return net(x, n, region)
+
+    def backward(loss):
+        torch.autograd.grad(loss, net.weights)
+
+    with ebb.paging.step(False):
+        first, second = forward(), forward()
+        backward(first)
+        first = forward()
+        backward(second)
+        backward(first)
+    assert not any(pool["stack"] for pool in ebb.paging.stats()["pools"])
+    for dropped in (0, 1, 2, 1, 0, 2):
+        with ebb.paging.step(False):
+            losses = [forward(), forward()]
+            del losses[:dropped]
+            for loss in losses:
+                backward(loss)
+        assert ebb.paging.step_ok()
+
+
 def test_another_order_raises_and_names_both_entries():
     stages = Pipeline(2)
     with ebb.paging.step():

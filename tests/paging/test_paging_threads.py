@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ebb
-from paging import EVERYTHING, fresh
+from paging import EVERYTHING, asks_when_it_dies, fresh
 
 X = torch.randn(64, 4)
 
@@ -74,3 +74,27 @@ def test_a_backward_in_another_thread_while_a_step_runs_again(started_by):
 
     assert runs == 2
     assert torch.equal(grad, torch.arange(3.0))
+
+
+def test_what_dies_with_a_graph_may_ask():
+    """What stays is the program's own memory: its finalizers run when the engine's lock has been
+    given back."""
+    w = torch.randn(4, 4, requires_grad=True)
+
+    def forward():
+        with ebb.region(EVERYTHING):
+            h = ebb.mark_rows((X @ w).clone(), torch.tensor(20))
+            return h.sin()[:20].sum(), asks_when_it_dies(h.untyped_storage())
+
+    for _ in range(2):
+        with ebb.paging.step():
+            forward()[0].backward()
+    step = ebb.paging.step()
+    step.__enter__()
+    loss, found = forward()
+    assert ebb.paging.stats()["resident"] == 2
+    assert found == []
+    del loss
+    assert found == [True]
+    with pytest.raises(RuntimeError, match="in another order"):
+        step.__exit__(None, None, None)

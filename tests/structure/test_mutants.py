@@ -93,9 +93,9 @@ def test_another_one_may_be_chosen_in_a_process_that_has_asked(tmp_path):
         '#include "mutant.h"\n'
         "int main() {\n"
         '  if (mutant("one")) return 1;\n'
-        '  setenv("EBB_MUTANT", "one", 1);\n'
+        '  setenv("MUTANT", "one", 1);\n'
         '  if (!mutant("one") || mutant("other")) return 2;\n'
-        '  setenv("EBB_MUTANT", "one,other", 1);\n'
+        '  setenv("MUTANT", "one,other", 1);\n'
         '  return mutant("one") && mutant("other") && !mutant("oth") ? 0 : 3;\n'
         "}\n"
     )

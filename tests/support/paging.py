@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import weakref
 from collections.abc import Iterator
 
 import torch
@@ -29,6 +31,44 @@ class Keep(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         return gradient * ctx.saved_tensors[0]
+
+
+def paged(x, n, names=("only",)):
+    """What has saved `x + 1`, `x + 2`, .. in regions with these names; and what keeps it alive."""
+    kept = []
+    for number, name in enumerate(names, 1):
+        with ebb.region(EVERYTHING, name):
+            y = Keep.apply(ebb.mark_rows(x + number, n))
+        kept.append((Keep.last, y))
+    return kept
+
+
+def is_right(found, x, number):
+    """It is `x + number`, where rows live."""
+    return torch.equal(found[:20].cpu(), (x + number)[:20].detach().cpu())
+
+
+def wait_for_all(device, streams):
+    """The current stream, and then each of these, waits for all of them."""
+    current = torch.accelerator.current_stream(device)
+    for stream in streams:
+        current.wait_stream(stream)
+    for stream in streams:
+        stream.wait_stream(current)
+
+
+def asks_when_it_dies(storage):
+    """Python's storage: what is given has then whether another thread could ask the engine."""
+    found = []
+
+    def ask():
+        thread = threading.Thread(target=ebb.paging.stats, daemon=True)
+        thread.start()
+        thread.join(5)
+        found.append(not thread.is_alive())
+
+    weakref.finalize(storage, ask)
+    return found
 
 
 def forget():

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
+#include <string>
 
 #include "paging/pool/mover.h"
 #include "streams.h"
@@ -60,6 +62,14 @@ class LateMover final : public ebb::PageMover {
     return static_cast<T*>(seen(told));
   }
 
+  // As CUDA loads a kernel: when it is launched first, and not while a graph is captured.
+  void load(const char* what, int stream) const {
+    const Lock lock(program);
+    if (loaded_.insert(what).second && isCaptured(stream)) {
+      breakCapture(std::string("loading a kernel (") + what + ") is not permitted in a capture");
+    }
+  }
+
   // The pool's own addresses are those that the host has; while the mover runs they are others.
   template <class F>
   void run(
@@ -69,6 +79,8 @@ class LateMover final : public ebb::PageMover {
     TORCH_CHECK(
         index / kStreamsEach == currentDevice,
         "late: a kernel was launched on a stream of another device than the current one");
+    TORCH_CHECK(settings.failPages < 0 || settings.failPages-- > 0, "late: page kernel: too large");
+    load(what, index);
     enqueue(index, what, uses, [=] {
       ebb::PagePoolState* state = at(pool);
       const ebb::PagePoolState told = *state;
@@ -85,6 +97,7 @@ class LateMover final : public ebb::PageMover {
   }
 
   const ebb::PageMover& mover_;
+  mutable std::set<std::string> loaded_;  // guarded by `program`
 };
 
 // As where kernels were built for other devices.

@@ -19,6 +19,7 @@ struct Settings {
   bool broken = false;          // as after a device's assert: every call fails from now on
   Draws draws = Draws::FromDevice;
   bool hasGenerator = true;
+  int64_t failPages = -1;  // which call of a page mover fails, counted from 0
 };
 inline Settings settings;
 

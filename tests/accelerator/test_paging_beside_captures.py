@@ -1,0 +1,323 @@
+"""PAGE around graphs: what is alive when a capture begins, what others do meanwhile, and pools that
+a graph has."""
+
+from __future__ import annotations
+
+import accelerator
+import pytest
+import torch
+from captured_steps import Step, optimizer_of
+
+import ebb
+from paging import Keep, fresh, gradients, is_right, paged, region
+
+pytestmark = pytest.mark.skipif(
+    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
+)
+
+
+@pytest.fixture(autouse=True)
+def anew(device):
+    accelerator.have_pages()
+    with fresh():
+        yield
+    Keep.last = None
+
+
+# What a capture begins with
+
+
+def test_a_captured_step_in_which_nothing_is_paged(device):
+    """Its one layer stays, so the lane takes no part."""
+    step = Step(device, layers=1)
+
+    def run():
+        with ebb.paging.step():
+            step.found = gradients(step.net, step.x, step.n, region)
+
+    step.run = run
+    step.warm(then=optimizer_of(step))
+    graph = step.capture()
+    for number, live in enumerate([30, 3, 0]):
+        step.set(live, number)
+        graph.replay()
+        assert step.is_right()
+
+
+def test_a_capture_right_after_the_step_that_was_recorded(device):
+    """No kernel is launched there for the first time: CUDA would have to load it."""
+    step = Step(device)
+    step.warm(times=1)
+    graph = step.capture()
+    for number, live in enumerate([30, 3, 0]):
+        step.set(live, number)
+        graph.replay()
+        assert step.is_right()
+        assert ebb.paging.step_ok()
+
+
+def test_pools_that_go_while_a_graph_is_captured(device):
+    """Nobody may wait then; and nobody need: the device was waited for before."""
+    step = Step(device)
+    ebb.paging.configure(headroom=3.0)
+    step.warm(then=optimizer_of(step))
+    with step.stream:
+        kept, other = (step.net(step.x, step.n, region) for _ in range(2))
+        ebb.paging.reset()
+        torch.autograd.grad(other, step.net.weights)
+    graph = accelerator.Graph()
+    with graph.capture(step.stream):
+        del kept  # and with it the pools
+        found = step.x * 2
+    graph.replay()
+    accelerator.synchronize()
+    assert torch.equal(found.cpu(), (step.x * 2).cpu())
+
+
+def test_what_another_stream_has_copied_comes_back_in_a_capture(device):
+    """And pools are made when it is over."""
+    step, stream = Step(device), torch.Stream(device=device)
+    accelerator.synchronize()
+    with stream:
+        kept = paged(step.x, step.n)
+    graph = accelerator.Graph()
+    with graph.capture(step.stream):
+        found = kept[0][0].saved_tensors[0] * 1
+    assert ebb.paging.stats()["pools"] == []
+    graph.replay()
+    accelerator.synchronize()
+    assert is_right(found, step.x, 1)
+    others = [torch.zeros_like(step.x) for _ in range(8)]
+    graph.replay()
+    accelerator.synchronize()
+    assert is_right(found, step.x, 1)  # what it was copied to stays for the graph
+    assert not any(tensor.any() for tensor in others)
+    for _ in range(2):
+        ebb.paging.run_step(step.run)
+        assert step.is_right()
+    assert ebb.paging.stats()["pools"] != []
+    assert ebb.paging.step_ok()
+
+
+def test_a_step_that_is_to_be_recorded_begins_in_no_capture(device):
+    """It says so before anything of it has happened."""
+    step = Step(device, live=10)
+    step.warm(then=optimizer_of(step))
+    accelerator.synchronize()
+    step.set(40)
+    step.run()
+    assert not ebb.paging.step_ok()
+    accelerator.synchronize()
+    pools = ebb.paging.stats()["pools"]
+    with pytest.raises(RuntimeError, match="a step of paging that is to be recorded begins"):
+        step.capture()
+    assert ebb.paging.stats()["pools"] == pools
+    step.run()
+    assert step.is_right()
+    assert ebb.paging.step_ok()
+
+
+def test_flags_that_nobody_has_read_before_a_capture(device):
+    """They are read after it."""
+    step, other = Step(device), Step(device, live=10, width=12)
+    for _ in range(2):
+        with ebb.paging.step(False):
+            step.run()
+            other.run()
+        assert ebb.paging.step_ok()
+    other.set(40)
+    accelerator.synchronize()
+    with other.stream:
+        kept = paged(other.x, other.n, "abcdefgh")
+        dropped = paged(step.x, step.n)
+        while kept:
+            assert kept.pop()[0].saved_tensors
+        Keep.last = None
+    del dropped  # so the step is over, and what is to be known of it is not on its way
+    step.capture()
+    accelerator.synchronize()
+    assert not ebb.paging.step_ok()
+
+
+# What others do meanwhile
+
+
+def test_another_stream_pages_while_a_graph_is_captured(device):
+    """Its memory is its own until it has waited, whatever is let go for the graph."""
+    step, stream = Step(device), torch.Stream(device=device)
+    ebb.paging.configure(headroom=4.0)
+    step.warm(then=optimizer_of(step))
+    x = step.net.inputs(3)
+    for _ in range(2):
+        assert paged(x, step.n)[0][0].saved_tensors
+    accelerator.synchronize()
+    graph = accelerator.Graph()
+    with graph.capture(step.stream):
+        with stream:
+            kept = paged(x, step.n)
+        loss = step.net(step.x, step.n, region)
+        del loss
+        with stream:
+            scratch = [torch.zeros_like(x) for _ in range(4)]
+    with stream:
+        scratch += [torch.zeros_like(x) for _ in range(4)]
+        found = kept[0][0].saved_tensors[0].clone()
+    accelerator.synchronize()
+    assert is_right(found, x, 1)
+    assert not any(tensor.any() for tensor in scratch)
+
+
+def test_what_a_capture_that_failed_has_paged_is_dropped_without_asking(device):
+    """Nothing of it has happened, so nobody waits: for what else is on its way neither."""
+    step, other, kept = Step(device), Step(device, width=12), []
+    for _ in range(2):
+        with ebb.paging.step(False):
+            step.run()
+            other.run()
+        assert ebb.paging.step_ok()
+    with pytest.raises(KeyError):
+        step.capture_forward(kept)
+    with step.stream:
+        ours = paged(other.x, step.n)
+    torch.ops.late.counts()
+    kept.clear()
+    counts = torch.ops.late.counts()
+    assert counts.get("record", 0) == counts.get("wait", 0) == 0
+    accelerator.synchronize()
+    assert ours is not None
+
+
+# Pools that a graph has
+
+
+def test_a_captured_step_waits_no_more_than_an_eager_one(device):
+    """Within a graph nothing else uses its pools."""
+    step = Step(device)
+    step.warm(then=optimizer_of(step))
+    torch.ops.late.drop_wait(-1)
+    with step.stream:
+        step.run()
+    eager = torch.ops.late.drop_wait(-1)
+    step.capture()
+    assert torch.ops.late.drop_wait(-1) <= eager
+
+
+def larger_pools(step):
+    """For more rows than there were; what has taken the memory of those that have gone."""
+    step.set(40)
+    step.run()
+    assert not ebb.paging.step_ok()
+    for _ in range(2):
+        step.run()
+        assert step.is_right()
+        assert ebb.paging.step_ok()
+    step.set(10)
+    accelerator.synchronize()
+    return [torch.zeros_like(step.x) for _ in range(8)]
+
+
+def test_a_graph_of_a_forward_that_nobody_wants_keeps_its_pools(device):
+    step = Step(device, live=10)
+    step.warm(then=optimizer_of(step))
+    graph = accelerator.Graph()
+    with graph.capture(step.stream):
+        loss = step.net(step.x, step.n, region)
+        del loss
+    others = larger_pools(step)
+    graph.replay()
+    accelerator.synchronize()
+    assert not any(tensor.any() for tensor in others)
+    assert ebb.paging.step_ok()
+
+
+def test_a_graph_of_a_backward_keeps_its_pools(device):
+    """What was paged before is asked for once, in the graph."""
+    step = Step(device, live=10)
+    step.warm(then=optimizer_of(step))
+    with step.stream:
+        kept = paged(step.x, step.n)
+        assert ebb.paging.step_ok()  # the rows have left
+    graph = accelerator.Graph()
+    with graph.capture(step.stream):
+        found = kept[0][0].saved_tensors[0] * 1
+    graph.replay()
+    accelerator.synchronize()
+    assert torch.equal(found[:10].cpu(), (step.x + 1)[:10].detach().cpu())
+    others = larger_pools(step)
+    graph.replay()  # of no use: those rows are gone
+    accelerator.synchronize()
+    assert not any(tensor.any() for tensor in others)
+    with pytest.raises(RuntimeError, match="that was stashed before the pool was reset"):
+        ebb.paging.step_ok()
+
+
+def test_a_replay_between_a_forward_and_its_backward(device):
+    """Both use the same pools: one comes after the other."""
+    step = Step(device)
+    ebb.paging.configure(headroom=3.0)
+    step.warm(then=optimizer_of(step))
+    graph = step.capture()
+    captured = step.found
+    with step.stream:
+        loss = step.net(step.x, step.n, region)
+        graph.replay()
+        step.found = torch.autograd.grad(loss, [step.x, *step.net.weights])
+        graph.replay()
+    assert step.is_right()
+    step.found = captured
+    assert step.is_right()
+    assert ebb.paging.step_ok()
+
+
+def test_a_replay_while_something_comes_back_ahead(device):
+    step = Step(device)
+    ebb.paging.configure(headroom=3.0, prefetch=1)
+    step.warm(then=optimizer_of(step))
+    graph = step.capture()
+    captured, names = step.found, ("a", "b", "c")
+    with step.stream:
+        for _ in range(3):
+            with ebb.paging.step():
+                kept = paged(step.x, step.n, names)
+                found = []
+                while kept:
+                    found.append(kept.pop()[0].saved_tensors[0] * 1)
+                    graph.replay()
+    accelerator.synchronize()
+    assert all(is_right(value, step.x, 3 - i) for i, value in enumerate(found))
+    step.found = captured
+    assert step.is_right()
+
+
+def test_pages_are_given_back_behind_a_replay(device):
+    step = Step(device)
+    ebb.paging.configure(headroom=3.0)
+    step.warm(then=optimizer_of(step))
+    graph = step.capture()
+    captured = step.found
+    with step.stream:
+        loss = step.net(step.x, step.n, region)
+        graph.replay()
+        del loss
+        step.run()
+    assert step.is_right()
+    step.found = captured
+    assert step.is_right()
+    assert ebb.paging.step_ok()
+
+
+def test_a_replay_right_after_its_pools_were_reset(device):
+    """It runs behind that, though the step that found no room is not over."""
+    step = Step(device, live=10)
+    step.warm(then=optimizer_of(step))
+    graph = step.capture()
+    step.set(40)
+    graph.replay()
+    assert not ebb.paging.step_ok()
+    with step.stream:
+        loss = step.net(step.x, step.n, region)  # is recorded, and has no pools any more
+        graph.replay()
+    accelerator.synchronize()
+    assert loss is not None
+    with step.stream:
+        del loss
