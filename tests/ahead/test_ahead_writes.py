@@ -73,19 +73,21 @@ def test_to_a_value_that_can_be_made_again():
     assert found == [True] * ROUNDS
 
 
-def test_to_a_part_of_a_leaf():
-    """Between the places at which fingerprints look."""
+@pytest.mark.parametrize("through", ["itself", "an alias"])
+def test_to_a_part_of_a_leaf(through):
+    """Between the places at which fingerprints look. An alias has a version of its own."""
     x = torch.rand(SIZE, requires_grad=True)
     between = slice(4, SIZE // 63 - 4)
 
     def program(entered, pause):
         leaf = torch.full((SIZE,), 0.5)
+        read = leaf.data if through == "an alias" else leaf
 
         def hook(gradient):
             time.sleep(pause)
-            leaf[between].erfinv_()
+            read[between].erfinv_()
 
-        return two_regions(x, lambda x: (x + leaf).exp(), hook, entered)
+        return two_regions(x, lambda x: (x + leaf + read).exp(), hook, entered)
 
     found = outcomes(program, program(contextlib.nullcontext, 0))
     assert all(one is True or "modified by an inplace operation" in str(one) for one in found)

@@ -127,6 +127,9 @@ TORCH_LIBRARY(late, m) {
     settings.hostLimit = host < 0 ? SIZE_MAX : static_cast<size_t>(host);
   });
   m.def("break_device(bool broken) -> ()", [](bool broken) { settings.broken = broken; });
+  m.def("fail_asked_of_captures(int error) -> ()", [](int64_t error) {
+    settings.captureError = static_cast<int>(error);
+  });
   m.def("draw_from(int whose) -> ()", [](int64_t whose) {
     settings.draws = static_cast<late::Draws>(whose);
   });
