@@ -162,6 +162,7 @@ def step():
         for _ in range(4):
             h = h.sin()
             weakref.finalize(h.untyped_storage(), died)
+    fake.advance(1000)
     h.sum().backward()
 
 ebb.offload.configure(min_bytes=0, in_flight_bytes=2048)

@@ -44,7 +44,7 @@ def test_no_number_that_another_thread_draws_meanwhile_is_drawn_again(program, s
 
 def test_what_a_region_draws_while_another_thread_replays_is_as_in_eager():
     """Replays set the generator that all share, for the operators that take none."""
-    x = torch.randn(1_000_000, requires_grad=True)
+    x = torch.randn(3_000_000, requires_grad=True)
     ones = torch.ones(64)
     drawn = []
     torch.manual_seed(1)
@@ -67,7 +67,7 @@ def test_what_a_region_draws_while_another_thread_replays_is_as_in_eager():
 def drawn_from_one_generator(region):
     """Operators that take a generator, and others."""
     torch.manual_seed(1)
-    x = torch.ones(64, requires_grad=True)
+    x = torch.ones(300_000, requires_grad=True)
     gradients = []
     for _ in range(30):
         with region:

@@ -408,7 +408,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "false",
             "",
             (),
-            "what comes next looks again; it only asks for no stream in vain",
+            "a capture would have to begin in the very moment in which it records an event",
         ),
         (
             (DEVICE + "::test_a_region_on_two_streams_is_left_to_backward",),

@@ -10,6 +10,7 @@ from mutant import Mutant
 
 DEVICE_MEMORY = "tests/accelerator/test_memory.py"
 HANDLES = "tests/region/test_handles.py"
+DISPATCH_MODES = "tests/region/test_dispatch_modes.py"
 ESCAPES = "tests/region/test_escapes.py"
 LOCKS = "tests/region/test_locks.py"
 MEMORY = "tests/region/test_memory.py"
@@ -22,6 +23,7 @@ UNREAD_ARGUMENTS = "tests/rules/test_unread_arguments.py"
 TESTS = (
     "tests/region/test_thread_locals.py",
     "tests/region/test_memory.py",
+    "tests/region/test_dispatch_modes.py",
     "tests/region/test_share_storage.py",
     "tests/region/test_placeholders.py",
     "tests/region/test_locks.py",
@@ -120,7 +122,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "src/memory/bytes.cpp": [
         (
-            (MEMORY + "::test_no_mode_sees_what_is_allocated_and_copied_for_backward",),
+            (DISPATCH_MODES + "::test_no_mode_sees_what_is_allocated_and_copied_for_backward",),
             "bytes-below-all",
             "belowEverything()",
             "c10::impl::ForceDispatchKeyGuard(c10::impl::tls_local_dispatch_key_set())",
@@ -132,7 +134,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "bytesOf(storage).zero_();",
         ),
         (
-            (MEMORY + "::test_no_mode_sees_what_is_allocated_and_copied_for_backward",),
+            (DISPATCH_MODES + "::test_no_mode_sees_what_is_allocated_and_copied_for_backward",),
             "bytes-copied-below-all",
             "belowEverything()",
             "c10::impl::ForceDispatchKeyGuard(c10::impl::tls_local_dispatch_key_set())",

@@ -7,9 +7,7 @@ from typing import Any
 
 from mutant import Mutant
 
-BACKENDS = "tests/accelerator/test_backends.py"
 DEVICE_MEMORY = "tests/accelerator/test_memory.py"
-PAGING_CAPTURES = "tests/accelerator/test_paging_captures.py"
 PINNED_MEMORY = "tests/offload/test_pinned_memory.py"
 RULE07_RANDOMNESS = "tests/rules/test_rule07_randomness.py"
 
@@ -47,10 +45,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "(const c10::Error&) {\n    return false;",
         ),
         (
-            (
-                BACKENDS,
-                PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",
-            ),
+            (DEVICE_MEMORY + "::test_whether_a_stream_is_captured",),
             "capturing-on-the-cpu",
             "device.is_cpu()",
             "false",

@@ -101,7 +101,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "false",
         ),
         (
-            (RANDOM_OPERATORS + "::test_what_is_made_on_a_device_without_a_number_is_recomputed",),
+            (RANDOM_OPERATORS + "::test_an_operator_that_is_given_a_device_alone",),
             "random-device-without-an-index",
             "!device->has_index()",
             "false",
@@ -383,10 +383,11 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "!type",
         ),
         (
-            (DRAWS_FROM_ELSEWHERE + "::test_an_operator_from_elsewhere_without_tensors",),
+            (RANDOM_OPERATORS + "::test_an_operator_that_says_that_it_draws_but_not_where",),
             "random-device-unknown",
-            "!type && !device",
-            "false",
+            "return {};",
+            "return c10::Device(c10::kCPU);",
+            "if (!type && !device) {\n    return {};",
         ),
     ],
     "src/intercept/op_traits.cpp": [
