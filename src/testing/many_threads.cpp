@@ -8,7 +8,6 @@
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <thread>
 #include <vector>
@@ -67,25 +66,26 @@ bool arenaObjectsAreApart(size_t threads, size_t rounds) {
   });
 }
 
+// Threads meet nowhere else, so that they come at a time. What each has at the end it keeps.
 bool eventsAreApart(c10::Device device, size_t threads, size_t rounds) {
+  using Events = std::vector<std::shared_ptr<const c10::Event>>;
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  std::mutex mutex;  // guards what follows
-  std::multiset<const c10::Event*> inUse;
-  return allRounds(threads, rounds, [&](size_t, size_t) {
-    std::vector<std::shared_ptr<const c10::Event>> events(4);
-    bool right = true;
+  std::vector<Events> last(threads);
+  const bool areThere = allRounds(threads, rounds, [&](size_t thread, size_t) {
+    Events& events = last[thread];
+    events.assign(4, nullptr);
     for (auto& event : events) {
       event = recordEvent(stream);
-      std::lock_guard<std::mutex> lock(mutex);
-      inUse.insert(event.get());
-      right &= inUse.count(event.get()) == 1;
     }
-    std::lock_guard<std::mutex> lock(mutex);
-    for (auto& event : events) {
-      inUse.erase(inUse.find(event.get()));
-    }
-    return right;
+    return std::all_of(events.begin(), events.end(), [](const auto& event) { return event; });
   });
+  std::set<const c10::Event*> all;
+  for (const Events& events : last) {
+    for (const auto& event : events) {
+      all.insert(event.get());
+    }
+  }
+  return areThere && all.size() == 4 * threads;
 }
 
 bool handsAreKnown(size_t threads, size_t rounds) {
@@ -99,7 +99,7 @@ bool handsAreKnown(size_t threads, size_t rounds) {
     const bool inHandMayBeRead = ReadAhead({free, inHand}, kClosed).isAllowed();
     const bool laterMayBeRead = ReadAhead({inHand}, kClosed + 1).isAllowed();
     return still.holds() && freeMayBeRead && !inHandMayBeRead && laterMayBeRead &&
-           weakReferencesTo(inHand) == 0;
+           weakReferencesTo(inHand) == 1;
   });
 }
 

@@ -44,4 +44,4 @@ def test_a_stream_that_is_captured(device):
 
 
 def test_events_that_many_threads_record(device):
-    assert _C._testing.events_are_apart("late", 4, 2000)
+    assert _C._testing.events_are_apart("late", 4, 8000)

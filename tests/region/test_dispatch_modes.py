@@ -6,10 +6,11 @@ import contextlib
 
 import pytest
 import torch
-from exactness import disk_tier
+from exactness import disk_tier, offload_settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ebb
+from ebb import _C
 from ebb._testing import fake_accelerator
 from paging import Keep
 
@@ -28,7 +29,7 @@ class Seen(TorchDispatchMode):
 def policy(request):
     """Of values that are there until backward."""
     tiers = {"on the host": fake_accelerator, "on disk": disk_tier}
-    with tiers.get(request.param, contextlib.nullcontext)():
+    with tiers.get(request.param, contextlib.nullcontext)(), offload_settings(in_flight_bytes=0):
         yield ebb.Policy(default=ebb.OFFLOAD if request.param in tiers else ebb.RECOMPUTE)
 
 
@@ -41,6 +42,7 @@ def test_no_mode_sees_what_is_allocated_and_copied_for_backward(policy):
         ctx = Keep.last
         z = h.exp().sin()  # what is recomputed for it reads the same bytes
     del h
+    _C._testing.drain_offload()
     with Seen() as seen:
         (saved,) = ctx.saved_tensors
     Keep.last = None
