@@ -213,6 +213,38 @@ def test_setters_do_not_wait_for_who_waits_for_them(who, python_sine):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+def test_nothing_runs_ahead_in_a_commotion(python_sine):
+    """A graph's capture lasts, say: see commotion.py."""
+    now, seen = [False], []
+
+    def look():
+        time.sleep(0.001)
+        seen.append(now[0])
+
+    def hook(gradient):
+        time.sleep(0.002)
+        ebb._C.begin_commotion()
+        now[0] = True
+        time.sleep(0.02)
+        now[0] = False
+        ebb._C.end_commotion()
+
+    python_sine.append(look)
+    h = torch.randn(4, requires_grad=True)
+    with replays_ahead(3):
+        for _ in range(10):
+            with region():
+                factor = h.detach()
+                for _ in range(5):
+                    factor = factor.sin()
+                h = h * factor
+            h.register_hook(hook)
+        h.sum().backward()
+    assert len(seen) > 5 * 10  # so many in the forward
+    assert True not in seen
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_backward_replays_under_other_settings_meanwhile(python_sine):
     """Who has the setting changed for a kernel waits for the one that runs ahead."""
     enabled = torch._C._get_mkldnn_enabled

@@ -154,12 +154,24 @@ def test_it_is_registered_on_its_own_device_whichever_is_current(cuda):
     assert printed[0].startswith("register 4096 on 1")
 
 
-def test_a_runtime_that_is_part_of_another_library(tmp_path, library):
-    other = tmp_path / "libtorch_stand_in.so"
-    shutil.copy(library, other)
-    printed, errors = run(other, 4096, "FFFF:00:00.0")
+def test_a_runtime_that_is_part_of_torch_comes_before_that_of_others(tmp_path, library):
+    """torch may be linked with it, and another package bring a library of its own."""
+    of_torch, of_others = tmp_path / "libtorch_stand_in.so", tmp_path / "libcudart.so.0"
+    shutil.copy(library, of_torch)
+    source = tmp_path / "others.c"
+    source.write_text(
+        "#include <stdio.h>\n"
+        'int cudaHostRegister(void* m, size_t n, unsigned f) { return puts("of others") < 0; }\n'
+        "int cudaHostUnregister(void* memory) { return 0; }\n"
+        "int cudaGetLastError(void) { return 0; }\n"
+    )
+    compiler = os.environ.get("CC", "cc")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", of_others, source], check=True)
+    program = f"import ctypes\nctypes.CDLL({str(of_others)!r})\n" + PROGRAM
+    printed, errors = run(of_torch, 4096, "FFFF:00:00.0", program)
 
     assert "register 4096" in printed, errors
+    assert "of others" not in printed
 
 
 MANY = """

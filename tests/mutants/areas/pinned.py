@@ -106,7 +106,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "RTLD_DEFAULT",
         ),
         (
-            (PINNED_MEMORY + "::test_a_runtime_that_is_part_of_another_library",),
+            (PINNED_MEMORY + "::test_a_runtime_that_is_part_of_torch_comes_before_that_of_others",),
             "runtime-for-all-to-see",
             "isGlobal ? RTLD_DEFAULT : loadedRuntime()",
             "loadedRuntime()",
