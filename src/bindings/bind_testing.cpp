@@ -6,9 +6,11 @@
 #include <torch/csrc/PyInterpreter.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -213,15 +215,11 @@ py::dict replayedDraw(
 
 // As a kernel that draws: under the generator's lock it is elsewhere for a while. It is left as it
 // was.
-void useGenerator(at::Generator generator, const py::object& meanwhile) {
-  const py::gil_scoped_release noGil;
+void useGenerator(at::Generator generator, double seconds) {
   std::lock_guard<std::mutex> lock(generator.mutex());
   const at::Tensor before = generator.get_state();
   generator.set_current_seed(generator.current_seed() + 1);
-  {
-    const py::gil_scoped_acquire gil;
-    meanwhile();
-  }
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
   generator.set_state(before);
 }
 
@@ -258,7 +256,7 @@ void bindTesting(py::module_& module) {
     const py::gil_scoped_release noGil;
     return eventsAreApart(c10::Device(device), threads, rounds);
   });
-  module.def("use_generator", torch::wrap_pybind_function(&useGenerator));
+  module.def("use_generator", torch::wrap_pybind_function_no_gil(&useGenerator));
   module.def(
       "replay_draw",
       torch::wrap_pybind_function(&replayedDraw),

@@ -9,7 +9,14 @@ import time
 
 import pytest
 import torch
-from ahead_programs import WaitInBackward, counts, delays, parameters, replays_ahead
+from ahead_programs import (
+    WaitInBackward,
+    counts,
+    delays,
+    parameters,
+    replays_ahead,
+    wait_for_replays,
+)
 from exactness import same_bits
 
 import ebb
@@ -213,6 +220,25 @@ def test_setters_do_not_wait_for_who_waits_for_them(who, python_sine):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+def test_nothing_begins_ahead_in_a_commotion(python_sine):
+    ran_in = set()
+    python_sine.append(lambda: ran_in.add(threading.get_ident()))
+    x = torch.randn(4, requires_grad=True)
+    ebb._C._testing.replay_when_closed(True)
+    try:
+        with replays_ahead():
+            ebb._C.begin_commotion()
+            with region():
+                h = x.sin().sin().exp()
+            wait_for_replays()
+            ebb._C.end_commotion()
+            torch.autograd.grad(h.sum(), x)
+    finally:
+        ebb._C._testing.replay_when_closed(False)
+    assert {threading.get_ident()} == ran_in
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_nothing_runs_ahead_in_a_commotion(python_sine):
     """A graph's capture lasts, say: see commotion.py."""
     now, seen = [False], []
@@ -225,22 +251,22 @@ def test_nothing_runs_ahead_in_a_commotion(python_sine):
         time.sleep(0.002)
         ebb._C.begin_commotion()
         now[0] = True
-        time.sleep(0.02)
+        time.sleep(0.03)
         now[0] = False
         ebb._C.end_commotion()
 
     python_sine.append(look)
     h = torch.randn(4, requires_grad=True)
-    with replays_ahead(3):
-        for _ in range(10):
+    with replays_ahead():
+        for _ in range(8):
             with region():
                 factor = h.detach()
-                for _ in range(5):
+                for _ in range(20):
                     factor = factor.sin()
                 h = h * factor
             h.register_hook(hook)
         h.sum().backward()
-    assert len(seen) > 5 * 10  # so many in the forward
+    assert len(seen) > 8 * 20  # so many in the forward
     assert True not in seen
 
 

@@ -135,3 +135,30 @@ def test_a_kernel_in_python_may_wait_for_a_thread_that_draws(when, once_more):
     if when == "replay":
         once_more(draw)
     torch.autograd.grad(total, x)
+
+
+def test_two_threads_replay_draws_at_once():
+    x = torch.randn(1_000_000, requires_grad=True)
+
+    def loss_of(seed, region):
+        torch.manual_seed(seed)
+        with region:
+            h = x
+            for _ in range(4):
+                h = dropped(h).exp().sin()
+            return h.sum()
+
+    expected = [torch.autograd.grad(loss_of(s, contextlib.nullcontext()), x)[0] for s in (1, 2)]
+    losses = [loss_of(s, ebb.region(EVERYTHING)) for s in (1, 2)]
+    found = [None, None]
+
+    def backward(number):
+        found[number] = torch.autograd.grad(losses[number], x)[0]
+
+    threads = [threading.Thread(target=backward, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -57,7 +56,7 @@ def another_thread_has(generator: torch.Generator) -> Iterator[None]:
 
     def work(over: threading.Event) -> None:
         while not over.wait(1e-3):
-            _C._testing.use_generator(generator, lambda: time.sleep(1e-3))
+            _C._testing.use_generator(generator, 1e-3)
 
     with another_thread(work):
         yield

@@ -301,10 +301,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "setState(clone_, unpackState(state->packed));",
         ),
         (
-            (
-                SHARED_GENERATORS
-                + "::test_what_a_region_draws_while_another_thread_replays_is_as_in_eager",
-            ),
+            (SHARED_GENERATORS + "::test_two_threads_replay_draws_at_once",),
             "replay-locks",
             "lock_ = std::unique_lock<std::mutex>(drawMutex());",
             "",
