@@ -41,7 +41,7 @@ EACH = {
 PLACES: dict[str, list[tuple[Any, ...]]] = {
     "src/memory/stillness.cpp": [
         (
-            (SETTINGS + "::test_nothing_begins_ahead_in_a_commotion",),
+            (SETTINGS + "::test_nothing_runs_ahead_in_a_commotion",),
             "ahead-none-in-a-commotion",
             "commotions.load() == 0",
             "true",
@@ -69,7 +69,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "true",
         ),
         (
-            (SETTINGS + "::test_nothing_runs_ahead_in_a_commotion",),
+            (SETTINGS + "::test_memory_that_backward_gives_back_while_it_is_read",),
             "ahead-the-last-recipe-tells",
             "replaysAhead.notify_all();",
         ),
@@ -226,11 +226,11 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
         ),
         (
             (WRITES + "::test_no_half_of_a_write_is_read",),
-            "ahead-looks-at-inputs-again",
-            "asker_ == Asker::Nobody",
-            "false",
-            "if (asker_ == Asker::Nobody) {",
-            ("ahead-remembers-what-was-read",),
+            "ahead-remembers-what-was-read",
+            "lookahead_.hasRead(input, by.op.name);",
+            "",
+            "",
+            ("ahead-looks-at-inputs-again",),
         ),
         (
             (DEVICE + "::test_paged_inputs_are_left_to_backward",),
@@ -298,7 +298,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "lookahead_.giveBack(each.nbytes);",
         ),
         (
-            (SETTINGS + "::test_nothing_runs_ahead_in_a_commotion",),
+            (SETTINGS + "::test_setters_do_not_wait_for_who_waits_for_them",),
             "ahead-is-still-while-it-runs-only",
             "still_.reset();",
         ),
@@ -310,11 +310,12 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "src/replay/rerun.cpp": [
         (
-            (WRITES, SETTINGS),
+            (WRITES + "::test_no_half_of_a_write_is_read",),
             "ahead-looks-at-inputs-again",
             "asker_ == Asker::Nobody",
             "false",
             "if (asker_ == Asker::Nobody) {",
+            ("ahead-remembers-what-was-read",),
         ),
         (
             (DEVICE + "::test_no_memory_ahead_is_no_failure", EXACTNESS + "::test_writes_in_place"),
