@@ -41,7 +41,7 @@ EACH = {
 PLACES: dict[str, list[tuple[Any, ...]]] = {
     "src/memory/stillness.cpp": [
         (
-            (SETTINGS + "::test_nothing_runs_ahead_in_a_commotion",),
+            (SETTINGS + "::test_nothing_begins_ahead_in_a_commotion",),
             "ahead-none-in-a-commotion",
             "commotions.load() == 0",
             "true",
@@ -69,7 +69,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "true",
         ),
         (
-            (SETTINGS + "::test_memory_that_backward_gives_back_while_it_is_read",),
+            (SETTINGS + "::test_nothing_runs_ahead_in_a_commotion",),
             "ahead-the-last-recipe-tells",
             "replaysAhead.notify_all();",
         ),
@@ -298,7 +298,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "lookahead_.giveBack(each.nbytes);",
         ),
         (
-            (SETTINGS + "::test_setters_do_not_wait_for_who_waits_for_them",),
+            (SETTINGS + "::test_nothing_runs_ahead_in_a_commotion",),
             "ahead-is-still-while-it-runs-only",
             "still_.reset();",
         ),
