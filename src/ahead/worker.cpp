@@ -174,8 +174,8 @@ AheadEnd Worker::replayOnStream(Graph& graph) {
   }
   std::optional<c10::StreamGuard> guard;
   {
-    const Stillness still;
     std::lock_guard<PythonMutex> lock(graph.mutex);
+    const Stillness still;  // which a replay of backward's may wait for, with the graph's lock
     if (!still.holds() || graph.streams.count() > 1) {
       return AheadEnd::Stopped;
     }

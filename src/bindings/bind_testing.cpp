@@ -1,11 +1,16 @@
 // Of the module ebb._C._testing: tables of fields, transfers that are fake or instant, and what
 // else only tests and benchmarks use.
+#include <ATen/core/Generator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -29,6 +34,7 @@
 #include "testing/failing_policy.h"
 #include "testing/fake_transfer.h"
 #include "testing/instant_transfer.h"
+#include "testing/many_threads.h"
 #include "testing/stand_in_generator.h"
 
 namespace ebb::bindings {
@@ -184,6 +190,13 @@ std::pair<bool, uint64_t> cudaCapture(uintptr_t stream) {
   return {isCapturingForCuda(handle), captureForCuda(handle)};
 }
 
+// Whether the current stream of `device` is being captured: by the device, and by the stream.
+std::pair<bool, bool> capturesOf(const std::string& name) {
+  const c10::Device device(name);
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  return {isCapturing(device), isCapturing(guard.getStream(guard.getDevice()))};
+}
+
 py::dict replayedDraw(
     const std::string& device,
     bool takesGenerator,
@@ -206,6 +219,16 @@ py::dict replayedDraw(
   return dict;
 }
 
+// As a kernel that draws: under the generator's lock it is elsewhere for a while. It is left as it
+// was.
+void useGenerator(at::Generator generator, double seconds) {
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  const at::Tensor before = generator.get_state();
+  generator.set_current_seed(generator.current_seed() + 1);
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+  generator.set_state(before);
+}
+
 }  // namespace
 
 void bindTesting(py::module_& module) {
@@ -217,7 +240,7 @@ void bindTesting(py::module_& module) {
     return std::make_pair(names.plain, names.full);
   });
   module.def("drain_offload", torch::wrap_pybind_function_no_gil([] { Offload::get().drain(); }));
-  module.def("pinned_memory", torch::wrap_pybind_function([](size_t nbytes, int8_t device) {
+  module.def("pinned_memory", torch::wrap_pybind_function_no_gil([](size_t nbytes, int8_t device) {
                return bytesOf(allocatePinned(nbytes, c10::Device(c10::kCUDA, device)));
              }));
   module.def("cpu_page_mover", [] { return reinterpret_cast<uintptr_t>(&cpuPageMover()); });
@@ -232,6 +255,14 @@ void bindTesting(py::module_& module) {
   module.def("replays_ahead_are_idle", &replaysAheadAreIdle);
   module.def("replay_when_closed", &replayWhenClosed);
   module.def("delay_replays_ahead", &delayReplaysAhead);
+  module.def("captures", torch::wrap_pybind_function(&capturesOf));
+  module.def("arena_objects_are_apart", torch::wrap_pybind_function_no_gil(&arenaObjectsAreApart));
+  module.def("hands_are_known", torch::wrap_pybind_function_no_gil(&handsAreKnown));
+  module.def("events_are_apart", [](const std::string& device, size_t threads, size_t rounds) {
+    const py::gil_scoped_release noGil;
+    return eventsAreApart(c10::Device(device), threads, rounds);
+  });
+  module.def("use_generator", torch::wrap_pybind_function_no_gil(&useGenerator));
   module.def(
       "replay_draw",
       torch::wrap_pybind_function(&replayedDraw),

@@ -116,7 +116,7 @@ void readArguments(OpTraits& traits, const c10::FunctionSchema& schema) {
     if (holdsGenerator(argument.type())) {
       traits.generatorArgument = static_cast<int16_t>(i);
     }
-    if (argument.name() == "dropout_p") {
+    if (argument.name() == "dropout_p" && !traits.untrusted) {
       traits.dropoutArgument = static_cast<int16_t>(i);
     }
   }

@@ -55,9 +55,6 @@ NumericSettings NumericSettings::current() {
 }
 
 void NumericSettings::apply(const NumericSettings& from) const {
-  if (*this == from) {
-    return;
-  }
   at::Context& context = at::globalContext();
   if (defaultDtype != from.defaultDtype) {
     c10::set_default_dtype(c10::scalarTypeToTypeMeta(defaultDtype));

@@ -32,12 +32,14 @@ void setState(at::Generator& generator, const at::Tensor& state) {
   generator.set_state(state);
 }
 
-// The device whose default generator an op without a Generator argument draws from.
-c10::Device deviceOf(const OpTraits& op, c10::DispatchKeySet keys, const c10::IValue* arguments) {
-  const auto type = c10::dispatchKeyToDeviceType(
-      keys.remove(c10::DispatchKey::PythonDispatcher).highestPriorityTypeId());
-  if (type == c10::kCPU) {
-    return c10::kCPU;
+// The device whose default generator an op without a Generator argument draws from. Unknown of one
+// from elsewhere that is given neither a tensor nor a device.
+std::optional<c10::Device> deviceOf(
+    const OpTraits& op, c10::DispatchKeySet keys, const c10::IValue* arguments) {
+  const auto key = keys.remove(c10::DispatchKey::PythonDispatcher).highestPriorityTypeId();
+  std::optional<c10::DeviceType> type;
+  if (key != c10::DispatchKey::Undefined) {
+    type = c10::dispatchKeyToDeviceType(key);
   }
   std::optional<c10::Device> device;
   for (size_t i = 0; i < op.argumentCount && !device; ++i) {
@@ -47,24 +49,30 @@ c10::Device deviceOf(const OpTraits& op, c10::DispatchKeySet keys, const c10::IV
     } else if (argument.isDevice()) {
       device = argument.toDevice();
     }
-    if (device && device->type() != type) {
+    if (device && type && device->type() != *type) {
       device.reset();
     }
   }
-  if (!device || !device->has_index()) {
-    device = c10::impl::getDeviceGuardImpl(type)->getDevice();
+  if (!type && !device) {
+    return {};
   }
-  return *device;
+  if (!device || !device->has_index()) {
+    device = c10::impl::getDeviceGuardImpl(device ? device->type() : *type)->getDevice();
+  }
+  return device;
 }
 
 at::Generator cpuGenerator() {
   return at::globalContext().defaultGenerator(c10::kCPU);
 }
 
-// Undefined if the device has none.
-at::Generator defaultGenerator(c10::Device device) {
+// Undefined if the device is unknown, or has none.
+at::Generator defaultGenerator(std::optional<c10::Device> device) {
+  if (!device) {
+    return {};
+  }
   try {
-    return at::globalContext().defaultGenerator(device);
+    return at::globalContext().defaultGenerator(*device);
   } catch (const c10::Error&) {
     return {};
   }
@@ -146,13 +154,8 @@ bool mayDrawWith(const OpTraits& op, const c10::IValue* arguments) {
 
 RandomScope::RandomScope(
     const OpTraits& op, c10::DispatchKeySet keys, c10::IValue* arguments, bool recorded) {
-  if (op.untrusted && !recorded) {
-    return;
-  }
   const bool takesGenerator = op.generatorArgument >= 0;
   const bool given = takesGenerator && arguments[op.generatorArgument].isGenerator();
-  at::Generator generator = given ? arguments[op.generatorArgument].toGenerator()
-                                  : defaultGenerator(deviceOf(op, keys, arguments));
   if (!given && !op.untrusted) {
     lock_ = std::unique_lock<std::mutex>(drawMutex());
   }
@@ -163,7 +166,8 @@ RandomScope::RandomScope(
   // states around it, and hold no lock.
   confirm_ = !op.random;
   state_ = std::make_unique<RandomState>();
-  state_->generator = std::move(generator);
+  state_->generator = given ? arguments[op.generatorArgument].toGenerator()
+                            : defaultGenerator(deviceOf(op, keys, arguments));
   const bool onDevice = !state_->generator.defined() || !state_->generator.device().is_cpu();
   if (takesGenerator && !given && !op.untrusted && !onDevice) {
     drawFromClone(arguments[op.generatorArgument]);

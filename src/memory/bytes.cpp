@@ -29,8 +29,8 @@ c10::Storage allocate(size_t nbytes, const c10::TensorOptions& options) {
 }
 
 c10::Storage allocateZeroed(size_t nbytes, c10::Device device) {
-  const auto below = belowEverything();
   c10::Storage storage = allocate(nbytes, device);
+  const auto below = belowEverything();
   bytesOf(storage).zero_();
   return storage;
 }

@@ -35,12 +35,12 @@ bool isCapturing(c10::Stream stream) {
 }
 
 bool isCapturing(c10::Device device) {
-  if (device.is_cpu() || !c10::impl::hasDeviceGuardImpl(device.type())) {
+  if (device.is_cpu()) {
     return false;
   }
   try {
     return isCapturing(currentStream(device));
-  } catch (const c10::Error&) {  // torch is built for CUDA, and there is no GPU or driver
+  } catch (const c10::Error&) {  // torch has no such device, or the machine no GPU or driver
     return false;
   }
 }

@@ -18,10 +18,10 @@ namespace ebb {
 // forgotten. These functions never throw: whatever else is wrong, the next call of torch's says so.
 
 // Whether a graph is being captured on this thread's stream of `device`.
-bool isCapturing(c10::Device device);
+EBB_API bool isCapturing(c10::Device device);
 
 // Whether `stream` is a part of one.
-bool isCapturing(c10::Stream stream);
+EBB_API bool isCapturing(c10::Stream stream);
 
 // Which capture that is: none has 0. Where only torch tells, and not which, all have 1.
 uint64_t captureOf(c10::Device device);

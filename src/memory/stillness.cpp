@@ -77,7 +77,7 @@ struct Hands {
 
   bool isOn(c10::StorageImpl* storage, uint64_t closed) const {
     const auto hand = on.find(storage);
-    return hand != on.end() && hand->second.until >= closed && !hand->second.storage.expired();
+    return hand != on.end() && hand->second.until >= closed;
   }
 };
 
@@ -134,8 +134,7 @@ void noteHandOn(const c10::Storage& storage, uint64_t until) {
       hands.forgetDead();
     }
     const auto place = hands.on.find(impl);
-    const bool known = place != hands.on.end() && !place->second.storage.expired();
-    const uint64_t before = known ? place->second.until : 0;
+    const uint64_t before = place != hands.on.end() ? place->second.until : 0;
     hands.on.insert_or_assign(
         impl, Hands::Hand{storage.getWeakStorageImpl(), std::max(before, until)});
     isRead = hands.isRead(impl);
@@ -149,8 +148,7 @@ size_t weakReferencesTo(const c10::Storage& storage) {
   Hands& hands = Hands::get();
   std::lock_guard<std::mutex> lock(hands.mutex);
   const auto weak = storage.getWeakStorageImpl();
-  const auto hand = hands.on.find(storage.unsafeGetStorageImpl());
-  const bool ours = hand != hands.on.end() && !hand->second.storage.expired();
+  const bool ours = hands.on.count(storage.unsafeGetStorageImpl()) != 0;
   return weak.weak_use_count() - (ours ? 2 : 1);
 }
 

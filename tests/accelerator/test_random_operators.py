@@ -97,3 +97,77 @@ def test_a_generator_of_the_cpu_that_is_given(device):
 
     for ours, eager in zip(found, expected, strict=True):
         assert torch.equal(ours, eager)
+
+
+@torch.library.custom_op("ebb_test::scaled_noise", mutates_args=())
+def scaled_noise(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.rand_like(x) * scale.item()
+
+
+@torch.library.custom_op("ebb_test::noise_on", mutates_args=())
+def noise_on(count: int, device: torch.device) -> torch.Tensor:
+    return torch.rand(count, device=device)
+
+
+FROM_ELSEWHERE = ebb.Policy({"ebb_test::*": ebb.RECOMPUTE})
+
+
+def is_exact(operator, device):
+    expected = run(operator, torch.enable_grad(), device)
+    found = run(operator, ebb.region(FROM_ELSEWHERE), device)
+    return all(torch.equal(ours, eager) for ours, eager in zip(found, expected, strict=True))
+
+
+def test_a_tensor_of_the_cpu_comes_first(device):
+    scale = torch.tensor(3.0)
+
+    assert is_exact(lambda x: x * scaled_noise(scale, x.detach()), device)
+
+
+@pytest.mark.parametrize("named", ["late:0", "late", "cpu"])
+def test_an_operator_that_is_given_a_device_alone(named, device):
+    assert is_exact(lambda x: x * noise_on(16, torch.device(named)).to(device), device)
+
+
+@torch.library.custom_op(
+    "ebb_test::noise_there", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+)
+def noise_there(count: int) -> torch.Tensor:
+    return torch.rand(count, device="late")
+
+
+def test_an_operator_that_says_that_it_draws_but_not_where(device):
+    assert is_exact(lambda x: x * noise_there(16), device)
+
+
+@torch.library.custom_op("ebb_test::times_a_number", mutates_args=())
+def times_a_number(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rand(()).item()
+
+
+@pytest.mark.skipif(
+    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
+)
+def test_in_a_capture_the_cpus_numbers_are_those_of_the_forward(device):
+    """The graph has them as they were drawn."""
+    stream = torch.Stream(device=device)
+    x = torch.randn(4, 16).to(device).requires_grad_()
+
+    def step(region):
+        with region:
+            loss = (x * times_a_number(x.detach())).sin().exp().sum()
+        return torch.autograd.grad(loss, x)[0]
+
+    def captured(region):
+        with stream:
+            step(region)
+        torch.manual_seed(1)
+        graph = accelerator.Graph()
+        with graph.capture(stream):
+            gradient = step(region)
+        graph.replay()
+        accelerator.synchronize()
+        return gradient.cpu()
+
+    expected = captured(torch.enable_grad())
+    assert torch.equal(captured(ebb.region(FROM_ELSEWHERE)), expected)

@@ -144,6 +144,53 @@ def test_offloaded_inputs_come_back_ahead(ahead, device):
     assert ebb.offload.stats()["bytes_fetched"] > 0
 
 
+def test_offloaded_inputs_come_back_within_the_limit(ahead, device):
+    ebb.offload.configure(min_bytes=1, in_flight_bytes=0, prefetch_bytes=0)
+    modules, x = on(device, blocks(2)), leaf(device)
+    policy = ebb.Policy({"aten::native_layer_norm": ebb.OFFLOAD}, inputs=ebb.OFFLOAD)
+    fetched = []
+
+    def look(gradient):
+        wait_for_replays()
+        fetched.append(ebb.offload.stats()["bytes_fetched"])
+
+    def run(**settings):
+        ebb.ahead.configure(**settings)
+        fetched[:] = [ebb.offload.stats()["bytes_fetched"]]
+        h = x
+        for module in modules:
+            with ebb.region(policy):
+                h = module(h)
+            h.register_hook(look)
+        h.sum().backward()
+        fetched.append(ebb.offload.stats()["bytes_fetched"])
+        return [bytes - fetched[0] for bytes in fetched]
+
+    expected = run(regions=0)
+    assert run(regions=1, limit=0) == expected
+
+
+def test_a_region_on_two_streams_is_left_to_backward(ahead, device):
+    x, other = leaf(device), torch.Stream(device=device)
+
+    def program(entered):
+        h = x
+        for _ in range(3):
+            with entered():
+                a = WaitInBackward.apply(h).sin()
+                own = torch.accelerator.current_stream()
+                other.wait_stream(own)
+                with other:
+                    b = (a * 2).sin().exp()
+                own.wait_stream(other)
+                h = (a + b).sin()
+        return [h.detach(), *torch.autograd.grad(h.sum(), x)]
+
+    did = counts(lambda: assert_exact(program))
+    assert did["regions_in_time"] == 0
+    assert did["regions_stopped"] > 0
+
+
 def test_paged_inputs_are_left_to_backward(ahead, device):
     accelerator.have_pages()
     ebb.paging.reset()

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ebb
+from paging import Keep
 
 
 @pytest.mark.filterwarnings("error")
@@ -41,6 +43,44 @@ def test_a_write_that_torch_does_not_see_is_found(device):
             ctypes.memset(torch.ops.late.kernel_address(y), 0, 64)
         with pytest.raises(ebb.ReplayMismatch, match=r"aten::exp"):
             torch.autograd.grad(y.sum(), x)
+
+
+def test_a_write_to_an_input_that_torch_does_not_see_is_found(device):
+    x = torch.randn(4).to(device).requires_grad_()
+    w = torch.randn(4).to(device)
+    with ebb.verify():
+        with ebb.region():
+            y = (x * w.sin()).exp()
+        torch.accelerator.synchronize()
+        ctypes.memset(torch.ops.late.kernel_address(w), 0, 4)
+        with pytest.raises(ebb.ReplayMismatch, match=r"aten::sin.*input 'self' has other"):
+            torch.autograd.grad(y.sum(), x)
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        self.names.append(str(operator))
+        return operator(*arguments, **(options or {}))
+
+
+def test_no_mode_sees_what_is_read_to_compare(device):
+    x = torch.randn(4).to(device).requires_grad_()
+    w = torch.randn(4).to(device)
+    with ebb.verify():
+        with ebb.region():
+            y = Keep.apply(x * w.sin())
+            ctx = Keep.last
+        with Seen() as seen:
+            (saved,) = ctx.saved_tensors
+    Keep.last = None
+
+    assert y.requires_grad
+    assert torch.equal(saved.cpu(), (x * w.sin()).cpu())
+    assert {*seen.names} <= {"aten.detach.default"}  # of autograd
 
 
 def test_what_is_dropped_lives_as_long_as_what_it_is_compared_with(device):

@@ -15,6 +15,7 @@ from ahead_programs import (
 )
 
 import ebb
+from paging import Keep
 
 X = (2, 6, 16)
 
@@ -194,6 +195,59 @@ def test_the_limit_holds(room):
 
     assert max(seen) <= limit
     assert room == 0 or max(seen) > 0
+
+
+@pytest.mark.parametrize("regions", [1, 2, 3])
+def test_no_more_regions_are_ahead_than_are_asked_for(regions):
+    x = torch.randn(Wide.nbytes // 4, requires_grad=True)
+    seen = []
+
+    def look(gradient):
+        wait_for_replays()
+        seen.append(ebb.ahead.stats()["bytes"])
+
+    with replays_ahead(regions):
+        h = x
+        for _ in range(6):
+            with region():
+                h = Wide(4)(h)
+            h.register_hook(look)
+        h.sum().backward()
+
+    assert max(seen) == regions * 3 * Wide.nbytes
+
+
+def test_bytes_that_pass_are_given_back():
+    """Results that nobody has saved live as long as what reads them has not run."""
+    x = torch.randn(Wide.nbytes // 4, requires_grad=True)
+
+    def body(h):
+        for _ in range(4):
+            for _ in range(10):
+                h = h + 1
+            h = h.sin()
+        return h
+
+    with replays_ahead(limit=8 * Wide.nbytes):
+        did = counts(lambda: chain([body, body], x).sum().backward())
+    assert did["regions_in_time"] == 1
+
+
+def test_who_looks_at_a_saved_tensor_is_not_backward():
+    modules, x = blocks(3), torch.randn(X, requires_grad=True)
+
+    def program():
+        with region():
+            h = Keep.apply(modules[0](x))
+            ctx = Keep.last
+        loss = chain(modules[1:], h).sum()
+        assert torch.equal(ctx.saved_tensors[0], h)
+        loss.backward()
+
+    with replays_ahead():
+        did = counts(program)
+    Keep.last = None
+    assert did["regions_in_time"] == 2
 
 
 def test_what_was_held_is_given_up_when_another_region_is_entered():

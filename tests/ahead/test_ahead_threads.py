@@ -14,8 +14,9 @@ import time
 
 import pytest
 import torch
-from ahead_programs import WaitInBackward, blocks, counts, parameters, replays_ahead
+from ahead_programs import WaitInBackward, blocks, counts, delays, parameters, replays_ahead
 from exactness import TESTS, resident_kib, same_bits
+from memory_use import least_growth
 
 import ebb
 from ebb._region import commotion
@@ -38,15 +39,6 @@ def step(modules, x, entered=region):
 
 def same(found, expected):
     return all(map(same_bits, found, expected))
-
-
-@contextlib.contextmanager
-def delays(microseconds):
-    ebb._C._testing.delay_replays_ahead(microseconds)
-    try:
-        yield
-    finally:
-        ebb._C._testing.delay_replays_ahead(0)
 
 
 def test_a_thousand_steps_with_random_delays(no_objects_left):
@@ -120,6 +112,37 @@ def test_it_has_the_number_of_threads_that_the_forward_had():
         for threads in (1, 2, 1, 2):
             torch.set_num_threads(threads)
             assert counts(program)["regions_in_time"] + counts(program)["regions_in_time"] >= 3
+
+
+def test_warnings_of_the_forward_are_not_given_again(capfd):
+    """Of the worker's own thread they would go to where nobody has asked for them."""
+    x = torch.randn(4, 6, requires_grad=True)
+    bounds = torch.linspace(-1, 1, 5)
+
+    def program():
+        h = x
+        for _ in range(3):
+            with region():
+                h = WaitInBackward.apply(h)
+                places = torch.bucketize(h.detach().t(), bounds).t()
+                h = (h * places).sin().exp().sin()
+        h.sum().backward()
+
+    torch.set_warn_always(True)
+    try:
+        with replays_ahead(), pytest.warns(UserWarning, match="non-contiguous"):
+            did = counts(program)
+    finally:
+        torch.set_warn_always(False)
+    assert did["regions_in_time"] > 0
+    assert "non-contiguous" not in capfd.readouterr().err
+
+
+def test_verify_mode_runs_nothing_ahead():
+    modules, x = blocks(3), torch.randn(X, requires_grad=True)
+    with replays_ahead(), ebb.verify():
+        did = counts(lambda: step(modules, x))
+    assert not any(did.values())
 
 
 def in_a_process(script, **environment):
@@ -332,121 +355,42 @@ def test_denormals_are_flushed_by_whom_they_were(first):
             torch.set_flush_denormal(False)
 
 
-# What must not happen under a replay.
-
-
-def test_settings_change_for_a_moment_in_a_hook():
-    """Backward switches oneDNN off and on again while the worker is at a convolution."""
-    torch.manual_seed(1)
-    convolutions = [torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]
-    x = torch.randn(2, 8, 16, 16, requires_grad=True)
-
-    class Flicker(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            while not ebb._C._testing.replays_ahead_are_idle():
-                torch.backends.mkldnn.set_flags(False)
-                torch.backends.mkldnn.set_flags(True)
-            return gradient
-
-    def program(entered):
-        h = x
-        for convolution in convolutions:
-            with entered():
-                h = convolution(Flicker.apply(h)).sin().exp().sin()
-        return [h.detach(), *torch.autograd.grad(h.sum(), [*parameters(convolutions), x])]
-
-    expected = program(contextlib.nullcontext)
-    with replays_ahead(), delays(30):
-        for _ in range(100):
-            assert same(program(region), expected)
-
-
-def test_other_settings_than_in_the_forward_are_left_to_backward():
-    x = torch.randn(2, 8, 16, 16, requires_grad=True)
-    convolutions = [torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)]
-
-    def program(entered):
-        h = x
-        with torch.backends.mkldnn.flags(enabled=False):
-            for convolution in convolutions:
-                with entered():
-                    h = convolution(WaitInBackward.apply(h)).sin().exp()
-        return [h.detach(), *torch.autograd.grad(h.sum(), [*parameters(convolutions), x])]
-
-    expected = program(contextlib.nullcontext)
+def test_what_is_remembered_of_storages_goes_with_them():
     with replays_ahead():
-        found = []
-        did = counts(lambda: found.extend(program(region)))
-    assert same(found, expected)
-    assert did["regions_in_time"] == 0
+
+        def aliases():
+            for _ in range(50_000):
+                _ = torch.empty(1).data
+
+        aliases()
+        assert least_growth(aliases) < 2000
 
 
-def test_a_storage_that_is_resized_by_hand_is_not_read_ahead():
-    w = torch.randn(16, 16)
-    x = torch.randn(4, 16, requires_grad=True)
-    full = w.clone()
-
-    def refill(gradient):
-        w.untyped_storage().resize_(w.numel() * 4)
-        with torch.autograd._unsafe_preserve_version_counter(w):
-            w.copy_(full)
-
-    def program(entered, shards):
-        h = x
-        for _ in range(3):
-            with entered():
-                h = (WaitInBackward.apply(h) @ w).sin().exp().sin()
-            h.register_hook(refill)
-            if shards:
-                w.untyped_storage().resize_(0)
-                refill(None)
-        return [h.detach(), *torch.autograd.grad(h.sum(), x)]
-
-    expected = program(contextlib.nullcontext, False)
-    with replays_ahead():
-        found = []
-        did = counts(lambda: found.extend(program(region, True)))
-    assert same(found, expected)
-    assert did["regions_stopped"] > 0
-    assert did["regions_in_time"] == 0
+def test_many_threads_read_and_have_hands_on_storages():
+    assert ebb._C._testing.hands_are_known(4, 20_000)
 
 
-def test_memory_that_backward_gives_back_while_it_is_read():
-    """resize_ waits for the recipe that reads: else the memory is gone under the kernel."""
-    x = torch.randn(1, requires_grad=True)
-    draw = random.Random(1)
+def test_backward_does_what_is_left():
+    """The worker gives way between two operators."""
+    x = torch.randn(4, requires_grad=True)
 
-    class GivesBack(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, plain):
-            ctx.plain = plain
-            return x.view_as(x)
+    def program():
+        with region():
+            h = x
+            for _ in range(100):
+                h = h + 1
+            h = h.sin()
+        h.register_hook(lambda gradient: time.sleep(0.05))  # it has begun then
+        with region():
+            h = h.exp().sin()
+        h.sum().backward()
 
-        @staticmethod
-        def backward(ctx, gradient):
-            time.sleep(draw.random() * 0.01)
-            ctx.plain.untyped_storage().resize_(0)
-            return gradient, None
-
-    outcomes = []
-    with replays_ahead():
-        for _ in range(30):
-            plain = torch.randn(1 << 20)
-            with region():
-                y = (x * plain).sin().exp().sin().sum()
-            with region():
-                y = (GivesBack.apply(y, plain) * 2).sin()
-            try:
-                outcomes.append(torch.autograd.grad(y, x)[0])
-            except RuntimeError as error:
-                outcomes.append("was resized" in str(error))
-    assert all(outcome is True or outcome.isfinite().all() for outcome in outcomes)
-    assert True in outcomes
+    with replays_ahead(), delays(20_000):
+        ebb.reset_stats()
+        did = counts(program)
+    total = ebb.stats()["total"]
+    assert did["regions_late"] == 1
+    assert total["ops_replayed_ahead"] < total["ops_replayed"]
 
 
 # Setters of torch._C that need not wait, and why.

@@ -73,19 +73,21 @@ def test_to_a_value_that_can_be_made_again():
     assert found == [True] * ROUNDS
 
 
-def test_to_a_part_of_a_leaf():
-    """Between the places at which fingerprints look."""
+@pytest.mark.parametrize("through", ["itself", "an alias"])
+def test_to_a_part_of_a_leaf(through):
+    """Between the places at which fingerprints look. An alias has a version of its own."""
     x = torch.rand(SIZE, requires_grad=True)
     between = slice(4, SIZE // 63 - 4)
 
     def program(entered, pause):
         leaf = torch.full((SIZE,), 0.5)
+        read = leaf.data if through == "an alias" else leaf
 
         def hook(gradient):
             time.sleep(pause)
-            leaf[between].erfinv_()
+            read[between].erfinv_()
 
-        return two_regions(x, lambda x: (x + leaf).exp(), hook, entered)
+        return two_regions(x, lambda x: (x + leaf + read).exp(), hook, entered)
 
     found = outcomes(program, program(contextlib.nullcontext, 0))
     assert all(one is True or "modified by an inplace operation" in str(one) for one in found)
@@ -166,3 +168,67 @@ def test_opaque_writes_know_nothing_of_ahead():
             pass
         assert y._version == version
         h.sum().backward()
+
+
+@pytest.fixture
+def slow_sine():
+    """A kernel of aten::sin that reads one half of its input, and the other one later."""
+
+    def sine(x):
+        if x.dim() == 0:
+            return torch.cos(x - 1.5)
+        first, second = x.chunk(2)
+        read = torch.cos(first - 1.5)
+        time.sleep(0.01)
+        return torch.cat([read, torch.cos(second - 1.5)])
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("sin", sine, "CPU")
+    yield
+    library._destroy()
+
+
+def write_and_put_back(leaf, alias, kept):
+    now = leaf.data
+    now.fill_(3.0)
+    time.sleep(0.01)
+    now.copy_(kept)
+
+
+def write_unseen(leaf, alias, kept):
+    with ebb.opaque(leaf):
+        alias.fill(3.0)
+
+
+UNDER_A_KERNEL = {
+    "a write": lambda leaf, alias, kept: leaf.fill_(3.0),
+    "a write that is put back": write_and_put_back,
+    "an opaque write": write_unseen,
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("write", UNDER_A_KERNEL.values(), ids=UNDER_A_KERNEL)
+def test_no_half_of_a_write_is_read(write, slow_sine):
+    """The write comes when the worker's kernel has read one half."""
+    x = torch.rand(1, requires_grad=True)
+    kept = torch.rand(8)
+
+    def program(entered):
+        leaf = kept.clone()
+        alias = leaf.numpy()
+
+        def hook(gradient):
+            time.sleep(0.005)
+            write(leaf, alias, kept)
+
+        return two_regions(x, lambda x: x * leaf.sin(), hook, entered)
+
+    expected = program(contextlib.nullcontext)
+    with replays_ahead():
+        for _ in range(6):
+            try:
+                assert same_bits(program(region), expected)
+            except RuntimeError as error:
+                assert write is not write_and_put_back
+                assert "modified by an inplace operation" in str(error)  # noqa: PT017

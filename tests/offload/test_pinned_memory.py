@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ import pytest
 RUNTIME = r"""
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 int cudaHostRegister(void* memory, size_t nbytes, unsigned flags) {
   ((char*)memory)[nbytes - 1] = 1;
   printf("register %zu\n", nbytes);
@@ -23,7 +25,14 @@ int cudaHostRegister(void* memory, size_t nbytes, unsigned flags) {
 }
 int cudaHostUnregister(void* memory) { return puts("unregister") < 0; }
 int cudaGetLastError(void) { return puts("forget the error") < 0; }
+static int asking = 0;
 int cudaDeviceGetPCIBusId(char* id, int length, int device) {
+  if (__atomic_add_fetch(&asking, 1, __ATOMIC_SEQ_CST) > 1) puts("two ask at a time");
+  printf("where is %d\n", device);
+  fflush(stdout);
+  usleep(100000);
+  __atomic_sub_fetch(&asking, 1, __ATOMIC_SEQ_CST);
+  if (getenv("FAKE_LOST")) return 101;
   snprintf(id, length, device == 0 ? "%s" : "FFFF:00:00.%d", getenv("FAKE_BUS"), device);
   return 0;
 }
@@ -50,10 +59,12 @@ def library(tmp_path_factory):
     return library
 
 
-def run(library: Path, nbytes: int, bus: str, **environment: str) -> tuple[list[str], str]:
+def run(
+    library: Path, nbytes: int, bus: str, program: str = PROGRAM, **environment: str
+) -> tuple[list[str], str]:
     preload = f"{os.environ.get('LD_PRELOAD', '')} {library}".strip()
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(nbytes)],
+        [sys.executable, "-c", program, str(nbytes)],
         env=os.environ | {"LD_PRELOAD": preload, "FAKE_BUS": bus} | environment,
         capture_output=True,
         text=True,
@@ -77,11 +88,46 @@ def test_pinned_memory_is_of_whole_pages_near_the_device(library):
         printed, errors = run(library, 5000, device)
 
     each = ["register 8192", "unregister"]
-    assert printed == [*each, *each, *each, "nodes [0, 0, -1]"], errors
+    first, second = ["where is 0", *each], ["where is 1", *each]
+    assert printed == [*first, *each, *second, "nodes [0, 0, -1]"], errors
 
 
-def test_where_the_system_names_no_node_none_is_preferred(library):
-    with device_of_node("-1") as device:
+def test_the_system_writes_names_of_devices_in_lower_case(library):
+    with device_of_node("0") as device:
+        printed, errors = run(library, 4096, device.upper())
+
+    assert printed[-1] == "nodes [0, 0, -1]", errors
+
+
+def test_a_device_that_cannot_say_where_it_is_leaves_no_error_behind(library):
+    printed, errors = run(library, 4096, "", FAKE_LOST="1")
+
+    assert printed[:3] == ["where is 0", "forget the error", "register 4096"], errors
+    assert printed[-1] == "nodes [-1, -1, -1]", errors
+
+
+SEVERAL_THREADS = """
+import threading
+import ebb
+pin = ebb._C._testing.pinned_memory
+threads = [threading.Thread(target=pin, args=(4096, device)) for device in (0, 1)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_one_thread_at_a_time_asks_where_devices_are(library):
+    printed, errors = run(library, 4096, "FFFF:00:00.0", program=SEVERAL_THREADS)
+
+    assert {"where is 0", "where is 1"} < {*printed}, errors
+    assert "two ask at a time" not in printed
+
+
+@pytest.mark.parametrize("node", ["-1", "1024", "1000000"])
+def test_where_the_system_names_no_node_none_is_preferred(library, node):
+    with device_of_node(node) as device:
         printed, errors = run(library, 4096, device)
 
     assert printed[-1] == "nodes [-1, -1, -1]", errors
@@ -91,7 +137,8 @@ def test_what_cuda_refuses_to_pin_leaves_no_error_behind(library):
     """torch would take the error that is left for that of its next kernel."""
     printed, errors = run(library, 4096, "FFFF:00:00.0", FAKE_FULL="1")
 
-    assert printed[:2] == ["register 4096", "forget the error"], errors
+    assert printed[1:3] == ["register 4096", "forget the error"], errors
+    assert len(printed) == 3, "it is neither used nor unregistered"
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +152,43 @@ def test_it_is_registered_on_its_own_device_whichever_is_current(cuda):
     printed = fake_cuda.run(cuda, "testing.pinned_memory(4096, 1)")
 
     assert printed[0].startswith("register 4096 on 1")
+
+
+def test_a_runtime_that_is_part_of_torch_comes_before_that_of_others(tmp_path, library):
+    """torch may be linked with it, and another package bring a library of its own."""
+    of_torch, of_others = tmp_path / "libtorch_stand_in.so", tmp_path / "libcudart.so.0"
+    shutil.copy(library, of_torch)
+    source = tmp_path / "others.c"
+    source.write_text(
+        "#include <stdio.h>\n"
+        'int cudaHostRegister(void* m, size_t n, unsigned f) { return puts("of others") < 0; }\n'
+        "int cudaHostUnregister(void* memory) { return 0; }\n"
+        "int cudaGetLastError(void) { return 0; }\n"
+    )
+    compiler = os.environ.get("CC", "cc")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", of_others, source], check=True)
+    program = f"import ctypes\nctypes.CDLL({str(of_others)!r})\n" + PROGRAM
+    printed, errors = run(of_torch, 4096, "FFFF:00:00.0", program)
+
+    assert "register 4096" in printed, errors
+    assert "of others" not in printed
+
+
+MANY = """
+def mapped():
+    return int(open("/proc/self/statm").read().split()[0]) * 4096
+
+before = mapped()
+for _ in range(20):
+    testing.pinned_memory(16 << 20, 0)
+print("grown", (mapped() - before) >> 20)
+"""
+
+
+def test_what_is_freed_is_not_mapped_any_more(cuda):
+    grown = int(fake_cuda.run(cuda, MANY)[-1].removeprefix("grown "))
+
+    assert grown < 100
 
 
 SHOWN_BY_THE_SYSTEM = """

@@ -143,6 +143,39 @@ print("end")
 """
 
 
+DYING = """
+import weakref
+everything = ebb.Policy({"aten::*": ebb.OFFLOAD})
+ended = []
+
+def died():
+    "Called by whoever drops the last reference to a storage. It waits for another thread."
+    other = threading.Thread(target=ebb.offload.stats)
+    other.start()
+    other.join(10)
+    ended.append(not other.is_alive())
+
+def step():
+    x = torch.ones(256, requires_grad=True)
+    with ebb.region(everything):
+        h = x
+        for _ in range(4):
+            h = h.sin()
+            weakref.finalize(h.untyped_storage(), died)
+    fake.advance(1000)
+    h.sum().backward()
+
+ebb.offload.configure(min_bytes=0, in_flight_bytes=2048)
+with fake_accelerator() as fake:
+    fake.on_device_allocation(lambda: ebb.offload.stats())  # has the lock, and takes it again
+    while len(ended) < 40 and all(ended):
+        step()
+    fake.on_device_allocation(None)
+assert all(ended)
+print("end")
+"""
+
+
 def assert_ends(program: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", COMMON + program],
@@ -159,6 +192,10 @@ def test_the_lock_of_the_offload_engines(other):
     before, after = OFFLOADING.split("ebb.offload.configure(", 1)
     program = before + functions + "\nebb.offload.configure(" + after.replace("OTHER", body)
     assert_ends(program)
+
+
+def test_no_storage_dies_under_the_lock_of_the_offload_engines():
+    assert_ends(DYING)
 
 
 def test_the_lock_of_a_graph():

@@ -142,7 +142,29 @@ def test_a_storage_that_is_too_small():
         ebb.share_storage(emptied(4), short)
 
 
-@pytest.mark.parametrize("other", [torch.zeros(3).to_sparse(), torch.zeros(3, device="meta")])
+class Wrapper(torch.Tensor):
+    """Its memory is not what it shows."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, operator, types, arguments=(), options=None):
+        return operator(*arguments, **(options or {}))
+
+
+OTHER_KINDS = {
+    "sparse": torch.zeros(3).to_sparse(),
+    "meta": torch.zeros(3, device="meta"),
+    "wrapper": Wrapper(torch.zeros(3)),
+    "nested": torch.nested.nested_tensor([torch.zeros(3)]),
+    "quantized": torch.quantize_per_tensor(torch.zeros(3), 1.0, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("other", OTHER_KINDS.values(), ids=OTHER_KINDS)
 def test_tensors_of_other_kinds(other):
     for dst, src in ((torch.zeros(3), other), (other, torch.zeros(3))):
         with pytest.raises(ValueError, match="plain strided tensors"):

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from exactness import resident_kib
 from memory_use import least_growth
 
 import ebb
+from ebb import _C
 
 PT_TLS, PT_DYNAMIC = 7, 2
 DT_FLAGS, DF_STATIC_TLS = 30, 0x10
@@ -93,6 +95,50 @@ def test_regions_one_after_the_other_leave_no_memory_behind(count):
     assert least_growth(regions) < 1000
 
 
+def resident():
+    """KiB, when the allocator has given back to the system what it can."""
+    ctypes.CDLL(None).malloc_trim(0)
+    return resident_kib()
+
+
+def test_a_large_graph_leaves_no_memory_behind():
+    x = torch.randn(1, requires_grad=True)
+
+    def graph(count):
+        with ebb.region(ebb.policies.recompute_all):
+            h = x
+            for _ in range(count):
+                h = h * 2
+        return h
+
+    graph(1000)
+    before = resident()
+    large = graph(30_000)
+    assert resident() - before > 20_000
+    del large
+    assert resident() - before < 8_000
+
+
+def test_operators_with_many_arguments_leave_no_memory_behind():
+    x = torch.randn(1, requires_grad=True)
+
+    def join():
+        with ebb.region(ebb.policies.recompute_all):
+            torch.cat([x.sin()] * 20_000).sin()
+
+    for _ in range(3):
+        join()
+    before = resident()
+    for _ in range(60):
+        join()
+    assert resident() - before < 20_000
+
+
+def test_many_threads_make_and_drop_what_regions_consist_of():
+    """As fast as they can."""
+    assert _C._testing.arena_objects_are_apart(4, 3000)
+
+
 def test_a_thread_that_enters_a_region_when_its_thread_locals_are_gone():
     x = torch.randn(8, requires_grad=True)
     libc = ctypes.CDLL(None)
@@ -103,7 +149,11 @@ def test_a_thread_that_enters_a_region_when_its_thread_locals_are_gone():
     # glibc calls the destructors of pthread keys after those of C++ thread_locals.
     @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
     def late(_):
+        losses.clear()  # the memory of the thread's graphs is for others to use now
         losses.append(loss_of(x))
+        other = threading.Thread(target=lambda: losses.extend(loss_of(x) for _ in range(50)))
+        other.start()
+        other.join()
         ended.set()
 
     KEPT.append(late)
@@ -117,5 +167,6 @@ def test_a_thread_that_enters_a_region_when_its_thread_locals_are_gone():
 
     assert ended.wait(60)
     expected = torch.autograd.grad(x.sin().exp().sum(), x)[0]
+    assert len(losses) == 51
     for loss in losses:
         assert torch.equal(torch.autograd.grad(loss, x)[0], expected)

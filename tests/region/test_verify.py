@@ -154,6 +154,18 @@ def test_a_write_into_an_input_names_the_op_and_the_argument():
         loss.backward()
 
 
+def test_a_write_into_the_last_bytes_of_an_input_is_found():
+    x = leaves((4,))[0]
+    w = torch.ones(5)
+    with ebb.verify(), ebb.region():
+        h = x * w.sin().sum()
+        loss = h.exp().sum()
+    poke(w[4:], (0.0,))
+
+    with pytest.raises(ebb.ReplayMismatch, match=r"aten::sin.default.*input 'self' has other"):
+        loss.backward()
+
+
 def test_marked_writes_pass():
     x = leaves((4,))[0]
     with ebb.verify(), ebb.region():

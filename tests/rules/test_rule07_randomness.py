@@ -93,6 +93,18 @@ def test_unmarked_custom_op_that_draws():
     assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
 
 
+def test_normal_numbers_that_are_drawn_two_at_a_time():
+    """The generator keeps the second one."""
+
+    def normal(x):
+        return torch.empty_like(x.detach()).normal_()
+
+    def program(x):
+        return (x * normal(x)).exp() * normal(x)
+
+    assert_exact(program, leaves((3,)))
+
+
 def test_threads_that_draw_at_once_keep_their_masks():
     failures = []
 

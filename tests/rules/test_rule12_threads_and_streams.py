@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 
 import pytest
 import torch
 from exactness import leaves
 from limits import HANGS
+from other_threads import another_thread_draws, in_thread
 
 import ebb
-
-
-def in_thread(function):
-    result = []
-    thread = threading.Thread(target=lambda: result.append(function()))
-    thread.start()
-    thread.join()
-    return result[0]
 
 
 def program(x):
@@ -157,24 +149,6 @@ def test_a_forward_that_draws_while_another_thread_replays_draws():
                 torch.native_dropout(x.detach(), 0.3, True)
             backward.join(HANGS)
             assert not backward.is_alive(), "deadlock"
-
-
-@contextlib.contextmanager
-def another_thread_draws(allowed):
-    """Outside of regions, whenever `allowed` returns; yields the list of its draws."""
-    draws, over = [], threading.Event()
-
-    def work():
-        while allowed() and not over.is_set():
-            draws.append(torch.rand(64))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield draws
-    finally:
-        over.set()
-        thread.join()
 
 
 def is_refused(draw):

@@ -217,3 +217,21 @@ def test_a_storage_that_is_resized_by_hand(resize, policy, on):
         return torch.autograd.grad(loss, x)[0]
 
     assert torch.equal(gradient(ebb.region(POLICIES[policy])), gradient(torch.enable_grad()))
+
+
+def test_a_kernel_that_multiplies_by_zero_what_it_should_not_read():
+    """As some backends' do. Memory of which nobody says what is in it would be NaN here."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("addmm", lambda s, a, b, *, beta=1, alpha=1: s * beta + (a @ b) * alpha, "CPU")
+    a, b, s = torch.randn(3, 4), torch.randn(4, 5), torch.randn(3, 5)
+    x = torch.randn(3, 5, requires_grad=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with ebb.region(ebb.policies.recompute_all):
+            loss = (x * torch.addmm(s, a, b, beta=0)).exp().sum()
+        gradient = torch.autograd.grad(loss, x)[0]
+    finally:
+        torch.use_deterministic_algorithms(False)
+        library._destroy()
+
+    assert torch.equal(gradient, (a @ b) * (x * (a @ b)).exp())

@@ -33,6 +33,16 @@ def wait_for_replays() -> None:
         time.sleep(0.0005)
 
 
+@contextlib.contextmanager
+def delays(microseconds: int) -> Iterator[None]:
+    """Before each recipe the worker sleeps, up to so long."""
+    ebb._C._testing.delay_replays_ahead(microseconds)
+    try:
+        yield
+    finally:
+        ebb._C._testing.delay_replays_ahead(0)
+
+
 class WaitInBackward(torch.autograd.Function):
     """Gives the worker all the time that it wants, where backward comes by."""
 

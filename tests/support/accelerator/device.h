@@ -129,6 +129,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     }
   }
   bool isStreamCapturing(const c10::Stream& stream) const {  // not before torch 2.12
+    TORCH_CHECK(settings.captureError != 0, "late: captures cannot be asked about");
+    if (settings.captureError > 0) {
+      throw c10::AcceleratorError(
+          {__func__, __FILE__, __LINE__}, settings.captureError, "late: another capture");
+    }
     const Lock lock(program);
     return isCaptured(indexOf(stream));
   }
@@ -180,6 +185,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override {
     TORCH_CHECK(settings.hasGenerator, "late: it has no generator");
+    TORCH_CHECK(device >= 0, "late: the generator of which device?");
     return defaultGenerator(device);
   }
   at::Generator getNewGenerator(c10::DeviceIndex device) const override {

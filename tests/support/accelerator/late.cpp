@@ -128,6 +128,9 @@ TORCH_LIBRARY(late, m) {
   });
   m.def("break_device(bool broken) -> ()", [](bool broken) { settings.broken = broken; });
   m.def("fail_page_kernel(int which) -> ()", [](int64_t which) { settings.failPages = which; });
+  m.def("fail_asked_of_captures(int error) -> ()", [](int64_t error) {
+    settings.captureError = static_cast<int>(error);
+  });
   m.def("draw_from(int whose) -> ()", [](int64_t whose) {
     settings.draws = static_cast<late::Draws>(whose);
   });

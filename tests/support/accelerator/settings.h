@@ -17,6 +17,7 @@ struct Settings {
   size_t hostLimit = SIZE_MAX;  // bytes of pinned memory in use
   int64_t dropWait = -1;        // which wait is left out, counted from 0
   bool broken = false;          // as after a device's assert: every call fails from now on
+  int captureError = -1;        // what asking whether a stream is captured raises; 0: no number
   Draws draws = Draws::FromDevice;
   bool hasGenerator = true;
   int64_t failPages = -1;  // which call of a page mover fails, counted from 0

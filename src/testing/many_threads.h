@@ -1,0 +1,23 @@
+// What many threads use at a time.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstddef>
+
+#include "ebb/export.h"
+
+namespace ebb {
+
+// Whether objects of the arena that threads make and drop have memory of their own as long as they
+// live, and begin where any object may.
+EBB_API bool arenaObjectsAreApart(size_t threads, size_t rounds);
+
+// Whether no event is with two that record one on the device's current stream.
+EBB_API bool eventsAreApart(c10::Device device, size_t threads, size_t rounds);
+
+// Whether replays ahead may read what nobody has a hand on, and nothing else, whoever asks
+// meanwhile.
+EBB_API bool handsAreKnown(size_t threads, size_t rounds);
+
+}  // namespace ebb

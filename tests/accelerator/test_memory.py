@@ -1,0 +1,47 @@
+"""What is asked of a device about captures, and events that are used again."""
+
+from __future__ import annotations
+
+import accelerator
+import pytest
+import torch
+
+from ebb import _C
+
+ANOTHER_CAPTURE, OTHER_ERROR = 906, 710  # CUDA's numbers
+
+
+@pytest.fixture
+def asked_of_captures():
+    """What asking whether a stream is captured raises from now on; 0: an error without a number."""
+    yield torch.ops.late.fail_asked_of_captures
+    torch.ops.late.fail_asked_of_captures(-1)
+
+
+needs_to_tell = pytest.mark.skipif(
+    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
+)
+
+
+@needs_to_tell
+@pytest.mark.parametrize(
+    ("error", "captures"),
+    [(-1, False), (ANOTHER_CAPTURE, True), (OTHER_ERROR, False), (0, False)],
+)
+def test_whether_a_stream_is_captured(error, captures, device, asked_of_captures):
+    """Also where another capture is why nobody tells, and where nobody can."""
+    asked_of_captures(error)
+
+    assert _C._testing.captures("late") == (captures, captures)
+
+
+@needs_to_tell
+def test_a_stream_that_is_captured(device):
+    stream = torch.Stream(device=device)
+    with accelerator.Graph().capture(stream):
+        inside = _C._testing.captures("late")
+    assert inside == (True, True)
+
+
+def test_events_that_many_threads_record(device):
+    assert _C._testing.events_are_apart("late", 4, 8000)

@@ -1,0 +1,299 @@
+"""What changes for the whole process, and must not under a replay ahead."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+
+import pytest
+import torch
+from ahead_programs import (
+    WaitInBackward,
+    counts,
+    delays,
+    parameters,
+    replays_ahead,
+    wait_for_replays,
+)
+from exactness import same_bits
+
+import ebb
+
+
+def region():
+    return ebb.region(ebb.policies.recompute_all)
+
+
+def same(found, expected):
+    return all(map(same_bits, found, expected))
+
+
+def test_settings_change_for_a_moment_in_a_hook():
+    """Backward switches oneDNN off and on again while the worker is at a convolution."""
+    torch.manual_seed(1)
+    convolutions = [torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]
+    x = torch.randn(2, 8, 16, 16, requires_grad=True)
+
+    class Flicker(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            while not ebb._C._testing.replays_ahead_are_idle():
+                torch.backends.mkldnn.set_flags(False)
+                torch.backends.mkldnn.set_flags(True)
+            return gradient
+
+    def program(entered):
+        h = x
+        for convolution in convolutions:
+            with entered():
+                h = convolution(Flicker.apply(h)).sin().exp().sin()
+        return [h.detach(), *torch.autograd.grad(h.sum(), [*parameters(convolutions), x])]
+
+    expected = program(contextlib.nullcontext)
+    with replays_ahead(), delays(30):
+        for _ in range(100):
+            assert same(program(region), expected)
+
+
+def test_other_settings_than_in_the_forward_are_left_to_backward():
+    x = torch.randn(2, 8, 16, 16, requires_grad=True)
+    convolutions = [torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)]
+
+    def program(entered):
+        h = x
+        with torch.backends.mkldnn.flags(enabled=False):
+            for convolution in convolutions:
+                with entered():
+                    h = convolution(WaitInBackward.apply(h)).sin().exp()
+        return [h.detach(), *torch.autograd.grad(h.sum(), [*parameters(convolutions), x])]
+
+    expected = program(contextlib.nullcontext)
+    with replays_ahead():
+        found = []
+        did = counts(lambda: found.extend(program(region)))
+    assert same(found, expected)
+    assert did["regions_in_time"] == 0
+
+
+@pytest.mark.parametrize("more", ["", "and an alias is taken of"])
+def test_a_storage_that_is_resized_by_hand_is_not_read_ahead(more):
+    w = torch.randn(16, 16)
+    x = torch.randn(4, 16, requires_grad=True)
+    full = w.clone()
+
+    def refill(gradient):
+        w.untyped_storage().resize_(w.numel() * 4)
+        with torch.autograd._unsafe_preserve_version_counter(w):
+            w.copy_(full)
+
+    def program(entered, shards):
+        h = x
+        for _ in range(3):
+            with entered():
+                h = (WaitInBackward.apply(h) @ w).sin().exp().sin()
+            h.register_hook(refill)
+            if shards:
+                w.untyped_storage().resize_(0)
+                refill(None)
+                _ = w.data if more else None
+        return [h.detach(), *torch.autograd.grad(h.sum(), x)]
+
+    expected = program(contextlib.nullcontext, False)
+    with replays_ahead():
+        found = []
+        did = counts(lambda: found.extend(program(region, True)))
+    assert same(found, expected)
+    assert did["regions_stopped"] > 0
+    assert did["regions_in_time"] == 0
+
+
+def test_memory_that_backward_gives_back_while_it_is_read():
+    """resize_ waits for the recipe that reads: else the memory is gone under the kernel."""
+    x = torch.randn(1, requires_grad=True)
+    draw = random.Random(1)
+
+    class GivesBack(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, plain):
+            ctx.plain = plain
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            time.sleep(draw.random() * 0.01)
+            ctx.plain.untyped_storage().resize_(0)
+            return gradient, None
+
+    outcomes = []
+    with replays_ahead():
+        for _ in range(30):
+            plain = torch.randn(1 << 20)
+            with region():
+                y = (x * plain).sin().exp().sin().sum()
+            with region():
+                y = (GivesBack.apply(y, plain) * 2).sin()
+            try:
+                outcomes.append(torch.autograd.grad(y, x)[0])
+            except RuntimeError as error:
+                outcomes.append("was resized" in str(error))
+    assert all(outcome is True or outcome.isfinite().all() for outcome in outcomes)
+    assert True in outcomes
+
+
+@torch.library.custom_op("ebb_test::who_runs", mutates_args=())
+def who_runs(x: torch.Tensor) -> torch.Tensor:
+    RAN_IN.add(threading.get_ident())
+    return x * 2
+
+
+who_runs.register_autograd(lambda ctx, gradient: gradient * 2)
+RAN_IN = set()
+
+
+def test_operators_from_elsewhere_run_where_backward_does():
+    x = torch.randn(4, requires_grad=True)
+    policy = ebb.Policy({"ebb_test::who_runs": ebb.RECOMPUTE})
+    RAN_IN.clear()
+    with replays_ahead():
+        h = x
+        for _ in range(3):
+            with ebb.region(policy):
+                h = who_runs(WaitInBackward.apply(h)).exp().sin()
+        h.sum().backward()
+    assert {threading.get_ident()} == RAN_IN
+
+
+@pytest.fixture
+def python_sine():
+    """A kernel in Python of an operator of torch's: replays ahead run it too. It does what is added
+    to the list."""
+    acts = []
+
+    def sine(x):
+        for act in acts:
+            act()
+        return torch.cos(x - 1.5)
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("sin", sine, "CPU")
+    yield acts
+    library._destroy()
+
+
+def set_something():
+    torch.backends.mkldnn.set_flags(torch.backends.mkldnn.is_available())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("who", ["the kernel", "the program"])
+def test_setters_do_not_wait_for_who_waits_for_them(who, python_sine):
+    """A recipe that runs for the kernel that it runs, nor with the GIL that the kernel wants."""
+    python_sine.append(set_something if who == "the kernel" else lambda: time.sleep(0.001))
+    x = torch.randn(4, requires_grad=True)
+
+    def hook(gradient):
+        while not ebb._C._testing.replays_ahead_are_idle():
+            if who == "the program":
+                set_something()
+            time.sleep(1e-4)
+
+    def program(entered):
+        h = x
+        for _ in range(4):
+            with entered():
+                h = h.sin().sin().exp().sin()
+            h.register_hook(hook)
+        return [h.detach(), *torch.autograd.grad(h.sum(), x)]
+
+    expected = program(contextlib.nullcontext)
+    found = []
+    with replays_ahead():
+        did = counts(lambda: [found.append(program(region)) for _ in range(5)])
+    assert all(same(each, expected) for each in found)
+    assert who == "the program" or did["regions_in_time"] > 0
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_nothing_begins_ahead_in_a_commotion(python_sine):
+    ran_in = set()
+    python_sine.append(lambda: ran_in.add(threading.get_ident()))
+    x = torch.randn(4, requires_grad=True)
+    ebb._C._testing.replay_when_closed(True)
+    try:
+        with replays_ahead():
+            ebb._C.begin_commotion()
+            with region():
+                h = x.sin().sin().exp()
+            wait_for_replays()
+            ebb._C.end_commotion()
+            torch.autograd.grad(h.sum(), x)
+    finally:
+        ebb._C._testing.replay_when_closed(False)
+    assert {threading.get_ident()} == ran_in
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_nothing_runs_ahead_in_a_commotion(python_sine):
+    """A graph's capture lasts, say: see commotion.py."""
+    now, seen = [False], []
+
+    def look():
+        time.sleep(0.001)
+        seen.append(now[0])
+
+    def hook(gradient):
+        time.sleep(0.002)
+        ebb._C.begin_commotion()
+        now[0] = True
+        time.sleep(0.03)
+        now[0] = False
+        ebb._C.end_commotion()
+
+    python_sine.append(look)
+    h = torch.randn(4, requires_grad=True)
+    with replays_ahead():
+        for _ in range(8):
+            with region():
+                factor = h.detach()
+                for _ in range(20):
+                    factor = factor.sin()
+                h = h * factor
+            h.register_hook(hook)
+        h.sum().backward()
+    assert len(seen) > 8 * 20  # so many in the forward
+    assert True not in seen
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_backward_replays_under_other_settings_meanwhile(python_sine):
+    """Who has the setting changed for a kernel waits for the one that runs ahead."""
+    enabled = torch._C._get_mkldnn_enabled
+    seen = []
+
+    def look():
+        before = enabled()
+        time.sleep(0.002)
+        seen.append((before, enabled()))
+
+    python_sine.append(look)
+    x = torch.randn(4, requires_grad=True)
+    with replays_ahead():
+        for _ in range(20):
+            with region():
+                h = x.sin().sin().sin().exp()
+            with region():
+                for flag in (False, True) * 4:
+                    with torch.backends.mkldnn.flags(enabled=flag):
+                        h = h.sin()
+                h = h.exp()
+            with region():
+                h = h.exp()
+            h.sum().backward()
+    assert len(seen) > 20 * 11
+    assert all(before == after for before, after in seen)

@@ -1,0 +1,604 @@
+# ruff: noqa: E501
+"""Replays ahead of backward: what they wait for and give way to, what they must not read or run, and
+what is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mutant import Mutant
+
+EXACTNESS = "tests/ahead/test_ahead_exactness.py"
+ORDER = "tests/ahead/test_ahead_order.py"
+COMMOTIONS = "tests/ahead/test_ahead_commotions.py"
+THREADS = "tests/ahead/test_ahead_threads.py"
+WRITES = "tests/ahead/test_ahead_writes.py"
+DEVICE = "tests/accelerator/test_replays_ahead.py"
+
+TESTS = (
+    "tests/ahead/test_ahead_order.py",
+    "tests/ahead/test_ahead_writes.py",
+    "tests/ahead/test_ahead_settings.py",
+    "tests/ahead/test_ahead_threads.py",
+    "tests/accelerator/test_replays_ahead.py",
+)
+
+# Run with replays ahead switched on: see test_ahead_exactness.py.
+HELD = (
+    "tests/region/test_memory.py",
+    "tests/region/test_handles.py",
+    "tests/rules/test_opaque.py",
+    "tests/rules/test_rule02_writes_make_new_values.py",
+    "tests/rules/test_rule09_versions.py",
+)
+
+EACH = {
+    "src/memory/stillness.cpp": r"hands\.mutex(?=\);)|mutex_(?=\);)",
+}
+
+# (tests, name, text, instead, within, also, no_test)
+PLACES: dict[str, list[tuple[Any, ...]]] = {
+    "src/memory/stillness.cpp": [
+        (
+            (SETTINGS + "::test_nothing_begins_ahead_in_a_commotion",),
+            "ahead-none-in-a-commotion",
+            "commotions.load() == 0",
+            "true",
+        ),
+        (
+            (SETTINGS + "::test_setters_do_not_wait_for_who_waits_for_them",),
+            "ahead-a-commotion-ends",
+            "commotions.fetch_sub(1);",
+        ),
+        (
+            (SETTINGS + "::test_memory_that_backward_gives_back_while_it_is_read",),
+            "ahead-a-commotion-waits",
+            "while (running != 0) {\n      replaysAhead.wait(running);\n      running = replaysAhead.load();\n    }",
+        ),
+        (
+            (SETTINGS + "::test_setters_do_not_wait_for_who_waits_for_them",),
+            "ahead-a-commotion-waits-without-the-gil",
+            "const WithoutGil withoutGil;\n    while (running != 0) {\n      replaysAhead.wait(running);\n      running = replaysAhead.load();\n    }",
+            "while (running != 0) {\n      replaysAhead.wait(running);\n      running = replaysAhead.load();\n    }",
+        ),
+        (
+            (SETTINGS + "::test_setters_do_not_wait_for_who_waits_for_them",),
+            "ahead-a-recipe-waits-not-for-itself",
+            "!StillThreads::get().hasThis()",
+            "true",
+        ),
+        (
+            (SETTINGS + "::test_nothing_runs_ahead_in_a_commotion",),
+            "ahead-the-last-recipe-tells",
+            "replaysAhead.notify_all();",
+        ),
+        (
+            (THREADS + "::test_many_threads_read_and_have_hands_on_storages",),
+            "ahead-lock-to-be-still",
+            "mutex_",
+            "*new std::mutex",
+            "lock(mutex_);\n    all_.push_back",
+        ),
+        (
+            (THREADS + "::test_many_threads_read_and_have_hands_on_storages",),
+            "ahead-lock-to-end-being-still",
+            "mutex_",
+            "*new std::mutex",
+            "lock(mutex_);\n    all_.erase",
+        ),
+        (
+            (THREADS + "::test_many_threads_read_and_have_hands_on_storages",),
+            "ahead-lock-to-ask-who-is-still",
+            "mutex_",
+            "*new std::mutex",
+            "lock(mutex_);\n    return std::find",
+        ),
+        (
+            (THREADS + "::test_many_threads_read_and_have_hands_on_storages",),
+            "ahead-lock-of-a-hand",
+            "hands.mutex",
+            "*new std::mutex",
+            "lock(hands.mutex);\n    if",
+        ),
+        (
+            (THREADS + "::test_many_threads_read_and_have_hands_on_storages",),
+            "ahead-lock-to-count",
+            "hands.mutex",
+            "*new std::mutex",
+            "lock(hands.mutex);\n  const auto weak",
+        ),
+        (
+            (THREADS + "::test_many_threads_read_and_have_hands_on_storages",),
+            "ahead-lock-to-read",
+            "hands.mutex",
+            "*new std::mutex",
+            "lock(hands.mutex);\n  allowed_",
+        ),
+        (
+            (THREADS + "::test_many_threads_read_and_have_hands_on_storages",),
+            "ahead-lock-to-end-reading",
+            "hands.mutex",
+            "*new std::mutex",
+            "lock(hands.mutex);\n  for (const c10::Storage& storage : storages_) {\n    hands.read.erase",
+        ),
+        (
+            (THREADS + "::test_what_is_remembered_of_storages_goes_with_them",),
+            "ahead-forgets-hands",
+            "hands.on.size() >= hands.sweepAt",
+            "false",
+        ),
+        (
+            (SETTINGS + "::test_a_storage_that_is_resized_by_hand_is_not_read_ahead",),
+            "ahead-a-hand-for-ever-stays",
+            "std::max(before, until)",
+            "until",
+        ),
+        (
+            (WRITES + "::test_that_puts_back_what_was_there",),
+            "ahead-a-hand-waits-for-who-reads",
+            "isRead",
+            "false",
+            "if (isRead) {",
+        ),
+        (
+            (WRITES + "::test_that_puts_back_what_was_there",),
+            "ahead-in-hand-is-not-read",
+            "hand->second.until >= closed",
+            "false",
+        ),
+        (
+            (THREADS + "::test_many_threads_read_and_have_hands_on_storages",),
+            "ahead-in-hand-is-read-for-later-graphs",
+            "hand->second.until >= closed",
+            "true",
+        ),
+        (
+            (WRITES + "::test_opaque_writes_know_nothing_of_ahead",),
+            "ahead-its-own-references-do-not-count",
+            "(ours ? 2 : 1)",
+            "1",
+        ),
+    ],
+    "src/ahead/graph_replay.cpp": [
+        (
+            (THREADS + "::test_backward_does_what_is_left",),
+            "ahead-gives-way-between-values",
+            "lookahead_.asked.load() || ends_.load()",
+            "false",
+            "bool GraphReplay::makeNext() {\n  if (lookahead_.asked.load() || ends_.load()) {",
+            ("ahead-gives-way-between-operators",),
+        ),
+        (
+            (THREADS + "::test_backward_does_what_is_left",),
+            "ahead-gives-way-between-operators",
+            "lookahead_.asked.load() || ends_.load()",
+            "false",
+            "const Recipe& recipe) {\n  if (lookahead_.asked.load() || ends_.load()) {",
+        ),
+        (
+            (ORDER, EXACTNESS + "::test_writes_in_place"),
+            "ahead-what-nobody-waits-for-is-not-made",
+            "value->handles == 0",
+            "false",
+            "!value || value->handles == 0",
+        ),
+        (
+            HELD,
+            "ahead-redefined-is-not-made",
+            "value->redefined",
+            "false",
+            "|| value->redefined",
+        ),
+        (
+            (SETTINGS + "::test_nothing_runs_ahead_in_a_commotion",),
+            "ahead-looks-in-stillness",
+            "still_->holds()",
+            "true",
+            "return still_->holds() ?",
+            ("ahead-runs-in-stillness",),
+        ),
+        (
+            (SETTINGS + "::test_nothing_runs_ahead_in_a_commotion",),
+            "ahead-runs-in-stillness",
+            "!still_->holds()",
+            "false",
+        ),
+        (
+            (ORDER, EXACTNESS + "::test_writes_in_place"),
+            "ahead-private-bytes-may-be-read",
+            "input.isPrivate",
+            "false",
+        ),
+        ((COMMOTIONS,), "ahead-moved-memory-is-not-read", "storage.data() == input.address", "true"),
+        (
+            (WRITES + "::test_to_a_value_that_can_be_made_again",),
+            "ahead-what-can-be-made-again-is-not-read",
+            "input.recipe",
+            "false",
+            "input.recipe || input.opaque",
+        ),
+        (
+            (WRITES + "::test_that_is_marked_as_opaque",),
+            "ahead-opaque-is-not-read",
+            "input.opaque > 0",
+            "false",
+        ),
+        (
+            (WRITES + "::test_no_half_of_a_write_is_read",),
+            "ahead-remembers-what-was-read",
+            "lookahead_.hasRead(input, by.op.name);",
+            "",
+            "",
+            ("ahead-looks-at-inputs-again",),
+        ),
+        (
+            (DEVICE + "::test_paged_inputs_are_left_to_backward",),
+            "ahead-pages-are-not-fetched",
+            "!input.stash->comesBackAhead()",
+            "false",
+        ),
+        (
+            (DEVICE + "::test_offloaded_inputs_come_back_within_the_limit",),
+            "ahead-what-is-fetched-counts",
+            "!lookahead_.take(input.nbytes)",
+            "false",
+        ),
+        (
+            (SETTINGS + "::test_operators_from_elsewhere_run_where_backward_does",),
+            "ahead-from-elsewhere-is-not-run",
+            "!recipe.op.untrusted",
+            "true",
+        ),
+        (
+            (EXACTNESS + "::test_draws_without_a_generator_are_left_to_backward",),
+            "ahead-sets-no-generator",
+            "!sets",
+            "true",
+        ),
+        (
+            (SETTINGS + "::test_other_settings_than_in_the_forward_are_left_to_backward",),
+            "ahead-under-other-settings-not",
+            "settings.equalsForProcess(now)",
+            "true",
+        ),
+        (
+            (THREADS + "::test_it_has_the_number_of_threads_that_the_forward_had",),
+            "ahead-with-other-threads-not",
+            "settings.threads != now.threads",
+            "false",
+        ),
+        (
+            (THREADS + "::test_denormals_are_flushed_by_whom_they_were",),
+            "ahead-with-flushed-denormals-not",
+            "settings.flushDenormals && now.threads > 1",
+            "false",
+        ),
+        (
+            (THREADS + "::test_no_idle_core_no_replay_ahead",),
+            "ahead-on-idle-cores-only",
+            "2 * now.threads <= usableCores()",
+            "true",
+        ),
+        (
+            (WRITES + "::test_that_puts_back_what_was_there",),
+            "ahead-reads-what-nobody-has-a-hand-on",
+            "reads_->isAllowed()",
+            "true",
+        ),
+        (
+            (ORDER + "::test_the_limit_holds",),
+            "ahead-what-is-made-counts",
+            "!lookahead_.take(value->nbytes)",
+            "false",
+        ),
+        (
+            (ORDER + "::test_bytes_that_pass_are_given_back",),
+            "ahead-what-passed-is-given-back",
+            "lookahead_.giveBack(each.nbytes);",
+        ),
+        (
+            (SETTINGS + "::test_nothing_runs_ahead_in_a_commotion",),
+            "ahead-is-still-while-it-runs-only",
+            "still_.reset();",
+        ),
+        (
+            (WRITES + "::test_that_puts_back_what_was_there",),
+            "ahead-reads-while-it-runs-only",
+            "reads_.reset();",
+        ),
+    ],
+    "src/replay/rerun.cpp": [
+        (
+            (WRITES + "::test_no_half_of_a_write_is_read",),
+            "ahead-looks-at-inputs-again",
+            "asker_ == Asker::Nobody",
+            "false",
+            "if (asker_ == Asker::Nobody) {",
+            ("ahead-remembers-what-was-read",),
+        ),
+        (
+            (DEVICE + "::test_no_memory_ahead_is_no_failure", EXACTNESS + "::test_writes_in_place"),
+            "ahead-takes-no-buffer",
+            "asker_ == Asker::Backward",
+            "true",
+            "&& asker_ == Asker::Backward;",
+        ),
+    ],
+    "src/replay/replay.cpp": [
+        (
+            (SETTINGS + "::test_backward_replays_under_other_settings_meanwhile",),
+            "ahead-waits-for-backwards-settings",
+            "watch_ ? Changes::OfThread : Changes::OfProcess",
+            "Changes::OfThread",
+        ),
+        (
+            (SETTINGS + "::test_memory_that_backward_gives_back_while_it_is_read",),
+            "ahead-asks-what-it-may-read",
+            "watch_ && !watch_->mayRead(value, storage, consumer)",
+            "false",
+        ),
+    ],
+    "src/ahead/upcoming.cpp": [
+        (
+            (ORDER + "::test_no_more_regions_are_ahead_than_are_asked_for",),
+            "ahead-of-few-regions",
+            "ahead_.size() >= most",
+            "false",
+        ),
+        (
+            (
+                ORDER + "::test_the_later_of_two_branches_comes_first",
+                ORDER + "::test_micro_batches_are_told_apart",
+            ),
+            "ahead-the-latest-first",
+            "a.lock()->lookahead->number < b.lock()->lookahead->number",
+            "a.lock()->lookahead->number > b.lock()->lookahead->number",
+        ),
+        (
+            (ORDER, THREADS + "::test_a_thousand_steps_with_random_delays"),
+            "ahead-is-no-more-when-backward-is-there",
+            "!graph.lookahead->asked.load()",
+            "true",
+            "isAhead(const Graph& graph) {\n  return !graph.lookahead->asked.load();",
+        ),
+        (
+            (ORDER, THREADS + "::test_a_thousand_steps_with_random_delays"),
+            "ahead-not-where-backward-is",
+            "!graph.lookahead->asked.load()",
+            "true",
+            "AheadState::Recorded &&\n         !graph.lookahead->asked.load();",
+        ),
+    ],
+    "src/ahead/worker.cpp": [
+        (
+            (ORDER, THREADS + "::test_a_thousand_steps_with_random_delays"),
+            "ahead-forgets-where-backward-went-elsewhere",
+            "!expected",
+            "false",
+            "if (!expected)",
+        ),
+        (
+            (
+                THREADS + "::test_children_of_fork_have_workers_of_their_own",
+                THREADS + "::test_threads_fork_while_others_train",
+            ),
+            "ahead-starts-not-at-a-fork",
+            "forks_.load() != 0",
+            "false",
+        ),
+        (
+            (THREADS + "::test_it_ends_when_told_and_starts_again",),
+            "ahead-ends-when-told",
+            "ends_.store(true);",
+        ),
+        (
+            (THREADS + "::test_it_ends_when_told_and_starts_again",),
+            "ahead-begins-again",
+            "ends_.store(false);",
+        ),
+        (
+            (THREADS + "::test_denormals_are_flushed_by_whom_they_were",),
+            "ahead-is-born-as-threads-are",
+            "at::globalContext().setFlushDenormal(false);",
+        ),
+        (
+            (THREADS + "::test_warnings_of_the_forward_are_not_given_again",),
+            "ahead-is-silent",
+            "&silent",
+            "c10::WarningUtils::get_warning_handler()",
+        ),
+        (
+            (THREADS + "::test_it_has_the_number_of_threads_that_the_forward_had",),
+            "ahead-another-thread-for-another-number",
+            "replay(*graph) == AheadEnd::Threads",
+            "replay(*graph) == AheadEnd::Threads && false",
+        ),
+        (
+            (COMMOTIONS,),
+            "ahead-finds-its-stream-in-stillness",
+            "!still.holds()",
+            "false",
+            "",
+            (),
+            "a capture would have to begin in the very moment in which it records an event",
+        ),
+        (
+            (DEVICE + "::test_a_region_on_two_streams_is_left_to_backward",),
+            "ahead-on-one-stream-only",
+            "graph.streams.count() > 1",
+            "false",
+        ),
+        (
+            (DEVICE + "::test_streams_run_late_at_random",),
+            "ahead-on-the-graphs-stream",
+            "guard.emplace(settings.sideStream ? side_.after(own, graph) : own);",
+        ),
+    ],
+    "src/ahead/side_stream.cpp": [
+        (
+            (DEVICE + "::test_each_wait_matters",),
+            "ahead-beside-waits-for-compute",
+            "soFar.block(*stream_);",
+        ),
+        (
+            (DEVICE,),
+            "ahead-beside-waits-for-another-stream",
+            "waited_ != compute",
+            "!waited_",
+            "if (waited_ != compute",
+        ),
+        (
+            (DEVICE + "::test_a_chain", DEVICE + "::test_streams_run_late_at_random"),
+            "ahead-beside-waits-again",
+            "graph.lookahead->closed > waitedAfter_",
+            "false",
+        ),
+        (
+            (DEVICE + "::test_each_wait_matters",),
+            "ahead-beside-is-known",
+            "graph.lookahead->side = *stream_;",
+        ),
+    ],
+    "src/ahead/arrival.cpp": [
+        (
+            (WRITES + "::test_to_a_part_of_a_leaf",),
+            "ahead-looks-at-versions-when-backward-is-there",
+            "checkInputs(graph);",
+        ),
+        (
+            (ORDER + "::test_who_looks_at_a_saved_tensor_is_not_backward",),
+            "ahead-only-backward-arrives",
+            "!isInBackward()",
+            "false",
+        ),
+        (
+            (DEVICE + "::test_each_wait_matters",),
+            "ahead-backward-waits-for-the-side",
+            "graph.streams.takeOver(*lookahead.side, values);",
+        ),
+        (
+            (DEVICE + "::test_nothing_runs_ahead_while_a_graph_is_captured",),
+            "ahead-in-no-capture",
+            "!isCapturing(device)",
+            "true",
+        ),
+        (
+            (WRITES + "::test_that_puts_back_what_was_there",),
+            "ahead-knows-of-hands",
+            "noteHandOn(tensor.storage(), Lookahead::closings());",
+        ),
+        (
+            (
+                THREADS + "::test_children_of_fork_have_workers_of_their_own",
+                THREADS + "::test_a_graph_that_is_being_replayed_at_a_fork_is_whole_in_both",
+            ),
+            "ahead-workers-end-before-a-fork",
+            "get().stop();",
+            "",
+            "else the GIL stays: see ahead.py\n      get().stop();",
+        ),
+        (
+            (THREADS + "::test_children_of_fork_have_workers_of_their_own",),
+            "ahead-a-child-begins-anew",
+            "current.store(after);",
+        ),
+        (
+            (THREADS + "::test_verify_mode_runs_nothing_ahead",),
+            "ahead-not-in-verify-mode",
+            "graph.verify == VerifyMode::Off",
+            "true",
+        ),
+    ],
+    "src/graph/lookahead.cpp": [
+        (
+            (ORDER + "::test_the_limit_holds",),
+            "ahead-within-the-limit",
+            "now > limit_.load()",
+            "false",
+        ),
+        (
+            (ORDER + "::test_what_the_program_drops_is_dropped",),
+            "ahead-a-graph-that-dies-gives-back",
+            "giveBack(taken);",
+            "",
+            "++AheadCounts::get().inVain;\n  }\n  giveBack(taken);",
+        ),
+        (
+            (ORDER,),
+            "ahead-a-graph-that-is-reached-gives-back",
+            "giveBack(taken);",
+            "",
+            "holds.store(false);\n  giveBack(taken);",
+        ),
+        (
+            (ORDER + "::test_what_was_held_is_given_up_when_another_region_is_entered",),
+            "ahead-what-was-held-is-given-back",
+            "giveBack(each.nbytes);",
+        ),
+        (
+            (ORDER,),
+            "ahead-what-was-held-is-dropped",
+            "each.held = c10::Storage();",
+        ),
+        (
+            (WRITES + "::test_to_a_part_of_a_leaf",),
+            "ahead-versions-of-aliases",
+            "leavesRead.push_back({*stamp, &op});",
+        ),
+        (
+            (WRITES + "::test_to_a_part_of_a_leaf",),
+            "ahead-versions-of-leaves",
+            "!read.stamp.holds()",
+            "false",
+        ),
+        (
+            HELD,
+            "ahead-held-and-written-is-not-the-values",
+            "value.versionHolds()",
+            "true",
+        ),
+        (
+            HELD,
+            "ahead-held-by-others-is-not-the-values",
+            "storage.use_count() == 1",
+            "true",
+        ),
+        (
+            HELD,
+            "ahead-held-and-superseded-is-not-the-values",
+            "!value.superseded",
+            "true",
+        ),
+        (
+            HELD,
+            "ahead-held-and-opaque-is-not-the-values",
+            "value.opaque == 0",
+            "true",
+        ),
+        (
+            HELD,
+            "ahead-held-and-resized-is-not-the-values",
+            "storage.nbytes() == value.nbytes",
+            "true",
+        ),
+        (
+            HELD,
+            "ahead-held-and-moved-is-not-the-values",
+            "storage.data() == value.address",
+            "true",
+        ),
+        (HELD, "ahead-held-and-there-is-not-the-values", "!value.bytes", "true"),
+    ],
+}
+
+
+def places() -> Iterator[Mutant]:
+    for file, rows in PLACES.items():
+        for tests, name, text, *more in rows:
+            instead, within, also, no_test = (*more, *("", "", (), "")[len(more) :])
+            switched_on = {"EBB_TEST_AHEAD": "1"} if tests is HELD else None
+            yield Mutant(name, file, text, tests, instead, within, switched_on, also, no_test)
+
+
+MUTANTS = tuple(places())
