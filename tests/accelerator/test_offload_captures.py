@@ -203,7 +203,7 @@ def test_not_in_static_mode_it_says_so(device, stream):
     x = random(device)
     ebb.offload.configure(static=False)
     warm_up(x, stream)
-    with pytest.raises(RuntimeError, match=r"configure\(static=True\)"):
+    with pytest.raises(RuntimeError, match=r"static mode only. Call ebb.*configure\(static=True\)"):
         captured(x, stream)
     assert torch.equal(step(x).cpu(), expected(x))
 
@@ -249,15 +249,18 @@ def test_what_is_never_fetched_before_a_capture(before, in_flight, device, strea
     assert torch.equal(gradient.cpu(), expected(x))
 
 
+@pytest.mark.parametrize("prefetch", [0, 1 << 30])
 @pytest.mark.parametrize("keep_last", [0, 1])
-def test_a_forward_before_a_capture_whose_backward_comes_after(keep_last, device, stream):
-    ebb.offload.configure(keep_last=keep_last, in_flight_bytes=0)
+def test_a_forward_before_a_capture_whose_backward_comes_after(keep_last, prefetch, device, stream):
+    """It is not fetched ahead in the capture; before, it may be."""
+    ebb.offload.configure(keep_last=keep_last, in_flight_bytes=0, prefetch_bytes=prefetch)
     x, other = random(device), random(device)
     warm_up(x, stream)
     with stream:
         y = forward(other)
         warm_up(x, stream)
     accelerator.synchronize()
+    ebb.offload.configure(prefetch_bytes=1 << 30)
     graph, gradient = captured(x, stream)
     with stream:
         of_other = torch.autograd.grad(y, other)[0]
@@ -363,6 +366,82 @@ def test_what_runs_beside_a_capture_stays_on_the_device(device, stream):
 
     assert torch.equal(found.cpu(), expected(other))
     assert torch.equal(gradient.cpu(), expected(x))
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_statistics_when_a_capture_has_just_begun(static, device, stream):
+    """They are not asked for from copies that are under way outside."""
+    ebb.offload.configure(static=static, in_flight_bytes=1 << 30)
+    with stream:
+        y = forward(random(device))
+    with accelerator.Graph().capture(stream):
+        assert ebb.offload.stats()["stashes"] == 4
+    del y
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_what_dies_in_a_capture(static, device, stream):
+    """As garbage may at any time. Its copies are under way outside; when the capture is over, its
+    memory is free."""
+    ebb.offload.configure(static=static, in_flight_bytes=1 << 30)
+    x = random(device)
+    accelerator.synchronize()
+    before = torch.accelerator.memory_allocated(device)
+    with stream:
+        y = forward(x)
+    accelerator.synchronize()
+    with accelerator.Graph().capture(stream):
+        del y
+        gc.collect()
+    with stream:
+        ebb.offload.stats()
+
+    assert torch.accelerator.memory_allocated(device) == before
+
+
+def test_the_mode_may_change_in_a_capture(device, stream):
+    """Nobody asks there for a copy that it has made."""
+    x = random(device)
+    warm_up(x, stream)
+    ebb.offload.configure(in_flight_bytes=1 << 30)
+    graph = accelerator.Graph()
+    with graph.capture(stream):
+        y = forward(x)
+        ebb.offload.configure(static=False)
+        ebb.offload.stats()
+        del y
+        gc.collect()
+        ebb.offload.configure(static=True)
+        ebb.offload.stats()  # all has come back
+    graph.replay()
+
+
+def test_a_backward_that_retains_the_graph(device, stream):
+    """What was needed while it left still is, when the capture ends."""
+    ebb.offload.configure(in_flight_bytes=1 << 30)
+    x = random(device)
+    warm_up(x, stream)
+    graph = accelerator.Graph()
+    with graph.capture(stream):
+        y = forward(x)
+        gradient = torch.autograd.grad(y, x, retain_graph=True)[0]
+    change(x)
+    graph.replay()
+
+    assert torch.equal(gradient.cpu(), expected(x))
+    del y
+
+
+def test_what_a_capture_has_left_does_not_go_to_disk(tmp_path, device, stream):
+    """Nobody may ask whether its copy is done."""
+    ebb.offload.configure(in_flight_bytes=0)
+    x = random(device)
+    warm_up(x, stream)
+    with accelerator.Graph().capture(stream):
+        left = forward(x)
+    ebb.offload.configure(static=False, disk=tmp_path, pinned_limit=4 * x.nbytes)
+    assert torch.equal(step(x).cpu(), expected(x))
+    del left
 
 
 def test_statistics_in_a_capture(device, stream):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from limits import HANGS
 from offloading import (
     OFFLOAD_ALL,
     POLICIES,
+    SINES,
     chain_of_sines,
     check_random_schedule,
     finish_copies,
@@ -143,15 +145,18 @@ def test_random_schedules_on_disk(disk, seed):
 
 
 def test_a_write_waits_for_the_disk(disk):
-    x = torch.randn(MIB, requires_grad=True)
-    with ebb.region(OFFLOAD_ALL):
-        h = x * 2
-        h.sin()  # sends h; nothing comes of it
-        y = (h * 3).sin()
+    def program(x):
+        h = x.sin()
+        h.cos()  # saves h, which so is sent; nothing comes of it
+        y = (h * 2).exp()  # saves its result; `h * 2` reads h
         with torch.no_grad():
             h.zero_()
-        loss = y.sum()
-    assert torch.equal(gradients(loss, x)[0], gradients((x * 2 * 3).sin().sum(), x)[0])
+        return y.sum()
+
+    x = torch.randn(MIB, requires_grad=True)
+    with ebb.region(SINES):
+        y = program(x)
+    assert torch.equal(gradients(y, x)[0], gradients(program(x), x)[0])
 
 
 # Behind pinned memory
@@ -208,6 +213,77 @@ def test_a_tensor_that_lives_while_it_is_spilled(tmp_path):
             y = chain_of_sines(first, 6).sum()
             fake.advance(1 << 30)
         assert torch.equal(gradients(y, x)[0], gradients(chain_of_sines(x.sin(), 6).sum(), x)[0])
+
+
+AT_ONCE = 4  # an eighth of what there is room for, so that the next ones need not wait
+
+
+@pytest.fixture
+def spilling(tmp_path):
+    """An accelerator, functions that saved what has left it, and of that what lives. The first four
+    are on their way to disk: one has been waited for, and the others take some milliseconds."""
+    x, y = (torch.randn(size, requires_grad=True) for size in (MIB // 2, 1))
+    room = 8 * AT_ONCE * x.nbytes
+    with fake_accelerator(disk=tmp_path, pinned_limit=room, prefetch_bytes=0) as fake:
+        with ebb.region(SINES):
+            living = [(x + i).sin() for i in range(8 * AT_ONCE)]
+            values = [h.cos() for h in living]
+            finish_copies(fake)
+            before = ebb.offload.stats()["host_waits"]
+            values.append(y.sin().cos())  # needs room
+            waits = ebb.offload.stats()["host_waits"] - before
+        yield SimpleNamespace(fake=fake, values=values, living=living, waits=waits)
+        living.clear()
+        found = gradients(sum(value.sum() for value in values), [x, y])
+        expected = sum((x + i).sin().cos().sum() for i in range(8 * AT_ONCE)) + y.sin().cos()
+        assert all(map(torch.equal, found, gradients(expected, [x, y])))
+
+
+def test_several_are_written_at_once_and_the_first_is_waited_for(spilling):
+    spilling.living.clear()
+    nbytes = [value.nbytes for value in spilling.values]
+    ebb._C._testing.drain_offload()
+    stats = ebb.offload.stats()
+
+    assert spilling.waits == 1
+    assert stats["disk_bytes_used"] == sum(nbytes[:AT_ONCE])
+    assert stats["host_bytes_used"] == sum(nbytes[AT_ONCE:])
+
+
+def test_a_drain_waits_for_what_is_read_ahead(spilling):
+    spilling.living.clear()
+    ebb._C._testing.drain_offload()
+    last, *others = spilling.values[AT_ONCE:]
+    kept = [value.grad_fn._saved_self for value in others]
+    finish_copies(spilling.fake)  # there is room now
+    ebb.offload.configure(prefetch_bytes=1 << 30)
+    kept.append(last.grad_fn._saved_self)
+    ebb._C._testing.drain_offload()
+
+    assert ebb.offload.stats()["disk_bytes_used"] == 0
+
+
+def test_a_tensor_that_lives_while_it_is_written(spilling):
+    of_disk = zip(spilling.values[:AT_ONCE], spilling.living[:AT_ONCE], strict=True)
+    for value, h in of_disk:
+        assert value.grad_fn._saved_self.data_ptr() == h.data_ptr()
+    ebb._C._testing.drain_offload()
+
+    assert ebb.offload.stats()["disk_bytes_used"] == 0
+
+
+def test_what_is_needed_while_it_is_written_is_waited_for(tmp_path, spilling):
+    """Then its memory may be used for something else, or go."""
+    spilling.living.clear()
+    other = tmp_path / "other"
+    other.touch()
+    descriptor = descriptor_of_the_file(tmp_path)
+    kept = spilling.values[AT_ONCE - 1].grad_fn._saved_self
+    with replaced_by(other, descriptor, os.O_RDWR):
+        time.sleep(0.1)
+
+    assert other.stat().st_size == 0
+    del kept
 
 
 # What may go wrong
@@ -350,7 +426,9 @@ def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
         "    assert torch.equal(g, torch.autograd.grad(f(x), x)[0])\n"
         "for _ in range(3): check(forward())\n"
         "y = forward()\n"
-        "ebb._C._testing.drain_offload(); ebb.offload.stats()\n"
+        "ebb._C._testing.drain_offload()\n"
+        "check(forward())\n"
+        "while ebb.offload.stats()['in_flight_bytes']: pass\n"  # now there is free room
         "child = os.fork()\n"
         "if child == 0 and sys.argv[2] == 'configure':\n"
         "    ebb.offload.configure(prefetch_bytes=4000)\n"
@@ -376,6 +454,75 @@ def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
     )
     assert done.stdout == "fine\n", done.stderr
     assert "stays in memory" not in done.stderr
+
+
+def run_with_a_folder(program, folder):
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=HANGS,
+    )
+    assert done.stdout == "fine\n", done.stderr
+    return done.stderr
+
+
+FORKS = (
+    "import os, sys, torch, ebb\n"
+    "torch.set_num_threads(1)\n"
+    "ebb.offload.configure(disk=sys.argv[1], min_bytes=0, prefetch_bytes=0)\n"
+    "def forward():\n"
+    "    with ebb.region(ebb.Policy({'aten::sin': ebb.OFFLOAD})): return f(x)\n"
+    "def check(y):\n"
+    "    g = torch.autograd.grad(y, x)[0]\n"
+    "    assert torch.equal(g, torch.autograd.grad(f(x), x)[0])\n"
+)
+
+
+@pytest.mark.parametrize("first", ["ebb.offload.stats()", "ebb._C._testing.drain_offload()"])
+def test_a_fork_while_something_is_written(tmp_path, first):
+    """The child has it in memory; nobody ends the write for it."""
+    program = (
+        "x = torch.randn(1 << 24, requires_grad=True)\n"
+        "def f(x): return torch.dot(x.sin(), x)\n"
+        "y = forward()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        f"    {first}\n"
+        "    ebb.offload.configure(in_flight_bytes=0)\n"
+        "    check(forward())\n"
+        "    check(y)\n"
+        "    os._exit(0)\n"
+        "status = os.waitpid(child, 0)[1]\n"
+        "check(y)\n"
+        "print('fine' if status == 0 else status)\n"
+    )
+    said = run_with_a_folder(FORKS + program, tmp_path)
+
+    assert "on its way to or from disk when the process forked" in said
+
+
+def test_a_forked_child_gives_nothing_back_for_its_own_use(tmp_path):
+    """What it drops is room in the parent's file."""
+    program = (
+        "x = torch.randn(1000, requires_grad=True)\n"
+        "def f(x): return x.sin().cos().sum()\n"
+        "y = forward()\n"
+        "ebb._C._testing.drain_offload()\n"
+        "ebb.offload.stats()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    ebb.offload.stats()\n"
+        "    del y\n"
+        "    z = forward()\n"
+        "    ebb._C._testing.drain_offload()\n"
+        "    check(z)\n"
+        "    os._exit(0)\n"
+        "status = os.waitpid(child, 0)[1]\n"
+        "check(y)\n"
+        "print('fine' if status == 0 else status)\n"
+    )
+    assert "stays in memory" not in run_with_a_folder(FORKS + program, tmp_path)
 
 
 def test_settings_from_the_environment(tmp_path):
@@ -436,6 +583,26 @@ def test_the_folder_may_change_while_values_are_away(tmp_path, disk):
         assert torch.equal(gradients(y, x)[0], expected)
 
 
+def test_room_in_another_file_is_not_used_again(tmp_path, disk):
+    """It comes back after the folder has changed; nobody needs that file any more."""
+    x = torch.randn(1000, requires_grad=True)
+    for name in ("a", "b", "c"):
+        folder = tmp_path / name
+        folder.mkdir()
+        with ebb.region(OFFLOAD_ALL):
+            y = chain_of_sines(x).sum()
+        ebb._C._testing.drain_offload()
+        ebb.offload.configure(disk=folder)
+        gradients(y, x)
+        del y
+        while ebb.offload.stats()["stashes"]:
+            pass
+        with ebb.region(OFFLOAD_ALL):
+            y = chain_of_sines(x).sum()
+        assert ebb.offload.stats()["disk_bytes_used"] > 0
+        del y
+
+
 def test_memory_that_is_freed_while_it_is_written(disk):
     """An error, not a crash."""
     x = torch.randn(16 * MIB, requires_grad=True)
@@ -453,17 +620,23 @@ def test_memory_that_is_freed_while_it_is_written(disk):
 
 def test_a_write_that_fails_before_the_tensor_is_written(disk):
     """The old state is needed and could not leave: it is copied."""
+
+    def program(x):
+        h = x.sin()
+        h.cos()  # saves h, which so is sent; nothing comes of it
+        y = (h * 2).exp()  # saves its result; `h * 2` reads h
+        with torch.no_grad():
+            h.zero_()
+        return y.sum()
+
     x = torch.randn(1000, requires_grad=True)
     preallocate(x)
     with (
         replaced_by("/dev/full", descriptor_of_the_file(disk), os.O_RDWR),
-        warnings.catch_warnings(),
+        warnings.catch_warnings(record=True) as caught,
     ):
-        warnings.simplefilter("ignore")
-        with ebb.region(OFFLOAD_ALL):
-            h = x * 2
-            h.sin()  # sends h; nothing comes of it
-            y = (h * 3).sin()
-            with torch.no_grad():
-                h.zero_()
-        assert torch.equal(gradients(y.sum(), x)[0], gradients((x * 2 * 3).sin().sum(), x)[0])
+        warnings.simplefilter("always")
+        with ebb.region(SINES):
+            y = program(x)
+        assert torch.equal(gradients(y, x)[0], gradients(program(x), x)[0])
+    assert "stays in memory: writing 4000 bytes" in str(caught[0].message)

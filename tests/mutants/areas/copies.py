@@ -17,6 +17,7 @@ TESTS = (
     "tests/offload/test_offload_static.py",
     "tests/offload/test_offload_memory.py",
     "tests/offload/test_offload_lifetimes.py",
+    "tests/offload/test_offload_disk.py",
 )
 
 EACH = {
@@ -30,6 +31,7 @@ WAITS = "tests/accelerator/test_offload_waits.py"
 SEVERAL_STREAMS = "tests/accelerator/test_several_streams.py"
 STREAMS = "tests/accelerator/test_streams.py"
 DISK = "tests/offload/test_offload_disk.py"
+LIFETIMES = "tests/offload/test_offload_lifetimes.py"
 MEMORY = "tests/offload/test_offload_memory.py"
 ORDER = "tests/offload/test_offload_order.py"
 STATIC = "tests/offload/test_offload_static.py"
@@ -152,7 +154,7 @@ MUTANTS = (
         "failed-to-leave",
         text="!first.left->error().empty()",
         instead="false",
-        tests=(f"{CAPTURES}::test_host_memory_that_is_in_use_when_a_capture_ends",),
+        tests=(f"{DISK}::test_a_write_that_fails_keeps_the_tensor",),
     ),
     copies(
         "kept-before-a-write",
@@ -162,7 +164,7 @@ MUTANTS = (
     copies(
         "kept-before-a-write-is-in-no-list",
         text="takeOut(now_.kept, stash);",
-        tests=(f"{STREAMS}::test_a_write_on_another_stream_comes_after_the_copy",),
+        tests=(f"{ORDER}::test_what_left_before_a_write_is_not_sent_again",),
     ),
     copies(
         "leaving-before-a-write",
@@ -300,7 +302,7 @@ MUTANTS = (
         "forgotten-is-not-kept",
         text="takeOut(place->kept, stash);",
         within=("stash.state != State::Back;\n    takeOut(place->kept, stash);"),
-        tests=(f"{FAILURES}::test_a_device_that_has_failed_is_an_exception",),
+        tests=(f"{LIFETIMES}::test_what_was_dropped_is_in_no_list",),
     ),
     copies(
         "forgotten-while-leaving",
@@ -355,7 +357,7 @@ MUTANTS = (
         "joins-what-leaves-first",
         text="joinLeaving();",
         within=("void Copies::joinAll() {\n  joinLeaving();"),
-        tests=(f"{CAPTURES}::test_what_is_never_fetched_before_a_capture",),
+        tests=(f"{STEADY}::test_static_mode_waits_once_for_all_that_is_leaving",),
     ),
     copies(
         "joins-what-is-held",

@@ -6,7 +6,11 @@ from functools import partial
 
 from mutant import Mutant
 
-TESTS = ("tests/offload/test_offload_disk.py", "tests/accelerator/test_offload_captures.py")
+TESTS = (
+    "tests/offload/test_offload_disk.py",
+    "tests/accelerator/test_offload_captures.py",
+    "tests/accelerator/test_offload_disk.py",
+)
 
 EACH = {
     "src/offload/spill.cpp": r"\basDiskEvent\(|\bisDone\(\*",
@@ -14,6 +18,7 @@ EACH = {
 }
 
 CAPTURES = "tests/accelerator/test_offload_captures.py"
+DEVICE = "tests/accelerator/test_offload_disk.py"
 DISK = "tests/offload/test_offload_disk.py"
 
 spill = partial(Mutant, file="src/offload/spill.cpp")
@@ -32,10 +37,7 @@ MUTANTS = (
     spill(
         "host-waits-for-the-disk",
         text="asDiskEvent(*first.written).wait();",
-        tests=(
-            f"{DISK}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",
-            f"{DISK}::test_a_tensor_that_lives_while_it_is_spilled",
-        ),
+        tests=(f"{DISK}::test_several_are_written_at_once_and_the_first_is_waited_for",),
     ),
     spill(
         "host-waits-for-a-copy",
@@ -47,22 +49,19 @@ MUTANTS = (
         "dying-and-captured-is-not-written",
         text="!alive || first->capture != 0",
         instead="!alive",
-        tests=(CAPTURES,),
+        tests=(f"{CAPTURES}::test_what_a_capture_has_left_does_not_go_to_disk",),
     ),
     spill(
         "written-after-it-left",
         text="context_.via.isDone(*first->left)",
         instead="true",
-        tests=(
-            f"{DISK}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",
-            f"{DISK}::test_random_schedules_that_spill",
-        ),
+        tests=(f"{DEVICE}::test_what_a_write_made_leave_goes_to_disk_after_its_copy",),
     ),
     spill(
         "written-is-not-away",
         text="StashesInOrder::takeOut(stash);",
         within=("StashesInOrder::takeOut(stash);\n  spilling_"),
-        tests=(f"{DISK}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",),
+        tests=(f"{DISK}::test_several_are_written_at_once_and_the_first_is_waited_for",),
     ),
     spill(
         "read-is-not-on-disk",
@@ -73,11 +72,7 @@ MUTANTS = (
     spill(
         "needed-while-written",
         text="asDiskEvent(*stash.written).wait();",
-        tests=(
-            f"{DISK}::test_a_tensor_that_lives_while_it_is_spilled",
-            f"{DISK}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",
-            f"{DISK}::test_random_schedules_that_spill",
-        ),
+        tests=(f"{DISK}::test_what_is_needed_while_it_is_written_is_waited_for",),
     ),
     spill(
         "needed-while-written-is-not-spilled",
@@ -132,35 +127,17 @@ MUTANTS = (
     spill(
         "a-drain-waits-for-writes",
         text="asDiskEvent(*stash->written).wait();",
-        tests=(f"{DISK}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",),
+        tests=(f"{DISK}::test_several_are_written_at_once_and_the_first_is_waited_for",),
     ),
     spill(
         "a-drain-waits-for-reads",
         text="asDiskEvent(*stash->read).wait();",
-        tests=(f"{DISK}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",),
+        tests=(f"{DISK}::test_a_drain_waits_for_what_is_read_ahead",),
     ),
     disk_transfer(
         "compute-waits-for-the-disk",
         text="finish(*event);",
         tests=(f"{DISK}::test_cpu_tensors_go_to_disk_and_come_back",),
-    ),
-    disk_transfer(
-        "a-job-waits-for-another",
-        text="before_[stream.id()].push_back(event);",
-        tests=(
-            f"{DISK}::test_cpu_tensors_go_to_disk_and_come_back",
-            f"{DISK}::test_a_write_waits_for_the_disk",
-            f"{DISK}::test_random_schedules_on_disk",
-        ),
-    ),
-    disk_transfer(
-        "a-job-that-is-done-and-failed",
-        text="!isDone(*event) || !event->error().empty()",
-        instead="!isDone(*event)",
-        tests=(
-            f"{DISK}::test_a_write_that_fails_keeps_the_tensor",
-            f"{DISK}::test_a_write_that_fails_before_the_tensor_is_written",
-        ),
     ),
     disk_transfer(
         "room-of-another-file-is-not-used",
@@ -175,22 +152,6 @@ MUTANTS = (
         "host-waits-for-a-job",
         text="asDiskEvent(event).wait();",
         tests=(f"{DISK}::test_cpu_tensors_go_to_disk_and_come_back",),
-    ),
-    disk(
-        "a-job-waits",
-        text="earlier.wait();",
-        tests=(
-            f"{DISK}::test_cpu_tensors_go_to_disk_and_come_back",
-            f"{DISK}::test_random_schedules_on_disk",
-        ),
-    ),
-    disk(
-        "a-job-after-one-that-failed",
-        text=("if (!earlier.error().empty()) {\n        return earlier.error();\n      }"),
-        tests=(
-            f"{DISK}::test_a_write_that_fails_keeps_the_tensor",
-            f"{DISK}::test_a_write_that_fails_before_the_tensor_is_written",
-        ),
     ),
     disk(
         "a-job-of-the-parents-fails",
@@ -214,40 +175,31 @@ MUTANTS = (
         "room-of-another-file",
         text="roomOf(room).process == ::getpid() && roomOf(room).file == file_",
         instead="roomOf(room).process == ::getpid()",
-        tests=(
-            f"{DISK}::test_the_folder_may_change_while_values_are_away",
-            f"{DISK}::test_another_folder_is_used_at_once",
-        ),
+        tests=(f"{DISK}::test_room_in_another_file_is_not_used_again",),
     ),
     disk(
         "room-of-another-process",
         text="roomOf(room).process == ::getpid() && roomOf(room).file == file_",
         instead="roomOf(room).file == file_",
-        tests=(f"{DISK}::test_a_forked_child_has_a_file_of_its_own",),
-    ),
-    disk(
-        "room-is-given-back-where-it-was-taken",
-        text="room->process == ::getpid()",
-        instead="true",
-        tests=(f"{DISK}::test_a_forked_child_has_a_file_of_its_own",),
+        tests=(f"{DISK}::test_a_forked_child_gives_nothing_back_for_its_own_use",),
     ),
     disk(
         "an-event-of-the-parents-is-over",
         text=("if (!isOfThisProcess()) {\n    return true;\n  }"),
-        tests=(f"{DISK}::test_a_forked_child_has_a_file_of_its_own",),
+        tests=(f"{DISK}::test_a_fork_while_something_is_written",),
     ),
     disk(
         "an-event-of-the-parents-is-not-waited-for",
         text="isOfThisProcess()",
         instead="true",
         within="if (isOfThisProcess()) {",
-        tests=(f"{DISK}::test_a_forked_child_has_a_file_of_its_own",),
+        tests=(f"{DISK}::test_a_fork_while_something_is_written",),
     ),
     disk(
         "an-event-of-the-parents-failed",
         text="isOfThisProcess() || done_",
         instead="true",
-        tests=(f"{DISK}::test_a_forked_child_has_a_file_of_its_own",),
+        tests=(f"{DISK}::test_a_fork_while_something_is_written",),
     ),
     host_pool(
         "only-what-is-reusable-is-given-back",

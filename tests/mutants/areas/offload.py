@@ -17,6 +17,7 @@ TESTS = (
     "tests/offload/test_offload_static.py",
     "tests/offload/test_offload_memory.py",
     "tests/offload/test_offload_lifetimes.py",
+    "tests/offload/test_offload_disk.py",
 )
 
 EACH = {
@@ -62,7 +63,7 @@ MUTANTS = (
     offload(
         "living-while-on-disk",
         text="spill_.settle(stash);",
-        tests=(f"{DISK}::test_a_tensor_that_lives_while_it_is_spilled",),
+        tests=(f"{DISK}::test_a_tensor_that_lives_while_it_is_written",),
     ),
     offload(
         "living-while-returning",
@@ -76,6 +77,12 @@ MUTANTS = (
         tests=(f"{CAPTURES}::test_what_left_before_a_capture_cannot_come_back_in_it",),
     ),
     offload(
+        "static-joins-after-the-last-fetch",
+        text="copies_.reapUnused();",
+        within="copies_.reapUnused();  // one wait",
+        tests=(f"{STEADY}::test_static_mode_waits_once_for_all_that_is_leaving",),
+    ),
+    offload(
         "lost-is-told",
         text="onDevice ? stash.hasWhatWasSent() : !stash.lost",
         instead="true",
@@ -87,10 +94,7 @@ MUTANTS = (
         within=(
             "notAheadAnyMore(stash);\n  StashesInOrder::takeOut(stash);\n  copies_.fetched(stash);"
         ),
-        tests=(
-            f"{MEMORY}::test_what_was_sent_before_is_fetched_ahead",
-            ORDER,
-        ),
+        tests=(f"{FAILURES}::test_what_was_taken_is_not_fetched_ahead_though_the_device_failed",),
     ),
     offload(
         "remembers-for-whom-it-was-taken",
@@ -125,10 +129,7 @@ MUTANTS = (
         "lost-is-not-fetched-ahead",
         text="next->packedOn == compute && !next->lost",
         instead="next->packedOn == compute",
-        tests=(
-            f"{ORDER}::test_storage_that_gets_other_memory_before_the_copy_ran",
-            f"{ORDER}::test_storage_that_is_freed_while_it_is_copied",
-        ),
+        tests=(f"{ORDER}::test_what_was_lost_is_not_fetched_ahead",),
     ),
     offload(
         "not-ahead-without-memory",
@@ -139,16 +140,13 @@ MUTANTS = (
         "forgotten-is-in-no-list",
         text="StashesInOrder::takeOut(stash);",
         within=("StashesInOrder::takeOut(stash);\n  context_.drop(stash.onDisk);"),
-        tests=(
-            f"{FAILURES}::test_a_device_that_has_failed_is_an_exception",
-            f"{LIFETIMES}::test_a_forward_without_backward_leaves_nothing",
-        ),
+        tests=(f"{LIFETIMES}::test_what_was_dropped_is_in_no_list",),
     ),
     offload(
         "a-death-notices-a-capture",
         text="copies_.noticeCapture(stash.device);",
         within=("copies_.noticeCapture(stash.device);\n  copies_.forget"),
-        tests=(CAPTURES,),
+        tests=(f"{CAPTURES}::test_what_dies_in_a_capture",),
     ),
     offload(
         "static-joins-after-the-last-death",
@@ -161,7 +159,7 @@ MUTANTS = (
         text="copies_.capture() == 0",
         instead="true",
         within="} else if (copies_.capture() == 0) {",
-        tests=(CAPTURES,),
+        tests=(f"{CAPTURES}::test_the_mode_may_change_in_a_capture",),
     ),
     offload(
         "each-call-notices-a-capture",
@@ -196,18 +194,14 @@ MUTANTS = (
         "static-forgets-what-is-unused",
         text="copies_.reapUnused();",
         within="copies_.reapUnused();  // see",
-        tests=(
-            f"{CAPTURES}::test_what_is_never_fetched_before_a_capture",
-            f"{CAPTURES}::test_a_forward_before_a_capture_whose_backward_comes_after",
-            STEADY,
-        ),
+        tests=(f"{CAPTURES}::test_what_dies_in_a_capture",),
     ),
     offload(
         "nothing-is-asked-in-a-capture",
         text="!captures",
         instead="true",
         within="} else if (!captures) {",
-        tests=(CAPTURES,),
+        tests=(f"{CAPTURES}::test_the_mode_may_change_in_a_capture",),
     ),
     offload(
         "a-drain-waits",
@@ -218,17 +212,11 @@ MUTANTS = (
     offload(
         "a-drain-waits-for-the-disk",
         text="spill_.finishAll();",
-        tests=(
-            f"{DISK}::test_cpu_tensors_go_to_disk_and_come_back",
-            f"{DISK}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",
-        ),
+        tests=(f"{DISK}::test_several_are_written_at_once_and_the_first_is_waited_for",),
     ),
     offload(
         "statistics-notice-a-capture",
         text="copies_.noticeCapture();",
-        tests=(
-            f"{CAPTURES}::test_statistics_in_a_capture",
-            f"{CAPTURES}::test_host_memory_that_is_in_use_when_a_capture_ends",
-        ),
+        tests=(f"{CAPTURES}::test_statistics_when_a_capture_has_just_begun",),
     ),
 )
