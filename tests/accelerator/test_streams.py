@@ -138,10 +138,10 @@ def test_state_that_is_copied_when_the_region_ends_was_written_on_another_stream
 def test_state_that_was_copied_when_the_region_ended_goes(streams, device):
     """Its stream may use its memory again, and knows nothing of the one that is current then."""
     x = torch.randn(8, 16).to(device).requires_grad_()
-    state, factor = torch.ones(16).to(device), torch.rand(16).to(device)
+    ones, factor = torch.ones(16).to(device), torch.rand(16).to(device)
     torch.accelerator.synchronize()
     with streams[0]:
-        state = state * 1  # in memory of that stream
+        state = ones * 1  # in memory of that stream
     torch.accelerator.synchronize()
     with ebb.region(), streams[0]:
         with torch.no_grad():
