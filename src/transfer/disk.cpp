@@ -305,13 +305,13 @@ class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
       Job job = std::move(jobs_.front());
       jobs_.pop_front();
       lock.unlock();
-      std::string error = run(job, buffer.get());
-      job.file.reset();  // whoever waits may want it closed
-      job.done->done(std::move(error));
+      const auto done = job.done;
+      std::string error = run(std::move(job), buffer.get());
+      done->done(std::move(error));  // the job is gone: whoever waits may want its file closed
     }
   }
 
-  static std::string run(const Job& job, char* buffer) {
+  static std::string run(Job job, char* buffer) {
     if (!job.refused.empty()) {
       return job.refused;
     }

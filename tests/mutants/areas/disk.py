@@ -159,14 +159,6 @@ MUTANTS = (
         tests=(f"{DISK}::test_a_forked_child_has_a_file_of_its_own",),
     ),
     disk(
-        "a-file-lives-until-its-jobs-are-done",
-        text="job.file.reset();",
-        tests=(
-            f"{DISK}::test_another_folder_is_used_at_once",
-            f"{DISK}::test_the_folder_may_change_while_values_are_away",
-        ),
-    ),
-    disk(
         "a-child-has-queues-of-its-own",
         text=("writes_ = std::make_shared<Queue>();\n  reads_ = std::make_shared<Queue>();"),
         tests=(f"{DISK}::test_a_forked_child_has_a_file_of_its_own",),
