@@ -1,4 +1,4 @@
-"""The disk tier: on its own on the CPU, and behind pinned memory."""
+"""The disk tier: on its own on the CPU."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ import subprocess
 import sys
 import time
 import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
 from exactness import same_bits
-from limits import HANGS
 from offloading import (
     OFFLOAD_ALL,
     POLICIES,
     SINES,
     chain_of_sines,
     check_random_schedule,
-    finish_copies,
     gradients,
 )
+from tier_files import descriptor_of_the_file, preallocate, replaced_by
 
 import ebb
 from ebb._testing import fake_accelerator
@@ -39,32 +37,6 @@ def disk(tmp_path):
     ebb.offload.configure(disk=tmp_path, min_bytes=0)
     yield tmp_path
     ebb.offload.configure(**before)
-
-
-def descriptor_of_the_file(folder):
-    """The file has no name, but the process has it open."""
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}").startswith(f"{folder}/"):
-                return int(name)
-    raise AssertionError("no file is open in the folder")
-
-
-@contextlib.contextmanager
-def replaced_by(path, descriptor, flags):
-    """`descriptor` leads to another file for a while."""
-    saved = os.dup(descriptor)
-    other = os.open(path, flags)
-    os.dup2(other, descriptor)
-    try:
-        yield
-    finally:
-        os.dup2(saved, descriptor)
-        os.close(saved)
-        os.close(other)
-
-
-# On the CPU
 
 
 @pytest.mark.parametrize("settings", [{}, {"in_flight_bytes": 0, "prefetch_bytes": 0}])
@@ -159,133 +131,6 @@ def test_a_write_waits_for_the_disk(disk):
     assert torch.equal(gradients(y, x)[0], gradients(program(x), x)[0])
 
 
-# Behind pinned memory
-
-
-@pytest.mark.parametrize("prefetch", [0, 1 << 40])
-@pytest.mark.parametrize("length", [4, 30])
-def test_what_finds_no_room_in_pinned_memory_goes_to_disk(tmp_path, length, prefetch):
-    x = torch.randn(1000, requires_grad=True)
-    expected = gradients(chain_of_sines(x, length).sum(), x)[0]
-    with fake_accelerator(disk=tmp_path, pinned_limit=20_000, prefetch_bytes=prefetch) as fake:
-        for _ in range(2):
-            with ebb.region(OFFLOAD_ALL, "spills"):
-                y = chain_of_sines(x, length).sum()
-            assert ebb.offload.stats()["host_bytes_held"] <= 20_000
-            transfers = ebb.stats()["transfers"]["spills"]
-            spilled = sum(counts["bytes_spilled"] for counts in transfers.values())
-            assert spilled >= 4000 * (2 * length - 1 - 5)
-            assert not any(counts["bytes_fell_back"] for counts in transfers.values())
-            finish_copies(fake)
-            assert same_bits(gradients(y, x)[0], expected)
-            assert ebb.offload.stats()["host_bytes_held"] <= 20_000
-        del y
-        ebb._C._testing.drain_offload()
-        stats = ebb.offload.stats()
-        assert stats["stashes"] == stats["host_bytes_used"] == stats["disk_bytes_used"] == 0
-        assert ebb.stats()["total"]["ops_replayed"] == 0
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_random_schedules_that_spill(tmp_path, seed):
-    draw = random.Random(seed)
-    x = torch.randn(1000, requires_grad=True)
-    settings = {
-        "disk": tmp_path,
-        "disk_limit": draw.choice([40_960, 64 * MIB]),
-        "pinned_limit": draw.choice([4000, 13_000, 50_000]),
-        "prefetch_bytes": draw.choice([0, 8000, MIB]),
-        "in_flight_bytes": draw.choice([0, 8000, MIB]),
-        "keep_last": draw.choice([0, 2]),
-    }
-    with fake_accelerator(**settings) as fake:
-        check_random_schedule(draw, x, steps=300, longest=8, actions=["advance"], fake=fake)
-        ebb._C._testing.drain_offload()
-        stats = ebb.offload.stats()
-        assert stats["stashes"] == stats["host_bytes_used"] == 0
-
-
-def test_a_tensor_that_lives_while_it_is_spilled(tmp_path):
-    x = torch.randn(1000, requires_grad=True)
-    with fake_accelerator(disk=tmp_path, pinned_limit=8000) as fake:
-        with ebb.region(OFFLOAD_ALL):
-            first = x.sin()
-            y = chain_of_sines(first, 6).sum()
-            fake.advance(1 << 30)
-        assert torch.equal(gradients(y, x)[0], gradients(chain_of_sines(x.sin(), 6).sum(), x)[0])
-
-
-AT_ONCE = 4  # an eighth of what there is room for, so that the next ones need not wait
-
-
-@pytest.fixture
-def spilling(tmp_path):
-    """An accelerator, functions that saved what has left it, and of that what lives. The first four
-    are on their way to disk: one has been waited for, and the others take some milliseconds."""
-    x, y = (torch.randn(size, requires_grad=True) for size in (MIB // 2, 1))
-    room = 8 * AT_ONCE * x.nbytes
-    with fake_accelerator(disk=tmp_path, pinned_limit=room, prefetch_bytes=0) as fake:
-        with ebb.region(SINES):
-            living = [(x + i).sin() for i in range(8 * AT_ONCE)]
-            values = [h.cos() for h in living]
-            finish_copies(fake)
-            before = ebb.offload.stats()["host_waits"]
-            values.append(y.sin().cos())  # needs room
-            waits = ebb.offload.stats()["host_waits"] - before
-        yield SimpleNamespace(fake=fake, values=values, living=living, waits=waits)
-        living.clear()
-        found = gradients(sum(value.sum() for value in values), [x, y])
-        expected = sum((x + i).sin().cos().sum() for i in range(8 * AT_ONCE)) + y.sin().cos()
-        assert all(map(torch.equal, found, gradients(expected, [x, y])))
-
-
-def test_several_are_written_at_once_and_the_first_is_waited_for(spilling):
-    spilling.living.clear()
-    nbytes = [value.nbytes for value in spilling.values]
-    ebb._C._testing.drain_offload()
-    stats = ebb.offload.stats()
-
-    assert spilling.waits == 1
-    assert stats["disk_bytes_used"] == sum(nbytes[:AT_ONCE])
-    assert stats["host_bytes_used"] == sum(nbytes[AT_ONCE:])
-
-
-def test_a_drain_waits_for_what_is_read_ahead(spilling):
-    spilling.living.clear()
-    ebb._C._testing.drain_offload()
-    last, *others = spilling.values[AT_ONCE:]
-    kept = [value.grad_fn._saved_self for value in others]
-    finish_copies(spilling.fake)  # there is room now
-    ebb.offload.configure(prefetch_bytes=1 << 30)
-    kept.append(last.grad_fn._saved_self)
-    ebb._C._testing.drain_offload()
-
-    assert ebb.offload.stats()["disk_bytes_used"] == 0
-
-
-def test_a_tensor_that_lives_while_it_is_written(spilling):
-    of_disk = zip(spilling.values[:AT_ONCE], spilling.living[:AT_ONCE], strict=True)
-    for value, h in of_disk:
-        assert value.grad_fn._saved_self.data_ptr() == h.data_ptr()
-    ebb._C._testing.drain_offload()
-
-    assert ebb.offload.stats()["disk_bytes_used"] == 0
-
-
-def test_what_is_needed_while_it_is_written_is_waited_for(tmp_path, spilling):
-    """Then its memory may be used for something else, or go."""
-    spilling.living.clear()
-    other = tmp_path / "other"
-    other.touch()
-    descriptor = descriptor_of_the_file(tmp_path)
-    kept = spilling.values[AT_ONCE - 1].grad_fn._saved_self
-    with replaced_by(other, descriptor, os.O_RDWR):
-        time.sleep(0.1)
-
-    assert other.stat().st_size == 0
-    del kept
-
-
 # What may go wrong
 
 
@@ -345,13 +190,6 @@ def test_a_full_disk_is_a_fallback_and_says_so(tmp_path):
     assert done.stderr.count("has no more room, though its limit is not reached") == 1
 
 
-def preallocate(x):
-    """The file grows now; later there is no room for more than that."""
-    with ebb.region(OFFLOAD_ALL):
-        y = chain_of_sines(x, 9).sum()
-    gradients(y, x)
-
-
 def test_a_write_that_fails_keeps_the_tensor(disk):
     x = torch.randn(1000, requires_grad=True)
     preallocate(x)
@@ -367,23 +205,6 @@ def test_a_write_that_fails_keeps_the_tensor(disk):
     assert "stays in memory: writing 4000 bytes" in str(caught[0].message)
     assert "No space left" in str(caught[0].message)
     assert torch.equal(gradients(y, x)[0], gradients(chain_of_sines(x).sum(), x)[0])
-
-
-def test_a_write_that_fails_keeps_the_tensor_in_pinned_memory(tmp_path):
-    x = torch.randn(1000, requires_grad=True)
-    with fake_accelerator(disk=tmp_path, pinned_limit=12_000) as fake:
-        preallocate(x)
-        with (
-            replaced_by("/dev/full", descriptor_of_the_file(tmp_path), os.O_RDWR),
-            warnings.catch_warnings(record=True) as caught,
-        ):
-            warnings.simplefilter("always")
-            with ebb.region(OFFLOAD_ALL):
-                y = chain_of_sines(x, 6).sum()
-            fake.advance(1 << 30)
-        assert len(caught) == 1
-        assert "stays in host memory: writing 4000 bytes" in str(caught[0].message)
-        assert torch.equal(gradients(y, x)[0], gradients(chain_of_sines(x, 6).sum(), x)[0])
 
 
 @pytest.mark.parametrize("pinned", [None, 12_000])
@@ -407,122 +228,6 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned):
         assert "region 'short'" in message
         assert "aten::" in message
         assert "ebb.offload.configure(disk='')" in message
-
-
-@pytest.mark.parametrize("first", ["forward", "backward", "configure"])
-def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
-    program = (
-        "import os, sys, torch, ebb\n"
-        "torch.set_num_threads(1)\n"
-        "ebb.offload.configure(disk=sys.argv[1], min_bytes=0, prefetch_bytes=0)\n"
-        "x = torch.randn(1000, requires_grad=True)\n"
-        "def f(x):\n"
-        "    for _ in range(5): x = x.sin().cos()\n"
-        "    return x.sum()\n"
-        "def forward():\n"
-        "    with ebb.region(ebb.Policy(default=ebb.OFFLOAD)): return f(x)\n"
-        "def check(y):\n"
-        "    g = torch.autograd.grad(y, x)[0]\n"
-        "    assert torch.equal(g, torch.autograd.grad(f(x), x)[0])\n"
-        "for _ in range(3): check(forward())\n"
-        "y = forward()\n"
-        "ebb._C._testing.drain_offload()\n"
-        "check(forward())\n"
-        "while ebb.offload.stats()['in_flight_bytes']: pass\n"  # now there is free room
-        "child = os.fork()\n"
-        "if child == 0 and sys.argv[2] == 'configure':\n"
-        "    ebb.offload.configure(prefetch_bytes=4000)\n"
-        "if child != 0 or sys.argv[2] != 'backward':\n"
-        "    check(forward())\n"
-        "if child == 0:\n"
-        "    try:\n"
-        "        check(y)\n"
-        "        status = 1\n"
-        "    except RuntimeError as error:\n"
-        "        status = 0 if 'before the process forked' in str(error) else 2\n"
-        "    check(forward())\n"
-        "    os._exit(status)\n"
-        "assert os.waitpid(child, 0)[1] == 0\n"
-        "check(y)\n"
-        "print('fine')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path), first],
-        capture_output=True,
-        text=True,
-        timeout=HANGS,
-    )
-    assert done.stdout == "fine\n", done.stderr
-    assert "stays in memory" not in done.stderr
-
-
-def run_with_a_folder(program, folder):
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=HANGS,
-    )
-    assert done.stdout == "fine\n", done.stderr
-    return done.stderr
-
-
-FORKS = (
-    "import os, sys, torch, ebb\n"
-    "torch.set_num_threads(1)\n"
-    "ebb.offload.configure(disk=sys.argv[1], min_bytes=0, prefetch_bytes=0)\n"
-    "def forward():\n"
-    "    with ebb.region(ebb.Policy({'aten::sin': ebb.OFFLOAD})): return f(x)\n"
-    "def check(y):\n"
-    "    g = torch.autograd.grad(y, x)[0]\n"
-    "    assert torch.equal(g, torch.autograd.grad(f(x), x)[0])\n"
-)
-
-
-@pytest.mark.parametrize("first", ["ebb.offload.stats()", "ebb._C._testing.drain_offload()"])
-def test_a_fork_while_something_is_written(tmp_path, first):
-    """The child has it in memory; nobody ends the write for it."""
-    program = (
-        "x = torch.randn(1 << 24, requires_grad=True)\n"
-        "def f(x): return torch.dot(x.sin(), x)\n"
-        "y = forward()\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        f"    {first}\n"
-        "    ebb.offload.configure(in_flight_bytes=0)\n"
-        "    check(forward())\n"
-        "    check(y)\n"
-        "    os._exit(0)\n"
-        "status = os.waitpid(child, 0)[1]\n"
-        "check(y)\n"
-        "print('fine' if status == 0 else status)\n"
-    )
-    said = run_with_a_folder(FORKS + program, tmp_path)
-
-    assert "on its way to or from disk when the process forked" in said
-
-
-def test_a_forked_child_gives_nothing_back_for_its_own_use(tmp_path):
-    """What it drops is room in the parent's file."""
-    program = (
-        "x = torch.randn(1000, requires_grad=True)\n"
-        "def f(x): return x.sin().cos().sum()\n"
-        "y = forward()\n"
-        "ebb._C._testing.drain_offload()\n"
-        "ebb.offload.stats()\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    ebb.offload.stats()\n"
-        "    del y\n"
-        "    z = forward()\n"
-        "    ebb._C._testing.drain_offload()\n"
-        "    check(z)\n"
-        "    os._exit(0)\n"
-        "status = os.waitpid(child, 0)[1]\n"
-        "check(y)\n"
-        "print('fine' if status == 0 else status)\n"
-    )
-    assert "stays in memory" not in run_with_a_folder(FORKS + program, tmp_path)
 
 
 def test_settings_from_the_environment(tmp_path):

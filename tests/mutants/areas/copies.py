@@ -10,6 +10,7 @@ TESTS = (
     "tests/accelerator/test_several_streams.py",
     "tests/accelerator/test_streams.py",
     "tests/accelerator/test_offload_captures.py",
+    "tests/accelerator/test_offload_around_captures.py",
     "tests/accelerator/test_offload_failures.py",
     "tests/accelerator/test_offload_steady.py",
     "tests/accelerator/test_offload_waits.py::test_all_is_in_order",
@@ -18,12 +19,15 @@ TESTS = (
     "tests/offload/test_offload_memory.py",
     "tests/offload/test_offload_lifetimes.py",
     "tests/offload/test_offload_disk.py",
+    "tests/offload/test_offload_spilling.py",
+    "tests/offload/test_offload_forks.py",
 )
 
 EACH = {
     "src/offload/copies.cpp": r"\bvia_\.(wait|finish|used)\(|\bisDone\(\*(?!stash)",
 }
 
+AROUND = "tests/accelerator/test_offload_around_captures.py"
 CAPTURES = "tests/accelerator/test_offload_captures.py"
 FAILURES = "tests/accelerator/test_offload_failures.py"
 STEADY = "tests/accelerator/test_offload_steady.py"
@@ -31,6 +35,7 @@ WAITS = "tests/accelerator/test_offload_waits.py"
 SEVERAL_STREAMS = "tests/accelerator/test_several_streams.py"
 STREAMS = "tests/accelerator/test_streams.py"
 DISK = "tests/offload/test_offload_disk.py"
+SPILLING = "tests/offload/test_offload_spilling.py"
 LIFETIMES = "tests/offload/test_offload_lifetimes.py"
 MEMORY = "tests/offload/test_offload_memory.py"
 ORDER = "tests/offload/test_offload_order.py"
@@ -346,12 +351,12 @@ MUTANTS = (
     copies(
         "static-joins-when-none-is-away",
         text="joinAll();",
-        tests=(f"{CAPTURES}::test_what_is_never_fetched_before_a_capture",),
+        tests=(f"{AROUND}::test_what_is_never_fetched_before_a_capture",),
     ),
     copies(
         "joins-what-leaves",
         text="via_.wait(leaving->packedOn, leaving->left);",
-        tests=(f"{CAPTURES}::test_what_is_never_fetched_before_a_capture",),
+        tests=(f"{AROUND}::test_what_is_never_fetched_before_a_capture",),
     ),
     copies(
         "joins-what-leaves-first",
@@ -393,6 +398,6 @@ MUTANTS = (
     copies(
         "host-waits-for-host-memory",
         text="via_.finish(*next);",
-        tests=(f"{DISK}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",),
+        tests=(f"{SPILLING}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",),
     ),
 )

@@ -8,7 +8,10 @@ from mutant import Mutant
 
 TESTS = (
     "tests/offload/test_offload_disk.py",
+    "tests/offload/test_offload_spilling.py",
+    "tests/offload/test_offload_forks.py",
     "tests/accelerator/test_offload_captures.py",
+    "tests/accelerator/test_offload_around_captures.py",
     "tests/accelerator/test_offload_disk.py",
 )
 
@@ -17,9 +20,12 @@ EACH = {
     "src/transfer/*.cpp": r"\bfinish\(\*|\.wait\(\)",
 }
 
+AROUND = "tests/accelerator/test_offload_around_captures.py"
 CAPTURES = "tests/accelerator/test_offload_captures.py"
 DEVICE = "tests/accelerator/test_offload_disk.py"
 DISK = "tests/offload/test_offload_disk.py"
+SPILLING = "tests/offload/test_offload_spilling.py"
+FORKS = "tests/offload/test_offload_forks.py"
 
 spill = partial(Mutant, file="src/offload/spill.cpp")
 disk_transfer = partial(Mutant, file="src/transfer/disk_transfer.cpp")
@@ -37,19 +43,19 @@ MUTANTS = (
     spill(
         "host-waits-for-the-disk",
         text="asDiskEvent(*first.written).wait();",
-        tests=(f"{DISK}::test_several_are_written_at_once_and_the_first_is_waited_for",),
+        tests=(f"{SPILLING}::test_several_are_written_at_once_and_the_first_is_waited_for",),
     ),
     spill(
         "host-waits-for-a-copy",
         text="!copies_.finishOne()",
         instead="false",
-        tests=(f"{DISK}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",),
+        tests=(f"{SPILLING}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",),
     ),
     spill(
         "dying-and-captured-is-not-written",
         text="!alive || first->capture != 0",
         instead="!alive",
-        tests=(f"{CAPTURES}::test_what_a_capture_has_left_does_not_go_to_disk",),
+        tests=(f"{AROUND}::test_what_a_capture_has_left_does_not_go_to_disk",),
     ),
     spill(
         "written-after-it-left",
@@ -61,32 +67,32 @@ MUTANTS = (
         "written-is-not-away",
         text="StashesInOrder::takeOut(stash);",
         within=("StashesInOrder::takeOut(stash);\n  spilling_"),
-        tests=(f"{DISK}::test_several_are_written_at_once_and_the_first_is_waited_for",),
+        tests=(f"{SPILLING}::test_several_are_written_at_once_and_the_first_is_waited_for",),
     ),
     spill(
         "read-is-not-on-disk",
         text="StashesInOrder::takeOut(stash);",
         within=("StashesInOrder::takeOut(stash);\n  reading_"),
-        tests=(f"{DISK}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",),
+        tests=(f"{SPILLING}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",),
     ),
     spill(
         "needed-while-written",
         text="asDiskEvent(*stash.written).wait();",
-        tests=(f"{DISK}::test_what_is_needed_while_it_is_written_is_waited_for",),
+        tests=(f"{SPILLING}::test_what_is_needed_while_it_is_written_is_waited_for",),
     ),
     spill(
         "needed-while-written-is-not-spilled",
         text="takeOut(spilling_, stash);",
         tests=(
-            f"{DISK}::test_a_tensor_that_lives_while_it_is_spilled",
-            f"{DISK}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",
-            f"{DISK}::test_random_schedules_that_spill",
+            f"{SPILLING}::test_a_tensor_that_lives_while_it_is_spilled",
+            f"{SPILLING}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",
+            f"{SPILLING}::test_random_schedules_that_spill",
         ),
     ),
     spill(
         "host-waits-for-a-read",
         text="asDiskEvent(*stash.read).wait();",
-        tests=(f"{DISK}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",),
+        tests=(f"{SPILLING}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",),
     ),
     spill(
         "failed-to-be-read",
@@ -103,16 +109,16 @@ MUTANTS = (
         "failed-to-be-written-stays",
         text="!error.empty()",
         instead="false",
-        tests=(f"{DISK}::test_a_write_that_fails_keeps_the_tensor_in_pinned_memory",),
+        tests=(f"{SPILLING}::test_a_write_that_fails_keeps_the_tensor_in_pinned_memory",),
     ),
     spill(
         "asks-whether-it-was-written",
         text="asDiskEvent(*spilling_.front()->written).isDone()",
         instead="true",
         tests=(
-            f"{DISK}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",
-            f"{DISK}::test_a_write_that_fails_keeps_the_tensor_in_pinned_memory",
-            f"{DISK}::test_random_schedules_that_spill",
+            f"{SPILLING}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",
+            f"{SPILLING}::test_a_write_that_fails_keeps_the_tensor_in_pinned_memory",
+            f"{SPILLING}::test_random_schedules_that_spill",
         ),
     ),
     spill(
@@ -120,19 +126,19 @@ MUTANTS = (
         text="asDiskEvent(*reading_.front()->read).isDone()",
         instead="true",
         tests=(
-            f"{DISK}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",
-            f"{DISK}::test_random_schedules_that_spill",
+            f"{SPILLING}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",
+            f"{SPILLING}::test_random_schedules_that_spill",
         ),
     ),
     spill(
         "a-drain-waits-for-writes",
         text="asDiskEvent(*stash->written).wait();",
-        tests=(f"{DISK}::test_several_are_written_at_once_and_the_first_is_waited_for",),
+        tests=(f"{SPILLING}::test_several_are_written_at_once_and_the_first_is_waited_for",),
     ),
     spill(
         "a-drain-waits-for-reads",
         text="asDiskEvent(*stash->read).wait();",
-        tests=(f"{DISK}::test_a_drain_waits_for_what_is_read_ahead",),
+        tests=(f"{SPILLING}::test_a_drain_waits_for_what_is_read_ahead",),
     ),
     disk_transfer(
         "compute-waits-for-the-disk",
@@ -156,12 +162,12 @@ MUTANTS = (
     disk(
         "a-job-of-the-parents-fails",
         text=("if (!job.refused.empty()) {\n      return job.refused;\n    }"),
-        tests=(f"{DISK}::test_a_forked_child_has_a_file_of_its_own",),
+        tests=(f"{FORKS}::test_a_forked_child_has_a_file_of_its_own",),
     ),
     disk(
         "a-child-has-queues-of-its-own",
         text=("writes_ = std::make_shared<Queue>();\n  reads_ = std::make_shared<Queue>();"),
-        tests=(f"{DISK}::test_a_forked_child_has_a_file_of_its_own",),
+        tests=(f"{FORKS}::test_a_forked_child_has_a_file_of_its_own",),
     ),
     disk(
         "room-of-another-file",
@@ -173,25 +179,25 @@ MUTANTS = (
         "room-of-another-process",
         text="roomOf(room).process == ::getpid() && roomOf(room).file == file_",
         instead="roomOf(room).file == file_",
-        tests=(f"{DISK}::test_a_forked_child_gives_nothing_back_for_its_own_use",),
+        tests=(f"{FORKS}::test_a_forked_child_gives_nothing_back_for_its_own_use",),
     ),
     disk(
         "an-event-of-the-parents-is-over",
         text=("if (!isOfThisProcess()) {\n    return true;\n  }"),
-        tests=(f"{DISK}::test_a_fork_while_something_is_written",),
+        tests=(f"{FORKS}::test_a_fork_while_something_is_written",),
     ),
     disk(
         "an-event-of-the-parents-is-not-waited-for",
         text="isOfThisProcess()",
         instead="true",
         within="if (isOfThisProcess()) {",
-        tests=(f"{DISK}::test_a_fork_while_something_is_written",),
+        tests=(f"{FORKS}::test_a_fork_while_something_is_written",),
     ),
     disk(
         "an-event-of-the-parents-failed",
         text="isOfThisProcess() || done_",
         instead="true",
-        tests=(f"{DISK}::test_a_fork_while_something_is_written",),
+        tests=(f"{FORKS}::test_a_fork_while_something_is_written",),
     ),
     host_pool(
         "only-what-is-reusable-is-given-back",

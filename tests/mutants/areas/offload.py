@@ -10,6 +10,7 @@ TESTS = (
     "tests/accelerator/test_several_streams.py",
     "tests/accelerator/test_streams.py",
     "tests/accelerator/test_offload_captures.py",
+    "tests/accelerator/test_offload_around_captures.py",
     "tests/accelerator/test_offload_failures.py",
     "tests/accelerator/test_offload_steady.py",
     "tests/accelerator/test_offload_waits.py::test_all_is_in_order",
@@ -18,18 +19,22 @@ TESTS = (
     "tests/offload/test_offload_memory.py",
     "tests/offload/test_offload_lifetimes.py",
     "tests/offload/test_offload_disk.py",
+    "tests/offload/test_offload_spilling.py",
+    "tests/offload/test_offload_forks.py",
 )
 
 EACH = {
     "src/offload/offload.cpp": r"\bcheckPlace\(stash\);|\bnoticeCapture\(",
 }
 
+AROUND = "tests/accelerator/test_offload_around_captures.py"
 CAPTURES = "tests/accelerator/test_offload_captures.py"
 FAILURES = "tests/accelerator/test_offload_failures.py"
 STEADY = "tests/accelerator/test_offload_steady.py"
 WAITS = "tests/accelerator/test_offload_waits.py"
 SEVERAL_STREAMS = "tests/accelerator/test_several_streams.py"
-DISK = "tests/offload/test_offload_disk.py"
+SPILLING = "tests/offload/test_offload_spilling.py"
+FORKS = "tests/offload/test_offload_forks.py"
 LIFETIMES = "tests/offload/test_offload_lifetimes.py"
 MEMORY = "tests/offload/test_offload_memory.py"
 ORDER = "tests/offload/test_offload_order.py"
@@ -63,7 +68,7 @@ MUTANTS = (
     offload(
         "living-while-on-disk",
         text="spill_.settle(stash);",
-        tests=(f"{DISK}::test_a_tensor_that_lives_while_it_is_written",),
+        tests=(f"{SPILLING}::test_a_tensor_that_lives_while_it_is_written",),
     ),
     offload(
         "living-while-returning",
@@ -117,7 +122,7 @@ MUTANTS = (
         "ahead-of-the-living-and-the-here",
         text="!alive || !copies_.isHere(*next)",
         instead="!alive",
-        tests=(f"{CAPTURES}::test_a_forward_before_a_capture_whose_backward_comes_after",),
+        tests=(f"{AROUND}::test_a_forward_before_a_capture_whose_backward_comes_after",),
     ),
     offload(
         "ahead-on-the-stream-it-was-packed-on",
@@ -146,20 +151,20 @@ MUTANTS = (
         "a-death-notices-a-capture",
         text="copies_.noticeCapture(stash.device);",
         within=("copies_.noticeCapture(stash.device);\n  copies_.forget"),
-        tests=(f"{CAPTURES}::test_what_dies_in_a_capture",),
+        tests=(f"{AROUND}::test_what_dies_in_a_capture",),
     ),
     offload(
         "static-joins-after-the-last-death",
         text="copies_.reapUnused();",
         within=("if (context_.settings.isStatic) {\n      copies_.reapUnused();"),
-        tests=(f"{CAPTURES}::test_what_is_never_fetched_before_a_capture",),
+        tests=(f"{AROUND}::test_what_is_never_fetched_before_a_capture",),
     ),
     offload(
         "nothing-is-asked-in-a-capture-by-a-death",
         text="copies_.capture() == 0",
         instead="true",
         within="} else if (copies_.capture() == 0) {",
-        tests=(f"{CAPTURES}::test_the_mode_may_change_in_a_capture",),
+        tests=(f"{AROUND}::test_the_mode_may_change_in_a_capture",),
     ),
     offload(
         "each-call-notices-a-capture",
@@ -176,7 +181,7 @@ MUTANTS = (
         "a-child-has-no-room-of-its-parents",
         text="context_.host.trim();",
         within="context_.host.trim();  // free room in the parent",
-        tests=(f"{DISK}::test_a_forked_child_has_a_file_of_its_own",),
+        tests=(f"{FORKS}::test_a_forked_child_has_a_file_of_its_own",),
     ),
     offload(
         "a-change-of-mode-waits",
@@ -194,14 +199,14 @@ MUTANTS = (
         "static-forgets-what-is-unused",
         text="copies_.reapUnused();",
         within="copies_.reapUnused();  // see",
-        tests=(f"{CAPTURES}::test_what_dies_in_a_capture",),
+        tests=(f"{AROUND}::test_what_dies_in_a_capture",),
     ),
     offload(
         "nothing-is-asked-in-a-capture",
         text="!captures",
         instead="true",
         within="} else if (!captures) {",
-        tests=(f"{CAPTURES}::test_the_mode_may_change_in_a_capture",),
+        tests=(f"{AROUND}::test_the_mode_may_change_in_a_capture",),
     ),
     offload(
         "a-drain-waits",
@@ -212,11 +217,11 @@ MUTANTS = (
     offload(
         "a-drain-waits-for-the-disk",
         text="spill_.finishAll();",
-        tests=(f"{DISK}::test_several_are_written_at_once_and_the_first_is_waited_for",),
+        tests=(f"{SPILLING}::test_several_are_written_at_once_and_the_first_is_waited_for",),
     ),
     offload(
         "statistics-notice-a-capture",
         text="copies_.noticeCapture();",
-        tests=(f"{CAPTURES}::test_statistics_when_a_capture_has_just_begun",),
+        tests=(f"{AROUND}::test_statistics_when_a_capture_has_just_begun",),
     ),
 )
