@@ -57,7 +57,7 @@ MUTANTS = (
     copies(
         "outside-is-put-aside",
         text="outside_ = std::exchange(now_, {});",
-        tests=("tests/accelerator/test_offload_captures.py",),
+        tests=(f"{AROUND}::test_statistics_when_a_capture_has_just_begun",),
     ),
     copies(
         "host-memory-of-a-capture-stays",

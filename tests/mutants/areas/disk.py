@@ -179,7 +179,7 @@ MUTANTS = (
         "room-of-another-process",
         text="roomOf(room).process == ::getpid() && roomOf(room).file == file_",
         instead="roomOf(room).file == file_",
-        tests=(f"{FORKS}::test_a_forked_child_gives_nothing_back_for_its_own_use",),
+        tests=(f"{FORKS}::test_a_forked_child_uses_no_room_of_its_parents",),
     ),
     disk(
         "an-event-of-the-parents-is-over",

@@ -181,7 +181,7 @@ MUTANTS = (
         "a-child-has-no-room-of-its-parents",
         text="context_.host.trim();",
         within="context_.host.trim();  // free room in the parent",
-        tests=(f"{FORKS}::test_a_forked_child_has_a_file_of_its_own",),
+        tests=(f"{FORKS}::test_a_forked_child_uses_no_room_of_its_parents",),
     ),
     offload(
         "a-change-of-mode-waits",
