@@ -14,6 +14,10 @@ namespace {
 // then never set: they wait each time.
 constexpr size_t kBits = 8;
 
+// Those from here on share this number in Value::madeOn: who asks for what one of them made waits
+// for all of them.
+constexpr size_t kLastMaker = 32;
+
 uint8_t bitOf(size_t place) {
   return place < kBits - 1 ? static_cast<uint8_t>(1U << place) : 0;
 }
@@ -57,7 +61,7 @@ size_t GraphStreams::currentOf(c10::Device device) {
 
 void GraphStreams::madeOffCpu(Value& value, c10::Device device) {
   const size_t current = currentOf(device);
-  value.madeOn = static_cast<uint8_t>(std::min<size_t>(current + 1, UINT8_MAX));
+  value.madeOn = static_cast<uint8_t>(std::min(current + 1, kLastMaker));
   value.orderedOn = 0;  // they may have been elsewhere: the first use tells the allocator
 }
 
@@ -75,8 +79,8 @@ void GraphStreams::useOffCpu(Value& value, const c10::Storage& storage) {
 
 void GraphStreams::waitForMaker(const Value& value, size_t asker) {
   const size_t maker = value.madeOn;
-  if (maker == UINT8_MAX) {  // one of those
-    for (size_t i = UINT8_MAX - 1; i < all_.size(); ++i) {
+  if (maker == kLastMaker) {  // or one after it
+    for (size_t i = kLastMaker - 1; i < all_.size(); ++i) {
       waitFor(all_[i], all_[asker]);
     }
   } else if (maker != 0 && maker != asker + 1) {
@@ -92,7 +96,7 @@ void GraphStreams::takeOver(c10::Stream maker, c10::ArrayRef<c10::intrusive_ptr<
   }
   waitFor(maker, all_[current]);
   for (const auto& value : values) {
-    if (value->madeOn == place + 1) {
+    if (value->madeOn == place + 1 && value->madeOn < kLastMaker) {
       value->orderedOn |= bitOf(current);
     }
   }

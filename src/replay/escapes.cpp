@@ -2,6 +2,8 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "graph/recipe.h"
@@ -28,6 +30,10 @@ void fillAll(Graph& graph) {
       emptyStorage(escaped.storage, error.what_without_backtrace());
       graph.escapes.push_back(std::move(escaped));
       continue;
+    } catch (...) {  // Python's, perhaps an interrupt
+      std::move(emptied.begin(), emptied.end(), std::back_inserter(graph.escapes));
+      graph.escapes.push_back(std::move(escaped));
+      throw;
     }
     graph.streams.use(value, bytes);
     graph.streams.share(bytes);  // whoever holds the escape reads it without asking

@@ -65,9 +65,7 @@ struct Room {
 
 void giveRoom(void* context) {
   const std::unique_ptr<Room> room(static_cast<Room*>(context));
-  if (room->process == ::getpid()) {
-    room->file->give(room->offset, room->length);
-  }
+  room->file->give(room->offset, room->length);  // in a child: to a copy of the parent's list
 }
 
 const Room& roomOf(const c10::Storage& storage) {
@@ -269,7 +267,6 @@ struct Disk::Job {
   char* memory;
   size_t nbytes;
   bool isWrite;
-  std::vector<EventPtr> after;
   std::string refused;  // why it fails; empty if it is to be done
   std::shared_ptr<DiskEvent> done;
 };
@@ -308,22 +305,15 @@ class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
       Job job = std::move(jobs_.front());
       jobs_.pop_front();
       lock.unlock();
-      std::string error = run(job, buffer.get());
-      job.file.reset();  // whoever waits may want it closed
-      job.done->done(std::move(error));
+      const auto done = job.done;
+      std::string error = run(std::move(job), buffer.get());
+      done->done(std::move(error));  // the job is gone: whoever waits may want its file closed
     }
   }
 
-  static std::string run(const Job& job, char* buffer) {
+  static std::string run(Job job, char* buffer) {
     if (!job.refused.empty()) {
       return job.refused;
-    }
-    for (const EventPtr& event : job.after) {
-      const DiskEvent& earlier = asDiskEvent(*event);
-      earlier.wait();
-      if (!earlier.error().empty()) {
-        return earlier.error();
-      }
     }
     return job.isWrite ? job.file->write(job.offset, job.memory, job.nbytes, buffer)
                        : job.file->read(job.offset, job.memory, job.nbytes, buffer);
@@ -399,26 +389,16 @@ bool Disk::isCurrent(const c10::Storage& room) {
   return roomOf(room).process == ::getpid() && roomOf(room).file == file_;
 }
 
-EventPtr Disk::write(
-    const c10::Storage& room,
-    const c10::Storage& from,
-    size_t nbytes,
-    std::vector<EventPtr> after) {
+EventPtr Disk::write(const c10::Storage& room, const c10::Storage& from, size_t nbytes) {
   auto* memory = const_cast<char*>(static_cast<const char*>(from.data()));
-  return start(true, room, memory, nbytes, std::move(after));
+  return start(true, room, memory, nbytes);
 }
 
-EventPtr Disk::read(
-    const c10::Storage& to, const c10::Storage& room, size_t nbytes, std::vector<EventPtr> after) {
-  return start(false, room, static_cast<char*>(to.mutable_data()), nbytes, std::move(after));
+EventPtr Disk::read(const c10::Storage& to, const c10::Storage& room, size_t nbytes) {
+  return start(false, room, static_cast<char*>(to.mutable_data()), nbytes);
 }
 
-EventPtr Disk::start(
-    bool isWrite,
-    const c10::Storage& room,
-    char* memory,
-    size_t nbytes,
-    std::vector<EventPtr> after) {
+EventPtr Disk::start(bool isWrite, const c10::Storage& room, char* memory, size_t nbytes) {
   adoptProcess();
   std::lock_guard<std::mutex> lock(mutex_);
   const Room& place = roomOf(room);
@@ -427,7 +407,7 @@ EventPtr Disk::start(
           ? ""
           : "it went to disk before the process forked, and belongs to the parent";
   return (isWrite ? writes_ : reads_)
-      ->push({place.file, place.offset, memory, nbytes, isWrite, std::move(after), refused, {}});
+      ->push({place.file, place.offset, memory, nbytes, isWrite, refused, {}});
 }
 
 EventPtr Disk::lastWrite() {

@@ -11,7 +11,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "transfer/transfer.h"
 
@@ -103,17 +102,9 @@ class Disk {
   // Whether `room` is in the file that is now in use, and this process's.
   bool isCurrent(const c10::Storage& room);
 
-  // Starts when all of `after` are done. The memory must live until the event is done.
-  EventPtr write(
-      const c10::Storage& room,
-      const c10::Storage& from,
-      size_t nbytes,
-      std::vector<EventPtr> after = {});
-  EventPtr read(
-      const c10::Storage& to,
-      const c10::Storage& room,
-      size_t nbytes,
-      std::vector<EventPtr> after = {});
+  // The memory must live until the event is done. Writes are done in their order, and so are reads.
+  EventPtr write(const c10::Storage& room, const c10::Storage& from, size_t nbytes);
+  EventPtr read(const c10::Storage& to, const c10::Storage& room, size_t nbytes);
 
   // The end of all writes, or of all reads, so far.
   EventPtr lastWrite();
@@ -127,12 +118,7 @@ class Disk {
 
   Disk();
   void adoptProcess();
-  EventPtr start(
-      bool isWrite,
-      const c10::Storage& room,
-      char* memory,
-      size_t nbytes,
-      std::vector<EventPtr> after);
+  EventPtr start(bool isWrite, const c10::Storage& room, char* memory, size_t nbytes);
 
   std::mutex mutex_;  // guards what follows
   int process_;       // whose threads and file these are

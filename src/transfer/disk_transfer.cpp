@@ -1,11 +1,6 @@
 // Transfers between memory and disk, for training without an accelerator.
 #include <malloc.h>
 
-#include <array>
-#include <mutex>
-#include <utility>
-#include <vector>
-
 #include "memory/bytes.h"
 #include "transfer/disk.h"
 #include "transfer/transfer.h"
@@ -28,7 +23,8 @@ void giveFreedMemoryBack() {
 #endif
 }
 
-// Ops run when they are called, so a compute stream's wait is the host's.
+// Ops run when they are called, so a compute stream's wait is the host's. So is any other's, which
+// costs nothing: what the engine lets them wait for is over.
 class DiskTransfer final : public Transfer {
  public:
   bool isDisk() const override {
@@ -62,13 +58,8 @@ class DiskTransfer final : public Transfer {
     }
   }
 
-  void wait(c10::Stream stream, const EventPtr& event) override {
-    if (stream.id() == kCompute) {
-      finish(*event);
-    } else if (!isDone(*event) || !event->error().empty()) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      before_[stream.id()].push_back(event);
-    }
+  void wait(c10::Stream, const EventPtr& event) override {
+    finish(*event);
   }
 
   bool isDone(const Event& event) override {
@@ -96,15 +87,10 @@ class DiskTransfer final : public Transfer {
 
   void copy(const c10::Storage& to, const c10::Storage& from, size_t nbytes, c10::Stream stream)
       override {
-    std::vector<EventPtr> after;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      after = std::exchange(before_[stream.id()], {});
-    }
     if (stream.id() == kOut) {
-      Disk::get().write(to, from, nbytes, std::move(after));
+      Disk::get().write(to, from, nbytes);
     } else {
-      Disk::get().read(to, from, nbytes, std::move(after));
+      Disk::get().read(to, from, nbytes);
     }
   }
 
@@ -114,8 +100,6 @@ class DiskTransfer final : public Transfer {
   }
 
   const EventPtr past_ = DiskEvent::past();
-  std::mutex mutex_;                             // guards before_
-  std::array<std::vector<EventPtr>, 3> before_;  // by stream: what its next copy waits for
 };
 
 }  // namespace

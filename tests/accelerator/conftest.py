@@ -3,6 +3,7 @@ tests/region/test_late_device.py, which runs them in a process of their own."""
 
 from __future__ import annotations
 
+import gc
 import os
 
 import accelerator
@@ -29,3 +30,13 @@ def device():
     ebb.offload.configure(**before)
     assert ebb.stats()["open_regions"] == 0
     assert accelerator.findings() == []
+
+
+@pytest.fixture
+def stream(device):
+    """To capture, in static mode."""
+    ebb._C._testing.drain_offload()
+    ebb.offload.configure(min_bytes=1, static=True)
+    yield torch.Stream(device=device)
+    gc.collect()
+    accelerator.synchronize()

@@ -97,6 +97,23 @@ def test_a_device_that_has_failed_is_an_exception(fails, keep_last, static, x):
     assert ebb.offload.stats()["host_bytes_used"] == used
 
 
+def test_what_was_taken_is_not_fetched_ahead_though_the_device_failed(x):
+    """It lives, so nothing is copied for it; what is fetched ahead of it fails."""
+    ebb.offload.configure(static=True, in_flight_bytes=0, prefetch_bytes=1 << 30)
+    with ebb.region(SINES):
+        living = x.sin()
+        values = [x.cos().sin().cos(), living.cos(), x.tanh().sin().cos()]
+    with accelerator.broken(), pytest.raises(RuntimeError, match="device-side assert"):
+        _ = values[1].grad_fn._saved_self
+    fetched = ebb.offload.stats()["bytes_fetched"]
+    found = [value.grad_fn._saved_self.cpu() for value in (values[2], values[1], values[0])]
+
+    cpu = x.detach().cpu()
+    expected = [cpu.tanh().sin(), cpu.sin(), cpu.cos().sin()]
+    assert all(map(torch.equal, found, expected))
+    assert ebb.offload.stats()["bytes_fetched"] == fetched + 2 * x.nbytes
+
+
 def in_use(device):
     return torch.accelerator.memory_allocated(device)
 

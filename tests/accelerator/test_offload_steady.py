@@ -72,6 +72,16 @@ def test_in_static_mode_it_asks_nothing(in_flight, prefetch, keep_last, x):
     assert counts.get("allocate pinned", 0) == 0
 
 
+def test_static_mode_waits_once_for_all_that_is_leaving(x):
+    """Those that backward took before they had left; each of them waits once itself."""
+    ebb.offload.configure(min_bytes=1 << 30)
+    eager = counts_of_a_step(x)
+    ebb.offload.configure(min_bytes=1, static=True, in_flight_bytes=1 << 30)
+    counts = counts_of_a_step(x)
+
+    assert counts["wait"] == eager.get("wait", 0) + LENGTH + 1
+
+
 def test_what_is_recomputed_on_one_stream_needs_no_event(x):
     ebb.offload.configure(min_bytes=1 << 30)
     counts = counts_of_a_step(x)
@@ -168,6 +178,7 @@ def test_in_static_mode_what_is_dropped_is_freed_though_others_are_away(x):
 
 
 def test_a_drain_waits_for_what_is_on_its_way_back(x):
+    used = ebb.offload.stats()["host_bytes_used"]  # by graphs
     with ebb.region(SINES):
         first, second = x.sin().cos(), x.sin().cos()
     accelerator.synchronize()
@@ -175,4 +186,4 @@ def test_a_drain_waits_for_what_is_on_its_way_back(x):
     del first, second
     ebb._C._testing.drain_offload()
 
-    assert ebb.offload.stats()["host_bytes_held"] == ebb.offload.stats()["host_bytes_used"]
+    assert ebb.offload.stats()["host_bytes_held"] == ebb.offload.stats()["host_bytes_used"] == used

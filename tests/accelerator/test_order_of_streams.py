@@ -110,13 +110,15 @@ def test_a_copy_for_recipes_was_made_on_another_stream(streams, x):
 
 
 def test_what_comes_back_where_it_was_discarded_is_for_all_streams(streams, x):
-    """Its readers outside of the region save its storage, and never ask ebb."""
+    """Its readers outside of the region save its storage, and never ask ebb; nor do they wait for
+    backward, since forward made it."""
     with ebb.region():
         with streams[0]:
             y = ebb.discardable(x.tanh())
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
-            (x * 2).cos()
+        for stream in streams[1:3]:
+            stream.wait_stream(streams[0])
+            with stream:
+                (x * 2).cos()
     with streams[0]:
         h = y.sin()
     streams[1].wait_stream(streams[0])
@@ -128,8 +130,107 @@ def test_what_comes_back_where_it_was_discarded_is_for_all_streams(streams, x):
     accelerator.synchronize()
     with streams[1]:
         torch.autograd.grad(z, h, ones, retain_graph=True)
-    with streams[0]:
-        found = y * 1
+    found = []
+    for stream in (streams[0], streams[2]):
+        with stream:
+            found.append(y * 1)
     accelerator.synchronize()
 
-    assert torch.equal(found.cpu(), x.detach().cpu().tanh())
+    for read in found:
+        assert torch.equal(read.cpu(), x.detach().cpu().tanh())
+
+
+def test_a_filled_escape_is_for_all_streams(streams, x):
+    """Also for those that no gradient passed through."""
+    with ebb.region(escapes="placeholder"):
+        with streams[0]:
+            h = x.sin()
+            escaped = h.detach()
+            y = h.cos() * 1
+            del h
+        streams[1].wait_stream(streams[0])
+        with streams[1]:
+            escaped.cos()
+    accelerator.synchronize()
+    with streams[0]:
+        first = before(y)._saved_self * 1
+    with streams[1]:
+        second = escaped * 1
+    accelerator.synchronize()
+
+    for read in (first, second):
+        assert torch.equal(read.cpu(), x.detach().cpu().sin())
+
+
+def test_a_filled_escape_is_not_for_streams_of_another_device(streams, x):
+    """They would wait for what is none of theirs."""
+
+    def waits(other):
+        with ebb.region(escapes="placeholder"):
+            with streams[0]:
+                h = x.sin()
+                escaped = h.detach()
+                y = h.cos() * 1
+                del h
+            streams[1].wait_stream(streams[0])
+            with streams[1]:
+                escaped.cos()
+            other.cos()
+        accelerator.synchronize()
+        torch.ops.late.counts()
+        with streams[0]:
+            _ = before(y)._saved_self
+        return torch.ops.late.counts().get("wait", 0)
+
+    elsewhere = x.detach().to("late:1")
+    accelerator.synchronize()
+    assert waits(elsewhere) == waits(x.detach().cpu())
+
+
+def test_a_copy_before_a_write_was_made_on_another_stream(streams, x):
+    """The writer's; recipes that read the copy run on another one, which need not know of the
+    write."""
+    with torch.no_grad():
+        term = torch.rand(8, 32).to(x.device)
+    numbers = term.cpu()
+    accelerator.synchronize()
+    with ebb.region():
+        with streams[0]:
+            y = (x + term).sin()  # saves the sum, not the term
+        streams[1].wait_stream(streams[0])
+        with streams[1], torch.no_grad():
+            term.zero_()
+    ones = torch.ones_like(y)
+    torch.accelerator.current_stream().synchronize()
+    with streams[0]:
+        found = torch.autograd.grad(y, x, ones)[0]
+    accelerator.synchronize()
+
+    assert torch.equal(found.cpu(), (x.detach().cpu() + numbers).cos())
+
+
+def test_more_makers_than_are_told_apart(device, x):
+    """Who asks for what one of the last ones made waits for all of those."""
+    elsewhere = [torch.Stream(device="late:1") for _ in range(24)]
+    here = [torch.Stream(device=device) for _ in range(12)]
+    other = x.detach().to("late:1")
+    accelerator.synchronize()
+    with ebb.region():
+        for stream in elsewhere:
+            with stream:
+                other.cos()
+        outputs = []
+        for stream in here:
+            with stream:
+                outputs.append(x.sin().cos() * 1)
+    accelerator.synchronize()
+    found = []
+    for maker, asker, y in zip(here, (*here[1:], here[0]), outputs, strict=True):
+        with maker:
+            _ = before(y)._saved_self
+        with asker:
+            found.append(before(y)._saved_self * 1)
+    accelerator.synchronize()
+
+    for read in found:
+        assert torch.equal(read.cpu(), x.detach().cpu().sin())

@@ -97,6 +97,32 @@ def test_streams_of_the_programs_own(ahead, device):
     assert_exact(program)
 
 
+def test_an_escape_that_was_replayed_ahead_is_for_the_stream_that_asks_first(ahead, device):
+    """Though what that asks for is an input, which was not replayed."""
+    streams = [torch.Stream(device=device) for _ in range(2)]
+    x, factor = leaf(device), leaf(device)
+    accelerator.synchronize()
+    with streams[0]:
+        with ebb.region(RECOMPUTE, escapes="placeholder"):
+            h = x.sin()
+            escaped = h.detach()
+            product = factor * h
+            y = product * 1
+            function = product.grad_fn
+            del h, product
+        streams[1].wait_stream(streams[0])
+        with region():
+            loss = WaitInBackward.apply(y).sin().cos().sum()
+        torch.autograd.grad(loss, y)
+    wait_for_replays()
+    with streams[1]:
+        _ = function._saved_self
+        read = escaped * 1
+    accelerator.synchronize()
+
+    assert torch.equal(read.cpu(), x.detach().cpu().sin())
+
+
 def test_two_devices(ahead, device):
     other = torch.device(device.type, 1)
     near, far = on(device, blocks(2)), on(other, blocks(2))

@@ -135,6 +135,29 @@ def test_state_that_is_copied_when_the_region_ends_was_written_on_another_stream
         assert torch.equal(ours.cpu(), torch.autograd.grad(y.sum(), cpu)[0])
 
 
+def test_state_that_was_copied_when_the_region_ended_goes(streams, device):
+    """Its stream may use its memory again, and knows nothing of the one that is current then."""
+    x = torch.randn(8, 16).to(device).requires_grad_()
+    ones, factor = torch.ones(16).to(device), torch.rand(16).to(device)
+    torch.accelerator.synchronize()
+    with streams[0]:
+        state = ones * 1  # in memory of that stream
+    torch.accelerator.synchronize()
+    with ebb.region(), streams[0]:
+        with torch.no_grad():
+            state.mul_(factor)
+        y = (x * (state + factor)).sin()  # saves the sum, not the state
+    del state
+    with streams[0]:
+        torch.ones(16, device=device).mul_(3)
+        found = torch.autograd.grad(y, x, torch.ones_like(y))[0]
+    torch.accelerator.synchronize()
+
+    cpu, sum_of_both = x.detach().cpu().requires_grad_(), factor.cpu() + factor.cpu()
+    y = (cpu * sum_of_both).sin()
+    assert torch.equal(found.cpu(), torch.autograd.grad(y, cpu, torch.ones_like(y))[0])
+
+
 @pytest.mark.parametrize("keep_last", [0, 2])
 @pytest.mark.parametrize("policy", [SINES, EVERYTHING], ids=["sines", "everything"])
 def test_forward_and_backward_on_two_streams_in_turn(policy, keep_last, streams, device):

@@ -1,4 +1,4 @@
-"""The disk tier: on its own on the CPU, and behind pinned memory."""
+"""The disk tier: on its own on the CPU."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import warnings
 import pytest
 import torch
 from exactness import same_bits
-from limits import HANGS
 from offloading import (
     OFFLOAD_ALL,
     POLICIES,
+    SINES,
     chain_of_sines,
     check_random_schedule,
-    finish_copies,
     gradients,
 )
+from tier_files import descriptor_of_the_file, preallocate, replaced_by
 
 import ebb
 from ebb._testing import fake_accelerator
@@ -37,32 +37,6 @@ def disk(tmp_path):
     ebb.offload.configure(disk=tmp_path, min_bytes=0)
     yield tmp_path
     ebb.offload.configure(**before)
-
-
-def descriptor_of_the_file(folder):
-    """The file has no name, but the process has it open."""
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}").startswith(f"{folder}/"):
-                return int(name)
-    raise AssertionError("no file is open in the folder")
-
-
-@contextlib.contextmanager
-def replaced_by(path, descriptor, flags):
-    """`descriptor` leads to another file for a while."""
-    saved = os.dup(descriptor)
-    other = os.open(path, flags)
-    os.dup2(other, descriptor)
-    try:
-        yield
-    finally:
-        os.dup2(saved, descriptor)
-        os.close(saved)
-        os.close(other)
-
-
-# On the CPU
 
 
 @pytest.mark.parametrize("settings", [{}, {"in_flight_bytes": 0, "prefetch_bytes": 0}])
@@ -143,71 +117,18 @@ def test_random_schedules_on_disk(disk, seed):
 
 
 def test_a_write_waits_for_the_disk(disk):
-    x = torch.randn(MIB, requires_grad=True)
-    with ebb.region(OFFLOAD_ALL):
-        h = x * 2
-        h.sin()  # sends h; nothing comes of it
-        y = (h * 3).sin()
+    def program(x):
+        h = x.sin()
+        h.cos()  # saves h, which so is sent; nothing comes of it
+        y = (h * 2).exp()  # saves its result; `h * 2` reads h
         with torch.no_grad():
             h.zero_()
-        loss = y.sum()
-    assert torch.equal(gradients(loss, x)[0], gradients((x * 2 * 3).sin().sum(), x)[0])
+        return y.sum()
 
-
-# Behind pinned memory
-
-
-@pytest.mark.parametrize("prefetch", [0, 1 << 40])
-@pytest.mark.parametrize("length", [4, 30])
-def test_what_finds_no_room_in_pinned_memory_goes_to_disk(tmp_path, length, prefetch):
-    x = torch.randn(1000, requires_grad=True)
-    expected = gradients(chain_of_sines(x, length).sum(), x)[0]
-    with fake_accelerator(disk=tmp_path, pinned_limit=20_000, prefetch_bytes=prefetch) as fake:
-        for _ in range(2):
-            with ebb.region(OFFLOAD_ALL, "spills"):
-                y = chain_of_sines(x, length).sum()
-            assert ebb.offload.stats()["host_bytes_held"] <= 20_000
-            transfers = ebb.stats()["transfers"]["spills"]
-            spilled = sum(counts["bytes_spilled"] for counts in transfers.values())
-            assert spilled >= 4000 * (2 * length - 1 - 5)
-            assert not any(counts["bytes_fell_back"] for counts in transfers.values())
-            finish_copies(fake)
-            assert same_bits(gradients(y, x)[0], expected)
-            assert ebb.offload.stats()["host_bytes_held"] <= 20_000
-        del y
-        ebb._C._testing.drain_offload()
-        stats = ebb.offload.stats()
-        assert stats["stashes"] == stats["host_bytes_used"] == stats["disk_bytes_used"] == 0
-        assert ebb.stats()["total"]["ops_replayed"] == 0
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_random_schedules_that_spill(tmp_path, seed):
-    draw = random.Random(seed)
-    x = torch.randn(1000, requires_grad=True)
-    settings = {
-        "disk": tmp_path,
-        "disk_limit": draw.choice([40_960, 64 * MIB]),
-        "pinned_limit": draw.choice([4000, 13_000, 50_000]),
-        "prefetch_bytes": draw.choice([0, 8000, MIB]),
-        "in_flight_bytes": draw.choice([0, 8000, MIB]),
-        "keep_last": draw.choice([0, 2]),
-    }
-    with fake_accelerator(**settings) as fake:
-        check_random_schedule(draw, x, steps=300, longest=8, actions=["advance"], fake=fake)
-        ebb._C._testing.drain_offload()
-        stats = ebb.offload.stats()
-        assert stats["stashes"] == stats["host_bytes_used"] == 0
-
-
-def test_a_tensor_that_lives_while_it_is_spilled(tmp_path):
-    x = torch.randn(1000, requires_grad=True)
-    with fake_accelerator(disk=tmp_path, pinned_limit=8000) as fake:
-        with ebb.region(OFFLOAD_ALL):
-            first = x.sin()
-            y = chain_of_sines(first, 6).sum()
-            fake.advance(1 << 30)
-        assert torch.equal(gradients(y, x)[0], gradients(chain_of_sines(x.sin(), 6).sum(), x)[0])
+    x = torch.randn(MIB, requires_grad=True)
+    with ebb.region(SINES):
+        y = program(x)
+    assert torch.equal(gradients(y, x)[0], gradients(program(x), x)[0])
 
 
 # What may go wrong
@@ -269,13 +190,6 @@ def test_a_full_disk_is_a_fallback_and_says_so(tmp_path):
     assert done.stderr.count("has no more room, though its limit is not reached") == 1
 
 
-def preallocate(x):
-    """The file grows now; later there is no room for more than that."""
-    with ebb.region(OFFLOAD_ALL):
-        y = chain_of_sines(x, 9).sum()
-    gradients(y, x)
-
-
 def test_a_write_that_fails_keeps_the_tensor(disk):
     x = torch.randn(1000, requires_grad=True)
     preallocate(x)
@@ -291,23 +205,6 @@ def test_a_write_that_fails_keeps_the_tensor(disk):
     assert "stays in memory: writing 4000 bytes" in str(caught[0].message)
     assert "No space left" in str(caught[0].message)
     assert torch.equal(gradients(y, x)[0], gradients(chain_of_sines(x).sum(), x)[0])
-
-
-def test_a_write_that_fails_keeps_the_tensor_in_pinned_memory(tmp_path):
-    x = torch.randn(1000, requires_grad=True)
-    with fake_accelerator(disk=tmp_path, pinned_limit=12_000) as fake:
-        preallocate(x)
-        with (
-            replaced_by("/dev/full", descriptor_of_the_file(tmp_path), os.O_RDWR),
-            warnings.catch_warnings(record=True) as caught,
-        ):
-            warnings.simplefilter("always")
-            with ebb.region(OFFLOAD_ALL):
-                y = chain_of_sines(x, 6).sum()
-            fake.advance(1 << 30)
-        assert len(caught) == 1
-        assert "stays in host memory: writing 4000 bytes" in str(caught[0].message)
-        assert torch.equal(gradients(y, x)[0], gradients(chain_of_sines(x, 6).sum(), x)[0])
 
 
 @pytest.mark.parametrize("pinned", [None, 12_000])
@@ -331,51 +228,6 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned):
         assert "region 'short'" in message
         assert "aten::" in message
         assert "ebb.offload.configure(disk='')" in message
-
-
-@pytest.mark.parametrize("first", ["forward", "backward", "configure"])
-def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
-    program = (
-        "import os, sys, torch, ebb\n"
-        "torch.set_num_threads(1)\n"
-        "ebb.offload.configure(disk=sys.argv[1], min_bytes=0, prefetch_bytes=0)\n"
-        "x = torch.randn(1000, requires_grad=True)\n"
-        "def f(x):\n"
-        "    for _ in range(5): x = x.sin().cos()\n"
-        "    return x.sum()\n"
-        "def forward():\n"
-        "    with ebb.region(ebb.Policy(default=ebb.OFFLOAD)): return f(x)\n"
-        "def check(y):\n"
-        "    g = torch.autograd.grad(y, x)[0]\n"
-        "    assert torch.equal(g, torch.autograd.grad(f(x), x)[0])\n"
-        "for _ in range(3): check(forward())\n"
-        "y = forward()\n"
-        "ebb._C._testing.drain_offload(); ebb.offload.stats()\n"
-        "child = os.fork()\n"
-        "if child == 0 and sys.argv[2] == 'configure':\n"
-        "    ebb.offload.configure(prefetch_bytes=4000)\n"
-        "if child != 0 or sys.argv[2] != 'backward':\n"
-        "    check(forward())\n"
-        "if child == 0:\n"
-        "    try:\n"
-        "        check(y)\n"
-        "        status = 1\n"
-        "    except RuntimeError as error:\n"
-        "        status = 0 if 'before the process forked' in str(error) else 2\n"
-        "    check(forward())\n"
-        "    os._exit(status)\n"
-        "assert os.waitpid(child, 0)[1] == 0\n"
-        "check(y)\n"
-        "print('fine')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path), first],
-        capture_output=True,
-        text=True,
-        timeout=HANGS,
-    )
-    assert done.stdout == "fine\n", done.stderr
-    assert "stays in memory" not in done.stderr
 
 
 def test_settings_from_the_environment(tmp_path):
@@ -436,6 +288,26 @@ def test_the_folder_may_change_while_values_are_away(tmp_path, disk):
         assert torch.equal(gradients(y, x)[0], expected)
 
 
+def test_room_in_another_file_is_not_used_again(tmp_path, disk):
+    """It comes back after the folder has changed; nobody needs that file any more."""
+    x = torch.randn(1000, requires_grad=True)
+    for name in ("a", "b", "c"):
+        folder = tmp_path / name
+        folder.mkdir()
+        with ebb.region(OFFLOAD_ALL):
+            y = chain_of_sines(x).sum()
+        ebb._C._testing.drain_offload()
+        ebb.offload.configure(disk=folder)
+        gradients(y, x)
+        del y
+        while ebb.offload.stats()["stashes"]:
+            pass
+        with ebb.region(OFFLOAD_ALL):
+            y = chain_of_sines(x).sum()
+        assert ebb.offload.stats()["disk_bytes_used"] > 0
+        del y
+
+
 def test_memory_that_is_freed_while_it_is_written(disk):
     """An error, not a crash."""
     x = torch.randn(16 * MIB, requires_grad=True)
@@ -453,17 +325,23 @@ def test_memory_that_is_freed_while_it_is_written(disk):
 
 def test_a_write_that_fails_before_the_tensor_is_written(disk):
     """The old state is needed and could not leave: it is copied."""
+
+    def program(x):
+        h = x.sin()
+        h.cos()  # saves h, which so is sent; nothing comes of it
+        y = (h * 2).exp()  # saves its result; `h * 2` reads h
+        with torch.no_grad():
+            h.zero_()
+        return y.sum()
+
     x = torch.randn(1000, requires_grad=True)
     preallocate(x)
     with (
         replaced_by("/dev/full", descriptor_of_the_file(disk), os.O_RDWR),
-        warnings.catch_warnings(),
+        warnings.catch_warnings(record=True) as caught,
     ):
-        warnings.simplefilter("ignore")
-        with ebb.region(OFFLOAD_ALL):
-            h = x * 2
-            h.sin()  # sends h; nothing comes of it
-            y = (h * 3).sin()
-            with torch.no_grad():
-                h.zero_()
-        assert torch.equal(gradients(y.sum(), x)[0], gradients((x * 2 * 3).sin().sum(), x)[0])
+        warnings.simplefilter("always")
+        with ebb.region(SINES):
+            y = program(x)
+        assert torch.equal(gradients(y, x)[0], gradients(program(x), x)[0])
+    assert "stays in memory: writing 4000 bytes" in str(caught[0].message)

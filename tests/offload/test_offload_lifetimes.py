@@ -13,6 +13,7 @@ import torch
 from limits import HANGS
 from offloading import (
     OFFLOAD_ALL,
+    SINES,
     chain_of_sines,
     check_random_schedule,
     drawn_settings,
@@ -49,6 +50,30 @@ def test_a_forward_without_backward_leaves_nothing(advance, keep, no_objects_lef
         fake.advance(1000)
         stats = ebb.offload.stats()
         assert stats["stashes"] == stats["host_bytes_used"] == stats["in_flight_bytes"] == 0
+
+
+@pytest.mark.parametrize("keep", [0, 200])
+def test_what_was_dropped_is_in_no_list(keep):
+    """Something else is there soon."""
+    x = torch.randn(4, requires_grad=True)
+    expected = gradients(chain_of_sines(x, 200).sum(), x)[0]
+    with fake_accelerator(keep_last=keep) as fake:
+        for _ in range(5):
+            with ebb.region(SINES):
+                y = chain_of_sines(x, 200)
+            finish_copies(fake)
+            del y
+        before = fake.counts()
+        with ebb.region():
+            other = chain_of_sines(x, 200).sum()
+        with ebb.region(SINES):
+            y = chain_of_sines(x, 200).sum()
+        for loss in (y, other):
+            assert torch.equal(gradients(loss, x)[0], expected)
+        finish_copies(fake)
+        after = fake.counts()
+        assert after["copies_out"] - before["copies_out"] == (0 if keep else 200)
+        assert after["copies_in"] == 0
 
 
 def test_an_exception_in_the_region_leaves_nothing(accelerator, no_objects_left):

@@ -83,6 +83,21 @@ def test_what_was_sent_before_is_fetched_ahead():
         assert ebb.offload.stats()["fetched_late"] - before == 1
 
 
+def test_what_was_taken_is_not_fetched_ahead(accelerator):
+    """It was asked for when it was away, and lived, so that nothing was copied."""
+    x = torch.randn(4, requires_grad=True)
+    with ebb.region(SINES):
+        living = x.sin()
+        first = living.cos()
+        second = (x * 2).sin().cos()
+    finish_copies(accelerator)
+    assert torch.equal(first.grad_fn._saved_self, living)
+    assert torch.equal(second.grad_fn._saved_self, (x * 2).sin())
+    accelerator.advance(1000)
+
+    assert accelerator.counts()["copies_in"] == 1
+
+
 def test_host_memory_is_used_again_and_has_the_exact_size():
     x = torch.randn(1000, requires_grad=True)
     with fake_accelerator() as fake:

@@ -91,6 +91,25 @@ def test_recipes_read_what_was_there_before_a_write(write, advance, keep):
         assert all(map(same_bits, found, expected))
 
 
+def test_what_left_before_a_write_is_not_sent_again():
+    """It was among the last ones until then."""
+
+    def program(x):
+        h = x.sin()
+        h.cos()  # saves h, which so is sent; nothing comes of it
+        y = (h * 2).exp()
+        with torch.no_grad():
+            h.zero_()
+        return y.sin().sin()
+
+    x = leaves((4,))[0]
+    expected = run(program, [x], None)
+    with fake_accelerator(keep_last=1) as fake:
+        found = run(program, [x], SINES, lambda *_: finish_copies(fake))
+        assert all(map(same_bits, found, expected))
+        assert fake.counts()["copies_out"] == 1
+
+
 def test_an_alias_that_is_given_another_storage_writes_nothing(accelerator):
     """Found by random programs: `set_` moves the version of the alias, and no other."""
     x = torch.randn(4, requires_grad=True)
@@ -138,6 +157,22 @@ def test_storage_that_is_freed_while_it_is_copied(accelerator):
     with pytest.raises(RuntimeError, match="freed or resized while it was being copied"):
         y.sum().backward()
     assert accelerator.take_violations() == ["copy 1 reads from memory that was freed"]
+
+
+def test_what_was_lost_is_not_fetched_ahead(accelerator):
+    x = torch.randn(4, requires_grad=True)
+    with ebb.region(SINES):
+        h = x.sin()
+        y = h.cos()
+        z = (x * 2).sin().cos()
+    h.untyped_storage().resize_(0)
+    finish_copies(accelerator)
+    accelerator.take_violations()
+    assert z.grad_fn._saved_self is not None
+    accelerator.advance(1000)
+
+    assert accelerator.counts()["copies_in"] == 1
+    del y
 
 
 @pytest.mark.parametrize("regrows", [False, True])

@@ -317,6 +317,46 @@ def test_what_cannot_be_computed_again_stops_no_backward_that_does_without():
         holder.stat.sum()
 
 
+class Fails(Exception):
+    pass
+
+
+def test_an_exception_of_pythons_loses_none():
+    """Who asks first gets it; who asks next finds all of them."""
+    fails = False
+
+    def sine(x):
+        if fails:
+            raise Fails
+        return x.sin()
+
+    library = torch.library.Library("test_escapes", "DEF")
+    library.define("sine(Tensor x) -> Tensor")
+    library.impl("sine", sine, "CPU")
+    x, factor = torch.randn(4), torch.randn(4, requires_grad=True)
+    holder = Holder()
+
+    def block():
+        holder.first = x * 2
+        holder.second = torch.ops.test_escapes.sine(holder.first)
+        holder.third = holder.second * 3
+        return factor * (holder.third * 1)
+
+    policy = ebb.Policy({"test_escapes::sine": ebb.RECOMPUTE})
+    y = ebb.region(policy, escapes="placeholder")(block)()
+    assert bytes_of(holder.first) == bytes_of(holder.second) == bytes_of(holder.third) == 0
+    fails = True
+    with pytest.raises(Fails):
+        torch.autograd.grad(y.sum(), factor, retain_graph=True)
+    fails = False
+
+    found = torch.autograd.grad(y.sum(), factor)[0]
+    assert same_bits(found, (x * 2).sin() * 3 * 1)
+    assert same_bits(holder.first, x * 2)
+    assert same_bits(holder.second, (x * 2).sin())
+    assert same_bits(holder.third, (x * 2).sin() * 3)
+
+
 @pytest.mark.filterwarnings("ignore:ebb. saved-tensor hooks are disabled")
 def test_where_hooks_are_disabled_nothing_is_emptied():
     x = leaves((4, 3))[0]

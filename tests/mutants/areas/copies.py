@@ -10,6 +10,7 @@ TESTS = (
     "tests/accelerator/test_several_streams.py",
     "tests/accelerator/test_streams.py",
     "tests/accelerator/test_offload_captures.py",
+    "tests/accelerator/test_offload_around_captures.py",
     "tests/accelerator/test_offload_failures.py",
     "tests/accelerator/test_offload_steady.py",
     "tests/accelerator/test_offload_waits.py::test_all_is_in_order",
@@ -17,12 +18,16 @@ TESTS = (
     "tests/offload/test_offload_static.py",
     "tests/offload/test_offload_memory.py",
     "tests/offload/test_offload_lifetimes.py",
+    "tests/offload/test_offload_disk.py",
+    "tests/offload/test_offload_spilling.py",
+    "tests/offload/test_offload_forks.py",
 )
 
 EACH = {
     "src/offload/copies.cpp": r"\bvia_\.(wait|finish|used)\(|\bisDone\(\*(?!stash)",
 }
 
+AROUND = "tests/accelerator/test_offload_around_captures.py"
 CAPTURES = "tests/accelerator/test_offload_captures.py"
 FAILURES = "tests/accelerator/test_offload_failures.py"
 STEADY = "tests/accelerator/test_offload_steady.py"
@@ -30,6 +35,8 @@ WAITS = "tests/accelerator/test_offload_waits.py"
 SEVERAL_STREAMS = "tests/accelerator/test_several_streams.py"
 STREAMS = "tests/accelerator/test_streams.py"
 DISK = "tests/offload/test_offload_disk.py"
+SPILLING = "tests/offload/test_offload_spilling.py"
+LIFETIMES = "tests/offload/test_offload_lifetimes.py"
 MEMORY = "tests/offload/test_offload_memory.py"
 ORDER = "tests/offload/test_offload_order.py"
 STATIC = "tests/offload/test_offload_static.py"
@@ -50,7 +57,7 @@ MUTANTS = (
     copies(
         "outside-is-put-aside",
         text="outside_ = std::exchange(now_, {});",
-        tests=("tests/accelerator/test_offload_captures.py",),
+        tests=(f"{AROUND}::test_statistics_when_a_capture_has_just_begun",),
     ),
     copies(
         "host-memory-of-a-capture-stays",
@@ -152,7 +159,7 @@ MUTANTS = (
         "failed-to-leave",
         text="!first.left->error().empty()",
         instead="false",
-        tests=(f"{CAPTURES}::test_host_memory_that_is_in_use_when_a_capture_ends",),
+        tests=(f"{DISK}::test_a_write_that_fails_keeps_the_tensor",),
     ),
     copies(
         "kept-before-a-write",
@@ -162,7 +169,7 @@ MUTANTS = (
     copies(
         "kept-before-a-write-is-in-no-list",
         text="takeOut(now_.kept, stash);",
-        tests=(f"{STREAMS}::test_a_write_on_another_stream_comes_after_the_copy",),
+        tests=(f"{ORDER}::test_what_left_before_a_write_is_not_sent_again",),
     ),
     copies(
         "leaving-before-a-write",
@@ -300,7 +307,7 @@ MUTANTS = (
         "forgotten-is-not-kept",
         text="takeOut(place->kept, stash);",
         within=("stash.state != State::Back;\n    takeOut(place->kept, stash);"),
-        tests=(f"{FAILURES}::test_a_device_that_has_failed_is_an_exception",),
+        tests=(f"{LIFETIMES}::test_what_was_dropped_is_in_no_list",),
     ),
     copies(
         "forgotten-while-leaving",
@@ -344,18 +351,18 @@ MUTANTS = (
     copies(
         "static-joins-when-none-is-away",
         text="joinAll();",
-        tests=(f"{CAPTURES}::test_what_is_never_fetched_before_a_capture",),
+        tests=(f"{AROUND}::test_what_is_never_fetched_before_a_capture",),
     ),
     copies(
         "joins-what-leaves",
         text="via_.wait(leaving->packedOn, leaving->left);",
-        tests=(f"{CAPTURES}::test_what_is_never_fetched_before_a_capture",),
+        tests=(f"{AROUND}::test_what_is_never_fetched_before_a_capture",),
     ),
     copies(
         "joins-what-leaves-first",
         text="joinLeaving();",
         within=("void Copies::joinAll() {\n  joinLeaving();"),
-        tests=(f"{CAPTURES}::test_what_is_never_fetched_before_a_capture",),
+        tests=(f"{STEADY}::test_static_mode_waits_once_for_all_that_is_leaving",),
     ),
     copies(
         "joins-what-is-held",
@@ -391,6 +398,6 @@ MUTANTS = (
     copies(
         "host-waits-for-host-memory",
         text="via_.finish(*next);",
-        tests=(f"{DISK}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",),
+        tests=(f"{SPILLING}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",),
     ),
 )

@@ -10,6 +10,7 @@ TESTS = (
     "tests/accelerator/test_several_streams.py",
     "tests/accelerator/test_streams.py",
     "tests/accelerator/test_offload_captures.py",
+    "tests/accelerator/test_offload_around_captures.py",
     "tests/accelerator/test_offload_failures.py",
     "tests/accelerator/test_offload_steady.py",
     "tests/accelerator/test_offload_waits.py::test_all_is_in_order",
@@ -17,18 +18,23 @@ TESTS = (
     "tests/offload/test_offload_static.py",
     "tests/offload/test_offload_memory.py",
     "tests/offload/test_offload_lifetimes.py",
+    "tests/offload/test_offload_disk.py",
+    "tests/offload/test_offload_spilling.py",
+    "tests/offload/test_offload_forks.py",
 )
 
 EACH = {
     "src/offload/offload.cpp": r"\bcheckPlace\(stash\);|\bnoticeCapture\(",
 }
 
+AROUND = "tests/accelerator/test_offload_around_captures.py"
 CAPTURES = "tests/accelerator/test_offload_captures.py"
 FAILURES = "tests/accelerator/test_offload_failures.py"
 STEADY = "tests/accelerator/test_offload_steady.py"
 WAITS = "tests/accelerator/test_offload_waits.py"
 SEVERAL_STREAMS = "tests/accelerator/test_several_streams.py"
-DISK = "tests/offload/test_offload_disk.py"
+SPILLING = "tests/offload/test_offload_spilling.py"
+FORKS = "tests/offload/test_offload_forks.py"
 LIFETIMES = "tests/offload/test_offload_lifetimes.py"
 MEMORY = "tests/offload/test_offload_memory.py"
 ORDER = "tests/offload/test_offload_order.py"
@@ -62,7 +68,7 @@ MUTANTS = (
     offload(
         "living-while-on-disk",
         text="spill_.settle(stash);",
-        tests=(f"{DISK}::test_a_tensor_that_lives_while_it_is_spilled",),
+        tests=(f"{SPILLING}::test_a_tensor_that_lives_while_it_is_written",),
     ),
     offload(
         "living-while-returning",
@@ -76,6 +82,12 @@ MUTANTS = (
         tests=(f"{CAPTURES}::test_what_left_before_a_capture_cannot_come_back_in_it",),
     ),
     offload(
+        "static-joins-after-the-last-fetch",
+        text="copies_.reapUnused();",
+        within="copies_.reapUnused();  // one wait",
+        tests=(f"{STEADY}::test_static_mode_waits_once_for_all_that_is_leaving",),
+    ),
+    offload(
         "lost-is-told",
         text="onDevice ? stash.hasWhatWasSent() : !stash.lost",
         instead="true",
@@ -87,10 +99,7 @@ MUTANTS = (
         within=(
             "notAheadAnyMore(stash);\n  StashesInOrder::takeOut(stash);\n  copies_.fetched(stash);"
         ),
-        tests=(
-            f"{MEMORY}::test_what_was_sent_before_is_fetched_ahead",
-            ORDER,
-        ),
+        tests=(f"{FAILURES}::test_what_was_taken_is_not_fetched_ahead_though_the_device_failed",),
     ),
     offload(
         "remembers-for-whom-it-was-taken",
@@ -113,7 +122,7 @@ MUTANTS = (
         "ahead-of-the-living-and-the-here",
         text="!alive || !copies_.isHere(*next)",
         instead="!alive",
-        tests=(f"{CAPTURES}::test_a_forward_before_a_capture_whose_backward_comes_after",),
+        tests=(f"{AROUND}::test_a_forward_before_a_capture_whose_backward_comes_after",),
     ),
     offload(
         "ahead-on-the-stream-it-was-packed-on",
@@ -125,10 +134,7 @@ MUTANTS = (
         "lost-is-not-fetched-ahead",
         text="next->packedOn == compute && !next->lost",
         instead="next->packedOn == compute",
-        tests=(
-            f"{ORDER}::test_storage_that_gets_other_memory_before_the_copy_ran",
-            f"{ORDER}::test_storage_that_is_freed_while_it_is_copied",
-        ),
+        tests=(f"{ORDER}::test_what_was_lost_is_not_fetched_ahead",),
     ),
     offload(
         "not-ahead-without-memory",
@@ -139,29 +145,26 @@ MUTANTS = (
         "forgotten-is-in-no-list",
         text="StashesInOrder::takeOut(stash);",
         within=("StashesInOrder::takeOut(stash);\n  context_.drop(stash.onDisk);"),
-        tests=(
-            f"{FAILURES}::test_a_device_that_has_failed_is_an_exception",
-            f"{LIFETIMES}::test_a_forward_without_backward_leaves_nothing",
-        ),
+        tests=(f"{LIFETIMES}::test_what_was_dropped_is_in_no_list",),
     ),
     offload(
         "a-death-notices-a-capture",
         text="copies_.noticeCapture(stash.device);",
         within=("copies_.noticeCapture(stash.device);\n  copies_.forget"),
-        tests=(CAPTURES,),
+        tests=(f"{AROUND}::test_what_dies_in_a_capture",),
     ),
     offload(
         "static-joins-after-the-last-death",
         text="copies_.reapUnused();",
         within=("if (context_.settings.isStatic) {\n      copies_.reapUnused();"),
-        tests=(f"{CAPTURES}::test_what_is_never_fetched_before_a_capture",),
+        tests=(f"{AROUND}::test_what_is_never_fetched_before_a_capture",),
     ),
     offload(
         "nothing-is-asked-in-a-capture-by-a-death",
         text="copies_.capture() == 0",
         instead="true",
         within="} else if (copies_.capture() == 0) {",
-        tests=(CAPTURES,),
+        tests=(f"{AROUND}::test_the_mode_may_change_in_a_capture",),
     ),
     offload(
         "each-call-notices-a-capture",
@@ -178,7 +181,7 @@ MUTANTS = (
         "a-child-has-no-room-of-its-parents",
         text="context_.host.trim();",
         within="context_.host.trim();  // free room in the parent",
-        tests=(f"{DISK}::test_a_forked_child_has_a_file_of_its_own",),
+        tests=(f"{FORKS}::test_a_forked_child_uses_no_room_of_its_parents",),
     ),
     offload(
         "a-change-of-mode-waits",
@@ -196,18 +199,14 @@ MUTANTS = (
         "static-forgets-what-is-unused",
         text="copies_.reapUnused();",
         within="copies_.reapUnused();  // see",
-        tests=(
-            f"{CAPTURES}::test_what_is_never_fetched_before_a_capture",
-            f"{CAPTURES}::test_a_forward_before_a_capture_whose_backward_comes_after",
-            STEADY,
-        ),
+        tests=(f"{AROUND}::test_what_dies_in_a_capture",),
     ),
     offload(
         "nothing-is-asked-in-a-capture",
         text="!captures",
         instead="true",
         within="} else if (!captures) {",
-        tests=(CAPTURES,),
+        tests=(f"{AROUND}::test_the_mode_may_change_in_a_capture",),
     ),
     offload(
         "a-drain-waits",
@@ -218,17 +217,11 @@ MUTANTS = (
     offload(
         "a-drain-waits-for-the-disk",
         text="spill_.finishAll();",
-        tests=(
-            f"{DISK}::test_cpu_tensors_go_to_disk_and_come_back",
-            f"{DISK}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",
-        ),
+        tests=(f"{SPILLING}::test_several_are_written_at_once_and_the_first_is_waited_for",),
     ),
     offload(
         "statistics-notice-a-capture",
         text="copies_.noticeCapture();",
-        tests=(
-            f"{CAPTURES}::test_statistics_in_a_capture",
-            f"{CAPTURES}::test_host_memory_that_is_in_use_when_a_capture_ends",
-        ),
+        tests=(f"{AROUND}::test_statistics_when_a_capture_has_just_begun",),
     ),
 )

@@ -6,13 +6,19 @@ from functools import partial
 
 from mutant import Mutant
 
-TESTS = ("tests/accelerator/test_several_streams.py", "tests/accelerator/test_streams.py")
+TESTS = (
+    "tests/accelerator/test_several_streams.py",
+    "tests/accelerator/test_streams.py",
+    "tests/accelerator/test_order_of_streams.py",
+)
 
 EACH = {
     "src/graph/streams.cpp": r"\b(waitFor|tellOf)\(all_|\b(waitFor|tellOf)\((current|other),",
     "src/[rs][eae]*/*.cpp": r"\bstreams\.(use|made|share|note)\(",
 }
 
+AHEAD = "tests/accelerator/test_replays_ahead.py"
+ORDER = "tests/accelerator/test_order_of_streams.py"
 SEVERAL_STREAMS = "tests/accelerator/test_several_streams.py"
 STREAMS = "tests/accelerator/test_streams.py"
 
@@ -29,7 +35,9 @@ value_map = partial(Mutant, file="src/record/value_map.cpp")
 
 MUTANTS = (
     streams(
-        "asker-waits-for-unnumbered-makers", text="waitFor(all_[i], all_[asker]);", tests=(STREAMS,)
+        "asker-waits-for-unnumbered-makers",
+        text="waitFor(all_[i], all_[asker]);",
+        tests=(f"{ORDER}::test_more_makers_than_are_told_apart",),
     ),
     streams(
         "asker-waits-for-maker", text="waitFor(all_[maker - 1], all_[asker]);", tests=(STREAMS,)
@@ -38,9 +46,7 @@ MUTANTS = (
     streams(
         "all-wait-for-what-is-shared",
         text="waitFor(current, other);",
-        tests=(
-            "tests/accelerator/test_several_streams.py::test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it",
-        ),
+        tests=(f"{ORDER}::test_a_filled_escape_is_for_all_streams",),
     ),
     streams(
         "allocator-is-told-of-all",
@@ -51,15 +57,13 @@ MUTANTS = (
     ),
     streams(
         "made-is-remembered",
-        text="value.madeOn = static_cast<uint8_t>(std::min<size_t>(current + 1, UINT8_MAX));",
+        text="value.madeOn = static_cast<uint8_t>(std::min(current + 1, kLastMaker));",
         tests=(STREAMS,),
     ),
     streams(
         "made-is-not-ordered-yet",
         text="value.orderedOn = 0;",
-        tests=(
-            "tests/accelerator/test_order_of_streams.py::test_who_used_it_in_forward_waits_for_it_in_backward",
-        ),
+        tests=(f"{ORDER}::test_who_used_it_in_forward_waits_for_it_in_backward",),
     ),
     streams(
         "several-streams-on-a-device",
@@ -74,15 +78,13 @@ MUTANTS = (
         "only-streams-of-the-device-share",
         text="other != current && other.device() == current.device()",
         instead="other != current",
-        tests=(STREAMS,),
+        tests=(f"{ORDER}::test_a_filled_escape_is_not_for_streams_of_another_device",),
     ),
     streams(
         "the-last-streams-have-no-bit",
         text="place < kBits - 1 ? static_cast<uint8_t>(1U << place) : 0",
         instead="static_cast<uint8_t>(1U << (place % kBits))",
-        tests=(
-            "tests/accelerator/test_order_of_streams.py::test_more_streams_than_are_told_apart",
-        ),
+        tests=(f"{ORDER}::test_more_streams_than_are_told_apart",),
     ),
     replay(
         "brought-back-is-made", text="graph.streams.made(value, value.bytes);", tests=(STREAMS,)
@@ -104,27 +106,29 @@ MUTANTS = (
         instead="value.isPrivate",
         tests=(f"{SEVERAL_STREAMS}::test_a_replay_writes_to_a_copy_of_what_another_stream_made",),
     ),
-    escapes("a-filled-escape-is-used", text="graph.streams.use(value, bytes);", tests=(STREAMS,)),
+    escapes(
+        "a-filled-escape-is-used",
+        text="graph.streams.use(value, bytes);",
+        tests=(
+            f"{AHEAD}::test_an_escape_that_was_replayed_ahead_is_for_the_stream_that_asks_first",
+        ),
+    ),
     escapes(
         "a-filled-escape-is-shared",
         text="graph.streams.share(bytes);",
         tests=(
-            "tests/accelerator/test_several_streams.py::test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it",
+            f"{SEVERAL_STREAMS}::test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it",
         ),
     ),
     saved_tensor(
         "unpacked-again-is-used",
         text="graph_->streams.use(*value_, unpacked_.storage());",
-        tests=(
-            "tests/accelerator/test_order_of_streams.py::test_a_saved_tensor_that_needs_no_gradient_is_unpacked_twice",
-        ),
+        tests=(f"{ORDER}::test_a_saved_tensor_that_needs_no_gradient_is_unpacked_twice",),
     ),
     saved_tensor(
         "a-placeholder-is-shared-by-all",
         text="graph_->streams.share(unpacked.storage());",
-        tests=(
-            "tests/accelerator/test_order_of_streams.py::test_what_comes_back_where_it_was_discarded_is_for_all_streams",
-        ),
+        tests=(f"{ORDER}::test_what_comes_back_where_it_was_discarded_is_for_all_streams",),
     ),
     saved_tensor(
         "redefined-is-used",
@@ -137,16 +141,12 @@ MUTANTS = (
     saved_tensor(
         "a-copy-for-recipes-is-made",
         text="graph_->streams.made(*value_, value_->bytes);",
-        tests=(
-            "tests/accelerator/test_order_of_streams.py::test_a_copy_for_recipes_was_made_on_another_stream",
-        ),
+        tests=(f"{ORDER}::test_a_copy_for_recipes_was_made_on_another_stream",),
     ),
     placeholder(
         "a-placeholder-is-shared",
         text="saved_->shareWithAllStreams(tensor);",
-        tests=(
-            "tests/accelerator/test_order_of_streams.py::test_what_comes_back_where_it_was_discarded_is_for_all_streams",
-        ),
+        tests=(f"{ORDER}::test_what_comes_back_where_it_was_discarded_is_for_all_streams",),
     ),
     op_recording(
         "streams-of-ops-are-noted",
@@ -188,8 +188,14 @@ MUTANTS = (
         tests=(STREAMS,),
     ),
     sender("a-keepers-stream-is-remembered", text="noteStream(tensor.device());", tests=(STREAMS,)),
-    value_map("copied-on-write-is-used", text="streams.use(value, value.bytes);", tests=(STREAMS,)),
     value_map(
-        "copied-on-write-is-made", text="streams.made(value, value.bytes);", tests=(STREAMS,)
+        "copied-on-write-is-used",
+        text="streams.use(value, value.bytes);",
+        tests=(f"{STREAMS}::test_state_that_was_copied_when_the_region_ended_goes",),
+    ),
+    value_map(
+        "copied-on-write-is-made",
+        text="streams.made(value, value.bytes);",
+        tests=(f"{ORDER}::test_a_copy_before_a_write_was_made_on_another_stream",),
     ),
 )

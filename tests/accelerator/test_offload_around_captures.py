@@ -1,0 +1,162 @@
+"""OFFLOAD while a graph is captured: what is under way outside, and what nobody has asked for."""
+
+from __future__ import annotations
+
+import gc
+
+import accelerator
+import pytest
+import torch
+from captures import SINES, captured, change, expected, forward, random, step, warm_up
+
+import ebb
+
+pytestmark = pytest.mark.skipif(
+    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
+)
+
+
+def test_statistics_in_a_capture(device, stream):
+    x = random(device)
+    warm_up(x, stream)
+    graph = accelerator.Graph()
+    with graph.capture(stream):
+        y = forward(x)
+        assert ebb.offload.stats()["stashes"] == 4
+        gradient = torch.autograd.grad(y, x)[0]
+        assert ebb.offload.stats()["stashes"] == 0
+    graph.replay()
+    assert torch.equal(gradient.cpu(), expected(x))
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_statistics_when_a_capture_has_just_begun(static, device, stream):
+    """They are not asked for from copies that are under way outside."""
+    ebb.offload.configure(static=static, in_flight_bytes=1 << 30)
+    with stream:
+        y = forward(random(device))
+    with accelerator.Graph().capture(stream):
+        assert ebb.offload.stats()["stashes"] == 4
+    del y
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_what_dies_in_a_capture(static, device, stream):
+    """As garbage may at any time. Its copies are under way outside; when the capture is over, its
+    memory is free."""
+    ebb.offload.configure(static=static, in_flight_bytes=1 << 30)
+    x = random(device)
+    accelerator.synchronize()
+    before = torch.accelerator.memory_allocated(device)
+    with stream:
+        y = forward(x)
+    accelerator.synchronize()
+    with accelerator.Graph().capture(stream):
+        del y
+        gc.collect()
+    with stream:
+        ebb.offload.stats()
+
+    assert torch.accelerator.memory_allocated(device) == before
+
+
+def test_the_mode_may_change_in_a_capture(device, stream):
+    """Nobody asks there for a copy that it has made."""
+    x = random(device)
+    warm_up(x, stream)
+    ebb.offload.configure(in_flight_bytes=1 << 30)
+    graph = accelerator.Graph()
+    with graph.capture(stream):
+        y = forward(x)
+        ebb.offload.configure(static=False)
+        ebb.offload.stats()
+        del y
+        gc.collect()
+        ebb.offload.configure(static=True)
+        ebb.offload.stats()  # all has come back
+    graph.replay()
+
+
+def test_a_backward_that_retains_the_graph(device, stream):
+    """What was needed while it left still is, when the capture ends."""
+    ebb.offload.configure(in_flight_bytes=1 << 30)
+    x = random(device)
+    warm_up(x, stream)
+    graph = accelerator.Graph()
+    with graph.capture(stream):
+        y = forward(x)
+        gradient = torch.autograd.grad(y, x, retain_graph=True)[0]
+    change(x)
+    graph.replay()
+
+    assert torch.equal(gradient.cpu(), expected(x))
+    del y
+
+
+def test_what_a_capture_has_left_does_not_go_to_disk(tmp_path, device, stream):
+    """Nobody may ask whether its copy is done."""
+    ebb.offload.configure(in_flight_bytes=0)
+    x = random(device)
+    warm_up(x, stream)
+    with accelerator.Graph().capture(stream):
+        left = forward(x)
+    ebb.offload.configure(static=False, disk=tmp_path, pinned_limit=4 * x.nbytes)
+    assert torch.equal(step(x).cpu(), expected(x))
+    del left
+
+
+def forward_only(x):
+    forward(x)
+
+
+def forward_twice(x):
+    first = forward(x)
+    second = forward(x)
+    del first, second
+
+
+def backward_of_a_part(x):
+    h = x.sin() * 2
+    with ebb.region(SINES):
+        a, b = h.sin().cos(), h.sin().sin().cos()
+        y = a.sum() + b.sum()
+    torch.autograd.grad(y, a)
+
+
+@pytest.mark.parametrize("in_flight", [0, 1 << 30])
+@pytest.mark.parametrize("before", [forward_only, forward_twice, backward_of_a_part])
+def test_what_is_never_fetched_before_a_capture(before, in_flight, device, stream):
+    """On the stream that will be captured, which may not wait for it then."""
+    ebb.offload.configure(in_flight_bytes=in_flight)
+    x = random(device)
+    warm_up(x, stream)
+    with stream:
+        before(x)
+    accelerator.synchronize()
+    graph, gradient = captured(x, stream)
+    change(x)
+    graph.replay()
+
+    assert torch.equal(gradient.cpu(), expected(x))
+
+
+@pytest.mark.parametrize("prefetch", [0, 1 << 30])
+@pytest.mark.parametrize("keep_last", [0, 1])
+def test_a_forward_before_a_capture_whose_backward_comes_after(keep_last, prefetch, device, stream):
+    """It is not fetched ahead in the capture; before, it may be."""
+    ebb.offload.configure(keep_last=keep_last, in_flight_bytes=0, prefetch_bytes=prefetch)
+    x, other = random(device), random(device)
+    warm_up(x, stream)
+    with stream:
+        y = forward(other)
+        warm_up(x, stream)
+    accelerator.synchronize()
+    ebb.offload.configure(prefetch_bytes=1 << 30)
+    graph, gradient = captured(x, stream)
+    with stream:
+        of_other = torch.autograd.grad(y, other)[0]
+    accelerator.synchronize()
+    graph.replay()
+
+    assert torch.equal(of_other.cpu(), expected(other))
+    assert torch.equal(gradient.cpu(), expected(x))
