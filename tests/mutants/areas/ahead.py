@@ -19,6 +19,7 @@ DEVICE = "tests/accelerator/test_replays_ahead.py"
 TESTS = (
     "tests/ahead/test_ahead_order.py",
     "tests/ahead/test_ahead_writes.py",
+    "tests/ahead/test_ahead_commotions.py",
     "tests/ahead/test_ahead_settings.py",
     "tests/ahead/test_ahead_threads.py",
     "tests/accelerator/test_replays_ahead.py",
@@ -41,35 +42,35 @@ EACH = {
 PLACES: dict[str, list[tuple[Any, ...]]] = {
     "src/memory/stillness.cpp": [
         (
-            (SETTINGS + "::test_nothing_begins_ahead_in_a_commotion",),
+            (COMMOTIONS + "::test_nothing_begins_ahead_in_a_commotion",),
             "ahead-none-in-a-commotion",
             "commotions.load() == 0",
             "true",
         ),
         (
-            (SETTINGS + "::test_setters_do_not_wait_for_who_waits_for_them",),
+            (COMMOTIONS + "::test_setters_do_not_wait_for_who_waits_for_them",),
             "ahead-a-commotion-ends",
             "commotions.fetch_sub(1);",
         ),
         (
-            (SETTINGS + "::test_memory_that_backward_gives_back_while_it_is_read",),
+            (COMMOTIONS + "::test_memory_that_backward_gives_back_while_it_is_read",),
             "ahead-a-commotion-waits",
             "while (running != 0) {\n      replaysAhead.wait(running);\n      running = replaysAhead.load();\n    }",
         ),
         (
-            (SETTINGS + "::test_setters_do_not_wait_for_who_waits_for_them",),
+            (COMMOTIONS + "::test_setters_do_not_wait_for_who_waits_for_them",),
             "ahead-a-commotion-waits-without-the-gil",
             "const WithoutGil withoutGil;\n    while (running != 0) {\n      replaysAhead.wait(running);\n      running = replaysAhead.load();\n    }",
             "while (running != 0) {\n      replaysAhead.wait(running);\n      running = replaysAhead.load();\n    }",
         ),
         (
-            (SETTINGS + "::test_setters_do_not_wait_for_who_waits_for_them",),
+            (COMMOTIONS + "::test_setters_do_not_wait_for_who_waits_for_them",),
             "ahead-a-recipe-waits-not-for-itself",
             "!StillThreads::get().hasThis()",
             "true",
         ),
         (
-            (SETTINGS + "::test_nothing_runs_ahead_in_a_commotion",),
+            (COMMOTIONS + "::test_nothing_runs_ahead_in_a_commotion",),
             "ahead-the-last-recipe-tells",
             "replaysAhead.notify_all();",
         ),
@@ -129,7 +130,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "false",
         ),
         (
-            (SETTINGS + "::test_a_storage_that_is_resized_by_hand_is_not_read_ahead",),
+            (COMMOTIONS + "::test_a_storage_that_is_resized_by_hand_is_not_read_ahead",),
             "ahead-a-hand-for-ever-stays",
             "std::max(before, until)",
             "until",
@@ -191,7 +192,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "|| value->redefined",
         ),
         (
-            (SETTINGS + "::test_nothing_runs_ahead_in_a_commotion",),
+            (COMMOTIONS + "::test_nothing_runs_ahead_in_a_commotion",),
             "ahead-looks-in-stillness",
             "still_->holds()",
             "true",
@@ -199,7 +200,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             ("ahead-runs-in-stillness",),
         ),
         (
-            (SETTINGS + "::test_nothing_runs_ahead_in_a_commotion",),
+            (COMMOTIONS + "::test_nothing_runs_ahead_in_a_commotion",),
             "ahead-runs-in-stillness",
             "!still_->holds()",
             "false",
@@ -210,7 +211,12 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "input.isPrivate",
             "false",
         ),
-        ((COMMOTIONS,), "ahead-moved-memory-is-not-read", "storage.data() == input.address", "true"),
+        (
+            (COMMOTIONS,),
+            "ahead-moved-memory-is-not-read",
+            "storage.data() == input.address",
+            "true",
+        ),
         (
             (WRITES + "::test_to_a_value_that_can_be_made_again",),
             "ahead-what-can-be-made-again-is-not-read",
@@ -245,7 +251,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "false",
         ),
         (
-            (SETTINGS + "::test_operators_from_elsewhere_run_where_backward_does",),
+            (COMMOTIONS + "::test_operators_from_elsewhere_run_where_backward_does",),
             "ahead-from-elsewhere-is-not-run",
             "!recipe.op.untrusted",
             "true",
@@ -257,7 +263,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "true",
         ),
         (
-            (SETTINGS + "::test_other_settings_than_in_the_forward_are_left_to_backward",),
+            (COMMOTIONS + "::test_other_settings_than_in_the_forward_are_left_to_backward",),
             "ahead-under-other-settings-not",
             "settings.equalsForProcess(now)",
             "true",
@@ -275,9 +281,9 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "false",
         ),
         (
-            (THREADS + "::test_no_idle_core_no_replay_ahead",),
+            ("tests/ahead/test_ahead_settings.py::test_no_idle_core_no_replay_ahead",),
             "ahead-on-idle-cores-only",
-            "2 * now.threads <= usableCores()",
+            "busyCores_ || !lookahead_.device.is_cpu() || hasIdleCores()",
             "true",
         ),
         (
@@ -298,7 +304,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "lookahead_.giveBack(each.nbytes);",
         ),
         (
-            (SETTINGS + "::test_nothing_runs_ahead_in_a_commotion",),
+            (COMMOTIONS + "::test_nothing_runs_ahead_in_a_commotion",),
             "ahead-is-still-while-it-runs-only",
             "still_.reset();",
         ),
@@ -327,13 +333,13 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "src/replay/replay.cpp": [
         (
-            (SETTINGS + "::test_backward_replays_under_other_settings_meanwhile",),
+            (COMMOTIONS + "::test_backward_replays_under_other_settings_meanwhile",),
             "ahead-waits-for-backwards-settings",
             "watch_ ? Changes::OfThread : Changes::OfProcess",
             "Changes::OfThread",
         ),
         (
-            (SETTINGS + "::test_memory_that_backward_gives_back_while_it_is_read",),
+            (COMMOTIONS + "::test_memory_that_backward_gives_back_while_it_is_read",),
             "ahead-asks-what-it-may-read",
             "watch_ && !watch_->mayRead(value, storage, consumer)",
             "false",
@@ -465,6 +471,8 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             (WRITES + "::test_to_a_part_of_a_leaf",),
             "ahead-looks-at-versions-when-backward-is-there",
             "checkInputs(graph);",
+            "",
+            "checkInputs(graph);  // and again each time",
         ),
         (
             (ORDER + "::test_who_looks_at_a_saved_tensor_is_not_backward",),
@@ -506,8 +514,8 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
         (
             (THREADS + "::test_verify_mode_runs_nothing_ahead",),
             "ahead-not-in-verify-mode",
-            "graph.verify == VerifyMode::Off",
-            "true",
+            "graph.verify != VerifyMode::Off",
+            "false",
         ),
     ],
     "src/graph/lookahead.cpp": [
@@ -522,7 +530,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "ahead-a-graph-that-dies-gives-back",
             "giveBack(taken);",
             "",
-            "++AheadCounts::get().inVain;\n  }\n  giveBack(taken);",
+            "became(AheadFate::InVain);\n  }\n  giveBack(taken);",
         ),
         (
             (ORDER,),
