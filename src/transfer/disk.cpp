@@ -65,7 +65,9 @@ struct Room {
 
 void giveRoom(void* context) {
   const std::unique_ptr<Room> room(static_cast<Room*>(context));
-  room->file->give(room->offset, room->length);  // in a child: to a copy of the parent's list
+  if (room->process == ::getpid()) {  // else the file's lock may be held for ever
+    room->file->give(room->offset, room->length);
+  }
 }
 
 const Room& roomOf(const c10::Storage& storage) {

@@ -182,6 +182,13 @@ MUTANTS = (
         tests=(f"{FORKS}::test_a_forked_child_uses_no_room_of_its_parents",),
     ),
     disk(
+        "room-of-a-parent-is-not-given-back",
+        text="room->process == ::getpid()",
+        instead="true",
+        tests=(FORKS,),
+        no_test="for a fork while another thread has the lock of the file, for less than a microsecond",
+    ),
+    disk(
         "an-event-of-the-parents-is-over",
         text=("if (!isOfThisProcess()) {\n    return true;\n  }"),
         tests=(f"{FORKS}::test_a_fork_while_something_is_written",),
