@@ -186,7 +186,7 @@ MUTANTS = (
         text="room->process == ::getpid()",
         instead="true",
         tests=(FORKS,),
-        no_test="for a fork while another thread has the lock of the file, for less than a microsecond",
+        no_test="for a fork while another thread has the file's lock, for less than a microsecond",
     ),
     disk(
         "an-event-of-the-parents-is-over",
