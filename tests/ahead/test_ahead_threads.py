@@ -404,7 +404,7 @@ HARMLESS = re.compile(
     r"|should_use_format_with_string_table|skip_next_torch_function|tensor_metadata|thread_name"
     r"|throw_on_mutable_data_ptr|torch_function_state|tracing_state|value_trace"
     r"|view_replay_enabled|warn\w+|worker_pids|worker_signal_handlers)"
-    r"|set_(anomaly_enabled|autocast_\w+|flush_denormal|num_interop_threads)"
+    r"|set_(anomaly_enabled|autocast_\w+|flush_denormal|num_interop_threads|vital)"
 )
 
 
