@@ -113,6 +113,58 @@ def test_a_storage_that_is_resized_by_hand_is_not_read_ahead(more):
     assert did["regions_in_time"] == 0
 
 
+def test_a_storage_that_was_ever_resized_by_hand_is_not_read_ahead():
+    """An alias that is taken of it later is no reason to, of the graphs that are closed then."""
+    w, x = torch.randn(16, 16), torch.randn(4, 16, requires_grad=True)
+
+    def program(entered):
+        h = x
+        for _ in range(3):
+            with entered():
+                h = (WaitInBackward.apply(h) @ w).sin().exp().sin()
+        return [h.detach(), *torch.autograd.grad(h.sum(), x)]
+
+    expected = program(contextlib.nullcontext)
+    with replays_ahead():
+        w.untyped_storage().resize_(w.numel() * 4)
+        _ = w.data
+        found = []
+        did = counts(lambda: found.extend(program(region)))
+    assert same(found, expected)
+    assert did["regions_stopped"] > 0
+    assert did["regions_in_time"] == 0
+
+
+def test_a_storage_that_has_other_memory_is_not_read_ahead():
+    """As compiled programs shard: no function of Python's is called."""
+    resize = torch.ops.inductor.resize_storage_bytes_
+    w, x = torch.randn(16, 16), torch.randn(4, 16, requires_grad=True)
+    full = w.clone()
+
+    def fill(gradient):
+        with torch.autograd._unsafe_preserve_version_counter(w):
+            w.copy_(full)
+
+    def program(entered):
+        with entered():
+            h = (WaitInBackward.apply(x) @ w).sin().exp().sin()
+        h.register_hook(fill)
+        with entered():
+            h = WaitInBackward.apply(h).sin().exp()
+        resize(w, 0)
+        _ = torch.zeros_like(full)  # where it was
+        resize(w, full.nbytes)
+        return [h.detach(), *torch.autograd.grad(h.sum(), x)]
+
+    expected = program(contextlib.nullcontext)
+    with replays_ahead():
+        found = []
+        did = counts(lambda: found.extend(program(region)))
+    assert same(found, expected)
+    assert did["regions_stopped"] == 1
+    assert did["failures"] == did["regions_in_time"] == 0
+
+
 def test_memory_that_backward_gives_back_while_it_is_read():
     """resize_ waits for the recipe that reads: else the memory is gone under the kernel."""
     x = torch.randn(1, requires_grad=True)
@@ -268,6 +320,40 @@ def test_nothing_runs_ahead_in_a_commotion(python_sine):
         h.sum().backward()
     assert len(seen) > 8 * 20  # so many in the forward
     assert True not in seen
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_commotion_waits_for_the_recipe_that_runs_only(python_sine):
+    """Though one value needs many."""
+    program, ran, at_once = threading.get_ident(), [], []
+    runs = threading.Event()
+
+    def look():
+        if threading.get_ident() != program:
+            ran.append(None)
+            runs.set()
+            time.sleep(0.005)
+
+    def hook(gradient):
+        assert runs.wait(10)
+        before = len(ran)
+        ebb._C.begin_commotion()
+        at_once.append(len(ran) - before)
+        ebb._C.end_commotion()
+
+    python_sine.append(look)
+    x = torch.randn(4, requires_grad=True)
+    with replays_ahead():
+        with region():
+            factor = x.detach()
+            for _ in range(20):
+                factor = factor.sin()
+            h = x * factor
+        h.register_hook(hook)
+        with region():
+            h = h.exp().exp()
+        h.sum().backward()
+    assert at_once[0] <= 1
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 import time
 
 import pytest
@@ -93,16 +94,18 @@ def test_to_a_part_of_a_leaf(through):
     assert all(one is True or "modified by an inplace operation" in str(one) for one in found)
 
 
-def test_an_error_is_raised_each_time_and_leaves_no_bytes_in_the_budget():
+@pytest.mark.parametrize("through", ["itself", "an alias"])
+def test_an_error_is_raised_each_time_and_leaves_no_bytes_in_the_budget(through):
     x, leaf = torch.rand(SIZE, requires_grad=True), torch.rand(SIZE)
+    read = leaf if through == "itself" else leaf.data  # which has a version of its own
 
     def hook(gradient):
         wait_for_replays()
-        leaf.add_(1)
+        read.add_(1)
 
     with replays_ahead():
         with region():
-            h = (x + leaf).exp().mean()
+            h = (x + leaf + read).exp().mean()
         h.register_hook(hook)
         with region():
             out = (h * 2).sin()
@@ -232,3 +235,73 @@ def test_no_half_of_a_write_is_read(write, slow_sine):
             except RuntimeError as error:
                 assert write is not write_and_put_back
                 assert "modified by an inplace operation" in str(error)  # noqa: PT017
+
+
+class TwoLooks:
+    """A kernel of aten::sin on a vector. Ahead it reads one half of its input, and the other one
+    when the program has written: each waits for the other a while."""
+
+    def __init__(self):
+        self.program = threading.get_ident()
+        self.begin()
+
+    def begin(self):
+        self.has_read, self.written, self.has_read_all, self.put_back = (
+            threading.Event() for _ in range(4)
+        )
+
+    def __call__(self, x):
+        if x.dim() == 0 or threading.get_ident() == self.program:
+            return torch.cos(x - 1.5)
+        first, second = x.chunk(2)
+        read = torch.cos(first - 1.5)
+        self.has_read.set()
+        self.written.wait(0.1)
+        rest = torch.cos(second - 1.5)
+        self.has_read_all.set()
+        self.put_back.wait(0.1)
+        return torch.cat([read, rest])
+
+    def write(self, alias, kept):
+        alias.fill_(3.0)
+        self.written.set()
+        self.has_read_all.wait(0.1)
+        alias.copy_(kept)
+        self.put_back.set()
+
+
+@pytest.fixture
+def two_looks():
+    kernel = TwoLooks()
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("sin", kernel, "CPU")
+    yield kernel
+    library._destroy()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("taken", ["while it is read", "before"])
+def test_through_an_alias_while_a_kernel_reads(taken, two_looks):
+    """What was there is put back before the kernel has returned: no look at the input shows it."""
+    x, leaf = torch.rand(1, requires_grad=True), torch.rand(8)
+    kept = leaf.clone()
+
+    def program(entered):
+        with entered():
+            h = (x * leaf.sin()).mean()
+        alias = leaf.data if taken == "before" else None
+
+        def hook(gradient):
+            two_looks.has_read.wait(0.2 if taken == "before" else 10)
+            two_looks.write(leaf.data if alias is None else alias, kept)
+
+        h.register_hook(hook)
+        with entered():
+            out = (h * 2).sin()
+        return torch.autograd.grad(out, x)[0]
+
+    expected = program(contextlib.nullcontext)
+    two_looks.begin()
+    with replays_ahead():
+        assert same_bits(program(region), expected)
+    assert two_looks.has_read.is_set() == (taken != "before")

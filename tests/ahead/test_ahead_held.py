@@ -1,0 +1,100 @@
+"""What is held for the region that backward meets first is the values' own only if nobody else has
+it, nor has done anything to it: then they are made again."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from ahead_programs import counts, replays_ahead
+from exactness import same_bits
+
+import ebb
+
+COPIES = 64
+ROOM = 1024  # for what is not `wide`
+
+
+@pytest.fixture
+def x():
+    torch.manual_seed(1)
+    return torch.randn(64, requires_grad=True)
+
+
+def resize(tensor, nbytes):
+    """By no Python object of the storage, which would hold it."""
+    torch.ops.inductor.resize_storage_bytes_(tensor.data, nbytes)
+
+
+def give_other_memory(tensor):
+    nbytes = tensor.nbytes
+    resize(tensor, 0)
+    _ = [torch.zeros_like(tensor) for _ in range(3)]
+    takes_its_place = torch.zeros_like(tensor)
+    resize(tensor, nbytes)
+    tensor.data.fill_(9.0)
+    del takes_its_place
+
+
+@torch.no_grad()
+def write(tensor):
+    tensor.add_(1)
+
+
+def program(x, entered, inside=None, after=None, late=None):
+    """`held` is saved for `side`, whose backward never runs, and `wide`, which is not held, is made
+    of it again."""
+    with entered():
+        held = x * 1.5
+        side = held.sin()
+        wide = torch.cat([held] * COPIES)
+        total = wide.sin().sum()
+        first = (x * 3).sin().sum()  # where backward arrives
+        if inside is not None:
+            inside(held)
+    if after is not None:
+        after(held)
+    if late is not None:
+        total.register_hook(lambda gradient, held=held: late(held))
+    del held, wide
+    (gradient,) = torch.autograd.grad(total + first, x)
+    del side
+    return gradient
+
+
+def assert_exact(x, replayed, **does):
+    expected = program(x, contextlib.nullcontext)
+    found = []
+    with replays_ahead(limit=ROOM):
+        ebb.reset_stats()
+        did = counts(
+            lambda: found.append(program(x, lambda: ebb.region(ebb.policies.recompute_all), **does))
+        )
+    assert did["regions_held"] == 1
+    assert same_bits(found[0], expected)
+    assert ebb.stats()["total"]["ops_replayed"] == replayed
+
+
+def test_nothing_was_done_to_it(x):
+    assert_exact(x, 1)
+
+
+def test_it_was_written(x):
+    assert_exact(x, 2, after=write)
+
+
+def test_it_was_written_in_the_region(x):
+    assert_exact(x, 2, inside=write)
+
+
+def test_somebody_has_it_and_writes_to_it_when_backward_has_arrived(x):
+    assert_exact(x, 2, late=write)
+
+
+def test_it_was_resized(x):
+    assert_exact(x, 2, after=lambda held: resize(held, 0))
+
+
+def test_it_has_other_memory(x):
+    assert_exact(x, 2, after=give_other_memory)
