@@ -349,6 +349,7 @@ def test_a_commotion_waits_for_the_recipe_that_runs_only(python_sine):
             for _ in range(20):
                 factor = factor.sin()
             h = x * factor
+            del factor
         h.register_hook(hook)
         with region():
             h = h.exp().exp()

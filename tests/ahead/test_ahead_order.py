@@ -344,3 +344,58 @@ def test_traces_tell_what_ran_ahead():
     threads = {span[0]: span[4] for span in spans}
     assert threads["replay ahead"] != threads["region"]
     assert "replay" not in threads
+
+
+def written_over(x):
+    h = x.exp() * 2
+    dropped = h.sin()
+    del dropped
+    with torch.no_grad():
+        h = h.detach().fill_(3.0)
+    return (x * h).sin()
+
+
+def written_through_an_alias(x):
+    """Eager's backward sees that, since the alias has a version of its own."""
+    y = x * 1.5
+    y.data.add_(1)
+    y = y * 2
+    h = y.sin()
+    y.data.add_(1)
+    return h
+
+
+@pytest.mark.parametrize("body", [written_over, written_through_an_alias])
+def test_what_no_handle_needs_is_not_made(body):
+    x = torch.randn(X, requires_grad=True)
+
+    def replays():
+        ebb.reset_stats()
+        with region():
+            h = body(x)
+        with region():
+            h = WaitInBackward.apply(h).exp()
+        h.sum().backward()
+        return ebb.stats()["total"]["ops_replayed"]
+
+    expected = replays()
+    with replays_ahead():
+        assert replays() == expected
+
+
+def test_where_backward_went_elsewhere_nothing_is_waited_for():
+    """What was replayed in vain lives on, and is no reason to replay nothing else."""
+    modules, x = blocks(4), torch.randn(X, requires_grad=True)
+
+    def program():
+        early = chain(modules[:2], x)
+        loss = chain(modules[2:3], early).sum()
+        torch.autograd.grad(loss, early)
+        wait_for_replays()
+        did = counts(lambda: chain(modules, x).sum().backward())
+        del early, loss
+        return did
+
+    with replays_ahead():
+        did = program()
+    assert did["regions_in_time"] == 3
