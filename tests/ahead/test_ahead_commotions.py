@@ -238,6 +238,38 @@ def python_sine():
     library._destroy()
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_a_kernel_was_to_write_is_there_when_it_fails():
+    """Backward runs it again."""
+    program, failed = threading.get_ident(), []
+
+    def negate(x):
+        if threading.get_ident() != program:
+            failed.append(None)
+            raise RuntimeError("not here")
+        return x.copy_(0 - x.clone())
+
+    x = torch.randn(4, requires_grad=True)
+
+    def step(entered):
+        with entered():
+            h = (x * 2).neg_().sin()
+        with entered():
+            h = WaitInBackward.apply(h).exp().exp()
+        return torch.autograd.grad(h.sum(), x)
+
+    expected = step(contextlib.nullcontext)
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("neg_", negate, "CPU")
+    try:
+        with replays_ahead():
+            found = step(region)
+    finally:
+        library._destroy()
+    assert same(found, expected)
+    assert failed
+
+
 def set_something():
     torch.backends.mkldnn.set_flags(torch.backends.mkldnn.is_available())
 

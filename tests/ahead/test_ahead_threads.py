@@ -11,10 +11,19 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from ahead_programs import WaitInBackward, blocks, counts, delays, parameters, replays_ahead
+from ahead_programs import (
+    WaitInBackward,
+    blocks,
+    counts,
+    delays,
+    parameters,
+    replays_ahead,
+    wait_for_replays,
+)
 from exactness import TESTS, resident_kib, same_bits
 from memory_use import least_growth
 
@@ -91,9 +100,18 @@ def test_nothing_grows():
 def test_it_ends_when_told_and_starts_again():
     modules, x = blocks(3), torch.randn(X, requires_grad=True)
     expected = step(modules, x, contextlib.nullcontext)
+
+    def program():
+        h = x
+        for module in modules:
+            with region():
+                h = module(WaitInBackward.apply(h))
+        h.sum().backward()
+
     with replays_ahead():
         for _ in range(5):
             assert same(step(modules, x), expected)
+            assert counts(program)["regions_in_time"] == 2
             ebb._C.stop_ahead()
             assert ebb.ahead.stats()["workers"] == 0
 
@@ -112,6 +130,18 @@ def test_it_has_the_number_of_threads_that_the_forward_had():
         for threads in (1, 2, 1, 2):
             torch.set_num_threads(threads)
             assert counts(program)["regions_in_time"] + counts(program)["regions_in_time"] >= 3
+
+
+def test_the_number_of_threads_stays_as_it_was_set():
+    """A worker that had another number would have to set it, which threads begin with."""
+    modules, x = blocks(4), torch.randn(X, requires_grad=True)
+    with replays_ahead():
+        for threads in (1, 2, 1, 2):
+            torch.set_num_threads(threads)
+            step(modules, x)
+            wait_for_replays()
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(torch.get_num_threads).result() == threads
 
 
 def test_warnings_of_the_forward_are_not_given_again(capfd):
@@ -214,6 +244,26 @@ loss = forward()
 """
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_none_starts_when_the_interpreter_ends():
+    done = in_a_process(
+        """
+import atexit
+atexit.register(lambda: at_the_end())  # runs after ebb's own
+"""
+        + SETUP
+        + """
+def hook(g): pass
+def at_the_end():
+    forward().backward()
+    print(ebb.ahead.stats()["workers"], flush=True)
+forward().backward()
+print(ebb.ahead.stats()["workers"], flush=True)
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1", "0"]
 
 
 FORKS = (
