@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -101,6 +102,56 @@ bool handsAreKnown(size_t threads, size_t rounds) {
     return still.holds() && freeMayBeRead && !inHandMayBeRead && laterMayBeRead &&
            weakReferencesTo(inHand) == 1;
   });
+}
+
+bool handsAreCounted(size_t storages) {
+  const c10::Storage inHand = allocate(8, c10::kCPU);
+  noteHandOn(inHand, 1);
+  std::atomic<bool> isOver{false};
+  std::thread other([&] {
+    std::vector<c10::Storage> more(storages);
+    for (c10::Storage& storage : more) {
+      storage = allocate(8, c10::kCPU);
+      noteHandOn(storage, 1);
+    }
+    isOver = true;
+  });
+  bool right = true;
+  while (!isOver) {
+    right &= weakReferencesTo(inHand) == 1;
+  }
+  other.join();
+  return right;
+}
+
+// The one that waits is looked for behind many that are about to go.
+bool whoIsStillIsKnown(size_t others, size_t rounds) {
+  std::barrier together(2);
+  std::thread other([&] {
+    for (size_t round = 0; round < rounds; ++round) {
+      std::vector<std::unique_ptr<Stillness>> many;
+      for (size_t i = 0; i < others; ++i) {
+        many.push_back(std::make_unique<Stillness>());
+      }
+      together.arrive_and_wait();
+      together.arrive_and_wait();
+      many.clear();
+      together.arrive_and_wait();
+    }
+  });
+  bool holds = true;
+  for (size_t round = 0; round < rounds; ++round) {
+    together.arrive_and_wait();
+    {
+      const Stillness still;
+      holds &= still.holds();
+      together.arrive_and_wait();
+      const Commotion commotion;
+    }
+    together.arrive_and_wait();
+  }
+  other.join();
+  return holds;
 }
 
 }  // namespace ebb

@@ -20,4 +20,12 @@ EBB_API bool eventsAreApart(c10::Device device, size_t threads, size_t rounds);
 // meanwhile.
 EBB_API bool handsAreKnown(size_t threads, size_t rounds);
 
+// Whether references to a storage that somebody has a hand on are counted, while somebody has hands
+// on so many others.
+EBB_API bool handsAreCounted(size_t storages);
+
+// Whether a thread that runs a recipe does not wait for itself, while another one ends `others`:
+// else this finds no end.
+EBB_API bool whoIsStillIsKnown(size_t others, size_t rounds);
+
 }  // namespace ebb

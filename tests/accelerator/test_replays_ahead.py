@@ -11,6 +11,7 @@ from ahead_programs import WaitInBackward, blocks, counts, parameters, wait_for_
 from exactness import same_bits
 
 import ebb
+from paging import PRODUCTS, Masked, fresh, gradients
 
 RECOMPUTE = ebb.policies.recompute_all
 SHAPE = (2, 6, 16)
@@ -91,6 +92,26 @@ def test_streams_of_the_programs_own(ahead, device):
         for stream, x in zip(streams, xs, strict=True):
             with stream:
                 loss = chain(modules, x, entered).sum()
+                results += backward(loss, modules, x)
+        return results
+
+    assert_exact(program)
+
+
+def test_streams_of_the_programs_own_of_which_all_forwards_come_first(ahead, device):
+    """When the second backward begins, nothing has been recorded since the first one did."""
+    modules = on(device, blocks(3))
+    streams = [torch.Stream(device=device) for _ in range(2)]
+    xs = [leaf(device) for _ in streams]
+    torch.accelerator.synchronize()
+
+    def program(entered):
+        losses, results = [], []
+        for stream, x in zip(streams, xs, strict=True):
+            with stream:
+                losses.append(chain(modules, x, entered).sum())
+        for stream, x, loss in zip(streams, xs, losses, strict=True):
+            with stream:
                 results += backward(loss, modules, x)
         return results
 
@@ -217,18 +238,29 @@ def test_a_region_on_two_streams_is_left_to_backward(ahead, device):
     assert did["regions_stopped"] > 0
 
 
+class WaitingLayers(Masked):
+    def layer(self, h, index):
+        return super().layer(WaitInBackward.apply(h), index)
+
+
 def test_paged_inputs_are_left_to_backward(ahead, device):
     accelerator.have_pages()
-    ebb.paging.reset()
-    modules, x = on(device, blocks(3)), leaf(device, 16, 6, 16)
-    policy = ebb.Policy({"aten::gelu": ebb.PAGE, "aten::native_layer_norm": ebb.PAGE})
+    net = WaitingLayers(device=device)
+    x, n = net.inputs(0), net.live(20)
+    expected = found(gradients(net, x, n))
 
-    def program(entered):
-        entered = (lambda: ebb.region(policy)) if entered is region else entered
-        return backward(chain(modules, x, entered).sum(), modules, x)
+    def program():
+        for _ in range(3):
+            with ebb.paging.step():
+                results = gradients(net, x, n, lambda: ebb.region(PRODUCTS))
+            assert all(map(same_bits, found(results), expected))
 
-    assert_exact(program)
-    assert ebb.paging.step_ok()
+    with fresh():
+        did = counts(program)
+        assert ebb.paging.stats()["stashed"] > 0
+        assert ebb.paging.step_ok()
+    assert did["regions_stopped"] > 0
+    assert did["regions_in_time"] == did["failures"] == 0
 
 
 def test_a_write_beside_a_replay_is_seen(ahead, device):

@@ -316,10 +316,13 @@ def test_children_of_fork_have_workers_of_their_own():
         assert done.stdout == "done\n"
 
 
-def test_a_graph_that_is_being_replayed_at_a_fork_is_whole_in_both():
+@pytest.mark.parametrize("fork", ["os.fork()", "ctypes.PyDLL(None).fork()"])
+def test_a_graph_that_is_being_replayed_at_a_fork_is_whole_in_both(fork):
+    """Python, which has hooks of its own, need not be told of it."""
     done = in_a_process(
-        SETUP
-        + """
+        "import ctypes\n"
+        + SETUP
+        + f"""
 ebb._C._testing.delay_replays_ahead(100000)
 ebb._C._testing.replay_when_closed(True)
 def hook(g): pass
@@ -329,7 +332,7 @@ with ebb.region(ebb.policies.recompute_all):
 loss = h.sum()
 import time
 time.sleep(0.05)
-pid = os.fork()
+pid = {fork}
 same = torch.equal(torch.autograd.grad(loss, x)[0], expected)
 if pid == 0:
     os._exit(0 if same else 1)
@@ -418,6 +421,16 @@ def test_what_is_remembered_of_storages_goes_with_them():
 
 def test_many_threads_read_and_have_hands_on_storages():
     assert ebb._C._testing.hands_are_known(4, 20_000)
+
+
+def test_references_are_counted_while_another_thread_has_hands_on_storages():
+    """In a process of its own, which remembers them."""
+    done = in_a_process("import ebb; print(ebb._C._testing.hands_are_counted(500_000))")
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_a_thread_that_runs_a_recipe_is_known_while_others_end_theirs():
+    assert ebb._C._testing.who_is_still_is_known(300, 3000)
 
 
 def test_backward_does_what_is_left():

@@ -13,25 +13,18 @@ EXACTNESS = "tests/ahead/test_ahead_exactness.py"
 ORDER = "tests/ahead/test_ahead_order.py"
 COMMOTIONS = "tests/ahead/test_ahead_commotions.py"
 THREADS = "tests/ahead/test_ahead_threads.py"
+HELD = "tests/ahead/test_ahead_held.py"
 WRITES = "tests/ahead/test_ahead_writes.py"
 DEVICE = "tests/accelerator/test_replays_ahead.py"
 
 TESTS = (
     "tests/ahead/test_ahead_order.py",
     "tests/ahead/test_ahead_writes.py",
+    "tests/ahead/test_ahead_held.py",
     "tests/ahead/test_ahead_commotions.py",
     "tests/ahead/test_ahead_settings.py",
     "tests/ahead/test_ahead_threads.py",
     "tests/accelerator/test_replays_ahead.py",
-)
-
-# Run with replays ahead switched on: see test_ahead_exactness.py.
-HELD = (
-    "tests/region/test_memory.py",
-    "tests/region/test_handles.py",
-    "tests/rules/test_opaque.py",
-    "tests/rules/test_rule02_writes_make_new_values.py",
-    "tests/rules/test_rule09_versions.py",
 )
 
 EACH = {
@@ -89,7 +82,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "lock(mutex_);\n    all_.erase",
         ),
         (
-            (THREADS + "::test_many_threads_read_and_have_hands_on_storages",),
+            (THREADS + "::test_a_thread_that_runs_a_recipe_is_known_while_others_end_theirs",),
             "ahead-lock-to-ask-who-is-still",
             "mutex_",
             "*new std::mutex",
@@ -103,7 +96,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "lock(hands.mutex);\n    if",
         ),
         (
-            (THREADS + "::test_many_threads_read_and_have_hands_on_storages",),
+            (THREADS + "::test_references_are_counted_while_another_thread_has_hands_on_storages",),
             "ahead-lock-to-count",
             "hands.mutex",
             "*new std::mutex",
@@ -130,20 +123,20 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "false",
         ),
         (
-            (COMMOTIONS + "::test_a_storage_that_is_resized_by_hand_is_not_read_ahead",),
+            (COMMOTIONS + "::test_a_storage_that_was_ever_resized_by_hand_is_not_read_ahead",),
             "ahead-a-hand-for-ever-stays",
             "std::max(before, until)",
             "until",
         ),
         (
-            (WRITES + "::test_that_puts_back_what_was_there",),
+            (WRITES + "::test_through_an_alias_while_a_kernel_reads",),
             "ahead-a-hand-waits-for-who-reads",
             "isRead",
             "false",
             "if (isRead) {",
         ),
         (
-            (WRITES + "::test_that_puts_back_what_was_there",),
+            (WRITES + "::test_through_an_alias_while_a_kernel_reads",),
             "ahead-in-hand-is-not-read",
             "hand->second.until >= closed",
             "false",
@@ -178,14 +171,14 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "const Recipe& recipe) {\n  if (lookahead_.asked.load() || ends_.load()) {",
         ),
         (
-            (ORDER, EXACTNESS + "::test_writes_in_place"),
+            (ORDER + "::test_what_no_handle_needs_is_not_made",),
             "ahead-what-nobody-waits-for-is-not-made",
             "value->handles == 0",
             "false",
             "!value || value->handles == 0",
         ),
         (
-            HELD,
+            (ORDER + "::test_what_no_handle_needs_is_not_made",),
             "ahead-redefined-is-not-made",
             "value->redefined",
             "false",
@@ -212,7 +205,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "false",
         ),
         (
-            (COMMOTIONS,),
+            (COMMOTIONS + "::test_a_storage_that_has_other_memory_is_not_read_ahead",),
             "ahead-moved-memory-is-not-read",
             "storage.data() == input.address",
             "true",
@@ -269,7 +262,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "true",
         ),
         (
-            (THREADS + "::test_it_has_the_number_of_threads_that_the_forward_had",),
+            (THREADS + "::test_the_number_of_threads_stays_as_it_was_set",),
             "ahead-with-other-threads-not",
             "settings.threads != now.threads",
             "false",
@@ -287,13 +280,13 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "true",
         ),
         (
-            (WRITES + "::test_that_puts_back_what_was_there",),
+            (WRITES + "::test_through_an_alias_while_a_kernel_reads",),
             "ahead-reads-what-nobody-has-a-hand-on",
             "reads_->isAllowed()",
             "true",
         ),
         (
-            (ORDER + "::test_the_limit_holds",),
+            (ORDER + "::test_no_more_regions_are_ahead_than_are_asked_for",),
             "ahead-what-is-made-counts",
             "!lookahead_.take(value->nbytes)",
             "false",
@@ -304,7 +297,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "lookahead_.giveBack(each.nbytes);",
         ),
         (
-            (COMMOTIONS + "::test_nothing_runs_ahead_in_a_commotion",),
+            (COMMOTIONS + "::test_a_commotion_waits_for_the_recipe_that_runs_only",),
             "ahead-is-still-while-it-runs-only",
             "still_.reset();",
         ),
@@ -324,7 +317,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             ("ahead-remembers-what-was-read",),
         ),
         (
-            (DEVICE + "::test_no_memory_ahead_is_no_failure", EXACTNESS + "::test_writes_in_place"),
+            (COMMOTIONS + "::test_what_a_kernel_was_to_write_is_there_when_it_fails",),
             "ahead-takes-no-buffer",
             "asker_ == Asker::Backward",
             "true",
@@ -339,7 +332,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "Changes::OfThread",
         ),
         (
-            (COMMOTIONS + "::test_memory_that_backward_gives_back_while_it_is_read",),
+            (WRITES + "::test_an_error_is_raised_each_time_and_leaves_no_bytes_in_the_budget",),
             "ahead-asks-what-it-may-read",
             "watch_ && !watch_->mayRead(value, storage, consumer)",
             "false",
@@ -378,17 +371,14 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "src/ahead/worker.cpp": [
         (
-            (ORDER, THREADS + "::test_a_thousand_steps_with_random_delays"),
+            (ORDER + "::test_where_backward_went_elsewhere_nothing_is_waited_for",),
             "ahead-forgets-where-backward-went-elsewhere",
             "!expected",
             "false",
             "if (!expected)",
         ),
         (
-            (
-                THREADS + "::test_children_of_fork_have_workers_of_their_own",
-                THREADS + "::test_threads_fork_while_others_train",
-            ),
+            (THREADS + "::test_none_starts_when_the_interpreter_ends",),
             "ahead-starts-not-at-a-fork",
             "forks_.load() != 0",
             "false",
@@ -436,7 +426,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "false",
         ),
         (
-            (DEVICE + "::test_streams_run_late_at_random",),
+            (DEVICE + "::test_streams_of_the_programs_own",),
             "ahead-on-the-graphs-stream",
             "guard.emplace(settings.sideStream ? side_.after(own, graph) : own);",
         ),
@@ -448,7 +438,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "soFar.block(*stream_);",
         ),
         (
-            (DEVICE,),
+            (DEVICE + "::test_streams_of_the_programs_own_of_which_all_forwards_come_first",),
             "ahead-beside-waits-for-another-stream",
             "waited_ != compute",
             "!waited_",
@@ -468,7 +458,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "src/ahead/arrival.cpp": [
         (
-            (WRITES + "::test_to_a_part_of_a_leaf",),
+            (WRITES + "::test_an_error_is_raised_each_time_and_leaves_no_bytes_in_the_budget",),
             "ahead-looks-at-versions-when-backward-is-there",
             "checkInputs(graph);",
             "",
@@ -492,15 +482,12 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "true",
         ),
         (
-            (WRITES + "::test_that_puts_back_what_was_there",),
+            (WRITES + "::test_through_an_alias_while_a_kernel_reads",),
             "ahead-knows-of-hands",
             "noteHandOn(tensor.storage(), Lookahead::closings());",
         ),
         (
-            (
-                THREADS + "::test_children_of_fork_have_workers_of_their_own",
-                THREADS + "::test_a_graph_that_is_being_replayed_at_a_fork_is_whole_in_both",
-            ),
+            (THREADS + "::test_a_graph_that_is_being_replayed_at_a_fork_is_whole_in_both",),
             "ahead-workers-end-before-a-fork",
             "get().stop();",
             "",
@@ -550,53 +537,57 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "each.held = c10::Storage();",
         ),
         (
-            (WRITES + "::test_to_a_part_of_a_leaf",),
+            (WRITES + "::test_an_error_is_raised_each_time_and_leaves_no_bytes_in_the_budget",),
             "ahead-versions-of-aliases",
             "leavesRead.push_back({*stamp, &op});",
         ),
         (
-            (WRITES + "::test_to_a_part_of_a_leaf",),
+            (WRITES + "::test_an_error_is_raised_each_time_and_leaves_no_bytes_in_the_budget",),
             "ahead-versions-of-leaves",
             "!read.stamp.holds()",
             "false",
         ),
         (
-            HELD,
+            (HELD + "::test_it_was_written",),
             "ahead-held-and-written-is-not-the-values",
             "value.versionHolds()",
             "true",
         ),
         (
-            HELD,
+            (HELD + "::test_somebody_has_it_and_writes_to_it_when_backward_has_arrived",),
             "ahead-held-by-others-is-not-the-values",
             "storage.use_count() == 1",
             "true",
         ),
         (
-            HELD,
+            (HELD + "::test_it_was_written_in_the_region",),
             "ahead-held-and-superseded-is-not-the-values",
             "!value.superseded",
             "true",
+            "",
+            ("ahead-held-and-written-is-not-the-values",),
         ),
         (
-            HELD,
+            (HELD,),
             "ahead-held-and-opaque-is-not-the-values",
             "value.opaque == 0",
             "true",
         ),
         (
-            HELD,
+            (HELD + "::test_it_was_resized",),
             "ahead-held-and-resized-is-not-the-values",
             "storage.nbytes() == value.nbytes",
             "true",
+            "",
+            ("ahead-held-and-moved-is-not-the-values",),
         ),
         (
-            HELD,
+            (HELD + "::test_it_has_other_memory",),
             "ahead-held-and-moved-is-not-the-values",
             "storage.data() == value.address",
             "true",
         ),
-        (HELD, "ahead-held-and-there-is-not-the-values", "!value.bytes", "true"),
+        ((HELD,), "ahead-held-and-there-is-not-the-values", "!value.bytes", "true"),
     ],
 }
 
@@ -605,8 +596,7 @@ def places() -> Iterator[Mutant]:
     for file, rows in PLACES.items():
         for tests, name, text, *more in rows:
             instead, within, also, no_test = (*more, *("", "", (), "")[len(more) :])
-            switched_on = {"EBB_TEST_AHEAD": "1"} if tests is HELD else None
-            yield Mutant(name, file, text, tests, instead, within, switched_on, also, no_test)
+            yield Mutant(name, file, text, tests, instead, within, None, also, no_test)
 
 
 MUTANTS = tuple(places())
