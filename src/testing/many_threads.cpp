@@ -127,6 +127,7 @@ bool handsAreCounted(size_t storages) {
 // The one that waits is looked for behind many that are about to go.
 bool whoIsStillIsKnown(size_t others, size_t rounds) {
   std::barrier together(2);
+  std::atomic<bool> areThere{false};
   std::thread other([&] {
     for (size_t round = 0; round < rounds; ++round) {
       std::vector<std::unique_ptr<Stillness>> many;
@@ -136,6 +137,7 @@ bool whoIsStillIsKnown(size_t others, size_t rounds) {
       together.arrive_and_wait();
       together.arrive_and_wait();
       many.clear();
+      areThere = false;
       together.arrive_and_wait();
     }
   });
@@ -145,8 +147,11 @@ bool whoIsStillIsKnown(size_t others, size_t rounds) {
     {
       const Stillness still;
       holds &= still.holds();
+      areThere = true;
       together.arrive_and_wait();
-      const Commotion commotion;
+      while (areThere) {
+        const Commotion commotion;
+      }
     }
     together.arrive_and_wait();
   }

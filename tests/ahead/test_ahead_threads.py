@@ -425,7 +425,7 @@ def test_many_threads_read_and_have_hands_on_storages():
 
 def test_references_are_counted_while_another_thread_has_hands_on_storages():
     """In a process of its own, which remembers them."""
-    done = in_a_process("import ebb; print(ebb._C._testing.hands_are_counted(500_000))")
+    done = in_a_process("import ebb; print(ebb._C._testing.hands_are_counted(1_000_000))")
     assert done.stdout == "True\n", done.stderr
 
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from ahead_programs import counts, replays_ahead, wait_for_replays
+from ahead_programs import counts, delays, replays_ahead, wait_for_replays
 from exactness import same_bits
 
 import ebb
@@ -305,3 +305,39 @@ def test_through_an_alias_while_a_kernel_reads(taken, two_looks):
     with replays_ahead():
         assert same_bits(program(region), expected)
     assert two_looks.has_read.is_set() == (taken != "before")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_alias_does_not_wait_for_what_does_not_read_it():
+    """The next recipe is about to run, and reads something else."""
+    program, ran = threading.get_ident(), []
+    has_read = threading.Event()
+    at_once = []
+
+    def sine(x):
+        if threading.get_ident() != program:
+            ran.append(x)
+            has_read.set()
+        return torch.cos(x - 1.5)
+
+    x, one, other = torch.rand(8, requires_grad=True), torch.rand(8), torch.rand(8)
+
+    def hook(gradient):
+        assert has_read.wait(10)
+        time.sleep(0.02)
+        _ = one.data
+        at_once.append(len(ran) == 1)
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("sin", sine, "CPU")
+    try:
+        with replays_ahead(), delays(1_036_888):  # of which the second recipe has nearly all
+            with region():
+                h = x * one.sin() + x * other.sin()
+            h.register_hook(hook)
+            with region():
+                h = h.exp().exp()
+            h.sum().backward()
+    finally:
+        library._destroy()
+    assert at_once == [True]
