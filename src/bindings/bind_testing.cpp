@@ -259,7 +259,6 @@ void bindTesting(py::module_& module) {
   module.def("arena_objects_are_apart", torch::wrap_pybind_function_no_gil(&arenaObjectsAreApart));
   module.def("hands_are_known", torch::wrap_pybind_function_no_gil(&handsAreKnown));
   module.def("hands_are_counted", torch::wrap_pybind_function_no_gil(&handsAreCounted));
-  module.def("who_is_still_is_known", torch::wrap_pybind_function_no_gil(&whoIsStillIsKnown));
   module.def("events_are_apart", [](const std::string& device, size_t threads, size_t rounds) {
     const py::gil_scoped_release noGil;
     return eventsAreApart(c10::Device(device), threads, rounds);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <barrier>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -122,41 +121,6 @@ bool handsAreCounted(size_t storages) {
   }
   other.join();
   return right;
-}
-
-// The one that waits is looked for behind many that are about to go.
-bool whoIsStillIsKnown(size_t others, size_t rounds) {
-  std::barrier together(2);
-  std::atomic<bool> areThere{false};
-  std::thread other([&] {
-    for (size_t round = 0; round < rounds; ++round) {
-      std::vector<std::unique_ptr<Stillness>> many;
-      for (size_t i = 0; i < others; ++i) {
-        many.push_back(std::make_unique<Stillness>());
-      }
-      together.arrive_and_wait();
-      together.arrive_and_wait();
-      many.clear();
-      areThere = false;
-      together.arrive_and_wait();
-    }
-  });
-  bool holds = true;
-  for (size_t round = 0; round < rounds; ++round) {
-    together.arrive_and_wait();
-    {
-      const Stillness still;
-      holds &= still.holds();
-      areThere = true;
-      together.arrive_and_wait();
-      while (areThere) {
-        const Commotion commotion;
-      }
-    }
-    together.arrive_and_wait();
-  }
-  other.join();
-  return holds;
 }
 
 }  // namespace ebb

@@ -24,8 +24,4 @@ EBB_API bool handsAreKnown(size_t threads, size_t rounds);
 // on so many others.
 EBB_API bool handsAreCounted(size_t storages);
 
-// Whether a thread that runs a recipe does not wait for itself, while another one ends `others`:
-// else this finds no end.
-EBB_API bool whoIsStillIsKnown(size_t others, size_t rounds);
-
 }  // namespace ebb

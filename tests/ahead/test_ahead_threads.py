@@ -429,10 +429,6 @@ def test_references_are_counted_while_another_thread_has_hands_on_storages():
     assert done.stdout == "True\n", done.stderr
 
 
-def test_a_thread_that_runs_a_recipe_is_known_while_others_end_theirs():
-    assert ebb._C._testing.who_is_still_is_known(300, 3000)
-
-
 def test_backward_does_what_is_left():
     """The worker gives way between two operators."""
     x = torch.randn(4, requires_grad=True)

@@ -82,7 +82,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "lock(mutex_);\n    all_.erase",
         ),
         (
-            (THREADS + "::test_a_thread_that_runs_a_recipe_is_known_while_others_end_theirs",),
+            (THREADS + "::test_many_threads_read_and_have_hands_on_storages",),
             "ahead-lock-to-ask-who-is-still",
             "mutex_",
             "*new std::mutex",
@@ -302,7 +302,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "still_.reset();",
         ),
         (
-            (WRITES + "::test_that_puts_back_what_was_there",),
+            (WRITES + "::test_an_alias_does_not_wait_for_what_does_not_read_it",),
             "ahead-reads-while-it-runs-only",
             "reads_.reset();",
         ),
