@@ -416,3 +416,33 @@ def test_backward_replays_under_other_settings_meanwhile(python_sine):
             h.sum().backward()
     assert len(seen) > 20 * 11
     assert all(before == after for before, after in seen)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_other_settings_of_backwards_wait_for_the_kernel_that_runs_ahead(python_sine):
+    program, begun, seen = threading.get_ident(), threading.Event(), []
+    enabled = torch._C._get_mkldnn_enabled
+
+    def look():
+        if threading.get_ident() == program:
+            time.sleep(0.2 if begun.is_set() else 0)
+        else:
+            before = enabled()
+            begun.set()
+            time.sleep(0.1)
+            seen.append(before == enabled())
+
+    python_sine.append(look)
+    x = torch.randn(4, requires_grad=True)
+    with replays_ahead():
+        with region():
+            h = x.sin().sin()
+        with region():
+            with torch.backends.mkldnn.flags(enabled=False):
+                product = h * x.detach().sin()
+            h = product + (x * 2).exp()  # where backward arrives
+        product.register_hook(lambda gradient: begun.wait(10) and None)
+        with region():
+            h = h.exp()
+        h.sum().backward()
+    assert seen == [True]

@@ -326,7 +326,10 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "src/replay/replay.cpp": [
         (
-            (COMMOTIONS + "::test_backward_replays_under_other_settings_meanwhile",),
+            (
+                COMMOTIONS
+                + "::test_other_settings_of_backwards_wait_for_the_kernel_that_runs_ahead",
+            ),
             "ahead-waits-for-backwards-settings",
             "watch_ ? Changes::OfThread : Changes::OfProcess",
             "Changes::OfThread",
