@@ -159,9 +159,10 @@ def profile(step: Callable[[], object], *, steps: int = 3, warmup: int = 1) -> P
 
     Example:
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+        >>> x = torch.ones(2, 8)
         >>> def step():
         ...     with ebb.region(ebb.policies.save_all):
-        ...         loss = net(torch.ones(2, 8)).sum()
+        ...         loss = net(x).sum()
         ...     loss.backward()
         >>> [one.func_name for one in ebb.profile(step).operators][:2]
         ['aten::addmm.default', 'aten::gelu.default']
