@@ -121,7 +121,8 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
     def trial(system: System) -> Trial:
         def run() -> dict[str, float]:
             workload.clear_gradients()
-            return time_step(lambda: system.step(workload), device())
+            with system.during():
+                return time_step(lambda: workload.step(system.run), device())
 
         return run
 

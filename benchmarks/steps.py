@@ -75,7 +75,8 @@ def measure_steps(
     def trial(system: System) -> Trial:
         def run() -> dict[str, float]:
             workload.clear_gradients()
-            return time_step(lambda: system.step(workload), device)
+            with system.during():
+                return time_step(lambda: workload.step(system.run), device)
 
         return run
 

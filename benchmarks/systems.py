@@ -39,7 +39,7 @@ class System:
         name: as the results show it.
         family: what it keeps; systems of one family should hold the same bytes.
         run: runs a block.
-        during: what is entered around each step.
+        during: what is entered around each step, and not timed.
     """
 
     name: str

@@ -105,7 +105,7 @@ struct Profile {
 // Throws if one has begun already.
 EBB_API void beginProfile();
 
-// Throws if none has begun on this thread.
+// Throws if none has begun, or on another thread: then it goes on.
 EBB_API Profile endProfile();
 
 }  // namespace ebb

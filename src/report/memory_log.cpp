@@ -25,8 +25,7 @@ void MemoryLog::install(std::shared_ptr<MemoryLog> self) {
 void MemoryLog::remove() {
   TORCH_CHECK(
       c10::ThreadLocalDebugInfo::get(kKind) == this,
-      "ebb: a profiler that began within this profile has not ended, or the profile began on "
-      "another thread");
+      "ebb: the profile began on another thread, and ends there");
   c10::ThreadLocalDebugInfo::_pop(kKind);
 }
 

@@ -15,7 +15,7 @@ namespace ebb {
 
 // Installed on a thread it hears of the allocations there, and of those on the threads to which
 // autograd takes that thread's backward. In the place of torch's profiler, which then hears
-// nothing.
+// nothing, and cannot be started.
 class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
  public:
   // `now`: milliseconds since some beginning.

@@ -43,11 +43,11 @@ Profile endProfile() {
   {
     std::lock_guard<std::mutex> lock(now.mutex);
     TORCH_CHECK(now.journal, "ebb: no profile has begun");
+    now.memory->remove();
     putJournalInPlace(nullptr);
     journal = std::exchange(now.journal, nullptr);
     memory = std::exchange(now.memory, nullptr);
   }
-  memory->remove();
   Profile found = journal->profile();
   found.allocations = memory->take();
   return found;

@@ -10,6 +10,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -330,6 +331,7 @@ expected = torch.autograd.grad(modules[0](x).sum(), x)[0]
 with ebb.region(ebb.policies.recompute_all):
     h = modules[0](x)
 loss = h.sum()
+import threading
 import time
 time.sleep(0.05)
 pid = {fork}
@@ -429,27 +431,44 @@ def test_references_are_counted_while_another_thread_has_hands_on_storages():
     assert done.stdout == "True\n", done.stderr
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_backward_does_what_is_left():
     """The worker gives way between two operators."""
     x = torch.randn(4, requires_grad=True)
+    begun = threading.Event()
+    here = threading.get_ident()
+
+    def cosine(x):
+        if threading.get_ident() != here:
+            begun.set()
+        return torch.sin(x + 1.5)
 
     def program():
         with region():
-            h = x
+            h = x.cos()
             for _ in range(100):
                 h = h + 1
             h = h.sin()
-        h.register_hook(lambda gradient: time.sleep(0.05))  # it has begun then
+        h.register_hook(lambda gradient: wait(begun))
         with region():
             h = h.exp().sin()
         h.sum().backward()
 
-    with replays_ahead(), delays(20_000):
-        ebb.reset_stats()
-        did = counts(program)
+    def wait(event):
+        event.wait(60)
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("cos", cosine, "CPU")
+    try:
+        with replays_ahead(), delays(20_000):
+            ebb.reset_stats()
+            did = counts(program)
+    finally:
+        library._destroy()
     total = ebb.stats()["total"]
+    assert begun.is_set()
     assert did["regions_late"] == 1
-    assert total["ops_replayed_ahead"] < total["ops_replayed"]
+    assert 0 < total["ops_replayed_ahead"] < total["ops_replayed"]
 
 
 # Setters of torch._C that need not wait, and why.

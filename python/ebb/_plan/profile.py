@@ -143,8 +143,8 @@ def profile(step: Callable[[], object], *, steps: int = 3, warmup: int = 1) -> P
     """Run a step some times, and record all of its operators.
 
     Times of operators are medians over the steps; all else is of the step whose duration is the
-    median. Allocations are seen only where torch's profiler does not run. Replays do not run ahead
-    meanwhile.
+    median. Meanwhile replays do not run ahead, and torch's profiler, of which this takes the place,
+    sees no allocations and cannot be started.
 
     Args:
         step: runs a forward, with regions in it, and its backward. Each call must do the same.
@@ -159,9 +159,10 @@ def profile(step: Callable[[], object], *, steps: int = 3, warmup: int = 1) -> P
 
     Example:
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+        >>> x = torch.ones(2, 8)
         >>> def step():
         ...     with ebb.region(ebb.policies.save_all):
-        ...         loss = net(torch.ones(2, 8)).sum()
+        ...         loss = net(x).sum()
         ...     loss.backward()
         >>> [one.func_name for one in ebb.profile(step).operators][:2]
         ['aten::addmm.default', 'aten::gelu.default']
