@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 import torch
-from ahead_programs import counts, replays_ahead
+from ahead_programs import counts, give_other_memory, replays_ahead
 from exactness import same_bits
 
 import ebb
@@ -22,19 +22,13 @@ def x():
     return torch.randn(64, requires_grad=True)
 
 
-def resize(tensor, nbytes):
-    """By no Python object of the storage, which would hold it."""
-    torch.ops.inductor.resize_storage_bytes_(tensor.data, nbytes)
+def empty(tensor):
+    torch.ops.inductor.resize_storage_bytes_(tensor.detach(), 0)
 
 
-def give_other_memory(tensor):
-    nbytes = tensor.nbytes
-    resize(tensor, 0)
-    _ = [torch.zeros_like(tensor) for _ in range(3)]
-    takes_its_place = torch.zeros_like(tensor)
-    resize(tensor, nbytes)
+def give_other_contents(tensor):
+    give_other_memory(tensor)
     tensor.data.fill_(9.0)
-    del takes_its_place
 
 
 @torch.no_grad()
@@ -93,8 +87,8 @@ def test_somebody_has_it_and_writes_to_it_when_backward_has_arrived(x):
 
 
 def test_it_was_resized(x):
-    assert_exact(x, 2, after=lambda held: resize(held, 0))
+    assert_exact(x, 2, after=empty)
 
 
 def test_it_has_other_memory(x):
-    assert_exact(x, 2, after=give_other_memory)
+    assert_exact(x, 2, after=give_other_contents)

@@ -43,6 +43,17 @@ def delays(microseconds: int) -> Iterator[None]:
         ebb._C._testing.delay_replays_ahead(0)
 
 
+def give_other_memory(tensor: torch.Tensor) -> None:
+    """As compiled programs do: by no function that Python could replace, nor by an object of the
+    storage, which would hold it. What is there then is anything."""
+    storage_of, address = tensor.detach(), torch._C.TensorBase.data_ptr
+    before, others = address(tensor), []
+    while address(tensor) == before:
+        torch.ops.inductor.resize_storage_bytes_(storage_of, 0)
+        others.append(torch.empty_like(storage_of))
+        torch.ops.inductor.resize_storage_bytes_(storage_of, tensor.nbytes)
+
+
 class WaitInBackward(torch.autograd.Function):
     """Gives the worker all the time that it wants, where backward comes by."""
 
