@@ -102,7 +102,7 @@ struct Profile {
 };
 
 // All that regions of the process do from now on becomes part of one profile, and not of reports.
-// Throws if one has begun already.
+// Throws if one has begun already, or torch's profiler runs on this thread.
 EBB_API void beginProfile();
 
 // Throws if none has begun, or on another thread: then it goes on.

@@ -18,6 +18,10 @@ MemoryLog::MemoryLog(std::function<double()> now)
       now_(std::move(now)) {
 }
 
+bool MemoryLog::isTaken() {
+  return c10::ThreadLocalDebugInfo::get(kKind) != nullptr;
+}
+
 void MemoryLog::install(std::shared_ptr<MemoryLog> self) {
   c10::ThreadLocalDebugInfo::_push(kKind, std::move(self));
 }

@@ -15,11 +15,14 @@ namespace ebb {
 
 // Installed on a thread it hears of the allocations there, and of those on the threads to which
 // autograd takes that thread's backward. In the place of torch's profiler, which then hears
-// nothing, and cannot be started.
+// nothing, and cannot be started: its callbacks take what is installed for their own.
 class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
  public:
   // `now`: milliseconds since some beginning.
   explicit MemoryLog(std::function<double()> now);
+
+  // Whether torch's profiler, or another log, is installed on this thread.
+  static bool isTaken();
 
   void install(std::shared_ptr<MemoryLog> self);
   void remove();

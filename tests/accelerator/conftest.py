@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import ebb
+import paging
 
 if "EBB_TEST_ACCELERATOR" not in os.environ:
     collect_ignore_glob = ["*"]
@@ -40,3 +41,17 @@ def stream(device):
     yield torch.Stream(device=device)
     gc.collect()
     accelerator.synchronize()
+
+
+@pytest.fixture
+def fresh_pages(device):
+    """No page pools before and after; the device can have some."""
+    accelerator.have_pages()
+    with paging.fresh():
+        yield
+    paging.Keep.last = None
+
+
+@pytest.fixture
+def streams(device):
+    return torch.Stream(device=device), torch.Stream(device=device)

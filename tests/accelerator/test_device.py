@@ -12,11 +12,6 @@ import pytest
 import torch
 
 
-@pytest.fixture
-def streams(device):
-    return torch.Stream(device=device), torch.Stream(device=device)
-
-
 def capture(stream, act):
     graph = accelerator.Graph()
     with graph.capture(stream):

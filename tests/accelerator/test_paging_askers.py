@@ -19,18 +19,7 @@ from paging import (
     wait_for_all,
 )
 
-
-@pytest.fixture(autouse=True)
-def anew(device):
-    accelerator.have_pages()
-    with fresh():
-        yield
-    Keep.last = None
-
-
-@pytest.fixture
-def streams(device):
-    return torch.Stream(device=device), torch.Stream(device=device)
+pytestmark = pytest.mark.usefixtures("fresh_pages")
 
 
 def test_another_stream_asks_again_where_the_step_could_not_end(device, streams):

@@ -9,19 +9,14 @@ import torch
 from captured_steps import Step, optimizer_of
 
 import ebb
-from paging import Keep, fresh, gradients, is_right, paged, region
+from paging import Keep, gradients, is_right, paged, region
 
-pytestmark = pytest.mark.skipif(
-    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
-)
-
-
-@pytest.fixture(autouse=True)
-def anew(device):
-    accelerator.have_pages()
-    with fresh():
-        yield
-    Keep.last = None
+pytestmark = [
+    pytest.mark.usefixtures("fresh_pages"),
+    pytest.mark.skipif(
+        not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
+    ),
+]
 
 
 # What a capture begins with

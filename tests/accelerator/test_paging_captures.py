@@ -9,18 +9,14 @@ import torch
 from captured_steps import Step, optimizer_of
 
 import ebb
-from paging import Keep, fresh, gradients, region, same
+from paging import Keep, gradients, region, same
 
-pytestmark = pytest.mark.skipif(
-    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
-)
-
-
-@pytest.fixture(autouse=True)
-def anew(device):
-    accelerator.have_pages()
-    with fresh():
-        yield
+pytestmark = [
+    pytest.mark.usefixtures("fresh_pages"),
+    pytest.mark.skipif(
+        not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
+    ),
+]
 
 
 def test_a_capture_after_steps_with_an_optimizer(device):

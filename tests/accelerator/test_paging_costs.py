@@ -7,20 +7,9 @@ import pytest
 import torch
 
 import ebb
-from paging import EVERYTHING, Keep, Masked, fresh, gradients, paged, region, wait_for_all
+from paging import EVERYTHING, Keep, Masked, gradients, paged, region, wait_for_all
 
-
-@pytest.fixture(autouse=True)
-def anew(device):
-    accelerator.have_pages()
-    with fresh():
-        yield
-    Keep.last = None
-
-
-@pytest.fixture
-def streams(device):
-    return torch.Stream(device=device), torch.Stream(device=device)
+pytestmark = pytest.mark.usefixtures("fresh_pages")
 
 
 def steady(*devices):

@@ -16,7 +16,6 @@ from paging import (
     EVERYTHING,
     Keep,
     Masked,
-    fresh,
     gradients,
     is_right,
     paged,
@@ -25,13 +24,6 @@ from paging import (
 )
 
 MIB = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def anew(device):
-    accelerator.have_pages()
-    with fresh():
-        yield
 
 
 @pytest.fixture
@@ -267,6 +259,8 @@ import accelerator, torch, ebb
 accelerator.load()
 {prepare}
 from paging import Masked, gradients, region
+
+pytestmark = pytest.mark.usefixtures("fresh_pages")
 net = Masked(device=torch.device("late", 0))
 x, n = net.inputs(0), net.live(20)
 for _ in range(2):

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 import ebb
 from ebb._C._testing import PagePool
-from paging import EVERYTHING, Masked, fresh, gradients, region, same
+from paging import EVERYTHING, Masked, gradients, region, same
+
+pytestmark = pytest.mark.usefixtures("fresh_pages")
 
 FOLDER = Path(__file__).parents[1] / "paging"
 DEVICES = pytest.mark.parametrize("name", ["late", "late:0", "late:1"])
@@ -27,13 +29,6 @@ def load(file):
 
 
 PAGES, STACKS = load("test_page_pool"), load("test_page_stack")
-
-
-@pytest.fixture(autouse=True)
-def anew(device):
-    accelerator.have_pages()
-    with fresh():
-        yield
 
 
 @DEVICES

@@ -15,7 +15,6 @@ from paging import (
     EVERYTHING,
     Keep,
     Masked,
-    fresh,
     gradients,
     is_right,
     paged,
@@ -24,17 +23,7 @@ from paging import (
     wait_for_all,
 )
 
-
-@pytest.fixture(autouse=True)
-def anew(device):
-    accelerator.have_pages()
-    with fresh():
-        yield
-
-
-@pytest.fixture
-def streams(device):
-    return torch.Stream(device=device), torch.Stream(device=device)
+pytestmark = pytest.mark.usefixtures("fresh_pages")
 
 
 @pytest.fixture

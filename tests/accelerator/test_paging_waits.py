@@ -10,14 +10,9 @@ import pytest
 import torch
 
 import ebb
-from paging import EVERYTHING, Keep, Masked, forget, fresh, gradients, region
+from paging import EVERYTHING, Keep, Masked, forget, gradients, region
 
-
-@pytest.fixture(autouse=True)
-def anew(device):
-    accelerator.have_pages()
-    with fresh():
-        yield
+pytestmark = pytest.mark.usefixtures("fresh_pages")
 
 
 # The host

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,3 +47,14 @@ class Mutant:
                 )
         start = source.index(around) + around.index(self.text)
         return start, start + len(self.text)
+
+
+# By file: (tests, name, text, instead, within, also, no_test), the last four as far as needed.
+Places = Mapping[str, Iterable[tuple[Any, ...]]]
+
+
+def mutants_at(places: Places) -> Iterator[Mutant]:
+    for file, rows in places.items():
+        for tests, name, text, *more in rows:
+            given = dict(zip(("instead", "within", "also", "no_test"), more, strict=False))
+            yield Mutant(name, file, text, tests, **given)

@@ -284,9 +284,16 @@ def test_it_ends_where_it_began():
     assert peak_by_torch(step_of(model())) > 0
 
 
-def test_within_torchs_profiler():
+def test_not_within_torchs_profiler_nor_that_within():
+    """Its callbacks would take what hears of allocations for their own."""
     step = step_of(model())
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True):
-        found = ebb.profile(step)
+    with (
+        torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True),
+        pytest.raises(RuntimeError, match="torch's profiler runs on this thread"),
+    ):
+        ebb.profile(step)
+    with pytest.raises(RuntimeError, match="Profiler is already enabled"):
+        ebb.profile(lambda: peak_by_torch(step))
 
-    assert found.peak == ebb.profile(step).peak > 0
+    assert peak_by_torch(step) > 0
+    assert ebb.profile(step).peak > 0

@@ -144,7 +144,7 @@ def profile(step: Callable[[], object], *, steps: int = 3, warmup: int = 1) -> P
 
     Times of operators are medians over the steps; all else is of the step whose duration is the
     median. Meanwhile replays do not run ahead, and torch's profiler, of which this takes the place,
-    sees no allocations and cannot be started.
+    cannot be started.
 
     Args:
         step: runs a forward, with regions in it, and its backward. Each call must do the same.
@@ -155,7 +155,7 @@ def profile(step: Callable[[], object], *, steps: int = 3, warmup: int = 1) -> P
         TypeError: ``steps`` or ``warmup`` is no int.
         ValueError: ``steps`` is less than 1, or ``warmup`` than 0.
         RuntimeError: the calls of ``step`` did not run the same operators; or a profile is being
-            recorded already.
+            recorded already; or torch's profiler runs.
 
     Example:
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))

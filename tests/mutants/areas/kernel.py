@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-from mutant import Mutant
+from mutant import Places, mutants_at
 
 BACKENDS = "tests/accelerator/test_backends.py"
 CONVOLUTIONS = "tests/accelerator/test_convolutions.py"
@@ -26,8 +23,7 @@ EACH = {
     "src/kernel/*.cpp": r"\bcontext\.set(?!DeterministicAlgo)\w+\(|\bset_autocast_dtype\(",
 }
 
-# (tests, name, text, instead, within)
-PLACES: dict[str, list[tuple[Any, ...]]] = {
+PLACES: Places = {
     "src/kernel/kernel_state.cpp": [
         (
             (
@@ -334,10 +330,4 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
 }
 
 
-def places() -> Iterator[Mutant]:
-    for file, rows in PLACES.items():
-        for tests, name, text, *more in rows:
-            yield Mutant(name, file, text, tests, *more)
-
-
-MUTANTS = tuple(places())
+MUTANTS = tuple(mutants_at(PLACES))

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-from mutant import Mutant
+from mutant import Places, mutants_at
 
 DEVICE_MEMORY = "tests/accelerator/test_memory.py"
 HANDLES = "tests/region/test_handles.py"
@@ -37,8 +34,7 @@ EACH = {
     "src/memory/events.cpp": r"mutex_(?=\);)",
 }
 
-# (tests, name, text, instead, within, no_test)
-PLACES: dict[str, list[tuple[Any, ...]]] = {
+PLACES: Places = {
     "src/memory/arena.cpp": [
         (
             (THREAD_LOCALS + "::test_threads_that_come_and_go_leave_no_memory_behind",),
@@ -91,6 +87,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "!spares().chunks.empty()",
             "false",
             "",
+            (),
             "without it each chunk comes from malloc, which takes longer and gives the same",
         ),
         (
@@ -311,11 +308,4 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
 }
 
 
-def places() -> Iterator[Mutant]:
-    for file, rows in PLACES.items():
-        for tests, name, text, *more in rows:
-            instead, within, no_test = (*more, "", "", "")[:3]
-            yield Mutant(name, file, text, tests, instead, within, no_test=no_test)
-
-
-MUTANTS = tuple(places())
+MUTANTS = tuple(mutants_at(PLACES))

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-from mutant import Mutant
+from mutant import Places, mutants_at
 
 PAGING_ASKERS = "tests/accelerator/test_paging_askers.py"
 PAGING_BESIDE_CAPTURES = "tests/accelerator/test_paging_beside_captures.py"
@@ -35,8 +32,7 @@ EACH = dict.fromkeys(
     r"(?<!void )\b(noteUse|noteMade)\((?=stash|source|storage, user\);)|\bjoin(Lanes)?\(\);|joinAll\((?!bool)|\blane\(\)\.wait\(",
 )
 
-# (tests, name, text, instead, within)
-PLACES: dict[str, list[tuple[Any, ...]]] = {
+PLACES: Places = {
     "src/paging/lane.cpp": [
         (
             (PAGING_WAITS + "::test_the_host_neither_waits_nor_asks_in_a_steady_step",),
@@ -253,10 +249,4 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
 }
 
 
-def places() -> Iterator[Mutant]:
-    for file, rows in PLACES.items():
-        for tests, name, text, *more in rows:
-            yield Mutant(name, file, text, tests, *more)
-
-
-MUTANTS = tuple(places())
+MUTANTS = tuple(mutants_at(PLACES))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-from mutant import Mutant
+from mutant import Places, mutants_at
 
 DEVICE_MEMORY = "tests/accelerator/test_memory.py"
 PINNED_MEMORY = "tests/offload/test_pinned_memory.py"
@@ -22,8 +19,7 @@ EACH = {
     "src/memory/*.cpp": r"\bmadvise\(|\bforgetError\(\);",
 }
 
-# (tests, name, text, instead, within, no_test)
-PLACES: dict[str, list[tuple[Any, ...]]] = {
+PLACES: Places = {
     "src/memory/capturing.cpp": [
         (
             (DEVICE_MEMORY + "::test_whether_a_stream_is_captured",),
@@ -50,6 +46,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "device.is_cpu()",
             "false",
             "if (device.is_cpu()",
+            (),
             "the CPU's guard says the same, and takes longer",
         ),
         (
@@ -243,11 +240,4 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
 }
 
 
-def places() -> Iterator[Mutant]:
-    for file, rows in PLACES.items():
-        for tests, name, text, *more in rows:
-            instead, within, no_test = (*more, "", "", "")[:3]
-            yield Mutant(name, file, text, tests, instead, within, no_test=no_test)
-
-
-MUTANTS = tuple(places())
+MUTANTS = tuple(mutants_at(PLACES))

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-from mutant import Mutant
+from mutant import Places, mutants_at
 
 DRAWS_FROM_ELSEWHERE = "tests/rules/test_draws_from_elsewhere.py"
 RANDOM_OPERATORS = "tests/accelerator/test_random_operators.py"
@@ -25,8 +22,7 @@ EACH = {
     "src/kernel/*.cpp": r"\bmutex\(\)(?=\);)",
 }
 
-# (tests, name, text, instead, within)
-PLACES: dict[str, list[tuple[Any, ...]]] = {
+PLACES: Places = {
     "src/kernel/random_state.cpp": [
         (
             (
@@ -199,6 +195,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "cpu(original).set_next_float_normal_sample(cpu(clone_).next_float_normal_sample());",
             "",
             "",
+            (),
             "no kernel of torch's keeps a second number of that kind: all draw normal numbers as doubles",
         ),
         (
@@ -227,6 +224,7 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
             "lock_ = {};",
             "",
             "",
+            (),
             "those who wait to draw wait less: the lock is given back soon afterwards without it too",
         ),
         (
@@ -402,11 +400,4 @@ PLACES: dict[str, list[tuple[Any, ...]]] = {
 }
 
 
-def places() -> Iterator[Mutant]:
-    for file, rows in PLACES.items():
-        for tests, name, text, *more in rows:
-            instead, within, no_test = (*more, "", "", "")[:3]
-            yield Mutant(name, file, text, tests, instead, within, no_test=no_test)
-
-
-MUTANTS = tuple(places())
+MUTANTS = tuple(mutants_at(PLACES))

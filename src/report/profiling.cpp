@@ -29,6 +29,9 @@ void beginProfile() {
   Going& now = going();
   std::lock_guard<std::mutex> lock(now.mutex);
   TORCH_CHECK(!now.journal, "ebb: a profile has begun already");
+  TORCH_CHECK(
+      !MemoryLog::isTaken(),
+      "ebb: torch's profiler runs on this thread, and a profile takes its place: end it before");
   now.journal = std::make_shared<Journal>(0, Journal::For::Profile);
   now.memory = std::make_shared<MemoryLog>(
       [journal = now.journal] { return static_cast<double>(journal->now()) * 1e-6; });
