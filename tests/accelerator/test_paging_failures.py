@@ -23,6 +23,8 @@ from paging import (
     same,
 )
 
+pytestmark = pytest.mark.usefixtures("fresh_pages")
+
 MIB = 1 << 20
 
 
@@ -259,8 +261,6 @@ import accelerator, torch, ebb
 accelerator.load()
 {prepare}
 from paging import Masked, gradients, region
-
-pytestmark = pytest.mark.usefixtures("fresh_pages")
 net = Masked(device=torch.device("late", 0))
 x, n = net.inputs(0), net.live(20)
 for _ in range(2):
