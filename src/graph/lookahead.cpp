@@ -115,6 +115,13 @@ const std::string* Lookahead::readerOfWritten() const {
   return written == leavesRead.end() ? nullptr : written->op;
 }
 
+void Lookahead::tellThatBackwardArrives() {
+  while (!cameBack.empty()) {
+    cameBack.back()->backwardArrives();
+    cameBack.pop_back();
+  }
+}
+
 void Lookahead::reads(const WeakGraph& other) {
   if (std::find(before.begin(), before.end(), other) == before.end()) {
     before.push_back(other);
@@ -123,12 +130,13 @@ void Lookahead::reads(const WeakGraph& other) {
 
 namespace {
 
-// Whether `storage`, which the caller holds and has, is the value's alone.
+// Whether `storage`, which the caller holds and has, is the value's alone. If the value is kept too
+// it holds the storage a second time.
 bool isAlone(const Value& value, const c10::Storage& storage) {
-  return value.recipe && !value.bytes && !value.stash && !value.slice && !value.redefined &&
-         !value.superseded && value.opaque == 0 && value.written.counter.enabled() &&
-         value.versionHolds() && storage.nbytes() == value.nbytes &&
-         storage.data() == value.address && storage.use_count() == 1;
+  return value.recipe && !value.slice && !value.redefined && !value.superseded &&
+         value.written.counter.enabled() && value.versionHolds() &&
+         storage.nbytes() == value.nbytes && storage.data() == value.address &&
+         storage.use_count() == 1;
 }
 
 }  // namespace
