@@ -275,8 +275,7 @@ std::vector<WeakGraph> arrive(Graph& graph, bool& expected) {
     graph.streams.takeOver(*lookahead.side, values);
   }
   if (graph.pages) {
-    Paging::get().backwardArrives(*graph.pages);
-    lookahead.tellThatBackwardArrives();
+    Paging::get().backwardArrives(*graph.pages, lookahead.cameBack);
   }
   checkInputs(graph);  // and again each time that somebody asks, if it throws
   lookahead.arrived.store(true);

@@ -115,13 +115,6 @@ const std::string* Lookahead::readerOfWritten() const {
   return written == leavesRead.end() ? nullptr : written->op;
 }
 
-void Lookahead::tellThatBackwardArrives() {
-  while (!cameBack.empty()) {
-    cameBack.back()->backwardArrives();
-    cameBack.pop_back();
-  }
-}
-
 void Lookahead::reads(const WeakGraph& other) {
   if (std::find(before.begin(), before.end(), other) == before.end()) {
     before.push_back(other);

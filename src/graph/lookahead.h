@@ -120,9 +120,6 @@ struct EBB_API Lookahead {
   // Backward is there. What was held is the values' own from now on. Gives those that are alive.
   std::vector<c10::intrusive_ptr<Value>> reached();
 
-  // Those in `cameBack` hear of it, the latest first.
-  void tellThatBackwardArrives();
-
   // This graph reads what `other` has made.
   void reads(const WeakGraph& other);
 
@@ -156,7 +153,7 @@ struct EBB_API Lookahead {
   uint64_t closed = 0;            // in the order of closing, from 1
   std::vector<Wanted> wanted;     // in the order of packing
   std::vector<WeakGraph> before;  // whose results it reads; if it reads none's, the last before it
-  std::vector<c10::intrusive_ptr<Stash>> cameBack;  // ahead, and they wait for backward
+  std::vector<c10::intrusive_ptr<Stash>> cameBack;  // ahead, and await backward
   size_t taken = 0;                                 // of the budget
   std::optional<c10::Stream> side;   // on which it is replayed ahead, if not on backward's
   std::vector<ReadLeaf> leavesRead;  // see hasRead()

@@ -102,10 +102,6 @@ c10::Storage PageStash::fetchAhead(const c10::Storage& living) {
   return Paging::get().fetchAhead(*this, living);
 }
 
-void PageStash::backwardArrives() {
-  Paging::get().isAskedFor(*this);
-}
-
 void PageStash::beforeWrite() {
   Paging::get().beforeWrite(*this);
 }

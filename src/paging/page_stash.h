@@ -78,7 +78,6 @@ struct PageStash final : Stash, InArena {
   bool awaitsBackward() const override {
     return true;
   }
-  void backwardArrives() override;
   void beforeWrite() override;
 
   PoolKey kind() const {

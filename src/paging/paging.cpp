@@ -191,7 +191,6 @@ void Paging::bring(PageStash& stash, const c10::Storage& living) {
 
 c10::Storage Paging::fetchAhead(PageStash& stash, const c10::Storage& living) {
   const Lock lock(mutex_);
-  const auto below = belowEverything();
   if (!stash.mayComeAhead()) {
     return {};
   }
@@ -201,24 +200,21 @@ c10::Storage Paging::fetchAhead(PageStash& stash, const c10::Storage& living) {
   return std::exchange(stash.bytes, c10::Storage());
 }
 
-// What was fetched ahead.
-void Paging::isAskedFor(PageStash& stash) {
+// If all that it has stashed has died nobody will ask for it. Only page stashes wait for backward.
+void Paging::backwardArrives(PageGroup& group, std::vector<c10::intrusive_ptr<Stash>>& cameBack) {
   telling([&] {
     const Lock lock(mutex_);
     const auto below = belowEverything();
-    step_.noteComeback(stash);
-    checkErrors(stash);
-    isBack(stash);
+    if (!group.stashes.empty()) {
+      backwardBegins(group);
+    }
+    for (; !cameBack.empty(); cameBack.pop_back()) {
+      auto& stash = static_cast<PageStash&>(*cameBack.back());
+      step_.noteComeback(stash);
+      checkErrors(stash);
+      isBack(stash);
+    }
   });
-}
-
-// If all that it has stashed has died nobody will ask for it.
-void Paging::backwardArrives(PageGroup& group) {
-  const Lock lock(mutex_);
-  const auto below = belowEverything();
-  if (!group.stashes.empty()) {
-    backwardBegins(group);
-  }
 }
 
 void Paging::takeLiving(PageStash& stash, const c10::Storage& living) {

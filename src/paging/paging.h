@@ -64,10 +64,11 @@ class EBB_API Paging {
   c10::Storage fetch(PageStash& stash, const c10::Storage& living);
   void beforeWrite(PageStash& stash);
 
-  // See Note [Pages that come back ahead]
+  // See Note [Pages that come back ahead]. Backward is at what `group` has stashed, of which
+  // `cameBack` was fetched ahead; those are dropped one by one, and one of which something is to be
+  // thrown stays.
   c10::Storage fetchAhead(PageStash& stash, const c10::Storage& living);
-  void isAskedFor(PageStash& stash);
-  void backwardArrives(PageGroup& group);
+  void backwardArrives(PageGroup& group, std::vector<c10::intrusive_ptr<Stash>>& cameBack);
 
   // Nobody will ask for it: its destructor says so.
   void forget(PageStash& stash);

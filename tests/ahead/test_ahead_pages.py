@@ -17,7 +17,7 @@ from ahead_programs import (
 )
 
 import ebb
-from paging import PRODUCTS, Mlp, fresh, gradients, same
+from paging import PRODUCTS, Mlp, Seen, fresh, gradients, same
 
 STEPS = {
     "in order": ebb.paging.step,
@@ -170,8 +170,7 @@ def masked(x, live, between, names=("mask", "next")):
         y = (h * 1.5) * ((h > 0) * 1.5).square()
         other = (x * 3).sin()
     with ebb.region(ebb.policies.recompute_all, names[1]):
-        losses = between(y).exp().exp()[:live].sum(), between(other).sin().sum()
-    return losses
+        return between(y).exp().exp()[:live].sum(), between(other).sin().sum()
 
 
 @pytest.mark.parametrize("asks", [True, False])
@@ -420,3 +419,24 @@ def test_who_holds_a_mask_hears_nothing_of_its_pool(asks):
     assert found == expected
     assert found[0] == ["fine", True, "fine" if asks else "an overflow", False]
     assert did["failures"] == 0
+
+
+def test_where_backward_arrives_no_mode_sees_anything():
+    """A step that is recorded ends there: pools are made, and errors are on their way."""
+    x, n = torch.randn(40, 8, requires_grad=True), torch.tensor(20)
+    weights = [torch.randn(8, 8) / 3 for _ in range(2)]
+
+    def program():
+        ebb.paging.reset()
+        with products():
+            h = many_products(x, n, weights)
+        with ebb.region(ebb.policies.recompute_all):
+            out = WaitInBackward.apply(h).exp().sin()
+        with Seen() as seen:
+            torch.autograd.grad(out[:20].sum(), x)
+        assert ebb.paging.stats()["pools"]
+        return sorted(seen.names)
+
+    expected, found, did = with_and_without(program)
+    assert found[0] == expected[0]
+    assert did["regions_in_time"] == 1

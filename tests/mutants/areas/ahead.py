@@ -62,7 +62,7 @@ PLACES: Places = {
             "ahead-looks-in-stillness",
             "still_->holds()",
             "true",
-            "return still_->holds() ?",
+            "isThere = still_->holds()",
             ("ahead-runs-in-stillness",),
         ),
         (

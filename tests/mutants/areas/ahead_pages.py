@@ -52,13 +52,8 @@ PLACES: Places = {
     "src/ahead/arrival.cpp": [
         (
             (PAGES + "::test_all_but_the_last_layer_are_there_in_time",),
-            "ahead-pages-hear-where-backward-is",
-            "Paging::get().backwardArrives(*graph.pages);",
-        ),
-        (
-            (PAGES + "::test_all_but_the_last_layer_are_there_in_time",),
-            "ahead-pages-hear-that-backward-is-there",
-            "lookahead.tellThatBackwardArrives();",
+            "ahead-pages-hear-of-backward",
+            "Paging::get().backwardArrives(*graph.pages, lookahead.cameBack);",
         ),
     ],
     "src/paging/page_stash.cpp": [
@@ -87,14 +82,28 @@ PLACES: Places = {
             "ahead-it-has-come-back",
             "step_.noteComeback(stash);",
             "",
-            "step_.noteComeback(stash);\n    checkErrors(stash);",
+            "step_.noteComeback(stash);\n      checkErrors(stash);",
         ),
         (
             (PAGES + "::test_what_goes_wrong_meanwhile_is_told_when_backward_arrives",),
             "ahead-errors-are-told-when-backward-is-there",
             "checkErrors(stash);",
             "",
-            "checkErrors(stash);\n    isBack(stash);",
+            "checkErrors(stash);\n      isBack(stash);",
+        ),
+        (
+            (PAGES + "::test_where_backward_arrives_no_mode_sees_anything",),
+            "engine-below-arrival",
+            "belowEverything()",
+            "c10::impl::ForceDispatchKeyGuard(c10::impl::tls_local_dispatch_key_set())",
+            "const auto below = belowEverything();\n    if (!group",
+        ),
+        (
+            (PAGES + "::test_all_but_the_last_layer_are_there_in_time",),
+            "ahead-backward-begins-where-it-arrives",
+            "backwardBegins(group);",
+            "",
+            "if (!group.stashes.empty()) {\n      backwardBegins(group);",
         ),
         (
             (PAGES + "::test_what_has_died_has_no_backward",),
