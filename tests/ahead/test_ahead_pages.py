@@ -230,7 +230,7 @@ def test_what_goes_wrong_meanwhile_is_told_when_backward_arrives():
 
     expected, found, did = with_and_without(program)
     assert found == expected
-    assert did["regions_in_time"] == 1
+    assert did["regions_in_time"] >= 1
 
 
 def test_a_pool_that_is_gone_is_told_of_when_backward_arrives():
@@ -259,7 +259,7 @@ def test_a_pool_that_is_gone_is_told_of_when_backward_arrives():
 
     expected, found, did = with_and_without(program)
     assert found == expected
-    assert did["regions_in_time"] == 1
+    assert did["regions_in_time"] >= 1
 
 
 def test_a_region_that_backward_never_reaches():
