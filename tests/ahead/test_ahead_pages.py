@@ -318,6 +318,28 @@ def test_the_limit_holds_and_what_has_been_read_is_given_back(room):
     assert did["regions_in_time"] == (2 if room >= 9 else 0)
 
 
+def test_what_has_been_read_makes_room_for_what_is_fetched_next():
+    weights = [torch.randn(8, 32) / 3 for _ in range(4)]
+    x, n = torch.randn(40, 8, requires_grad=True), torch.tensor(20)
+    wide = 40 * 32 * 4
+
+    def program(entered=contextlib.nullcontext):
+        h = x
+        for _ in range(2):
+            with entered():
+                h = ebb.mark_rows(WaitInBackward.apply(h).mul(1.5), n)
+                sums = [((h @ weight).sum(1, keepdim=True) * 2).sin() for weight in weights]
+                h = h + torch.stack(sums).sum(0)
+        return torch.autograd.grad(h[:20].sum(), x)
+
+    right = program()
+    found = []
+    with fresh(), replays_ahead(limit=2 * wide - 1):
+        did = counts(lambda: found.extend(program(products)))
+    assert same(right, found)
+    assert did["regions_in_time"] == 1
+
+
 def test_what_the_program_holds_is_not_copied_back():
     net = WaitingLayers()
     x, n = net.inputs(0), net.live(20)

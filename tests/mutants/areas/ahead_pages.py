@@ -31,7 +31,7 @@ PLACES: Places = {
             "passing_.push_back({c10::weak_intrusive_ptr<Value>::reclaim_copy(&input), input.nbytes});",
         ),
         (
-            (PAGES + "::test_the_limit_holds_and_what_has_been_read_is_given_back",),
+            (PAGES + "::test_what_has_been_read_makes_room_for_what_is_fetched_next",),
             "ahead-what-passed-is-given-back-before-a-fetch",
             "forgetPassed();",
             "",
