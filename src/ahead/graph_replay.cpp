@@ -135,7 +135,8 @@ bool GraphReplay::mayReadInputs(const Recipe& recipe) {
 // 2. Random operators without a Generator argument: for a replay the device's own generator has to
 //    be set, and the program may draw from it at any time.
 // 3. What would need other settings of the process than it has.
-// 4. What is written unseen just now, or has been: see also Note [Hands on a storage].
+// 4. What reads a storage that has other memory than it had, or on which somebody has a hand: see
+//    Note [Hands on a storage]. What is written unseen in the region no recipe reads.
 // 5. What needs pages of a pool that has had an error, or that a CUDA graph has: see Note [Pages
 // that
 //    come back ahead].
