@@ -162,7 +162,7 @@ class Simulator:
     def replayed(self, call: int, saved: Saved) -> set[int]:
         """The operators of a region that run again."""
         first = self.step.calls[call].operators.start
-        return set(self._replays(call, {first + one for one in saved} | self.step.stays))
+        return set(self._replays(call, self._kept({first + one for one in saved})))
 
     def held_at(self, call: int, saved: Saved | None, time: float) -> int:
         """Bytes that a region needs at a time."""
@@ -243,7 +243,7 @@ class Simulator:
             return CallEstimate(*self._split(found, ()), 0, 0.0, 0.0, 0.0, self._held(found))
         if self._ahead and number == self._last():
             saved = frozenset(range(len(call.operators)))  # is not given up before backward comes
-        kept = {call.operators.start + one for one in saved} | self.step.stays
+        kept = self._kept({call.operators.start + one for one in saved})
         needed = self._needed(call, kept)
         replayed_at = self._replays(number, kept)
         stretches = list(self._stretches(call, kept, needed, replayed_at))
@@ -252,7 +252,11 @@ class Simulator:
         return CallEstimate(
             *self._split(
                 stretches,
-                [*self._copies(call, kept, replayed_at), *self._workspaces(replayed_at)],
+                [
+                    *self._copies(call, kept, replayed_at),
+                    *self._copies_for_replays(call, replayed_at),
+                    *self._workspaces(replayed_at),
+                ],
             ),
             len(replayed_at),
             kernels,
@@ -260,6 +264,18 @@ class Simulator:
             self.recording * len(call.operators),
             self._held(stretches),
         )
+
+    def _kept(self, saved: set[int]) -> set[int]:
+        """The operators whose results are there in the end. Of a kept value that another operator
+        writes over, the new state is kept in its place; and what can be made again is not copied.
+        See Note [A write into a saved value] and Note [Copy on write]."""
+        kept = set(saved)
+        for number in sorted(saved - self.step.stays):
+            while number in kept and (writer := self.step.written_over(number)) is not None:
+                kept.discard(number)
+                kept.add(writer)
+                number = writer
+        return kept | self.step.stays
 
     def _last(self) -> int:
         return max((n for n, call in enumerate(self.step.calls) if call.asked), default=-1)
@@ -345,7 +361,8 @@ class Simulator:
                 if number in kept:
                     if self.step.readers[value]:  # their recipes are there until the region ends
                         until = max(until, call.ends)
-                    written = self.step.overwritten.get(value, until)
+                    writer = self.step.overwritten.get(value)
+                    written = until if writer is None else self.step.operators[writer].start
                     yield Stretch(place, memory.taken, min(until, written))
                 elif number in replayed_at:
                     begin = replayed_at[number]
@@ -363,14 +380,27 @@ class Simulator:
         """Of kept values that an operator is about to write over, while a replay needs them."""
         for number in call.operators:
             for value in self.step.operators[number].outputs:
-                written = self.step.overwritten.get(value)
-                if written is None or number not in kept:
+                writer = self.step.overwritten.get(value)
+                if writer is None or number not in kept:
                     continue
+                written = self.step.operators[writer].start
                 used = [replayed_at[one] for one in self.step.readers[value] if one in replayed_at]
                 if used:
                     size = self.step.memories[self.step.memory_of[value]].size
                     last = max([*used, *(asked for asked, _ in call.asked)])
                     yield from [(written, size), (last, -size)]
+
+    def _copies_for_replays(
+        self, call: Call, replayed_at: Mapping[int, float]
+    ) -> Iterable[tuple[float, int]]:
+        """Of what backward gets while operators that read it are yet to run again. See
+        Note [Unpacked bytes may be written]."""
+        inputs = ((self.step.values[one].asked, one) for one in self.step.inputs_of(call))
+        for asked, value in [*call.asked, *inputs]:
+            used = [replayed_at[one] for one in self.step.readers[value] if one in replayed_at]
+            if 0 <= asked < max(used, default=0.0):
+                size = self.step.values[value].memory
+                yield from [(asked, size), (max(used) + JUST, -size)]
 
     def _stretches_of_inputs(
         self, call: Call, needed: set[int], replayed_at: Mapping[int, float]

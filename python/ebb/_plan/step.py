@@ -66,7 +66,7 @@ class Step:
         needed_until: when autograd is done with a value that it saved.
         stays: operators whose results no policy gives up.
         workspace: bytes that an operator needs while it runs, beside its results.
-        overwritten: when an operator of the same region writes over a value.
+        overwritten: which operator of the same region writes over a value.
         rest: times and bytes of all other memory, taken or given back.
         forward_ends: when backward begins to ask.
         replaying: milliseconds in which operators ran again.
@@ -128,6 +128,11 @@ class Step:
         place = self.memory_of.get(value)
         return math.inf if place is None else self.memories[place].freed
 
+    def written_over(self, operator: int) -> int | None:
+        """The operator of the same region, if there is one, that writes over what this one made."""
+        found = (self.overwritten.get(value) for value in self.operators[operator].outputs)
+        return next((writer for writer in found if writer is not None), None)
+
     def working(self, begin: float, end: float) -> float:
         """Milliseconds between two times in which no operator ran again."""
         first = bisect.bisect_left(self._replays, (begin, 0.0))
@@ -170,11 +175,31 @@ class Step:
                 self.memories.append(Memory(size, taken, freed, value in self.maker))
             self.memory_of[value] = places[about.address, taken]
         rest = []
+        copies = self._find_copies(allocations)
         for address, stretches in allocations.all():
             for taken, freed, size in stretches:
-                if (address, taken) not in places and not allocations.is_replay(taken):
+                ours = (address, taken) in places or taken in copies
+                if not ours and not allocations.is_replay(taken):
                     rest += [(taken, size), (freed, -size)]
         return rest + allocations.of_older
+
+    def _find_copies(self, allocations: _Allocations) -> set[float]:
+        """When a value was copied because operators that were yet to run again read it. See
+        Note [Unpacked bytes may be written]."""
+        times = sorted((taken, size) for _, all_ in allocations.all() for taken, _, size in all_)
+        found = set()
+        for value, about in enumerate(self.values):
+            later = (
+                self.values[made].again
+                for reader in self.readers[value]
+                for made in self.operators[reader].outputs
+            )
+            if about.asked < 0 or max(later, default=-1.0) <= about.asked:
+                continue
+            place = bisect.bisect_left(times, (max(about.asked, about.again), 0))
+            if place < len(times) and times[place][1] == about.memory:
+                found.add(times[place][0])
+        return found
 
     def _find_needs(self, allocations: _Allocations) -> dict[int, float]:
         found = {}
@@ -217,7 +242,7 @@ class Step:
             found.append(most)
         return found
 
-    def _find_overwritten(self) -> dict[int, float]:
+    def _find_overwritten(self) -> dict[int, int]:
         found = {}
         last: dict[tuple[int, int], int] = {}  # by memory and region
         for number, one in enumerate(self.operators):
@@ -227,7 +252,7 @@ class Step:
                 place = self.memory_of[value], self.call_of[number]
                 before = last.get(place)
                 if before is not None and self.maker[before] != number:
-                    found[before] = one.start
+                    found[before] = number
                 last[place] = value
         return found
 
