@@ -400,7 +400,9 @@ class Simulator:
             used = [replayed_at[one] for one in self.step.readers[value] if one in replayed_at]
             if 0 <= asked < max(used, default=0.0):
                 size = self.step.values[value].memory
-                yield from [(asked, size), (max(used) + JUST, -size)]
+                again = self.step.maker.get(value) in replayed_at
+                ends = max([self.step.needed_until[value], *(used if again else ())])
+                yield from [(asked, size), (ends, -size)]
 
     def _stretches_of_inputs(
         self, call: Call, needed: set[int], replayed_at: Mapping[int, float]
