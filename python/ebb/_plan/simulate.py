@@ -353,7 +353,7 @@ class Simulator:
                 memory, about = self.step.memories[place], self.step.values[value]
                 yield Stretch(place, memory.taken, self.step.let_go(value))
                 used = [
-                    replayed_at[reader]
+                    replayed_at[reader] + JUST / 2  # its result is there already
                     for reader in self.step.readers[value]
                     if reader in needed and reader in replayed_at
                 ]
@@ -384,7 +384,11 @@ class Simulator:
                 if writer is None or number not in kept:
                     continue
                 written = self.step.operators[writer].start
-                used = [replayed_at[one] for one in self.step.readers[value] if one in replayed_at]
+                used = [
+                    replayed_at[one] + JUST / 2
+                    for one in self.step.readers[value]
+                    if one in replayed_at
+                ]
                 if used:
                     size = self.step.memories[self.step.memory_of[value]].size
                     last = max([*used, *(asked for asked, _ in call.asked)])
@@ -413,11 +417,13 @@ class Simulator:
                 continue
             about, memory = self.step.values[value], self.step.memories[place]
             used = [
-                replayed_at.get(reader, about.made)
+                replayed_at.get(reader, about.made) + JUST / 2
                 for reader in self.step.readers[value]
                 if reader in needed
             ]
-            until = max([about.made, *used, self.step.needed_until[value] if about.saved else about.made])
+            until = max(
+                [about.made, *used, self.step.needed_until[value] if about.saved else about.made]
+            )
             yield Stretch(place, about.made, until)
 
 

@@ -174,6 +174,7 @@ class Step:
                 places[about.address, taken] = len(self.memories)
                 self.memories.append(Memory(size, taken, freed, value in self.maker))
             self.memory_of[value] = places[about.address, taken]
+        self._shorten_by_regions()
         rest = []
         copies = self._find_copies(allocations)
         for address, stretches in allocations.all():
@@ -200,6 +201,18 @@ class Step:
             if place < len(times) and times[place][1] == about.memory:
                 found.add(times[place][0])
         return found
+
+    def _shorten_by_regions(self) -> None:
+        """What only regions held at last, since they recompute, the program gave up before."""
+        outside: dict[int, list[int]] = defaultdict(list)
+        for value, place in self.memory_of.items():
+            if value not in self.maker:
+                outside[place].append(value)
+        for place, values in outside.items():
+            let_go = [self.values[value].let_go for value in values]
+            if min(let_go) >= 0 and not any(self.values[value].saved for value in values):
+                memory = self.memories[place]
+                memory.freed = min(memory.freed, max(let_go) - JUST)
 
     def _find_needs(self, allocations: _Allocations) -> dict[int, float]:
         found = {}
