@@ -6,8 +6,10 @@ random operators, buffers, views, what the program itself holds, and blocks that
 
 from __future__ import annotations
 
+import functools
+import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,8 +18,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ebb
+from ebb._plan.choose import Chooser, Chosen
+from ebb._plan.front import Point
 from ebb._plan.measured import Measured, base_bytes
+from ebb._plan.module_policies import ModulePolicies
 from ebb._plan.profile import Operator
+from ebb._plan.rules import policy_of
+from ebb._plan.simulate import Saved, Simulator
 
 WIDTH = 32
 LENGTH = 16
@@ -397,3 +404,54 @@ def measured(program: Program) -> Measured:
     found = with_steady_times(profiled(program, ebb.policies.recompute_all))
     plain = ebb.profile(program.step, steps=1)
     return Measured(found, 131.0, base, 100.0, plain.peak, 101.0)
+
+
+@dataclass
+class Planning:
+    """A program, and what plans of it are made with."""
+
+    program: Program
+    measured: Measured
+    chooser: Chooser
+
+    @property
+    def simulator(self) -> Simulator:
+        return self.chooser.simulator
+
+    def chosen(self, kept: Mapping[str, Saved | None]) -> dict[str, Point]:
+        """As a chooser gives it, from what each region keeps."""
+        return {region: Point(saved, 0, 0.0) for region, saved in kept.items()}
+
+    def policies(self, chosen: Chosen) -> ModulePolicies:
+        """Which do that."""
+        found = {}
+        for region, point in chosen.items():
+            if point.saved is not None:
+                names = self.simulator.step.names_of(self.chooser.calls[region][0])
+                found[region] = policy_of([names[place] for place in point.saved], names)
+        return ModulePolicies(found)
+
+    def peak(self, chosen: Chosen) -> int:
+        """Of a step that does that."""
+        with self.policies(chosen).apply(self.program.model):
+            return ebb.profile(self.program.step, steps=1).peak
+
+    def random_sets(self, seed: int) -> dict[str, Saved | None]:
+        """What each region could keep, likely or not; some are none."""
+        rng = random.Random(seed)
+        found: dict[str, Saved | None] = {}
+        for region, calls in self.chooser.calls.items():
+            share = rng.choice([0.2, 0.5, 0.8])
+            places = range(len(self.simulator.step.calls[calls[0]].operators))
+            found[region] = frozenset(place for place in places if rng.random() < share)
+            if rng.random() < 0.15:
+                found[region] = None
+        return found
+
+
+@functools.cache
+def planning(make: Callable[[], Program]) -> Planning:
+    """Made once: nothing of it changes but gradients."""
+    program = built(make)
+    found = measured(program)
+    return Planning(program, found, Chooser(Simulator(found)))

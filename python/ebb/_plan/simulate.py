@@ -273,8 +273,9 @@ class Simulator:
         See Note [A write into a saved value] and Note [Copy on write]."""
         kept = set(saved)
         for number in sorted(saved - self.step.stays):
-            while number in kept and (writer := self.step.written_over(number)) is not None:
-                kept.discard(number)
+            while (writer := self.step.written_over(number)) is not None:
+                if len(self.step.operators[number].outputs) == 1:  # else others are there yet
+                    kept.discard(number)
                 kept.add(writer)
                 number = writer
         return kept | self.step.stays
@@ -438,7 +439,7 @@ class Simulator:
             place = self.step.memory_of.get(value)
             if place is None:
                 continue
-            about, memory = self.step.values[value], self.step.memories[place]
+            about = self.step.values[value]
             used = [
                 ends.get(reader, about.made)
                 for reader in self.step.readers[value]
