@@ -241,7 +241,7 @@ class Simulator:
         call = self.step.calls[number]
         if saved is PLAIN:
             found = list(self._plain_stretches(call))
-            return CallEstimate(*self._split(found, ()), 0, 0.0, 0.0, 0.0, self._held(found))
+            return CallEstimate(*self._split(found, ()), 0, 0.0, 0.0, 0.0, self._held(call, found))
         if self._ahead and number == self._last():
             saved = frozenset(range(len(call.operators)))  # is not given up before backward comes
         kept = self._kept({call.operators.start + one for one in saved})
@@ -264,7 +264,7 @@ class Simulator:
             kernels,
             replaying,
             self.recording * len(call.operators),
-            self._held(stretches),
+            self._held(call, stretches),
         )
 
     def _kept(self, saved: set[int]) -> set[int]:
@@ -283,8 +283,8 @@ class Simulator:
     def _last(self) -> int:
         return max((n for n, call in enumerate(self.step.calls) if call.asked), default=-1)
 
-    def _held(self, stretches: Iterable[Stretch]) -> int:
-        end = self.step.forward_ends
+    def _held(self, call: Call, stretches: Iterable[Stretch]) -> int:
+        end = call.forward_ends
         there = {one.memory for one in stretches if one.begin <= end < one.end}
         return sum(self.step.memories[one].size for one in there if self.step.memories[one].is_ours)
 

@@ -44,12 +44,14 @@ class Call:
         operators: the places of its first operator, and of the one after its last.
         ends: when it had run.
         asked: when backward asked for a value, and which; in order.
+        forward_ends: when backward begins to ask next, for values of whatever region.
     """
 
     region: str
     operators: range
     ends: float
     asked: list[tuple[float, int]] = field(default_factory=list)
+    forward_ends: float = 0.0
 
 
 class Step:
@@ -104,6 +106,11 @@ class Step:
         self.overwritten = self._find_overwritten()
         self._inputs = self._find_inputs()
         self._shared = self._find_shared()
+        self._held = {
+            place
+            for value, place in self.memory_of.items()
+            if value not in self.maker and self.values[value].saved
+        }
 
     def inputs_of(self, call: Call) -> Sequence[int]:
         """The values that a region reads and did not make."""
@@ -122,6 +129,10 @@ class Step:
     def is_shared(self, memory: int) -> bool:
         """Whether several regions know it."""
         return memory in self._shared
+
+    def is_held(self, memory: int) -> bool:
+        """Whether autograd needs it as an input of a region, so that no policy gives it up."""
+        return memory in self._held
 
     def let_go(self, value: int) -> float:
         """When the program itself gives up a value."""
@@ -159,8 +170,11 @@ class Step:
         for value, about in enumerate(self.values):
             if about.asked >= 0 and value in self.maker:
                 calls[call_of[self.maker[value]]].asked.append((about.asked, value))
+        times = sorted(one.asked for one in self.values if one.asked >= 0)
         for call in calls:
             call.asked.sort()
+            later = bisect.bisect_right(times, call.ends)
+            call.forward_ends = (times[later] if later < len(times) else self.duration) - JUST
         return calls, call_of
 
     def _find_memories(self, allocations: _Allocations) -> list[tuple[float, int]]:
