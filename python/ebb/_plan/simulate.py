@@ -121,10 +121,9 @@ class Simulator:
         self._rest = Changes(self.step.rest)
         self._of_call = functools.cache(self._estimate_call)
         self.recording, replaying = self._shares(measured)
-        self._plain = measured.plain
-        if self._plain is None:
-            recording = self.recording * len(self.step.operators)
-            self._plain = max(measured.duration - replaying - recording, 0.0)
+        recording = self.recording * len(self.step.operators)
+        predicted = max(measured.duration - replaying - recording, 0.0)
+        self._plain = predicted if measured.plain is None else measured.plain
         everything = [self._of_call(call, frozenset()) for call in range(len(self.step.calls))]
         self._measure_replays(
             replaying,
