@@ -14,7 +14,7 @@ from typing import Any
 from ebb._plan.front import Choices
 from ebb._plan.simulate import Saved
 
-MOST_OPERATORS = 200  # of a region for which this is tried
+_MOST_OPERATORS = 200  # of a region for which this is tried
 _MOST_SECONDS = 10.0  # for one budget
 
 
@@ -32,8 +32,8 @@ def solver() -> Any:
         ) from error
 
 
-def optima(choices: Choices, points: int) -> list[Saved]:
-    """The best choices for budgets from the fewest bytes to the most.
+def optima(choices: Choices, points: int = 20) -> list[Saved]:
+    """The best choices for budgets from the fewest bytes to the most; none for large regions.
 
     Args:
         choices: of the region.
@@ -42,6 +42,8 @@ def optima(choices: Choices, points: int) -> list[Saved]:
     Raises:
         ModuleNotFoundError: SciPy is not there.
     """
+    if len(choices.size) > _MOST_OPERATORS:
+        return []
     corners = choices.corners()
     least, most = choices.cost(corners[0])[0], choices.cost(corners[-1])[0]
     budgets = dict.fromkeys(

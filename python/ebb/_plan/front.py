@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -175,13 +175,18 @@ def _size(simulator: Simulator, call: int, value: int) -> int:
     return step.memories[place].size
 
 
-def front(simulator: Simulator, call: int) -> list[Point]:
+Solve = Callable[[Choices], Iterable[Saved]]
+"""Finds choices for a region."""
+
+
+def front(simulator: Simulator, call: int, solve: Solve | None = None) -> list[Point]:
     """The choices for a region that no other beats in both bytes and time: the fewest bytes, and
     the slowest, first.
 
     Args:
         simulator: of the step.
         call: a place in ``simulator.step.calls``.
+        solve: finds more choices.
     """
     choices = Choices(simulator, call)
     corners = choices.corners()
@@ -189,6 +194,8 @@ def front(simulator: Simulator, call: int) -> list[Point]:
     for low, high in itertools.pairwise(corners):
         if len(sets) < _MOST_POINTS:
             sets.update(dict.fromkeys(choices.between(low, high)))
+    if solve is not None:
+        sets.update(dict.fromkeys(solve(choices)))
     points = []
     sayable = {_sayable(simulator, call, saved) for saved in sets}
     for saved in [*sorted(sayable, key=sorted), None]:
