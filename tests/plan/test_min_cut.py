@@ -43,7 +43,9 @@ def graphs(draw):
     capacity = st.one_of(st.integers(0, 6), st.sampled_from([0.25, 1e-3, math.inf]))
     edges = draw(st.lists(st.tuples(node, node, capacity), max_size=16))
     # As in a choice: what may not be cut never leads all the way.
-    return nodes, [(b, e, c) for b, e, c in edges if b != e and not (c == math.inf and SINK in (b, e))]
+    return nodes, [
+        (b, e, c) for b, e, c in edges if b != e and not (c == math.inf and SINK in (b, e))
+    ]
 
 
 @given(graphs())
