@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ebb._plan.choose import Chooser, Chosen
-from ebb._plan.measured import Measured
+from ebb._policy.policy import Policy
 from ebb._report.text import size
 from ebb._support.names import in_ranges
 
-if TYPE_CHECKING:
-    from ebb._plan.plan import Plan
+
+class Plan(Protocol):
+    """What is told of an ``ebb.Plan``."""
+
+    policies: dict[str, Policy]
+    budget: int
+    peak: int
+    duration: float
+    plain_peak: int
+    plain_duration: float
 
 
 def summary(plan: Plan) -> str:
@@ -76,8 +84,9 @@ def _of_group(regions: list[str], chooser: Chooser, chosen: Chosen) -> list[str]
 
 
 def least_explained(
-    measured: Measured,
     budget: int | float,
+    base: int,
+    plain_peak: int,
     peak: int,
     minimum: int,
     chooser: Chooser,
@@ -85,7 +94,7 @@ def least_explained(
 ) -> str:
     """Why a budget is too small."""
     if isinstance(budget, float):
-        share = peak / max(1, measured.plain_peak)
+        share = peak / max(1, plain_peak)
         asked, least = f"{budget:.1%}", f"{share + 0.0051:.0%}, or {size(minimum)} all told"
     else:
         asked, least = size(budget), size(minimum)
@@ -93,7 +102,7 @@ def least_explained(
     parts = ", ".join(f"{size(held)} {who}" for who, held in makers[:4])
     return (
         f"ebb: a budget of {asked} is too small: the least is {least}. "
-        f"{size(measured.base)} are there when the step begins; with all recomputed it takes "
+        f"{size(base)} are there when the step begins; with all recomputed it takes "
         f"{size(peak)} more: {parts}. A smaller batch, or parameters and states elsewhere, would "
         "make room"
     )
