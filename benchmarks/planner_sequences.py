@@ -108,9 +108,7 @@ class MixtureBlock(nn.Module):
 class Mixture(Words):
     """A mixture of experts in each block."""
 
-    def __init__(
-        self, vocabulary: int, length: int, width: int, depth: int, experts: int
-    ) -> None:
+    def __init__(self, vocabulary: int, length: int, width: int, depth: int, experts: int) -> None:
         super().__init__(vocabulary, length, width)
         self.blocks = nn.ModuleList(MixtureBlock(width, experts) for _ in range(depth))
 
@@ -137,9 +135,7 @@ class T5Attention(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm = RootMeanSquare(width)
-        self.q, self.k, self.v, self.o = (
-            nn.Linear(width, width, bias=False) for _ in range(4)
-        )
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x: Tensor, memory: Tensor | None, bias: Tensor) -> Tensor:
