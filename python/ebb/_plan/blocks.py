@@ -1,0 +1,171 @@
+"""Which modules of a model should become regions, found by how the model is built."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import nn
+
+_LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+_NUMBERED = re.compile(r"\d+[a-z]?$")  # down1, inception4b
+# What are beside each other in one block, or no parts of a model at all.
+_NO_PARTS = re.compile(r"expert|^parametrizations$", re.IGNORECASE)
+# Their weights make no activations of a size that matters, so they alone make no block.
+_SMALL = re.compile(r"(norm(\dd)?|embeddings?|embeddingbag)$", re.IGNORECASE)
+
+Found = list[nn.Module]
+Search = Callable[[nn.Module, int], Found]
+
+
+# Note [Blocks]
+# ebb decides op by op what stays, so a region is no unit of recomputation: it is what shares one
+# decision with others like it, and whose inputs are kept. Regions should therefore be what a model
+# repeats: layers of a transformer, blocks of a ResNet. Too large costs little, a whole Sequential
+# of Linear and ReLU is fine; too small costs all: a Linear by itself has nothing inside to give up.
+#
+# 1. Lists (ModuleList, Sequential) with two entries of a class or more: these are blocks. If they
+#    differ, as stages of a ResNet do, and have such lists inside, then it is what those hold.
+#    Beside what was found, other parts that are made of parts are taken too: a stem, a decoder.
+# 2. Without such lists: attributes that differ by a number, as down1 and down2 of a U-Net.
+# 3. Both again, where a block has one layer only.
+# 4. Else the parts of the model that are made of parts; or the model.
+
+
+def find_blocks(model: nn.Module) -> tuple[str, ...]:
+    """Names of a model's blocks, as ``model.named_modules()`` gives them.
+
+    Experts, which are beside each other inside of a block, are no blocks.
+
+    Returns:
+        One name at least, none inside another; the empty name is the model itself.
+    """
+    found: Found = []
+    for least in (2, 1):
+        for search in (_in_lists, _numbered):
+            found = found or search(model, least)
+    wanted = {id(module) for module in found or _without_repetition(model)}
+    names = [name for name, module in model.named_modules() if id(module) in wanted]
+    inside = [n for n in names if any(n.startswith(f"{o}.") for o in names if o != n)]
+    return tuple(name for name in names if name not in inside)
+
+
+def _in_lists(module: nn.Module, least: int) -> Found:
+    """What lists repeat that has `least` layers or more, outermost lists first."""
+    inner = {part: _in_lists(part, least) for part in _parts(module).values()}
+    if isinstance(module, _LISTS):
+        entries = [part for part in inner if _is_block(part, least, module)]
+        if _is_repeated(module, entries):
+            others = [part for part in inner if _is_made_of_parts(part)]
+            chosen = [part for part in inner if part in entries or part in others]
+            if _are_alike(entries):
+                return [one for part in chosen for one in _callable(part)]
+            return [one for part in chosen for one in inner[part] or _callable(part)]
+    return _with_rest(inner)
+
+
+def _numbered(module: nn.Module, least: int) -> Found:
+    """Parts whose names differ by a number."""
+    parts = _parts(module)
+    blocks = [n for n, part in parts.items() if _is_made_of_parts(part) and _layers(part) >= least]
+    alike = Counter(_NUMBERED.sub("", name) for name in blocks if _NUMBERED.search(name))
+    if not isinstance(module, _LISTS) and max(alike.values(), default=0) > 1:
+        return [
+            one for part in parts.values() if _is_made_of_parts(part) for one in _callable(part)
+        ]
+    return _with_rest({part: _numbered(part, least) for part in parts.values()})
+
+
+def _with_rest(inner: dict[nn.Module, Found]) -> Found:
+    """What was found in parts, and those in which nothing was; of a chain of stages all of them."""
+    stages = sum(map(bool, inner.values()))
+    least = 1 if stages > 1 else 2
+    return [
+        one
+        for part, found in inner.items()
+        if stages
+        for one in found or (_callable(part) if _is_rest(part, least) else [])
+    ]
+
+
+def _is_rest(part: nn.Module, least: int) -> bool:
+    enough = 1 if isinstance(part, nn.Sequential) else least
+    return _is_made_of_parts(part) and _layers(part) >= enough
+
+
+def _without_repetition(module: nn.Module) -> Found:
+    parts = [part for part in _parts(module).values() if _layers(part) > 0]
+    if len(parts) == 1 and _layers(parts[0]) == _layers(module):  # a wrapper
+        return _without_repetition(parts[0])
+    large = [one for part in parts if _is_made_of_parts(part) for one in _callable(part)]
+    return large if len(large) > 1 else [module]
+
+
+def _parts(module: nn.Module) -> dict[str, nn.Module]:
+    return {n: part for n, part in module.named_children() if not _NO_PARTS.search(n)}
+
+
+def _layers(module: nn.Module) -> int:
+    """How many modules inside have weights of a size that matters."""
+    return sum(
+        bool(one._parameters or "weight" in one.__dict__)  # FSDP keeps views there
+        and not _SMALL.search(type(one).__name__)
+        for one in module.modules()
+    )
+
+
+def _is_made_of_parts(module: nn.Module) -> bool:
+    if isinstance(module, torch.jit.ScriptModule):
+        return False
+    return bool(_parts(module)) and _layers(module) > 0
+
+
+def _is_block(part: nn.Module, least: int, owner: nn.Module) -> bool:
+    """A module of a user's own, without parts, is one if the list has no layers of torch's."""
+    if _layers(part) < least:
+        return False
+    if _is_made_of_parts(part):
+        return True
+    torchs = (one for one in _parts(owner).values() if type(one).__module__.startswith("torch."))
+    return (
+        all(_parts(one) or not _layers(one) for one in torchs)
+        and bool(_layers(part))
+        and not (type(part).__module__.startswith("torch."))
+    )
+
+
+def _is_repeated(module: nn.Module, entries: Found) -> bool:
+    if len(entries) == 1:  # a model of one layer
+        return isinstance(module, nn.ModuleList)
+    return max(Counter(map(_class_of, entries)).values(), default=0) > 1
+
+
+def _are_alike(entries: Found) -> bool:
+    """Whether most entries are built as another is."""
+    kinds = Counter(map(_built, entries))
+    return 2 * sum(count for count in kinds.values() if count > 1) > len(entries)
+
+
+def _built(module: nn.Module) -> Hashable:
+    return tuple(
+        (name, _class_of(one), tuple((n, _shape(p)) for n, p in one._parameters.items()))
+        for name, one in module.named_modules()
+    )
+
+
+def _class_of(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def _shape(parameter: nn.Parameter | None) -> tuple[int, ...]:
+    return () if parameter is None else tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def _callable(part: nn.Module) -> Found:
+    """A part, or what a list holds that has no forward."""
+    if type(part).forward is not nn.Module.forward:
+        return [part]
+    inner = [one for one in _parts(part).values() if _layers(one) > 0]
+    return [one for part in inner for one in _callable(part)]
