@@ -49,6 +49,7 @@ struct ProfileOperator {
   std::string funcName;  // "aten::mm.default"
   std::string region;
   std::string module;  // the innermost that ran; empty if nobody tracks modules
+  uint64_t call = 0;   // of an outermost region: how many had been entered before
   double start = 0;
   double runtime = 0;             // of its kernel: of the device, else of the host
   std::vector<uint64_t> inputs;   // values that it read
@@ -62,6 +63,7 @@ struct ProfileOperator {
         Field{"func_name", &ProfileOperator::funcName},
         Field{"region", &ProfileOperator::region},
         Field{"module", &ProfileOperator::module},
+        Field{"call", &ProfileOperator::call},
         Field{"start", &ProfileOperator::start},
         Field{"runtime", &ProfileOperator::runtime},
         Field{"inputs", &ProfileOperator::inputs},

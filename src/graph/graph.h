@@ -36,6 +36,7 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   uint64_t lastSequence = 0;            // of the recipe recorded last; replay runs in this order
   VerifyMode verify = VerifyMode::Off;  // see Note [Verify mode]
   JournalPtr journal;                   // null but while reports are recorded
+  uint64_t numberInJournal = 0;         // counts those that were recorded into it
   uint32_t lastVisit = 0;               // marks recipes that a search for work has seen
   std::shared_ptr<PageGroup> pages;     // what its values have in page pools; null until one has
   std::vector<Escaped> escapes;         // see Note [Escapes]; to be filled again

@@ -103,6 +103,7 @@ class ThreadRegions {
       auto graph = c10::make_intrusive<Graph>();
       graph->verify = verifyMode();
       graph->journal = currentJournal();
+      graph->numberInJournal = graph->journal ? graph->journal->countRegion() : 0;
       graph->lookahead = newLookahead(*graph);
       recorder_.open(std::move(graph));
     }

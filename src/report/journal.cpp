@@ -223,6 +223,11 @@ JournalTime DeviceTimer::elapsed() {
   return static_cast<JournalTime>(first.elapsedTime(last) * 1e6);
 }
 
+uint64_t Journal::countRegion() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return regions_++;
+}
+
 void Journal::add(OperatorLine call) {
   std::lock_guard<std::mutex> lock(mutex_);
   operators_.push_back(std::move(call));
@@ -344,6 +349,7 @@ Profile Journal::profile() const {
         {*call.op,
          *call.region,
          *call.module,
+         call.call,
          inMilliseconds(call.start),
          inMilliseconds(call.timer ? call.timer->elapsed() : call.duration),
          inPlaces(call.inputs),

@@ -91,6 +91,7 @@ struct OperatorLine {
   const std::string* region = nullptr;
   const std::string* module = nullptr;
   const std::string* op = nullptr;
+  uint64_t call = 0;  // Graph::numberInJournal
   JournalTime start = 0;
   JournalTime duration = 0;            // of the host
   std::unique_ptr<DeviceTimer> timer;  // of a device, if it ran there
@@ -170,6 +171,9 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   void add(AheadFate ofRegion);
   void add(OperatorLine call);
 
+  // How many outermost regions had been entered before.
+  uint64_t countRegion();
+
   Report report() const;
   Profile profile() const;
 
@@ -182,6 +186,7 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   std::deque<Line> lines_;
   std::vector<Line*> unused_;  // lines of values that nothing needed and nobody has any more
   std::deque<OperatorLine> operators_;  // of a profile
+  uint64_t regions_ = 0;                // outermost ones
   std::deque<Span> spans_;
   std::array<uint64_t, kAheadFates> ahead_{};  // regions, by AheadFate
   std::unordered_set<std::string> strings_;

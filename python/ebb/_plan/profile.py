@@ -25,6 +25,7 @@ class Operator:
         func_name: such as ``"aten::mm.default"``.
         region: the innermost region.
         module: the innermost module; empty if no rule and no report asked for modules.
+        call: of an outermost region, to which it belongs: how many had been entered before.
         start: when it was called.
         runtime: of its kernel: on the device if it ran on one, else on the host.
         inputs: places in ``Profile.values`` of what it read.
@@ -37,6 +38,7 @@ class Operator:
     func_name: str
     region: str
     module: str
+    call: int
     start: float
     runtime: float
     inputs: tuple[int, ...]
@@ -172,8 +174,8 @@ def profile(step: Callable[[], object], *, steps: int = 3, warmup: int = 1) -> P
             raise TypeError(f"ebb: {name} must be an int; got {type(value).__name__}")
         if value < least:
             raise ValueError(f"ebb: {name} must be {least} or more; got {value}")
-    for _ in range(warmup):
-        step()
+    for _ in range(warmup):  # recorded: the CPU's allocator tells sizes of what was taken then
+        _recorded(step)
     return _median([_recorded(step) for _ in range(steps)])
 
 

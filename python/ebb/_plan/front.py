@@ -1,0 +1,211 @@
+"""What one region could keep: the sets of results that are worth considering.
+
+Keeping a result costs its bytes. What is not kept and needed is made again, and so is what that
+reads, down to what is kept: so the cheapest choice at a price for bytes is a minimum cut, as
+Jain et al. ("Checkmate", 2020) have the problem and torch's partitioner solves it for two graphs.
+Each operator has two nodes, "its result can be had" and "it runs again"; the cut between them costs
+the bytes, the cut below the second one the time. Prices from nothing to infinity give the lower
+hull of bytes and time; what lies between its corners is filled by what adds most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from ebb._plan.min_cut import Network
+from ebb._plan.simulate import Saved, Simulator
+
+_MOST_POINTS = 40
+_MOST_TRIED = 24  # operators, to fill between two corners
+
+
+@dataclass(frozen=True)
+class Point:
+    """One choice for a region.
+
+    Attributes:
+        saved: see :data:`Saved`; None: it is no region.
+        held: bytes from forward to backward.
+        added: milliseconds.
+    """
+
+    saved: Saved | None
+    held: int
+    added: float
+
+
+class Choices:
+    """What can be kept of one region, and what that costs, without regard to the rest of the step.
+
+    Attributes:
+        size: of each operator, the bytes that keeping its results takes.
+        time: of each operator, what running it again takes.
+    """
+
+    def __init__(self, simulator: Simulator, call: int) -> None:
+        step = simulator.step
+        operators = step.calls[call].operators
+        first = operators.start
+        self.size: list[int] = []
+        self.time: list[float] = []
+        self.needed: list[bool] = []  # by autograd
+        self.free: list[bool] = []  # no policy gives it up
+        self.reads: list[list[int]] = []
+        for number in operators:
+            one = step.operators[number]
+            self.size.append(sum(_size(simulator, value) for value in one.outputs))
+            self.time.append(simulator.replay_time(number))
+            self.needed.append(any(step.values[value].saved for value in one.outputs))
+            self.free.append(number in step.stays)
+            makers = {step.maker[value] - first for value in one.inputs if value in step.maker}
+            self.reads.append(sorted(maker for maker in makers if 0 <= maker < number - first))
+
+    def cost(self, saved: Iterable[int]) -> tuple[int, float]:
+        """Bytes and milliseconds of a choice."""
+        kept = set(saved)
+        time, wanted = 0.0, set()
+        for one in reversed(range(len(self.size))):
+            if self.free[one] or one in kept:
+                continue
+            if self.needed[one] or one in wanted:
+                time += self.time[one]
+                wanted.update(self.reads[one])
+        return sum(self.size[one] for one in kept), time
+
+    @cached_property
+    def everything(self) -> Saved:
+        """All that autograd needs."""
+        both = zip(self.needed, self.free, strict=True)
+        return frozenset(i for i, (needed, free) in enumerate(both) if needed and not free)
+
+    def cheapest(self, price: float) -> Saved:
+        """The choice that costs least, at a price in milliseconds per byte."""
+        count = len(self.size)
+        source, sink = 2 * count, 2 * count + 1
+        network = Network(2 * count + 2)
+        for one in range(count):
+            if self.free[one]:
+                continue
+            had, runs = 2 * one, 2 * one + 1
+            if self.needed[one]:
+                network.add(source, had, math.inf)
+            network.add(had, runs, price * self.size[one])
+            network.add(runs, sink, self.time[one])
+            for maker in self.reads[one]:
+                if not self.free[maker]:
+                    network.add(runs, 2 * maker, math.inf)
+        ours = network.cut(source, sink)
+        return frozenset(
+            one for one in range(count) if 2 * one in ours and 2 * one + 1 not in ours
+        )
+
+    def corners(self) -> list[Saved]:
+        """The choices that are cheapest at some price, from the fewest bytes to the most."""
+        fewest, most = self._pruned(frozenset()), self._pruned(self.cheapest(0.0))
+        found = {fewest, most}
+        self._corners_between(fewest, most, found)
+        return sorted(found, key=self.cost)
+
+    def _corners_between(self, low: Saved, high: Saved, found: set[Saved]) -> None:
+        (held_low, time_low), (held_high, time_high) = self.cost(low), self.cost(high)
+        if held_high <= held_low or len(found) >= _MOST_POINTS:
+            return
+        price = (time_low - time_high) / (held_high - held_low)
+        middle = self._pruned(self.cheapest(price))
+        held, time = self.cost(middle)
+        gain = price * held_low + time_low - (price * held + time)
+        if middle in found or gain <= 1e-9 * max(1.0, time_low):
+            return
+        found.add(middle)
+        self._corners_between(low, middle, found)
+        self._corners_between(middle, high, found)
+
+    def between(self, low: Saved, high: Saved) -> list[Saved]:
+        """Choices on the way from one to another: each adds what gains most for its bytes."""
+        found = []
+        now = set(low)
+        left = sorted(set(high) - now, key=lambda one: -self.size[one])[:_MOST_TRIED]
+        while left:
+            held, time = self.cost(now)
+
+            def gain(one: int, time: float = time) -> float:
+                return (time - self.cost(now | {one})[1]) / max(1, self.size[one])
+
+            best = max(left, key=gain)
+            left.remove(best)
+            now.add(best)
+            found.append(self._pruned(frozenset(now)))
+        return found
+
+    def _pruned(self, saved: Saved) -> Saved:
+        """Without what nothing needs then; with what takes no bytes."""
+        chosen = set(saved) | {
+            one for one in range(len(self.size)) if self.size[one] == 0 and not self.free[one]
+        }
+        wanted: set[int] = set()
+        used = set()
+        for one in reversed(range(len(self.size))):
+            if self.free[one] or not (self.needed[one] or one in wanted):
+                continue
+            if one in chosen:
+                used.add(one)
+            else:
+                wanted.update(self.reads[one])
+        return frozenset(used)
+
+
+def _size(simulator: Simulator, value: int) -> int:
+    """What keeping a value takes beyond what is there anyway."""
+    step = simulator.step
+    place = step.memory_of.get(value)
+    if place is None or step.is_shared(place) or step.let_go[value] > step.forward_ends:
+        return 0
+    return step.memories[place].size
+
+
+def front(simulator: Simulator, call: int) -> list[Point]:
+    """The choices for a region that no other beats in both bytes and time: the fewest bytes, and
+    the slowest, first.
+
+    Args:
+        simulator: of the step.
+        call: a place in ``simulator.step.calls``.
+    """
+    choices = Choices(simulator, call)
+    corners = choices.corners()
+    sets: dict[Saved | None, None] = dict.fromkeys(corners)
+    for low, high in zip(corners, corners[1:], strict=False):
+        if len(sets) < _MOST_POINTS:
+            sets.update(dict.fromkeys(choices.between(low, high)))
+    points = []
+    for saved in [*sets, None]:
+        found = simulator.of_call(call, saved)
+        points.append(Point(saved, found.held, found.added))
+    return not_beaten(points)
+
+
+def not_beaten(points: Iterable[Point]) -> list[Point]:
+    """Those that no other beats in both bytes and time."""
+    found: list[Point] = []
+    for point in sorted(points, key=lambda one: (one.held, one.added)):
+        if not found or point.added < found[-1].added:
+            found.append(point)
+    return found
+
+
+def hull(points: list[Point]) -> list[Point]:
+    """The corners of the line below them, of points as `front` gives them."""
+    found: list[Point] = []
+    for point in points:
+        while len(found) > 1 and _is_above(found[-2], found[-1], point):
+            found.pop()
+        found.append(point)
+    return found
+
+
+def _is_above(low: Point, middle: Point, high: Point) -> bool:
+    left = (low.added - middle.added) * (high.held - low.held)
+    return left <= (low.added - high.added) * (middle.held - low.held)

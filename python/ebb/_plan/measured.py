@@ -1,0 +1,72 @@
+"""What a plan is made from: one step, as plain eager does it and as two policies do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ebb._plan.profile import Profile
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One step of a program.
+
+    Attributes:
+        plain: milliseconds of a step without regions.
+        plain_peak: the most bytes that such a step allocated above what was there.
+        kept: of the step in which all is kept: each block is a region under
+            ``ebb.policies.save_all``.
+        kept_duration: milliseconds of such a step, without recording.
+        dropped: of the step in which all is recomputed: likewise, under
+            ``ebb.policies.recompute_all``.
+        dropped_duration: milliseconds of such a step, without recording.
+        base: bytes that are there when a step begins: weights, state of optimizers.
+    """
+
+    plain: float
+    plain_peak: int
+    kept: Profile
+    kept_duration: float
+    dropped: Profile
+    dropped_duration: float
+    base: int
+
+
+def base_bytes(
+    models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer] = ()
+) -> int:
+    """Bytes of what models and optimizers hold now: parameters, their gradients, buffers, state.
+
+    On an accelerator: all that is allocated on it.
+    """
+    tensors: list[Any] = []
+    for model in models:
+        for parameter in model.parameters():
+            tensors += [parameter, parameter.grad]
+        tensors += model.buffers()
+    for optimizer in optimizers:
+        tensors += [one for state in optimizer.state.values() for one in state.values()]
+    held = {
+        one.untyped_storage()._cdata: one.untyped_storage().nbytes()
+        for one in tensors
+        if isinstance(one, torch.Tensor) and _has_storage(one)
+    }
+    return max(sum(held.values()), _allocated_on_accelerator())
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    try:
+        tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
+
+
+def _allocated_on_accelerator() -> int:
+    if not torch.cuda.is_available():
+        return 0
+    return torch.cuda.memory_allocated()

@@ -1,0 +1,372 @@
+"""What a step would take and hold if other results were kept."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ebb._plan.measured import Measured
+from ebb._plan.step import JUST, Call, Step
+
+Saved = frozenset[int]
+"""Of a region: the operators whose results are kept, counted from its first one."""
+
+PLAIN = None
+"""In place of that: the block is no region at all."""
+
+_SLOWEST = 0.1  # milliseconds that a replay may take beside its kernel
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A time in which one memory (its place in ``Step.memories``) is needed."""
+
+    memory: int
+    begin: float
+    end: float
+
+
+class Changes:
+    """When memory is taken, and when it is given back.
+
+    Args:
+        changes: times, and bytes that are taken or, less than 0, given back then.
+    """
+
+    def __init__(self, changes: Iterable[tuple[float, int]]) -> None:
+        found = list(changes)
+        self.taken = _times_and_bytes([one for one in found if one[1] > 0])
+        self.given_back = _times_and_bytes([one for one in found if one[1] < 0])
+
+
+def _times_and_bytes(changes: list[tuple[float, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    times = torch.tensor([time for time, _ in changes], dtype=torch.float64, device="cpu")
+    sizes = torch.tensor([size for _, size in changes], dtype=torch.int64, device="cpu")
+    return times, sizes
+
+
+@dataclass(frozen=True)
+class CallEstimate:
+    """What one region comes to.
+
+    Attributes:
+        own: when memory is taken and given back that no other region knows.
+        shared: when it needs which memory that others know too.
+        replays: how many operators run again.
+        kernels: the time of their kernels in forward.
+        replaying: milliseconds that they take.
+        recording: milliseconds that its operators take more than outside of regions.
+        held: bytes that it holds when forward ends, and plain eager would not hold for others.
+    """
+
+    own: Changes
+    shared: tuple[Stretch, ...]
+    replays: int
+    kernels: float
+    replaying: float
+    recording: float
+    held: int
+
+    @property
+    def added(self) -> float:
+        """Milliseconds that it adds to the plain step."""
+        return self.replaying + self.recording
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a step comes to.
+
+    Attributes:
+        peak: the most bytes at a time, of those that the step allocates.
+        duration: in milliseconds.
+        replays: how many operators run again.
+        peaks_at: when the peak is, in milliseconds of the step in which all is kept.
+    """
+
+    peak: int
+    duration: float
+    replays: int
+    peaks_at: float
+
+
+class Simulator:
+    """Tells what other choices of what to keep would cost.
+
+    Attributes:
+        step: what is simulated.
+        recording: milliseconds that an operator costs because it is in a region.
+
+    Args:
+        measured: of a step.
+        ahead: whether the region that comes next is replayed meanwhile.
+
+    Raises:
+        ValueError: the profiles are of different steps.
+    """
+
+    def __init__(self, measured: Measured, ahead: bool = False) -> None:
+        self.step = Step(measured.kept, measured.dropped)
+        self._plain = measured.plain
+        self._ahead = ahead
+        operators = max(1, len(self.step.operators))
+        self.recording = max(0.0, measured.kept_duration - measured.plain) / operators
+        self._factor, self._each = 1.0, 0.0
+        self._rest = Changes(self.step.rest)
+        self._of_call = functools.cache(self._estimate_call)
+        everything = [self._of_call(call, frozenset()) for call in range(len(self.step.calls))]
+        self._measure_replays(
+            measured.dropped_duration - measured.kept_duration,
+            sum(one.kernels for one in everything),
+            sum(one.replays for one in everything),
+        )
+        self._of_call.cache_clear()
+
+    def estimate(self, saved: Sequence[Saved | None]) -> Estimate:
+        """What the step takes.
+
+        Args:
+            saved: for each of ``step.calls``, what is kept, or ``PLAIN``.
+        """
+        calls = [self.of_call(call, choice) for call, choice in enumerate(saved)]
+        peak, when = self._peak(calls)
+        added = self._added(calls)
+        return Estimate(peak, self._plain + added, sum(one.replays for one in calls), when)
+
+    def of_call(self, call: int, saved: Saved | None) -> CallEstimate:
+        """What one region comes to."""
+        return self._of_call(call, saved)
+
+    def replay_time(self, operator: int) -> float:
+        """Milliseconds that running an operator again takes."""
+        return self.step.operators[operator].runtime * self._factor + self._each
+
+    def _measure_replays(self, took: float, kernels: float, replays: int) -> None:
+        """From the step in which all was recomputed: what a replay costs beside its kernel, or
+        which share of the time it takes that the kernel took in forward."""
+        if replays == 0:
+            return
+        if took >= kernels:
+            self._each = min((took - kernels) / replays, _SLOWEST)
+        elif kernels > 0:
+            self._factor = max(took / kernels, 0.25)
+
+    def _added(self, calls: Sequence[CallEstimate]) -> float:
+        if not self._ahead:
+            return sum(one.added for one in calls)
+        added = 0.0
+        later = None  # the region that backward comes to before
+        for number in reversed(range(len(calls))):
+            one, call = calls[number], self.step.calls[number]
+            meanwhile = 0.0
+            if later is not None and call.asked:
+                meanwhile = call.asked[0][0] - later.asked[0][0]
+            if call.asked:
+                later = call
+            added += one.added - min(one.replaying, max(0.0, meanwhile))
+        return added
+
+    def _peak(self, calls: Sequence[CallEstimate]) -> tuple[int, float]:
+        needed: dict[int, list[tuple[float, float]]] = {
+            place: [(memory.taken, memory.freed)]
+            for place, memory in enumerate(self.step.memories)
+            if self.step.is_shared(place) and not memory.is_ours
+        }
+        for one in calls:
+            for stretch in one.shared:
+                needed.setdefault(stretch.memory, []).append((stretch.begin, stretch.end))
+        shared = Changes(self._changes_of(needed))
+        return highest([self._rest, shared, *(one.own for one in calls)])
+
+    def _changes_of(
+        self, needed: Mapping[int, list[tuple[float, float]]]
+    ) -> Iterable[tuple[float, int]]:
+        for place, stretches in needed.items():
+            size = self.step.memories[place].size
+            for begin, end in union(stretches):
+                yield from [(begin, size), (end, -size)]
+
+    def _split(
+        self, stretches: list[Stretch], copies: Iterable[tuple[float, int]]
+    ) -> tuple[Changes, tuple[Stretch, ...]]:
+        own: dict[int, list[tuple[float, float]]] = {}
+        shared = []
+        for one in stretches:
+            if self.step.is_shared(one.memory):
+                shared.append(one)
+                continue
+            memory = self.step.memories[one.memory]
+            if one.memory not in own:
+                own[one.memory] = [] if memory.is_ours else [(memory.taken, memory.freed)]
+            own[one.memory].append((one.begin, one.end))
+        return Changes([*self._changes_of(own), *copies]), tuple(shared)
+
+    def _estimate_call(self, number: int, saved: Saved | None) -> CallEstimate:
+        call = self.step.calls[number]
+        if saved is PLAIN:
+            found = list(self._plain_stretches(call))
+            return CallEstimate(*self._split(found, ()), 0, 0.0, 0.0, 0.0, self._held(found))
+        if self._ahead and number == self._last():
+            saved = frozenset(range(len(call.operators)))  # is not given up before backward comes
+        kept = {call.operators.start + one for one in saved} | self.step.stays
+        needed = self._needed(call, kept)
+        replayed_at = self._replays(number, kept)
+        stretches = list(self._stretches(call, kept, needed, replayed_at))
+        kernels = sum(self.step.operators[one].runtime for one in replayed_at)
+        replaying = kernels * self._factor + len(replayed_at) * self._each
+        return CallEstimate(
+            *self._split(stretches, self._copies(call, kept, replayed_at)),
+            len(replayed_at),
+            kernels,
+            replaying,
+            self.recording * len(call.operators),
+            self._held(stretches),
+        )
+
+    def _last(self) -> int:
+        return max((n for n, call in enumerate(self.step.calls) if call.asked), default=-1)
+
+    def _held(self, stretches: Iterable[Stretch]) -> int:
+        end = self.step.forward_ends
+        there = {one.memory for one in stretches if one.begin <= end < one.end}
+        return sum(self.step.memories[one].size for one in there if self.step.memories[one].is_ours)
+
+    def _needed(self, call: Call, kept: set[int]) -> set[int]:
+        """The operators that something may have to run again."""
+        needed: set[int] = set()
+        for number in reversed(call.operators):
+            if number in kept:
+                continue
+            for value in self.step.operators[number].outputs:
+                read = any(reader in needed for reader in self.step.readers[value])
+                if self.step.values[value].saved or read:
+                    needed.add(number)
+                    break
+        return needed
+
+    def _replays(self, call_number: int, kept: set[int]) -> dict[int, float]:
+        """When each operator that runs again does so."""
+        replayed_at: dict[int, float] = {}
+        for asked, value in self.step.calls[call_number].asked:
+            time = asked
+            if self._ahead:
+                time = min(asked, self._asked_of_next(call_number))
+            waiting, found = [self.step.maker[value]], set()
+            while waiting:
+                number = waiting.pop()
+                known = number in replayed_at or number in found or number in kept
+                if known or self._is_here(number, asked):
+                    continue
+                found.add(number)
+                waiting += [
+                    self.step.maker[one]
+                    for one in self.step.operators[number].inputs
+                    if one in self.step.maker
+                ]
+            for place, number in enumerate(sorted(found)):  # one after the other
+                replayed_at[number] = time + place * JUST
+        return replayed_at
+
+    def _asked_of_next(self, call_number: int) -> float:
+        """When backward comes to the region that it reaches before this one."""
+        for later in self.step.calls[call_number + 1 :]:
+            if later.asked:
+                return later.asked[0][0]
+        return self.step.duration
+
+    def _is_here(self, operator: int, time: float) -> bool:
+        """Whether the program itself still holds all that it made."""
+        return all(self.step.let_go[one] >= time for one in self.step.operators[operator].outputs)
+
+    def _plain_stretches(self, call: Call) -> Iterable[Stretch]:
+        for number in call.operators:
+            for value in self.step.operators[number].outputs:
+                place = self.step.memory_of.get(value)
+                if place is not None:
+                    memory, about = self.step.memories[place], self.step.values[value]
+                    end = memory.freed if about.saved else self.step.let_go[value]
+                    yield Stretch(place, memory.taken, max(end, self.step.let_go[value]))
+        yield from self._stretches_of_inputs(call, set(), {})
+
+    def _stretches(
+        self, call: Call, kept: set[int], needed: set[int], replayed_at: Mapping[int, float]
+    ) -> Iterable[Stretch]:
+        for number in call.operators:
+            for value in self.step.operators[number].outputs:
+                place = self.step.memory_of.get(value)
+                if place is None:
+                    continue
+                memory, about = self.step.memories[place], self.step.values[value]
+                yield Stretch(place, memory.taken, self.step.let_go[value])
+                used = [
+                    replayed_at[reader]
+                    for reader in self.step.readers[value]
+                    if reader in needed and reader in replayed_at
+                ]
+                until = max([*used, memory.freed if about.saved else about.made])
+                if number in kept:
+                    if self.step.readers[value]:  # their recipes are there until the region ends
+                        until = max(until, call.ends)
+                    written = self.step.overwritten.get(value, until)
+                    yield Stretch(place, memory.taken, min(until, written))
+                elif number in replayed_at:
+                    begin = replayed_at[number]
+                    yield Stretch(place, begin, max(until, begin + JUST))
+        yield from self._stretches_of_inputs(call, needed, replayed_at)
+
+    def _copies(self, call: Call, kept: set[int], replayed_at: Mapping[int, float]) -> Iterable[tuple[float, int]]:
+        """Of kept values that an operator is about to write over, while a replay needs them."""
+        for number in call.operators:
+            for value in self.step.operators[number].outputs:
+                written = self.step.overwritten.get(value)
+                if written is None or number not in kept:
+                    continue
+                used = [replayed_at[one] for one in self.step.readers[value] if one in replayed_at]
+                if used:
+                    size = self.step.memories[self.step.memory_of[value]].size
+                    last = max([*used, *(asked for asked, _ in call.asked)])
+                    yield from [(written, size), (last, -size)]
+
+    def _stretches_of_inputs(
+        self, call: Call, needed: set[int], replayed_at: Mapping[int, float]
+    ) -> Iterable[Stretch]:
+        for value in self.step.inputs_of(call):
+            place = self.step.memory_of.get(value)
+            if place is None:
+                continue
+            about, memory = self.step.values[value], self.step.memories[place]
+            used = [
+                replayed_at.get(reader, about.made)
+                for reader in self.step.readers[value]
+                if reader in needed
+            ]
+            until = max([about.made, *used, memory.freed if about.saved else about.made])
+            yield Stretch(place, about.made, until)
+
+
+def union(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same times, in stretches that do not touch."""
+    joined: list[tuple[float, float]] = []
+    for begin, end in sorted(stretches):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def highest(all_changes: Iterable[Changes]) -> tuple[int, float]:
+    """The most bytes at a time, and when. What is given back at a time goes first."""
+    found = list(all_changes)
+    parts = [*(one.given_back for one in found), *(one.taken for one in found)]
+    times = torch.cat([times for times, _ in parts])
+    if times.numel() == 0:
+        return 0, 0.0
+    times, order = torch.sort(times, stable=True)
+    now = torch.cat([sizes for _, sizes in parts])[order].cumsum(0)
+    place = int(now.argmax())
+    return max(0, int(now[place])), float(times[place])
