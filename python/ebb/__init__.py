@@ -21,6 +21,10 @@ _check(_built, _torch.__version__)
 
 from ebb import ahead, offload, paging, policies  # noqa: E402
 from ebb._launch.start import start as _start  # noqa: E402
+from ebb._plan.budget import BudgetError  # noqa: E402
+from ebb._plan.module_policies import ModulePolicies  # noqa: E402
+from ebb._plan.pareto import Pareto, ParetoPoint  # noqa: E402
+from ebb._plan.plan import Plan, plan  # noqa: E402
 from ebb._plan.profile import Profile, profile  # noqa: E402
 from ebb._policy.checkpoint_name import checkpoint_name  # noqa: E402
 from ebb._policy.decision import OFFLOAD, PAGE, RECOMPUTE, SAVE, Decision  # noqa: E402
@@ -47,9 +51,14 @@ __all__ = [
     "PAGE",
     "RECOMPUTE",
     "SAVE",
+    "BudgetError",
     "Decision",
+    "ModulePolicies",
     "PageOverflowError",
+    "Pareto",
+    "ParetoPoint",
     "PlaceholderError",
+    "Plan",
     "Policy",
     "Profile",
     "RegionHandle",
@@ -66,6 +75,7 @@ __all__ = [
     "offload",
     "opaque",
     "paging",
+    "plan",
     "policies",
     "profile",
     "record_reports",

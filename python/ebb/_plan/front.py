@@ -10,12 +10,14 @@ hull of bytes and time; what lies between its corners is filled by what adds mos
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from ebb._plan.min_cut import Network
+from ebb._plan.rules import can_be_said
 from ebb._plan.simulate import Saved, Simulator
 
 _MOST_POINTS = 40
@@ -98,9 +100,7 @@ class Choices:
                 if not self.free[maker]:
                     network.add(runs, 2 * maker, math.inf)
         ours = network.cut(source, sink)
-        return frozenset(
-            one for one in range(count) if 2 * one in ours and 2 * one + 1 not in ours
-        )
+        return frozenset(one for one in range(count) if 2 * one in ours and 2 * one + 1 not in ours)
 
     def corners(self) -> list[Saved]:
         """The choices that are cheapest at some price, from the fewest bytes to the most."""
@@ -129,7 +129,7 @@ class Choices:
         now = set(low)
         left = sorted(set(high) - now, key=lambda one: -self.size[one])[:_MOST_TRIED]
         while left:
-            held, time = self.cost(now)
+            _held, time = self.cost(now)
 
             def gain(one: int, time: float = time) -> float:
                 return (time - self.cost(now | {one})[1]) / max(1, self.size[one])
@@ -176,15 +176,23 @@ def front(simulator: Simulator, call: int) -> list[Point]:
     """
     choices = Choices(simulator, call)
     corners = choices.corners()
-    sets: dict[Saved | None, None] = dict.fromkeys(corners)
-    for low, high in zip(corners, corners[1:], strict=False):
+    sets: dict[Saved, None] = dict.fromkeys(corners)
+    for low, high in itertools.pairwise(corners):
         if len(sets) < _MOST_POINTS:
             sets.update(dict.fromkeys(choices.between(low, high)))
     points = []
-    for saved in [*sets, None]:
+    sayable = {_sayable(simulator, call, saved) for saved in sets}
+    for saved in [*sorted(sayable, key=sorted), None]:
         found = simulator.of_call(call, saved)
         points.append(Point(saved, found.held, found.added))
     return not_beaten(points)
+
+
+def _sayable(simulator: Simulator, call: int, saved: Saved) -> Saved:
+    """What a policy has room to say."""
+    names = simulator.step.names_of(call)
+    wanted = can_be_said([names[place] for place in saved], names)
+    return frozenset(place for place in saved if names[place] in wanted)
 
 
 def not_beaten(points: Iterable[Point]) -> list[Point]:

@@ -30,7 +30,7 @@ class Network:
             levels = self._levels(source, least)
             if sink not in levels:
                 return set(levels)
-            places = {node: 0 for node in levels}
+            places = dict.fromkeys(levels, 0)
             while self._push(source, sink, levels, places, least):
                 pass
 

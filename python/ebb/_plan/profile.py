@@ -180,17 +180,17 @@ def profile(step: Callable[[], object], *, steps: int = 3, warmup: int = 1) -> P
 
 
 def _recorded(step: Callable[[], object]) -> Profile:
-    _wait_for_devices()
+    wait_for_devices()
     _C.begin_profile()
     try:
         step()
-        _wait_for_devices()
+        wait_for_devices()
     finally:
         found = _C.end_profile()
     return _profile(found)
 
 
-def _wait_for_devices() -> None:
+def wait_for_devices() -> None:
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,6 +40,11 @@ class Changes:
         found = list(changes)
         self.taken = _times_and_bytes([one for one in found if one[1] > 0])
         self.given_back = _times_and_bytes([one for one in found if one[1] < 0])
+
+    def at(self, time: float) -> int:
+        """Bytes that are there at a time."""
+        parts = (self.taken, self.given_back)
+        return sum(int(sizes[times <= time].sum()) for times, sizes in parts)
 
 
 def _times_and_bytes(changes: list[tuple[float, int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,6 +144,19 @@ class Simulator:
     def of_call(self, call: int, saved: Saved | None) -> CallEstimate:
         """What one region comes to."""
         return self._of_call(call, saved)
+
+    def replayed(self, call: int, saved: Saved) -> set[int]:
+        """The operators of a region that run again."""
+        first = self.step.calls[call].operators.start
+        return set(self._replays(call, {first + one for one in saved} | self.step.stays))
+
+    def held_at(self, call: int, saved: Saved | None, time: float) -> int:
+        """Bytes that a region needs at a time."""
+        found = self.of_call(call, saved)
+        return found.own.at(time) + sum(
+            self.step.memories[memory].size
+            for memory in {one.memory for one in found.shared if one.begin <= time < one.end}
+        )
 
     def replay_time(self, operator: int) -> float:
         """Milliseconds that running an operator again takes."""
@@ -318,7 +335,9 @@ class Simulator:
                     yield Stretch(place, begin, max(until, begin + JUST))
         yield from self._stretches_of_inputs(call, needed, replayed_at)
 
-    def _copies(self, call: Call, kept: set[int], replayed_at: Mapping[int, float]) -> Iterable[tuple[float, int]]:
+    def _copies(
+        self, call: Call, kept: set[int], replayed_at: Mapping[int, float]
+    ) -> Iterable[tuple[float, int]]:
         """Of kept values that an operator is about to write over, while a replay needs them."""
         for number in call.operators:
             for value in self.step.operators[number].outputs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -103,6 +103,16 @@ class Step:
         self._inputs = self._find_inputs()
         self._shared = self._find_shared()
 
+    def names_of(self, call: int) -> Sequence[tuple[str, int]]:
+        """Of each operator of a region its name, and the how-manieth call of it this is, from 1."""
+        counts: Counter[str] = Counter()
+        found = []
+        for number in self.calls[call].operators:
+            name = self.operators[number].func_name
+            counts[name] += 1
+            found.append((name, counts[name]))
+        return found
+
     def is_shared(self, memory: int) -> bool:
         """Whether several regions know it."""
         return memory in self._shared
@@ -179,9 +189,7 @@ class Step:
         theirs = _Allocations(dropped)
         asked = [value.asked for value in dropped.values if value.asked >= 0]
         forward_ends = min(asked, default=dropped.duration) - JUST
-        clock = _Clock(
-            [*_moments(dropped), forward_ends], [*_moments(self), self.forward_ends]
-        )
+        clock = _Clock([*_moments(dropped), forward_ends], [*_moments(self), self.forward_ends])
         found = {}
         for one, other in zip(self.operators, dropped.operators, strict=True):
             for value, twin in zip(one.outputs, other.outputs, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -156,19 +157,60 @@ def _preset(name: object, at: _At, presets: Presets) -> _C.Policy:
     return presets[name]
 
 
-def loaded(path: str | os.PathLike[str], presets: Presets) -> _C.Policy:
-    """See :meth:`ebb.Policy.load`."""
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], _At]:
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"ebb: a policy's file must be a path; got {shown(path)}")
     at = _At(clipped(os.fsdecode(path), 1000))
     try:
         with open(path, "rb") as file:
-            table = tomllib.load(file)
+            return tomllib.load(file), at
     except RecursionError:
         raise at.error("it is nested too deeply") from None
     except ValueError as error:  # no TOML, no UTF-8, a number of too many digits, a path with \0
         raise at.error(error) from None
-    return _policy(table, at, presets)
+
+
+def loaded(path: str | os.PathLike[str], presets: Presets) -> _C.Policy:
+    """See :meth:`ebb.Policy.load`."""
+    return _policy(*_read(path), presets)
+
+
+def loaded_regions(
+    path: str | os.PathLike[str], presets: Presets
+) -> list[tuple[list[str], _C.Policy]]:
+    """Modules and their policies; see :meth:`ebb.ModulePolicies.load`."""
+    document, at = _read(path)
+    found = []
+    known: set[str] = set()
+    tables = at.array(at.table(document, ("regions",)).get("regions"))
+    for number, table in enumerate(tables):
+        here = at / "regions" / number
+        given = dict(here.table(table, ("modules", *_POLICY_KEYS)))
+        names = given.pop("modules", None)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise (here / "modules").error("must be an array of names")
+        for name in names:
+            if name in known:
+                raise (here / "modules").error(f"{shown(name)} has a policy already")
+            known.add(name)
+        found.append((names, _policy(given, here, presets)))
+    return found
+
+
+def has_regions(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is meant for `loaded_regions`, and not for `loaded`."""
+    return "regions" in _read(path)[0]
+
+
+def regions_to_toml(groups: Iterable[tuple[list[str], tuple[Part, ...], Decision]]) -> str:
+    """See :meth:`ebb.ModulePolicies.save`."""
+    tables = []
+    for names, parts, inputs in groups:
+        listed = "".join(f"    {json.dumps(name, ensure_ascii=False)},\n" for name in names)
+        listed = listed.replace("\x7f", "\\u007f")
+        text = re.sub(r"^\[\[", "[[regions.", to_toml(parts, inputs), flags=re.M)
+        tables.append(f"[[regions]]\nmodules = [\n{listed}]\n{text}")
+    return "\n".join(tables) if tables else "regions = []\n"
 
 
 def _line(key: str, value: object) -> str:

@@ -1,0 +1,89 @@
+"""Budgets: what a step may take, and errors about it."""
+
+from __future__ import annotations
+
+import math
+
+from ebb._plan.measured import Measured
+from ebb._support.shown import shown
+from ebb._support.sizes import number_of_bytes
+
+_MARGIN = 0.01  # of a budget, which plans leave free: what a simulator cannot know
+
+
+class BudgetError(ValueError):
+    """No plan keeps to the budget.
+
+    Attributes:
+        minimum: bytes; the least budget, all told, for which there is a plan.
+    """
+
+    __module__ = "ebb"  # where users, and pickles, find it
+
+    def __init__(self, message: str, minimum: int = 0) -> None:
+        super().__init__(message)
+        self.minimum = minimum
+
+
+def read_budget(budget: object) -> int | float:
+    """What a user wrote.
+
+    Args:
+        budget: bytes (``24 * 2**30``, ``"24GiB"``): all that is there at a time, what was there
+            when the step began included. Or a share (``0.4``, ``"40%"``) of what a plain step
+            allocates at most.
+
+    Returns:
+        An int of bytes, or a float above 0 and up to 1.
+
+    Raises:
+        TypeError: it is no number and no text.
+        ValueError: it makes no sense.
+    """
+    if isinstance(budget, bool) or not isinstance(budget, int | float | str):
+        raise TypeError(
+            f"ebb: a budget must be a number of bytes, such as '24GiB', or a share, such as 0.4 or "
+            f"'40%'; got {shown(budget)} of type {type(budget).__name__}"
+        )
+    if isinstance(budget, str):
+        budget = _number(budget)
+    if isinstance(budget, float):
+        if not math.isfinite(budget) or not 0 < budget <= 1:
+            raise ValueError(
+                f"ebb: a share must be more than 0 and at most 1 (100%); got {shown(budget)}. "
+                "Bytes are an int, or have a unit: '24GiB'"
+            )
+        return budget
+    if number_of_bytes("a budget", budget) == 0:
+        raise ValueError("ebb: a budget must be more than 0 bytes")
+    return budget
+
+
+def _number(text: str) -> int | float:
+    text = text.strip()
+    is_percent = text.endswith("%")
+    digits = text.removesuffix("%").strip()
+    if is_percent or ("." in digits and digits.replace(".", "", 1).isdecimal()):
+        try:
+            number = float(digits)
+        except ValueError:
+            raise ValueError(
+                f"ebb: a budget must be bytes, such as '24GiB', or a share, such as '40%' or "
+                f"'0.4'; got {shown(text)}"
+            ) from None
+        return number / 100 if is_percent else number
+    try:
+        return number_of_bytes("a budget", digits)
+    except ValueError as error:
+        raise ValueError(f"{error}. Or a share: '40%', '0.4'") from None
+
+
+def allowed(measured: Measured, budget: int | float) -> int:
+    """Bytes that a step may allocate above what is there when it begins, a margin left out."""
+    whole = budget * measured.plain_peak if isinstance(budget, float) else budget - measured.base
+    return math.floor(whole * (1 - _MARGIN))
+
+
+def in_all(measured: Measured, peak: int) -> int:
+    """The least budget of bytes, all told, that allows a peak."""
+    return measured.base + math.ceil(peak / (1 - _MARGIN)) + 1

@@ -1,0 +1,207 @@
+"""Which region keeps what, so that a step stays in a budget and takes the least time."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+from ebb._plan.front import Point, front, hull
+from ebb._plan.simulate import Estimate, Saved, Simulator
+from ebb._plan.step import Call, Step
+
+Chosen = Mapping[str, Point]
+"""What each region, by its name, is to do."""
+
+
+# Note [How a plan is chosen]
+# Regions that did the same (same operators, sizes and dependencies) share one front of choices, see
+# `front`. All begin with the fewest bytes. Then the steps along the fronts' hulls are taken, those
+# first that gain most time for a byte; each by as many regions as the budget allows, found by
+# bisection. The latest regions come first: what they keep is given up first, so that it is there
+# for the shortest time; and backward begins with the last one, whose results are all there then
+# anyway. At last, what is left is filled by choices between the hulls' corners. After each step
+# the whole step is simulated, so no plan is above the budget that the simulator was asked about.
+
+
+class Chooser:
+    """Chooses for budgets.
+
+    Args:
+        simulator: of the step.
+    """
+
+    def __init__(self, simulator: Simulator) -> None:
+        self.simulator = simulator
+        self.calls: dict[str, list[int]] = defaultdict(list)  # of each region, by its name
+        for number, call in enumerate(simulator.step.calls):
+            self.calls[call.region].append(number)
+        self.fronts: dict[str, list[Point]] = {}
+        self.alike: dict[str, int] = {}  # regions that did the same have the same number
+        self._find_fronts()
+
+    def estimate(self, chosen: Chosen) -> Estimate:
+        """What a step takes in which regions do so."""
+        saved: list[Saved | None] = [None] * len(self.simulator.step.calls)
+        for region, numbers in self.calls.items():
+            for number in numbers:
+                saved[number] = self._translated(chosen[region].saved, numbers[0], number)
+        return self.simulator.estimate(saved)
+
+    def who_holds(self, chosen: Chosen) -> list[tuple[str, int]]:
+        """Who needs how many bytes when the most are there, the most first."""
+        found = self.estimate(chosen)
+        counts: Counter[str] = Counter()
+        for region, numbers in self.calls.items():
+            for number in numbers:
+                saved = self._translated(chosen[region].saved, numbers[0], number)
+                held = self.simulator.held_at(number, saved, found.peaks_at)
+                call = self.simulator.step.calls[number]
+                works = call.asked and call.asked[0][0] <= found.peaks_at <= call.asked[-1][0]
+                counts[f"in {region} while its backward runs" if works else "kept by others"] += (
+                    held
+                )
+        counts["outside of regions"] = max(0, found.peak - counts.total())
+        return [(who, held) for who, held in counts.most_common() if held > 0]
+
+    def plain(self) -> Chosen:
+        """No region at all."""
+        return {region: points[-1] for region, points in self.fronts.items()}
+
+    def least(self) -> Chosen:
+        """What needs the fewest bytes."""
+        best = {region: points[0] for region, points in self.fronts.items()}
+        peak = self.estimate(best).peak
+        longest = max(map(len, self.fronts.values()), default=0)
+        for place in range(1, longest):
+            other = {
+                region: points[min(place, len(points) - 1)]
+                for region, points in self.fronts.items()
+            }
+            found = self.estimate(other).peak
+            if found < peak:
+                best, peak = other, found
+        return best
+
+    def choose(self, budget: int) -> Chosen | None:
+        """The fastest that was found; None if none keeps to the budget.
+
+        Args:
+            budget: the most bytes that the step may allocate at a time.
+        """
+        plain = self.plain()
+        if self.estimate(plain).peak <= budget:
+            return plain
+        least = self.least()
+        if self.estimate(least).peak > budget:
+            return None
+        return self._filled(self._along_hulls(dict(least), budget), budget)
+
+    def _along_hulls(self, chosen: dict[str, Point], budget: int) -> dict[str, Point]:
+        steps = []
+        for number in sorted(set(self.alike.values())):
+            regions = [region for region, alike in self.alike.items() if alike == number]
+            for low, high in itertools.pairwise(hull(self.fronts[regions[0]])):
+                gain = (low.added - high.added) / max(1, high.held - low.held)
+                steps.append((gain, number, low, high))
+        for region, point in chosen.items():
+            corners = hull(self.fronts[region])
+            if point not in corners:
+                chosen[region] = corners[0]
+        for _, number, low, high in sorted(steps, key=lambda step: -step[0]):
+            ready = [
+                region
+                for region, alike in self.alike.items()
+                if alike == number and chosen[region] == low
+            ]
+            self._raise(chosen, ready, high, budget)
+        return chosen
+
+    def _filled(self, chosen: dict[str, Point], budget: int) -> dict[str, Point]:
+        for number in sorted(set(self.alike.values())):
+            regions = [region for region, alike in self.alike.items() if alike == number]
+            for target in reversed(self.fronts[regions[0]]):
+                left = budget - self.estimate(chosen).peak
+                ready = [
+                    region
+                    for region in regions
+                    if chosen[region].added > target.added
+                    and (target.held - chosen[region].held <= left or region == regions[-1])
+                ]
+                self._raise(chosen, ready, target, budget)
+        return chosen
+
+    def _raise(
+        self, chosen: dict[str, Point], regions: Sequence[str], to: Point, budget: int
+    ) -> None:
+        """Gives as many of these regions, the latest first, another choice as the budget allows."""
+        order = sorted(regions, key=lambda region: -self.calls[region][0])
+
+        def fits(count: int) -> bool:
+            tried = {**chosen, **dict.fromkeys(order[:count], to)}
+            return self.estimate(tried).peak <= budget
+
+        chosen.update(dict.fromkeys(order[: _most(len(order), fits)], to))
+
+    def _find_fronts(self) -> None:
+        known: dict[Hashable, tuple[int, list[Point]]] = {}
+        step = self.simulator.step
+        for region, numbers in self.calls.items():
+            signature = tuple(_signature(step, step.calls[number]) for number in numbers)
+            if signature not in known:
+                known[signature] = (len(known), self._front(numbers))
+            self.alike[region], self.fronts[region] = known[signature]
+
+    def _front(self, numbers: Sequence[int]) -> list[Point]:
+        """Of a region that was entered several times, what all of them come to."""
+        points = front(self.simulator, numbers[0])
+        if len(numbers) == 1:
+            return points
+        return [
+            Point(point.saved, point.held, sum(self._added(point, numbers))) for point in points
+        ]
+
+    def _added(self, point: Point, numbers: Sequence[int]) -> list[float]:
+        return [
+            self.simulator.of_call(number, self._translated(point.saved, numbers[0], number)).added
+            for number in numbers
+        ]
+
+    def _translated(self, saved: Saved | None, origin: int, call: int) -> Saved | None:
+        """What one call keeps, for another of the same region: the same calls of operators."""
+        if saved is None or origin == call:
+            return saved
+        names_there = self.simulator.step.names_of(origin)
+        wanted = {names_there[place] for place in saved}
+        names = self.simulator.step.names_of(call)
+        return frozenset(place for place, name in enumerate(names) if name in wanted)
+
+
+def _signature(step: Step, call: Call) -> Hashable:
+    """What is the same for regions that do the same."""
+    places: dict[int, int] = {}
+
+    def place(value: int) -> int:
+        return places.setdefault(value, len(places))
+
+    return tuple(
+        (
+            one.func_name,
+            tuple(map(place, one.inputs)),
+            tuple((place(v), step.values[v].memory, step.values[v].saved) for v in one.outputs),
+            number in step.stays,
+        )
+        for number in call.operators
+        for one in [step.operators[number]]
+    )
+
+
+def _most(count: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `count` that fits, if all below a fitting one do; 0 always does."""
+    if count == 0 or fits(count):
+        return count
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

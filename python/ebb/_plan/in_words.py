@@ -1,0 +1,99 @@
+"""Plans in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ebb._plan.choose import Chooser, Chosen
+from ebb._plan.measured import Measured
+from ebb._report.text import size
+from ebb._support.names import in_ranges
+
+if TYPE_CHECKING:
+    from ebb._plan.plan import Plan
+
+
+def summary(plan: Plan) -> str:
+    """One line."""
+    if not plan.policies:
+        return (
+            f"ebb: the step fits as it is ({size(plan.plain_peak)} of {size(plan.budget)}): "
+            "nothing is recomputed, and no module is a region"
+        )
+    share = plan.peak / max(1, plan.plain_peak)
+    slower = plan.duration / plan.plain_duration - 1
+    regions = ", ".join(in_ranges(plan.policies))
+    many = "region" if len(plan.policies) == 1 else "regions"
+    return (
+        f"ebb: {len(plan.policies)} {many} ({regions}); the step will allocate {size(plan.peak)}, "
+        f"{share:.0%} of {size(plan.plain_peak)}, and take {slower:.1%} more time"
+    )
+
+
+def explained(plan: Plan, chooser: Chooser, chosen: Chosen) -> str:
+    """A paragraph for each kind of region."""
+    lines = [summary(plan).removeprefix("ebb: "), ""]
+    groups: dict[tuple[int, object], list[str]] = {}
+    for region, point in chosen.items():
+        groups.setdefault((chooser.alike[region], point.saved), []).append(region)
+    for regions in groups.values():
+        lines += _of_group(regions, chooser, chosen)
+    return "\n".join(lines)
+
+
+def _of_group(regions: list[str], chooser: Chooser, chosen: Chosen) -> list[str]:
+    name = ", ".join(in_ranges(regions))
+    point = chosen[regions[0]]
+    call = chooser.calls[regions[0]][0]
+    if point.saved is None:
+        return [f"{name}: no region; {size(point.held)} each are kept, as in plain eager"]
+    step = chooser.simulator.step
+    kept: Counter[str] = Counter()
+    again: Counter[str] = Counter()
+    times: Counter[str] = Counter()
+    replayed = chooser.simulator.replayed(call, point.saved)
+    for place, number in enumerate(step.calls[call].operators):
+        op = step.operators[number].func_name.removeprefix("aten::").removesuffix(".default")
+        if place in point.saved:
+            kept[op] += sum(step.values[value].memory for value in step.operators[number].outputs)
+        elif number in replayed:
+            saved = [v for v in step.operators[number].outputs if step.values[v].saved]
+            again[op] += sum(step.values[value].memory for value in saved)
+            times[op] += chooser.simulator.replay_time(number)  # type: ignore[assignment]
+    lines = [f"{name}: {size(point.held)} each are kept, {point.added:.2f} ms each are added"]
+    if kept:
+        lines.append("  kept: " + ", ".join(f"{op} ({size(n)})" for op, n in kept.most_common()))
+    if again:
+        lines.append(
+            "  made again: "
+            + ", ".join(
+                f"{op} ({size(again[op])} given up, {time:.2f} ms)"
+                for op, time in times.most_common()
+            )
+        )
+    return lines
+
+
+def least_explained(
+    measured: Measured,
+    budget: int | float,
+    peak: int,
+    minimum: int,
+    chooser: Chooser,
+    chosen: Chosen,
+) -> str:
+    """Why a budget is too small."""
+    if isinstance(budget, float):
+        share = peak / max(1, measured.plain_peak)
+        asked, least = f"{budget:.1%}", f"{share + 0.0051:.0%}, or {size(minimum)} all told"
+    else:
+        asked, least = size(budget), size(minimum)
+    makers = chooser.who_holds(chosen)
+    parts = ", ".join(f"{size(held)} {who}" for who, held in makers[:4])
+    return (
+        f"ebb: a budget of {asked} is too small: the least is {least}. "
+        f"{size(measured.base)} are there when the step begins; with all recomputed it takes "
+        f"{size(peak)} more: {parts}. A smaller batch, or parameters and states elsewhere, would "
+        "make room"
+    )

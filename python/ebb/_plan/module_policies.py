@@ -1,0 +1,124 @@
+"""Policies of a model's modules, by their names: applied, written and read."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from ebb._policy.policy import Policy
+from ebb._policy.presets import PRESETS
+from ebb._policy.text import loaded_regions, regions_to_toml
+from ebb._region.apply import RegionHandle, apply
+
+_HEAD = """\
+# Modules that are regions, and what each keeps. Used by
+#     ebb.ModulePolicies.load("{name}").apply(model)
+# or, without touching the job, by EBB={name}
+"""
+
+
+class RegionHandles:
+    """Modules that became regions, under several policies.
+
+    Attributes:
+        names: their fully qualified names.
+    """
+
+    def __init__(self, handles: list[RegionHandle]) -> None:
+        self._handles = handles
+        self.names = tuple(name for handle in handles for name in handle.names)
+
+    def remove(self) -> None:
+        """Give the modules their own forward back.
+
+        Raises:
+            RuntimeError: as :meth:`ebb.RegionHandle.remove`.
+        """
+        while self._handles:
+            self._handles[-1].remove()
+            self._handles.pop()
+
+    def __enter__(self) -> RegionHandles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+class ModulePolicies:
+    """Which modules of a model are regions, each with a policy of its own.
+
+    Attributes:
+        policies: by the module's fully qualified name.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> handle = ebb.ModulePolicies({"0": ebb.policies.recompute_all}).apply(model)
+        >>> handle.names
+        ('0',)
+    """
+
+    __module__ = "ebb"  # where users, and pickles, find it
+
+    def __init__(self, policies: Mapping[str, Policy]) -> None:
+        self.policies = dict(policies)
+
+    def apply(self, model: torch.nn.Module) -> RegionHandles:
+        """Make these modules of a model regions, as :func:`ebb.apply` does.
+
+        Args:
+            model: has modules of these names, with or without those of wrappers.
+
+        Returns:
+            A handle whose ``remove()`` undoes it; it is also a context manager.
+
+        Raises:
+            TypeError: ``model`` is no module.
+            ValueError: it has no such module, or one that is a region already; nothing is changed.
+        """
+        handles = RegionHandles([])
+        try:
+            for policy, names in self.groups():
+                found = apply(model, policy, [glob.escape(name) for name in names])
+                handles = RegionHandles([*handles._handles, found])
+        except BaseException:
+            handles.remove()
+            raise
+        return handles
+
+    def groups(self) -> list[tuple[Policy, list[str]]]:
+        """Each policy, and the modules that have it."""
+        found: dict[str, tuple[Policy, list[str]]] = {}
+        for name, policy in self.policies.items():
+            found.setdefault(policy.dump(), (policy, []))[1].append(name)
+        return list(found.values())
+
+    def save(self, path: str | Path) -> None:
+        """Write it as TOML, for people too: a table for each policy, as in a policy's file, with
+        ``modules``, the names of those that have it.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        groups = ((names, policy._parts(), policy.inputs) for policy, names in self.groups())
+        text = _HEAD.format(name=Path(path).name) + regions_to_toml(groups)
+        Path(path).write_text(text, encoding="utf-8")
+
+    @staticmethod
+    def load(path: str | Path) -> ModulePolicies:
+        """Read what :meth:`save` wrote, or somebody by hand.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is no such file; the message tells where.
+        """
+        return ModulePolicies(
+            {
+                name: Policy._from_compiled(compiled)
+                for names, compiled in loaded_regions(path, PRESETS)
+                for name in names
+            }
+        )

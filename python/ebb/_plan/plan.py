@@ -1,0 +1,186 @@
+"""Plans: what to keep so that a step stays in a budget of memory, and what that costs."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from ebb import ahead
+from ebb._plan.blocks import find_blocks
+from ebb._plan.budget import BudgetError, allowed, in_all, read_budget
+from ebb._plan.choose import Chooser, Chosen
+from ebb._plan.in_words import explained, least_explained, summary
+from ebb._plan.measured import Measured
+from ebb._plan.measuring import measure
+from ebb._plan.module_policies import ModulePolicies
+from ebb._plan.pareto import Pareto, ParetoPoint
+from ebb._plan.rules import policy_of
+from ebb._plan.simulate import Estimate, Simulator
+from ebb._policy.policy import Policy
+from ebb._support.shown import shown
+
+
+class Plan(ModulePolicies):
+    """What :func:`ebb.plan` decided: which modules become regions, and what each keeps.
+
+    Attributes:
+        policies: by the module's fully qualified name. Modules without one stay as they are.
+        budget: bytes that the step was allowed to allocate above what is there when it begins.
+        peak: what it will allocate at most, in bytes.
+        duration: what it will take, in milliseconds.
+        plain_peak, plain_duration: of the step without regions, measured.
+        replays: how many operators run again.
+    """
+
+    def __init__(self, chooser: Chooser, measured: Measured, budget: int, chosen: Chosen) -> None:
+        super().__init__(_policies(chooser, chosen))
+        found = chooser.estimate(chosen)
+        self.budget = budget
+        self.peak, self.duration, self.replays = found.peak, found.duration, found.replays
+        self.plain_peak, self.plain_duration = measured.plain_peak, measured.plain
+        self._chooser, self._measured, self._chosen = chooser, measured, chosen
+
+    def summary(self) -> str:
+        """What was decided, in one line."""
+        return summary(self)
+
+    def explain(self) -> str:
+        """What each region keeps and makes again, and what that costs, in words."""
+        return explained(self, self._chooser, self._chosen)
+
+    def pareto(self, points: int = 20) -> Pareto:
+        """What other budgets would cost.
+
+        Args:
+            points: how many, from the least budget to one at which nothing is given up.
+
+        Raises:
+            TypeError: ``points`` is no int.
+            ValueError: it is less than 2.
+        """
+        if isinstance(points, bool) or not isinstance(points, int):
+            raise TypeError(f"ebb: points must be an int; got {shown(points)}")
+        if points < 2:
+            raise ValueError(f"ebb: points must be 2 or more; got {points}")
+        least = self._chooser.estimate(self._chooser.least())
+        plain = self._chooser.estimate(self._chooser.plain())
+        budgets = [
+            least.peak + (plain.peak - least.peak) * place // (points - 1)
+            for place in range(points)
+        ]
+        found = [self._estimate(budget) for budget in dict.fromkeys(budgets)]
+        return Pareto(
+            [ParetoPoint(budget, one.peak, one.duration, one.replays) for budget, one in found],
+            self.plain_peak,
+            self.plain_duration,
+            self.budget,
+        )
+
+    def _estimate(self, budget: int) -> tuple[int, Estimate]:
+        chosen = self._chooser.choose(budget)
+        return budget, self._chooser.estimate(chosen or self._chooser.least())
+
+
+def _policies(chooser: Chooser, chosen: Chosen) -> dict[str, Policy]:
+    made: dict[tuple[int, object], Policy] = {}
+    policies = {}
+    step = chooser.simulator.step
+    for region, point in chosen.items():
+        if point.saved is None:
+            continue
+        key = chooser.alike[region], point.saved
+        if key not in made:
+            names = step.names_of(chooser.calls[region][0])
+            made[key] = policy_of([names[place] for place in point.saved], names)
+        policies[region] = made[key]
+    return policies
+
+
+def plan_of(measured: Measured, budget: int | float, *, at_least: bool = False) -> Plan:
+    """The plan for a step that was measured.
+
+    Args:
+        measured: the step.
+        budget: bytes, all told, or a share, see :func:`ebb.plan`.
+        at_least: if the budget is too small, give the plan that needs the least.
+
+    Raises:
+        BudgetError: the budget is too small.
+        ValueError: the two profiles are of different steps, or the step has no regions.
+    """
+    simulator = Simulator(measured, ahead=ahead.settings()["regions"] > 0)
+    if not any(call.asked for call in simulator.step.calls):
+        raise ValueError(
+            "ebb: there is nothing to plan: no module that could be a region ran forward and "
+            "backward in the step"
+        )
+    chooser = Chooser(simulator)
+    bytes_allowed = allowed(measured, budget)
+    chosen = chooser.choose(bytes_allowed)
+    if chosen is None:
+        chosen = chooser.least()
+        if not at_least:
+            peak = chooser.estimate(chosen).peak
+            minimum = in_all(measured, peak)
+            message = least_explained(measured, budget, peak, minimum, chooser, chosen)
+            raise BudgetError(message, minimum)
+    return Plan(chooser, measured, bytes_allowed, chosen)
+
+
+def plan(
+    step: Callable[[], object],
+    model: torch.nn.Module,
+    budget: int | float | str,
+    *,
+    modules: str | Iterable[str] | None = None,
+) -> Plan:
+    """Decide what to keep so that a step stays in a budget of memory and takes the least time.
+
+    Runs the step some twenty times: as it is, with regions that keep all, and with regions that
+    recompute all. Then each result that autograd needs is kept or made again,
+    whichever costs less; blocks that do the same share one decision as far as the budget allows.
+    Nothing is changed: ``plan.apply(model)`` does that.
+
+    Args:
+        step: runs a forward of the model and its backward, and whatever else belongs to a step. It
+            must do the same each time.
+        model: no region may be in it yet.
+        budget: bytes, an int or text such as ``"24GiB"``: weights and whatever else is there
+            when the step begins included. On the CPU that is the model's parameters, their
+            gradients and buffers; on an accelerator all that is allocated there. Or a share, a
+            float or text such as ``"40%"``, of what the step allocates at most without regions.
+        modules: globs of modules that may become regions, as for :func:`ebb.apply`. Default:
+            the repeated blocks of the model.
+
+    Returns:
+        A :class:`Plan`. If the step fits as it is, no module becomes a region.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument makes no sense; or no module that may be a region runs in the step.
+        BudgetError: the budget is too small. The message names the least, and what makes it.
+        RuntimeError: the step did not do the same each time.
+
+    Example:
+        >>> model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(32, 64),
+        ...     torch.nn.GELU(), torch.nn.Linear(64, 32)) for _ in range(4)))
+        >>> x = torch.ones(16, 32)
+        >>> plan = ebb.plan(lambda: model(x).sum().backward(), model, budget=0.8)
+        >>> plan.peak < plan.plain_peak
+        True
+        >>> handle = plan.apply(model)
+    """
+    if not callable(step):
+        raise TypeError(f"ebb: step must be a function; got {type(step).__name__}")
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"ebb: model must be a torch.nn.Module; got {type(model).__name__}")
+    given = read_budget(budget)
+    return plan_of(measure(step, model, _globs(model, modules)), given)
+
+
+def _globs(model: torch.nn.Module, modules: str | Iterable[str] | None) -> Sequence[str]:
+    if modules is None:
+        return [glob.escape(name) for name in find_blocks(model)]
+    return [modules] if isinstance(modules, str) else list(modules)
