@@ -15,7 +15,7 @@ from _ebb_switches import is_set
 from ebb import _C
 from ebb._launch.agreeing import MEETINGS, Offer, Ranks, ranks_of_job
 from ebb._launch.budgeted import Blocks, Shape
-from ebb._launch.measuring import STEPS, Measuring, NoPlanError, Outcome
+from ebb._launch.measured_steps import STEPS, Measuring, NoPlanError, Outcome
 from ebb._launch.step_clock import StepClock
 from ebb._launch.taken import Taken
 from ebb._plan.budget import BudgetError
@@ -112,12 +112,13 @@ class Budget:
         self._announced = True
         shown = ", ".join(dict.fromkeys(in_ranges(names)))
         self._tell(
-            f"{STEPS} steps are measured, then it is planned what these keep: {clipped(shown, 300)}; "
-            "EBB_DISABLE=1 turns it off"
+            f"{STEPS} steps are measured, then it is planned what these keep: "
+            f"{clipped(shown, 300)}; EBB_DISABLE=1 turns it off"
         )
         if self._taken.text.startswith("EBB="):
             self._tell(
-                f"{self._taken.text} counts only for calls of torch.utils.checkpoint outside of them"
+                f"{self._taken.text} counts for calls of torch.utils.checkpoint that are in none "
+                "of these, and for nothing else"
             )
 
     def _tell(self, what: str) -> None:
@@ -228,7 +229,8 @@ class Budget:
         try:
             plan, too_small = plan_of(measured, budget), ""
         except BudgetError as error:
-            plan, too_small = plan_of(measured, error.minimum), str(error).removeprefix("ebb: ")
+            plan = plan_of(measured, budget, at_least=True)
+            too_small = str(error).removeprefix("ebb: ")
         return Decided(dict(plan.policies), plan.summary().removeprefix("ebb: "), too_small)
 
     def _switch(self, decided: Decided) -> None:
@@ -241,10 +243,8 @@ class Budget:
         self.blocks.follow(decided.policies, save_all if self._taken.announced else None)
         if decided.too_small:
             self._tell(f"{clipped(decided.too_small, 500)}; what needs least: {decided.summary}")
-        elif decided.policies:
-            self._tell(decided.summary)
         else:
-            self._tell(f"nothing is recomputed, since all fits: {decided.summary}")
+            self._tell(decided.summary)
         if self._outcome.varies and self._plans == 1:
             self._tell(
                 "the sizes of batches change; the plan is made for the largest that was measured"

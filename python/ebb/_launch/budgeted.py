@@ -26,7 +26,6 @@ from ebb._region.region import run_in_region
 from ebb._support.log import log
 from ebb._support.names import template
 
-
 Shape = tuple[int, int]  # calls and size, as in Seen
 
 
@@ -165,7 +164,7 @@ class Blocks:
         return list(found.values())
 
     def take(self) -> tuple[Seen, bool]:
-        """What they did since it was last asked, and whether one did something for the first time."""
+        """What they did since it was last asked, and whether one did so for the first time."""
         self._new = []
         all_seen = {block: block.take() for block in self.alive()}
         known = len(self._used)
@@ -231,7 +230,10 @@ def _is_free(module: torch.nn.Module) -> bool:
         marks = marks_of(inner)
         if marks is not None and marks.region is not None:
             return False
-        if isinstance(inner, torch._dynamo.OptimizedModule) or inner._compiled_call_impl is not None:
+        if (
+            isinstance(inner, torch._dynamo.OptimizedModule)
+            or inner._compiled_call_impl is not None
+        ):
             return False
     return True
 

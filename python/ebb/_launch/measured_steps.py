@@ -11,18 +11,17 @@ from typing import Any
 
 import torch
 
-from ebb import _C
+from ebb import _C, ahead
 from ebb._launch.budgeted import Blocks, Seen
 from ebb._plan.measured import Measured, base_bytes
-from ebb._plan.profile import Profile, _median, _profile, _wait_for_devices
-from ebb._policy.policy import Policy
+from ebb._plan.profile import Profile, _median, _profile, wait_for_devices
 from ebb.policies import recompute_all, save_all
 
 
 class Do(Enum):
     """What is done with a step beside running it."""
 
-    NOTHING = auto()  # the first step of a kind takes longer, and allocates what stays
+    LISTEN = auto()  # the first step of a kind takes longer, and allocates what stays
     TIME = auto()
     PROFILE = auto()
 
@@ -32,10 +31,13 @@ class Do(Enum):
 # a job that fits in no other way has run some when it is known what the others would need. A step
 # counts only if it calls blocks as often as those before: not if an evaluation came between, or a
 # scaler skipped the optimizer, so that it is two. It is then done once more.
+#
+# torch tells on the CPU that memory is given back only if it told that it was taken: gradients of a
+# step that is not recorded would seem to stay. So the step before a profile is recorded, too.
 _ORDER = (
-    ("dropped", recompute_all, (Do.TIME, Do.PROFILE, Do.TIME)),
-    ("kept", save_all, (Do.NOTHING, Do.PROFILE, Do.PROFILE, Do.TIME, Do.TIME)),
-    ("plain", None, (Do.NOTHING, Do.PROFILE, Do.TIME, Do.TIME)),
+    ("dropped", recompute_all, (Do.LISTEN, Do.PROFILE, Do.TIME)),
+    ("kept", save_all, (Do.LISTEN, Do.PROFILE, Do.PROFILE, Do.TIME, Do.TIME)),
+    ("plain", None, (Do.LISTEN, Do.PROFILE, Do.TIME, Do.TIME)),
 )
 STEPS = 1 + sum(len(done) for _, _, done in _ORDER)  # with the one that runs already
 _MOST_AGAIN = 20  # steps that did not count, before there is no plan
@@ -89,6 +91,7 @@ class Measuring:
         self._recording = Recording()
         self._begin_anew()
         self._again = 0  # steps that did not count
+        self._ahead = 0  # regions that are replayed ahead otherwise
 
     def _begin_anew(self) -> None:
         self._todo = [(name, policy, do) for name, policy, all_of in _ORDER for do in all_of]
@@ -100,6 +103,8 @@ class Measuring:
     def begin(self) -> None:
         """A step begins, the first that is measured."""
         self._blocks.forget_sizes()
+        self._ahead = ahead.settings()["regions"]
+        ahead.configure(regions=0)  # what a replay takes is measured, not what is left to be seen
         self._prepare()
 
     def step_ended(self, seen: Seen) -> Outcome | None:
@@ -122,11 +127,13 @@ class Measuring:
         if self._todo:
             self._prepare()
             return None
+        self.stop()
         return self._outcome()
 
     def stop(self) -> None:
         """Nothing is measured any more."""
         self._recording.end()
+        ahead.configure(regions=self._ahead)
 
     def _prepare(self) -> None:
         name, policy, do = self._todo[0]
@@ -200,16 +207,15 @@ class Recording:
     """One step: how long it takes, and, if that is asked for, its profile."""
 
     def __init__(self) -> None:
-        self._do = Do.NOTHING
+        self._do = Do.TIME
         self._began = 0.0
         self._undo = ExitStack()  # of what is in place while a profile is recorded
         self._failed = False
 
     def begin(self, do: Do) -> None:
         self._do, self._failed = do, False
-        if do is not Do.NOTHING:
-            _wait_for_devices()
-        if do is Do.PROFILE:
+        wait_for_devices()
+        if do is not Do.TIME:
             try:
                 _C.begin_profile()
             except RuntimeError:  # torch's profiler runs
@@ -221,16 +227,15 @@ class Recording:
 
     def end(self) -> tuple[float, Profile | None] | None:
         """Milliseconds, and a profile if there was to be one; None if there is none."""
-        if self._do is not Do.NOTHING:
-            _wait_for_devices()
+        wait_for_devices()
         duration = (time.perf_counter() - self._began) * 1e3
         self._found: dict[str, Any] | None = None
         self._undo.close()
-        if self._do is not Do.PROFILE:
+        if self._do is Do.TIME:
             return duration, None
         if self._failed or self._found is None:
             return None
-        return duration, _profile(self._found)
+        return duration, _profile(self._found) if self._do is Do.PROFILE else None
 
     def _end_profile(self) -> None:
         try:
