@@ -95,10 +95,13 @@ class Budget:
 
     def meet(self, model: torch.nn.Module) -> None:
         """Before the first forward of a model."""
-        self._models.add(model)
-        names = self.blocks.add(model, recompute_all)
-        if names and torch.is_grad_enabled():
-            self._announce(names)
+        try:
+            self._models.add(model)
+            names = self.blocks.add(model, recompute_all)
+            if names and torch.is_grad_enabled():
+                self._announce(names)
+        except Exception as error:
+            self._fail(error)
 
     def calls_do_nothing(self) -> bool:
         """Whether calls of torch.utils.checkpoint are no regions now: where a block's policy
@@ -139,8 +142,11 @@ class Budget:
             if isinstance(error, BudgetError) and is_set("EBB_STRICT"):
                 self._stop()
                 raise
-            log.info("budget", exc_info=True)
-            self._give_up(f"{type(error).__name__}: {error}")
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        log.info("budget", exc_info=True)
+        self._give_up(f"{type(error).__name__}: {error}")
 
     def _in_backward(self) -> None:
         if not self._has_ended:
@@ -175,14 +181,18 @@ class Budget:
 
     def _begin(self) -> None:
         """Steps are measured from now on."""
-        for model in list(self._models):
-            self.blocks.add(model, recompute_all)
+        self._add_all()
         if self._measuring is not None:
             self._measuring.stop()
         self._outcome, self._growth = None, 1.0
         self._announce([block.name for block in self.blocks.used()])
         self._measuring = Measuring(self.blocks, lambda: list(self._clock.optimizers))
         self._measuring.begin()
+
+    def _add_all(self) -> None:
+        """Also those that were given their own forward back."""
+        for model in list(self._models):
+            self.blocks.add(model, recompute_all)
 
     def _give_up(self, why: str) -> None:
         self._stop()
@@ -239,6 +249,7 @@ class Budget:
         if decided.too_small and is_set("EBB_STRICT"):
             raise BudgetError(f"ebb: EBB_BUDGET={self._text}: {decided.too_small}")
         self._plans += 1
+        self._add_all()
         # A call of torch.utils.checkpoint around a block would recompute it.
         self.blocks.follow(decided.policies, save_all if self._taken.announced else None)
         if decided.too_small:

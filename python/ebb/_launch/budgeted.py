@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -130,25 +131,44 @@ class Blocks:
         self._used: set[Block] = set()  # that have been called with gradients
         self._watched: list[Block] = []  # by which a change of shapes is seen
         self._new: list[Block] = []  # that were added since all were taken
+        # What a module was called once it is called again.
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     def add(self, root: torch.nn.Module, policy: Policy) -> list[str]:
         """The blocks of a model are regions under this policy; returns their names."""
-        known = {block.name for block in self._all}
         added = []
         for plain, module in self._blocks_of(root):
             if _is_free(module):
-                block = Block(_unlike(plain or type(module).__name__, root, known), module, root)
+                name = self._name_of(module, plain, root)
+                block = Block(name, module, root)
                 block.put(policy)
                 self._all.append(block)
                 self._new.append(block)
-                known.add(block.name)
-                added.append(block.name)
-                log.info("%s (%s) is a block", block.name, type(module).__name__)
+                added.append(name)
+                log.info("%s (%s) is a block", name, type(module).__name__)
         return added
 
     def _blocks_of(self, root: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
         wanted = set(select(root, self._patterns) if self._patterns else find_blocks(root))
-        return [(plain, module) for name, plain, module in modules_of(root) if name in wanted]
+        compiled = {
+            inner for module in root.modules() if _is_compiled(module) for inner in module.modules()
+        }
+        return [
+            (plain, module)
+            for name, plain, module in modules_of(root)
+            if name in wanted and module not in compiled
+        ]
+
+    def _name_of(self, module: torch.nn.Module, plain: str, root: torch.nn.Module) -> str:
+        """A name that no other block has: models of one kind have the same names inside."""
+        if module not in self._names:
+            kind = type(root).__name__
+            known = set(self._names.values())
+            several = (f"{kind}@{number}" for number in itertools.count(2))
+            owners = itertools.chain(["", kind], several)
+            names = (".".join(filter(None, (owner, plain))) for owner in owners)
+            self._names[module] = next(name for name in names if name and name not in known)
+        return self._names[module]
 
     def alive(self) -> list[Block]:
         """Those whose modules are."""
@@ -226,6 +246,8 @@ def _is_free(module: torch.nn.Module) -> bool:
     """Whether it can be a region, and neither it nor a module inside is one."""
     if isinstance(module, torch.jit.ScriptModule) or not can_mark(module):
         return False
+    if type(module).__module__.startswith("torch.") and not module._modules:
+        return False  # a layer, which somebody calls by itself: it has nothing inside to give up
     for inner in module.modules():
         marks = marks_of(inner)
         if marks is not None and marks.region is not None:
@@ -238,12 +260,6 @@ def _is_free(module: torch.nn.Module) -> bool:
     return True
 
 
-def _unlike(name: str, root: torch.nn.Module, known: Iterable[str]) -> str:
-    """A name that no other block has: models of one kind have the same names inside."""
-    if name not in known:
-        return name
-    name = f"{type(root).__name__}.{name}"
-    number, found = 2, name
-    while found in known:
-        number, found = number + 1, f"{name}@{number}"
-    return found
+def _is_compiled(module: torch.nn.Module) -> bool:
+    compiled: bool = module._compiled_call_impl is not None
+    return compiled or isinstance(module, torch._dynamo.OptimizedModule)

@@ -184,7 +184,9 @@ class Measuring:
 def _why(seen: Seen, was_recorded: bool) -> str:
     if not was_recorded:
         return "steps could not be recorded, since torch's profiler runs"
-    return "steps call blocks now more, now less often" if seen.calls else "no block has a backward"
+    if seen.calls == 0:
+        return "no block has a backward; what torch.compile has compiled is none"
+    return "steps call blocks now more, now less often"
 
 
 def _together(profiles: list[Profile]) -> Profile:

@@ -32,7 +32,7 @@ def install_budget(
     text: str,
     patterns: tuple[str, ...],
     calls: tuple[Policy, str] | None = None,
-) -> None:
+) -> Budget:
     """Takes over from now on; modules have a budget, and no policy is given for them.
 
     Args:
@@ -50,6 +50,7 @@ def install_budget(
     checkpoint_calls.take_over(taken, _undo)
     models.take_over(taken, _undo, planned)
     planned.start(_undo)
+    return planned
 
 
 def remove() -> None:
