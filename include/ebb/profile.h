@@ -26,8 +26,10 @@ struct ProfileValue {
   bool saved = false;    // by autograd
   uint64_t address = 0;  // of its bytes when they were made
   double made = 0;
-  double asked = -1;  // backward unpacked it first
-  double ended = -1;  // nothing knew it any more
+  double asked = -1;          // backward unpacked it first
+  double again = -1;          // it was made again, or fetched
+  uint64_t againAddress = 0;  // of its bytes then
+  double ended = -1;          // nothing knew it any more
 
   static constexpr auto fields(auto function) {
     return function(
@@ -40,6 +42,8 @@ struct ProfileValue {
         Field{"address", &ProfileValue::address},
         Field{"made", &ProfileValue::made},
         Field{"asked", &ProfileValue::asked},
+        Field{"again", &ProfileValue::again},
+        Field{"again_address", &ProfileValue::againAddress},
         Field{"ended", &ProfileValue::ended});
   }
 };
@@ -88,9 +92,24 @@ struct ProfileAllocation {
   }
 };
 
+// One run of an operator again, for backward.
+struct ProfileReplay {
+  std::string funcName;
+  double start = 0;
+  double runtime = 0;  // of the host
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"func_name", &ProfileReplay::funcName},
+        Field{"start", &ProfileReplay::start},
+        Field{"runtime", &ProfileReplay::runtime});
+  }
+};
+
 struct Profile {
   double duration = 0;
   std::vector<ProfileOperator> operators;
+  std::vector<ProfileReplay> replays;
   std::vector<ProfileValue> values;
   std::vector<ProfileAllocation> allocations;  // by this thread, and autograd's for it
 
@@ -98,6 +117,7 @@ struct Profile {
     return function(
         Field{"duration", &Profile::duration},
         Field{"operators", &Profile::operators},
+        Field{"replays", &Profile::replays},
         Field{"values", &Profile::values},
         Field{"allocations", &Profile::allocations});
   }

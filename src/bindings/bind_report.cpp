@@ -38,6 +38,10 @@ struct pybind11::detail::type_caster<ebb::ProfileValue> {
 };
 
 template <>
+struct pybind11::detail::type_caster<ebb::ProfileReplay>
+    : ebb::bindings::TupleCaster<ebb::ProfileReplay> {};
+
+template <>
 struct pybind11::detail::type_caster<ebb::ProfileAllocation>
     : ebb::bindings::TupleCaster<ebb::ProfileAllocation> {};
 

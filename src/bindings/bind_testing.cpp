@@ -71,6 +71,7 @@ py::dict fields() {
   found["Profile"] = namesOfFields<Profile>();
   found["ProfileOperator"] = namesOfFields<ProfileOperator>();
   found["ProfileValue"] = namesOfFields<ProfileValue>();
+  found["ProfileReplay"] = namesOfFields<ProfileReplay>();
   found["ProfileAllocation"] = namesOfFields<ProfileAllocation>();
   return found;
 }

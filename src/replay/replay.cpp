@@ -21,6 +21,7 @@ namespace {
   std::string op;
   value.entry->update([&](Line& line) {
     line.back = journal.now();
+    line.backAt = value.bytes.data();
     op = *line.op;
   });
   journal.add("reload", op, start, value.nbytes);

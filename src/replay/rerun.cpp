@@ -269,6 +269,7 @@ class Rerun {
     const bool ahead = asker_ == Asker::Nobody;
     value.entry->update([&](Line& line) {
       line.back = value.entry->journal().now();
+      line.backAt = value.bytes.data();
       const JournalTime took = start == kNever ? 0 : line.back - start;
       line.replayTime += took;
       line.aheadTime += ahead ? took : 0;

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <functional>
 #include <map>
+#include <string_view>
 #include <thread>
 #include <tuple>
 #include <unordered_map>
@@ -335,6 +336,8 @@ Profile Journal::profile() const {
          reinterpret_cast<uintptr_t>(line.address),
          inMilliseconds(line.made),
          inMilliseconds(line.asked),
+         inMilliseconds(line.back),
+         reinterpret_cast<uintptr_t>(line.backAt),
          inMilliseconds(line.ended)});
   }
   const auto inPlaces = [&](const auto& lines) {
@@ -357,6 +360,12 @@ Profile Journal::profile() const {
          call.random,
          call.inplace,
          call.replayable});
+  }
+  for (const Span& span : spans_) {
+    if (std::string_view(span.kind) == "replay") {
+      profile.replays.push_back(
+          {*span.name, inMilliseconds(span.start), inMilliseconds(span.duration)});
+    }
   }
   return profile;
 }

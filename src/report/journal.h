@@ -67,10 +67,11 @@ struct Line {
   JournalTime replayTime = 0;  // of the host, in kernels called again
   JournalTime aheadTime = 0;   // of replayTime
   JournalTime made = 0;
-  JournalTime asked = kNever;  // backward unpacked it; told in profiles only
-  JournalTime sent = kNever;   // to the host
-  JournalTime back = kNever;   // made again, or fetched
-  JournalTime ended = kNever;  // nothing knows it any more
+  JournalTime asked = kNever;    // backward unpacked it; told in profiles only
+  JournalTime sent = kNever;     // to the host
+  JournalTime back = kNever;     // made again, or fetched
+  const void* backAt = nullptr;  // where its bytes were then
+  JournalTime ended = kNever;    // nothing knows it any more
 };
 
 // The time between two points of a device's stream.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from ebb._plan.measured import Measured
 from ebb._support.shown import shown
 from ebb._support.sizes import number_of_bytes
 
@@ -78,12 +77,18 @@ def _number(text: str) -> int | float:
         raise ValueError(f"{error}. Or a share: '40%', '0.4'") from None
 
 
-def allowed(measured: Measured, budget: int | float) -> int:
-    """Bytes that a step may allocate above what is there when it begins, a margin left out."""
-    whole = budget * measured.plain_peak if isinstance(budget, float) else budget - measured.base
+def allowed(budget: int | float, base: int, plain_peak: int) -> int:
+    """Bytes that a step may allocate above what is there when it begins, a margin left out.
+
+    Args:
+        budget: as `read_budget` gives it.
+        base: bytes that are there when a step begins.
+        plain_peak: the most that a step without regions allocates.
+    """
+    whole = budget * plain_peak if isinstance(budget, float) else budget - base
     return math.floor(whole * (1 - _MARGIN))
 
 
-def in_all(measured: Measured, peak: int) -> int:
+def in_all(base: int, peak: int) -> int:
     """The least budget of bytes, all told, that allows a peak."""
-    return measured.base + math.ceil(peak / (1 - _MARGIN)) + 1
+    return base + math.ceil(peak / (1 - _MARGIN)) + 1

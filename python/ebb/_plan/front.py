@@ -161,7 +161,7 @@ def _size(simulator: Simulator, value: int) -> int:
     """What keeping a value takes beyond what is there anyway."""
     step = simulator.step
     place = step.memory_of.get(value)
-    if place is None or step.is_shared(place) or step.let_go[value] > step.forward_ends:
+    if place is None or step.is_shared(place) or step.let_go(value) > step.forward_ends:
         return 0
     return step.memories[place].size
 

@@ -6,7 +6,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ebb._plan.choose import Chooser, Chosen
-from ebb._plan.measured import Measured
 from ebb._report.text import size
 from ebb._support.names import in_ranges
 
@@ -76,8 +75,9 @@ def _of_group(regions: list[str], chooser: Chooser, chosen: Chosen) -> list[str]
 
 
 def least_explained(
-    measured: Measured,
     budget: int | float,
+    base: int,
+    plain_peak: int,
     peak: int,
     minimum: int,
     chooser: Chooser,
@@ -85,7 +85,7 @@ def least_explained(
 ) -> str:
     """Why a budget is too small."""
     if isinstance(budget, float):
-        share = peak / max(1, measured.plain_peak)
+        share = peak / max(1, plain_peak)
         asked, least = f"{budget:.1%}", f"{share + 0.0051:.0%}, or {size(minimum)} all told"
     else:
         asked, least = size(budget), size(minimum)
@@ -93,7 +93,7 @@ def least_explained(
     parts = ", ".join(f"{size(held)} {who}" for who, held in makers[:4])
     return (
         f"ebb: a budget of {asked} is too small: the least is {least}. "
-        f"{size(measured.base)} are there when the step begins; with all recomputed it takes "
+        f"{size(base)} are there when the step begins; with all recomputed it takes "
         f"{size(peak)} more: {parts}. A smaller batch, or parameters and states elsewhere, would "
         "make room"
     )

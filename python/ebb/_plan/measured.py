@@ -1,4 +1,4 @@
-"""What a plan is made from: one step, as plain eager does it and as two policies do."""
+"""What a plan is made from: one step that was measured."""
 
 from __future__ import annotations
 
@@ -16,24 +16,20 @@ class Measured:
     """One step of a program.
 
     Attributes:
-        plain: milliseconds of a step without regions.
-        plain_peak: the most bytes that such a step allocated above what was there.
-        kept: of the step in which all is kept: each block is a region under
-            ``ebb.policies.save_all``.
-        kept_duration: milliseconds of such a step, without recording.
-        dropped: of the step in which all is recomputed: likewise, under
-            ``ebb.policies.recompute_all``.
-        dropped_duration: milliseconds of such a step, without recording.
+        profile: of the step in which each block is a region under ``ebb.policies.recompute_all``.
+        duration: milliseconds of such a step, without recording.
         base: bytes that are there when a step begins: weights, state of optimizers.
+        plain: milliseconds of a step without regions; None: it was not run.
+        plain_peak: the most bytes that such a step allocated above what was there; None: likewise.
+        kept: milliseconds of a step with regions under ``ebb.policies.save_all``; None: likewise.
     """
 
-    plain: float
-    plain_peak: int
-    kept: Profile
-    kept_duration: float
-    dropped: Profile
-    dropped_duration: float
+    profile: Profile
+    duration: float
     base: int
+    plain: float | None = None
+    plain_peak: int | None = None
+    kept: float | None = None
 
 
 def base_bytes(

@@ -1,4 +1,4 @@
-"""Measuring a step that a program can run: plain, with all kept, and with all recomputed."""
+"""Measuring a step that a program can run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from ebb import ahead
 from ebb._plan.measured import Measured, base_bytes
 from ebb._plan.profile import profile, wait_for_devices
+from ebb._plan.simulate import Simulator
 from ebb._region.apply import apply
 from ebb.policies import recompute_all, save_all
 
@@ -39,28 +40,30 @@ def measure(step: Callable[[], object], model: torch.nn.Module, modules: Sequenc
 def _measure(
     step: Callable[[], object], model: torch.nn.Module, modules: Sequence[str]
 ) -> Measured:
-    with apply(model, save_all, modules):
-        kept = profile(step, steps=2)
     with apply(model, recompute_all, modules):
-        dropped = profile(step, steps=2)
+        base = base_bytes([model])
+        found = profile(step, steps=2)
+        duration = statistics.median(_timed(step) for _ in range(_ROUNDS))
+    measured = Measured(found, duration, base)
+    if not _fits(Simulator(measured).plain.peak, base):
+        return measured
     plain = profile(step, steps=1)
-    times: dict[str, list[float]] = {"plain": [], "kept": [], "dropped": []}
+    times: dict[str, list[float]] = {"plain": [], "kept": [], "recomputed": []}
     for _ in range(_ROUNDS):
         times["plain"].append(_timed(step))
         with apply(model, save_all, modules):
             times["kept"].append(_timed(step))
         with apply(model, recompute_all, modules):
-            times["dropped"].append(_timed(step))
-    took = {name: statistics.median(found) for name, found in times.items()}
-    return Measured(
-        plain=took["plain"],
-        plain_peak=plain.peak,
-        kept=kept,
-        kept_duration=took["kept"],
-        dropped=dropped,
-        dropped_duration=took["dropped"],
-        base=base_bytes([model]),
-    )
+            times["recomputed"].append(_timed(step))
+    took = {name: statistics.median(one) for name, one in times.items()}
+    return Measured(found, took["recomputed"], base, took["plain"], plain.peak, took["kept"])
+
+
+def _fits(peak: int, base: int) -> bool:
+    """Whether a step without regions can be tried."""
+    if not torch.cuda.is_available():
+        return True
+    return peak + base < 0.9 * torch.cuda.mem_get_info()[1]
 
 
 def _timed(step: Callable[[], object]) -> float:

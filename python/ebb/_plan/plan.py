@@ -30,7 +30,8 @@ class Plan(ModulePolicies):
         budget: bytes that the step was allowed to allocate above what is there when it begins.
         peak: what it will allocate at most, in bytes.
         duration: what it will take, in milliseconds.
-        plain_peak, plain_duration: of the step without regions, measured.
+        plain_peak, plain_duration: of the step without regions: measured, or predicted if there was
+            no room for it.
         replays: how many operators run again.
     """
 
@@ -39,8 +40,10 @@ class Plan(ModulePolicies):
         found = chooser.estimate(chosen)
         self.budget = budget
         self.peak, self.duration, self.replays = found.peak, found.duration, found.replays
-        self.plain_peak, self.plain_duration = measured.plain_peak, measured.plain
-        self._chooser, self._measured, self._chosen = chooser, measured, chosen
+        plain = chooser.simulator.plain
+        self.plain_duration = plain.duration
+        self.plain_peak = plain.peak if measured.plain_peak is None else measured.plain_peak
+        self._chooser, self._chosen = chooser, chosen
 
     def summary(self) -> str:
         """What was decided, in one line."""
@@ -108,7 +111,7 @@ def plan_of(measured: Measured, budget: int | float, *, at_least: bool = False) 
 
     Raises:
         BudgetError: the budget is too small.
-        ValueError: the two profiles are of different steps, or the step has no regions.
+        ValueError: no region ran forward and backward.
     """
     simulator = Simulator(measured, ahead=ahead.settings()["regions"] > 0)
     if not any(call.asked for call in simulator.step.calls):
@@ -117,14 +120,15 @@ def plan_of(measured: Measured, budget: int | float, *, at_least: bool = False) 
             "backward in the step"
         )
     chooser = Chooser(simulator)
-    bytes_allowed = allowed(measured, budget)
+    plain = measured.plain_peak or simulator.plain.peak
+    bytes_allowed = allowed(budget, measured.base, plain)
     chosen = chooser.choose(bytes_allowed)
     if chosen is None:
         chosen = chooser.least()
         if not at_least:
             peak = chooser.estimate(chosen).peak
-            minimum = in_all(measured, peak)
-            message = least_explained(measured, budget, peak, minimum, chooser, chosen)
+            minimum = in_all(measured.base, peak)
+            message = least_explained(budget, measured.base, plain, peak, minimum, chooser, chosen)
             raise BudgetError(message, minimum)
     return Plan(chooser, measured, bytes_allowed, chosen)
 
@@ -138,8 +142,8 @@ def plan(
 ) -> Plan:
     """Decide what to keep so that a step stays in a budget of memory and takes the least time.
 
-    Runs the step some twenty times: as it is, with regions that keep all, and with regions that
-    recompute all. Then each result that autograd needs is kept or made again,
+    Runs the step some fifteen times: with regions that recompute all, and, if there is room for it,
+    as it is. Then each result that autograd needs is kept or made again,
     whichever costs less; blocks that do the same share one decision as far as the budget allows.
     Nothing is changed: ``plan.apply(model)`` does that.
 

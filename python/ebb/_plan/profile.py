@@ -62,6 +62,8 @@ class Value:
         address: of its bytes when they were made, as in ``Profile.allocations``.
         made: when.
         asked: when backward first unpacked it; -1: never.
+        again: when it had been made again, or fetched; -1: never.
+        again_address: of its bytes then.
         ended: when nothing knew it any more; -1: not before the end.
     """
 
@@ -74,6 +76,8 @@ class Value:
     address: int
     made: float
     asked: float
+    again: float
+    again_address: int
     ended: float
 
 
@@ -86,6 +90,7 @@ class Profile:
     Attributes:
         duration: of the step.
         operators: calls in regions, in order: an :class:`Operator` each.
+        replays: operators that ran again for backward: tuples of name, start and time of the host.
         values: what those read and made: a :class:`Value` each.
         allocations: tuples of time, address, and bytes that were taken, or given back (then less
             than 0), on the thread of the step, and where autograd takes it.
@@ -93,6 +98,7 @@ class Profile:
 
     duration: float
     operators: tuple[Operator, ...]
+    replays: tuple[tuple[str, float, float], ...] = field(repr=False)
     values: tuple[Value, ...]
     allocations: tuple[tuple[float, int, int], ...] = field(repr=False)
 
@@ -137,8 +143,11 @@ def _profile(found: dict[str, Any]) -> Profile:
         for one in found.pop("operators")
     )
     values = tuple(Value(**one | {"shape": tuple(one["shape"])}) for one in found.pop("values"))
+    replays = tuple((name, start, runtime) for name, start, runtime in found.pop("replays"))
     allocations = tuple((time, place, taken) for time, place, taken in found.pop("allocations"))
-    return Profile(operators=operators, values=values, allocations=allocations, **found)
+    return Profile(
+        operators=operators, replays=replays, values=values, allocations=allocations, **found
+    )
 
 
 def profile(step: Callable[[], object], *, steps: int = 3, warmup: int = 1) -> Profile:

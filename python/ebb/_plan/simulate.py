@@ -17,6 +17,7 @@ Saved = frozenset[int]
 PLAIN = None
 """In place of that: the block is no region at all."""
 
+_RECORDING = 0.001  # milliseconds for an operator, where it was not measured
 _SLOWEST = 0.1  # milliseconds that a replay may take beside its kernel
 
 
@@ -104,31 +105,44 @@ class Simulator:
     Attributes:
         step: what is simulated.
         recording: milliseconds that an operator costs because it is in a region.
+        plain: the step without regions.
 
     Args:
         measured: of a step.
         ahead: whether the region that comes next is replayed meanwhile.
 
-    Raises:
-        ValueError: the profiles are of different steps.
     """
 
     def __init__(self, measured: Measured, ahead: bool = False) -> None:
-        self.step = Step(measured.kept, measured.dropped)
-        self._plain = measured.plain
+        self.step = Step(measured.profile)
         self._ahead = ahead
-        operators = max(1, len(self.step.operators))
-        self.recording = max(0.0, measured.kept_duration - measured.plain) / operators
         self._factor, self._each = 1.0, 0.0
         self._rest = Changes(self.step.rest)
         self._of_call = functools.cache(self._estimate_call)
+        self.recording, replaying = self._shares(measured)
+        self._plain = measured.plain
+        if self._plain is None:
+            recording = self.recording * len(self.step.operators)
+            self._plain = max(measured.duration - replaying - recording, 0.0)
         everything = [self._of_call(call, frozenset()) for call in range(len(self.step.calls))]
         self._measure_replays(
-            measured.dropped_duration - measured.kept_duration,
+            replaying,
             sum(one.kernels for one in everything),
             sum(one.replays for one in everything),
         )
         self._of_call.cache_clear()
+        self.plain = self.estimate([PLAIN] * len(self.step.calls))
+
+    def _shares(self, measured: Measured) -> tuple[float, float]:
+        """What recording adds to each operator, and what replays take in all."""
+        operators = max(1, len(self.step.operators))
+        if measured.plain is None:
+            return _RECORDING, self.step.replaying
+        if measured.kept is None:
+            replaying = min(self.step.replaying, max(0.0, measured.duration - measured.plain))
+            return max(0.0, measured.duration - measured.plain - replaying) / operators, replaying
+        recording = max(0.0, measured.kept - measured.plain)
+        return recording / operators, max(0.0, measured.duration - measured.plain - recording)
 
     def estimate(self, saved: Sequence[Saved | None]) -> Estimate:
         """What the step takes.
@@ -181,7 +195,7 @@ class Simulator:
             one, call = calls[number], self.step.calls[number]
             meanwhile = 0.0
             if later is not None and call.asked:
-                meanwhile = call.asked[0][0] - later.asked[0][0]
+                meanwhile = self.step.working(later.asked[0][0], call.asked[0][0])
             if call.asked:
                 later = call
             added += one.added - min(one.replaying, max(0.0, meanwhile))
@@ -236,7 +250,10 @@ class Simulator:
         kernels = sum(self.step.operators[one].runtime for one in replayed_at)
         replaying = kernels * self._factor + len(replayed_at) * self._each
         return CallEstimate(
-            *self._split(stretches, self._copies(call, kept, replayed_at)),
+            *self._split(
+                stretches,
+                [*self._copies(call, kept, replayed_at), *self._workspaces(replayed_at)],
+            ),
             len(replayed_at),
             kernels,
             replaying,
@@ -297,7 +314,7 @@ class Simulator:
 
     def _is_here(self, operator: int, time: float) -> bool:
         """Whether the program itself still holds all that it made."""
-        return all(self.step.let_go[one] >= time for one in self.step.operators[operator].outputs)
+        return all(self.step.let_go(one) >= time for one in self.step.operators[operator].outputs)
 
     def _plain_stretches(self, call: Call) -> Iterable[Stretch]:
         for number in call.operators:
@@ -305,8 +322,8 @@ class Simulator:
                 place = self.step.memory_of.get(value)
                 if place is not None:
                     memory, about = self.step.memories[place], self.step.values[value]
-                    end = memory.freed if about.saved else self.step.let_go[value]
-                    yield Stretch(place, memory.taken, max(end, self.step.let_go[value]))
+                    end = self.step.needed_until[value] if about.saved else memory.taken
+                    yield Stretch(place, memory.taken, max(end, self.step.let_go(value)))
         yield from self._stretches_of_inputs(call, set(), {})
 
     def _stretches(
@@ -318,13 +335,13 @@ class Simulator:
                 if place is None:
                     continue
                 memory, about = self.step.memories[place], self.step.values[value]
-                yield Stretch(place, memory.taken, self.step.let_go[value])
+                yield Stretch(place, memory.taken, self.step.let_go(value))
                 used = [
                     replayed_at[reader]
                     for reader in self.step.readers[value]
                     if reader in needed and reader in replayed_at
                 ]
-                until = max([*used, memory.freed if about.saved else about.made])
+                until = max([*used, self.step.needed_until[value] if about.saved else about.made])
                 if number in kept:
                     if self.step.readers[value]:  # their recipes are there until the region ends
                         until = max(until, call.ends)
@@ -334,6 +351,11 @@ class Simulator:
                     begin = replayed_at[number]
                     yield Stretch(place, begin, max(until, begin + JUST))
         yield from self._stretches_of_inputs(call, needed, replayed_at)
+
+    def _workspaces(self, replayed_at: Mapping[int, float]) -> Iterable[tuple[float, int]]:
+        for number, time in replayed_at.items():
+            if size := self.step.workspace[number]:
+                yield from [(time, size), (time + JUST / 2, -size)]
 
     def _copies(
         self, call: Call, kept: set[int], replayed_at: Mapping[int, float]
@@ -363,7 +385,7 @@ class Simulator:
                 for reader in self.step.readers[value]
                 if reader in needed
             ]
-            until = max([about.made, *used, memory.freed if about.saved else about.made])
+            until = max([about.made, *used, self.step.needed_until[value] if about.saved else about.made])
             yield Stretch(place, about.made, until)
 
 
