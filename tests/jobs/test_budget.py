@@ -24,7 +24,7 @@ from ebb._plan.measured import base_bytes
 from ebb._region.modules import marks_of
 
 WIDTH = 16
-ROWS = 64
+ROWS = 256
 PLANNED = measured_steps.STEPS  # steps, after which there is a plan
 STEPS = PLANNED + 3
 
@@ -171,7 +171,7 @@ def test_while_it_is_measured_all_blocks_go_through_three_ways(install):
         ways.append(set(map(str, regions(job.model).values())))
 
     dropped, kept = {str(ebb.policies.recompute_all)}, {str(ebb.policies.save_all)}
-    assert ways == [dropped] * 3 + [kept] * 5 + [set()] * 4
+    assert ways == [dropped] * 5 + [kept] * 3 + [set()] * 4
 
 
 @pytest.mark.not_sanitized
@@ -432,7 +432,7 @@ def test_two_models_and_two_optimizers(install, told, kind):
     found = kind().train(STEPS + 5)
 
     assert_same(found, expected)
-    assert regions(found.model) or regions(found.critic)
+    assert "too small" in told()[-1] or regions(found.model) or regions(found.critic)
     names = [block.name for block in job.blocks.alive()]
     assert len(names) == len(set(names))
     assert found.critic.layers[0] in [block.module() for block in job.blocks.alive()]
@@ -463,8 +463,8 @@ def test_a_model_that_comes_late_is_planned_with_the_others(install, told):
 
     job.train(STEPS)
 
-    assert len(told()) == 1
-    assert regions(job.model) or regions(job.critic)
+    (line,) = told()
+    assert "too small" in line or regions(job.model) or regions(job.critic)
 
 
 # Shapes that change ------------------------------------------------------------------------------
@@ -506,7 +506,7 @@ def test_a_batch_that_is_larger_makes_a_tighter_plan(install, told):
 
 def test_batches_whose_size_changes_each_time(install, told):
     def rows(step):
-        return ROWS + 7 * (step % 5)
+        return ROWS + 9 * (step % 5)
 
     expected = Job(rows=rows).train(STEPS + 8)
     install("60%")

@@ -39,16 +39,17 @@ class Offer:
 
     Attributes:
         kind: of ranks, which is the same where one plan fits.
-        peak, base, plain_peak, plain, kept_duration, dropped_duration: as in Measured.
+        peak: of the step that was recorded.
+        duration, base, plain, plain_peak, kept: as in Measured.
     """
 
     kind: str
     peak: int
+    duration: float
     base: int
-    plain_peak: int
-    plain: float
-    kept_duration: float
-    dropped_duration: float
+    plain: float | None
+    plain_peak: int | None
+    kept: float | None
 
 
 class Ranks:
@@ -103,32 +104,41 @@ class Ranks:
         """The most of each kind's offers, and which rank needs most."""
         kinds: dict[str, tuple[dict[str, Any], int]] = {}
         missing = []
-        for rank in ranks:
-            offer = self._offer_of(meeting, rank)
+        for rank, offer in self._offers(meeting, ranks).items():
             if offer is None:
                 missing.append(rank)
                 continue
             most, leader = kinds.get(offer["kind"], (offer, rank))
             if offer["peak"] + offer["base"] > most["peak"] + most["base"]:
                 leader = rank
-            kinds[offer["kind"]] = ({name: max(most[name], offer[name]) for name in most}, leader)
+            kinds[offer["kind"]] = ({name: _most(most[name], offer[name]) for name in most}, leader)
         return {"kinds": kinds, "missing": missing}
 
-    def _offer_of(self, meeting: int, rank: int) -> dict[str, Any] | None:
+    def _offers(self, meeting: int, ranks: list[int]) -> dict[int, dict[str, Any] | None]:
+        """Of those that have come in time."""
+        keys = {rank: self._key(meeting, "offer", rank) for rank in ranks}
         try:
-            offer: dict[str, Any] | None = json.loads(self._wait(self._key(meeting, "offer", rank)))
+            self._store.wait(list(keys.values()), _WAIT)
         except Exception as error:  # of a kind that depends on the store
-            log.info("rank %s does not come: %s", rank, error)
-            return None
-        return offer
+            log.info("not all ranks come: %s", error)
+        return {
+            rank: json.loads(self._store.get(key))
+            for rank, key in keys.items()
+            if self._store.check([key])
+        }
 
-    def _wait(self, key: str, times: int = 1) -> bytes:
+    def _wait(self, key: str, times: int) -> bytes:
         self._store.wait([key], times * _WAIT)
         found: bytes = self._store.get(key)
         return found
 
     def _key(self, *parts: object) -> str:
         return "/".join(map(str, (self._prefix, *parts)))
+
+
+def _most(one: Any, other: Any) -> Any:
+    """None, if a rank has not measured it."""
+    return None if one is None or other is None else max(one, other)
 
 
 def ranks_of_job() -> Ranks | None:

@@ -13,7 +13,8 @@ import torch
 from _ebb_switches import is_set
 
 from ebb import _C
-from ebb._launch.agreeing import MEETINGS, Offer, Ranks, ranks_of_job
+from ebb._launch import agreeing
+from ebb._launch.agreeing import Offer, Ranks, ranks_of_job
 from ebb._launch.budgeted import Blocks, Shape
 from ebb._launch.measured_steps import STEPS, Measuring, NoPlanError, Outcome
 from ebb._launch.step_clock import StepClock
@@ -209,7 +210,7 @@ class Budget:
     # Plans ----------------------------------------------------------------------------------------
 
     def _meet_ranks(self) -> None:
-        if self._ranks is None or self._steps not in MEETINGS:
+        if self._ranks is None or self._steps not in agreeing.MEETINGS:
             return
         outcome = self._outcome
         try:
@@ -293,15 +294,15 @@ class Budget:
 
 
 def _offer(measured: Measured) -> Offer:
-    what = "\n".join(f"{one.func_name} {one.region}" for one in measured.kept.operators)
+    what = "\n".join(f"{one.func_name} {one.region}" for one in measured.profile.operators)
     return Offer(
         kind=f"{zlib.crc32(what.encode()):x}",
-        peak=measured.kept.peak,
+        peak=measured.profile.peak,
+        duration=measured.duration,
         base=measured.base,
-        plain_peak=measured.plain_peak,
         plain=measured.plain,
-        kept_duration=measured.kept_duration,
-        dropped_duration=measured.dropped_duration,
+        plain_peak=measured.plain_peak,
+        kept=measured.kept,
     )
 
 
@@ -310,9 +311,9 @@ def _at_least(most: Offer, outcome: Outcome | None) -> Measured:
     assert outcome is not None
     return replace(
         outcome.measured,
+        duration=most.duration,
         base=most.base,
-        plain_peak=most.plain_peak,
         plain=most.plain,
-        kept_duration=most.kept_duration,
-        dropped_duration=most.dropped_duration,
+        plain_peak=most.plain_peak,
+        kept=most.kept,
     )

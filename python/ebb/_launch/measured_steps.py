@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
@@ -14,33 +14,40 @@ import torch
 from ebb import _C, ahead
 from ebb._launch.budgeted import Blocks, Seen
 from ebb._plan.measured import Measured, base_bytes
+from ebb._plan.measuring import _fits as fits
 from ebb._plan.profile import Profile, _median, _profile, wait_for_devices
+from ebb._plan.simulate import Simulator
 from ebb.policies import recompute_all, save_all
 
 
 class Do(Enum):
     """What is done with a step beside running it."""
 
-    LISTEN = auto()  # the first step of a kind takes longer, and allocates what stays
+    NOTHING = auto()  # the first step of a kind takes longer, and allocates what stays
+    LISTEN = auto()  # likewise, before a profile
     TIME = auto()
     PROFILE = auto()
 
 
+_RECORDED = (Do.LISTEN, Do.PROFILE)
+
+
 # Note [Steps that are measured]
-# All are steps of the job, with the bits of any other. Steps in which all is recomputed come first:
-# a job that fits in no other way has run some when it is known what the others would need. A step
-# counts only if it calls blocks as often as those before: not if an evaluation came between, or a
-# scaler skipped the optimizer, so that it is two. It is then done once more.
+# All are steps of the job, with the bits of any other. Steps in which all is recomputed come first,
+# and are enough for a plan: the others, which need more memory, are run if they fit. A step counts
+# only if it calls blocks as often as those before: not if an evaluation came between, or a scaler
+# skipped the optimizer, so that it is two. It is then done once more.
 #
 # torch tells on the CPU that memory is given back only if it told that it was taken: gradients of a
 # step that is not recorded would seem to stay. So the step before a profile is recorded, too.
 _ORDER = (
-    ("dropped", recompute_all, (Do.LISTEN, Do.PROFILE, Do.TIME)),
-    ("kept", save_all, (Do.LISTEN, Do.PROFILE, Do.PROFILE, Do.TIME, Do.TIME)),
+    ("dropped", recompute_all, (Do.LISTEN, Do.PROFILE, Do.PROFILE, Do.TIME, Do.TIME)),
+    ("kept", save_all, (Do.NOTHING, Do.TIME, Do.TIME)),
     ("plain", None, (Do.LISTEN, Do.PROFILE, Do.TIME, Do.TIME)),
 )
 STEPS = 1 + sum(len(done) for _, _, done in _ORDER)  # with the one that runs already
 _MOST_AGAIN = 20  # steps that did not count, before there is no plan
+_LEAST = 1.005  # of what takes more time, over what takes less
 _SPREAD = 1.02  # sizes that differ by less are the same
 
 
@@ -119,7 +126,9 @@ class Measuring:
         ended = self._recording.end()
         if self._counts(seen) and ended is not None:
             self._note(seen, *ended)
-            self._todo.pop(0)
+            done, *_ = self._todo.pop(0)
+            if done == "dropped" and self._todo[0][0] != done and not self._fits():
+                self._todo = []
         else:
             self._again += 1
             if self._again > _MOST_AGAIN:
@@ -163,20 +172,24 @@ class Measuring:
         elif do is Do.TIME:
             self._ways[name].times.append((seen.size, duration))
 
+    def _fits(self) -> bool:
+        """Whether steps in which all is kept can be tried."""
+        measured = self._outcome().measured
+        return fits(Simulator(measured).plain.peak, measured.base)
+
     def _outcome(self) -> Outcome:
-        kept, dropped, plain = (self._ways[name] for name in ("kept", "dropped", "plain"))
+        dropped, plain = self._ways["dropped"], self._ways["plain"]
         largest = max(self._sizes, key=lambda seen: seen.size)
         varies = largest.size > _SPREAD * min(seen.size for seen in self._sizes)
-        size = max(size for size, _ in kept.profiles)
+        size = max(size for size, _ in dropped.profiles)
+        peaks = [_of_size(one.peak, own, size) for own, one in plain.profiles]
         measured = Measured(
-            plain=_duration(plain, size),
-            plain_peak=round(_of_size(plain.profiles[-1][1].peak, plain.profiles[-1][0], size)),
-            kept=_together([one for one_size, one in kept.profiles if one_size == size]),
-            kept_duration=_duration(kept, size),
-            dropped=dropped.profiles[-1][1],
-            dropped_duration=_duration(dropped, size),
-            base=kept.base,
+            profile=_together([one for own, one in dropped.profiles if own == size]),
+            duration=_duration(dropped, size),
+            base=dropped.base,
         )
+        if plain.times:
+            measured = replace(measured, plain_peak=round(max(peaks)), **_times(self._ways, size))
         most = max(seen.most for seen in self._sizes)
         return Outcome(measured, largest._replace(most=most), varies)
 
@@ -201,6 +214,17 @@ def _duration(way: Way, size: int) -> float:
     return min(_of_size(duration, own, size) for own, duration in way.times)
 
 
+def _times(ways: dict[str, Way], size: int) -> dict[str, float]:
+    """Of all kinds of steps. Each does more than the one before, whatever the clock says."""
+    plain = _duration(ways["plain"], size)
+    kept = max(_duration(ways["kept"], size), _LEAST * plain)
+    return {
+        "plain": plain,
+        "kept": kept,
+        "duration": max(_duration(ways["dropped"], size), _LEAST * kept),
+    }
+
+
 def _of_size(quantity: float, own: int, size: int) -> float:
     return quantity * size / own if own else quantity
 
@@ -217,7 +241,7 @@ class Recording:
     def begin(self, do: Do) -> None:
         self._do, self._failed = do, False
         wait_for_devices()
-        if do is not Do.TIME:
+        if do in _RECORDED:
             try:
                 _C.begin_profile()
             except RuntimeError:  # torch's profiler runs
@@ -233,7 +257,7 @@ class Recording:
         duration = (time.perf_counter() - self._began) * 1e3
         self._found: dict[str, Any] | None = None
         self._undo.close()
-        if self._do is Do.TIME:
+        if self._do not in _RECORDED:
             return duration, None
         if self._failed or self._found is None:
             return None

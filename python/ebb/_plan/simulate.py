@@ -385,7 +385,9 @@ class Simulator:
                 for reader in self.step.readers[value]
                 if reader in needed
             ]
-            until = max([about.made, *used, self.step.needed_until[value] if about.saved else about.made])
+            until = max(
+                [about.made, *used, self.step.needed_until[value] if about.saved else about.made]
+            )
             yield Stretch(place, about.made, until)
 
 
