@@ -26,6 +26,7 @@ struct ProfileValue {
   bool saved = false;    // by autograd
   uint64_t address = 0;  // of its bytes when they were made
   double made = 0;
+  double letGo = -1;          // of what came from outside: only regions held it any more
   double asked = -1;          // backward unpacked it first
   double again = -1;          // it was made again, or fetched
   uint64_t againAddress = 0;  // of its bytes then
@@ -41,6 +42,7 @@ struct ProfileValue {
         Field{"saved", &ProfileValue::saved},
         Field{"address", &ProfileValue::address},
         Field{"made", &ProfileValue::made},
+        Field{"let_go", &ProfileValue::letGo},
         Field{"asked", &ProfileValue::asked},
         Field{"again", &ProfileValue::again},
         Field{"again_address", &ProfileValue::againAddress},

@@ -18,6 +18,7 @@
 #include "ahead/worker.h"
 #include "memory/capturing.h"
 #include "memory/stillness.h"
+#include "paging/paging.h"
 
 namespace ebb {
 namespace {
@@ -272,6 +273,9 @@ std::vector<WeakGraph> arrive(Graph& graph, bool& expected) {
   const auto values = lookahead.reached();
   if (lookahead.side) {
     graph.streams.takeOver(*lookahead.side, values);
+  }
+  if (graph.pages) {
+    Paging::get().backwardArrives(*graph.pages, lookahead.cameBack);
   }
   checkInputs(graph);  // and again each time that somebody asks, if it throws
   lookahead.arrived.store(true);

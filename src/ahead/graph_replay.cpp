@@ -57,7 +57,8 @@ bool GraphReplay::makeNext() {
   }
   still_.emplace();  // also while it looks for what it needs, and brings that back
   const auto afterwards = c10::make_scope_exit([&] { end(); });
-  return still_->holds() ? materialiseAhead(graph_, *value, *this) : leave(AheadEnd::Stopped);
+  const bool isThere = still_->holds() && materialiseAhead(graph_, *value, *this);
+  return isThere || leave(why_ == AheadEnd::Done ? AheadEnd::Stopped : why_);
 }
 
 bool GraphReplay::leave(AheadEnd why) {
@@ -70,18 +71,29 @@ bool GraphReplay::mayRead(const Value& input, const c10::Storage& storage, const
     return true;
   }
   const bool sameMemory = input.address == nullptr || storage.data() == input.address;
-  if (input.recipe || input.opaque > 0 || !sameMemory) {
-    return leave(AheadEnd::Stopped);
+  if (input.recipe || !sameMemory) {
+    return false;
   }
   lookahead_.hasRead(input, by.op.name);
   return true;
 }
 
-bool GraphReplay::mayFetch(const Value& input) {
-  if (!input.stash->comesBackAhead() || !lookahead_.take(input.nbytes)) {
-    return leave(AheadEnd::Stopped);
+c10::Storage GraphReplay::fetch(Value& input, const c10::Storage& living) {
+  forgetPassed();
+  if (!lookahead_.take(input.nbytes)) {
+    return {};
   }
-  return true;
+  c10::Storage bytes = input.stash->fetchAhead(living);
+  if (!bytes) {
+    return {};
+  }
+  if (input.stash->awaitsBackward()) {
+    lookahead_.cameBack.push_back(input.stash);
+  }
+  if (input.handles == 0) {
+    passing_.push_back({c10::weak_intrusive_ptr<Value>::reclaim_copy(&input), input.nbytes});
+  }
+  return bytes;
 }
 
 bool GraphReplay::begin(const Recipe& recipe) {
@@ -94,7 +106,6 @@ bool GraphReplay::begin(const Recipe& recipe) {
   }
   if (!still_->holds() || !allows(recipe) || !mayReadInputs(recipe) || !takeRoomFor(recipe)) {
     end();
-    why_ = why_ == AheadEnd::Done ? AheadEnd::Stopped : why_;
     return false;
   }
   return true;
@@ -124,8 +135,12 @@ bool GraphReplay::mayReadInputs(const Recipe& recipe) {
 // 2. Random operators without a Generator argument: for a replay the device's own generator has to
 //    be set, and the program may draw from it at any time.
 // 3. What would need other settings of the process than it has.
-// 4. What is written unseen just now, or has been: see also Note [Hands on a storage].
-// 5. What reads a value that the program holds too, and that can be made again: if the program
+// 4. What reads a storage that has other memory than it had, or on which somebody has a hand: see
+//    Note [Hands on a storage]. What is written unseen in the region no recipe reads.
+// 5. What needs pages of a pool that has had an error, or that a CUDA graph has: see Note [Pages
+// that
+//    come back ahead].
+// 6. What reads a value that the program holds too, and that can be made again: if the program
 //    writes to it, backward makes it again. See also Note [Writes under a replay ahead].
 // The rest of the graph is left to backward then, since it is mostly made of what is missing.
 bool GraphReplay::allows(const Recipe& recipe) {

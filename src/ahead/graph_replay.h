@@ -33,7 +33,7 @@ class GraphReplay final : public AheadWatch {
   AheadEnd run();
 
   bool mayRead(const Value& input, const c10::Storage& storage, const Recipe& by) override;
-  bool mayFetch(const Value& input) override;
+  c10::Storage fetch(Value& input, const c10::Storage& living) override;
   bool begin(const Recipe& recipe) override;
   void end() override;
 

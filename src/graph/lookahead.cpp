@@ -123,12 +123,13 @@ void Lookahead::reads(const WeakGraph& other) {
 
 namespace {
 
-// Whether `storage`, which the caller holds and has, is the value's alone.
+// Whether `storage`, which the caller holds and has, is the value's alone. If the value is kept too
+// it holds the storage a second time.
 bool isAlone(const Value& value, const c10::Storage& storage) {
-  return value.recipe && !value.bytes && !value.stash && !value.slice && !value.redefined &&
-         !value.superseded && value.opaque == 0 && value.written.counter.enabled() &&
-         value.versionHolds() && storage.nbytes() == value.nbytes &&
-         storage.data() == value.address && storage.use_count() == 1;
+  return value.recipe && !value.slice && !value.redefined && !value.superseded &&
+         value.written.counter.enabled() && value.versionHolds() &&
+         storage.nbytes() == value.nbytes && storage.data() == value.address &&
+         storage.use_count() == 1;
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 
 #include "ebb/export.h"
 #include "graph/value.h"
+#include "memory/stash.h"
 #include "report/journal.h"
 
 namespace ebb {
@@ -152,7 +153,8 @@ struct EBB_API Lookahead {
   uint64_t closed = 0;            // in the order of closing, from 1
   std::vector<Wanted> wanted;     // in the order of packing
   std::vector<WeakGraph> before;  // whose results it reads; if it reads none's, the last before it
-  size_t taken = 0;               // of the budget
+  std::vector<c10::intrusive_ptr<Stash>> cameBack;  // ahead, and await backward
+  size_t taken = 0;                                 // of the budget
   std::optional<c10::Stream> side;   // on which it is replayed ahead, if not on backward's
   std::vector<ReadLeaf> leavesRead;  // see hasRead()
   c10::Device device{c10::kCPU};     // of what was packed first

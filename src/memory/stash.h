@@ -14,8 +14,11 @@ class EBB_API Stash : public c10::intrusive_ptr_target {
   // somebody else holds it: then nothing is copied.
   virtual c10::Storage fetch(const c10::Storage& living) = 0;
 
-  // Whether they may be fetched before backward asks, on another thread.
-  virtual bool comesBackAhead() const {
+  // The same before backward asks, on another thread. Null: not before it does.
+  virtual c10::Storage fetchAhead(const c10::Storage& living) = 0;
+
+  // Whether its engine is told when backward arrives at what was fetched ahead, and needs it then.
+  virtual bool awaitsBackward() const {
     return false;
   }
 

@@ -69,8 +69,8 @@ struct EBB_API HostStash final : Stash, InArena {
   ~HostStash() override;
 
   c10::Storage fetch(const c10::Storage& living) override;
-  bool comesBackAhead() const override {
-    return true;
+  c10::Storage fetchAhead(const c10::Storage& living) override {
+    return fetch(living);
   }
   void beforeWrite() override;
 

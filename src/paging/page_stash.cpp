@@ -1,9 +1,27 @@
 #include "paging/page_stash.h"
 
+#include <c10/util/StringUtil.h>
+
 #include "memory/bytes.h"
 #include "paging/paging.h"
 
 namespace ebb {
+
+std::string PageSource::describe(const PageGroup& group) const {
+  return c10::str("the output of ", op, " in region '", group.region, "'");
+}
+
+void PageSource::checkCount(int64_t live, const PageGroup& group) const {
+  TORCH_CHECK_VALUE(
+      live >= 0 && live <= totalRows,
+      "ebb: cannot page ",
+      describe(group),
+      ": ebb.mark_rows said that ",
+      live,
+      " of its ",
+      totalRows,
+      " rows live.");
+}
 
 PageStash::PageStash(const PageSource& source, PageGroupPtr of, uint64_t number)
     : nbytes(source.storage.nbytes()),
@@ -48,6 +66,21 @@ PageFill PageStash::fill(DeadRows deadRows) const {
   return {PageDeadRows::Untouched, 0, shows, false};
 }
 
+bool PageStash::mayComeAhead() const {
+  return !pool || (!pool->isCaptured() && pool->errorsInSight() == 0);
+}
+
+void PageStash::checkNotCondemned() const {
+  const int64_t errors = pool ? pool->condemned() : 0;
+  TORCH_CHECK(
+      errors == 0,
+      "ebb: cannot bring back a tensor that was paged in region '",
+      group->region,
+      "': its pool has had an error since (",
+      describePageErrors(errors),
+      "). Run its forward again.");
+}
+
 c10::Storage PageStash::copyBack(PageFill fill) const {
   c10::Storage all = allocate(nbytes, device);
   const at::Tensor to = rowsIn(all, whole);
@@ -63,6 +96,10 @@ c10::Storage PageStash::copyBack(PageFill fill) const {
 
 c10::Storage PageStash::fetch(const c10::Storage& living) {
   return Paging::get().fetch(*this, living);
+}
+
+c10::Storage PageStash::fetchAhead(const c10::Storage& living) {
+  return Paging::get().fetchAhead(*this, living);
 }
 
 void PageStash::beforeWrite() {

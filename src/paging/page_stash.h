@@ -50,6 +50,12 @@ struct PageSource {
   int64_t totalRows;        // live and dead
   const char* op;           // that made it, for messages
   bool showDeadRows;        // dead rows come back as bytes that show, see Note [Dead rows]
+
+  // For messages.
+  std::string describe(const PageGroup& group) const;
+
+  // Throws c10::ValueError if so many of its rows cannot live.
+  void checkCount(int64_t live, const PageGroup& group) const;
 };
 
 // Only the engine looks inside, under its lock, so its members are the engine's. They are
@@ -60,6 +66,7 @@ struct PageStash final : Stash, InArena {
     Copied,     // live rows are in memory of their size
     Paged,      // live rows are in a pool
     Returning,  // being restored
+    Ahead,      // fetched, and backward is not there yet: the engine counts it as away
     Back,       // fetched: the engine has nothing to do with it any more
   };
 
@@ -67,6 +74,10 @@ struct PageStash final : Stash, InArena {
   ~PageStash() override;
 
   c10::Storage fetch(const c10::Storage& living) override;
+  c10::Storage fetchAhead(const c10::Storage& living) override;
+  bool awaitsBackward() const override {
+    return true;
+  }
   void beforeWrite() override;
 
   PoolKey kind() const {
@@ -79,6 +90,12 @@ struct PageStash final : Stash, InArena {
   // How it is to come back.
   PageFill fill(DeadRows deadRows) const;
   bool hasNan() const;
+
+  // Whether it may be fetched before backward asks: see Note [Pages that come back ahead].
+  bool mayComeAhead() const;
+
+  // Throws if its pool is gone, and had an error.
+  void checkNotCondemned() const;
 
   // If Copied: live rows and dead ones, as `fill` says.
   c10::Storage copyBack(PageFill fill) const;

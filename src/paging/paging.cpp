@@ -10,6 +10,7 @@
 #include "intercept/key.h"
 #include "memory/bytes.h"
 #include "memory/capturing.h"
+#include "paging/settings.h"
 #include "paging/streams.h"
 
 namespace ebb {
@@ -17,24 +18,6 @@ namespace {
 
 using Lock = std::lock_guard<DroppingMutex>;
 using State = PageStash::State;
-
-constexpr double kMostHeadroom = 1000;
-
-std::string describe(const PageSource& source, const PageGroup& group) {
-  return c10::str("the output of ", source.op, " in region '", group.region, "'");
-}
-
-void checkCount(int64_t live, const PageSource& source, const PageGroup& group) {
-  TORCH_CHECK_VALUE(
-      live >= 0 && live <= source.totalRows,
-      "ebb: cannot page ",
-      describe(source, group),
-      ": ebb.mark_rows said that ",
-      live,
-      " of its ",
-      source.totalRows,
-      " rows live.");
-}
 
 }  // namespace
 
@@ -45,17 +28,7 @@ Paging& Paging::get() {
 }
 
 void Paging::configure(const PagingSettings& settings) {
-  const auto check = [](bool good, const char* what) {
-    TORCH_CHECK_VALUE(good, "ebb: paging: ", what);
-  };
-  check(settings.pageRows >= 1, "a page has at least one row");
-  check(settings.headroom >= 1 && settings.headroom <= kMostHeadroom, "headroom is from 1 to 1000");
-  check(
-      settings.hostHeadroom >= 0 && settings.hostHeadroom <= kMostHeadroom,
-      "host_headroom is from 0 to 1000");
-  check(
-      settings.prefetch >= -1 && settings.prefetch <= 1,
-      "prefetch is 0 or 1 layers, or -1 for what suits the device");
+  checkSettings(settings);
   const Lock lock(mutex_);
   settings_ = settings;
 }
@@ -129,11 +102,11 @@ void Paging::copyRows(PageStash& stash, const PageSource& source) {
   TORCH_CHECK(
       !isCapturing(stash.device),
       "ebb: cannot page ",
-      describe(source, *stash.group),
+      source.describe(*stash.group),
       " while a CUDA graph is captured: pools are made after a step that ran without. Run one step "
       "before the capture, with the same shapes.");
   const int64_t live = source.count.item<int64_t>();
-  checkCount(live, source, *stash.group);
+  source.checkCount(live, *stash.group);
   stash.liveRows = live;
   const PageRows rows = stash.live();
   stash.bytes = allocate(rows.count * rows.bytes, stash.device);
@@ -148,7 +121,7 @@ void Paging::copyRows(PageStash& stash, const PageSource& source) {
 
 void Paging::sendToPool(PageStash& stash, const PageSource& source, const TrackedPoolPtr& pool) {
   if (source.count.is_cpu()) {
-    checkCount(source.count.item<int64_t>(), source, *stash.group);
+    source.checkCount(source.count.item<int64_t>(), *stash.group);
   }
   stash.slot = pool->stash(source.storage, stash.whole, source.count);
   stash.pool = pool;
@@ -169,7 +142,7 @@ void Paging::checkOverflow(TrackedPool& pool, const PageSource& source, const Pa
   }
   if (settings_.overflow == PageOverflowMode::Blocking) {
     if (const int64_t errors = pools_.readErrors()) {
-      tellOverflow(errors, describe(source, *stash.group) + " could not be paged: ");
+      tellOverflow(errors, source.describe(*stash.group) + " could not be paged: ");
     }
   }
 }
@@ -195,6 +168,16 @@ c10::Storage Paging::fetchLocked(PageStash& stash, const c10::Storage& living) {
   }
   backwardBegins(*stash.group);
   step_.noteComeback(stash);
+  bring(stash, living);
+  checkErrors(stash);
+  c10::Storage bytes = stash.bytes;
+  noteMade(stash);  // if what follows throws it is asked for again
+  isBack(stash);
+  return bytes;
+}
+
+// To where the current stream may use it.
+void Paging::bring(PageStash& stash, const c10::Storage& living) {
   if (living) {
     takeLiving(stash, living);
   } else if (stash.state == State::Copied) {
@@ -204,20 +187,39 @@ c10::Storage Paging::fetchLocked(PageStash& stash, const c10::Storage& living) {
   } else {
     takeRestored(stash);
   }
-  c10::Storage bytes = stash.bytes;
-  noteMade(stash);  // if what follows throws it is asked for again
-  takeBack(stash);
-  if (step_.allIsBack()) {
-    pools_.settle();
-    if (step_.endUnlessBracketed()) {
-      stepEnds();
-    }
+}
+
+c10::Storage Paging::fetchAhead(PageStash& stash, const c10::Storage& living) {
+  const Lock lock(mutex_);
+  if (!stash.mayComeAhead()) {
+    return {};
   }
-  return bytes;
+  bring(stash, living);
+  stash.state = State::Ahead;
+  stash.made.reset();  // the engine has nothing to do with the bytes any more
+  return std::exchange(stash.bytes, c10::Storage());
+}
+
+// If all that it has stashed has died nobody will ask for it. Only page stashes wait for backward.
+void Paging::backwardArrives(PageGroup& group, std::vector<c10::intrusive_ptr<Stash>>& cameBack) {
+  telling([&] {
+    const Lock lock(mutex_);
+    const auto below = belowEverything();
+    if (!group.stashes.empty()) {
+      backwardBegins(group);
+    }
+    for (; !cameBack.empty(); cameBack.pop_back()) {
+      auto& stash = static_cast<PageStash&>(*cameBack.back());
+      step_.noteComeback(stash);
+      checkErrors(stash);
+      isBack(stash);
+    }
+  });
 }
 
 void Paging::takeLiving(PageStash& stash, const c10::Storage& living) {
   giveUp(stash);
+  stash.pool.reset();
   stash.bytes = living;
 }
 
@@ -243,14 +245,7 @@ void Paging::takeCopied(PageStash& stash) {
 }
 
 void Paging::takeRestored(PageStash& stash) {
-  const int64_t condemned = stash.pool->condemned();
-  TORCH_CHECK(
-      condemned == 0,
-      "ebb: cannot bring back a tensor that was paged in region '",
-      stash.group->region,
-      "': its pool has had an error since (",
-      describePageErrors(condemned),
-      "). Run its forward again.");
+  stash.checkNotCondemned();
   PageLane& lane = stash.pool->lane();
   const uint64_t capture = stash.slot->stashed.capture;
   TORCH_CHECK(
@@ -261,9 +256,13 @@ void Paging::takeRestored(PageStash& stash) {
   startRestoring(stash);
   lane.wait(stash.restoring);
   noteUse(stash.bytes);
-  // After an error a tensor comes back as NaN. One that has no NaN would not show it: where nobody
-  // need wait to know, it throws.
-  if (const int64_t errors = stash.hasNan() ? 0 : stash.pool->errorsInSight()) {
+}
+
+// After an error a tensor comes back as NaN. One that has no NaN would not show it: where nobody
+// need wait to know, it throws.
+void Paging::checkErrors(const PageStash& stash) {
+  stash.checkNotCondemned();
+  if (const int64_t errors = stash.hasNan() || !stash.pool ? 0 : stash.pool->errorsInSight()) {
     tellOverflow(
         pools_.readErrors() | errors,
         "a tensor that was paged in region '" + stash.group->region + "' cannot be restored: ");
@@ -333,6 +332,17 @@ void Paging::takeBack(PageStash& stash) {
   stash.slot.reset();
   step_.countBack(stash);
   --alive_;
+}
+
+// It was asked for.
+void Paging::isBack(PageStash& stash) {
+  takeBack(stash);
+  if (step_.allIsBack()) {
+    pools_.settle();
+    if (step_.endUnlessBracketed()) {
+      stepEnds();
+    }
+  }
 }
 
 void Paging::forget(PageStash& stash) {
@@ -478,22 +488,6 @@ void Paging::reset() {
   ofGraphs_.clear();  // which Python has not seen
   step_.clear();
   counts_ = {};
-}
-
-void configurePaging(const PagingSettings& settings) {
-  Paging::get().configure(settings);
-}
-
-PagingSettings pagingSettings() {
-  return Paging::get().settings();
-}
-
-bool pagingStepOk() {
-  return Paging::get().stepOk();
-}
-
-PagingStats pagingStats() {
-  return Paging::get().stats();
 }
 
 }  // namespace ebb

@@ -20,6 +20,17 @@
 
 namespace ebb {
 
+// Note [Pages that come back ahead]
+// A replay ahead of backward brings pages back as a prefetch does, and hands them out; what else
+// there is to a fetch waits until backward arrives at the region. Then the region's backward comes
+// in the schedule, and the next one's pages start on their way; the stash counts as back, by which
+// steps end and pools are sized; and what there is to say of its pool is thrown. So none of that
+// depends on how far a thread has come. For the same reason a region's backward begins where it
+// arrives, and not with the first pages that it asks for, in all regions that may be replayed
+// ahead. What would not be right, or is not known to be, is left to backward: where the pool has
+// had an error, and where a CUDA graph has the pool, whose calls come in the order of the compute
+// stream.
+//
 // Note [Dead rows]
 // What is in rows that do not live is nobody's business: that is what the user says with mark_rows.
 // But kernels compute with it: 0 / 0 in a row whose gradient is zero is NaN, and a product over all
@@ -52,6 +63,12 @@ class EBB_API Paging {
   // See Stash. Throws if the pool has had an error.
   c10::Storage fetch(PageStash& stash, const c10::Storage& living);
   void beforeWrite(PageStash& stash);
+
+  // See Note [Pages that come back ahead]. Backward is at what `group` has stashed, of which
+  // `cameBack` was fetched ahead; those are dropped one by one, and one of which something is to be
+  // thrown stays.
+  c10::Storage fetchAhead(PageStash& stash, const c10::Storage& living);
+  void backwardArrives(PageGroup& group, std::vector<c10::intrusive_ptr<Stash>>& cameBack);
 
   // Nobody will ask for it: its destructor says so.
   void forget(PageStash& stash);
@@ -94,6 +111,7 @@ class EBB_API Paging {
   auto telling(const F& locked);
   c10::intrusive_ptr<Stash> sendLocked(const PageSource& source, const PageGroupPtr& group);
   c10::Storage fetchLocked(PageStash& stash, const c10::Storage& living);
+  void bring(PageStash& stash, const c10::Storage& living);
   void stepBegins();
   void stepEnds();
   void copyRows(PageStash& stash, const PageSource& source);
@@ -104,10 +122,12 @@ class EBB_API Paging {
   void giveUp(PageStash& stash);
   void takeCopied(PageStash& stash);
   void takeRestored(PageStash& stash);
+  void checkErrors(const PageStash& stash);
   static void noteMade(PageStash& stash);
   static void takeOver(PageStash& stash);
   void startRestoring(PageStash& stash);
   void takeBack(PageStash& stash);
+  void isBack(PageStash& stash);
   void noteErrors(int64_t errors);
   [[noreturn]] void tellOverflow(int64_t errors, const std::string& what);
 

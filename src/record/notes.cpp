@@ -26,6 +26,22 @@ namespace ebb {
   value.entry = journal.add(std::move(line));
 }
 
+[[gnu::cold]] void noteOutside(const c10::intrusive_ptr<Value>& value) {
+  Journal& journal = value->entry->journal();
+  if (!journal.isProfile()) {
+    return;
+  }
+  journal.watch(*value->entry, [weak = c10::weak_intrusive_ptr<Value>(value)] {
+    const auto known = weak.lock();
+    if (!known || !known->bytes) {
+      return Held{};
+    }
+    const c10::StorageImpl* storage = known->bytes.unsafeGetStorageImpl();
+    return Held{
+        storage, c10::raw::intrusive_ptr::use_count(const_cast<c10::StorageImpl*>(storage))};
+  });
+}
+
 [[gnu::cold]] void notePacked(Value& value, bool kept) {
   value.entry->update([&](Line& line) {
     line.packed = true;

@@ -24,6 +24,9 @@ void noteMade(
     const std::string& op,
     const char* reason);
 
+// For a profile: whether the program still holds what came from outside is looked at later.
+void noteOutside(const c10::intrusive_ptr<Value>& value);
+
 void notePacked(Value& value, bool kept);
 
 // The value has been sent away; `kind` is the word for it in traces.

@@ -165,6 +165,7 @@ c10::intrusive_ptr<Value>& ValueMap::current(
   slot->opaque = opaque;
   if (context_.graph->journal) {
     noteMade(context_, *slot, tensor, "from outside", nullptr);
+    noteOutside(slot);
   }
   return slot;
 }

@@ -28,8 +28,8 @@ namespace {
 }
 
 // The bytes of an offloaded value, on the device again; null if its storage was written unseen
-// before they were copied for sure.
-c10::Storage bringBack(Graph& graph, Value& value) {
+// before they were copied for sure, or if `watch` wants to wait.
+c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) {
   RECORD_USER_SCOPE("ebb::reload");
   const c10::Storage living = value.living();
   if (!living && !value.isPrivate && !value.versionHolds()) {
@@ -37,10 +37,12 @@ c10::Storage bringBack(Graph& graph, Value& value) {
   }
   const JournalTime start = value.entry ? value.entry->journal().now() : 0;
   c10::Storage bytes = living;
-  if (!value.slice) {
-    bytes = value.stash->fetch(living);
-  } else if (!living) {
-    bytes = value.slice->scatter(value.stash->fetch({}), value.nbytes);
+  if (!value.slice || !living) {
+    bytes = watch ? watch->fetch(value, living) : value.stash->fetch(living);
+    if (!bytes) {
+      return {};
+    }
+    bytes = value.slice ? value.slice->scatter(bytes, value.nbytes) : std::move(bytes);
   }
   value.materialise(std::move(bytes), !living);
   if (!living) {
@@ -127,10 +129,9 @@ class Slice {
   // False if it may not be read ahead.
   bool need(Value& value, const Recipe& consumer) {
     if (value.state() == ValueState::Away) {
-      if (watch_ && !watch_->mayFetch(value)) {
+      if (!bringBack(graph_, value, watch_) && watch_) {
         return false;
       }
-      bringBack(graph_, value);
     }
     if (c10::Storage storage = value.available()) {
       if (watch_ && !watch_->mayRead(value, storage, consumer)) {

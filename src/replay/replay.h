@@ -22,8 +22,9 @@ class AheadWatch {
   // Whether `by` may read the bytes of `input`, which are in `storage`, before backward would.
   virtual bool mayRead(const Value& input, const c10::Storage& storage, const Recipe& by) = 0;
 
-  // Whether what is away may be brought back for that.
-  virtual bool mayFetch(const Value& input) = 0;
+  // The bytes of what is away, for that; null if they may not be brought back yet. `living`: see
+  // Stash.
+  virtual c10::Storage fetch(Value& input, const c10::Storage& living) = 0;
 
   // Whether `recipe` may run now. If so it does, and then has run or has failed.
   virtual bool begin(const Recipe& recipe) = 0;

@@ -225,8 +225,39 @@ JournalTime DeviceTimer::elapsed() {
 }
 
 uint64_t Journal::countRegion() {
+  const JournalTime time = now();
   std::lock_guard<std::mutex> lock(mutex_);
+  look(time);
   return regions_++;
+}
+
+void Journal::watch(const Entry& entry, std::function<Held()> look) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  watched_.push_back({std::move(look), entry.line()});
+}
+
+void Journal::asked(const Entry& entry) {
+  const JournalTime time = now();
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!std::exchange(wasAsked_, true)) {
+    look(time);
+  }
+  JournalTime& asked = entry.line()->asked;
+  asked = asked == kNever ? time : asked;
+}
+
+// Under the lock.
+void Journal::look(JournalTime now) {
+  std::unordered_map<const c10::StorageImpl*, size_t> regions;
+  for (const Watched& one : watched_) {
+    ++regions[one.look().storage];
+  }
+  std::erase_if(watched_, [&](const Watched& one) {
+    const Held held = one.look();
+    const bool isOurs = held.storage != nullptr && held.holders <= regions[held.storage];
+    one.line->letGo = isOurs ? now : kNever;
+    return isOurs;
+  });
 }
 
 void Journal::add(OperatorLine call) {
@@ -335,6 +366,7 @@ Profile Journal::profile() const {
          line.packed,
          reinterpret_cast<uintptr_t>(line.address),
          inMilliseconds(line.made),
+         inMilliseconds(line.letGo),
          inMilliseconds(line.asked),
          inMilliseconds(line.back),
          reinterpret_cast<uintptr_t>(line.backAt),

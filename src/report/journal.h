@@ -3,6 +3,7 @@
 
 #include <c10/core/Event.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/core/Stream.h>
 #include <c10/util/DimVector.h>
 #include <c10/util/SmallVector.h>
@@ -11,6 +12,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -67,6 +69,7 @@ struct Line {
   JournalTime replayTime = 0;  // of the host, in kernels called again
   JournalTime aheadTime = 0;   // of replayTime
   JournalTime made = 0;
+  JournalTime letGo = kNever;    // of what came from outside: only regions held it any more
   JournalTime asked = kNever;    // backward unpacked it; told in profiles only
   JournalTime sent = kNever;     // to the host
   JournalTime back = kNever;     // made again, or fetched
@@ -103,6 +106,18 @@ struct OperatorLine {
   bool replayable = false;
 };
 
+// How many hold a storage, told by a region that does; null if it does not.
+struct Held {
+  const c10::StorageImpl* storage = nullptr;
+  size_t holders = 0;
+};
+
+// What a region knows and did not make, for profiles.
+struct Watched {
+  std::function<Held()> look;
+  Line* line;
+};
+
 // A stretch of work, for traces.
 struct Span {
   const char* kind;  // as ReportSpan::kind
@@ -131,7 +146,7 @@ class Entry final : public c10::intrusive_ptr_target {
     return *journal_;
   }
 
-  const Line* line() const {
+  Line* line() const {
     return &line_;
   }
 
@@ -175,10 +190,17 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   // How many outermost regions had been entered before.
   uint64_t countRegion();
 
+  // For profiles: asks, when a region is entered and when backward first unpacks, whether anybody
+  // but regions holds what came from outside.
+  void watch(const Entry& entry, std::function<Held()> look);
+  void asked(const Entry& entry);
+
   Report report() const;
   Profile profile() const;
 
  private:
+  void look(JournalTime now);
+
   friend class Entry;  // writes its own line, under the lock
   const uint64_t step_;
   const For what_;
@@ -188,6 +210,8 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   std::vector<Line*> unused_;  // lines of values that nothing needed and nobody has any more
   std::deque<OperatorLine> operators_;  // of a profile
   uint64_t regions_ = 0;                // outermost ones
+  std::deque<Watched> watched_;
+  bool wasAsked_ = false;
   std::deque<Span> spans_;
   std::array<uint64_t, kAheadFates> ahead_{};  // regions, by AheadFate
   std::unordered_set<std::string> strings_;

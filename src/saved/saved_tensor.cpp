@@ -190,8 +190,7 @@ at::Tensor SavedTensor::unpack() {
 }
 
 [[gnu::cold]] void SavedTensor::noteAsked() const {
-  const JournalTime now = entry_->journal().now();
-  entry_->update([&](Line& line) { line.asked = line.asked == kNever ? now : line.asked; });
+  entry_->journal().asked(*entry_);
 }
 
 void SavedTensor::shareWithAllStreams(const at::Tensor& unpacked) {

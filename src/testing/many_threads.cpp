@@ -3,6 +3,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -101,6 +102,24 @@ bool handsAreKnown(size_t threads, size_t rounds) {
     return still.holds() && freeMayBeRead && !inHandMayBeRead && laterMayBeRead &&
            weakReferencesTo(inHand) == 1;
   });
+}
+
+bool stillThreadsAreKnown(size_t rounds) {
+  std::atomic<bool> isOver{false};
+  std::thread others([&] {
+    while (!isOver) {
+      const std::array<Stillness, 64> begun{};
+    }
+  });
+  for (size_t i = 0; i < rounds; ++i) {
+    const Stillness still;
+    if (still.holds()) {
+      const Commotion ofItsOwn;
+    }
+  }
+  isOver = true;
+  others.join();
+  return true;
 }
 
 bool handsAreCounted(size_t storages) {

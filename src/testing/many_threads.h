@@ -20,6 +20,10 @@ EBB_API bool eventsAreApart(c10::Device device, size_t threads, size_t rounds);
 // meanwhile.
 EBB_API bool handsAreKnown(size_t threads, size_t rounds);
 
+// Whether a thread that replays ahead is known as such so many times, while others begin and end.
+// Does not return if it is not.
+EBB_API bool stillThreadsAreKnown(size_t rounds);
+
 // Whether references to a storage that somebody has a hand on are counted, while somebody has hands
 // on so many others.
 EBB_API bool handsAreCounted(size_t storages);

@@ -9,6 +9,7 @@ import os
 import accelerator
 import pytest
 import torch
+from ahead_programs import wait_for_replays
 
 import ebb
 import paging
@@ -55,3 +56,13 @@ def fresh_pages(device):
 @pytest.fixture
 def streams(device):
     return torch.Stream(device=device), torch.Stream(device=device)
+
+
+@pytest.fixture(params=[False, True], ids=["one stream", "side stream"])
+def ahead(request, device):
+    """Replays ahead on a device; whether beside backward's stream."""
+    before = ebb.ahead.settings()
+    ebb.ahead.configure(regions=1, side_stream=request.param, busy_cores=True)
+    yield request.param
+    wait_for_replays()
+    ebb.ahead.configure(**before)

@@ -7,23 +7,20 @@ import contextlib
 import accelerator
 import pytest
 import torch
-from ahead_programs import WaitInBackward, blocks, counts, parameters, wait_for_replays
+from ahead_programs import (
+    WaitInBackward,
+    blocks,
+    bytes_in_use_between_regions,
+    counts,
+    parameters,
+    wait_for_replays,
+)
 from exactness import same_bits
 
 import ebb
-from paging import PRODUCTS, Masked, fresh, gradients
 
 RECOMPUTE = ebb.policies.recompute_all
 SHAPE = (2, 6, 16)
-
-
-@pytest.fixture(params=[False, True], ids=["one stream", "side stream"])
-def ahead(request, device):
-    before = ebb.ahead.settings()
-    ebb.ahead.configure(regions=1, side_stream=request.param, busy_cores=True)
-    yield request.param
-    wait_for_replays()
-    ebb.ahead.configure(**before)
 
 
 def on(device, modules):
@@ -217,6 +214,16 @@ def test_offloaded_inputs_come_back_within_the_limit(ahead, device):
     assert run(regions=1, limit=0) == expected
 
 
+def test_what_was_offloaded_and_has_been_read_is_gone(ahead, device):
+    ebb.offload.configure(min_bytes=1, in_flight_bytes=0, prefetch_bytes=0)
+    policy = ebb.Policy({"aten::mm": ebb.OFFLOAD})
+    bytes_in_use_between_regions(device, policy)
+    ahead_of_backward = bytes_in_use_between_regions(device, policy)
+    ebb.ahead.configure(regions=0)
+    without = bytes_in_use_between_regions(device, policy)
+    assert ahead_of_backward - without == 8 * 1536  # eight results
+
+
 def test_a_region_on_two_streams_is_left_to_backward(ahead, device):
     x, other = leaf(device), torch.Stream(device=device)
 
@@ -236,31 +243,6 @@ def test_a_region_on_two_streams_is_left_to_backward(ahead, device):
     did = counts(lambda: assert_exact(program))
     assert did["regions_in_time"] == 0
     assert did["regions_stopped"] > 0
-
-
-class WaitingLayers(Masked):
-    def layer(self, h, index):
-        return super().layer(WaitInBackward.apply(h), index)
-
-
-def test_paged_inputs_are_left_to_backward(ahead, device):
-    accelerator.have_pages()
-    net = WaitingLayers(device=device)
-    x, n = net.inputs(0), net.live(20)
-    expected = found(gradients(net, x, n))
-
-    def program():
-        for _ in range(3):
-            with ebb.paging.step():
-                results = gradients(net, x, n, lambda: ebb.region(PRODUCTS))
-            assert all(map(same_bits, found(results), expected))
-
-    with fresh():
-        did = counts(program)
-        assert ebb.paging.stats()["stashed"] > 0
-        assert ebb.paging.step_ok()
-    assert did["regions_stopped"] > 0
-    assert did["regions_in_time"] == did["failures"] == 0
 
 
 def test_a_write_beside_a_replay_is_seen(ahead, device):

@@ -29,6 +29,7 @@ from memory_use import least_growth
 
 import ebb
 from ebb._region import commotion
+from paging import Keep
 
 X = (2, 6, 16)
 
@@ -409,6 +410,42 @@ def test_denormals_are_flushed_by_whom_they_were(first):
             torch.set_flush_denormal(False)
 
 
+def test_denormals_are_not_flushed_because_who_starts_the_worker_does():
+    """Its intra-op threads are born when rows come back, before any recipe runs."""
+    done = in_a_process("""
+import torch, ebb
+from ahead_programs import *
+from paging import PRODUCTS
+torch.set_num_threads(2)
+rows = 1 << 14
+x, w = torch.rand(rows, 16), torch.rand(16, 16, requires_grad=True)
+factor = torch.rand(rows, 16, requires_grad=True)
+
+def hook(gradient):
+    torch.set_flush_denormal(False)
+    wait_for_replays()
+
+def program(region, starts):
+    with region():
+        h = ebb.mark_rows(x @ w, torch.tensor(rows - 1))
+        h = (h * 1e-39 * factor).sum()
+    h.register_hook(hook)
+    with region():
+        out = (h * 1e30).exp()
+    torch.set_flush_denormal(starts)
+    return torch.autograd.grad(out, factor)[0]
+
+expected = program(contextlib.nullcontext, False)
+assert expected.count_nonzero() == expected.numel()
+with replays_ahead():
+    did = []
+    did = counts(lambda: did.append(program(lambda: ebb.region(PRODUCTS), True)) or print(
+        torch.equal(did[0][:-1], expected[:-1])))
+print(did["regions_in_time"])
+""")
+    assert done.stdout.split() == ["True", "1"], done.stderr
+
+
 def test_what_is_remembered_of_storages_goes_with_them():
     with replays_ahead():
 
@@ -428,6 +465,58 @@ def test_references_are_counted_while_another_thread_has_hands_on_storages():
     """In a process of its own, which remembers them."""
     done = in_a_process("import ebb; print(ebb._C._testing.hands_are_counted(1_000_000))")
     assert done.stdout == "True\n", done.stderr
+
+
+def test_who_runs_ahead_is_known_while_others_begin_and_end():
+    """A thread that does not find itself would wait for itself, for ever."""
+    done = in_a_process("import ebb; print(ebb._C._testing.still_threads_are_known(200_000))")
+    assert done.stdout == "True\n", done.stderr
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_region_that_backward_waits_for_is_not_begun():
+    """One thread looks at what it has saved, which takes long; a backward waits for that; and
+    another one comes by the region behind."""
+    x = torch.randn(4, requires_grad=True)
+    looks = threading.Event()
+
+    def cosine(x):
+        if looker is not None and threading.get_ident() == looker.ident:
+            looks.set()
+            time.sleep(0.5)
+        return torch.sin(x + 1.5)
+
+    looker = None
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("cos", cosine, "CPU")
+    try:
+        with replays_ahead():
+            with region():
+                h = Keep.apply(x.cos())
+                saved = Keep.last
+            with region():
+                out = h.exp().exp()
+
+            def program():
+                nonlocal looker
+                looker = threading.Thread(target=lambda: saved.saved_tensors)
+                waiter = threading.Thread(
+                    target=torch.autograd.grad, args=(h.sum(), x), kwargs={"retain_graph": True}
+                )
+                looker.start()
+                assert looks.wait(10)
+                waiter.start()
+                time.sleep(0.1)
+                torch.autograd.grad(out.sum(), x)
+                looker.join()
+                waiter.join()
+
+            did = counts(program)
+    finally:
+        library._destroy()
+        Keep.last = None
+    assert did["regions_held"] == 1
+    assert did["regions_in_time"] == did["regions_late"] == did["regions_stopped"] == 0
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

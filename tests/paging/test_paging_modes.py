@@ -6,11 +6,10 @@ import contextlib
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import ebb
 from ebb import _C
-from paging import Keep, Mlp, fresh, gradients, paged, region
+from paging import Keep, Mlp, Seen, fresh, gradients, paged, region
 
 
 @pytest.fixture(autouse=True)
@@ -18,18 +17,6 @@ def anew():
     with fresh():
         yield
     Keep.last = None
-
-
-class Seen(TorchDispatchMode):
-    """The operators that a mode sees."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(function.name())
-        return function(*args, **(kwargs or {}))
 
 
 ASKED = {

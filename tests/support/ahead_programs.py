@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import ebb
+from paging import Masked
 
 
 @contextlib.contextmanager
@@ -75,6 +76,40 @@ def counts(program: Callable[[], object]) -> dict[str, int]:
     wait_for_replays()
     after = ebb.ahead.stats()
     return {name: after[name] - before[name] for name in before}
+
+
+class WaitingLayers(Masked):
+    """Padded rows, and the worker has time between two layers."""
+
+    def layer(self, h: torch.Tensor, index: int) -> torch.Tensor:
+        return super().layer(WaitInBackward.apply(h), index)
+
+
+def many_products(x: torch.Tensor, n: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+    """Each is read by one operator, for whose result backward waits, and by nothing else."""
+    h = ebb.mark_rows(x.mul(1.5), n)
+    return torch.stack([((h @ weight) * 2).sin() for weight in weights]).sum(0)
+
+
+def bytes_in_use_between_regions(device: torch.device, policy: ebb.Policy) -> int:
+    """On the test accelerator, when backward is between two regions of many products, and the
+    worker has done what it can."""
+    weights = [(torch.randn(8, 8) / 3).to(device) for _ in range(8)]
+    x, n = torch.randn(40, 8).to(device).requires_grad_(), torch.tensor(20).to(device)
+    seen: list[int] = []
+
+    def look(gradient: torch.Tensor) -> None:
+        wait_for_replays()
+        torch.accelerator.synchronize()
+        seen.append(torch.ops.late.device_usage(0))
+
+    h = x
+    for _ in range(2):
+        h.register_hook(look)
+        with ebb.region(policy):
+            h = many_products(h, n, weights)
+    h.sum().backward()
+    return seen[0]
 
 
 class Block(nn.Module):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 from torch.nn.functional import gelu, layer_norm, silu
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ebb
 
@@ -92,6 +93,18 @@ def fresh(**settings: object) -> Iterator[None]:
         ebb.paging.configure(**before)  # type: ignore[arg-type]
         if "device_limit" in settings:
             ebb.paging.configure(device_limit=2**63 - 1)
+
+
+class Seen(TorchDispatchMode):
+    """The operators that a mode sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.name())
+        return function(*args, **(kwargs or {}))
 
 
 class Mlp:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ebb._plan.choose import Chooser, Chosen
+from ebb._policy.policy import Policy
 from ebb._report.text import size
 from ebb._support.names import in_ranges
 
-if TYPE_CHECKING:
-    from ebb._plan.plan import Plan
+
+class Plan(Protocol):
+    """What is told of an ``ebb.Plan``."""
+
+    policies: dict[str, Policy]
+    budget: int
+    peak: int
+    duration: float
+    plain_peak: int
+    plain_duration: float
 
 
 def summary(plan: Plan) -> str:

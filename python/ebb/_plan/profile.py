@@ -61,6 +61,8 @@ class Value:
         saved: whether autograd saved it.
         address: of its bytes when they were made, as in ``Profile.allocations``.
         made: when.
+        let_go: when the program was found not to hold it any more, of what came from outside of the
+            region; -1: never.
         asked: when backward first unpacked it; -1: never.
         again: when it had been made again, or fetched; -1: never.
         again_address: of its bytes then.
@@ -75,6 +77,7 @@ class Value:
     saved: bool
     address: int
     made: float
+    let_go: float
     asked: float
     again: float
     again_address: int

@@ -120,10 +120,9 @@ class Simulator:
         self._rest = Changes(self.step.rest)
         self._of_call = functools.cache(self._estimate_call)
         self.recording, replaying = self._shares(measured)
-        self._plain = measured.plain
-        if self._plain is None:
-            recording = self.recording * len(self.step.operators)
-            self._plain = max(measured.duration - replaying - recording, 0.0)
+        recording = self.recording * len(self.step.operators)
+        predicted = max(measured.duration - replaying - recording, 0.0)
+        self._plain = predicted if measured.plain is None else measured.plain
         everything = [self._of_call(call, frozenset()) for call in range(len(self.step.calls))]
         self._measure_replays(
             replaying,
@@ -337,7 +336,7 @@ class Simulator:
                 memory, about = self.step.memories[place], self.step.values[value]
                 yield Stretch(place, memory.taken, self.step.let_go(value))
                 used = [
-                    replayed_at[reader]
+                    replayed_at[reader] + JUST / 2  # its result is there already
                     for reader in self.step.readers[value]
                     if reader in needed and reader in replayed_at
                 ]
@@ -366,7 +365,11 @@ class Simulator:
                 written = self.step.overwritten.get(value)
                 if written is None or number not in kept:
                     continue
-                used = [replayed_at[one] for one in self.step.readers[value] if one in replayed_at]
+                used = [
+                    replayed_at[one] + JUST / 2
+                    for one in self.step.readers[value]
+                    if one in replayed_at
+                ]
                 if used:
                     size = self.step.memories[self.step.memory_of[value]].size
                     last = max([*used, *(asked for asked, _ in call.asked)])
@@ -379,9 +382,9 @@ class Simulator:
             place = self.step.memory_of.get(value)
             if place is None:
                 continue
-            about, memory = self.step.values[value], self.step.memories[place]
+            about = self.step.values[value]
             used = [
-                replayed_at.get(reader, about.made)
+                replayed_at.get(reader, about.made) + JUST / 2
                 for reader in self.step.readers[value]
                 if reader in needed
             ]

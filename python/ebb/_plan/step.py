@@ -169,12 +169,25 @@ class Step:
                 places[about.address, taken] = len(self.memories)
                 self.memories.append(Memory(size, taken, freed, value in self.maker))
             self.memory_of[value] = places[about.address, taken]
+        self._shorten_by_regions()
         rest = []
         for address, stretches in allocations.all():
             for taken, freed, size in stretches:
                 if (address, taken) not in places and not allocations.is_replay(taken):
                     rest += [(taken, size), (freed, -size)]
         return rest + allocations.of_older
+
+    def _shorten_by_regions(self) -> None:
+        """What only regions held at last, since they recompute, the program gave up before."""
+        outside: dict[int, list[int]] = defaultdict(list)
+        for value, place in self.memory_of.items():
+            if value not in self.maker:
+                outside[place].append(value)
+        for place, values in outside.items():
+            let_go = [self.values[value].let_go for value in values]
+            if min(let_go) >= 0 and not any(self.values[value].saved for value in values):
+                memory = self.memories[place]
+                memory.freed = min(memory.freed, max(let_go) - JUST)
 
     def _find_needs(self, allocations: _Allocations) -> dict[int, float]:
         found = {}

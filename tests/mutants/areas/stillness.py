@@ -73,7 +73,7 @@ PLACES: Places = {
             "lock(mutex_);\n    all_.erase",
         ),
         (
-            (THREADS + "::test_many_threads_read_and_have_hands_on_storages",),
+            (THREADS + "::test_who_runs_ahead_is_known_while_others_begin_and_end",),
             "ahead-lock-to-ask-who-is-still",
             "mutex_",
             "*new std::mutex",

@@ -162,6 +162,10 @@ TORCH_LIBRARY(late, m) {
     }
     return found;
   });
+  m.def("device_usage(int device) -> int", [](int64_t device) {  // bytes of its memory, now
+    const Lock lock(program);
+    return static_cast<int64_t>(late::deviceUsage[device].now);
+  });
   m.def("host_usage() -> (int, int)", [] {  // bytes of pinned memory: now, and the most
     const Lock lock(program);
     return std::tuple<int64_t, int64_t>(late::hostUsage.now, late::hostUsage.peak);

@@ -1,0 +1,45 @@
+#include "paging/settings.h"
+
+#include <c10/util/Exception.h>
+
+#include "paging/paging.h"
+
+namespace ebb {
+namespace {
+
+constexpr double kMostHeadroom = 1000;
+
+void check(bool good, const char* what) {
+  TORCH_CHECK_VALUE(good, "ebb: paging: ", what);
+}
+
+}  // namespace
+
+void checkSettings(const PagingSettings& settings) {
+  check(settings.pageRows >= 1, "a page has at least one row");
+  check(settings.headroom >= 1 && settings.headroom <= kMostHeadroom, "headroom is from 1 to 1000");
+  check(
+      settings.hostHeadroom >= 0 && settings.hostHeadroom <= kMostHeadroom,
+      "host_headroom is from 0 to 1000");
+  check(
+      settings.prefetch >= -1 && settings.prefetch <= 1,
+      "prefetch is 0 or 1 layers, or -1 for what suits the device");
+}
+
+void configurePaging(const PagingSettings& settings) {
+  Paging::get().configure(settings);
+}
+
+PagingSettings pagingSettings() {
+  return Paging::get().settings();
+}
+
+bool pagingStepOk() {
+  return Paging::get().stepOk();
+}
+
+PagingStats pagingStats() {
+  return Paging::get().stats();
+}
+
+}  // namespace ebb

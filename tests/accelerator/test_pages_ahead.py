@@ -1,0 +1,221 @@
+"""Pages that come back ahead of backward, on its stream and beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+
+import accelerator
+import pytest
+import torch
+from ahead_programs import (
+    WaitingLayers,
+    bytes_in_use_between_regions,
+    counts,
+    wait_for_replays,
+)
+from captured_steps import Step
+
+import ebb
+from paging import PRODUCTS, Masked, gradients, same
+
+pytestmark = pytest.mark.usefixtures("fresh_pages")
+
+STEPS = {
+    "in order": ebb.paging.step,
+    "in any order": lambda: ebb.paging.step(False),
+    "not bracketed": contextlib.nullcontext,
+}
+
+
+def products():
+    return ebb.region(PRODUCTS)
+
+
+def found(net, x, n, region=contextlib.nullcontext):
+    results = gradients(net, x, n, region)
+    torch.accelerator.synchronize()
+    return results
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_all_but_the_last_layer_are_there_in_time(step, prefetch, ahead, device):
+    ebb.paging.configure(prefetch=prefetch)
+    net = WaitingLayers(device=device)
+    x, n = net.inputs(0), net.live(20)
+    right = found(net, x, n)
+
+    def program():
+        for _ in range(4):
+            with step():
+                results = found(net, x, n, products)
+            assert same(right, results)
+            assert ebb.paging.step_ok()
+
+    did = counts(program)
+    assert did["regions_in_time"] == 2 * 4
+    assert did["regions_stopped"] == did["failures"] == 0
+    assert ebb.paging.stats()["recorded_steps"] == 1
+
+
+@pytest.mark.parametrize(("compute", "side"), [(0, 0), (300, 0), (0, 300), (200, 200)])
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_streams_run_late_at_random(step, compute, side, ahead, device):
+    net = Masked(device=device, layers=4)
+    x, n = net.inputs(0), net.live(20)
+    right = found(net, x, n)
+    with accelerator.delayed(compute, side):
+        for _ in range(4):
+            with step():
+                results = gradients(net, x, n, products)
+            assert same(right, results)
+            assert ebb.paging.step_ok()
+
+
+def test_streams_of_the_programs_own(ahead, device, streams):
+    net = Masked(device=device)
+    x, n = net.inputs(0), net.live(20)
+    right = found(net, x, n)
+    for _ in range(4):
+        with ebb.paging.step(False):
+            results = []
+            for stream in streams:
+                with stream:
+                    results.append(gradients(net, x, n, products))
+        accelerator.synchronize()
+        assert all(same(right, result) for result in results)
+        assert ebb.paging.step_ok()
+
+
+class Products(Step):
+    def __init__(self, device):
+        super().__init__(device)
+        self.net = WaitingLayers(device=device)
+
+    def run(self):
+        self.found = gradients(self.net, self.x, self.n, products)
+
+
+def test_what_a_graph_has_is_left_to_backward(ahead, device):
+    """Its calls come after those of the stream on which graphs run, which the worker is not on."""
+    if not accelerator.TELLS_OF_CAPTURES:
+        pytest.skip("torch tells of no captures but CUDA's")
+    step = Products(device)
+    step.warm()
+    graph = step.capture()
+    captured = step.found
+
+    def program():
+        for number, live in enumerate([30, 4, 17]):
+            step.set(live, number)
+            graph.replay()
+            step.found = captured
+            assert step.is_right()
+            step.set(30 - live, number + 1)
+            step.run()
+            assert step.is_right()
+
+    did = counts(program)
+    assert did["regions_stopped"] == 2 * 3
+    assert did["regions_in_time"] == did["failures"] == 0
+    assert ebb.paging.step_ok()
+
+
+def test_what_came_back_and_has_been_read_is_gone(ahead, device):
+    """Steps that are recorded hold nothing but what they need."""
+
+    def bytes_in_use():
+        ebb.paging.reset()
+        return bytes_in_use_between_regions(device, PRODUCTS)
+
+    ahead_of_backward = bytes_in_use()
+    ebb.ahead.configure(regions=0)
+    without = bytes_in_use()
+    result, live_rows = 1536, 1024  # in blocks of the allocator's
+    assert ahead_of_backward - without == 8 * (result - live_rows)
+
+
+def test_an_overflow_is_told_by_the_step(ahead, device):
+    net = WaitingLayers(device=device)
+    x = net.inputs(0)
+    outcomes = []
+    for live in (5, 40, 40, 40):
+        n = net.live(live)
+        outcomes.append(same(found(net, x, n), found(net, x, n, products)))
+        outcomes.append(ebb.paging.step_ok())
+    assert outcomes == [True, True, False, False, True, True, True, True]
+
+
+def test_what_backward_never_asks_for_is_given_back(ahead, device):
+    net = WaitingLayers(device=device)
+    x, n = net.inputs(0), net.live(20)
+
+    def program():
+        h, last = x, None
+        for index in range(3):
+            last = h
+            with products():
+                h = net.layer(ebb.mark_rows(h.mul(1.5), n), index)
+        torch.autograd.grad(h[:20].sum(), last)
+        wait_for_replays()
+
+    for _ in range(4):
+        with ebb.paging.step(False):
+            program()
+            gc.collect()
+            assert ebb.paging.stats()["stashes"] == 0
+        assert ebb.paging.step_ok()
+    assert ebb.ahead.stats()["bytes"] == 0
+
+
+def test_no_memory_ahead_is_no_failure(ahead, device):
+    net = WaitingLayers(device=device)
+    x, n = net.inputs(0), net.live(20)
+    right = found(net, x, n)
+    for _ in range(2):
+        found(net, x, n, products)
+
+    class Squeezed(Masked):
+        def layer(self, h, index):
+            return super().layer(Squeeze.apply(h), index)
+
+    class Squeeze(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            with accelerator.limited(device=0):
+                wait_for_replays()
+            return gradient
+
+    net = Squeezed(device=device)
+    ebb._C._testing.delay_replays_ahead(2000)
+    try:
+        did = counts(lambda: [found(net, x, n, products) for _ in range(2)])
+        results = found(net, x, n, products)
+    finally:
+        ebb._C._testing.delay_replays_ahead(0)
+    assert did["failures"] > 0
+    assert same(right, results)
+    assert ebb.paging.step_ok()
+
+
+def test_each_wait_matters(ahead, device):
+    net = WaitingLayers(device=device)
+    x, n = net.inputs(0), net.live(20)
+    right = 2 * found(net, x, n)
+    for _ in range(3):
+        found(net, x, n, products)
+
+    def program():
+        return [gradient for _ in range(2) for gradient in gradients(net, x, n, products)]
+
+    missed = [
+        which
+        for which, results, findings in accelerator.each_wait_left_out(program)
+        if not findings and same(right, results)
+    ]
+    assert missed == [-1]  # which leaves out none
