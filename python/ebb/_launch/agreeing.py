@@ -66,24 +66,25 @@ class Ranks:
         self._store.set(self._key("here", self._rank), "1")
 
     def agree(
-        self, meeting: int, offer: Offer | None, plan: Callable[[Offer], Any]
+        self, meeting: int, offer: Offer | None, gave_up: bool, plan: Callable[[Offer], Any]
     ) -> tuple[bool, Any]:
         """Speak with the others, all of which come to the same meeting.
 
         Args:
             meeting: its number.
             offer: None if this rank has not measured yet.
+            gave_up: it never will have.
             plan: makes the plan of a kind of ranks from the most of their offers; on one of them.
 
         Returns:
-            Whether there is to be another meeting, since a rank has no offer; and the plan.
+            Whether there is to be another meeting, since a rank has no offer yet; and the plan.
 
         Raises:
             Exception: the others did not come.
         """
         here = self._here()
-        said = None if offer is None else asdict(offer)
-        self._store.set(self._key(meeting, "offer", self._rank), json.dumps(said))
+        said = {"gave_up": gave_up, "offer": None if offer is None else asdict(offer)}
+        self._store.set(self._key(meeting, "said", self._rank), json.dumps(said))
         if self._rank == here[0]:
             self._store.set(self._key(meeting, "found"), json.dumps(self._judge(meeting, here)))
         found = json.loads(self._wait(self._key(meeting, "found"), 2))
@@ -104,9 +105,10 @@ class Ranks:
         """The most of each kind's offers, and which rank needs most."""
         kinds: dict[str, tuple[dict[str, Any], int]] = {}
         missing = []
-        for rank, offer in self._offers(meeting, ranks).items():
+        for rank, said in self._said(meeting, ranks).items():
+            offer = said["offer"]
             if offer is None:
-                missing.append(rank)
+                missing += [] if said["gave_up"] else [rank]
                 continue
             most, leader = kinds.get(offer["kind"], (offer, rank))
             if offer["peak"] + offer["base"] > most["peak"] + most["base"]:
@@ -114,9 +116,9 @@ class Ranks:
             kinds[offer["kind"]] = ({name: _most(most[name], offer[name]) for name in most}, leader)
         return {"kinds": kinds, "missing": missing}
 
-    def _offers(self, meeting: int, ranks: list[int]) -> dict[int, dict[str, Any] | None]:
-        """Of those that have come in time."""
-        keys = {rank: self._key(meeting, "offer", rank) for rank in ranks}
+    def _said(self, meeting: int, ranks: list[int]) -> dict[int, dict[str, Any]]:
+        """By those that have come in time."""
+        keys = {rank: self._key(meeting, "said", rank) for rank in ranks}
         try:
             self._store.wait(list(keys.values()), _WAIT)
         except Exception as error:  # of a kind that depends on the store

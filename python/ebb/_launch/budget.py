@@ -133,13 +133,14 @@ class Budget:
     # Between two steps ----------------------------------------------------------------------------
 
     def _at_boundary(self, is_step: bool) -> None:
-        if self._has_ended:
-            return
         try:
             self._step_ended(is_step)
+            self._meet_ranks()
         except NoPlanError as error:
             self._give_up(str(error))
+            self._meet_ranks()
         except Exception as error:
+            self._ranks = None
             if isinstance(error, BudgetError) and is_set("EBB_STRICT"):
                 self._stop()
                 raise
@@ -159,14 +160,12 @@ class Budget:
             self._ranks = ranks_of_job()
             if self._ranks is not None:
                 self._ranks.join()
-        if self._outcome is not None and self._measuring is None and self._has_plan():
+        if self._has_ended:
+            return
+        if self._outcome is not None and self._plans > 0 and self._ranks is None:
             self._look(is_step)
         else:
             self._measure_on(is_step)
-        self._meet_ranks()
-
-    def _has_plan(self) -> bool:
-        return self._plans > 0 and self._ranks is None
 
     def _measure_on(self, is_step: bool) -> None:
         seen, has_new = self.blocks.take()
@@ -197,6 +196,7 @@ class Budget:
 
     def _give_up(self, why: str) -> None:
         self._stop()
+        self._outcome = None
         self.blocks.put(recompute_all)
         self._tell(f"no plan: {clipped(why, 300)}; all blocks are recomputed")
 
@@ -210,28 +210,42 @@ class Budget:
     # Plans ----------------------------------------------------------------------------------------
 
     def _meet_ranks(self) -> None:
+        """At some boundaries. A rank that has given up comes too: others wait for it."""
         if self._ranks is None or self._steps not in agreeing.MEETINGS:
             return
         outcome = self._outcome
+        offer = None if outcome is None else _offer(outcome.measured)
         try:
             again, decided = self._ranks.agree(
-                self._steps,
-                None if outcome is None else _offer(outcome.measured),
-                lambda most: self._decide(_at_least(most, outcome)),
+                self._steps, offer, self._has_ended, lambda most: self._decide_for(most, outcome)
             )
-        except BudgetError:
-            raise
         except Exception as error:
             log.info("ranks do not agree: %s", error)
             again, decided = False, None
             if outcome is not None:
                 decided = self._decide(outcome.measured)
-        if again:
+        if again and not self._has_ended:
             return
         self._ranks = None
+        if self._has_ended:
+            return
         if decided is None:
             raise NoPlanError("steps differ too much to be measured")
         self._switch(decided)
+
+    def _decide_for(self, most: Offer, outcome: Outcome | None) -> Decided:
+        """For all ranks of a kind: what this one measured, where none measured more."""
+        assert outcome is not None
+        return self._decide(
+            replace(
+                outcome.measured,
+                duration=most.duration,
+                base=most.base,
+                plain=most.plain,
+                plain_peak=most.plain_peak,
+                kept=most.kept,
+            )
+        )
 
     def _decide(self, measured: Measured) -> Decided:
         budget = self._budget
@@ -303,17 +317,4 @@ def _offer(measured: Measured) -> Offer:
         plain=measured.plain,
         plain_peak=measured.plain_peak,
         kept=measured.kept,
-    )
-
-
-def _at_least(most: Offer, outcome: Outcome | None) -> Measured:
-    """What this rank measured, where no rank measured more."""
-    assert outcome is not None
-    return replace(
-        outcome.measured,
-        duration=most.duration,
-        base=most.base,
-        plain=most.plain,
-        plain_peak=most.plain_peak,
-        kept=most.kept,
     )

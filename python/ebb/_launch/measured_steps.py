@@ -189,7 +189,10 @@ class Measuring:
             base=dropped.base,
         )
         if plain.times:
-            measured = replace(measured, plain_peak=round(max(peaks)), **_times(self._ways, size))
+            took, kept, duration = _times(self._ways, size)
+            measured = replace(
+                measured, plain_peak=round(max(peaks)), plain=took, kept=kept, duration=duration
+            )
         most = max(seen.most for seen in self._sizes)
         return Outcome(measured, largest._replace(most=most), varies)
 
@@ -214,15 +217,13 @@ def _duration(way: Way, size: int) -> float:
     return min(_of_size(duration, own, size) for own, duration in way.times)
 
 
-def _times(ways: dict[str, Way], size: int) -> dict[str, float]:
-    """Of all kinds of steps. Each does more than the one before, whatever the clock says."""
+def _times(ways: dict[str, Way], size: int) -> tuple[float, float, float]:
+    """Of steps that are plain, kept and dropped: each does more than the one before, whatever the
+    clock says.
+    """
     plain = _duration(ways["plain"], size)
     kept = max(_duration(ways["kept"], size), _LEAST * plain)
-    return {
-        "plain": plain,
-        "kept": kept,
-        "duration": max(_duration(ways["dropped"], size), _LEAST * kept),
-    }
+    return plain, kept, max(_duration(ways["dropped"], size), _LEAST * kept)
 
 
 def _of_size(quantity: float, own: int, size: int) -> float:
