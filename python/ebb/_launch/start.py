@@ -13,6 +13,7 @@ from ebb._launch.variables import (
     say_value_ignored,
     tell_of_unknown,
 )
+from ebb._plan.budget import read_budget
 from ebb._policy.policy import Policy
 from ebb._report import files
 from ebb._support.job import say
@@ -22,7 +23,7 @@ from ebb.policies import recompute_all
 
 def _tell_of_modules_alone() -> None:
     modules = os.environ.get("EBB_MODULES")
-    if modules and "EBB" not in os.environ:
+    if modules and "EBB" not in os.environ and not _budget_text():
         say(f"ebb: EBB_MODULES={clipped(modules)} does nothing without EBB; EBB=1 recomputes all")
 
 
@@ -104,15 +105,35 @@ def _globs() -> tuple[str, ...]:
     return tuple(glob.strip() for glob in given if glob.strip())
 
 
+def _budget_text() -> str:
+    return os.environ.get("EBB_BUDGET", "").strip()
+
+
+def _budget() -> int | float | None:
+    try:
+        return read_budget(_budget_text()) if _budget_text() else None
+    except Exception as error:
+        say_value_ignored("EBB_BUDGET", error)
+        return None
+
+
 def _take_over() -> None:
-    text, globs = os.environ["EBB"], _globs()
+    text, budget = os.environ["EBB"] if is_set("EBB") else "", _budget()
+    if not text and budget is None:
+        return
+    globs = _globs()
+    said = f"EBB={clipped(text)}" if text else f"EBB_BUDGET={clipped(_budget_text())}"
     try:
         from ebb._launch import takeover
 
-        policy = policy_from(text)
-        takeover.install(policy, clipped(text), globs)
+        policy = policy_from(text) if text else recompute_all
+        if budget is None:
+            takeover.install(policy, clipped(text), globs)
+        else:
+            calls = (policy, clipped(text)) if text else None
+            takeover.install_budget(budget, clipped(_budget_text()), globs, calls)
     except Exception as error:
-        say_ignored(f"ebb is off: EBB={clipped(text)}", error)
+        say_ignored(f"ebb is off: {said}", error)
 
 
 def start() -> None:
@@ -130,5 +151,5 @@ def start() -> None:
         _tell_of_modules_alone()
     _check_verify()
     _start_reports()
-    if is_set("EBB") and not is_set("EBB_DISABLE"):
+    if not is_set("EBB_DISABLE"):
         _take_over()

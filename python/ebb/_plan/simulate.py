@@ -244,10 +244,10 @@ class Simulator:
         if self._ahead and number == self._last():
             saved = frozenset(range(len(call.operators)))  # is not given up before backward comes
         kept = self._kept({call.operators.start + one for one in saved})
-        needed = self._needed(call, kept)
         replayed_at = self._replays(number, kept)
         ends = _ends_of_slices(replayed_at)
-        stretches = list(self._stretches(call, kept, needed, replayed_at, ends))
+        recipes = self._recipes(call, kept, ends)
+        stretches = list(self._stretches(call, kept, recipes, replayed_at, ends))
         kernels = sum(self.step.operators[one].runtime for one in replayed_at)
         replaying = kernels * self._factor + len(replayed_at) * self._each
         return CallEstimate(
@@ -287,18 +287,24 @@ class Simulator:
         there = {one.memory for one in stretches if one.begin <= end < one.end}
         return sum(self.step.memories[one].size for one in there if self.step.memories[one].is_ours)
 
-    def _needed(self, call: Call, kept: set[int]) -> set[int]:
-        """The operators that something may have to run again."""
-        needed: set[int] = set()
+    def _recipes(self, call: Call, kept: set[int], ends: Mapping[int, float]) -> dict[int, float]:
+        """The operators that something may have to run again, and until when.
+
+        What is kept and the program holds too when the region ends may be written by it, so there
+        may be need to run it again.
+        """
+        found: dict[int, float] = {}
         for number in reversed(call.operators):
-            if number in kept:
-                continue
+            until = []
             for value in self.step.operators[number].outputs:
-                read = any(reader in needed for reader in self.step.readers[value])
-                if self.step.values[value].saved or read:
-                    needed.add(number)
-                    break
-        return needed
+                is_ours = number in kept and self.step.let_go(value) <= call.left
+                if self.step.values[value].saved and not is_ours:
+                    until.append(self.step.needed_until[value])
+                if number not in kept:
+                    until += [found[one] for one in self.step.readers[value] if one in found]
+            if until:
+                found[number] = ends.get(number, max(until))
+        return found
 
     def _replays(self, call_number: int, kept: set[int]) -> dict[int, float]:
         """When each operator that runs again does so."""
@@ -342,13 +348,13 @@ class Simulator:
                     memory, about = self.step.memories[place], self.step.values[value]
                     end = self.step.needed_until[value] if about.saved else memory.taken
                     yield Stretch(place, memory.taken, max(end, self.step.let_go(value)))
-        yield from self._stretches_of_inputs(call, set(), {})
+        yield from self._stretches_of_inputs(call, {})
 
     def _stretches(
         self,
         call: Call,
         kept: set[int],
-        needed: set[int],
+        recipes: Mapping[int, float],
         replayed_at: Mapping[int, float],
         ends: Mapping[int, float],
     ) -> Iterable[Stretch]:
@@ -360,11 +366,11 @@ class Simulator:
                 memory, about = self.step.memories[place], self.step.values[value]
                 yield Stretch(place, memory.taken, self.step.let_go(value))
                 used = [
-                    ends[reader]  # a slice of replays holds what was there when it began
-                    if ends[reader] != ends.get(number)
-                    else replayed_at[reader] + JUST / 2  # its result is there already
-                    for reader in self.step.readers[value]
-                    if reader in needed and reader in replayed_at
+                    replayed_at[one] + JUST / 2  # its result is there already
+                    if one in ends and ends[one] == ends.get(number)
+                    else recipes[one]  # a slice of replays holds what was there when it began
+                    for one in self.step.readers[value]
+                    if one in recipes
                 ]
                 until = max([*used, self.step.needed_until[value] if about.saved else about.made])
                 if number in kept:
@@ -376,7 +382,7 @@ class Simulator:
                 elif number in replayed_at:
                     begin = replayed_at[number]
                     yield Stretch(place, begin, max(until, begin + JUST))
-        yield from self._stretches_of_inputs(call, needed, ends)
+        yield from self._stretches_of_inputs(call, recipes)
 
     def _workspaces(self, replayed_at: Mapping[int, float]) -> Iterable[tuple[float, int]]:
         for number, time in replayed_at.items():
@@ -431,19 +437,13 @@ class Simulator:
         has_it = any(self.step.let_go(value) > call.ends for value in outputs)
         return bool(saved) and (len(outputs) > 1 or has_it)
 
-    def _stretches_of_inputs(
-        self, call: Call, needed: set[int], ends: Mapping[int, float]
-    ) -> Iterable[Stretch]:
+    def _stretches_of_inputs(self, call: Call, recipes: Mapping[int, float]) -> Iterable[Stretch]:
         for value in self.step.inputs_of(call):
             place = self.step.memory_of.get(value)
             if place is None:
                 continue
             about = self.step.values[value]
-            used = [
-                ends.get(reader, about.made)
-                for reader in self.step.readers[value]
-                if reader in needed
-            ]
+            used = [recipes[one] for one in self.step.readers[value] if one in recipes]
             until = max(
                 [about.made, *used, self.step.needed_until[value] if about.saved else about.made]
             )
