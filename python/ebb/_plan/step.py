@@ -43,6 +43,7 @@ class Call:
         region: its name.
         operators: the places of its first operator, and of the one after its last.
         ends: when it had run.
+        left: when the program took memory next: what it gave back before, only the region had.
         asked: when backward asked for a value, and which; in order.
         forward_ends: when backward begins to ask next, for values of whatever region.
     """
@@ -50,6 +51,7 @@ class Call:
     region: str
     operators: range
     ends: float
+    left: float = math.inf
     asked: list[tuple[float, int]] = field(default_factory=list)
     forward_ends: float = 0.0
 
@@ -98,6 +100,10 @@ class Step:
             if not one.replayable or any(self.values[value].fate == "kept" for value in one.outputs)
         }
         allocations = _Allocations(profile)
+        taken = sorted(time for time, _, size in profile.allocations if size > 0)
+        for call in self.calls:
+            after = bisect.bisect_right(taken, call.ends)
+            call.left = taken[after] if after < len(taken) else self.duration
         self.memories: list[Memory] = []
         self.memory_of: dict[int, int] = {}
         self.rest = self._find_memories(allocations)
