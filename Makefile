@@ -88,6 +88,7 @@ bench: $(VENV)/.ebb-bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/paging.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/trainer.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/ahead.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/planner.py
 
 # On a machine with an NVIDIA GPU: builds ebb for it in place, with the torch that is there, and
 # writes benchmarks/results. Nothing is installed. By the environment's Python if there is one, else

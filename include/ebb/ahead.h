@@ -59,6 +59,24 @@ struct AheadStats {
 
 EBB_API AheadStats aheadStats();
 
+// Keeps what could be made again while less than `limit` bytes are in use, for the whole process:
+// allocated on the device, or resident of the process on the CPU. 0, the default: off.
+EBB_API void keepWhileThereIsRoom(size_t limit);
+
+// What was given up since the process began because there was no room.
+struct RoomStats {
+  uint64_t regionsGivenUp = 0;
+  uint64_t bytesGivenUp = 0;
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"regions_given_up", &RoomStats::regionsGivenUp},
+        Field{"bytes_given_up", &RoomStats::bytesGivenUp});
+  }
+};
+
+EBB_API RoomStats roomStats();
+
 // Waits for the recipe that is running, and ends all threads. They start again when needed.
 EBB_API void stopAhead();
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ahead/idle_cores.h"
+#include "ahead/room.h"
 #include "ahead/worker.h"
 #include "memory/capturing.h"
 #include "memory/stillness.h"
@@ -215,11 +216,20 @@ std::unique_ptr<Lookahead> newLookahead(const Graph& graph) {
   static std::atomic<uint64_t> numbers{0};
   const Ahead& ahead = Ahead::get();
   const bool profiled = graph.journal && graph.journal->isProfile();
+  if (Room::get().isOn() && graph.verify == VerifyMode::Off && !profiled) {
+    return std::make_unique<Lookahead>(++numbers, graph.journal, true);
+  }
   if (!ahead.isOn() || graph.verify != VerifyMode::Off || profiled ||
       (ahead.isIdleOnly() && !hasIdleCores() && !hasAccelerator())) {
     return nullptr;
   }
-  return std::make_unique<Lookahead>(++numbers, graph.journal);
+  return std::make_unique<Lookahead>(++numbers, graph.journal, false);
+}
+
+void makeRoom() {
+  if (Room::get().isOn()) {
+    Room::get().make();
+  }
 }
 
 void beforeUnseenWrite(const at::Tensor& tensor) {
@@ -241,6 +251,9 @@ bool replaysAheadAreIdle() {
 }
 
 void closed(const c10::intrusive_ptr<Graph>& graph) {
+  if (graph->lookahead && graph->lookahead->hasRoom) {
+    Room::get().add(graph);
+  }
   if (!graph->lookahead || !fromTheStart.load(std::memory_order_relaxed)) {
     return;
   }
@@ -297,8 +310,8 @@ void arriveAt(Graph& graph) {
     device = graph.lookahead->device;
   }
   const bool isNext = std::any_of(before.begin(), before.end(), &canBeReplayed);
-  if (isNext && !isCapturing(device)) {
-    Ahead& ahead = Ahead::get();
+  Ahead& ahead = Ahead::get();
+  if (isNext && ahead.isOn() && !isCapturing(device)) {
     ahead.worker(device).reached(before, expected, ahead.settings());
   }
 }

@@ -14,6 +14,9 @@ namespace ebb {
 // What a new graph gets: null while replays do not run ahead.
 std::unique_ptr<Lookahead> newLookahead(const Graph& graph);
 
+// A region is about to be entered: see Note [Kept while there is room].
+void makeRoom();
+
 // Values of a graph with a Lookahead are asked for; most often by backward, which is there then.
 EBB_API void arriveAt(Graph& graph);
 

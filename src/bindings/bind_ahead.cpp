@@ -14,6 +14,8 @@ namespace py = pybind11;
 
 void bindAhead(py::module_& module) {
   module.def("ahead_settings", torch::wrap_pybind_function(&aheadSettings));
+  module.def("keep_while_there_is_room", torch::wrap_pybind_function(&keepWhileThereIsRoom));
+  module.def("room_stats", torch::wrap_pybind_function(&roomStats));
   module.def("ahead_stats", torch::wrap_pybind_function(&aheadStats));
   module.def("configure_ahead", torch::wrap_pybind_function(&configureAhead));
   module.def("stop_ahead", torch::wrap_pybind_function(&stopAhead));

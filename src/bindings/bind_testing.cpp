@@ -16,6 +16,7 @@
 
 #include "ahead/arrival.h"
 #include "ahead/graph_replay.h"
+#include "ahead/room.h"
 #include "bindings/bind_policy.h"
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
@@ -71,6 +72,7 @@ py::dict fields() {
   found["Profile"] = namesOfFields<Profile>();
   found["ProfileOperator"] = namesOfFields<ProfileOperator>();
   found["ProfileValue"] = namesOfFields<ProfileValue>();
+  found["RoomStats"] = namesOfFields<RoomStats>();
   found["ProfileReplay"] = namesOfFields<ProfileReplay>();
   found["ProfileAllocation"] = namesOfFields<ProfileAllocation>();
   return found;
@@ -255,6 +257,7 @@ void bindTesting(py::module_& module) {
   module.def("cuda_capture", &cudaCapture);
   module.def("replays_ahead_are_idle", &replaysAheadAreIdle);
   module.def("replay_when_closed", &replayWhenClosed);
+  module.def("pretend_bytes_in_use", &pretendBytesInUse);
   module.def("delay_replays_ahead", &delayReplaysAhead);
   module.def("captures", torch::wrap_pybind_function(&capturesOf));
   module.def("arena_objects_are_apart", torch::wrap_pybind_function_no_gil(&arenaObjectsAreApart));

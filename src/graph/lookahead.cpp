@@ -29,8 +29,8 @@ AheadCounts& AheadCounts::get() {
   return *instance;
 }
 
-Lookahead::Lookahead(uint64_t number, JournalPtr journal)
-    : number(number), journal(std::move(journal)) {
+Lookahead::Lookahead(uint64_t number, JournalPtr journal, bool hasRoom)
+    : number(number), journal(std::move(journal)), hasRoom(hasRoom) {
 }
 
 Lookahead::~Lookahead() {
@@ -63,7 +63,7 @@ void Lookahead::wants(Value& value, const c10::Storage& storage) {
   if (wanted.empty()) {
     device = storage.device();
   }
-  value.heldAhead = take(value.nbytes);
+  value.heldAhead = hasRoom || take(value.nbytes);
   if (value.heldAhead) {
     holds.store(true);
   }
@@ -84,9 +84,19 @@ void Lookahead::dropHeld() {
     if (const auto value = each.value.lock()) {
       value->heldAhead = false;
     }
-    giveBack(each.nbytes);
+    if (!hasRoom) {
+      giveBack(each.nbytes);
+    }
     each.held = c10::Storage();
   }
+}
+
+size_t Lookahead::keptBytes() const {
+  size_t nbytes = 0;
+  for (const Wanted& each : wanted) {
+    nbytes += each.held ? each.nbytes : 0;
+  }
+  return nbytes;
 }
 
 namespace {

@@ -103,10 +103,11 @@ struct EBB_API Lookahead {
   struct Wanted {
     c10::weak_intrusive_ptr<Value> value;
     c10::Storage held;  // its bytes, if it is not given up
-    size_t nbytes;      // taken of the budget for that
+    size_t nbytes;
   };
 
-  Lookahead(uint64_t number, JournalPtr journal);
+  // `hasRoom`: see Note [Kept while there is room].
+  Lookahead(uint64_t number, JournalPtr journal, bool hasRoom);
   ~Lookahead();
   Lookahead(const Lookahead&) = delete;
   Lookahead& operator=(const Lookahead&) = delete;
@@ -116,6 +117,9 @@ struct EBB_API Lookahead {
 
   // Gives up what was not given up: another region has been entered.
   void dropHeld();
+
+  // What was not given up.
+  size_t keptBytes() const;
 
   // Backward is there. What was held is the values' own from now on. Gives those that are alive.
   std::vector<c10::intrusive_ptr<Value>> reached();
@@ -150,6 +154,7 @@ struct EBB_API Lookahead {
 
   const uint64_t number;          // in the order of recording, of the whole process
   const JournalPtr journal;       // the graph's
+  const bool hasRoom;             // what it keeps does not count against the limit
   uint64_t closed = 0;            // in the order of closing, from 1
   std::vector<Wanted> wanted;     // in the order of packing
   std::vector<WeakGraph> before;  // whose results it reads; if it reads none's, the last before it

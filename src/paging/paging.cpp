@@ -208,10 +208,12 @@ void Paging::backwardArrives(PageGroup& group, std::vector<c10::intrusive_ptr<St
     if (!group.stashes.empty()) {
       backwardBegins(group);
     }
-    for (; !cameBack.empty(); cameBack.pop_back()) {
-      auto& stash = static_cast<PageStash&>(*cameBack.back());
+    while (!cameBack.empty()) {
+      const c10::intrusive_ptr<Stash> last = cameBack.back();
+      auto& stash = static_cast<PageStash&>(*last);
       step_.noteComeback(stash);
       checkErrors(stash);
+      cameBack.pop_back();
       isBack(stash);
     }
   });

@@ -39,7 +39,8 @@ void closeOwned(Value& value) {
 // What the region before did not give up when it ended.
 void dropHeldOf(const WeakGraph& weak) {
   const auto graph = weak.lock();
-  if (graph && graph->lookahead && graph->lookahead->holds.load()) {
+  const bool holds = graph && graph->lookahead && graph->lookahead->holds.load();
+  if (holds && !graph->lookahead->hasRoom) {
     const WithoutGil withoutGil;
     std::lock_guard<PythonMutex> lock(graph->mutex);
     graph->lookahead->dropHeld();

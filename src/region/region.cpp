@@ -98,6 +98,7 @@ class ThreadRegions {
     installInterception();
     installEngine(&threadsRecorderForPacking);
     if (frames_.empty()) {
+      makeRoom();
       statisticsRegionEntered();
       count(liveCounts().regions, 1);
       auto graph = c10::make_intrusive<Graph>();

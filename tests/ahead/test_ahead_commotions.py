@@ -355,7 +355,7 @@ def test_nothing_runs_ahead_in_a_commotion(python_sine):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_commotion_waits_for_the_recipe_that_runs_only(python_sine):
     """Though one value needs many."""
-    program, ran, at_once = threading.get_ident(), [], []
+    program, ran, ended, at_once, in_its_midst = threading.get_ident(), [], [], [], []
     runs = threading.Event()
 
     def look():
@@ -363,12 +363,14 @@ def test_a_commotion_waits_for_the_recipe_that_runs_only(python_sine):
             ran.append(None)
             runs.set()
             time.sleep(0.005)
+            ended.append(None)
 
     def hook(gradient):
         assert runs.wait(10)
         before = len(ran)
         ebb._C.begin_commotion()
         at_once.append(len(ran) - before)
+        in_its_midst.append(len(ran) - len(ended))
         ebb._C.end_commotion()
 
     python_sine.append(look)
@@ -385,6 +387,7 @@ def test_a_commotion_waits_for_the_recipe_that_runs_only(python_sine):
             h = h.exp().exp()
         h.sum().backward()
     assert at_once[0] <= 1
+    assert in_its_midst == [0]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -462,3 +462,25 @@ def test_where_backward_arrives_no_mode_sees_anything():
     expected, found, did = with_and_without(program)
     assert found[0] == expected[0]
     assert did["regions_in_time"] == 1
+
+
+def test_a_step_that_cannot_end_where_backward_arrives():
+    """What has come back is there when it is asked for again."""
+    x, n = torch.randn(40, 8, requires_grad=True), torch.tensor(20)
+    weights = [torch.randn(8, 8) / 3 for _ in range(2)]
+
+    def program():
+        with products():
+            h = many_products(x, n, weights)
+        with ebb.region(ebb.policies.recompute_all):
+            out = WaitInBackward.apply(h).exp().sin()
+        total = out[:20].sum()
+        with pytest.raises(ValueError, match="one tensor needs"):
+            torch.autograd.grad(total, x, retain_graph=True)
+        gradient = torch.autograd.grad(total, x)[0]
+        assert ebb.paging.stats()["stashes"] == 0
+        return gradient[:20].tolist()
+
+    expected, found, did = with_and_without(program, device_limit=16)
+    assert found == expected
+    assert did["regions_in_time"] == 1

@@ -115,6 +115,45 @@ def test_a_quick_run_draws_a_plot(quick_run):
     assert "<svg" in only_file(folder, "svg").read_text()
 
 
+def test_a_quick_run_plans_every_model_and_compares_all_ways(tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "planner.py"), "--output", str(tmp_path)],
+        env=os.environ | {"EBB_BENCH_QUICK": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(only_file(tmp_path, "json").read_text())
+    text = only_file(tmp_path, "md").read_text()
+
+    models = {row["model"] for row in results["accuracy"]}
+    assert models == {"GPT", "Llama", "ViT", "ResNet", "U-Net", "T5", "MoE", "Mamba"}
+    assert all(row["exact"] for row in results["accuracy"] + results["curves"])
+    assert all(row["peak"] <= row["share"] * row["plain_peak"] for row in results["accuracy"])
+    families = {row["family"] for row in results["curves"]}
+    assert {"eager", "ebb.plan", "ebb.plan, ahead", "SAC"} <= families
+    assert {"AC of every k-th block", "torch's knapsack, as SAC"} <= families
+    for title in ("Predicted and measured", "A transformer in all ways", "Planning", "Goals"):
+        assert f"## {title}" in text
+
+
+def test_a_plan_is_beaten_by_less_memory_in_less_time_only(load):
+    curves = load("planner_curves")
+
+    def row(family, peak, ratio):
+        return {"name": family, "family": family, "peak": peak, "ratio": ratio}
+
+    ours, other = row(curves.PLANS, 50, 1.10), row(curves.PLANS, 80, 1.00)
+    faster, slower = row("AC", 50, 1.05), row("AC", 40, 1.20)
+    same = row("AC", 50, 1.09)
+
+    assert curves.beaten([ours, other, slower, same], curves.PLANS) == []
+    assert curves.beaten([ours, other, faster], curves.PLANS) == [(ours, faster)]
+    assert curves.not_matched([ours, other, same]) == []
+    assert curves.not_matched([ours, other, faster, slower]) == [faster, slower]
+
+
 def test_a_line_is_fitted_by_least_squares(load):
     fit_line = load("analysis").fit_line
 

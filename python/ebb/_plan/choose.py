@@ -6,7 +6,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
-from ebb._plan.front import Point, front, hull
+from ebb._plan.front import Point, Solve, front, hull
 from ebb._plan.simulate import Estimate, Saved, Simulator
 from ebb._plan.step import Call, Step
 
@@ -29,10 +29,12 @@ class Chooser:
 
     Args:
         simulator: of the step.
+        solve: finds more choices for a region.
     """
 
-    def __init__(self, simulator: Simulator) -> None:
+    def __init__(self, simulator: Simulator, solve: Solve | None = None) -> None:
         self.simulator = simulator
+        self._solve = solve
         self.calls: dict[str, list[int]] = defaultdict(list)  # of each region, by its name
         for number, call in enumerate(simulator.step.calls):
             self.calls[call.region].append(number)
@@ -154,7 +156,7 @@ class Chooser:
 
     def _front(self, numbers: Sequence[int]) -> list[Point]:
         """Of a region that was entered several times, what all of them come to."""
-        points = front(self.simulator, numbers[0])
+        points = front(self.simulator, numbers[0], self._solve)
         if len(numbers) == 1:
             return points
         return [

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -45,6 +45,10 @@ class Choices:
     Attributes:
         size: of each operator, the bytes that keeping its results takes.
         time: of each operator, what running it again takes.
+        needed: whether autograd needs what it made.
+        free: whether no policy gives that up.
+        lasting: whether that can be kept: no other operator writes over it.
+        reads: the operators whose results it reads.
     """
 
     def __init__(self, simulator: Simulator, call: int) -> None:
@@ -53,15 +57,17 @@ class Choices:
         first = operators.start
         self.size: list[int] = []
         self.time: list[float] = []
-        self.needed: list[bool] = []  # by autograd
-        self.free: list[bool] = []  # no policy gives it up
+        self.needed: list[bool] = []
+        self.free: list[bool] = []
+        self.lasting: list[bool] = []
         self.reads: list[list[int]] = []
         for number in operators:
             one = step.operators[number]
-            self.size.append(sum(_size(simulator, value) for value in one.outputs))
+            self.size.append(sum(_size(simulator, call, value) for value in one.outputs))
             self.time.append(simulator.replay_time(number))
             self.needed.append(any(step.values[value].saved for value in one.outputs))
             self.free.append(number in step.stays)
+            self.lasting.append(step.written_over(number) is None)
             makers = {step.maker[value] - first for value in one.inputs if value in step.maker}
             self.reads.append(sorted(maker for maker in makers if 0 <= maker < number - first))
 
@@ -94,7 +100,7 @@ class Choices:
             had, runs = 2 * one, 2 * one + 1
             if self.needed[one]:
                 network.add(source, had, math.inf)
-            network.add(had, runs, price * self.size[one])
+            network.add(had, runs, price * self.size[one] if self.lasting[one] else math.inf)
             network.add(runs, sink, self.time[one])
             for maker in self.reads[one]:
                 if not self.free[maker]:
@@ -143,7 +149,9 @@ class Choices:
     def _pruned(self, saved: Saved) -> Saved:
         """Without what nothing needs then; with what takes no bytes."""
         chosen = set(saved) | {
-            one for one in range(len(self.size)) if self.size[one] == 0 and not self.free[one]
+            one
+            for one in range(len(self.size))
+            if self.size[one] == 0 and self.lasting[one] and not self.free[one]
         }
         wanted: set[int] = set()
         used = set()
@@ -157,29 +165,37 @@ class Choices:
         return frozenset(used)
 
 
-def _size(simulator: Simulator, value: int) -> int:
+def _size(simulator: Simulator, call: int, value: int) -> int:
     """What keeping a value takes beyond what is there anyway."""
     step = simulator.step
     place = step.memory_of.get(value)
-    if place is None or step.is_shared(place) or step.let_go(value) > step.forward_ends:
+    forward_ends = step.calls[call].forward_ends
+    if place is None or step.is_held(place) or step.let_go(value) > forward_ends:
         return 0
     return step.memories[place].size
 
 
-def front(simulator: Simulator, call: int) -> list[Point]:
+Solve = Callable[[Choices], Iterable[Saved]]
+"""Finds choices for a region."""
+
+
+def front(simulator: Simulator, call: int, solve: Solve | None = None) -> list[Point]:
     """The choices for a region that no other beats in both bytes and time: the fewest bytes, and
     the slowest, first.
 
     Args:
         simulator: of the step.
         call: a place in ``simulator.step.calls``.
+        solve: finds more choices.
     """
     choices = Choices(simulator, call)
     corners = choices.corners()
-    sets: dict[Saved, None] = dict.fromkeys(corners)
+    sets: dict[Saved, None] = dict.fromkeys([frozenset(), *corners])
     for low, high in itertools.pairwise(corners):
         if len(sets) < _MOST_POINTS:
             sets.update(dict.fromkeys(choices.between(low, high)))
+    if solve is not None:
+        sets.update(dict.fromkeys(solve(choices)))
     points = []
     sayable = {_sayable(simulator, call, saved) for saved in sets}
     for saved in [*sorted(sayable, key=sorted), None]:

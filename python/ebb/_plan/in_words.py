@@ -31,7 +31,7 @@ def summary(plan: Plan) -> str:
         )
     share = plan.peak / max(1, plan.plain_peak)
     slower = plan.duration / plan.plain_duration - 1
-    regions = ", ".join(in_ranges(plan.policies))
+    regions = ", ".join(in_ranges(name or "the model" for name in plan.policies))
     many = "region" if len(plan.policies) == 1 else "regions"
     return (
         f"ebb: {len(plan.policies)} {many} ({regions}); the step will allocate {size(plan.peak)}, "

@@ -22,6 +22,7 @@ class Measured:
         plain: milliseconds of a step without regions; None: it was not run.
         plain_peak: the most bytes that such a step allocated above what was there; None: likewise.
         kept: milliseconds of a step with regions under ``ebb.policies.save_all``; None: likewise.
+        whole: the name of the region that is the model itself; None: there is none.
     """
 
     profile: Profile
@@ -30,6 +31,7 @@ class Measured:
     plain: float | None = None
     plain_peak: int | None = None
     kept: float | None = None
+    whole: str | None = None
 
 
 def base_bytes(

@@ -10,9 +10,10 @@ import torch
 
 from ebb import ahead
 from ebb._plan.measured import Measured, base_bytes
-from ebb._plan.profile import profile, wait_for_devices
+from ebb._plan.profile import Profile, profile, wait_for_devices
 from ebb._plan.simulate import Simulator
 from ebb._region.apply import apply
+from ebb._support.shown import shown
 from ebb.policies import recompute_all, save_all
 
 _ROUNDS = 3
@@ -27,7 +28,8 @@ def measure(step: Callable[[], object], model: torch.nn.Module, modules: Sequenc
         modules: globs of those that become regions.
 
     Raises:
-        ValueError, RuntimeError: as :func:`ebb.apply` and :func:`ebb.profile`.
+        ValueError: the step has a region already; or as :func:`ebb.apply`.
+        RuntimeError: as :func:`ebb.profile`.
     """
     regions = ahead.settings()["regions"]
     ahead.configure(regions=0)  # what a replay takes is measured, not what is left to be seen
@@ -40,11 +42,13 @@ def measure(step: Callable[[], object], model: torch.nn.Module, modules: Sequenc
 def _measure(
     step: Callable[[], object], model: torch.nn.Module, modules: Sequence[str]
 ) -> Measured:
-    with apply(model, recompute_all, modules):
+    with apply(model, recompute_all, modules) as handle:
         base = base_bytes([model])
         found = profile(step, steps=2)
+        whole = type(model).__name__ if "" in handle.names else None
+        _check_regions(found, {name or type(model).__name__ for name in handle.names})
         duration = statistics.median(_timed(step) for _ in range(_ROUNDS))
-    measured = Measured(found, duration, base)
+    measured = Measured(found, duration, base, whole=whole)
     if not _fits(Simulator(measured).plain.peak, base):
         return measured
     plain = profile(step, steps=1)
@@ -56,7 +60,16 @@ def _measure(
         with apply(model, recompute_all, modules):
             times["recomputed"].append(_timed(step))
     took = {name: statistics.median(one) for name, one in times.items()}
-    return Measured(found, took["recomputed"], base, took["plain"], plain.peak, took["kept"])
+    return Measured(found, took["recomputed"], base, took["plain"], plain.peak, took["kept"], whole)
+
+
+def _check_regions(found: Profile, known: set[str]) -> None:
+    others = {one.region for one in found.operators} - known
+    if others:
+        raise ValueError(
+            f"ebb: the step has a region already: {shown(min(others))}. A plan decides which "
+            "modules become regions; take that one out first"
+        )
 
 
 def _fits(peak: int, base: int) -> bool:

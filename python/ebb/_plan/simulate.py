@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -161,7 +162,7 @@ class Simulator:
     def replayed(self, call: int, saved: Saved) -> set[int]:
         """The operators of a region that run again."""
         first = self.step.calls[call].operators.start
-        return set(self._replays(call, {first + one for one in saved} | self.step.stays))
+        return set(self._replays(call, self._kept({first + one for one in saved})))
 
     def held_at(self, call: int, saved: Saved | None, time: float) -> int:
         """Bytes that a region needs at a time."""
@@ -239,47 +240,71 @@ class Simulator:
         call = self.step.calls[number]
         if saved is PLAIN:
             found = list(self._plain_stretches(call))
-            return CallEstimate(*self._split(found, ()), 0, 0.0, 0.0, 0.0, self._held(found))
+            return CallEstimate(*self._split(found, ()), 0, 0.0, 0.0, 0.0, self._held(call, found))
         if self._ahead and number == self._last():
             saved = frozenset(range(len(call.operators)))  # is not given up before backward comes
-        kept = {call.operators.start + one for one in saved} | self.step.stays
-        needed = self._needed(call, kept)
+        kept = self._kept({call.operators.start + one for one in saved})
         replayed_at = self._replays(number, kept)
-        stretches = list(self._stretches(call, kept, needed, replayed_at))
+        ends = _ends_of_slices(replayed_at)
+        recipes = self._recipes(call, kept, ends)
+        stretches = list(self._stretches(call, kept, recipes, replayed_at, ends))
         kernels = sum(self.step.operators[one].runtime for one in replayed_at)
         replaying = kernels * self._factor + len(replayed_at) * self._each
         return CallEstimate(
             *self._split(
                 stretches,
-                [*self._copies(call, kept, replayed_at), *self._workspaces(replayed_at)],
+                [
+                    *self._copies(call, kept, replayed_at),
+                    *self._copies_for_replays(call, kept, replayed_at),
+                    *self._workspaces(replayed_at),
+                ],
             ),
             len(replayed_at),
             kernels,
             replaying,
             self.recording * len(call.operators),
-            self._held(stretches),
+            self._held(call, stretches),
         )
+
+    def _kept(self, saved: set[int]) -> set[int]:
+        """The operators whose results are there in the end. Of a kept value that another operator
+        writes over, the new state is kept in its place; and what can be made again is not copied.
+        See Note [A write into a saved value] and Note [Copy on write]."""
+        kept = set(saved)
+        for number in sorted(saved - self.step.stays):
+            while (writer := self.step.written_over(number)) is not None:
+                if len(self.step.operators[number].outputs) == 1:  # else others are there yet
+                    kept.discard(number)
+                kept.add(writer)
+                number = writer
+        return kept | self.step.stays
 
     def _last(self) -> int:
         return max((n for n, call in enumerate(self.step.calls) if call.asked), default=-1)
 
-    def _held(self, stretches: Iterable[Stretch]) -> int:
-        end = self.step.forward_ends
+    def _held(self, call: Call, stretches: Iterable[Stretch]) -> int:
+        end = call.forward_ends
         there = {one.memory for one in stretches if one.begin <= end < one.end}
         return sum(self.step.memories[one].size for one in there if self.step.memories[one].is_ours)
 
-    def _needed(self, call: Call, kept: set[int]) -> set[int]:
-        """The operators that something may have to run again."""
-        needed: set[int] = set()
+    def _recipes(self, call: Call, kept: set[int], ends: Mapping[int, float]) -> dict[int, float]:
+        """The operators that something may have to run again, and until when.
+
+        What is kept and the program holds too when the region ends may be written by it, so there
+        may be need to run it again.
+        """
+        found: dict[int, float] = {}
         for number in reversed(call.operators):
-            if number in kept:
-                continue
+            until = []
             for value in self.step.operators[number].outputs:
-                read = any(reader in needed for reader in self.step.readers[value])
-                if self.step.values[value].saved or read:
-                    needed.add(number)
-                    break
-        return needed
+                is_ours = number in kept and self.step.let_go(value) <= call.left
+                if self.step.values[value].saved and not is_ours:
+                    until.append(self.step.needed_until[value])
+                if number not in kept:
+                    until += [found[one] for one in self.step.readers[value] if one in found]
+            if until:
+                found[number] = ends.get(number, max(until))
+        return found
 
     def _replays(self, call_number: int, kept: set[int]) -> dict[int, float]:
         """When each operator that runs again does so."""
@@ -323,10 +348,15 @@ class Simulator:
                     memory, about = self.step.memories[place], self.step.values[value]
                     end = self.step.needed_until[value] if about.saved else memory.taken
                     yield Stretch(place, memory.taken, max(end, self.step.let_go(value)))
-        yield from self._stretches_of_inputs(call, set(), {})
+        yield from self._stretches_of_inputs(call, {})
 
     def _stretches(
-        self, call: Call, kept: set[int], needed: set[int], replayed_at: Mapping[int, float]
+        self,
+        call: Call,
+        kept: set[int],
+        recipes: Mapping[int, float],
+        replayed_at: Mapping[int, float],
+        ends: Mapping[int, float],
     ) -> Iterable[Stretch]:
         for number in call.operators:
             for value in self.step.operators[number].outputs:
@@ -336,20 +366,23 @@ class Simulator:
                 memory, about = self.step.memories[place], self.step.values[value]
                 yield Stretch(place, memory.taken, self.step.let_go(value))
                 used = [
-                    replayed_at[reader] + JUST / 2  # its result is there already
-                    for reader in self.step.readers[value]
-                    if reader in needed and reader in replayed_at
+                    replayed_at[one] + JUST / 2  # its result is there already
+                    if one in ends and ends[one] == ends.get(number)
+                    else recipes[one]  # a slice of replays holds what was there when it began
+                    for one in self.step.readers[value]
+                    if one in recipes
                 ]
                 until = max([*used, self.step.needed_until[value] if about.saved else about.made])
                 if number in kept:
                     if self.step.readers[value]:  # their recipes are there until the region ends
                         until = max(until, call.ends)
-                    written = self.step.overwritten.get(value, until)
+                    writer = self.step.overwritten.get(value)
+                    written = until if writer is None else self.step.operators[writer].start
                     yield Stretch(place, memory.taken, min(until, written))
                 elif number in replayed_at:
                     begin = replayed_at[number]
                     yield Stretch(place, begin, max(until, begin + JUST))
-        yield from self._stretches_of_inputs(call, needed, replayed_at)
+        yield from self._stretches_of_inputs(call, recipes)
 
     def _workspaces(self, replayed_at: Mapping[int, float]) -> Iterable[tuple[float, int]]:
         for number, time in replayed_at.items():
@@ -362,9 +395,10 @@ class Simulator:
         """Of kept values that an operator is about to write over, while a replay needs them."""
         for number in call.operators:
             for value in self.step.operators[number].outputs:
-                written = self.step.overwritten.get(value)
-                if written is None or number not in kept:
+                writer = self.step.overwritten.get(value)
+                if writer is None or number not in kept:
                     continue
+                written = self.step.operators[writer].start
                 used = [
                     replayed_at[one] + JUST / 2
                     for one in self.step.readers[value]
@@ -375,23 +409,56 @@ class Simulator:
                     last = max([*used, *(asked for asked, _ in call.asked)])
                     yield from [(written, size), (last, -size)]
 
-    def _stretches_of_inputs(
-        self, call: Call, needed: set[int], replayed_at: Mapping[int, float]
-    ) -> Iterable[Stretch]:
+    def _copies_for_replays(
+        self, call: Call, kept: set[int], replayed_at: Mapping[int, float]
+    ) -> Iterable[tuple[float, int]]:
+        """Of what backward gets while operators that read it could yet run again. See
+        Note [Unpacked bytes may be written]."""
+        inputs = ((self.step.values[one].asked, one) for one in self.step.inputs_of(call))
+        for asked, value in [*call.asked, *inputs]:
+            readers = self.step.readers[value]
+            used = [replayed_at[one] for one in readers if one in replayed_at]
+            could = max(used, default=0.0) > asked or any(
+                self._could_run(one, asked, call) for one in readers if one in kept
+            )
+            if asked >= 0 and could:
+                size = self.step.values[value].memory
+                again = self.step.maker.get(value) in replayed_at
+                ends = max([self.step.needed_until[value], *(used if again else ())])
+                yield from [(asked, size), (ends, -size)]
+
+    def _could_run(self, operator: int, time: float, call: Call) -> bool:
+        """Whether a kept operator is not forgotten: that with one result is when the region ends,
+        unless the program has that."""
+        if operator in self.step.stays or operator not in call.operators:
+            return False
+        outputs = self.step.operators[operator].outputs
+        saved = [value for value in outputs if self.step.needed_until.get(value, -1.0) > time]
+        has_it = any(self.step.let_go(value) > call.ends for value in outputs)
+        return bool(saved) and (len(outputs) > 1 or has_it)
+
+    def _stretches_of_inputs(self, call: Call, recipes: Mapping[int, float]) -> Iterable[Stretch]:
         for value in self.step.inputs_of(call):
             place = self.step.memory_of.get(value)
             if place is None:
                 continue
             about = self.step.values[value]
-            used = [
-                replayed_at.get(reader, about.made) + JUST / 2
-                for reader in self.step.readers[value]
-                if reader in needed
-            ]
+            used = [recipes[one] for one in self.step.readers[value] if one in recipes]
             until = max(
                 [about.made, *used, self.step.needed_until[value] if about.saved else about.made]
             )
             yield Stretch(place, about.made, until)
+
+
+def _ends_of_slices(replayed_at: Mapping[int, float]) -> dict[int, float]:
+    """When what runs again with an operator, one right after the other, has run."""
+    found: dict[int, float] = {}
+    later = end = math.inf
+    for number, time in sorted(replayed_at.items(), key=lambda one: -one[1]):
+        if later - time > 1.5 * JUST:
+            end = time + JUST / 2
+        found[number], later = end, time
+    return found
 
 
 def union(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

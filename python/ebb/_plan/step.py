@@ -43,13 +43,17 @@ class Call:
         region: its name.
         operators: the places of its first operator, and of the one after its last.
         ends: when it had run.
+        left: when the program took memory next: what it gave back before was of the region only.
         asked: when backward asked for a value, and which; in order.
+        forward_ends: when backward begins to ask next, for values of whatever region.
     """
 
     region: str
     operators: range
     ends: float
+    left: float = math.inf
     asked: list[tuple[float, int]] = field(default_factory=list)
+    forward_ends: float = 0.0
 
 
 class Step:
@@ -66,7 +70,7 @@ class Step:
         needed_until: when autograd is done with a value that it saved.
         stays: operators whose results no policy gives up.
         workspace: bytes that an operator needs while it runs, beside its results.
-        overwritten: when an operator of the same region writes over a value.
+        overwritten: which operator of the same region writes over a value.
         rest: times and bytes of all other memory, taken or given back.
         forward_ends: when backward begins to ask.
         replaying: milliseconds in which operators ran again.
@@ -96,6 +100,10 @@ class Step:
             if not one.replayable or any(self.values[value].fate == "kept" for value in one.outputs)
         }
         allocations = _Allocations(profile)
+        taken = sorted(time for time, _, size in profile.allocations if size > 0)
+        for call in self.calls:
+            next_taken = bisect.bisect_right(taken, call.ends)
+            call.left = taken[next_taken] if next_taken < len(taken) else self.duration
         self.memories: list[Memory] = []
         self.memory_of: dict[int, int] = {}
         self.rest = self._find_memories(allocations)
@@ -104,6 +112,11 @@ class Step:
         self.overwritten = self._find_overwritten()
         self._inputs = self._find_inputs()
         self._shared = self._find_shared()
+        self._held = {
+            place
+            for value, place in self.memory_of.items()
+            if value not in self.maker and self.values[value].saved
+        }
 
     def inputs_of(self, call: Call) -> Sequence[int]:
         """The values that a region reads and did not make."""
@@ -123,10 +136,19 @@ class Step:
         """Whether several regions know it."""
         return memory in self._shared
 
+    def is_held(self, memory: int) -> bool:
+        """Whether autograd needs it as an input of a region, so that no policy gives it up."""
+        return memory in self._held
+
     def let_go(self, value: int) -> float:
         """When the program itself gives up a value."""
         place = self.memory_of.get(value)
         return math.inf if place is None else self.memories[place].freed
+
+    def written_over(self, operator: int) -> int | None:
+        """The operator of the same region, if there is one, that writes over what this one made."""
+        found = (self.overwritten.get(value) for value in self.operators[operator].outputs)
+        return next((writer for writer in found if writer is not None), None)
 
     def working(self, begin: float, end: float) -> float:
         """Milliseconds between two times in which no operator ran again."""
@@ -154,8 +176,11 @@ class Step:
         for value, about in enumerate(self.values):
             if about.asked >= 0 and value in self.maker:
                 calls[call_of[self.maker[value]]].asked.append((about.asked, value))
+        times = sorted(one.asked for one in self.values if one.asked >= 0)
         for call in calls:
             call.asked.sort()
+            later = bisect.bisect_right(times, call.ends)
+            call.forward_ends = (times[later] if later < len(times) else self.duration) - JUST
         return calls, call_of
 
     def _find_memories(self, allocations: _Allocations) -> list[tuple[float, int]]:
@@ -171,11 +196,31 @@ class Step:
             self.memory_of[value] = places[about.address, taken]
         self._shorten_by_regions()
         rest = []
+        copies = self._find_copies(allocations)
         for address, stretches in allocations.all():
             for taken, freed, size in stretches:
-                if (address, taken) not in places and not allocations.is_replay(taken):
+                ours = (address, taken) in places or taken in copies
+                if not ours and not allocations.is_replay(taken):
                     rest += [(taken, size), (freed, -size)]
         return rest + allocations.of_older
+
+    def _find_copies(self, allocations: _Allocations) -> set[float]:
+        """When a value was copied because operators that were yet to run again read it. See
+        Note [Unpacked bytes may be written]."""
+        times = sorted((taken, size) for _, all_ in allocations.all() for taken, _, size in all_)
+        found = set()
+        for value, about in enumerate(self.values):
+            later = (
+                self.values[made].again
+                for reader in self.readers[value]
+                for made in self.operators[reader].outputs
+            )
+            if about.asked < 0 or max(later, default=-1.0) <= about.asked:
+                continue
+            place = bisect.bisect_left(times, (max(about.asked, about.again), 0))
+            if place < len(times) and times[place][1] == about.memory:
+                found.add(times[place][0])
+        return found
 
     def _shorten_by_regions(self) -> None:
         """What only regions held at last, since they recompute, the program gave up before."""
@@ -230,7 +275,7 @@ class Step:
             found.append(most)
         return found
 
-    def _find_overwritten(self) -> dict[int, float]:
+    def _find_overwritten(self) -> dict[int, int]:
         found = {}
         last: dict[tuple[int, int], int] = {}  # by memory and region
         for number, one in enumerate(self.operators):
@@ -240,7 +285,7 @@ class Step:
                 place = self.memory_of[value], self.call_of[number]
                 before = last.get(place)
                 if before is not None and self.maker[before] != number:
-                    found[before] = one.start
+                    found[before] = number
                 last[place] = value
         return found
 

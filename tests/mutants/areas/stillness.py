@@ -37,7 +37,7 @@ PLACES: Places = {
             "commotions.fetch_sub(1);",
         ),
         (
-            (COMMOTIONS + "::test_memory_that_backward_gives_back_while_it_is_read",),
+            (COMMOTIONS + "::test_a_commotion_waits_for_the_recipe_that_runs_only",),
             "ahead-a-commotion-waits",
             "while (running != 0) {\n      replaysAhead.wait(running);\n      running = replaysAhead.load();\n    }",
         ),

@@ -1,0 +1,199 @@
+"""Plans for budgets of memory: what they say beside what steps do, and beside what others do.
+
+    OMP_NUM_THREADS=1 python benchmarks/planner.py
+    OMP_NUM_THREADS=1 python benchmarks/planner.py --sections accuracy --only "U-Net"
+
+Each model is measured once and planned for several budgets; plans and the plain step take turns in
+one process. Then one transformer in all ways that there are to give up memory, and how long a plan
+for 100 layers takes. The exit status is 1 if a goal is missed, gradients among them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import planner_accuracy
+import torch
+from environment import environment, quick, slug
+from host_memory import keep_freed_memory
+from planner_accuracy import blocks_of, measure_accuracy
+from planner_curves import AHEAD, EAGER, NOISE, PLANS, beaten, measure_curves, not_matched
+from planner_peers import DTR, Transformer
+from planner_plot import draw
+
+from ebb._plan.measuring import measure
+from ebb._plan.plan import plan_of
+from report import environment_line, table
+
+ROOT = Path(__file__).resolve().parents[1]
+SECTIONS = ("accuracy", "curves", "planning")
+BUDGET = 0.45  # for which the times below are goals
+GOALS = {PLANS: 1.10, AHEAD: 1.05}
+LAYERS, SECONDS_OF_A_PLAN = 100, 2.0
+README_MARKS = "<!-- planner -->\n", "<!-- end of planner -->\n"
+
+
+def measure_planning() -> dict[str, Any]:
+    """Seconds that plans for a model of many layers take."""
+    torch.manual_seed(0)
+    layers = 10 if quick() else LAYERS
+    module = Transformer(16, layers)
+    x = torch.randn(1, 8, 16)
+
+    def step() -> None:
+        module(x).backward()
+
+    step()
+    measured = measure(step, module, blocks_of(module))
+    seconds = {}
+    for share in (0.8, 0.6, BUDGET):
+        begin = time.perf_counter()
+        plan_of(measured, share)
+        seconds[f"{share:.0%}"] = time.perf_counter() - begin
+    return {"layers": layers, "operators": len(measured.profile.operators), "seconds": seconds}
+
+
+def goals_of_curves(rows: list[dict[str, Any]]) -> dict[str, bool]:
+    met = {}
+    for family, most in GOALS.items():
+        found = [r["ratio"] for r in rows if r["family"] == family and r["budget"] == BUDGET]
+        ratio = f"{found[0]:.3f} of its time" if found else "there is no plan"
+        met[f"{family}, {BUDGET:.0%} of eager's peak: {ratio}, at most {most:g}"] = bool(
+            found and found[0] <= most
+        )
+    for family in (PLANS, AHEAD):
+        losses = beaten(rows, family)
+        met[
+            f"{family}: nothing takes no more memory and less time, {NOISE:.0%} aside"
+            + "".join(f"; {peer['name']} does than {ours['name']}" for ours, peer in losses)
+        ] = not losses
+    unmatched = not_matched(rows)
+    met[
+        f"for each peer's peak there is a plan that takes no more time, {NOISE:.0%} aside"
+        + "".join(f"; not for {row['name']}" for row in unmatched)
+    ] = not unmatched
+    plans = [row for row in rows if row["family"] in (PLANS, AHEAD)]
+    inside = all(row["share"] <= row["budget"] for row in plans if row["family"] == PLANS)
+    met[f"{PLANS}: never above the budget"] = inside
+    # malloc's own part is in what was seen of plans with replays ahead
+    inside = all(row["share"] <= 1.02 * row["budget"] for row in plans)
+    met[f"{AHEAD}: never above the budget, 2% for malloc's own part aside"] = inside
+    met["gradients are eager's, bit for bit"] = all(row["exact"] for row in rows)
+    return met
+
+
+def goals(found: dict[str, Any]) -> dict[str, bool]:
+    met = {}
+    if found["accuracy"]:
+        met |= planner_accuracy.goals(found["accuracy"])
+    if found["curves"]:
+        met |= goals_of_curves(found["curves"])
+    if found["planning"]:
+        planning = found["planning"]
+        took = max(planning["seconds"].values())
+        text = f"a plan for {planning['layers']} layers ({planning['operators']} operators)"
+        met[f"{text}: {took:.2f} s, at most {SECONDS_OF_A_PLAN:g}"] = took <= SECONDS_OF_A_PLAN
+    return met
+
+
+def curves_table(rows: list[dict[str, Any]]) -> str:
+    def line(row: dict[str, Any]) -> list[str]:
+        predicted = row["predicted_peak"]
+        return [
+            row["name"],
+            f"{row['peak'] / 2**20:.1f}",
+            f"{row['share']:.1%}",
+            f"{row['ratio']:.3f} [{row['ratio_of_minima']:.3f}]",
+            f"{predicted / 2**20:.1f}, {row['predicted_ratio']:.3f}" if predicted else "",
+        ]
+
+    return table(
+        ["", "peak, MiB", "of eager's", "time [of minima]", "predicted"],
+        (line(row) for row in sorted(rows, key=lambda row: (row["family"], -row["peak"]))),
+    )
+
+
+def page(found: dict[str, Any]) -> str:
+    parts = [
+        "# Plans for budgets of memory",
+        f"{environment_line(found['environment'])}. Written by `benchmarks/planner.py`.",
+        "Peaks are of what a step allocates, gradients excepted: they are there already. Times are "
+        "medians, as multiples of the plain step's, which takes its turn in the same process.",
+    ]
+    if found["accuracy"]:
+        parts += [
+            "## Predicted and measured",
+            "Peaks in MiB, and as a share of plain's.",
+            table(
+                planner_accuracy.HEAD, (planner_accuracy.cells(row) for row in found["accuracy"])
+            ),
+        ]
+    if found["curves"]:
+        eager = next(row for row in found["curves"] if row["family"] == EAGER)
+        published = ", ".join(f"{time:.2f} at {share:.0%}" for share, time in DTR)
+        parts += [
+            "## A transformer in all ways",
+            f"12 pre-LN blocks, width 512; eager: {eager['milliseconds']:.0f} ms; "
+            f"{eager['steps']} steps of each. Plans named after a peer are for the peak it came "
+            "to. The peak of plans with replays ahead, which run on two threads, is what malloc "
+            "says every fifth of a millisecond.",
+            curves_table(found["curves"]),
+            f"DTR, of its transformer on a GPU, as published: {published} "
+            "(`benchmarks/planner_peers.py` says where).",
+        ]
+    if found["planning"]:
+        took = ", ".join(f"{s:.2f} s ({b})" for b, s in found["planning"]["seconds"].items())
+        parts += ["## Planning", f"{found['planning']['layers']} layers: {took}."]
+    parts += ["## Goals"]
+    parts += [
+        "\n".join(f"* {what}: {'yes' if m else '**no**'}" for what, m in goals(found).items())
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="models whose name contains this")
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
+    parser.add_argument("--seconds", type=float, default=20, help="for the steps of each model")
+    parser.add_argument("--output", type=Path)
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parse_options()
+    complete = not quick() and not options.only and set(options.sections) == set(SECTIONS)
+    folder = options.output or (ROOT / "benchmarks" / "results" if complete else None)
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    sections = options.sections
+    accuracy, curves = "accuracy" in sections, "curves" in sections
+    found: dict[str, Any] = {
+        "environment": environment(),
+        "accuracy": measure_accuracy(options.only, options.seconds) if accuracy else [],
+        "curves": measure_curves(10 * options.seconds) if curves else [],
+        "planning": measure_planning() if "planning" in sections else {},
+    }
+    found["goals"] = goals(found)
+    print(page(found))
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{slug(found['environment'])}-planner"
+        path.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+        path.with_suffix(".md").write_text(page(found))
+        try:
+            draw(found["curves"], path.with_suffix(".svg"))
+        except ModuleNotFoundError:
+            print("matplotlib is not installed, so there is no plot: pip install -e '.[bench]'")
+    if quick():  # at such sizes times say nothing
+        return 0 if all(row["exact"] for row in found["accuracy"] + found["curves"]) else 1
+    return 0 if all(found["goals"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""Time against peak of a transformer, by plans and by what they are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from environment import device, quick
+from host_memory import most_allocated
+from planner_accuracy import LEAST, blocks_of, least_plan
+from planner_peers import Transformer, checkpointing, in_turn, knapsack
+from steps import equal
+from systems import replays_ahead
+from timing import Trial, interleaved, time_step
+
+import ebb
+from ebb._plan.budget import BudgetError, in_all
+from ebb._plan.measuring import measure
+from ebb._plan.plan import Plan, plan_of
+
+Row = dict[str, Any]
+
+EAGER, PLANS, AHEAD = "eager", "ebb.plan", "ebb.plan, ahead"
+BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25)
+KNAPSACKS = (0.25, 0.5, 0.75)
+NOISE = 0.02  # by which times of the same program differ
+
+
+@dataclass
+class Entry:
+    """What is measured.
+
+    Attributes:
+        name, family: as the results show it.
+        during: what is entered around a step, and not timed.
+        predicted: peak in bytes, and milliseconds, if it is a plan.
+        budget: of a plan, as a share of eager's peak.
+    """
+
+    name: str
+    family: str
+    during: Callable[[], AbstractContextManager[object]]
+    predicted: tuple[int, float] | None = None
+    budget: float | None = None
+
+
+class Curves:
+    """Measures all ways to run one transformer.
+
+    Args:
+        width, depth: its own.
+    """
+
+    def __init__(self, width: int, depth: int) -> None:
+        torch.manual_seed(0)
+        self.module = Transformer(width, depth)
+        self.x = torch.randn(2, 128 if width > 100 else 16, width)
+        self.step()  # gradients exist from here on
+        self.measured = measure(self.step, self.module, blocks_of(self.module))
+        assert self.measured.plain_peak
+        self.plain_peak = self.measured.plain_peak
+        self.entries = [Entry(EAGER, EAGER, nullcontext)]
+
+    def step(self) -> None:
+        self.module(self.x).backward()
+
+    def add_peers(self) -> None:
+        ways = checkpointing(len(self.module.blocks))
+        ways |= knapsack(self.measured.profile, KNAPSACKS)
+        for name, (family, way) in ways.items():
+            self.entries.append(Entry(name, family, lambda way=way: self._by(way)))
+
+    @contextmanager
+    def _by(self, way: Any) -> Iterator[None]:
+        self.module.way = way
+        try:
+            yield
+        finally:
+            self.module.way = in_turn
+
+    def add_plans(self, peaks: dict[str, int]) -> None:
+        """Plans for the budgets, and for what each peer came to, if there is one.
+
+        Args:
+            peaks: of the peers, by name.
+        """
+        self._add_plans(PLANS, nullcontext, dict(peaks))
+        with replays_ahead():
+            self._add_plans(AHEAD, replays_ahead, {})
+
+    def _add_plans(
+        self,
+        family: str,
+        around: Callable[[], AbstractContextManager[object]],
+        peaks: dict[str, int],
+    ) -> None:
+        plans: list[tuple[str, float, Plan]] = []
+        for share in BUDGETS:
+            self._try(plans, f"{share:.0%}", share, share)
+        plan, share = least_plan(self.measured)
+        plans.append((LEAST, share, plan))
+        for peer, peak in peaks.items():
+            self._try(plans, f"as {peer}", in_all(self.measured.base, peak), peak / self.plain_peak)
+        for name, share, plan in plans:
+            self.entries.append(
+                Entry(
+                    f"{family}, {name}",
+                    family,
+                    lambda plan=plan: self._in_plan(plan, around),
+                    (plan.peak, plan.duration),
+                    share,
+                )
+            )
+
+    def _try(
+        self, plans: list[tuple[str, float, Plan]], name: str, budget: float, share: float
+    ) -> None:
+        with suppress(BudgetError):
+            plans.append((name, share, plan_of(self.measured, budget)))
+
+    @contextmanager
+    def _in_plan(
+        self, plan: Plan, around: Callable[[], AbstractContextManager[object]]
+    ) -> Iterator[None]:
+        with plan.apply(self.module), around():
+            yield
+
+    def peak(self, entry: Entry) -> int:
+        """The most bytes that a step allocates at a time."""
+        with entry.during():
+            if entry.family == AHEAD:  # on two threads, of which a profile sees one
+                self.step()
+                return most_allocated(self.step)
+            return ebb.profile(self.step, steps=1).peak
+
+    def gradients(self, entry: Entry) -> list[torch.Tensor | None]:
+        parameters = list(self.module.parameters())
+        before = [one.grad for one in parameters]
+        self.module.zero_grad(set_to_none=True)
+        with entry.during():
+            self.step()
+        found = [one.grad for one in parameters]
+        for one, gradient in zip(parameters, before, strict=True):
+            one.grad = gradient
+        return found
+
+    def trial(self, entry: Entry) -> Trial:
+        def run() -> dict[str, float]:
+            with entry.during():
+                return time_step(self.step, device())
+
+        return run
+
+
+def measure_curves(seconds: float) -> list[Row]:
+    """One row for each way, eager first."""
+    curves = Curves(*((64, 4) if quick() else (512, 12)))
+    curves.add_peers()
+    curves.add_plans({one.name: curves.peak(one) for one in curves.entries[1:]})
+    expected = curves.gradients(curves.entries[0])
+    exact = {one.name: equal(curves.gradients(one), expected) for one in curves.entries}
+    peaks = {one.name: curves.peak(one) for one in curves.entries}
+    times = interleaved(
+        {one.name: curves.trial(one) for one in curves.entries},
+        0 if quick() else seconds,
+        1 if quick() else 5,
+    )
+    eager = times[EAGER]["step"]
+    return [
+        {
+            "name": one.name,
+            "family": one.family,
+            "budget": one.budget,
+            "peak": peaks[one.name],
+            "share": peaks[one.name] / peaks[EAGER],
+            "ratio": times[one.name]["step"].median / eager.median,
+            "ratio_of_minima": times[one.name]["step"].least / eager.least,
+            "milliseconds": times[one.name]["step"].median * 1e3,
+            "steps": times[one.name]["step"].trials,
+            "predicted_peak": one.predicted and one.predicted[0],
+            "predicted_ratio": one.predicted
+            and one.predicted[1] / float(curves.measured.plain or 1),
+            "exact": exact[one.name],
+        }
+        for one in curves.entries
+    ]
+
+
+def beaten(rows: list[Row], family: str) -> list[tuple[Row, Row]]:
+    """Plans, each with a peer that takes no more memory and less time, noise aside."""
+    peers = [row for row in rows if row["family"] not in (EAGER, PLANS, AHEAD)]
+    return [
+        (ours, peer)
+        for ours in rows
+        if ours["family"] == family
+        for peer in peers
+        if peer["peak"] <= ours["peak"] and peer["ratio"] < ours["ratio"] * (1 - NOISE)
+    ]
+
+
+def not_matched(rows: list[Row]) -> list[Row]:
+    """Peers for whose peak there is no plan that is as fast, noise aside."""
+    ours = [row for row in rows if row["family"] == PLANS]
+    peers = [row for row in rows if row["family"] not in (EAGER, PLANS, AHEAD)]
+    return [
+        peer
+        for peer in peers
+        if not any(
+            row["peak"] <= peer["peak"] and row["ratio"] * (1 - NOISE) <= peer["ratio"]
+            for row in ours
+        )
+    ]

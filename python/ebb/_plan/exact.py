@@ -1,0 +1,112 @@
+"""What a region should keep, exactly: by a solver of integer programs.
+
+Of each operator it is decided whether it runs again. Its results can be had if it does or if they
+are kept; what runs again, and autograd, must have what it reads. The time of what runs again is
+least, the bytes of what is kept are within a budget.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
+from ebb._plan.front import Choices
+from ebb._plan.simulate import Saved
+
+_MOST_OPERATORS = 200  # of a region for which this is tried
+_MOST_SECONDS = 10.0  # for one budget
+
+
+def solver() -> Any:
+    """SciPy's solvers.
+
+    Raises:
+        ModuleNotFoundError: SciPy is not there.
+    """
+    try:
+        return importlib.import_module("scipy.optimize")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "ebb: solver='exact' needs SciPy; pip install 'torch-ebb[exact]'"
+        ) from error
+
+
+def optima(choices: Choices, points: int = 20) -> list[Saved]:
+    """The best choices for budgets from the fewest bytes to the most; none for large regions.
+
+    Args:
+        choices: of the region.
+        points: how many budgets.
+
+    Raises:
+        ModuleNotFoundError: SciPy is not there.
+    """
+    if len(choices.size) > _MOST_OPERATORS:
+        return []
+    corners = choices.corners()
+    least, most = choices.cost(corners[0])[0], choices.cost(corners[-1])[0]
+    budgets = dict.fromkeys(
+        least + (most - least) * place // max(1, points - 1) for place in range(points)
+    )
+    return [found for budget in budgets if (found := optimum(choices, budget)) is not None]
+
+
+def optimum(choices: Choices, budget: int) -> Saved | None:
+    """The choice that takes the least time; None if there is none.
+
+    Args:
+        choices: of the region.
+        budget: bytes that may be kept.
+
+    Raises:
+        ModuleNotFoundError: SciPy is not there.
+    """
+    library = solver()
+    operators = [one for one in range(len(choices.size)) if not choices.free[one]]
+    if not operators:
+        return frozenset()
+    places = {one: place for place, one in enumerate(operators)}
+    count = len(operators)
+    # Of each operator: whether it runs again, and, after all of those, whether it can be had.
+    rows: list[dict[int, float]] = []
+    for one, place in places.items():
+        rows.append({count + place: 1.0, place: -1.0})  # what runs again can be had
+        for maker in choices.reads[one]:
+            if maker in places:
+                rows.append({count + places[maker]: 1.0, place: -1.0})
+    scale = max(1, max(choices.size))  # bytes are large, and times are small
+    kept = {place: -choices.size[one] / scale for one, place in places.items()}
+    kept |= {count + place: choices.size[one] / scale for one, place in places.items()}
+    least = [0.0] * count + [float(choices.needed[one]) for one in operators]
+    fixed = [count + place for one, place in places.items() if not choices.lasting[one]]
+    rows += [{place - count: 1.0, place: -1.0} for place in fixed]  # had only if it runs again
+    found = library.milp(
+        c=[choices.time[one] for one in operators] + [0.0] * count,
+        integrality=[1] * count + [0] * count,
+        bounds=library.Bounds(least, [1.0] * (2 * count)),
+        constraints=[
+            library.LinearConstraint(_matrix(rows, 2 * count), 0.0),
+            library.LinearConstraint(_matrix([kept], 2 * count), -float("inf"), budget / scale),
+        ],
+        options={"time_limit": _MOST_SECONDS},
+    )
+    if found.x is None:
+        return None
+    again = {one for one, place in places.items() if found.x[place] > 0.5}
+    return _kept(choices, again)
+
+
+def _kept(choices: Choices, again: set[int]) -> Saved:
+    """What must be kept if these operators run again."""
+    wanted = {one for one, needed in enumerate(choices.needed) if needed}
+    for one in again:
+        wanted.update(choices.reads[one])
+    return frozenset(one for one in wanted - again if not choices.free[one])
+
+
+def _matrix(rows: Iterable[dict[int, float]], width: int) -> Any:
+    sparse: Any = importlib.import_module("scipy.sparse")
+    entries = [(r, c, value) for r, row in enumerate(rows) for c, value in row.items()]
+    lines, columns, values = zip(*entries, strict=True)
+    return sparse.csr_array((values, (lines, columns)), shape=(max(lines) + 1, width))

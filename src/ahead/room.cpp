@@ -1,0 +1,137 @@
+#include "ahead/room.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <vector>
+
+#include "support/python_support.h"
+
+namespace ebb {
+namespace {
+
+std::atomic<size_t> pretended{0};
+
+size_t residentBytes() {
+  static const int file = ::open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+  std::array<char, 128> text{};
+  if (file < 0 || ::pread(file, text.data(), text.size() - 1, 0) <= 0) {
+    return 0;
+  }
+  size_t size = 0;
+  size_t resident = 0;
+  if (std::sscanf(text.data(), "%zu %zu", &size, &resident) != 2) {
+    return 0;
+  }
+  return resident * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace
+
+void pretendBytesInUse(size_t nbytes) {
+  pretended.store(nbytes);
+}
+
+size_t bytesInUse(c10::Device device) {
+  if (const size_t nbytes = pretended.load()) {
+    return nbytes;
+  }
+  if (device.is_cpu()) {
+    return residentBytes();
+  }
+  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+  if (allocator == nullptr || !allocator->initialized()) {
+    return 0;
+  }
+  const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return static_cast<size_t>(
+      allocator->getDeviceStats(device.index()).allocated_bytes[all].current);
+}
+
+Room& Room::get() {
+  static auto* instance = new Room;
+  return *instance;
+}
+
+void Room::add(const c10::intrusive_ptr<Graph>& graph) {
+  const Lookahead& lookahead = *graph->lookahead;
+  const size_t kept = lookahead.keptBytes();
+  std::vector<c10::intrusive_ptr<Graph>> passed;  // may die here, without a lock
+  std::lock_guard<std::mutex> lock(mutex_);
+  while (!graphs_.empty()) {
+    passed.push_back(graphs_.front().lock());
+    if (passed.back() && passed.back()->lookahead->holds.load()) {
+      break;
+    }
+    graphs_.pop_front();
+  }
+  if (kept != 0) {
+    graphs_.emplace_back(graph);
+    largest_ = std::max(largest_, kept);
+    device_ = lookahead.device;
+  }
+}
+
+void Room::make() {
+  size_t needed = 0;
+  c10::Device device = c10::kCPU;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    needed = largest_;
+    device = device_;
+  }
+  const size_t limit = limit_.load();
+  size_t used = bytesInUse(device);
+  while (used + needed > limit) {
+    const auto graph = takeFirst();
+    if (!graph) {
+      return;
+    }
+    size_t given = 0;
+    {
+      const WithoutGil withoutGil;
+      std::lock_guard<PythonMutex> lock(graph->mutex);
+      given = graph->lookahead->keptBytes();
+      graph->lookahead->dropHeld();
+    }
+    used -= std::min(used, given);
+    std::lock_guard<std::mutex> lock(mutex_);
+    stats_.regionsGivenUp += given != 0 ? 1 : 0;
+    stats_.bytesGivenUp += given;
+  }
+}
+
+// Graphs that backward has reached keep nothing. They may die here, without a lock.
+c10::intrusive_ptr<Graph> Room::takeFirst() {
+  std::vector<c10::intrusive_ptr<Graph>> passed;
+  std::lock_guard<std::mutex> lock(mutex_);
+  while (!graphs_.empty()) {
+    auto graph = graphs_.front().lock();
+    graphs_.pop_front();
+    if (graph && graph->lookahead->holds.load()) {
+      return graph;
+    }
+    passed.push_back(std::move(graph));
+  }
+  return {};
+}
+
+RoomStats Room::stats() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return stats_;
+}
+
+void keepWhileThereIsRoom(size_t limit) {
+  Room::get().setLimit(limit);
+}
+
+RoomStats roomStats() {
+  return Room::get().stats();
+}
+
+}  // namespace ebb

@@ -1,0 +1,63 @@
+// What regions keep because there is room for it, though it can be made again.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <cstddef>
+#include <deque>
+#include <mutex>
+
+#include "ebb/ahead.h"
+#include "graph/graph.h"
+#include "graph/lookahead.h"
+
+namespace ebb {
+
+// Note [Kept while there is room]
+// Nobody knows beforehand how much memory a step leaves. So everything may be recorded as to be
+// made again, and be kept nevertheless: autograd finds it where eager would have it. When a region
+// is entered and what is allocated, with what a region has kept at most so far, is more than the
+// limit, then the earliest regions give up what they keep, and backward makes it again. The
+// earliest, since backward comes to them last, when the others' memory is free. Nothing else is
+// different: what is kept so is kept as in Note [Replays ahead of backward], without the limit that
+// counts there.
+class Room {
+ public:
+  static Room& get();
+
+  void setLimit(size_t nbytes) {
+    limit_.store(nbytes);
+  }
+  bool isOn() const {
+    return limit_.load(std::memory_order_relaxed) != 0;
+  }
+
+  // A graph that keeps something has been closed.
+  void add(const c10::intrusive_ptr<Graph>& graph);
+
+  // A region is about to be entered: makes room for it.
+  void make();
+
+  RoomStats stats();
+
+ private:
+  // The earliest that keeps something; null if none does.
+  c10::intrusive_ptr<Graph> takeFirst();
+
+  std::atomic<size_t> limit_{0};
+  std::mutex mutex_;               // guards what follows
+  std::deque<WeakGraph> graphs_;   // that keep something, the earliest first
+  size_t largest_ = 0;             // bytes that one has kept
+  c10::Device device_{c10::kCPU};  // of the last
+  RoomStats stats_;
+};
+
+// Bytes that are allocated on a device; resident of the process for the CPU.
+size_t bytesInUse(c10::Device device);
+
+// For tests: what bytesInUse() says from now on; 0: the truth.
+EBB_API void pretendBytesInUse(size_t nbytes);
+
+}  // namespace ebb

@@ -1,0 +1,457 @@
+"""Small programs to plan: each a model whose blocks become regions, and a step of it.
+
+Together they have what plans can get wrong: results that several regions read, writes in place,
+random operators, buffers, views, what the program itself holds, and blocks that run twice.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import ebb
+from ebb._plan.choose import Chooser, Chosen
+from ebb._plan.front import Point
+from ebb._plan.measured import Measured, base_bytes
+from ebb._plan.module_policies import ModulePolicies
+from ebb._plan.profile import Operator
+from ebb._plan.rules import policy_of
+from ebb._plan.simulate import Saved, Simulator
+
+WIDTH = 32
+LENGTH = 16
+
+Step = Callable[[], object]
+
+
+@dataclass
+class Program:
+    """What is planned.
+
+    Attributes:
+        model: has the blocks.
+        step: a forward and a backward.
+        blocks: globs of modules that become regions.
+    """
+
+    model: nn.Module
+    step: Step
+    blocks: tuple[str, ...]
+
+    def run(self) -> list[torch.Tensor | None]:
+        """Gradients and buffers after one step that begins without gradients."""
+        self.model.zero_grad(set_to_none=True)
+        torch.manual_seed(3)
+        self.step()
+        of_model = [*self.model.parameters(), *self.model.buffers()]
+        return [(one.grad if one.requires_grad else one.detach()) for one in of_model]
+
+
+class Attention(nn.Module):
+    def __init__(self, heads: int = 4, rotary: bool = False) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=not rotary)
+        self.out = nn.Linear(WIDTH, WIDTH, bias=not rotary)
+        self.heads, self.rotary = heads, rotary
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.qkv(x).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)
+        q, k, v = parts
+        if self.rotary:
+            q, k = rotated(q), rotated(k)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def rotated(x: torch.Tensor) -> torch.Tensor:
+    angles = torch.outer(torch.arange(x.shape[2]).float(), torch.arange(x.shape[3] // 2).float())
+    cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin
+
+
+class PreLN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention = Attention()
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class RMSNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+class Llama(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = RMSNorm(), RMSNorm()
+        self.attention = Attention(rotary=True)
+        self.gate = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.up = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.down = nn.Linear(3 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Residual(nn.Module):
+    """Of a ResNet, with relu in place."""
+
+    def __init__(self, channels: int = 8) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.norm1(self.conv1(x)), inplace=True)
+        y = self.norm2(self.conv2(y))
+        y += x
+        return F.relu(y, inplace=True)
+
+
+class Chain(nn.Module):
+    """Writes in place, one after the other, into what autograd saved and what it did not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x).add_(1).mul_(0.5).relu_()
+        z = self.outer(y).sigmoid_()
+        z = z * y
+        z[:, 0].zero_()
+        return z.add_(x).tanh_()
+
+
+class TwoReads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(2 * WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = F.silu(self.inner(torch.cat([x, other], -1)))
+        return self.outer(y).exp().tanh(), y
+
+
+class Branching(nn.Module):
+    """What its first block made is read by all others."""
+
+    def __init__(self, blocks: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(TwoReads() for _ in range(blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, y = self.layers[0](x, x)
+        out = first
+        for layer in self.layers[1:]:
+            out, y = layer(out, first.sigmoid() * y)
+        return out * y
+
+
+def double(inside: int, outside: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inside, outside, 3, padding=1),
+        nn.GroupNorm(2, outside),
+        nn.SiLU(),
+        nn.Conv2d(outside, outside, 3, padding=1),
+        nn.SiLU(inplace=True),
+    )
+
+
+class UNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([double(3, 4), double(4, 8), double(8, 16)])
+        self.up = nn.ModuleList([double(16 + 8, 8), double(8 + 4, 4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skips = []
+        for number, block in enumerate(self.down):
+            x = block(F.max_pool2d(x, 2) if number else x)
+            skips.append(x)
+        skips.pop()
+        for block in self.up:
+            x = block(torch.cat([F.interpolate(x, scale_factor=2), skips.pop()], 1))
+        return x
+
+
+class Stack(nn.Module):
+    """Layers between an embedding and a head, which are outside of regions."""
+
+    def __init__(self, *layers: nn.Module, words: int = 50) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, WIDTH)
+        self.layers = nn.ModuleList(layers)
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, words)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+def of_ids(model: nn.Module, batches: int = 1) -> Step:
+    data = [torch.randint(0, 50, (4, LENGTH + 1)) for _ in range(batches)]
+
+    def step() -> None:
+        for ids in data:
+            logits = model(ids[:, :-1])
+            F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+
+    return step
+
+
+def of_rows(model: nn.Module, *, seed: bool = False) -> Step:
+    x = torch.randn(4, LENGTH, WIDTH)
+
+    def step() -> None:
+        if seed:
+            torch.manual_seed(5)
+        model(x).square().mean().backward()
+
+    return step
+
+
+def of_pictures(model: nn.Module, channels: int) -> Step:
+    x = torch.randn(2, channels, 16, 16)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+
+    return step
+
+
+def pre_ln() -> Program:
+    model = Stack(*(PreLN() for _ in range(4)))
+    return Program(model, of_ids(model), ("layers.*",))
+
+
+def llama() -> Program:
+    model = Stack(*(Llama() for _ in range(3)))
+    return Program(model, of_ids(model), ("layers.*",))
+
+
+def residual() -> Program:
+    model = nn.Sequential(*(Residual() for _ in range(3)))
+    return Program(model, of_pictures(model, 8), ("[0-9]",))
+
+
+def unet() -> Program:
+    model = UNet()
+    return Program(model, of_pictures(model, 3), ("down.*", "up.*"))
+
+
+def dropout_encoder() -> Program:
+    layers = (
+        nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.1, batch_first=True)
+        for _ in range(3)
+    )
+    model = nn.Sequential(*layers)
+    return Program(model, of_rows(model, seed=True), ("[0-9]",))
+
+
+def shared() -> Program:
+    """Two blocks, each of which runs twice."""
+    one, other = PreLN(), Chain()
+    model = nn.Sequential(one, other, one, other)
+    return Program(model, of_rows(model), ("[0-9]",))
+
+
+def branching() -> Program:
+    model = Branching()
+    return Program(model, of_rows(model), ("layers.*",))
+
+
+def chain() -> Program:
+    model = nn.Sequential(*(Chain() for _ in range(4)))
+    return Program(model, of_rows(model), ("[0-9]",))
+
+
+def accumulation() -> Program:
+    """Two micro-batches in one step."""
+    model = Stack(*(PreLN() for _ in range(2)))
+    return Program(model, of_ids(model, batches=2), ("layers.*",))
+
+
+def holding() -> Program:
+    """The program holds what each layer returns until the end of the step."""
+    model = nn.ModuleList(PreLN() for _ in range(3))
+    x = torch.randn(4, LENGTH, WIDTH)
+
+    def step() -> None:
+        hidden = [x]
+        for layer in model:
+            hidden.append(layer(hidden[-1]))
+        loss = sum(one.square().mean() for one in hidden[1:])
+        loss.backward()  # type: ignore[union-attr]
+
+    return Program(model, step, ("[0-9]",))
+
+
+def checkpointed() -> Program:
+    """Between its regions is a part that torch's checkpoint runs again."""
+    model = nn.Sequential(PreLN(), PreLN(), PreLN())
+    x = torch.randn(4, LENGTH, WIDTH)
+
+    def step() -> None:
+        y = model[0](x)
+        y = checkpoint(model[1], y, use_reentrant=False)
+        model[2](y).square().mean().backward()
+
+    return Program(model, step, ("0", "2"))
+
+
+def recurrent() -> Program:
+    """Calls of one operator by the dozen."""
+
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix, self.take = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            state, found = torch.zeros_like(x[:, 0]), []
+            for row in self.take(x).unbind(1):
+                state = torch.tanh(self.mix(state) + row) * torch.sigmoid(row)
+                found.append(state)
+            return torch.stack(found, 1)
+
+    model = nn.Sequential(Cell(), Cell())
+    return Program(model, of_rows(model), ("[0-9]",))
+
+
+def mixed_precision() -> Program:
+    """Autocast: weights are cast in the first region that uses them, and cached."""
+    model = nn.Sequential(PreLN(), PreLN())
+    x = torch.randn(4, LENGTH, WIDTH)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = model(x)
+        y.float().square().mean().backward()
+
+    return Program(model, step, ("[0-9]",))
+
+
+def frozen() -> Program:
+    """The first layers are not trained, and others half."""
+    model = Stack(*(PreLN() for _ in range(4)))
+    for part in (model.embedding, model.layers[0], model.layers[2].mlp):
+        part.requires_grad_(False)
+    return Program(model, of_ids(model), ("layers.*",))
+
+
+PROGRAMS = (
+    pre_ln, llama, residual, unet, dropout_encoder, shared, branching, chain, accumulation,
+    holding, checkpointed, recurrent, mixed_precision, frozen,
+)  # fmt: skip
+
+
+def built(make: Callable[[], Program]) -> Program:
+    """Whose first calls are over: the gradients are there, and are added to."""
+    torch.manual_seed(1)
+    program = make()
+    program.step()
+    return program
+
+
+def profiled(program: Program, policy: ebb.Policy) -> ebb.Profile:
+    with ebb.apply(program.model, policy, program.blocks):
+        return ebb.profile(program.step, steps=1)
+
+
+def with_steady_times(profile: ebb.Profile) -> ebb.Profile:
+    """In place of those that the clock told: products of matrices take longer than other reads and
+    writes of as many bytes, and nothing takes no time."""
+    hard = re.compile("mm|convolution|attention")
+
+    def runtime(one: Operator) -> float:
+        moved = sum(profile.values[value].memory for value in (*one.inputs, *one.outputs))
+        return 0.002 + 1e-6 * moved * (6 if hard.search(one.func_name) else 1)
+
+    operators = (replace(one, runtime=runtime(one)) for one in profile.operators)
+    return replace(profile, operators=tuple(operators))
+
+
+def measured(program: Program) -> Measured:
+    """As `ebb.plan` measures, with times that do not depend on what else the machine does."""
+    base = base_bytes([program.model])
+    found = with_steady_times(profiled(program, ebb.policies.recompute_all))
+    plain = ebb.profile(program.step, steps=1)
+    return Measured(found, 131.0, base, 100.0, plain.peak, 101.0)
+
+
+@dataclass
+class Planning:
+    """A program, and what plans of it are made with."""
+
+    program: Program
+    measured: Measured
+    chooser: Chooser
+
+    @property
+    def simulator(self) -> Simulator:
+        return self.chooser.simulator
+
+    def chosen(self, kept: Mapping[str, Saved | None]) -> dict[str, Point]:
+        """As a chooser gives it, from what each region keeps."""
+        return {region: Point(saved, 0, 0.0) for region, saved in kept.items()}
+
+    def policies(self, chosen: Chosen) -> ModulePolicies:
+        """Which do that."""
+        found = {}
+        for region, point in chosen.items():
+            if point.saved is not None:
+                names = self.simulator.step.names_of(self.chooser.calls[region][0])
+                found[region] = policy_of([names[place] for place in point.saved], names)
+        return ModulePolicies(found)
+
+    def peak(self, chosen: Chosen) -> int:
+        """Of a step that does that."""
+        with self.policies(chosen).apply(self.program.model):
+            return ebb.profile(self.program.step, steps=1).peak
+
+    def random_sets(self, seed: int) -> dict[str, Saved | None]:
+        """What each region could keep, likely or not; some are none."""
+        rng = random.Random(seed)
+        found: dict[str, Saved | None] = {}
+        for region, calls in self.chooser.calls.items():
+            share = rng.choice([0.2, 0.5, 0.8])
+            places = range(len(self.simulator.step.calls[calls[0]].operators))
+            found[region] = frozenset(place for place in places if rng.random() < share)
+            if rng.random() < 0.15:
+                found[region] = None
+        return found
+
+
+@functools.cache
+def planning(make: Callable[[], Program]) -> Planning:
+    """Made once: nothing of it changes but gradients."""
+    program = built(make)
+    found = measured(program)
+    return Planning(program, found, Chooser(Simulator(found)))
