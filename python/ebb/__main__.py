@@ -12,8 +12,7 @@ import torch
 
 import ebb
 from ebb import _C
-from ebb._launch.start import policy_from, start
-from ebb._plan.budget import read_budget
+from ebb._launch.start import policy_from, read_budget_or_limit, start
 from ebb._support.shown import clipped
 
 
@@ -62,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if options.policy is None and options.budget is None:
         options.policy = "1"
-    checks = {"policy": policy_from, "budget": read_budget}
+    checks = {"policy": policy_from, "budget": read_budget_or_limit}
     for name, check in checks.items():
         if (text := getattr(options, name)) is not None:
             try:

@@ -1,5 +1,6 @@
 #include "ahead/room.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <fcntl.h>
@@ -51,6 +52,13 @@ size_t bytesInUse(c10::Device device) {
   const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   return static_cast<size_t>(
       allocator->getDeviceStats(device.index()).allocated_bytes[all].current);
+}
+
+c10::Device deviceInUse() {
+  const auto accelerator = at::getAccelerator(false);
+  return accelerator && at::accelerator::deviceCount() > 0
+             ? c10::Device(*accelerator, at::accelerator::getDeviceIndex())
+             : c10::Device(c10::kCPU);
 }
 
 Room& Room::get() {

@@ -55,7 +55,10 @@ class Room {
 };
 
 // Bytes that are allocated on a device; resident of the process for the CPU.
-size_t bytesInUse(c10::Device device);
+EBB_API size_t bytesInUse(c10::Device device);
+
+// The accelerator's, if there is one, else the CPU.
+EBB_API c10::Device deviceInUse();
 
 // For tests: what bytesInUse() says from now on; 0: the truth.
 EBB_API void pretendBytesInUse(size_t nbytes);

@@ -14,6 +14,7 @@ from ebb._launch.variables import (
     tell_of_unknown,
 )
 from ebb._plan.budget import read_budget
+from ebb._plan.memory_limit import limit_of
 from ebb._plan.module_policies import ModulePolicies
 from ebb._policy.policy import Policy
 from ebb._policy.text import has_regions
@@ -115,9 +116,18 @@ def _budget_text() -> str:
     return os.environ.get("EBB_BUDGET", "").strip()
 
 
+def read_budget_or_limit(text: str) -> int | float:
+    """Bytes or a share; of ``auto`` what may be in use.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    return limit_of(text) or read_budget(text)
+
+
 def _budget() -> int | float | None:
     try:
-        return read_budget(_budget_text()) if _budget_text() else None
+        return read_budget_or_limit(_budget_text()) if _budget_text() else None
     except Exception as error:
         say_value_ignored("EBB_BUDGET", error)
         return None
@@ -142,7 +152,8 @@ def _take_over() -> None:
             takeover.install(policy, clipped(text), globs)
         else:
             calls = (policy, clipped(text)) if text else None
-            takeover.install_budget(budget, clipped(_budget_text()), globs, calls)
+            keeps_all = limit_of(_budget_text()) is not None
+            takeover.install_budget(budget, clipped(_budget_text()), globs, calls, keeps_all)
     except Exception as error:
         say_ignored(f"ebb is off: {said}", error)
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 from ebb._launch import checkpoint_calls, models
 from ebb._launch.budget import Budget
+from ebb._launch.room import Room
 from ebb._launch.taken import Taken
 from ebb._plan.module_policies import ModulePolicies
 from ebb._policy.policy import Policy
@@ -49,20 +50,26 @@ def install_budget(
     text: str,
     patterns: tuple[str, ...],
     calls: tuple[Policy, str] | None = None,
+    keeps_all: bool = False,
 ) -> Budget:
     """Takes over from now on; modules have a budget, and no policy is given for them.
 
     Args:
-        budget: bytes, or a share.
+        budget: bytes, or a share; for `keeps_all` the limit.
         text: what the user wrote for it.
         patterns: globs over names of modules that are planned; none: they are found.
         calls: the policy of calls of torch.utils.checkpoint that are not in a module which is
             planned, and what the user wrote for it. Default: all is recomputed, as by torch.
+        keeps_all: while there is room, see :class:`Room`.
     """
     remove()
     policy, said = calls or (recompute_all, "")
     taken = Taken(policy, f"EBB={said}" if said else f"EBB_BUDGET={text}", ())
-    planned = Budget(budget, text, patterns, taken)
+    planned: Budget
+    if keeps_all:
+        planned = Room(int(budget), text, patterns, taken)
+    else:
+        planned = Budget(budget, text, patterns, taken)
     taken.calls_do_nothing = planned.calls_do_nothing
     checkpoint_calls.take_over(taken, _undo)
     models.take_over(taken, _undo, planned)
