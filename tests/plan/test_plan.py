@@ -70,7 +70,7 @@ def test_the_step_stays_in_the_budget(make):
         try:
             plan = plan_of(found.measured, min(1.0, share))
         except ebb.BudgetError:
-            assert place <= 2  # a part of the budget is left free
+            assert 0.99 * min(1.0, share) * whole < least + 1  # a part is left free
             continue
         with plan.apply(found.program.model):
             peak = ebb.profile(found.program.step, steps=1).peak
@@ -98,7 +98,8 @@ def test_gradients_are_those_of_eager(make):
         seen.add(text)
         with plan.apply(found.program.model):
             assert all(map(same_bits, run(), expected))
-    assert len(seen) > 1
+    least = found.chooser.estimate(found.chooser.least()).peak
+    assert len(seen) > 1 or least > 0.99 * found.measured.plain_peak
 
 
 def test_a_budget_of_bytes_counts_weights_too():
