@@ -109,7 +109,7 @@ def test_every_note_that_is_cited_exists():
     sources += [p.read_text() for p in (ROOT / "python").rglob("*.py")]
     text = "\n".join(re.sub(r"\n\s*(?://|#) ?", " ", s) for s in sources)
     defined = {m for s in sources for m in re.findall(r"^\s*(?://|#) Note \[(.+?)\]$", s, re.M)}
-    cited = set(re.findall(r"[Ss]ee Note \[(.+?)\]", text))
+    cited = set(re.findall(r"[Ss]ee Note \[(.+?)\]", re.sub(r"\s+", " ", text)))
     assert cited - defined == set()
     for page in PAGES:
         pages_text = re.sub(r"\s+", " ", page.read_text())

@@ -70,7 +70,7 @@ def test_the_step_stays_in_the_budget(make):
         try:
             plan = plan_of(found.measured, min(1.0, share))
         except ebb.BudgetError:
-            assert place <= 2  # a part of the budget is left free
+            assert 0.99 * min(1.0, share) * whole < least + 1  # a part is left free
             continue
         with plan.apply(found.program.model):
             peak = ebb.profile(found.program.step, steps=1).peak
@@ -98,7 +98,26 @@ def test_gradients_are_those_of_eager(make):
         seen.add(text)
         with plan.apply(found.program.model):
             assert all(map(same_bits, run(), expected))
-    assert len(seen) > 1
+    least = found.chooser.estimate(found.chooser.least()).peak
+    assert len(seen) > 1 or least > 0.99 * found.measured.plain_peak
+
+
+@pytest.mark.on_cpu("bytes that the CPU's allocator gives")
+def test_models_that_train_one_after_the_other_in_one_step():
+    """Blocks that run when other blocks' backward is over are regions as well."""
+    model = nn.ModuleList(nn.Sequential(*(programs.PreLN() for _ in range(3))) for _ in range(2))
+    x = torch.randn(4, programs.LENGTH, programs.WIDTH)
+
+    def step():
+        for part in model:
+            part(x).square().mean().backward()
+
+    step()
+    plan = ebb.plan(step, model, 0.6)
+
+    assert {name.split(".")[0] for name in plan.policies} == {"0", "1"}
+    with plan.apply(model):
+        assert ebb.profile(step, steps=1).peak <= 0.6 * plan.plain_peak
 
 
 def test_a_budget_of_bytes_counts_weights_too():
