@@ -108,12 +108,12 @@ def curves_table(rows: list[dict[str, Any]]) -> str:
             row["name"],
             f"{row['peak'] / 2**20:.1f}",
             f"{row['share']:.1%}",
-            f"{row['ratio']:.3f} [{row['ratio_of_minima']:.3f}]",
+            f"{row['ratio']:.3f} [{row['ratio_of_medians']:.3f}]",
             f"{predicted / 2**20:.1f}, {row['predicted_ratio']:.3f}" if predicted else "",
         ]
 
     return table(
-        ["", "peak, MiB", "of eager's", "time [of minima]", "predicted"],
+        ["", "peak, MiB", "of eager's", "time [of medians]", "predicted"],
         (line(row) for row in sorted(rows, key=lambda row: (row["family"], -row["peak"]))),
     )
 
@@ -122,8 +122,9 @@ def page(found: dict[str, Any]) -> str:
     parts = [
         "# Plans for budgets of memory",
         f"{environment_line(found['environment'])}. Written by `benchmarks/planner.py`.",
-        "Peaks are of what a step allocates, gradients excepted: they are there already. Times are "
-        "medians, as multiples of the plain step's, which takes its turn in the same process.",
+        "Peaks are of what a step allocates, gradients excepted: they are there already. A step's "
+        "least time is given as a multiple of the plain step's, which takes its turns in the same "
+        "process; in brackets, medians.",
     ]
     if found["accuracy"]:
         parts += [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -103,7 +104,8 @@ class Curves:
         plan, share = least_plan(self.measured)
         plans.append((LEAST, share, plan))
         for peer, peak in peaks.items():
-            self._try(plans, f"as {peer}", in_all(self.measured.base, peak), peak / self.plain_peak)
+            budget = in_all(self.measured.base, peak)
+            self._try(plans, f"as {peer}", budget, peak / self.plain_peak)
         for name, share, plan in plans:
             self.entries.append(
                 Entry(
@@ -119,7 +121,9 @@ class Curves:
         self, plans: list[tuple[str, float, Plan]], name: str, budget: float, share: float
     ) -> None:
         with suppress(BudgetError):
-            plans.append((name, share, plan_of(self.measured, budget)))
+            plan = plan_of(self.measured, budget)
+            if not any(plan.policies == other.policies for _, _, other in plans):
+                plans.append((name, share, plan))
 
     @contextmanager
     def _in_plan(
@@ -159,16 +163,18 @@ def measure_curves(seconds: float) -> list[Row]:
     """One row for each way, eager first."""
     curves = Curves(*((64, 4) if quick() else (512, 12)))
     curves.add_peers()
-    curves.add_plans({one.name: curves.peak(one) for one in curves.entries[1:]})
+    peaks = {one.name: curves.peak(one) for one in curves.entries}
+    curves.add_plans({name: peak for name, peak in peaks.items() if name != EAGER})
     expected = curves.gradients(curves.entries[0])
     exact = {one.name: equal(curves.gradients(one), expected) for one in curves.entries}
-    peaks = {one.name: curves.peak(one) for one in curves.entries}
-    times = interleaved(
-        {one.name: curves.trial(one) for one in curves.entries},
-        0 if quick() else seconds,
-        1 if quick() else 5,
-    )
-    eager = times[EAGER]["step"]
+    peaks |= {one.name: curves.peak(one) for one in curves.entries if one.name not in peaks}
+    trials = {one.name: curves.trial(one) for one in curves.entries}
+    # What all are compared with has more turns than they.
+    again = {f"{EAGER} {number}": trials[EAGER] for number in range(4)}
+    times = interleaved(trials | again, 0 if quick() else seconds, 1 if quick() else 6)
+    eager_times = [times[name]["step"] for name in (EAGER, *again)]
+    eager = min(one.least for one in eager_times)
+    eager_median = statistics.median(one.median for one in eager_times)
     return [
         {
             "name": one.name,
@@ -176,9 +182,9 @@ def measure_curves(seconds: float) -> list[Row]:
             "budget": one.budget,
             "peak": peaks[one.name],
             "share": peaks[one.name] / peaks[EAGER],
-            "ratio": times[one.name]["step"].median / eager.median,
-            "ratio_of_minima": times[one.name]["step"].least / eager.least,
-            "milliseconds": times[one.name]["step"].median * 1e3,
+            "ratio": times[one.name]["step"].least / eager if one.name != EAGER else 1.0,
+            "ratio_of_medians": times[one.name]["step"].median / eager_median,
+            "milliseconds": times[one.name]["step"].least * 1e3,
             "steps": times[one.name]["step"].trials,
             "predicted_peak": one.predicted and one.predicted[0],
             "predicted_ratio": one.predicted

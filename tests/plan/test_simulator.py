@@ -138,6 +138,20 @@ def test_replays_ahead_take_no_time_that_shows():
     assert simulator.plain.duration <= ahead.duration < alone.duration
 
 
+def test_ahead_the_last_region_is_the_last_block_that_is_one():
+    """What autograd saves of it is there when backward begins."""
+    step = planning(programs.pre_ln)
+    simulator = Simulator(step.measured, ahead=True)
+    calls = len(simulator.step.calls)
+    all_but_last = [*[frozenset()] * (calls - 1), None]
+
+    found = simulator.estimate(all_but_last)
+
+    kept = simulator.step.calls[-2].operators
+    alone = simulator.estimate([*[frozenset()] * (calls - 2), frozenset(range(len(kept))), None])
+    assert (found.peak, found.replays) == (alone.peak, alone.replays)
+
+
 @pytest.mark.parametrize("count", range(1, 5))
 def test_stretches_are_joined_where_they_touch(count):
     edges = [(0.0, 1.0), (1.0, 2.0), (3.0, 5.0), (4.0, 4.5)]

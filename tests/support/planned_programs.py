@@ -132,6 +132,19 @@ class Residual(nn.Module):
         return F.relu(y, inplace=True)
 
 
+class Shortcut(nn.Module):
+    """Adds a shortcut in place, and gives the result of a relu_, which autograd saves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.linear(x)
+        h += x.cos()
+        return F.relu(h, inplace=True)
+
+
 class Chain(nn.Module):
     """Writes in place, one after the other, into what autograd saved and what it did not."""
 
@@ -261,6 +274,11 @@ def residual() -> Program:
     return Program(model, of_pictures(model, 8), ("[0-9]",))
 
 
+def shortcuts() -> Program:
+    model = nn.Sequential(*(Shortcut() for _ in range(8)))
+    return Program(model, of_rows(model), ("[0-9]",))
+
+
 def unet() -> Program:
     model = UNet()
     return Program(model, of_pictures(model, 3), ("down.*", "up.*"))
@@ -367,8 +385,8 @@ def frozen() -> Program:
 
 
 PROGRAMS = (
-    pre_ln, llama, residual, unet, dropout_encoder, shared, branching, chain, accumulation,
-    holding, checkpointed, recurrent, mixed_precision, frozen,
+    pre_ln, llama, residual, shortcuts, unet, dropout_encoder, shared, branching, chain,
+    accumulation, holding, checkpointed, recurrent, mixed_precision, frozen,
 )  # fmt: skip
 
 

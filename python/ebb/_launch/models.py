@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ebb._launch.budget import Budget
 from ebb._launch.taken import Taken
+from ebb._policy.policy import Policy
 from ebb._region.apply import select
 from ebb._region.module_names import plain_names
 from ebb._region.modules import (
@@ -143,11 +144,17 @@ class ByName:
         self._warned = False  # that no module matches
 
     def mark(self, model: torch.nn.Module) -> None:
-        policy = self._taken.policy
+        made = []
+        for policy, patterns in self._taken.modules():
+            made += self._mark(model, policy, patterns)
+        if made:
+            self._tell_of(made)
+
+    def _mark(self, model: torch.nn.Module, policy: Policy, patterns: tuple[str, ...]) -> list[str]:
         if modules_are_asked_for(policy._compiled):
             number_modules_once(model)
         made = []
-        for name, inner in select(model, self._taken.patterns).items():
+        for name, inner in select(model, patterns).items():
             marked = [marks_of(m) for m in inner.modules()]
             if can_mark(inner) and all(marks is None or marks.region is None for marks in marked):
                 self._taken.announce()
@@ -155,8 +162,7 @@ class ByName:
                 mark(inner).region = functools.partial(run_in_region, (policy, name, "keep"))
                 made.append(name)
                 log.info("%s (%s) is a region", name, type(inner).__name__)
-        if made:
-            self._tell_of(made)
+        return made
 
     def _tell_of(self, made: list[str]) -> None:
         what = "module is a region" if len(made) == 1 else "modules are regions"
@@ -166,16 +172,22 @@ class ByName:
         self._lines.add(line)
 
     def warn_if_none(self, models: list[torch.nn.Module]) -> None:
-        if not self._taken.patterns or self._lines or self._warned or not is_first():
+        patterns = [glob for _, globs in self._taken.modules() for glob in globs]
+        if not patterns or self._lines or self._warned or not is_first():
             return
         self._warned = True
         names = [type(model).__name__ for model in models] + plain_names(models)
         shown = list(dict.fromkeys(in_ranges(names)))
         warnings.warn(
-            f"ebb: EBB_MODULES={clipped(','.join(self._taken.patterns))} matches no module. "
+            f"ebb: {self._source()} matches no module. "
             f"Modules are: {', '.join(shown[:20])}{', ...' if len(shown) > 20 else ''}",
             stacklevel=2,
         )
+
+    def _source(self) -> str:
+        if self._taken.others:
+            return clipped(self._taken.text)
+        return f"EBB_MODULES={clipped(','.join(self._taken.patterns))}"
 
 
 _models: Models | None = None  # while they are taken over
@@ -195,7 +207,9 @@ def take_over(taken: Taken, undo: ExitStack, budget: Budget | None = None) -> No
 
     _models = Models(looked_at, by_name.warn_if_none)
     undo.callback(_forget)
-    asked = taken.patterns or modules_are_asked_for(taken.policy._compiled)
+    asked = any(
+        patterns or modules_are_asked_for(policy._compiled) for policy, patterns in taken.modules()
+    )
     if asked or budget is not None:
         _models.start(undo)
 

@@ -14,7 +14,9 @@ from ebb._launch.variables import (
     tell_of_unknown,
 )
 from ebb._plan.budget import read_budget
+from ebb._plan.module_policies import ModulePolicies
 from ebb._policy.policy import Policy
+from ebb._policy.text import has_regions
 from ebb._report import files
 from ebb._support.job import say
 from ebb._support.shown import checked_name, clipped, shown
@@ -27,6 +29,10 @@ def _tell_of_modules_alone() -> None:
         say(f"ebb: EBB_MODULES={clipped(modules)} does nothing without EBB; EBB=1 recomputes all")
 
 
+def _is_file(text: str) -> bool:
+    return text.endswith(".toml") or os.path.isfile(text)
+
+
 def policy_from(text: str) -> Policy:
     """The policy that EBB names.
 
@@ -36,7 +42,7 @@ def policy_from(text: str) -> Policy:
     """
     if text.lower() in ("1", "true", "yes", "on"):
         return recompute_all
-    if text.endswith(".toml") or os.path.isfile(text):
+    if _is_file(text):
         return Policy.load(text)
     return Policy.parse(text)
 
@@ -126,6 +132,11 @@ def _take_over() -> None:
     try:
         from ebb._launch import takeover
 
+        if budget is None and _is_file(text) and has_regions(text):
+            if globs:
+                say(f"ebb: EBB_MODULES is ignored: {clipped(text)} names modules")
+            takeover.install_modules(ModulePolicies.load(text), clipped(text))
+            return
         policy = policy_from(text) if text else recompute_all
         if budget is None:
             takeover.install(policy, clipped(text), globs)

@@ -18,6 +18,7 @@ class Taken:
         policy: for calls of torch.utils.checkpoint without a policy of their own, and for modules.
         text: what the user wrote for it, such as ``"EBB=1"``.
         patterns: globs over names of modules.
+        others: policies of modules with other ones, each with globs over their names.
         calls_do_nothing: whether a call of torch.utils.checkpoint is no region now.
         announced: whether something has been taken over.
     """
@@ -25,8 +26,13 @@ class Taken:
     policy: Policy
     text: str
     patterns: tuple[str, ...]
+    others: tuple[tuple[Policy, tuple[str, ...]], ...] = ()
     calls_do_nothing: Callable[[], bool] | None = None
     announced: bool = False
+
+    def modules(self) -> tuple[tuple[Policy, tuple[str, ...]], ...]:
+        """Policies of modules, and globs over their names."""
+        return ((self.policy, self.patterns), *self.others)
 
     def announce(self) -> None:
         """One line, in the first process of the job, when something has been taken over."""

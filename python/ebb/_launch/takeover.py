@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 from contextlib import ExitStack
 
 from ebb._launch import checkpoint_calls, models
 from ebb._launch.budget import Budget
 from ebb._launch.taken import Taken
+from ebb._plan.module_policies import ModulePolicies
 from ebb._policy.policy import Policy
 from ebb.policies import recompute_all
 
@@ -23,6 +25,21 @@ def install(policy: Policy, text: str, patterns: tuple[str, ...]) -> None:
     """
     remove()
     taken = Taken(policy, f"EBB={text}", patterns)
+    checkpoint_calls.take_over(taken, _undo)
+    models.take_over(taken, _undo)
+
+
+def install_modules(policies: ModulePolicies, text: str) -> None:
+    """Takes over from now on, with a policy for each module. Calls of torch.utils.checkpoint are
+    regions in which all is recomputed.
+
+    Args:
+        policies: of modules, by name.
+        text: what the user wrote for it.
+    """
+    remove()
+    others = tuple((policy, tuple(map(glob.escape, names))) for policy, names in policies.groups())
+    taken = Taken(recompute_all, f"EBB={text}", (), others)
     checkpoint_calls.take_over(taken, _undo)
     models.take_over(taken, _undo)
 
