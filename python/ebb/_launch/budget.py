@@ -23,6 +23,7 @@ from ebb._plan.budget import BudgetError
 from ebb._plan.measured import Measured
 from ebb._plan.plan import plan_of
 from ebb._policy.policy import Policy
+from ebb._report.text import size
 from ebb._support.job import is_first
 from ebb._support.log import log
 from ebb._support.names import in_ranges
@@ -254,11 +255,27 @@ class Budget:
         if isinstance(budget, int) and self._growth > 1:
             budget = measured.base + int((budget - measured.base) / self._growth)
         try:
-            plan, too_small = plan_of(measured, budget), ""
+            plan = plan_of(measured, budget)
         except BudgetError as error:
-            plan = plan_of(measured, budget, at_least=True)
-            too_small = str(error).removeprefix("ebb: ")
-        return Decided(dict(plan.policies), plan.summary().removeprefix("ebb: "), too_small)
+            return self._least(measured, budget, str(error).removeprefix("ebb: "))
+        return Decided(plan.policies, plan.summary().removeprefix("ebb: "))
+
+    def _least(self, measured: Measured, budget: int | float, why: str) -> Decided:
+        """What needs least, by a plan or as it was measured with all blocks recomputed: there
+        nothing is estimated.
+        """
+        plan = plan_of(measured, budget, at_least=True)
+        peak = measured.profile.peak
+        if plan.peak < peak:
+            return Decided(plan.policies, plan.summary().removeprefix("ebb: "), why)
+        names = dict.fromkeys(one.region for one in measured.profile.operators)
+        summary = (
+            f"{len(names)} regions ({', '.join(in_ranges(names))}), where all is recomputed; the "
+            f"step allocated {size(peak)} so"
+        )
+        return Decided(
+            dict.fromkeys(names, recompute_all), summary, why if peak > plan.budget else ""
+        )
 
     def _switch(self, decided: Decided) -> None:
         """Puts a plan in place."""
