@@ -18,7 +18,8 @@ def start() -> None:
     EBB_STRICT an ebb that cannot start ends the job.
     """
     alone = "EBB" not in os.environ and os.environ.get("EBB_MODULES")  # ebb says so
-    if not (is_set("EBB") or alone) or is_set("EBB_DISABLE"):
+    budget = os.environ.get("EBB_BUDGET", "").strip()  # whatever it is: ebb tells of nonsense
+    if not (is_set("EBB") or alone or budget) or is_set("EBB_DISABLE"):
         return
     if "ebb" in sys.modules:
         return  # it is being imported, and looks at the variables itself

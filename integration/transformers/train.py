@@ -1,6 +1,6 @@
 """An ordinary Trainer script: a small Llama on random tokens. It does not know of ebb.
 
-python train.py [--gradient-checkpointing]
+python train.py [--gradient-checkpointing] [--steps 3] [--length 384]
 """
 
 import argparse
@@ -14,6 +14,7 @@ import transformers
 parser = argparse.ArgumentParser()
 parser.add_argument("--gradient-checkpointing", action="store_true")
 parser.add_argument("--steps", type=int, default=3)
+parser.add_argument("--length", type=int, default=384)
 options = parser.parse_args()
 
 transformers.set_seed(0)
@@ -27,7 +28,7 @@ model = transformers.LlamaForCausalLM(
         num_key_value_heads=2,
     )
 )
-tokens = torch.randint(0, 256, (8 * options.steps, 384))
+tokens = torch.randint(0, 256, (8 * options.steps, options.length))
 data = [{"input_ids": row, "labels": row} for row in tokens]
 
 with tempfile.TemporaryDirectory() as folder:

@@ -13,6 +13,7 @@ import torch
 import ebb
 from ebb import _C
 from ebb._launch.start import policy_from, start
+from ebb._plan.budget import read_budget
 from ebb._support.shown import clipped
 
 
@@ -38,8 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--cmake-dir", action="store_true", help="print the folder for CMake's ebb_DIR"
     )
-    parser.add_argument("--policy", default="1", help="as the variable EBB; default 1")
+    parser.add_argument("--policy", help="as the variable EBB; default 1, with a budget none")
     parser.add_argument("--modules", help="as the variable EBB_MODULES")
+    parser.add_argument("--budget", help="as the variable EBB_BUDGET")
     parser.add_argument(
         "--verify", nargs="?", const="raise", choices=["raise", "demote"], help="verify mode"
     )
@@ -58,10 +60,15 @@ def main(arguments: list[str] | None = None) -> int:
     if options.script is None:
         parser.print_help()
         return 2
-    try:
-        policy_from(options.policy)
-    except (OSError, ValueError) as error:
-        parser.error(f"--policy {clipped(options.policy)}: {error}")
+    if options.policy is None and options.budget is None:
+        options.policy = "1"
+    checks = {"policy": policy_from, "budget": read_budget}
+    for name, check in checks.items():
+        if (text := getattr(options, name)) is not None:
+            try:
+                check(text)
+            except (OSError, ValueError) as error:
+                parser.error(f"--{name} {clipped(text)}: {error}")
     try:
         set_up(options)
     except ValueError as error:  # of EBB_STRICT
@@ -72,7 +79,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def set_up(options: argparse.Namespace) -> None:
     """As variables, which the processes that the script starts inherit."""
-    os.environ["EBB"] = options.policy
+    if options.policy is not None:
+        os.environ["EBB"] = options.policy
+    if options.budget is not None:
+        os.environ["EBB_BUDGET"] = options.budget
     if options.modules is not None:
         os.environ["EBB_MODULES"] = options.modules
     if options.report is not None:

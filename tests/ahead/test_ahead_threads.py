@@ -508,7 +508,7 @@ def test_a_region_that_backward_waits_for_is_not_begun():
                 assert looks.wait(10)
                 waiter.start()
                 time.sleep(0.1)
-                torch.autograd.grad(out.sum(), x)
+                torch.autograd.grad(out.sum(), x, retain_graph=True)  # the others still read
                 looker.join()
                 waiter.join()
 

@@ -132,6 +132,51 @@ def test_modules(script):
     assert "modules *layers.?,other (EBB=recompute_all)" in errors
 
 
+@pytest.fixture(scope="module")
+def longer(script):
+    """With steps enough to be measured."""
+    path = script.with_name("longer.py")
+    path.write_text(SCRIPT.replace("range(3):\n    loss", "range(15):\n    loss"))
+    return path
+
+
+def test_a_budget(longer):
+    expected, _ = job(longer)
+    found, errors = job(longer, EBB_BUDGET="90%", EBB_STRICT="1")
+    told = [line for line in errors.splitlines() if line.startswith("ebb")]
+
+    assert found["losses"] == expected["losses"]
+    assert len(found["losses"]) == 15
+    assert told[0] == (
+        "ebb: EBB_BUDGET=90%: 13 steps are measured, then it is planned what these keep: "
+        "layers.0-2; EBB_DISABLE=1 turns it off"
+    )
+    assert len(told) == 2
+    assert told[1].startswith("ebb: EBB_BUDGET=90%: ")
+
+
+def test_a_budget_by_the_command_line(longer):
+    expected, _ = job(longer)
+    found, errors = job("-m", "ebb", "--budget", "1GiB", longer)
+
+    assert found["losses"] == expected["losses"]
+    assert "ebb: EBB_BUDGET=1GiB: the step fits as it is" in errors
+    assert "EBB=1" not in errors
+
+
+def test_a_budget_that_makes_no_sense(longer):
+    for value in ("banana", "-3", "0", "200%", "nan"):
+        found, errors = job(longer, EBB_BUDGET=value)
+        assert len(errors.splitlines()) == 1
+        assert errors.startswith(f"ebb: EBB_BUDGET={value} is ignored: ")
+        assert found.get("regions", []) == []
+    done = subprocess.run(
+        [sys.executable, "-m", "ebb", "--budget", "banana", longer], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "--budget banana: ebb: a budget must be" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("policy", "message"),
     [

@@ -83,6 +83,11 @@ NASTY = [
     "mm:keep",
     "default:save",
     "1MiB",
+    "40%",
+    "0.4",
+    "200%",
+    "-3",
+    "%",
     "1 mile",
     "64",
     "1.5",
@@ -203,6 +208,7 @@ BAD = {
     "EBB_VERIFY": "2",
     "EBB_OFFLOAD_MIN_BYTES": "9" * 5000,
     "EBB_OFFLOAD_KEEP_LAST": "²",
+    "EBB_BUDGET": "200%",
     "EBB_OFFLOAD_DISK": "\udc80",
     "EBB_PAGING_HEADROOM": "nan",
     "EBB_PAGING_PREFETCH": "9" * 5000,
@@ -238,7 +244,7 @@ def test_a_job_without_stderr_runs():
     assert job(program, EBB="1", TORCH_DEVICE_BACKEND_AUTOLOAD="0", **BAD).stdout == "done\n"
 
 
-@pytest.mark.parametrize("name", ["EBB", "RANK", "EBB_OFFLOAD_DISK", "EBB_MODULS"])
+@pytest.mark.parametrize("name", ["EBB", "RANK", "EBB_BUDGET", "EBB_OFFLOAD_DISK", "EBB_MODULS"])
 def test_one_bad_value_ends_a_strict_job(name):
     variables = {"EBB": "1", "EBB_STRICT": "1", name: BAD.get(name, "mm:keep")}
     done = job("import torch; print('done')", **variables)

@@ -6,6 +6,7 @@ import functools
 import importlib
 import warnings
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,7 +18,9 @@ from torch.nn.modules.module import (
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ebb._launch.budget import Budget
 from ebb._launch.taken import Taken
+from ebb._policy.policy import Policy
 from ebb._region.apply import select
 from ebb._region.module_names import plain_names
 from ebb._region.modules import (
@@ -46,22 +49,28 @@ _STEPS = 2  # of an optimizer, after which every model that trains with it has r
 class Models:
     """The models of a job, each of which is looked at when it first runs.
 
+    Args:
+        looked_at: is called with each model that is new, before its first forward.
+        settled: is called when models have been looked at for as long as they are.
+
     Attributes:
         roots: the models that were looked at.
         optimizers: those that have stepped, and how many groups of parameters they had.
-        lines: that were told about modules that became regions.
     """
 
-    def __init__(self, taken: Taken) -> None:
+    def __init__(
+        self,
+        looked_at: Callable[[torch.nn.Module], None],
+        settled: Callable[[list[torch.nn.Module]], None],
+    ) -> None:
         self.roots: list[weakref.ref[torch.nn.Module]] = []
         self.optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self.lines: set[str] = set()
-        self._taken = taken
+        self._looked_at = looked_at
+        self._settled = settled
         self._seen: weakref.WeakValueDictionary[int, torch.nn.Module] = (
             weakref.WeakValueDictionary()
         )
         self._steps = 0  # of optimizers, since models are looked at
-        self._warned = False  # that no module matches
         self._hook: Any = None  # while models are looked at, see Note [When models are looked at]
 
     def start(self, undo: ExitStack) -> None:
@@ -88,27 +97,7 @@ class Models:
         self.roots = [*alive, weakref.ref(module)]
         for inner in module.modules():
             self._seen[id(inner)] = inner
-        policy = self._taken.policy
-        if modules_are_asked_for(policy._compiled):
-            number_modules_once(module)
-        made = []
-        for name, inner in select(module, self._taken.patterns).items():
-            marked = [marks_of(m) for m in inner.modules()]
-            if can_mark(inner) and all(marks is None or marks.region is None for marks in marked):
-                self._taken.announce()
-                name = name or type(inner).__name__
-                mark(inner).region = functools.partial(run_in_region, (policy, name, "keep"))
-                made.append(name)
-                log.info("%s (%s) is a region", name, type(inner).__name__)
-        if made:
-            self._tell_of(made)
-
-    def _tell_of(self, made: list[str]) -> None:
-        what = "module is a region" if len(made) == 1 else "modules are regions"
-        line = f"ebb: {len(made)} {what}: {', '.join(dict.fromkeys(in_ranges(made)))}"
-        if line not in self.lines and is_first():
-            tell(line)
-        self.lines.add(line)
+        self._looked_at(module)
 
     def _look_again(self) -> None:
         self._steps = 0
@@ -143,31 +132,85 @@ class Models:
         if self._steps < _STEPS:
             return
         self._stop_looking()
-        if self._taken.patterns and not self.lines and not self._warned and is_first():
-            self._warned = True
-            warnings.warn(self._nothing_matches(), stacklevel=2)
+        self._settled([model for model in (root() for root in self.roots) if model is not None])
 
-    def _nothing_matches(self) -> str:
-        models = [model for model in (root() for root in self.roots) if model is not None]
+
+class ByName:
+    """Makes modules regions by their names, and numbers those that rules ask for."""
+
+    def __init__(self, taken: Taken) -> None:
+        self._taken = taken
+        self._lines: set[str] = set()  # that were told about modules that became regions
+        self._warned = False  # that no module matches
+
+    def mark(self, model: torch.nn.Module) -> None:
+        made = []
+        for policy, patterns in self._taken.modules():
+            made += self._mark(model, policy, patterns)
+        if made:
+            self._tell_of(made)
+
+    def _mark(self, model: torch.nn.Module, policy: Policy, patterns: tuple[str, ...]) -> list[str]:
+        if modules_are_asked_for(policy._compiled):
+            number_modules_once(model)
+        made = []
+        for name, inner in select(model, patterns).items():
+            marked = [marks_of(m) for m in inner.modules()]
+            if can_mark(inner) and all(marks is None or marks.region is None for marks in marked):
+                self._taken.announce()
+                name = name or type(inner).__name__
+                mark(inner).region = functools.partial(run_in_region, (policy, name, "keep"))
+                made.append(name)
+                log.info("%s (%s) is a region", name, type(inner).__name__)
+        return made
+
+    def _tell_of(self, made: list[str]) -> None:
+        what = "module is a region" if len(made) == 1 else "modules are regions"
+        line = f"ebb: {len(made)} {what}: {', '.join(dict.fromkeys(in_ranges(made)))}"
+        if line not in self._lines and is_first():
+            tell(line)
+        self._lines.add(line)
+
+    def warn_if_none(self, models: list[torch.nn.Module]) -> None:
+        patterns = [glob for _, globs in self._taken.modules() for glob in globs]
+        if not patterns or self._lines or self._warned or not is_first():
+            return
+        self._warned = True
         names = [type(model).__name__ for model in models] + plain_names(models)
         shown = list(dict.fromkeys(in_ranges(names)))
-        return (
-            f"ebb: EBB_MODULES={clipped(','.join(self._taken.patterns))} matches no module. "
-            f"Modules are: {', '.join(shown[:20])}{', ...' if len(shown) > 20 else ''}"
+        warnings.warn(
+            f"ebb: {self._source()} matches no module. "
+            f"Modules are: {', '.join(shown[:20])}{', ...' if len(shown) > 20 else ''}",
+            stacklevel=2,
         )
+
+    def _source(self) -> str:
+        if self._taken.others:
+            return clipped(self._taken.text)
+        return f"EBB_MODULES={clipped(','.join(self._taken.patterns))}"
 
 
 _models: Models | None = None  # while they are taken over
 
 
-def take_over(taken: Taken, undo: ExitStack) -> None:
+def take_over(taken: Taken, undo: ExitStack, budget: Budget | None = None) -> None:
     """Modules whose names match become regions, and modules that rules ask for get numbers, in all
-    models that run until `undo` is closed.
+    models that run until `undo` is closed; or a budget plans them.
     """
     global _models
-    _models = Models(taken)
+    by_name = ByName(taken)
+
+    def looked_at(model: torch.nn.Module) -> None:
+        by_name.mark(model)
+        if budget is not None:
+            budget.meet(model)
+
+    _models = Models(looked_at, by_name.warn_if_none)
     undo.callback(_forget)
-    if taken.patterns or modules_are_asked_for(taken.policy._compiled):
+    asked = any(
+        patterns or modules_are_asked_for(policy._compiled) for policy, patterns in taken.modules()
+    )
+    if asked or budget is not None:
         _models.start(undo)
 
 

@@ -13,7 +13,10 @@ from ebb._launch.variables import (
     say_value_ignored,
     tell_of_unknown,
 )
+from ebb._plan.budget import read_budget
+from ebb._plan.module_policies import ModulePolicies
 from ebb._policy.policy import Policy
+from ebb._policy.text import has_regions
 from ebb._report import files
 from ebb._support.job import say
 from ebb._support.shown import checked_name, clipped, shown
@@ -22,8 +25,12 @@ from ebb.policies import recompute_all
 
 def _tell_of_modules_alone() -> None:
     modules = os.environ.get("EBB_MODULES")
-    if modules and "EBB" not in os.environ:
+    if modules and "EBB" not in os.environ and not _budget_text():
         say(f"ebb: EBB_MODULES={clipped(modules)} does nothing without EBB; EBB=1 recomputes all")
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith(".toml") or os.path.isfile(text)
 
 
 def policy_from(text: str) -> Policy:
@@ -35,7 +42,7 @@ def policy_from(text: str) -> Policy:
     """
     if text.lower() in ("1", "true", "yes", "on"):
         return recompute_all
-    if text.endswith(".toml") or os.path.isfile(text):
+    if _is_file(text):
         return Policy.load(text)
     return Policy.parse(text)
 
@@ -104,15 +111,40 @@ def _globs() -> tuple[str, ...]:
     return tuple(glob.strip() for glob in given if glob.strip())
 
 
+def _budget_text() -> str:
+    return os.environ.get("EBB_BUDGET", "").strip()
+
+
+def _budget() -> int | float | None:
+    try:
+        return read_budget(_budget_text()) if _budget_text() else None
+    except Exception as error:
+        say_value_ignored("EBB_BUDGET", error)
+        return None
+
+
 def _take_over() -> None:
-    text, globs = os.environ["EBB"], _globs()
+    text, budget = os.environ["EBB"] if is_set("EBB") else "", _budget()
+    if not text and budget is None:
+        return
+    globs = _globs()
+    said = f"EBB={clipped(text)}" if text else f"EBB_BUDGET={clipped(_budget_text())}"
     try:
         from ebb._launch import takeover
 
-        policy = policy_from(text)
-        takeover.install(policy, clipped(text), globs)
+        if budget is None and _is_file(text) and has_regions(text):
+            if globs:
+                say(f"ebb: EBB_MODULES is ignored: {clipped(text)} names modules")
+            takeover.install_modules(ModulePolicies.load(text), clipped(text))
+            return
+        policy = policy_from(text) if text else recompute_all
+        if budget is None:
+            takeover.install(policy, clipped(text), globs)
+        else:
+            calls = (policy, clipped(text)) if text else None
+            takeover.install_budget(budget, clipped(_budget_text()), globs, calls)
     except Exception as error:
-        say_ignored(f"ebb is off: EBB={clipped(text)}", error)
+        say_ignored(f"ebb is off: {said}", error)
 
 
 def start() -> None:
@@ -130,5 +162,5 @@ def start() -> None:
         _tell_of_modules_alone()
     _check_verify()
     _start_reports()
-    if is_set("EBB") and not is_set("EBB_DISABLE"):
+    if not is_set("EBB_DISABLE"):
         _take_over()

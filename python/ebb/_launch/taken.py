@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ebb._policy.policy import Policy
@@ -15,25 +16,34 @@ class Taken:
     """
     Attributes:
         policy: for calls of torch.utils.checkpoint without a policy of their own, and for modules.
-        text: what the user wrote for it.
+        text: what the user wrote for it, such as ``"EBB=1"``.
         patterns: globs over names of modules.
+        others: policies of modules with other ones, each with globs over their names.
+        calls_do_nothing: whether a call of torch.utils.checkpoint is no region now.
+        announced: whether something has been taken over.
     """
 
     policy: Policy
     text: str
     patterns: tuple[str, ...]
-    _announced: bool = False
+    others: tuple[tuple[Policy, tuple[str, ...]], ...] = ()
+    calls_do_nothing: Callable[[], bool] | None = None
+    announced: bool = False
+
+    def modules(self) -> tuple[tuple[Policy, tuple[str, ...]], ...]:
+        """Policies of modules, and globs over their names."""
+        return ((self.policy, self.patterns), *self.others)
 
     def announce(self) -> None:
         """One line, in the first process of the job, when something has been taken over."""
-        if self._announced:
+        if self.announced:
             return
-        self._announced = True
-        log.info("taken over: %s, modules %s", self.text, self.patterns)
+        self.announced = True
+        log.info("taken over by %s, modules %s", self.text, self.patterns)
         if not is_first():
             return
         modules = f", modules {clipped(','.join(self.patterns))}" if self.patterns else ""
         tell(
-            f"ebb: calls of torch.utils.checkpoint are regions{modules} (EBB={self.text}); "
+            f"ebb: calls of torch.utils.checkpoint are regions{modules} ({self.text}); "
             "EBB_DISABLE=1 turns it off"
         )

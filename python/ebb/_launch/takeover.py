@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import glob
 from contextlib import ExitStack
 
 from ebb._launch import checkpoint_calls, models
+from ebb._launch.budget import Budget
 from ebb._launch.taken import Taken
+from ebb._plan.module_policies import ModulePolicies
 from ebb._policy.policy import Policy
+from ebb.policies import recompute_all
 
 _undo = ExitStack()  # of what was taken over
 
@@ -20,9 +24,50 @@ def install(policy: Policy, text: str, patterns: tuple[str, ...]) -> None:
         patterns: globs over names of modules.
     """
     remove()
-    taken = Taken(policy, text, patterns)
+    taken = Taken(policy, f"EBB={text}", patterns)
     checkpoint_calls.take_over(taken, _undo)
     models.take_over(taken, _undo)
+
+
+def install_modules(policies: ModulePolicies, text: str) -> None:
+    """Takes over from now on, with a policy for each module. Calls of torch.utils.checkpoint are
+    regions in which all is recomputed.
+
+    Args:
+        policies: of modules, by name.
+        text: what the user wrote for it.
+    """
+    remove()
+    others = tuple((policy, tuple(map(glob.escape, names))) for policy, names in policies.groups())
+    taken = Taken(recompute_all, f"EBB={text}", (), others)
+    checkpoint_calls.take_over(taken, _undo)
+    models.take_over(taken, _undo)
+
+
+def install_budget(
+    budget: int | float,
+    text: str,
+    patterns: tuple[str, ...],
+    calls: tuple[Policy, str] | None = None,
+) -> Budget:
+    """Takes over from now on; modules have a budget, and no policy is given for them.
+
+    Args:
+        budget: bytes, or a share.
+        text: what the user wrote for it.
+        patterns: globs over names of modules that are planned; none: they are found.
+        calls: the policy of calls of torch.utils.checkpoint that are not in a module which is
+            planned, and what the user wrote for it. Default: all is recomputed, as by torch.
+    """
+    remove()
+    policy, said = calls or (recompute_all, "")
+    taken = Taken(policy, f"EBB={said}" if said else f"EBB_BUDGET={text}", ())
+    planned = Budget(budget, text, patterns, taken)
+    taken.calls_do_nothing = planned.calls_do_nothing
+    checkpoint_calls.take_over(taken, _undo)
+    models.take_over(taken, _undo, planned)
+    planned.start(_undo)
+    return planned
 
 
 def remove() -> None:

@@ -34,7 +34,15 @@ VARIABLES = {
     "EBB_MODULES": Variable(
         "globs, separated by commas", "none", "modules whose forward becomes a region, in any model"
     ),
-    "EBB_DISABLE": Variable("`0` or `1`", "0", "`1`: EBB and EBB_MODULES count as not set"),
+    "EBB_BUDGET": Variable(
+        "size or share",
+        "none",
+        "memory to keep to (`24GiB`, or `40%` of what a step takes): steps are measured, and it is "
+        "planned what blocks keep",
+    ),
+    "EBB_DISABLE": Variable(
+        "`0` or `1`", "0", "`1`: EBB, EBB_MODULES and EBB_BUDGET count as not set"
+    ),
     "EBB_STRICT": Variable("`0` or `1`", "0", "`1`: a setting that makes no sense ends the job"),
     "EBB_VERIFY": Variable("`0`, `1` or `demote`", "0", "compare replays with the forward"),
     "EBB_REPORT": Variable(

@@ -1,0 +1,265 @@
+"""The blocks of a job's models while a budget plans what they keep."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.compiler import is_compiling
+
+from ebb._plan.blocks import find_blocks
+from ebb._policy.policy import Policy
+from ebb._region.apply import select
+from ebb._region.module_names import modules_of
+from ebb._region.modules import (
+    can_mark,
+    can_unmark,
+    mark,
+    marks_of,
+    modules_are_asked_for,
+    number_modules_once,
+    unmark,
+)
+from ebb._region.region import run_in_region
+from ebb._support.log import log
+from ebb._support.names import template
+
+Shape = tuple[int, int]  # calls and size, as in Seen
+
+
+class Seen(NamedTuple):
+    """What blocks did in a step.
+
+    Attributes:
+        calls: those with gradients.
+        others: those without.
+        size: elements that the calls were given, all told.
+        most: likewise, of the largest call.
+    """
+
+    calls: int = 0
+    others: int = 0
+    size: int = 0
+    most: int = 0
+
+
+class Block:
+    """One module: a region under `policy`, or, if that is None, only counted.
+
+    Attributes:
+        name: in its model, and no other block's.
+        policy: of its region.
+        calls, others, size, most: as in :class:`Seen`, since they were last taken.
+        usual: calls and size of the last step that was taken.
+        largest: the most of all steps that were.
+    """
+
+    def __init__(self, name: str, module: torch.nn.Module, root: torch.nn.Module) -> None:
+        self.name = name
+        self.module = weakref.ref(module)
+        self.root = weakref.ref(root)
+        self.policy: Policy | None = None
+        self.calls = self.others = self.size = self.most = 0
+        self.usual, self.largest = (0, 0), 0
+        mark(module).region = self
+
+    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return function(*args, **kwargs)
+        if not torch.is_grad_enabled():  # nothing is kept that could be given up
+            self.others += 1
+            return function(*args, **kwargs)
+        self.calls += 1
+        if args and isinstance(args[0], torch.Tensor):
+            size = args[0].numel()
+            self.size += size
+            if size > self.most:
+                self.most = size
+        if self.policy is None:
+            return function(*args, **kwargs)
+        return run_in_region((self.policy, self.name, "keep"), function, *args, **kwargs)
+
+    def put(self, policy: Policy | None) -> None:
+        """From now on this is its policy."""
+        root = self.root()
+        if policy is not None and root is not None and modules_are_asked_for(policy._compiled):
+            number_modules_once(root)
+        self.policy = policy
+
+    def leave(self) -> None:
+        """Gives the module its own forward back."""
+        module = self.module()
+        marks = None if module is None else marks_of(module)
+        if module is None or marks is None or marks.region is not self:
+            return
+        marks.region = None
+        if marks.number == 0 and can_unmark(module):
+            unmark(module)
+
+    def take(self) -> Seen:
+        seen = Seen(self.calls, self.others, self.size, self.most)
+        self.calls = self.others = self.size = self.most = 0
+        self.usual, self.largest = (seen.calls, seen.size), max(self.largest, seen.most)
+        return seen
+
+    def glance(self) -> tuple[Shape, float]:
+        """As `take`, of what changes when shapes do: calls and size, and how much larger than all
+        before the largest call was.
+        """
+        shape, growth = (self.calls, self.size), self.most / self.largest if self.largest else 1.0
+        self.calls = self.others = self.size = self.most = 0
+        return shape, growth
+
+
+class Blocks:
+    """All blocks of a job.
+
+    Args:
+        patterns: globs over names of modules; none: those that are found.
+
+    Attributes:
+        are_plain: no block is a region now.
+    """
+
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        self.are_plain = False
+        self._patterns = patterns
+        self._all: list[Block] = []
+        self._used: set[Block] = set()  # that have been called with gradients
+        self._watched: list[Block] = []  # by which a change of shapes is seen
+        self._new: list[Block] = []  # that were added since all were taken
+        # What a module was called once it is called again.
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+    def add(self, root: torch.nn.Module, policy: Policy) -> list[str]:
+        """The blocks of a model are regions under this policy; returns their names."""
+        added = []
+        for plain, module in self._blocks_of(root):
+            if _is_free(module):
+                name = self._name_of(module, plain, root)
+                block = Block(name, module, root)
+                block.put(policy)
+                self._all.append(block)
+                self._new.append(block)
+                added.append(name)
+                log.info("%s (%s) is a block", name, type(module).__name__)
+        return added
+
+    def _blocks_of(self, root: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+        wanted = set(select(root, self._patterns) if self._patterns else find_blocks(root))
+        compiled = {
+            inner for module in root.modules() if _is_compiled(module) for inner in module.modules()
+        }
+        return [
+            (plain, module)
+            for name, plain, module in modules_of(root)
+            if name in wanted and module not in compiled
+        ]
+
+    def _name_of(self, module: torch.nn.Module, plain: str, root: torch.nn.Module) -> str:
+        """A name that no other block has: models of one kind have the same names inside."""
+        if module not in self._names:
+            kind = type(root).__name__
+            known = set(self._names.values())
+            several = (f"{kind}@{number}" for number in itertools.count(2))
+            owners = itertools.chain(["", kind], several)
+            names = (".".join(filter(None, (owner, plain))) for owner in owners)
+            self._names[module] = next(name for name in names if name and name not in known)
+        return self._names[module]
+
+    def alive(self) -> list[Block]:
+        """Those whose modules are."""
+        self._all = [block for block in self._all if block.module() is not None]
+        return self._all
+
+    def used(self) -> list[Block]:
+        return [block for block in self.alive() if block in self._used]
+
+    def roots(self) -> list[torch.nn.Module]:
+        """Models with blocks that have been used, each once."""
+        found = {id(root): root for block in self.used() if (root := block.root()) is not None}
+        return list(found.values())
+
+    def take(self) -> tuple[Seen, bool]:
+        """What they did since it was last asked, and whether one did so for the first time."""
+        self._new = []
+        all_seen = {block: block.take() for block in self.alive()}
+        known = len(self._used)
+        self._used |= {block for block, seen in all_seen.items() if seen.calls > 0}
+        self._used &= set(all_seen)
+        columns = list(zip(*all_seen.values(), strict=True)) or [(0,)] * 4
+        seen = Seen(sum(columns[0]), sum(columns[1]), sum(columns[2]), max(columns[3]))
+        return seen, len(self._used) > known
+
+    def glance(self) -> tuple[bool, tuple[Shape, ...], float]:
+        """What a few blocks did since it was last asked, under a plan.
+
+        Returns:
+            Whether that is what they did when they were last taken; what it is; and by how much a
+            call was larger than all that were taken.
+        """
+        glances = [block.glance() for block in self._watched]
+        shapes = tuple(shape for shape, _ in glances)
+        is_usual = all(
+            block.usual == shape for block, shape in zip(self._watched, shapes, strict=True)
+        )
+        return is_usual, shapes, max((growth for _, growth in glances), default=1.0)
+
+    def have_new(self) -> bool:
+        """Whether one that was added since they were taken has been called with gradients."""
+        return any(block.calls for block in self._new)
+
+    def forget_sizes(self) -> None:
+        for block in self.alive():
+            block.largest = 0
+
+    def put(self, policy: Policy | None) -> None:
+        """All of them have this policy."""
+        self.are_plain = policy is None
+        for block in self.alive():
+            block.put(policy)
+
+    def follow(self, policies: Mapping[str, Policy], rest: Policy | None) -> None:
+        """Each has a policy of its own. Others have `rest`, or, without one, their own forward; but
+        one of each list stays, by which a change of shapes is seen.
+        """
+        self.are_plain = False
+        self._watched = list({_list_of(block): block for block in reversed(self.used())}.values())
+        for block in list(self.alive()):
+            policy = policies.get(block.name, rest)
+            block.put(policy)
+            if policy is None and block not in self._watched:
+                block.leave()
+                self._all.remove(block)
+                self._used.discard(block)
+
+
+def _list_of(block: Block) -> tuple[int, str]:
+    """What is the same for blocks beside each other."""
+    return id(block.root()), template(block.name)[0]
+
+
+def _is_free(module: torch.nn.Module) -> bool:
+    """Whether it can be a region, and neither it nor a module inside is one."""
+    if isinstance(module, torch.jit.ScriptModule) or not can_mark(module):
+        return False
+    if type(module).__module__.startswith("torch.") and not module._modules:
+        return False  # a layer, which somebody calls by itself: it has nothing inside to give up
+    for inner in module.modules():
+        marks = marks_of(inner)
+        if marks is not None and marks.region is not None:
+            return False
+        if (
+            isinstance(inner, torch._dynamo.OptimizedModule)
+            or inner._compiled_call_impl is not None
+        ):
+            return False
+    return True
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    compiled: bool = module._compiled_call_impl is not None
+    return compiled or isinstance(module, torch._dynamo.OptimizedModule)
