@@ -73,10 +73,11 @@ def test_code_between_regions_hides_the_data_flow_but_not_the_order():
     modules, x = blocks(4), torch.randn(X, requires_grad=True)
 
     def program():
-        h = x
+        h, results = x, []  # a storage in the place of one would be taken for it
         for module in modules:
             with region():
                 y = module(WaitInBackward.apply(h))
+            results.append(y)
             h = y * 2 + h
         h.sum().backward()
 

@@ -458,7 +458,7 @@ def test_what_is_remembered_of_storages_goes_with_them():
 
 
 def test_many_threads_read_and_have_hands_on_storages():
-    assert ebb._C._testing.hands_are_known(4, 20_000)
+    assert ebb._C._testing.hands_are_known(4, 300_000)
 
 
 def test_references_are_counted_while_another_thread_has_hands_on_storages():
@@ -469,7 +469,7 @@ def test_references_are_counted_while_another_thread_has_hands_on_storages():
 
 def test_who_runs_ahead_is_known_while_others_begin_and_end():
     """A thread that does not find itself would wait for itself, for ever."""
-    script = "import ebb; print(ebb._C._testing.still_threads_are_known(100_000))"
+    script = "import ebb; print(ebb._C._testing.still_threads_are_known(1_000_000))"
     done = in_a_process(script, seconds=40)
     assert done.stdout == "True\n", done.stderr
 

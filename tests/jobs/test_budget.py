@@ -4,6 +4,7 @@ bits.
 
 from __future__ import annotations
 
+import copy
 import gc
 import re
 import time
@@ -467,6 +468,26 @@ def test_a_model_that_comes_late_is_planned_with_the_others(install, told):
     assert "too small" in line or regions(job.model) or regions(job.critic)
 
 
+def test_a_copy_has_blocks_of_its_own(install):
+    expected = Job().train(STEPS)
+    install("60%")
+    first = Job().train(STEPS)
+
+    second = Job()
+    state = torch.get_rng_state()
+    second.model = copy.deepcopy(first.model)
+    del first
+    gc.collect()
+    second.model.load_state_dict(Job().model.state_dict())
+    torch.set_rng_state(state)
+    second.optimizer = torch.optim.AdamW(second.model.parameters(), lr=1e-2)
+    second.train(STEPS)
+
+    assert_same(second, expected)
+    assert regions(second.model)
+    assert all(marks_of(inner).region.module() is inner for inner in second.model.layers[:1])
+
+
 # Shapes that change ------------------------------------------------------------------------------
 
 
@@ -561,6 +582,7 @@ def test_a_block_that_checkpoints_inside(install):
     assert regions(found.model)
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears")
 def test_torchs_profiler_runs_beside_it(install, told):
     expected = Job().train(STEPS + 8)
     install("60%")

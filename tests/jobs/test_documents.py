@@ -99,14 +99,16 @@ def test_policy_files_in_the_pages_are_policies(tmp_path):
     assert found
     for block in found:
         (tmp_path / "policy.toml").write_text(block)
-        ebb.Policy.load(tmp_path / "policy.toml")
+        kind = ebb.ModulePolicies if "[[regions]]" in block else ebb.Policy
+        kind.load(tmp_path / "policy.toml")
 
 
 def test_every_note_that_is_cited_exists():
     sources = [p.read_text() for p in (ROOT / "src").rglob("*.[ch]*")]
     sources += [p.read_text() for p in (ROOT / "include").rglob("*.h")]
-    text = "\n".join(re.sub(r"\n\s*// ?", " ", s) for s in sources)
-    defined = {m for s in sources for m in re.findall(r"^\s*// Note \[(.+?)\]$", s, re.M)}
+    sources += [p.read_text() for p in (ROOT / "python").rglob("*.py")]
+    text = "\n".join(re.sub(r"\n\s*(?://|#) ?", " ", s) for s in sources)
+    defined = {m for s in sources for m in re.findall(r"^\s*(?://|#) Note \[(.+?)\]$", s, re.M)}
     cited = set(re.findall(r"[Ss]ee Note \[(.+?)\]", text))
     assert cited - defined == set()
     for page in PAGES:

@@ -124,6 +124,30 @@ def test_a_file(script, tmp_path):
     assert found["saved"] == 3 * 128
 
 
+def test_a_file_of_modules(script, tmp_path):
+    path = tmp_path / "plan.toml"
+    save = ebb.Policy({"aten::mm": ebb.SAVE})
+    policies = {"layers.0": save, "layers.2": ebb.policies.recompute_all}
+    ebb.ModulePolicies(policies).save(path)
+    expected, _ = job(script)
+
+    found, errors = job(script, EBB=str(path))
+
+    assert found == expected | {"ebb": True, "regions": ["layers.0", "layers.2"], "saved": 128}
+    assert "2 modules are regions: layers.0,2" in errors
+
+
+def test_a_file_of_modules_that_are_not_there(script, tmp_path):
+    path = tmp_path / "plan.toml"
+    ebb.ModulePolicies({"blocks.0": ebb.policies.recompute_all}).save(path)
+
+    found, errors = job(script, EBB=str(path), EBB_MODULES="*")
+
+    assert found["regions"] == []
+    assert "plan.toml matches no module" in errors
+    assert "EBB_MODULES is ignored" in errors
+
+
 def test_modules(script):
     expected, _ = job(script)
     found, errors = job(script, EBB="recompute_all", EBB_MODULES="*layers.?, other")

@@ -13,10 +13,12 @@ from ebb._plan.simulate import Changes, Simulator, highest, union
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 
 # Byte for byte; scratch memory of kernels in the others is not always at the same place.
-EXACT = programs.unet, programs.shared, programs.chain, programs.recurrent, programs.mixed_precision
+EXACT = programs.unet, programs.shared, programs.chain, programs.mixed_precision
 CLOSE = 0.0025  # of the peak
 # Above the measured peak, as a share of it:
 LOOSE = {
+    # a weight that several replays read is copied once, and again for others if they come later
+    programs.recurrent: 0.03,
     # what is read between regions is seen to be given up when the next one begins
     programs.branching: 0.12,
     # scratch memory of operators that run again counts with those of the last one before

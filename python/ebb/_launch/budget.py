@@ -6,7 +6,7 @@ import math
 import weakref
 import zlib
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -197,6 +197,8 @@ class Budget:
     def _give_up(self, why: str) -> None:
         self._stop()
         self._outcome = None
+        with suppress(Exception):  # what made it give up may be how blocks are found
+            self._add_all()
         self.blocks.put(recompute_all)
         self._tell(f"no plan: {clipped(why, 300)}; all blocks are recomputed")
 

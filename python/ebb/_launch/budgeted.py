@@ -248,16 +248,15 @@ def _is_free(module: torch.nn.Module) -> bool:
         return False
     if type(module).__module__.startswith("torch.") and not module._modules:
         return False  # a layer, which somebody calls by itself: it has nothing inside to give up
-    for inner in module.modules():
-        marks = marks_of(inner)
-        if marks is not None and marks.region is not None:
-            return False
-        if (
-            isinstance(inner, torch._dynamo.OptimizedModule)
-            or inner._compiled_call_impl is not None
-        ):
-            return False
-    return True
+    return not any(_is_region(inner) for inner in module.modules())
+
+
+def _is_region(module: torch.nn.Module) -> bool:
+    """A copy of a block has its marks, and is none itself."""
+    marks = marks_of(module)
+    if marks is None or marks.region is None:
+        return False
+    return not isinstance(marks.region, Block) or marks.region.module() is module
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from ebb._plan.front import Point, Solve, front, hull
 from ebb._plan.simulate import Estimate, Saved, Simulator
@@ -12,6 +13,9 @@ from ebb._plan.step import Call, Step
 
 Chosen = Mapping[str, Point]
 """What each region, by its name, is to do."""
+
+_MOST_TRIED = 300  # choices, to find the least bytes
+_MOST_IMPROVED = 60  # choices of single regions, at last
 
 
 # Note [How a plan is chosen]
@@ -35,6 +39,7 @@ class Chooser:
     def __init__(self, simulator: Simulator, solve: Solve | None = None) -> None:
         self.simulator = simulator
         self._solve = solve
+        self._found: list[tuple[Estimate, Chosen]] = []
         self.calls: dict[str, list[int]] = defaultdict(list)  # of each region, by its name
         for number, call in enumerate(simulator.step.calls):
             self.calls[call.region].append(number)
@@ -68,22 +73,47 @@ class Chooser:
 
     def plain(self) -> Chosen:
         """No region at all."""
-        return {region: points[-1] for region, points in self.fronts.items()}
+        return {region: self._point(region, None) for region in self.fronts}
 
     def least(self) -> Chosen:
-        """What needs the fewest bytes."""
-        best = {region: points[0] for region, points in self.fronts.items()}
-        peak = self.estimate(best).peak
-        longest = max(map(len, self.fronts.values()), default=0)
-        for place in range(1, longest):
-            other = {
-                region: points[min(place, len(points) - 1)]
-                for region, points in self.fronts.items()
-            }
-            found = self.estimate(other).peak
-            if found < peak:
-                best, peak = other, found
+        """What needs the fewest bytes. In backward that may be less with a result kept from which
+        others are made, or with nothing kept, though as much is held before."""
+        return self._least
+
+    @functools.cached_property
+    def _least(self) -> Chosen:
+        best = {region: self._point(region, frozenset()) for region in self.fronts}
+        costs = self._costs(best)
+        for other in itertools.islice(self._candidates(), _MOST_TRIED):
+            tried = {**best, **other}
+            if (found := self._costs(tried)) < costs:
+                best, costs = tried, found
         return best
+
+    def _candidates(self) -> Iterable[Chosen]:
+        """What regions that are alike could do."""
+        groups: dict[int, list[str]] = defaultdict(list)
+        for region, number in self.alike.items():
+            groups[number].append(region)
+        longest = max(map(len, self.fronts.values()), default=0)
+        for place in range(longest):
+            yield {r: points[min(place, len(points) - 1)] for r, points in self.fronts.items()}
+        for regions in groups.values():
+            operators = self.simulator.step.calls[self.calls[regions[0]][0]].operators
+            for place in range(len(operators)):
+                yield dict.fromkeys(regions, self._point(regions[0], frozenset([place])))
+
+    def _costs(self, chosen: Chosen) -> tuple[int, float]:
+        found = self.estimate(chosen)
+        return found.peak, found.duration
+
+    def _point(self, region: str, saved: Saved | None) -> Point:
+        numbers = self.calls[region]
+        found = [
+            self.simulator.of_call(number, self._translated(saved, numbers[0], number))
+            for number in numbers
+        ]
+        return Point(saved, found[0].held, sum(one.added for one in found))
 
     def choose(self, budget: int) -> Chosen | None:
         """The fastest that was found; None if none keeps to the budget.
@@ -97,7 +127,11 @@ class Chooser:
         least = self.least()
         if self.estimate(least).peak > budget:
             return None
-        return self._filled(self._along_hulls(dict(least), budget), budget)
+        found = self._filled(self._along_hulls(dict(least), budget), budget)
+        self._improve(found, budget)
+        self._found.append((self.estimate(found), found))
+        fitting = [one for one in self._found if one[0].peak <= budget]
+        return min(fitting, key=lambda one: one[0].duration)[1]  # more memory costs no time
 
     def _along_hulls(self, chosen: dict[str, Point], budget: int) -> dict[str, Point]:
         steps = []
@@ -106,10 +140,12 @@ class Chooser:
             for low, high in itertools.pairwise(hull(self.fronts[regions[0]])):
                 gain = (low.added - high.added) / max(1, high.held - low.held)
                 steps.append((gain, number, low, high))
+        on_hull = {}
         for region, point in chosen.items():
             corners = hull(self.fronts[region])
-            if point not in corners:
-                chosen[region] = corners[0]
+            on_hull[region] = point if point in corners else corners[0]
+        if self.estimate(on_hull).peak <= budget:
+            chosen = on_hull
         for _, number, low, high in sorted(steps, key=lambda step: -step[0]):
             ready = [
                 region
@@ -132,6 +168,15 @@ class Chooser:
                 ]
                 self._raise(chosen, ready, target, budget)
         return chosen
+
+    def _improve(self, chosen: dict[str, Point], budget: int) -> None:
+        """By single regions: what one holds more may be there when others hold less."""
+        tries = (
+            (region, point) for region, points in self.fronts.items() for point in reversed(points)
+        )
+        for region, point in itertools.islice(tries, _MOST_IMPROVED):
+            if point.added < chosen[region].added:
+                self._raise(chosen, [region], point, budget)
 
     def _raise(
         self, chosen: dict[str, Point], regions: Sequence[str], to: Point, budget: int

@@ -212,4 +212,6 @@ def _solve(name: str) -> Solve | None:
 def _globs(model: torch.nn.Module, modules: str | Iterable[str] | None) -> Sequence[str]:
     if modules is None:
         return [glob.escape(name) for name in find_blocks(model)]
+    if not isinstance(modules, Iterable):
+        raise TypeError(f"ebb: modules must be a string or several; got {shown(modules)}")
     return [modules] if isinstance(modules, str) else list(modules)

@@ -7,8 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
+from ebb._plan.changes import Changes, highest, union
 from ebb._plan.measured import Measured
 from ebb._plan.step import JUST, Call, Step
 
@@ -29,30 +28,6 @@ class Stretch:
     memory: int
     begin: float
     end: float
-
-
-class Changes:
-    """When memory is taken, and when it is given back.
-
-    Args:
-        changes: times, and bytes that are taken or, less than 0, given back then.
-    """
-
-    def __init__(self, changes: Iterable[tuple[float, int]]) -> None:
-        found = list(changes)
-        self.taken = _times_and_bytes([one for one in found if one[1] > 0])
-        self.given_back = _times_and_bytes([one for one in found if one[1] < 0])
-
-    def at(self, time: float) -> int:
-        """Bytes that are there at a time."""
-        parts = (self.taken, self.given_back)
-        return sum(int(sizes[times <= time].sum()) for times, sizes in parts)
-
-
-def _times_and_bytes(changes: list[tuple[float, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    times = torch.tensor([time for time, _ in changes], dtype=torch.float64, device="cpu")
-    sizes = torch.tensor([size for _, size in changes], dtype=torch.int64, device="cpu")
-    return times, sizes
 
 
 @dataclass(frozen=True)
@@ -258,10 +233,12 @@ class Simulator:
         if self._ahead and later is None:
             saved = frozenset(range(len(call.operators)))  # is not given up before backward comes
         kept = self._kept({call.operators.start + one for one in saved})
+        needed = self._needed(call, kept)
         replayed_at = self._replays(number, kept, later)
         ends = _ends_of_slices(replayed_at)
-        recipes = self._recipes(call, kept, ends)
-        stretches = list(self._stretches(call, kept, recipes, replayed_at, ends))
+        lasting = self._lasting(call, kept, replayed_at)
+        stretches = list(self._stretches(call, kept, needed, replayed_at, ends))
+        stretches += self._stretches_of_lasting(kept, lasting)
         kernels = sum(self.step.operators[one].runtime for one in replayed_at)
         replaying = kernels * self._factor + len(replayed_at) * self._each
         return CallEstimate(
@@ -298,24 +275,49 @@ class Simulator:
         there = {one.memory for one in stretches if one.begin <= end < one.end}
         return sum(self.step.memories[one].size for one in there if self.step.memories[one].is_ours)
 
-    def _recipes(self, call: Call, kept: set[int], ends: Mapping[int, float]) -> dict[int, float]:
-        """The operators that something may have to run again, and until when.
+    def _needed(self, call: Call, kept: set[int]) -> set[int]:
+        """The operators that something may have to run again."""
+        needed: set[int] = set()
+        for number in reversed(call.operators):
+            if number in kept:
+                continue
+            for value in self.step.operators[number].outputs:
+                read = any(reader in needed for reader in self.step.readers[value])
+                if self.step.values[value].saved or read:
+                    needed.add(number)
+                    break
+        return needed
 
-        What is kept and the program holds too when the region ends may be written by it, so there
-        may be need to run it again.
-        """
+    def _lasting(
+        self, call: Call, kept: set[int], replayed_at: Mapping[int, float]
+    ) -> dict[int, float]:
+        """The operators that do not run again, and are not forgotten when the region ends, since
+        the program has what came of them and may write to it; and until when."""
         found: dict[int, float] = {}
         for number in reversed(call.operators):
+            if number in replayed_at:
+                continue
             until = []
             for value in self.step.operators[number].outputs:
-                is_ours = number in kept and self.step.let_go(value) <= call.left
-                if self.step.values[value].saved and not is_ours:
+                if self.step.values[value].saved and self.step.let_go(value) > call.left:
                     until.append(self.step.needed_until[value])
                 if number not in kept:
                     until += [found[one] for one in self.step.readers[value] if one in found]
             if until:
-                found[number] = ends.get(number, max(until))
+                found[number] = max(until)
         return found
+
+    def _stretches_of_lasting(
+        self, kept: set[int], lasting: Mapping[int, float]
+    ) -> Iterable[Stretch]:
+        """What those read, as far as it is there."""
+        for number, until in lasting.items():
+            for value in self.step.operators[number].inputs:
+                place, maker = self.step.memory_of.get(value), self.step.maker.get(value)
+                is_there = maker is None or (maker in kept and value not in self.step.overwritten)
+                if place is not None and is_there:
+                    begin = self.step.values[value].made
+                    yield Stretch(place, begin, max(begin, until))
 
     def _replays(self, call_number: int, kept: set[int], later: int | None) -> dict[int, float]:
         """When each operator that runs again does so.
@@ -356,13 +358,13 @@ class Simulator:
                     memory, about = self.step.memories[place], self.step.values[value]
                     end = self.step.needed_until[value] if about.saved else memory.taken
                     yield Stretch(place, memory.taken, max(end, self.step.let_go(value)))
-        yield from self._stretches_of_inputs(call, {})
+        yield from self._stretches_of_inputs(call, set(), {})
 
     def _stretches(
         self,
         call: Call,
         kept: set[int],
-        recipes: Mapping[int, float],
+        needed: set[int],
         replayed_at: Mapping[int, float],
         ends: Mapping[int, float],
     ) -> Iterable[Stretch]:
@@ -374,11 +376,11 @@ class Simulator:
                 memory, about = self.step.memories[place], self.step.values[value]
                 yield Stretch(place, memory.taken, self.step.let_go(value))
                 used = [
-                    replayed_at[one] + JUST / 2  # its result is there already
-                    if one in ends and ends[one] == ends.get(number)
-                    else recipes[one]  # a slice of replays holds what was there when it began
-                    for one in self.step.readers[value]
-                    if one in recipes
+                    ends[reader]  # a slice of replays holds what was there when it began
+                    if ends[reader] != ends.get(number)
+                    else replayed_at[reader] + JUST / 2  # its result is there already
+                    for reader in self.step.readers[value]
+                    if reader in needed and reader in replayed_at
                 ]
                 until = max([*used, self.step.needed_until[value] if about.saved else about.made])
                 if number in kept:
@@ -390,7 +392,7 @@ class Simulator:
                 elif number in replayed_at:
                     begin = replayed_at[number]
                     yield Stretch(place, begin, max(until, begin + JUST))
-        yield from self._stretches_of_inputs(call, recipes)
+        yield from self._stretches_of_inputs(call, needed, ends)
 
     def _workspaces(self, replayed_at: Mapping[int, float]) -> Iterable[tuple[float, int]]:
         for number, time in replayed_at.items():
@@ -445,13 +447,19 @@ class Simulator:
         has_it = any(self.step.let_go(value) > call.ends for value in outputs)
         return bool(saved) and (len(outputs) > 1 or has_it)
 
-    def _stretches_of_inputs(self, call: Call, recipes: Mapping[int, float]) -> Iterable[Stretch]:
+    def _stretches_of_inputs(
+        self, call: Call, needed: set[int], ends: Mapping[int, float]
+    ) -> Iterable[Stretch]:
         for value in self.step.inputs_of(call):
             place = self.step.memory_of.get(value)
             if place is None:
                 continue
             about = self.step.values[value]
-            used = [recipes[one] for one in self.step.readers[value] if one in recipes]
+            used = [
+                ends.get(reader, about.made)
+                for reader in self.step.readers[value]
+                if reader in needed
+            ]
             until = max(
                 [about.made, *used, self.step.needed_until[value] if about.saved else about.made]
             )
@@ -467,27 +475,3 @@ def _ends_of_slices(replayed_at: Mapping[int, float]) -> dict[int, float]:
             end = time + JUST / 2
         found[number], later = end, time
     return found
-
-
-def union(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same times, in stretches that do not touch."""
-    joined: list[tuple[float, float]] = []
-    for begin, end in sorted(stretches):
-        if joined and begin <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-        else:
-            joined.append((begin, end))
-    return joined
-
-
-def highest(all_changes: Iterable[Changes]) -> tuple[int, float]:
-    """The most bytes at a time, and when. What is given back at a time goes first."""
-    found = list(all_changes)
-    parts = [*(one.given_back for one in found), *(one.taken for one in found)]
-    times = torch.cat([times for times, _ in parts])
-    if times.numel() == 0:
-        return 0, 0.0
-    times, order = torch.sort(times, stable=True)
-    now = torch.cat([sizes for _, sizes in parts])[order].cumsum(0)
-    place = int(now.argmax())
-    return max(0, int(now[place])), float(times[place])

@@ -43,7 +43,7 @@ class Call:
         region: its name.
         operators: the places of its first operator, and of the one after its last.
         ends: when it had run.
-        left: when the program took memory next: what it gave back before was of the region only.
+        left: when the program took memory next: what it gave back before, only the region had.
         asked: when backward asked for a value, and which; in order.
         forward_ends: when backward begins to ask next, for values of whatever region.
     """
@@ -102,8 +102,8 @@ class Step:
         allocations = _Allocations(profile)
         taken = sorted(time for time, _, size in profile.allocations if size > 0)
         for call in self.calls:
-            next_taken = bisect.bisect_right(taken, call.ends)
-            call.left = taken[next_taken] if next_taken < len(taken) else self.duration
+            after = bisect.bisect_right(taken, call.ends)
+            call.left = taken[after] if after < len(taken) else self.duration
         self.memories: list[Memory] = []
         self.memory_of: dict[int, int] = {}
         self.rest = self._find_memories(allocations)

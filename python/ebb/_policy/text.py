@@ -182,7 +182,7 @@ def loaded_regions(
     document, at = _read(path)
     found = []
     known: set[str] = set()
-    tables = at.array(at.table(document, ("regions",)).get("regions"))
+    tables = (at / "regions").array(at.table(document, ("regions",)).get("regions"))
     for number, table in enumerate(tables):
         here = at / "regions" / number
         given = dict(here.table(table, ("modules", *_POLICY_KEYS)))

@@ -1,0 +1,55 @@
+"""Bytes over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+
+class Changes:
+    """When memory is taken, and when it is given back.
+
+    Args:
+        changes: times, and bytes that are taken or, less than 0, given back then.
+    """
+
+    def __init__(self, changes: Iterable[tuple[float, int]]) -> None:
+        found = list(changes)
+        self.taken = _times_and_bytes([one for one in found if one[1] > 0])
+        self.given_back = _times_and_bytes([one for one in found if one[1] < 0])
+
+    def at(self, time: float) -> int:
+        """Bytes that are there at a time."""
+        parts = (self.taken, self.given_back)
+        return sum(int(sizes[times <= time].sum()) for times, sizes in parts)
+
+
+def _times_and_bytes(changes: list[tuple[float, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    times = torch.tensor([time for time, _ in changes], dtype=torch.float64, device="cpu")
+    sizes = torch.tensor([size for _, size in changes], dtype=torch.int64, device="cpu")
+    return times, sizes
+
+
+def union(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same times, in stretches that do not touch."""
+    joined: list[tuple[float, float]] = []
+    for begin, end in sorted(stretches):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def highest(all_changes: Iterable[Changes]) -> tuple[int, float]:
+    """The most bytes at a time, and when. What is given back at a time goes first."""
+    found = list(all_changes)
+    parts = [*(one.given_back for one in found), *(one.taken for one in found)]
+    times = torch.cat([times for times, _ in parts])
+    if times.numel() == 0:
+        return 0, 0.0
+    times, order = torch.sort(times, stable=True)
+    now = torch.cat([sizes for _, sizes in parts])[order].cumsum(0)
+    place = int(now.argmax())
+    return max(0, int(now[place])), float(times[place])

@@ -1,0 +1,496 @@
+"""ebb.plan, from a budget to regions: what a user writes, reads and saves."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import itertools
+
+import planned_programs as programs
+import pytest
+import torch
+from exactness import same_bits
+from planned_programs import PROGRAMS, planning
+from torch import nn
+
+import ebb
+from ebb._plan import pareto
+from ebb._plan.plan import plan_of
+
+every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
+
+
+def planned(make, budget, **arguments):
+    program = programs.built(make)
+    return program, ebb.plan(
+        program.step, program.model, budget, modules=program.blocks, **arguments
+    )
+
+
+def test_a_plan_is_applied_and_taken_back():
+    program, plan = planned(programs.pre_ln, 0.6)
+    forwards = [layer.forward for layer in program.model.layers]
+
+    handle = plan.apply(program.model)
+
+    assert set(handle.names) == set(plan.policies) <= {f"layers.{i}" for i in range(4)}
+    with pytest.raises(ValueError, match="is a region already"):
+        plan.apply(program.model)
+    handle.remove()
+    assert [layer.forward for layer in program.model.layers] == forwards
+    with plan.apply(program.model) as again:
+        assert again.names == handle.names
+    plan.apply(program.model).remove()
+
+
+def test_nothing_is_changed_by_planning():
+    program = programs.built(programs.pre_ln)
+    weights = [one.detach().clone() for one in program.model.parameters()]
+    classes = [type(module) for module in program.model.modules()]
+    ahead = ebb.ahead.settings()
+
+    ebb.plan(program.step, program.model, 0.6)
+
+    assert [type(module) for module in program.model.modules()] == classes
+    assert ebb.ahead.settings() == ahead
+    for one, other in zip(weights, program.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.on_cpu("bytes that the CPU's allocator gives")
+@every_program
+def test_the_step_stays_in_the_budget(make):
+    """Measured, at budgets from the least to the need."""
+    found = planning(make)
+    least = found.chooser.estimate(found.chooser.least()).peak
+    whole = found.measured.plain_peak
+    for place in range(8):
+        share = (least + (whole - least) * place / 7) / whole
+        try:
+            plan = plan_of(found.measured, min(1.0, share))
+        except ebb.BudgetError:
+            assert 0.99 * min(1.0, share) * whole < least + 1  # a part is left free
+            continue
+        with plan.apply(found.program.model):
+            peak = ebb.profile(found.program.step, steps=1).peak
+        assert peak <= share * whole
+
+
+@every_program
+def test_gradients_are_those_of_eager(make):
+    """Bit for bit, and buffers, at many budgets."""
+    found = planning(make)
+    buffers = {name: one.clone() for name, one in found.program.model.named_buffers()}
+
+    def run():
+        for name, one in found.program.model.named_buffers():
+            one.copy_(buffers[name])
+        return [None if one is None else one.clone() for one in found.program.run()]
+
+    expected = run()
+    seen = set()
+    for place in range(12):
+        plan = plan_of(found.measured, 0.3 + 0.06 * place, at_least=True)
+        text = str([(name, policy.dump()) for name, policy in plan.policies.items()])
+        if text in seen:
+            continue
+        seen.add(text)
+        with plan.apply(found.program.model):
+            assert all(map(same_bits, run(), expected))
+    least = found.chooser.estimate(found.chooser.least()).peak
+    assert len(seen) > 1 or least > 0.99 * found.measured.plain_peak
+
+
+@pytest.mark.on_cpu("bytes that the CPU's allocator gives")
+def test_models_that_train_one_after_the_other_in_one_step():
+    """Blocks that run when other blocks' backward is over are regions as well."""
+    model = nn.ModuleList(nn.Sequential(*(programs.PreLN() for _ in range(3))) for _ in range(2))
+    x = torch.randn(4, programs.LENGTH, programs.WIDTH)
+
+    def step():
+        for part in model:
+            part(x).square().mean().backward()
+
+    step()
+    plan = ebb.plan(step, model, 0.6)
+
+    assert {name.split(".")[0] for name in plan.policies} == {"0", "1"}
+    with plan.apply(model):
+        assert ebb.profile(step, steps=1).peak <= 0.6 * plan.plain_peak
+
+
+def test_a_budget_of_bytes_counts_weights_too():
+    program = programs.built(programs.pre_ln)
+    weights = sum(one.nbytes + one.grad.nbytes for one in program.model.parameters())
+
+    plan = ebb.plan(program.step, program.model, weights + 400_000)
+
+    assert plan.budget == int(400_000 * 0.99)
+    assert plan.peak <= plan.budget
+
+
+def test_budgets_in_bytes_and_as_text_are_the_same():
+    _, one = planned(programs.pre_ln, "800 KiB")
+    _, other = planned(programs.pre_ln, 800 * 1024)
+
+    assert one.budget == other.budget
+
+
+def test_a_budget_above_the_need():
+    program, plan = planned(programs.pre_ln, "1GiB")
+
+    assert plan.policies == {}
+    assert plan.replays == 0
+    assert plan.peak <= plan.plain_peak * 1.01
+    assert "fits as it is" in plan.summary()
+    assert "nothing is recomputed" in plan.summary()
+    with plan.apply(program.model) as handle:
+        assert handle.names == ()
+
+
+def test_a_budget_below_the_least():
+    with pytest.raises(ebb.BudgetError, match="is too small: the least is") as raised:
+        planned(programs.pre_ln, 0.1)
+
+    assert isinstance(raised.value, ValueError)
+    assert "layers." in str(raised.value)
+    assert "are there when the step begins" in str(raised.value)
+
+
+def test_a_plan_for_the_named_minimum():
+    program = programs.built(programs.pre_ln)
+    with pytest.raises(ebb.BudgetError) as raised:
+        ebb.plan(program.step, program.model, 1)
+
+    plan = ebb.plan(program.step, program.model, raised.value.minimum)
+
+    assert plan.peak <= plan.budget
+    with plan.apply(program.model):
+        assert ebb.profile(program.step, steps=1).peak <= raised.value.minimum
+
+
+@every_program
+def test_the_minimum_can_be_planned_and_less_cannot(make):
+    found = planning(make).measured
+    with pytest.raises(ebb.BudgetError) as raised:
+        plan_of(found, 1)
+
+    plan = plan_of(found, raised.value.minimum)
+
+    assert plan.peak <= plan.budget
+    with pytest.raises(ebb.BudgetError):
+        plan_of(found, int(raised.value.minimum - 0.02 * plan.peak))
+    assert plan_of(found, 1, at_least=True).peak == plan.peak
+
+
+def test_in_words():
+    found = planning(programs.pre_ln)
+    plan = plan_of(found.measured, 0.6)
+
+    line = plan.summary()
+    assert line.startswith("ebb: ")
+    assert "\n" not in line
+    assert "layers." in line
+    assert "KiB" in line
+    text = plan.explain()
+    assert "made again: " in text
+    assert "ms each are added" in text
+    assert plan_of(found.measured, 1.0).explain().count("no region") >= 1
+
+
+def test_a_curve():
+    plan = plan_of(planning(programs.llama).measured, 0.6)
+
+    curve = plan.pareto(points=8)
+
+    assert len(curve) == 8
+    for one, other in itertools.pairwise(curve):
+        assert one.budget < other.budget
+        assert one.duration >= other.duration
+    assert all(point.peak <= point.budget for point in curve)
+    assert curve[-1].replays == 0
+    assert curve[0].peak == plan_of(planning(programs.llama).measured, 0.1, at_least=True).peak
+    table = str(curve).splitlines()
+    assert len(table) == 9
+    assert table[0].split()[:2] == ["budget", "peak"]
+
+
+def test_a_curve_as_csv(tmp_path):
+    curve = plan_of(planning(programs.pre_ln).measured, 0.6).pareto(points=4)
+
+    text = curve.to_csv(tmp_path / "curve.csv")
+
+    assert (tmp_path / "curve.csv").read_text() == text == curve.to_csv()
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [int(row["peak"]) for row in rows] == [point.peak for point in curve]
+    with pytest.raises(OSError, match="nowhere"):
+        curve.to_csv(tmp_path / "nowhere" / "curve.csv")
+
+
+def test_a_curve_as_picture(tmp_path):
+    curve = plan_of(planning(programs.pre_ln).measured, 0.6).pareto(points=4)
+    if importlib.util.find_spec("matplotlib") is None:
+        with pytest.raises(ModuleNotFoundError, match=r"pip install 'torch-ebb\[plot\]'"):
+            curve.plot(tmp_path / "curve.png")
+        return
+    curve.plot(tmp_path / "curve.svg")
+
+    assert (tmp_path / "curve.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("points", "error"), [(1, ValueError), (0, ValueError), (2.0, TypeError), (True, TypeError)]
+)
+def test_numbers_of_points_that_make_no_sense(points, error):
+    plan = plan_of(planning(programs.chain).measured, 0.9)
+
+    with pytest.raises(error, match="ebb: points must be"):
+        plan.pareto(points)
+
+
+def test_a_plan_in_a_file(tmp_path):
+    program, plan = planned(programs.llama, 0.5)
+    path = tmp_path / "policy.toml"
+
+    plan.save(path)
+    found = ebb.ModulePolicies.load(path)
+
+    assert found.policies.keys() == plan.policies.keys()
+    for name, policy in plan.policies.items():
+        assert found.policies[name].dump() == policy.dump()
+    with found.apply(program.model) as handle:
+        assert set(handle.names) == set(plan.policies)
+        assert ebb.profile(program.step, steps=1).peak <= 0.5 * plan.plain_peak
+
+
+ODD = [
+    "a[0]",
+    "*",
+    "?x",
+    "[!a]",
+    'quo"te',
+    "back\\slash",
+    "ümlaut",
+    "tab\there",
+    "ж",
+    "del\x7f",
+    " ",
+]
+
+
+def test_names_with_odd_characters(tmp_path):
+    """Of modules: each is itself, and no glob."""
+    model = nn.Module()
+    for name in [*ODD, "a0", "ax", "0"]:
+        model.add_module(name, nn.Sequential(nn.Linear(4, 4), nn.GELU()))
+    policies = dict.fromkeys(ODD, ebb.policies.recompute_all)
+    policies["a[0].0"] = ebb.policies.save_matmuls
+    del policies["a[0]"]
+
+    ebb.ModulePolicies(policies).save(tmp_path / "p.toml")
+    found = ebb.ModulePolicies.load(tmp_path / "p.toml")
+
+    assert found.policies.keys() == policies.keys()
+    with found.apply(model) as handle:
+        assert sorted(handle.names) == sorted(policies)
+
+
+def test_operators_with_globs(tmp_path):
+    """Brackets in an operator's glob come back as they were."""
+    policy = ebb.Policy(
+        [ebb.Rule("aten::[am]*", ebb.SAVE, nth=2), ebb.Rule("aten::?elu", ebb.SAVE)],
+        inputs=ebb.OFFLOAD,
+    )
+    ebb.ModulePolicies({"x": policy, "y": policy}).save(tmp_path / "p.toml")
+
+    found = ebb.ModulePolicies.load(tmp_path / "p.toml")
+
+    assert found.policies["x"].dump() == policy.dump() == found.policies["y"].dump()
+    assert len(found.groups()) == 1
+    assert (tmp_path / "p.toml").read_text().count("[[regions]]") == 1
+
+
+def test_a_file_without_regions(tmp_path):
+    ebb.ModulePolicies({}).save(tmp_path / "p.toml")
+
+    assert ebb.ModulePolicies.load(tmp_path / "p.toml").policies == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("default = 'save'", "default"),
+        ("regions = 3", "regions: must be an array of tables"),
+        ("[[regions]]\ndefault = 'save'", r"regions\[0\]\.modules: must be an array of names"),
+        ("[[regions]]\nmodules = [1]", r"regions\[0\]\.modules"),
+        ("[[regions]]\nmodules = ['a', 'a']", "'a' has a policy already"),
+        ("[[regions]]\nmodules = ['a']\ndefault = 'keep'", r"regions\[0\]\.default"),
+        ("[[regions]]\nmodules = ['a']\n[[regions.rules]]\nop = 'aten::nothing_like'\n"
+         "decision = 'save'", r"regions\[0\]\.rules\[0\]"),
+        ("[[regions", "p.toml"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_wrong(text, message, tmp_path):
+    (tmp_path / "p.toml").write_text(text)
+
+    with pytest.raises(ValueError, match=message):
+        ebb.ModulePolicies.load(tmp_path / "p.toml")
+
+
+def test_modules_that_are_not_there():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    policies = ebb.ModulePolicies({"0": ebb.policies.recompute_all, "7": ebb.policies.save_matmuls})
+
+    with pytest.raises(ValueError, match="no module matches '7'"):
+        policies.apply(model)
+    ebb.apply(model, modules="0").remove()  # nothing was left behind
+
+
+def test_a_model_that_is_one_region():
+    """Nothing in it repeats: the model itself is what can be planned."""
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.SiLU(), nn.Linear(64, 1))
+    x = torch.randn(256, 16)
+
+    plan = ebb.plan(lambda: model(x).sum().backward(), model, 0.95)
+
+    assert set(plan.policies) == {""}
+    assert "the model" in plan.summary()
+    with plan.apply(model) as handle:
+        assert handle.names == ("",)
+
+
+def test_a_model_that_is_one_region_in_a_file(tmp_path):
+    ebb.ModulePolicies({"": ebb.policies.save_matmuls}).save(tmp_path / "p.toml")
+
+    with ebb.ModulePolicies.load(tmp_path / "p.toml").apply(nn.Linear(1, 1)) as handle:
+        assert handle.names == ("",)
+
+
+def step_of(model, x=None):
+    x = torch.randn(8, 32, requires_grad=True) if x is None else x
+    return lambda: model(x).sum().backward()
+
+
+def small():
+    return nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(3)))
+
+
+def test_exact_plans():
+    pytest.importorskip("scipy", reason="the exact solver is SciPy's")
+    _, plan = planned(programs.chain, 0.9, solver="exact")
+
+    assert plan.peak <= plan.budget
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"step": 3}, TypeError, "step must be a function"),
+        ({"model": 3}, TypeError, "model must be a torch.nn.Module"),
+        ({"budget": None}, TypeError, "a budget must be"),
+        ({"budget": "much"}, ValueError, "a budget must be"),
+        ({"budget": 24.0}, ValueError, "a share must be"),
+        ({"solver": "best"}, ValueError, "solver must be 'hull' or 'exact'; got 'best'"),
+        ({"modules": "none.*"}, ValueError, "no module matches"),
+        ({"modules": 3}, TypeError, "ebb: modules must be a string or several; got 3"),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments, error, message):
+    model = small()
+    given = {"step": step_of(model), "model": model, "budget": 0.5} | arguments
+
+    with pytest.raises(error, match=message):
+        ebb.plan(given.pop("step"), given.pop("model"), given.pop("budget"), **given)
+
+
+def test_a_step_without_backward():
+    model = small()
+
+    with pytest.raises(ValueError, match="there is nothing to plan: no module"):
+        ebb.plan(lambda: model(torch.randn(8, 32)), model, 0.5)
+
+
+def test_a_model_whose_blocks_never_run():
+    model = small()
+    x = torch.randn(8, 32, requires_grad=True)
+
+    with pytest.raises(ValueError, match="there is nothing to plan: no module"):
+        ebb.plan(lambda: x.exp().sum().backward(), model, 0.5)
+
+
+def test_a_model_with_regions():
+    model = small()
+    ebb.apply(model, modules="0")
+
+    with pytest.raises(ValueError, match="is a region already"):
+        ebb.plan(step_of(model), model, 0.5)
+
+
+def test_a_step_with_regions_of_its_own():
+    model = small()
+    x = torch.randn(8, 32, requires_grad=True)
+
+    def step():
+        with ebb.region(name="mine"):
+            y = x.exp()
+        model(y).sum().backward()
+
+    with pytest.raises(ValueError, match="has a region already: 'mine'"):
+        ebb.plan(step, model, 0.5)
+    ebb.apply(model, modules="0").remove()  # nothing was left behind
+
+
+@pytest.mark.parametrize("rows", [1, 4, 40])
+def test_shapes_that_change(rows):
+    """A plan was made for others: it may hold more than was planned, and nothing else is wrong."""
+    found = planning(programs.residual)
+    x = torch.randn(rows, 8, 16, 16)
+    model = found.program.model
+
+    def gradients():
+        model.zero_grad(set_to_none=True)
+        model(x).square().mean().backward()
+        return [one.grad.clone() for one in model.parameters()]
+
+    expected = gradients()
+    with plan_of(found.measured, 0.8).apply(model):
+        assert all(map(same_bits, gradients(), expected))
+
+
+def test_steps_that_do_not_do_the_same():
+    model = small()
+    turns = itertools.count()
+
+    def step():
+        y = model[0](torch.randn(8, 32))
+        for layer in list(model)[1 : 2 + next(turns) % 2]:
+            y = layer(y)
+        y.sum().backward()
+
+    with pytest.raises(RuntimeError, match="is not like step 1"):
+        ebb.plan(step, model, 0.5)
+    ebb.apply(model, modules="0").remove()  # nothing was left behind
+
+
+def test_an_error_of_the_step_leaves_nothing_behind():
+    model = small()
+
+    def step():
+        model(torch.randn(8, 32))
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        ebb.plan(step, model, 0.5)
+    ebb.apply(model, modules="0").remove()
+
+
+def test_pareto_has_nothing_to_do_with_matplotlib_until_it_draws(monkeypatch, tmp_path):
+    def missing(name):
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(pareto.importlib, "import_module", missing)
+    curve = plan_of(planning(programs.chain).measured, 0.9).pareto(points=3)
+
+    with pytest.raises(ModuleNotFoundError, match=r"a plot needs matplotlib"):
+        curve.plot(tmp_path / "curve.png")
