@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ Row = dict[str, Any]
 
 EAGER, PLANS, AHEAD = "eager", "ebb.plan", "ebb.plan, ahead"
 BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25)
+BUDGETS_AHEAD = (0.8, 0.6, 0.45, 0.3)
 KNAPSACKS = (0.25, 0.5, 0.75)
 NOISE = 0.02  # by which times of the same program differ
 
@@ -88,18 +88,19 @@ class Curves:
         Args:
             peaks: of the peers, by name.
         """
-        self._add_plans(PLANS, nullcontext, dict(peaks))
+        self._add_plans(PLANS, nullcontext, BUDGETS, peaks)
         with replays_ahead():
-            self._add_plans(AHEAD, replays_ahead, {})
+            self._add_plans(AHEAD, replays_ahead, BUDGETS_AHEAD, {})
 
     def _add_plans(
         self,
         family: str,
         around: Callable[[], AbstractContextManager[object]],
+        budgets: Sequence[float],
         peaks: dict[str, int],
     ) -> None:
         plans: list[tuple[str, float, Plan]] = []
-        for share in BUDGETS:
+        for share in budgets:
             self._try(plans, f"{share:.0%}", share, share)
         plan, share = least_plan(self.measured)
         plans.append((LEAST, share, plan))
@@ -168,13 +169,12 @@ def measure_curves(seconds: float) -> list[Row]:
     expected = curves.gradients(curves.entries[0])
     exact = {one.name: equal(curves.gradients(one), expected) for one in curves.entries}
     peaks |= {one.name: curves.peak(one) for one in curves.entries if one.name not in peaks}
-    trials = {one.name: curves.trial(one) for one in curves.entries}
-    # What all are compared with has more turns than they.
-    again = {f"{EAGER} {number}": trials[EAGER] for number in range(4)}
-    times = interleaved(trials | again, 0 if quick() else seconds, 1 if quick() else 6)
-    eager_times = [times[name]["step"] for name in (EAGER, *again)]
-    eager = min(one.least for one in eager_times)
-    eager_median = statistics.median(one.median for one in eager_times)
+    times = interleaved(
+        {one.name: curves.trial(one) for one in curves.entries},
+        0 if quick() else seconds,
+        1 if quick() else 6,
+    )
+    eager = times[EAGER]["step"]
     return [
         {
             "name": one.name,
@@ -182,8 +182,8 @@ def measure_curves(seconds: float) -> list[Row]:
             "budget": one.budget,
             "peak": peaks[one.name],
             "share": peaks[one.name] / peaks[EAGER],
-            "ratio": times[one.name]["step"].least / eager if one.name != EAGER else 1.0,
-            "ratio_of_medians": times[one.name]["step"].median / eager_median,
+            "ratio": times[one.name]["step"].least / eager.least,
+            "ratio_of_medians": times[one.name]["step"].median / eager.median,
             "milliseconds": times[one.name]["step"].least * 1e3,
             "steps": times[one.name]["step"].trials,
             "predicted_peak": one.predicted and one.predicted[0],

@@ -132,7 +132,7 @@ class Simulator:
 
     def of_call(self, call: int, saved: Saved | None) -> CallEstimate:
         """What one region comes to, if all are regions."""
-        later = range(call + 1, len(self.step.calls))
+        later = range(call + 1, len(self.step.calls)) if self._ahead else ()
         return self._of_call(call, saved, next(filter(self._is_met, later), None))
 
     def _of_calls(self, saved: Sequence[Saved | None]) -> list[CallEstimate]:
