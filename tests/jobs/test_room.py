@@ -1,0 +1,85 @@
+"""`EBB_BUDGET=auto` in a job that does not know of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import json, sys, torch
+from torch import nn
+
+torch.manual_seed(0)
+block = lambda: nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.1), nn.Linear(256, 64))
+net = nn.Sequential(*(block() for _ in range(4)))
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+losses = []
+for step in range(18):
+    if step == int(sys.argv[1]):
+        import ebb
+        ebb._C._testing.pretend_bytes_in_use(2**40)
+    loss = net(torch.ones(256, 64)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+found = {"losses": losses}
+if "ebb" in sys.modules:
+    import ebb
+    found["given_up"] = ebb._C.room_stats()["regions_given_up"]
+    found["replayed"] = ebb.stats()["total"]["ops_replayed"]
+print(json.dumps(found))
+"""
+
+
+def job(path, full_at, budget):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("EBB_BUDGET")}
+    if budget:
+        environment["EBB_BUDGET"] = budget
+    done = subprocess.run(
+        [sys.executable, str(path), str(full_at)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_nothing_is_recomputed_while_there_is_room(script):
+    expected, _ = job(script, -1, "")
+    found, errors = job(script, -1, "auto:100GiB")
+
+    assert found == expected | {"given_up": 0, "replayed": 0}
+    assert "all is kept while less than 100.0 GiB are in use" in errors
+    assert "0-3" in errors
+
+
+def test_without_room_a_plan_is_made_and_no_step_is_lost(script):
+    expected, _ = job(script, -1, "")
+    found, errors = job(script, 2, "auto:100GiB")
+
+    assert found["losses"] == expected["losses"]
+    assert found["given_up"] == 3  # in the one step, after which there is a plan
+    assert found["replayed"] > 0
+    assert "there is no room to keep all: steps are measured" in errors
+
+
+def test_a_senseless_limit_is_ignored(script):
+    expected, _ = job(script, -1, "")
+    found, errors = job(script, -1, "auto:banana")
+
+    assert found["losses"] == expected["losses"]
+    assert "EBB_BUDGET=auto:banana is ignored" in errors
