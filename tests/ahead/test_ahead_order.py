@@ -264,6 +264,17 @@ def test_what_was_held_is_given_up_when_another_region_is_entered():
         h.sum().backward()
 
 
+def test_what_was_taken_is_given_back_where_backward_arrives():
+    """Though the graph lives on."""
+    x = torch.randn(Wide.nbytes // 4, requires_grad=True)
+    with replays_ahead():
+        loss = chain([Wide(5)], x).sum()
+        assert ebb.ahead.stats()["bytes"] > 0
+        loss.backward(retain_graph=True)
+        assert ebb.ahead.stats()["bytes"] == 0
+        del loss
+
+
 def test_what_the_program_drops_is_dropped():
     x = torch.randn(Wide.nbytes // 4, requires_grad=True)
     with replays_ahead():

@@ -378,7 +378,7 @@ PLACES: Places = {
             "became(AheadFate::InVain);\n  }\n  giveBack(taken);",
         ),
         (
-            (ORDER,),
+            (ORDER + "::test_what_was_taken_is_given_back_where_backward_arrives",),
             "ahead-a-graph-that-is-reached-gives-back",
             "giveBack(taken);",
             "",
