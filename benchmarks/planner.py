@@ -35,7 +35,6 @@ SECTIONS = ("accuracy", "curves", "planning")
 BUDGET = 0.45  # for which the times below are goals
 GOALS = {PLANS: 1.10, AHEAD: 1.05}
 LAYERS, SECONDS_OF_A_PLAN = 100, 2.0
-README_MARKS = "<!-- planner -->\n", "<!-- end of planner -->\n"
 
 
 def measure_planning() -> dict[str, Any]:
