@@ -35,10 +35,10 @@ VARIABLES = {
         "globs, separated by commas", "none", "modules whose forward becomes a region, in any model"
     ),
     "EBB_BUDGET": Variable(
-        "size or share",
+        "size, share or `auto`",
         "none",
         "memory to keep to (`24GiB`, or `40%` of what a step takes): steps are measured, and it is "
-        "planned what blocks keep",
+        "planned what blocks keep; `auto`: once there is no room",
     ),
     "EBB_DISABLE": Variable(
         "`0` or `1`", "0", "`1`: EBB, EBB_MODULES and EBB_BUDGET count as not set"
