@@ -14,8 +14,8 @@ import torch
 from ebb import _C, ahead
 from ebb._launch.budgeted import Blocks, Seen
 from ebb._plan.measured import Measured, base_bytes
-from ebb._plan.measuring import _fits as fits
-from ebb._plan.profile import Profile, _median, _profile, wait_for_devices
+from ebb._plan.measuring import fits
+from ebb._plan.profile import Profile, median_of, profile_of, wait_for_devices
 from ebb._plan.simulate import Simulator
 from ebb.policies import recompute_all, save_all
 
@@ -207,7 +207,7 @@ def _why(seen: Seen, was_recorded: bool) -> str:
 
 def _together(profiles: list[Profile]) -> Profile:
     try:
-        return _median(profiles)
+        return median_of(profiles)
     except RuntimeError:  # they ran other operators: a plan is made for one of them
         return profiles[-1]
 
@@ -262,7 +262,7 @@ class Recording:
             return duration, None
         if self._failed or self._found is None:
             return None
-        return duration, _profile(self._found) if self._do is Do.PROFILE else None
+        return duration, profile_of(self._found) if self._do is Do.PROFILE else None
 
     def _end_profile(self) -> None:
         try:

@@ -135,12 +135,13 @@ class Profile:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
             if document.pop("format") != _FORMAT:
                 raise ValueError(f"its format is not {_FORMAT}")
-            return _profile(document)
+            return profile_of(document)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"ebb: {shown(str(path))} is no profile: {error}") from error
 
 
-def _profile(found: dict[str, Any]) -> Profile:
+def profile_of(found: dict[str, Any]) -> Profile:
+    """From what C++ gives, or a file has."""
     operators = tuple(
         Operator(**one | {"inputs": tuple(one["inputs"]), "outputs": tuple(one["outputs"])})
         for one in found.pop("operators")
@@ -188,7 +189,7 @@ def profile(step: Callable[[], object], *, steps: int = 3, warmup: int = 1) -> P
             raise ValueError(f"ebb: {name} must be {least} or more; got {value}")
     for _ in range(warmup):  # recorded: the CPU's allocator tells sizes of what was taken then
         _recorded(step)
-    return _median([_recorded(step) for _ in range(steps)])
+    return median_of([_recorded(step) for _ in range(steps)])
 
 
 def _recorded(step: Callable[[], object]) -> Profile:
@@ -199,7 +200,7 @@ def _recorded(step: Callable[[], object]) -> Profile:
         wait_for_devices()
     finally:
         found = _C.end_profile()
-    return _profile(found)
+    return profile_of(found)
 
 
 def wait_for_devices() -> None:
@@ -207,7 +208,12 @@ def wait_for_devices() -> None:
         torch.accelerator.synchronize()
 
 
-def _median(profiles: list[Profile]) -> Profile:
+def median_of(profiles: list[Profile]) -> Profile:
+    """One of several of the same step.
+
+    Raises:
+        RuntimeError: the steps did not run the same operators.
+    """
     _check_same([one.operators for one in profiles])
     middle = statistics.median_low(one.duration for one in profiles)
     chosen = next(one for one in profiles if one.duration == middle)
