@@ -42,14 +42,18 @@ def union(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
     return joined
 
 
-def highest(all_changes: Iterable[Changes]) -> tuple[int, float]:
-    """The most bytes at a time, and when. What is given back at a time goes first."""
+def curve(all_changes: Iterable[Changes]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Times, and bytes that are there from each on. What is given back at a time goes first."""
     found = list(all_changes)
     parts = [*(one.given_back for one in found), *(one.taken for one in found)]
-    times = torch.cat([times for times, _ in parts])
+    times, order = torch.sort(torch.cat([times for times, _ in parts]), stable=True)
+    return times, torch.cat([sizes for _, sizes in parts])[order].cumsum(0)
+
+
+def highest(all_changes: Iterable[Changes]) -> tuple[int, float]:
+    """The most bytes at a time, and when."""
+    times, now = curve(all_changes)
     if times.numel() == 0:
         return 0, 0.0
-    times, order = torch.sort(times, stable=True)
-    now = torch.cat([sizes for _, sizes in parts])[order].cumsum(0)
     place = int(now.argmax())
     return max(0, int(now[place])), float(times[place])

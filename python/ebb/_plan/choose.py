@@ -49,11 +49,18 @@ class Chooser:
 
     def estimate(self, chosen: Chosen) -> Estimate:
         """What a step takes in which regions do so."""
+        return self.simulator.estimate(self._of_calls(chosen))
+
+    def timeline(self, chosen: Chosen) -> list[tuple[float, int]]:
+        """Bytes that such a step has allocated, over time."""
+        return self.simulator.timeline(self._of_calls(chosen))
+
+    def _of_calls(self, chosen: Chosen) -> list[Saved | None]:
         saved: list[Saved | None] = [None] * len(self.simulator.step.calls)
         for region, numbers in self.calls.items():
             for number in numbers:
                 saved[number] = self._translated(chosen[region].saved, numbers[0], number)
-        return self.simulator.estimate(saved)
+        return saved
 
     def who_holds(self, chosen: Chosen) -> list[tuple[str, int]]:
         """Who needs how many bytes when the most are there, the most first."""

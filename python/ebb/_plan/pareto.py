@@ -92,20 +92,34 @@ class Pareto(Sequence[ParetoPoint]):
             ModuleNotFoundError: matplotlib is not there.
             OSError: the file cannot be written.
         """
-        try:
-            figures: Any = importlib.import_module("matplotlib.figure")
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "ebb: a plot needs matplotlib; pip install 'torch-ebb[plot]'"
-            ) from error
-        figure = figures.Figure(figsize=(7, 4.5), layout="constrained")
-        axes = figure.subplots()
-        shares = [one.peak / self._whole for one in self._points]
-        times = [one.duration / self.plain_duration for one in self._points]
-        axes.step(shares, times, where="post", marker="o", markersize=3, color="#2f6fb5")
-        axes.plot([1.0], [1.0], "s", color="#444444", label="plain eager")
-        axes.axvline(self.budget / self._whole, color="#c4642d", label="the plan's budget")
-        axes.set_xlabel("peak, of plain eager's")
-        axes.set_ylabel("time, of plain eager's")
-        axes.legend()
+        figure = new_figure(7, 4.5)
+        draw_pareto(figure.subplots(), self)
         figure.savefig(path, dpi=120)
+
+
+def new_figure(width: float, height: float) -> Any:
+    """A figure of matplotlib's, in inches.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not there.
+    """
+    try:
+        figures: Any = importlib.import_module("matplotlib.figure")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "ebb: a plot needs matplotlib; pip install 'torch-ebb[plot]'"
+        ) from error
+    return figures.Figure(figsize=(width, height), layout="constrained")
+
+
+def draw_pareto(axes: Any, curve: Pareto) -> None:
+    """Time over bytes."""
+    whole = max(1, curve.plain_peak)
+    shares = [one.peak / whole for one in curve]
+    times = [one.duration / curve.plain_duration for one in curve]
+    axes.step(shares, times, where="post", marker="o", markersize=3, color="#2f6fb5")
+    axes.plot([1.0], [1.0], "s", color="#444444", label="plain eager")
+    axes.axvline(curve.budget / whole, color="#c4642d", label="the plan's budget")
+    axes.set_xlabel("peak, of plain eager's")
+    axes.set_ylabel("time, of plain eager's")
+    axes.legend()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import torch
 
@@ -12,12 +13,14 @@ from ebb._plan import exact
 from ebb._plan.blocks import find_blocks
 from ebb._plan.budget import BudgetError, allowed, in_all, read_budget
 from ebb._plan.choose import Chooser, Chosen
+from ebb._plan.drawing import draw
 from ebb._plan.front import Solve
 from ebb._plan.in_words import explained, least_explained, summary
 from ebb._plan.measured import Measured
 from ebb._plan.measuring import measure
 from ebb._plan.module_policies import ModulePolicies
 from ebb._plan.pareto import Pareto, ParetoPoint
+from ebb._plan.profile import Profile
 from ebb._plan.rules import policy_of
 from ebb._plan.simulate import Estimate, Simulator
 from ebb._policy.policy import Policy
@@ -82,6 +85,22 @@ class Plan(ModulePolicies):
             self.plain_duration,
             self.budget,
         )
+
+    def plot(self, path: str | Path, measured: Profile | None = None) -> None:
+        """Draw what the step allocates over time, as predicted, without regions and as measured;
+        and what budgets cost, see :meth:`pareto`.
+
+        Args:
+            path: a ``.png``, ``.svg`` or ``.pdf`` file.
+            measured: ``ebb.profile(step)`` of a step under this plan.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not there.
+            OSError: the file cannot be written.
+        """
+        predicted = self._chooser.timeline(self._chosen)
+        plain = self._chooser.timeline(self._chooser.plain())
+        draw(path, predicted, plain, measured, self.pareto())
 
     def _estimate(self, budget: int) -> tuple[int, Estimate]:
         chosen = self._chooser.choose(budget)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ebb._plan.changes import Changes, highest, union
+from ebb._plan.changes import Changes, curve, highest, union
 from ebb._plan.measured import Measured
 from ebb._plan.step import JUST, Call, Step
 
@@ -126,9 +126,18 @@ class Simulator:
             saved: for each of ``step.calls``, what is kept, or ``PLAIN``.
         """
         calls = self._of_calls(saved)
-        peak, when = self._peak(calls)
+        peak, when = highest(self._changes(calls))
         added = self._added(calls, saved)
         return Estimate(peak, self._plain + added, sum(one.replays for one in calls), when)
+
+    def timeline(self, saved: Sequence[Saved | None]) -> list[tuple[float, int]]:
+        """Bytes that the step has allocated, from each time on, in milliseconds of the profile.
+
+        Args:
+            saved: as for `estimate`.
+        """
+        times, now = curve(self._changes(self._of_calls(saved)))
+        return list(zip(times.tolist(), now.tolist(), strict=True))
 
     def of_call(self, call: int, saved: Saved | None) -> CallEstimate:
         """What one region comes to, if all are regions."""
@@ -190,7 +199,7 @@ class Simulator:
             added += one.added - min(one.replaying, max(0.0, meanwhile))
         return added
 
-    def _peak(self, calls: Sequence[CallEstimate]) -> tuple[int, float]:
+    def _changes(self, calls: Sequence[CallEstimate]) -> list[Changes]:
         needed: dict[int, list[tuple[float, float]]] = {
             place: [(memory.taken, memory.freed)]
             for place, memory in enumerate(self.step.memories)
@@ -200,7 +209,7 @@ class Simulator:
             for stretch in one.shared:
                 needed.setdefault(stretch.memory, []).append((stretch.begin, stretch.end))
         shared = Changes(self._changes_of(needed))
-        return highest([self._rest, shared, *(one.own for one in calls)])
+        return [self._rest, shared, *(one.own for one in calls)]
 
     def _changes_of(
         self, needed: Mapping[int, list[tuple[float, float]]]
