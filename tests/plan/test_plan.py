@@ -239,6 +239,21 @@ def test_a_curve_as_picture(tmp_path):
     assert (tmp_path / "curve.svg").read_text().startswith("<?xml")
 
 
+@pytest.mark.parametrize("make", [programs.pre_ln, programs.dropout_encoder, programs.unet])
+def test_the_whole_is_enough(make):
+    plan = plan_of(planning(make).measured, 1.0)
+
+    assert plan.policies == {}
+    assert plan.replays == 0
+    assert "fits as it is" in plan.summary()
+
+
+def test_a_byte_is_no_share():
+    """1 is a number of bytes, and 1.0 all that there is."""
+    with pytest.raises(ebb.BudgetError):
+        plan_of(planning(programs.pre_ln).measured, 1)
+
+
 def test_a_plan_as_picture(tmp_path):
     program, plan = planned(programs.pre_ln, 0.6)
     with plan.apply(program.model):

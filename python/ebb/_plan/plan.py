@@ -150,6 +150,10 @@ def plan_of(
     chooser = Chooser(simulator, solve)
     plain = measured.plain_peak or simulator.plain.peak
     bytes_allowed = allowed(budget, measured.base, plain)
+    if (
+        isinstance(budget, float) and budget == 1.0
+    ):  # all that the step needs, and a margin would take some of it
+        bytes_allowed = max(plain, simulator.plain.peak)
     chosen = chooser.choose(bytes_allowed)
     if chosen is None:
         chosen = chooser.least()
