@@ -217,11 +217,14 @@ class Machine:
 
         A write to what an ended region may need for its replay may be refused. One that no version
         counter of the region shows, to a tensor which that region computed, is the shortcoming
-        "any of a living computed tensor are not noticed": such writes are left out.
+        "any of a living computed tensor are not noticed": such writes are left out. So are, on a
+        device, those to what came from outside, which carries a fingerprint on the CPU only.
         """
         self.refusable |= slot.swapped  # what it showed before seems to be written
         if slot.record.exposed:
-            if slot.record.computed and (silent or slot.own_counter):
+            if silent and (slot.record.computed or DEVICE != "cpu"):
+                raise Skip
+            if slot.record.computed and slot.own_counter:
                 raise Skip
             self.refusable = True
 
