@@ -66,15 +66,11 @@ class Chooser:
         """Who needs how many bytes when the most are there, the most first."""
         found = self.estimate(chosen)
         counts: Counter[str] = Counter()
-        for region, numbers in self.calls.items():
-            for number in numbers:
-                saved = self._translated(chosen[region].saved, numbers[0], number)
-                held = self.simulator.held_at(number, saved, found.peaks_at)
-                call = self.simulator.step.calls[number]
-                works = call.asked and call.asked[0][0] <= found.peaks_at <= call.asked[-1][0]
-                counts[f"in {region} while its backward runs" if works else "kept by others"] += (
-                    held
-                )
+        for number, saved in enumerate(self._of_calls(chosen)):
+            call = self.simulator.step.calls[number]
+            works = call.asked and call.asked[0][0] <= found.peaks_at <= call.asked[-1][0]
+            who = f"in {call.region} while its backward runs" if works else "kept by others"
+            counts[who] += self.simulator.held_at(number, saved, found.peaks_at)
         counts["outside of regions"] = max(0, found.peak - counts.total())
         return [(who, held) for who, held in counts.most_common() if held > 0]
 
@@ -99,16 +95,20 @@ class Chooser:
 
     def _candidates(self) -> Iterable[Chosen]:
         """What regions that are alike could do."""
-        groups: dict[int, list[str]] = defaultdict(list)
-        for region, number in self.alike.items():
-            groups[number].append(region)
         longest = max(map(len, self.fronts.values()), default=0)
         for place in range(longest):
             yield {r: points[min(place, len(points) - 1)] for r, points in self.fronts.items()}
-        for regions in groups.values():
+        for regions in self._groups():
             operators = self.simulator.step.calls[self.calls[regions[0]][0]].operators
             for place in range(len(operators)):
                 yield dict.fromkeys(regions, self._point(regions[0], frozenset([place])))
+
+    def _groups(self) -> Iterable[list[str]]:
+        """Regions that are alike."""
+        groups: dict[int, list[str]] = defaultdict(list)
+        for region, number in self.alike.items():
+            groups[number].append(region)
+        return groups.values()
 
     def _costs(self, chosen: Chosen) -> tuple[int, float]:
         found = self.estimate(chosen)
@@ -142,29 +142,23 @@ class Chooser:
 
     def _along_hulls(self, chosen: dict[str, Point], budget: int) -> dict[str, Point]:
         steps = []
-        for number in sorted(set(self.alike.values())):
-            regions = [region for region, alike in self.alike.items() if alike == number]
+        for regions in self._groups():
             for low, high in itertools.pairwise(hull(self.fronts[regions[0]])):
                 gain = (low.added - high.added) / max(1, high.held - low.held)
-                steps.append((gain, number, low, high))
+                steps.append((gain, regions, low, high))
         on_hull = {}
         for region, point in chosen.items():
             corners = hull(self.fronts[region])
             on_hull[region] = point if point in corners else corners[0]
         if self.estimate(on_hull).peak <= budget:
             chosen = on_hull
-        for _, number, low, high in sorted(steps, key=lambda step: -step[0]):
-            ready = [
-                region
-                for region, alike in self.alike.items()
-                if alike == number and chosen[region] == low
-            ]
+        for _, regions, low, high in sorted(steps, key=lambda step: -step[0]):
+            ready = [region for region in regions if chosen[region] == low]
             self._raise(chosen, ready, high, budget)
         return chosen
 
     def _filled(self, chosen: dict[str, Point], budget: int) -> dict[str, Point]:
-        for number in sorted(set(self.alike.values())):
-            regions = [region for region, alike in self.alike.items() if alike == number]
+        for regions in self._groups():
             for target in reversed(self.fronts[regions[0]]):
                 left = budget - self.estimate(chosen).peak
                 ready = [
@@ -203,23 +197,10 @@ class Chooser:
         for region, numbers in self.calls.items():
             signature = tuple(_signature(step, step.calls[number]) for number in numbers)
             if signature not in known:
-                known[signature] = (len(known), self._front(numbers))
+                points = front(self.simulator, numbers[0], self._solve)
+                all_calls = [self._point(region, point.saved) for point in points]
+                known[signature] = (len(known), all_calls)
             self.alike[region], self.fronts[region] = known[signature]
-
-    def _front(self, numbers: Sequence[int]) -> list[Point]:
-        """Of a region that was entered several times, what all of them come to."""
-        points = front(self.simulator, numbers[0], self._solve)
-        if len(numbers) == 1:
-            return points
-        return [
-            Point(point.saved, point.held, sum(self._added(point, numbers))) for point in points
-        ]
-
-    def _added(self, point: Point, numbers: Sequence[int]) -> list[float]:
-        return [
-            self.simulator.of_call(number, self._translated(point.saved, numbers[0], number)).added
-            for number in numbers
-        ]
 
     def _translated(self, saved: Saved | None, origin: int, call: int) -> Saved | None:
         """What one call keeps, for another of the same region: the same calls of operators."""

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ebb._plan.pareto import Pareto, draw_pareto, new_figure
+from ebb._plan.pareto import Pareto, draw_pareto
 from ebb._plan.profile import Profile
+from ebb._support.figures import new_figure
 
 Timeline = list[tuple[float, int]]
 """Bytes from each time on, in milliseconds."""
@@ -23,7 +24,7 @@ def draw(
     pareto: Pareto,
 ) -> None:
     """What a step allocates over time, and what budgets cost."""
-    figure = new_figure(9, 8)
+    figure = new_figure("a plot", 9, 8)
     memory, curve = figure.subplots(2, 1)
     _draw_memory(memory, {"plain eager, predicted": plain, "the plan, predicted": predicted})
     if measured is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ebb._report.text import size
+from ebb._support.figures import new_figure
 
 
 @dataclass(frozen=True)
@@ -92,24 +92,9 @@ class Pareto(Sequence[ParetoPoint]):
             ModuleNotFoundError: matplotlib is not there.
             OSError: the file cannot be written.
         """
-        figure = new_figure(7, 4.5)
+        figure = new_figure("a plot", 7, 4.5)
         draw_pareto(figure.subplots(), self)
         figure.savefig(path, dpi=120)
-
-
-def new_figure(width: float, height: float) -> Any:
-    """A figure of matplotlib's, in inches.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not there.
-    """
-    try:
-        figures: Any = importlib.import_module("matplotlib.figure")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "ebb: a plot needs matplotlib; pip install 'torch-ebb[plot]'"
-        ) from error
-    return figures.Figure(figsize=(width, height), layout="constrained")
 
 
 def draw_pareto(axes: Any, curve: Pareto) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 from ebb._report.step import Step
 from ebb._report.text import headline, size
+from ebb._support.figures import new_figure
 
 _BARS = 15
 _COLOURS = {
@@ -22,13 +22,7 @@ _COLOURS = {
 
 
 def plot(report: Step, path: Path) -> None:
-    try:
-        figures: Any = importlib.import_module("matplotlib.figure")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "ebb: a report as .png needs matplotlib; pip install 'torch-ebb[plot]'"
-        ) from error
-    figure = figures.Figure(figsize=(11, 9), layout="constrained")
+    figure = new_figure("a report as .png", 11, 9)
     figure.suptitle(f"ebb, {headline(report)}")
     curves, bars = figure.subplots(2, 1)
     _draw_timeline(curves, report)
