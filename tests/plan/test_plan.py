@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import importlib.util
-import io
 import itertools
 
 import planned_programs as programs
 import pytest
 import torch
 from exactness import same_bits
-from planned_programs import PROGRAMS, planning
+from planned_programs import PROGRAMS, planned, planning
 from torch import nn
 
 import ebb
-from ebb._plan import pareto
 from ebb._plan.plan import plan_of
 
 every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
-
-
-def planned(make, budget, **arguments):
-    program = programs.built(make)
-    return program, ebb.plan(
-        program.step, program.model, budget, modules=program.blocks, **arguments
-    )
 
 
 def test_a_plan_is_applied_and_taken_back():
@@ -199,46 +188,6 @@ def test_in_words():
     assert plan_of(found.measured, 1.0).explain().count("no region") >= 1
 
 
-def test_a_curve():
-    plan = plan_of(planning(programs.llama).measured, 0.6)
-
-    curve = plan.pareto(points=8)
-
-    assert len(curve) == 8
-    for one, other in itertools.pairwise(curve):
-        assert one.budget < other.budget
-        assert one.duration >= other.duration
-    assert all(point.peak <= point.budget for point in curve)
-    assert curve[-1].replays == 0
-    assert curve[0].peak == plan_of(planning(programs.llama).measured, 0.1, at_least=True).peak
-    table = str(curve).splitlines()
-    assert len(table) == 9
-    assert table[0].split()[:2] == ["budget", "peak"]
-
-
-def test_a_curve_as_csv(tmp_path):
-    curve = plan_of(planning(programs.pre_ln).measured, 0.6).pareto(points=4)
-
-    text = curve.to_csv(tmp_path / "curve.csv")
-
-    assert (tmp_path / "curve.csv").read_text() == text == curve.to_csv()
-    rows = list(csv.DictReader(io.StringIO(text)))
-    assert [int(row["peak"]) for row in rows] == [point.peak for point in curve]
-    with pytest.raises(OSError, match="nowhere"):
-        curve.to_csv(tmp_path / "nowhere" / "curve.csv")
-
-
-def test_a_curve_as_picture(tmp_path):
-    curve = plan_of(planning(programs.pre_ln).measured, 0.6).pareto(points=4)
-    if importlib.util.find_spec("matplotlib") is None:
-        with pytest.raises(ModuleNotFoundError, match=r"pip install 'torch-ebb\[plot\]'"):
-            curve.plot(tmp_path / "curve.png")
-        return
-    curve.plot(tmp_path / "curve.svg")
-
-    assert (tmp_path / "curve.svg").read_text().startswith("<?xml")
-
-
 @pytest.mark.parametrize("make", [programs.pre_ln, programs.dropout_encoder, programs.unet])
 def test_the_whole_is_enough(make):
     plan = plan_of(planning(make).measured, 1.0)
@@ -254,142 +203,6 @@ def test_a_byte_is_no_share():
         plan_of(planning(programs.pre_ln).measured, 1)
 
 
-def test_a_plan_as_picture(tmp_path):
-    program, plan = planned(programs.pre_ln, 0.6)
-    with plan.apply(program.model):
-        measured = ebb.profile(program.step, steps=1)
-    if importlib.util.find_spec("matplotlib") is None:
-        with pytest.raises(ModuleNotFoundError, match=r"pip install 'torch-ebb\[plot\]'"):
-            plan.plot(tmp_path / "plan.png", measured)
-        return
-    plan.plot(tmp_path / "plan.svg", measured)
-    plan.plot(tmp_path / "predicted.svg")
-
-    both = (tmp_path / "plan.svg").read_text()
-    assert both.startswith("<?xml")
-    assert len(both) > len((tmp_path / "predicted.svg").read_text())
-
-
-def test_what_is_drawn_is_what_is_measured():
-    program, plan = planned(programs.pre_ln, 0.6)
-    with plan.apply(program.model):
-        measured = ebb.profile(program.step, steps=1)
-
-    predicted = plan._chooser.timeline(plan._chosen)
-
-    assert [time for time, _ in predicted] == sorted(time for time, _ in predicted)
-    assert max(size for _, size in predicted) == plan.peak
-    assert abs(measured.peak - plan.peak) <= plan.peak // 400
-
-
-@pytest.mark.parametrize(
-    ("points", "error"), [(1, ValueError), (0, ValueError), (2.0, TypeError), (True, TypeError)]
-)
-def test_numbers_of_points_that_make_no_sense(points, error):
-    plan = plan_of(planning(programs.chain).measured, 0.9)
-
-    with pytest.raises(error, match="ebb: points must be"):
-        plan.pareto(points)
-
-
-def test_a_plan_in_a_file(tmp_path):
-    program, plan = planned(programs.llama, 0.5)
-    path = tmp_path / "policy.toml"
-
-    plan.save(path)
-    found = ebb.ModulePolicies.load(path)
-
-    assert found.policies.keys() == plan.policies.keys()
-    for name, policy in plan.policies.items():
-        assert found.policies[name].dump() == policy.dump()
-    with found.apply(program.model) as handle:
-        assert set(handle.names) == set(plan.policies)
-        assert ebb.profile(program.step, steps=1).peak <= 0.5 * plan.plain_peak
-
-
-ODD = [
-    "a[0]",
-    "*",
-    "?x",
-    "[!a]",
-    'quo"te',
-    "back\\slash",
-    "ümlaut",
-    "tab\there",
-    "ж",
-    "del\x7f",
-    " ",
-]
-
-
-def test_names_with_odd_characters(tmp_path):
-    """Of modules: each is itself, and no glob."""
-    model = nn.Module()
-    for name in [*ODD, "a0", "ax", "0"]:
-        model.add_module(name, nn.Sequential(nn.Linear(4, 4), nn.GELU()))
-    policies = dict.fromkeys(ODD, ebb.policies.recompute_all)
-    policies["a[0].0"] = ebb.policies.save_matmuls
-    del policies["a[0]"]
-
-    ebb.ModulePolicies(policies).save(tmp_path / "p.toml")
-    found = ebb.ModulePolicies.load(tmp_path / "p.toml")
-
-    assert found.policies.keys() == policies.keys()
-    with found.apply(model) as handle:
-        assert sorted(handle.names) == sorted(policies)
-
-
-def test_operators_with_globs(tmp_path):
-    """Brackets in an operator's glob come back as they were."""
-    policy = ebb.Policy(
-        [ebb.Rule("aten::[am]*", ebb.SAVE, nth=2), ebb.Rule("aten::?elu", ebb.SAVE)],
-        inputs=ebb.OFFLOAD,
-    )
-    ebb.ModulePolicies({"x": policy, "y": policy}).save(tmp_path / "p.toml")
-
-    found = ebb.ModulePolicies.load(tmp_path / "p.toml")
-
-    assert found.policies["x"].dump() == policy.dump() == found.policies["y"].dump()
-    assert len(found.groups()) == 1
-    assert (tmp_path / "p.toml").read_text().count("[[regions]]") == 1
-
-
-def test_a_file_without_regions(tmp_path):
-    ebb.ModulePolicies({}).save(tmp_path / "p.toml")
-
-    assert ebb.ModulePolicies.load(tmp_path / "p.toml").policies == {}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("default = 'save'", "default"),
-        ("regions = 3", "regions: must be an array of tables"),
-        ("[[regions]]\ndefault = 'save'", r"regions\[0\]\.modules: must be an array of names"),
-        ("[[regions]]\nmodules = [1]", r"regions\[0\]\.modules"),
-        ("[[regions]]\nmodules = ['a', 'a']", "'a' has a policy already"),
-        ("[[regions]]\nmodules = ['a']\ndefault = 'keep'", r"regions\[0\]\.default"),
-        ("[[regions]]\nmodules = ['a']\n[[regions.rules]]\nop = 'aten::nothing_like'\n"
-         "decision = 'save'", r"regions\[0\]\.rules\[0\]"),
-        ("[[regions", "p.toml"),
-    ],
-)  # fmt: skip
-def test_a_file_that_is_wrong(text, message, tmp_path):
-    (tmp_path / "p.toml").write_text(text)
-
-    with pytest.raises(ValueError, match=message):
-        ebb.ModulePolicies.load(tmp_path / "p.toml")
-
-
-def test_modules_that_are_not_there():
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    policies = ebb.ModulePolicies({"0": ebb.policies.recompute_all, "7": ebb.policies.save_matmuls})
-
-    with pytest.raises(ValueError, match="no module matches '7'"):
-        policies.apply(model)
-    ebb.apply(model, modules="0").remove()  # nothing was left behind
-
-
 def test_a_model_that_is_one_region():
     """Nothing in it repeats: the model itself is what can be planned."""
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.SiLU(), nn.Linear(64, 1))
@@ -400,13 +213,6 @@ def test_a_model_that_is_one_region():
     assert set(plan.policies) == {""}
     assert "the model" in plan.summary()
     with plan.apply(model) as handle:
-        assert handle.names == ("",)
-
-
-def test_a_model_that_is_one_region_in_a_file(tmp_path):
-    ebb.ModulePolicies({"": ebb.policies.save_matmuls}).save(tmp_path / "p.toml")
-
-    with ebb.ModulePolicies.load(tmp_path / "p.toml").apply(nn.Linear(1, 1)) as handle:
         assert handle.names == ("",)
 
 
@@ -526,14 +332,3 @@ def test_an_error_of_the_step_leaves_nothing_behind():
     with pytest.raises(KeyError, match="mine"):
         ebb.plan(step, model, 0.5)
     ebb.apply(model, modules="0").remove()
-
-
-def test_pareto_has_nothing_to_do_with_matplotlib_until_it_draws(monkeypatch, tmp_path):
-    def missing(name):
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr(pareto.importlib, "import_module", missing)
-    curve = plan_of(planning(programs.chain).measured, 0.9).pareto(points=3)
-
-    with pytest.raises(ModuleNotFoundError, match=r"a plot needs matplotlib"):
-        curve.plot(tmp_path / "curve.png")

@@ -473,3 +473,11 @@ def planning(make: Callable[[], Program]) -> Planning:
     program = built(make)
     found = measured(program)
     return Planning(program, found, Chooser(Simulator(found)))
+
+
+def planned(make, budget, **arguments):
+    """A program, and a plan for it."""
+    program = built(make)
+    return program, ebb.plan(
+        program.step, program.model, budget, modules=program.blocks, **arguments
+    )

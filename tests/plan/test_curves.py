@@ -1,0 +1,107 @@
+"""What budgets cost: tables, files and pictures."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import itertools
+
+import planned_programs as programs
+import pytest
+from planned_programs import PROGRAMS, planned, planning
+
+import ebb
+from ebb._plan.plan import plan_of
+from ebb._support import figures
+
+every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
+
+
+def test_a_curve():
+    plan = plan_of(planning(programs.llama).measured, 0.6)
+
+    curve = plan.pareto(points=8)
+
+    assert len(curve) == 8
+    for one, other in itertools.pairwise(curve):
+        assert one.budget < other.budget
+        assert one.duration >= other.duration
+    assert all(point.peak <= point.budget for point in curve)
+    assert curve[-1].replays == 0
+    assert curve[0].peak == plan_of(planning(programs.llama).measured, 0.1, at_least=True).peak
+    table = str(curve).splitlines()
+    assert len(table) == 9
+    assert table[0].split()[:2] == ["budget", "peak"]
+
+
+def test_a_curve_as_csv(tmp_path):
+    curve = plan_of(planning(programs.pre_ln).measured, 0.6).pareto(points=4)
+
+    text = curve.to_csv(tmp_path / "curve.csv")
+
+    assert (tmp_path / "curve.csv").read_text() == text == curve.to_csv()
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [int(row["peak"]) for row in rows] == [point.peak for point in curve]
+    with pytest.raises(OSError, match="nowhere"):
+        curve.to_csv(tmp_path / "nowhere" / "curve.csv")
+
+
+def test_a_curve_as_picture(tmp_path):
+    curve = plan_of(planning(programs.pre_ln).measured, 0.6).pareto(points=4)
+    if importlib.util.find_spec("matplotlib") is None:
+        with pytest.raises(ModuleNotFoundError, match=r"pip install 'torch-ebb\[plot\]'"):
+            curve.plot(tmp_path / "curve.png")
+        return
+    curve.plot(tmp_path / "curve.svg")
+
+    assert (tmp_path / "curve.svg").read_text().startswith("<?xml")
+
+
+def test_a_plan_as_picture(tmp_path):
+    program, plan = planned(programs.pre_ln, 0.6)
+    with plan.apply(program.model):
+        measured = ebb.profile(program.step, steps=1)
+    if importlib.util.find_spec("matplotlib") is None:
+        with pytest.raises(ModuleNotFoundError, match=r"pip install 'torch-ebb\[plot\]'"):
+            plan.plot(tmp_path / "plan.png", measured)
+        return
+    plan.plot(tmp_path / "plan.svg", measured)
+    plan.plot(tmp_path / "predicted.svg")
+
+    both = (tmp_path / "plan.svg").read_text()
+    assert both.startswith("<?xml")
+    assert len(both) > len((tmp_path / "predicted.svg").read_text())
+
+
+def test_what_is_drawn_is_what_is_measured():
+    program, plan = planned(programs.pre_ln, 0.6)
+    with plan.apply(program.model):
+        measured = ebb.profile(program.step, steps=1)
+
+    predicted = plan._chooser.timeline(plan._chosen)
+
+    assert [time for time, _ in predicted] == sorted(time for time, _ in predicted)
+    assert max(size for _, size in predicted) == plan.peak
+    assert abs(measured.peak - plan.peak) <= plan.peak // 400
+
+
+@pytest.mark.parametrize(
+    ("points", "error"), [(1, ValueError), (0, ValueError), (2.0, TypeError), (True, TypeError)]
+)
+def test_numbers_of_points_that_make_no_sense(points, error):
+    plan = plan_of(planning(programs.chain).measured, 0.9)
+
+    with pytest.raises(error, match="ebb: points must be"):
+        plan.pareto(points)
+
+
+def test_pareto_has_nothing_to_do_with_matplotlib_until_it_draws(monkeypatch, tmp_path):
+    def missing(name):
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(figures.importlib, "import_module", missing)
+    curve = plan_of(planning(programs.chain).measured, 0.9).pareto(points=3)
+
+    with pytest.raises(ModuleNotFoundError, match=r"a plot needs matplotlib"):
+        curve.plot(tmp_path / "curve.png")

@@ -1,0 +1,117 @@
+"""Modules and their policies: applied, written and read."""
+
+from __future__ import annotations
+
+import planned_programs as programs
+import pytest
+from planned_programs import PROGRAMS, planned
+from torch import nn
+
+import ebb
+
+every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
+
+
+def test_a_plan_in_a_file(tmp_path):
+    program, plan = planned(programs.llama, 0.5)
+    path = tmp_path / "policy.toml"
+
+    plan.save(path)
+    found = ebb.ModulePolicies.load(path)
+
+    assert found.policies.keys() == plan.policies.keys()
+    for name, policy in plan.policies.items():
+        assert found.policies[name].dump() == policy.dump()
+    with found.apply(program.model) as handle:
+        assert set(handle.names) == set(plan.policies)
+        assert ebb.profile(program.step, steps=1).peak <= 0.5 * plan.plain_peak
+
+
+ODD = [
+    "a[0]",
+    "*",
+    "?x",
+    "[!a]",
+    'quo"te',
+    "back\\slash",
+    "ümlaut",
+    "tab\there",
+    "ж",
+    "del\x7f",
+    " ",
+]
+
+
+def test_names_with_odd_characters(tmp_path):
+    """Of modules: each is itself, and no glob."""
+    model = nn.Module()
+    for name in [*ODD, "a0", "ax", "0"]:
+        model.add_module(name, nn.Sequential(nn.Linear(4, 4), nn.GELU()))
+    policies = dict.fromkeys(ODD, ebb.policies.recompute_all)
+    policies["a[0].0"] = ebb.policies.save_matmuls
+    del policies["a[0]"]
+
+    ebb.ModulePolicies(policies).save(tmp_path / "p.toml")
+    found = ebb.ModulePolicies.load(tmp_path / "p.toml")
+
+    assert found.policies.keys() == policies.keys()
+    with found.apply(model) as handle:
+        assert sorted(handle.names) == sorted(policies)
+
+
+def test_operators_with_globs(tmp_path):
+    """Brackets in an operator's glob come back as they were."""
+    policy = ebb.Policy(
+        [ebb.Rule("aten::[am]*", ebb.SAVE, nth=2), ebb.Rule("aten::?elu", ebb.SAVE)],
+        inputs=ebb.OFFLOAD,
+    )
+    ebb.ModulePolicies({"x": policy, "y": policy}).save(tmp_path / "p.toml")
+
+    found = ebb.ModulePolicies.load(tmp_path / "p.toml")
+
+    assert found.policies["x"].dump() == policy.dump() == found.policies["y"].dump()
+    assert len(found.groups()) == 1
+    assert (tmp_path / "p.toml").read_text().count("[[regions]]") == 1
+
+
+def test_a_file_without_regions(tmp_path):
+    ebb.ModulePolicies({}).save(tmp_path / "p.toml")
+
+    assert ebb.ModulePolicies.load(tmp_path / "p.toml").policies == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("default = 'save'", "default"),
+        ("regions = 3", "regions: must be an array of tables"),
+        ("[[regions]]\ndefault = 'save'", r"regions\[0\]\.modules: must be an array of names"),
+        ("[[regions]]\nmodules = [1]", r"regions\[0\]\.modules"),
+        ("[[regions]]\nmodules = ['a', 'a']", "'a' has a policy already"),
+        ("[[regions]]\nmodules = ['a']\ndefault = 'keep'", r"regions\[0\]\.default"),
+        ("[[regions]]\nmodules = ['a']\n[[regions.rules]]\nop = 'aten::nothing_like'\n"
+         "decision = 'save'", r"regions\[0\]\.rules\[0\]"),
+        ("[[regions", "p.toml"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_wrong(text, message, tmp_path):
+    (tmp_path / "p.toml").write_text(text)
+
+    with pytest.raises(ValueError, match=message):
+        ebb.ModulePolicies.load(tmp_path / "p.toml")
+
+
+def test_modules_that_are_not_there():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    policies = ebb.ModulePolicies({"0": ebb.policies.recompute_all, "7": ebb.policies.save_matmuls})
+
+    with pytest.raises(ValueError, match="no module matches '7'"):
+        policies.apply(model)
+    ebb.apply(model, modules="0").remove()  # nothing was left behind
+
+
+def test_a_model_that_is_one_region_in_a_file(tmp_path):
+    ebb.ModulePolicies({"": ebb.policies.save_matmuls}).save(tmp_path / "p.toml")
+
+    with ebb.ModulePolicies.load(tmp_path / "p.toml").apply(nn.Linear(1, 1)) as handle:
+        assert handle.names == ("",)
