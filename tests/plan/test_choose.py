@@ -10,6 +10,7 @@ import pytest
 from planned_programs import PROGRAMS, planning
 
 from ebb._plan import exact
+from ebb._plan.choice import PLAIN, Choice
 from ebb._plan.choose import Chooser
 
 every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
@@ -44,7 +45,7 @@ def test_the_least_is_the_least(make):
 
     assert chooser.choose(least) is not None
     assert chooser.choose(least - 1) is None
-    nothing = planning(make).chosen(dict.fromkeys(chooser.calls, frozenset()))
+    nothing = planning(make).chosen(dict.fromkeys(chooser.calls, Choice()))
     assert least <= chooser.estimate(nothing).peak
 
 
@@ -52,7 +53,7 @@ def test_the_least_is_the_least(make):
 def test_with_enough_no_region_is_needed(make):
     _, chosen = choices(make)[-1]
 
-    assert all(point.saved is None for point in chosen.values())
+    assert all(point.choice is PLAIN for point in chosen.values())
 
 
 @every_program
@@ -67,7 +68,7 @@ def test_more_memory_never_costs_time(make):
 @every_program
 def test_never_slower_than_all_recomputed(make):
     chooser = planning(make).chooser
-    nothing = planning(make).chosen(dict.fromkeys(chooser.calls, frozenset()))
+    nothing = planning(make).chosen(dict.fromkeys(chooser.calls, Choice()))
     slowest = chooser.estimate(nothing)
 
     for budget, chosen in choices(make)[1:]:
@@ -134,7 +135,7 @@ def test_time_of_a_region_that_runs_twice_is_that_of_both():
     for region, points in chooser.fronts.items():
         first = chooser.calls[region][0]
         for point in points:
-            once = chooser.simulator.of_call(first, point.saved).added
+            once = chooser.simulator.of_call(first, point.choice).added
             assert point.added == pytest.approx(2 * once, rel=0.1)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from planned_programs import PROGRAMS, planning
 
 from ebb._plan import exact
+from ebb._plan.choice import PLAIN, Choice
 from ebb._plan.front import Choices, Point, front, hull, not_beaten
 
 every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
@@ -115,7 +116,7 @@ def test_the_exact_solver_is_hardly_better(make):
     for call in range(calls):
         points = front(simulator, call)
         for saved in exact.optima(Choices(simulator, call), points=10):
-            best = simulator.of_call(call, saved)
+            best = simulator.of_call(call, Choice(saved))
             added = min(point.added for point in points if point.held <= best.held)
             assert share + added <= 1.03 * (share + best.added)
 
@@ -130,10 +131,10 @@ def test_points_go_from_the_fewest_bytes_to_the_least_time(make):
             one.held < other.held and one.added > other.added
             for one, other in itertools.pairwise(points)
         )
-        assert points[-1].saved is None
+        assert points[-1].choice is PLAIN
         assert points[-1].added == 0
         for saved in (frozenset(), *Choices(simulator, call).corners()):
-            found = simulator.of_call(call, saved)
+            found = simulator.of_call(call, Choice(saved))
             assert any(p.held <= found.held and p.added <= found.added for p in points)
 
 
@@ -142,7 +143,7 @@ def test_a_policy_can_say_each_point():
     found = planning(programs.recurrent)
 
     for point in found.chooser.fronts["0"]:
-        if point.saved is not None:
+        if point.choice is not PLAIN:
             policies = found.policies({"0": point})
             names = found.simulator.step.names_of(0)
             assert len(policies.policies["0"].rules) <= 64, len(names)

@@ -8,6 +8,7 @@ import planned_programs as programs
 import pytest
 from planned_programs import PROGRAMS, planning
 
+from ebb._plan.choice import Choice
 from ebb._plan.simulate import Changes, Simulator, highest, union
 
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
@@ -46,7 +47,7 @@ def test_all_kept(make):
     found = planning(make)
     calls = found.simulator.step.calls
     everything = {
-        region: frozenset(range(len(calls[numbers[0]].operators)))
+        region: Choice(frozenset(range(len(calls[numbers[0]].operators))))
         for region, numbers in found.chooser.calls.items()
     }
 
@@ -57,7 +58,7 @@ def test_all_kept(make):
 def test_all_recomputed(make):
     found = planning(make)
 
-    check(make, found.chosen(dict.fromkeys(found.chooser.calls, frozenset())))
+    check(make, found.chosen(dict.fromkeys(found.chooser.calls, Choice())))
 
 
 @every_program
@@ -76,8 +77,8 @@ def test_one_operator_kept(make):
     operators = len(found.simulator.step.calls[numbers[0]].operators)
 
     for place in range(0, operators, max(1, operators // 8)):
-        others = dict.fromkeys(found.chooser.calls, frozenset())
-        check(make, found.chosen({**others, region: frozenset([place])}))
+        others = dict.fromkeys(found.chooser.calls, Choice())
+        check(make, found.chosen({**others, region: Choice(frozenset([place]))}))
 
 
 @every_program
@@ -110,7 +111,7 @@ def test_keeping_more_replays_less():
 
     counts = []
     for kept in range(11):
-        saved = [frozenset(range(kept))] * len(calls)
+        saved = [Choice(frozenset(range(kept)))] * len(calls)
         counts.append(found.simulator.estimate(saved).replays)
 
     assert counts == sorted(counts, reverse=True)
@@ -121,7 +122,7 @@ def test_a_step_adds_up_what_its_regions_add():
     found = planning(programs.llama)
     simulator = found.simulator
     plain = simulator.plain.duration
-    saved = [frozenset([3, 7]), None, frozenset()]
+    saved = [Choice(frozenset([3, 7])), None, Choice()]
 
     total = simulator.estimate(saved).duration
 
@@ -133,7 +134,7 @@ def test_a_step_adds_up_what_its_regions_add():
 def test_replays_ahead_take_no_time_that_shows():
     found = planning(programs.pre_ln)
     simulator = Simulator(found.measured, ahead=True)
-    nothing = [frozenset()] * len(simulator.step.calls)
+    nothing = [Choice()] * len(simulator.step.calls)
 
     ahead, alone = simulator.estimate(nothing), found.simulator.estimate(nothing)
 
@@ -145,12 +146,14 @@ def test_ahead_the_last_region_is_the_last_block_that_is_one():
     step = planning(programs.pre_ln)
     simulator = Simulator(step.measured, ahead=True)
     calls = len(simulator.step.calls)
-    all_but_last = [*[frozenset()] * (calls - 1), None]
+    all_but_last = [*[Choice()] * (calls - 1), None]
 
     found = simulator.estimate(all_but_last)
 
     kept = simulator.step.calls[-2].operators
-    alone = simulator.estimate([*[frozenset()] * (calls - 2), frozenset(range(len(kept))), None])
+    alone = simulator.estimate(
+        [*[Choice()] * (calls - 2), Choice(frozenset(range(len(kept)))), None]
+    )
     assert (found.peak, found.replays) == (alone.peak, alone.replays)
 
 

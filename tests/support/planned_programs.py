@@ -18,13 +18,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ebb
+from ebb._plan.choice import PLAIN, Choice
 from ebb._plan.choose import Chooser, Chosen
 from ebb._plan.front import Point
 from ebb._plan.measured import Measured, base_bytes
 from ebb._plan.module_policies import ModulePolicies
 from ebb._plan.profile import Operator
 from ebb._plan.rules import policy_of
-from ebb._plan.simulate import Saved, Simulator
+from ebb._plan.simulate import Simulator
 
 WIDTH = 32
 LENGTH = 16
@@ -436,17 +437,17 @@ class Planning:
     def simulator(self) -> Simulator:
         return self.chooser.simulator
 
-    def chosen(self, kept: Mapping[str, Saved | None]) -> dict[str, Point]:
-        """As a chooser gives it, from what each region keeps."""
-        return {region: Point(saved, 0, 0.0) for region, saved in kept.items()}
+    def chosen(self, choices: Mapping[str, Choice | None]) -> dict[str, Point]:
+        """As a chooser gives it."""
+        return {region: Point(choice, 0, 0.0) for region, choice in choices.items()}
 
     def policies(self, chosen: Chosen) -> ModulePolicies:
         """Which do that."""
         found = {}
         for region, point in chosen.items():
-            if point.saved is not None:
+            if point.choice is not PLAIN:
                 names = self.simulator.step.names_of(self.chooser.calls[region][0])
-                found[region] = policy_of([names[place] for place in point.saved], names)
+                found[region] = policy_of(point.choice, names)
         return ModulePolicies(found)
 
     def peak(self, chosen: Chosen) -> int:
@@ -454,16 +455,16 @@ class Planning:
         with self.policies(chosen).apply(self.program.model):
             return ebb.profile(self.program.step, steps=1).peak
 
-    def random_sets(self, seed: int) -> dict[str, Saved | None]:
+    def random_sets(self, seed: int) -> dict[str, Choice | None]:
         """What each region could keep, likely or not; some are none."""
         rng = random.Random(seed)
-        found: dict[str, Saved | None] = {}
+        found: dict[str, Choice | None] = {}
         for region, calls in self.chooser.calls.items():
             share = rng.choice([0.2, 0.5, 0.8])
             places = range(len(self.simulator.step.calls[calls[0]].operators))
-            found[region] = frozenset(place for place in places if rng.random() < share)
+            found[region] = Choice(frozenset(place for place in places if rng.random() < share))
             if rng.random() < 0.15:
-                found[region] = None
+                found[region] = PLAIN
         return found
 
 

@@ -7,8 +7,9 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-from ebb._plan.front import Point, Solve, front, hull
-from ebb._plan.simulate import Estimate, Saved, Simulator
+from ebb._plan.choice import PLAIN, Choice, Operators
+from ebb._plan.front import Point, Solve, front, hull, point_of
+from ebb._plan.simulate import Estimate, Simulator
 from ebb._plan.step import Call, Step
 
 Chosen = Mapping[str, Point]
@@ -55,28 +56,28 @@ class Chooser:
         """Bytes that such a step has allocated, over time."""
         return self.simulator.timeline(self._of_calls(chosen))
 
-    def _of_calls(self, chosen: Chosen) -> list[Saved | None]:
-        saved: list[Saved | None] = [None] * len(self.simulator.step.calls)
+    def _of_calls(self, chosen: Chosen) -> list[Choice | None]:
+        choices: list[Choice | None] = [PLAIN] * len(self.simulator.step.calls)
         for region, numbers in self.calls.items():
             for number in numbers:
-                saved[number] = self._translated(chosen[region].saved, numbers[0], number)
-        return saved
+                choices[number] = self._translated(chosen[region].choice, numbers[0], number)
+        return choices
 
     def who_holds(self, chosen: Chosen) -> list[tuple[str, int]]:
         """Who needs how many bytes when the most are there, the most first."""
         found = self.estimate(chosen)
         counts: Counter[str] = Counter()
-        for number, saved in enumerate(self._of_calls(chosen)):
+        for number, choice in enumerate(self._of_calls(chosen)):
             call = self.simulator.step.calls[number]
             works = call.asked and call.asked[0][0] <= found.peaks_at <= call.asked[-1][0]
             who = f"in {call.region} while its backward runs" if works else "kept by others"
-            counts[who] += self.simulator.held_at(number, saved, found.peaks_at)
+            counts[who] += self.simulator.held_at(number, choice, found.peaks_at)
         counts["outside of regions"] = max(0, found.peak - counts.total())
         return [(who, held) for who, held in counts.most_common() if held > 0]
 
     def plain(self) -> Chosen:
         """No region at all."""
-        return {region: self._point(region, None) for region in self.fronts}
+        return {region: self._point(region, PLAIN) for region in self.fronts}
 
     def least(self) -> Chosen:
         """What needs the fewest bytes. In backward that may be less with a result kept from which
@@ -85,7 +86,7 @@ class Chooser:
 
     @functools.cached_property
     def _least(self) -> Chosen:
-        best = {region: self._point(region, frozenset()) for region in self.fronts}
+        best = {region: self._point(region, Choice()) for region in self.fronts}
         costs = self._costs(best)
         for other in itertools.islice(self._candidates(), _MOST_TRIED):
             tried = {**best, **other}
@@ -101,7 +102,7 @@ class Chooser:
         for regions in self._groups():
             operators = self.simulator.step.calls[self.calls[regions[0]][0]].operators
             for place in range(len(operators)):
-                yield dict.fromkeys(regions, self._point(regions[0], frozenset([place])))
+                yield dict.fromkeys(regions, self._point(regions[0], Choice(frozenset([place]))))
 
     def _groups(self) -> Iterable[list[str]]:
         """Regions that are alike."""
@@ -114,13 +115,13 @@ class Chooser:
         found = self.estimate(chosen)
         return found.peak, found.duration
 
-    def _point(self, region: str, saved: Saved | None) -> Point:
+    def _point(self, region: str, choice: Choice | None) -> Point:
         numbers = self.calls[region]
         found = [
-            self.simulator.of_call(number, self._translated(saved, numbers[0], number))
+            point_of(self.simulator, number, self._translated(choice, numbers[0], number))
             for number in numbers
         ]
-        return Point(saved, found[0].held, sum(one.added for one in found))
+        return Point(choice, found[0].held, sum(one.added for one in found))
 
     def choose(self, budget: int) -> Chosen | None:
         """The fastest that was found; None if none keeps to the budget.
@@ -189,7 +190,9 @@ class Chooser:
             tried = {**chosen, **dict.fromkeys(order[:count], to)}
             return self.estimate(tried).peak <= budget
 
-        chosen.update(dict.fromkeys(order[: _most(len(order), fits)], to))
+        tried = {**chosen, **dict.fromkeys(order[: _most(len(order), fits)], to)}
+        if not to.sends or self.estimate(tried).duration <= self.estimate(chosen).duration:
+            chosen.update(tried)
 
     def _find_fronts(self) -> None:
         known: dict[Hashable, tuple[int, list[Point]]] = {}
@@ -198,18 +201,22 @@ class Chooser:
             signature = tuple(_signature(step, step.calls[number]) for number in numbers)
             if signature not in known:
                 points = front(self.simulator, numbers[0], self._solve)
-                all_calls = [self._point(region, point.saved) for point in points]
+                all_calls = [self._point(region, point.choice) for point in points]
                 known[signature] = (len(known), all_calls)
             self.alike[region], self.fronts[region] = known[signature]
 
-    def _translated(self, saved: Saved | None, origin: int, call: int) -> Saved | None:
-        """What one call keeps, for another of the same region: the same calls of operators."""
-        if saved is None or origin == call:
-            return saved
+    def _translated(self, choice: Choice | None, origin: int, call: int) -> Choice | None:
+        """What one call does, for another of the same region: with the same calls of operators."""
+        if choice is PLAIN or origin == call:
+            return choice
         names_there = self.simulator.step.names_of(origin)
-        wanted = {names_there[place] for place in saved}
         names = self.simulator.step.names_of(call)
-        return frozenset(place for place, name in enumerate(names) if name in wanted)
+
+        def those_here(operators: Operators) -> Operators:
+            wanted = {names_there[place] for place in operators}
+            return frozenset(place for place, name in enumerate(names) if name in wanted)
+
+        return choice.mapped(those_here)
 
 
 def _signature(step: Step, call: Call) -> Hashable:

@@ -11,8 +11,8 @@ import importlib
 from collections.abc import Iterable
 from typing import Any
 
+from ebb._plan.choice import Operators
 from ebb._plan.front import Choices
-from ebb._plan.simulate import Saved
 
 _MOST_OPERATORS = 200  # of a region for which this is tried
 _MOST_SECONDS = 10.0  # for one budget
@@ -32,7 +32,7 @@ def solver() -> Any:
         ) from error
 
 
-def optima(choices: Choices, points: int = 20) -> list[Saved]:
+def optima(choices: Choices, points: int = 20) -> list[Operators]:
     """The best choices for budgets from the fewest bytes to the most; none for large regions.
 
     Args:
@@ -52,7 +52,7 @@ def optima(choices: Choices, points: int = 20) -> list[Saved]:
     return [found for budget in budgets if (found := optimum(choices, budget)) is not None]
 
 
-def optimum(choices: Choices, budget: int) -> Saved | None:
+def optimum(choices: Choices, budget: int) -> Operators | None:
     """The choice that takes the least time; None if there is none.
 
     Args:
@@ -97,7 +97,7 @@ def optimum(choices: Choices, budget: int) -> Saved | None:
     return _kept(choices, again)
 
 
-def _kept(choices: Choices, again: set[int]) -> Saved:
+def _kept(choices: Choices, again: set[int]) -> Operators:
     """What must be kept if these operators run again."""
     wanted = {one for one, needed in enumerate(choices.needed) if needed}
     for one in again:

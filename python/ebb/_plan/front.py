@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ebb._plan.choice import PLAIN, Choice, Operators
 from ebb._plan.min_cut import Network
 from ebb._plan.rules import can_be_said
-from ebb._plan.simulate import Saved, Simulator
+from ebb._plan.simulate import Simulator
 
 _MOST_POINTS = 40
 _MOST_TRIED = 24  # operators, to fill between two corners
@@ -29,14 +30,19 @@ class Point:
     """One choice for a region.
 
     Attributes:
-        saved: see :data:`Saved`; None: it is no region.
+        choice: what becomes of its results; ``PLAIN``: it is no region.
         held: bytes from forward to backward.
         added: milliseconds.
     """
 
-    saved: Saved | None
+    choice: Choice | None
     held: int
     added: float
+
+    @property
+    def sends(self) -> bool:
+        """Whether anything leaves."""
+        return self.choice is not PLAIN and self.choice.sends
 
 
 class Choices:
@@ -84,12 +90,12 @@ class Choices:
         return sum(self.size[one] for one in kept), time
 
     @cached_property
-    def everything(self) -> Saved:
+    def everything(self) -> Operators:
         """All that autograd needs."""
         both = zip(self.needed, self.free, strict=True)
         return frozenset(i for i, (needed, free) in enumerate(both) if needed and not free)
 
-    def cheapest(self, price: float) -> Saved:
+    def cheapest(self, price: float) -> Operators:
         """The choice that costs least, at a price in milliseconds per byte."""
         count = len(self.size)
         source, sink = 2 * count, 2 * count + 1
@@ -108,14 +114,14 @@ class Choices:
         ours = network.cut(source, sink)
         return frozenset(one for one in range(count) if 2 * one in ours and 2 * one + 1 not in ours)
 
-    def corners(self) -> list[Saved]:
+    def corners(self) -> list[Operators]:
         """The choices that are cheapest at some price, from the fewest bytes to the most."""
         fewest, most = self._pruned(frozenset()), self._pruned(self.cheapest(0.0))
         found = {fewest, most}
         self._corners_between(fewest, most, found)
         return sorted(found, key=self.cost)
 
-    def _corners_between(self, low: Saved, high: Saved, found: set[Saved]) -> None:
+    def _corners_between(self, low: Operators, high: Operators, found: set[Operators]) -> None:
         (held_low, time_low), (held_high, time_high) = self.cost(low), self.cost(high)
         if held_high <= held_low or len(found) >= _MOST_POINTS:
             return
@@ -129,7 +135,7 @@ class Choices:
         self._corners_between(low, middle, found)
         self._corners_between(middle, high, found)
 
-    def between(self, low: Saved, high: Saved) -> list[Saved]:
+    def between(self, low: Operators, high: Operators) -> list[Operators]:
         """Choices on the way from one to another: each adds what gains most for its bytes."""
         found = []
         now = set(low)
@@ -146,7 +152,7 @@ class Choices:
             found.append(self._pruned(frozenset(now)))
         return found
 
-    def _pruned(self, saved: Saved) -> Saved:
+    def _pruned(self, saved: Operators) -> Operators:
         """Without what nothing needs then; with what takes no bytes."""
         chosen = set(saved) | {
             one
@@ -175,7 +181,7 @@ def _size(simulator: Simulator, call: int, value: int) -> int:
     return step.memories[place].size
 
 
-Solve = Callable[[Choices], Iterable[Saved]]
+Solve = Callable[[Choices], Iterable[Operators]]
 """Finds choices for a region."""
 
 
@@ -190,25 +196,64 @@ def front(simulator: Simulator, call: int, solve: Solve | None = None) -> list[P
     """
     choices = Choices(simulator, call)
     corners = choices.corners()
-    sets: dict[Saved, None] = dict.fromkeys([frozenset(), *corners])
+    sets: dict[Operators, None] = dict.fromkeys([frozenset(), *corners])
     for low, high in itertools.pairwise(corners):
         if len(sets) < _MOST_POINTS:
             sets.update(dict.fromkeys(choices.between(low, high)))
     if solve is not None:
         sets.update(dict.fromkeys(solve(choices)))
-    points = []
-    sayable = {_sayable(simulator, call, saved) for saved in sets}
-    for saved in [*sorted(sayable, key=sorted), None]:
-        found = simulator.of_call(call, saved)
-        points.append(Point(saved, found.held, found.added))
+    wanted = [Choice(saved) for saved in sets]
+    wanted += with_transfers(simulator, call, [frozenset(), *corners])
+    names = simulator.step.names_of(call)
+    sayable = {can_be_said(choice, names) for choice in wanted}
+    points = [point_of(simulator, call, one) for one in (*sorted(sayable, key=_in_order), PLAIN)]
     return not_beaten(points)
 
 
-def _sayable(simulator: Simulator, call: int, saved: Saved) -> Saved:
-    """What a policy has room to say."""
-    names = simulator.step.names_of(call)
-    wanted = can_be_said([names[place] for place in saved], names)
-    return frozenset(place for place in saved if names[place] in wanted)
+def point_of(simulator: Simulator, call: int, choice: Choice | None) -> Point:
+    """What a choice comes to for one call, if all copies share the link evenly."""
+    found = simulator.of_call(call, choice)
+    return Point(choice, found.held, found.added + simulator.not_hidden(call, found.sent))
+
+
+def _in_order(choice: Choice) -> tuple[object, ...]:
+    return sorted(choice.saved), sorted(choice.offloaded), choice.inputs
+
+
+def with_transfers(simulator: Simulator, call: int, sets: Sequence[Operators]) -> Iterable[Choice]:
+    """Choices in which what is kept leaves: as much as its own forward can hide, half of that, or
+    all.
+
+    Args:
+        simulator: of the step.
+        call: a place in ``simulator.step.calls``.
+        sets: what may be kept.
+    """
+    link, one = simulator.link, simulator.step.calls[call]
+    if link.room == 0:
+        return
+    may_leave = any(map(simulator.step.may_leave, simulator.step.inputs_of(one)))
+    hidden = simulator.step.working(one.begins, one.ends) * link.out
+    for kept in sets:
+        for room in (0.0, hidden / 2, hidden, math.inf):
+            sent = _first(simulator, call, kept, room)
+            for inputs in (False, True) if may_leave else (False,):
+                yield Choice(kept - sent, sent, inputs=inputs)
+
+
+def _first(simulator: Simulator, call: int, kept: Operators, room: float) -> Operators:
+    """Of what is kept, what is made first and needed last, as much as there is room for."""
+    first = simulator.step.calls[call].operators.start
+    found = set()
+    for place in sorted(kept):
+        size = sum(
+            _size(simulator, call, value)
+            for value in simulator.step.operators[first + place].outputs
+        )
+        if simulator.link.least <= size <= room:
+            found.add(place)
+            room -= size
+    return frozenset(found)
 
 
 def not_beaten(points: Iterable[Point]) -> list[Point]:

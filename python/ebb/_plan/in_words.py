@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Protocol
 
+from ebb._plan.choice import PLAIN
 from ebb._plan.choose import Chooser, Chosen
 from ebb._policy.policy import Policy
 from ebb._report.text import size
@@ -44,7 +45,7 @@ def explained(plan: Plan, chooser: Chooser, chosen: Chosen) -> str:
     lines = [summary(plan).removeprefix("ebb: "), ""]
     groups: dict[tuple[int, object], list[str]] = {}
     for region, point in chosen.items():
-        groups.setdefault((chooser.alike[region], point.saved), []).append(region)
+        groups.setdefault((chooser.alike[region], point.choice), []).append(region)
     for regions in groups.values():
         lines += _of_group(regions, chooser, chosen)
     return "\n".join(lines)
@@ -54,24 +55,31 @@ def _of_group(regions: list[str], chooser: Chooser, chosen: Chosen) -> list[str]
     name = ", ".join(in_ranges(regions))
     point = chosen[regions[0]]
     call = chooser.calls[regions[0]][0]
-    if point.saved is None:
+    if point.choice is PLAIN:
         return [f"{name}: no region; {size(point.held)} each are kept, as in plain eager"]
     step = chooser.simulator.step
     kept: Counter[str] = Counter()
+    away: Counter[str] = Counter()
     again: Counter[str] = Counter()
     times: Counter[str] = Counter()
-    replayed = chooser.simulator.replayed(call, point.saved)
+    replayed = chooser.simulator.replayed(call, point.choice)
     for place, number in enumerate(step.calls[call].operators):
         op = step.operators[number].func_name.removeprefix("aten::").removesuffix(".default")
-        if place in point.saved:
+        if place in point.choice.saved:
             kept[op] += sum(step.values[value].memory for value in step.operators[number].outputs)
+        elif place in point.choice.offloaded:
+            away[op] += sum(step.values[value].memory for value in step.operators[number].outputs)
         elif number in replayed:
             saved = [v for v in step.operators[number].outputs if step.values[v].saved]
             again[op] += sum(step.values[value].memory for value in saved)
             times[op] += chooser.simulator.replay_time(number)  # type: ignore[assignment]
     lines = [f"{name}: {size(point.held)} each are kept, {point.added:.2f} ms each are added"]
     if kept:
-        lines.append("  kept: " + ", ".join(f"{op} ({size(n)})" for op, n in kept.most_common()))
+        lines.append("  kept: " + _sizes(kept))
+    if away or point.choice.inputs:
+        parts = [_sizes(away)] if away else []
+        parts += ["what it reads"] if point.choice.inputs else []
+        lines.append("  moved to the host, and back: " + ", ".join(parts))
     if again:
         lines.append(
             "  made again: "
@@ -81,6 +89,10 @@ def _of_group(regions: list[str], chooser: Chooser, chosen: Chosen) -> list[str]
             )
         )
     return lines
+
+
+def _sizes(operators: Counter[str]) -> str:
+    return ", ".join(f"{op} ({size(nbytes)})" for op, nbytes in operators.most_common())
 
 
 def least_explained(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ebb._plan.profile import Profile
+from ebb._plan.transfers import Link
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,9 @@ class Measured:
         plain_peak: the most bytes that such a step allocated above what was there; None: likewise.
         kept: milliseconds of a step with regions under ``ebb.policies.save_all``; None: likewise.
         whole: the name of the region that is the model itself; None: there is none.
+        link: how fast bytes leave memory and come back; None: they cannot.
+        leaving: places in ``profile.values`` of what regions read, and what was not in memory
+            between forward and backward when it was offloaded.
     """
 
     profile: Profile
@@ -32,6 +36,8 @@ class Measured:
     plain_peak: int | None = None
     kept: float | None = None
     whole: str | None = None
+    link: Link | None = None
+    leaving: frozenset[int] = frozenset()
 
 
 def base_bytes(

@@ -12,6 +12,7 @@ from ebb import ahead
 from ebb._plan import exact
 from ebb._plan.blocks import find_blocks
 from ebb._plan.budget import BudgetError, allowed, in_all, read_budget
+from ebb._plan.choice import PLAIN
 from ebb._plan.choose import Chooser, Chosen
 from ebb._plan.drawing import draw
 from ebb._plan.front import Solve
@@ -112,12 +113,11 @@ def _policies(chooser: Chooser, chosen: Chosen, whole: str | None) -> dict[str, 
     policies = {}
     step = chooser.simulator.step
     for region, point in chosen.items():
-        if point.saved is None:
+        if point.choice is PLAIN:
             continue
-        key = chooser.alike[region], point.saved
+        key = chooser.alike[region], point.choice
         if key not in made:
-            names = step.names_of(chooser.calls[region][0])
-            made[key] = policy_of([names[place] for place in point.saved], names)
+            made[key] = policy_of(point.choice, step.names_of(chooser.calls[region][0]))
         policies["" if region == whole else region] = made[key]
     return policies
 

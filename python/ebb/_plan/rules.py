@@ -1,11 +1,12 @@
-"""Rules that keep what a plan keeps of a region."""
+"""Rules that do what a plan chose for a region."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from ebb._policy.decision import RECOMPUTE, SAVE
+from ebb._plan.choice import Choice, Operators
+from ebb._policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision
 from ebb._policy.policy import Policy
 from ebb._policy.rule import Rule
 
@@ -15,42 +16,53 @@ Calls = Sequence[tuple[str, int]]
 """Names of operators, and the how-manieth call of each in the region, from 1."""
 
 
-def policy_of(kept: Iterable[tuple[str, int]], calls: Calls) -> Policy:
-    """A policy that keeps these calls of operators and recomputes all others.
+def policy_of(choice: Choice, calls: Calls) -> Policy:
+    """The policy that does so, and recomputes what the choice does not name.
 
     Args:
-        kept: what is kept.
+        choice: for a region.
         calls: all that the region does.
     """
-    numbers: dict[str, list[int]] = {}
-    for name, number in sorted(kept):
-        numbers.setdefault(name, []).append(number)
-    counts = Counter(name for name, _ in calls)
-    rules = []
-    for name, chosen in numbers.items():
-        if len(chosen) == counts[name]:
-            rules.append(Rule(name, SAVE))
-        elif len(chosen) <= _MOST:
-            rules += _single(name, chosen, SAVE)
-        else:
-            others = sorted(set(range(1, counts[name] + 1)) - set(chosen))
-            rules += [*_single(name, others, RECOMPUTE), Rule(name, SAVE)]
-    return Policy(rules)
+    decisions = _decisions(choice)
+    by_name: dict[str, dict[int, Decision]] = {}
+    for place, (name, number) in enumerate(calls):
+        by_name.setdefault(name, {})[number] = decisions.get(place, RECOMPUTE)
+    rules = [rule for name, found in sorted(by_name.items()) for rule in _rules(name, found)]
+    return Policy(rules, inputs=OFFLOAD if choice.inputs else SAVE)
 
 
-def can_be_said(kept: Iterable[tuple[str, int]], calls: Calls) -> set[tuple[str, int]]:
-    """What is left of `kept` without operators for which a policy has no room."""
-    found = set(kept)
-    counts = Counter(name for name, _ in calls)
-    for name, chosen in Counter(name for name, _ in found).items():
-        if min(chosen, counts[name] - chosen) > _MOST:
-            found -= {one for one in found if one[0] == name}
-    return found
+def can_be_said(choice: Choice, calls: Calls) -> Choice:
+    """What is left of a choice without operators for which a policy has no room."""
+    decisions = _decisions(choice)
+    by_name: dict[str, dict[int, Decision]] = {}
+    for place, (name, number) in enumerate(calls):
+        by_name.setdefault(name, {})[number] = decisions.get(place, RECOMPUTE)
+    silent = {name for name, found in by_name.items() if len(_rules(name, found)) > _MOST}
+
+    def others(operators: Operators) -> Operators:
+        return frozenset(place for place in operators if calls[place][0] not in silent)
+
+    return choice.mapped(others) if silent else choice
 
 
-def _single(name: str, numbers: Iterable[int], decision: object) -> list[Rule]:
+def _decisions(choice: Choice) -> dict[int, Decision]:
+    return {
+        **dict.fromkeys(choice.saved, SAVE),
+        **dict.fromkeys(choice.offloaded, OFFLOAD),
+    }
+
+
+def _rules(name: str, decisions: Mapping[int, Decision]) -> list[Rule]:
+    """What is most frequent is said of all; before that, of single calls, what is not so."""
+    most = Counter(decisions.values()).most_common(1)[0][0]
+    others = [number for number, decision in decisions.items() if decision is not most]
+    rules = _single(name, others, decisions)
+    return rules if most is RECOMPUTE else [*rules, Rule(name, most)]
+
+
+def _single(name: str, numbers: Iterable[int], decisions: Mapping[int, Decision]) -> list[Rule]:
     """Each rule takes one call away from those below."""
     return [
-        Rule(name, decision, nth=number - above)  # type: ignore[arg-type]
-        for above, number in enumerate(numbers)
+        Rule(name, decisions[number], nth=number - above)
+        for above, number in enumerate(sorted(numbers))
     ]

@@ -42,6 +42,7 @@ class Call:
     Attributes:
         region: its name.
         operators: the places of its first operator, and of the one after its last.
+        begins: when it began.
         ends: when it had run.
         left: when the program took memory next: what it gave back before, only the region had.
         asked: when backward asked for a value, and which; in order.
@@ -50,6 +51,7 @@ class Call:
 
     region: str
     operators: range
+    begins: float
     ends: float
     left: float = math.inf
     asked: list[tuple[float, int]] = field(default_factory=list)
@@ -77,9 +79,11 @@ class Step:
 
     Args:
         profile: of a step whose regions are under ``ebb.policies.recompute_all``.
+        leaving: values that regions read, which a step that offloads such values did not hold in
+            memory between forward and backward.
     """
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, leaving: Iterable[int] = ()) -> None:
         self.operators, self.values = profile.operators, profile.values
         self.duration = profile.duration
         self.maker = {
@@ -117,6 +121,7 @@ class Step:
             for value, place in self.memory_of.items()
             if value not in self.maker and self.values[value].saved
         }
+        self._leaving = self._find_leaving(leaving)
 
     def inputs_of(self, call: Call) -> Sequence[int]:
         """The values that a region reads and did not make."""
@@ -145,6 +150,16 @@ class Step:
         place = self.memory_of.get(value)
         return math.inf if place is None else self.memories[place].freed
 
+    def may_leave(self, value: int) -> bool:
+        """Whether it is an input of a region that a policy may offload."""
+        place = self.memory_of.get(value)
+        return place in self._leaving and value not in self.maker
+
+    def program_has(self, value: int) -> float:
+        """Until when the program itself has a value, as far as it is known."""
+        place = self.memory_of.get(value, -1)
+        return self._leaving.get(place, self.let_go(value))
+
     def written_over(self, operator: int) -> int | None:
         """The operator of the same region, if there is one, that writes over what this one made."""
         found = (self.overwritten.get(value) for value in self.operators[operator].outputs)
@@ -168,7 +183,7 @@ class Step:
         for number, one in enumerate(self.operators):
             if one.call not in known:
                 known[one.call] = len(calls)
-                calls.append(Call(one.region, range(number, number), 0.0))
+                calls.append(Call(one.region, range(number, number), one.start, 0.0))
             call = calls[known[one.call]]
             call.operators = range(call.operators.start, number + 1)
             call.ends = self.end_of(number) + JUST
@@ -299,6 +314,20 @@ class Step:
                     if known.setdefault(place, self.call_of[number]) != self.call_of[number]:
                         shared.add(place)
         return shared
+
+    def _find_leaving(self, leaving: Iterable[int]) -> dict[int, float]:
+        """The memories of those that one region made and one other reads, and when that had run."""
+        users: dict[int, set[int]] = defaultdict(set)
+        for number, one in enumerate(self.operators):
+            for value in (*one.inputs, *one.outputs):
+                if value in self.memory_of:
+                    users[self.memory_of[value]].add(self.call_of[number])
+        found = {}
+        for value in leaving:
+            place = self.memory_of.get(value)
+            if place is not None and self.memories[place].is_ours and len(users[place]) == 2:
+                found[place] = self.calls[max(users[place])].left
+        return found
 
     def _find_inputs(self) -> list[list[int]]:
         inputs: list[dict[int, None]] = [{} for _ in self.calls]

@@ -1,0 +1,275 @@
+"""What one region holds, makes again and sends away, if it does as was chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ebb._plan.choice import Choice
+from ebb._plan.replays import Replays
+from ebb._plan.step import JUST, Call, Step
+from ebb._plan.transfers import Sent
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A time in which one memory (its place in ``Step.memories``) is needed."""
+
+    memory: int
+    begin: float
+    end: float
+
+
+class RegionEstimate:
+    """What a call of a region does. Its methods are the rules by which ebb records and replays.
+
+    Attributes:
+        stretches: when it needs which memory.
+        sent: what leaves.
+        copies: times, and bytes that it takes or gives back besides.
+        replays: which operators run again.
+
+    Args:
+        step: in which it runs.
+        call: which one.
+        choice: what becomes of results.
+        least: smaller storages do not leave.
+        begins: when its replays may run at the latest; infinity: when backward asks.
+    """
+
+    def __init__(
+        self, step: Step, call: Call, choice: Choice, least: float, begins: float = math.inf
+    ) -> None:
+        self._step, self._call, self._least = step, call, least
+        first = call.operators.start
+        self._kept = kept_in_the_end(step, {first + one for one in choice.kept})
+        self._leaving = {first + one for one in choice.offloaded} & self._kept
+        each_time = {first + one for one in choice.each_time}
+        self._needed = self._find_needed()
+        self.replays = Replays(step, call, self._kept, each_time, begins)
+        self.sent: list[Sent] = []
+        self.stretches = [
+            *self._of_results(),
+            *self._of_inputs(choice.inputs),
+            *self._of_lasting(self._find_lasting()),
+        ]
+        self.copies = [
+            *self._copies_before_writes(),
+            *self._copies_for_replays(),
+            *self._workspaces(),
+        ]
+
+    def _find_needed(self) -> set[int]:
+        """The operators that something may have to run again."""
+        needed: set[int] = set()
+        for number in reversed(self._call.operators):
+            if number in self._kept:
+                continue
+            for value in self._step.operators[number].outputs:
+                read = any(reader in needed for reader in self._step.readers[value])
+                if self._step.values[value].saved or read:
+                    needed.add(number)
+                    break
+        return needed
+
+    def _find_lasting(self) -> dict[int, float]:
+        """The operators that do not run again, and are not forgotten when the region ends, since
+        the program has what came of them and may write to it; and until when."""
+        step = self._step
+        found: dict[int, float] = {}
+        for number in reversed(self._call.operators):
+            if number in self.replays:
+                continue
+            until = []
+            for value in step.operators[number].outputs:
+                if step.values[value].saved and step.let_go(value) > self._call.left:
+                    until.append(step.needed_until[value])
+                if number not in self._kept:
+                    until += [found[one] for one in step.readers[value] if one in found]
+            if until:
+                found[number] = max(until)
+        return found
+
+    def _of_lasting(self, lasting: dict[int, float]) -> Iterable[Stretch]:
+        """What those read, as far as it is there."""
+        step = self._step
+        for number, until in lasting.items():
+            for value in step.operators[number].inputs:
+                place, maker = step.memory_of.get(value), step.maker.get(value)
+                is_there = maker is None or (
+                    maker in self._kept
+                    and maker not in self._leaving
+                    and value not in step.overwritten
+                )
+                if place is not None and is_there:
+                    begin = step.values[value].made
+                    yield Stretch(place, begin, max(begin, until))
+
+    def _of_results(self) -> Iterable[Stretch]:
+        step = self._step
+        for number in self._call.operators:
+            for value in step.operators[number].outputs:
+                place = step.memory_of.get(value)
+                if place is None:
+                    continue
+                taken = step.memories[place].taken
+                yield Stretch(place, taken, step.program_has(value))
+                if number in self._leaving and self._leaves(value, place):
+                    self._send(value, place)
+                elif number in self._kept:
+                    yield Stretch(place, taken, self._kept_until(value))
+                for time in self.replays.runs.get(number, ()):
+                    until = self._replayed_until(value, number, time)
+                    yield Stretch(place, time, max(until, time + JUST))
+
+    def _needed_until(self, value: int) -> float:
+        """When autograd is done with a value."""
+        about = self._step.values[value]
+        return self._step.needed_until[value] if about.saved else about.made
+
+    def _kept_until(self, value: int) -> float:
+        step = self._step
+        until = max([*self._read_by_replays(value), self._needed_until(value)])
+        if step.readers[value]:  # their recipes are there until the region ends
+            until = max(until, self._call.ends)
+        writer = step.overwritten.get(value)
+        return until if writer is None else min(until, step.operators[writer].start)
+
+    def _replayed_until(self, value: int, operator: int, time: float) -> float:
+        """How long what was made again is there."""
+        replays = self.replays
+        readers = [one for one in self._step.readers[value] if one in self._needed]
+        read = replays.read((operator, time), readers)
+        if not replays.is_passing(operator, time):
+            return max([*read, self._needed_until(value)])
+        end = replays.end(operator, time)
+        return max((one for one in read if time <= one <= end), default=time)
+
+    def _leaves(self, value: int, place: int) -> bool:
+        """Whether it is large enough, and something in backward needs it."""
+        return self._step.memories[place].size >= self._least and self._asked(value) < math.inf
+
+    def _asked(self, value: int) -> float:
+        """When backward, or a replay, needs it first; infinity: never."""
+        about = self._step.values[value]
+        first = [about.asked] if about.saved and about.asked >= 0 else []
+        runs = self.replays.runs
+        first += [runs[one][0] for one in self._step.readers[value] if one in runs]
+        return min(first, default=math.inf)
+
+    def _send(self, value: int, place: int) -> None:
+        step = self._step
+        memory, about = step.memories[place], step.values[value]
+        # what only replays need leaves when the region ends
+        packed = about.made if about.saved else self._call.ends
+        until = max([*self._read_by_replays(value), self._needed_until(value)])
+        asked = self._asked(value)
+        self.sent.append(Sent(place, memory.size, memory.taken, packed, asked, until))
+
+    def _send_input(self, value: int, place: int) -> None:
+        memory, about = self._step.memories[place], self._step.values[value]
+        asked = min(self._asked(value), self._call.asked[0][0])
+        until = max([*self._read_by_replays(value), memory.freed])
+        self.sent.append(Sent(place, memory.size, memory.taken, about.made, asked, until))
+
+    def _read_by_replays(self, value: int) -> list[float]:
+        readers = [one for one in self._step.readers[value] if one in self._needed]
+        return self.replays.read(None, readers)
+
+    def _of_inputs(self, leave: bool) -> Iterable[Stretch]:
+        step = self._step
+        for value in step.inputs_of(self._call):
+            place = step.memory_of.get(value)
+            if place is None:
+                continue
+            begin = step.values[value].made
+            if not step.may_leave(value):
+                end = max([begin, *self._read_by_replays(value), self._needed_until(value)])
+            elif leave and step.memories[place].size >= self._least and self._call.asked:
+                self._send_input(value, place)
+                end = begin
+            else:
+                end = step.memories[place].freed
+            yield Stretch(place, begin, max(begin, end))
+
+    def _workspaces(self) -> Iterable[tuple[float, int]]:
+        for number, time in self.replays.all():
+            if size := self._step.workspace[number]:
+                yield from [(time, size), (time + JUST / 2, -size)]
+
+    def _copies_before_writes(self) -> Iterable[tuple[float, int]]:
+        """Of kept values that an operator is about to write over, while a replay needs them."""
+        step = self._step
+        for number in self._call.operators:
+            for value in step.operators[number].outputs:
+                writer = step.overwritten.get(value)
+                if writer is None or number not in self._kept:
+                    continue
+                used = [one for one in step.readers[value] if one in self.replays]
+                if used:
+                    size = step.memories[step.memory_of[value]].size
+                    asked = [asked for asked, _ in self._call.asked]
+                    last = max([self.replays.last(used) + JUST / 2, *asked])
+                    yield from [(step.operators[writer].start, size), (last, -size)]
+
+    def _copies_for_replays(self) -> Iterable[tuple[float, int]]:
+        """Of what backward gets while operators that read it could yet run again. See
+        Note [Unpacked bytes may be written]."""
+        step = self._step
+        inputs = ((step.values[one].asked, one) for one in step.inputs_of(self._call))
+        for asked, value in [*self._call.asked, *inputs]:
+            readers = step.readers[value]
+            last = self.replays.last(readers)
+            could = last > asked or any(
+                self._could_run(one, asked) for one in readers if one in self._kept
+            )
+            if asked >= 0 and could:
+                size = step.values[value].memory
+                again = step.maker.get(value) in self.replays.runs
+                ends = max(step.needed_until[value], last if again else 0.0)
+                yield from [(asked, size), (ends, -size)]
+
+    def _could_run(self, operator: int, time: float) -> bool:
+        """Whether a kept operator is not forgotten: that with one result is when the region ends,
+        unless the program has that."""
+        step, call = self._step, self._call
+        if operator in step.stays or operator not in call.operators:
+            return False
+        outputs = step.operators[operator].outputs
+        saved = [value for value in outputs if step.needed_until.get(value, -1.0) > time]
+        has_it = any(step.let_go(value) > call.ends for value in outputs)
+        return bool(saved) and (len(outputs) > 1 or has_it)
+
+
+def kept_in_the_end(step: Step, kept: set[int]) -> set[int]:
+    """The operators whose results are there in the end. Of a kept value that another operator
+    writes over, the new state is kept in its place; and what can be made again is not copied.
+    See Note [A write into a saved value] and Note [Copy on write]."""
+    found = set(kept)
+    for number in sorted(kept - step.stays):
+        while (writer := step.written_over(number)) is not None:
+            if len(step.operators[number].outputs) == 1:  # else others are there yet
+                found.discard(number)
+            found.add(writer)
+            number = writer
+    return found | step.stays
+
+
+def plain_stretches(step: Step, call: Call) -> Iterable[Stretch]:
+    """What a block holds that is no region."""
+    for number in call.operators:
+        for value in step.operators[number].outputs:
+            place = step.memory_of.get(value)
+            if place is not None:
+                memory, about = step.memories[place], step.values[value]
+                end = step.needed_until[value] if about.saved else memory.taken
+                yield Stretch(place, memory.taken, max(end, step.let_go(value)))
+    for value in step.inputs_of(call):
+        place = step.memory_of.get(value)
+        if place is not None:
+            about = step.values[value]
+            end = step.needed_until[value] if about.saved else about.made
+            if step.may_leave(value):
+                end = step.memories[place].freed
+            yield Stretch(place, about.made, end)

@@ -1,0 +1,119 @@
+"""When the operators of a region run again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from ebb._plan.step import JUST, Call, Step
+
+
+class Replays:
+    """The runs that backward asks for, slice by slice. See Note [Replay].
+
+    Attributes:
+        runs: of each operator that runs again, when.
+
+    Args:
+        step, call: what ran.
+        kept: operators whose results are there.
+        each_time: those whose results a slice gives up again, unless backward asked for them.
+        begins: nothing runs before; replays ahead run then.
+    """
+
+    def __init__(
+        self, step: Step, call: Call, kept: set[int], each_time: set[int], begins: float
+    ) -> None:
+        self._step, self._kept = step, kept
+        self.runs: dict[int, list[float]] = {}
+        self._passing: set[tuple[int, float]] = set()
+        held: set[int] = set()
+        for asked, value in call.asked:
+            wanted = step.maker[value]
+            found = self._needed_for(wanted, asked, held)
+            for place, number in enumerate(sorted(found)):  # one after the other
+                time = min(asked, begins) + place * JUST
+                self.runs.setdefault(number, []).append(time)
+                if number in each_time and number != wanted:
+                    self._passing.add((number, time))
+            held |= {one for one in found if one not in each_time or one == wanted}
+        self._ends = _ends_of_slices(self)
+
+    def _needed_for(self, wanted: int, asked: float, held: set[int]) -> set[int]:
+        waiting, found = [wanted], set()
+        while waiting:
+            number = waiting.pop()
+            if number in held or number in found or number in self._kept:
+                continue
+            if self._is_here(number, asked):
+                continue
+            found.add(number)
+            waiting += [
+                self._step.maker[one]
+                for one in self._step.operators[number].inputs
+                if one in self._step.maker
+            ]
+        return found
+
+    def _is_here(self, operator: int, time: float) -> bool:
+        """Whether the program itself still holds all that it made."""
+        step = self._step
+        return all(step.let_go(one) >= time for one in step.operators[operator].outputs)
+
+    def __contains__(self, operator: int) -> bool:
+        return operator in self.runs
+
+    @property
+    def count(self) -> int:
+        """How many runs there are."""
+        return sum(map(len, self.runs.values()))
+
+    @property
+    def kernels(self) -> float:
+        """Milliseconds that their kernels took in forward."""
+        return sum(
+            self._step.operators[one].runtime * len(times) for one, times in self.runs.items()
+        )
+
+    def all(self) -> Iterable[tuple[int, float]]:
+        """Operators and times."""
+        return ((one, time) for one, times in self.runs.items() for time in times)
+
+    def last(self, operators: Iterable[int]) -> float:
+        """When the last of these runs for the last time; 0: none does."""
+        return max((self.runs[one][-1] for one in operators if one in self.runs), default=0.0)
+
+    def end(self, operator: int, time: float) -> float:
+        """When the slice of a run is over."""
+        return self._ends[operator, time]
+
+    def is_passing(self, operator: int, time: float) -> bool:
+        """Whether what a run makes is given up in its slice."""
+        return (operator, time) in self._passing
+
+    def read(self, made: tuple[int, float] | None, readers: Iterable[int]) -> list[float]:
+        """Until when runs of readers need a value.
+
+        Args:
+            made: the run that made it; None: it was there.
+            readers: operators.
+        """
+        own = None if made is None else self.end(*made)
+        return [
+            self.end(reader, time)  # a slice of replays holds what was there when it began
+            if self.end(reader, time) != own
+            else time + JUST / 2  # its result is there already
+            for reader in readers
+            for time in self.runs.get(reader, ())
+        ]
+
+
+def _ends_of_slices(replays: Replays) -> dict[tuple[int, float], float]:
+    """When what runs again with an operator, one right after the other, has run."""
+    found: dict[tuple[int, float], float] = {}
+    later = end = math.inf
+    for number, time in sorted(replays.all(), key=lambda one: -one[1]):
+        if later - time > 1.5 * JUST:
+            end = time + JUST / 2
+        found[number, time], later = end, time
+    return found

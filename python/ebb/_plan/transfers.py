@@ -1,0 +1,148 @@
+"""What leaves memory between forward and backward, and what that costs."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Link:
+    """How bytes leave and come back.
+
+    Attributes:
+        out, back: bytes in a millisecond.
+        least: smaller storages stay.
+        room: bytes that may be away at a time.
+    """
+
+    out: float
+    back: float
+    least: int
+    room: int
+
+
+NO_LINK = Link(1.0, 1.0, sys.maxsize, 0)
+"""Nothing leaves."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One storage that leaves.
+
+    Attributes:
+        memory: its place in ``Step.memories``.
+        size: in bytes.
+        taken: when its memory was.
+        packed: when it may leave.
+        asked: when it must be back.
+        ended: when nothing needs it any more.
+    """
+
+    memory: int
+    size: int
+    taken: float
+    packed: float
+    asked: float
+    ended: float
+
+
+@dataclass(frozen=True)
+class Stays:
+    """When one storage that leaves is in memory, from ``taken`` on and from ``fetched`` on."""
+
+    sent: Sent
+    left: float
+    fetched: float
+
+
+class Transfers:
+    """The copies of a step, as the engine makes them: out in the order of packing, back in the
+    opposite one. See Note [The order of offloading].
+
+    When a copy is done is not asked here: the host may be far ahead of a device. Memory counts as
+    free when so much has been sent since that the host has waited for it. So what is predicted is
+    the most that can be.
+
+    Attributes:
+        stays: when which storage is in memory.
+        waited: milliseconds that the step waits for copies.
+
+    Args:
+        all_sent: what leaves.
+        link: how.
+        window: bytes that may be on their way, and that may be fetched before they are asked for.
+    """
+
+    def __init__(self, all_sent: Iterable[Sent], link: Link, window: int) -> None:
+        self._link, self._window = link, window
+        order = sorted(all_sent, key=lambda one: (one.packed, one.memory))
+        away, left, waited_out = self._send(order)
+        self.stays, waited_back = self._fetch(away, left)
+        stayed = [Stays(one, math.inf, one.asked) for one in order if one not in left]
+        self.stays += stayed
+        self.waited = waited_out + waited_back
+
+    def _send(self, order: Sequence[Sent]) -> tuple[list[Sent], dict[Sent, float], float]:
+        """What goes, when each has left, and how long the host waits."""
+        gone: list[Sent] = []
+        left: dict[Sent, float] = {}
+        under_way: deque[tuple[Sent, float]] = deque()  # and when its copy is done
+        used = flying = 0
+        done = waited = 0.0
+        for one in order:
+            if used + one.size > self._link.room:
+                continue  # there is no room on the host: it stays
+            used += one.size
+            gone.append(one)
+            left[one] = math.inf
+            now = one.packed + waited
+            done = max(done, now) + one.size / self._link.out
+            under_way.append((one, done))
+            flying += one.size
+            while flying > self._window:
+                first, its_end = under_way.popleft()
+                flying -= first.size
+                waited += max(0.0, its_end - (one.packed + waited))
+                left[first] = one.packed
+        return gone, left, waited
+
+    def _fetch(self, gone: Sequence[Sent], left: dict[Sent, float]) -> tuple[list[Stays], float]:
+        """When each comes back, and how long the device waits for it."""
+        away = [one for one in gone if left[one] < math.inf]
+        found: dict[Sent, float] = {}
+        arrives: dict[Sent, float] = {}
+        done = waited = 0.0
+        asked = sorted(away, key=lambda one: one.asked)
+        place_of = {one: place for place, one in enumerate(away)}
+        for one in asked:
+            now = one.asked + waited
+            for next_one in self._with_those_ahead(one, away, place_of[one], found, one.asked):
+                found[next_one] = one.asked
+                done = max(done, now) + next_one.size / self._link.back
+                arrives[next_one] = done
+            waited += max(0.0, arrives[one] - now)
+        return [Stays(one, left[one], found.get(one, one.asked)) for one in gone], waited
+
+    def _with_those_ahead(
+        self,
+        wanted: Sent,
+        away: Sequence[Sent],
+        place: int,
+        found: dict[Sent, float],
+        now: float,
+    ) -> Iterable[Sent]:
+        if wanted not in found:
+            yield wanted
+        ahead = sum(one.size for one in found if one.asked > now)
+        for before in range(place - 1, -1, -1):
+            one = away[before]
+            if one in found:
+                continue
+            if ahead + one.size > self._window:
+                return
+            ahead += one.size
+            yield one
