@@ -27,7 +27,7 @@ from ebb._region.modules import marks_of
 
 WIDTH = 16
 ROWS = 256
-PLANNED = measured_steps.STEPS  # steps, after which there is a plan
+PLANNED = measured_steps.number_of_steps([])  # steps, after which there is a plan
 STEPS = PLANNED + 3
 
 

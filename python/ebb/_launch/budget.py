@@ -7,21 +7,21 @@ import weakref
 import zlib
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from _ebb_switches import is_set
 
-from ebb import _C
+from ebb import _C, offload
 from ebb._launch import agreeing
 from ebb._launch.agreeing import Offer, Ranks, ranks_of_job
 from ebb._launch.budgeted import Blocks, Shape
-from ebb._launch.measured_steps import STEPS, Measuring, NoPlanError, Outcome
+from ebb._launch.measured_steps import Measuring, NoPlanError, Outcome, number_of_steps
 from ebb._launch.step_clock import StepClock
 from ebb._launch.taken import Taken
 from ebb._plan.budget import BudgetError
 from ebb._plan.measured import Measured
-from ebb._plan.plan import plan_of
+from ebb._plan.plan import Plan, plan_of
 from ebb._policy.policy import Policy
 from ebb._report.text import size
 from ebb._support.job import is_first
@@ -43,11 +43,17 @@ class Decided:
         policies: of blocks, by their names; all others keep everything.
         summary: in words.
         too_small: why the budget is not kept, if it is not.
+        offload: settings of :func:`ebb.offload.configure` that go with the policies.
     """
 
     policies: Mapping[str, Policy]
     summary: str
     too_small: str = ""
+    offload: Mapping[str, int] = field(default_factory=dict)
+
+
+def _decided(plan: Plan, too_small: str = "") -> Decided:
+    return Decided(plan.policies, plan.summary().removeprefix("ebb: "), too_small, plan.offload)
 
 
 # Note [The phases of a budget]
@@ -87,6 +93,7 @@ class Budget:
         # Shapes of late, and for how many steps.
         self._unlike: tuple[tuple[Shape, ...] | None, int] = (None, 0)
         self._plans = 0
+        self._moved = ExitStack()  # of how OFFLOAD moves values, if a plan has changed that
         self._has_ended = False  # there will be no plan
         self._announced = False
 
@@ -115,10 +122,10 @@ class Budget:
         if self._announced:
             return
         self._announced = True
-        shown = ", ".join(dict.fromkeys(in_ranges(names)))
+        shown = clipped(", ".join(dict.fromkeys(in_ranges(names))), 300)
         self._tell(
-            f"{STEPS} steps are measured, then it is planned what these keep: "
-            f"{clipped(shown, 300)}; EBB_DISABLE=1 turns it off"
+            f"{number_of_steps(self._models)} steps are measured, then it is planned what these "
+            f"keep: {shown}; EBB_DISABLE=1 turns it off"
         )
         if self._taken.text.startswith("EBB="):
             self._tell(
@@ -258,7 +265,7 @@ class Budget:
             plan = plan_of(measured, budget)
         except BudgetError as error:
             return self._least(measured, budget, str(error).removeprefix("ebb: "))
-        return Decided(plan.policies, plan.summary().removeprefix("ebb: "))
+        return _decided(plan)
 
     def _least(self, measured: Measured, budget: int | float, why: str) -> Decided:
         """What needs least, by a plan or as it was measured with all blocks recomputed: there
@@ -267,7 +274,7 @@ class Budget:
         plan = plan_of(measured, budget, at_least=True)
         peak = measured.profile.peak
         if plan.peak < peak:
-            return Decided(plan.policies, plan.summary().removeprefix("ebb: "), why)
+            return _decided(plan, why)
         names = dict.fromkeys(one.region for one in measured.profile.operators)
         summary = (
             f"{len(names)} regions ({', '.join(in_ranges(names))}), where all is recomputed; the "
@@ -283,6 +290,7 @@ class Budget:
         if decided.too_small and is_set("EBB_STRICT"):
             raise BudgetError(f"ebb: EBB_BUDGET={self._text}: {decided.too_small}")
         self._plans += 1
+        self._configure(decided.offload)
         self._add_all()
         # A call of torch.utils.checkpoint around a block would recompute it.
         self.blocks.follow(decided.policies, save_all if self._taken.announced else None)
@@ -294,6 +302,13 @@ class Budget:
             self._tell(
                 "the sizes of batches change; the plan is made for the largest that was measured"
             )
+
+    def _configure(self, settings: Mapping[str, int]) -> None:
+        """How OFFLOAD moves values; if nothing is said, as the job has it."""
+        self._moved.close()
+        if settings:
+            self._moved.callback(offload.configure, **offload.settings())
+            offload.configure(**settings)  # type: ignore[arg-type]
 
     # Steps under a plan ---------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -13,11 +13,17 @@ import torch
 
 from ebb import _C, ahead
 from ebb._launch.budgeted import Blocks, Seen
+from ebb._plan.link import left_memory, may_send, measure_link, transfers_of
 from ebb._plan.measured import Measured, base_bytes
-from ebb._plan.measuring import fits
+from ebb._plan.measuring import device_of, fits
 from ebb._plan.profile import Profile, median_of, profile_of, wait_for_devices
 from ebb._plan.simulate import Simulator
-from ebb.policies import recompute_all, save_all
+from ebb._plan.transfers import Link
+from ebb._policy.decision import OFFLOAD
+from ebb._policy.policy import Policy
+from ebb.policies import offload_inputs, recompute_all, save_all
+
+offload_all = Policy(default=OFFLOAD)
 
 
 class Do(Enum):
@@ -40,15 +46,26 @@ _RECORDED = (Do.LISTEN, Do.PROFILE)
 #
 # torch tells on the CPU that memory is given back only if it told that it was taken: gradients of a
 # step that is not recorded would seem to stay. So the step before a profile is recorded, too.
+#
+# Where values can leave memory, one step shows whether what blocks read does so, or the job has it;
+# and one in which all that autograd keeps leaves, how much copies slow the work that goes on.
 _ORDER = (
     ("dropped", recompute_all, (Do.LISTEN, Do.PROFILE, Do.PROFILE, Do.TIME, Do.TIME)),
+    ("sent", offload_inputs, (Do.LISTEN, Do.PROFILE)),
+    ("away", offload_all, (Do.NOTHING, Do.TIME)),
     ("kept", save_all, (Do.NOTHING, Do.TIME, Do.TIME)),
     ("plain", None, (Do.LISTEN, Do.PROFILE, Do.TIME, Do.TIME)),
 )
-STEPS = 1 + sum(len(done) for _, _, done in _ORDER)  # with the one that runs already
+_SENDING = ("sent", "away")
 _MOST_AGAIN = 20  # steps that did not count, before there is no plan
 _LEAST = 1.005  # of what takes more time, over what takes less
 _SPREAD = 1.02  # sizes that differ by less are the same
+
+
+def number_of_steps(models: Iterable[torch.nn.Module]) -> int:
+    """How many are measured, with the one that runs already."""
+    sends = may_send(device_of(models))
+    return 1 + sum(len(done) for name, _, done in _ORDER if sends or name not in _SENDING)
 
 
 class NoPlanError(Exception):
@@ -96,12 +113,19 @@ class Measuring:
         self._blocks = blocks
         self._optimizers = optimizers
         self._recording = Recording()
+        self._link: Link | None = None
+        self._transfers = ExitStack()  # of how values leave in a step that shows it
         self._begin_anew()
         self._again = 0  # steps that did not count
         self._ahead = 0  # regions that are replayed ahead otherwise
 
     def _begin_anew(self) -> None:
-        self._todo = [(name, policy, do) for name, policy, all_of in _ORDER for do in all_of]
+        self._todo = [
+            (name, policy, do)
+            for name, policy, all_of in _ORDER
+            for do in all_of
+            if self._link is not None or name not in _SENDING
+        ]
         self._ways = {name: Way() for name, _, _ in _ORDER}
         self._like: Seen | None = None  # what a step calls
         self._unlike: Seen | None = None  # the last step that was not like that
@@ -112,6 +136,8 @@ class Measuring:
         self._blocks.forget_sizes()
         self._ahead = ahead.settings()["regions"]
         ahead.configure(regions=0)  # what a replay takes is measured, not what is left to be seen
+        self._link = measure_link(device_of(self._blocks.roots()))
+        self._begin_anew()
         self._prepare()
 
     def step_ended(self, seen: Seen) -> Outcome | None:
@@ -127,8 +153,9 @@ class Measuring:
         if self._counts(seen) and ended is not None:
             self._note(seen, *ended)
             done, *_ = self._todo.pop(0)
-            if done == "dropped" and self._todo[0][0] != done and not self._fits():
-                self._todo = []
+            if done == "dropped" and self._todo[0][0] != done:
+                too_large = self._too_large()
+                self._todo = [one for one in self._todo if one[0] not in too_large]
         else:
             self._again += 1
             if self._again > _MOST_AGAIN:
@@ -142,11 +169,18 @@ class Measuring:
     def stop(self) -> None:
         """Nothing is measured any more."""
         self._recording.end()
+        self._transfers.close()
         ahead.configure(regions=self._ahead)
 
     def _prepare(self) -> None:
         name, policy, do = self._todo[0]
         self._blocks.put(policy)
+        self._transfers.close()
+        if name in _SENDING:
+            window = 0 if name == "sent" else Simulator(self._outcome().measured).window
+            self._transfers.enter_context(
+                transfers_of(in_flight_bytes=window, prefetch_bytes=window)
+            )
         if do is Do.PROFILE:
             self._ways[name].base = base_bytes(self._blocks.roots(), self._optimizers())
         self._recording.begin(do)
@@ -172,10 +206,14 @@ class Measuring:
         elif do is Do.TIME:
             self._ways[name].times.append((seen.size, duration))
 
-    def _fits(self) -> bool:
-        """Whether steps in which all is kept can be tried."""
+    def _too_large(self) -> set[str]:
+        """Steps that cannot be tried."""
         measured = self._outcome().measured
-        return fits(Simulator(measured).plain.peak, measured.base)
+        simulator = Simulator(measured)
+        peaks = {"kept": simulator.plain.peak, "plain": simulator.plain.peak}
+        if self._link is not None:
+            peaks["away"] = simulator.estimate(simulator.all_away).peak
+        return {name for name, peak in peaks.items() if not fits(peak, measured.base)}
 
     def _outcome(self) -> Outcome:
         dropped, plain = self._ways["dropped"], self._ways["plain"]
@@ -187,7 +225,13 @@ class Measuring:
             profile=_together([one for own, one in dropped.profiles if own == size]),
             duration=_duration(dropped, size),
             base=dropped.base,
+            link=self._link,
         )
+        if self._ways["sent"].profiles:
+            sent = self._ways["sent"].profiles[-1][1]
+            measured = replace(measured, leaving=left_memory(measured.profile, sent))
+        if self._ways["away"].times:
+            measured = replace(measured, away=_duration(self._ways["away"], size))
         if plain.times:
             took, kept, duration = _times(self._ways, size)
             measured = replace(

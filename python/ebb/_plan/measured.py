@@ -27,6 +27,7 @@ class Measured:
         link: how fast bytes leave memory and come back; None: they cannot.
         leaving: places in ``profile.values`` of what regions read, and what was not in memory
             between forward and backward when it was offloaded.
+        away: milliseconds of a step in which all that autograd keeps leaves; None: it was not run.
     """
 
     profile: Profile
@@ -38,6 +39,7 @@ class Measured:
     whole: str | None = None
     link: Link | None = None
     leaving: frozenset[int] = frozenset()
+    away: float | None = None
 
 
 def base_bytes(

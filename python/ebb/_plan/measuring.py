@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
 from ebb import ahead
+from ebb._plan.link import left_memory, measure_link, transfers_of
 from ebb._plan.measured import Measured, base_bytes
 from ebb._plan.profile import Profile, profile, wait_for_devices
 from ebb._plan.simulate import Simulator
+from ebb._policy.decision import OFFLOAD
+from ebb._policy.policy import Policy
 from ebb._region.apply import apply
 from ebb._support.shown import shown
-from ebb.policies import recompute_all, save_all
+from ebb.policies import offload_inputs, recompute_all, save_all
 
 _ROUNDS = 3
 
@@ -47,7 +51,13 @@ def _measure(
         whole = type(model).__name__ if "" in handle.names else None
         _check_regions(found, {name or type(model).__name__ for name in handle.names})
         duration = min(_timed(step) for _ in range(_ROUNDS))
-    measured = Measured(found, duration, base, whole=whole)
+    link = measure_link(device_of([model]))
+    measured = Measured(found, duration, base, whole=whole, link=link)
+    if link is not None:
+        measured = replace(measured, leaving=_leaving(step, model, modules, found))
+        simulator = Simulator(measured)
+        if fits(simulator.estimate(simulator.all_away).peak, base):
+            measured = replace(measured, away=_away(step, model, modules, simulator.window))
     if not fits(Simulator(measured).plain.peak, base):
         return measured
     plain = profile(step, steps=1)
@@ -59,7 +69,40 @@ def _measure(
         with apply(model, recompute_all, modules):
             times["recomputed"].append(_timed(step))
     took = {name: min(one) for name, one in times.items()}  # what else runs only adds
-    return Measured(found, took["recomputed"], base, took["plain"], plain.peak, took["kept"], whole)
+    return replace(
+        measured,
+        duration=took["recomputed"],
+        plain=took["plain"],
+        plain_peak=plain.peak,
+        kept=took["kept"],
+    )
+
+
+def _away(
+    step: Callable[[], object], model: torch.nn.Module, modules: Sequence[str], window: int
+) -> float:
+    with (
+        transfers_of(in_flight_bytes=window, prefetch_bytes=window),
+        apply(model, Policy(default=OFFLOAD), modules),
+    ):
+        step()  # host memory is taken once
+        return min(_timed(step) for _ in range(_ROUNDS))
+
+
+def device_of(models: Iterable[torch.nn.Module]) -> torch.device:
+    """Where they compute."""
+    parameters = (parameter for model in models for parameter in model.parameters())
+    return next((one.device for one in parameters), torch.device("cpu"))
+
+
+def _leaving(
+    step: Callable[[], object], model: torch.nn.Module, modules: Sequence[str], found: Profile
+) -> frozenset[int]:
+    with (
+        transfers_of(in_flight_bytes=0, prefetch_bytes=0),
+        apply(model, offload_inputs, modules),
+    ):
+        return left_memory(found, profile(step, steps=1))
 
 
 def _check_regions(found: Profile, known: set[str]) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import glob
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from ebb import offload
 from ebb._policy.policy import Policy
 from ebb._policy.presets import PRESETS
 from ebb._policy.text import loaded_regions, regions_to_toml
@@ -27,8 +29,11 @@ class RegionHandles:
         names: their fully qualified names.
     """
 
-    def __init__(self, handles: list[RegionHandle]) -> None:
+    def __init__(
+        self, handles: list[RegionHandle], before: Mapping[str, Any] | None = None
+    ) -> None:
         self._handles = handles
+        self._before = before  # settings of OFFLOAD; None: they are as they were
         self.names = tuple(name for handle in handles for name in handle.names)
 
     def remove(self) -> None:
@@ -40,6 +45,9 @@ class RegionHandles:
         while self._handles:
             self._handles[-1].remove()
             self._handles.pop()
+        if self._before is not None:
+            offload.configure(**self._before)
+            self._before = None
 
     def __enter__(self) -> RegionHandles:
         return self
@@ -53,6 +61,7 @@ class ModulePolicies:
 
     Attributes:
         policies: by the module's fully qualified name.
+        offload: settings of :func:`ebb.offload.configure` that these policies need; empty: none.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
@@ -63,11 +72,15 @@ class ModulePolicies:
 
     __module__ = "ebb"  # where users, and pickles, find it
 
-    def __init__(self, policies: Mapping[str, Policy]) -> None:
+    def __init__(
+        self, policies: Mapping[str, Policy], offload: Mapping[str, int] | None = None
+    ) -> None:
         self.policies = dict(policies)
+        self.offload = dict(offload or {})
 
     def apply(self, model: torch.nn.Module) -> RegionHandles:
-        """Make these modules of a model regions, as :func:`ebb.apply` does.
+        """Make these modules of a model regions, as :func:`ebb.apply` does; and set how OFFLOAD
+        moves values, if that is said.
 
         Args:
             model: has modules of these names, with or without those of wrappers.
@@ -84,10 +97,23 @@ class ModulePolicies:
             for policy, names in self.groups():
                 found = apply(model, policy, [glob.escape(name) for name in names])
                 handles = RegionHandles([*handles._handles, found])
+            handles = RegionHandles(handles._handles, self.configure())
         except BaseException:
             handles.remove()
             raise
         return handles
+
+    def configure(self) -> dict[str, Any] | None:
+        """Set how OFFLOAD moves values, if that is said.
+
+        Returns:
+            The settings that were there; None if nothing was set.
+        """
+        if not self.offload:
+            return None
+        before = offload.settings()
+        offload.configure(**self.offload)  # type: ignore[arg-type]
+        return before
 
     def groups(self) -> list[tuple[Policy, list[str]]]:
         """Each policy, and the modules that have it."""
@@ -104,7 +130,7 @@ class ModulePolicies:
             OSError: the file cannot be written.
         """
         groups = ((names, policy._parts(), policy.inputs) for policy, names in self.groups())
-        text = _HEAD.format(name=Path(path).name) + regions_to_toml(groups)
+        text = _HEAD.format(name=Path(path).name) + regions_to_toml(groups, self.offload)
         Path(path).write_text(text, encoding="utf-8")
 
     @staticmethod
@@ -115,10 +141,12 @@ class ModulePolicies:
             OSError: the file cannot be read.
             ValueError: it is no such file; the message tells where.
         """
+        regions, settings = loaded_regions(path, PRESETS)
         return ModulePolicies(
             {
                 name: Policy._from_compiled(compiled)
-                for names, compiled in loaded_regions(path, PRESETS)
+                for names, compiled in regions
                 for name in names
-            }
+            },
+            settings,
         )

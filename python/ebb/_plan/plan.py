@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -42,7 +43,7 @@ class Plan(ModulePolicies):
     """
 
     def __init__(self, chooser: Chooser, measured: Measured, budget: int, chosen: Chosen) -> None:
-        super().__init__(_policies(chooser, chosen, measured.whole))
+        super().__init__(_policies(chooser, chosen, measured.whole), _settings(chooser, chosen))
         found = chooser.estimate(chosen)
         self.budget = budget
         self.peak, self.duration, self.replays = found.peak, found.duration, found.replays
@@ -122,6 +123,19 @@ def _policies(chooser: Chooser, chosen: Chosen, whole: str | None) -> dict[str, 
     return policies
 
 
+def _settings(chooser: Chooser, chosen: Chosen) -> dict[str, int]:
+    """Of OFFLOAD, with which copies are as they were simulated; none if nothing leaves."""
+    if not any(point.sends for point in chosen.values()):
+        return {}
+    window, least = chooser.simulator.window, chooser.simulator.link.least
+    return {
+        "min_bytes": least,
+        "in_flight_bytes": window,
+        "prefetch_bytes": window,
+        "keep_last": 0,
+    }
+
+
 def plan_of(
     measured: Measured,
     budget: int | float,
@@ -141,28 +155,46 @@ def plan_of(
         BudgetError: the budget is too small.
         ValueError: no region ran forward and backward.
     """
-    simulator = Simulator(measured, ahead=ahead.settings()["regions"] > 0)
+    chooser = Chooser(_simulator(replace(measured, link=None)), solve)
+    simulator = chooser.simulator
     if not any(call.asked for call in simulator.step.calls):
         raise ValueError(
             "ebb: there is nothing to plan: no module that could be a region ran forward and "
             "backward in the step"
         )
-    chooser = Chooser(simulator, solve)
     plain = measured.plain_peak or simulator.plain.peak
     bytes_allowed = allowed(budget, measured.base, plain)
     if (
         isinstance(budget, float) and budget == 1.0
     ):  # all that the step needs, and a margin would take some of it
         bytes_allowed = max(plain, simulator.plain.peak)
-    chosen = chooser.choose(bytes_allowed)
-    if chosen is None:
-        chosen = chooser.least()
+    choosers = [chooser]
+    if measured.link is not None:
+        choosers.append(Chooser(_simulator(measured), solve))
+    found = _fastest(choosers, bytes_allowed)
+    if found is None:
+        found = min(
+            ((one, one.least()) for one in choosers),
+            key=lambda pair: pair[0].estimate(pair[1]).peak,
+        )
         if not at_least:
+            chooser, chosen = found
             peak = chooser.estimate(chosen).peak
             minimum = in_all(measured.base, peak)
             message = least_explained(budget, measured.base, plain, peak, minimum, chooser, chosen)
             raise BudgetError(message, minimum)
-    return Plan(chooser, measured, bytes_allowed, chosen)
+    return Plan(found[0], measured, bytes_allowed, found[1])
+
+
+def _simulator(measured: Measured) -> Simulator:
+    return Simulator(measured, ahead=ahead.settings()["regions"] > 0)
+
+
+def _fastest(choosers: Iterable[Chooser], budget: int) -> tuple[Chooser, Chosen] | None:
+    """With and without copies: where those are the bottleneck, fewer of them are not tried by the
+    one that makes some."""
+    found = [(one, chosen) for one in choosers if (chosen := one.choose(budget)) is not None]
+    return min(found, key=lambda pair: pair[0].estimate(pair[1]).duration, default=None)
 
 
 def plan(

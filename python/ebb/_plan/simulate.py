@@ -88,6 +88,7 @@ class Simulator:
         self.window = self._find_window()
         self._ahead = ahead
         self._factor, self._each = 1.0, 0.0
+        self._slowing = 0.0
         self._rest = Changes(self.step.rest)
         self._of_call = functools.cache(self._estimate_call)
         self.recording, replaying = self._shares(measured)
@@ -102,6 +103,7 @@ class Simulator:
         )
         self._of_call.cache_clear()
         self.plain = self.estimate([PLAIN] * len(self.step.calls))
+        self._slowing = self._measure_copies(measured.away)
 
     def _find_window(self) -> int:
         """Room for two copies of the largest storage that may leave: one is made while the other is
@@ -133,7 +135,7 @@ class Simulator:
         calls = self._of_calls(choices)
         transfers = self._transfers(calls)
         peak, when = highest(self._changes(calls, transfers))
-        added = self._added(calls, choices) + transfers.waited
+        added = self._added(calls, choices) + transfers.waited + self._slowed_by(transfers)
         return Estimate(peak, self._plain + added, sum(one.replays for one in calls), when)
 
     def timeline(self, choices: Sequence[Choice | None]) -> list[tuple[float, int]]:
@@ -178,16 +180,24 @@ class Simulator:
         there |= {one.memory for one in found.sent if one.asked <= time < one.ended}
         return found.own.at(time) + sum(self.step.memories[one].size for one in there)
 
+    @property
+    def all_away(self) -> list[Choice | None]:
+        """For each call: all that autograd keeps leaves."""
+        calls = self.step.calls
+        return [Choice(offloaded=frozenset(range(len(one.operators)))) for one in calls]
+
     def not_hidden(self, call: int, sent: Iterable[Sent]) -> float:
-        """Milliseconds that copies take longer than the work of their region, out and back."""
+        """Milliseconds that copies slow the work of their region, and take longer than that, out
+        and back."""
         one, step = self.step.calls[call], self.step
         nbytes = sum(storage.size for storage in sent)
         if nbytes == 0:
             return 0.0
+        slowed = self._slowing * nbytes
         forward = step.working(one.begins, one.ends)
         backward = step.working(one.asked[0][0], one.asked[-1][0]) if one.asked else 0.0
         out, back = nbytes / self.link.out - forward, nbytes / self.link.back - backward
-        return max(0.0, out) + max(0.0, back)
+        return slowed + max(0.0, out) + max(0.0, back)
 
     def replay_time(self, operator: int) -> float:
         """Milliseconds that running an operator again takes."""
@@ -202,6 +212,17 @@ class Simulator:
             self._each = min((took - kernels) / replays, _SLOWEST)
         elif kernels > 0:
             self._factor = max(took / kernels, 0.25)
+
+    def _measure_copies(self, away: float | None) -> float:
+        """From the step in which all leaves: milliseconds that each byte slows the work beside it,
+        out and back."""
+        nbytes = self._transfers(self._of_calls(self.all_away)).moved
+        if away is None or nbytes == 0:
+            return 0.0
+        return max(0.0, away - self.estimate(self.all_away).duration) / nbytes
+
+    def _slowed_by(self, transfers: Transfers) -> float:
+        return self._slowing * transfers.moved
 
     def _added(self, calls: Sequence[CallEstimate], choices: Sequence[Choice | None]) -> float:
         if not self._ahead:
@@ -223,10 +244,13 @@ class Simulator:
 
     def _changes(self, calls: Sequence[CallEstimate], transfers: Transfers) -> list[Changes]:
         needed: dict[int, list[tuple[float, float]]] = {
-            place: [(memory.taken, memory.freed)]
+            place: [self.step.outside(place)]
             for place, memory in enumerate(self.step.memories)
             if self.step.is_shared(place) and not memory.is_ours
         }
+        for sent in (stays.sent for stays in transfers.stays):
+            if not self.step.memories[sent.memory].is_ours:
+                needed[sent.memory] = [self.step.outside(sent.memory)]
         for one in calls:
             for stretch in one.shared:
                 needed.setdefault(stretch.memory, []).append((stretch.begin, stretch.end))
@@ -260,7 +284,7 @@ class Simulator:
                 continue
             memory = self.step.memories[one.memory]
             if one.memory not in own:
-                own[one.memory] = [] if memory.is_ours else [(memory.taken, memory.freed)]
+                own[one.memory] = [] if memory.is_ours else [self.step.outside(one.memory)]
             own[one.memory].append((one.begin, one.end))
         return Changes([*self._changes_of(own), *copies]), tuple(shared), tuple(sent)
 

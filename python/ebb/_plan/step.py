@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ebb._plan.allocations import Allocations
 from ebb._plan.profile import Profile
 
 JUST = 1e-9  # the shortest time
@@ -103,7 +104,7 @@ class Step:
             for number, one in enumerate(self.operators)
             if not one.replayable or any(self.values[value].fate == "kept" for value in one.outputs)
         }
-        allocations = _Allocations(profile)
+        allocations = Allocations(profile)
         taken = sorted(time for time, _, size in profile.allocations if size > 0)
         for call in self.calls:
             after = bisect.bisect_right(taken, call.ends)
@@ -160,6 +161,11 @@ class Step:
         place = self.memory_of.get(value, -1)
         return self._leaving.get(place, self.let_go(value))
 
+    def outside(self, place: int) -> tuple[float, float]:
+        """When the program itself has a memory that no region made."""
+        memory = self.memories[place]
+        return memory.taken, max(memory.taken, self._leaving.get(place, memory.freed))
+
     def written_over(self, operator: int) -> int | None:
         """The operator of the same region, if there is one, that writes over what this one made."""
         found = (self.overwritten.get(value) for value in self.operators[operator].outputs)
@@ -198,7 +204,7 @@ class Step:
             call.forward_ends = (times[later] if later < len(times) else self.duration) - JUST
         return calls, call_of
 
-    def _find_memories(self, allocations: _Allocations) -> list[tuple[float, int]]:
+    def _find_memories(self, allocations: Allocations) -> list[tuple[float, int]]:
         places: dict[tuple[int, float], int] = {}
         for value, about in enumerate(self.values):
             stretch = allocations.stretch(about.address, about.made)
@@ -219,7 +225,7 @@ class Step:
                     rest += [(taken, size), (freed, -size)]
         return rest + allocations.of_older
 
-    def _find_copies(self, allocations: _Allocations) -> set[float]:
+    def _find_copies(self, allocations: Allocations) -> set[float]:
         """When a value was copied because operators that were yet to run again read it. See
         Note [Unpacked bytes may be written]."""
         times = sorted((taken, size) for _, all_ in allocations.all() for taken, _, size in all_)
@@ -249,7 +255,7 @@ class Step:
                 memory = self.memories[place]
                 memory.freed = min(memory.freed, max(let_go) - JUST)
 
-    def _find_needs(self, allocations: _Allocations) -> dict[int, float]:
+    def _find_needs(self, allocations: Allocations) -> dict[int, float]:
         found = {}
         for value, about in enumerate(self.values):
             if not about.saved:
@@ -265,7 +271,7 @@ class Step:
                 found[value] = about.ended if about.ended >= 0 else self.duration
         return found
 
-    def _find_workspaces(self, allocations: _Allocations) -> list[int]:
+    def _find_workspaces(self, allocations: Allocations) -> list[int]:
         ours = {(memory.taken, memory.freed) for memory in self.memories}
         passing = sorted(
             stretch
@@ -316,7 +322,8 @@ class Step:
         return shared
 
     def _find_leaving(self, leaving: Iterable[int]) -> dict[int, float]:
-        """The memories of those that one region made and one other reads, and when that had run."""
+        """The memories of those that one region reads, beside the one that made it, if one did; and
+        when that had run."""
         users: dict[int, set[int]] = defaultdict(set)
         for number, one in enumerate(self.operators):
             for value in (*one.inputs, *one.outputs):
@@ -325,7 +332,7 @@ class Step:
         found = {}
         for value in leaving:
             place = self.memory_of.get(value)
-            if place is not None and self.memories[place].is_ours and len(users[place]) == 2:
+            if place is not None and len(users[place]) == 1 + self.memories[place].is_ours:
                 found[place] = self.calls[max(users[place])].left
         return found
 
@@ -336,43 +343,3 @@ class Step:
                 if value not in self.maker:
                     inputs[self.call_of[number]][value] = None
         return [list(found) for found in inputs]
-
-
-def _spread(events: Sequence[tuple[float, int]]) -> Iterable[tuple[float, float, int]]:
-    """Pairs of taking and giving back at one address."""
-    taken, size = None, 0
-    for time, change in events:
-        if change > 0:
-            taken, size = time, change
-        elif taken is not None:
-            yield taken, time, size
-            taken = None
-    if taken is not None:
-        yield taken, math.inf, size
-
-
-class _Allocations:
-    """When memory was taken and given back."""
-
-    def __init__(self, profile: Profile) -> None:
-        events: dict[int, list[tuple[float, int]]] = defaultdict(list)
-        for time, address, taken in profile.allocations:
-            events[address].append((time, taken))
-        self._stretches = {address: list(_spread(found)) for address, found in events.items()}
-        # given back, but taken before the step
-        self.of_older = [found[0] for found in events.values() if found[0][1] < 0]
-        self._replays = sorted((start, start + took) for _, start, took in profile.replays)
-
-    def all(self) -> Iterable[tuple[int, list[tuple[float, float, int]]]]:
-        return self._stretches.items()
-
-    def is_replay(self, time: float) -> bool:
-        """Whether an operator ran again then."""
-        place = bisect.bisect_right(self._replays, (time, math.inf)) - 1
-        return place >= 0 and time <= self._replays[place][1]
-
-    def stretch(self, address: int, time: float) -> tuple[float, float, int] | None:
-        """The one in which an address was taken at a time."""
-        stretches = self._stretches.get(address, [])
-        place = bisect.bisect_right(stretches, (time, math.inf, 0)) - 1
-        return stretches[place] if place >= 0 and stretches[place][1] >= time else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -70,6 +70,7 @@ class Transfers:
     Attributes:
         stays: when which storage is in memory.
         waited: milliseconds that the step waits for copies.
+        moved: bytes that leave.
 
     Args:
         all_sent: what leaves.
@@ -80,11 +81,13 @@ class Transfers:
     def __init__(self, all_sent: Iterable[Sent], link: Link, window: int) -> None:
         self._link, self._window = link, window
         order = sorted(all_sent, key=lambda one: (one.packed, one.memory))
-        away, left, waited_out = self._send(order)
-        self.stays, waited_back = self._fetch(away, left)
-        stayed = [Stays(one, math.inf, one.asked) for one in order if one not in left]
-        self.stays += stayed
+        gone, left, waited_out = self._send(order)
+        fetched, waited_back = self._fetch(gone, left)
+        self.stays = [
+            Stays(one, left.get(one, math.inf), fetched.get(one, one.asked)) for one in order
+        ]
         self.waited = waited_out + waited_back
+        self.moved = sum(one.size for one in gone)
 
     def _send(self, order: Sequence[Sent]) -> tuple[list[Sent], dict[Sent, float], float]:
         """What goes, when each has left, and how long the host waits."""
@@ -98,9 +101,7 @@ class Transfers:
                 continue  # there is no room on the host: it stays
             used += one.size
             gone.append(one)
-            left[one] = math.inf
-            now = one.packed + waited
-            done = max(done, now) + one.size / self._link.out
+            done = max(done, one.packed + waited) + one.size / self._link.out
             under_way.append((one, done))
             flying += one.size
             while flying > self._window:
@@ -110,39 +111,43 @@ class Transfers:
                 left[first] = one.packed
         return gone, left, waited
 
-    def _fetch(self, gone: Sequence[Sent], left: dict[Sent, float]) -> tuple[list[Stays], float]:
-        """When each comes back, and how long the device waits for it."""
-        away = [one for one in gone if left[one] < math.inf]
-        found: dict[Sent, float] = {}
+    def _fetch(
+        self, gone: Sequence[Sent], left: dict[Sent, float]
+    ) -> tuple[dict[Sent, float], float]:
+        """When each that has left comes back, and how long the device waits for it."""
+        fetched: dict[Sent, float] = {}
         arrives: dict[Sent, float] = {}
+        ahead: set[Sent] = set()
         done = waited = 0.0
-        asked = sorted(away, key=lambda one: one.asked)
-        place_of = {one: place for place, one in enumerate(away)}
-        for one in asked:
+        places = {one: place for place, one in enumerate(gone)}
+        for one in sorted(gone, key=lambda one: one.asked):
+            ahead.discard(one)
             now = one.asked + waited
-            for next_one in self._with_those_ahead(one, away, place_of[one], found, one.asked):
-                found[next_one] = one.asked
-                done = max(done, now) + next_one.size / self._link.back
-                arrives[next_one] = done
-            waited += max(0.0, arrives[one] - now)
-        return [Stays(one, left[one], found.get(one, one.asked)) for one in gone], waited
+            wanted = [one] if one in left and one not in fetched else []
+            there = {*fetched, *wanted}
+            more = self._ahead_of(places[one], gone, left, there, sum(e.size for e in ahead))
+            ahead.update(more)
+            for other in (*wanted, *more):
+                fetched[other] = one.asked
+                done = max(done, now) + other.size / self._link.back
+                arrives[other] = done
+            waited += max(0.0, arrives.get(one, now) - now)
+        return fetched, waited
 
-    def _with_those_ahead(
+    def _ahead_of(
         self,
-        wanted: Sent,
-        away: Sequence[Sent],
         place: int,
-        found: dict[Sent, float],
-        now: float,
-    ) -> Iterable[Sent]:
-        if wanted not in found:
-            yield wanted
-        ahead = sum(one.size for one in found if one.asked > now)
-        for before in range(place - 1, -1, -1):
-            one = away[before]
-            if one in found:
-                continue
-            if ahead + one.size > self._window:
-                return
-            ahead += one.size
-            yield one
+        gone: Sequence[Sent],
+        left: Container[Sent],
+        there: Container[Sent],
+        ahead: int,
+    ) -> list[Sent]:
+        """What is fetched when one is asked for: what was sent before it, the last first."""
+        found = []
+        for one in reversed(gone[:place]):
+            if one in left and one not in there:
+                ahead += one.size
+                if ahead > self._window:
+                    break
+                found.append(one)
+        return found

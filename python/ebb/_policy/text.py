@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from itertools import starmap
 from typing import Any, TypeAlias
 
 from ebb import _C
@@ -16,6 +17,7 @@ from ebb._policy.decision import RECOMPUTE, SAVE, Decision
 from ebb._policy.most_rules import check_number
 from ebb._policy.rule import Part, Rule
 from ebb._support.shown import clipped, shown
+from ebb._support.sizes import number_of_bytes, whole_number
 
 _DECISIONS = {decision.name.lower(): decision for decision in Decision}
 _RULE_KEYS = (
@@ -23,6 +25,7 @@ _RULE_KEYS = (
     "dtype", "force",
 )  # fmt: skip
 _PART_KEYS = ("default", "rules")
+_OFFLOAD_KEYS = ("min_bytes", "in_flight_bytes", "prefetch_bytes", "keep_last")
 _POLICY_KEYS = (*_PART_KEYS, "inputs", "preset", "either")
 
 Presets: TypeAlias = Mapping[str, _C.Policy]  # policies that a text can name
@@ -177,12 +180,13 @@ def loaded(path: str | os.PathLike[str], presets: Presets) -> _C.Policy:
 
 def loaded_regions(
     path: str | os.PathLike[str], presets: Presets
-) -> list[tuple[list[str], _C.Policy]]:
-    """Modules and their policies; see :meth:`ebb.ModulePolicies.load`."""
+) -> tuple[list[tuple[list[str], _C.Policy]], dict[str, int]]:
+    """Modules and their policies, and settings of OFFLOAD; see :meth:`ebb.ModulePolicies.load`."""
     document, at = _read(path)
     found = []
     known: set[str] = set()
-    tables = (at / "regions").array(at.table(document, ("regions",)).get("regions"))
+    whole = at.table(document, ("regions", "offload"))
+    tables = (at / "regions").array(whole.get("regions"))
     for number, table in enumerate(tables):
         here = at / "regions" / number
         given = dict(here.table(table, ("modules", *_POLICY_KEYS)))
@@ -194,6 +198,19 @@ def loaded_regions(
                 raise (here / "modules").error(f"{shown(name)} has a policy already")
             known.add(name)
         found.append((names, _policy(given, here, presets)))
+    return found, _offload(whole.get("offload", {}), at / "offload")
+
+
+def _offload(table: object, at: _At) -> dict[str, int]:
+    found = {}
+    for key, value in at.table(table, _OFFLOAD_KEYS).items():
+        try:
+            is_count = key == "keep_last"
+            found[key] = (
+                whole_number(key, value, "values") if is_count else number_of_bytes(key, value)
+            )
+        except (TypeError, ValueError) as error:
+            raise (at / key).error(error) from None
     return found
 
 
@@ -202,9 +219,11 @@ def has_regions(path: str | os.PathLike[str]) -> bool:
     return "regions" in _read(path)[0]
 
 
-def regions_to_toml(groups: Iterable[tuple[list[str], tuple[Part, ...], Decision]]) -> str:
+def regions_to_toml(
+    groups: Iterable[tuple[list[str], tuple[Part, ...], Decision]], offload: Mapping[str, int]
+) -> str:
     """See :meth:`ebb.ModulePolicies.save`."""
-    tables = []
+    tables = ["[offload]\n" + "".join(starmap(_line, offload.items()))] if offload else []
     for names, parts, inputs in groups:
         listed = "".join(f"    {json.dumps(name, ensure_ascii=False)},\n" for name in names)
         listed = listed.replace("\x7f", "\\u007f")

@@ -1,0 +1,117 @@
+"""How fast bytes leave memory and come back, measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ebb import offload
+from ebb._plan.allocations import Allocations
+from ebb._plan.profile import Profile, wait_for_devices
+from ebb._plan.transfers import Link
+from ebb._policy.decision import OFFLOAD
+from ebb._policy.policy import Policy
+from ebb._region.region import region
+
+_PROBE = 32 * 2**20  # bytes of one copy
+_ROUNDS = 3
+_MOST_SECONDS = 60.0  # for one copy
+
+
+def measure_link(device: torch.device) -> Link | None:
+    """Copies some bytes out and back.
+
+    Args:
+        device: whose memory they leave.
+
+    Returns:
+        None if nothing can leave: on a CPU without a disk tier, or without host memory for it.
+    """
+    settings = offload.settings()
+    if not may_send(device):
+        return None
+    room = settings["pinned_limit"] + (settings["disk_limit"] if settings["disk"] else 0)
+    size = max(_PROBE, settings["min_bytes"])
+    if size > room:
+        return None
+    with transfers_of(in_flight_bytes=0, prefetch_bytes=0):
+        rounds = [_round(device, size) for _ in range(_ROUNDS)]
+    found = [one for one in rounds if one is not None]
+    if not found:
+        return None
+    out, back = (min(times) for times in zip(*found, strict=True))
+    return Link(size / out, size / back, max(1, settings["min_bytes"]), room)
+
+
+def may_send(device: torch.device) -> bool:
+    """Whether values of a device may leave it, to the host or, from a CPU, to a disk."""
+    settings = offload.settings()
+    return bool(settings["disk"]) or device.type not in ("cpu", "meta")
+
+
+@contextmanager
+def transfers_of(**settings: Any) -> Iterator[None]:
+    """OFFLOAD has these settings meanwhile."""
+    before = offload.settings()
+    offload.configure(keep_last=0, **settings)
+    try:
+        yield
+    finally:
+        offload.configure(**before)
+
+
+def _round(device: torch.device, size: int) -> tuple[float, float] | None:
+    """Milliseconds out and back; None if nothing left."""
+    x = torch.ones(size // 4, device=device, requires_grad=True)
+    gradient = torch.ones_like(x)
+    sent = offload.stats()["bytes_sent"]
+
+    def forward() -> torch.Tensor:
+        with region(Policy(default=OFFLOAD), name="ebb.plan measures copies"):
+            return (x * 2).sin()
+
+    y, out = _timed(forward)
+    if offload.stats()["bytes_sent"] < sent + size:
+        return None
+    _, back = _timed(lambda: torch.autograd.grad(y, x, gradient))
+    return out, back
+
+
+def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
+    wait_for_devices()
+    begin = time.perf_counter()
+    result = function()
+    wait_for_devices()
+    while offload.stats()["in_flight_bytes"] and time.perf_counter() - begin < _MOST_SECONDS:
+        time.sleep(1e-4)
+    return result, (time.perf_counter() - begin) * 1e3
+
+
+def left_memory(recomputed: Profile, sent: Profile) -> frozenset[int]:
+    """What regions read and did not hold between forward and backward.
+
+    Args:
+        recomputed: of a step.
+        sent: of that step with ``inputs=ebb.OFFLOAD``.
+
+    Returns:
+        Places in ``values`` of both; none if the steps differ.
+    """
+    if _operators(recomputed) != _operators(sent):
+        return frozenset()
+    made = {value for one in sent.operators for value in one.outputs}
+    allocations = Allocations(sent)
+    found = set()
+    for value, about in enumerate(sent.values):
+        stretch = allocations.stretch(about.address, about.made)
+        if value not in made and about.saved and stretch and stretch[1] < about.asked:
+            found.add(value)
+    return frozenset(found)
+
+
+def _operators(profile: Profile) -> list[tuple[object, ...]]:
+    return [(one.func_name, one.inputs, one.outputs) for one in profile.operators]
