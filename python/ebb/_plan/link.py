@@ -99,19 +99,21 @@ def left_memory(recomputed: Profile, sent: Profile) -> frozenset[int]:
         sent: of that step with ``inputs=ebb.OFFLOAD``.
 
     Returns:
-        Places in ``values`` of both; none if the steps differ.
+        Places in ``values`` of the first; none if the steps differ.
     """
-    if _operators(recomputed) != _operators(sent):
+    if [one.func_name for one in recomputed.operators] != [one.func_name for one in sent.operators]:
         return frozenset()
-    made = {value for one in sent.operators for value in one.outputs}
     allocations = Allocations(sent)
-    found = set()
-    for value, about in enumerate(sent.values):
+
+    def left(value: int) -> bool:
+        about = sent.values[value]
         stretch = allocations.stretch(about.address, about.made)
-        if value not in made and about.saved and stretch and stretch[1] < about.asked:
-            found.add(value)
-    return frozenset(found)
+        return about.saved and stretch is not None and stretch[1] < about.asked
 
-
-def _operators(profile: Profile) -> list[tuple[object, ...]]:
-    return [(one.func_name, one.inputs, one.outputs) for one in profile.operators]
+    made = {value for one in sent.operators for value in one.outputs}
+    return frozenset(
+        own
+        for one, other in zip(recomputed.operators, sent.operators, strict=True)
+        for own, value in zip(one.inputs, other.inputs, strict=False)
+        if value not in made and left(value)
+    )
