@@ -212,6 +212,7 @@ class Budget:
 
     def _stop(self) -> None:
         self._has_ended = True
+        self._moved.close()
         if self._measuring is not None:
             self._measuring.stop()
             self._measuring = None

@@ -16,6 +16,7 @@ from ebb._plan.transfers import Link
 from ebb._policy.decision import OFFLOAD
 from ebb._policy.policy import Policy
 from ebb._region.region import region
+from ebb._support.log import log
 
 _PROBE = 32 * 2**20  # bytes of one copy
 _ROUNDS = 3
@@ -29,7 +30,8 @@ def measure_link(device: torch.device) -> Link | None:
         device: whose memory they leave.
 
     Returns:
-        None if nothing can leave: on a CPU without a disk tier, or without host memory for it.
+        None if nothing can leave: on a CPU without a disk tier, without host memory for it, or if
+        the copies failed.
     """
     settings = offload.settings()
     if not may_send(device):
@@ -38,8 +40,12 @@ def measure_link(device: torch.device) -> Link | None:
     size = max(_PROBE, settings["min_bytes"])
     if size > room:
         return None
-    with transfers_of(in_flight_bytes=0, prefetch_bytes=0):
-        rounds = [_round(device, size) for _ in range(_ROUNDS)]
+    try:
+        with transfers_of(in_flight_bytes=0, prefetch_bytes=0):
+            rounds = [_round(device, size) for _ in range(_ROUNDS)]
+    except RuntimeError as error:  # no memory for the probe, among others
+        log.info("plans: nothing is offloaded, since a copy failed: %s", error)
+        return None
     found = [one for one in rounds if one is not None]
     if not found:
         return None

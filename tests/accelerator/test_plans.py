@@ -1,0 +1,103 @@
+"""Plans on a device whose copies are as late as they may be: no bit and no byte more than said."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import accelerator
+import pytest
+import torch
+from exactness import same_bits
+from torch import nn
+
+import ebb
+from ebb._plan.measuring import measure
+from ebb._plan.plan import plan_of
+from ebb._plan.transfers import Link
+
+FAST = Link(out=1e9, back=1e9, least=1024, room=1 << 40)
+CLOSE = 1.005  # of the peak: the host allocates scalars, which a step of the plan may not
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.up, self.down = nn.Linear(32, 128), nn.Linear(128, 32)
+
+    def forward(self, x):
+        return x + self.down(self.up(self.norm(x)).sin())
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(32, 32)
+        self.layers = nn.ModuleList(Block() for _ in range(6))
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+@pytest.fixture
+def model(device):
+    ebb.offload.configure(min_bytes=1024)
+    return Net().to(device)
+
+
+@pytest.fixture
+def step(device, model):
+    x = torch.randn(64, 32).to(device)
+
+    def run():
+        model.zero_grad(set_to_none=True)
+        model(x).backward()
+
+    return run
+
+
+def bits(model, step):
+    step()
+    return [one.grad.cpu() for one in model.parameters()]
+
+
+def test_what_leaves_is_seen_and_measured(model, step):
+    found = measure(step, model, ["layers.*"])
+
+    assert found.link.out > 0
+    assert found.link.back > 0
+    assert len(found.leaving) == 6, "what each block reads; the first block's, too"
+    assert found.away is not None
+
+
+@pytest.mark.parametrize("share", [0.25, 0.4, 0.6, 0.8])
+@pytest.mark.parametrize("late", [contextlib.nullcontext, lambda: accelerator.delayed(300, 300)])
+def test_a_plan_that_sends_keeps_to_bits_and_bytes(model, step, share, late):
+    expected = bits(model, step)
+    measured = replace(measure(step, model, ["layers.*"]), link=FAST, away=None)
+    plan = plan_of(measured, share, at_least=True)
+
+    with plan.apply(model), late():
+        before = ebb.offload.stats()["bytes_sent"]
+        found = bits(model, step)
+        sent = ebb.offload.stats()["bytes_sent"] - before
+        peak = ebb.profile(step, steps=1).peak
+
+    assert all(map(same_bits, found, expected))
+    assert peak <= plan.peak * CLOSE
+    assert (sent > 0) == bool(plan.offload)
+    assert plan.offload or share < 0.6
+
+
+def test_a_plan_from_the_budget_alone(model, step):
+    expected = bits(model, step)
+
+    plan = ebb.plan(step, model, "60%")
+
+    with plan.apply(model):
+        assert all(map(same_bits, bits(model, step), expected))
+        assert ebb.profile(step, steps=1).peak <= plan.budget * CLOSE

@@ -1,0 +1,119 @@
+"""EBB_BUDGET where values can leave memory: here to a disk, as on an accelerator to the host."""
+
+from __future__ import annotations
+
+import pytest
+from budget_jobs import STEPS, Job, Quiet, assert_same, peak_of, regions
+
+import ebb
+from ebb._launch import measured_steps, takeover
+from ebb._plan import link
+from ebb._plan.simulate import Simulator
+from ebb._plan.transfers import Link
+
+PLANNED = measured_steps.number_of_steps([]) + 4  # steps, after which there is a plan
+FAST = Link(out=1e9, back=1e9, least=1, room=1 << 30)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Of which nothing is said about its speed."""
+    before = ebb.offload.settings()
+    ebb._C._testing.drain_offload()
+    ebb.offload.configure(disk=tmp_path, disk_limit="1GiB", min_bytes=1, keep_last=1)
+    yield ebb.offload.settings()
+    ebb._C._testing.drain_offload()
+    ebb.offload.configure(**before)
+
+
+@pytest.fixture
+def fast_disk(disk, monkeypatch):
+    monkeypatch.setattr(measured_steps, "measure_link", lambda device: FAST)
+    monkeypatch.setattr(Simulator, "_measure_copies", lambda self, away: 0.0)
+    return disk
+
+
+def test_the_job_tells_how_many_steps_are_measured(disk, install, told):
+    install("60%")
+    Job().train(1)
+
+    assert told()[0].startswith(f"60%: {PLANNED} steps are measured")
+
+
+def test_steps_that_show_what_leaves_are_measured_too(fast_disk, install):
+    install("60%")
+    job = Job()
+
+    sent, settings = [], []
+    for _ in range(PLANNED - 1):
+        before = ebb.offload.stats()["bytes_sent"]
+        job.train(1)
+        sent.append(ebb.offload.stats()["bytes_sent"] > before)
+        settings.append(ebb.offload.settings())
+
+    # a step's end is where the next one begins, whose settings are in place then
+    assert sent == [False] * 6 + [True] * 4 + [False] * 6
+    assert [one == fast_disk for one in settings] == [True] * 5 + [False] * 4 + [True] * 7
+    assert job.bits
+
+
+def test_a_job_has_the_same_bits(disk, install, told):
+    expected = Job().train(STEPS + 4)
+    install("50%")
+
+    found = Job().train(STEPS + 4)
+
+    assert_same(found, expected)
+    assert "the step will allocate" in told()[-1]
+
+
+@pytest.mark.not_sanitized
+def test_a_fast_disk_is_used_and_the_budget_kept(fast_disk, install):
+    plain = Quiet().train(3)
+    peak_of(plain)
+    allowed, _ = peak_of(plain)
+    install(0.6)
+    job = Quiet().train(PLANNED)
+    before = ebb.offload.stats()["bytes_sent"]
+
+    peak_of(job)
+    found, _ = peak_of(job)
+
+    assert found <= 0.6 * allowed
+    assert ebb.offload.stats()["bytes_sent"] > before
+    assert any("OFFLOAD" in repr(policy) for policy in regions(job.model).values())
+    assert ebb.offload.settings()["keep_last"] == 0
+
+
+def test_the_job_has_its_settings_back_when_the_budget_goes(fast_disk, install):
+    install(0.6)
+    Job().train(STEPS + 4)
+    assert ebb.offload.settings() != fast_disk
+
+    takeover.remove()
+
+    assert ebb.offload.settings() == fast_disk
+
+
+def test_it_goes_while_steps_are_measured(fast_disk, install):
+    install(0.6)
+    Job().train(6)
+    assert ebb.offload.settings() != fast_disk
+
+    takeover.remove()
+
+    assert ebb.offload.settings() == fast_disk
+
+
+def test_a_probe_that_fails_ends_no_job(disk, install, told, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no copies today")
+
+    monkeypatch.setattr(link, "_round", fails)
+    expected = Job().train(STEPS)
+    install("60%")
+
+    found = Job().train(STEPS)
+
+    assert_same(found, expected)
+    assert "the step will allocate" in told()[-1]

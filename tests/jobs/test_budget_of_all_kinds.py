@@ -1,0 +1,274 @@
+"""EBB_BUDGET in jobs of many kinds: micro-batches, scalers, evaluations, several models, stages."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+import torch
+from budget_jobs import (
+    PLANNED,
+    ROWS,
+    STEPS,
+    WIDTH,
+    Job,
+    Net,
+    assert_same,
+    regions,
+)
+from exactness import same_bits
+from torch import nn
+
+import ebb
+from ebb._region.modules import marks_of
+
+
+class Accumulating(Job):
+    def step(self, step):
+        self.optimizer.zero_grad()
+        for _ in range(3):
+            loss = self.model(self.batch(step)).square().mean()
+            loss.backward()
+        self.note(loss)
+        self.optimizer.step()
+
+
+class Scaled(Job):
+    """Autocast, and a scaler that skips some steps."""
+
+    scaler = None
+
+    def step(self, step):
+        self.scaler = self.scaler or torch.amp.GradScaler("cpu", init_scale=2.0**15)
+        self.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = self.model(self.batch(step)).square().mean()
+        self.scaler.scale(loss).backward()
+        if step in (0, 1, 5, 9):
+            self.model.head.bias.grad.fill_(torch.inf)
+        self.note(loss)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+class Evaluating(Job):
+    def step(self, step):
+        super().step(step)
+        if step % 4 == 3:
+            self.model.eval()
+            with torch.no_grad():
+                self.model(self.batch(step))
+            self.model.train()
+
+
+class Idle(Job):
+    """Some steps have no backward."""
+
+    def step(self, step):
+        if step % 5 == 4:
+            self.optimizer.step()
+            self.note(torch.zeros(()))
+        else:
+            super().step(step)
+
+
+class Closures(Job):
+    def step(self, step):
+        def closure():
+            self.optimizer.zero_grad()
+            loss = self.model(self.batch(step)).square().mean()
+            loss.backward()
+            return loss
+
+        self.note(self.optimizer.step(closure))
+
+
+@pytest.mark.parametrize("kind", [Accumulating, Scaled, Evaluating, Idle, Closures])
+def test_kinds_of_steps(install, told, kind):
+    expected = kind().train(2 * PLANNED)
+    install("60%")
+
+    found = kind().train(2 * PLANNED)
+
+    assert_same(found, expected)
+    assert regions(found.model)
+    assert "region" in told()[-1]
+
+
+class Unsteady(Net):
+    """Calls blocks now more, now less often."""
+
+    steps = 0
+
+    def forward(self, x):
+        self.steps += 1
+        for layer in self.layers[: 1 + self.steps % 4]:
+            x = layer(x)
+        return self.head(x)
+
+
+def test_steps_that_differ_each_time_get_no_plan(install, told):
+    expected = Job(Unsteady).train(45)
+    install("60%")
+
+    found = Job(Unsteady).train(45)
+
+    assert_same(found, expected)
+    assert told()[-1] == (
+        "60%: no plan: steps call blocks now more, now less often; all blocks are recomputed"
+    )
+    assert set(regions(found.model).values()) == {ebb.policies.recompute_all}
+
+
+def test_an_optimizer_that_steps_in_backward(install, told):
+    def train():
+        torch.manual_seed(0)
+        model = Net()
+        for parameter in model.parameters():
+            own = torch.optim.SGD([parameter], lr=0.1)
+            parameter.register_post_accumulate_grad_hook(lambda _, own=own: own.step())
+        for _ in range(4):
+            model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+            model.zero_grad()
+        return list(model.parameters())
+
+    expected = train()
+    install("60%")
+
+    found = train()
+
+    assert all(map(same_bits, found, expected))
+    assert told()[-1].startswith("60%: no plan: an optimizer steps while backward runs")
+
+
+def test_a_model_that_never_runs_backward(install, told):
+    install("60%")
+    torch.manual_seed(0)
+    model, teacher = Net(), Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    for _ in range(STEPS):
+        x = torch.randn(ROWS, WIDTH)
+        with torch.no_grad():
+            wanted = teacher(x)
+        optimizer.zero_grad()
+        (model(x) - wanted).square().mean().backward()
+        optimizer.step()
+
+    assert regions(model)
+    assert regions(teacher) == {}
+
+
+def test_a_job_of_no_blocks_with_a_backward(install, told):
+    install("60%")
+    model = Net()
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    for _ in range(25):
+        with torch.no_grad():
+            y = model(torch.randn(4, WIDTH)).mean()
+        (y * weight).sum().backward()
+        optimizer.step()
+
+    assert told()[-1].startswith("60%: no plan: no block has a backward")
+
+
+# Several models and optimizers -------------------------------------------------------------------
+
+
+class Gan(Job):
+    critic_steps = 1
+
+    def __init__(self):
+        super().__init__()
+        self.critic = Net()
+        self.second = torch.optim.SGD(self.critic.parameters(), lr=0.01)
+
+    def step(self, step):
+        for _ in range(self.critic_steps):
+            self.second.zero_grad()
+            fake = torch.randn(ROWS, WIDTH) * self.model(self.batch(step)).detach()
+            self.critic(fake).mean().backward()
+            self.second.step()
+        self.optimizer.zero_grad()
+        made = torch.randn(ROWS, WIDTH) * self.model(self.batch(step))
+        loss = -self.critic(made).mean()
+        loss.backward()
+        self.note(loss)
+        self.optimizer.step()
+
+    def note(self, loss):
+        super().note(loss)
+        self.bits[-1] += [p.detach().clone() for p in self.critic.parameters()]
+
+
+class Wasserstein(Gan):
+    critic_steps = 5
+
+
+@pytest.mark.parametrize("kind", [Gan, Wasserstein])
+def test_two_models_and_two_optimizers(install, told, kind):
+    expected = kind().train(STEPS + 5)
+    job = install("50%")
+
+    found = kind().train(STEPS + 5)
+
+    assert_same(found, expected)
+    assert regions(found.model) or regions(found.critic)
+    names = [block.name for block in job.blocks.alive()]
+    assert len(names) == len(set(names))
+    assert found.critic.layers[0] in [block.module() for block in job.blocks.alive()]
+
+
+def test_a_second_stage_is_measured_too(install, told):
+    install("60%")
+    first = Job().train()
+    assert regions(first.model)
+    first_told = told()
+    del first
+    gc.collect()
+
+    second = Job().train(STEPS + 3)
+
+    assert regions(second.model)
+    assert len(told()) == 1, first_told
+
+
+def test_a_model_that_comes_late_is_planned_with_the_others(install, told):
+    install("60%")
+    job = Gan()
+    Job.train(job, 0)
+    for step in range(STEPS):
+        Job.step(job, step)
+    assert regions(job.model)
+    told()
+
+    job.train(STEPS)
+
+    assert len(told()) == 1
+    assert regions(job.model) or regions(job.critic)
+
+
+def test_a_copy_has_blocks_of_its_own(install):
+    expected = Job().train(STEPS)
+    install("60%")
+    first = Job().train(STEPS)
+
+    second = Job()
+    state = torch.get_rng_state()
+    second.model = copy.deepcopy(first.model)
+    del first
+    gc.collect()
+    second.model.load_state_dict(Job().model.state_dict())
+    torch.set_rng_state(state)
+    second.optimizer = torch.optim.AdamW(second.model.parameters(), lr=1e-2)
+    second.train(STEPS)
+
+    assert_same(second, expected)
+    assert regions(second.model)
+    assert all(marks_of(inner).region.module() is inner for inner in second.model.layers[:1])
+
+
+# Shapes that change ------------------------------------------------------------------------------

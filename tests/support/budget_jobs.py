@@ -1,0 +1,116 @@
+"""Jobs that do not know of a budget, and what they come to."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from exactness import same_bits
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ebb import _C
+from ebb._launch import measured_steps
+from ebb._plan.measured import base_bytes
+from ebb._region.modules import marks_of
+
+WIDTH = 16
+ROWS = 256
+PLANNED = measured_steps.number_of_steps([])  # steps, after which there is a plan
+STEPS = PLANNED + 3
+
+
+class Block(nn.Module):
+    def __init__(self, dropout=0.1):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        return x + self.dropout(self.down(F.gelu(self.up(self.norm(x)))))
+
+
+class Net(nn.Module):
+    def __init__(self, depth=4, checkpoints=False, **settings):
+        super().__init__()
+        self.layers = nn.ModuleList(Block(**settings) for _ in range(depth))
+        self.head = nn.Linear(WIDTH, 1)
+        self.checkpoints = checkpoints
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.checkpoints else layer(x)
+        return self.head(x)
+
+
+class Job:
+    """A training: what it came to, and what it told.
+
+    Attributes:
+        bits: losses, gradients and parameters of each step.
+    """
+
+    def __init__(self, model=Net, rows=lambda step: ROWS, **settings):
+        torch.manual_seed(0)
+        self.model = model(**settings)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.rows = rows
+        self.bits = []
+
+    def train(self, steps=STEPS):
+        for step in range(len(self.bits), len(self.bits) + steps):
+            self.step(step)
+        return self
+
+    def step(self, step):
+        self.optimizer.zero_grad()
+        loss = self.model(self.batch(step)).square().mean()
+        loss.backward()
+        self.note(loss)
+        self.optimizer.step()
+
+    def batch(self, step):
+        return torch.randn(self.rows(step), WIDTH)
+
+    def note(self, loss):
+        gradients = [None if p.grad is None else p.grad.clone() for p in self.model.parameters()]
+        parameters = [p.detach().clone() for p in self.model.parameters()]
+        self.bits.append([loss.detach().clone(), *gradients, *parameters, torch.get_rng_state()])
+
+
+def assert_same(found, expected):
+    assert len(found.bits) == len(expected.bits)
+    for step, (one, other) in enumerate(zip(found.bits, expected.bits, strict=True)):
+        assert all(map(same_bits, one, other)), f"step {step}"
+
+
+def regions(model):
+    """Modules that are regions, and their policies."""
+    return {
+        name: block.region.policy
+        for name, inner in model.named_modules()
+        if (block := marks_of(inner)) is not None
+        and block.region is not None
+        and block.region.policy is not None
+    }
+
+
+def peak_of(job):
+    """Bytes of the next step, above what is there and with it."""
+    before = base_bytes([job.model], [job.optimizer])
+    _C.begin_profile()
+    job.step(len(job.bits))
+    job.bits.pop()
+    now = most = 0
+    for _, _, taken in _C.end_profile()["allocations"]:
+        now += taken
+        most = max(most, now)
+    return most, before + most
+
+
+class Quiet(Job):
+    """Keeps no copies, which would count as memory of the step."""
+
+    def note(self, loss):
+        self.bits.append([])
