@@ -52,8 +52,8 @@ bool GraphReplay::makeNext() {
     return false;
   }
   const auto value = lookahead_.wanted[next_++].value.lock();
-  if (!value || value->handles == 0 || value->redefined) {
-    return true;
+  if (!value || value->handles == 0 || value->redefined || value->isMadeEachTime()) {
+    return true;  // see also Note [Made each time]
   }
   still_.emplace();  // also while it looks for what it needs, and brings that back
   const auto afterwards = c10::make_scope_exit([&] { end(); });
@@ -171,7 +171,7 @@ bool GraphReplay::takeRoomFor(const Recipe& recipe) {
     if (!lookahead_.take(value->nbytes)) {
       return false;
     }
-    if (value->handles == 0) {
+    if (value->handles == 0 || value->isMadeEachTime()) {
       passing_.push_back({output.value, value->nbytes});
     }
   }
@@ -180,7 +180,8 @@ bool GraphReplay::takeRoomFor(const Recipe& recipe) {
 
 void GraphReplay::forgetPassed() {
   const auto passed = std::remove_if(passing_.begin(), passing_.end(), [&](const Passing& each) {
-    const bool gone = each.value.expired();
+    const auto value = each.value.lock();
+    const bool gone = !value || (value->isMadeEachTime() && !value->bytes);
     if (gone) {
       lookahead_.giveBack(each.nbytes);
     }

@@ -38,7 +38,7 @@ class GraphReplay final : public AheadWatch {
   void end() override;
 
  private:
-  // Bytes that no handle waits for: they go when the recipes that read them have run.
+  // Bytes that no handle waits for, or not now: they go when the recipes that read them have run.
   struct Passing {
     c10::weak_intrusive_ptr<Value> value;
     size_t nbytes;
