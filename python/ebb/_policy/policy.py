@@ -33,7 +33,8 @@ class Policy:
         TypeError: a decision or an operator has the wrong type.
         ValueError: a rule matches no registered operator; the message gives the nearest names. Or
             the conditions of a rule exclude each other, or it forces a collective. Or ``inputs`` is
-            RECOMPUTE or RECOMPUTE_EACH_TIME. Or there are more than 5,000 rules, or more than 64 that match one operator.
+            RECOMPUTE or RECOMPUTE_EACH_TIME. Or there are more than 5,000 rules, or more than 64 that
+            match one operator.
 
     Example:
         >>> policy = ebb.Policy({"aten::mm": ebb.SAVE, "aten::_scaled_dot_product_*": ebb.SAVE})

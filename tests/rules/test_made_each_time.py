@@ -1,0 +1,599 @@
+"""RECOMPUTE_EACH_TIME: made again for others in passing, and held only when backward asks for it.
+
+See Note [Made each time].
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from itertools import accumulate
+
+import pytest
+import torch
+from exactness import leaves, replayed, same_bits
+from memory_use import allocations, peak_bytes
+from offloading import finish_copies
+from torch import nn
+from torch.nn import functional as F
+
+import ebb
+from ebb import OFFLOAD, RECOMPUTE, RECOMPUTE_EACH_TIME, SAVE, Policy, Rule
+
+EACH_TIME = Policy(default=RECOMPUTE_EACH_TIME)
+ALL = ebb.policies.recompute_all
+COUNT, SIZE = 12, 1 << 14  # of the chain: values, and elements of each
+NBYTES = SIZE * 8
+
+
+def each_time(*ops, but=(), default=RECOMPUTE):
+    """Those operators' results each time; those of `but` held; all others as `default` says."""
+    rules = {op: RECOMPUTE for op in but} | {op: RECOMPUTE_EACH_TIME for op in ops}
+    return Policy(rules, default=default)
+
+
+def held_every(k):
+    return Policy([Rule("aten::sin", RECOMPUTE, every=k)], default=RECOMPUTE_EACH_TIME)
+
+
+def chain(region, count=COUNT):
+    """Each sine saves what it reads: x, then the result of the one before it."""
+    x = torch.linspace(0, 3, SIZE, dtype=torch.float64, requires_grad=True)
+    with region:
+        h = x
+        for _ in range(count):
+            h = h.sin()
+        loss = h.sum()
+    return x, loss
+
+
+def backward_of_chain(policy):
+    """The gradient, and the most bytes that its backward added."""
+    x, loss = chain(ebb.region(policy))
+    peak = peak_bytes(loss.backward)
+    return x.grad, peak
+
+
+def recipes_run(policy, program, *inputs):
+    """How many recipes ran in backward; its gradients are compared with eager's."""
+
+    def gradients(region):
+        torch.manual_seed(1)
+        with region:
+            outputs = program(*inputs)
+        outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        loss = sum(o.sum() for o in outputs)
+        del outputs
+        before = replayed()
+        found = torch.autograd.grad(loss, inputs, allow_unused=True)
+        return found, replayed() - before
+
+    expected, _ = gradients(contextlib.nullcontext())
+    found, count = gradients(ebb.region(policy))
+    assert all(map(same_bits, found, expected))
+    return count
+
+
+# How much memory
+
+
+def test_nothing_but_what_is_wanted_is_held():
+    expected, eager_peak = backward_of_chain(Policy(default=SAVE))
+    found, peak = backward_of_chain(EACH_TIME)
+
+    assert same_bits(found, expected)
+    # One that is wanted; in eager all are there before.
+    assert peak == eager_peak + NBYTES
+
+
+@pytest.mark.parametrize("k", [2, 3, 4, 5])
+def test_peak_is_below_that_of_recompute_all_by_what_is_not_held(k):
+    expected, most = backward_of_chain(ALL)
+    found, peak = backward_of_chain(held_every(k))
+
+    assert same_bits(found, expected)
+    # When the second sine's gradient is computed all below what was wanted first are there.
+    held = {*range(k, COUNT - 1, k), COUNT - 2}
+    assert peak == most - (COUNT - 2 - len(held)) * NBYTES
+
+
+def test_a_slice_holds_two_values_at_a_time():
+    x, loss = chain(ebb.region(EACH_TIME))
+    (unpack,) = {loss.grad_fn.next_functions[0][0]}
+
+    def look():
+        return unpack._saved_self
+
+    assert peak_bytes(look) == 2 * NBYTES  # what the last recipe reads, and what it makes
+    assert same_bits(look(), chain(contextlib.nullcontext(), COUNT - 1)[1].grad_fn and look())
+
+
+def test_bytes_go_when_the_last_reader_has_run_and_not_before():
+    a = torch.linspace(0, 3, SIZE, dtype=torch.float64, requires_grad=True)
+
+    def program(x):
+        early = x.detach().sin()  # read at once, and at the end
+        h = early
+        for _ in range(5):
+            h = h.cos()
+        return ((h + early) + x).exp()
+
+    expected = program(a).detach()
+    with ebb.region(EACH_TIME):
+        y = program(a)
+    node = y.grad_fn
+    del y
+    found = []
+    peak = peak_bytes(lambda: found.append(node._saved_result))
+
+    assert same_bits(found[0].detach(), expected)
+    assert peak == 3 * NBYTES  # early, and two of the others
+
+
+# How often
+
+
+def test_each_unpack_runs_what_leads_to_it():
+    x, loss = chain(ebb.region(EACH_TIME))
+    loss.backward()
+
+    assert replayed() == sum(range(COUNT))
+
+
+@pytest.mark.parametrize("k", [2, 3, 5])
+def test_what_is_held_is_made_once(k):
+    x, loss = chain(ebb.region(held_every(k)))
+    loss.backward()
+
+    def runs(place):  # of the value after so many sines, from the nearest that is held below it
+        return place - max(p for p in range(0, place, k))
+
+    wanted = range(COUNT - 1, 0, -1)
+    first = COUNT - 1  # makes all that are held
+    assert replayed() == first + sum(runs(p) for p in wanted if p != first and p % k)
+
+
+def test_retained_graphs_are_not_made_again():
+    x, loss = chain(ebb.region(EACH_TIME))
+    first = torch.autograd.grad(loss, x, retain_graph=True)
+    once = replayed()
+    second = torch.autograd.grad(loss, x)
+
+    assert replayed() == once
+    assert same_bits(*first, *second)
+
+
+def test_two_functions_that_save_it_get_it_once():
+    (x,) = leaves((8,))
+
+    assert recipes_run(EACH_TIME, lambda x: [h.sin() + h.cos() for h in [x * 2]][0], x) == 1
+
+
+# Operators with several results
+
+
+def test_results_of_one_run_come_together_if_handles_wait_for_them():
+    x, w = leaves((4, 8), (8,))
+
+    def norm(x, w):
+        return F.layer_norm(x * 2, (8,), w).sin()
+
+    # For sin: mul, layer_norm. For layer_norm: mul, since its mean and deviation are there.
+    assert recipes_run(EACH_TIME, norm, x, w) == 3
+
+
+def test_a_mask_is_there_when_what_it_made_was_wanted():
+    x = torch.randn(4, 8, requires_grad=True)
+
+    assert recipes_run(EACH_TIME, lambda x: F.dropout(x * 2, 0.5).exp().sin(), x) > 0
+
+
+def test_attention():
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    w = torch.randn(8, 8, requires_grad=True)
+
+    def attention(x, w):
+        q, k, v = (x @ w).chunk(3, -1) if x.shape[-1] % 3 == 0 else ((x @ w) * i for i in (1, 2, 3))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True) @ w
+
+    for policy in (EACH_TIME, each_time("aten::_scaled*"), each_time("aten::mul")):
+        recipes_run(policy, attention, x, w)
+
+
+@pytest.mark.parametrize("of_small_ones", [RECOMPUTE, SAVE, RECOMPUTE_EACH_TIME])
+@pytest.mark.parametrize("of_large_ones", [RECOMPUTE, SAVE, RECOMPUTE_EACH_TIME])
+def test_results_of_one_op_with_several_decisions(of_large_ones, of_small_ones):
+    policy = Policy([Rule("*", of_small_ones, max_bytes=32)], default=of_large_ones)
+    x, w = leaves((4, 4), (4, 4))
+
+    def program(x, w):
+        values, order = (x @ w).sort(-1)
+        low, high = torch.var_mean(values.exp(), dim=-1)
+        parts = torch._foreach_exp([values, low, high])
+        return [p.sin() * p for p in parts] + [order * values]
+
+    count = recipes_run(policy, program, x, w)
+
+    assert count > 0 or SAVE in (of_large_ones, of_small_ones)
+
+
+def test_a_result_that_nothing_needs_gets_no_memory():
+    x = torch.randn(SIZE, dtype=torch.float64, requires_grad=True)
+    with ebb.region(EACH_TIME):
+        first, second = torch._foreach_sin([x.detach(), x.detach()])
+        wanted = (first.cos() + x).exp()
+        other = second.cos() * x  # saves what is made of the second
+    del first, second
+    node = wanted.grad_fn
+    del wanted
+    found = []
+    sizes = allocations(lambda: found.append(node._saved_result))
+
+    # Of the sines the second goes at once, and the first when its cosine is there.
+    *_, bytes_after = accumulate(sizes)
+    assert max(accumulate(sizes)) == 2 * NBYTES
+    assert bytes_after == NBYTES
+    assert other is not None
+
+
+# Writes
+
+
+def written(x):
+    h = x * 2
+    h.add_(1)
+    before = (h + 3).sin()
+    h.mul_(3).neg_()
+    return before + h.sin()
+
+
+WRITES = {
+    "all": EACH_TIME,
+    "writes": each_time("aten::*_"),
+    "all but writes": each_time("*", but=["aten::*_"]),
+    "first": each_time("aten::add_"),
+    "last": each_time("aten::neg_"),
+    "made": each_time("aten::mul.Tensor"),
+    "with saved ones": Policy({"aten::add_": SAVE}, default=RECOMPUTE_EACH_TIME),
+    "on saved ones": Policy({"aten::mul.Tensor": SAVE}, default=RECOMPUTE_EACH_TIME),
+}
+
+
+@pytest.mark.parametrize("policy", WRITES.values(), ids=WRITES)
+def test_states_before_a_write_are_never_lost(policy):
+    (x,) = leaves((64,))
+
+    recipes_run(policy, written, x)
+    with ebb.region(policy):
+        loss = written(x).sum()
+    first = torch.autograd.grad(loss, x, retain_graph=True, create_graph=True)[0]
+    second = torch.autograd.grad(first.sum(), x, retain_graph=True)[0]
+    expected = torch.autograd.grad(written(x).sum(), x, create_graph=True)[0]
+
+    assert same_bits(first, expected)
+    assert same_bits(second, torch.autograd.grad(expected.sum(), x)[0])
+
+
+def in_place_chain(x):
+    h = x * 1
+    kept = []
+    for _ in range(4):
+        h.exp_().mul_(0.1)
+        kept.append(h.sin())  # saves this state
+    return kept
+
+
+def test_what_is_written_in_passing_is_not_copied():
+    x = torch.linspace(0, 1, SIZE, dtype=torch.float64, requires_grad=True)
+    with ebb.region(EACH_TIME):
+        outputs = in_place_chain(x.detach())
+        side = (outputs[-1].detach() + x).exp()
+    del outputs
+    node = side.grad_fn
+    del side
+    peak = peak_bytes(lambda: node._saved_result)
+
+    # One buffer goes through all states; sin reads it, then add, then exp.
+    assert peak == 2 * NBYTES
+
+
+def test_a_state_that_is_held_is_copied_before_a_write_that_will_run_again():
+    x = torch.linspace(0, 1, SIZE, dtype=torch.float64, requires_grad=True)
+
+    def program(x):
+        h = x * 2
+        h.mul_(x.detach())
+        return h.sin() * h.cos(), h.exp()
+
+    policy = each_time("aten::mul_")
+    expected = torch.autograd.grad(sum(o.sum() for o in program(x)), x)[0]
+    with ebb.region(policy):
+        first, second = program(x)
+    a = torch.autograd.grad(first.sum(), x, retain_graph=True)[0]
+    b = torch.autograd.grad(second.sum(), x)[0]
+
+    assert torch.allclose(a + b, expected)
+    recipes_run(policy, program, x)
+
+
+# Random operators
+
+
+@pytest.mark.parametrize("op", ["dropout", "bernoulli", "rand_like", "randn"])
+def test_each_replay_draws_the_same(op):
+    (x,) = leaves((16, 16))
+
+    def program(x):
+        h = x * 2
+        for i in range(3):
+            match op:
+                case "dropout":
+                    noise = F.dropout(h, 0.4)
+                case "bernoulli":
+                    noise = h * torch.bernoulli(h.detach().sigmoid())
+                case "rand_like":
+                    noise = h * torch.rand_like(h)
+                case _:
+                    noise = h + torch.randn(16, 16, dtype=h.dtype)
+            h = noise.sin() + i
+        return h
+
+    state = torch.get_rng_state()
+    assert recipes_run(EACH_TIME, program, x) > 9
+    torch.set_rng_state(state)
+
+
+def test_the_generator_goes_on_as_if_nothing_had_been_replayed():
+    (x,) = leaves((16,))
+    with ebb.region(EACH_TIME):
+        loss = F.dropout(F.dropout(x * 2, 0.5).sin(), 0.5).exp().sum()
+    before = torch.get_rng_state()
+    loss.backward()
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# What else may hold, move or write
+
+
+def test_an_input_that_was_away_stays_for_the_recipes_that_need_it_again(accelerator):
+    (x,) = leaves((64,))
+    policy = Policy({"aten::mul": OFFLOAD}, default=RECOMPUTE_EACH_TIME, inputs=OFFLOAD)
+
+    def program(x):
+        h = x * 2
+        for _ in range(4):
+            h = h.sin()
+        return h
+
+    with ebb.region(policy):
+        loss = program(x).sum()
+    finish_copies(accelerator)
+    found = torch.autograd.grad(loss, x)[0]
+
+    assert same_bits(found, torch.autograd.grad(program(x).sum(), x)[0])
+    assert accelerator.counts()["copies_in"] == 1
+
+
+def test_what_the_policy_saves_in_between_stops_a_slice():
+    (x,) = leaves((64,))
+    policy = Policy({"aten::cos": SAVE}, default=RECOMPUTE_EACH_TIME)
+
+    # exp's result, and sin's: from cos, which is saved.
+    assert recipes_run(policy, lambda x: (x * 2).cos().sin().exp(), x) == 2 + 1 - 1 + 1
+
+
+def test_a_leaf_that_changed_unseen_between_two_replays_is_an_error():
+    x = torch.randn(8, requires_grad=True)
+    factor = torch.randn(8)
+    with ebb.region(EACH_TIME, name="block"):
+        h = (x * 1).sin() * factor
+        loss = h.sin().exp().sum()
+    nodes = []
+    node = loss.grad_fn
+    while node is not None and not hasattr(node, "variable"):
+        nodes.append(node)
+        node = node.next_functions[0][0]
+    del h
+    assert nodes[1]._saved_result is not None
+    factor.data.add_(1)
+    with pytest.raises(RuntimeError, match="other contents than in the forward"):
+        torch.autograd.grad(loss, x)
+
+
+class Fails(Exception):
+    pass
+
+
+calls_left = []  # not empty: how often the operator may still run before it fails
+
+
+@torch.library.custom_op("ebb_each_time::copy", mutates_args=())
+def copy(x: torch.Tensor) -> torch.Tensor:
+    if calls_left:
+        calls_left[0] -= 1
+        if calls_left[0] < 0:
+            raise Fails
+    return x.clone()
+
+
+copy.register_autograd(lambda ctx, gradient: gradient)
+
+
+@pytest.mark.parametrize("calls", range(6))
+@pytest.mark.parametrize("in_place", [True, False])
+def test_an_attempt_that_fails_half_way_can_be_repeated(in_place, calls):
+    (x,) = leaves((64,))
+    policy = Policy({"ebb_each_time::copy": RECOMPUTE_EACH_TIME}, default=RECOMPUTE_EACH_TIME)
+
+    def program(x):
+        h = x * 2
+        for _ in range(3):
+            h = copy(h).neg_().mul_(0.1) if in_place else copy(h).neg() * 0.1
+            h = h.sin()
+        return h
+
+    expected = torch.autograd.grad(program(x).sum(), x)[0]
+    with ebb.region(policy):
+        loss = program(x).sum()
+    calls_left.append(calls)
+    try:
+        with contextlib.suppress(Fails):
+            torch.autograd.grad(loss, x, retain_graph=True)
+    finally:
+        calls_left.clear()
+
+    assert same_bits(torch.autograd.grad(loss, x)[0], expected)
+
+
+def test_double_backward():
+    (x,) = leaves((8,))
+
+    def second(region):
+        with region:
+            y = (x * 2).sin().exp().tanh().sum()
+        (first,) = torch.autograd.grad(y, x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    assert same_bits(second(ebb.region(EACH_TIME)), second(contextlib.nullcontext()))
+
+
+def test_escapes_come_back():
+    (x,) = leaves((64,))
+    held = []
+
+    def program(x):
+        h = (x * 2).sin()
+        held.append(h.cos())
+        return held[-1].exp().sin()
+
+    y = ebb.region(EACH_TIME, escapes="placeholder")(program)(x)
+    kept = held[0]
+    assert kept.untyped_storage().nbytes() == 0
+    found = torch.autograd.grad(y.sum(), x)[0]
+
+    assert same_bits(found, torch.autograd.grad(program(x).sum(), x)[0])
+    assert same_bits(kept.detach(), held[1].detach())
+
+
+def test_discarded_tensors_come_back():
+    x, w = leaves((4, 3), (3, 3))
+    expected = torch.autograd.grad((F.gelu(x * 2) @ w).sin().sum(), (x, w))
+    with ebb.region(EACH_TIME):
+        y = ebb.discardable(F.gelu(x * 2))
+    z = y @ w
+    ebb.discard(y, restore_at=z)
+    found = torch.autograd.grad(z.sin().sum(), (x, w))
+
+    assert all(map(same_bits, found, expected))
+
+
+def test_backwards_of_several_threads():
+    (x,) = leaves((256,))
+
+    def program(x):
+        h = x * 2
+        outputs = []
+        for i in range(6):
+            h = (h.sin() + i).exp().tanh()
+            outputs.append(h.cos())
+        return outputs
+
+    def gradients(outputs, i):
+        return torch.autograd.grad(outputs[i].sum(), x, retain_graph=True)[0]
+
+    eager = program(x)
+    expected = [gradients(eager, i) for i in range(6)]
+    for _ in range(20):
+        with ebb.region(EACH_TIME):
+            outputs = program(x)
+        found = {}
+        threads = [
+            threading.Thread(target=lambda i=i, o=outputs: found.update({i: gradients(o, i)}))
+            for i in range(6)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(same_bits(found[i], expected[i]) for i in range(6))
+
+
+def test_nothing_is_left(no_objects_left):
+    for k in (1, 2, 3):
+        x, loss = chain(ebb.region(held_every(k)))
+        loss.backward()
+        del loss, x
+
+
+# Policies
+
+
+def test_a_value_can_be_named():
+    (x,) = leaves((64,))
+    policy = Policy([Rule("*", RECOMPUTE, name="stream")], default=RECOMPUTE_EACH_TIME)
+
+    def program(x):
+        h = ebb.checkpoint_name((x * 2).sin(), "stream")
+        return h.cos().exp().sin()
+
+    with_name = recipes_run(policy, program, x)
+    without = recipes_run(EACH_TIME, program, x)
+
+    assert with_name < without
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.up = nn.Linear(16, 64)
+        self.down = nn.Linear(64, 16)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def test_the_residual_stream_is_kept_and_the_inside_of_blocks_is_not():
+    model = nn.Sequential(*(Block() for _ in range(4)))
+    x = torch.randn(64, 16, requires_grad=True)
+    stream = Policy({"aten::add.Tensor": RECOMPUTE}, default=RECOMPUTE_EACH_TIME)
+
+    def step(policy):
+        with ebb.region(policy):
+            loss = model(x).square().mean()
+        before = replayed()
+        found = []
+        peak = peak_bytes(
+            lambda: found.extend(torch.autograd.grad(loss, [x, *model.parameters()]))
+        )
+        return found, replayed() - before, peak
+
+    expected, once, most = step(ALL)
+    for policy in (stream, EACH_TIME):
+        found, count, peak = step(policy)
+        assert all(map(same_bits, found, expected))
+        assert peak < most
+        assert count > once
+    assert step(stream)[1] < step(EACH_TIME)[1]
+
+
+def test_it_is_no_decision_on_inputs():
+    with pytest.raises(ValueError, match="a region's inputs have no recipe"):
+        Policy(inputs=RECOMPUTE_EACH_TIME)
+
+
+def test_it_can_be_read_and_written(tmp_path):
+    policy = Policy([Rule("aten::mm", RECOMPUTE_EACH_TIME, every=2)], default=RECOMPUTE_EACH_TIME)
+    text = policy.dump()
+    read = tmp_path / "policy.toml"
+    read.write_text(text)
+
+    assert 'decision = "recompute_each_time"' in text
+    assert 'default = "recompute_each_time"' in text
+    assert Policy.load(read) == policy
+    assert Policy.parse("mm:recompute_each_time").rules[0].decision is RECOMPUTE_EACH_TIME
+    assert "RECOMPUTE_EACH_TIME by" in policy.explain("aten::mm.default")
+    read.write_text('inputs = "recompute_each_time"')
+    with pytest.raises(ValueError, match="inputs"):
+        Policy.load(read)
