@@ -49,11 +49,15 @@ bool GraphReplay::makeNext() {
   }
   std::lock_guard<PythonMutex> lock(graph_.mutex);
   if (next_ >= lookahead_.wanted.size()) {
-    return false;
+    return isPartLeft_ && leave(AheadEnd::Stopped);
   }
   const auto value = lookahead_.wanted[next_++].value.lock();
-  if (!value || value->handles == 0 || value->redefined || value->isMadeEachTime()) {
-    return true;  // see also Note [Made each time]
+  if (!value || value->handles == 0 || value->redefined) {
+    return true;
+  }
+  if (value->isMadeEachTime()) {  // see Note [Made each time]
+    isPartLeft_ |= !value->available();
+    return true;
   }
   still_.emplace();  // also while it looks for what it needs, and brings that back
   const auto afterwards = c10::make_scope_exit([&] { end(); });
@@ -142,6 +146,7 @@ bool GraphReplay::mayReadInputs(const Recipe& recipe) {
 //    come back ahead].
 // 6. What reads a value that the program holds too, and that can be made again: if the program
 //    writes to it, backward makes it again. See also Note [Writes under a replay ahead].
+// 7. What is made each time, but for others; see Note [Made each time].
 // The rest of the graph is left to backward then, since it is mostly made of what is missing.
 bool GraphReplay::allows(const Recipe& recipe) {
   const bool sets =
