@@ -37,8 +37,16 @@ Passing::Passing(const Value& wanted, bool beside) {
 Passing::~Passing() {
   for (auto& [value, read] : reads_) {
     if (read.made) {
-      value->giveUpAgain();
+      giveUp(*value, read);
     }
+  }
+}
+
+// A kernel may be Python that asks for the value: then it is held.
+void Passing::giveUp(Value& value, Read& read) {
+  read.made = false;
+  if (value.recipe) {
+    value.giveUpAgain();
   }
 }
 
@@ -56,7 +64,8 @@ void Passing::made(Value& value, c10::Storage bytes) {
 
 bool Passing::isLastToRead(const Recipe& reader, const Value& value) const {
   const auto read = reads_.find(const_cast<Value*>(&value));
-  return read != reads_.end() && read->second.made && read->second.last == reader.sequence;
+  return read != reads_.end() && read->second.made && read->second.last == reader.sequence &&
+         value.recipe;
 }
 
 void Passing::hasRun(const Recipe& reader) {
@@ -66,8 +75,7 @@ void Passing::hasRun(const Recipe& reader) {
   for (uint32_t i = 0; i < reader.inputCount; ++i) {
     Value* value = reader.inputs[i].value.get();
     if (value != nullptr && isLastToRead(reader, *value)) {
-      reads_.find(value)->second.made = false;
-      value->giveUpAgain();
+      giveUp(*value, reads_.find(value)->second);
     }
   }
 }

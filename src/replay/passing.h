@@ -52,6 +52,7 @@ class Passing {
   };
 
   bool isWanted(const Value& value) const;
+  static void giveUp(Value& value, Read& read);
 
   c10::SmallVector<const Value*, 2> wanted_;
   ska::flat_hash_map<Value*, Read> reads_;  // the recipes that will read them keep them alive

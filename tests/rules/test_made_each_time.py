@@ -5,74 +5,30 @@ See Note [Made each time].
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from itertools import accumulate
 
 import pytest
 import torch
+from each_time import (
+    ALL,
+    COUNT,
+    EACH_TIME,
+    NBYTES,
+    SIZE,
+    WRITES,
+    backward_of_chain,
+    chain,
+    each_time,
+    held_every,
+    recipes_run,
+    written,
+)
 from exactness import leaves, replayed, same_bits
 from memory_use import allocations, peak_bytes
-from offloading import finish_copies
-from torch import nn
 from torch.nn import functional as F
 
 import ebb
-from ebb import OFFLOAD, RECOMPUTE, RECOMPUTE_EACH_TIME, SAVE, Policy, Rule
-
-EACH_TIME = Policy(default=RECOMPUTE_EACH_TIME)
-ALL = ebb.policies.recompute_all
-COUNT, SIZE = 12, 1 << 14  # of the chain: values, and elements of each
-NBYTES = SIZE * 8
-
-
-def each_time(*ops, but=(), default=RECOMPUTE):
-    """Those operators' results each time; those of `but` held; all others as `default` says."""
-    rules = dict.fromkeys(but, RECOMPUTE) | dict.fromkeys(ops, RECOMPUTE_EACH_TIME)
-    return Policy(rules, default=default)
-
-
-def held_every(k):
-    return Policy([Rule("aten::sin", RECOMPUTE, every=k)], default=RECOMPUTE_EACH_TIME)
-
-
-def chain(region, count=COUNT):
-    """Each sine saves what it reads: x, then the result of the one before it."""
-    x = torch.linspace(0, 3, SIZE, dtype=torch.float64, requires_grad=True)
-    with region:
-        h = x
-        for _ in range(count):
-            h = h.sin()
-        loss = h.sum()
-    return x, loss
-
-
-def backward_of_chain(policy):
-    """The gradient, and the most bytes that its backward added."""
-    x, loss = chain(ebb.region(policy))
-    peak = peak_bytes(loss.backward)
-    return x.grad, peak
-
-
-def recipes_run(policy, program, *inputs):
-    """How many recipes ran in backward; its gradients are compared with eager's."""
-
-    def gradients(region):
-        torch.manual_seed(1)
-        with region:
-            outputs = program(*inputs)
-        outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-        loss = sum(o.sum() for o in outputs)
-        del outputs
-        before = replayed()
-        found = torch.autograd.grad(loss, inputs, allow_unused=True)
-        return found, replayed() - before
-
-    expected, _ = gradients(contextlib.nullcontext())
-    found, count = gradients(ebb.region(policy))
-    assert all(map(same_bits, found, expected))
-    return count
-
+from ebb import RECOMPUTE, RECOMPUTE_EACH_TIME, SAVE, Policy, Rule
 
 # How much memory
 
@@ -247,26 +203,6 @@ def test_a_result_that_nothing_needs_gets_no_memory():
 # Writes
 
 
-def written(x):
-    h = x * 2
-    h.add_(1)
-    before = (h + 3).sin()
-    h.mul_(3).neg_()
-    return before + h.sin()
-
-
-WRITES = {
-    "all": EACH_TIME,
-    "writes": each_time("aten::*_"),
-    "all but writes": each_time("*", but=["aten::*_"]),
-    "first": each_time("aten::add_"),
-    "last": each_time("aten::neg_"),
-    "made": each_time("aten::mul.Tensor"),
-    "with saved ones": Policy({"aten::add_": SAVE}, default=RECOMPUTE_EACH_TIME),
-    "on saved ones": Policy({"aten::mul.Tensor": SAVE}, default=RECOMPUTE_EACH_TIME),
-}
-
-
 @pytest.mark.parametrize("policy", WRITES.values(), ids=WRITES)
 def test_states_before_a_write_are_never_lost(policy):
     (x,) = leaves((64,))
@@ -359,248 +295,3 @@ def test_the_generator_goes_on_as_if_nothing_had_been_replayed():
     loss.backward()
 
     assert torch.equal(torch.get_rng_state(), before)
-
-
-# What else may hold, move or write
-
-
-def test_an_input_that_was_away_stays_for_the_recipes_that_need_it_again(accelerator):
-    (x,) = leaves((64,))
-    policy = Policy({"aten::mul": OFFLOAD}, default=RECOMPUTE_EACH_TIME, inputs=OFFLOAD)
-
-    def program(x):
-        h = x * 2
-        for _ in range(4):
-            h = h.sin()
-        return h
-
-    with ebb.region(policy):
-        loss = program(x).sum()
-    finish_copies(accelerator)
-    found = torch.autograd.grad(loss, x)[0]
-
-    assert same_bits(found, torch.autograd.grad(program(x).sum(), x)[0])
-    assert accelerator.counts()["copies_in"] == 1
-
-
-def test_what_the_policy_saves_in_between_stops_a_slice():
-    (x,) = leaves((64,))
-    policy = Policy({"aten::cos": SAVE}, default=RECOMPUTE_EACH_TIME)
-
-    # exp's result, and sin's: from cos, which is saved.
-    assert recipes_run(policy, lambda x: (x * 2).cos().sin().exp(), x) == 2 + 1 - 1 + 1
-
-
-def test_a_leaf_that_changed_unseen_between_two_replays_is_an_error():
-    x = torch.randn(8, requires_grad=True)
-    factor = torch.randn(8)
-    with ebb.region(EACH_TIME, name="block"):
-        h = (x * 1).sin() * factor
-        loss = h.sin().exp().sum()
-    nodes = []
-    node = loss.grad_fn
-    while node is not None and not hasattr(node, "variable"):
-        nodes.append(node)
-        node = node.next_functions[0][0]
-    del h
-    assert nodes[1]._saved_result is not None
-    factor.data.add_(1)
-    with pytest.raises(RuntimeError, match="other contents than in the forward"):
-        torch.autograd.grad(loss, x)
-
-
-class Fails(Exception):
-    pass
-
-
-calls_left = []  # not empty: how often the operator may still run before it fails
-
-
-@torch.library.custom_op("ebb_each_time::copy", mutates_args=())
-def copy(x: torch.Tensor) -> torch.Tensor:
-    if calls_left:
-        calls_left[0] -= 1
-        if calls_left[0] < 0:
-            raise Fails
-    return x.clone()
-
-
-copy.register_autograd(lambda ctx, gradient: gradient)
-
-
-@pytest.mark.parametrize("calls", range(6))
-@pytest.mark.parametrize("in_place", [True, False])
-def test_an_attempt_that_fails_half_way_can_be_repeated(in_place, calls):
-    (x,) = leaves((64,))
-    policy = Policy({"ebb_each_time::copy": RECOMPUTE_EACH_TIME}, default=RECOMPUTE_EACH_TIME)
-
-    def program(x):
-        h = x * 2
-        for _ in range(3):
-            h = copy(h).neg_().mul_(0.1) if in_place else copy(h).neg() * 0.1
-            h = h.sin()
-        return h
-
-    expected = torch.autograd.grad(program(x).sum(), x)[0]
-    with ebb.region(policy):
-        loss = program(x).sum()
-    calls_left.append(calls)
-    try:
-        with contextlib.suppress(Fails):
-            torch.autograd.grad(loss, x, retain_graph=True)
-    finally:
-        calls_left.clear()
-
-    assert same_bits(torch.autograd.grad(loss, x)[0], expected)
-
-
-def test_double_backward():
-    (x,) = leaves((8,))
-
-    def second(region):
-        with region:
-            y = (x * 2).sin().exp().tanh().sum()
-        (first,) = torch.autograd.grad(y, x, create_graph=True)
-        return torch.autograd.grad(first.square().sum(), x)[0]
-
-    assert same_bits(second(ebb.region(EACH_TIME)), second(contextlib.nullcontext()))
-
-
-def test_escapes_come_back():
-    (x,) = leaves((64,))
-    held = []
-
-    def program(x):
-        h = (x * 2).sin()
-        held.append(h.cos())
-        return held[-1].exp().sin()
-
-    y = ebb.region(EACH_TIME, escapes="placeholder")(program)(x)
-    kept = held[0]
-    assert kept.untyped_storage().nbytes() == 0
-    found = torch.autograd.grad(y.sum(), x)[0]
-
-    assert same_bits(found, torch.autograd.grad(program(x).sum(), x)[0])
-    assert same_bits(kept.detach(), held[1].detach())
-
-
-def test_discarded_tensors_come_back():
-    x, w = leaves((4, 3), (3, 3))
-    expected = torch.autograd.grad((F.gelu(x * 2) @ w).sin().sum(), (x, w))
-    with ebb.region(EACH_TIME):
-        y = ebb.discardable(F.gelu(x * 2))
-    z = y @ w
-    ebb.discard(y, restore_at=z)
-    found = torch.autograd.grad(z.sin().sum(), (x, w))
-
-    assert all(map(same_bits, found, expected))
-
-
-def test_backwards_of_several_threads():
-    (x,) = leaves((256,))
-
-    def program(x):
-        h = x * 2
-        outputs = []
-        for i in range(6):
-            h = (h.sin() + i).exp().tanh()
-            outputs.append(h.cos())
-        return outputs
-
-    def differentiate(outputs, found, i):
-        found[i] = torch.autograd.grad(outputs[i].sum(), x, retain_graph=True)[0]
-
-    expected = {}
-    eager = program(x)
-    for i in range(6):
-        differentiate(eager, expected, i)
-    for _ in range(20):
-        with ebb.region(EACH_TIME):
-            outputs = program(x)
-        found = {}
-        threads = [
-            threading.Thread(target=differentiate, args=(outputs, found, i)) for i in range(6)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert all(same_bits(found[i], expected[i]) for i in range(6))
-
-
-def test_nothing_is_left(no_objects_left):
-    for k in (1, 2, 3):
-        x, loss = chain(ebb.region(held_every(k)))
-        loss.backward()
-        del loss, x
-
-
-# Policies
-
-
-def test_a_value_can_be_named():
-    (x,) = leaves((64,))
-    policy = Policy([Rule("*", RECOMPUTE, name="stream")], default=RECOMPUTE_EACH_TIME)
-
-    def program(x):
-        h = ebb.checkpoint_name((x * 2).sin(), "stream")
-        return h.cos().exp().sin()
-
-    with_name = recipes_run(policy, program, x)
-    without = recipes_run(EACH_TIME, program, x)
-
-    assert with_name < without
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(16)
-        self.up = nn.Linear(16, 64)
-        self.down = nn.Linear(64, 16)
-
-    def forward(self, x):
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
-def test_the_residual_stream_is_kept_and_the_inside_of_blocks_is_not():
-    model = nn.Sequential(*(Block() for _ in range(4)))
-    x = torch.randn(64, 16, requires_grad=True)
-    stream = Policy({"aten::add.Tensor": RECOMPUTE}, default=RECOMPUTE_EACH_TIME)
-
-    def step(policy):
-        with ebb.region(policy):
-            loss = model(x).square().mean()
-        before = replayed()
-        found = []
-        peak = peak_bytes(lambda: found.extend(torch.autograd.grad(loss, [x, *model.parameters()])))
-        return found, replayed() - before, peak
-
-    expected, once, most = step(ALL)
-    for policy in (stream, EACH_TIME):
-        found, count, peak = step(policy)
-        assert all(map(same_bits, found, expected))
-        assert peak < most
-        assert count > once
-    assert step(stream)[1] < step(EACH_TIME)[1]
-
-
-def test_it_is_no_decision_on_inputs():
-    with pytest.raises(ValueError, match="a region's inputs have no recipe"):
-        Policy(inputs=RECOMPUTE_EACH_TIME)
-
-
-def test_it_can_be_read_and_written(tmp_path):
-    policy = Policy([Rule("aten::mm", RECOMPUTE_EACH_TIME, every=2)], default=RECOMPUTE_EACH_TIME)
-    text = policy.dump()
-    read = tmp_path / "policy.toml"
-    read.write_text(text)
-
-    assert 'decision = "recompute_each_time"' in text
-    assert 'default = "recompute_each_time"' in text
-    assert Policy.load(read) == policy
-    assert Policy.parse("mm:recompute_each_time").rules[0].decision is RECOMPUTE_EACH_TIME
-    assert "RECOMPUTE_EACH_TIME by" in policy.explain("aten::mm.default")
-    read.write_text('inputs = "recompute_each_time"')
-    with pytest.raises(ValueError, match="inputs"):
-        Policy.load(read)
