@@ -17,7 +17,7 @@ import ebb
 from ebb import SAVE, Policy
 
 
-def regions_ahead(policy, limit="1GiB"):
+def regions_ahead(policy, limit="1GiB", sines=6):
     """Gradients of five regions whose replays may run ahead, and what those did."""
     x = torch.linspace(0, 1, SIZE, dtype=torch.float64, requires_grad=True)
     found = []
@@ -27,7 +27,7 @@ def regions_ahead(policy, limit="1GiB"):
         for _ in range(5):
             with ebb.region(policy):
                 h = WaitInBackward.apply(h)
-                for _ in range(6):
+                for _ in range(sines):
                     h = h.sin()
         found.append(torch.autograd.grad(h.sum(), x)[0])
 
@@ -49,14 +49,22 @@ def test_a_look_ahead_leaves_them_to_backward():
     assert did["ops_replayed"] == 5 * sum(range(6))
 
 
-@pytest.mark.parametrize("values", [4, 5, 100])
-def test_a_look_ahead_makes_others_of_them(values):
-    """In passing, so that the limit need not have room for all."""
-    found, did = regions_ahead(held_every(3), limit=values * NBYTES)
+@pytest.mark.parametrize("room", [3, 4, 100])
+def test_a_look_ahead_makes_others_of_them(room):
+    """In passing: there is room for the two that are held, and one more."""
+    found, did = regions_ahead(held_every(5), limit=room * NBYTES, sines=11)
 
-    assert same_bits(found, regions_ahead(Policy(default=SAVE))[0])
+    assert same_bits(found, regions_ahead(Policy(default=SAVE), sines=11)[0])
     assert did["regions_stopped"] == 4
-    assert did["ops_replayed_ahead"] == 4 * 3
+    assert did["ops_replayed_ahead"] == 4 * 10
+
+
+def test_a_look_ahead_stops_where_there_is_no_room_for_what_it_makes_of_them():
+    found, did = regions_ahead(held_every(5), limit=2 * NBYTES, sines=11)
+
+    assert same_bits(found, regions_ahead(Policy(default=SAVE), sines=11)[0])
+    assert did["regions_stopped"] == 4
+    assert did["ops_replayed_ahead"] < 4 * 10
 
 
 def test_they_are_kept_while_there_is_room():
