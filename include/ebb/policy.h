@@ -20,7 +20,15 @@ enum class Decision : uint8_t {
   Recompute,  // drop the bytes and run the op again in backward
   Offload,    // move the bytes to pinned host memory
   Page,       // move the live rows to a page pool on the device; needs markRows
+  // Drop the bytes, run the op again in backward, and drop them again if it was run for others: see
+  // Note [Made each time]
+  RecomputeEachTime,
 };
+
+// Whether the op is run again in backward.
+constexpr bool recomputes(Decision decision) {
+  return decision == Decision::Recompute || decision == Decision::RecomputeEachTime;
+}
 
 // One line of a policy: it matches a result if all that it says holds.
 struct Rule {

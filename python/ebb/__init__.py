@@ -27,7 +27,14 @@ from ebb._plan.pareto import Pareto, ParetoPoint  # noqa: E402
 from ebb._plan.plan import Plan, plan  # noqa: E402
 from ebb._plan.profile import Profile, profile  # noqa: E402
 from ebb._policy.checkpoint_name import checkpoint_name  # noqa: E402
-from ebb._policy.decision import OFFLOAD, PAGE, RECOMPUTE, SAVE, Decision  # noqa: E402
+from ebb._policy.decision import (  # noqa: E402
+    OFFLOAD,
+    PAGE,
+    RECOMPUTE,
+    RECOMPUTE_EACH_TIME,
+    SAVE,
+    Decision,
+)
 from ebb._policy.policy import Policy  # noqa: E402
 from ebb._policy.rule import Rule  # noqa: E402
 from ebb._region import unseen_writes as _unseen_writes  # noqa: E402
@@ -50,6 +57,7 @@ __all__ = [
     "OFFLOAD",
     "PAGE",
     "RECOMPUTE",
+    "RECOMPUTE_EACH_TIME",
     "SAVE",
     "BudgetError",
     "Decision",

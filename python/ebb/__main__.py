@@ -18,7 +18,7 @@ from ebb._support.shown import clipped
 
 def describe() -> str:
     """What a bug report should hold."""
-    features = ["SAVE", "RECOMPUTE", "OFFLOAD", "PAGE"]
+    features = ["SAVE", "RECOMPUTE", "RECOMPUTE_EACH_TIME", "OFFLOAD", "PAGE"]
     return "\n".join(
         [
             f"ebb {ebb.__version__}",

@@ -49,10 +49,14 @@ bool GraphReplay::makeNext() {
   }
   std::lock_guard<PythonMutex> lock(graph_.mutex);
   if (next_ >= lookahead_.wanted.size()) {
-    return false;
+    return isPartLeft_ && leave(AheadEnd::Stopped);
   }
   const auto value = lookahead_.wanted[next_++].value.lock();
   if (!value || value->handles == 0 || value->redefined) {
+    return true;
+  }
+  if (value->isMadeEachTime()) {  // see Note [Made each time]
+    isPartLeft_ |= !value->available();
     return true;
   }
   still_.emplace();  // also while it looks for what it needs, and brings that back
@@ -142,6 +146,7 @@ bool GraphReplay::mayReadInputs(const Recipe& recipe) {
 //    come back ahead].
 // 6. What reads a value that the program holds too, and that can be made again: if the program
 //    writes to it, backward makes it again. See also Note [Writes under a replay ahead].
+// 7. What is made each time, but for others; see Note [Made each time].
 // The rest of the graph is left to backward then, since it is mostly made of what is missing.
 bool GraphReplay::allows(const Recipe& recipe) {
   const bool sets =
@@ -171,7 +176,7 @@ bool GraphReplay::takeRoomFor(const Recipe& recipe) {
     if (!lookahead_.take(value->nbytes)) {
       return false;
     }
-    if (value->handles == 0) {
+    if (value->handles == 0 || value->isMadeEachTime()) {
       passing_.push_back({output.value, value->nbytes});
     }
   }
@@ -180,7 +185,8 @@ bool GraphReplay::takeRoomFor(const Recipe& recipe) {
 
 void GraphReplay::forgetPassed() {
   const auto passed = std::remove_if(passing_.begin(), passing_.end(), [&](const Passing& each) {
-    const bool gone = each.value.expired();
+    const auto value = each.value.lock();
+    const bool gone = !value || (value->isMadeEachTime() && !value->bytes);
     if (gone) {
       lookahead_.giveBack(each.nbytes);
     }

@@ -38,7 +38,7 @@ class GraphReplay final : public AheadWatch {
   void end() override;
 
  private:
-  // Bytes that no handle waits for: they go when the recipes that read them have run.
+  // Bytes that no handle waits for, or not now: they go when the recipes that read them have run.
   struct Passing {
     c10::weak_intrusive_ptr<Value> value;
     size_t nbytes;
@@ -56,7 +56,8 @@ class GraphReplay final : public AheadWatch {
   Lookahead& lookahead_;
   const std::atomic<bool>& ends_;
   const bool busyCores_;
-  size_t next_ = 0;  // of Lookahead::wanted
+  size_t next_ = 0;          // of Lookahead::wanted
+  bool isPartLeft_ = false;  // to backward, of what has been passed there
   std::vector<Passing> passing_;
   std::optional<Stillness> still_;  // while a recipe runs
   std::optional<ReadAhead> reads_;  // likewise

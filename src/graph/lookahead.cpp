@@ -63,7 +63,7 @@ void Lookahead::wants(Value& value, const c10::Storage& storage) {
   if (wanted.empty()) {
     device = storage.device();
   }
-  value.heldAhead = hasRoom || take(value.nbytes);
+  value.heldAhead = hasRoom || (!value.isMadeEachTime() && take(value.nbytes));
   if (value.heldAhead) {
     holds.store(true);
   }

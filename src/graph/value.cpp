@@ -19,7 +19,7 @@ Value::~Value() = default;
 
 void Value::decide(Decision verdict, bool policy) {
   decision = verdict;
-  byPolicy = policy && verdict != Decision::Recompute;
+  byPolicy = policy && !recomputes(verdict);
   due = verdict == Decision::Offload || verdict == Decision::Page;
 }
 
@@ -58,6 +58,16 @@ void Value::materialise(c10::Storage made, bool onlyOurs) {
   isPrivate = onlyOurs;
   stash.reset();
   recipe.reset();
+}
+
+void Value::materialiseInPassing(c10::Storage made) {
+  bytes = std::move(made);
+  isPrivate = true;
+}
+
+void Value::giveUpAgain() {
+  bytes = c10::Storage();
+  isPrivate = false;
 }
 
 void Value::stamp(const at::Tensor& tensor) {

@@ -49,7 +49,8 @@ enum class ValueState : uint8_t {
   Unneeded,      // nothing: a leaf that nothing has needed so far; one given up, or lost half way
   Recomputable,  // a recipe: it can be made again, and `home` may still hold it
   Held,          // bytes: a leaf that something needs, or a value that was materialised
-  Kept,          // both: the policy keeps it, but others hold its storage too and may write to it
+  Kept,          // both: the policy keeps it, but others hold its storage too and may write to it;
+                 // or a slice has made it in passing, see Note [Made each time]
   Away,          // a stash: offloaded or paged, see Note [Offloaded values]
 };
 
@@ -63,7 +64,7 @@ enum class ValueState : uint8_t {
 // StorageImpl's address from being reused, so the map's key is a true identity.
 //
 // Once materialised a value stays Held until nothing refers to it, so each op is replayed at most
-// once.
+// once; but for those of Note [Made each time].
 //
 // Its members are many, since there is one for each storage that an op made: it is one block of
 // memory, and what most values lack is behind a pointer.
@@ -120,7 +121,11 @@ struct Value final : c10::intrusive_ptr_target, InArena {
 
   // Whether its bytes are held, or sent, when autograd packs it or a recipe reads it.
   bool isKept() const {
-    return decision != Decision::Recompute;
+    return !recomputes(decision);
+  }
+  // See Note [Made each time]
+  bool isMadeEachTime() const {
+    return decision == Decision::RecomputeEachTime;
   }
   bool isSaved() const {
     return isKept() && byPolicy;
@@ -161,6 +166,10 @@ struct Value final : c10::intrusive_ptr_target, InArena {
 
   // Its bytes are made again, or back. `onlyOurs`: nobody else can write to them.
   void materialise(c10::Storage made, bool onlyOurs);
+
+  // Its bytes are made again, by nobody else to be written, and will be given up.
+  void materialiseInPassing(c10::Storage made);
+  void giveUpAgain();
 
   // Stamps `tensor`'s storage and version as this state's.
   void stamp(const at::Tensor& tensor);

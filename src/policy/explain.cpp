@@ -21,6 +21,8 @@ const char* nameOf(Decision decision) {
       return "OFFLOAD";
     case Decision::Page:
       return "PAGE";
+    case Decision::RecomputeEachTime:
+      return "RECOMPUTE_EACH_TIME";
   }
   return "?";
 }

@@ -133,7 +133,7 @@ Policy::Policy(std::vector<Rule> rules, Decision fallback, Decision inputs)
       inputs_(inputs),
       table_(new std::atomic<const Candidates*>[kTableSize] {}) {
   TORCH_CHECK_VALUE(
-      inputs_ != Decision::Recompute,
+      !recomputes(inputs_),
       "ebb: a region's inputs have no recipe: their decision is SAVE, OFFLOAD or PAGE.");
   const auto known = rules_.empty() ? std::vector<std::string>{} : registeredOperators();
   for (Rule& rule : rules_) {

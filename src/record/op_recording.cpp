@@ -25,12 +25,12 @@ ValueMap& settled(ValueMap& values) {
 // An in-place op on a value that the policy saves leaves one storage to keep, the written one. The
 // new state inherits the decision, else `relu_` after a saved convolution would undo it.
 void decideOnWritten(Value& after, const Value& before, const Verdict& verdict) {
-  if (verdict.decision != Decision::Recompute) {
+  if (recomputes(verdict.decision) && before.isSaved()) {
+    after.inherit(before);
+  } else if (verdict.decision != Decision::Recompute) {
     const bool wasToLeave = before.due || before.stash;
     const bool leaves = verdict.decision == Decision::Save && wasToLeave;
     after.decide(leaves ? Decision::Offload : verdict.decision);
-  } else if (before.isSaved()) {
-    after.inherit(before);
   }
 }
 
@@ -439,7 +439,7 @@ const char* OpRecording::findObstacle() const {
 [[gnu::cold]] void OpRecording::noteMade(
     Value& value, const at::Tensor& tensor, const Verdict& verdict) {
   lockAgain();
-  const bool wanted = verdict.decision == Decision::Recompute && !value.isSaved();
+  const bool wanted = recomputes(verdict.decision) && !value.isSaved();
   const bool can = value.recipe && !op_.constantFill;
   if (!value.recipe) {
     value.rule = verdict.rule;

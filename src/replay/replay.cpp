@@ -10,6 +10,7 @@
 #include "graph/recipe.h"
 #include "kernel/kernel_state.h"
 #include "memory/stash.h"
+#include "replay/passing.h"
 #include "replay/rerun.h"
 #include "report/statistics.h"
 
@@ -59,13 +60,14 @@ c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) 
 class Slice {
  public:
   // `watch`: of a replay that runs ahead; null: backward waits for it.
-  explicit Slice(Graph& graph, AheadWatch* watch = nullptr) : graph_(graph), watch_(watch) {
+  Slice(Graph& graph, Value& wanted, AheadWatch* watch = nullptr)
+      : graph_(graph), wanted_(wanted), watch_(watch), passing_(wanted, watch == nullptr) {
   }
 
   // False if it may not go on.
-  bool collect(Value& wanted) {
+  bool collect() {
     ++graph_.lastVisit;
-    add(wanted.recipe);
+    add(wanted_.recipe);
     for (size_t next = 0; next < recipes_.size(); ++next) {
       const Recipe& recipe = *recipes_[next];
       for (uint32_t i = 0; i < recipe.inputCount; ++i) {
@@ -104,8 +106,9 @@ class Slice {
         using Changes = KernelStateGuard::Changes;
         guard.emplace(*state, watch_ ? Changes::OfThread : Changes::OfProcess);
       }
-      rerun(graph_, *recipe, stack, watch_ ? Asker::Nobody : Asker::Backward);
+      rerun(graph_, *recipe, stack, passing_, watch_ ? Asker::Nobody : Asker::Backward);
       stack.clear();
+      passing_.hasRun(*recipe);
       ++counters.opsReplayed;
       counters.opsReplayedAhead += watch_ ? 1 : 0;
       recipe.reset();  // inputs that nothing else needs are freed here
@@ -143,6 +146,7 @@ class Slice {
       pinned_.push_back(std::move(storage));
     } else if (value.recipe) {
       add(value.recipe);
+      passing_.needs(consumer, value);
     } else {
       throwLostLeaf(value, consumer);
     }
@@ -213,9 +217,11 @@ class Slice {
   }
 
   Graph& graph_;
+  Value& wanted_;
   AheadWatch* const watch_;
   std::vector<c10::intrusive_ptr<Recipe>> recipes_;  // to run; sorted by sequence
   std::vector<c10::Storage> pinned_;                 // living storages that the recipes read
+  Passing passing_;                                  // goes first: recipes_ keep its values alive
 };
 
 }  // namespace
@@ -225,7 +231,7 @@ class Slice {
 // are available, and run in the order of recording, with autograd, dispatch modes and our own key
 // excluded. Each result that is still referred to gets its bytes and drops its recipe; with the
 // recipe go the inputs that nothing else needs. So a slice holds no more than it must, and no
-// recipe runs twice.
+// recipe runs twice; but where the policy says so, see Note [Made each time].
 c10::Storage materialise(Graph& graph, Value& value) {
   if (value.state() == ValueState::Away) {
     return bringBack(graph, value);
@@ -237,8 +243,8 @@ c10::Storage materialise(Graph& graph, Value& value) {
       value.recipe,
       "ebb: a saved tensor cannot be recomputed: an earlier attempt failed half way. Run forward "
       "again.");
-  Slice slice(graph);
-  slice.collect(value);
+  Slice slice(graph, value);
+  slice.collect();
   slice.run();
   TORCH_INTERNAL_ASSERT(value.bytes);
   return value.bytes;
@@ -248,8 +254,8 @@ bool materialiseAhead(Graph& graph, Value& value, AheadWatch& watch) {
   if (!value.recipe || value.available()) {
     return true;
   }
-  Slice slice(graph, &watch);
-  return slice.collect(value) && slice.run();
+  Slice slice(graph, value, &watch);
+  return slice.collect() && slice.run();
 }
 
 }  // namespace ebb

@@ -26,8 +26,8 @@ bool isWrite(ArgUse use) {
 class Rerun {
  public:
   // `stack` is empty, and is given for its memory.
-  Rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Asker asker)
-      : graph_(graph), recipe_(recipe), stack_(stack), asker_(asker) {
+  Rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Passing& passing, Asker asker)
+      : graph_(graph), recipe_(recipe), stack_(stack), passing_(passing), asker_(asker) {
   }
 
   void run() {
@@ -145,7 +145,7 @@ class Rerun {
     c10::Storage storage;
     if (!contentsMatter) {
       storage = allocate(value.nbytes, input.flags.device);
-    } else if (mayBeTaken(value) && input.value.use_count() == ours && allOutputsWanted()) {
+    } else if (mayBeTaken(value) && nothingNeeds(input, ours)) {
       storage = std::move(value.bytes);
       value.bytes = c10::Storage();
     } else {
@@ -162,12 +162,19 @@ class Rerun {
     return value.isPrivate && !graph_.streams.areSeveral() && asker_ == Asker::Backward;
   }
 
-  // Whether every output that is alive will take its bytes from this run, so that none runs it
-  // again.
-  bool allOutputsWanted() const {
-    return std::all_of(recipe_.outputs.begin(), recipe_.outputs.end(), [](const Output& output) {
+  // Whether nothing but this run needs the bytes of `input`, which `ours` of its inputs are. See
+  // Note [Made each time], 3.
+  bool nothingNeeds(const Input& input, size_t ours) const {
+    return passing_.isLastToRead(recipe_, *input.value) ||
+           (input.value.use_count() == ours && runsForTheLastTime());
+  }
+
+  // Whether every output that is alive will take its bytes from this run, and keep them, so that
+  // none runs it again.
+  bool runsForTheLastTime() const {
+    return std::all_of(recipe_.outputs.begin(), recipe_.outputs.end(), [&](const Output& output) {
       const auto value = output.value.lock();
-      return !value || !value->available();
+      return !value || !(value->available() || passing_.staysUnmade(*value));
     });
   }
 
@@ -253,7 +260,14 @@ class Rerun {
           ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input "
           "was "
           "changed by code that bypasses torch. Give this operator the decision SAVE.");
-      value->materialise(std::move(storage), true);
+      if (passing_.staysUnmade(*value)) {
+        passing_.made(*value, std::move(storage));
+        if (!value->bytes) {
+          continue;
+        }
+      } else {
+        value->materialise(std::move(storage), true);
+      }
       graph_.streams.made(*value, value->bytes);
       if (value->entry) {
         note(*value, std::exchange(start, kNever));
@@ -268,9 +282,12 @@ class Rerun {
   void note(Value& value, JournalTime start) const {
     const bool ahead = asker_ == Asker::Nobody;
     value.entry->update([&](Line& line) {
-      line.back = value.entry->journal().now();
-      line.backAt = value.bytes.data();
-      const JournalTime took = start == kNever ? 0 : line.back - start;
+      const JournalTime now = value.entry->journal().now();
+      if (!value.recipe) {  // else it is soon given up
+        line.back = now;
+        line.backAt = value.bytes.data();
+      }
+      const JournalTime took = start == kNever ? 0 : now - start;
       line.replayTime += took;
       line.aheadTime += ahead ? took : 0;
       ++line.replays;
@@ -313,14 +330,15 @@ class Rerun {
   Graph& graph_;
   Recipe& recipe_;
   torch::jit::Stack& stack_;
+  Passing& passing_;
   const Asker asker_;
   c10::SmallVector<Buffer, 1> buffers_;  // of this run
 };
 
 }  // namespace
 
-void rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Asker asker) {
-  Rerun(graph, recipe, stack, asker).run();
+void rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Passing& passing, Asker asker) {
+  Rerun(graph, recipe, stack, passing, asker).run();
 }
 
 }  // namespace ebb

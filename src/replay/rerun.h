@@ -5,6 +5,7 @@
 
 #include "graph/graph.h"
 #include "graph/recipe.h"
+#include "replay/passing.h"
 
 namespace ebb {
 
@@ -14,9 +15,14 @@ enum class Asker : uint8_t {
   Nobody,    // it runs ahead: a run that fails must leave all as it was, and nobody hears of it
 };
 
-// Runs `recipe`, and gives its results that are still referred to their bytes. `stack` is empty,
-// and is given for its memory. Throws, naming op, region and fix, if the run cannot be the same as
-// in the forward.
-void rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Asker asker = Asker::Backward);
+// Runs `recipe`, and gives its results that are still referred to their bytes; `passing` says for
+// how long. `stack` is empty, and is given for its memory. Throws, naming op, region and fix, if
+// the run cannot be the same as in the forward.
+void rerun(
+    Graph& graph,
+    Recipe& recipe,
+    torch::jit::Stack& stack,
+    Passing& passing,
+    Asker asker = Asker::Backward);
 
 }  // namespace ebb

@@ -35,6 +35,7 @@ LEAST_TESTS = 350  # of exactness, that can run everywhere
 TESTS = Path(__file__).parents[1]
 OFFLOADING = "EBB_TEST_OFFLOAD" in os.environ  # see test_offload_exactness.py
 PAGING = "EBB_TEST_PAGING" in os.environ  # see test_paging_exactness.py
+EACH_TIME = "EBB_TEST_EACH_TIME" in os.environ  # see test_each_time_exactness.py
 DEVICE = os.environ.get("EBB_TEST_DEVICE", "cpu")  # see test_late_device.py
 KEY = "CPU" if DEVICE == "cpu" else "PrivateUse1"  # of its kernels
 
@@ -77,6 +78,28 @@ if PAGING:
                 "aten::e*": ebb.PAGE,
             },
             inputs=ebb.PAGE,
+        ),
+    }
+
+if EACH_TIME:
+    kept = ebb.PAGE if PAGING else ebb.OFFLOAD if OFFLOADING else ebb.SAVE
+    POLICIES = {
+        "each_time": ebb.Policy(default=ebb.RECOMPUTE_EACH_TIME),
+        "some_held": ebb.Policy(
+            [ebb.Rule("*", ebb.RECOMPUTE, every=3)],
+            default=ebb.RECOMPUTE_EACH_TIME,
+            inputs=kept,
+        ),
+        "writes_held": ebb.Policy({"aten::*_": ebb.RECOMPUTE}, default=ebb.RECOMPUTE_EACH_TIME),
+        "writes_each_time": ebb.Policy({"aten::*_": ebb.RECOMPUTE_EACH_TIME}),
+        "some_kept": ebb.Policy(
+            {
+                "aten::mul": kept,
+                "aten::add_": ebb.RECOMPUTE,
+                "aten::sin": ebb.RECOMPUTE,
+                "aten::e*": kept,
+            },
+            default=ebb.RECOMPUTE_EACH_TIME,
         ),
     }
 

@@ -16,7 +16,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from exactness import DEVICE, OFFLOADING, PAGING, POLICIES, as_bytes, mark_all_rows, replayed
+from exactness import (
+    DEVICE,
+    EACH_TIME,
+    OFFLOADING,
+    PAGING,
+    POLICIES,
+    as_bytes,
+    mark_all_rows,
+    replayed,
+)
 
 import ebb
 
@@ -48,7 +57,8 @@ WAYS += ("released",)  # a second time without retain_graph
 # What is saved tests less.
 KEEPING = ebb.PAGE if PAGING else ebb.OFFLOAD if OFFLOADING else ebb.SAVE
 DECISIONS = [KEEPING, ebb.RECOMPUTE, ebb.RECOMPUTE]
-
+if EACH_TIME:
+    DECISIONS += [ebb.SAVE, *[ebb.RECOMPUTE_EACH_TIME] * 4]
 
 CONDITIONS = [{}, {}, {"every": 2}, {"every": 3}, {"nth": 1}, {"nth": 2}]
 CONDITIONS += [{"min_bytes": 40}, {"max_bytes": 100}, {"dtype": torch.float32}]
@@ -74,7 +84,7 @@ def random_policy(seed: int) -> ebb.Policy:
 CHOICES = [
     *list(POLICIES.values())[:1] * 24,
     *POLICIES.values(),
-    *[random_policy(seed) for seed in range(19)],
+    *[random_policy(seed) for seed in range(200 if EACH_TIME else 19)],
 ]
 
 

@@ -33,7 +33,8 @@ class Policy:
         TypeError: a decision or an operator has the wrong type.
         ValueError: a rule matches no registered operator; the message gives the nearest names. Or
             the conditions of a rule exclude each other, or it forces a collective. Or ``inputs`` is
-            RECOMPUTE. Or there are more than 5,000 rules, or more than 64 that match one operator.
+            RECOMPUTE or RECOMPUTE_EACH_TIME. Or there are more than 5,000 rules, or more than 64
+            that match one operator.
 
     Example:
         >>> policy = ebb.Policy({"aten::mm": ebb.SAVE, "aten::_scaled_dot_product_*": ebb.SAVE})
@@ -102,9 +103,9 @@ class Policy:
     def to_sac(self) -> Callable[[], Any]:
         """The policy for torch's selective activation checkpointing, also under torch.compile.
 
-        OFFLOAD and PAGE mean SAVE there. Rules with ``every`` and ``nth`` count calls per
-        checkpointed function. Rules that ask for modules, names, sizes or dtypes match nothing, and
-        a warning says so once.
+        OFFLOAD and PAGE mean SAVE there, RECOMPUTE_EACH_TIME means RECOMPUTE. Rules with ``every``
+        and ``nth`` count calls per checkpointed function. Rules that ask for modules, names, sizes
+        or dtypes match nothing, and a warning says so once.
 
         Returns:
             A ``context_fn`` for ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False)``.

@@ -28,7 +28,8 @@ def check_decision(decision: object, where: str) -> Decision:
     if isinstance(decision, Decision):
         return decision
     raise TypeError(
-        f"ebb: {where} must be ebb.SAVE, ebb.RECOMPUTE, ebb.OFFLOAD or ebb.PAGE; "
+        f"ebb: {where} must be ebb.SAVE, ebb.RECOMPUTE, ebb.RECOMPUTE_EACH_TIME, "
+        f"ebb.OFFLOAD or ebb.PAGE; "
         f"got {shown(decision)} of type {type(decision).__name__}"
     )
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from ebb import _C
 from ebb._policy.compiled import compiled_parts, compiled_rules, parts_of
-from ebb._policy.decision import RECOMPUTE, SAVE, Decision
+from ebb._policy.decision import MADE_AGAIN, RECOMPUTE, SAVE, Decision
 from ebb._policy.most_rules import check_number
 from ebb._policy.rule import Part, Rule
 from ebb._support.shown import clipped, shown
@@ -121,7 +121,7 @@ def _policy(table: object, at: _At, presets: Presets) -> _C.Policy:
     given = at.table(table, _POLICY_KEYS)
     rules = _rules(given.get("rules", []), at / "rules")
     inputs = (at / "inputs").decision(given.get("inputs", "save"))
-    if inputs is RECOMPUTE:
+    if inputs in MADE_AGAIN:
         raise (at / "inputs").error("a region's inputs have no recipe: 'save', 'offload' or 'page'")
     default = (at / "default").decision(given.get("default", "recompute"))
     if "preset" in given:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from ebb._policy.decision import RECOMPUTE
+from ebb._policy.decision import MADE_AGAIN, RECOMPUTE
 from ebb._policy.operators import qualified_name
 from ebb._policy.rule import Part, Rule
 
@@ -57,12 +57,14 @@ def sac_context_fn(parts_of: Callable[[], tuple[Part, ...]]) -> Callable[..., An
 
         def decide(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
             name = qualified_name(op)
-            saved = False
+            decision = RECOMPUTE
             for rules, default in parts:
                 is_recompute = bool(context.is_recompute)
                 deciding = next((r for r in rules if matches(r, name, is_recompute)), None)
-                # torch's own offload exists in compiled graphs only, and no pages
-                saved |= (deciding.decision if deciding else default) is not RECOMPUTE
+                if decision is RECOMPUTE:
+                    decision = deciding.decision if deciding else default
+            # torch's own offload exists in compiled graphs only, and no pages
+            saved = decision not in MADE_AGAIN
             return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
         return create_selective_checkpoint_contexts(decide)  # type: ignore[no-untyped-call]

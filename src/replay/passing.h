@@ -1,0 +1,61 @@
+// Values that a slice makes for others, and gives up again.
+#pragma once
+
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <cstdint>
+
+#include "graph/recipe.h"
+#include "graph/value.h"
+
+namespace ebb {
+
+// See Note [Made each time]. Of one slice, under the graph's lock.
+class Passing {
+ public:
+  // `wanted` is what the slice is for. `beside`: so is what its recipe makes beside it and a handle
+  // waits for.
+  Passing(const Value& wanted, bool beside);
+
+  // What is left is given up.
+  ~Passing();
+  Passing(const Passing&) = delete;
+  Passing& operator=(const Passing&) = delete;
+
+  // `reader` will run, and needs `value`, which has to be made.
+  void needs(const Recipe& reader, Value& value) {
+    if (value.isMadeEachTime()) [[unlikely]] {
+      Read& read = reads_[&value];
+      read.last = std::max(read.last, reader.sequence);
+    }
+  }
+
+  // Whether `value` keeps its recipe, though this slice makes it.
+  bool staysUnmade(const Value& value) const {
+    return value.isMadeEachTime() && !isWanted(value);
+  }
+
+  // Such a value is there: in `bytes`, until the last recipe that needs it has run.
+  void made(Value& value, c10::Storage bytes);
+
+  // Whether such a value is given up when `reader` has run.
+  bool isLastToRead(const Recipe& reader, const Value& value) const;
+
+  // Gives up what nothing in the slice needs any more.
+  void hasRun(const Recipe& reader);
+
+ private:
+  struct Read {
+    uint64_t last = 0;  // sequence of the last recipe of the slice that needs it
+    bool made = false;  // by this slice, and not yet given up
+  };
+
+  bool isWanted(const Value& value) const;
+  static void giveUp(Value& value, Read& read);
+
+  c10::SmallVector<const Value*, 2> wanted_;
+  ska::flat_hash_map<Value*, Read> reads_;  // the recipes that will read them keep them alive
+};
+
+}  // namespace ebb

@@ -1,0 +1,115 @@
+"""What policies say with RECOMPUTE_EACH_TIME, and where it means something else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from each_time import (
+    ALL,
+    EACH_TIME,
+    chain,
+    recipes_run,
+)
+from exactness import leaves, replayed, same_bits
+from memory_use import peak_bytes
+from torch import nn
+from torch.nn import functional as F
+
+import ebb
+from ebb import RECOMPUTE, RECOMPUTE_EACH_TIME, SAVE, Policy, Rule
+
+
+def test_for_torchs_checkpointing_it_means_recompute():
+    (x,) = leaves((8, 8))
+    run = []
+
+    def block(x):
+        run.append(1)
+        return ((x @ x).sin() @ x).sin()
+
+    expected = torch.autograd.grad(block(x).sum(), x)[0]
+    saving = Policy({"aten::mm": SAVE})
+    for policy in (EACH_TIME, ebb.policies.either(EACH_TIME, saving), saving):
+        y = torch.utils.checkpoint.checkpoint(
+            block, x, use_reentrant=False, context_fn=policy.to_sac()
+        )
+        assert same_bits(torch.autograd.grad(y.sum(), x)[0], expected)
+
+
+@pytest.mark.parametrize("first", [RECOMPUTE, RECOMPUTE_EACH_TIME])
+def test_of_several_policies_the_first_that_does_not_say_recompute_decides(first):
+    policy = ebb.policies.either(Policy(default=first), Policy(default=SAVE))
+    before = replayed()
+    x, loss = chain(ebb.region(policy), 3)
+    loss.backward()
+
+    assert (replayed() - before > 0) == (first is RECOMPUTE_EACH_TIME)
+    assert x.grad is not None
+
+
+def test_a_value_can_be_named():
+    (x,) = leaves((64,))
+    policy = Policy([Rule("*", RECOMPUTE, name="stream")], default=RECOMPUTE_EACH_TIME)
+
+    def program(x):
+        h = ebb.checkpoint_name((x * 2).sin(), "stream")
+        return h.cos().exp().sin()
+
+    with_name = recipes_run(policy, program, x)
+    without = recipes_run(EACH_TIME, program, x)
+
+    assert with_name < without
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.up = nn.Linear(16, 64)
+        self.down = nn.Linear(64, 16)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def test_the_residual_stream_is_kept_and_the_inside_of_blocks_is_not():
+    model = nn.Sequential(*(Block() for _ in range(4)))
+    x = torch.randn(64, 16, requires_grad=True)
+    stream = Policy({"aten::add.Tensor": RECOMPUTE}, default=RECOMPUTE_EACH_TIME)
+
+    def step(policy):
+        with ebb.region(policy):
+            loss = model(x).square().mean()
+        before = replayed()
+        found = []
+        peak = peak_bytes(lambda: found.extend(torch.autograd.grad(loss, [x, *model.parameters()])))
+        return found, replayed() - before, peak
+
+    expected, once, most = step(ALL)
+    for policy in (stream, EACH_TIME):
+        found, count, peak = step(policy)
+        assert all(map(same_bits, found, expected))
+        assert peak < most
+        assert count > once
+    assert step(stream)[1] < step(EACH_TIME)[1]
+
+
+def test_it_is_no_decision_on_inputs():
+    with pytest.raises(ValueError, match="a region's inputs have no recipe"):
+        Policy(inputs=RECOMPUTE_EACH_TIME)
+
+
+def test_it_can_be_read_and_written(tmp_path):
+    policy = Policy([Rule("aten::mm", RECOMPUTE_EACH_TIME, every=2)], default=RECOMPUTE_EACH_TIME)
+    text = policy.dump()
+    read = tmp_path / "policy.toml"
+    read.write_text(text)
+
+    assert 'decision = "recompute_each_time"' in text
+    assert 'default = "recompute_each_time"' in text
+    assert Policy.load(read) == policy
+    assert Policy.parse("mm:recompute_each_time").rules[0].decision is RECOMPUTE_EACH_TIME
+    assert "RECOMPUTE_EACH_TIME by" in policy.explain("aten::mm.default")
+    read.write_text('inputs = "recompute_each_time"')
+    with pytest.raises(ValueError, match="inputs"):
+        Policy.load(read)
