@@ -1,5 +1,7 @@
 #include "record/notes.h"
 
+#include <algorithm>
+
 #include "graph/recipe.h"
 #include "record/value_map.h"
 
@@ -36,15 +38,21 @@ namespace ebb {
     if (!known || !known->bytes) {
       return Held{};
     }
-    const c10::StorageImpl* storage = known->bytes.unsafeGetStorageImpl();
-    return Held{
-        storage, c10::raw::intrusive_ptr::use_count(const_cast<c10::StorageImpl*>(storage))};
+    auto* storage = known->bytes.unsafeGetStorageImpl();
+    const size_t holders = c10::raw::intrusive_ptr::use_count(storage);
+    return Held{storage, holders - std::min<size_t>(holders, known->entry->line()->storages)};
   });
 }
 
-[[gnu::cold]] void notePacked(Value& value, bool kept) {
+bool isProfiled(const Context& context, const at::Tensor& tensor) {
+  const JournalPtr& journal = context.graph->journal;
+  return journal && journal->isProfile() && tensor.grad_fn() != nullptr;
+}
+
+[[gnu::cold]] void notePacked(Value& value, const at::Tensor& tensor, bool kept) {
   value.entry->update([&](Line& line) {
     line.packed = true;
+    line.storages += tensor.grad_fn() != nullptr;
     if (!value.madeHere) {
       line.fate = Fate::Outside;
     } else if (line.fate != Fate::Offloaded && line.fate != Fate::Paged) {

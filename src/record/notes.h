@@ -27,7 +27,11 @@ void noteMade(
 // For a profile: whether the program still holds what came from outside is looked at later.
 void noteOutside(const c10::intrusive_ptr<Value>& value);
 
-void notePacked(Value& value, bool kept);
+// Whether autograd's saving of a tensor, which no op of the region has read yet, makes a value of
+// it: a profile tells of what another function computed, and when backward asks for it.
+bool isProfiled(const Context& context, const at::Tensor& tensor);
+
+void notePacked(Value& value, const at::Tensor& tensor, bool kept);
 
 // The value has been sent away; `kind` is the word for it in traces.
 void noteSent(Value& value, Fate fate, const char* kind, const std::string& of, size_t nbytes);

@@ -216,7 +216,7 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
   values_.settle();
   auto* known = values_.find(tensor);
-  if (known == nullptr && !sender_.offloadsInput(tensor)) {
+  if (known == nullptr && !sender_.offloadsInput(tensor) && !isProfiled(context_, tensor)) {
     return {};
   }
   const auto& value = known ? values_.current(*known, tensor) : values_.current(tensor);
@@ -246,7 +246,7 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   value->backsHandles |= moves;
   if (value->entry) {
     const bool stays = value->isPaged() && value->stash && context_.graph->pages->resident;
-    notePacked(*value, kept || stays);
+    notePacked(*value, tensor, kept || stays);
     packed.entry = value->entry;
   }
   if (!kept || value->isSaved()) {

@@ -63,7 +63,8 @@ struct Line {
   size_t nbytes = 0;              // of its storage
   const void* address = nullptr;  // of its bytes
   Fate fate = Fate::Unneeded;
-  bool packed = false;  // by autograd
+  bool packed = false;    // by autograd
+  uint32_t storages = 0;  // that handles of autograd hold, of what came from outside; for profiles
   uint32_t replays = 0;
   uint32_t replaysAhead = 0;   // of replays: before backward asked
   JournalTime replayTime = 0;  // of the host, in kernels called again

@@ -11,7 +11,7 @@ from ebb._plan import link
 from ebb._plan.simulate import Simulator
 from ebb._plan.transfers import Link
 
-PLANNED = measured_steps.number_of_steps([]) + 4  # steps, after which there is a plan
+PLANNED = measured_steps.number_of_steps([]) + 2  # steps, after which there is a plan
 FAST = Link(out=1e9, back=1e9, least=1, room=1 << 30)
 
 
@@ -40,7 +40,7 @@ def test_the_job_tells_how_many_steps_are_measured(disk, install, told):
     assert told()[0].startswith(f"60%: {PLANNED} steps are measured")
 
 
-def test_steps_that_show_what_leaves_are_measured_too(fast_disk, install):
+def test_a_step_in_which_all_leaves_is_measured_too(fast_disk, install):
     install("60%")
     job = Job()
 
@@ -52,16 +52,16 @@ def test_steps_that_show_what_leaves_are_measured_too(fast_disk, install):
         settings.append(ebb.offload.settings())
 
     # a step's end is where the next one begins, whose settings are in place then
-    assert sent == [False] * 6 + [True] * 4 + [False] * 6
-    assert [one == fast_disk for one in settings] == [True] * 5 + [False] * 4 + [True] * 7
+    assert sent == [False] * 6 + [True] * 2 + [False] * 6
+    assert [one == fast_disk for one in settings] == [True] * 5 + [False] * 2 + [True] * 7
     assert job.bits
 
 
 def test_a_job_has_the_same_bits(disk, install, told):
-    expected = Job().train(STEPS + 4)
+    expected = Job().train(STEPS + 2)
     install("50%")
 
-    found = Job().train(STEPS + 4)
+    found = Job().train(STEPS + 2)
 
     assert_same(found, expected)
     assert "the step will allocate" in told()[-1]
@@ -87,7 +87,7 @@ def test_a_fast_disk_is_used_and_the_budget_kept(fast_disk, install):
 
 def test_the_job_has_its_settings_back_when_the_budget_goes(fast_disk, install):
     install(0.6)
-    Job().train(STEPS + 4)
+    Job().train(STEPS + 2)
     assert ebb.offload.settings() != fast_disk
 
     takeover.remove()

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ebb._support.log import log
 
 # The ends of steps, counted from a job's first, at which ranks speak with each other.
-MEETINGS = (18, 32, 64)
+MEETINGS = (16, 32, 64)
 _WAIT = timedelta(seconds=30)  # for ranks that are somewhere else, and for one that plans: twice
 _sessions = itertools.count()
 

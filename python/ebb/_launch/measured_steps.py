@@ -13,7 +13,7 @@ import torch
 
 from ebb import _C, ahead
 from ebb._launch.budgeted import Blocks, Seen
-from ebb._plan.link import left_memory, may_send, measure_link, transfers_of
+from ebb._plan.link import may_send, measure_link, transfers_of
 from ebb._plan.measured import Measured, base_bytes
 from ebb._plan.measuring import device_of, fits
 from ebb._plan.profile import Profile, median_of, profile_of, wait_for_devices
@@ -21,7 +21,7 @@ from ebb._plan.simulate import Simulator
 from ebb._plan.transfers import Link
 from ebb._policy.decision import OFFLOAD
 from ebb._policy.policy import Policy
-from ebb.policies import offload_inputs, recompute_all, save_all
+from ebb.policies import recompute_all, save_all
 
 offload_all = Policy(default=OFFLOAD)
 
@@ -47,16 +47,14 @@ _RECORDED = (Do.LISTEN, Do.PROFILE)
 # torch tells on the CPU that memory is given back only if it told that it was taken: gradients of a
 # step that is not recorded would seem to stay. So the step before a profile is recorded, too.
 #
-# Where values can leave memory, one step shows whether what blocks read does so, or the job has it;
-# and one in which all that autograd keeps leaves, how much copies slow the work that goes on.
+# Where values can leave memory, a step in which all that autograd keeps does so shows how much
+# copies slow the work that goes on.
 _ORDER = (
     ("dropped", recompute_all, (Do.LISTEN, Do.PROFILE, Do.PROFILE, Do.TIME, Do.TIME)),
-    ("sent", offload_inputs, (Do.LISTEN, Do.PROFILE)),
     ("away", offload_all, (Do.NOTHING, Do.TIME)),
     ("kept", save_all, (Do.NOTHING, Do.TIME, Do.TIME)),
     ("plain", None, (Do.LISTEN, Do.PROFILE, Do.TIME, Do.TIME)),
 )
-_SENDING = ("sent", "away")
 _MOST_AGAIN = 20  # steps that did not count, before there is no plan
 _LEAST = 1.005  # of what takes more time, over what takes less
 _SPREAD = 1.02  # sizes that differ by less are the same
@@ -65,7 +63,7 @@ _SPREAD = 1.02  # sizes that differ by less are the same
 def number_of_steps(models: Iterable[torch.nn.Module]) -> int:
     """How many are measured, with the one that runs already."""
     sends = may_send(device_of(models))
-    return 1 + sum(len(done) for name, _, done in _ORDER if sends or name not in _SENDING)
+    return 1 + sum(len(done) for name, _, done in _ORDER if sends or name != "away")
 
 
 class NoPlanError(Exception):
@@ -124,7 +122,7 @@ class Measuring:
             (name, policy, do)
             for name, policy, all_of in _ORDER
             for do in all_of
-            if self._link is not None or name not in _SENDING
+            if self._link is not None or name != "away"
         ]
         self._ways = {name: Way() for name, _, _ in _ORDER}
         self._like: Seen | None = None  # what a step calls
@@ -176,8 +174,8 @@ class Measuring:
         name, policy, do = self._todo[0]
         self._blocks.put(policy)
         self._transfers.close()
-        if name in _SENDING:
-            window = 0 if name == "sent" else Simulator(self._outcome().measured).window
+        if name == "away":
+            window = Simulator(self._outcome().measured).window
             self._transfers.enter_context(
                 transfers_of(in_flight_bytes=window, prefetch_bytes=window)
             )
@@ -227,9 +225,6 @@ class Measuring:
             base=dropped.base,
             link=self._link,
         )
-        if self._ways["sent"].profiles:
-            sent = self._ways["sent"].profiles[-1][1]
-            measured = replace(measured, leaving=left_memory(measured.profile, sent))
         if self._ways["away"].times:
             measured = replace(measured, away=_duration(self._ways["away"], size))
         if plain.times:

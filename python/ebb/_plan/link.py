@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from ebb import offload
-from ebb._plan.allocations import Allocations
-from ebb._plan.profile import Profile, wait_for_devices
+from ebb._plan.profile import wait_for_devices
 from ebb._plan.transfers import Link
 from ebb._policy.decision import OFFLOAD
 from ebb._policy.policy import Policy
@@ -95,31 +94,3 @@ def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
     while offload.stats()["in_flight_bytes"] and time.perf_counter() - begin < _MOST_SECONDS:
         time.sleep(1e-4)
     return result, (time.perf_counter() - begin) * 1e3
-
-
-def left_memory(recomputed: Profile, sent: Profile) -> frozenset[int]:
-    """What regions read and did not hold between forward and backward.
-
-    Args:
-        recomputed: of a step.
-        sent: of that step with ``inputs=ebb.OFFLOAD``.
-
-    Returns:
-        Places in ``values`` of the first; none if the steps differ.
-    """
-    if [one.func_name for one in recomputed.operators] != [one.func_name for one in sent.operators]:
-        return frozenset()
-    allocations = Allocations(sent)
-
-    def left(value: int) -> bool:
-        about = sent.values[value]
-        stretch = allocations.stretch(about.address, about.made)
-        return about.saved and stretch is not None and stretch[1] < about.asked
-
-    made = {value for one in sent.operators for value in one.outputs}
-    return frozenset(
-        own
-        for one, other in zip(recomputed.operators, sent.operators, strict=True)
-        for own, value in zip(one.inputs, other.inputs, strict=False)
-        if value not in made and left(value)
-    )

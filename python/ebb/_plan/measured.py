@@ -25,8 +25,6 @@ class Measured:
         kept: milliseconds of a step with regions under ``ebb.policies.save_all``; None: likewise.
         whole: the name of the region that is the model itself; None: there is none.
         link: how fast bytes leave memory and come back; None: they cannot.
-        leaving: places in ``profile.values`` of what regions read, and what was not in memory
-            between forward and backward when it was offloaded.
         away: milliseconds of a step in which all that autograd keeps leaves; None: it was not run.
     """
 
@@ -38,7 +36,6 @@ class Measured:
     kept: float | None = None
     whole: str | None = None
     link: Link | None = None
-    leaving: frozenset[int] = frozenset()
     away: float | None = None
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from ebb import ahead
-from ebb._plan.link import left_memory, measure_link, transfers_of
+from ebb._plan.link import measure_link, transfers_of
 from ebb._plan.measured import Measured, base_bytes
 from ebb._plan.profile import Profile, profile, wait_for_devices
 from ebb._plan.simulate import Simulator
@@ -17,7 +17,7 @@ from ebb._policy.decision import OFFLOAD
 from ebb._policy.policy import Policy
 from ebb._region.apply import apply
 from ebb._support.shown import shown
-from ebb.policies import offload_inputs, recompute_all, save_all
+from ebb.policies import recompute_all, save_all
 
 _ROUNDS = 3
 
@@ -54,7 +54,6 @@ def _measure(
     link = measure_link(device_of([model]))
     measured = Measured(found, duration, base, whole=whole, link=link)
     if link is not None:
-        measured = replace(measured, leaving=_leaving(step, model, modules, found))
         simulator = Simulator(measured)
         if fits(simulator.estimate(simulator.all_away).peak, base):
             measured = replace(measured, away=_away(step, model, modules, simulator.window))
@@ -93,16 +92,6 @@ def device_of(models: Iterable[torch.nn.Module]) -> torch.device:
     """Where they compute."""
     parameters = (parameter for model in models for parameter in model.parameters())
     return next((one.device for one in parameters), torch.device("cpu"))
-
-
-def _leaving(
-    step: Callable[[], object], model: torch.nn.Module, modules: Sequence[str], found: Profile
-) -> frozenset[int]:
-    with (
-        transfers_of(in_flight_bytes=0, prefetch_bytes=0),
-        apply(model, offload_inputs, modules),
-    ):
-        return left_memory(found, profile(step, steps=1))
 
 
 def _check_regions(found: Profile, known: set[str]) -> None:

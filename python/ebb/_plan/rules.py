@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ebb._plan.choice import Choice, Operators
-from ebb._policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision
+from ebb._policy.decision import OFFLOAD, RECOMPUTE, RECOMPUTE_EACH_TIME, SAVE, Decision
 from ebb._policy.policy import Policy
 from ebb._policy.rule import Rule
 
@@ -49,6 +49,7 @@ def _decisions(choice: Choice) -> dict[int, Decision]:
     return {
         **dict.fromkeys(choice.saved, SAVE),
         **dict.fromkeys(choice.offloaded, OFFLOAD),
+        **dict.fromkeys(choice.each_time, RECOMPUTE_EACH_TIME),
     }
 
 

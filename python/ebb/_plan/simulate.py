@@ -83,7 +83,7 @@ class Simulator:
     """
 
     def __init__(self, measured: Measured, ahead: bool = False) -> None:
-        self.step = Step(measured.profile, measured.leaving)
+        self.step = Step(measured.profile)
         self.link = measured.link or NO_LINK
         self.window = self._find_window()
         self._ahead = ahead

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ebb._plan.allocations import Allocations
@@ -80,11 +80,9 @@ class Step:
 
     Args:
         profile: of a step whose regions are under ``ebb.policies.recompute_all``.
-        leaving: values that regions read, which a step that offloads such values did not hold in
-            memory between forward and backward.
     """
 
-    def __init__(self, profile: Profile, leaving: Iterable[int] = ()) -> None:
+    def __init__(self, profile: Profile) -> None:
         self.operators, self.values = profile.operators, profile.values
         self.duration = profile.duration
         self.maker = {
@@ -122,7 +120,7 @@ class Step:
             for value, place in self.memory_of.items()
             if value not in self.maker and self.values[value].saved
         }
-        self._leaving = self._find_leaving(leaving)
+        self._leaving = self._find_leaving()
 
     def inputs_of(self, call: Call) -> Sequence[int]:
         """The values that a region reads and did not make."""
@@ -152,7 +150,7 @@ class Step:
         return math.inf if place is None else self.memories[place].freed
 
     def may_leave(self, value: int) -> bool:
-        """Whether it is an input of a region that a policy may offload."""
+        """Whether it is an input of a region that a policy may offload, and memory is free then."""
         place = self.memory_of.get(value)
         return place in self._leaving and value not in self.maker
 
@@ -321,19 +319,21 @@ class Step:
                         shared.add(place)
         return shared
 
-    def _find_leaving(self, leaving: Iterable[int]) -> dict[int, float]:
-        """The memories of those that one region reads, beside the one that made it, if one did; and
-        when that had run."""
+    def _find_leaving(self) -> dict[int, float]:
+        """The memories of what one region reads, beside the one that made it, if one did; and that
+        the program gave up before backward, and when."""
         users: dict[int, set[int]] = defaultdict(set)
         for number, one in enumerate(self.operators):
             for value in (*one.inputs, *one.outputs):
                 if value in self.memory_of:
                     users[self.memory_of[value]].add(self.call_of[number])
         found = {}
-        for value in leaving:
-            place = self.memory_of.get(value)
-            if place is not None and len(users[place]) == 1 + self.memories[place].is_ours:
-                found[place] = self.calls[max(users[place])].left
+        for value, place in self.memory_of.items():
+            about = self.values[value]
+            if value in self.maker or not about.saved or about.let_go < 0:
+                continue
+            if len(users[place]) == 1 + self.memories[place].is_ours:
+                found[place] = about.let_go
         return found
 
     def _find_inputs(self) -> list[list[int]]:
