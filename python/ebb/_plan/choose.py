@@ -11,6 +11,7 @@ from ebb._plan.choice import PLAIN, Choice, Operators
 from ebb._plan.front import Point, Solve, front, hull, point_of
 from ebb._plan.simulate import Estimate, Simulator
 from ebb._plan.step import Call, Step
+from ebb._plan.tight import made_each_time
 
 Chosen = Mapping[str, Point]
 """What each region, by its name, is to do."""
@@ -80,12 +81,14 @@ class Chooser:
         return {region: self._point(region, PLAIN) for region in self.fronts}
 
     def least(self) -> Chosen:
-        """What needs the fewest bytes. In backward that may be less with a result kept from which
-        others are made, or with nothing kept, though as much is held before."""
-        return self._least
+        """What needs the fewest bytes."""
+        return min([self._least, *self._tight], key=self._costs)
 
     @functools.cached_property
     def _least(self) -> Chosen:
+        """What needs the fewest bytes, if nothing is made twice. In backward that may be less with
+        a result kept from which others are made, or with nothing kept, though as much is held
+        before."""
         best = {region: self._point(region, Choice()) for region in self.fronts}
         costs = self._costs(best)
         for other in itertools.islice(self._candidates(), _MOST_TRIED):
@@ -93,6 +96,28 @@ class Chooser:
             if (found := self._costs(tried)) < costs:
                 best, costs = tried, found
         return best
+
+    @functools.cached_property
+    def _tight(self) -> list[Chosen]:
+        """What needs fewer: the regions of one kind after the other make some of their results each
+        time. Each line of choices goes from the fastest to that which needs the fewest bytes."""
+        found: list[Chosen] = []
+        best, costs = self._least, self._costs(self._least)
+        for regions in self._groups():
+            tried = []
+            for choice in made_each_time(self.simulator, self.calls[regions[0]][0]):
+                chosen = {**best, **dict.fromkeys(regions, self._point(regions[0], choice))}
+                tried.append((self._costs(chosen), chosen))
+            found += [chosen for one, chosen in tried if one < costs]
+            costs, best = min([(costs, best), *tried], key=lambda one: one[0])
+        return found
+
+    def _start(self, budget: int) -> Chosen | None:
+        """From what a plan begins: the fastest of what needs few bytes, if that is few enough."""
+        if self.estimate(self._least).peak <= budget:
+            return self._least
+        fitting = [one for one in self._tight if self.estimate(one).peak <= budget]
+        return min(fitting, key=lambda one: self.estimate(one).duration, default=None)
 
     def _candidates(self) -> Iterable[Chosen]:
         """What regions that are alike could do."""
@@ -132,10 +157,10 @@ class Chooser:
         plain = self.plain()
         if self.estimate(plain).peak <= budget:
             return plain
-        least = self.least()
-        if self.estimate(least).peak > budget:
+        start = self._start(budget)
+        if start is None:
             return None
-        found = self._filled(self._along_hulls(dict(least), budget), budget)
+        found = self._filled(self._along_hulls(dict(start), budget), budget)
         self._improve(found, budget)
         self._found.append((self.estimate(found), found))
         fitting = [one for one in self._found if one[0].peak <= budget]

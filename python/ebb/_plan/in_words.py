@@ -62,6 +62,7 @@ def _of_group(regions: list[str], chooser: Chooser, chosen: Chosen) -> list[str]
     away: Counter[str] = Counter()
     again: Counter[str] = Counter()
     times: Counter[str] = Counter()
+    often: Counter[str] = Counter()
     replayed = chooser.simulator.replayed(call, point.choice)
     for place, number in enumerate(step.calls[call].operators):
         op = step.operators[number].func_name.removeprefix("aten::").removesuffix(".default")
@@ -72,7 +73,10 @@ def _of_group(regions: list[str], chooser: Chooser, chosen: Chosen) -> list[str]
         elif number in replayed:
             saved = [v for v in step.operators[number].outputs if step.values[v].saved]
             again[op] += sum(step.values[value].memory for value in saved)
-            times[op] += chooser.simulator.replay_time(number)  # type: ignore[assignment]
+            runs = replayed[number]
+            times[op] += runs * chooser.simulator.replay_time(number)  # type: ignore[assignment]
+            if place in point.choice.each_time and runs > 1:
+                often[op] += runs
     lines = [f"{name}: {size(point.held)} each are kept, {point.added:.2f} ms each are added"]
     if kept:
         lines.append("  kept: " + _sizes(kept))
@@ -81,13 +85,11 @@ def _of_group(regions: list[str], chooser: Chooser, chosen: Chosen) -> list[str]
         parts += ["what it reads"] if point.choice.inputs else []
         lines.append("  moved to the host, and back: " + ", ".join(parts))
     if again:
-        lines.append(
-            "  made again: "
-            + ", ".join(
-                f"{op} ({size(again[op])} given up, {time:.2f} ms)"
-                for op, time in times.most_common()
-            )
-        )
+        parts = [f"{op} ({size(again[op])} given up, {t:.2f} ms)" for op, t in times.most_common()]
+        lines.append("  made again: " + ", ".join(parts))
+    if often:
+        parts = [f"{op} ({count} times)" for op, count in often.most_common()]
+        lines.append("  of these, each time that something is made of them: " + ", ".join(parts))
     return lines
 
 

@@ -45,9 +45,9 @@ class RegionEstimate:
         first = call.operators.start
         self._kept = kept_in_the_end(step, {first + one for one in choice.kept})
         self._leaving = {first + one for one in choice.offloaded} & self._kept
-        each_time = {first + one for one in choice.each_time}
+        self._each_time = {first + one for one in choice.each_time}
         self._needed = self._find_needed()
-        self.replays = Replays(step, call, self._kept, each_time, begins)
+        self.replays = Replays(step, call, self._kept, self._each_time, begins)
         self.sent: list[Sent] = []
         self.stretches = [
             *self._of_results(),
@@ -56,6 +56,7 @@ class RegionEstimate:
         ]
         self.copies = [
             *self._copies_before_writes(),
+            *self._copies_in_passing(),
             *self._copies_for_replays(),
             *self._workspaces(),
         ]
@@ -213,11 +214,30 @@ class RegionEstimate:
                     last = max([self.replays.last(used) + JUST / 2, *asked])
                     yield from [(step.operators[writer].start, size), (last, -size)]
 
+    def _copies_in_passing(self) -> Iterable[tuple[float, int]]:
+        """Of what is held, and what is made each time writes over. See Note [Made each time]."""
+        step = self._step
+        for number in self._each_time & self.replays.runs.keys():
+            outputs = step.operators[number].outputs
+            for value in step.operators[number].inputs:
+                maker = step.maker.get(value)
+                held = maker is not None and maker in self.replays and maker not in self._each_time
+                if step.overwritten.get(value) != number or not held:
+                    continue
+                size = step.memories[step.memory_of[value]].size
+                for time in self.replays.passing(number):
+                    ends = max(self._replayed_until(one, number, time) for one in outputs)
+                    yield from [(time, size), (max(ends, time + JUST), -size)]
+
     def _copies_for_replays(self) -> Iterable[tuple[float, int]]:
         """Of what backward gets while operators that read it could yet run again. See
         Note [Unpacked bytes may be written]."""
         step = self._step
-        inputs = ((step.values[one].asked, one) for one in step.inputs_of(self._call))
+        inputs = [
+            (step.values[one].asked, one)
+            for one in step.inputs_of(self._call)
+            if one not in step.memory_of  # a parameter; what a function computed is not copied
+        ]
         for asked, value in [*self._call.asked, *inputs]:
             readers = step.readers[value]
             last = self.replays.last(readers)

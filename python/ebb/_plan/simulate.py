@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from ebb._plan.changes import Changes, curve, highest, union
 from ebb._plan.choice import PLAIN, Choice
 from ebb._plan.measured import Measured
-from ebb._plan.region_estimate import RegionEstimate, Stretch, kept_in_the_end, plain_stretches
-from ebb._plan.replays import Replays
+from ebb._plan.region_estimate import RegionEstimate, Stretch, plain_stretches
 from ebb._plan.step import Call, Step
 from ebb._plan.transfers import NO_LINK, Sent, Transfers
 
@@ -166,12 +165,10 @@ class Simulator:
         """Whether backward comes by."""
         return bool(self.step.calls[call].asked)
 
-    def replayed(self, call: int, choice: Choice) -> set[int]:
-        """The operators of a region that run again."""
-        one = self.step.calls[call]
-        first = one.operators.start
-        kept = kept_in_the_end(self.step, {first + place for place in choice.kept})
-        return set(Replays(self.step, one, kept, set(), math.inf).runs)
+    def replayed(self, call: int, choice: Choice) -> dict[int, int]:
+        """The operators of a region that run again, and how often."""
+        found = RegionEstimate(self.step, self.step.calls[call], choice, self.link.least)
+        return {operator: len(times) for operator, times in found.replays.runs.items()}
 
     def held_at(self, call: int, choice: Choice | None, time: float) -> int:
         """Bytes that a region needs at a time; of what leaves, those that are not under way."""
