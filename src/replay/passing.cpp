@@ -42,10 +42,9 @@ Passing::~Passing() {
   }
 }
 
-// A kernel may be Python that asks for the value: then it is held.
 void Passing::giveUp(Value& value, Read& read) {
   read.made = false;
-  if (value.recipe) {
+  if (value.recipe) {  // else a kernel has asked for it, one in Python: it is held
     value.giveUpAgain();
   }
 }
@@ -64,8 +63,7 @@ void Passing::made(Value& value, c10::Storage bytes) {
 
 bool Passing::isLastToRead(const Recipe& reader, const Value& value) const {
   const auto read = reads_.find(const_cast<Value*>(&value));
-  return read != reads_.end() && read->second.made && read->second.last == reader.sequence &&
-         value.recipe;
+  return value.recipe && read != reads_.end() && isOver(read->second, reader);
 }
 
 void Passing::hasRun(const Recipe& reader) {
@@ -73,9 +71,9 @@ void Passing::hasRun(const Recipe& reader) {
     return;
   }
   for (uint32_t i = 0; i < reader.inputCount; ++i) {
-    Value* value = reader.inputs[i].value.get();
-    if (value != nullptr && isLastToRead(reader, *value)) {
-      giveUp(*value, reads_.find(value)->second);
+    const auto read = reads_.find(reader.inputs[i].value.get());
+    if (read != reads_.end() && isOver(read->second, reader)) {
+      giveUp(*read->first, read->second);
     }
   }
 }

@@ -52,10 +52,14 @@ class Passing {
   };
 
   bool isWanted(const Value& value) const;
+  static bool isOver(const Read& read, const Recipe& reader) {
+    return read.made && read.last == reader.sequence;
+  }
   static void giveUp(Value& value, Read& read);
 
   c10::SmallVector<const Value*, 2> wanted_;
-  ska::flat_hash_map<Value*, Read> reads_;  // the recipes that will read them keep them alive
+  // What is made, the recipes that will read it keep alive.
+  ska::flat_hash_map<Value*, Read> reads_;
 };
 
 }  // namespace ebb
