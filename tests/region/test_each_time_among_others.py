@@ -185,6 +185,36 @@ def test_a_kernel_may_ask_for_what_is_there_in_passing():
     assert replayed() - before == 5 + 1 + 1
 
 
+def test_a_kernel_may_ask_for_it_and_let_it_go():
+    """Before the slice that made it has ended."""
+    x, k = leaves((64,), (64,))
+    policy = Policy({"ebb_each_time::peek": RECOMPUTE_EACH_TIME}, default=RECOMPUTE_EACH_TIME)
+
+    def program(x, k):
+        first = (x + 1).sin()
+        return first * k, peek(first).neg().exp().neg().exp()
+
+    expected = torch.autograd.grad(program(x, k)[1].sum(), x)[0]
+    for _ in range(20):
+        with ebb.region(policy):
+            product, y = program(x, k)
+        holders = [product.grad_fn]
+        loss = y.sum()
+        del product, y
+
+        def look(holders=holders):
+            if holders:
+                assert holders.pop()._saved_self is not None
+
+        peeks.append(look)
+        try:
+            found = torch.autograd.grad(loss, x)[0]
+        finally:
+            peeks.clear()
+        assert not holders
+        assert same_bits(found, expected)
+
+
 @pytest.mark.parametrize("writes", [True, False])
 def test_a_kernel_may_ask_for_all_that_is_saved(writes):
     (x,) = leaves((64,))
