@@ -20,7 +20,8 @@ namespace ebb {
 //    after it anyway. Else it gets a copy.
 // 4. What runs ahead of backward makes such values for others only. If backward needs one, it makes
 //    it when it comes.
-// Decided once for a slice: handles die on any thread.
+
+// What is wanted is decided once for a slice: handles die on any thread.
 Passing::Passing(const Value& wanted, bool beside) {
   wanted_.push_back(&wanted);
   if (!beside || wanted.recipe->outputs.size() == 1) {
@@ -53,12 +54,14 @@ bool Passing::isWanted(const Value& value) const {
   return std::find(wanted_.begin(), wanted_.end(), &value) != wanted_.end();
 }
 
-void Passing::made(Value& value, c10::Storage bytes) {
+bool Passing::made(Value& value, c10::Storage bytes) {
   const auto read = reads_.find(&value);
-  if (read != reads_.end()) {
-    read->second.made = true;
-    value.materialiseInPassing(std::move(bytes));
+  if (read == reads_.end()) {
+    return false;
   }
+  read->second.made = true;
+  value.materialiseInPassing(std::move(bytes));
+  return true;
 }
 
 bool Passing::isLastToRead(const Recipe& reader, const Value& value) const {

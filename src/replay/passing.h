@@ -36,8 +36,9 @@ class Passing {
     return value.isMadeEachTime() && !isWanted(value);
   }
 
-  // Such a value is there: in `bytes`, until the last recipe that needs it has run.
-  void made(Value& value, c10::Storage bytes);
+  // Such a value is there: in `bytes`, until the last recipe that needs it has run. False, and it
+  // is not, if none does.
+  bool made(Value& value, c10::Storage bytes);
 
   // Whether such a value is given up when `reader` has run.
   bool isLastToRead(const Recipe& reader, const Value& value) const;
