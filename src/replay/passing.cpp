@@ -20,7 +20,8 @@ namespace ebb {
 //    after it anyway. Else it gets a copy.
 // 4. What runs ahead of backward makes such values for others only. If backward needs one, it makes
 //    it when it comes.
-// Decided once for a slice: handles die on any thread.
+
+// What is wanted is decided once for a slice: handles die on any thread.
 Passing::Passing(const Value& wanted, bool beside) {
   wanted_.push_back(&wanted);
   if (!beside || wanted.recipe->outputs.size() == 1) {
@@ -42,10 +43,9 @@ Passing::~Passing() {
   }
 }
 
-// A kernel may be Python that asks for the value: then it is held.
 void Passing::giveUp(Value& value, Read& read) {
   read.made = false;
-  if (value.recipe) {
+  if (value.recipe) {  // else a kernel has asked for it, one in Python: it is held
     value.giveUpAgain();
   }
 }
@@ -54,18 +54,19 @@ bool Passing::isWanted(const Value& value) const {
   return std::find(wanted_.begin(), wanted_.end(), &value) != wanted_.end();
 }
 
-void Passing::made(Value& value, c10::Storage bytes) {
+bool Passing::made(Value& value, c10::Storage bytes) {
   const auto read = reads_.find(&value);
-  if (read != reads_.end()) {
-    read->second.made = true;
-    value.materialiseInPassing(std::move(bytes));
+  if (read == reads_.end()) {
+    return false;
   }
+  read->second.made = true;
+  value.materialiseInPassing(std::move(bytes));
+  return true;
 }
 
 bool Passing::isLastToRead(const Recipe& reader, const Value& value) const {
   const auto read = reads_.find(const_cast<Value*>(&value));
-  return read != reads_.end() && read->second.made && read->second.last == reader.sequence &&
-         value.recipe;
+  return value.recipe && read != reads_.end() && isOver(read->second, reader);
 }
 
 void Passing::hasRun(const Recipe& reader) {
@@ -73,9 +74,9 @@ void Passing::hasRun(const Recipe& reader) {
     return;
   }
   for (uint32_t i = 0; i < reader.inputCount; ++i) {
-    Value* value = reader.inputs[i].value.get();
-    if (value != nullptr && isLastToRead(reader, *value)) {
-      giveUp(*value, reads_.find(value)->second);
+    const auto read = reads_.find(reader.inputs[i].value.get());
+    if (read != reads_.end() && isOver(read->second, reader)) {
+      giveUp(*read->first, read->second);
     }
   }
 }

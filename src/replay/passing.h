@@ -36,8 +36,9 @@ class Passing {
     return value.isMadeEachTime() && !isWanted(value);
   }
 
-  // Such a value is there: in `bytes`, until the last recipe that needs it has run.
-  void made(Value& value, c10::Storage bytes);
+  // Such a value is there: in `bytes`, until the last recipe that needs it has run. False, and it
+  // is not, if none does.
+  bool made(Value& value, c10::Storage bytes);
 
   // Whether such a value is given up when `reader` has run.
   bool isLastToRead(const Recipe& reader, const Value& value) const;
@@ -52,10 +53,14 @@ class Passing {
   };
 
   bool isWanted(const Value& value) const;
+  static bool isOver(const Read& read, const Recipe& reader) {
+    return read.made && read.last == reader.sequence;
+  }
   static void giveUp(Value& value, Read& read);
 
   c10::SmallVector<const Value*, 2> wanted_;
-  ska::flat_hash_map<Value*, Read> reads_;  // the recipes that will read them keep them alive
+  // What is made, the recipes that will read it keep alive.
+  ska::flat_hash_map<Value*, Read> reads_;
 };
 
 }  // namespace ebb

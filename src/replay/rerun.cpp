@@ -260,13 +260,10 @@ class Rerun {
           ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input "
           "was "
           "changed by code that bypasses torch. Give this operator the decision SAVE.");
-      if (passing_.staysUnmade(*value)) {
-        passing_.made(*value, std::move(storage));
-        if (!value->bytes) {
-          continue;
-        }
-      } else {
+      if (!passing_.staysUnmade(*value)) {
         value->materialise(std::move(storage), true);
+      } else if (!passing_.made(*value, std::move(storage))) {
+        continue;
       }
       graph_.streams.made(*value, value->bytes);
       if (value->entry) {

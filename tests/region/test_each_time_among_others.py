@@ -17,7 +17,7 @@ from each_time import (
     recipes_run,
     written,
 )
-from exactness import leaves, same_bits
+from exactness import leaves, replayed, same_bits
 from memory_use import allocations
 from offloading import finish_copies
 from torch.nn import functional as F
@@ -153,8 +153,70 @@ def peek(x: torch.Tensor) -> torch.Tensor:
 peek.register_autograd(lambda ctx, gradient: gradient)
 
 
+def test_a_kernel_may_ask_for_what_is_there_in_passing():
+    """Then it is held, and is not lost when the recipe that needed it has run."""
+    x, k = leaves((64,), (64,))
+    policy = Policy({"ebb_each_time::peek": RECOMPUTE_EACH_TIME}, default=RECOMPUTE_EACH_TIME)
+
+    def program(x, k):
+        first = (x + 1).sin()
+        product = first * k  # saves it
+        second = peek(first)
+        return product, second.sin(), second.neg().exp()
+
+    expected = torch.autograd.grad(sum(o.sum() for o in program(x, k)), (x, k))
+    with ebb.region(policy):
+        outputs = program(x, k)
+    node = outputs[0].grad_fn
+    loss = sum(o.sum() for o in outputs)
+    del outputs
+    seen = []
+    peeks.append(lambda: seen.append(node._saved_self))
+    before = replayed()
+    try:
+        found = torch.autograd.grad(loss, (x, k))
+    finally:
+        peeks.clear()
+
+    assert all(map(same_bits, found, expected))
+    assert all(same_bits(s.detach(), (x + 1).sin().detach()) for s in seen)
+    # For exp: add, sin, peek, neg, exp. For the second sine: peek, and what it read is held. For
+    # the first: add.
+    assert replayed() - before == 5 + 1 + 1
+
+
+def test_a_kernel_may_ask_for_it_and_let_it_go():
+    """Before the slice that made it has ended."""
+    x, k = leaves((64,), (64,))
+    policy = Policy({"ebb_each_time::peek": RECOMPUTE_EACH_TIME}, default=RECOMPUTE_EACH_TIME)
+
+    def program(x, k):
+        first = (x + 1).sin()
+        return first * k, peek(first).neg().exp().neg().exp()
+
+    expected = torch.autograd.grad(program(x, k)[1].sum(), x)[0]
+    for _ in range(20):
+        with ebb.region(policy):
+            product, y = program(x, k)
+        holders = [product.grad_fn]
+        loss = y.sum()
+        del product, y
+
+        def look(holders=holders):
+            if holders:
+                assert holders.pop()._saved_self is not None
+
+        peeks.append(look)
+        try:
+            found = torch.autograd.grad(loss, x)[0]
+        finally:
+            peeks.clear()
+        assert not holders
+        assert same_bits(found, expected)
+
+
 @pytest.mark.parametrize("writes", [True, False])
-def test_a_kernel_may_ask_for_what_is_there_in_passing(writes):
+def test_a_kernel_may_ask_for_all_that_is_saved(writes):
     (x,) = leaves((64,))
     policy = Policy({"ebb_each_time::peek": RECOMPUTE_EACH_TIME}, default=RECOMPUTE_EACH_TIME)
 

@@ -11,7 +11,6 @@ from exactness import (
 
 WITH = {
     "alone": {},
-    "ahead": {"EBB_TEST_AHEAD": "1"},
     "ahead at once": {"EBB_TEST_AHEAD": "at once"},
     "offload": {"EBB_TEST_OFFLOAD": "late"},
     "page": {"EBB_TEST_PAGING": "1"},
@@ -36,5 +35,5 @@ def test_random_programs(environment):
     came_to = run_random_programs(count, EBB_TEST_EACH_TIME="1", **environment)
 
     assert came_to["replayed"] > 0.2 * count
-    assert came_to["refused"] < 0.05 * count
+    assert came_to.get("refused", 0) < 0.05 * count
     assert came_to["error"] < 0.3 * count

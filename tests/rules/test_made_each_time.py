@@ -260,6 +260,13 @@ def test_a_state_that_is_held_is_copied_before_a_write_that_will_run_again():
     recipes_run(policy, program, x)
 
 
+def test_a_write_into_a_saved_value_is_saved():
+    (x,) = leaves((64,))
+    policy = Policy({"aten::mul.Tensor": SAVE}, default=RECOMPUTE_EACH_TIME)
+
+    assert recipes_run(policy, lambda x: (x * 2).add_(1).sin(), x) == 0
+
+
 # Random operators
 
 

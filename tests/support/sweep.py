@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from exactness import EACH_TIME
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -43,18 +44,25 @@ def one_policy_per_extent(turn: int) -> Plan:
 
 @functools.cache
 def random_policy(seed: int) -> ebb.Policy:
-    """Each overload of torch's is kept, or recomputed, or every second of its calls is kept."""
+    """Each overload of torch's is kept, or recomputed, or every second of its calls is kept.
+
+    Or it is made each time, or every second of its calls is: see test_each_time_exactness.py.
+    """
     rules = []
     for name in sorted(torch._C._dispatch_get_all_op_names()):
         if name.startswith(("aten::", "prims::")):
             overload = name if "." in name else f"{name}.default"
-            draw = zlib.crc32(f"{seed} {overload}".encode()) % 4
+            draw = zlib.crc32(f"{seed} {overload}".encode()) % (8 if EACH_TIME else 4)
             if draw < 3:
                 rules.append(ebb.Rule(overload, ebb.SAVE, every=1 + draw // 2))
+            elif draw > 4:
+                rules.append(ebb.Rule(overload, ebb.RECOMPUTE_EACH_TIME, every=1 + draw // 7))
     return ebb.Policy(rules)
 
 
 def policy_named(name: str, seed: int) -> ebb.Policy:
+    if EACH_TIME and name == "recompute_all":
+        return ebb.Policy(default=ebb.RECOMPUTE_EACH_TIME)
     return random_policy(seed) if name == "random" else getattr(ebb.policies, name)
 
 
