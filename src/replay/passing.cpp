@@ -22,9 +22,10 @@ namespace ebb {
 //    it when it comes.
 
 // What is wanted is decided once for a slice: handles die on any thread.
-Passing::Passing(const Value& wanted, bool beside) {
+Passing::Passing(const Value& wanted, bool isBackward)
+    : inner_(isBackward ? wanted.recipe->region : 0) {
   wanted_.push_back(&wanted);
-  if (!beside || wanted.recipe->outputs.size() == 1) {
+  if (!isBackward || wanted.recipe->outputs.size() == 1) {
     return;
   }
   for (const Output& output : wanted.recipe->outputs) {
@@ -51,7 +52,12 @@ void Passing::giveUp(Value& value, Read& read) {
 }
 
 bool Passing::isWanted(const Value& value) const {
-  return std::find(wanted_.begin(), wanted_.end(), &value) != wanted_.end();
+  return std::find(wanted_.begin(), wanted_.end(), &value) != wanted_.end() ||
+         isOfInnerRegion(value);
+}
+
+bool Passing::isOfInnerRegion(const Value& value) const {
+  return inner_ != 0 && value.recipe && value.recipe->region == inner_;
 }
 
 bool Passing::made(Value& value, c10::Storage bytes) {

@@ -14,9 +14,9 @@ namespace ebb {
 // See Note [Made each time]. Of one slice, under the graph's lock.
 class Passing {
  public:
-  // `wanted` is what the slice is for. `beside`: so is what its recipe makes beside it and a handle
-  // waits for.
-  Passing(const Value& wanted, bool beside);
+  // `wanted` is what the slice is for. `isBackward`: backward asks for it, and so for all that its
+  // inner region made, and for what its recipe makes beside it and a handle waits for.
+  Passing(const Value& wanted, bool isBackward);
 
   // What is left is given up.
   ~Passing();
@@ -53,12 +53,14 @@ class Passing {
   };
 
   bool isWanted(const Value& value) const;
+  bool isOfInnerRegion(const Value& value) const;
   static bool isOver(const Read& read, const Recipe& reader) {
     return read.made && read.last == reader.sequence;
   }
   static void giveUp(Value& value, Read& read);
 
   c10::SmallVector<const Value*, 2> wanted_;
+  uint16_t inner_ = 0;  // the inner region that backward has come to; 0: none
   // What is made, the recipes that will read it keep alive.
   ska::flat_hash_map<Value*, Read> reads_;
 };

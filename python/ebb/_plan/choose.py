@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from ebb._plan.choice import PLAIN, Choice, Operators
-from ebb._plan.front import Point, Solve, front, hull, point_of
+from ebb._plan.front import Point, Solve, front, hull, not_beaten, point_of
 from ebb._plan.simulate import Estimate, Simulator
 from ebb._plan.step import Call, Step
 from ebb._plan.tight import made_each_time
@@ -36,11 +36,18 @@ class Chooser:
     Args:
         simulator: of the step.
         solve: finds more choices for a region.
+        given: by the name of a region, all that it could do; of others that is found.
     """
 
-    def __init__(self, simulator: Simulator, solve: Solve | None = None) -> None:
+    def __init__(
+        self,
+        simulator: Simulator,
+        solve: Solve | None = None,
+        given: Mapping[str, Sequence[Choice]] | None = None,
+    ) -> None:
         self.simulator = simulator
         self._solve = solve
+        self._given = given or {}
         self._found: list[tuple[Estimate, Chosen]] = []
         self.calls: dict[str, list[int]] = defaultdict(list)  # of each region, by its name
         for number, call in enumerate(simulator.step.calls):
@@ -84,6 +91,10 @@ class Chooser:
         """What needs the fewest bytes."""
         return min([self._least, *self._tight], key=self._costs)
 
+    def least_made_once(self) -> Chosen:
+        """What needs the fewest bytes, if nothing is made twice."""
+        return self._least
+
     @functools.cached_property
     def _least(self) -> Chosen:
         """What needs the fewest bytes, if nothing is made twice. In backward that may be less with
@@ -105,12 +116,17 @@ class Chooser:
         best, costs = self._least, self._costs(self._least)
         for regions in self._groups():
             tried = []
-            for choice in made_each_time(self.simulator, self.calls[regions[0]][0]):
+            for choice in self._tight_choices(regions[0]):
                 chosen = {**best, **dict.fromkeys(regions, self._point(regions[0], choice))}
                 tried.append((self._costs(chosen), chosen))
             found += [chosen for one, chosen in tried if one < costs]
             costs, best = min([(costs, best), *tried], key=lambda one: one[0])
         return found
+
+    def _tight_choices(self, region: str) -> Iterable[Choice]:
+        if region in self._given:
+            return self._given[region]
+        return made_each_time(self.simulator, self.calls[region][0])
 
     def _start(self, budget: int) -> Chosen | None:
         """From what a plan begins: the fastest of what needs few bytes, if that is few enough."""
@@ -125,6 +141,8 @@ class Chooser:
         for place in range(longest):
             yield {r: points[min(place, len(points) - 1)] for r, points in self.fronts.items()}
         for regions in self._groups():
+            if regions[0] in self._given:
+                continue
             operators = self.simulator.step.calls[self.calls[regions[0]][0]].operators
             for place in range(len(operators)):
                 yield dict.fromkeys(regions, self._point(regions[0], Choice(frozenset([place]))))
@@ -225,10 +243,14 @@ class Chooser:
         for region, numbers in self.calls.items():
             signature = tuple(_signature(step, step.calls[number]) for number in numbers)
             if signature not in known:
-                points = front(self.simulator, numbers[0], self._solve)
-                all_calls = [self._point(region, point.choice) for point in points]
-                known[signature] = (len(known), all_calls)
+                known[signature] = (len(known), self._front_of(region))
             self.alike[region], self.fronts[region] = known[signature]
+
+    def _front_of(self, region: str) -> list[Point]:
+        if region in self._given:
+            return not_beaten(self._point(region, one) for one in (*self._given[region], PLAIN))
+        points = front(self.simulator, self.calls[region][0], self._solve)
+        return [self._point(region, point.choice) for point in points]
 
     def _translated(self, choice: Choice | None, origin: int, call: int) -> Choice | None:
         """What one call does, for another of the same region: with the same calls of operators."""

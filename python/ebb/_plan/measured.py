@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +24,9 @@ class Measured:
         plain_peak: the most bytes that such a step allocated above what was there; None: likewise.
         kept: milliseconds of a step with regions under ``ebb.policies.save_all``; None: likewise.
         whole: the name of the region that is the model itself; None: there is none.
+        root: the name of a region that is the model itself would have.
+        parents: by the name of a region, that of the module whose forward calls it, "" for the
+            model; none: that is not known.
         link: how fast bytes leave memory and come back; None: they cannot.
         away: milliseconds of a step in which all that autograd keeps leaves; None: it was not run.
     """
@@ -35,6 +38,8 @@ class Measured:
     plain_peak: int | None = None
     kept: float | None = None
     whole: str | None = None
+    root: str = ""
+    parents: Mapping[str, str] = field(default_factory=dict)
     link: Link | None = None
     away: float | None = None
 

@@ -49,10 +49,12 @@ def _measure(
         base = base_bytes([model])
         found = profile(step, steps=2)
         whole = type(model).__name__ if "" in handle.names else None
+        parents = {name: parent_of(model, name) for name in handle.names if name}
         _check_regions(found, {name or type(model).__name__ for name in handle.names})
         duration = min(_timed(step) for _ in range(_ROUNDS))
     link = measure_link(device_of([model]))
-    measured = Measured(found, duration, base, whole=whole, link=link)
+    root = type(model).__name__
+    measured = Measured(found, duration, base, whole=whole, root=root, parents=parents, link=link)
     if link is not None:
         simulator = Simulator(measured)
         if fits(simulator.estimate(simulator.all_away).peak, base):
@@ -86,6 +88,15 @@ def _away(
     ):
         step()  # host memory is taken once
         return min(_timed(step) for _ in range(_ROUNDS))
+
+
+def parent_of(model: torch.nn.Module, name: str) -> str:
+    """The module whose forward calls this one: lists and dictionaries have none."""
+    while name:
+        name = name.rpartition(".")[0]
+        if not isinstance(model.get_submodule(name), torch.nn.ModuleList | torch.nn.ModuleDict):
+            break
+    return name
 
 
 def device_of(models: Iterable[torch.nn.Module]) -> torch.device:

@@ -25,6 +25,7 @@ from ebb._plan.pareto import Pareto, ParetoPoint
 from ebb._plan.profile import Profile
 from ebb._plan.rules import policy_of
 from ebb._plan.simulate import Estimate, Simulator
+from ebb._plan.stacks import Stacked, find_stacks
 from ebb._policy.policy import Policy
 from ebb._support.shown import shown
 
@@ -42,8 +43,16 @@ class Plan(ModulePolicies):
         replays: how many operators run again.
     """
 
-    def __init__(self, chooser: Chooser, measured: Measured, budget: int, chosen: Chosen) -> None:
-        super().__init__(_policies(chooser, chosen, measured.whole), _settings(chooser, chosen))
+    def __init__(
+        self,
+        chooser: Chooser,
+        measured: Measured,
+        budget: int,
+        chosen: Chosen,
+        stacked: Stacked | None = None,
+    ) -> None:
+        policies = _policies(chooser, chosen, measured.whole, stacked)
+        super().__init__(policies, _settings(chooser, chosen))
         found = chooser.estimate(chosen)
         self.budget = budget
         self.peak, self.duration, self.replays = found.peak, found.duration, found.replays
@@ -109,12 +118,18 @@ class Plan(ModulePolicies):
         return budget, self._chooser.estimate(chosen or self._chooser.least())
 
 
-def _policies(chooser: Chooser, chosen: Chosen, whole: str | None) -> dict[str, Policy]:
+def _policies(
+    chooser: Chooser, chosen: Chosen, whole: str | None, stacked: Stacked | None
+) -> dict[str, Policy]:
     made: dict[tuple[int, object], Policy] = {}
-    policies = {}
+    policies: dict[str, Policy] = {}
     step = chooser.simulator.step
     for region, point in chosen.items():
         if point.choice is PLAIN:
+            continue
+        of_stack = stacked and stacked.policies(region, point.choice)
+        if of_stack:
+            policies |= of_stack
             continue
         key = chooser.alike[region], point.choice
         if key not in made:
@@ -171,6 +186,11 @@ def plan_of(
     choosers = [chooser]
     if measured.link is not None:
         choosers.append(Chooser(_simulator(measured), solve))
+    stacked = None
+    if not ahead_is_on() and chooser.estimate(chooser.least_made_once()).peak > bytes_allowed:
+        stacked = _stacked(measured, simulator)
+    if stacked is not None:
+        choosers.append(Chooser(stacked.simulator, given=stacked.choices))
     found = _fastest(choosers, bytes_allowed)
     if found is None:
         found = min(
@@ -183,11 +203,21 @@ def plan_of(
             minimum = in_all(measured.base, peak)
             message = least_explained(budget, measured.base, plain, peak, minimum, chooser, chosen)
             raise BudgetError(message, minimum)
-    return Plan(found[0], measured, bytes_allowed, found[1])
+    return Plan(found[0], measured, bytes_allowed, found[1], stacked)
 
 
 def _simulator(measured: Measured) -> Simulator:
-    return Simulator(measured, ahead=ahead.settings()["regions"] > 0)
+    return Simulator(measured, ahead=ahead_is_on())
+
+
+def ahead_is_on() -> bool:
+    return int(ahead.settings()["regions"]) > 0
+
+
+def _stacked(measured: Measured, simulator: Simulator) -> Stacked | None:
+    """With several blocks in one region, of which none is replayed ahead."""
+    stacks = find_stacks(simulator.step, measured.parents)
+    return Stacked(measured, simulator, stacks) if stacks else None
 
 
 def _fastest(choosers: Iterable[Chooser], budget: int) -> tuple[Chooser, Chosen] | None:

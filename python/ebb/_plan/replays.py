@@ -31,12 +31,15 @@ class Replays:
         for asked, value in call.asked:
             wanted = step.maker[value]
             found = self._needed_for(wanted, asked, held)
+            inner = step.inner_region(wanted)
             for place, number in enumerate(sorted(found)):  # one after the other
                 time = min(asked, begins) + place * JUST
                 self.runs.setdefault(number, []).append(time)
-                if number in each_time and number != wanted:
+                backward_is_there = inner is not None and step.inner_region(number) == inner
+                if number in each_time and number != wanted and not backward_is_there:
                     self._passing.add((number, time))
-            held |= {one for one in found if one not in each_time or one == wanted}
+                else:
+                    held.add(number)
         self._ends = _ends_of_slices(self)
 
     def _needed_for(self, wanted: int, asked: float, held: set[int]) -> set[int]:

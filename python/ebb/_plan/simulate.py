@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -124,6 +125,13 @@ class Simulator:
             return max(0.0, measured.duration - measured.plain - replaying) / operators, replaying
         recording = max(0.0, measured.kept - measured.plain)
         return recording / operators, max(0.0, measured.duration - measured.plain - recording)
+
+    def with_step(self, step: Step) -> Simulator:
+        """The same for a step with other regions, with the times that were measured."""
+        other = copy.copy(self)
+        other.step = step
+        other._of_call = functools.cache(other._estimate_call)
+        return other
 
     def estimate(self, choices: Sequence[Choice | None]) -> Estimate:
         """What the step takes.

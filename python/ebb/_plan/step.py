@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ebb._plan.allocations import Allocations
@@ -63,7 +63,8 @@ class Step:
     """What a step did. Its members are many: each is one fact about operators or values.
 
     Attributes:
-        operators, values, duration: of the profile.
+        profile: what it was made from.
+        operators, values, duration: of that.
         maker: which operator made a value; not of what came from outside.
         readers: which operators read a value.
         calls: the regions, in order.
@@ -80,9 +81,12 @@ class Step:
 
     Args:
         profile: of a step whose regions are under ``ebb.policies.recompute_all``.
+        around: names of regions around others, by ``Operator.call``.
     """
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, around: Mapping[int, str] | None = None) -> None:
+        self.profile = profile
+        self._around = around or {}
         self.operators, self.values = profile.operators, profile.values
         self.duration = profile.duration
         self.maker = {
@@ -159,6 +163,24 @@ class Step:
         place = self.memory_of.get(value, -1)
         return self._leaving.get(place, self.let_go(value))
 
+    def inner_region(self, operator: int) -> str | None:
+        """The inner region in which it ran; None: there was none."""
+        name = self.operators[operator].region
+        return None if name == self.calls[self.call_of[operator]].region else name
+
+    def gave_up(self, value: int) -> float:
+        """When the program gave up what a region reads. That is looked at when the next region
+        begins, and when backward asks for something: if then, it was before."""
+        let_go = self.values[value].let_go
+        made = self.values[value].made
+        since = [call for call in self.calls if made < call.ends <= let_go]
+        return min([let_go, *(call.forward_ends for call in since)])
+
+    def give_up(self, value: int, time: float) -> None:
+        """The program gave up a value then; who held it longer does not do so."""
+        memory = self.memories[self.memory_of[value]]
+        memory.freed = max(memory.taken, min(memory.freed, time))
+
     def outside(self, place: int) -> tuple[float, float]:
         """When the program itself has a memory that no region made."""
         memory = self.memories[place]
@@ -187,7 +209,8 @@ class Step:
         for number, one in enumerate(self.operators):
             if one.call not in known:
                 known[one.call] = len(calls)
-                calls.append(Call(one.region, range(number, number), one.start, 0.0))
+                name = self._around.get(one.call, one.region)
+                calls.append(Call(name, range(number, number), one.start, 0.0))
             call = calls[known[one.call]]
             call.operators = range(call.operators.start, number + 1)
             call.ends = self.end_of(number) + JUST
@@ -333,7 +356,7 @@ class Step:
             if value in self.maker or not about.saved or about.let_go < 0:
                 continue
             if len(users[place]) == 1 + self.memories[place].is_ours:
-                found[place] = about.let_go
+                found[place] = self.gave_up(value)
         return found
 
     def _find_inputs(self) -> list[list[int]]:

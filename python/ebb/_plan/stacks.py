@@ -1,0 +1,208 @@
+"""Several blocks in one region: the module around them is the region, and they are inner ones.
+
+What a block hands on to the next is then no input that has to be there: it is made again from what
+came before. So memory for n blocks goes down to that of a group's first inputs and of one group's
+results, and what is inside of the other blocks is made in passing. See Note [Made each time].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ebb._plan.choice import Choice
+from ebb._plan.measured import Measured
+from ebb._plan.rules import policy_of
+from ebb._plan.simulate import Simulator
+from ebb._plan.step import Step
+from ebb._policy.policy import Policy
+from ebb.policies import save_all
+
+_LENGTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)  # of groups, in blocks
+_MOST_SHARES = 8  # of the blocks that are in groups
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Blocks that one module calls one after the other.
+
+    Attributes:
+        parent: that module's name.
+        calls: of blocks, in order, for each call of the module.
+        handed_on: values that a block made and a later one of the same call reads: under the name
+            that the reader has for it, the one of the maker.
+    """
+
+    parent: str
+    calls: tuple[range, ...]
+    handed_on: Mapping[int, int]
+
+
+def find_stacks(step: Step, parents: Mapping[str, str]) -> list[Stack]:
+    """Those of a step whose blocks are regions of their own.
+
+    Args:
+        step: what ran.
+        parents: by the name of a region, that of the module whose forward calls it.
+    """
+    runs: dict[str, list[range]] = {}
+    for run in _runs(step, parents):
+        if len(run) > 2:
+            runs.setdefault(parents[step.calls[run.start].region], []).append(run)
+    found = []
+    for parent, calls in runs.items():
+        handed_on: dict[int, int] = {}
+        for run in calls:
+            handed_on |= _handed_on(step, run)
+        if handed_on and _are_alike(step, calls):
+            found.append(Stack(parent, tuple(calls), handed_on))
+    return found
+
+
+def _runs(step: Step, parents: Mapping[str, str]) -> Iterable[range]:
+    """Calls in a row of different blocks with one parent."""
+    start = 0
+    for number in range(1, len(step.calls) + 1):
+        names = [call.region for call in step.calls[start : number + 1]]
+        goes_on = (
+            number < len(step.calls)
+            and len(set(names)) == len(names)
+            and parents.get(names[-1]) == parents.get(names[0])
+        )
+        if not goes_on:
+            if names[0] in parents:
+                yield range(start, number)
+            start = number
+
+
+def _are_alike(step: Step, calls: Iterable[range]) -> bool:
+    """Whether each call of the module calls the same blocks."""
+    return len({tuple(step.calls[number].region for number in run) for run in calls}) == 1
+
+
+def _handed_on(step: Step, run: range) -> dict[int, int]:
+    found = {}
+    last: dict[int, int] = {}  # what was made last in each memory
+    for number in run:
+        call = step.calls[number]
+        for value in step.inputs_of(call):
+            place = step.memory_of.get(value)
+            if place in last and step.values[value].made >= step.values[last[place]].made:
+                found[value] = last[place]
+        for operator in call.operators:
+            for value in step.operators[operator].outputs:
+                if value in step.memory_of:
+                    last[step.memory_of[value]] = value
+    return found
+
+
+class Stacked:
+    """A step in which modules around stacks of blocks are regions.
+
+    Attributes:
+        simulator: of that step.
+        choices: by the name of such a region, what it could do.
+
+    Args:
+        measured: of the step.
+        simulator: of the step in which blocks are regions.
+        stacks: of that.
+    """
+
+    def __init__(self, measured: Measured, simulator: Simulator, stacks: list[Stack]) -> None:
+        self._blocks = simulator.step
+        self._stacks = {_name(stack, measured): stack for stack in stacks}
+        self._whole = measured.whole
+        around = {
+            number: (run.start, name)
+            for name, stack in self._stacks.items()
+            for run in stack.calls
+            for number in run
+        }
+        self.simulator = simulator.with_step(_joined(self._blocks, around, stacks))
+        self.choices = {
+            name: list(_choices(self._blocks, stack)) for name, stack in self._stacks.items()
+        }
+
+    def policies(self, region: str, choice: Choice) -> dict[str, Policy] | None:
+        """Of the module and of its blocks; None if no stack is meant."""
+        stack = self._stacks.get(region)
+        if stack is None:
+            return None
+        run = stack.calls[0]
+        first = self._blocks.calls[run.start].operators.start
+        found = {stack.parent: save_all}
+        for number in run:
+            call = self._blocks.calls[number]
+            begin, count = call.operators.start - first, len(call.operators)
+
+            def own(
+                operators: frozenset[int], begin: int = begin, count: int = count
+            ) -> frozenset[int]:
+                return frozenset(one - begin for one in operators if 0 <= one - begin < count)
+
+            found[call.region] = policy_of(choice.mapped(own), self._blocks.names_of(number))
+        return found
+
+
+def _name(stack: Stack, measured: Measured) -> str:
+    """That of the region."""
+    return stack.parent or measured.root
+
+
+def _joined(step: Step, around: Mapping[int, tuple[int, str]], stacks: Iterable[Stack]) -> Step:
+    """The step in which these calls are in one region."""
+    handed_on = {value: maker for stack in stacks for value, maker in stack.handed_on.items()}
+    values = list(step.values)
+    for value, maker in handed_on.items():
+        about, own = values[value], values[maker]
+        asked = [one.asked for one in (about, own) if one.asked >= 0]
+        saved = about.saved or own.saved
+        values[maker] = replace(own, saved=saved, asked=min(asked, default=-1.0))
+    operators = [
+        replace(
+            one,
+            call=around[step.call_of[place]][0] if step.call_of[place] in around else -1 - one.call,
+            inputs=tuple(handed_on.get(value, value) for value in one.inputs),
+        )
+        for place, one in enumerate(step.operators)
+    ]
+    profile = replace(step.profile, operators=tuple(operators), values=tuple(values))
+    joined = Step(profile, dict(around.values()))
+    for value, maker in handed_on.items():
+        if step.values[value].let_go >= 0:
+            joined.give_up(maker, step.gave_up(value))
+    return joined
+
+
+def _choices(step: Step, stack: Stack) -> Iterable[Choice]:
+    """Groups of some lengths, of all blocks or of the first ones."""
+    run = stack.calls[0]
+    first = step.calls[run.start].operators.start
+    outputs: dict[int, set[int]] = {number: set() for number in run}
+    for maker in stack.handed_on.values():
+        operator = step.maker[maker]
+        if step.call_of[operator] in outputs:
+            outputs[step.call_of[operator]].add(operator)
+    results = {  # the module itself may save what blocks return to it
+        operator
+        for operator in range(first, step.calls[run[-1]].operators.stop)
+        if any(step.values[value].fate == "result" for value in step.operators[operator].outputs)
+    }.difference(*outputs.values())
+    inside = [
+        operator
+        for number in run
+        for operator in step.calls[number].operators
+        if operator not in outputs[number] | results | step.stays
+    ]
+    for length in (one for one in _LENGTHS if one < len(run)):
+        groups = len(run) // length
+        shares = {groups * share // _MOST_SHARES for share in range(1, _MOST_SHARES + 1)} - {0}
+        for grouped in sorted(shares):
+            ends = {run.start + length * (group + 1) - 1 for group in range(grouped)}
+            alone = {number for number in run if number >= run.start + length * grouped}
+            saved = {one for number in ends | alone for one in outputs[number]} | results
+            yield Choice(
+                frozenset(one - first for one in saved),
+                each_time=frozenset(one - first for one in inside),
+            )
