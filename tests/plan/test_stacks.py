@@ -1,0 +1,246 @@
+"""Plans with several blocks in one region, where what blocks hand on is too much."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import planned_programs as programs
+import pytest
+from exactness import same_bits
+from planned_programs import Chain, Llama, PreLN, Program, Residual, Stack, built, measured, of_ids
+from torch import nn
+
+import ebb
+from ebb._plan.choose import Chooser
+from ebb._plan.measuring import parent_of
+from ebb._plan.module_policies import ModulePolicies
+from ebb._plan.plan import plan_of
+from ebb._plan.simulate import Simulator
+from ebb._plan.stacks import Stacked, find_stacks
+
+pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
+
+DEPTH = 7
+
+
+def pre_ln():
+    model = Stack(*(PreLN() for _ in range(DEPTH)))
+    return Program(model, of_ids(model), ("layers.*",))
+
+
+def llama():
+    model = Stack(*(Llama() for _ in range(DEPTH)))
+    return Program(model, of_ids(model), ("layers.*",))
+
+
+def in_place():
+    """Blocks that write into what they were given, and into what they make."""
+    model = nn.Sequential(*(Chain() for _ in range(DEPTH)))
+    return Program(model, programs.of_rows(model), ("[0-9]",))
+
+
+def dropout():
+    layers = (
+        nn.TransformerEncoderLayer(programs.WIDTH, 4, 2 * programs.WIDTH, 0.1, batch_first=True)
+        for _ in range(DEPTH)
+    )
+    model = nn.Sequential(*layers)
+    return Program(model, programs.of_rows(model, seed=True), ("[0-9]",))
+
+
+def pictures():
+    """With buffers of batch norm, relu in place."""
+    model = nn.Sequential(*(Residual() for _ in range(DEPTH)))
+    return Program(model, programs.of_pictures(model, 8), ("[0-9]",))
+
+
+def batches():
+    model = Stack(*(PreLN() for _ in range(DEPTH)))
+    return Program(model, of_ids(model, batches=2), ("layers.*",))
+
+
+class Around(nn.Module):
+    """What calls the blocks is a module inside of the model."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = Stack(*(PreLN() for _ in range(DEPTH)))
+        self.last = nn.Linear(50, 50)
+
+    def forward(self, ids):
+        return self.last(self.body(ids).relu())
+
+
+def inside():
+    model = Around()
+    return Program(model, of_ids(model), ("body.layers.*",))
+
+
+class Skipping(Stack):
+    """Each block's result is read by the two that follow."""
+
+    def forward(self, ids):
+        x = before = self.embedding(ids)
+        for layer in self.layers:
+            x, before = layer(x + before), x
+        return self.head(self.norm(x))
+
+
+def skipping():
+    model = Skipping(*(PreLN() for _ in range(DEPTH)))
+    return Program(model, of_ids(model), ("layers.*",))
+
+
+class Hoarding(Stack):
+    """What blocks return is held by the program until backward."""
+
+    def forward(self, ids):
+        self.hidden = [self.embedding(ids)]
+        for layer in self.layers:
+            self.hidden.append(layer(self.hidden[-1]))
+        return self.head(self.norm(self.hidden[-1]))
+
+
+def hoarding():
+    model = Hoarding(*(PreLN() for _ in range(DEPTH)))
+    return Program(model, of_ids(model), ("layers.*",))
+
+
+STACKS = (pre_ln, llama, in_place, dropout, pictures, batches, inside)
+ALL = (*STACKS, hoarding)
+CLOSE = 0.0025  # of the peak, as in test_simulator.py
+LOOSE = {dropout: 0.055}  # likewise: scratch memory of replays
+
+every_stack = pytest.mark.parametrize("make", STACKS, ids=lambda make: make.__name__)
+
+
+@functools.cache
+def stacked(make):
+    program = built(make)
+    found = measured(program)
+    names = {one.region for one in found.profile.operators}
+    parents = {name: parent_of(program.model, name) for name in names}
+    found = replace(found, root=type(program.model).__name__, parents=parents)
+    simulator = Simulator(found)
+    stacks = find_stacks(simulator.step, parents)
+    return program, found, Stacked(found, simulator, stacks) if stacks else None
+
+
+def run(program, buffers):
+    for name, one in program.model.named_buffers():
+        one.copy_(buffers[name])
+    return [None if one is None else one.clone() for one in program.run()]
+
+
+@pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
+def test_bytes_replays_and_bits(make):
+    """Of each choice that a stack has."""
+    program, _, found = stacked(make)
+    ((region, choices),) = found.choices.items()
+    chooser = Chooser(found.simulator, given=found.choices)
+    buffers = {name: one.clone() for name, one in program.model.named_buffers()}
+    expected = run(program, buffers)
+
+    for choice in choices:
+        estimate = chooser.estimate({region: chooser._point(region, choice)})
+        with ModulePolicies(found.policies(region, choice)).apply(program.model):
+            gradients = run(program, buffers)
+            profile = ebb.profile(program.step, steps=1)
+        assert all(map(same_bits, gradients, expected))
+        assert estimate.replays == len(profile.replays)
+        most = (1 + LOOSE.get(make, CLOSE)) * profile.peak
+        assert (1 - CLOSE) * profile.peak <= estimate.peak <= most
+
+
+@pytest.mark.parametrize("make", [pre_ln, in_place, pictures, batches, inside])
+def test_less_is_needed_than_with_a_region_for_each_block(make):
+    _, measured, found = stacked(make)
+    blocks = Chooser(Simulator(measured))
+    together = Chooser(found.simulator, given=found.choices)
+
+    once = blocks.estimate(blocks.least_made_once()).peak
+
+    assert together.estimate(together.least()).peak < once
+
+
+def test_nothing_is_gained_where_the_program_holds_what_blocks_return():
+    _, measured, found = stacked(hoarding)
+    blocks = Chooser(Simulator(measured))
+    together = Chooser(found.simulator, given=found.choices)
+
+    once = blocks.estimate(blocks.least_made_once()).peak
+
+    assert together.estimate(together.least()).peak >= once
+
+
+def test_what_operators_outside_of_blocks_made_is_handed_on_by_nobody():
+    assert stacked(skipping)[2] is None
+
+
+@every_stack
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.9])
+def test_budgets_below_that_of_a_region_for_each_block(make, part):
+    program, measured, found = stacked(make)
+    blocks = Chooser(Simulator(measured))
+    together = Chooser(found.simulator, given=found.choices)
+    once = blocks.estimate(blocks.least_made_once()).peak
+    least = together.estimate(together.least()).peak
+    budget = measured.base + int((least + part * (once - least)) / 0.99) + 1
+
+    plan = plan_of(measured, budget)
+
+    with plan.apply(program.model):
+        assert ebb.profile(program.step, steps=1).peak <= plan.budget
+    alone = plan_of(replace(measured, parents={}), budget, at_least=True)
+    assert alone.peak > plan.budget or alone.duration >= plan.duration
+
+
+def test_a_plan_of_stacks_is_written_and_read(tmp_path):
+    program, measured, _ = stacked(in_place)
+    plan = plan_of(measured, 1, at_least=True)
+    plan.save(tmp_path / "plan.toml")
+    expected = [one.clone() for one in program.run()]
+
+    with ebb.ModulePolicies.load(tmp_path / "plan.toml").apply(program.model) as handle:
+        gradients = [one.clone() for one in program.run()]
+        peak = ebb.profile(program.step, steps=1).peak
+
+    assert set(handle.names) == {"", *(f"{n}" for n in range(DEPTH))}
+    assert all(map(same_bits, gradients, expected))
+    assert peak <= plan.peak * (1 + CLOSE)
+    assert "Sequential: " in plan.explain()
+    assert f"{DEPTH + 1} regions (the model, 0-{DEPTH - 1})" in plan.summary()
+
+
+def test_replays_ahead_need_a_region_for_each_block():
+    _, measured, _ = stacked(pre_ln)
+    ebb.ahead.configure(regions=1)
+    try:
+        plan = plan_of(measured, 1, at_least=True)
+    finally:
+        ebb.ahead.configure(regions=0)
+
+    assert "" not in plan.policies
+
+
+def test_lists_and_dictionaries_call_nothing():
+    model = nn.Module()
+    model.body = nn.Sequential(nn.ModuleList([nn.ModuleDict({"a": nn.Linear(1, 1)})]))
+
+    assert parent_of(model, "body.0.0.a") == "body"
+    assert parent_of(model, "body.0.0") == "body"
+    assert parent_of(model, "body") == ""
+
+
+def test_from_the_budget_alone():
+    """`ebb.plan` finds out which module calls the blocks."""
+    program = built(pre_ln)
+    with pytest.raises(ebb.BudgetError) as raised:
+        ebb.plan(program.step, program.model, 1)
+    expected = [one.clone() for one in program.run()]
+
+    plan = ebb.plan(program.step, program.model, raised.value.minimum)
+
+    with plan.apply(program.model):
+        assert all(map(same_bits, program.run(), expected))
