@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_compiling
 
+from ebb._launch.agreeing import ranks_of_job
 from ebb._plan.blocks import find_blocks
 from ebb._policy.policy import Policy
 from ebb._region.apply import select
@@ -131,6 +132,7 @@ class Blocks:
         self._used: set[Block] = set()  # that have been called with gradients
         self._watched: list[Block] = []  # by which a change of shapes is seen
         self._new: list[Block] = []  # that were added since all were taken
+        self._around: list[Block] = []  # regions around blocks, as a plan has it
         # What a module was called once it is called again.
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
@@ -219,6 +221,7 @@ class Blocks:
     def put(self, policy: Policy | None) -> None:
         """All of them have this policy."""
         self.are_plain = policy is None
+        self._leave_around()
         for block in self.alive():
             block.put(policy)
 
@@ -227,6 +230,8 @@ class Blocks:
         one of each list stays, by which a change of shapes is seen.
         """
         self.are_plain = False
+        self._leave_around()
+        around = {name: module for name, module in self._parents().values() if name in policies}
         self._watched = list({_list_of(block): block for block in reversed(self.used())}.values())
         for block in list(self.alive()):
             policy = policies.get(block.name, rest)
@@ -235,6 +240,43 @@ class Blocks:
                 block.leave()
                 self._all.remove(block)
                 self._used.discard(block)
+        for name, (module, root) in around.items():
+            block = Block(name, module, root)
+            block.put(policies[name])
+            self._around.append(block)
+
+    def parents(self) -> dict[str, str]:
+        """By the name of a block, what the module around it would be called as a region. None where
+        a process is one of several: memory of parameters may come and go between blocks there.
+        """
+        if ranks_of_job() is not None:
+            return {}
+        return {name: parent for name, (parent, _) in self._parents().items()}
+
+    def _parents(self) -> dict[str, tuple[str, tuple[torch.nn.Module, torch.nn.Module]]]:
+        """By the name of a block: what the module is called whose forward calls it, that module,
+        and the model."""
+        found = {}
+        known: dict[str, torch.nn.Module | None] = dict.fromkeys(one.name for one in self._all)
+        for block in self.used():
+            module, root = block.module(), block.root()
+            if module is None or root is None:
+                continue
+            callers = {inner: outer for outer in root.modules() for inner in outer.children()}
+            name, caller = block.name.rpartition(".")[0], callers.get(module)
+            while isinstance(caller, torch.nn.ModuleList | torch.nn.ModuleDict):
+                name, caller = name.rpartition(".")[0], callers.get(caller)
+            name = name or type(root).__name__
+            if caller is None or not _can_be_around(caller):
+                continue
+            if known.setdefault(name, caller) is caller:  # else another model's has that name
+                found[block.name] = name, (caller, root)
+        return found
+
+    def _leave_around(self) -> None:
+        for block in self._around:
+            block.leave()
+        self._around = []
 
 
 def _list_of(block: Block) -> tuple[int, str]:
@@ -249,6 +291,13 @@ def _is_free(module: torch.nn.Module) -> bool:
     if type(module).__module__.startswith("torch.") and not module._modules:
         return False  # a layer, which somebody calls by itself: it has nothing inside to give up
     return not any(_is_region(inner) for inner in module.modules())
+
+
+def _can_be_around(module: torch.nn.Module) -> bool:
+    """Whether a module with blocks inside can be a region around them."""
+    marks = marks_of(module)
+    is_free = can_mark(module) and (marks is None or marks.region is None)
+    return is_free and not isinstance(module, torch.jit.ScriptModule) and not _is_compiled(module)
 
 
 def _is_region(module: torch.nn.Module) -> bool:

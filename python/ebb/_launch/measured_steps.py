@@ -224,6 +224,7 @@ class Measuring:
             duration=_duration(dropped, size),
             base=dropped.base,
             link=self._link,
+            parents=self._blocks.parents(),
         )
         if self._ways["away"].times:
             measured = replace(measured, away=_duration(self._ways["away"], size))
