@@ -16,13 +16,16 @@ from ebb import _C
 from ebb._launch import agreeing
 from ebb._launch.agreeing import Offer, Ranks, ranks_of_job
 from ebb._launch.budgeted import Blocks, Shape
+from ebb._launch.checking import Checking
 from ebb._launch.measured_steps import STEPS, Measuring, NoPlanError, Outcome
 from ebb._launch.step_clock import StepClock
 from ebb._launch.taken import Taken
 from ebb._plan.budget import BudgetError
 from ebb._plan.measured import Measured
-from ebb._plan.plan import plan_of
+from ebb._plan.plan import Plan, plan_of
 from ebb._policy.policy import Policy
+from ebb._report import planned
+from ebb._report.planned import ReportedPlan
 from ebb._report.text import size
 from ebb._support.job import is_first
 from ebb._support.log import log
@@ -43,11 +46,13 @@ class Decided:
         policies: of blocks, by their names; all others keep everything.
         summary: in words.
         too_small: why the budget is not kept, if it is not.
+        reported: what reports tell of it.
     """
 
     policies: Mapping[str, Policy]
     summary: str
     too_small: str = ""
+    reported: ReportedPlan | None = None
 
 
 # Note [The phases of a budget]
@@ -87,6 +92,8 @@ class Budget:
         # Shapes of late, and for how many steps.
         self._unlike: tuple[tuple[Shape, ...] | None, int] = (None, 0)
         self._plans = 0
+        self._reported: ReportedPlan | None = None  # that is in place
+        self._checking: Checking | None = None  # while steps under it are measured
         self._has_ended = False  # there will be no plan
         self._announced = False
 
@@ -185,6 +192,7 @@ class Budget:
         self._add_all()
         if self._measuring is not None:
             self._measuring.stop()
+        self._end_plan()
         self._outcome, self._growth = None, 1.0
         self._announce([block.name for block in self.blocks.used()])
         self._measuring = Measuring(self.blocks, lambda: list(self._clock.optimizers))
@@ -208,6 +216,7 @@ class Budget:
         if self._measuring is not None:
             self._measuring.stop()
             self._measuring = None
+        self._end_plan()
         self.blocks.are_plain = False
 
     # Plans ----------------------------------------------------------------------------------------
@@ -258,7 +267,8 @@ class Budget:
             plan = plan_of(measured, budget)
         except BudgetError as error:
             return self._least(measured, budget, str(error).removeprefix("ebb: "))
-        return Decided(plan.policies, plan.summary().removeprefix("ebb: "))
+        summary = plan.summary().removeprefix("ebb: ")
+        return Decided(plan.policies, summary, reported=_reported(plan))
 
     def _least(self, measured: Measured, budget: int | float, why: str) -> Decided:
         """What needs least, by a plan or as it was measured with all blocks recomputed: there
@@ -267,14 +277,18 @@ class Budget:
         plan = plan_of(measured, budget, at_least=True)
         peak = measured.profile.peak
         if plan.peak < peak:
-            return Decided(plan.policies, plan.summary().removeprefix("ebb: "), why)
+            summary = plan.summary().removeprefix("ebb: ")
+            return Decided(plan.policies, summary, why, _reported(plan))
         names = dict.fromkeys(one.region for one in measured.profile.operators)
         summary = (
             f"{len(names)} regions ({', '.join(in_ranges(names))}), where all is recomputed; the "
             f"step allocated {size(peak)} so"
         )
         return Decided(
-            dict.fromkeys(names, recompute_all), summary, why if peak > plan.budget else ""
+            dict.fromkeys(names, recompute_all),
+            summary,
+            why if peak > plan.budget else "",
+            _reported(plan, measured),
         )
 
     def _switch(self, decided: Decided) -> None:
@@ -294,12 +308,31 @@ class Budget:
             self._tell(
                 "the sizes of batches change; the plan is made for the largest that was measured"
             )
+        self._begin_plan(decided.reported)
+
+    def _begin_plan(self, reported: ReportedPlan | None) -> None:
+        """For reports."""
+        self._end_plan()
+        self._reported = reported
+        if reported is not None:
+            planned.begins(reported)
+            if _C.is_reporting():
+                self._checking = Checking(reported, self.blocks)
+
+    def _end_plan(self) -> None:
+        if self._checking is not None:
+            self._checking.stop()
+        if self._reported is not None:
+            planned.ends(self._reported)
+        self._reported = self._checking = None
 
     # Steps under a plan ---------------------------------------------------------------------------
 
     def _look(self, is_step: bool) -> None:
         """Whether the plan still fits; a few blocks tell."""
         assert self._outcome is not None
+        if self._checking is not None and not self._checking.step_ended():
+            self._checking = None
         is_usual, shapes, growth = self.blocks.glance()
         if not is_step or self.blocks.have_new():
             self._begin()
@@ -324,6 +357,17 @@ class Budget:
         self._growth = math.ceil(growth / _GROWTH) * _GROWTH
         self._tell(f"a batch is {growth:.2f} times as large as those that were measured")
         self._switch(self._decide(self._outcome.measured))
+
+
+def _reported(plan: Plan, measured: Measured | None = None) -> ReportedPlan | None:
+    """What reports tell of it, without what it was made from: that would stay in memory."""
+    try:
+        found = plan._for_reports(measured)
+        found.keep_points(_C.is_reporting())
+        return found
+    except Exception:  # a report is not worth a plan
+        log.info("reports do not know the plan", exc_info=True)
+        return None
 
 
 def _offer(measured: Measured) -> Offer:

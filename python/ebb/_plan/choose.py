@@ -78,6 +78,10 @@ class Chooser:
         """No region at all."""
         return {region: self._point(region, None) for region in self.fronts}
 
+    def recomputed(self) -> Chosen:
+        """All is made again."""
+        return {region: self._point(region, frozenset()) for region in self.fronts}
+
     def least(self) -> Chosen:
         """What needs the fewest bytes. In backward that may be less with a result kept from which
         others are made, or with nothing kept, though as much is held before."""
@@ -85,7 +89,7 @@ class Chooser:
 
     @functools.cached_property
     def _least(self) -> Chosen:
-        best = {region: self._point(region, frozenset()) for region in self.fronts}
+        best = self.recomputed()
         costs = self._costs(best)
         for other in itertools.islice(self._candidates(), _MOST_TRIED):
             tried = {**best, **other}

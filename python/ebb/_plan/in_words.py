@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Protocol
 
 from ebb._plan.choose import Chooser, Chosen
+from ebb._plan.cuts import cuts_of
 from ebb._policy.policy import Policy
+from ebb._report.planned import Cut
 from ebb._report.text import size
 from ebb._support.names import in_ranges
 
@@ -42,42 +43,23 @@ def summary(plan: Plan) -> str:
 def explained(plan: Plan, chooser: Chooser, chosen: Chosen) -> str:
     """A paragraph for each kind of region."""
     lines = [summary(plan).removeprefix("ebb: "), ""]
-    groups: dict[tuple[int, object], list[str]] = {}
-    for region, point in chosen.items():
-        groups.setdefault((chooser.alike[region], point.saved), []).append(region)
-    for regions in groups.values():
-        lines += _of_group(regions, chooser, chosen)
+    for cut in cuts_of(chooser, chosen):
+        lines += _paragraph(cut)
     return "\n".join(lines)
 
 
-def _of_group(regions: list[str], chooser: Chooser, chosen: Chosen) -> list[str]:
-    name = ", ".join(in_ranges(regions))
-    point = chosen[regions[0]]
-    call = chooser.calls[regions[0]][0]
-    if point.saved is None:
-        return [f"{name}: no region; {size(point.held)} each are kept, as in plain eager"]
-    step = chooser.simulator.step
-    kept: Counter[str] = Counter()
-    again: Counter[str] = Counter()
-    times: Counter[str] = Counter()
-    replayed = chooser.simulator.replayed(call, point.saved)
-    for place, number in enumerate(step.calls[call].operators):
-        op = step.operators[number].func_name.removeprefix("aten::").removesuffix(".default")
-        if place in point.saved:
-            kept[op] += sum(step.values[value].memory for value in step.operators[number].outputs)
-        elif number in replayed:
-            saved = [v for v in step.operators[number].outputs if step.values[v].saved]
-            again[op] += sum(step.values[value].memory for value in saved)
-            times[op] += chooser.simulator.replay_time(number)  # type: ignore[assignment]
-    lines = [f"{name}: {size(point.held)} each are kept, {point.added:.2f} ms each are added"]
-    if kept:
-        lines.append("  kept: " + ", ".join(f"{op} ({size(n)})" for op, n in kept.most_common()))
-    if again:
+def _paragraph(cut: Cut) -> list[str]:
+    if not cut.is_region:
+        return [f"{cut.modules}: no region; {size(cut.held)} each are kept, as in plain eager"]
+    lines = [f"{cut.modules}: {size(cut.held)} each are kept, {cut.added:.2f} ms each are added"]
+    if cut.kept:
+        lines.append("  kept: " + ", ".join(f"{op} ({size(n)})" for op, n in cut.kept.items()))
+    if cut.again:
         lines.append(
             "  made again: "
             + ", ".join(
-                f"{op} ({size(again[op])} given up, {time:.2f} ms)"
-                for op, time in times.most_common()
+                f"{op} ({size(given_up)} given up, {time:.2f} ms)"
+                for op, (given_up, time) in cut.again.items()
             )
         )
     return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ class RegionHandles:
 
     def __init__(self, handles: list[RegionHandle]) -> None:
         self._handles = handles
+        self._undo = ExitStack()  # of what is in place beside them
         self.names = tuple(name for handle in handles for name in handle.names)
 
     def remove(self) -> None:
@@ -40,6 +42,7 @@ class RegionHandles:
         while self._handles:
             self._handles[-1].remove()
             self._handles.pop()
+        self._undo.close()
 
     def __enter__(self) -> RegionHandles:
         return self
@@ -87,7 +90,11 @@ class ModulePolicies:
         except BaseException:
             handles.remove()
             raise
+        self._is_applied(handles._undo)
         return handles
+
+    def _is_applied(self, undo: ExitStack) -> None:
+        """They are regions until `undo` is closed."""
 
     def groups(self) -> list[tuple[Policy, list[str]]]:
         """Each policy, and the modules that have it."""
