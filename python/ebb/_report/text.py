@@ -81,9 +81,7 @@ def _plan(plan: ReportedPlan) -> list[str]:
     return lines
 
 
-def _course(
-    course: Course, more_bytes: float | None = None, more_time: float | None = None
-) -> str:
+def _course(course: Course, more_bytes: float | None = None, more_time: float | None = None) -> str:
     parts = []
     if course.peak is not None:
         parts.append(f"{size(course.peak)} at most{_deviation(more_bytes)}")
