@@ -77,16 +77,14 @@ def plan_of_last_step():
 
 def test_steps_under_the_plan_are_measured(install):
     with ebb.record_reports(0):
-        expected = Job().train(CHECKED + 2)
+        expected = Job().train(CHECKED)
     install("60%")
     job = Job().train(PLANNED)
     assert plan_of_last_step() is None
 
-    job.train(1)
-    assert plan_of_last_step() is None  # nothing has been recorded under it
-    job.train(len(checking._ORDER) - 2)
+    job.train(len(checking._ORDER) - 1)
     assert plan_of_last_step().measured is None
-    job.train(3)
+    job.train(1)
 
     plan = plan_of_last_step()
     assert plan.measured.peak <= plan.budget
@@ -114,12 +112,13 @@ def test_an_evaluation_does_not_count(install):
     """What it allocates is not the plan's."""
     install("60%")
     job = Job().train(PLANNED)
-    for _ in range(len(checking._ORDER)):
-        job.evaluate()
+    for counts in (True, False, False, True, False, False, True, False, False):
+        if not counts:
+            job.evaluate()
         job.train(1)
     assert plan_of_last_step().measured is None
 
-    job.train(len(checking._ORDER))
+    job.train(3 + len(checking._ORDER))
 
     assert abs(plan_of_last_step().deviation["peak"]) < 0.03
 
@@ -130,7 +129,7 @@ def test_a_batch_of_another_size_does_not_count(install):
     job.train(PLANNED + 4)
     assert plan_of_last_step().measured is None
 
-    job.train(len(checking._ORDER))
+    job.train(1 + len(checking._ORDER))
 
     assert abs(plan_of_last_step().deviation["peak"]) < 0.03
 
@@ -138,7 +137,7 @@ def test_a_batch_of_another_size_does_not_count(install):
 def test_batches_that_never_are_as_large_again(install):
     budget = install("60%")
     Job(rows=lambda step: ROWS if step < PLANNED else 100 + 5 * (step % 7)).train(
-        PLANNED + checking._MOST_AGAIN + 3
+        PLANNED + 2 * checking._MOST_AGAIN + 3
     )
 
     assert budget._checking is None  # it has given up
@@ -337,3 +336,4 @@ def test_a_job_may_end_at_any_step(install):
     for _ in range(CHECKED + 2):
         job.train(1)
         assert latest(reports()).rows
+        assert (plan_of_last_step() is None) == (len(job.bits) <= PLANNED)

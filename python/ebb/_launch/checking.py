@@ -10,7 +10,9 @@ from ebb._plan.profile import Profile
 from ebb._report.planned import ReportedPlan
 from ebb._support.log import log
 
-_ORDER = (Do.LISTEN, Do.PROFILE, Do.TIME, Do.TIME)
+# Steps that are recorded have no report. So the first one is not, nor is one after a step that did
+# not count: a job may end at any.
+_ORDER = (Do.TIME, Do.LISTEN, Do.PROFILE, Do.TIME, Do.TIME)
 _MOST_AGAIN = 20  # steps that did not count, before nothing is measured
 
 
@@ -30,6 +32,7 @@ class Checking:
         runs_ahead = ahead.settings()["regions"] > 0
         self._todo = [do for do in _ORDER if do is Do.TIME or not runs_ahead]
         self._again = 0  # steps that did not count
+        self._rests = False  # for one step
         self._profile: Profile | None = None
         self._times: list[float] = []
         self._recording.begin(self._todo[0])
@@ -55,15 +58,23 @@ class Checking:
 
     def _step_ended(self) -> bool:
         ended = self._recording.end()
-        if ended is not None and self._blocks.did_as_measured():
+        if self._rests:
+            self._rests = False
+        elif ended is not None and self._blocks.did_as_measured():
             self._note(*ended)
         else:
-            self._again += 1
+            self._do_again()
+        if self._todo:
+            self._recording.begin(Do.NOTHING if self._rests else self._todo[0])
+        return bool(self._todo)
+
+    def _do_again(self) -> None:
+        self._again += 1
+        self._rests = True
         if self._again > _MOST_AGAIN:
             self._todo = []
-        if self._todo:
-            self._recording.begin(self._todo[0])
-        return bool(self._todo)
+        elif self._todo[0] is Do.PROFILE:
+            self._todo.insert(0, Do.LISTEN)
 
     def _note(self, duration: float, profile: Profile | None) -> None:
         do = self._todo.pop(0)
