@@ -168,6 +168,23 @@ def test_a_budget_that_is_too_small(install, capsys):
     assert plan.measured.peak > plan.budget
     assert abs(plan.deviation["peak"]) < 0.03
     assert next(point for point in plan.points if point.is_plan).peak == plan.predicted.peak
+    assert plan.budget < 0  # what is there when the step begins is more
+    less = f"{ebb._report.text.size(-plan.budget)} less than is there when the step begins"
+    assert f"the plan, for {less}:" in str(ebb.report())
+
+
+@can_be_shown
+def test_the_page_of_a_budget_that_is_too_small(install, tmp_path):
+    install("1KiB")
+    Job().train(CHECKED + 1)
+
+    page = shown(ebb.report(), tmp_path)
+
+    assert " less than is there when the step begins" in page["plan-note"].text
+    for drawing in ("plan-memory", "plan-curve"):
+        assert 'data-line="budget"' not in page[drawing].html
+        assert "NaN" not in page[drawing].html
+    assert all(y <= 226 for _, y in page["plan-memory"].line("measured"))
 
 
 def test_where_all_was_recomputed_when_it_was_measured(install, monkeypatch):

@@ -70,7 +70,8 @@ def _ahead(report: Step) -> str:
 
 
 def _plan(plan: ReportedPlan) -> list[str]:
-    lines = [f"the plan, for {size(plan.budget)} above what is there when the step begins:"]
+    budget = f"{size(abs(plan.budget))} {'less than' if plan.budget < 0 else 'above what'}"
+    lines = [f"the plan, for {budget} is there when the step begins:"]
     lines.append(f"  predicted:   {_course(plan.predicted)}")
     if plan.measured is None:
         lines.append("  measured:    no step")
