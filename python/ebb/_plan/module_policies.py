@@ -87,10 +87,10 @@ class ModulePolicies:
             for policy, names in self.groups():
                 found = apply(model, policy, [glob.escape(name) for name in names])
                 handles = RegionHandles([*handles._handles, found])
+            self._is_applied(handles._undo)
         except BaseException:
             handles.remove()
             raise
-        self._is_applied(handles._undo)
         return handles
 
     def _is_applied(self, undo: ExitStack) -> None:
