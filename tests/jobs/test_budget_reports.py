@@ -120,7 +120,8 @@ def test_an_evaluation_does_not_count(install):
 
     job.train(3 + len(checking._ORDER))
 
-    assert abs(plan_of_last_step().deviation["peak"]) < 0.03
+    # A profile without a recorded step before it would take what that one leaves for its own.
+    assert abs(plan_of_last_step().deviation["peak"]) < 0.001
 
 
 def test_a_batch_of_another_size_does_not_count(install):
