@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <string_view>
 #include <thread>
@@ -28,7 +29,10 @@ struct Shelf {
   void begin() {
     journals.push_back(std::make_shared<Journal>(step));
     while (journals.size() > steps.load() + size_t{1}) {  // the last may not be complete
-      journals.pop_front();
+      // Those of steps in which nothing was recorded, which a profile took, say, go first.
+      const auto last = std::prev(journals.end());
+      const auto empty = std::find_if(journals.begin(), last, std::mem_fn(&Journal::isEmpty));
+      journals.erase(empty == last ? journals.begin() : empty);
     }
   }
 };
@@ -160,6 +164,11 @@ Entry::~Entry() {
 }
 
 Journal::Journal(uint64_t step, For what) : step_(step), what_(what), start_(c10::getTime()) {
+}
+
+bool Journal::isEmpty() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return lines_.empty();
 }
 
 JournalTime Journal::now() const {

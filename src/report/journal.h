@@ -168,6 +168,9 @@ class Journal final : public std::enable_shared_from_this<Journal> {
     return what_ == For::Profile;
   }
 
+  // Whether no storage has a line.
+  bool isEmpty() const;
+
   JournalTime now() const;
 
   // A string that lives as long as the journal.

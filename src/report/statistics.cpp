@@ -98,6 +98,7 @@ void resetStats() {
   shared.backwardSeen.store(false);
   shared.step = {};
   shared.transfers.clear();
+  journalStepBegins(shared.step.step);
 }
 
 }  // namespace ebb

@@ -15,7 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from two_ranks import on_two_ranks
 
-from ebb._launch import agreeing, takeover
+import ebb
+from ebb._launch import agreeing, checking, takeover
 from ebb._region.modules import marks_of
 
 STEPS = agreeing.MEETINGS[0] + 2
@@ -178,3 +179,17 @@ def test_a_rank_whose_steps_differ_keeps_no_other_from_its_plan():
         agreeing.MEETINGS = before
 
     assert of_both(plans) == [1, 0]
+
+
+@on_two_ranks
+def test_each_rank_reports_the_one_plan():
+    with ebb.record_reports():
+        train(DistributedDataParallel, 0.7, steps=STEPS + len(checking._ORDER))
+        plan = ebb.report().plan
+    told = plan.to_dict()
+
+    assert abs(plan.deviation["peak"]) < 0.05
+    assert len(plan.points) > 3
+    del told["measured"], told["deviation"]  # of each rank itself
+    first, second = of_both(told)
+    assert first == second

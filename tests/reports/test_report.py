@@ -277,6 +277,29 @@ def test_what_was_recorded_before_is_another_report():
     assert y.requires_grad
 
 
+def test_reports_begin_anew_with_statistics():
+    with ebb.record_reports(), ebb.apply(model := blocks(1), modules="?"):
+        for _ in range(2):
+            step(model)
+        rows = [(row.module, row.op, row.count, row.bytes) for row in ebb.report().rows]
+        ebb.reset_stats()
+        ebb.reset_stats()
+        assert ebb.report().step == 1
+        for number in range(2):
+            step(model)
+            assert ebb.report().step == ebb.stats()["step"] == number
+            found = [(row.module, row.op, row.count, row.bytes) for row in ebb.report().rows]
+            assert sorted(found) == sorted(rows)
+
+
+def test_steps_of_a_profile_push_no_report_out():
+    with ebb.record_reports(), ebb.apply(model := blocks(1), modules="?"):
+        step(model)
+        expected = ebb.report()
+        ebb.profile(lambda: step(model), steps=3)
+        assert ebb.report() == expected
+
+
 @pytest.mark.parametrize(
     ("steps", "error"), [(-1, ValueError), ("1", TypeError), (True, TypeError)]
 )

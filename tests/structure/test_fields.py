@@ -15,6 +15,7 @@ import ebb
 from ebb._C import _testing
 from ebb._launch.variables import VARIABLES
 from ebb._plan.profile import Operator, Value
+from ebb._report.planned import BudgetPoint, Course, Cut, ReportedPlan
 from ebb._report.rows import Row
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +92,7 @@ def test_settings_have_variables(module):
 def test_rows_and_reports_have_the_fields_of_their_tables():
     for kind, fields in (
         (Row, FIELDS["ReportRow"] | {"layers"}),
-        (ebb.Report, FIELDS["Report"]),
+        (ebb.Report, FIELDS["Report"] | {"plan"}),
         (ebb.Profile, FIELDS["Profile"]),
         (Operator, FIELDS["ProfileOperator"]),
         (Value, FIELDS["ProfileValue"]),
@@ -123,7 +124,15 @@ def test_the_page_of_reports_has_all_fields():
     rows, reports = fields.split("\nA report: ")
     explained = re.findall(r"^\* (`.+?`):", rows, re.M)
     assert set(re.findall(r"`(\w+)`", " ".join(explained))) == FIELDS["ReportRow"] | {"layers"}
-    assert FIELDS["Report"] <= set(re.findall(r"`(\w+)`", reports))
+    assert FIELDS["Report"] | {"plan"} <= set(re.findall(r"`(\w+)`", reports))
+
+
+def test_the_page_of_reports_has_all_fields_of_a_plan():
+    section = (REFERENCE / "reports.md").read_text().partition("\n## The plan\n")[2]
+    fields = {f.name for kind in (Course, BudgetPoint, Cut) for f in dataclasses.fields(kind)}
+    plan = ReportedPlan(1, Course(1, 1.0), Course(1, 1.0), (), tuple).to_dict()
+
+    assert fields | plan.keys() <= set(re.findall(r"`(\w+)`", section))
 
 
 TABLE = """

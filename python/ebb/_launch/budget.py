@@ -16,6 +16,7 @@ from ebb import _C, offload
 from ebb._launch import agreeing
 from ebb._launch.agreeing import Offer, Ranks, ranks_of_job
 from ebb._launch.budgeted import Blocks, Shape
+from ebb._launch.checking import Checking
 from ebb._launch.measured_steps import Measuring, NoPlanError, Outcome, number_of_steps
 from ebb._launch.step_clock import StepClock
 from ebb._launch.taken import Taken
@@ -23,6 +24,8 @@ from ebb._plan.budget import BudgetError
 from ebb._plan.measured import Measured
 from ebb._plan.plan import Plan, plan_of
 from ebb._policy.policy import Policy
+from ebb._report import planned
+from ebb._report.planned import ReportedPlan
 from ebb._report.text import size
 from ebb._support.job import is_first
 from ebb._support.log import log
@@ -44,16 +47,19 @@ class Decided:
         summary: in words.
         too_small: why the budget is not kept, if it is not.
         offload: settings of :func:`ebb.offload.configure` that go with the policies.
+        reported: what reports tell of it.
     """
 
     policies: Mapping[str, Policy]
     summary: str
     too_small: str = ""
     offload: Mapping[str, int] = field(default_factory=dict)
+    reported: ReportedPlan | None = None
 
 
 def _decided(plan: Plan, too_small: str = "") -> Decided:
-    return Decided(plan.policies, plan.summary().removeprefix("ebb: "), too_small, plan.offload)
+    summary = plan.summary().removeprefix("ebb: ")
+    return Decided(plan.policies, summary, too_small, plan.offload, _reported(plan))
 
 
 # Note [The phases of a budget]
@@ -94,6 +100,8 @@ class Budget:
         self._unlike: tuple[tuple[Shape, ...] | None, int] = (None, 0)
         self._plans = 0
         self._moved = ExitStack()  # of how OFFLOAD moves values, if a plan has changed that
+        self._reported: ReportedPlan | None = None  # that is in place
+        self._checking: Checking | None = None  # while steps under it are measured
         self._has_ended = False  # there will be no plan
         self._announced = False
 
@@ -192,6 +200,7 @@ class Budget:
         self._add_all()
         if self._measuring is not None:
             self._measuring.stop()
+        self._end_plan()
         self._outcome, self._growth = None, 1.0
         self._announce([block.name for block in self.blocks.used()])
         self._measuring = Measuring(self.blocks, lambda: list(self._clock.optimizers))
@@ -216,6 +225,7 @@ class Budget:
         if self._measuring is not None:
             self._measuring.stop()
             self._measuring = None
+        self._end_plan()
         self.blocks.are_plain = False
 
     # Plans ----------------------------------------------------------------------------------------
@@ -282,7 +292,10 @@ class Budget:
             f"step allocated {size(peak)} so"
         )
         return Decided(
-            dict.fromkeys(names, recompute_all), summary, why if peak > plan.budget else ""
+            dict.fromkeys(names, recompute_all),
+            summary,
+            why if peak > plan.budget else "",
+            reported=_reported(plan, measured),
         )
 
     def _switch(self, decided: Decided) -> None:
@@ -303,6 +316,23 @@ class Budget:
             self._tell(
                 "the sizes of batches change; the plan is made for the largest that was measured"
             )
+        self._begin_plan(decided.reported)
+
+    def _begin_plan(self, reported: ReportedPlan | None) -> None:
+        """For reports."""
+        self._end_plan()
+        self._reported = reported
+        if reported is not None:
+            planned.begins(reported)
+            if _C.is_reporting():
+                self._checking = Checking(reported, self.blocks)
+
+    def _end_plan(self) -> None:
+        if self._checking is not None:
+            self._checking.stop()
+        if self._reported is not None:
+            planned.ends(self._reported)
+        self._reported = self._checking = None
 
     def _configure(self, settings: Mapping[str, int]) -> None:
         """How OFFLOAD moves values; if nothing is said, as the job has it."""
@@ -316,6 +346,8 @@ class Budget:
     def _look(self, is_step: bool) -> None:
         """Whether the plan still fits; a few blocks tell."""
         assert self._outcome is not None
+        if self._checking is not None and not self._checking.step_ended():
+            self._checking = None
         is_usual, shapes, growth = self.blocks.glance()
         if not is_step or self.blocks.have_new():
             self._begin()
@@ -340,6 +372,17 @@ class Budget:
         self._growth = math.ceil(growth / _GROWTH) * _GROWTH
         self._tell(f"a batch is {growth:.2f} times as large as those that were measured")
         self._switch(self._decide(self._outcome.measured))
+
+
+def _reported(plan: Plan, measured: Measured | None = None) -> ReportedPlan | None:
+    """What reports tell of it, without what it was made from: that would stay in memory."""
+    try:
+        found = plan._for_reports(measured)
+        found.keep_points(_C.is_reporting())
+        return found
+    except Exception:  # a report is not worth a plan
+        log.info("reports do not know the plan", exc_info=True)
+        return None
 
 
 def _offer(measured: Measured) -> Offer:

@@ -28,6 +28,8 @@ from ebb._region.region import run_in_region
 from ebb._support.log import log
 from ebb._support.names import template
 
+SPREAD = 1.02  # sizes that differ by less are the same
+
 Shape = tuple[int, int]  # calls and size, as in Seen
 
 
@@ -55,6 +57,7 @@ class Block:
         policy: of its region.
         calls, others, size, most: as in :class:`Seen`, since they were last taken.
         usual: calls and size of the last step that was taken.
+        usual_others: of those without gradients, likewise.
         largest: the most of all steps that were.
     """
 
@@ -64,7 +67,7 @@ class Block:
         self.root = weakref.ref(root)
         self.policy: Policy | None = None
         self.calls = self.others = self.size = self.most = 0
-        self.usual, self.largest = (0, 0), 0
+        self.usual, self.usual_others, self.largest = (0, 0), 0, 0
         mark(module).region = self
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -103,8 +106,15 @@ class Block:
     def take(self) -> Seen:
         seen = Seen(self.calls, self.others, self.size, self.most)
         self.calls = self.others = self.size = self.most = 0
-        self.usual, self.largest = (seen.calls, seen.size), max(self.largest, seen.most)
+        self.usual, self.usual_others = (seen.calls, seen.size), seen.others
+        self.largest = max(self.largest, seen.most)
         return seen
+
+    def did_as_measured(self) -> bool:
+        """Whether it was called as often as in the last step that was taken, and with as much as in
+        the largest."""
+        is_as_often = (self.calls, self.others) == (self.usual[0], self.usual_others)
+        return is_as_often and self.largest <= SPREAD * self.most <= SPREAD**2 * self.largest
 
     def glance(self) -> tuple[Shape, float]:
         """As `take`, of what changes when shapes do: calls and size, and how much larger than all
@@ -209,6 +219,10 @@ class Blocks:
             block.usual == shape for block, shape in zip(self._watched, shapes, strict=True)
         )
         return is_usual, shapes, max((growth for _, growth in glances), default=1.0)
+
+    def did_as_measured(self) -> bool:
+        """Whether the step that ends is like those for which there is a plan."""
+        return all(block.did_as_measured() for block in self._watched)
 
     def have_new(self) -> bool:
         """Whether one that was added since they were taken has been called with gradients."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ebb import _C, ahead
-from ebb._launch.budgeted import Blocks, Seen
+from ebb._launch.budgeted import SPREAD, Blocks, Seen
 from ebb._plan.link import may_send, measure_link, transfers_of
 from ebb._plan.measured import Measured, base_bytes
 from ebb._plan.measuring import device_of, fits
@@ -57,7 +57,6 @@ _ORDER = (
 )
 _MOST_AGAIN = 20  # steps that did not count, before there is no plan
 _LEAST = 1.005  # of what takes more time, over what takes less
-_SPREAD = 1.02  # sizes that differ by less are the same
 
 
 def number_of_steps(models: Iterable[torch.nn.Module]) -> int:
@@ -216,7 +215,7 @@ class Measuring:
     def _outcome(self) -> Outcome:
         dropped, plain = self._ways["dropped"], self._ways["plain"]
         largest = max(self._sizes, key=lambda seen: seen.size)
-        varies = largest.size > _SPREAD * min(seen.size for seen in self._sizes)
+        varies = largest.size > SPREAD * min(seen.size for seen in self._sizes)
         size = max(size for size, _ in dropped.profiles)
         peaks = [_of_size(one.peak, own, size) for own, one in plain.profiles]
         measured = Measured(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 from contextlib import ExitStack
 
-from ebb import offload
 from ebb._launch import checkpoint_calls, models
 from ebb._launch.budget import Budget
 from ebb._launch.room import Room
@@ -40,9 +39,7 @@ def install_modules(policies: ModulePolicies, text: str) -> None:
         text: what the user wrote for it.
     """
     remove()
-    before = policies.configure()
-    if before is not None:
-        _undo.callback(offload.configure, **before)
+    policies.configure(_undo)
     others = tuple((policy, tuple(map(glob.escape, names))) for policy, names in policies.groups())
     taken = Taken(recompute_all, f"EBB={text}", (), others)
     checkpoint_calls.take_over(taken, _undo)

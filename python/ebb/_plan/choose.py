@@ -87,6 +87,10 @@ class Chooser:
         """No region at all."""
         return {region: self._point(region, PLAIN) for region in self.fronts}
 
+    def recomputed(self) -> Chosen:
+        """All is made again."""
+        return {region: self._point(region, Choice()) for region in self.fronts}
+
     def least(self) -> Chosen:
         """What needs the fewest bytes."""
         return min([self._least, *self._tight], key=self._costs)
@@ -100,7 +104,7 @@ class Chooser:
         """What needs the fewest bytes, if nothing is made twice. In backward that may be less with
         a result kept from which others are made, or with nothing kept, though as much is held
         before."""
-        best = {region: self._point(region, Choice()) for region in self.fronts}
+        best = self.recomputed()
         costs = self._costs(best)
         for other in itertools.islice(self._candidates(), _MOST_TRIED):
             tried = {**best, **other}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping
 from typing import Protocol
 
-from ebb._plan.choice import PLAIN
 from ebb._plan.choose import Chooser, Chosen
+from ebb._plan.cuts import cuts_of
 from ebb._policy.policy import Policy
+from ebb._report.planned import Cut
 from ebb._report.text import size
 from ebb._support.names import in_ranges
 
@@ -43,58 +44,35 @@ def summary(plan: Plan) -> str:
 def explained(plan: Plan, chooser: Chooser, chosen: Chosen) -> str:
     """A paragraph for each kind of region."""
     lines = [summary(plan).removeprefix("ebb: "), ""]
-    groups: dict[tuple[int, object], list[str]] = {}
-    for region, point in chosen.items():
-        groups.setdefault((chooser.alike[region], point.choice), []).append(region)
-    for regions in groups.values():
-        lines += _of_group(regions, chooser, chosen)
+    for cut in cuts_of(chooser, chosen):
+        lines += _paragraph(cut)
     return "\n".join(lines)
 
 
-def _of_group(regions: list[str], chooser: Chooser, chosen: Chosen) -> list[str]:
-    name = ", ".join(in_ranges(regions))
-    point = chosen[regions[0]]
-    call = chooser.calls[regions[0]][0]
-    if point.choice is PLAIN:
-        return [f"{name}: no region; {size(point.held)} each are kept, as in plain eager"]
-    step = chooser.simulator.step
-    kept: Counter[str] = Counter()
-    away: Counter[str] = Counter()
-    again: Counter[str] = Counter()
-    times: Counter[str] = Counter()
-    often: Counter[str] = Counter()
-    replayed = chooser.simulator.replayed(call, point.choice)
-    for place, number in enumerate(step.calls[call].operators):
-        op = step.operators[number].func_name.removeprefix("aten::").removesuffix(".default")
-        if place in point.choice.saved:
-            kept[op] += sum(step.values[value].memory for value in step.operators[number].outputs)
-        elif place in point.choice.offloaded:
-            away[op] += sum(step.values[value].memory for value in step.operators[number].outputs)
-        elif number in replayed:
-            saved = [v for v in step.operators[number].outputs if step.values[v].saved]
-            again[op] += sum(step.values[value].memory for value in saved)
-            runs = replayed[number]
-            times[op] += runs * chooser.simulator.replay_time(number)  # type: ignore[assignment]
-            if place in point.choice.each_time and runs > 1:
-                often[op] += runs
-    lines = [f"{name}: {size(point.held)} each are kept, {point.added:.2f} ms each are added"]
-    if kept:
-        lines.append("  kept: " + _sizes(kept))
-    if away or point.choice.inputs:
-        parts = [_sizes(away)] if away else []
-        parts += ["what it reads"] if point.choice.inputs else []
-        lines.append("  moved to the host, and back: " + ", ".join(parts))
-    if again:
-        parts = [f"{op} ({size(again[op])} given up, {t:.2f} ms)" for op, t in times.most_common()]
-        lines.append("  made again: " + ", ".join(parts))
-    if often:
-        parts = [f"{op} ({count} times)" for op, count in often.most_common()]
+def _paragraph(cut: Cut) -> list[str]:
+    if not cut.is_region:
+        return [f"{cut.modules}: no region; {size(cut.held)} each are kept, as in plain eager"]
+    lines = [f"{cut.modules}: {size(cut.held)} each are kept, {cut.added:.2f} ms each are added"]
+    if cut.kept:
+        lines.append("  kept: " + _sizes(cut.kept))
+    if cut.away:
+        lines.append("  moved to the host, and back: " + _sizes(cut.away))
+    if cut.again:
+        lines.append(
+            "  made again: "
+            + ", ".join(
+                f"{op} ({size(given_up)} given up, {time:.2f} ms)"
+                for op, (given_up, time) in cut.again.items()
+            )
+        )
+    if cut.often:
+        parts = [f"{op} ({count} times)" for op, count in cut.often.items()]
         lines.append("  of these, each time that something is made of them: " + ", ".join(parts))
     return lines
 
 
-def _sizes(operators: Counter[str]) -> str:
-    return ", ".join(f"{op} ({size(nbytes)})" for op, nbytes in operators.most_common())
+def _sizes(operators: Mapping[str, int]) -> str:
+    return ", ".join(f"{op} ({size(nbytes)})" for op, nbytes in operators.items())
 
 
 def least_explained(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,11 +29,9 @@ class RegionHandles:
         names: their fully qualified names.
     """
 
-    def __init__(
-        self, handles: list[RegionHandle], before: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, handles: list[RegionHandle]) -> None:
         self._handles = handles
-        self._before = before  # settings of OFFLOAD; None: they are as they were
+        self._undo = ExitStack()  # of what is in place beside them
         self.names = tuple(name for handle in handles for name in handle.names)
 
     def remove(self) -> None:
@@ -45,9 +43,7 @@ class RegionHandles:
         while self._handles:
             self._handles[-1].remove()
             self._handles.pop()
-        if self._before is not None:
-            offload.configure(**self._before)
-            self._before = None
+        self._undo.close()
 
     def __enter__(self) -> RegionHandles:
         return self
@@ -97,23 +93,21 @@ class ModulePolicies:
             for policy, names in self.groups():
                 found = apply(model, policy, [glob.escape(name) for name in names])
                 handles = RegionHandles([*handles._handles, found])
-            handles = RegionHandles(handles._handles, self.configure())
+            self.configure(handles._undo)
+            self._is_applied(handles._undo)
         except BaseException:
             handles.remove()
             raise
         return handles
 
-    def configure(self) -> dict[str, Any] | None:
-        """Set how OFFLOAD moves values, if that is said.
+    def configure(self, undo: ExitStack) -> None:
+        """Set how OFFLOAD moves values, if that is said, until `undo` is closed."""
+        if self.offload:
+            undo.callback(offload.configure, **offload.settings())
+            offload.configure(**self.offload)  # type: ignore[arg-type]
 
-        Returns:
-            The settings that were there; None if nothing was set.
-        """
-        if not self.offload:
-            return None
-        before = offload.settings()
-        offload.configure(**self.offload)  # type: ignore[arg-type]
-        return before
+    def _is_applied(self, undo: ExitStack) -> None:
+        """They are regions until `undo` is closed."""
 
     def groups(self) -> list[tuple[Policy, list[str]]]:
         """Each policy, and the modules that have it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from ebb._plan.budget import BudgetError, allowed, in_all, read_budget
 from ebb._plan.choice import PLAIN
 from ebb._plan.choose import Chooser, Chosen
 from ebb._plan.drawing import draw
+from ebb._plan.for_reports import measured_course, reported, reported_as_measured
 from ebb._plan.front import Solve
 from ebb._plan.in_words import explained, least_explained, summary
 from ebb._plan.measured import Measured
-from ebb._plan.measuring import measure
+from ebb._plan.measuring import measure, measure_again
 from ebb._plan.module_policies import ModulePolicies
 from ebb._plan.pareto import Pareto, ParetoPoint
 from ebb._plan.profile import Profile
@@ -27,6 +29,7 @@ from ebb._plan.rules import policy_of
 from ebb._plan.simulate import Estimate, Simulator
 from ebb._plan.stacks import Stacked, find_stacks
 from ebb._policy.policy import Policy
+from ebb._report import planned
 from ebb._support.shown import shown
 
 
@@ -60,6 +63,41 @@ class Plan(ModulePolicies):
         self.plain_duration = plain.duration
         self.plain_peak = plain.peak if measured.plain_peak is None else measured.plain_peak
         self._chooser, self._chosen = chooser, chosen
+        self._reported: planned.ReportedPlan | None = None  # of the last apply()
+
+    def _is_applied(self, undo: ExitStack) -> None:
+        self._reported = self._for_reports()
+        planned.begins(self._reported)
+        undo.callback(planned.ends, self._reported)
+
+    def _for_reports(self, measured: Measured | None = None) -> planned.ReportedPlan:
+        """What reports tell of it.
+
+        Args:
+            measured: all is recomputed, as it was in that step, in place of what was chosen.
+        """
+        if measured is not None:
+            return reported_as_measured(self, self._chooser, measured)
+        return reported(self, self._chooser, self._chosen)
+
+    def measure(self, step: Callable[[], object]) -> Profile:
+        """Run a step five times under this plan, so that reports of steps under it have what was
+        measured beside what was predicted.
+
+        Args:
+            step: what was planned. The plan is applied.
+
+        Returns:
+            One of the steps, for :meth:`plot`. It takes longer since it is recorded.
+
+        Raises:
+            RuntimeError: the plan is not applied; or as :func:`ebb.profile`.
+        """
+        if self._reported is None or not planned.is_in_place(self._reported):
+            raise RuntimeError("ebb: a step under a plan is measured: call apply(model) first")
+        found, duration = measure_again(step)
+        self._reported.measured = measured_course(found, duration)
+        return found
 
     def summary(self) -> str:
         """What was decided, in one line."""
@@ -193,13 +231,13 @@ def plan_of(
         choosers.append(Chooser(stacked.simulator, given=stacked.choices))
     found = _fastest(choosers, bytes_allowed)
     if found is None:
-        found = min(
+        chooser, chosen = min(
             ((one, one.least()) for one in choosers),
             key=lambda pair: pair[0].estimate(pair[1]).peak,
         )
+        peak = chooser.estimate(chosen).peak
+        found = _fastest([chooser], peak) or (chooser, chosen)
         if not at_least:
-            chooser, chosen = found
-            peak = chooser.estimate(chosen).peak
             minimum = in_all(measured.base, peak)
             message = least_explained(budget, measured.base, plain, peak, minimum, chooser, chosen)
             raise BudgetError(message, minimum)

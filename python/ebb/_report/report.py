@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ebb import _C
+from ebb._report.planned import plan_of_step
 from ebb._report.plot import plot
 from ebb._report.rows import FATES, Row
 from ebb._report.step import Step
@@ -30,6 +31,8 @@ class Report(Step):
         timeline: tuples of seconds since the step began, bytes held for backward, and bytes that
             eager would hold.
         spans: tuples of kind, name, start and duration in seconds, thread, bytes.
+        plan: the :class:`ebb.Plan` under which it ran, or that of ``EBB_BUDGET``, as reports show
+            it; None: there was none.
     """
 
     def text(self, rows: int = 30) -> str:
@@ -88,7 +91,10 @@ def reports() -> Iterator[Report]:
         rows = tuple(Row(**row) for row in found.pop("rows"))
         timeline, spans = tuple(found.pop("timeline")), tuple(found.pop("spans"))
         idle_rules = tuple(found.pop("idle_rules"))
-        yield Report(rows=rows, idle_rules=idle_rules, timeline=timeline, spans=spans, **found)
+        plan = plan_of_step(found["step"], (row.region for row in rows))
+        yield Report(
+            rows=rows, idle_rules=idle_rules, timeline=timeline, spans=spans, plan=plan, **found
+        )
 
 
 def latest(all_steps: Iterable[Report]) -> Report | None:

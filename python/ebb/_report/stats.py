@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ebb import _C
+from ebb._report import planned
 
 
 def stats(flat: bool = False) -> dict[str, Any]:
@@ -62,3 +63,4 @@ def _flat(found: dict[str, Any]) -> dict[str, float]:
 def reset_stats() -> None:
     """Set the counters of :func:`stats` to zero; what is alive stays counted."""
     _C.reset_stats()
+    planned.steps_are_renumbered()

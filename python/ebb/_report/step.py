@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ebb._report.planned import ReportedPlan
 from ebb._report.rows import FATES, HELD, Row, collapsed
 from ebb._support.renamed import Renamed
 
@@ -24,6 +25,7 @@ class Step:
     peak_eager: int
     timeline: tuple[tuple[float, int, int], ...] = field(repr=False)
     spans: tuple[tuple[str, str, float, float, int, int], ...] = field(repr=False)
+    plan: ReportedPlan | None = field(default=None, repr=False, compare=False)
 
     @property
     def totals(self) -> dict[str, int]:
@@ -59,4 +61,5 @@ class Step:
             # "decision" is the old name of "fate", and goes with the next release.
             "rows": [asdict(row) | {"decision": row.fate} for row in self.rows],
             "timeline": self.timeline,
+            "plan": None if self.plan is None else self.plan.to_dict(),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ebb._report.planned import Course, ReportedPlan
 from ebb._report.rows import Row
 from ebb._report.step import Step
 
@@ -42,6 +43,8 @@ def text(report: Step, most: int) -> str:
     lines += _table(["fate", "storages", "bytes", "replays", "replay time", ""], _totals(report))
     if any(report.ahead.values()):
         lines += ["", _ahead(report)]
+    if report.plan is not None:
+        lines += ["", *_plan(report.plan)]
     lines += ["", "largest first:"]
     header = ["bytes", "n", "fate", "operator", "shape", "module or region", "replay", "why"]
     lines += _table(header, [_cells(row) for row in rows[:most]])
@@ -64,6 +67,32 @@ def _ahead(report: Step) -> str:
         f"ahead of backward: {duration(ahead) or '0 ms'} of {duration(replays) or '0 ms'} of "
         f"replays; regions: {regions}"
     )
+
+
+def _plan(plan: ReportedPlan) -> list[str]:
+    budget = f"{size(abs(plan.budget))} {'less than' if plan.budget < 0 else 'above what'}"
+    lines = [f"the plan, for {budget} is there when the step begins:"]
+    lines.append(f"  predicted:   {_course(plan.predicted)}")
+    if plan.measured is None:
+        lines.append("  measured:    no step")
+    else:
+        more = plan.deviation
+        lines.append(f"  measured:    {_course(plan.measured, more['peak'], more['duration'])}")
+    lines.append(f"  plain eager: {_course(plan.plain)}")
+    return lines
+
+
+def _course(course: Course, more_bytes: float | None = None, more_time: float | None = None) -> str:
+    parts = []
+    if course.peak is not None:
+        parts.append(f"{size(course.peak)} at most{_deviation(more_bytes)}")
+    if course.duration is not None:
+        parts.append(f"{course.duration:.2f} ms{_deviation(more_time)}")
+    return ", ".join(parts)
+
+
+def _deviation(share: float | None) -> str:
+    return "" if share is None else f" ({share:+.1%})"
 
 
 def _totals(report: Step) -> list[list[str]]:

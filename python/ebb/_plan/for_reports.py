@@ -1,0 +1,129 @@
+"""A plan as reports show it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from typing import Protocol
+
+from ebb import ahead
+from ebb._plan.choice import PLAIN
+from ebb._plan.choose import Chooser, Chosen
+from ebb._plan.cuts import cuts_of
+from ebb._plan.measured import Measured
+from ebb._plan.profile import Profile
+from ebb._plan.step import JUST, Step
+from ebb._report.planned import BudgetPoint, Course, Points, ReportedPlan, thinned
+
+_BUDGETS = 12  # of the curve, beside that of the plan
+
+
+class Plan(Protocol):
+    """What reports tell of an ``ebb.Plan``."""
+
+    budget: int
+    peak: int
+    duration: float
+    plain_peak: int
+    plain_duration: float
+
+
+def reported(plan: Plan, chooser: Chooser, chosen: Chosen) -> ReportedPlan:
+    """A plan that does what was chosen."""
+    timeline = _predicted(chooser, chosen, plan.duration)
+    return _reported(plan, chooser, chosen, Course(plan.peak, plan.duration, timeline))
+
+
+def reported_as_measured(plan: Plan, chooser: Chooser, measured: Measured) -> ReportedPlan:
+    """In place of a plan that needs too much: all is recomputed, as when it was measured."""
+    chosen = chooser.recomputed()
+    course = course_of(measured.profile, measured.duration)
+    return _reported(plan, chooser, chosen, course)
+
+
+def _reported(plan: Plan, chooser: Chooser, chosen: Chosen, predicted: Course) -> ReportedPlan:
+    peak, duration = predicted.peak, predicted.duration
+    assert peak is not None
+    assert duration is not None
+    estimate = chooser.estimate(chosen)
+    own = BudgetPoint(plan.budget, peak, duration, estimate.replays, True, cuts_of(chooser, chosen))
+    plain = _predicted(chooser, chooser.plain(), plan.plain_duration)
+    return ReportedPlan(
+        plan.budget,
+        predicted,
+        Course(plan.plain_peak, plan.plain_duration, plain),
+        (region for region, point in chosen.items() if point.choice is not PLAIN),
+        lambda: _points(chooser, own),
+    )
+
+
+def _points(chooser: Chooser, own: BudgetPoint) -> Points:
+    least = chooser.estimate(chooser.least()).peak
+    most = max(least, chooser.estimate(chooser.plain()).peak)
+    found = [own]
+    for place in range(_BUDGETS):
+        budget = least + (most - least) * place // (_BUDGETS - 1)
+        chosen = chooser.choose(budget) or chooser.least()
+        one = chooser.estimate(chosen)
+        cuts = cuts_of(chooser, chosen)
+        found.append(BudgetPoint(budget, one.peak, one.duration, one.replays, False, cuts))
+    by_budget = {point.budget: point for point in reversed(found)}  # the plan's own counts
+    return tuple(sorted(by_budget.values(), key=lambda point: point.budget))
+
+
+def course_of(profile: Profile, duration: float) -> Course:
+    """A step that was recorded, and took so many milliseconds when it was not."""
+    sums = itertools.accumulate(taken for _, _, taken in profile.allocations)
+    times = (time for time, _, _ in profile.allocations)
+    scale = duration / profile.duration if profile.duration > 0 else 1.0
+    timeline = thinned(zip(times, sums, strict=True))
+    return Course(profile.peak, duration, _rounded((t * scale, size) for t, size in timeline))
+
+
+def measured_course(profile: Profile | None, duration: float) -> Course:
+    """A step under a plan. Profiles are of steps that do not replay ahead: where others do, what
+    they allocate is not known.
+
+    Args:
+        profile: of one; None: there is none.
+        duration: milliseconds, without recording.
+    """
+    if profile is None or ahead.settings()["regions"] > 0:
+        return Course(None, duration)
+    return course_of(profile, duration)
+
+
+def _predicted(chooser: Chooser, chosen: Chosen, duration: float) -> tuple[tuple[float, int], ...]:
+    """Its times are those of the step that was recorded, where all ran again: that time is taken
+    out, and what the choice adds is put where backward is."""
+    step, plain = chooser.simulator.step, chooser.simulator.plain.duration
+    timeline = thinned(one for one in chooser.timeline(chosen) if one[0] < math.inf)
+    clock = _without_replays(
+        step, [step.forward_ends, step.duration, *(time for time, _ in timeline)]
+    )
+    forward, whole = clock[step.forward_ends], max(clock.values())
+    begins = forward / max(whole, JUST) * min(plain, duration)  # backward does
+
+    def stretched(time: float) -> float:
+        if time <= forward:
+            return time / max(forward, JUST) * begins
+        return begins + (time - forward) / max(whole - forward, JUST) * (duration - begins)
+
+    return _rounded((stretched(clock[time]), size) for time, size in timeline)
+
+
+def _without_replays(step: Step, times: Iterable[float]) -> dict[float, float]:
+    """For each time the milliseconds before it in which no operator ran again."""
+    found = {}
+    before = now = most = 0.0
+    for time in sorted(times):
+        now += step.working(before, time)
+        before, most = time, max(most, now)  # in a replay, all of it is taken out
+        found[time] = most
+    return found
+
+
+def _rounded(timeline: Iterable[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
+    """To a tenth of a microsecond, which files have room for."""
+    return tuple((round(time, 4), size) for time, size in timeline)

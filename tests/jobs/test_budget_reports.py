@@ -1,0 +1,364 @@
+"""Reports of jobs with a budget: steps under the plan are measured, and stand beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from exactness import same_bits
+from pages import can_be_shown, data_of, shown
+from reporting import no_reports_yet  # noqa: F401
+from torch import nn
+
+import ebb
+from ebb._launch import budget as module
+from ebb._launch import checking, measured_steps, takeover
+from ebb._plan.budget import read_budget
+from ebb._report.report import latest, reports
+
+WIDTH = 16
+ROWS = 256
+PLANNED = measured_steps.number_of_steps([])  # steps, after which there is a plan
+CHECKED = PLANNED + len(checking._ORDER)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Job:
+    """A training.
+
+    Attributes:
+        steps: how many there were.
+        bits: of its weights after each, if they are kept; they count as memory of the step.
+    """
+
+    def __init__(self, rows=lambda step: ROWS, keeps_bits=False):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(*(Block() for _ in range(4)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.rows, self.keeps_bits = rows, keeps_bits
+        self.steps, self.bits = 0, []
+
+    def train(self, steps):
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            self.model(torch.randn(self.rows(self.steps), WIDTH)).square().mean().backward()
+            self.optimizer.step()
+            self.steps += 1
+            if self.keeps_bits:
+                self.bits.append([p.detach().clone() for p in self.model.parameters()])
+        return self
+
+    def evaluate(self):
+        with torch.no_grad():
+            self.model(torch.randn(ROWS, WIDTH))
+
+
+@pytest.fixture
+def install():
+    def with_budget(text):
+        return takeover.install_budget(read_budget(text), str(text), ())
+
+    with ebb.record_reports():
+        yield with_budget
+        takeover.remove()
+
+
+def plan_of_last_step():
+    found = latest(reports())
+    return None if found is None else found.plan
+
+
+def test_steps_under_the_plan_are_measured(install):
+    with ebb.record_reports(0):
+        expected = Job(keeps_bits=True).train(CHECKED)
+    install("60%")
+    job = Job(keeps_bits=True).train(PLANNED)
+    assert plan_of_last_step() is None
+
+    job.train(len(checking._ORDER) - 1)
+    assert plan_of_last_step().measured is None
+    job.train(1)
+
+    plan = plan_of_last_step()
+    assert plan.measured.peak <= plan.budget
+    assert abs(plan.deviation["peak"]) < 0.03
+    assert plan.measured.duration > 0
+    assert max(size for _, size in plan.measured.timeline) == plan.measured.peak
+    assert plan.regions <= {"0", "1", "2", "3"}
+    assert [point.is_plan for point in plan.points].count(True) == 1
+    assert len(plan.points) > 3
+    for one, other in zip(job.bits, expected.bits, strict=True):
+        assert all(map(same_bits, one, other))
+
+
+def test_the_plan_is_the_one_that_was_told(install, capsys):
+    install("60%")
+    Job().train(CHECKED + 1)
+
+    plan = plan_of_last_step()
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"will allocate {ebb._report.text.size(plan.predicted.peak)}, " in line
+    assert f"of {ebb._report.text.size(plan.plain.peak)}, " in line
+
+
+def test_an_evaluation_does_not_count(install):
+    """What it allocates is not the plan's."""
+    install("60%")
+    job = Job().train(PLANNED)
+    for counts in (True, False, False, True, False, False, True, False, False):
+        if not counts:
+            job.evaluate()
+        job.train(1)
+    assert plan_of_last_step().measured is None
+
+    job.train(3 + len(checking._ORDER))
+
+    # A profile without a recorded step before it would take what that one leaves for its own.
+    assert abs(plan_of_last_step().deviation["peak"]) < 0.001
+
+
+def test_a_batch_of_another_size_does_not_count(install):
+    install("60%")
+    job = Job(rows=lambda step: ROWS // 2 if PLANNED <= step < PLANNED + 4 else ROWS)
+    job.train(PLANNED + 4)
+    assert plan_of_last_step().measured is None
+
+    job.train(1 + len(checking._ORDER))
+
+    assert abs(plan_of_last_step().deviation["peak"]) < 0.03
+
+
+def test_batches_that_never_are_as_large_again(install):
+    budget = install("60%")
+    Job(rows=lambda step: ROWS if step < PLANNED else 100 + 5 * (step % 7)).train(
+        PLANNED + 2 * checking._MOST_AGAIN + 3
+    )
+
+    assert budget._checking is None  # it has given up
+    assert plan_of_last_step().measured is None
+
+
+def test_shapes_that_change_for_good_end_the_plan(install):
+    install("60%")
+    job = Job(rows=lambda step: ROWS if step < CHECKED else 2 * ROWS)
+    job.train(CHECKED + 1)
+    before = plan_of_last_step()
+
+    job.train(module._FOR_GOOD + 4)
+    assert plan_of_last_step() is None  # all is recomputed, and measured again
+    job.train(CHECKED)
+
+    after = plan_of_last_step()
+    assert after.budget > 1.8 * before.budget
+    assert abs(after.deviation["peak"]) < 0.03
+
+
+def test_a_budget_that_is_too_small(install, capsys):
+    install("1KiB")
+    Job().train(CHECKED + 1)
+
+    assert "is too small" in capsys.readouterr().err
+    plan = plan_of_last_step()
+    assert plan.measured.peak > plan.budget
+    assert abs(plan.deviation["peak"]) < 0.03
+    assert next(point for point in plan.points if point.is_plan).peak == plan.predicted.peak
+    assert plan.budget < 0  # what is there when the step begins is more
+    less = f"{ebb._report.text.size(-plan.budget)} less than is there when the step begins"
+    assert f"the plan, for {less}:" in str(ebb.report())
+
+
+@can_be_shown
+def test_the_page_of_a_budget_that_is_too_small(install, tmp_path):
+    install("1KiB")
+    Job().train(CHECKED + 1)
+
+    page = shown(ebb.report(), tmp_path)
+
+    assert " less than is there when the step begins" in page["plan-note"].text
+    for drawing in ("plan-memory", "plan-curve"):
+        assert 'data-line="budget"' not in page[drawing].html
+        assert "NaN" not in page[drawing].html
+    assert all(y <= 226 for _, y in page["plan-memory"].line("measured"))
+
+
+def test_where_all_was_recomputed_when_it_was_measured(install, monkeypatch):
+    """The step that was measured is the prediction."""
+    least = module.plan_of
+
+    def too_small(measured, budget, *, at_least=False):
+        if not at_least:
+            raise module.BudgetError("ebb: too small")
+        plan = least(measured, budget, at_least=True)
+        plan.peak = measured.profile.peak + 1
+        return plan
+
+    monkeypatch.setattr(module, "plan_of", too_small)
+    install("1KiB")
+    Job().train(CHECKED + 1)
+
+    plan = plan_of_last_step()
+    assert abs(plan.deviation["peak"]) < 0.01
+    (own,) = [point for point in plan.points if point.is_plan]
+    assert all(cut.is_region and not cut.kept for cut in own.cuts)
+
+
+def test_bytes_are_not_measured_while_replays_run_ahead(install):
+    ebb.ahead.configure(regions=1)
+    install("60%")
+    Job().train(CHECKED + 1)
+
+    measured = plan_of_last_step().measured
+    assert measured.peak is None
+    assert measured.duration > 0
+
+
+def test_without_reports_nothing_is_measured(install):
+    with ebb.record_reports(0):
+        budget = install("60%")
+        job = Job().train(PLANNED)
+        assert budget._checking is None
+        job.train(2)
+    job.train(2)
+
+    plan = plan_of_last_step()
+    assert plan.measured is None
+    assert plan.points == ()  # they would need all that was measured
+    assert plan.predicted.peak <= plan.budget
+
+
+def test_taking_it_away_while_steps_are_measured(install):
+    install("60%")
+    job = Job().train(PLANNED + 2)
+    takeover.remove()
+
+    job.train(3)
+
+    assert plan_of_last_step() is None or plan_of_last_step().measured is None
+    ebb.profile(lambda: job.train(1), steps=1)  # no other is being recorded
+
+
+def test_a_report_that_fails_costs_no_plan(install, monkeypatch, capsys):
+    def fails(*_):
+        raise ArithmeticError("of reports")
+
+    monkeypatch.setattr(module.Plan, "_for_reports", fails)
+    install("60%")
+    Job().train(CHECKED)
+    assert "the step will allocate" in capsys.readouterr().err
+    assert plan_of_last_step() is None
+
+
+def test_a_measurement_that_fails_costs_no_plan(install, monkeypatch, capsys):
+    def fails(*_):
+        raise ArithmeticError("of measurements")
+
+    monkeypatch.setattr(checking, "measured_course", fails)
+    install("60%")
+    Job().train(CHECKED + 2)
+
+    assert "no plan" not in capsys.readouterr().err
+    assert plan_of_last_step().measured is None
+
+
+def test_what_ranks_send_to_each_other(install):
+    """The rank that plans tells others all that their reports show."""
+    budget = install("60%")
+    Job().train(PLANNED)
+    decided = budget._decide(budget._outcome.measured)
+
+    found = pickle.loads(pickle.dumps(decided))
+
+    assert found.reported.to_dict() == decided.reported.to_dict()
+    assert len(found.reported.points) > 3
+    assert len(pickle.dumps(decided)) < 500_000
+
+
+PROGRAM = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+def block():
+    return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+model = nn.Sequential(*(block() for _ in range(4)))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range({steps}):
+    loss = model(torch.randn(256, 16)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def run_job(path, steps=CHECKED + 2):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("EBB")}
+    environment |= {"EBB_BUDGET": "60%", "EBB_REPORT": str(path)}
+    program = "import ebb\n" + PROGRAM.format(steps=steps)
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert "the report is in" in run.stderr, run.stderr
+    return run.stderr
+
+
+def test_a_job_that_does_not_know_of_it_as_json(tmp_path):
+    run_job(tmp_path / "r.json")
+
+    plan = json.loads((tmp_path / "r.json").read_text())["plan"]
+    assert plan["measured"]["peak"] <= plan["budget"]
+    assert abs(plan["deviation"]["peak"]) < 0.03
+    assert {"budget", "predicted", "measured", "deviation", "plain", "points"} == set(plan)
+
+
+def test_a_job_that_does_not_know_of_it_as_text(tmp_path):
+    run_job(tmp_path / "r.txt")
+
+    text = (tmp_path / "r.txt").read_text()
+    assert "the plan, for " in text
+    assert "  measured:    " in text
+    assert "no step" not in text
+
+
+def test_a_job_that_does_not_know_of_it_as_page(tmp_path):
+    run_job(tmp_path / "r.html")
+
+    plan = data_of(tmp_path / "r.html")["plan"]
+    assert plan["measured"]["peak"] <= plan["budget"]
+    assert plan["points"]
+
+
+@can_be_shown
+def test_the_page_of_a_job(install, tmp_path):
+    install("60%")
+    Job().train(CHECKED + 1)
+
+    page = shown(ebb.report(), tmp_path)
+
+    plan = ebb.report().plan
+    assert ebb._report.text.size(plan.measured.peak) in page["plan-figures"].html
+    assert page["plan-memory"].line("measured")
+    assert page["plan-memory"].line("predicted")
+
+
+def test_a_job_may_end_at_any_step(install):
+    """Steps of which a profile is made have no report: then it is that of an earlier one."""
+    install("60%")
+    job = Job()
+    for _ in range(CHECKED + 2):
+        job.train(1)
+        assert latest(reports()).rows
+        assert (plan_of_last_step() is None) == (job.steps <= PLANNED)

@@ -1,0 +1,66 @@
+"""What the page of a report shows: its script is run, where there is something that can."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ebb
+
+can_be_shown = pytest.mark.skipif(
+    shutil.which("node") is None, reason="the script of a page is run by node, which is not here"
+)
+
+
+@dataclass
+class Shown:
+    """What one element of a page shows.
+
+    Attributes:
+        html: what is in it.
+        text: if it is text.
+        hidden: whether it is not shown.
+        moved: what is told when the mouse is over its middle.
+    """
+
+    html: str
+    text: str
+    hidden: bool
+    moved: str = ""
+
+    def line(self, name: str) -> list[tuple[float, float]]:
+        """The corners of a path that is drawn."""
+        (path,) = re.findall(rf'<path data-line="{name}" d="([^"]+)"', self.html)
+        return [(float(x), float(y)) for x, y in re.findall(r"[ML]([-\d.e]+),([-\d.e]+)", path)]
+
+
+def shown(report: ebb.Report, folder: Path, budget: int | None = None) -> dict[str, Shown]:
+    """The elements of a report's page that its script fills.
+
+    Args:
+        folder: for the page.
+        budget: which point of the plan is chosen.
+    """
+    page = folder / "page.html"
+    report.save(page)
+    script = Path(__file__).with_name("pages.js")
+    choice = [] if budget is None else [str(budget)]
+    run = subprocess.run(
+        ["node", str(script), str(page), *choice], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    return {name: Shown(**one) for name, one in json.loads(run.stdout).items()}
+
+
+def data_of(page: Path) -> dict[str, Any]:
+    """What a page was made from."""
+    text = page.read_text(encoding="utf-8").split('id="data">')[1].split("</script>")[0]
+    found: dict[str, Any] = json.loads(text)
+    return found
