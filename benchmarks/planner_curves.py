@@ -24,7 +24,7 @@ from ebb._plan.plan import Plan, plan_of
 Row = dict[str, Any]
 
 EAGER, PLANS, AHEAD = "eager", "ebb.plan", "ebb.plan, ahead"
-BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25)
+BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.17, 0.14)
 BUDGETS_AHEAD = (0.8, 0.6, 0.45, 0.3)
 KNAPSACKS = (0.25, 0.5, 0.75)
 NOISE = 0.02  # by which times of the same program differ

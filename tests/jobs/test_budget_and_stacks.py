@@ -104,3 +104,24 @@ def test_a_process_among_others_has_a_region_for_each_block(tight, monkeypatch):
 
     assert "" not in regions(job.model)
     assert regions(job.model)
+
+
+class Around(nn.Module):
+    """Calls the blocks of a module that does not run itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Net()
+
+    def forward(self, x):
+        for layer in self.inner.layers:
+            x = layer(x)
+        return self.inner.head(x)
+
+
+def test_a_module_that_does_not_call_the_blocks_is_no_region(tight):
+    job = Job(Around).train()
+
+    assert set(regions(job.model)) <= {f"inner.layers.{n}" for n in range(DEPTH)}
+    assert regions(job.model)
+    assert not any(one._forward_pre_hooks for one in job.model.modules())

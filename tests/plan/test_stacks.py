@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import planned_programs as programs
 import pytest
+import torch
 from exactness import same_bits
 from planned_programs import Chain, Llama, PreLN, Program, Residual, Stack, built, measured, of_ids
 from torch import nn
 
 import ebb
 from ebb._plan.choose import Chooser
-from ebb._plan.measuring import parent_of
+from ebb._plan.measuring import measure, parent_of
 from ebb._plan.module_policies import ModulePolicies
 from ebb._plan.plan import plan_of
 from ebb._plan.simulate import Simulator
@@ -244,3 +245,52 @@ def test_from_the_budget_alone():
 
     with plan.apply(program.model):
         assert all(map(same_bits, program.run(), expected))
+
+
+def by_hand():
+    """The step calls the blocks itself."""
+    model = Stack(*(PreLN() for _ in range(DEPTH)))
+    ids = torch.randint(0, 50, (4, programs.LENGTH))
+
+    def step():
+        x = model.embedding(ids)
+        for layer in model.layers:
+            x = layer(x)
+        model.head(model.norm(x)).square().mean().backward()
+
+    return Program(model, step, ("layers.*",))
+
+
+def half_by_hand():
+    """Once so, and once by the module around them."""
+    found = by_hand()
+    ids = torch.randint(0, 50, (4, programs.LENGTH))
+
+    def step():
+        found.step()
+        found.model(ids).square().mean().backward()
+
+    return replace(found, step=step)
+
+
+@pytest.mark.parametrize("make", [by_hand, half_by_hand])
+def test_a_module_that_does_not_call_the_blocks_is_no_region(make):
+    program = built(make)
+    found = measure(program.step, program.model, [f"layers.{n}" for n in range(DEPTH)])
+
+    assert found.parents == {}
+    assert "" not in plan_of(found, 1, at_least=True).policies
+    assert not any(one._forward_pre_hooks for one in program.model.modules())
+
+
+def test_hooks_are_gone_when_a_step_fails():
+    program = built(pre_ln)
+
+    def fails():
+        program.step()
+        raise KeyError("this step")
+
+    with pytest.raises(KeyError, match="this step"):
+        ebb.plan(fails, program.model, 0.5)
+
+    assert not any(one._forward_pre_hooks or one._forward_hooks for one in program.model.modules())

@@ -15,14 +15,20 @@ WITH = {
     "offload": {"EBB_TEST_OFFLOAD": "late"},
     "page": {"EBB_TEST_PAGING": "1"},
 }
+# In each of the others the same tests take minutes; random programs run there in any case.
+RULES = [
+    pytest.param(environment, id=name, marks=[pytest.mark.slow] if environment else [])
+    for name, environment in WITH.items()
+]
 
 
-@pytest.mark.parametrize("environment", WITH.values(), ids=WITH)
+@pytest.mark.parametrize("environment", RULES)
 def test_the_rules_hold(environment):
     """The tests of exactness again, with policies that make values each time."""
     assert_tests_of_exactness_pass(EBB_TEST_EACH_TIME="1", **environment)
 
 
+@pytest.mark.slow
 def test_the_rules_hold_in_verify_mode():
     assert_rules_hold_in_verify_mode(EBB_TEST_EACH_TIME="1")
 
@@ -30,7 +36,7 @@ def test_the_rules_hold_in_verify_mode():
 @pytest.mark.parametrize("environment", WITH.values(), ids=WITH)
 def test_random_programs(environment):
     """Each decision by itself, and all mixed at random."""
-    count = 2000 if not environment else 500
+    count = 1000 if not environment else 300
 
     came_to = run_random_programs(count, EBB_TEST_EACH_TIME="1", **environment)
 

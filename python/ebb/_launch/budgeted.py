@@ -12,6 +12,7 @@ from torch.compiler import is_compiling
 
 from ebb._launch.agreeing import ranks_of_job
 from ebb._plan.blocks import find_blocks
+from ebb._plan.callers import Callers
 from ebb._policy.policy import Policy
 from ebb._region.apply import select
 from ebb._region.module_names import modules_of
@@ -143,6 +144,8 @@ class Blocks:
         self._watched: list[Block] = []  # by which a change of shapes is seen
         self._new: list[Block] = []  # that were added since all were taken
         self._around: list[Block] = []  # regions around blocks, as a plan has it
+        self._callers: Callers | None = None  # while they are looked at
+        self._inside: set[str] = set()  # names of blocks that run in a module around them
         # What a module was called once it is called again.
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
@@ -263,9 +266,27 @@ class Blocks:
         """By the name of a block, what the module around it would be called as a region. None where
         a process is one of several: memory of parameters may come and go between blocks there.
         """
-        if ranks_of_job() is not None:
-            return {}
-        return {name: parent for name, (parent, _) in self._parents().items()}
+        return {
+            name: parent for name, (parent, _) in self._parents().items() if name in self._inside
+        }
+
+    def watch_callers(self) -> None:
+        """Whether blocks run in the forward of the modules around them is looked at until
+        `callers_seen`."""
+        self.callers_seen()
+        if ranks_of_job() is None:
+            modules = {block.name: block.module() for block in self.used()}
+            pairs = [
+                (name, module, caller)
+                for name, (_, (caller, _)) in self._parents().items()
+                if (module := modules.get(name)) is not None
+            ]
+            self._callers = Callers(pairs)
+
+    def callers_seen(self) -> None:
+        if self._callers is not None:
+            self._inside = self._callers.close()
+            self._callers = None
 
     def _parents(self) -> dict[str, tuple[str, tuple[torch.nn.Module, torch.nn.Module]]]:
         """By the name of a block: what the module is called whose forward calls it, that module,

@@ -135,6 +135,7 @@ class Measuring:
         ahead.configure(regions=0)  # what a replay takes is measured, not what is left to be seen
         self._link = measure_link(device_of(self._blocks.roots()))
         self._begin_anew()
+        self._blocks.watch_callers()
         self._prepare()
 
     def step_ended(self, seen: Seen) -> Outcome | None:
@@ -147,6 +148,7 @@ class Measuring:
             NoPlanError: the steps differ too much.
         """
         ended = self._recording.end()
+        self._blocks.callers_seen()
         if self._counts(seen) and ended is not None:
             self._note(seen, *ended)
             done, *_ = self._todo.pop(0)
@@ -166,6 +168,7 @@ class Measuring:
     def stop(self) -> None:
         """Nothing is measured any more."""
         self._recording.end()
+        self._blocks.callers_seen()
         self._transfers.close()
         ahead.configure(regions=self._ahead)
 

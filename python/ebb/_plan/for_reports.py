@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from ebb import ahead
-from ebb._plan.choice import PLAIN
 from ebb._plan.choose import Chooser, Chosen
 from ebb._plan.cuts import cuts_of
 from ebb._plan.measured import Measured
 from ebb._plan.profile import Profile
 from ebb._plan.step import JUST, Step
+from ebb._policy.policy import Policy
 from ebb._report.planned import BudgetPoint, Course, Points, ReportedPlan, thinned
 
 _BUDGETS = 12  # of the curve, beside that of the plan
@@ -22,6 +22,7 @@ _BUDGETS = 12  # of the curve, beside that of the plan
 class Plan(Protocol):
     """What reports tell of an ``ebb.Plan``."""
 
+    policies: dict[str, Policy]
     budget: int
     peak: int
     duration: float
@@ -53,7 +54,7 @@ def _reported(plan: Plan, chooser: Chooser, chosen: Chosen, predicted: Course) -
         plan.budget,
         predicted,
         Course(plan.plain_peak, plan.plain_duration, plain),
-        (region for region, point in chosen.items() if point.choice is not PLAIN),
+        {*plan.policies, *(one.region for one in chooser.simulator.step.operators)},
         lambda: _points(chooser, own),
     )
 

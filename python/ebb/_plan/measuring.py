@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from ebb import _C, ahead
+from ebb._plan.callers import Callers
 from ebb._plan.link import measure_link, transfers_of
 from ebb._plan.measured import Measured, base_bytes
 from ebb._plan.profile import Profile, profile, wait_for_devices
@@ -49,7 +50,7 @@ def _measure(
         base = base_bytes([model])
         found = profile(step, steps=2)
         whole = type(model).__name__ if "" in handle.names else None
-        parents = {name: parent_of(model, name) for name in handle.names if name}
+        parents = _parents(step, model, [name for name in handle.names if name])
         _check_regions(found, {name or type(model).__name__ for name in handle.names})
         duration = min(_timed(step) for _ in range(_ROUNDS))
     link = measure_link(device_of([model]))
@@ -90,8 +91,22 @@ def _away(
         return min(_timed(step) for _ in range(_ROUNDS))
 
 
+def _parents(
+    step: Callable[[], object], model: torch.nn.Module, names: Iterable[str]
+) -> dict[str, str]:
+    """By the name of a module that of the one whose forward calls it."""
+    found = {name: parent_of(model, name) for name in names}
+    get = model.get_submodule
+    callers = Callers((name, get(name), get(parent)) for name, parent in found.items())
+    try:
+        step()
+    finally:
+        inside = callers.close()
+    return {name: parent for name, parent in found.items() if name in inside}
+
+
 def parent_of(model: torch.nn.Module, name: str) -> str:
-    """The module whose forward calls this one: lists and dictionaries have none."""
+    """The module around this one that has a forward: lists and dictionaries have none."""
     while name:
         name = name.rpartition(".")[0]
         if not isinstance(model.get_submodule(name), torch.nn.ModuleList | torch.nn.ModuleDict):

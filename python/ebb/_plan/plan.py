@@ -77,7 +77,7 @@ class Plan(ModulePolicies):
             measured: all is recomputed, as it was in that step, in place of what was chosen.
         """
         if measured is not None:
-            return reported_as_measured(self, self._chooser, measured)
+            return reported_as_measured(self, Chooser(_simulator(measured)), measured)
         return reported(self, self._chooser, self._chosen)
 
     def measure(self, step: Callable[[], object]) -> Profile:
