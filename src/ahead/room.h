@@ -8,10 +8,12 @@
 #include <cstddef>
 #include <deque>
 #include <mutex>
+#include <vector>
 
 #include "ebb/ahead.h"
 #include "graph/graph.h"
 #include "graph/lookahead.h"
+#include "memory/relief.h"
 
 namespace ebb {
 
@@ -23,6 +25,8 @@ namespace ebb {
 // earliest, since backward comes to them last, when the others' memory is free. Nothing else is
 // different: what is kept so is kept as in Note [Replays ahead of backward], without the limit that
 // counts there.
+// The same is done where an allocation fails, in a region or a replay: one region after the other
+// gives up what it keeps, the open ones last. See Note [Allocations that fail].
 class Room {
  public:
   static Room& get();
@@ -34,21 +38,34 @@ class Room {
     return limit_.load(std::memory_order_relaxed) != 0;
   }
 
-  // A graph that keeps something has been closed.
-  void add(const c10::intrusive_ptr<Graph>& graph);
+  // A graph that may keep something is recorded from now on; and no more.
+  void opened(const c10::intrusive_ptr<Graph>& graph);
+  void closed(const c10::intrusive_ptr<Graph>& graph);
 
   // A region is about to be entered: makes room for it.
   void make();
 
+  // An allocation has failed: one graph gives up what it keeps. False if none keeps anything.
+  bool giveBack(Shortage shortage);
+
   RoomStats stats();
 
  private:
+  Room();
+
   // The earliest that keeps something; null if none does.
   c10::intrusive_ptr<Graph> takeFirst();
 
+  // All that may keep something, the earliest first, and those that are open last.
+  std::vector<c10::intrusive_ptr<Graph>> all();
+
+  void count(size_t given);
+
   std::atomic<size_t> limit_{0};
   std::mutex mutex_;               // guards what follows
-  std::deque<WeakGraph> graphs_;   // that keep something, the earliest first
+  std::deque<WeakGraph> graphs_;   // closed ones that keep something, the earliest first
+  std::vector<WeakGraph> open_;    // that are being recorded
+  size_t mostGraphs_ = 64;         // when there are more, those that keep nothing are forgotten
   size_t largest_ = 0;             // bytes that one has kept
   c10::Device device_{c10::kCPU};  // of the last
   RoomStats stats_;

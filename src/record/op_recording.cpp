@@ -11,6 +11,7 @@
 #include "memory/capturing.h"
 #include "record/notes.h"
 #include "record/recipe_writer.h"
+#include "record/run_again.h"
 #include "verify/compare.h"
 
 namespace ebb {
@@ -183,7 +184,7 @@ void OpRecording::runKernel() {
     if (mayDraw(op_, call_.arguments)) {
       runRandomKernel();
     } else {
-      results_ = call_.run();
+      results_ = runCall(nullptr);
     }
     if (note_) [[unlikely]] {
       noteRun();
@@ -198,10 +199,28 @@ void OpRecording::runKernel() {
   context_.counters->opsRecorded += recipe_.defined();
 }
 
+// See Note [Operators that are tried again]
+const c10::IValue* OpRecording::runCall(RandomScope* random) {
+  std::unique_ptr<KeptArguments> kept;
+  if (call_.stack != nullptr && hasReserve()) [[unlikely]] {
+    kept = keepArguments(call_, arguments_);
+  }
+  try {
+    return call_.run();
+  } catch (...) {
+    return runAgain(call_, arguments_, kept.get(), random);
+  }
+}
+
+// Whether something may be given back if an allocation fails: what regions keep, or what leaves.
+bool OpRecording::hasReserve() const {
+  return context_.graph->lookahead != nullptr || context_.counters->bytesOffloaded != 0;
+}
+
 // Apart, since the scope is large and would push the kernel's frames to colder parts of the stack.
 [[gnu::noinline]] void OpRecording::runRandomKernel() {
   RandomScope random(op_, call_.below, call_.arguments, recipe_.defined());
-  results_ = call_.run();
+  results_ = runCall(&random);
   auto drawn = random.finish();
   if (random.drewFromUnknown()) {
     recipe_.reset();

@@ -43,6 +43,8 @@ class OpRecording {
   void lockAgain();
   void runKernel();
   void runRandomKernel();
+  const c10::IValue* runCall(RandomScope* random);
+  bool hasReserve() const;
   uint64_t fingerprintOfResult() const;
   bool isTrusted(const Verdict& verdict) const;
   Verdict verdictOn(const at::Tensor& result) const;

@@ -1,0 +1,78 @@
+#include "record/run_again.h"
+
+#include <algorithm>
+
+#include "memory/capturing.h"
+#include "memory/relief.h"
+
+namespace ebb {
+namespace {
+
+// Note [Operators that are tried again]
+// A kernel that has thrown may have done some of its work. That does not matter if all of it went
+// to memory of its own: it writes to no argument, the running statistics of a batch norm included;
+// it is torch's own, so keeps no state; it speaks with nobody; and what it drew can be drawn again.
+// Then nothing tells that there was an earlier run. In a capture what that has launched would be a
+// part of the graph.
+// A boxed call takes its arguments from the stack, some of them before it fails, so they are held
+// while it runs, where there is something that could be given back.
+bool leavesNoTrace(const Call& call, const Arguments& arguments) {
+  const OpTraits& op = call.op;
+  return call.repeatable && arguments.writes().empty() && arguments.areRecordable() &&
+         !op.untrusted && !op.communicates && !op.neverReplayed;
+}
+
+bool isCaptured(const Arguments& arguments) {
+  return std::any_of(
+      arguments.tensors().begin(), arguments.tensors().end(), [](const Argument& argument) {
+        const c10::Device device = argument.flags.device;
+        return !device.is_cpu() && isCapturing(device);
+      });
+}
+
+void putBack(Call& call, const KeptArguments& kept) {
+  call.stack->resize(kept.below);
+  call.stack->insert(call.stack->end(), kept.values.begin(), kept.values.end());
+  call.arguments = call.stack->data() + kept.below;
+}
+
+}  // namespace
+
+[[gnu::noinline]] std::unique_ptr<KeptArguments> keepArguments(
+    const Call& call, const Arguments& arguments) {
+  if (!leavesNoTrace(call, arguments)) {
+    return nullptr;
+  }
+  const size_t count = call.op.argumentCount;
+  return std::make_unique<KeptArguments>(
+      KeptArguments{{call.arguments, call.arguments + count}, call.stack->size() - count});
+}
+
+[[gnu::cold]] const c10::IValue* runAgain(
+    Call& call, const Arguments& arguments, const KeptArguments* kept, RandomScope* random) {
+  const bool can = leavesNoTrace(call, arguments) && (call.stack == nullptr || kept != nullptr) &&
+                   !isCaptured(arguments);
+  const auto relieve = [&] {
+    if (!can || (random != nullptr && !random->canBeginAgain()) || !relieved()) {
+      throw;
+    }
+  };
+  relieve();
+  for (;;) {
+    if (random != nullptr) {
+      random->beginAgain();
+    }
+    if (kept != nullptr) {
+      putBack(call, *kept);
+    }
+    try {
+      const c10::IValue* results = call.run();
+      noteOvercome();
+      return results;
+    } catch (...) {
+      relieve();
+    }
+  }
+}
+
+}  // namespace ebb
