@@ -38,7 +38,7 @@ Shortage shortageNow() {
 
 bool giveBack(Shortage shortage) {
   for (const auto& reserve : reserves) {
-    const GiveBack give = reserve.load(std::memory_order_acquire);
+    const GiveBack give = reserve.load();
     if (give != nullptr && give(shortage)) {
       return true;
     }
@@ -48,8 +48,8 @@ bool giveBack(Shortage shortage) {
 
 }  // namespace
 
-void setReserve(Reserve reserve, GiveBack giveBack) {
-  reserves[static_cast<size_t>(reserve)].store(giveBack, std::memory_order_release);
+GiveBack setReserve(Reserve reserve, GiveBack giveBack) {
+  return reserves[static_cast<size_t>(reserve)].exchange(giveBack);
 }
 
 bool relieved() {

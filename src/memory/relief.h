@@ -32,8 +32,8 @@ enum class Reserve : uint8_t { Leaving, Kept };
 // graph's lock among them, so it only tries to take another graph's.
 using GiveBack = bool (*)(Shortage);
 
-// From now on, for the whole process.
-EBB_API void setReserve(Reserve reserve, GiveBack giveBack);
+// From now on, for the whole process. Gives what was there; null: nothing.
+EBB_API GiveBack setReserve(Reserve reserve, GiveBack giveBack);
 
 // In a handler: whether what was caught is an allocation that failed, and memory has been given
 // back since. Throws nothing.

@@ -44,8 +44,10 @@ void putBack(Call& call, const KeptArguments& kept) {
     return nullptr;
   }
   const size_t count = call.op.argumentCount;
-  return std::make_unique<KeptArguments>(
-      KeptArguments{{call.arguments, call.arguments + count}, call.stack->size() - count});
+  auto kept = std::make_unique<KeptArguments>();
+  kept->values.assign(call.arguments, call.arguments + count);
+  kept->below = call.stack->size() - count;
+  return kept;
 }
 
 [[gnu::cold]] const c10::IValue* runAgain(

@@ -19,11 +19,12 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from collections import Counter
 
 import pytest
 import torch
-from exactness import DEVICE, PAGING, accelerator, is_harmless, late, replayed
+from exactness import DEVICE, FAILING, PAGING, accelerator, is_harmless, late, replayed
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from random_programs import Instruction, Machine, Observation, Plan, Program
@@ -74,6 +75,11 @@ def run(program: Program, regions: bool) -> Machine:
 def run_here(program: Program, regions: bool) -> Machine:
     torch.manual_seed(1)
     ebb.reset_stats()
+    if FAILING:
+        number = zlib.crc32(repr(program).encode())
+        every = 8 if regions else 0
+        most = 4096  # states of generators are larger
+        ebb._C._testing.fail_allocations(every, number, most, is_giving=number % 4 != 0)
     if PAGING:
         ebb.paging.reset()
         ebb.paging.configure(headroom=1000)
@@ -88,7 +94,7 @@ def run_here(program: Program, regions: bool) -> Machine:
             machine.step("first region", lambda: machine.enter(program.policy))
         machine.execute(i, instruction, KINDS)
     while machine.open:
-        machine.leave()
+        machine.step("region ends", machine.leave)
     machine.no_grad = machine.autocast = 0
     if DEVICE == "cpu" or program.begin > 1:  # a look waits for the device
         machine.observe_state("after forward")
@@ -98,6 +104,7 @@ def run_here(program: Program, regions: bool) -> Machine:
         machine.step("plan", lambda: machine.backward(program.plan, lambda: write(between)))
     machine.observe_state("at the end")
     machine.replays += replayed()
+    machine.failures = ebb._C._testing.failed_allocations() if FAILING else 0
     return machine
 
 
@@ -119,6 +126,8 @@ def check(program: Program) -> str:
         return "eager races"
     assert not ours.findings, ours.findings[0]
     for e, a in zip(eager.observed, ours.observed, strict=False):
+        if "fault injected" in a.message:
+            return "out of memory"
         if (e.what, e.seen) == (a.what, a.seen):
             continue
         if is_refusal(e, a):
@@ -133,6 +142,8 @@ def check(program: Program) -> str:
         return "error"
     if not any(o.what.endswith("backward") for o in ours.observed):
         return "nothing"
+    if FAILING and ours.failures:
+        return "failed and replayed" if ours.replays else "failed"
     return "replayed" if ours.replays else "not replayed"
 
 

@@ -157,7 +157,7 @@ class Budget:
 
     def _step_ended(self, is_step: bool) -> None:
         self._steps += 1
-        if self._steps == 1:
+        if self._steps == 1 and self._ranks is None:
             self._ranks = ranks_of_job()
             if self._ranks is not None:
                 self._ranks.join()
@@ -217,7 +217,7 @@ class Budget:
         if self._ranks is None or self._steps not in agreeing.MEETINGS:
             return
         outcome = self._outcome
-        offer = None if outcome is None else _offer(outcome.measured)
+        offer = None if outcome is None else _offer(outcome.measured, self._budget)
         try:
             again, decided = self._ranks.agree(
                 self._steps, offer, self._has_ended, lambda most: self._decide_for(most, outcome)
@@ -247,11 +247,12 @@ class Budget:
                 plain=most.plain,
                 plain_peak=most.plain_peak,
                 kept=most.kept,
-            )
+            ),
+            most.budget,
         )
 
-    def _decide(self, measured: Measured) -> Decided:
-        budget = self._budget
+    def _decide(self, measured: Measured, budget: float | None = None) -> Decided:
+        budget = self._budget if budget is None else budget
         if isinstance(budget, int) and self._growth > 1:
             budget = measured.base + int((budget - measured.base) / self._growth)
         try:
@@ -326,11 +327,12 @@ class Budget:
         self._switch(self._decide(self._outcome.measured))
 
 
-def _offer(measured: Measured) -> Offer:
+def _offer(measured: Measured, budget: float) -> Offer:
     what = "\n".join(f"{one.func_name} {one.region}" for one in measured.profile.operators)
     return Offer(
         kind=f"{zlib.crc32(what.encode()):x}",
         peak=measured.profile.peak,
+        budget=budget,
         duration=measured.duration,
         base=measured.base,
         plain=measured.plain,
