@@ -202,7 +202,7 @@ void OpRecording::runKernel() {
 // See Note [Operators that are tried again]
 const c10::IValue* OpRecording::runCall(RandomScope* random) {
   std::unique_ptr<KeptArguments> kept;
-  if (call_.stack != nullptr && hasReserve()) [[unlikely]] {
+  if (usesUp(call_, arguments_) && hasReserve()) [[unlikely]] {
     kept = keepArguments(call_, arguments_);
   }
   try {
