@@ -205,8 +205,14 @@ class _testing:
     def pretend_bytes_in_use(nbytes: int) -> None: ...
     @staticmethod
     def fail_allocations(
-        every: int, seed: int = 0, most: int = 1 << 40, is_giving: bool = False
+        every: int,
+        seed: int = 0,
+        least: int = 0,
+        most: int = 1 << 40,
+        is_giving: bool = False,
     ) -> None: ...
+    @staticmethod
+    def graphs_with_room() -> int: ...
     @staticmethod
     def failed_allocations() -> int: ...
     @staticmethod

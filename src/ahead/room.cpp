@@ -198,6 +198,11 @@ RoomStats Room::stats() {
   return stats;
 }
 
+size_t Room::graphs() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return graphs_.size() + open_.size();
+}
+
 void keepWhileThereIsRoom(size_t limit) {
   Room::get().setLimit(limit);
 }

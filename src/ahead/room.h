@@ -27,7 +27,7 @@ namespace ebb {
 // counts there.
 // The same is done where an allocation fails, in a region or a replay: one region after the other
 // gives up what it keeps, the open ones last. See Note [Allocations that fail].
-class Room {
+class EBB_API Room {
  public:
   static Room& get();
 
@@ -49,6 +49,9 @@ class Room {
   bool giveBack(Shortage shortage);
 
   RoomStats stats();
+
+  // For tests: how many graphs it knows of.
+  size_t graphs();
 
  private:
   Room();

@@ -241,13 +241,15 @@ void bindTesting(py::module_& module) {
   module.def("failing_policy", [](uint32_t at) { return PyPolicy{failingPolicy(at)}; });
   module.def(
       "fail_allocations",
-      [](uint32_t every, uint64_t seed, size_t most, bool isGiving) {
-        failAllocations({every, seed, most, isGiving});
+      [](uint32_t every, uint64_t seed, size_t least, size_t most, bool isGiving) {
+        failAllocations({every, seed, least, most, isGiving});
       },
       py::arg("every"),
       py::arg("seed") = 0,
+      py::arg("least") = 0,
       py::arg("most") = size_t{1} << 40,
       py::arg("is_giving") = false);
+  module.def("graphs_with_room", [] { return Room::get().graphs(); });
   module.def("failed_allocations", &failedAllocations);
   module.def("module_names", [](uint32_t number) {
     const ModuleNames& names = moduleNames(number);

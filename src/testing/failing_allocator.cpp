@@ -30,7 +30,8 @@ class FailingAllocator final : public c10::Allocator {
   }
 
   c10::DataPtr allocate(size_t nbytes) override {
-    if (faults_.every != 0 && nbytes <= faults_.most && isEbbsKernel() && fails()) {
+    if (faults_.every != 0 && nbytes >= faults_.least && nbytes <= faults_.most && isEbbsKernel() &&
+        fails()) {
       ++failed_;
       TORCH_CHECK(
           false,

@@ -11,7 +11,8 @@ namespace ebb {
 struct AllocationFaults {
   uint32_t every = 0;     // one of so many fails, at random; 0: none
   uint64_t seed = 0;      // which ones
-  size_t most = 0;        // of no more bytes than this
+  size_t least = 0;       // of no fewer bytes than this
+  size_t most = 0;        // and no more
   bool isGiving = false;  // somebody says each time that memory has been given back
 };
 

@@ -84,6 +84,7 @@ class Budget:
         self._steps = 0  # that have ended
         self._ranks: Ranks | None = None  # until they have agreed
         self._growth = 1.0  # what the plan is for, over what was measured
+        self._most_kept: int | None = None  # bytes of a measured step in which all is kept
         # Shapes of late, and for how many steps.
         self._unlike: tuple[tuple[Shape, ...] | None, int] = (None, 0)
         self._plans = 0
@@ -187,7 +188,8 @@ class Budget:
             self._measuring.stop()
         self._outcome, self._growth = None, 1.0
         self._announce([block.name for block in self.blocks.used()])
-        self._measuring = Measuring(self.blocks, lambda: list(self._clock.optimizers))
+        optimizers = self._clock.optimizers
+        self._measuring = Measuring(self.blocks, lambda: list(optimizers), self._most_kept)
         self._measuring.begin()
 
     def _add_all(self) -> None:

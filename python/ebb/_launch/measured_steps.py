@@ -90,11 +90,19 @@ class Measuring:
     Args:
         blocks: whose policies it sets.
         optimizers: those of the job, when asked.
+        most: bytes, with what is there when a step begins, that one may take in which all is kept;
+            else none is measured. None: what the device has.
     """
 
-    def __init__(self, blocks: Blocks, optimizers: Callable[[], list[Any]]) -> None:
+    def __init__(
+        self,
+        blocks: Blocks,
+        optimizers: Callable[[], list[Any]],
+        most: int | None = None,
+    ) -> None:
         self._blocks = blocks
         self._optimizers = optimizers
+        self._most = most
         self._recording = Recording()
         self._begin_anew()
         self._again = 0  # steps that did not count
@@ -175,7 +183,9 @@ class Measuring:
     def _fits(self) -> bool:
         """Whether steps in which all is kept can be tried."""
         measured = self._outcome().measured
-        return fits(Simulator(measured).plain.peak, measured.base)
+        peak = Simulator(measured).plain.peak
+        is_allowed = self._most is None or peak + measured.base <= self._most
+        return is_allowed and fits(peak, measured.base)
 
     def _outcome(self) -> Outcome:
         dropped, plain = self._ways["dropped"], self._ways["plain"]
