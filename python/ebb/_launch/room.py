@@ -56,6 +56,7 @@ class Room(Budget):
                 self.blocks.take()
                 return
             self._begin_to_plan(first)
+            is_step = False  # the steps so far were of another kind
         super()._step_ended(is_step)
 
     def _first_measured(self) -> int | None:
