@@ -146,13 +146,33 @@ size_t giveUp(Graph& graph, Shortage shortage) {
 }  // namespace
 
 bool Room::giveBack(Shortage shortage) {
+  const size_t enough = std::max<size_t>(tighten(shortage), 1);
+  size_t given = 0;
   for (const auto& graph : all()) {
-    if (const size_t given = giveUp(*graph, shortage)) {
-      count(given);
-      return true;
+    if (const size_t nbytes = giveUp(*graph, shortage)) {
+      count(nbytes);
+      given += nbytes;
+    }
+    if (given >= enough) {
+      break;
     }
   }
-  return false;
+  return given != 0;
+}
+
+// What is in use is all that there is, whatever the limit says; and a tenth of it is for what comes
+// later outside of regions, where nobody would notice. Gives that.
+size_t Room::tighten(Shortage shortage) {
+  const c10::Device device = deviceInUse();
+  const size_t used = bytesInUse(device);
+  if (!isOn() || used == 0 || device.is_cpu() != (shortage == Shortage::Host)) {
+    return 0;
+  }
+  const size_t spare = used / 10;
+  size_t limit = limit_.load();
+  while (limit > used - spare && !limit_.compare_exchange_weak(limit, used - spare)) {
+  }
+  return spare;
 }
 
 std::vector<c10::intrusive_ptr<Graph>> Room::all() {

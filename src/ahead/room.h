@@ -25,14 +25,18 @@ namespace ebb {
 // earliest, since backward comes to them last, when the others' memory is free. Nothing else is
 // different: what is kept so is kept as in Note [Replays ahead of backward], without the limit that
 // counts there.
-// The same is done where an allocation fails, in a region or a replay: one region after the other
-// gives up what it keeps, the open ones last. See Note [Allocations that fail].
+// The same is done where an allocation fails, in a region or a replay: the earliest regions give up
+// what they keep, the open ones last, and the limit is lower from then on. See Note [Allocations
+// that fail].
 class EBB_API Room {
  public:
   static Room& get();
 
   void setLimit(size_t nbytes) {
     limit_.store(nbytes);
+  }
+  size_t limit() const {
+    return limit_.load();
   }
   bool isOn() const {
     return limit_.load(std::memory_order_relaxed) != 0;
@@ -45,7 +49,7 @@ class EBB_API Room {
   // A region is about to be entered: makes room for it.
   void make();
 
-  // An allocation has failed: one graph gives up what it keeps. False if none keeps anything.
+  // An allocation has failed: graphs give up what they keep. False if none keeps anything.
   bool giveBack(Shortage shortage);
 
   RoomStats stats();
@@ -62,6 +66,7 @@ class EBB_API Room {
   // All that may keep something, the earliest first, and those that are open last.
   std::vector<c10::intrusive_ptr<Graph>> all();
 
+  size_t tighten(Shortage shortage);
   void count(size_t given);
 
   std::atomic<size_t> limit_{0};

@@ -23,12 +23,16 @@ LEAST, MOST = 200, 4096
 
 
 @contextlib.contextmanager
-def room(limit=ANYTHING):
-    _C.keep_while_there_is_room(limit)
+def room(used=1000):
+    """Inside, all is kept. So many bytes seem to be in use; of a tenth more is given up than is
+    needed."""
+    _C.keep_while_there_is_room(ANYTHING)
+    _C._testing.pretend_bytes_in_use(used)
     try:
         yield
     finally:
         _C.keep_while_there_is_room(0)
+        _C._testing.pretend_bytes_in_use(0)
 
 
 @contextlib.contextmanager
@@ -202,6 +206,28 @@ def test_only_as_much_is_given_up_as_is_needed():
         assert counts["regions_given_up"] == counts["failures"]
         assert ebb.stats()["total"]["ops_replayed"] == again + 2 * counts["failures"]
         seen.add(counts["failures"])
+    assert {0, 1} <= seen
+
+
+def test_the_limit_is_lower_from_then_on_and_more_is_given_up_for_what_nobody_sees():
+    x = torch.randn(64, 64, requires_grad=True)
+    used = 15 * x.nbytes  # of which a tenth is more than a region keeps
+    seen = set()
+    for seed in range(12):
+        with room(used):
+            kept = []
+            for _ in range(4):
+                with ebb.region(ebb.policies.recompute_all):
+                    kept.append(x.sin().exp().mul(2))
+            before = _C.room_stats()
+            with ebb.region(ebb.policies.recompute_all), faults(3, seed, most=ANYTHING):
+                x.tanh()
+            counts, limit = risen(before), _C.room_limit()
+
+        failures = counts["failures"]
+        assert limit == (used - used // 10 if failures else ANYTHING)
+        assert counts["regions_given_up"] == 2 * failures
+        seen.add(failures)
     assert {0, 1} <= seen
 
 

@@ -86,6 +86,7 @@ class Room(Budget):
     def _begin_to_plan(self, first: int) -> None:
         """`first`: the step at whose end all ranks begin."""
         self._is_full = True
+        self._limit = _C.room_limit()  # lower than it was, if an allocation has failed
         _C.keep_while_there_is_room(0)
         models, optimizers = list(self._models), list(self._clock.optimizers)
         beside = max(0, _C.bytes_in_use() - base_bytes(models, optimizers))
