@@ -104,7 +104,7 @@ def test_a_rank_that_sees_it_late_comes_to_the_same_meeting():
         agreeing.Ranks.begin = begin_late
     try:
         expected, *_ = train(False, steps=ALL_STEPS + 32)
-        found, chosen, _, plans = train(True, (1,), steps=ALL_STEPS + 32)
+        found, chosen, told, plans = train(True, (1,), steps=ALL_STEPS + 32)
     finally:
         agreeing.Ranks.begin = begin
 
