@@ -139,9 +139,11 @@ def test_an_operator_waits_for_what_is_leaving(device):
     ebb.offload.configure(min_bytes=1, in_flight_bytes=1 << 30)
     before, at_rest = overcome(), in_use()
 
-    with accelerator.limited(device=at_rest + 12 * x.nbytes):
-        with ebb.region(ebb.Policy(default=ebb.OFFLOAD)):
-            h = program()
+    with (
+        accelerator.limited(device=at_rest + 12 * x.nbytes),
+        ebb.region(ebb.Policy(default=ebb.OFFLOAD)),
+    ):
+        h = program()
     found = torch.autograd.grad(h, x, weight)[0].cpu()
 
     assert overcome() > before

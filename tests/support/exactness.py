@@ -38,7 +38,7 @@ PAGING = "EBB_TEST_PAGING" in os.environ  # see test_paging_exactness.py
 DEVICE = os.environ.get("EBB_TEST_DEVICE", "cpu")  # see test_late_device.py
 KEY = "CPU" if DEVICE == "cpu" else "PrivateUse1"  # of its kernels
 
-FAILING = "EBB_TEST_FAILING" in os.environ  # allocations do: see test_failing_programs.py
+FAILING = "EBB_TEST_FAILING" in os.environ  # allocations do: see test_random_programs.py
 AHEAD = os.environ.get("EBB_TEST_AHEAD")  # see test_ahead_exactness.py
 
 if FAILING:
