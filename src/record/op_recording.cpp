@@ -156,14 +156,6 @@ void OpRecording::lockAgain() {
   }
 }
 
-// Note [Operators from elsewhere]
-// An operator that is not torch's own may keep state that no schema shows: a step counter, a
-// generator, a cache. Run again it would give something else, silently. So its results are kept,
-// unless a rule of the policy matches it: that is the user's word that it can be repeated.
-bool OpRecording::isTrusted(const Verdict& verdict) const {
-  return !op_.untrusted || verdict.named;
-}
-
 [[gnu::noinline]] void OpRecording::prepareWrites() {
   for (const Write& write : arguments_.writes()) {
     // Where the recipe gives the op a buffer with other contents it does not need the old state.
@@ -180,47 +172,53 @@ bool OpRecording::isTrusted(const Verdict& verdict) const {
 
 void OpRecording::runKernel() {
   lock_.unlock();
+  const bool draws = mayDraw(op_, call_.arguments);
   try {
-    if (mayDraw(op_, call_.arguments)) {
+    if (draws) {
       runRandomKernel();
+    } else if (usesUp(call_, arguments_) && hasReserve()) [[unlikely]] {
+      runKeeping(nullptr);
     } else {
-      results_ = runCall(nullptr);
+      results_ = call_.run();
     }
     if (note_) [[unlikely]] {
       noteRun();
     }
   } catch (...) {
-    // The kernel may have written a part: nothing is known about these storages any more.
+    recover(draws);
+  }
+  context_.counters->opsRecorded += recipe_.defined();
+}
+
+// What has thrown may have written a part: then nothing is known about these storages any more.
+[[gnu::cold]] void OpRecording::recover(bool draws) {
+  try {
+    if (draws || results_ != nullptr) {
+      throw;
+    }
+    results_ = runAgain(call_, arguments_, nullptr, nullptr);
+  } catch (...) {
     for (const Write& write : arguments_.writes()) {
       values_.forget(write.storage);
     }
     throw;
   }
-  context_.counters->opsRecorded += recipe_.defined();
 }
 
 // See Note [Operators that are tried again]
-const c10::IValue* OpRecording::runCall(RandomScope* random) {
-  std::unique_ptr<KeptArguments> kept;
-  if (usesUp(call_, arguments_) && hasReserve()) [[unlikely]] {
-    kept = keepArguments(call_, arguments_);
-  }
+[[gnu::noinline]] void OpRecording::runKeeping(RandomScope* random) {
+  const auto kept = hasReserve() ? keepArguments(call_, arguments_) : nullptr;
   try {
-    return call_.run();
+    results_ = call_.run();
   } catch (...) {
-    return runAgain(call_, arguments_, kept.get(), random);
+    results_ = runAgain(call_, arguments_, kept.get(), random);
   }
-}
-
-// Whether something may be given back if an allocation fails: what regions keep, or what leaves.
-bool OpRecording::hasReserve() const {
-  return context_.graph->lookahead != nullptr || context_.counters->bytesOffloaded != 0;
 }
 
 // Apart, since the scope is large and would push the kernel's frames to colder parts of the stack.
 [[gnu::noinline]] void OpRecording::runRandomKernel() {
   RandomScope random(op_, call_.below, call_.arguments, recipe_.defined());
-  results_ = runCall(&random);
+  runKeeping(&random);
   auto drawn = random.finish();
   if (random.drewFromUnknown()) {
     recipe_.reset();

@@ -55,7 +55,7 @@ void putBack(Call& call, const KeptArguments& kept) {
 
 [[gnu::noinline]] std::unique_ptr<KeptArguments> keepArguments(
     const Call& call, const Arguments& arguments) {
-  if (!leavesNoTrace(call, arguments)) {
+  if (!usesUp(call, arguments) || !leavesNoTrace(call, arguments)) {
     return nullptr;
   }
   auto kept = std::make_unique<KeptArguments>();
