@@ -63,15 +63,19 @@ EBB_API AheadStats aheadStats();
 // allocated on the device, or resident of the process on the CPU. 0, the default: off.
 EBB_API void keepWhileThereIsRoom(size_t limit);
 
-// What was given up since the process began because there was no room.
+// What was given up since the process began because there was no room, or an allocation failed.
 struct RoomStats {
   uint64_t regionsGivenUp = 0;
   uint64_t bytesGivenUp = 0;
+  uint64_t failures = 0;  // allocations, in what could have been tried again
+  uint64_t overcome = 0;  // operators, replays and copies that came to their end nevertheless
 
   static constexpr auto fields(auto function) {
     return function(
         Field{"regions_given_up", &RoomStats::regionsGivenUp},
-        Field{"bytes_given_up", &RoomStats::bytesGivenUp});
+        Field{"bytes_given_up", &RoomStats::bytesGivenUp},
+        Field{"failures", &RoomStats::failures},
+        Field{"overcome", &RoomStats::overcome});
   }
 };
 

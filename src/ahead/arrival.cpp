@@ -250,9 +250,15 @@ bool replaysAheadAreIdle() {
   return Ahead::get().areIdle();
 }
 
+void opened(const c10::intrusive_ptr<Graph>& graph) {
+  if (graph->lookahead) {
+    Room::get().opened(graph);
+  }
+}
+
 void closed(const c10::intrusive_ptr<Graph>& graph) {
-  if (graph->lookahead && graph->lookahead->hasRoom) {
-    Room::get().add(graph);
+  if (graph->lookahead) {
+    Room::get().closed(graph);
   }
   if (!graph->lookahead || !fromTheStart.load(std::memory_order_relaxed)) {
     return;

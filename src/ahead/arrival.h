@@ -14,6 +14,10 @@ namespace ebb {
 // What a new graph gets: null while replays do not run ahead.
 std::unique_ptr<Lookahead> newLookahead(const Graph& graph);
 
+// A graph is recorded from now on, and no more.
+void opened(const c10::intrusive_ptr<Graph>& graph);
+void closed(const c10::intrusive_ptr<Graph>& graph);
+
 // A region is about to be entered: see Note [Kept while there is room].
 void makeRoom();
 
@@ -32,6 +36,5 @@ EBB_API void beforeUnseenWrite(const at::Tensor& tensor);
 // For tests: graphs are replayed from the moment they are closed, beside whatever comes then.
 EBB_API void replayWhenClosed(bool on);
 EBB_API bool replaysAheadAreIdle();
-void closed(const c10::intrusive_ptr<Graph>& graph);
 
 }  // namespace ebb

@@ -66,19 +66,34 @@ Room& Room::get() {
   return *instance;
 }
 
-void Room::add(const c10::intrusive_ptr<Graph>& graph) {
-  const Lookahead& lookahead = *graph->lookahead;
-  const size_t kept = lookahead.keptBytes();
-  std::vector<c10::intrusive_ptr<Graph>> passed;  // may die here, without a lock
+Room::Room() {
+  setReserve(Reserve::Kept, [](Shortage shortage) { return get().giveBack(shortage); });
+}
+
+void Room::opened(const c10::intrusive_ptr<Graph>& graph) {
   std::lock_guard<std::mutex> lock(mutex_);
-  while (!graphs_.empty()) {
-    passed.push_back(graphs_.front().lock());
-    if (passed.back() && passed.back()->lookahead->holds.load()) {
-      break;
-    }
+  open_.emplace_back(graph);
+}
+
+void Room::closed(const c10::intrusive_ptr<Graph>& graph) {
+  const Lookahead& lookahead = *graph->lookahead;
+  const size_t kept = lookahead.hasRoom ? lookahead.keptBytes() : 0;
+  std::vector<c10::intrusive_ptr<Graph>> passed;  // may die here, without a lock
+  const auto keepsNothing = [&](const WeakGraph& weak) {
+    passed.push_back(weak.lock());
+    return !passed.back() || !passed.back()->lookahead->holds.load();
+  };
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::erase_if(
+      open_, [&](const WeakGraph& weak) { return weak.expired() || weak == WeakGraph(graph); });
+  while (!graphs_.empty() && keepsNothing(graphs_.front())) {
     graphs_.pop_front();
   }
-  if (kept != 0) {
+  if (graphs_.size() > mostGraphs_) {  // one that waits long for its backward is the first
+    std::erase_if(graphs_, keepsNothing);
+    mostGraphs_ = 64 + 2 * graphs_.size();
+  }
+  if (lookahead.holds.load()) {
     graphs_.emplace_back(graph);
     largest_ = std::max(largest_, kept);
     device_ = lookahead.device;
@@ -108,10 +123,75 @@ void Room::make() {
       graph->lookahead->dropHeld();
     }
     used -= std::min(used, given);
-    std::lock_guard<std::mutex> lock(mutex_);
-    stats_.regionsGivenUp += given != 0 ? 1 : 0;
-    stats_.bytesGivenUp += given;
+    count(given);
   }
+}
+
+namespace {
+
+// Bytes. None if somebody else has the graph: whoever asks may hold another one's lock.
+size_t giveUp(Graph& graph, Shortage shortage) {
+  if (!graph.lookahead->holds.load()) {
+    return 0;
+  }
+  const std::unique_lock<PythonMutex> lock(graph.mutex, std::try_to_lock);
+  if (!lock.owns_lock() || graph.lookahead->keptBytes(shortage == Shortage::Host) == 0) {
+    return 0;
+  }
+  const size_t given = graph.lookahead->keptBytes();
+  graph.lookahead->dropHeld();
+  return given;
+}
+
+}  // namespace
+
+bool Room::giveBack(Shortage shortage) {
+  const size_t enough = std::max<size_t>(tighten(shortage), 1);
+  size_t given = 0;
+  for (const auto& graph : all()) {
+    if (const size_t nbytes = giveUp(*graph, shortage)) {
+      count(nbytes);
+      given += nbytes;
+    }
+    if (given >= enough) {
+      break;
+    }
+  }
+  return given != 0;
+}
+
+// What is in use is all that there is, whatever the limit says; and a tenth of it is for what comes
+// later outside of regions, where nobody would notice. Gives that.
+size_t Room::tighten(Shortage shortage) {
+  const c10::Device device = deviceInUse();
+  const size_t used = bytesInUse(device);
+  if (!isOn() || used == 0 || device.is_cpu() != (shortage == Shortage::Host)) {
+    return 0;
+  }
+  const size_t spare = used / 10;
+  size_t limit = limit_.load();
+  while (limit > used - spare && !limit_.compare_exchange_weak(limit, used - spare)) {
+  }
+  return spare;
+}
+
+std::vector<c10::intrusive_ptr<Graph>> Room::all() {
+  std::vector<c10::intrusive_ptr<Graph>> found;
+  const auto add = [&](const WeakGraph& weak) {
+    if (auto graph = weak.lock()) {
+      found.push_back(std::move(graph));
+    }
+  };
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::for_each(graphs_.begin(), graphs_.end(), add);
+  std::for_each(open_.begin(), open_.end(), add);
+  return found;
+}
+
+void Room::count(size_t given) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  stats_.regionsGivenUp += given != 0 ? 1 : 0;
+  stats_.bytesGivenUp += given;
 }
 
 // Graphs that backward has reached keep nothing. They may die here, without a lock.
@@ -130,8 +210,17 @@ c10::intrusive_ptr<Graph> Room::takeFirst() {
 }
 
 RoomStats Room::stats() {
+  const ReliefCounts relief = reliefCounts();
   std::lock_guard<std::mutex> lock(mutex_);
-  return stats_;
+  RoomStats stats = stats_;
+  stats.failures = relief.failures;
+  stats.overcome = relief.overcome;
+  return stats;
+}
+
+size_t Room::graphs() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return graphs_.size() + open_.size();
 }
 
 void keepWhileThereIsRoom(size_t limit) {

@@ -16,6 +16,7 @@ namespace py = pybind11;
 void bindAhead(py::module_& module) {
   module.def("ahead_settings", torch::wrap_pybind_function(&aheadSettings));
   module.def("keep_while_there_is_room", torch::wrap_pybind_function(&keepWhileThereIsRoom));
+  module.def("room_limit", [] { return Room::get().limit(); });
   module.def("bytes_in_use", [] { return bytesInUse(deviceInUse()); });
   module.def("room_stats", torch::wrap_pybind_function(&roomStats));
   module.def("ahead_stats", torch::wrap_pybind_function(&aheadStats));

@@ -32,6 +32,7 @@
 #include "paging/pool/movers.h"
 #include "policy/module_scope.h"
 #include "record/made_values.h"
+#include "testing/failing_allocator.h"
 #include "testing/failing_policy.h"
 #include "testing/fake_transfer.h"
 #include "testing/instant_transfer.h"
@@ -238,6 +239,18 @@ void bindTesting(py::module_& module) {
   module.def("fields", &fields);
   module.def("clear_reports", torch::wrap_pybind_function(&clearReports));
   module.def("failing_policy", [](uint32_t at) { return PyPolicy{failingPolicy(at)}; });
+  module.def(
+      "fail_allocations",
+      [](uint32_t every, uint64_t seed, size_t least, size_t most, bool isGiving) {
+        failAllocations({every, seed, least, most, isGiving});
+      },
+      py::arg("every"),
+      py::arg("seed") = 0,
+      py::arg("least") = 0,
+      py::arg("most") = size_t{1} << 40,
+      py::arg("is_giving") = false);
+  module.def("graphs_with_room", [] { return Room::get().graphs(); });
+  module.def("failed_allocations", &failedAllocations);
   module.def("module_names", [](uint32_t number) {
     const ModuleNames& names = moduleNames(number);
     return std::make_pair(names.plain, names.full);

@@ -99,6 +99,14 @@ size_t Lookahead::keptBytes() const {
   return nbytes;
 }
 
+size_t Lookahead::keptBytes(bool ofHost) const {
+  size_t nbytes = 0;
+  for (const Wanted& each : wanted) {
+    nbytes += each.held && each.held.device().is_cpu() == ofHost ? each.nbytes : 0;
+  }
+  return nbytes;
+}
+
 namespace {
 std::atomic<uint64_t> allClosings{0};
 }

@@ -118,8 +118,9 @@ struct EBB_API Lookahead {
   // Gives up what was not given up: another region has been entered.
   void dropHeld();
 
-  // What was not given up.
+  // What was not given up; of the host's memory, or of devices'.
   size_t keptBytes() const;
+  size_t keptBytes(bool ofHost) const;
 
   // Backward is there. What was held is the values' own from now on. Gives those that are alive.
   std::vector<c10::intrusive_ptr<Value>> reached();

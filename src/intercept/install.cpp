@@ -35,7 +35,7 @@ void show(
     run();
     return stack->data() + first;
   };
-  Call call{traits, below, repeatable, stack->data() + first, runAndShow};
+  Call call{traits, below, repeatable, stack->data() + first, runAndShow, stack};
   interceptor.call(call);
 }
 

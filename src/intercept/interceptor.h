@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/util/FunctionRef.h>
 
@@ -18,6 +19,9 @@ struct Call {
   c10::IValue* arguments;     // valid until `run`; a generator may be replaced
   // Runs the op; gives its results, valid as long as this call.
   c10::function_ref<const c10::IValue*()> run;
+  // Of a boxed call: what its arguments are the top of. They may be gone when it has run, or has
+  // thrown. Null: they stay, and it can be run again.
+  torch::jit::Stack* stack = nullptr;
 };
 
 class Interceptor {

@@ -211,6 +211,36 @@ RandomScope::~RandomScope() {
   }
 }
 
+// What is in a clone nobody else has seen. A generator that has moved is set back, but CUDA's: see
+// Note [Random state]. One of a backend out of tree that has not may have one that does not show.
+bool RandomScope::canBeginAgain() const {
+  if (!state_ || clone_.defined()) {
+    return state_ != nullptr;
+  }
+  const bool moved = before_.defined() && !sameState(before_, stateOf(state_->generator));
+  const bool cpuMoved = cpuBefore_.defined() && !sameState(cpuBefore_, stateOf(cpuGenerator()));
+  if (moved) {
+    return !state_->generator.device().is_cuda();
+  }
+  return cpuMoved || (before_.defined() && !state_->generator.device().is_privateuseone());
+}
+
+void RandomScope::beginAgain() {
+  if (clone_.defined()) {
+    setState(clone_, before_);
+    return;
+  }
+  const auto setBack = [](at::Generator generator, const at::Tensor& before) {
+    if (before.defined() && !sameState(before, stateOf(generator))) {
+      setState(generator, before);
+    }
+  };
+  setBack(state_->generator, before_);
+  if (cpuBefore_.defined()) {
+    setBack(cpuGenerator(), cpuBefore_);
+  }
+}
+
 std::unique_ptr<RandomState> RandomScope::finish() {
   if (clone_.defined()) {
     putCloneBack();

@@ -78,6 +78,11 @@ class RandomScope {
   // After the op ran: the state to put in its recipe, null if it drew nothing.
   std::unique_ptr<RandomState> finish();
 
+  // After the op has thrown: whether it can be run again, to draw what it would have drawn; and
+  // sees to it that it does.
+  bool canBeginAgain() const;
+  void beginAgain();
+
   // Then: whether it is not known what the op drew from.
   bool drewFromUnknown() const {
     return unknown_;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "memory/dropping_mutex.h"
+#include "memory/relief.h"
 #include "transfer/disk.h"
 
 namespace ebb {
@@ -31,6 +32,13 @@ Engines& engines() {
   return *instance;
 }
 
+// For an allocation that failed. Between memory and disk it is the host's that becomes free.
+bool giveBackLeaving(Shortage shortage) {
+  Offload& engine = Offload::get();
+  return (shortage == Shortage::Device || engine.transfer().isDevice(c10::kCPU)) &&
+         engine.makeRoom();
+}
+
 Offload& leaked(Transfer& via) {
   const std::shared_ptr<Transfer> borrowed(&via, [](Transfer*) {});
   return **new std::shared_ptr<Offload>(std::make_shared<Offload>(borrowed));
@@ -40,6 +48,7 @@ Offload& leaked(Transfer& via) {
 
 Offload::Offload(std::shared_ptr<Transfer> via)
     : owned_(std::move(via)), via_(*owned_), context_(via_), process_(::getpid()) {
+  setReserve(Reserve::Leaving, &giveBackLeaving);
 }
 
 // Not before something is sent or asked: asking for the accelerator starts it, which a program may
@@ -129,16 +138,9 @@ HostStashPtr Offload::send(
   return stash;
 }
 
-// What is let go of is free when the lock has been given back, so the second try is apart.
+// What is let go of is free when the lock has been given back, so each try takes it anew.
 c10::Storage Offload::fetch(HostStash& stash, const c10::Storage& living) {
-  try {
-    return fetchOnce(stash, living);
-  } catch (const c10::OutOfMemoryError&) {
-    if (!makeRoom()) {
-      throw;
-    }
-  }
-  return fetchOnce(stash, living);
+  return withRelief([&] { return fetchOnce(stash, living); });
 }
 
 bool Offload::makeRoom() {

@@ -11,6 +11,7 @@
 #include "memory/capturing.h"
 #include "record/notes.h"
 #include "record/recipe_writer.h"
+#include "record/run_again.h"
 #include "verify/compare.h"
 
 namespace ebb {
@@ -155,14 +156,6 @@ void OpRecording::lockAgain() {
   }
 }
 
-// Note [Operators from elsewhere]
-// An operator that is not torch's own may keep state that no schema shows: a step counter, a
-// generator, a cache. Run again it would give something else, silently. So its results are kept,
-// unless a rule of the policy matches it: that is the user's word that it can be repeated.
-bool OpRecording::isTrusted(const Verdict& verdict) const {
-  return !op_.untrusted || verdict.named;
-}
-
 [[gnu::noinline]] void OpRecording::prepareWrites() {
   for (const Write& write : arguments_.writes()) {
     // Where the recipe gives the op a buffer with other contents it does not need the old state.
@@ -179,9 +172,12 @@ bool OpRecording::isTrusted(const Verdict& verdict) const {
 
 void OpRecording::runKernel() {
   lock_.unlock();
+  const bool draws = mayDraw(op_, call_.arguments);
   try {
-    if (mayDraw(op_, call_.arguments)) {
+    if (draws) {
       runRandomKernel();
+    } else if (usesUp(call_, arguments_) && hasReserve()) [[unlikely]] {
+      runKeeping(nullptr);
     } else {
       results_ = call_.run();
     }
@@ -189,19 +185,40 @@ void OpRecording::runKernel() {
       noteRun();
     }
   } catch (...) {
-    // The kernel may have written a part: nothing is known about these storages any more.
+    recover(draws);
+  }
+  context_.counters->opsRecorded += recipe_.defined();
+}
+
+// What has thrown may have written a part: then nothing is known about these storages any more.
+[[gnu::cold]] void OpRecording::recover(bool draws) {
+  try {
+    if (draws || results_ != nullptr) {
+      throw;
+    }
+    results_ = runAgain(call_, arguments_, nullptr, nullptr);
+  } catch (...) {
     for (const Write& write : arguments_.writes()) {
       values_.forget(write.storage);
     }
     throw;
   }
-  context_.counters->opsRecorded += recipe_.defined();
+}
+
+// See Note [Operators that are tried again]
+[[gnu::noinline]] void OpRecording::runKeeping(RandomScope* random) {
+  const auto kept = hasReserve() ? keepArguments(call_, arguments_) : nullptr;
+  try {
+    results_ = call_.run();
+  } catch (...) {
+    results_ = runAgain(call_, arguments_, kept.get(), random);
+  }
 }
 
 // Apart, since the scope is large and would push the kernel's frames to colder parts of the stack.
 [[gnu::noinline]] void OpRecording::runRandomKernel() {
   RandomScope random(op_, call_.below, call_.arguments, recipe_.defined());
-  results_ = call_.run();
+  runKeeping(&random);
   auto drawn = random.finish();
   if (random.drewFromUnknown()) {
     recipe_.reset();

@@ -43,8 +43,20 @@ class OpRecording {
   void lockAgain();
   void runKernel();
   void runRandomKernel();
+  void runKeeping(RandomScope* random);
+  void recover(bool draws);
+  // Something may be given back if an allocation fails: what regions keep, or what leaves.
+  bool hasReserve() const {
+    return context_.graph->lookahead || context_.counters->bytesOffloaded != 0;
+  }
   uint64_t fingerprintOfResult() const;
-  bool isTrusted(const Verdict& verdict) const;
+  // Note [Operators from elsewhere]
+  // An operator that is not torch's own may keep state that no schema shows: a step counter, a
+  // generator, a cache. Run again it would give something else, silently. So its results are kept,
+  // unless a rule of the policy matches it: that is the user's word that it can be repeated.
+  bool isTrusted(const Verdict& verdict) const {
+    return !op_.untrusted || verdict.named;
+  }
   Verdict verdictOn(const at::Tensor& result) const;
   void noteMade(Value& value, const at::Tensor& tensor, const Verdict& verdict);
   const char* findObstacle() const;

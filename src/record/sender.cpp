@@ -10,28 +10,13 @@
 #include "graph/recipe.h"
 #include "graph/rows.h"
 #include "kernel/fingerprint.h"
+#include "memory/relief.h"
 #include "offload/offload.h"
 #include "paging/paging.h"
 #include "record/notes.h"
 #include "report/statistics.h"
 
 namespace ebb {
-namespace {
-
-// If the device has no memory for it, once more when what is leaving has left.
-c10::Storage gather(const SavedSlice& slice, const c10::Storage& storage) {
-  try {
-    return slice.gather(storage);
-  } catch (const c10::OutOfMemoryError&) {
-    if (!Offload::get().makeRoom()) {
-      throw;
-    }
-  }
-  return slice.gather(storage);
-}
-
-}  // namespace
-
 // Note [Offloaded values]
 // A value that the policy offloads is sent when autograd packs it. What only recipes read is kept
 // on the device first, since most recipes are needed by nothing: it is sent when the region ends
@@ -68,10 +53,10 @@ bool Sender::sendToHost(Value& value, const c10::Storage& storage) {
   if (value.slice) {
     context_.graph->streams.use(value, storage);  // which goes when it has been gathered
   }
+  const auto gather = [&] { return withRelief([&] { return value.slice->gather(storage); }); };
   const auto account =
       statisticsTransfers(context_.regionName(), value.recipe ? value.recipe->op.name : kInput);
-  auto stash =
-      Offload::get().send(value.slice ? gather(*value.slice, storage) : storage, nbytes, account);
+  auto stash = Offload::get().send(value.slice ? gather() : storage, nbytes, account);
   if (!stash) {
     return false;
   }

@@ -6,6 +6,7 @@
 #include "graph/recipe.h"
 #include "graph/rows.h"
 #include "memory/bytes.h"
+#include "memory/relief.h"
 #include "memory/stash.h"
 #include "memory/stillness.h"
 #include "record/notes.h"
@@ -208,7 +209,7 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
   }
   GraphStreams& streams = context_.graph->streams;
   streams.use(value, value.bytes);
-  value.bytes = copyOf(value.bytes, value.nbytes);
+  value.bytes = withRelief([&] { return copyOf(value.bytes, value.nbytes); });
   streams.made(value, value.bytes);
   value.tampered = hasChanged(value, value.bytes, context_.graph->verify);
   value.isPrivate = true;

@@ -106,6 +106,7 @@ class ThreadRegions {
       graph->journal = currentJournal();
       graph->numberInJournal = graph->journal ? graph->journal->countRegion() : 0;
       graph->lookahead = newLookahead(*graph);
+      opened(graph);
       recorder_.open(std::move(graph));
     }
     static std::atomic<uint64_t> lastId{0};

@@ -9,6 +9,7 @@
 
 #include "graph/recipe.h"
 #include "kernel/kernel_state.h"
+#include "memory/relief.h"
 #include "memory/stash.h"
 #include "replay/passing.h"
 #include "replay/rerun.h"
@@ -43,7 +44,10 @@ c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) 
     if (!bytes) {
       return {};
     }
-    bytes = value.slice ? value.slice->scatter(bytes, value.nbytes) : std::move(bytes);
+    if (value.slice) {
+      const auto scatter = [&] { return value.slice->scatter(bytes, value.nbytes); };
+      bytes = watch ? scatter() : withRelief(scatter);
+    }
   }
   value.materialise(std::move(bytes), !living);
   if (!living) {

@@ -13,6 +13,7 @@
 #include "kernel/kernel_state.h"
 #include "kernel/random_state.h"
 #include "memory/bytes.h"
+#include "memory/relief.h"
 #include "verify/compare.h"
 #include "verify/poison.h"
 
@@ -35,6 +36,7 @@ class Rerun {
     const JournalTime start = graph_.journal ? graph_.journal->now() : 0;
     pushArguments();
     runKernel();
+    over_ = true;
     if (asker_ == Asker::Nobody) {
       checkInputsAreStill();
     }
@@ -45,11 +47,25 @@ class Rerun {
     }
   }
 
+  // Of a run that has thrown: whether all is as it was before. A buffer of a value's own that the
+  // kernel may have written in part is lost.
+  bool undo() {
+    bool undone = !over_;
+    for (Buffer& buffer : buffers_) {
+      if (buffer.isTaken && !began_) {
+        buffer.value->bytes = std::move(buffer.storage);
+      }
+      undone &= !(buffer.isTaken && began_);
+    }
+    return undone;
+  }
+
  private:
   // A buffer that stands for a value which the op writes.
   struct Buffer {
-    const Value* value;
+    Value* value;
     c10::Storage storage;
+    bool isTaken;  // it is the value's own
   };
 
   c10::ArrayRef<Input> inputs() const {
@@ -143,17 +159,19 @@ class Rerun {
     }
     Value& value = *input.value;
     c10::Storage storage;
+    bool isTaken = false;
     if (!contentsMatter) {
       storage = allocate(value.nbytes, input.flags.device);
     } else if (mayBeTaken(value) && nothingNeeds(input, ours)) {
       storage = std::move(value.bytes);
       value.bytes = c10::Storage();
+      isTaken = true;
     } else {
       storage = value.available();
       graph_.streams.use(value, storage);
       storage = copyOf(storage);
     }
-    buffers_.push_back({&value, storage});
+    buffers_.push_back({&value, storage, isTaken});
     return storage;
   }
 
@@ -183,6 +201,7 @@ class Rerun {
     checkCapture();
     c10::AutoGradMode gradMode(recipe_.gradMode);
     RandomReplay random(recipe_.op, recipe_.random.get(), stack_);
+    began_ = true;
     recipe_.op.op.redispatchBoxed(recipe_.keys, &stack_);
     TORCH_CHECK(
         random.drewTheSame() && resultIsTheSame(),
@@ -330,12 +349,31 @@ class Rerun {
   Passing& passing_;
   const Asker asker_;
   c10::SmallVector<Buffer, 1> buffers_;  // of this run
+  bool began_ = false;                   // the kernel may have written to them
+  bool over_ = false;                    // and what it made may have been given away
 };
 
 }  // namespace
 
+// See Note [Allocations that fail]
 void rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Passing& passing, Asker asker) {
-  Rerun(graph, recipe, stack, passing, asker).run();
+  bool failed = false;
+  for (;;) {
+    Rerun run(graph, recipe, stack, passing, asker);
+    try {
+      run.run();
+      if (failed) {
+        noteOvercome();
+      }
+      return;
+    } catch (...) {
+      if (!run.undo() || asker == Asker::Nobody || !relieved()) {
+        throw;
+      }
+    }
+    stack.clear();
+    failed = true;
+  }
 }
 
 }  // namespace ebb

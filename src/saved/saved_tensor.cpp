@@ -14,6 +14,7 @@
 #include "ahead/arrival.h"
 #include "graph/recipe.h"
 #include "memory/bytes.h"
+#include "memory/relief.h"
 #include "replay/escapes.h"
 #include "replay/replay.h"
 #include "support/python_support.h"
@@ -276,7 +277,7 @@ c10::Storage SavedTensor::materialised() const {
     graph_->streams.use(*value_, storage);
   }
   if (isReadByRecipes(storage)) {
-    value_->materialise(copyOf(storage), true);
+    value_->materialise(withRelief([&] { return copyOf(storage); }), true);
     graph_->streams.made(*value_, value_->bytes);  // behind what made `storage`
     if (recompute_) {
       value_->redefined = storage;

@@ -31,6 +31,9 @@ class PythonMutex {
       mutex_.lock();
     }
   }
+  bool try_lock() {
+    return mutex_.try_lock();
+  }
   void unlock() {
     mutex_.unlock();
   }

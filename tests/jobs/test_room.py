@@ -75,6 +75,7 @@ def test_without_room_a_plan_is_made_and_no_step_is_lost(script):
     assert found["given_up"] == 3  # in the one step, after which there is a plan
     assert found["replayed"] > 0
     assert "there is no room to keep all: steps are measured" in errors
+    assert "is too small" in errors  # all that there is is in use: what needs least was planned
 
 
 def test_a_senseless_limit_is_ignored(script):
@@ -83,3 +84,52 @@ def test_a_senseless_limit_is_ignored(script):
 
     assert found["losses"] == expected["losses"]
     assert "EBB_BUDGET=auto:banana is ignored" in errors
+
+
+LIMITED = """
+import json, resource, sys, torch
+from torch import nn
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+block = lambda: nn.Sequential(nn.Linear(64, 1024), nn.GELU(), nn.Dropout(0.1), nn.Linear(1024, 64))
+net = nn.Sequential(*(block() for _ in range(8)))
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+x = torch.randn(1024, 64)
+losses = []
+for step in range(14):
+    if step == 2 and sys.argv[1] != "-1":
+        pages = int(open("/proc/self/statm").read().split()[0])
+        limit = pages * resource.getpagesize() + int(sys.argv[1])
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    loss = net(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+found = {"losses": losses}
+if "ebb" in sys.modules:
+    import ebb
+    found |= ebb._C.room_stats()
+print(json.dumps(found))
+"""
+
+
+def test_an_allocation_that_fails_costs_no_step(tmp_path, monkeypatch):
+    """Each block keeps 13 MiB. Memory goes back to the system when it is freed."""
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    path = tmp_path / "train.py"
+    path.write_text(LIMITED)
+    most = 70 << 20
+    expected, _ = job(path, -1, "")
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        job(path, most, "")
+    found, errors = job(path, most, "auto:100GiB")
+
+    assert "can't allocate memory" in raised.value.stderr
+    assert found["losses"] == expected["losses"]
+    assert found["overcome"] > 0
+    assert found["regions_given_up"] > 0
+    assert errors.count("an allocation failed") == 1
+    assert "the step will allocate" in errors

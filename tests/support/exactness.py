@@ -39,8 +39,11 @@ EACH_TIME = "EBB_TEST_EACH_TIME" in os.environ  # see test_each_time_exactness.p
 DEVICE = os.environ.get("EBB_TEST_DEVICE", "cpu")  # see test_late_device.py
 KEY = "CPU" if DEVICE == "cpu" else "PrivateUse1"  # of its kernels
 
+FAILING = "EBB_TEST_FAILING" in os.environ  # allocations do: see test_random_programs.py
 AHEAD = os.environ.get("EBB_TEST_AHEAD")  # see test_ahead_exactness.py
 
+if FAILING:
+    ebb._C.keep_while_there_is_room(1 << 60)
 if AHEAD:
     ebb.ahead.configure(regions=2, busy_cores=True)
     if AHEAD == "at once":

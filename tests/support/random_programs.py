@@ -139,6 +139,7 @@ class Machine:
         self.recorded_backward = False  # some backward ran with create_graph
         self.entered = False  # there has been a region
         self.replays = 0
+        self.failures = 0  # of allocations
         self.findings: list[str] = []  # of the test device
         self.halted = False  # a backward raised: how far it came is not promised
         self.no_grad = self.autocast = 0  # instructions that it still holds for

@@ -16,6 +16,7 @@ from ebb._support.log import log
 
 # The ends of steps, counted from a job's first, at which ranks speak with each other.
 MEETINGS = (16, 32, 64)
+_ASKS = 4  # in how many steps a rank asks once whether another one begins to measure
 _WAIT = timedelta(seconds=30)  # for ranks that are somewhere else, and for one that plans: twice
 _sessions = itertools.count()
 
@@ -31,6 +32,10 @@ _sessions = itertools.count()
 # Ranks whose blocks and operators are the same (data parallelism) are one kind, and get the plan
 # that the one makes which needs most; with the most of what any of them measured. Stages of a
 # pipeline are of different kinds.
+#
+# Where all is kept until one of them has no more room, that one writes down the step from which on
+# all measure, as many steps ahead as a rank may be: hosts do not wait for what devices do. A rank
+# that sees it too late counts from that step nevertheless, and so comes to the same meetings.
 
 
 @dataclass(frozen=True)
@@ -40,11 +45,13 @@ class Offer:
     Attributes:
         kind: of ranks, which is the same where one plan fits.
         peak: of the step that was recorded.
+        budget: bytes, or a share. The plan of a kind is made for the least.
         duration, base, plain, plain_peak, kept: as in Measured.
     """
 
     kind: str
     peak: int
+    budget: float
     duration: float
     base: int
     plain: float | None
@@ -60,10 +67,33 @@ class Ranks:
         self._rank = rank
         self._size = size
         self._prefix = f"ebb/budget/{next(_sessions)}"
+        self._has_called = False  # the others, to measure
 
     def join(self) -> None:
         """From now on the others wait for this one."""
         self._store.set(self._key("here", self._rank), "1")
+
+    def begin(self, step: int, is_full: bool) -> int | None:
+        """At the end of each step, from the first on: from which of them on all measure.
+
+        Args:
+            step: its number.
+            is_full: this rank has no more room.
+
+        Returns:
+            None if it has not come to that.
+
+        Raises:
+            Exception: of the store.
+        """
+        if is_full and not self._has_called:
+            self._has_called = True
+            first = step + _ASKS + -step % _ASKS
+            self._store.compare_set(self._key("full"), "", str(first))
+        if step % _ASKS or not self._store.check([self._key("full")]):
+            return None
+        first = int(self._store.get(self._key("full")))
+        return first if step >= first else None
 
     def agree(
         self, meeting: int, offer: Offer | None, gave_up: bool, plan: Callable[[Offer], Any]
@@ -111,9 +141,11 @@ class Ranks:
                 missing += [] if said["gave_up"] else [rank]
                 continue
             most, leader = kinds.get(offer["kind"], (offer, rank))
-            if offer["peak"] + offer["base"] > most["peak"] + most["base"]:
+            if _lack(offer) > _lack(most):
                 leader = rank
-            kinds[offer["kind"]] = ({name: _most(most[name], offer[name]) for name in most}, leader)
+            together = {name: _most(most[name], offer[name]) for name in most}
+            together["budget"] = min(most["budget"], offer["budget"])
+            kinds[offer["kind"]] = (together, leader)
         return {"kinds": kinds, "missing": missing}
 
     def _said(self, meeting: int, ranks: list[int]) -> dict[int, dict[str, Any]]:
@@ -136,6 +168,12 @@ class Ranks:
 
     def _key(self, *parts: object) -> str:
         return "/".join(map(str, (self._prefix, *parts)))
+
+
+def _lack(offer: dict[str, Any]) -> float:
+    """How much more it needs than it has."""
+    need: float = offer["peak"] + offer["base"] - offer["budget"]
+    return need
 
 
 def _most(one: Any, other: Any) -> Any:

@@ -96,6 +96,7 @@ class Budget:
         self._steps = 0  # that have ended
         self._ranks: Ranks | None = None  # until they have agreed
         self._growth = 1.0  # what the plan is for, over what was measured
+        self._most_kept: int | None = None  # bytes of a measured step in which all is kept
         # Shapes of late, and for how many steps.
         self._unlike: tuple[tuple[Shape, ...] | None, int] = (None, 0)
         self._plans = 0
@@ -172,7 +173,7 @@ class Budget:
 
     def _step_ended(self, is_step: bool) -> None:
         self._steps += 1
-        if self._steps == 1:
+        if self._steps == 1 and self._ranks is None:
             self._ranks = ranks_of_job()
             if self._ranks is not None:
                 self._ranks.join()
@@ -203,7 +204,8 @@ class Budget:
         self._end_plan()
         self._outcome, self._growth = None, 1.0
         self._announce([block.name for block in self.blocks.used()])
-        self._measuring = Measuring(self.blocks, lambda: list(self._clock.optimizers))
+        optimizers = self._clock.optimizers
+        self._measuring = Measuring(self.blocks, lambda: list(optimizers), self._most_kept)
         self._measuring.begin()
 
     def _add_all(self) -> None:
@@ -235,7 +237,7 @@ class Budget:
         if self._ranks is None or self._steps not in agreeing.MEETINGS:
             return
         outcome = self._outcome
-        offer = None if outcome is None else _offer(outcome.measured)
+        offer = None if outcome is None else _offer(outcome.measured, self._budget)
         try:
             again, decided = self._ranks.agree(
                 self._steps, offer, self._has_ended, lambda most: self._decide_for(most, outcome)
@@ -265,11 +267,12 @@ class Budget:
                 plain=most.plain,
                 plain_peak=most.plain_peak,
                 kept=most.kept,
-            )
+            ),
+            most.budget,
         )
 
-    def _decide(self, measured: Measured) -> Decided:
-        budget = self._budget
+    def _decide(self, measured: Measured, budget: float | None = None) -> Decided:
+        budget = self._budget if budget is None else budget
         if isinstance(budget, int) and self._growth > 1:
             budget = measured.base + int((budget - measured.base) / self._growth)
         try:
@@ -385,11 +388,12 @@ def _reported(plan: Plan, measured: Measured | None = None) -> ReportedPlan | No
         return None
 
 
-def _offer(measured: Measured) -> Offer:
+def _offer(measured: Measured, budget: float) -> Offer:
     what = "\n".join(f"{one.func_name} {one.region}" for one in measured.profile.operators)
     return Offer(
         kind=f"{zlib.crc32(what.encode()):x}",
         peak=measured.profile.peak,
+        budget=budget,
         duration=measured.duration,
         base=measured.base,
         plain=measured.plain,

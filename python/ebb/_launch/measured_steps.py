@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -104,11 +105,19 @@ class Measuring:
     Args:
         blocks: whose policies it sets.
         optimizers: those of the job, when asked.
+        most: bytes, with what is there when a step begins, that one may take in which all is kept;
+            else none is measured. None: what the device has.
     """
 
-    def __init__(self, blocks: Blocks, optimizers: Callable[[], list[Any]]) -> None:
+    def __init__(
+        self,
+        blocks: Blocks,
+        optimizers: Callable[[], list[Any]],
+        most: int | None = None,
+    ) -> None:
         self._blocks = blocks
         self._optimizers = optimizers
+        self._most = most
         self._recording = Recording()
         self._link: Link | None = None
         self._transfers = ExitStack()  # of how values leave in a step that shows it
@@ -213,7 +222,10 @@ class Measuring:
         peaks = {"kept": simulator.plain.peak, "plain": simulator.plain.peak}
         if self._link is not None:
             peaks["away"] = simulator.estimate(simulator.all_away).peak
-        return {name for name, peak in peaks.items() if not fits(peak, measured.base)}
+        most = math.inf if self._most is None else self._most - measured.base
+        return {
+            name for name, peak in peaks.items() if peak > most or not fits(peak, measured.base)
+        }
 
     def _outcome(self) -> Outcome:
         dropped, plain = self._ways["dropped"], self._ways["plain"]

@@ -5,19 +5,20 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from ebb import _C
-from ebb._launch.agreeing import ranks_of_job
+from ebb._launch.agreeing import Ranks, ranks_of_job
 from ebb._launch.budget import Budget
 from ebb._launch.taken import Taken
 from ebb._plan.measured import base_bytes
 from ebb._report.text import size
+from ebb._support.log import log
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped
 
 
 class Room(Budget):
     """Keeps all while less than a limit is in use. When earlier regions have had to give up what
-    they kept, steps are measured and a plan takes its place; where a job has several ranks it stays
-    so, since they meet their limits at different steps.
+    they kept, steps are measured and a plan takes its place. Ranks of a job meet their limits at
+    different steps; when the first has, all of them measure. See Note [Ranks that agree].
 
     Args:
         limit: bytes.
@@ -27,10 +28,14 @@ class Room(Budget):
     def __init__(self, limit: int, text: str, patterns: tuple[str, ...], taken: Taken) -> None:
         super().__init__(limit, text, patterns, taken)
         self._limit = limit
+        self._kept_steps = 0  # that have ended while all was kept
         self._is_full = False
+        self._has_told = False  # that an allocation failed
+        self._others: Ranks | None = None  # while all is kept
 
     def start(self, undo: ExitStack) -> None:
         super().start(undo)
+        self._before = _C.room_stats()
         _C.keep_while_there_is_room(self._limit)
         undo.callback(_C.keep_while_there_is_room, 0)
 
@@ -45,13 +50,47 @@ class Room(Budget):
 
     def _step_ended(self, is_step: bool) -> None:
         if not self._is_full:
-            if _C.room_stats()["regions_given_up"] == 0 or ranks_of_job() is not None:
+            self._kept_steps += 1
+            first = self._first_measured()
+            if first is None:
                 self.blocks.take()
                 return
-            self._is_full = True
-            _C.keep_while_there_is_room(0)
-            models, optimizers = list(self._models), list(self._clock.optimizers)
-            beside = max(0, _C.bytes_in_use() - base_bytes(models, optimizers))
-            self._budget = max(1, self._limit - beside)
-            self._tell("there is no room to keep all: steps are measured, and a plan is made")
+            self._begin_to_plan(first)
+            is_step = False  # the steps so far were of another kind
         super()._step_ended(is_step)
+
+    def _first_measured(self) -> int | None:
+        """The step from whose end on steps are measured; None while there is room."""
+        if self._kept_steps == 1:
+            self._others = ranks_of_job()
+            if self._others is not None:
+                self._others.join()
+        is_full = self._has_risen("regions_given_up")
+        if not self._has_told and self._has_risen("overcome"):
+            self._has_told = True
+            self._tell(
+                "an allocation failed; the earliest of these gave up what they kept, and it was "
+                "tried again: no step is lost"
+            )
+        if self._others is not None:
+            try:
+                return self._others.begin(self._kept_steps, is_full)
+            except Exception as error:  # of a kind that depends on the store
+                log.info("other ranks cannot be asked: %s", error)
+                self._others = None
+        return self._kept_steps if is_full else None
+
+    def _has_risen(self, count: str) -> bool:
+        return _C.room_stats()[count] > self._before[count]
+
+    def _begin_to_plan(self, first: int) -> None:
+        """`first`: the step at whose end all ranks begin."""
+        self._is_full = True
+        self._limit = _C.room_limit()  # lower than it was, if an allocation has failed
+        _C.keep_while_there_is_room(0)
+        models, optimizers = list(self._models), list(self._clock.optimizers)
+        beside = max(0, _C.bytes_in_use() - base_bytes(models, optimizers))
+        self._budget = self._most_kept = max(1, self._limit - beside)
+        self._ranks, self._others = self._others, None
+        self._steps = self._kept_steps - first
+        self._tell("there is no room to keep all: steps are measured, and a plan is made")

@@ -1,0 +1,101 @@
+#include "record/run_again.h"
+
+#include <ATen/ops/copy.h>
+
+#include <algorithm>
+
+#include "intercept/key.h"
+#include "memory/bytes.h"
+#include "memory/capturing.h"
+#include "memory/relief.h"
+
+namespace ebb {
+namespace {
+
+// Note [Operators that are tried again]
+// A kernel that has thrown may have done some of its work. That does not matter if all of it went
+// to memory of its own: it writes to no argument; it is torch's own, so keeps no state; it speaks
+// with nobody; and what it drew can be drawn again. Then nothing tells that there was an earlier
+// run. In a capture what that has launched would be a part of the graph.
+// A boxed call takes its arguments from the stack, some of them before it fails, so they are held
+// while it runs, where there is something that could be given back. Likewise what a batch norm
+// writes beside its results, its running statistics, is copied and put back.
+bool leavesNoTrace(const Call& call, const Arguments& arguments) {
+  const auto isSmall = [](const Write& write) {
+    constexpr size_t kSmall = size_t{1} << 20;
+    return write.sideEffect && write.storage->nbytes() <= kSmall;
+  };
+  const OpTraits& op = call.op;
+  return call.repeatable && arguments.areRecordable() && !op.untrusted && !op.communicates &&
+         !op.neverReplayed &&
+         std::all_of(arguments.writes().begin(), arguments.writes().end(), isSmall);
+}
+
+bool isCaptured(const Arguments& arguments) {
+  return std::any_of(
+      arguments.tensors().begin(), arguments.tensors().end(), [](const Argument& argument) {
+        const c10::Device device = argument.flags.device;
+        return !device.is_cpu() && isCapturing(device);
+      });
+}
+
+void putBack(Call& call, const KeptArguments& kept) {
+  if (call.stack != nullptr) {
+    call.stack->resize(kept.below);
+    call.stack->insert(call.stack->end(), kept.values.begin(), kept.values.end());
+    call.arguments = call.stack->data() + kept.below;
+  }
+  for (const KeptArguments::Before& before : kept.written) {
+    const auto below = belowEverything();
+    bytesOf(before.storage).copy_(bytesOf(before.bytes));
+  }
+}
+
+}  // namespace
+
+[[gnu::noinline]] std::unique_ptr<KeptArguments> keepArguments(
+    const Call& call, const Arguments& arguments) {
+  if (!usesUp(call, arguments) || !leavesNoTrace(call, arguments)) {
+    return nullptr;
+  }
+  auto kept = std::make_unique<KeptArguments>();
+  if (call.stack != nullptr) {
+    const size_t count = call.op.argumentCount;
+    kept->values.assign(call.arguments, call.arguments + count);
+    kept->below = call.stack->size() - count;
+  }
+  for (const Write& write : arguments.writes()) {
+    const c10::Storage& storage = write.tensor.storage();
+    kept->written.push_back({storage, withRelief([&] { return copyOf(storage); })});
+  }
+  return kept;
+}
+
+[[gnu::cold]] const c10::IValue* runAgain(
+    Call& call, const Arguments& arguments, const KeptArguments* kept, RandomScope* random) {
+  const bool can = leavesNoTrace(call, arguments) &&
+                   (kept != nullptr || !usesUp(call, arguments)) && !isCaptured(arguments);
+  const auto relieve = [&] {
+    if (!can || (random != nullptr && !random->canBeginAgain()) || !relieved()) {
+      throw;
+    }
+  };
+  relieve();
+  for (;;) {
+    if (random != nullptr) {
+      random->beginAgain();
+    }
+    if (kept != nullptr) {
+      putBack(call, *kept);
+    }
+    try {
+      const c10::IValue* results = call.run();
+      noteOvercome();
+      return results;
+    } catch (...) {
+      relieve();
+    }
+  }
+}
+
+}  // namespace ebb

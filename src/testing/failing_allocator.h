@@ -1,0 +1,25 @@
+// torch's allocator of the host's memory, for tests of what an allocation that fails leaves behind.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ebb/export.h"
+
+namespace ebb {
+
+struct AllocationFaults {
+  uint32_t every = 0;     // one of so many fails, at random; 0: none
+  uint64_t seed = 0;      // which ones
+  size_t least = 0;       // of no fewer bytes than this
+  size_t most = 0;        // and no more
+  bool isGiving = false;  // somebody says each time that memory has been given back
+};
+
+// From now on, in kernels that ebb runs, recorded or replayed, and in copies of its own.
+EBB_API void failAllocations(const AllocationFaults& faults);
+
+// How many have failed since.
+EBB_API uint64_t failedAllocations();
+
+}  // namespace ebb

@@ -1,0 +1,114 @@
+"""`EBB_BUDGET=auto` in a job of two ranks: when one has no more room, both make one plan."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+import torch
+import torch.distributed as dist
+from exactness import same_bits
+from models import Net
+from test_budgets import STEPS, WIDTH, assert_same, of_both, policies, step
+from torch.nn.parallel import DistributedDataParallel
+from two_ranks import on_two_ranks
+
+from ebb import _C
+from ebb._launch import agreeing, takeover
+
+LIMIT = 1 << 30
+FULL_AFTER = 2  # steps
+# The two ranks are full, ask, and measure.
+ALL_STEPS = FULL_AFTER + 2 * agreeing._ASKS + STEPS
+
+
+def train(room, full=(), steps=ALL_STEPS, used=LIMIT - (1 << 16)):
+    """As in test_budgets.py. Ranks that are full have so many bytes in use."""
+    told = io.StringIO()
+    torch.manual_seed(3)
+    planned = None
+    with contextlib.redirect_stderr(told):
+        if room:
+            planned = takeover.install_budget(LIMIT, "auto", (), keeps_all=True)
+        try:
+            model = DistributedDataParallel(Net(4, WIDTH))
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            found = []
+            for number in range(steps):
+                if number == FULL_AFTER and dist.get_rank() in full:
+                    _C._testing.pretend_bytes_in_use(LIMIT + 1)
+                elif number == FULL_AFTER + 1 and dist.get_rank() in full:
+                    _C._testing.pretend_bytes_in_use(used)
+                found.append(step(model, optimizer, number, lambda _: 64))
+        finally:
+            _C._testing.pretend_bytes_in_use(0)
+            takeover.remove()
+    return found, policies(model), told.getvalue(), planned._plans if planned else 0
+
+
+def check_one_plan(full):
+    expected, *_ = train(False)
+    found, chosen, told, plans = train(True, full)
+
+    assert_same(found, expected)
+    first, second = of_both(chosen)
+    assert first == second != {}, told
+    assert of_both(plans) == [1, 1], told
+    assert ("there is no room to keep all" in told) == (dist.get_rank() == 0), told
+
+
+@on_two_ranks
+def test_one_rank_that_is_full_makes_both_plan():
+    check_one_plan(full=(1,))
+
+
+@on_two_ranks
+def test_both_are_full_at_once():
+    check_one_plan(full=(0, 1))
+
+
+@on_two_ranks
+def test_nobody_plans_while_all_have_room():
+    expected, *_ = train(False)
+    before = _C.room_stats()
+    found, _, told, plans = train(True)
+
+    assert_same(found, expected)
+    assert plans == 0
+    assert _C.room_stats() == before
+    assert "measured" not in told
+
+
+@on_two_ranks
+def test_the_rank_that_has_least_decides():
+    """Rank 1 is full, and has less than what a step needs; rank 0 has all it needs."""
+    *_, chosen, told, plans = train(True, full=(1,), used=LIMIT - 1)
+
+    first, second = of_both(chosen)
+    assert first == second
+    assert of_both(plans) == [1, 1], told
+    if dist.get_rank() == 0:
+        assert "too small" in told or "all is recomputed" in told, told
+
+
+@on_two_ranks
+def test_a_rank_that_sees_it_late_comes_to_the_same_meeting():
+    """Rank 0 does not ask for some steps."""
+    begin = agreeing.Ranks.begin
+    late = 3 * agreeing._ASKS
+
+    def begin_late(self, number, is_full):
+        return begin(self, number, is_full) if number >= late or is_full else None
+
+    if dist.get_rank() == 0:
+        agreeing.Ranks.begin = begin_late
+    try:
+        expected, *_ = train(False, steps=ALL_STEPS + 32)
+        found, chosen, told, plans = train(True, (1,), steps=ALL_STEPS + 32)
+    finally:
+        agreeing.Ranks.begin = begin
+
+    assert all(all(map(same_bits, one, other)) for one, other in zip(found, expected, strict=True))
+    first, second = of_both(chosen)
+    assert first == second != {}, told
+    assert of_both(plans) == [1, 1], told
