@@ -215,6 +215,7 @@ class OpaqueScope {
 
 void bindScopes(py::module_& module) {
   module.def("running_module", &currentModule);
+  module.def("collective_writes", torch::wrap_pybind_function(&collectiveWrites));
   ScopeType<RegionScope>::add(module, "Region", "ebb._C.Region");
   ScopeType<ModuleScopeInPython>::add(module, "RunningModule", "ebb._C.RunningModule");
   ScopeType<OpaqueScope>::add(module, "OpaqueWrites", "ebb._C.OpaqueWrites");

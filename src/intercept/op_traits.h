@@ -64,6 +64,7 @@ struct OpTraits {
   uint16_t returnCount = 0;    // results on the stack
   OpKind kind = OpKind::Recorded;
   mutable std::atomic<bool> demoted{false};  // verify mode found that it must be saved
+  mutable std::atomic<bool> writesUnsaid{false};  // see Note [Unsaid writes]
   bool random = false;         // draws from a generator: tagged nondeterministic_seeded
   bool untrusted = false;      // see Note [Operators from elsewhere]
   bool neverReplayed = false;  // collectives and the like; see Note [Never replayed]

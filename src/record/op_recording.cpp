@@ -5,12 +5,14 @@
 #include <algorithm>
 
 #include "graph/geometry.h"
+#include "intercept/each_tensor.h"
 #include "intercept/key.h"
 #include "kernel/fingerprint.h"
 #include "kernel/kernel_state.h"
 #include "memory/capturing.h"
 #include "record/notes.h"
 #include "record/recipe_writer.h"
+#include "record/unsaid_writes.h"
 #include "verify/compare.h"
 
 namespace ebb {
@@ -76,7 +78,11 @@ void OpRecording::run() {
   if (context_.graph->journal) [[unlikely]] {
     noteCall();
   }
-  runKernel();
+  if (op_.untrusted && !op_.communicates) [[unlikely]] {
+    runUntrusted();
+  } else {
+    runKernel();
+  }
   // Results are new to everybody else, so a lock is needed again only for what was written.
   if (!arguments_.writes().empty() || context_.graph->verify != VerifyMode::Off) {
     lockAgain();
@@ -198,6 +204,18 @@ void OpRecording::runKernel() {
   context_.counters->opsRecorded += recipe_.defined();
 }
 
+[[gnu::noinline]] void OpRecording::runUntrusted() {
+  UnsaidWrites unsaid(op_, arguments_);
+  runKernel();
+  lockAgain();
+  if (unsaid.giveUp(values_)) {
+    recipe_.reset();
+    obstacle_ = "it writes to an argument that its schema does not mark";
+  }
+  lock_.unlock();
+  unsaid.warn();
+}
+
 // Apart, since the scope is large and would push the kernel's frames to colder parts of the stack.
 [[gnu::noinline]] void OpRecording::runRandomKernel() {
   RandomScope random(op_, call_.below, call_.arguments, recipe_.defined());
@@ -228,6 +246,9 @@ uint64_t OpRecording::fingerprintOfResult() const {
 [[gnu::noinline]] void OpRecording::recordWrites() {
   for (const Write& write : arguments_.writes()) {
     const Value& before = *write.before;
+    if (op_.communicates && !before.madeHere) {
+      moveVersionOfComputed(write.tensor, 0);  // see Note [Communication]
+    }
     auto after = c10::make_intrusive<Value>();
     after->stamp(write.tensor);
     after->inheritCounters(before);

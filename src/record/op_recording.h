@@ -42,6 +42,7 @@ class OpRecording {
   void prepareWrites();
   void lockAgain();
   void runKernel();
+  void runUntrusted();
   void runRandomKernel();
   uint64_t fingerprintOfResult() const;
   bool isTrusted(const Verdict& verdict) const;
