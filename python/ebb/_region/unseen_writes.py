@@ -81,7 +81,7 @@ def _communicating(method: Callable[..., Any]) -> Callable[..., Any]:
         for tensor in tree_leaves([args[:1], named]):
             if isinstance(tensor, torch.Tensor):
                 _C.collective_writes(tensor)
-        return method(self, *args, **kwargs)
+        return _C.unseen(method, self, *args, **kwargs)
 
     return communicating
 
