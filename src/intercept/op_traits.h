@@ -64,7 +64,6 @@ struct OpTraits {
   uint16_t returnCount = 0;    // results on the stack
   OpKind kind = OpKind::Recorded;
   mutable std::atomic<bool> demoted{false};  // verify mode found that it must be saved
-  mutable std::atomic<bool> writesUnsaid{false};  // see Note [Unsaid writes]
   bool random = false;         // draws from a generator: tagged nondeterministic_seeded
   bool untrusted = false;      // see Note [Operators from elsewhere]
   bool neverReplayed = false;  // collectives and the like; see Note [Never replayed]
@@ -87,6 +86,7 @@ struct OpTraits {
   c10::SmallVector<ArgType, 4> results;  // one per result
   std::string name;                      // "aten::mm.default", as rules and messages spell it
   std::atomic<bool> registered{true};    // false once the library that defined it is gone
+  mutable std::atomic<bool> writesUnsaid{false};  // somebody was told; see Note [Unsaid writes]
 
   // Some uses hold on a condition: see conditionArgument.
   ArgUse useOf(size_t argument, bool condition) const {

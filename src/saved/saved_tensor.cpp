@@ -67,7 +67,8 @@ struct SavedTensor::Parts {
 // Note [What a handle keeps]
 //   1. A value to be recomputed: the value and the geometry. No bytes.
 //   2. A wrapper around such values: each of them, and how to put the wrapper together.
-//   3. A kept value that has a grad_fn, or that the policy saves: its storage and the geometry. Never
+//   3. A kept value that has a grad_fn, or that the policy saves: its storage and the geometry.
+//   Never
 //      the tensor, which owns the node that owns this handle, or is the program's too: who else
 //      holds the storage is known by counting, see ownsItsBytes.
 //   4. Everything else (parameters, inputs, other subclasses, sparse tensors): the tensor itself,

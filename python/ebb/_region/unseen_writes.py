@@ -1,8 +1,8 @@
 """Methods of torch's that write to memory without an operator.
 
-Tensor.apply_ and its like loop over memory themselves, so a region would not know of the write: each
-counts as ebb.opaque. The collectives of a backend (ProcessGroupGloo, what ``_get_backend`` gives) are
-called without the operators that those of a process group are; they count as those do.
+Tensor.apply_ and its like loop over memory themselves, so a region would not know of the write:
+each counts as ebb.opaque. The collectives of a backend (ProcessGroupGloo, what ``_get_backend``
+gives) are called without the operators that those of a process group are; they count as those do.
 """
 
 from __future__ import annotations
