@@ -19,6 +19,7 @@
 #include "bindings/bind_policy.h"
 #include "bindings/bindings.h"
 #include "bindings/scope_type.h"
+#include "intercept/key.h"
 #include "policy/module_scope.h"
 #include "region/region.h"
 #include "support/python_support.h"
@@ -215,6 +216,13 @@ class OpaqueScope {
 
 void bindScopes(py::module_& module) {
   module.def("running_module", &currentModule);
+  module.def("collective_writes", torch::wrap_pybind_function(&collectiveWrites));
+  // Operators that `function` calls are its own affair, as those of a kernel are.
+  module.def(
+      "unseen", [](const py::function& function, const py::args& args, const py::kwargs& kwargs) {
+        const ExcludeInterception guard;
+        return function(*args, **kwargs);
+      });
   ScopeType<RegionScope>::add(module, "Region", "ebb._C.Region");
   ScopeType<ModuleScopeInPython>::add(module, "RunningModule", "ebb._C.RunningModule");
   ScopeType<OpaqueScope>::add(module, "OpaqueWrites", "ebb._C.OpaqueWrites");

@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "intercept/collectives.h"
 #include "intercept/interceptor.h"
 #include "intercept/key.h"
 #include "intercept/op_traits.h"
@@ -254,6 +255,9 @@ class Installation final {
     };
     if (auto kernel = ownKernel(op)) {
       add(kInterceptionKey, *std::move(kernel));
+    }
+    if (auto kernel = watchingKernel(op)) {
+      add(c10::DispatchKey::ADInplaceOrView, *std::move(kernel));
     }
     for (const c10::DispatchKey key : keys) {
       if (!passesThrough(op) && op.hasKernelForDispatchKey(key) &&

@@ -66,6 +66,10 @@ constexpr std::array<std::string_view, 5> kNeverReplayedNamespaces{
 // _c10d_functional::irecv neither. So all that such an operator is given counts as written, but for
 // arguments named input*, which by convention are read, and those below. Nothing of it moves a
 // version, so handles follow, as eager's saved tensors do.
+// A graph that was recorded before must not recompute with what is written now, nor what eager's
+// backward would see otherwise. So if it knows a tensor that a later collective writes, in another
+// region or outside of all, the version moves: but for tensors that no op has computed, as far as
+// autograd knows. Those are gathered parameters (FSDP), which get the same contents again.
 // Until somebody waits, which no operator shows, such a value is under way. So it is not offloaded:
 // a copy would miss what has yet to come. Its fingerprint is taken when the region ends. And what
 // has moved its version before anybody looks at it was the collective: gloo's threads end with
@@ -333,7 +337,7 @@ bool hidesWrite(std::string_view name, std::string_view argument) {
 bool isCounted(const c10::OperatorHandle& op, const c10::Argument& argument) {
   const c10::AliasInfo* alias = argument.alias_info();
   const std::string_view name = op.operator_name().name;
-  if (alias == nullptr || contains(kUncounted, name) ||
+  if (alias == nullptr || contains(kUncounted, name) || communicates(name) ||
       !op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView)) {
     return false;
   }

@@ -86,6 +86,7 @@ struct OpTraits {
   c10::SmallVector<ArgType, 4> results;  // one per result
   std::string name;                      // "aten::mm.default", as rules and messages spell it
   std::atomic<bool> registered{true};    // false once the library that defined it is gone
+  mutable std::atomic<bool> writesUnsaid{false};  // somebody was told; see Note [Unsaid writes]
 
   // Some uses hold on a condition: see conditionArgument.
   ArgUse useOf(size_t argument, bool condition) const {

@@ -13,7 +13,8 @@ namespace ebb {
 // fingerprinted when a recipe first reads it, and compared before a replay does. A small storage is
 // hashed whole, a larger one in 64 places: enough for updates that touch every element, not for a
 // write to a few. Only on the CPU: elsewhere reading would wait for the device, and this gives 0.
-// In verify mode the whole storage is hashed, wherever it is.
+// So is a computed tensor that lives on after its region, when that ends: if it has changed it is
+// made again. In verify mode the whole storage is hashed, wherever it is.
 enum class FingerprintOf { Samples, Everything };
 uint64_t fingerprint(const c10::Storage& storage, FingerprintOf what = FingerprintOf::Samples);
 

@@ -4,6 +4,7 @@
 
 #include "graph/parts_inside.h"
 #include "graph/recipe.h"
+#include "intercept/each_tensor.h"
 #include "intercept/key.h"
 #include "record/value_map.h"
 

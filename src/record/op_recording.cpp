@@ -5,13 +5,16 @@
 #include <algorithm>
 
 #include "graph/geometry.h"
+#include "intercept/each_tensor.h"
 #include "intercept/key.h"
 #include "kernel/fingerprint.h"
 #include "kernel/kernel_state.h"
 #include "memory/capturing.h"
+#include "record/decide_on_written.h"
 #include "record/notes.h"
 #include "record/recipe_writer.h"
 #include "record/run_again.h"
+#include "record/unsaid_writes.h"
 #include "verify/compare.h"
 
 namespace ebb {
@@ -20,19 +23,6 @@ namespace {
 ValueMap& settled(ValueMap& values) {
   values.settle();
   return values;
-}
-
-// Note [A write into a saved value]
-// An in-place op on a value that the policy saves leaves one storage to keep, the written one. The
-// new state inherits the decision, else `relu_` after a saved convolution would undo it.
-void decideOnWritten(Value& after, const Value& before, const Verdict& verdict) {
-  if (recomputes(verdict.decision) && before.isSaved()) {
-    after.inherit(before);
-  } else if (verdict.decision != Decision::Recompute) {
-    const bool wasToLeave = before.due || before.stash;
-    const bool leaves = verdict.decision == Decision::Save && wasToLeave;
-    after.decide(leaves ? Decision::Offload : verdict.decision);
-  }
 }
 
 }  // namespace
@@ -77,7 +67,11 @@ void OpRecording::run() {
   if (context_.graph->journal) [[unlikely]] {
     noteCall();
   }
-  runKernel();
+  if (op_.untrusted && !op_.communicates) [[unlikely]] {
+    runUntrusted();
+  } else {
+    runKernel();
+  }
   // Results are new to everybody else, so a lock is needed again only for what was written.
   if (!arguments_.writes().empty() || context_.graph->verify != VerifyMode::Off) {
     lockAgain();
@@ -177,7 +171,7 @@ void OpRecording::runKernel() {
     if (draws) {
       runRandomKernel();
     } else if (usesUp(call_, arguments_) && hasReserve()) [[unlikely]] {
-      runKeeping(nullptr);
+      results_ = runKeeping(call_, arguments_, true, nullptr);
     } else {
       results_ = call_.run();
     }
@@ -205,20 +199,22 @@ void OpRecording::runKernel() {
   }
 }
 
-// See Note [Operators that are tried again]
-[[gnu::noinline]] void OpRecording::runKeeping(RandomScope* random) {
-  const auto kept = hasReserve() ? keepArguments(call_, arguments_) : nullptr;
-  try {
-    results_ = call_.run();
-  } catch (...) {
-    results_ = runAgain(call_, arguments_, kept.get(), random);
+[[gnu::noinline]] void OpRecording::runUntrusted() {
+  UnsaidWrites unsaid(op_, arguments_);
+  runKernel();
+  lockAgain();
+  if (unsaid.giveUp(values_)) {
+    recipe_.reset();
+    obstacle_ = "it writes to an argument that its schema does not mark";
   }
+  lock_.unlock();
+  unsaid.warn();
 }
 
 // Apart, since the scope is large and would push the kernel's frames to colder parts of the stack.
 [[gnu::noinline]] void OpRecording::runRandomKernel() {
   RandomScope random(op_, call_.below, call_.arguments, recipe_.defined());
-  runKeeping(&random);
+  results_ = runKeeping(call_, arguments_, hasReserve(), &random);
   auto drawn = random.finish();
   if (random.drewFromUnknown()) {
     recipe_.reset();
@@ -245,6 +241,9 @@ uint64_t OpRecording::fingerprintOfResult() const {
 [[gnu::noinline]] void OpRecording::recordWrites() {
   for (const Write& write : arguments_.writes()) {
     const Value& before = *write.before;
+    if (op_.communicates && !before.madeHere) {
+      moveVersionOfComputed(write.tensor, 0);  // see Note [Communication]
+    }
     auto after = c10::make_intrusive<Value>();
     after->stamp(write.tensor);
     after->inheritCounters(before);

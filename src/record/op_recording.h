@@ -42,8 +42,8 @@ class OpRecording {
   void prepareWrites();
   void lockAgain();
   void runKernel();
+  void runUntrusted();
   void runRandomKernel();
-  void runKeeping(RandomScope* random);
   void recover(bool draws);
   // Something may be given back if an allocation fails: what regions keep, or what leaves.
   bool hasReserve() const {

@@ -209,6 +209,19 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   }
 }
 
+// See Note [Communication]
+[[gnu::cold]] void Recorder::collectiveWrites(const at::Tensor& tensor) {
+  if (isRecordable(tensor)) {
+    std::lock_guard<PythonMutex> lock(context_.graph->mutex);
+    Value& leaf = values_.replaceByLeaf(tensor);
+    leaf.underWay = true;
+    if (!leaf.madeHere) {
+      moveVersionOfComputed(tensor, 1);
+      leaf.stamp(tensor);
+    }
+  }
+}
+
 Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   if (!isRecordable(tensor)) {
     return {};
@@ -332,8 +345,11 @@ void Recorder::emptyEscapes(
 }
 
 void Recorder::closeOthers(Value& value) {
-  if (value.recipeReaders() > 0 && escapedStorage(value)) {
-    context_.counters->bytesEscaped += value.nbytes;
+  if (value.recipeReaders() > 0) {
+    context_.counters->bytesEscaped += escapedStorage(value) ? value.nbytes : 0;
+    if (value.recipe || value.stash) {
+      sender_.watchEscaped(value);
+    }
   }
   if (value.recipe && !value.written.counter.enabled()) {
     value.home.reset();  // an inference tensor: a write to it would not be noticed any more

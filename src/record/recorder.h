@@ -52,6 +52,9 @@ class Recorder final : public Interceptor {
   void opaqueWriteBegins(const at::Tensor& tensor);
   void opaqueWriteEnds(const at::Tensor& tensor);
 
+  // A collective that no operator shows is about to write to `tensor`.
+  void collectiveWrites(const at::Tensor& tensor);
+
   // An outermost region begins. A recorder serves one after the other.
   void open(c10::intrusive_ptr<Graph> graph);
 

@@ -71,6 +71,16 @@ void putBack(Call& call, const KeptArguments& kept) {
   return kept;
 }
 
+[[gnu::noinline]] const c10::IValue* runKeeping(
+    Call& call, const Arguments& arguments, bool holds, RandomScope* random) {
+  const auto kept = holds ? keepArguments(call, arguments) : nullptr;
+  try {
+    return call.run();
+  } catch (...) {
+    return runAgain(call, arguments, kept.get(), random);
+  }
+}
+
 [[gnu::cold]] const c10::IValue* runAgain(
     Call& call, const Arguments& arguments, const KeptArguments* kept, RandomScope* random) {
   const bool can = leavesNoTrace(call, arguments) &&

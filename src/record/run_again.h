@@ -31,6 +31,11 @@ inline bool usesUp(const Call& call, const Arguments& arguments) {
   return call.stack != nullptr || !arguments.writes().empty();
 }
 
+// Runs it, and again if that fails and can be mended. `holds`: what it takes or changes is held
+// meanwhile. `random`: null if the call draws nothing.
+const c10::IValue* runKeeping(
+    Call& call, const Arguments& arguments, bool holds, RandomScope* random);
+
 // Null if the call would not be run again.
 std::unique_ptr<KeptArguments> keepArguments(const Call& call, const Arguments& arguments);
 

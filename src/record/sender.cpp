@@ -188,6 +188,14 @@ void Sender::takeFingerprint(Value& value) {
       fingerprint(value.bytes, verify ? FingerprintOf::Everything : FingerprintOf::Samples);
 }
 
+void Sender::watchEscaped(Value& value) {
+  const c10::Storage storage = value.living();
+  const bool compared = context_.graph->verify != VerifyMode::Off;  // the whole of it
+  if (storage && !value.isPrivate && !compared && value.versionHolds()) {
+    value.fingerprint = fingerprint(storage);
+  }
+}
+
 void Sender::clear() {
   streams_.clear();
   keptBytes_ = 0;

@@ -26,6 +26,9 @@ class Sender {
   // Remembers what a leaf holds: see Note [Fingerprints of leaves].
   void takeFingerprint(Value& value);
 
+  // The same, for a computed value that the program may still hold.
+  void watchEscaped(Value& value);
+
   // Sends the value's bytes, which are in `storage`, where they are to go; or keeps them, or drops
   // them if they can be made again.
   void send(Value& value, const c10::Storage& storage);

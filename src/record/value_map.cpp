@@ -92,6 +92,12 @@ void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours) {
   }
 }
 
+void moveVersionOfComputed(const at::Tensor& tensor, size_t ours) {
+  if (tensor.requires_grad() && !tensor.is_leaf()) {
+    moveVersionIfNeeded(tensor, ours);
+  }
+}
+
 void ValueMap::clear() {
   // Clearing takes as long as the table is large: one unusually long region must not slow all.
   if (values_.bucket_count() > 8 * (values_.size() + 8)) {

@@ -115,4 +115,7 @@ c10::Storage escapedStorage(const Value& value);
 // storage: graphs that may need its old contents.
 void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours);
 
+// The same, of one that a collective has written, if autograd knows that it was computed.
+void moveVersionOfComputed(const at::Tensor& tensor, size_t ours);
+
 }  // namespace ebb

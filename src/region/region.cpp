@@ -15,6 +15,7 @@
 #include "ahead/arrival.h"
 #include "ebb/paging.h"
 #include "ebb/region.h"
+#include "intercept/collectives.h"
 #include "intercept/install.h"
 #include "policy/explain.h"
 #include "record/recorder.h"
@@ -82,6 +83,10 @@ class Abandoned {
 
 Recorder* threadsRecorderForPacking();
 
+void collectiveWroteOutside(const at::Tensor& tensor) {
+  moveVersionOfComputed(tensor, 0);
+}
+
 // The open regions of one thread.
 class ThreadRegions {
  public:
@@ -96,6 +101,7 @@ class ThreadRegions {
   uint64_t enter(const PolicyPtr& policy, std::string name) {
     dropAbandoned();
     installInterception();
+    watchCollectives(&collectiveWroteOutside);
     installEngine(&threadsRecorderForPacking);
     if (frames_.empty()) {
       makeRoom();
@@ -182,6 +188,15 @@ class ThreadRegions {
       recorder_.opaqueWriteEnds(tensor);
     } else {
       moveVersionIfNeeded(tensor, 0);
+    }
+  }
+
+  void collectiveWrites(const at::Tensor& tensor) {
+    beforeUnseenWrite(tensor);
+    if (inRegion()) {
+      recorder_.collectiveWrites(tensor);
+    } else {
+      collectiveWroteOutside(tensor);
     }
   }
 
@@ -334,6 +349,10 @@ void opaqueWriteBegins(const at::Tensor& tensor) {
 
 void opaqueWriteEnds(const at::Tensor& tensor) {
   threadRegions().opaqueWriteEnds(tensor);
+}
+
+void collectiveWrites(const at::Tensor& tensor) {
+  threadRegions().collectiveWrites(tensor);
 }
 
 void nameValue(const at::Tensor& tensor, const std::string& name) {

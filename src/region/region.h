@@ -33,6 +33,9 @@ EBB_API c10::intrusive_ptr<Graph> leaveRegionEmptyingEscapes(
 EBB_API void opaqueWriteBegins(const at::Tensor& tensor);
 EBB_API void opaqueWriteEnds(const at::Tensor& tensor);
 
+// A collective that no operator shows is about to write to `tensor`: see Note [Communication].
+EBB_API void collectiveWrites(const at::Tensor& tensor);
+
 // Whether this thread is inside a region.
 EBB_API bool inRegion();
 

@@ -144,9 +144,13 @@ class Slice {
       if (watch_ && !watch_->mayRead(value, storage, consumer)) {
         return false;
       }
-      if (!watch_) {  // which looks when the kernel has read
-        checkFingerprint(value, storage, consumer);
+      const bool changed = !watch_ && hasChanged(value, storage);  // it looks after the kernel
+      if (changed && value.recipe) {
+        becomeRecomputable(value, std::move(storage));
+        add(value.recipe);
+        return true;
       }
+      checkUnchanged(changed, consumer);
       pinned_.push_back(std::move(storage));
     } else if (value.recipe) {
       add(value.recipe);
@@ -157,11 +161,22 @@ class Slice {
     return true;
   }
 
-  void checkFingerprint(
-      const Value& value, const c10::Storage& storage, const Recipe& consumer) const {
-    // In verify mode the comparison decides: the change may not matter.
-    const bool changed =
-        value.tampered || (!value.isPrivate && hasChanged(value, storage, graph_.verify));
+  bool hasChanged(const Value& value, const c10::Storage& storage) const {
+    return value.tampered || (!value.isPrivate && ebb::hasChanged(value, storage, graph_.verify));
+  }
+
+  // Of a value that lives on after the region, and that the program has written unseen. Handles
+  // follow the write, as eager's saved tensors do.
+  void becomeRecomputable(Value& value, c10::Storage written) {
+    value.superseded = true;
+    value.bytes = c10::Storage();
+    if (value.packed > 0) {
+      value.redefined = std::move(written);
+    }
+  }
+
+  // In verify mode the comparison decides: the change may not matter.
+  void checkUnchanged(bool changed, const Recipe& consumer) const {
     TORCH_CHECK(
         !changed || graph_.verify != VerifyMode::Off,
         "one of the variables needed for gradient computation has been modified without moving "

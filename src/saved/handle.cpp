@@ -1,5 +1,7 @@
 #include "saved/handle.h"
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
 #include "report/live_counts.h"
 #include "report/statistics.h"
 #include "support/python_support.h"
@@ -40,6 +42,7 @@ at::Tensor Handle::unpack() {
     recorder->graph()->hadBackward = true;
   }
   checkVersion();
+  checkTracer();
   at::Tensor tensor = saved_.unpack();
   if (saved_.isRebuilt() && counter_.enabled()) {
     tensor.unsafeGetTensorImpl()->set_version_counter(counter_);
@@ -64,6 +67,17 @@ void Handle::checkVersion() const {
       "; expected version ",
       version_,
       " instead. Hint: eager raises here too; write to a copy (out of place), or after backward.");
+}
+
+// torch.jit.trace follows tensors by identity, and hides while autograd packs, so a region in which
+// it was started cannot step aside. See also isTraced() in region/region.cpp.
+void Handle::checkTracer() const {
+  TORCH_CHECK(
+      !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer) || !saved_.isRebuilt() ||
+          !saved_.isOfOpenRegion(),
+      "ebb: torch.jit.trace was started inside a region, and traces a gradient there: ",
+      saved_.origin(),
+      ", would be a constant in its graph. Start torch.jit.trace outside of regions.");
 }
 
 std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> Handle::retrieve_unpack_hook_data()

@@ -25,6 +25,7 @@ class EBB_API Handle final : public torch::autograd::SavedVariableHooks, public 
 
  private:
   void checkVersion() const;
+  void checkTracer() const;
 
   Recorder* recorder_;            // only valid until packed
   SavedTensor saved_;             // the tensor, or how to make it again

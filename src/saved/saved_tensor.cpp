@@ -68,8 +68,10 @@ struct SavedTensor::Parts {
 // Note [What a handle keeps]
 //   1. A value to be recomputed: the value and the geometry. No bytes.
 //   2. A wrapper around such values: each of them, and how to put the wrapper together.
-//   3. A kept value that has a grad_fn: its storage and the geometry, never the tensor, which owns
-//      the node that owns this handle.
+//   3. A kept value that has a grad_fn, or that the policy saves: its storage and the geometry.
+//   Never
+//      the tensor, which owns the node that owns this handle, or is the program's too: who else
+//      holds the storage is known by counting, see ownsItsBytes.
 //   4. Everything else (parameters, inputs, other subclasses, sparse tensors): the tensor itself,
 //      as eager does, so that unpack gives the same object.
 // In the last two cases the bytes are shared with the living tensor exactly as in eager.
@@ -85,7 +87,7 @@ void SavedTensor::pack(Recorder& recorder, const at::Tensor& tensor, bool part) 
   const bool wrapper = tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
   if (recompute_ || (wrapper && packParts(recorder, tensor))) {
     geometry_.take(tensor);
-  } else if (!tensor.grad_fn()) {
+  } else if (!tensor.grad_fn() && !value_) {
     kept_ = tensor;
   } else if (isRecordable(tensor)) {
     storage_ = tensor.storage();
@@ -155,6 +157,11 @@ SavedTensor::~SavedTensor() {
 
 bool SavedTensor::isRecomputed() const {
   return recompute_ || parts_ != nullptr;
+}
+
+bool SavedTensor::isOfOpenRegion() const {
+  const Recorder* recorder = openRecorder();
+  return recorder != nullptr && recorder->graph() == graph_;
 }
 
 bool SavedTensor::isOffloaded() const {

@@ -48,6 +48,9 @@ class SavedTensor {
     return !kept_.defined();
   }
 
+  // Whether the region in which it was packed is still open on this thread.
+  bool isOfOpenRegion() const;
+
  private:
   struct Parts;  // of a wrapper subclass
 

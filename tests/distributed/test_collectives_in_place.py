@@ -21,6 +21,7 @@ from torch import Tensor
 from two_ranks import on_two_ranks
 
 import ebb
+from ebb._region.unseen_writes import COLLECTIVES
 
 
 class Through(torch.autograd.Function):
@@ -255,5 +256,61 @@ def test_gradients_are_those_of_what_the_collective_wrote(groups, name, program,
     expected = on_both(groups, program, METHODS[name], None)
 
     actual = on_both(groups, program, METHODS[name], POLICIES[policy])
+
+    assert all(map(same_bits, actual, expected))
+
+
+# Methods of what a process group's collectives come down to, which no operator shows
+
+C10D = torch._C._distributed_c10d
+CPU = torch.device("cpu")
+OF_BACKENDS = [name for name in METHODS if hasattr(C10D.Backend, name.split()[0])]
+# They write to no tensor of the program's.
+NO_WRITES = {
+    "_end_coalescing", "_get_backend_name", "_get_sequence_number_for_group",
+    "_set_default_timeout", "_set_sequence_number_for_group", "_start_coalescing", "abort",
+    "allocate_tensor", "barrier", "create_default_device", "create_device", "_create_internal",
+    "eager_connect_single_device", "get_error", "mem_allocator", "memory_stats",
+    "monitored_barrier", "name", "options", "rank", "resume", "send",
+    "setUsePgForSymmMemRendezvous", "set_timeout", "shrink", "shutdown", "size",
+    "supports_coalescing", "supports_shrinking", "supports_splitting", "supports_tensor_alloc",
+    "supports_time_estimate", "suspend", "wrapped_pg",
+    # Kinds of settings and of devices, and what pybind11 adds to all classes.
+    "Device", "Options", "_Options", "_pybind11_conduit_v1_",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("name", OF_BACKENDS)
+def test_gradients_are_those_of_what_a_backend_wrote(groups, name, program, policy):
+    backends = [group._get_backend(CPU) for group in groups]
+    expected = on_both(backends, program, METHODS[name], None)
+
+    actual = on_both(backends, program, METHODS[name], POLICIES[policy])
+
+    assert all(map(same_bits, actual, expected))
+
+
+def test_every_method_of_a_backend_is_known():
+    classes = [one for one in vars(C10D).values() if isinstance(one, type)]
+    backends = [one for one in classes if issubclass(one, C10D.Backend)]
+    methods = {name for one in backends for name in vars(one) if not name.startswith("__")}
+
+    assert C10D.ProcessGroupGloo in backends
+    assert methods - NO_WRITES - set(COLLECTIVES) == set()
+    assert {name.split()[0] for name in OF_BACKENDS} - {"send"} == set(COLLECTIVES)
+
+
+def test_what_a_backend_writes_by_name(groups):
+    """What it reads may come first."""
+
+    def by_name(group: Any, rank: int, h: Tensor) -> Any:
+        return group._allgather_base(input=other(rank, 2), output=h)
+
+    backends = [group._get_backend(CPU) for group in groups]
+    expected = on_both(backends, at_once, by_name, None)
+
+    actual = on_both(backends, at_once, by_name, ebb.policies.recompute_all)
 
     assert all(map(same_bits, actual, expected))

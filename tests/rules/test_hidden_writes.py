@@ -2,7 +2,8 @@
 
 Every operator of torch's dispatcher is called, with samples of torch's own database and with
 arguments made from its schema, and the bytes of all arguments are compared before and after.
-hidden_writes.toml says what is known: which operators write unsaid, and which could not be run.
+hidden_writes.toml says what is known: which operators write unsaid, and which could not be run. The
+operators of torchvision and torchaudio are called too, where those are installed.
 """
 
 from __future__ import annotations
@@ -114,7 +115,10 @@ def test_all_operators_are_run_or_in_the_table_and_all_writes_happen():
     quiet = {
         name
         for name, finding in found.items()
-        if not finding["calls"] and runs_on_the_cpu(name) and not decomposes(name)
+        if name in schemas()
+        and not finding["calls"]
+        and runs_on_the_cpu(name)
+        and not decomposes(name)
     }
     assert quiet - set(NOT_RUN) == set(), "no call of these succeeds: say why in the table"
 

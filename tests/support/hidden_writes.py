@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import library_examples
 import torch
 from isolation import each_isolated
 from operator_examples import PROGRAMS
@@ -264,7 +265,7 @@ def go_back(made: Any) -> None:
 
 def watch_programs(findings: dict[str, Finding], examples: dict[str, list[Named]]) -> None:
     """Those that one build has no engine for raise."""
-    for program in PROGRAMS:
+    for program in [*PROGRAMS, *library_examples.programs()]:
         with Watch(findings, examples), contextlib.suppress(Exception):
             go_back(program())
 
@@ -287,6 +288,7 @@ def watch_databases(
 
 def examine_all(samples: int, enough: int, count: int) -> dict[str, Finding]:
     """What is known of each operator of the dispatcher; none of those that tests register."""
+    library_examples.programs()
     schemas()  # as they are before the test database registers operators of its own
     findings: dict[str, Finding] = {}
     examples: dict[str, list[Named]] = {}

@@ -244,6 +244,25 @@ def test_jit_trace_of_a_gradient(policy):
     assert same_bits(traced(x, w), torch.autograd.grad(plain(x, w), x)[0])
 
 
+@pytest.mark.parametrize("policy", ["recompute_all", "save_all"])
+def test_jit_trace_of_a_gradient_that_is_started_inside_a_region_is_refused(policy):
+    """It hides while autograd packs, so that a region knows nothing of it."""
+
+    def gradient(x, w):
+        return torch.autograd.grad((x * (w.detach() * 2).sin()).sum(), x)[0]
+
+    inside = ebb.region(getattr(ebb.policies, policy))
+    with inside, pytest.raises(RuntimeError, match="outside of regions"):
+        torch.jit.trace(gradient, inputs(0), check_trace=False)
+
+
+def test_jit_trace_of_a_forward_that_is_started_inside_a_region():
+    with ebb.region():
+        traced = torch.jit.trace(body, inputs(0), check_trace=False)
+
+    assert all(map(same_bits, gradients(unfused(traced)), gradients(body)))
+
+
 torch.fx.wrap("wrapped_region")
 
 

@@ -53,7 +53,8 @@ def _code_of_generator(
         yield from torchs(*given, **kwargs)
         return
     checkpoint_calls._check(lambda: torchs(*given, **kwargs), determinism_check, debug)
-    with checkpoint_calls.region_of_call(fn, context_fn):
+    outer, inner = checkpoint_calls.region_of_call(fn, context_fn)
+    with outer, inner:
         yield
 
 
@@ -75,7 +76,8 @@ def _code_of_later_generator(
         yield from torchs(fn, args, kwargs, **options)
         return
     checkpoint_calls._check(lambda: torchs(fn, args, kwargs, **options), determinism_check, debug)
-    with checkpoint_calls.region_of_call(fn, context_fn):
+    outer, inner = checkpoint_calls.region_of_call(fn, context_fn)
+    with outer, inner:
         yield
 
 
@@ -160,7 +162,8 @@ def _run_reentrant(cls: Any, *given: Any) -> Any:
     if cls is not torch_checkpoint.CheckpointFunction or _is_traced():
         return _TORCHS_APPLY(cls, *given)
     function, _preserve_rng_state, *args = given
-    with region_of_call(function, noop_context_fn):
+    outer, inner = region_of_call(function, noop_context_fn)
+    with outer, inner:
         return function(*args)
 
 
@@ -248,19 +251,20 @@ class Calls:
 _calls: Calls | None = None  # while they are taken over
 
 
-@contextmanager
-def region_of_call(function: Callable[..., Any], context_fn: Any) -> Iterator[None]:
-    """The region in which a checkpointed function runs."""
+# Not a context manager of its own: one that is a generator can be left with the region open, by an
+# exception from a signal handler, until the frames that hold it have gone.
+def region_of_call(
+    function: Callable[..., Any], context_fn: Any
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """The region in which a checkpointed function runs, and what to enter in it."""
     calls = _calls
     assert calls is not None
     calls.taken.announce()
     if calls.taken.calls_do_nothing is not None and calls.taken.calls_do_nothing():
-        yield
-        return
+        return nullcontext(), nullcontext()
     name = name_of(function)
     policy, inside = calls.translated(context_fn, name)
-    with region(policy, name), inside:
-        yield
+    return region(policy, name), inside
 
 
 def take_over(taken: Taken, undo: ExitStack) -> None:

@@ -1,6 +1,8 @@
-"""Methods of torch's that write to memory without an operator: each counts as ebb.opaque.
+"""Methods of torch's that write to memory without an operator.
 
-Tensor.apply_ and its like loop over memory themselves, so a region would not know of the write.
+Tensor.apply_ and its like loop over memory themselves, so a region would not know of the write:
+each counts as ebb.opaque. The collectives of a backend (ProcessGroupGloo, what ``_get_backend``
+gives) are called without the operators that those of a process group are; they count as those do.
 """
 
 from __future__ import annotations
@@ -10,8 +12,29 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
+from ebb import _C
 from ebb._region.opaque import opaque
+
+# They write to their first argument, whatever its name; those that they read are named input_*.
+COLLECTIVES = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "allgather",
+    "allgather_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "broadcast",
+    "gather",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -51,7 +74,23 @@ def _slice_announced(method: Callable[..., Any]) -> Callable[..., Any]:
     return announced
 
 
+def _communicating(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def communicating(self: Any, *args: Any, **kwargs: Any) -> Any:
+        named = [value for name, value in kwargs.items() if not name.startswith("input")]
+        for tensor in tree_leaves([args[:1], named]):
+            if isinstance(tensor, torch.Tensor):
+                _C.collective_writes(tensor)
+        return _C.unseen(method, self, *args, **kwargs)
+
+    return communicating
+
+
 def install() -> None:
+    if torch.distributed.is_available():
+        backend = torch._C._distributed_c10d.Backend
+        for name in COLLECTIVES:
+            setattr(backend, name, _communicating(getattr(backend, name)))
     for name in ("apply_", "map_", "map2_"):
         setattr(torch.Tensor, name, _announced(getattr(torch.Tensor, name)))
     # The last is new in torch 2.12.

@@ -1,0 +1,18 @@
+#include "record/decide_on_written.h"
+
+namespace ebb {
+
+// Note [A write into a saved value]
+// An in-place op on a value that the policy saves leaves one storage to keep, the written one. The
+// new state inherits the decision, else `relu_` after a saved convolution would undo it.
+void decideOnWritten(Value& after, const Value& before, const Verdict& verdict) {
+  if (recomputes(verdict.decision) && before.isSaved()) {
+    after.inherit(before);
+  } else if (verdict.decision != Decision::Recompute) {
+    const bool wasToLeave = before.due || before.stash;
+    const bool leaves = verdict.decision == Decision::Save && wasToLeave;
+    after.decide(leaves ? Decision::Offload : verdict.decision);
+  }
+}
+
+}  // namespace ebb
