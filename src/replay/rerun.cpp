@@ -24,6 +24,7 @@ bool isWrite(ArgUse use) {
   return use == ArgUse::Write || use == ArgUse::Overwrite;
 }
 
+// One run of a recipe. Its methods are many: each check of what may have changed is one.
 class Rerun {
  public:
   // `stack` is empty, and is given for its memory.

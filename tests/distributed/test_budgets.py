@@ -109,7 +109,7 @@ def test_the_rank_that_needs_most_decides():
 
     assert_same(found, expected)
     first, second = of_both(chosen)
-    assert first == second
+    assert first == second, [(k, first[k], second[k]) for k in first if first[k] != second[k]]
     assert len(chosen) > len(alone)
 
 
@@ -192,4 +192,4 @@ def test_each_rank_reports_the_one_plan():
     assert len(plan.points) > 3
     del told["measured"], told["deviation"]  # of each rank itself
     first, second = of_both(told)
-    assert first == second
+    assert first == second, [(k, first[k], second[k]) for k in first if first[k] != second[k]]

@@ -181,9 +181,15 @@ def _most(one: Any, other: Any) -> Any:
     return None if one is None or other is None else max(one, other)
 
 
+def has_ranks() -> bool:
+    """Whether this process is one of several."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 def ranks_of_job() -> Ranks | None:
-    """None if this process is alone."""
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+    """None if this process is alone. Each call begins a session of its own, which all ranks have to
+    begin in the same order."""
+    if not has_ranks():
         return None
     try:
         store = dist.distributed_c10d._get_default_store()

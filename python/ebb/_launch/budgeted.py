@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_compiling
 
-from ebb._launch.agreeing import ranks_of_job
+from ebb._launch.agreeing import has_ranks
 from ebb._plan.blocks import find_blocks
 from ebb._plan.callers import Callers
 from ebb._policy.policy import Policy
@@ -274,7 +274,7 @@ class Blocks:
         """Whether blocks run in the forward of the modules around them is looked at until
         `callers_seen`."""
         self.callers_seen()
-        if ranks_of_job() is None:
+        if not has_ranks():
             modules = {block.name: block.module() for block in self.used()}
             pairs = [
                 (name, module, caller)
