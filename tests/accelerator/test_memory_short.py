@@ -90,7 +90,7 @@ def test_a_step_comes_to_its_end_with_less_memory_than_it_would_take(device, lat
             if found is not None:
                 came_through += 1
                 assert all(map(same_bits, found, expected)), limit
-            assert in_use() == at_rest
+            assert in_use() <= at_rest  # what a test before this one left may go
 
     assert overcome() > before + 3
     assert came_through >= plain + 2
