@@ -8,7 +8,7 @@ import planned_programs as programs
 import pytest
 import torch
 from exactness import same_bits
-from planned_programs import PROGRAMS, planned, planning
+from planned_programs import PROGRAMS, built, planned, planning
 from torch import nn
 
 import ebb
@@ -332,3 +332,22 @@ def test_an_error_of_the_step_leaves_nothing_behind():
     with pytest.raises(KeyError, match="mine"):
         ebb.plan(step, model, 0.5)
     ebb.apply(model, modules="0").remove()
+
+
+@pytest.mark.on_cpu("bytes that the CPU's allocator gives")
+@pytest.mark.parametrize("clears", [False, True])
+def test_the_least_that_an_error_names_is_enough_for_the_same_model(clears):
+    """Which has gradients by then, that the first step made."""
+    program = built(programs.pre_ln)
+
+    def step():
+        if clears:
+            program.model.zero_grad()
+        program.step()
+
+    with pytest.raises(ebb.BudgetError) as raised:
+        ebb.plan(step, program.model, "1%")
+
+    plan = ebb.plan(step, program.model, raised.value.minimum)
+
+    assert plan.policies

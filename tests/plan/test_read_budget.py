@@ -100,3 +100,14 @@ def test_a_budget_of_the_minimum_allows_the_peak(base, peak):
 def test_shares_are_of_the_plain_step():
     assert allowed(0.5, 10**9, 2000) == 990
     assert allowed(1_000, 600, 10**9) == 396
+
+
+@pytest.mark.parametrize("text", ["1", "50", " 100 "])
+def test_a_small_number_without_a_unit_may_be_a_share(text):
+    with pytest.raises(ValueError, match=f"write '{text.strip()}%' for a share"):
+        read_budget(text)
+
+
+@pytest.mark.parametrize(("text", "found"), [("101", 101), ("50B", 50), ("50 B", 50)])
+def test_other_small_budgets_are_bytes(text, found):
+    assert read_budget(text) == found

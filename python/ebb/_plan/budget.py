@@ -7,6 +7,7 @@ import math
 from ebb._support.shown import shown
 from ebb._support.sizes import number_of_bytes
 
+_MOST_PERCENT = 100  # a number without a unit, up to which a share may be meant
 _MARGIN = 0.01  # of a budget, which plans leave free: what a simulator cannot know
 
 
@@ -72,9 +73,15 @@ def _number(text: str) -> int | float:
             ) from None
         return number / 100 if is_percent else number
     try:
-        return number_of_bytes("a budget", digits)
+        found = number_of_bytes("a budget", digits)
     except ValueError as error:
         raise ValueError(f"{error}. Or a share: '40%', '0.4'") from None
+    if digits.isdecimal() and 0 < found <= _MOST_PERCENT:
+        raise ValueError(
+            f"ebb: a budget of {found} bytes can hold nothing; write '{found}%' for a share, or a "
+            f"unit: '{found}GiB'"
+        )
+    return found
 
 
 def allowed(budget: int | float, base: int, plain_peak: int) -> int:

@@ -17,7 +17,7 @@ from ebb._policy.policy import Policy
 from ebb._region.region import region
 from ebb._support.log import log
 
-_PROBE = 32 * 2**20  # bytes of one copy
+_PROBE = 8 * 2**20  # bytes of one copy, of which five are there at a time
 _ROUNDS = 3
 _MOST_SECONDS = 60.0  # for one copy
 

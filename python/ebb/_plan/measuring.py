@@ -47,10 +47,10 @@ def _measure(
     step: Callable[[], object], model: torch.nn.Module, modules: Sequence[str]
 ) -> Measured:
     with apply(model, recompute_all, modules) as handle:
-        base = base_bytes([model])
+        parents = _parents(step, model, [name for name in handle.names if name])
+        base = base_bytes([model])  # with what a step leaves, gradients for one
         found = profile(step, steps=2)
         whole = type(model).__name__ if "" in handle.names else None
-        parents = _parents(step, model, [name for name in handle.names if name])
         _check_regions(found, {name or type(model).__name__ for name in handle.names})
         duration = min(_timed(step) for _ in range(_ROUNDS))
     link = measure_link(device_of([model]))
