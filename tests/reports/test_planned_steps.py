@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import math
@@ -435,3 +436,17 @@ def test_a_long_timeline_keeps_what_matters():
     assert set(found) <= set(line)
     assert thinned(line[:600], 600) == line[:600]
     assert thinned([]) == []
+
+
+def test_a_plan_goes_with_its_model():
+    """Whose handle nobody asked to remove anything. Another model has regions of the same names."""
+    program, plan = programs.planned(programs.pre_ln, 0.6)
+    plan.apply(program.model)
+    other = programs.built(programs.pre_ln)
+    del program
+    gc.collect()
+
+    with ebb.record_reports(), ebb.apply(other.model, ebb.policies.recompute_all, other.blocks):
+        other.step()
+
+    assert ebb.report().plan is None

@@ -94,7 +94,7 @@ class ModulePolicies:
                 found = apply(model, policy, [glob.escape(name) for name in names])
                 handles = RegionHandles([*handles._handles, found])
             self.configure(handles._undo)
-            self._is_applied(handles._undo)
+            self._is_applied(model, handles._undo)
         except BaseException:
             handles.remove()
             raise
@@ -106,8 +106,8 @@ class ModulePolicies:
             undo.callback(offload.configure, **offload.settings())
             offload.configure(**self.offload)  # type: ignore[arg-type]
 
-    def _is_applied(self, undo: ExitStack) -> None:
-        """They are regions until `undo` is closed."""
+    def _is_applied(self, model: torch.nn.Module, undo: ExitStack) -> None:
+        """They are regions until `undo` is closed, or the model is gone."""
 
     def groups(self) -> list[tuple[Policy, list[str]]]:
         """Each policy, and the modules that have it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -65,10 +66,11 @@ class Plan(ModulePolicies):
         self._chooser, self._chosen = chooser, chosen
         self._reported: planned.ReportedPlan | None = None  # of the last apply()
 
-    def _is_applied(self, undo: ExitStack) -> None:
+    def _is_applied(self, model: torch.nn.Module, undo: ExitStack) -> None:
         self._reported = self._for_reports()
         planned.begins(self._reported)
         undo.callback(planned.ends, self._reported)
+        weakref.finalize(model, planned.forget, self._reported)
 
     def _for_reports(self, measured: Measured | None = None) -> planned.ReportedPlan:
         """What reports tell of it.

@@ -200,6 +200,12 @@ def ends(plan: ReportedPlan) -> None:
             one.last = _step()
 
 
+def forget(plan: ReportedPlan) -> None:
+    """Its model is gone, and another one may have regions of the same names. Asks nothing of C++,
+    since it may be called wherever garbage is collected."""
+    _known[:] = [one for one in _known if one.plan is not plan]
+
+
 def is_in_place(plan: ReportedPlan) -> bool:
     return any(one.plan is plan and one.last is None for one in _known)
 
