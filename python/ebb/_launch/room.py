@@ -93,4 +93,9 @@ class Room(Budget):
         self._budget = self._most_kept = max(1, self._limit - beside)
         self._ranks, self._others = self._others, None
         self._steps = self._kept_steps - first
-        self._tell("there is no room to keep all: steps are measured, and a plan is made")
+        what = size(self._budget) if beside < self._limit else "what needs least"
+        self._tell(
+            "there is no room to keep all: steps are measured, and a plan is made for "
+            f"{what}, since of {size(self._limit)} the program has {size(beside)} in use beside "
+            "weights, gradients and states"
+        )
