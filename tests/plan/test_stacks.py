@@ -128,25 +128,19 @@ def stacked(make):
     return program, found, Stacked(found, simulator, stacks) if stacks else None
 
 
-def run(program, buffers):
-    for name, one in program.model.named_buffers():
-        one.copy_(buffers[name])
-    return [None if one is None else one.clone() for one in program.run()]
-
-
 @pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
 def test_bytes_replays_and_bits(make):
     """Of each choice that a stack has."""
     program, _, found = stacked(make)
     ((region, choices),) = found.choices.items()
     chooser = Chooser(found.simulator, given=found.choices)
-    buffers = {name: one.clone() for name, one in program.model.named_buffers()}
-    expected = run(program, buffers)
+    run = programs.repeatable(program)
+    expected = run()
 
     for choice in choices:
         estimate = chooser.estimate({region: chooser._point(region, choice)})
         with ModulePolicies(found.policies(region, choice)).apply(program.model):
-            gradients = run(program, buffers)
+            gradients = run()
             profile = ebb.profile(program.step, steps=1)
         assert all(map(same_bits, gradients, expected))
         assert estimate.replays == len(profile.replays)

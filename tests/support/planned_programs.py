@@ -56,6 +56,18 @@ class Program:
         return [(one.grad if one.requires_grad else one.detach()) for one in of_model]
 
 
+def repeatable(program: Program) -> Callable[[], list[torch.Tensor | None]]:
+    """Runs it each time from the buffers that it has now: copies of gradients and buffers."""
+    buffers = {name: one.clone() for name, one in program.model.named_buffers()}
+
+    def run() -> list[torch.Tensor | None]:
+        for name, one in program.model.named_buffers():
+            one.copy_(buffers[name])
+        return [None if one is None else one.clone() for one in program.run()]
+
+    return run
+
+
 class Attention(nn.Module):
     def __init__(self, heads: int = 4, rotary: bool = False) -> None:
         super().__init__()

@@ -5,29 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
-from typing import Protocol
 
 from ebb import ahead
 from ebb._plan.choose import Chooser, Chosen
 from ebb._plan.cuts import cuts_of
+from ebb._plan.in_words import Plan
 from ebb._plan.measured import Measured
 from ebb._plan.profile import Profile
 from ebb._plan.step import JUST, Step
-from ebb._policy.policy import Policy
 from ebb._report.planned import BudgetPoint, Course, Points, ReportedPlan, thinned
 
 _BUDGETS = 12  # of the curve, beside that of the plan
-
-
-class Plan(Protocol):
-    """What reports tell of an ``ebb.Plan``."""
-
-    policies: dict[str, Policy]
-    budget: int
-    peak: int
-    duration: float
-    plain_peak: int
-    plain_duration: float
 
 
 def reported(plan: Plan, chooser: Chooser, chosen: Chosen) -> ReportedPlan:

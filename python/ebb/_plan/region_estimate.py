@@ -140,8 +140,7 @@ class RegionEstimate:
     def _replayed_until(self, value: int, operator: int, time: float) -> float:
         """How long what was made again is there."""
         replays = self.replays
-        readers = [one for one in self._step.readers[value] if one in self._needed]
-        read = replays.read((operator, time), readers)
+        read = self._read_by_replays(value, (operator, time))
         if not replays.is_passing(operator, time):
             return max([*read, self._needed_until(value)])
         end = replays.end(operator, time)
@@ -174,9 +173,10 @@ class RegionEstimate:
         until = max([*self._read_by_replays(value), memory.freed])
         self.sent.append(Sent(place, memory.size, memory.taken, about.made, asked, until))
 
-    def _read_by_replays(self, value: int) -> list[float]:
+    def _read_by_replays(self, value: int, made: tuple[int, float] | None = None) -> list[float]:
+        """Until when replays need a value. `made`: as for `Replays.read`."""
         readers = [one for one in self._step.readers[value] if one in self._needed]
-        return self.replays.read(None, readers)
+        return self.replays.read(made, readers)
 
     def _of_inputs(self, leave: bool) -> Iterable[Stretch]:
         step = self._step
