@@ -8,3 +8,19 @@ import os
 def is_set(name: str) -> bool:
     """Whether a variable asks for something."""
     return os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
+# What else is there is misspelt. Rows of ebb._launch.variables.
+NAMES = frozenset((
+    "EBB", "EBB_MODULES", "EBB_BUDGET", "EBB_DISABLE", "EBB_STRICT", "EBB_VERIFY", "EBB_REPORT",
+    "EBB_TRACE", "EBB_AHEAD", "EBB_OFFLOAD_MIN_BYTES", "EBB_OFFLOAD_PINNED_LIMIT",
+    "EBB_OFFLOAD_IN_FLIGHT_BYTES", "EBB_OFFLOAD_PREFETCH_BYTES", "EBB_OFFLOAD_KEEP_LAST",
+    "EBB_OFFLOAD_DISK", "EBB_OFFLOAD_DISK_LIMIT", "EBB_PAGING_PAGE_ROWS", "EBB_PAGING_HEADROOM",
+    "EBB_PAGING_HOST_HEADROOM", "EBB_PAGING_DEVICE_LIMIT", "EBB_PAGING_OVERFLOW",
+    "EBB_PAGING_DEAD_ROWS", "EBB_PAGING_PREFETCH", "EBB_OFFLOAD_STATIC",
+))  # fmt: skip
+# Read when ebb is built, tested or measured.
+PREFIXES = (
+    "EBB_BENCH_", "EBB_BUILD_DIR", "EBB_CMAKE_ARGS", "EBB_CUDA", "EBB_SANITIZE", "EBB_TEST_",
+    "EBB_TORCH_DIR",
+)  # fmt: skip

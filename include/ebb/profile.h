@@ -31,6 +31,9 @@ struct ProfileValue {
   double again = -1;          // it was made again, or fetched
   uint64_t againAddress = 0;  // of its bytes then
   double ended = -1;          // nothing knew it any more
+  int64_t rows = 0;           // of the storage, if it is known which of them live; else 0
+  int64_t liveRows = 0;       // of those, one at least
+  bool rowsMixed = false;     // an operator that may mix its rows has saved it
 
   static constexpr auto fields(auto function) {
     return function(
@@ -46,7 +49,10 @@ struct ProfileValue {
         Field{"asked", &ProfileValue::asked},
         Field{"again", &ProfileValue::again},
         Field{"again_address", &ProfileValue::againAddress},
-        Field{"ended", &ProfileValue::ended});
+        Field{"ended", &ProfileValue::ended},
+        Field{"rows", &ProfileValue::rows},
+        Field{"live_rows", &ProfileValue::liveRows},
+        Field{"rows_mixed", &ProfileValue::rowsMixed});
   }
 };
 
@@ -63,6 +69,7 @@ struct ProfileOperator {
   bool random = false;            // it drew from a generator
   bool inplace = false;           // it wrote an argument
   bool replayable = false;        // it can be run again
+  bool readsRows = false;         // of what it reads it is known which rows live
 
   static constexpr auto fields(auto function) {
     return function(
@@ -76,7 +83,8 @@ struct ProfileOperator {
         Field{"outputs", &ProfileOperator::outputs},
         Field{"random", &ProfileOperator::random},
         Field{"inplace", &ProfileOperator::inplace},
-        Field{"replayable", &ProfileOperator::replayable});
+        Field{"replayable", &ProfileOperator::replayable},
+        Field{"reads_rows", &ProfileOperator::readsRows});
   }
 };
 

@@ -103,6 +103,14 @@ bool RowCount::isOf(const at::Tensor& rows) const {
          shape_ == shapeOf(rows) && dtype_ == rows.scalar_type();
 }
 
+int64_t RowCount::keptNow() {
+  if (keptNow_ == 0) {
+    const auto below = belowEverything();
+    keptNow_ = kept.item<int64_t>();
+  }
+  return keptNow_;
+}
+
 bool isRowAfterRow(const at::Tensor& tensor) {
   return tensor.dim() >= 1 && tensor.numel() > 0 && tensor.storage_offset() == 0 &&
          tensor.is_contiguous() && tensor.storage().nbytes() == tensor.nbytes();

@@ -42,6 +42,9 @@ struct RowCount final : c10::intrusive_ptr_target {
   // Whether it was made of `rows`, which has not been written since.
   bool isOf(const at::Tensor& rows) const;
 
+  // How many rows are kept. Waits for the device, once.
+  int64_t keptNow();
+
   // Each is one int64 on the tensor's device that nobody writes.
   at::Tensor count;  // rows that live
   at::Tensor kept;   // rows that are kept: one at least
@@ -53,6 +56,7 @@ struct RowCount final : c10::intrusive_ptr_target {
   int64_t offset_ = 0;
   std::vector<int64_t> shape_;  // sizes and strides
   c10::ScalarType dtype_;
+  int64_t keptNow_ = 0;  // 0: nobody has asked
 };
 using RowCountPtr = c10::intrusive_ptr<RowCount>;
 

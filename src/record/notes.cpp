@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "graph/recipe.h"
+#include "graph/rows.h"
+#include "memory/capturing.h"
 #include "record/value_map.h"
 
 namespace ebb {
@@ -26,6 +28,19 @@ namespace ebb {
   line.nbytes = value.nbytes;
   line.address = value.address;
   value.entry = journal.add(std::move(line));
+  noteRows(value);
+}
+
+[[gnu::cold]] void noteRows(Value& value) {
+  if (!value.rows || !value.entry->journal().isProfile() ||
+      isCapturing(value.rows->live->kept.device())) {
+    return;
+  }
+  const int64_t live = value.rows->live->keptNow();
+  value.entry->update([&](Line& line) {
+    line.rows = value.rows->total;
+    line.liveRows = live;
+  });
 }
 
 [[gnu::cold]] void noteOutside(const c10::intrusive_ptr<Value>& value) {
@@ -53,9 +68,12 @@ bool isProfiled(const Context& context, const at::Tensor& tensor) {
   value.entry->update([&](Line& line) {
     line.packed = true;
     line.storages += tensor.grad_fn() != nullptr;
+    if (line.fate == Fate::Offloaded || line.fate == Fate::Paged) {
+      return;
+    }
     if (!value.madeHere) {
       line.fate = Fate::Outside;
-    } else if (line.fate != Fate::Offloaded && line.fate != Fate::Paged) {
+    } else {
       line.fate = !kept ? Fate::Recomputed : line.reason != nullptr ? Fate::Kept : Fate::Saved;
     }
   });

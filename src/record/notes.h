@@ -31,6 +31,9 @@ void noteOutside(const c10::intrusive_ptr<Value>& value);
 // it: a profile tells of what another function computed, and when backward asks for it.
 bool isProfiled(const Context& context, const at::Tensor& tensor);
 
+// For a profile: which rows of the value live.
+void noteRows(Value& value);
+
 void notePacked(Value& value, const at::Tensor& tensor, bool kept);
 
 // The value has been sent away; `kind` is the word for it in traces.

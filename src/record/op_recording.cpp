@@ -425,6 +425,7 @@ const char* OpRecording::findObstacle() const {
   note_->random = mayDraw(op_, call_.arguments);
   note_->inplace = !arguments_.writes().empty();
   note_->replayable = recipe_.defined();
+  note_->readsRows = flow_ && flow_->readsRows();
   for (const Argument& argument : arguments_.tensors()) {
     const bool whole = argument.use == ArgUse::Overwrite && coversStorage(*argument.tensor);
     const bool reads = argument.tensor->defined() && !whole && !Input::isStandIn(argument.use);

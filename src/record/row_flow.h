@@ -36,6 +36,11 @@ class RowFlow {
   // The rows that are left of a storage that had some, after the call has written `argument`.
   std::unique_ptr<Rows> ofWritten(const at::Tensor& argument, const Value& before) const;
 
+  // Whether anything is read that has rows, and more of it than its shape.
+  bool readsRows() const {
+    return live_ && op_.rows != RowRule::ShapeOnly;
+  }
+
   // Whether a result without rows cannot be made again.
   bool isLossy() const {
     return lossy_ && op_.rows != RowRule::ShapeOnly;

@@ -4,6 +4,7 @@
 
 #include "graph/recipe.h"
 #include "memory/stash.h"
+#include "record/notes.h"
 #include "record/row_flow.h"
 #include "record/sender.h"
 #include "record/value_map.h"
@@ -42,6 +43,9 @@ void RowMarks::mark(const at::Tensor& tensor, const at::Tensor& rows) {
   const bool lossy = value->isPaged() || (value->rows && value->rows->lossy);
   value->rows = std::make_unique<Rows>(Rows{count, tensor.size(0), tensor.scalar_type(), lossy});
   value->due |= value->isPaged() && value->packed == 0 && !value->stash;
+  if (value->entry) {
+    noteRows(*value);
+  }
 }
 
 void RowMarks::needDeadRows(const at::Tensor& tensor) {
@@ -51,6 +55,9 @@ void RowMarks::needDeadRows(const at::Tensor& tensor) {
     return;
   }
   Value& value = **known;
+  if (value.entry) {
+    value.entry->update([](Line& line) { line.rowsMixed = true; });
+  }
   const bool whole = value.bytes && (value.isPrivate || !value.recipe);
   if (!value.rows->lossy || whole) {
     return;

@@ -379,7 +379,10 @@ Profile Journal::profile() const {
          inMilliseconds(line.asked),
          inMilliseconds(line.back),
          reinterpret_cast<uintptr_t>(line.backAt),
-         inMilliseconds(line.ended)});
+         inMilliseconds(line.ended),
+         line.rows,
+         line.liveRows,
+         line.rowsMixed});
   }
   const auto inPlaces = [&](const auto& lines) {
     std::vector<uint64_t> found;
@@ -400,7 +403,8 @@ Profile Journal::profile() const {
          inPlaces(call.outputs),
          call.random,
          call.inplace,
-         call.replayable});
+         call.replayable,
+         call.readsRows});
   }
   for (const Span& span : spans_) {
     if (std::string_view(span.kind) == "replay") {

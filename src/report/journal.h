@@ -76,6 +76,9 @@ struct Line {
   JournalTime back = kNever;     // made again, or fetched
   const void* backAt = nullptr;  // where its bytes were then
   JournalTime ended = kNever;    // nothing knows it any more
+  int64_t rows = 0;              // for profiles: as in ProfileValue
+  int64_t liveRows = 0;
+  bool rowsMixed = false;
 };
 
 // The time between two points of a device's stream.
@@ -91,7 +94,7 @@ struct DeviceTimer {
   c10::Event last;
 };
 
-// One call of an operator, for profiles.
+// One call of an operator, for profiles: its members are many, one for each field there.
 struct OperatorLine {
   const std::string* region = nullptr;
   const std::string* module = nullptr;
@@ -105,6 +108,7 @@ struct OperatorLine {
   bool random = false;
   bool inplace = false;
   bool replayable = false;
+  bool readsRows = false;
 };
 
 // How many hold a storage, told by a region that does; null if it does not.

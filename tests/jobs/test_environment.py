@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from _ebb_switches import NAMES
 
 import ebb
 from ebb._launch.variables import VARIABLES
@@ -228,6 +229,26 @@ def test_unknown_variables_warn():
     assert "there is no environment variable EBB_MODULS: the nearest is EBB_MODULES" in done.stderr
     assert "EBB_TEST" not in done.stderr
     assert "EBB_BUILD" not in done.stderr
+
+
+def test_a_misspelt_variable_alone_warns(script):
+    found, errors = job(script, EBB_BUGDET="40%")
+    assert found["calls"] == 3
+    assert (
+        errors.count("there is no environment variable EBB_BUGDET: the nearest is EBB_BUDGET") == 1
+    )
+
+
+def test_variables_that_ask_for_nothing_alone_import_nothing(script):
+    found, errors = job(
+        script, EBB_OFFLOAD_MIN_BYTES="1MiB", EBB_TEST_ANYTHING="1", EBB_DISABLE="1"
+    )
+    assert not found["ebb"]
+    assert errors == ""
+
+
+def test_names_are_known_before_ebb_is_imported():
+    assert set(VARIABLES) == NAMES
 
 
 def test_where_torch_does_not_load_backends_ebb_is_imported_by_hand(script):

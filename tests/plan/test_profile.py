@@ -180,7 +180,7 @@ def test_files(tmp_path):
 
     assert ebb.Profile.load(path) == found
     document = json.loads(path.read_text())
-    assert document["format"] == 1
+    assert document["format"] == 2
     assert set(document["operators"][0]) == {one.name for one in dataclasses.fields(Operator)}
 
 
@@ -188,7 +188,7 @@ def test_files(tmp_path):
     "change",
     [
         lambda d: d.pop("format"),
-        lambda d: d.update(format=2),
+        lambda d: d.update(format=1),
         lambda d: d.pop("values"),
         lambda d: d["operators"][0].update(colour="red"),
         lambda d: d["operators"][0].pop("runtime"),

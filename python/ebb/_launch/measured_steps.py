@@ -17,6 +17,7 @@ from ebb._launch.budgeted import SPREAD, Blocks, Seen
 from ebb._plan.link import may_send, measure_link, transfers_of
 from ebb._plan.measured import Measured, base_bytes
 from ebb._plan.measuring import device_of, fits
+from ebb._plan.pages import Brackets
 from ebb._plan.profile import Profile, median_of, profile_of, wait_for_devices
 from ebb._plan.simulate import Simulator
 from ebb._plan.transfers import Link
@@ -120,6 +121,8 @@ class Measuring:
         self._most = most
         self._recording = Recording()
         self._link: Link | None = None
+        self._device = torch.device("cpu")
+        self._brackets = Brackets()
         self._transfers = ExitStack()  # of how values leave in a step that shows it
         self._begin_anew()
         self._again = 0  # steps that did not count
@@ -142,7 +145,9 @@ class Measuring:
         self._blocks.forget_sizes()
         self._ahead = ahead.settings()["regions"]
         ahead.configure(regions=0)  # what a replay takes is measured, not what is left to be seen
-        self._link = measure_link(device_of(self._blocks.roots()))
+        self._device = device_of(self._blocks.roots())
+        self._link = measure_link(self._device)
+        self._brackets = Brackets()
         self._begin_anew()
         self._blocks.watch_callers()
         self._prepare()
@@ -232,13 +237,15 @@ class Measuring:
         largest = max(self._sizes, key=lambda seen: seen.size)
         varies = largest.size > SPREAD * min(seen.size for seen in self._sizes)
         size = max(size for size, _ in dropped.profiles)
+        profile = _together([one for own, one in dropped.profiles if own == size])
         peaks = [_of_size(one.peak, own, size) for own, one in plain.profiles]
         measured = Measured(
-            profile=_together([one for own, one in dropped.profiles if own == size]),
+            profile=profile,
             duration=_duration(dropped, size),
             base=dropped.base,
             link=self._link,
             parents=self._blocks.parents(),
+            pager=self._brackets.pager(profile, self._device),
         )
         if self._ways["away"].times:
             measured = replace(measured, away=_duration(self._ways["away"], size))

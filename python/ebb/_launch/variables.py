@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from _ebb_switches import is_set
+from _ebb_switches import PREFIXES, is_set
 
 from ebb._support.job import say
 from ebb._support.shown import clipped, shown
@@ -76,10 +76,6 @@ VARIABLES = {
     "EBB_PAGING_PREFETCH": Variable("`-1`, `0` or `1`", "-1", "layers that come back ahead"),
     "EBB_OFFLOAD_STATIC": Variable("`0` or `1`", "0", "for CUDA graphs"),
 }
-# Read when ebb is built or tested.
-_ELSEWHERE = (
-    "EBB_BUILD_DIR", "EBB_CMAKE_ARGS", "EBB_CUDA", "EBB_SANITIZE", "EBB_TEST_", "EBB_TORCH_DIR"
-)  # fmt: skip
 
 
 def _whole_number(name: str, text: str) -> int:
@@ -154,7 +150,7 @@ def configure_from(prefix: str, names: Iterable[str], configure: Callable[..., N
 def tell_of_unknown() -> None:
     """Tells of variables that look like ebb's and are none."""
     for name in os.environ:
-        if name.startswith("EBB_") and name not in VARIABLES and not name.startswith(_ELSEWHERE):
+        if name.startswith("EBB_") and name not in VARIABLES and not name.startswith(PREFIXES):
             nearest = get_close_matches(name[:100], VARIABLES, 1, cutoff=0.0)[0]
             what = f"ebb: there is no environment variable {clipped(name)}"
             say_ignored(what, f"the nearest is {nearest}")

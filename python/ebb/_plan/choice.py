@@ -18,22 +18,31 @@ class Choice:
         offloaded: those whose results leave, and come back for backward.
         each_time: those whose results are made again whenever something needs them.
         inputs: whether what the region reads and another function made leaves too.
+        paged: the operators of whose results live rows go to page pools.
+        paged_inputs: whether those of what the region reads do.
     """
 
     saved: Operators = frozenset()
     offloaded: Operators = frozenset()
     each_time: Operators = frozenset()
     inputs: bool = False
+    paged: Operators = frozenset()
+    paged_inputs: bool = False
 
     @property
     def kept(self) -> Operators:
         """What does not have to be made again."""
-        return self.saved | self.offloaded
+        return self.saved | self.offloaded | self.paged
 
     @property
     def sends(self) -> bool:
         """Whether anything leaves."""
         return self.inputs or bool(self.offloaded)
+
+    @property
+    def pages(self) -> bool:
+        """Whether anything goes to page pools."""
+        return self.paged_inputs or bool(self.paged)
 
     def mapped(self, function: Callable[[Operators], Operators]) -> Choice:
         """The same for other operators."""
@@ -42,6 +51,7 @@ class Choice:
             saved=function(self.saved),
             offloaded=function(self.offloaded),
             each_time=function(self.each_time),
+            paged=function(self.paged),
         )
 
 

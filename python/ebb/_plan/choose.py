@@ -60,6 +60,10 @@ class Chooser:
         """What a step takes in which regions do so."""
         return self.simulator.estimate(self._of_calls(chosen))
 
+    def pool_bytes(self, chosen: Chosen) -> int:
+        """Bytes of page pools in such a step."""
+        return self.simulator.pool_bytes(self._of_calls(chosen))
+
     def timeline(self, chosen: Chosen) -> list[tuple[float, int]]:
         """Bytes that such a step has allocated, over time."""
         return self.simulator.timeline(self._of_calls(chosen))
@@ -80,6 +84,7 @@ class Chooser:
             works = call.asked and call.asked[0][0] <= found.peaks_at <= call.asked[-1][0]
             who = f"in {call.region} while its backward runs" if works else "kept by others"
             counts[who] += self.simulator.held_at(number, choice, found.peaks_at)
+        counts["in page pools"] = self.pool_bytes(chosen)
         counts["outside of regions"] = max(0, found.peak - counts.total())
         return [(who, held) for who, held in counts.most_common() if held > 0]
 

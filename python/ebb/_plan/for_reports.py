@@ -11,6 +11,7 @@ from ebb._plan.choose import Chooser, Chosen
 from ebb._plan.cuts import cuts_of
 from ebb._plan.in_words import Plan
 from ebb._plan.measured import Measured
+from ebb._plan.pages import pool_bytes
 from ebb._plan.profile import Profile
 from ebb._plan.step import JUST, Step
 from ebb._report.planned import BudgetPoint, Course, Points, ReportedPlan, thinned
@@ -61,13 +62,20 @@ def _points(chooser: Chooser, own: BudgetPoint) -> Points:
     return tuple(sorted(by_budget.values(), key=lambda point: point.budget))
 
 
-def course_of(profile: Profile, duration: float) -> Course:
-    """A step that was recorded, and took so many milliseconds when it was not."""
-    sums = itertools.accumulate(taken for _, _, taken in profile.allocations)
+def course_of(profile: Profile, duration: float, standing: int = 0) -> Course:
+    """A step that was recorded, and took so many milliseconds when it was not.
+
+    Args:
+        profile, duration: of the step.
+        standing: bytes that a plan has taken before it.
+    """
+    sums = itertools.accumulate((taken for _, _, taken in profile.allocations), initial=standing)
+    next(sums)
     times = (time for time, _, _ in profile.allocations)
     scale = duration / profile.duration if profile.duration > 0 else 1.0
     timeline = thinned(zip(times, sums, strict=True))
-    return Course(profile.peak, duration, _rounded((t * scale, size) for t, size in timeline))
+    peak = profile.peak + standing
+    return Course(peak, duration, _rounded((t * scale, size) for t, size in timeline))
 
 
 def measured_course(profile: Profile | None, duration: float) -> Course:
@@ -80,7 +88,7 @@ def measured_course(profile: Profile | None, duration: float) -> Course:
     """
     if profile is None or ahead.settings()["regions"] > 0:
         return Course(None, duration)
-    return course_of(profile, duration)
+    return course_of(profile, duration, pool_bytes())
 
 
 def _predicted(chooser: Chooser, chosen: Chosen, duration: float) -> tuple[tuple[float, int], ...]:

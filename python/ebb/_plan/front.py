@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from ebb._plan.choice import PLAIN, Choice, Operators
 from ebb._plan.min_cut import Network
+from ebb._plan.pages import Pager, has_rows
 from ebb._plan.rules import can_be_said
 from ebb._plan.simulate import Simulator
+from ebb._plan.step import Step
 
 _MOST_POINTS = 40
 _MOST_TRIED = 24  # operators, to fill between two corners
@@ -55,9 +57,16 @@ class Choices:
         free: whether no policy gives that up.
         lasting: whether that can be kept: no other operator writes over it.
         reads: the operators whose results it reads.
+        paged: whether keeping its results is to page those that have rows.
+        keeping: milliseconds that keeping its results takes.
+
+    Args:
+        simulator: of the step.
+        call: a place in ``simulator.step.calls``.
+        pager: how rows go to pools; None: they do not.
     """
 
-    def __init__(self, simulator: Simulator, call: int) -> None:
+    def __init__(self, simulator: Simulator, call: int, pager: Pager | None = None) -> None:
         step = simulator.step
         operators = step.calls[call].operators
         first = operators.start
@@ -67,9 +76,17 @@ class Choices:
         self.free: list[bool] = []
         self.lasting: list[bool] = []
         self.reads: list[list[int]] = []
+        self.paged: list[bool] = []
+        self.keeping: list[float] = []
         for number in operators:
             one = step.operators[number]
-            self.size.append(sum(_size(simulator, call, value) for value in one.outputs))
+            sizes = {value: _size(simulator, call, value) for value in one.outputs}
+            rows = {} if pager is None else _in_pools(step, pager, sizes)
+            self.size.append(sum((sizes | rows).values()))
+            self.paged.append(bool(rows))
+            self.keeping.append(
+                sum(pager.time_of(step.values[value]) for value in rows) if pager else 0.0
+            )
             self.time.append(simulator.replay_time(number))
             self.needed.append(any(step.values[value].saved for value in one.outputs))
             self.free.append(number in step.stays)
@@ -87,6 +104,7 @@ class Choices:
             if self.needed[one] or one in wanted:
                 time += self.time[one]
                 wanted.update(self.reads[one])
+        time += sum(self.keeping[one] for one in kept)
         return sum(self.size[one] for one in kept), time
 
     @cached_property
@@ -106,7 +124,8 @@ class Choices:
             had, runs = 2 * one, 2 * one + 1
             if self.needed[one]:
                 network.add(source, had, math.inf)
-            network.add(had, runs, price * self.size[one] if self.lasting[one] else math.inf)
+            keeping = price * self.size[one] + self.keeping[one]
+            network.add(had, runs, keeping if self.lasting[one] else math.inf)
             network.add(runs, sink, self.time[one])
             for maker in self.reads[one]:
                 if not self.free[maker]:
@@ -171,6 +190,13 @@ class Choices:
         return frozenset(used)
 
 
+def _in_pools(step: Step, pager: Pager, sizes: Mapping[int, int]) -> dict[int, int]:
+    """Of values that have rows, and are smaller in a pool than they are, what they take there."""
+    values = {value: step.values[value] for value in sizes if has_rows(step.values[value])}
+    found = {value: pager.size_of(about) for value, about in values.items()}
+    return {value: size for value, size in found.items() if size < sizes[value]}
+
+
 def _size(simulator: Simulator, call: int, value: int) -> int:
     """What keeping a value takes beyond what is there anyway."""
     step = simulator.step
@@ -196,14 +222,12 @@ def front(simulator: Simulator, call: int, solve: Solve | None = None) -> list[P
     """
     choices = Choices(simulator, call)
     corners = choices.corners()
-    sets: dict[Operators, None] = dict.fromkeys([frozenset(), *corners])
-    for low, high in itertools.pairwise(corners):
-        if len(sets) < _MOST_POINTS:
-            sets.update(dict.fromkeys(choices.between(low, high)))
+    sets = dict.fromkeys(_with_those_between(choices, corners))
     if solve is not None:
         sets.update(dict.fromkeys(solve(choices)))
     wanted = [Choice(saved) for saved in sets]
     wanted += with_transfers(simulator, call, [frozenset(), *corners])
+    wanted += with_pages(simulator, call)
     names = simulator.step.names_of(call)
     sayable = {can_be_said(choice, names) for choice in wanted}
     points = [point_of(simulator, call, one) for one in (*sorted(sayable, key=_in_order), PLAIN)]
@@ -212,12 +236,17 @@ def front(simulator: Simulator, call: int, solve: Solve | None = None) -> list[P
 
 def point_of(simulator: Simulator, call: int, choice: Choice | None) -> Point:
     """What a choice comes to for one call, if all copies share the link evenly."""
-    found = simulator.of_call(call, choice)
-    return Point(choice, found.held, found.added + simulator.not_hidden(call, found.sent))
+    found, pager = simulator.of_call(call, choice), simulator.pager
+    held, added = found.held, found.added + simulator.not_hidden(call, found.sent)
+    if pager is not None:
+        held += sum(pager.size_of(one.value) for one in found.paged)
+        added += sum(pager.time_of(one.value) for one in found.paged)
+    return Point(choice, held, added)
 
 
 def _in_order(choice: Choice) -> tuple[object, ...]:
-    return sorted(choice.saved), sorted(choice.offloaded), choice.inputs
+    sent = sorted(choice.offloaded), choice.inputs
+    return sorted(choice.saved), *sent, sorted(choice.paged), choice.paged_inputs
 
 
 def with_transfers(simulator: Simulator, call: int, sets: Sequence[Operators]) -> Iterable[Choice]:
@@ -239,6 +268,34 @@ def with_transfers(simulator: Simulator, call: int, sets: Sequence[Operators]) -
             sent = _first(simulator, call, kept, room)
             for inputs in (False, True) if may_leave else (False,):
                 yield Choice(kept - sent, sent, inputs=inputs)
+
+
+def with_pages(simulator: Simulator, call: int) -> Iterable[Choice]:
+    """Choices in which of what is kept, and has rows, those that live go to pools.
+
+    Args:
+        simulator: of the step.
+        call: a place in ``simulator.step.calls``.
+    """
+    if simulator.pager is None:
+        return
+    step = simulator.step
+    choices = Choices(simulator, call, simulator.pager)
+    inputs = (value for value in step.inputs_of(step.calls[call]) if step.may_leave(value))
+    may_page = any(has_rows(step.values[value]) for value in inputs)
+    for kept in dict.fromkeys(_with_those_between(choices, choices.corners())):
+        paged = frozenset(place for place in kept if choices.paged[place])
+        for paged_inputs in (False, True) if may_page else (False,):
+            if paged or paged_inputs:
+                yield Choice(kept - paged, paged=paged, paged_inputs=paged_inputs)
+
+
+def _with_those_between(choices: Choices, corners: Sequence[Operators]) -> Iterable[Operators]:
+    found = dict.fromkeys([frozenset(), *corners])
+    for low, high in itertools.pairwise(corners):
+        if len(found) < _MOST_POINTS:
+            found.update(dict.fromkeys(choices.between(low, high)))
+    return found
 
 
 def _first(simulator: Simulator, call: int, kept: Operators, room: float) -> Operators:

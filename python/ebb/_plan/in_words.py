@@ -57,6 +57,8 @@ def _paragraph(cut: Cut) -> list[str]:
         lines.append("  kept: " + _sizes(cut.kept))
     if cut.away:
         lines.append("  moved to the host, and back: " + _sizes(cut.away))
+    if cut.paged:
+        lines.append("  rows that live go to page pools, and back: " + _sizes(cut.paged))
     if cut.again:
         lines.append(
             "  made again: "

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ebb._plan.pages import Pager
 from ebb._plan.profile import Profile
 from ebb._plan.transfers import Link
 
@@ -29,6 +30,7 @@ class Measured:
             model; none: that is not known.
         link: how fast bytes leave memory and come back; None: they cannot.
         away: milliseconds of a step in which all that autograd keeps leaves; None: it was not run.
+        pager: how rows that live go to page pools; None: there are none, or they may not.
     """
 
     profile: Profile
@@ -42,6 +44,7 @@ class Measured:
     parents: Mapping[str, str] = field(default_factory=dict)
     link: Link | None = None
     away: float | None = None
+    pager: Pager | None = None
 
 
 def base_bytes(

@@ -12,6 +12,7 @@ from ebb import _C, ahead
 from ebb._plan.callers import Callers
 from ebb._plan.link import measure_link, transfers_of
 from ebb._plan.measured import Measured, base_bytes
+from ebb._plan.pages import Brackets
 from ebb._plan.profile import Profile, profile, wait_for_devices
 from ebb._plan.simulate import Simulator
 from ebb._policy.decision import OFFLOAD
@@ -49,13 +50,23 @@ def _measure(
     with apply(model, recompute_all, modules) as handle:
         parents = _parents(step, model, [name for name in handle.names if name])
         base = base_bytes([model])  # with what a step leaves, gradients for one
+        brackets = Brackets()
         found = profile(step, steps=2)
         whole = type(model).__name__ if "" in handle.names else None
         _check_regions(found, {name or type(model).__name__ for name in handle.names})
         duration = min(_timed(step) for _ in range(_ROUNDS))
-    link = measure_link(device_of([model]))
-    root = type(model).__name__
-    measured = Measured(found, duration, base, whole=whole, root=root, parents=parents, link=link)
+    device = device_of([model])
+    link = measure_link(device)
+    measured = Measured(
+        found,
+        duration,
+        base,
+        whole=whole,
+        root=type(model).__name__,
+        parents=parents,
+        link=link,
+        pager=brackets.pager(found, device),
+    )
     if link is not None:
         simulator = Simulator(measured)
         if fits(simulator.estimate(simulator.all_away).peak, base):

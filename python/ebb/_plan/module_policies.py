@@ -14,6 +14,7 @@ from ebb._policy.policy import Policy
 from ebb._policy.presets import PRESETS
 from ebb._policy.text import loaded_regions, regions_to_toml
 from ebb._region.apply import RegionHandle, apply
+from ebb._support.names import in_ranges
 
 _HEAD = """\
 # Modules that are regions, and what each keeps. Used by
@@ -108,6 +109,10 @@ class ModulePolicies:
 
     def _is_applied(self, model: torch.nn.Module, undo: ExitStack) -> None:
         """They are regions until `undo` is closed, or the model is gone."""
+
+    def __repr__(self) -> str:
+        names = ", ".join(in_ranges(name or "the model" for name in self.policies))
+        return f"<ebb.{type(self).__name__}: {names or 'no region'}>"
 
     def groups(self) -> list[tuple[Policy, list[str]]]:
         """Each policy, and the modules that have it."""

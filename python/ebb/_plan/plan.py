@@ -24,6 +24,7 @@ from ebb._plan.in_words import explained, least_explained, summary
 from ebb._plan.measured import Measured
 from ebb._plan.measuring import measure, measure_again
 from ebb._plan.module_policies import ModulePolicies
+from ebb._plan.pages import size_pools_anew
 from ebb._plan.pareto import Pareto, ParetoPoint
 from ebb._plan.profile import Profile
 from ebb._plan.rules import policy_of
@@ -45,6 +46,7 @@ class Plan(ModulePolicies):
         plain_peak, plain_duration: of the step without regions: measured, or predicted if there was
             no room for it.
         replays: how many operators run again.
+        pool_bytes: of ``peak``, what page pools take, in bytes.
     """
 
     def __init__(
@@ -63,10 +65,14 @@ class Plan(ModulePolicies):
         plain = chooser.simulator.plain
         self.plain_duration = plain.duration
         self.plain_peak = plain.peak if measured.plain_peak is None else measured.plain_peak
+        self.pool_bytes = chooser.pool_bytes(chosen)
         self._chooser, self._chosen = chooser, chosen
         self._reported: planned.ReportedPlan | None = None  # of the last apply()
 
     def _is_applied(self, model: torch.nn.Module, undo: ExitStack) -> None:
+        if self.pool_bytes > 0:
+            size_pools_anew()
+            undo.callback(size_pools_anew)
         self._reported = self._for_reports()
         planned.begins(self._reported)
         undo.callback(planned.ends, self._reported)
@@ -104,6 +110,9 @@ class Plan(ModulePolicies):
     def summary(self) -> str:
         """What was decided, in one line."""
         return summary(self)
+
+    def __repr__(self) -> str:
+        return f"<ebb.Plan: {self.summary().removeprefix('ebb: ')}>"
 
     def explain(self) -> str:
         """What each region keeps and makes again, and what that costs, in words."""
@@ -210,7 +219,7 @@ def plan_of(
         BudgetError: the budget is too small.
         ValueError: no region ran forward and backward.
     """
-    chooser = Chooser(_simulator(replace(measured, link=None)), solve)
+    chooser = Chooser(_simulator(replace(measured, link=None, pager=None)), solve)
     simulator = chooser.simulator
     if not any(call.asked for call in simulator.step.calls):
         raise ValueError(
@@ -224,8 +233,7 @@ def plan_of(
     ):  # all that the step needs, and a margin would take some of it
         bytes_allowed = max(plain, simulator.plain.peak)
     choosers = [chooser]
-    if measured.link is not None:
-        choosers.append(Chooser(_simulator(measured), solve))
+    choosers += [Chooser(_simulator(one), solve) for one in _with_more_ways(measured)]
     stacked = None
     if not ahead_is_on() and chooser.estimate(chooser.least_made_once()).peak > bytes_allowed:
         stacked = _stacked(measured, simulator)
@@ -248,6 +256,15 @@ def plan_of(
 
 def _simulator(measured: Measured) -> Simulator:
     return Simulator(measured, ahead=ahead_is_on())
+
+
+def _with_more_ways(measured: Measured) -> Iterable[Measured]:
+    """Where values can leave, or rows go to pools: with one of them, and with both."""
+    if measured.pager is not None and measured.link is not None:
+        yield replace(measured, link=None)
+        yield replace(measured, pager=None)
+    if measured.pager is not None or measured.link is not None:
+        yield measured
 
 
 def ahead_is_on() -> bool:

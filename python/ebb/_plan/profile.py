@@ -14,7 +14,7 @@ import torch
 from ebb import _C
 from ebb._support.shown import shown
 
-_FORMAT = 1  # of the file
+_FORMAT = 2  # of the file
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Operator:
         random: whether it drew from a generator.
         inplace: whether it wrote an argument.
         replayable: whether it can be run again.
+        reads_rows: whether of what it reads it is known which rows live (:func:`ebb.mark_rows`).
     """
 
     func_name: str
@@ -46,6 +47,7 @@ class Operator:
     random: bool
     inplace: bool
     replayable: bool
+    reads_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,9 @@ class Value:
         again: when it had been made again, or fetched; -1: never.
         again_address: of its bytes then.
         ended: when nothing knew it any more; -1: not before the end.
+        rows: of the storage, if it is known which of them live (:func:`ebb.mark_rows`); else 0.
+        live_rows: of these, those that live, one at least.
+        rows_mixed: whether an operator that may mix its rows saved it.
     """
 
     memory: int
@@ -82,6 +87,9 @@ class Value:
     again: float
     again_address: int
     ended: float
+    rows: int = 0
+    live_rows: int = 0
+    rows_mixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -225,7 +233,20 @@ def median_of(profiles: list[Profile]) -> Profile:
         replace(operator, runtime=runtime)
         for operator, runtime in zip(chosen.operators, runtimes, strict=True)
     )
-    return replace(chosen, operators=operators)
+    return replace(chosen, operators=operators, values=_with_most_rows(chosen, profiles))
+
+
+def _with_most_rows(chosen: Profile, profiles: list[Profile]) -> tuple[Value, ...]:
+    """Its values, each with the most rows that lived in any of several steps."""
+    if not any(value.rows for value in chosen.values) or any(
+        [value.rows for value in one.values] != [value.rows for value in chosen.values]
+        for one in profiles
+    ):
+        return chosen.values
+    return tuple(
+        replace(values[0], live_rows=max(value.live_rows for value in values))
+        for values in zip(chosen.values, *(one.values for one in profiles), strict=True)
+    )
 
 
 def _check_same(steps: list[tuple[Operator, ...]]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ebb._plan.choice import Choice
+from ebb._plan.pages import Paged, has_rows
 from ebb._plan.replays import Replays
 from ebb._plan.step import JUST, Call, Step
 from ebb._plan.transfers import Sent
@@ -27,6 +28,7 @@ class RegionEstimate:
     Attributes:
         stretches: when it needs which memory.
         sent: what leaves.
+        paged: of what rows go to pools.
         copies: times, and bytes that it takes or gives back besides.
         replays: which operators run again.
 
@@ -43,15 +45,19 @@ class RegionEstimate:
     ) -> None:
         self._step, self._call, self._least = step, call, least
         first = call.operators.start
-        self._kept = kept_in_the_end(step, {first + one for one in choice.kept})
+        self._rows = Rows(step, call, choice)
+        self._stays = step.stays | self._rows.stays
+        self._kept = kept_in_the_end(step, {first + one for one in choice.kept}, self._stays)
         self._leaving = {first + one for one in choice.offloaded} & self._kept
+        self._paging = {first + one for one in choice.paged} & self._kept
         self._each_time = {first + one for one in choice.each_time}
         self._needed = self._find_needed()
         self.replays = Replays(step, call, self._kept, self._each_time, begins)
         self.sent: list[Sent] = []
+        self.paged: list[Paged] = []
         self.stretches = [
             *self._of_results(),
-            *self._of_inputs(choice.inputs),
+            *self._of_inputs(choice),
             *self._of_lasting(self._find_lasting()),
         ]
         self.copies = [
@@ -100,7 +106,7 @@ class RegionEstimate:
                 place, maker = step.memory_of.get(value), step.maker.get(value)
                 is_there = maker is None or (
                     maker in self._kept
-                    and maker not in self._leaving
+                    and maker not in self._leaving | self._paging
                     and value not in step.overwritten
                 )
                 if place is not None and is_there:
@@ -117,7 +123,9 @@ class RegionEstimate:
                 taken = step.memories[place].taken
                 yield Stretch(place, taken, step.program_has(value))
                 if number in self._leaving and self._leaves(value, place):
-                    self._send(value, place)
+                    self.sent.append(self._sent(value, place))
+                elif number in self._paging and self._pages(value):
+                    self._page(self._sent(value, place), value)
                 elif number in self._kept:
                     yield Stretch(place, taken, self._kept_until(value))
                 for time in self.replays.runs.get(number, ()):
@@ -150,6 +158,14 @@ class RegionEstimate:
         """Whether it is large enough, and something in backward needs it."""
         return self._step.memories[place].size >= self._least and self._asked(value) < math.inf
 
+    def _pages(self, value: int) -> bool:
+        """Whether it has rows, and something in backward needs it."""
+        return has_rows(self._step.values[value]) and self._asked(value) < math.inf
+
+    def _page(self, sent: Sent, value: int) -> None:
+        call = self._step.call_of[self._call.operators.start]
+        self.paged.append(Paged(sent, self._step.values[value], call))
+
     def _asked(self, value: int) -> float:
         """When backward, or a replay, needs it first; infinity: never."""
         about = self._step.values[value]
@@ -158,27 +174,29 @@ class RegionEstimate:
         first += [runs[one][0] for one in self._step.readers[value] if one in runs]
         return min(first, default=math.inf)
 
-    def _send(self, value: int, place: int) -> None:
+    def _sent(self, value: int, place: int) -> Sent:
         step = self._step
         memory, about = step.memories[place], step.values[value]
         # what only replays need leaves when the region ends
         packed = about.made if about.saved else self._call.ends
         until = max([*self._read_by_replays(value), self._needed_until(value)])
         asked = self._asked(value)
-        self.sent.append(Sent(place, memory.size, memory.taken, packed, asked, until))
+        return Sent(place, memory.size, memory.taken, packed, asked, until)
 
-    def _send_input(self, value: int, place: int) -> None:
+    def _sent_input(self, value: int, place: int) -> Sent:
         memory, about = self._step.memories[place], self._step.values[value]
-        asked = min(self._asked(value), self._call.asked[0][0])
+        asked = self._asked(value)
+        if asked == math.inf:
+            asked = self._call.asked[0][0]
         until = max([*self._read_by_replays(value), memory.freed])
-        self.sent.append(Sent(place, memory.size, memory.taken, about.made, asked, until))
+        return Sent(place, memory.size, memory.taken, about.made, asked, until)
 
     def _read_by_replays(self, value: int, made: tuple[int, float] | None = None) -> list[float]:
         """Until when replays need a value. `made`: as for `Replays.read`."""
         readers = [one for one in self._step.readers[value] if one in self._needed]
         return self.replays.read(made, readers)
 
-    def _of_inputs(self, leave: bool) -> Iterable[Stretch]:
+    def _of_inputs(self, choice: Choice) -> Iterable[Stretch]:
         step = self._step
         for value in step.inputs_of(self._call):
             place = step.memory_of.get(value)
@@ -187,8 +205,11 @@ class RegionEstimate:
             begin = step.values[value].made
             if not step.may_leave(value):
                 end = max([begin, *self._read_by_replays(value), self._needed_until(value)])
-            elif leave and step.memories[place].size >= self._least and self._call.asked:
-                self._send_input(value, place)
+            elif choice.paged_inputs and has_rows(step.values[value]) and self._call.asked:
+                self._page(self._sent_input(value, place), value)
+                end = begin
+            elif choice.inputs and step.memories[place].size >= self._least and self._call.asked:
+                self.sent.append(self._sent_input(value, place))
                 end = begin
             else:
                 end = step.memories[place].freed
@@ -254,26 +275,58 @@ class RegionEstimate:
         """Whether a kept operator is not forgotten: that with one result is when the region ends,
         unless the program has that."""
         step, call = self._step, self._call
-        if operator in step.stays or operator not in call.operators:
+        if operator in self._stays or operator not in call.operators:
             return False
         outputs = step.operators[operator].outputs
+        if operator in self._paging and all(has_rows(step.values[value]) for value in outputs):
+            return False  # what is in a pool needs no recipe
         saved = [value for value in outputs if step.needed_until.get(value, -1.0) > time]
         has_it = any(step.let_go(value) > call.ends for value in outputs)
         return bool(saved) and (len(outputs) > 1 or has_it)
 
 
-def kept_in_the_end(step: Step, kept: set[int]) -> set[int]:
+def kept_in_the_end(step: Step, kept: set[int], stays: set[int]) -> set[int]:
     """The operators whose results are there in the end. Of a kept value that another operator
     writes over, the new state is kept in its place; and what can be made again is not copied.
     See Note [A write into a saved value] and Note [Copy on write]."""
     found = set(kept)
-    for number in sorted(kept - step.stays):
+    for number in sorted(kept - stays):
         while (writer := step.written_over(number)) is not None:
             if len(step.operators[number].outputs) == 1:  # else others are there yet
                 found.discard(number)
             found.add(writer)
             number = writer
-    return found | step.stays
+    return found | stays
+
+
+class Rows:
+    """What comes of rows that are paged: dead ones come back as others. See Note [Rows].
+
+    Attributes:
+        stays: operators whose results no policy gives up then.
+    """
+
+    def __init__(self, step: Step, call: Call, choice: Choice) -> None:
+        self.stays: set[int] = set()
+        self._lossy: set[int] = set()
+        if not choice.pages:
+            return
+        if choice.paged_inputs:
+            inputs = (value for value in step.inputs_of(call) if value in step.memory_of)
+            self._lossy.update(value for value in inputs if has_rows(step.values[value]))
+        for number in call.operators:
+            operator = step.operators[number]
+            reads = operator.reads_rows and not self._lossy.isdisjoint(operator.inputs)
+            if reads or number - call.operators.start in choice.paged:
+                self._made(step, number, reads)
+
+    def _made(self, step: Step, number: int, reads: bool) -> None:
+        for value in step.operators[number].outputs:
+            about = step.values[value]
+            if has_rows(about):
+                self._lossy.add(value)
+            elif about.rows_mixed or reads:
+                self.stays.add(number)
 
 
 def plain_stretches(step: Step, call: Call) -> Iterable[Stretch]:

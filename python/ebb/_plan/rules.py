@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ebb._plan.choice import Choice, Operators
-from ebb._policy.decision import OFFLOAD, RECOMPUTE, RECOMPUTE_EACH_TIME, SAVE, Decision
+from ebb._policy.decision import OFFLOAD, PAGE, RECOMPUTE, RECOMPUTE_EACH_TIME, SAVE, Decision
 from ebb._policy.policy import Policy
 from ebb._policy.rule import Rule
 
@@ -28,7 +28,8 @@ def policy_of(choice: Choice, calls: Calls) -> Policy:
     for place, (name, number) in enumerate(calls):
         by_name.setdefault(name, {})[number] = decisions.get(place, RECOMPUTE)
     rules = [rule for name, found in sorted(by_name.items()) for rule in _rules(name, found)]
-    return Policy(rules, inputs=OFFLOAD if choice.inputs else SAVE)
+    inputs = PAGE if choice.paged_inputs else OFFLOAD if choice.inputs else SAVE
+    return Policy(rules, inputs=inputs)
 
 
 def can_be_said(choice: Choice, calls: Calls) -> Choice:
@@ -50,6 +51,7 @@ def _decisions(choice: Choice) -> dict[int, Decision]:
         **dict.fromkeys(choice.saved, SAVE),
         **dict.fromkeys(choice.offloaded, OFFLOAD),
         **dict.fromkeys(choice.each_time, RECOMPUTE_EACH_TIME),
+        **dict.fromkeys(choice.paged, PAGE),
     }
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ebb._plan.changes import Changes, curve, highest, union
 from ebb._plan.choice import PLAIN, Choice
 from ebb._plan.measured import Measured
+from ebb._plan.pages import NO_PAGER, Paged, Pools
 from ebb._plan.region_estimate import RegionEstimate, Stretch, plain_stretches
 from ebb._plan.step import Call, Step
 from ebb._plan.transfers import NO_LINK, Sent, Transfers
@@ -27,6 +29,7 @@ class CallEstimate:
         own: when memory is taken and given back that no other region knows.
         shared: when it needs which memory that others know too, or that leaves.
         sent: what leaves.
+        paged: of what rows go to pools.
         replays: how many operators run again.
         kernels: the time of their kernels in forward.
         replaying: milliseconds that they take.
@@ -37,6 +40,7 @@ class CallEstimate:
     own: Changes
     shared: tuple[Stretch, ...]
     sent: tuple[Sent, ...]
+    paged: tuple[Paged, ...]
     replays: int
     kernels: float
     replaying: float
@@ -73,6 +77,7 @@ class Simulator:
         step: what is simulated.
         link: how bytes leave.
         window: bytes that may be on their way at a time, out and back.
+        pager: how rows go to pools; None: they do not.
         recording: milliseconds that an operator costs because it is in a region.
         plain: the step without regions.
 
@@ -86,6 +91,7 @@ class Simulator:
         self.step = Step(measured.profile)
         self.link = measured.link or NO_LINK
         self.window = self._find_window()
+        self.pager = measured.pager
         self._ahead = ahead
         self._factor, self._each = 1.0, 0.0
         self._slowing = 0.0
@@ -140,9 +146,12 @@ class Simulator:
             choices: for each of ``step.calls``, or ``PLAIN``.
         """
         calls = self._of_calls(choices)
-        transfers = self._transfers(calls)
-        peak, when = highest(self._changes(calls, transfers))
+        transfers, pools = self._transfers(calls), self._pools(calls)
+        peak, when = highest(self._changes(calls, transfers, pools))
+        if pools.are_too_large:  # they would be smaller than what goes there
+            peak = sys.maxsize
         added = self._added(calls, choices) + transfers.waited + self._slowed_by(transfers)
+        added += pools.took
         return Estimate(peak, self._plain + added, sum(one.replays for one in calls), when)
 
     def timeline(self, choices: Sequence[Choice | None]) -> list[tuple[float, int]]:
@@ -152,7 +161,7 @@ class Simulator:
             choices: as for `estimate`.
         """
         calls = self._of_calls(choices)
-        times, now = curve(self._changes(calls, self._transfers(calls)))
+        times, now = curve(self._changes(calls, self._transfers(calls), self._pools(calls)))
         return list(zip(times.tolist(), now.tolist(), strict=True))
 
     def of_call(self, call: int, choice: Choice | None) -> CallEstimate:
@@ -182,8 +191,13 @@ class Simulator:
         """Bytes that a region needs at a time; of what leaves, those that are not under way."""
         found = self.of_call(call, choice)
         there = {one.memory for one in found.shared if one.begin <= time < one.end}
-        there |= {one.memory for one in found.sent if one.asked <= time < one.ended}
+        leaving = (*found.sent, *(one.sent for one in found.paged))
+        there |= {one.memory for one in leaving if one.asked <= time < one.ended}
         return found.own.at(time) + sum(self.step.memories[one].size for one in there)
+
+    def pool_bytes(self, choices: Sequence[Choice | None]) -> int:
+        """Bytes of all page pools. `choices`: as for `estimate`."""
+        return self._pools(self._of_calls(choices)).nbytes
 
     @property
     def all_away(self) -> list[Choice | None]:
@@ -247,24 +261,31 @@ class Simulator:
     def _transfers(self, calls: Sequence[CallEstimate]) -> Transfers:
         return Transfers((sent for one in calls for sent in one.sent), self.link, self.window)
 
-    def _changes(self, calls: Sequence[CallEstimate], transfers: Transfers) -> list[Changes]:
+    def _pools(self, calls: Sequence[CallEstimate]) -> Pools:
+        return Pools((one for call in calls for one in call.paged), self.pager or NO_PAGER)
+
+    def _changes(
+        self, calls: Sequence[CallEstimate], transfers: Transfers, pools: Pools
+    ) -> list[Changes]:
+        all_stays = (*transfers.stays, *pools.stays)
         needed: dict[int, list[tuple[float, float]]] = {
             place: [self.step.outside(place)]
             for place, memory in enumerate(self.step.memories)
             if self.step.is_shared(place) and not memory.is_ours
         }
-        for sent in (stays.sent for stays in transfers.stays):
+        for sent in (stays.sent for stays in all_stays):
             if not self.step.memories[sent.memory].is_ours:
                 needed[sent.memory] = [self.step.outside(sent.memory)]
         for one in calls:
             for stretch in one.shared:
                 needed.setdefault(stretch.memory, []).append((stretch.begin, stretch.end))
-        for stays in transfers.stays:
+        for stays in all_stays:
             sent = stays.sent
             there = needed.setdefault(sent.memory, [])
             there += [(sent.taken, min(stays.left, sent.ended)), (stays.fetched, sent.ended)]
         shared = Changes(self._changes_of(needed))
-        return [self._rest, shared, *(one.own for one in calls)]
+        standing = Changes([(0.0, pools.nbytes)])
+        return [self._rest, shared, standing, pools.tickets, *(one.own for one in calls)]
 
     def _changes_of(
         self, needed: Mapping[int, list[tuple[float, float]]]
@@ -279,10 +300,11 @@ class Simulator:
         stretches: Iterable[Stretch],
         copies: Iterable[tuple[float, int]],
         sent: Sequence[Sent] = (),
-    ) -> tuple[Changes, tuple[Stretch, ...], tuple[Sent, ...]]:
+        paged: Sequence[Paged] = (),
+    ) -> tuple[Changes, tuple[Stretch, ...], tuple[Sent, ...], tuple[Paged, ...]]:
         own: dict[int, list[tuple[float, float]]] = {}
         shared = []
-        leaving = {one.memory for one in sent}
+        leaving = {one.memory for one in (*sent, *(one.sent for one in paged))}
         for one in stretches:
             if self.step.is_shared(one.memory) or one.memory in leaving:
                 shared.append(one)
@@ -291,7 +313,8 @@ class Simulator:
             if one.memory not in own:
                 own[one.memory] = [] if memory.is_ours else [self.step.outside(one.memory)]
             own[one.memory].append((one.begin, one.end))
-        return Changes([*self._changes_of(own), *copies]), tuple(shared), tuple(sent)
+        of_its_own = Changes([*self._changes_of(own), *copies])
+        return of_its_own, tuple(shared), tuple(sent), tuple(paged)
 
     def _estimate_call(self, number: int, choice: Choice | None, later: int | None) -> CallEstimate:
         call = self.step.calls[number]
@@ -306,7 +329,7 @@ class Simulator:
         found = RegionEstimate(self.step, call, choice, self.link.least, begins)
         runs, kernels = found.replays.count, found.replays.kernels
         return CallEstimate(
-            *self._split(found.stretches, found.copies, found.sent),
+            *self._split(found.stretches, found.copies, found.sent, found.paged),
             runs,
             kernels,
             kernels * self._factor + runs * self._each,

@@ -42,6 +42,7 @@ class Cut:
         again: by operator that runs again the bytes that are given up, and its milliseconds; what
             takes longest first.
         away: bytes of what leaves memory, by operator, and ``"what it reads"``.
+        paged: bytes of live rows that go to page pools, likewise.
         often: by operator that is made again each time that something needs it, how often.
     """
 
@@ -53,6 +54,7 @@ class Cut:
     kept: Mapping[str, int]
     again: Mapping[str, tuple[int, float]]
     away: Mapping[str, int]
+    paged: Mapping[str, int]
     often: Mapping[str, int]
 
 

@@ -1,0 +1,250 @@
+"""What goes to page pools between forward and backward, and what that costs."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ebb import _C
+from ebb._plan.changes import Changes
+from ebb._plan.profile import Profile, Value, wait_for_devices
+from ebb._plan.transfers import Sent, Stays
+from ebb.paging import reset, settings, stats
+from ebb.paging._steps import brackets
+
+_PROBE = 4 * 2**20  # bytes that are copied once
+_ROUNDS = 5
+_EACH = 0.01  # milliseconds of the host for a storage, out and back
+_STATE, _NUMBER, _TICKET = 128, 8, 5  # bytes of a pool, of a page's number; numbers of a ticket
+
+Kind = tuple[str, int]
+"""Storages that share a pool: their dtype, and the bytes of a row."""
+
+
+@dataclass(frozen=True)
+class Pager:
+    """How rows go to pools.
+
+    Attributes:
+        speed: bytes in a millisecond that one copy moves.
+        page_rows, headroom: as in :func:`ebb.paging.configure`.
+        limit: bytes that pools may have.
+        beside: whether they are copied beside the work: then what leaves is there until the next
+            region sends something.
+        fixed_order: as in :func:`ebb.paging.step`: what backward asks for next stays.
+    """
+
+    speed: float
+    page_rows: int = 64
+    headroom: float = 1.1
+    limit: float = math.inf
+    beside: bool = False
+    fixed_order: bool = False
+
+    def size_of(self, value: Value) -> int:
+        """Bytes that the rows of one value take in a pool."""
+        pages = -(-value.live_rows // self.page_rows)
+        rows = min(pages * self.page_rows, value.rows)
+        return int(rows * self.headroom) * (value.memory // value.rows)
+
+    def time_of(self, value: Value) -> float:
+        """Milliseconds that one value takes, out and back."""
+        live = value.live_rows * (value.memory // value.rows)
+        return _EACH + (live + value.memory) / self.speed
+
+
+NO_PAGER = Pager(speed=1.0)
+"""Where nothing goes to a pool."""
+
+
+def has_rows(value: Value) -> bool:
+    """Whether it can go to a pool."""
+    return value.live_rows > 0 and value.rows > 0 and not value.rows_mixed
+
+
+@dataclass(frozen=True)
+class Paged:
+    """One storage that goes to a pool.
+
+    Attributes:
+        sent: its memory, and when that is needed.
+        value: what was in it.
+        call: the region that knows it.
+    """
+
+    sent: Sent
+    value: Value
+    call: int
+
+    @property
+    def kind(self) -> Kind:
+        """Of the pool."""
+        return self.value.dtype, self.value.memory // self.value.rows
+
+
+@dataclass
+class _Use:
+    """What one pool must hold."""
+
+    pages: int = 0
+    rows: int = 0  # of a stack
+    most_pages: int = 0
+    most_rows: int = 0
+    stack: list[tuple[Paged, int]] = field(default_factory=list)
+    gone: set[Paged] = field(default_factory=set)
+
+
+class Pools:
+    """The pools of a step, as the engine sizes and uses them. See Note [How pools are sized].
+
+    Attributes:
+        stays: when which storage is in memory.
+        nbytes: of all pools.
+        are_too_large: they may not have so many.
+        tickets: when memory for tickets is taken and given back.
+        took: milliseconds that copies take.
+    """
+
+    def __init__(self, all_paged: Iterable[Paged], pager: Pager) -> None:
+        self._pager = pager
+        found = sorted(all_paged, key=lambda one: (one.sent.packed, one.sent.memory))
+        turning = _turning_points(found) if pager.fixed_order else set()
+        self.stays = [Stays(one.sent, one.sent.asked, one.sent.asked) for one in found]
+        paged = [one for one in found if one.call not in turning]
+        next_region = _when_the_next_pages(found)
+        for place, one in enumerate(found):
+            if one.call not in turning:
+                left = next_region[one.call] if pager.beside else one.sent.packed
+                self.stays[place] = Stays(one.sent, min(left, one.sent.asked), one.sent.asked)
+        uses = self._uses(paged)
+        is_stack = {kind: one.most_rows <= one.most_pages * pager.page_rows
+                    for kind, one in uses.items()}  # fmt: skip
+        self.nbytes = sum(self._size(kind, one, is_stack[kind]) for kind, one in uses.items())
+        self.are_too_large = self.nbytes > pager.limit
+        self.tickets = Changes(self._tickets(paged, is_stack))
+        self.took = sum(pager.time_of(one.value) for one in paged)
+
+    def _uses(self, paged: Sequence[Paged]) -> Mapping[Kind, _Use]:
+        uses: dict[Kind, _Use] = defaultdict(_Use)
+        events = [(one.sent.packed, 1, place) for place, one in enumerate(paged)]
+        events += [(min(one.sent.asked, one.sent.ended), 0, place)
+                   for place, one in enumerate(paged)]  # fmt: skip
+        for _, comes, place in sorted(events):
+            one = paged[place]
+            use, rows = uses[one.kind], one.value.live_rows
+            pages = -(-rows // self._pager.page_rows)
+            if comes:
+                use.pages += pages
+                use.rows += rows
+                use.stack.append((one, rows))
+            else:
+                use.pages -= pages
+                use.gone.add(one)
+                while use.stack and use.stack[-1][0] in use.gone:
+                    use.rows -= use.stack.pop()[1]
+            use.most_pages = max(use.most_pages, use.pages)
+            use.most_rows = max(use.most_rows, use.rows)
+        return uses
+
+    def _size(self, kind: Kind, use: _Use, is_stack: bool) -> int:
+        needed = use.most_rows if is_stack else use.most_pages
+        pages = -int(-needed * self._pager.headroom // 1)
+        rows = pages if is_stack else pages * self._pager.page_rows
+        return rows * kind[1] + _STATE + (0 if is_stack else _NUMBER * pages)
+
+    def _tickets(
+        self, paged: Iterable[Paged], is_stack: Mapping[Kind, bool]
+    ) -> Iterator[tuple[float, int]]:
+        for one in paged:
+            pages = 0 if is_stack[one.kind] else -(-one.value.rows // self._pager.page_rows)
+            size = _NUMBER * (_TICKET + pages)
+            yield from [(one.sent.packed, size), (min(one.sent.asked, one.sent.ended), -size)]
+
+
+def _when_the_next_pages(paged: Sequence[Paged]) -> dict[int, float]:
+    """By call, when the one after it sends its first storage."""
+    first: dict[int, float] = {}
+    for one in paged:
+        first.setdefault(one.call, one.sent.packed)
+    calls = sorted(first, key=lambda call: first[call])
+    later = [first[call] for call in calls[1:]]
+    return dict(zip(calls, [*later, math.inf], strict=False))
+
+
+def _turning_points(paged: Sequence[Paged]) -> set[int]:
+    """The calls whose backward comes right after their forward."""
+    begins: dict[int, float] = {}
+    asked: dict[int, float] = {}
+    for one in paged:
+        begins[one.call] = min(begins.get(one.call, math.inf), one.sent.packed)
+        asked[one.call] = min(asked.get(one.call, math.inf), one.sent.asked)
+    events = sorted([*((at, call) for call, at in begins.items()),
+                     *((at, call) for call, at in asked.items())])  # fmt: skip
+    order = [call for _, call in events]
+    return {call for call, after in itertools.pairwise(order) if call == after}
+
+
+class Brackets:
+    """Whether the steps that are measured say where they begin and end: only a step that can be run
+    again may find a pool too small."""
+
+    def __init__(self) -> None:
+        self._before = Counter(brackets)
+
+    def pager(self, profile: Profile, device: torch.device) -> Pager | None:
+        """How rows go to pools.
+
+        Args:
+            profile: of a step since then.
+            device: where their rows are.
+
+        Returns:
+            None if no value has rows, or no step of :mod:`ebb.paging` has begun since then.
+        """
+        since = Counter(brackets) - self._before
+        if not since or not any(map(has_rows, profile.values)):
+            return None
+        found = settings()
+        return Pager(
+            _copy_speed(device),
+            page_rows=found["page_rows"],
+            headroom=found["headroom"],
+            limit=math.inf if found["device_limit"] is None else found["device_limit"],
+            beside=device.type != "cpu",
+            fixed_order=since[True] > 0,
+        )
+
+
+def pool_bytes() -> int:
+    """What page pools have now."""
+    found: int = stats()["pool_bytes"]
+    return found
+
+
+def size_pools_anew() -> None:
+    """What is paged from now on is something else."""
+    _C.paging_record_next()
+    if stats()["stashes"] == 0:
+        with contextlib.suppress(RuntimeError):  # inside of a step
+            reset()
+
+
+def _copy_speed(device: torch.device) -> float:
+    """Bytes in a millisecond."""
+    x = torch.zeros(_PROBE, dtype=torch.uint8, device=device)
+    y = torch.empty_like(x)
+    times = []
+    for _ in range(_ROUNDS):
+        wait_for_devices()
+        begin = time.perf_counter()
+        y.copy_(x)
+        wait_for_devices()
+        times.append((time.perf_counter() - begin) * 1e3)
+    return _PROBE / max(min(times), 1e-6)

@@ -1,0 +1,104 @@
+"""Small programs to plan in which of padded buffers only some rows live.
+
+Their steps are run by ``ebb.paging.run_step``, so plans may page. See `planned_programs`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from planned_programs import Planning, Program, built, measured
+from torch import nn
+
+import ebb
+from ebb._plan.choose import Chooser
+from ebb._plan.pages import Pager
+from ebb._plan.simulate import Simulator
+
+WIDTH, HIDDEN, TOKENS = 32, 64, 192
+PAGER = Pager(speed=1e6)
+
+
+class Experts(nn.Module):
+    """Reads padded rows, and makes such."""
+
+    def __init__(self, gated: bool = False) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.gate = nn.Linear(WIDTH, HIDDEN, bias=False) if gated else None
+        self.norm = nn.LayerNorm(HIDDEN)
+        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def forward(self, rows: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        rows = ebb.mark_rows(rows, count)
+        hidden = F.silu(self.up(rows))
+        if self.gate is not None:
+            hidden = hidden * self.gate(rows)
+        return self.down(torch.tanh(self.norm(hidden)))
+
+
+class Layer(nn.Module):
+    """A part of the tokens, which varies, goes to experts."""
+
+    def __init__(self, share: float, gated: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.score = nn.Linear(WIDTH, 1, bias=False)
+        self.experts = Experts(gated)
+        self.share = share
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed = self.norm(x)
+        score = self.score(normed).flatten()
+        wanted = score > score.detach().quantile(1 - self.share)
+        order = (~wanted).to(torch.int64).argsort(stable=True)
+        count = wanted.sum()
+        lives = (torch.arange(len(x)) < count).unsqueeze(1)
+        rows = torch.where(lives, normed.index_select(0, order), 0)
+        made = torch.where(lives, self.experts(rows, count), 0)
+        weighted = made * score.index_select(0, order).sigmoid().unsqueeze(1)
+        return x + torch.zeros_like(x).index_add(0, order, weighted)
+
+
+def in_steps(model: nn.Module, **arguments: bool) -> Callable[[], object]:
+    x = torch.randn(TOKENS, WIDTH)
+
+    def forward_and_backward() -> None:
+        model(x).square().mean().backward()
+
+    return lambda: ebb.paging.run_step(forward_and_backward, **arguments)
+
+
+def experts() -> Program:
+    """Regions are what reads and makes padded rows, and no more."""
+    model = nn.Sequential(*(Layer(0.2 + 0.05 * place) for place in range(4)))
+    return Program(model, in_steps(model), ("*.experts",))
+
+
+def layers() -> Program:
+    """Regions have what makes padded rows, and what reads them, too."""
+    model = nn.Sequential(*(Layer(0.25, gated=True) for place in range(4)))
+    return Program(model, in_steps(model), ("[0-9]",))
+
+
+def fixed_order() -> Program:
+    """The layer whose backward comes first is not paged."""
+    model = nn.Sequential(*(Layer(0.3) for place in range(3)))
+    return Program(model, in_steps(model, fixed_order=True), ("*.experts",))
+
+
+PAGED = (experts, layers, fixed_order)
+
+
+@functools.cache
+def paging(make: Callable[[], Program], pager: Pager = PAGER) -> Planning:
+    """As `planned_programs.planning`, with pages."""
+    program = built(make)
+    if make is fixed_order:
+        pager = replace(pager, fixed_order=True)
+    found = replace(measured(program), pager=pager)
+    return Planning(program, found, Chooser(Simulator(found)))
