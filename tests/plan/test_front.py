@@ -24,6 +24,7 @@ class Made(Choices):
     def __init__(self, size, time, needed, free, lasting, reads):
         self.size, self.time, self.needed, self.free = size, time, needed, free
         self.lasting, self.reads = lasting, reads
+        self.paged, self.keeping = [False] * len(size), [0.0] * len(size)
 
 
 @st.composite
