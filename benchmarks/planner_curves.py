@@ -130,7 +130,7 @@ class Curves:
     def _in_plan(
         self, plan: Plan, around: Callable[[], AbstractContextManager[object]]
     ) -> Iterator[None]:
-        with plan.apply(self.module), around():
+        with around(), plan.apply(self.module):
             yield
 
     def peak(self, entry: Entry) -> int:

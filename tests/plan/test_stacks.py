@@ -209,14 +209,15 @@ def test_a_plan_of_stacks_is_written_and_read(tmp_path):
 
 
 def test_replays_ahead_need_a_region_for_each_block():
-    _, measured, _ = stacked(pre_ln)
+    _, measured, _ = stacked(in_place)
     ebb.ahead.configure(regions=1)
     try:
         plan = plan_of(measured, 1, at_least=True)
     finally:
         ebb.ahead.configure(regions=0)
 
-    assert "" not in plan.policies
+    assert "" in plan.policies
+    assert not plan.settings.ahead
 
 
 def test_lists_and_dictionaries_call_nothing():

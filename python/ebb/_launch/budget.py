@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from _ebb_switches import is_set
 
-from ebb import _C, offload
+from ebb import _C
 from ebb._launch import agreeing
 from ebb._launch.agreeing import Offer, Ranks, ranks_of_job
 from ebb._launch.budgeted import Blocks, Shape
@@ -23,6 +23,7 @@ from ebb._launch.taken import Taken
 from ebb._plan.budget import BudgetError
 from ebb._plan.measured import Measured
 from ebb._plan.plan import Plan, plan_of
+from ebb._plan.process_settings import ProcessSettings
 from ebb._policy.policy import Policy
 from ebb._report import planned
 from ebb._report.planned import ReportedPlan
@@ -46,20 +47,20 @@ class Decided:
         policies: of blocks, by their names; all others keep everything.
         summary: in words.
         too_small: why the budget is not kept, if it is not.
-        offload: settings of :func:`ebb.offload.configure` that go with the policies.
+        settings: of the process, that go with the policies.
         reported: what reports tell of it.
     """
 
     policies: Mapping[str, Policy]
     summary: str
     too_small: str = ""
-    offload: Mapping[str, int] = field(default_factory=dict)
+    settings: ProcessSettings = field(default_factory=ProcessSettings)
     reported: ReportedPlan | None = None
 
 
 def _decided(plan: Plan, too_small: str = "") -> Decided:
     summary = plan.summary().removeprefix("ebb: ")
-    return Decided(plan.policies, summary, too_small, plan.offload, _reported(plan))
+    return Decided(plan.policies, summary, too_small, plan.settings, _reported(plan))
 
 
 # Note [The phases of a budget]
@@ -100,7 +101,7 @@ class Budget:
         # Shapes of late, and for how many steps.
         self._unlike: tuple[tuple[Shape, ...] | None, int] = (None, 0)
         self._plans = 0
-        self._moved = ExitStack()  # of how OFFLOAD moves values, if a plan has changed that
+        self._moved = ExitStack()  # of settings of the process, if a plan has changed some
         self._reported: ReportedPlan | None = None  # that is in place
         self._checking: Checking | None = None  # while steps under it are measured
         self._has_ended = False  # there will be no plan
@@ -307,7 +308,8 @@ class Budget:
         if decided.too_small and is_set("EBB_STRICT"):
             raise BudgetError(f"ebb: EBB_BUDGET={self._text}: {decided.too_small}")
         self._plans += 1
-        self._configure(decided.offload)
+        self._moved.close()
+        decided.settings.put(self._moved)
         self._add_all()
         # A call of torch.utils.checkpoint around a block would recompute it.
         self.blocks.follow(decided.policies, save_all if self._taken.announced else None)
@@ -336,13 +338,6 @@ class Budget:
         if self._reported is not None:
             planned.ends(self._reported)
         self._reported = self._checking = None
-
-    def _configure(self, settings: Mapping[str, int]) -> None:
-        """How OFFLOAD moves values; if nothing is said, as the job has it."""
-        self._moved.close()
-        if settings:
-            self._moved.callback(offload.configure, **offload.settings())
-            offload.configure(**settings)  # type: ignore[arg-type]
 
     # Steps under a plan ---------------------------------------------------------------------------
 

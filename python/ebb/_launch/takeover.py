@@ -39,7 +39,7 @@ def install_modules(policies: ModulePolicies, text: str) -> None:
         text: what the user wrote for it.
     """
     remove()
-    policies.configure(_undo)
+    policies.settings.put(_undo)
     others = tuple((policy, tuple(map(glob.escape, names))) for policy, names in policies.groups())
     taken = Taken(recompute_all, f"EBB={text}", (), others)
     checkpoint_calls.take_over(taken, _undo)

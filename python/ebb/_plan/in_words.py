@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ebb._plan.choose import Chooser, Chosen
 from ebb._plan.cuts import cuts_of
+from ebb._plan.process_settings import ProcessSettings
 from ebb._policy.policy import Policy
 from ebb._report.planned import Cut
 from ebb._report.text import size
@@ -17,6 +18,7 @@ class Plan(Protocol):
     """What is told of an ``ebb.Plan``."""
 
     policies: dict[str, Policy]
+    settings: ProcessSettings
     budget: int
     peak: int
     duration: float
@@ -44,6 +46,8 @@ def summary(plan: Plan) -> str:
 def explained(plan: Plan, chooser: Chooser, chosen: Chosen) -> str:
     """A paragraph for each kind of region."""
     lines = [summary(plan).removeprefix("ebb: "), ""]
+    if not plan.settings.ahead:
+        lines += ["replays do not run ahead of backward: with these choices that is faster", ""]
     for cut in cuts_of(chooser, chosen):
         lines += _paragraph(cut)
     return "\n".join(lines)

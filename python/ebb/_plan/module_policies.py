@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ebb import offload
+from ebb._plan.process_settings import ProcessSettings
 from ebb._policy.policy import Policy
 from ebb._policy.presets import PRESETS
 from ebb._policy.text import loaded_regions, regions_to_toml
@@ -58,7 +58,13 @@ class ModulePolicies:
 
     Attributes:
         policies: by the module's fully qualified name.
+        settings: those of the process that go with the policies.
+
+    Args:
+        policies: by the module's fully qualified name.
         offload: settings of :func:`ebb.offload.configure` that these policies need; empty: none.
+        ahead: whether replays may run ahead of backward, where :func:`ebb.ahead.configure` has
+            them do so.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
@@ -70,14 +76,18 @@ class ModulePolicies:
     __module__ = "ebb"  # where users, and pickles, find it
 
     def __init__(
-        self, policies: Mapping[str, Policy], offload: Mapping[str, int] | None = None
+        self,
+        policies: Mapping[str, Policy],
+        offload: Mapping[str, int] | None = None,
+        *,
+        ahead: bool = True,
     ) -> None:
         self.policies = dict(policies)
-        self.offload = dict(offload or {})
+        self.settings = ProcessSettings(dict(offload or {}), ahead)
 
     def apply(self, model: torch.nn.Module) -> RegionHandles:
         """Make these modules of a model regions, as :func:`ebb.apply` does; and set how OFFLOAD
-        moves values, if that is said.
+        moves values, if that is said, and that nothing is replayed ahead.
 
         Args:
             model: has modules of these names, with or without those of wrappers.
@@ -94,18 +104,17 @@ class ModulePolicies:
             for policy, names in self.groups():
                 found = apply(model, policy, [glob.escape(name) for name in names])
                 handles = RegionHandles([*handles._handles, found])
-            self.configure(handles._undo)
+            self.settings.put(handles._undo)
             self._is_applied(model, handles._undo)
         except BaseException:
             handles.remove()
             raise
         return handles
 
-    def configure(self, undo: ExitStack) -> None:
-        """Set how OFFLOAD moves values, if that is said, until `undo` is closed."""
-        if self.offload:
-            undo.callback(offload.configure, **offload.settings())
-            offload.configure(**self.offload)  # type: ignore[arg-type]
+    @property
+    def offload(self) -> Mapping[str, int]:
+        """Settings of :func:`ebb.offload.configure` that go with the policies; empty: none."""
+        return self.settings.offload
 
     def _is_applied(self, model: torch.nn.Module, undo: ExitStack) -> None:
         """They are regions until `undo` is closed, or the model is gone."""
@@ -129,7 +138,9 @@ class ModulePolicies:
             OSError: the file cannot be written.
         """
         groups = ((names, policy._parts(), policy.inputs) for policy, names in self.groups())
-        text = _HEAD.format(name=Path(path).name) + regions_to_toml(groups, self.offload)
+        text = _HEAD.format(name=Path(path).name) + regions_to_toml(
+            groups, self.settings.offload, self.settings.ahead
+        )
         Path(path).write_text(text, encoding="utf-8")
 
     @staticmethod
@@ -140,7 +151,7 @@ class ModulePolicies:
             OSError: the file cannot be read.
             ValueError: it is no such file; the message tells where.
         """
-        regions, settings = loaded_regions(path, PRESETS)
+        regions, settings, ahead = loaded_regions(path, PRESETS)
         return ModulePolicies(
             {
                 name: Policy._from_compiled(compiled)
@@ -148,4 +159,5 @@ class ModulePolicies:
                 for name in names
             },
             settings,
+            ahead=ahead,
         )

@@ -24,8 +24,8 @@ from ebb._plan.in_words import explained, least_explained, summary
 from ebb._plan.measured import Measured
 from ebb._plan.measuring import measure, measure_again
 from ebb._plan.module_policies import ModulePolicies
-from ebb._plan.pages import size_pools_anew
 from ebb._plan.pareto import Pareto, ParetoPoint
+from ebb._plan.process_settings import ProcessSettings
 from ebb._plan.profile import Profile
 from ebb._plan.rules import policy_of
 from ebb._plan.simulate import Estimate, Simulator
@@ -58,7 +58,7 @@ class Plan(ModulePolicies):
         stacked: Stacked | None = None,
     ) -> None:
         policies = _policies(chooser, chosen, measured.whole, stacked)
-        super().__init__(policies, _settings(chooser, chosen))
+        super().__init__(policies)
         found = chooser.estimate(chosen)
         self.budget = budget
         self.peak, self.duration, self.replays = found.peak, found.duration, found.replays
@@ -66,13 +66,15 @@ class Plan(ModulePolicies):
         self.plain_duration = plain.duration
         self.plain_peak = plain.peak if measured.plain_peak is None else measured.plain_peak
         self.pool_bytes = chooser.pool_bytes(chosen)
+        self.settings = ProcessSettings(
+            _transfers(chooser, chosen),
+            ahead=chooser.simulator.ahead or not (policies and ahead_is_on()),
+            pages=self.pool_bytes > 0,
+        )
         self._chooser, self._chosen = chooser, chosen
         self._reported: planned.ReportedPlan | None = None  # of the last apply()
 
     def _is_applied(self, model: torch.nn.Module, undo: ExitStack) -> None:
-        if self.pool_bytes > 0:
-            size_pools_anew()
-            undo.callback(size_pools_anew)
         self._reported = self._for_reports()
         planned.begins(self._reported)
         undo.callback(planned.ends, self._reported)
@@ -85,7 +87,7 @@ class Plan(ModulePolicies):
             measured: all is recomputed, as it was in that step, in place of what was chosen.
         """
         if measured is not None:
-            return reported_as_measured(self, Chooser(_simulator(measured)), measured)
+            return reported_as_measured(self, Chooser(Simulator(measured)), measured)
         return reported(self, self._chooser, self._chosen)
 
     def measure(self, step: Callable[[], object]) -> Profile:
@@ -187,7 +189,7 @@ def _policies(
     return policies
 
 
-def _settings(chooser: Chooser, chosen: Chosen) -> dict[str, int]:
+def _transfers(chooser: Chooser, chosen: Chosen) -> dict[str, int]:
     """Of OFFLOAD, with which copies are as they were simulated; none if nothing leaves."""
     if not any(point.sends for point in chosen.values()):
         return {}
@@ -219,7 +221,8 @@ def plan_of(
         BudgetError: the budget is too small.
         ValueError: no region ran forward and backward.
     """
-    chooser = Chooser(_simulator(replace(measured, link=None, pager=None)), solve)
+    alone = replace(measured, link=None, pager=None)
+    chooser = Chooser(Simulator(alone), solve)
     simulator = chooser.simulator
     if not any(call.asked for call in simulator.step.calls):
         raise ValueError(
@@ -232,10 +235,13 @@ def plan_of(
         isinstance(budget, float) and budget == 1.0
     ):  # all that the step needs, and a margin would take some of it
         bytes_allowed = max(plain, simulator.plain.peak)
-    choosers = [chooser]
-    choosers += [Chooser(_simulator(one), solve) for one in _with_more_ways(measured)]
+    ways = list(_with_more_ways(measured))
+    choosers = []
+    if ahead_is_on():
+        choosers = [Chooser(Simulator(one, ahead=True), solve) for one in (alone, *ways)]
+    choosers += [chooser, *(Chooser(Simulator(one), solve) for one in ways)]
     stacked = None
-    if not ahead_is_on() and chooser.estimate(chooser.least_made_once()).peak > bytes_allowed:
+    if chooser.estimate(chooser.least_made_once()).peak > bytes_allowed:
         stacked = _stacked(measured, simulator)
     if stacked is not None:
         choosers.append(Chooser(stacked.simulator, given=stacked.choices))
@@ -254,10 +260,6 @@ def plan_of(
     return Plan(found[0], measured, bytes_allowed, found[1], stacked)
 
 
-def _simulator(measured: Measured) -> Simulator:
-    return Simulator(measured, ahead=ahead_is_on())
-
-
 def _with_more_ways(measured: Measured) -> Iterable[Measured]:
     """Where values can leave, or rows go to pools: with one of them, and with both."""
     if measured.pager is not None and measured.link is not None:
@@ -272,7 +274,7 @@ def ahead_is_on() -> bool:
 
 
 def _stacked(measured: Measured, simulator: Simulator) -> Stacked | None:
-    """With several blocks in one region, of which none is replayed ahead."""
+    """With several blocks in one region."""
     stacks = find_stacks(simulator.step, measured.parents)
     return Stacked(measured, simulator, stacks) if stacks else None
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ebb._plan.changes import Changes, highest
 from ebb._plan.choice import Choice
 from ebb._plan.pages import Paged, has_rows
 from ebb._plan.replays import Replays
@@ -65,6 +66,7 @@ class RegionEstimate:
             *self._copies_in_passing(),
             *self._copies_for_replays(),
             *self._workspaces(),
+            *self._in_passing_ahead(),
         ]
 
     def _find_needed(self) -> set[int]:
@@ -129,6 +131,8 @@ class RegionEstimate:
                 elif number in self._kept:
                     yield Stretch(place, taken, self._kept_until(value))
                 for time in self.replays.runs.get(number, ()):
+                    if self._passes_ahead(number, time):
+                        continue
                     until = self._replayed_until(value, number, time)
                     yield Stretch(place, time, max(until, time + JUST))
 
@@ -217,8 +221,30 @@ class RegionEstimate:
 
     def _workspaces(self) -> Iterable[tuple[float, int]]:
         for number, time in self.replays.all():
-            if size := self._step.workspace[number]:
+            if (size := self._step.workspace[number]) and (number, time) not in self.replays.early:
                 yield from [(time, size), (time + JUST / 2, -size)]
+
+    def _passes_ahead(self, operator: int, time: float) -> bool:
+        return (operator, time) in self.replays.early and self.replays.is_passing(operator, time)
+
+    def _in_passing_ahead(self) -> Iterable[tuple[float, int]]:
+        """What replays ahead take and give back again: beside the backward of another region, it is
+        not known when."""
+        step, replays = self._step, self.replays
+        changes = []
+        for number, time in replays.early:
+            size = step.workspace[number]
+            changes += [(time, size), (time + JUST / 2, -size)]
+            for value in step.operators[number].outputs:
+                place = step.memory_of.get(value)
+                if place is not None and replays.is_passing(number, time):
+                    size = step.memories[place].size
+                    end = max(self._replayed_until(value, number, time), time + JUST)
+                    changes += [(time, size), (end, -size)]
+        most, _ = highest([Changes(changes)])
+        if most > 0:
+            begins = min(time for _, time in replays.early)
+            yield from [(begins, most), (self._call.asked[0][0], -most)]
 
     def _copies_before_writes(self) -> Iterable[tuple[float, int]]:
         """Of kept values that an operator is about to write over, while a replay needs them."""

@@ -13,12 +13,13 @@ class Replays:
 
     Attributes:
         runs: of each operator that runs again, when.
+        early: the runs of them that are ahead of backward.
 
     Args:
         step, call: what ran.
         kept: operators whose results are there.
         each_time: those whose results a slice gives up again, unless backward asked for them.
-        begins: nothing runs before; replays ahead run then.
+        begins: replays ahead run then; infinity: there are none.
     """
 
     def __init__(
@@ -26,14 +27,16 @@ class Replays:
     ) -> None:
         self._step, self._kept = step, kept
         self.runs: dict[int, list[float]] = {}
+        self.early: set[tuple[int, float]] = set()
         self._passing: set[tuple[int, float]] = set()
         held: set[int] = set()
-        for asked, value in call.asked:
-            wanted = step.maker[value]
+        for asked, wanted in self._in_order(call, each_time, begins):
             found = self._needed_for(wanted, asked, held)
             inner = step.inner_region(wanted)
             for place, number in enumerate(sorted(found)):  # one after the other
-                time = min(asked, begins) + place * JUST
+                time = asked + place * JUST
+                if asked == begins:
+                    self.early.add((number, time))
                 self.runs.setdefault(number, []).append(time)
                 backward_is_there = inner is not None and step.inner_region(number) == inner
                 if number in each_time and number != wanted and not backward_is_there:
@@ -41,6 +44,17 @@ class Replays:
                 else:
                     held.add(number)
         self._ends = _ends_of_slices(self)
+
+    def _in_order(
+        self, call: Call, each_time: set[int], begins: float
+    ) -> Iterable[tuple[float, int]]:
+        """When replays of which operator begin. Of what is made each time, none begins ahead."""
+        found = ((asked, self._step.maker[value]) for asked, value in call.asked)
+        times = (
+            (asked if wanted in each_time else min(asked, begins), wanted)
+            for asked, wanted in found
+        )
+        return sorted(times, key=lambda one: one[0])
 
     def _needed_for(self, wanted: int, asked: float, held: set[int]) -> set[int]:
         waiting, found = [wanted], set()

@@ -33,6 +33,7 @@ class CallEstimate:
         replays: how many operators run again.
         kernels: the time of their kernels in forward.
         replaying: milliseconds that they take.
+        early: of these, milliseconds of those that run ahead of backward.
         recording: milliseconds that its operators take more than outside of regions.
         held: bytes that it holds when forward ends, and plain eager would not hold for others.
     """
@@ -44,6 +45,7 @@ class CallEstimate:
     replays: int
     kernels: float
     replaying: float
+    early: float
     recording: float
     held: int
 
@@ -78,6 +80,7 @@ class Simulator:
         link: how bytes leave.
         window: bytes that may be on their way at a time, out and back.
         pager: how rows go to pools; None: they do not.
+        ahead: whether the region that comes next is replayed meanwhile.
         recording: milliseconds that an operator costs because it is in a region.
         plain: the step without regions.
 
@@ -92,7 +95,7 @@ class Simulator:
         self.link = measured.link or NO_LINK
         self.window = self._find_window()
         self.pager = measured.pager
-        self._ahead = ahead
+        self.ahead = ahead
         self._factor, self._each = 1.0, 0.0
         self._slowing = 0.0
         self._rest = Changes(self.step.rest)
@@ -166,14 +169,14 @@ class Simulator:
 
     def of_call(self, call: int, choice: Choice | None) -> CallEstimate:
         """What one region comes to, if all are regions."""
-        later = range(call + 1, len(self.step.calls)) if self._ahead else ()
+        later = range(call + 1, len(self.step.calls)) if self.ahead else ()
         return self._of_call(call, choice, next(filter(self._is_met, later), None))
 
     def _of_calls(self, choices: Sequence[Choice | None]) -> list[CallEstimate]:
         found = []
         later = None  # the region that backward comes to before
         for number in reversed(range(len(choices))):
-            found.append(self._of_call(number, choices[number], later if self._ahead else None))
+            found.append(self._of_call(number, choices[number], later if self.ahead else None))
             if choices[number] is not PLAIN and self._is_met(number):
                 later = number
         return found[::-1]
@@ -244,7 +247,7 @@ class Simulator:
         return self._slowing * transfers.moved
 
     def _added(self, calls: Sequence[CallEstimate], choices: Sequence[Choice | None]) -> float:
-        if not self._ahead:
+        if not self.ahead:
             return sum(one.added for one in calls)
         added = 0.0
         later = None  # the region that backward comes to before
@@ -255,7 +258,7 @@ class Simulator:
                 meanwhile = self.step.working(later.asked[0][0], call.asked[0][0])
             if call.asked and choices[number] is not PLAIN:
                 later = call
-            added += one.added - min(one.replaying, max(0.0, meanwhile))
+            added += one.added - min(one.early, max(0.0, meanwhile))
         return added
 
     def _transfers(self, calls: Sequence[CallEstimate]) -> Transfers:
@@ -320,9 +323,10 @@ class Simulator:
         call = self.step.calls[number]
         if choice is PLAIN:
             plain = list(plain_stretches(self.step, call))
-            return CallEstimate(*self._split(plain, ()), 0, 0.0, 0.0, 0.0, self._held(call, plain))
+            held = self._held(call, plain)
+            return CallEstimate(*self._split(plain, ()), 0, 0.0, 0.0, 0.0, 0.0, held)
         begins = math.inf
-        if self._ahead and later is None:  # is not given up before backward comes
+        if self.ahead and later is None:  # is not given up before backward comes
             choice = Choice(frozenset(range(len(call.operators))))
         elif later is not None:
             begins = self.step.calls[later].asked[0][0]
@@ -333,6 +337,7 @@ class Simulator:
             runs,
             kernels,
             kernels * self._factor + runs * self._each,
+            sum(self.replay_time(operator) for operator, _ in found.replays.early),
             self.recording * len(call.operators),
             self._held(call, found.stretches),
         )

@@ -180,12 +180,16 @@ def loaded(path: str | os.PathLike[str], presets: Presets) -> _C.Policy:
 
 def loaded_regions(
     path: str | os.PathLike[str], presets: Presets
-) -> tuple[list[tuple[list[str], _C.Policy]], dict[str, int]]:
-    """Modules and their policies, and settings of OFFLOAD; see :meth:`ebb.ModulePolicies.load`."""
+) -> tuple[list[tuple[list[str], _C.Policy]], dict[str, int], bool]:
+    """Modules and their policies, settings of OFFLOAD, and whether replays run ahead; see
+    :meth:`ebb.ModulePolicies.load`."""
     document, at = _read(path)
     found = []
     known: set[str] = set()
-    whole = at.table(document, ("regions", "offload"))
+    whole = at.table(document, ("regions", "offload", "ahead"))
+    ahead = whole.get("ahead", True)
+    if not isinstance(ahead, bool):
+        raise (at / "ahead").error(f"must be true or false; got {shown(ahead)}")
     tables = (at / "regions").array(whole.get("regions"))
     for number, table in enumerate(tables):
         here = at / "regions" / number
@@ -198,7 +202,7 @@ def loaded_regions(
                 raise (here / "modules").error(f"{shown(name)} has a policy already")
             known.add(name)
         found.append((names, _policy(given, here, presets)))
-    return found, _offload(whole.get("offload", {}), at / "offload")
+    return found, _offload(whole.get("offload", {}), at / "offload"), ahead
 
 
 def _offload(table: object, at: _At) -> dict[str, int]:
@@ -220,16 +224,19 @@ def has_regions(path: str | os.PathLike[str]) -> bool:
 
 
 def regions_to_toml(
-    groups: Iterable[tuple[list[str], tuple[Part, ...], Decision]], offload: Mapping[str, int]
+    groups: Iterable[tuple[list[str], tuple[Part, ...], Decision]],
+    offload: Mapping[str, int],
+    ahead: bool,
 ) -> str:
     """See :meth:`ebb.ModulePolicies.save`."""
+    head = "" if ahead else _line("ahead", ahead) + "\n"
     tables = ["[offload]\n" + "".join(starmap(_line, offload.items()))] if offload else []
     for names, parts, inputs in groups:
         listed = "".join(f"    {json.dumps(name, ensure_ascii=False)},\n" for name in names)
         listed = listed.replace("\x7f", "\\u007f")
         text = re.sub(r"^\[\[", "[[regions.", to_toml(parts, inputs), flags=re.M)
         tables.append(f"[[regions]]\nmodules = [\n{listed}]\n{text}")
-    return "\n".join(tables) if tables else "regions = []\n"
+    return head + ("\n".join(tables) if tables else "regions = []\n")
 
 
 def _line(key: str, value: object) -> str:

@@ -1,0 +1,112 @@
+"""Plans where replays run ahead of backward: they say whether that goes on."""
+
+from __future__ import annotations
+
+import planned_programs as programs
+import pytest
+from exactness import same_bits
+from planned_programs import planning
+
+import ebb
+from ebb._plan.budget import BudgetError
+from ebb._plan.choice import Choice
+from ebb._plan.plan import plan_of
+from ebb._plan.simulate import Simulator
+
+
+@pytest.fixture
+def ahead():
+    before = ebb.ahead.settings()
+    ebb.ahead.configure(regions=1, busy_cores=True)
+    yield
+    ebb.ahead.configure(**before)
+
+
+def is_on():
+    return ebb.ahead.settings()["regions"] > 0
+
+
+def test_where_there_is_room_replays_run_ahead(ahead):
+    program, measured = planning(programs.pre_ln).program, planning(programs.pre_ln).measured
+    plan = plan_of(measured, 0.8)
+
+    assert plan.settings.ahead
+    assert "replays do not run ahead" not in plan.explain()
+    with plan.apply(program.model):
+        assert is_on()
+
+
+def test_where_there_is_none_they_do_not(ahead, tmp_path):
+    found = planning(programs.pre_ln)
+    program, plan = found.program, plan_of(found.measured, 1, at_least=True)
+    expected = [one.clone() for one in program.run()]
+
+    assert not plan.settings.ahead
+    assert "replays do not run ahead" in plan.explain()
+    plan.save(tmp_path / "plan.toml")
+    for policies in (plan, ebb.ModulePolicies.load(tmp_path / "plan.toml")):
+        with policies.apply(program.model):
+            assert not is_on()
+            gradients = program.run()
+        assert is_on()
+        assert all(map(same_bits, gradients, expected))
+
+
+def test_the_least_is_that_without(ahead):
+    measured = planning(programs.llama).measured
+    with pytest.raises(BudgetError) as ahead_too:
+        plan_of(measured, 1)
+    ebb.ahead.configure(regions=0)
+    with pytest.raises(BudgetError) as alone:
+        plan_of(measured, 1)
+
+    assert ahead_too.value.minimum == alone.value.minimum
+
+
+@pytest.mark.parametrize("share", [0.3, 0.4, 0.5, 0.6, 0.8])
+def test_it_never_makes_a_plan_slower(share, ahead):
+    measured = planning(programs.pre_ln).measured
+    plan = plan_of(measured, share, at_least=True)
+    ebb.ahead.configure(regions=0)
+    alone = plan_of(measured, share, at_least=True)
+
+    assert plan.duration <= alone.duration or plan.peak < alone.peak
+
+
+def test_a_plan_without_regions_leaves_it_as_it_is(ahead):
+    plan = plan_of(planning(programs.pre_ln).measured, 1.0)
+
+    assert not plan.policies
+    assert plan.settings.ahead
+
+
+def test_what_is_made_each_time_is_made_when_backward_asks():
+    """Ahead of it others are made, and what passes is given up."""
+    found = planning(programs.pre_ln)
+    simulator = Simulator(found.measured, ahead=True)
+    calls = range(len(simulator.step.calls))
+    each_time = [
+        Choice(each_time=frozenset(range(0, len(simulator.step.calls[call].operators), 2)))
+        for call in calls
+    ]
+    once = [Choice()] * len(calls)
+
+    first, made_once = simulator.of_call(0, each_time[0]), simulator.of_call(0, Choice())
+    assert made_once.early == pytest.approx(made_once.replaying)
+    assert 0 < first.early < first.replaying
+    assert simulator.estimate(each_time).duration > simulator.estimate(once).duration
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ahead = 1\nregions = []\n", "ahead: must be true or false; got 1"),
+        ('ahead = "no"\nregions = []\n', "ahead: must be true or false"),
+    ],
+)
+def test_a_file_that_says_something_else(text, message, tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(text, encoding="utf-8")
+
+    with pytest.raises(ValueError, match=message):
+        ebb.ModulePolicies.load(path)
