@@ -172,7 +172,7 @@ def measure_curves(seconds: float) -> list[Row]:
     times = interleaved(
         {one.name: curves.trial(one) for one in curves.entries},
         0 if quick() else seconds,
-        1 if quick() else 6,
+        1 if quick() else 10,
     )
     eager = times[EAGER]["step"]
     return [

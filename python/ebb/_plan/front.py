@@ -171,6 +171,10 @@ class Choices:
             found.append(self._pruned(frozenset(now)))
         return found
 
+    def without_one(self, kept: Operators) -> Iterable[Operators]:
+        """What a choice keeps but for one operator."""
+        return (self._pruned(kept - {one}) for one in sorted(kept))
+
     def _pruned(self, saved: Operators) -> Operators:
         """Without what nothing needs then; with what takes no bytes."""
         chosen = set(saved) | {
@@ -295,6 +299,9 @@ def _with_those_between(choices: Choices, corners: Sequence[Operators]) -> Itera
     for low, high in itertools.pairwise(corners):
         if len(found) < _MOST_POINTS:
             found.update(dict.fromkeys(choices.between(low, high)))
+    for kept in (*found,):
+        if len(found) < _MOST_POINTS:
+            found.update(dict.fromkeys(choices.without_one(kept)))
     return found
 
 
