@@ -273,6 +273,25 @@ def test_replays_ahead_are_off_only_while_it_is_measured(install):
     assert ebb.ahead.settings()["regions"] == 1
 
 
+@pytest.mark.parametrize("budget", ["1KiB", "22%"])
+def test_where_there_is_no_room_nothing_is_replayed_ahead(budget, install):
+    def rows(step):
+        return ROWS if step < STEPS else 2 * ROWS  # for which it is planned anew
+
+    ebb.ahead.configure(regions=1)
+    expected = Job(rows=rows).train(STEPS + 12)
+    install(budget)
+
+    found = Job(rows=rows).train(STEPS)
+    assert ebb.ahead.settings()["regions"] == 0
+    found.train(12)
+    assert ebb.ahead.settings()["regions"] == 0
+    takeover.remove()
+
+    assert ebb.ahead.settings()["regions"] == 1
+    assert_same(found, expected)
+
+
 def test_modules_that_are_regions_already_are_left_alone(install, told):
     install("60%")
     job = Job()

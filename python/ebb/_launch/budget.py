@@ -203,6 +203,7 @@ class Budget:
         if self._measuring is not None:
             self._measuring.stop()
         self._end_plan()
+        self._moved.close()  # the job's own settings are what is measured, and planned for
         self._outcome, self._growth = None, 1.0
         self._announce([block.name for block in self.blocks.used()])
         optimizers = self._clock.optimizers
@@ -299,6 +300,7 @@ class Budget:
             dict.fromkeys(names, recompute_all),
             summary,
             why if peak > plan.budget else "",
+            ProcessSettings(ahead=False),
             reported=_reported(plan, measured),
         )
 
@@ -369,6 +371,7 @@ class Budget:
         assert self._outcome is not None
         self._growth = math.ceil(growth / _GROWTH) * _GROWTH
         self._tell(f"a batch is {growth:.2f} times as large as those that were measured")
+        self._moved.close()
         self._switch(self._decide(self._outcome.measured))
 
 
