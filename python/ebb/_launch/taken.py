@@ -43,7 +43,8 @@ class Taken:
         if not is_first():
             return
         modules = f", modules {clipped(','.join(self.patterns))}" if self.patterns else ""
+        also = "the modules that it names, and " if self.others else ""
         tell(
-            f"ebb: calls of torch.utils.checkpoint are regions{modules} ({self.text}); "
+            f"ebb: {also}calls of torch.utils.checkpoint are regions{modules} ({self.text}); "
             "EBB_DISABLE=1 turns it off"
         )
