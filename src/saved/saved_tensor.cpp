@@ -270,6 +270,16 @@ c10::Storage SavedTensor::materialised() const {
         origin(),
         ", was recomputed for backward and freed with it, and is asked for again. Call backward "
         "with retain_graph=True, or give its operator the decision SAVE.");
+    const bool lost =
+        value_->state() == ValueState::Held && value_->bytes.nbytes() != value_->nbytes;
+    TORCH_CHECK(
+        !lost,
+        "ebb: the storage of ",
+        origin(),
+        ", was freed or resized after the region, while it stood for what had been saved. Free it "
+        "after the last backward, or give ",
+        producer_ != nullptr ? producer_ : "the input",
+        " the decision SAVE.");
     storage = materialise(*graph_, *value_);
     TORCH_CHECK(
         storage,

@@ -37,6 +37,21 @@ def test_retain_graph(accelerator):
     assert torch.equal(first, second)
 
 
+def test_a_storage_that_is_freed_between_two_backwards(accelerator):
+    """The first one needs no copy, since the program holds it."""
+    x = torch.randn(4, requires_grad=True)
+    with ebb.region(OFFLOAD_ALL):
+        h = x.sin()
+        y = h.cos().sum()
+    accelerator.advance(1000)
+    torch.autograd.grad(y, x, retain_graph=True)
+    h.untyped_storage().resize_(0)
+
+    message = r"the storage of the output of aten::sin.*in region.*was freed or resized after"
+    with pytest.raises(RuntimeError, match=message):
+        torch.autograd.grad(y, x)
+
+
 @pytest.mark.parametrize("advance", [0, 1, 3, 1000])
 @pytest.mark.parametrize("keep", [0, 2])
 def test_a_forward_without_backward_leaves_nothing(advance, keep, no_objects_left):
