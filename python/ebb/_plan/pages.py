@@ -88,6 +88,11 @@ class Paged:
         """Of the pool."""
         return self.value.dtype, self.value.memory // self.value.rows
 
+    @property
+    def is_back(self) -> float:
+        """When its rows leave the pool."""
+        return min(self.sent.asked, self.sent.ended)
+
 
 @dataclass
 class _Use:
@@ -116,16 +121,21 @@ class Pools:
         self._pager = pager
         found = sorted(all_paged, key=lambda one: (one.sent.packed, one.sent.memory))
         turning = _turning_points(found) if pager.fixed_order else set()
-        self.stays = [Stays(one.sent, one.sent.asked, one.sent.asked) for one in found]
+        next_sends = _when_the_next_sends(found)
+
+        def left(one: Paged) -> float:
+            if one.call in turning:
+                return math.inf
+            return next_sends[one.call] if pager.beside else one.sent.packed
+
+        self.stays = [
+            Stays(one.sent, min(left(one), one.sent.asked), one.sent.asked) for one in found
+        ]
         paged = [one for one in found if one.call not in turning]
-        next_region = _when_the_next_pages(found)
-        for place, one in enumerate(found):
-            if one.call not in turning:
-                left = next_region[one.call] if pager.beside else one.sent.packed
-                self.stays[place] = Stays(one.sent, min(left, one.sent.asked), one.sent.asked)
         uses = self._uses(paged)
-        is_stack = {kind: one.most_rows <= one.most_pages * pager.page_rows
-                    for kind, one in uses.items()}  # fmt: skip
+        is_stack = {
+            kind: one.most_rows <= one.most_pages * pager.page_rows for kind, one in uses.items()
+        }
         self.nbytes = sum(self._size(kind, one, is_stack[kind]) for kind, one in uses.items())
         self.are_too_large = self.nbytes > pager.limit
         self.tickets = Changes(self._tickets(paged, is_stack))
@@ -133,14 +143,13 @@ class Pools:
 
     def _uses(self, paged: Sequence[Paged]) -> Mapping[Kind, _Use]:
         uses: dict[Kind, _Use] = defaultdict(_Use)
-        events = [(one.sent.packed, 1, place) for place, one in enumerate(paged)]
-        events += [(min(one.sent.asked, one.sent.ended), 0, place)
-                   for place, one in enumerate(paged)]  # fmt: skip
-        for _, comes, place in sorted(events):
+        comes = [(one.sent.packed, True, place) for place, one in enumerate(paged)]
+        goes = [(one.is_back, False, place) for place, one in enumerate(paged)]
+        for _, is_new, place in sorted([*comes, *goes]):
             one = paged[place]
             use, rows = uses[one.kind], one.value.live_rows
             pages = -(-rows // self._pager.page_rows)
-            if comes:
+            if is_new:
                 use.pages += pages
                 use.rows += rows
                 use.stack.append((one, rows))
@@ -165,10 +174,10 @@ class Pools:
         for one in paged:
             pages = 0 if is_stack[one.kind] else -(-one.value.rows // self._pager.page_rows)
             size = _NUMBER * (_TICKET + pages)
-            yield from [(one.sent.packed, size), (min(one.sent.asked, one.sent.ended), -size)]
+            yield from [(one.sent.packed, size), (one.is_back, -size)]
 
 
-def _when_the_next_pages(paged: Sequence[Paged]) -> dict[int, float]:
+def _when_the_next_sends(paged: Sequence[Paged]) -> dict[int, float]:
     """By call, when the one after it sends its first storage."""
     first: dict[int, float] = {}
     for one in paged:
@@ -185,9 +194,8 @@ def _turning_points(paged: Sequence[Paged]) -> set[int]:
     for one in paged:
         begins[one.call] = min(begins.get(one.call, math.inf), one.sent.packed)
         asked[one.call] = min(asked.get(one.call, math.inf), one.sent.asked)
-    events = sorted([*((at, call) for call, at in begins.items()),
-                     *((at, call) for call, at in asked.items())])  # fmt: skip
-    order = [call for _, call in events]
+    events = [(when, call) for times in (begins, asked) for call, when in times.items()]
+    order = [call for _, call in sorted(events)]
     return {call for call, after in itertools.pairwise(order) if call == after}
 
 
