@@ -124,7 +124,7 @@ def _is_traced() -> bool:
 
 # While torch.compile traces it is torch that makes tags of a policy.
 _TORCHS_CHECKPOINT, _TORCHS_GENERATOR = _copy_of(_CHECKPOINT), _copy_of(_GENERATOR)
-_TORCHS_APPLY: Any = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+_TORCHS_APPLY: Any = torch.autograd.Function.__dict__["apply"]  # written in C since torch 2.15
 # torch before 2.13 does not tell its generator of an exception in the function.
 _TELLS_GENERATOR = _LATER or "throw" in _CHECKPOINT.__code__.co_names
 
@@ -160,7 +160,7 @@ def _check(generator: Callable[[], Iterator[None]], determinism_check: Any, debu
 def _run_reentrant(cls: Any, *given: Any) -> Any:
     """CheckpointFunction.apply in a region: the function is called once, with gradients."""
     if cls is not torch_checkpoint.CheckpointFunction or _is_traced():
-        return _TORCHS_APPLY(cls, *given)
+        return _TORCHS_APPLY.__get__(None, cls)(*given)
     function, _preserve_rng_state, *args = given
     outer, inner = region_of_call(function, noop_context_fn)
     with outer, inner:
