@@ -216,7 +216,8 @@ def test_where_all_was_recomputed_when_it_was_measured(install, monkeypatch):
     assert all(cut.is_region and not cut.kept for cut in own.cuts)
 
 
-def test_bytes_are_not_measured_while_replays_run_ahead(install):
+def test_bytes_are_not_measured_while_replays_run_ahead(install, monkeypatch):
+    monkeypatch.setattr(ebb._plan.plan, "ahead_is_on", lambda: False)  # a plan leaves them on
     ebb.ahead.configure(regions=1)
     install("60%")
     Job().train(CHECKED + 1)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -397,3 +399,54 @@ def test_products_only():
         x, n = net.inputs(live), torch.tensor(live)
         found = gradients(net, x, n, lambda: ebb.region(PRODUCTS))
         assert same(gradients(net, x, n), found)
+
+
+def _rows_of(count, weight, policy):
+    lives = (torch.arange(512) < count).unsqueeze(1)
+    x = torch.where(lives, torch.randn(512, 16), 0)
+    with ebb.region(policy):
+        y = (ebb.mark_rows(x, torch.tensor(count)) @ weight).tanh().exp()
+    return torch.where(lives, y, 0).mean()
+
+
+def test_run_step_does_not_take_what_came_before_for_its_own():
+    """Gradients of a micro-batch outside of it are NaN, and stay so when the step runs again."""
+    ebb.paging.reset()
+    policy = ebb.Policy({"aten::mm": ebb.PAGE})
+    weight = torch.randn(16, 16, requires_grad=True)
+    for _ in range(2):
+        weight.grad = None
+        _rows_of(60, weight, policy).backward()
+        ebb.paging.run_step(lambda: _rows_of(60, weight, policy).backward())
+        assert weight.grad.isfinite().all()
+    weight.grad = None
+    _rows_of(400, weight, policy).backward()
+
+    with pytest.raises(ebb.paging.PageOverflowError, match="in a backward that ran before this"):
+        ebb.paging.run_step(lambda: _rows_of(60, weight, policy).backward())
+
+    weight.grad = None
+    assert not ebb.paging.step_ok()  # they were told, and cleared the gradients
+    ebb.paging.run_step(lambda: _rows_of(400, weight, policy).backward())
+    assert weight.grad.isfinite().all()
+    ebb.paging.reset()
+
+
+def test_a_step_that_fails_is_not_kept_alive():
+    policy = ebb.Policy({"aten::mm": ebb.PAGE})
+    weight = torch.randn(16, 16, requires_grad=True)
+    held = []
+
+    def fails():
+        held.append(weakref.ref(_rows_of(40, weight, policy)))
+        raise KeyError
+
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            with contextlib.suppress(KeyError):
+                ebb.paging.run_step(fails)
+        assert [one() for one in held] == [None] * 3
+    finally:
+        gc.enable()

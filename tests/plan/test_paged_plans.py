@@ -22,7 +22,7 @@ from ebb._plan.plan import plan_of
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 
 CLOSE = 1.0025  # of the peak, as in test_simulator.py
-LOOSE = 1.03  # what a replay has fetched counts until backward has asked for it, too
+LOOSE = 1.05  # what a replay has fetched counts until backward has asked for it, too
 
 every_program = pytest.mark.parametrize("make", PAGED, ids=lambda make: make.__name__)
 
@@ -50,8 +50,10 @@ def random_choices(found, seed):
 def peaks(found, chosen):
     """Predicted; and measured, with what pools have taken before."""
     ebb.paging.reset()
-    measured = found.peak(chosen)
-    return found.chooser.estimate(chosen).peak, measured + ebb.paging.stats()["pool_bytes"]
+    with found.policies(chosen).apply(found.program.model):
+        measured = ebb.profile(found.program.step, steps=1).peak
+        standing = ebb.paging.stats()["pool_bytes"]
+    return found.chooser.estimate(chosen).peak, measured + standing
 
 
 @every_program
@@ -156,6 +158,28 @@ def test_steps_that_nobody_can_run_again_are_not_paged():
     assert measure(step, program.model, program.blocks).pager is None
 
 
+def test_nor_where_a_part_of_the_step_is_run_by_itself():
+    program = built(programs.experts)
+    x = torch.randn(programs.TOKENS, programs.WIDTH)
+
+    def step():
+        program.step()
+        program.model(x).square().mean().backward()
+
+    assert measure(step, program.model, program.blocks).pager is None
+
+
+def test_nor_in_brackets_without_run_step():
+    program = built(programs.experts)
+    x = torch.randn(programs.TOKENS, programs.WIDTH)
+
+    def step():
+        with ebb.paging.step(fixed_order=False):
+            program.model(x).square().mean().backward()
+
+    assert measure(step, program.model, program.blocks).pager is None
+
+
 def test_steps_without_marks_are_not_paged():
     program = built(planned_programs.pre_ln)
 
@@ -223,8 +247,9 @@ def test_a_file_has_it_too(tmp_path):
     with ebb.ModulePolicies.load(tmp_path / "plan.toml").apply(found.program.model):
         found.program.run()
         gradients = found.program.run()
+        assert ebb.paging.stats()["pool_bytes"] > 0
 
-    assert ebb.paging.stats()["pool_bytes"] > 0
+    assert ebb.paging.stats()["pool_bytes"] == 0
     assert 'decision = "page"' in (tmp_path / "plan.toml").read_text(encoding="utf-8")
     assert all(map(same_bits, gradients, expected))
 

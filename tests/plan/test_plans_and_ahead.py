@@ -31,7 +31,7 @@ def test_where_there_is_room_replays_run_ahead(ahead):
     plan = plan_of(measured, 0.8)
 
     assert plan.settings.ahead
-    assert "replays do not run ahead" not in plan.explain()
+    assert "replays ahead" not in plan.explain()
     with plan.apply(program.model):
         assert is_on()
 
@@ -42,7 +42,8 @@ def test_where_there_is_none_they_do_not(ahead, tmp_path):
     expected = [one.clone() for one in program.run()]
 
     assert not plan.settings.ahead
-    assert "replays do not run ahead" in plan.explain()
+    assert "more time, without replays ahead of backward" in plan.explain()
+    assert plan.summary() == f"ebb: {plan.explain().splitlines()[0]}"
     plan.save(tmp_path / "plan.toml")
     for policies in (plan, ebb.ModulePolicies.load(tmp_path / "plan.toml")):
         with policies.apply(program.model):
@@ -71,6 +72,22 @@ def test_it_never_makes_a_plan_slower(share, ahead):
     alone = plan_of(measured, share, at_least=True)
 
     assert plan.duration <= alone.duration or plan.peak < alone.peak
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_plans_that_overlap_are_taken_away_in_any_order(first, ahead):
+    handles = []
+    for place in range(2):
+        found = planning((programs.pre_ln, programs.llama)[place])
+        policies = ebb.ModulePolicies({}, {"min_bytes": 1000 + place}, ahead=False)
+        handles.append(policies.apply(found.program.model))
+    before = 1 << 20
+    assert (is_on(), ebb.offload.settings()["min_bytes"]) == (False, 1001)
+
+    handles[first].remove()
+    assert (is_on(), ebb.offload.settings()["min_bytes"]) == (False, 1001 - first)
+    handles[1 - first].remove()
+    assert (is_on(), ebb.offload.settings()["min_bytes"]) == (True, before)
 
 
 def test_a_plan_without_regions_leaves_it_as_it_is(ahead):

@@ -64,6 +64,25 @@ class Layer(nn.Module):
         return x + torch.zeros_like(x).index_add(0, order, weighted)
 
 
+class Mixing(nn.Module):
+    """Saves marked values for operators that may mix their rows, and writes parts of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lives = (torch.arange(len(x)) < 50).unsqueeze(1)
+        rows = ebb.mark_rows(torch.where(lives, x, 0), torch.tensor(50))
+        hidden = torch.tanh(self.up(rows))
+        gated = hidden.exp() * torch.linspace(0, 1, len(x)).unsqueeze(1)
+        part = hidden.clone()
+        part[50:] = 0
+        part = part * part.sum(0, keepdim=True).tanh()
+        return x + torch.where(lives, self.down(torch.sin(gated) + part), 0)
+
+
 def in_steps(model: nn.Module, **arguments: bool) -> Callable[[], object]:
     x = torch.randn(TOKENS, WIDTH)
 
@@ -91,7 +110,13 @@ def fixed_order() -> Program:
     return Program(model, in_steps(model, fixed_order=True), ("*.experts",))
 
 
-PAGED = (experts, layers, fixed_order)
+def mixing() -> Program:
+    """What is kept since rows were paged."""
+    model = nn.Sequential(*(Mixing() for _ in range(4)))
+    return Program(model, in_steps(model), ("[0-9]",))
+
+
+PAGED = (experts, layers, fixed_order, mixing)
 
 
 @functools.cache

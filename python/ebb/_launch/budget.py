@@ -96,7 +96,7 @@ class Budget:
         self._outcome: Outcome | None = None
         self._steps = 0  # that have ended
         self._ranks: Ranks | None = None  # until they have agreed
-        self._growth = 1.0  # what the plan is for, over what was measured
+        self._growth = 1.0  # what the plan is for, over what was recorded
         self._most_kept: int | None = None  # bytes of a measured step in which all is kept
         # Shapes of late, and for how many steps.
         self._unlike: tuple[tuple[Shape, ...] | None, int] = (None, 0)
@@ -129,7 +129,7 @@ class Budget:
         return self.blocks.are_plain or _C.in_region()
 
     def _announce(self, names: list[str]) -> None:
-        if self._announced:
+        if self._announced or not names:
             return
         self._announced = True
         shown = clipped(", ".join(dict.fromkeys(in_ranges(names))), 300)
@@ -155,7 +155,8 @@ class Budget:
             self._step_ended(is_step)
             self._meet_ranks()
         except NoPlanError as error:
-            self._give_up(str(error))
+            found = any(self.blocks.alive())
+            self._give_up(str(error) if found else "no module is a block, or matches EBB_MODULES")
             self._meet_ranks()
         except Exception as error:
             self._ranks = None
@@ -193,6 +194,7 @@ class Budget:
             outcome = self._measuring.step_ended(seen)
             if outcome is not None:
                 self._measuring, self._outcome = None, outcome
+                self._growth = _rounded_up(outcome.growth)
                 self.blocks.put(recompute_all)
                 if self._ranks is None:
                     self._switch(self._decide(outcome.measured))
@@ -358,7 +360,7 @@ class Budget:
             self._unlike = (shapes, count + 1 if shapes == before else 1)
             if self._are_for_good(growth):
                 self._begin()
-            elif growth > self._growth and isinstance(self._budget, int):
+            elif isinstance(self._budget, int) and growth * self._outcome.growth > self._growth:
                 self._grow(growth)
 
     def _are_for_good(self, growth: float) -> bool:
@@ -369,10 +371,14 @@ class Budget:
     def _grow(self, growth: float) -> None:
         """A batch was larger than all that were measured: memory is taken to grow with it."""
         assert self._outcome is not None
-        self._growth = math.ceil(growth / _GROWTH) * _GROWTH
+        self._growth = _rounded_up(growth * self._outcome.growth)
         self._tell(f"a batch is {growth:.2f} times as large as those that were measured")
         self._moved.close()
         self._switch(self._decide(self._outcome.measured))
+
+
+def _rounded_up(growth: float) -> float:
+    return max(1.0, math.ceil(round(growth / _GROWTH, 6)) * _GROWTH)
 
 
 def _reported(plan: Plan, measured: Measured | None = None) -> ReportedPlan | None:

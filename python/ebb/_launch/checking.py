@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ebb import ahead
+from ebb import ahead, paging
 from ebb._launch.budgeted import Blocks
 from ebb._launch.measured_steps import Do, Recording
 from ebb._plan.for_reports import measured_course
@@ -35,7 +35,7 @@ class Checking:
         self._rests = False  # for one step
         self._profile: Profile | None = None
         self._times: list[float] = []
-        self._recording.begin(self._todo[0])
+        self._begin_recording()
 
     def step_ended(self) -> bool:
         """And another begins.
@@ -60,13 +60,21 @@ class Checking:
         ended = self._recording.end()
         if self._rests:
             self._rests = False
-        elif ended is not None and self._blocks.did_as_measured():
+        elif ended is not None and self._is_usual():
             self._note(*ended)
         else:
             self._do_again()
         if self._todo:
-            self._recording.begin(Do.NOTHING if self._rests else self._todo[0])
+            self._begin_recording()
         return bool(self._todo)
+
+    def _begin_recording(self) -> None:
+        self._sized = paging.stats()["recorded_steps"]
+        self._recording.begin(Do.NOTHING if self._rests else self._todo[0])
+
+    def _is_usual(self) -> bool:
+        """Whether it did as the steps that were measured, and no page pool was made anew in it."""
+        return self._blocks.did_as_measured() and paging.stats()["recorded_steps"] == self._sized
 
     def _do_again(self) -> None:
         self._again += 1

@@ -17,7 +17,7 @@ from ebb._launch.budgeted import SPREAD, Blocks, Seen
 from ebb._plan.link import may_send, measure_link, transfers_of
 from ebb._plan.measured import Measured, base_bytes
 from ebb._plan.measuring import device_of, fits
-from ebb._plan.pages import Brackets
+from ebb._plan.pages import StepsThatRunAgain
 from ebb._plan.profile import Profile, median_of, profile_of, wait_for_devices
 from ebb._plan.simulate import Simulator
 from ebb._plan.transfers import Link
@@ -93,11 +93,13 @@ class Outcome:
         measured: for a plan.
         seen: what blocks do in a step.
         varies: whether the sizes of batches change.
+        growth: how much larger the largest step was than the one that was recorded.
     """
 
     measured: Measured
     seen: Seen
     varies: bool
+    growth: float
 
 
 class Measuring:
@@ -122,7 +124,7 @@ class Measuring:
         self._recording = Recording()
         self._link: Link | None = None
         self._device = torch.device("cpu")
-        self._brackets = Brackets()
+        self._again_if_need_be = StepsThatRunAgain()
         self._transfers = ExitStack()  # of how values leave in a step that shows it
         self._begin_anew()
         self._again = 0  # steps that did not count
@@ -147,7 +149,7 @@ class Measuring:
         ahead.configure(regions=0)  # what a replay takes is measured, not what is left to be seen
         self._device = device_of(self._blocks.roots())
         self._link = measure_link(self._device)
-        self._brackets = Brackets()
+        self._again_if_need_be = StepsThatRunAgain()
         self._begin_anew()
         self._blocks.watch_callers()
         self._prepare()
@@ -184,7 +186,8 @@ class Measuring:
         self._recording.end()
         self._blocks.callers_seen()
         self._transfers.close()
-        ahead.configure(regions=self._ahead)
+        if ahead.settings()["regions"] == 0:  # nobody has said anything else meanwhile
+            ahead.configure(regions=self._ahead)
 
     def _prepare(self) -> None:
         name, policy, do = self._todo[0]
@@ -245,7 +248,7 @@ class Measuring:
             base=dropped.base,
             link=self._link,
             parents=self._blocks.parents(),
-            pager=self._brackets.pager(profile, self._device),
+            pager=self._again_if_need_be.pager(profile, self._device),
         )
         if self._ways["away"].times:
             measured = replace(measured, away=_duration(self._ways["away"], size))
@@ -255,7 +258,8 @@ class Measuring:
                 measured, plain_peak=round(max(peaks)), plain=took, kept=kept, duration=duration
             )
         most = max(seen.most for seen in self._sizes)
-        return Outcome(measured, largest._replace(most=most), varies)
+        growth = largest.size / size if size else 1.0
+        return Outcome(measured, largest._replace(most=most), varies, growth)
 
 
 def _why(seen: Seen, was_recorded: bool) -> str:

@@ -148,7 +148,7 @@ class ByName:
         for policy, patterns in self._taken.modules():
             made += self._mark(model, policy, patterns)
         if made:
-            self._tell_of(made)
+            self._tell_of(made, model)
 
     def _mark(self, model: torch.nn.Module, policy: Policy, patterns: tuple[str, ...]) -> list[str]:
         if modules_are_asked_for(policy._compiled):
@@ -164,9 +164,14 @@ class ByName:
                 log.info("%s (%s) is a region", name, type(inner).__name__)
         return made
 
-    def _tell_of(self, made: list[str]) -> None:
+    def _tell_of(self, made: list[str], model: torch.nn.Module) -> None:
         what = "module is a region" if len(made) == 1 else "modules are regions"
         line = f"ebb: {len(made)} {what}: {', '.join(dict.fromkeys(in_ranges(made)))}"
+        names = [glob for _, globs in self._taken.others for glob in globs]
+        missing = [glob for glob in names if not select(model, (glob,))]
+        if missing:
+            kind = clipped(type(model).__name__)
+            line += f"; {kind} has no {clipped(', '.join(in_ranges(missing)), 300)}"
         if line not in self._lines and is_first():
             tell(line)
         self._lines.add(line)

@@ -142,9 +142,12 @@ def _take_over() -> None:
     try:
         from ebb._launch import takeover
 
-        if budget is None and _is_file(text) and has_regions(text):
+        if text and _is_file(text) and has_regions(text):
+            names_them = f"EBB={clipped(text)} names modules, and what they keep"
             if globs:
-                say(f"ebb: EBB_MODULES is ignored: {clipped(text)} names modules")
+                say_value_ignored("EBB_MODULES", names_them)
+            if budget is not None:
+                say_value_ignored("EBB_BUDGET", names_them)
             takeover.install_modules(ModulePolicies.load(text), clipped(text))
             return
         policy = policy_from(text) if text else recompute_all

@@ -37,17 +37,16 @@ def summary(plan: Plan) -> str:
     slower = plan.duration / plan.plain_duration - 1
     regions = ", ".join(in_ranges(name or "the model" for name in plan.policies))
     many = "region" if len(plan.policies) == 1 else "regions"
+    ahead = "" if plan.settings.ahead else ", without replays ahead of backward"
     return (
         f"ebb: {len(plan.policies)} {many} ({regions}); the step will allocate {size(plan.peak)}, "
-        f"{share:.0%} of {size(plan.plain_peak)}, and take {slower:.1%} more time"
+        f"{share:.0%} of {size(plan.plain_peak)}, and take {slower:.1%} more time{ahead}"
     )
 
 
 def explained(plan: Plan, chooser: Chooser, chosen: Chosen) -> str:
     """A paragraph for each kind of region."""
     lines = [summary(plan).removeprefix("ebb: "), ""]
-    if not plan.settings.ahead:
-        lines += ["replays do not run ahead of backward: with these choices that is faster", ""]
     for cut in cuts_of(chooser, chosen):
         lines += _paragraph(cut)
     return "\n".join(lines)
@@ -72,7 +71,7 @@ def _paragraph(cut: Cut) -> list[str]:
             )
         )
     if cut.often:
-        parts = [f"{op} ({count} times)" for op, count in cut.often.items()]
+        parts = [f"{op} ({count} times)" for op, count in cut.often.items() if count > 1]
         lines.append("  of these, each time that something is made of them: " + ", ".join(parts))
     return lines
 

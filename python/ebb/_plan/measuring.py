@@ -12,7 +12,7 @@ from ebb import _C, ahead
 from ebb._plan.callers import Callers
 from ebb._plan.link import measure_link, transfers_of
 from ebb._plan.measured import Measured, base_bytes
-from ebb._plan.pages import Brackets
+from ebb._plan.pages import StepsThatRunAgain
 from ebb._plan.profile import Profile, profile, wait_for_devices
 from ebb._plan.simulate import Simulator
 from ebb._policy.decision import OFFLOAD
@@ -50,7 +50,7 @@ def _measure(
     with apply(model, recompute_all, modules) as handle:
         parents = _parents(step, model, [name for name in handle.names if name])
         base = base_bytes([model])  # with what a step leaves, gradients for one
-        brackets = Brackets()
+        may_run_again = StepsThatRunAgain()
         found = profile(step, steps=2)
         whole = type(model).__name__ if "" in handle.names else None
         _check_regions(found, {name or type(model).__name__ for name in handle.names})
@@ -65,7 +65,7 @@ def _measure(
         root=type(model).__name__,
         parents=parents,
         link=link,
-        pager=brackets.pager(found, device),
+        pager=may_run_again.pager(found, device),
     )
     if link is not None:
         simulator = Simulator(measured)

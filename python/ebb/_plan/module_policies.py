@@ -83,7 +83,8 @@ class ModulePolicies:
         ahead: bool = True,
     ) -> None:
         self.policies = dict(policies)
-        self.settings = ProcessSettings(dict(offload or {}), ahead)
+        pages = any('"page"' in policy.dump() for policy in self.policies.values())
+        self.settings = ProcessSettings(dict(offload or {}), ahead, pages)
 
     def apply(self, model: torch.nn.Module) -> RegionHandles:
         """Make these modules of a model regions, as :func:`ebb.apply` does; and set how OFFLOAD

@@ -17,7 +17,8 @@ from ebb._plan.changes import Changes
 from ebb._plan.profile import Profile, Value, wait_for_devices
 from ebb._plan.transfers import Sent, Stays
 from ebb.paging import reset, settings, stats
-from ebb.paging._steps import brackets
+from ebb.paging._mark_rows import marks
+from ebb.paging._run_step import runs
 
 _PROBE = 4 * 2**20  # bytes that are copied once
 _ROUNDS = 5
@@ -199,12 +200,12 @@ def _turning_points(paged: Sequence[Paged]) -> set[int]:
     return {call for call, after in itertools.pairwise(order) if call == after}
 
 
-class Brackets:
-    """Whether the steps that are measured say where they begin and end: only a step that can be run
-    again may find a pool too small."""
+class StepsThatRunAgain:
+    """Whether the steps that are measured are such: no other may find a pool too small."""
 
     def __init__(self) -> None:
-        self._before = Counter(brackets)
+        self._before = Counter(runs)
+        self._marks_before = Counter(marks)
 
     def pager(self, profile: Profile, device: torch.device) -> Pager | None:
         """How rows go to pools.
@@ -214,10 +215,10 @@ class Brackets:
             device: where their rows are.
 
         Returns:
-            None if no value has rows, or no step of :mod:`ebb.paging` has begun since then.
+            None if no value has rows, or some were marked outside of :func:`ebb.paging.run_step`.
         """
-        since = Counter(brackets) - self._before
-        if not since or not any(map(has_rows, profile.values)):
+        since, marked = Counter(runs) - self._before, Counter(marks) - self._marks_before
+        if not since or marked[False] or not any(map(has_rows, profile.values)):
             return None
         found = settings()
         return Pager(

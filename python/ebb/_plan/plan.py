@@ -65,6 +65,8 @@ class Plan(ModulePolicies):
         plain = chooser.simulator.plain
         self.plain_duration = plain.duration
         self.plain_peak = plain.peak if measured.plain_peak is None else measured.plain_peak
+        if not policies:  # that was measured
+            self.peak = self.plain_peak
         self.pool_bytes = chooser.pool_bytes(chosen)
         self.settings = ProcessSettings(
             _transfers(chooser, chosen),
@@ -141,8 +143,12 @@ class Plan(ModulePolicies):
             for place in range(points)
         ]
         found = [self._estimate(budget) for budget in dict.fromkeys(budgets)]
+        most = self.plain_peak  # that was measured, if there was room for it
         return Pareto(
-            [ParetoPoint(budget, one.peak, one.duration, one.replays) for budget, one in found],
+            [
+                ParetoPoint(budget, min(one.peak, most), one.duration, one.replays)
+                for budget, one in found
+            ],
             self.plain_peak,
             self.plain_duration,
             self.budget,

@@ -2,12 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 from ebb import ahead, offload
 from ebb._plan.pages import size_pools_anew
+
+
+class Layers:
+    """Settings that several have in place, one over the other, and that are taken away in any
+    order: the last one counts.
+
+    Args:
+        configure: puts them in place.
+        settings: what is in place.
+    """
+
+    def __init__(
+        self, configure: Callable[..., None], settings: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        self._configure, self._settings = configure, settings
+        self._below: list[dict[str, Any]] = []  # of each layer, what it has changed
+
+    def put(self, wanted: Mapping[str, Any], undo: ExitStack) -> None:
+        """They are in place until `undo` is closed."""
+        now = self._settings()
+        below = {name: now[name] for name in wanted}
+        self._below.append(below)
+        undo.callback(self._take_away, below)
+        self._configure(**wanted)
+
+    def _take_away(self, below: dict[str, Any]) -> None:
+        place = next(n for n, one in enumerate(self._below) if one is below)
+        del self._below[place]
+        for name, value in below.items():
+            above = next((one for one in self._below[place:] if name in one), None)
+            if above is not None:
+                above[name] = value
+            else:
+                self._configure(**{name: value})
+
+
+_offload = Layers(offload.configure, offload.settings)
+_ahead = Layers(ahead.configure, ahead.settings)
 
 
 @dataclass(frozen=True)
@@ -27,11 +66,9 @@ class ProcessSettings:
     def put(self, undo: ExitStack) -> None:
         """They are in place until `undo` is closed."""
         if self.offload:
-            undo.callback(offload.configure, **offload.settings())
-            offload.configure(**self.offload)  # type: ignore[arg-type]
+            _offload.put(self.offload, undo)
         if not self.ahead:
-            undo.callback(ahead.configure, regions=ahead.settings()["regions"])
-            ahead.configure(regions=0)
+            _ahead.put({"regions": 0}, undo)
         if self.pages:
             size_pools_anew()
             undo.callback(size_pools_anew)

@@ -342,16 +342,17 @@ class Rows:
             self._lossy.update(value for value in inputs if has_rows(step.values[value]))
         for number in call.operators:
             operator = step.operators[number]
-            reads = operator.reads_rows and not self._lossy.isdisjoint(operator.inputs)
+            looks = operator.reads_rows or operator.inplace  # a part may be written over
+            reads = looks and not self._lossy.isdisjoint(operator.inputs)
             if reads or number - call.operators.start in choice.paged:
                 self._made(step, number, reads)
 
     def _made(self, step: Step, number: int, reads: bool) -> None:
         for value in step.operators[number].outputs:
             about = step.values[value]
-            if has_rows(about):
+            if about.live_rows > 0:
                 self._lossy.add(value)
-            elif about.rows_mixed or reads:
+            if about.rows_mixed or (reads and about.live_rows == 0):
                 self.stays.add(number)
 
 

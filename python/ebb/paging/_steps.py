@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +10,6 @@ import torch
 
 from ebb import _C
 from ebb._support.sizes import whole_number
-
-brackets: Counter[bool] = Counter()  # steps that began, by whether their order was fixed
 
 
 @contextlib.contextmanager
@@ -43,7 +40,6 @@ def step(fixed_order: bool = True) -> Iterator[None]:
         True
     """
     _C.paging_step_begins(fixed_order)
-    brackets[fixed_order] += 1
     try:
         yield
     except BaseException:
