@@ -62,6 +62,22 @@ class Evaluating(Job):
             self.model.train()
 
 
+class CriticFirst(Job):
+    """The generator runs for the first time when its critic has stepped some times."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.critic = Net(3)
+        self.of_critic = torch.optim.AdamW(self.critic.parameters())
+
+    def step(self, step):
+        for _ in range(4):
+            self.of_critic.zero_grad()
+            self.critic(self.batch(step)).square().mean().backward()
+            self.of_critic.step()
+        super().step(step)
+
+
 class Idle(Job):
     """Some steps have no backward."""
 
@@ -272,3 +288,13 @@ def test_a_copy_has_blocks_of_its_own(install):
 
 
 # Shapes that change ------------------------------------------------------------------------------
+
+
+def test_a_generator_that_runs_after_its_critic_is_planned(install):
+    expected = CriticFirst().train(STEPS + 4)
+    install("60%")
+
+    found = CriticFirst().train(STEPS + 4)
+
+    assert regions(found.model)
+    assert_same(found, expected)

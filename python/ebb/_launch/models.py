@@ -37,6 +37,7 @@ from ebb._support.names import in_ranges
 from ebb._support.shown import clipped, tell
 
 _STEPS = 2  # of an optimizer, after which every model that trains with it has run
+_MOST_OTHERS = 100  # steps of other optimizers, while one is waited for
 
 
 # Note [When models are looked at]
@@ -71,6 +72,8 @@ class Models:
             weakref.WeakValueDictionary()
         )
         self._steps = 0  # of optimizers, since models are looked at
+        self._others = 0  # of optimizers that are not waited for, likewise
+        self._awaited: weakref.ref[Any] | None = None  # the optimizer of models that have not run
         self._hook: Any = None  # while models are looked at, see Note [When models are looked at]
 
     def start(self, undo: ExitStack) -> None:
@@ -99,8 +102,9 @@ class Models:
             self._seen[id(inner)] = inner
         self._looked_at(module)
 
-    def _look_again(self) -> None:
-        self._steps = 0
+    def _look_again(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        self._steps = self._others = 0
+        self._awaited = None if optimizer is None else weakref.ref(optimizer)
         if self._hook is None:
             self._hook = register_module_forward_pre_hook(self._on_forward)
 
@@ -125,8 +129,12 @@ class Models:
         if self.optimizers.get(optimizer) != len(optimizer.param_groups):
             self.optimizers[optimizer] = len(optimizer.param_groups)
             if self._has_strangers(optimizer):
-                self._look_again()
+                self._look_again(optimizer)
         if self._hook is None:
+            return
+        awaited = self._awaited and self._awaited()
+        if awaited is not None and awaited is not optimizer and self._others < _MOST_OTHERS:
+            self._others += 1  # a critic may step often before its generator runs
             return
         self._steps += 1
         if self._steps < _STEPS:
