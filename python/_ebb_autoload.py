@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from _ebb_switches import NAMES, PREFIXES, is_set
+from _ebb_switches import is_set, unknown_names
 
 
 def start() -> None:
@@ -19,11 +19,7 @@ def start() -> None:
     """
     alone = "EBB" not in os.environ and os.environ.get("EBB_MODULES")  # ebb says so
     budget = os.environ.get("EBB_BUDGET", "").strip()  # whatever it is: ebb tells of nonsense
-    misspelt = any(
-        name.startswith("EBB_") and name not in NAMES and not name.startswith(PREFIXES)
-        for name in os.environ
-    )
-    if not (is_set("EBB") or alone or budget or misspelt) or is_set("EBB_DISABLE"):
+    if not (is_set("EBB") or alone or budget or unknown_names()) or is_set("EBB_DISABLE"):
         return
     if "ebb" in sys.modules:
         return  # it is being imported, and looks at the variables itself

@@ -24,3 +24,12 @@ PREFIXES = (
     "EBB_BENCH_", "EBB_BUILD_DIR", "EBB_CMAKE_ARGS", "EBB_CUDA", "EBB_SANITIZE", "EBB_TEST_",
     "EBB_TORCH_DIR",
 )  # fmt: skip
+
+
+def unknown_names() -> list[str]:
+    """Variables that look like ebb's and are none."""
+    return [
+        name
+        for name in os.environ
+        if name.startswith("EBB_") and name not in NAMES and not name.startswith(PREFIXES)
+    ]

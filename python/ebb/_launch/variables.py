@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from _ebb_switches import PREFIXES, is_set
+from _ebb_switches import is_set, unknown_names
 
 from ebb._support.job import say
 from ebb._support.shown import clipped, shown
@@ -149,8 +149,7 @@ def configure_from(prefix: str, names: Iterable[str], configure: Callable[..., N
 
 def tell_of_unknown() -> None:
     """Tells of variables that look like ebb's and are none."""
-    for name in os.environ:
-        if name.startswith("EBB_") and name not in VARIABLES and not name.startswith(PREFIXES):
-            nearest = get_close_matches(name[:100], VARIABLES, 1, cutoff=0.0)[0]
-            what = f"ebb: there is no environment variable {clipped(name)}"
-            say_ignored(what, f"the nearest is {nearest}")
+    for name in unknown_names():
+        nearest = get_close_matches(name[:100], VARIABLES, 1, cutoff=0.0)[0]
+        what = f"ebb: there is no environment variable {clipped(name)}"
+        say_ignored(what, f"the nearest is {nearest}")

@@ -206,6 +206,7 @@ class StepsThatRunAgain:
     def __init__(self) -> None:
         self._before = Counter(runs)
         self._marks_before = Counter(marks)
+        self._speed: float | None = None  # measured once
 
     def pager(self, profile: Profile, device: torch.device) -> Pager | None:
         """How rows go to pools.
@@ -221,8 +222,10 @@ class StepsThatRunAgain:
         if not since or marked[False] or not any(map(has_rows, profile.values)):
             return None
         found = settings()
+        if self._speed is None:
+            self._speed = _copy_speed(device)
         return Pager(
-            _copy_speed(device),
+            self._speed,
             page_rows=found["page_rows"],
             headroom=found["headroom"],
             limit=math.inf if found["device_limit"] is None else found["device_limit"],
