@@ -1,9 +1,9 @@
 # make demo | make test | make wheel | make sweep | make test-full | make test-asan | make bench | make lint | make clean
-# make test-gpu | make bench-gpu | make mutants
+# make gpu | make test-gpu | make bench-gpu | make mutants
 #
 # Uses the active virtual environment, or makes .venv. torch is installed only where there is none.
 # `make test TORCH=torch==2.15.0` tests with another torch, in an environment of its own. TESTS names
-# some test files. The last two are for a machine with an NVIDIA GPU; PART=2 runs one part of three.
+# some test files. `make gpu` is for a machine with an NVIDIA GPU: all of test-gpu and bench-gpu.
 ifneq ($(filter command environment,$(firstword $(origin TORCH))),)
 VENV ?= $(CURDIR)/.venv-$(subst torch==,,$(TORCH))
 endif
@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 SOURCES := $(shell find src include -name '*.cpp' -o -name '*.h' -o -name '*.cu') CMakeLists.txt $(wildcard cmake/*) setup.py pyproject.toml
 
-.PHONY: demo setup wheel test sweep test-full test-asan test-tsan mutants test-gpu bench-gpu compile-clang bench lint format clean FORCE
+.PHONY: demo setup wheel test sweep test-full test-asan test-tsan mutants gpu test-gpu bench-gpu compile-clang bench lint format clean FORCE
 
 demo: $(VENV)/.ebb-built
 	$(BIN)/python examples/train_gpt.py
@@ -23,7 +23,8 @@ demo: $(VENV)/.ebb-built
 test: $(VENV)/.ebb-test
 	$(BIN)/python -m pytest -q -m "not slow" $(TESTS)
 
-# All samples of torch's operator and module databases; about ten minutes.
+# All samples of torch's operator and module databases, and each under several fills of new memory;
+# about twenty minutes.
 sweep: $(VENV)/.ebb-test
 	$(BIN)/python -m pytest -q -m slow tests/torch/test_operator_sweep.py tests/torch/test_module_sweep.py
 
@@ -92,10 +93,14 @@ bench: $(VENV)/.ebb-bench
 
 # On a machine with an NVIDIA GPU: builds ebb for it in place, with the torch that is there, and
 # writes benchmarks/results. Nothing is installed. By the environment's Python if there is one, else
-# by PYTHON. Each part takes at most eight minutes and can run alone: PART=1, 2 or 3. LIST=1 shows
-# what there is and runs nothing. RESULTS is another folder to write to.
+# by PYTHON. SECONDS=540 ends in that time, and the same again goes on with the items that are left.
+# AGAIN=1 runs what has passed, too. LIST=1 shows the items and runs none. RESULTS is another folder
+# to write to.
 GPU_PYTHON = $(if $(filter command environment,$(firstword $(origin PYTHON))),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
-ON_GPU = @$(GPU_PYTHON) benchmarks/on_gpu.py $(1) $(if $(PART),--part $(PART)) $(if $(LIST),--list) $(if $(RESULTS),--output $(RESULTS))
+ON_GPU = @$(GPU_PYTHON) benchmarks/on_gpu.py $(1) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(AGAIN),--again) $(if $(LIST),--list) $(if $(RESULTS),--output $(RESULTS))
+
+gpu:
+	$(call ON_GPU,all)
 
 test-gpu:
 	$(call ON_GPU,tests)

@@ -4,8 +4,8 @@
     OMP_NUM_THREADS=1 python benchmarks/ahead.py --only Llama --seconds 10
 
 Each way takes turns with the others in one process. Gradients are compared with eager's, bit for
-bit. With as many intra-op threads as cores nothing may run ahead, and it is measured that it costs
-nothing. The exit status is 1 if a goal is missed.
+bit. With as many intra-op threads as cores, replays run ahead only where backward leaves a core
+idle; a step must never be slower than without. The exit status is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ ALLOWED_WHERE_BUSY = 1.02  # of the time without, where no core is idle
 
 DEMO_PROGRAM = ROOT / "examples" / "train_gpt.py"
 DEMO = "ebb recompute_all ahead"  # in examples/train_gpt.py
+DEMO_WITHOUT = "ebb recompute_all"
 DEMO_GOAL = 1.05
 
 
@@ -146,24 +147,28 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
     }
 
 
-def where_busy(seconds: float) -> float:
+def where_busy(seconds: float) -> dict[str, float]:
     """The time with replays ahead over that without, with as many threads as cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    torch.set_num_threads(cores)
     try:
-        ratios = measure(CASES[0], seconds)["ratios"]
+        rows = [measure(case, seconds) for case in (CASES[0], CASES[2])]
     finally:
         torch.set_num_threads(threads)
-    return float(ratios[AHEAD] / ratios[WITHOUT])
+    found = {row["workload"]: row["ratios"][AHEAD] / row["ratios"][WITHOUT] for row in rows}
+    steps = demo(threads=cores)
+    return found | {"the demo": steps[DEMO] / steps[DEMO_WITHOUT]}
 
 
-def demo() -> dict[str, float]:
-    """A training step of the demo's variants over the plain one's."""
+def demo(threads: int | None = None) -> dict[str, float]:
+    """A training step of the demo's variants over the plain one's. `threads`: None, as here."""
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "figures.json"
         steps = "2" if quick() else "100"
         command = [sys.executable, str(DEMO_PROGRAM), "--steps", steps, "--json", str(figures)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        variables = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+        null = subprocess.DEVNULL
+        subprocess.run(command, env=variables, check=True, stdout=null, stderr=null)
         return {row["policy"]: row["time_ratio"] for row in json.loads(figures.read_text())["rows"]}
 
 
@@ -180,10 +185,9 @@ def goals(found: dict[str, Any]) -> dict[str, bool]:
         met[text] = row["most_bytes"] <= row["bytes_of_a_region"]
     demo = found["demo"][DEMO]
     met[f"the demo's training step: {demo:.3f}, at most {DEMO_GOAL}"] = demo <= DEMO_GOAL
-    busy = found["where_busy"]
-    met[f"all cores busy: {busy:.3f} of the time without, at most {ALLOWED_WHERE_BUSY}"] = (
-        busy <= ALLOWED_WHERE_BUSY
-    )
+    for name, ratio in found["where_busy"].items():
+        text = f"as many threads as cores, {name}: {ratio:.3f} of the time without, at most "
+        met[f"{text}{ALLOWED_WHERE_BUSY}"] = ratio <= ALLOWED_WHERE_BUSY
     return met
 
 

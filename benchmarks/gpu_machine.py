@@ -5,6 +5,8 @@ Nothing here imports torch in this process, which would take memory of the devic
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -12,10 +14,17 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+CPP = ("src", "include", "cmake", "CMakeLists.txt", "setup.py", "pyproject.toml")
+ALL_OF_EBB = (*CPP, "python")
+SOURCES = (".cpp", ".h", ".cu", ".py", ".html", ".in")
+MODULE = f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+BUILT = (MODULE, "libebb*.so", "_build_info.py", "include/**/*.h", "cmake/*")  # in python/ebb
 
 ASK_TORCH = """
 import json
@@ -126,8 +135,43 @@ def missing(tests: bool) -> list[str]:
     return found
 
 
+def digest(places: Iterable[str]) -> str:
+    """Of the sources in these files and folders, without copies that a build has made."""
+    found = hashlib.sha256()
+    for place in places:
+        path = ROOT / place
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            name = str(file.relative_to(ROOT))
+            made = name.startswith("python/ebb/include/") or file.name == "_build_info.py"
+            if file == path or (file.suffix in SOURCES and not made):
+                found.update(name.encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def package(capability: str) -> Path:
+    """The archive of what these sources, this Python and torch, and such a GPU come to."""
+    torch = importlib.metadata.version("torch").partition("+")[0]
+    python = sys.implementation.cache_tag
+    name = f"ebb-{digest(CPP)}-torch-{torch}-{python}-sm{capability}.tar.gz"
+    return ROOT / "build" / "on_gpu" / name
+
+
+def pack(archive: Path) -> None:
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive, "w:gz") as packed:
+        for pattern in BUILT:
+            for file in (ROOT / "python" / "ebb").glob(pattern):
+                packed.add(file, file.relative_to(ROOT))
+
+
 def build(capability: str) -> int:
-    """Builds in place: nothing is installed, and the network is not needed."""
+    """Builds in place: nothing is installed, and the network is not needed. An archive of an
+    earlier build of the same sources is unpacked instead."""
+    archive = package(capability)
+    if archive.exists():
+        print(f"unpacking {archive.name}")
+        shutil.unpack_archive(archive, ROOT)
+        return 0
     arguments = [os.environ.get("EBB_CMAKE_ARGS", ""), f"-DCMAKE_CUDA_ARCHITECTURES={capability}"]
     environment = (
         os.environ
@@ -141,7 +185,10 @@ def build(capability: str) -> int:
     if compiler is not None:
         environment.setdefault("CUDACXX", compiler)
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+    status = subprocess.run(command, cwd=ROOT, env=environment).returncode
+    if status == 0:
+        pack(archive)
+    return status
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs a list of commands one after the other, whatever becomes of each, and writes what did.
+"""Runs a list of commands one after the other, goes on after failures, and writes the results.
 
 Nothing here knows of GPUs, or imports torch: see on_gpu.py.
 """
@@ -22,9 +22,8 @@ from typing import Any
 Row = dict[str, Any]
 
 PASSED, FAILED, TIMED_OUT = "passed", "FAILED", "TIMED OUT"
-NOT_RUN = "NOT RUN"
 NOT_INSTALLED = "not installed"
-FAILURES = (FAILED, TIMED_OUT, NOT_RUN)
+FAILURES = (FAILED, TIMED_OUT)
 FOLDER = "{folder}"  # in a command: where it may write
 LINES_SHOWN = 25  # of the output of what failed
 LONGEST = 300  # characters of a message in what is written
@@ -35,20 +34,23 @@ class Item:
     """Something to run.
 
     Attributes:
-        name: as the table shows it.
-        part: which part it is in; 0: every part begins with it, and does not go on without it.
+        name: as the table shows it; unique among items of its kind.
+        turn: items of a lower turn run first. 0: runs in every command, before all else; where it
+            fails nothing else runs.
         command: the program and its arguments. What it writes as ``{folder}/*.json`` and
             ``{folder}/*.md`` becomes part of the results, and ``{folder}/junit.xml`` is read.
-        seconds: after so many it is ended.
+        seconds: after so many it is ended. It is begun only where so many are left.
+        kind: which results it belongs to; empty: to those of each kind.
         program: what must be installed for it; where it is not, that is no failure.
         refusal: what the program says where it cannot work on this machine.
         variables: of its environment.
     """
 
     name: str
-    part: int
+    turn: int
     command: Sequence[str]
     seconds: float
+    kind: str = ""
     program: str = ""
     refusal: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -58,14 +60,16 @@ class Item:
         return "-".join(re.findall(r"[a-z0-9]+", self.name.lower()))
 
 
-def run_part(
+def run_items(
     items: Iterable[Item],
     seconds: float,
     folder: Path,
-    tell: Callable[[Row], None] = lambda row: None,
+    tell: Callable[[Item, Row], None] = lambda item, row: None,
     variables: Mapping[str, str] | None = None,
-) -> list[Row]:
-    """Runs the items of one part within `seconds`; what finds no time left is not run.
+) -> tuple[list[Row], list[Item]]:
+    """Runs the items that fit into `seconds`, and gives their rows and the items that are left. An
+    item whose own limit is longer than the time that remains is left: that time would be lost if
+    the item were ended before its limit.
 
     Args:
         folder: for logs, and what the commands write.
@@ -75,42 +79,52 @@ def run_part(
     environment = os.environ | dict(variables or {})
     until = time.monotonic() + seconds
     rows: list[Row] = []
-    stopped = ""
+    left: list[Item] = []
+    stopped = False
     for item in items:
-        left = until - time.monotonic()
-        if stopped or left < 1:
-            row = row_of(item, NOT_RUN, 0, stopped or "no time was left in this part")
-        elif item.program and not shutil.which(item.program, path=environment.get("PATH")):
+        if stopped or (item.seconds > until - time.monotonic() and item.turn != 0):
+            left.append(item)
+            continue
+        if item.program and not shutil.which(item.program, path=environment.get("PATH")):
             row = row_of(item, NOT_INSTALLED, 0, "")
         else:
-            row = run_item(item, min(item.seconds, left), folder, environment)
-        if item.part == 0 and row["result"] in FAILURES:
-            stopped = stopped or f"{item.name}: {row['result']}"
+            row = run_item(item, folder / item.kind, environment)
         rows.append(row)
-        tell(row)
-    return rows
+        tell(item, row)
+        stopped = item.turn == 0 and row["result"] in FAILURES
+    return rows, left
+
+
+def pending(items: Iterable[Item], results: Mapping[str, Results], ebb: str) -> list[Item]:
+    """The items that have no row of this state of ebb, in their order; then those that failed."""
+
+    def result(item: Item) -> str | None:
+        if item.turn == 0:
+            return None
+        rows = results[item.kind].rows
+        return next(
+            (r["result"] for r in rows if (r["name"], r.get("ebb")) == (item.name, ebb)), None
+        )
+
+    ordered = sorted(items, key=lambda item: item.turn)
+    new = [item for item in ordered if result(item) is None]
+    return new + [item for item in ordered if result(item) in FAILURES]
 
 
 def row_of(item: Item, result: str, seconds: float, detail: str) -> Row:
-    return {
-        "name": item.name,
-        "part": item.part,
-        "result": result,
-        "seconds": round(seconds, 1),
-        "detail": detail,
-    }
+    return {"name": item.name, "result": result, "seconds": round(seconds, 1), "detail": detail}
 
 
-def run_item(item: Item, seconds: float, folder: Path, environment: dict[str, str]) -> Row:
+def run_item(item: Item, folder: Path, environment: dict[str, str]) -> Row:
     own = folder / item.file_name
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir(parents=True)
     log = own / "log"
-    print(f"\n--- {item.name} (at most {seconds:.0f} s)", flush=True)
+    print(f"\n--- {item.name} (at most {item.seconds:.0f} s)", flush=True)
     began = time.monotonic()
     status = run_command(
         [part.replace(FOLDER, str(own)) for part in item.command],
-        seconds,
+        item.seconds,
         log,
         environment | dict(item.variables),
     )
@@ -221,22 +235,49 @@ def merge(before: Iterable[Row], now: Iterable[Row], order: Sequence[str]) -> li
 
 
 def read_rows(file: Path, machine: Mapping[str, Any]) -> list[Row]:
-    """What was written before on the same machine."""
+    """The rows that were written before on such a machine, with whichever driver."""
+
+    def without_driver(found: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in found.items() if name != "driver"}
+
     try:
         found = json.loads(file.read_text())
     except (OSError, json.JSONDecodeError):
         return []
-    return found["items"] if found.get("machine") == machine else []
+    same = without_driver(found.get("machine", {})) == without_driver(machine)
+    return found["items"] if same else []
 
 
-def write(
-    base: Path, title: str, machine: Mapping[str, Any], rows: Sequence[Row], order: Sequence[str]
-) -> None:
-    """`base`.json and `base`.md."""
-    base.parent.mkdir(parents=True, exist_ok=True)
-    results = {"machine": dict(machine), "items": list(rows)}
-    Path(f"{base}.json").write_text(json.dumps(results, indent=1) + "\n")
-    Path(f"{base}.md").write_text(markdown(title, machine, rows, order))
+class Results:
+    """The rows of one kind: those of earlier commands on such a machine, and new ones.
+
+    Args:
+        order: names of the items, in the order of the rows. Rows of other names are dropped.
+        read_from, write_to: files, without the ending. Later ones have newer rows.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        machine: Mapping[str, Any],
+        order: Sequence[str],
+        read_from: Iterable[Path],
+        write_to: Sequence[Path],
+    ) -> None:
+        self.title, self.machine, self.order, self.write_to = title, machine, order, write_to
+        self.rows: list[Row] = []
+        for base in read_from:
+            self.rows = merge(self.rows, read_rows(Path(f"{base}.json"), machine), order)
+
+    def add(self, row: Row) -> None:
+        """Writes all of them, so that nothing is lost if the command is ended."""
+        self.rows = merge(self.rows, [row], self.order)
+        results = {"machine": dict(self.machine), "items": self.rows}
+        page = markdown(self.title, self.machine, self.rows, self.order)
+        for base in self.write_to:
+            base.parent.mkdir(parents=True, exist_ok=True)
+            Path(f"{base}.json").write_text(json.dumps(results, indent=1) + "\n")
+            Path(f"{base}.md").write_text(page)
 
 
 def markdown(
@@ -251,6 +292,12 @@ def markdown(
     missing = [name for name in order if name not in {row["name"] for row in rows}]
     if missing:
         lines += ["", f"Not in these results: {', '.join(missing)}."]
+    states = list(dict.fromkeys(row.get("ebb", "unknown") for row in rows))
+    if len(states) > 1:
+        lines += ["", "Not all rows are of the same state of ebb:", ""]
+        for state in states:
+            names = [row["name"] for row in rows if row.get("ebb", "unknown") == state]
+            lines += [f"* {state}: {', '.join(names)}"]
     failed = [(name, why) for row in rows for name, why in row.get("failed", {}).items()]
     if failed:
         lines += ["", "## Tests that failed", "", *(f"* `{name}`: {why}" for name, why in failed)]
@@ -292,13 +339,12 @@ def exit_status(rows: Iterable[Row]) -> int:
     return int(any(row["result"] in FAILURES for row in rows))
 
 
-def show_list(items: Sequence[Item], seconds: float) -> None:
-    """What would be run, without running it."""
-    always = [item for item in items if item.part == 0]
-    for part in sorted({item.part for item in items} - {0}):
-        chosen = always + [item for item in items if item.part == part]
-        total = sum(item.seconds for item in chosen)
-        print(f"part {part}: at most {min(total, seconds):.0f} s")
+def show_list(items: Iterable[Item]) -> None:
+    """The items in their order, without running them."""
+    ordered = sorted(items, key=lambda item: item.turn)
+    for turn in sorted({item.turn for item in ordered}):
+        chosen = [item for item in ordered if item.turn == turn]
+        print(f"turn {turn}: at most {sum(item.seconds for item in chosen):.0f} s")
         for item in chosen:
             python = item.command[0] == sys.executable
             command = " ".join(["python", *item.command[1:]] if python else item.command)

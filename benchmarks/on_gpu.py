@@ -1,38 +1,53 @@
-"""What `make test-gpu` and `make bench-gpu` run: everything that only a GPU can tell, in parts.
+"""Everything that only a GPU can tell: what `make gpu`, `make test-gpu` and `make bench-gpu` run.
 
+    python benchmarks/on_gpu.py all --seconds 540
     python benchmarks/on_gpu.py tests
-    python benchmarks/on_gpu.py tests --part 2
     python benchmarks/on_gpu.py bench --list
 
 Builds ebb for the GPU that is found, in the checkout, with the Python and the torch that run this.
-Goes on after a failure, ends with a table, and writes what it found, together with what other parts
-found on the same machine, to benchmarks/results: one JSON and one Markdown file. Logs are in
-build/on_gpu. The exit status is 1 if anything failed, 2 if the machine lacks what is needed.
+Goes on after a failure, and ends with a table. With --seconds it ends in that time, and the same
+command again goes on with the items that are left. Results go to benchmarks/results, together with
+those of earlier commands on such a machine: one JSON and one Markdown file for tests, and for
+benchmarks. Logs are in build/on_gpu. The exit status is 1 if anything failed, 2 if the machine
+lacks what is needed.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from gpu_machine import ROOT, ask_torch, described, missing, slug, variables
+from gpu_machine import (
+    ALL_OF_EBB,
+    ROOT,
+    ask_torch,
+    described,
+    digest,
+    missing,
+    package,
+    slug,
+    variables,
+)
 from items import (
     FOLDER,
     Item,
+    Results,
     Row,
     exit_status,
-    merge,
-    read_rows,
-    run_part,
+    pending,
+    run_items,
     show_list,
     table,
-    write,
 )
 
-PART_SECONDS = 480.0  # three of these are 24 minutes
+TURN_SECONDS = 570.0  # the items of turn 1, and the build, fit into a command of so many
+RESULTS = "benchmarks/results"
+WORK = "build/on_gpu"
 PYTHON = sys.executable
 SANITIZER = "compute-sanitizer"
 POOLS = "tests/gpu/page_pool_program.py"
@@ -52,17 +67,17 @@ def build(capability: str) -> Item:
     return Item("build", 0, [PYTHON, "benchmarks/gpu_machine.py", capability], 150)
 
 
-def tests_in(name: str, part: int, seconds: float, *arguments: str) -> Item:
+def tests_in(name: str, turn: int, seconds: float, *arguments: str) -> Item:
     """Tests in a process of their own, so that what an error leaves behind stays there."""
     options = ["-v", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=60"]
     report = f"--junitxml={FOLDER}/junit.xml"
-    return Item(name, part, [PYTHON, "-m", "pytest", *options, report, *arguments], seconds)
+    return Item(name, turn, [PYTHON, "-m", "pytest", *options, report, *arguments], seconds)
 
 
-def sanitizer(tool: str, part: int, seconds: float, *options: str) -> Item:
+def sanitizer(tool: str, turn: int, seconds: float, *options: str) -> Item:
     return Item(
         f"{SANITIZER}, {tool}",
-        part,
+        turn,
         [SANITIZER, "--tool", tool, "--error-exitcode", "9", *options, PYTHON, POOLS],
         seconds,
         program=SANITIZER,
@@ -71,56 +86,61 @@ def sanitizer(tool: str, part: int, seconds: float, *options: str) -> Item:
     )
 
 
-def tests(capability: str) -> list[Item]:
-    """From what all else needs to what all else can do without."""
+# In turns: first the items without which nothing about GPUs can be said, last those that say more
+# of what an earlier one has shown.
+def tests() -> list[Item]:
+    gpu = "tests/gpu/test_"
     return [
-        build(capability),
         Item("import", 1, [PYTHON, "-m", "ebb", "--version", "--verbose"], 30),
-        tests_in("page pools", 1, 45, "tests/gpu/test_page_pools_on_gpu.py"),
-        sanitizer("memcheck", 1, 55, "--report-api-errors", "no"),
-        sanitizer("racecheck", 1, 55),
-        tests_in("page pools, random schedules", 1, 80, *NEEDS_CUDA, *SCHEDULES),
-        tests_in("devices and streams", 1, 60, *NEEDS_CUDA, *DEVICES),
-        tests_in("offload", 2, 50, "tests/gpu/test_offload_on_gpu.py"),
-        tests_in("paging", 2, 40, "tests/gpu/test_paging_on_gpu.py"),
-        tests_in("random numbers", 2, 60, "tests/gpu/test_random_numbers_on_gpu.py"),
-        tests_in("cuDNN", 2, 50, "tests/gpu/test_cudnn_on_gpu.py"),
-        tests_in("captures", 2, 90, "tests/gpu/test_captures_on_gpu.py"),
-        tests_in("verify mode", 2, 40, "tests/gpu/test_verify_on_gpu.py"),
-        tests_in("waits", 3, 45, "tests/gpu/test_waits_on_gpu.py"),
-        tests_in("host memory", 3, 45, "tests/gpu/test_host_memory_on_gpu.py"),
-        tests_in("memory nearly full", 3, 50, "tests/gpu/test_memory_nearly_full.py"),
-        tests_in("failures", 3, 160, "tests/gpu/test_failures_on_gpu.py"),
-        tests_in("two GPUs", 3, 30, "tests/gpu/test_two_gpus.py"),
+        tests_in("offload", 1, 50, f"{gpu}offload_on_gpu.py"),
+        tests_in("replays ahead", 1, 60, f"{gpu}replays_ahead_on_gpu.py"),
+        tests_in("captures", 1, 90, f"{gpu}captures_on_gpu.py"),
+        tests_in("plans", 2, 180, f"{gpu}plans_on_gpu.py"),
+        tests_in("page pools", 2, 45, f"{gpu}page_pools_on_gpu.py"),
+        tests_in("waits", 2, 45, f"{gpu}waits_on_gpu.py"),
+        tests_in("paging", 2, 40, f"{gpu}paging_on_gpu.py"),
+        sanitizer("memcheck", 2, 55, "--report-api-errors", "no"),
+        tests_in("random numbers", 2, 60, f"{gpu}random_numbers_on_gpu.py"),
+        tests_in("memory nearly full", 2, 50, f"{gpu}memory_nearly_full.py"),
+        tests_in("devices and streams", 2, 60, *NEEDS_CUDA, *DEVICES),
+        tests_in("cuDNN", 2, 50, f"{gpu}cudnn_on_gpu.py"),
+        tests_in("host memory", 3, 45, f"{gpu}host_memory_on_gpu.py"),
+        tests_in("verify mode", 3, 40, f"{gpu}verify_on_gpu.py"),
+        tests_in("failures", 3, 160, f"{gpu}failures_on_gpu.py"),
+        tests_in("page pools, random schedules", 3, 80, *NEEDS_CUDA, *SCHEDULES),
+        sanitizer("racecheck", 3, 55),
+        tests_in("two GPUs", 3, 30, f"{gpu}two_gpus.py"),
     ]
 
 
-def program(name: str, part: int, seconds: float, *arguments: str) -> Item:
-    return Item(name, part, [PYTHON, *arguments, "--output", FOLDER], seconds)
+def program(name: str, turn: int, seconds: float, *arguments: str) -> Item:
+    return Item(name, turn, [PYTHON, *arguments, "--output", FOLDER], seconds)
 
 
-def bench(capability: str) -> list[Item]:
+def bench() -> list[Item]:
     run = "benchmarks/run.py"
+    billion = ("--only", "1.2 B", "--sections", "steps")
+    small = ("--only", "block", "--sections", "steps", "--seconds", "8")
     return [
-        build(capability),
-        program(
-            "a model of 1.2 B parameters", 1, 180, run, "--only", "1.2 B", "--sections", "steps"
-        ),
-        program("cost per op", 1, 150, run, "--sections", "slopes"),
+        program("a model of 1.2 B parameters", 1, 180, run, *billion),
+        program("plans and replays ahead", 2, 240, "benchmarks/plans_on_gpu.py"),
         program("offloading", 2, 150, "benchmarks/offload_on_gpu.py"),
-        program("pinned memory", 2, 60, "benchmarks/pinned_memory.py"),
-        program("paging", 2, 120, "benchmarks/paging.py", "--rounds", "20"),
+        program("cost per op", 2, 150, run, "--sections", "slopes"),
         program("captures", 3, 90, "benchmarks/captures.py"),
-        program(
-            "small models",
-            3,
-            240,
-            *(run, "--only", "block", "--sections", "steps", "--seconds", "8"),
-        ),
+        program("paging", 3, 120, "benchmarks/paging.py", "--rounds", "20"),
+        program("pinned memory", 3, 60, "benchmarks/pinned_memory.py"),
+        program("small models", 3, 240, run, *small),
     ]
 
 
 LISTS = {"tests": tests, "bench": bench}
+TARGETS = {"tests": "test-gpu", "bench": "bench-gpu", "all": "gpu"}
+
+
+def items_of(what: str) -> list[Item]:
+    """Those of one kind, or of all."""
+    kinds = LISTS if what == "all" else {what: LISTS[what]}
+    return [replace(item, kind=kind) for kind, listed in kinds.items() for item in listed()]
 
 
 def without_environment(row: Row, gpu: str) -> Row:
@@ -140,61 +160,87 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=LISTS)
-    parser.add_argument("--part", type=int, help="only this one; default: all, one after the other")
-    parser.add_argument("--list", action="store_true", help="show what would be run, and no more")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("what", choices=TARGETS)
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="end in so many; default: run all"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="also run items that have passed with this ebb"
+    )
+    parser.add_argument("--list", action="store_true", help="show the items, and run none")
+    parser.add_argument("--output", type=Path, default=ROOT / RESULTS)
     return parser.parse_args()
 
 
 def main() -> int:
     options = parse_options()
+    items = items_of(options.what)
     if options.list:
-        show_list(LISTS[options.what]("90"), PART_SECONDS)
+        show_list([build("90"), *items])
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended with us
     found = ask_torch()
-    lacking = [found["error"]] if "error" in found else missing(tests=options.what == "tests")
-    items = LISTS[options.what](found.get("capability", ""))
-    parts = sorted({item.part for item in items} - {0})
-    if options.part is not None:
-        if options.part not in parts:
-            lacking.append(f"there is no part {options.part}; there are {parts}")
-        parts = [options.part]
+    lacking = [found["error"]] if "error" in found else missing(tests=options.what != "bench")
     for line in lacking:
-        print(f"make {options.what.removesuffix('s')}-gpu: {line}", file=sys.stderr)
+        print(f"make {TARGETS[options.what]}: {line}", file=sys.stderr)
     if lacking:
         print(f"The Python is {PYTHON}; PYTHON=... names another.", file=sys.stderr)
         return 2
-    return run(options.what, items, parts, described(found), options.output)
+    capability = found["capability"]
+    status = run(
+        [build(capability), *items],
+        described(found),
+        options.output,
+        options.seconds,
+        options.again,
+    )
+    built = package(capability)
+    if built.exists() and options.output.resolve() != ROOT / RESULTS:
+        shutil.copy(built, options.output)  # so that another machine need not build
+    return status
+
+
+def results_of(items: list[Item], machine: dict[str, str], output: Path) -> dict[str, Results]:
+    """By kind. They are kept in build/on_gpu too, for a checkout that is made anew."""
+    always = [item.name for item in items if not item.kind]
+    found = {}
+    for kind in dict.fromkeys(item.kind for item in items if item.kind):
+        order = always + [item.name for item in items if item.kind == kind]
+        name = f"{slug(machine['GPU'])}-{kind}"
+        write_to = [output.resolve() / name, ROOT / WORK / name]
+        read_from = [ROOT / RESULTS / name, *write_to]
+        found[kind] = Results(TITLES[kind], machine, order, read_from, write_to)
+    return found
 
 
 def run(
-    what: str, items: list[Item], parts: list[int], machine: dict[str, str], output: Path
+    items: list[Item],
+    machine: dict[str, str],
+    output: Path,
+    seconds: float = float("inf"),
+    again: bool = False,
 ) -> int:
-    order = [item.name for item in items]
-    work = ROOT / "build" / "on_gpu" / what
-    name = f"{slug(machine['GPU'])}-{what}"
-    # Kept beside the builds too, for where a checkout is made anew between parts.
-    places = [output.resolve() / name, work / name]
     os.chdir(ROOT)
-    before: list[Row] = []
-    for place in places:
-        before = merge(before, read_rows(place.with_suffix(".json"), machine), order)
+    results = results_of(items, machine, output)
+    ebb = digest(ALL_OF_EBB)
+    if again:
+        for row in (row for found in results.values() for row in found.rows):
+            row.pop("ebb", None)  # so that the next command goes on with those too
     print(", ".join(f"{k} {v}" for k, v in machine.items()), flush=True)
-    rows: list[Row] = []
 
-    def tell(row: Row) -> None:
-        """Written after each item, so that nothing is lost if this is ended."""
-        rows.append(without_environment(row, machine["GPU"]))
-        for place in places:
-            write(place, TITLES[what], machine, merge(before, rows, order), order)
+    def tell(item: Item, row: Row) -> None:
+        row = without_environment(row | {"ebb": ebb}, machine["GPU"])
+        for kind in [item.kind] if item.kind else results:
+            results[kind].add(row)
 
-    for part in parts:
-        chosen = [item for item in items if item.part in (0, part)]
-        run_part(chosen, PART_SECONDS, work, tell, variables())
-    print(f"\n{table(merge([], rows, order))}")
-    print(f"\nwritten to {os.path.relpath(places[0], ROOT)}.json and .md")
+    chosen = pending(items, results, ebb)
+    rows, left = run_items(chosen, seconds, ROOT / WORK, tell, variables())
+    print(f"\n{table(rows)}\n")
+    if left:
+        names = ", ".join(item.name for item in left)
+        print(f"{len(left)} items are left for the next such command: {names}")
+    for found in results.values():
+        print(f"written to {os.path.relpath(found.write_to[0], ROOT)}.json and .md")
     return exit_status(rows)
 
 

@@ -31,7 +31,7 @@ from plot import draw
 from scaling import measure_host_memory, measure_scaling
 from slopes import measure_slopes
 from steps import measure_steps
-from systems import System, all_systems
+from systems import System, all_systems, offload_systems
 from workloads import WORKLOADS, Workload
 
 from report import environment_line, markdown, summary_table
@@ -70,10 +70,11 @@ def run_steps(
     rows = []
     for name, make in chosen_workloads(only).items():
         seconds = min(at_most, 40 if name in with_goals else 15)
+        large = name in (BILLION.name, TINY.name)
         found = measure_steps(
             make,
             device(),
-            systems,
+            [*systems, *offload_systems()] if large and device().type == "cuda" else systems,
             seconds=0 if quick() else seconds,
             rounds=1 if quick() else 5,
         )

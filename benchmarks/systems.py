@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -29,6 +30,7 @@ RECOMPUTE_ALL_AHEAD = "recompute all but the last block"
 TORCHTITAN = "torchtitan"
 MATMULS_SAVED = "matmuls saved"
 EVERYTHING_SAVED = "everything saved"
+OFFLOADED = "offloaded"
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,21 @@ def remat_systems() -> list[System]:
 
 # torchtitan's list names the attention kernels for CUDA, not the one for the CPU.
 CUDA = torch.cuda.is_available()
+
+
+def offload_systems() -> list[System]:
+    """What autograd saves is in host memory between forward and backward."""
+    policies = {
+        "ebb offload_inputs": ebb.policies.offload_inputs,
+        "ebb offload all": ebb.Policy(default=ebb.OFFLOAD, inputs=ebb.OFFLOAD),
+    }
+    ours = [System(name, OFFLOADED, in_region(policy)) for name, policy in policies.items()]
+    return [System("save_on_cpu", OFFLOADED, saved_on_cpu), *ours]
+
+
+def saved_on_cpu(block: Block, *inputs: Tensor) -> Tensor:
+    with save_on_cpu(pin_memory=CUDA):
+        return block(*inputs)
 
 
 def all_systems() -> list[System]:

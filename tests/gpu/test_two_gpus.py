@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ahead_programs import wait_for_replays
 from gpus import (
     NEEDS_TWO_GPUS,
     OFFLOAD_ALL,
@@ -110,6 +111,35 @@ def test_a_model_on_both(static):
             expected = gradients(torch.enable_grad, seed)
             for policy in (ebb.policies.recompute_all, OFFLOAD_ALL):
                 assert same(gradients(lambda policy=policy: ebb.region(policy), seed), expected)
+
+
+@currents
+@pytest.mark.parametrize("side_stream", [False, True])
+def test_replays_ahead_on_both(current, side_stream):
+    """Each GPU has a worker; a region that uses both is left to backward."""
+    weights = [
+        torch.randn(256, 256, device=d).div_(16).requires_grad_() for d in sorted(DEVICES * 3)
+    ]
+    x = torch.randn(128, 256, device="cuda:0")
+
+    def gradients(make_region):
+        h = x
+        for w in weights:
+            with make_region():
+                h = F.gelu(h.to(w.device) @ w).tanh()
+        return torch.autograd.grad(h.sin().sum(), weights)
+
+    before = ebb.ahead.settings()
+    expected = gradients(torch.enable_grad)
+    ebb.ahead.configure(regions=1, side_stream=side_stream, busy_cores=True)
+    try:
+        with torch.cuda.device(current):
+            for _ in range(10):
+                found = gradients(lambda: ebb.region(ebb.policies.recompute_all))
+                assert same(found, expected)
+    finally:
+        wait_for_replays()
+        ebb.ahead.configure(**before)
 
 
 NO_CONTEXT = """
