@@ -13,7 +13,6 @@ namespace ebb {
 struct AheadSettings {
   size_t regions = 0;              // outermost regions ahead of the one backward is in; 0: off
   size_t limit = size_t{1} << 30;  // most bytes that are there before backward needs them
-  bool idleOnly = false;           // only where a core is idle, or there is an accelerator
   bool busyCores = false;          // also on a CPU that has no idle core for it
   bool sideStream = false;         // on a device: beside backward's stream, not on it
 
@@ -21,7 +20,6 @@ struct AheadSettings {
     return function(
         Field{"regions", &AheadSettings::regions},
         Field{"limit", &AheadSettings::limit},
-        Field{"idle_only", &AheadSettings::idleOnly},
         Field{"busy_cores", &AheadSettings::busyCores},
         Field{"side_stream", &AheadSettings::sideStream});
   }

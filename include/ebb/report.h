@@ -28,6 +28,7 @@ struct RegionCounters {
   uint64_t bytesPaged = 0;        // of storages whose live rows went to pages
   uint64_t bytesNotPaged = 0;     // to be paged, but kept: which rows live is not known
   uint64_t bytesEscaped = 0;      // could be recomputed, but held by others when the region ended
+  uint64_t bytesFromOutside = 0;  // of inputs that only ebb held in the end
 
   EBB_API RegionCounters& operator+=(const RegionCounters& other);
 
@@ -45,7 +46,8 @@ struct RegionCounters {
         Field{"bytes_fell_back", &RegionCounters::bytesFellBack},
         Field{"bytes_paged", &RegionCounters::bytesPaged},
         Field{"bytes_not_paged", &RegionCounters::bytesNotPaged},
-        Field{"bytes_escaped", &RegionCounters::bytesEscaped});
+        Field{"bytes_escaped", &RegionCounters::bytesEscaped},
+        Field{"bytes_from_outside", &RegionCounters::bytesFromOutside});
   }
 };
 
@@ -108,6 +110,7 @@ struct ReportRow {
   // "saved" (by the policy), "kept" (cannot be made again), "recomputed", "offloaded", "paged",
   // "escaped" (could be dropped, but the program held it when the region ended), "result" (held by
   // the program only), "copied" (before a write), "outside" (inputs, parameters) or "unneeded".
+  // What came from outside, or was a result, and has nobody but ebb that holds it is "kept".
   std::string fate;
   std::string rule;           // that decided, in words
   std::string reason;         // why they are kept against the policy's word; else empty

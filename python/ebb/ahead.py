@@ -21,7 +21,6 @@ def configure(
     *,
     regions: int | None = None,
     limit: Bytes | None = None,
-    idle_only: bool | None = None,
     busy_cores: bool | None = None,
     side_stream: bool | None = None,
 ) -> None:
@@ -30,19 +29,16 @@ def configure(
     While backward works on one outermost region, another thread replays the one that comes next.
     What autograd saves in the last region is not given up at all, so that backward finds it there.
     Both cost memory, at most ``limit``, and no exactness. What is not given stays as it is.
-    ``EBB_AHEAD`` in the environment sets the number of regions, the limit, or ``auto``.
+    ``EBB_AHEAD`` in the environment sets the number of regions, or the limit; ``auto`` is 1.
 
     Args:
         regions: how many outermost regions ahead of backward. 0, the default: off.
         limit: the most bytes, in the whole process, that are there before backward needs them: a
             number, or text such as ``"512MiB"``. A region that is larger is replayed in part.
             Default 1 GiB.
-        idle_only: nothing of this in a region during whose forward there is neither an
-            accelerator nor a core for each thread of backward and of replays. ``EBB_AHEAD=auto``
-            is ``regions=1, idle_only=True``. Default False.
-        busy_cores: replay ahead on the CPU also where that takes more threads than there are
-            cores. Backward and replays both use ``torch.get_num_threads()`` threads, and would
-            slow each other down. Default False.
+        busy_cores: replay ahead on the CPU also where no core is idle. By default replays run
+            ahead there only if the process has two cores for each of
+            ``torch.get_num_threads()``, or if a backward without replays ahead left a core idle.
         side_stream: on a device, replay on a stream beside backward's, which hides the kernels'
             time; else on backward's own, which hides the host's. Default False.
 
@@ -55,7 +51,7 @@ def configure(
         changed["regions"] = whole_number("regions", regions, "regions")
     if limit is not None:
         changed["limit"] = number_of_bytes("limit", limit)
-    switches = {"idle_only": idle_only, "busy_cores": busy_cores, "side_stream": side_stream}
+    switches = {"busy_cores": busy_cores, "side_stream": side_stream}
     for name, value in switches.items():
         if value is not None:
             if not isinstance(value, bool):
@@ -82,7 +78,8 @@ def stats() -> dict[str, int]:
         * ``regions_in_vain``: backward never came;
         * ``regions_held``: last regions, which were not given up;
         * ``regions_stopped``: left to backward in part: see
-          [what is not replayed ahead](docs/how-to/replay-ahead.md);
+          [what is not replayed ahead](docs/how-to/replay-ahead.md). Parameters that FSDP has freed
+          are a reason, since they may come back until backward needs them;
         * ``failures``: replays that raised an exception; backward runs them again, and raises it;
         * ``bytes``, ``most_bytes``: there before backward needs them, now and at most;
         * ``workers``: threads, now.

@@ -1,6 +1,5 @@
 #include "ahead/arrival.h"
 
-#include <ATen/DeviceAccelerator.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <pthread.h>
@@ -17,6 +16,7 @@
 #include "ahead/idle_cores.h"
 #include "ahead/room.h"
 #include "ahead/worker.h"
+#include "graph/geometry.h"
 #include "memory/capturing.h"
 #include "memory/stillness.h"
 #include "paging/paging.h"
@@ -42,7 +42,6 @@ class Ahead {
     std::lock_guard<std::mutex> lock(mutex_);
     settings_ = settings;
     regions_.store(settings.regions);
-    idleOnly_.store(settings.idleOnly);
     AheadBudget::get().setLimit(settings.limit);
   }
 
@@ -53,10 +52,6 @@ class Ahead {
 
   bool isOn() const {
     return regions_.load(std::memory_order_relaxed) != 0;
-  }
-
-  bool isIdleOnly() const {
-    return idleOnly_.load(std::memory_order_relaxed);
   }
 
   Worker& worker(c10::Device device) {
@@ -126,7 +121,6 @@ class Ahead {
     auto* after = new Ahead;
     after->settings_ = before.settings_;
     after->regions_.store(before.regions_.load());
-    after->idleOnly_.store(before.idleOnly_.load());
     current.store(after);
   }
 
@@ -134,15 +128,10 @@ class Ahead {
 
   std::mutex mutex_;  // guards what follows
   AheadSettings settings_;
-  std::atomic<size_t> regions_{0};     // of settings_
-  std::atomic<bool> idleOnly_{false};  // likewise
-  std::atomic<uint32_t> forks_{0};     // that are about to happen, and the end
+  std::atomic<size_t> regions_{0};  // of settings_
+  std::atomic<uint32_t> forks_{0};  // that are about to happen, and the end
   std::map<c10::Device, Worker, Order> workers_;
 };
-
-bool hasAccelerator() {
-  return at::getAccelerator(false).has_value() && at::accelerator::deviceCount() > 0;
-}
 
 bool isInBackward() {
   return torch::autograd::get_current_node() != nullptr;
@@ -162,6 +151,11 @@ void checkInputs(const Graph& graph) {
       "backward, put all forwards that share it in one region, or give ",
       reader != nullptr ? *reader : "",
       " the decision SAVE.");
+}
+
+// See Note [Idle cores]
+bool mayRunBeside(c10::Device device, const AheadSettings& settings) {
+  return !device.is_cpu() || settings.busyCores || haveIdleCore();
 }
 
 bool canBeReplayed(const WeakGraph& weak) {
@@ -219,8 +213,7 @@ std::unique_ptr<Lookahead> newLookahead(const Graph& graph) {
   if (Room::get().isOn() && graph.verify == VerifyMode::Off && !profiled) {
     return std::make_unique<Lookahead>(++numbers, graph.journal, true);
   }
-  if (!ahead.isOn() || graph.verify != VerifyMode::Off || profiled ||
-      (ahead.isIdleOnly() && !hasIdleCores() && !hasAccelerator())) {
+  if (!ahead.isOn() || graph.verify != VerifyMode::Off || profiled) {
     return nullptr;
   }
   return std::make_unique<Lookahead>(++numbers, graph.journal, false);
@@ -233,7 +226,7 @@ void makeRoom() {
 }
 
 void beforeUnseenWrite(const at::Tensor& tensor) {
-  if (Ahead::get().isOn() && tensor.has_storage()) {
+  if (Ahead::get().isOn() && isRecordable(tensor)) {
     noteHandOn(tensor.storage(), Lookahead::closings());
   }
 }
@@ -315,10 +308,14 @@ void arriveAt(Graph& graph) {
     before = arrive(graph, expected);
     device = graph.lookahead->device;
   }
-  const bool isNext = std::any_of(before.begin(), before.end(), &canBeReplayed);
   Ahead& ahead = Ahead::get();
-  if (isNext && ahead.isOn() && !isCapturing(device)) {
-    ahead.worker(device).reached(before, expected, ahead.settings());
+  if (!ahead.isOn() || !isInBackward()) {
+    return;
+  }
+  const AheadSettings settings = ahead.settings();
+  const bool isNext = std::any_of(before.begin(), before.end(), &canBeReplayed);
+  if (mayRunBeside(device, settings) && isNext && !isCapturing(device)) {
+    ahead.worker(device).reached(before, expected, settings);
   }
 }
 

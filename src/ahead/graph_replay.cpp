@@ -7,7 +7,6 @@
 #include <mutex>
 #include <thread>
 
-#include "ahead/idle_cores.h"
 #include "graph/recipe.h"
 #include "kernel/kernel_state.h"
 #include "kernel/random_state.h"
@@ -32,8 +31,8 @@ void delayReplaysAhead(uint32_t microseconds) {
   longestDelay.store(microseconds);
 }
 
-GraphReplay::GraphReplay(Graph& graph, const std::atomic<bool>& ends, bool busyCores)
-    : graph_(graph), lookahead_(*graph.lookahead), ends_(ends), busyCores_(busyCores) {
+GraphReplay::GraphReplay(Graph& graph, const std::atomic<bool>& ends)
+    : graph_(graph), lookahead_(*graph.lookahead), ends_(ends) {
 }
 
 AheadEnd GraphReplay::run() {
@@ -162,8 +161,7 @@ bool GraphReplay::hasSettings(const NumericSettings& settings) {
   if (settings.flushDenormals && now.threads > 1) {
     return false;  // intra-op threads have what they were born with, here and there
   }
-  const bool fits = busyCores_ || !lookahead_.device.is_cpu() || hasIdleCores();
-  return fits && settings.equalsForProcess(now);
+  return settings.equalsForProcess(now);
 }
 
 bool GraphReplay::takeRoomFor(const Recipe& recipe) {

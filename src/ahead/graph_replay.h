@@ -27,7 +27,7 @@ enum class AheadEnd : uint8_t {
 class GraphReplay final : public AheadWatch {
  public:
   // `ends`: is true when the thread is to end.
-  GraphReplay(Graph& graph, const std::atomic<bool>& ends, bool busyCores);
+  GraphReplay(Graph& graph, const std::atomic<bool>& ends);
 
   // Throws what a replay throws. What has been made stays.
   AheadEnd run();
@@ -55,7 +55,6 @@ class GraphReplay final : public AheadWatch {
   Graph& graph_;
   Lookahead& lookahead_;
   const std::atomic<bool>& ends_;
-  const bool busyCores_;
   size_t next_ = 0;          // of Lookahead::wanted
   bool isPartLeft_ = false;  // to backward, of what has been passed there
   std::vector<Passing> passing_;

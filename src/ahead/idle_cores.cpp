@@ -2,48 +2,206 @@
 
 #include <ATen/Parallel.h>
 
-#include <algorithm>
-#include <cmath>
-#include <fstream>
-#include <thread>
-
-#if defined(__linux__)
+#include <dlfcn.h>
 #include <sched.h>
-#endif
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <mutex>
+#include <vector>
+
+#include "graph/lookahead.h"
 
 namespace ebb {
 namespace {
 
-int coresOfAffinity() {
-#if defined(__linux__)
+using Clock = std::chrono::steady_clock;
+
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+
+cpu_set_t coresOf(pid_t thread) {
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
-    return CPU_COUNT(&set);
-  }
-#endif
-  return static_cast<int>(std::thread::hardware_concurrency());
+  CPU_ZERO(&set);
+  ::sched_getaffinity(thread, sizeof(set), &set);
+  return set;
 }
 
-// The share that a container has: version 2 of cgroups, as seen from inside; large if none is set.
-int coresOfCgroup() {
-  std::ifstream file("/sys/fs/cgroup/cpu.max");
+template <class F>
+F* openMp(const char* name) {
+  return reinterpret_cast<F*>(::dlsym(RTLD_DEFAULT, name));
+}
+
+// The places of an OpenMP runtime that binds threads are the cores that it found.
+cpu_set_t coresOfProcess() {
+  cpu_set_t set = coresOf(::getpid());
+  auto* const places = openMp<int()>("omp_get_num_places");
+  auto* const count = openMp<int(int)>("omp_get_place_num_procs");
+  auto* const cores = openMp<void(int, int*)>("omp_get_place_proc_ids");
+  if (places && count && cores) {
+    for (int place = 0; place < places(); ++place) {
+      std::vector<int> ids(count(place));
+      cores(place, ids.data());
+      for (const int id : ids) {
+        CPU_SET(id, &set);
+      }
+    }
+  }
+  return set;
+}
+
+// Of this job, on this machine.
+double countRanks() {
+  const char* const ranks = std::getenv("LOCAL_WORLD_SIZE");
+  return ranks ? std::max(1.0, std::atof(ranks)) : 1.0;
+}
+
+double quotaIn(const std::filesystem::path& group) {
   double quota = 0;
   double period = 0;
-  if (file >> quota >> period && quota > 0 && period > 0) {
-    return static_cast<int>(std::max(1.0, std::floor(quota / period)));
+  if (std::ifstream(group / "cpu.max") >> quota >> period && period > 0) {
+    return quota / period;  // of version 2; "max" is no number
   }
-  return 1 << 20;
+  if (std::ifstream(group / "cpu.cfs_quota_us") >> quota && quota > 0 &&
+      std::ifstream(group / "cpu.cfs_period_us") >> period && period > 0) {
+    return quota / period;
+  }
+  return kInfinite;
 }
 
-int usableCores() {
-  static const int cores = std::max(1, std::min(coresOfAffinity(), coresOfCgroup()));
-  return cores;
+// Seconds that all threads of the process have run.
+double timeRun() {
+  timespec time{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+double timeNow() {
+  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
 }
 
 }  // namespace
 
-bool hasIdleCores() {
-  return 2 * at::get_num_threads() <= usableCores();
+double quotaOfCgroups(const std::string& file, const std::string& root) {
+  double least = kInfinite;
+  std::ifstream lines(file);
+  for (std::string line; std::getline(lines, line);) {
+    // "4:cpu,cpuacct:/a/b" in version 1, "0::/a/b" in version 2.
+    const size_t first = line.find(':');
+    const size_t second = line.find(':', first + 1);
+    if (second == std::string::npos) {
+      continue;
+    }
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    if (!controllers.empty() && ("," + controllers + ",").find(",cpu,") == std::string::npos) {
+      continue;
+    }
+    // A container may see its own group as the root.
+    const auto mount = std::filesystem::path(root) / (controllers.empty() ? "" : "cpu");
+    std::filesystem::path group =
+        mount / std::filesystem::path(line.substr(second + 1)).relative_path();
+    for (; group.native().size() > mount.native().size(); group = group.parent_path()) {
+      least = std::min(least, quotaIn(group));
+    }
+    least = std::min(least, quotaIn(mount));
+  }
+  return least;
+}
+
+// Where each rank has cores of its own, the launcher that started them has more.
+double countCores() {
+  const cpu_set_t set = coresOfProcess();
+  const cpu_set_t launcher = coresOf(::getppid());
+  const double own = CPU_COUNT(&set);
+  const double shared = std::max<double>(own, CPU_COUNT(&launcher));
+  const double quota = quotaOfCgroups("/proc/self/cgroup", "/sys/fs/cgroup");
+  return std::max(1.0, std::min(own, std::min(shared, quota) / countRanks()));
+}
+
+namespace {
+
+// Counted once a second.
+double usableCores() {
+  static std::mutex mutex;
+  static double cores = 0;
+  static Clock::time_point counted;
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto now = Clock::now();
+  if (cores == 0 || now - counted > std::chrono::seconds(1)) {
+    cores = countCores();
+    counted = now;
+  }
+  return cores;
+}
+
+// How many backwards with replays ahead come between two without, in which cores are measured.
+constexpr int kMeasuredEach = 64;
+// Shorter than this is too short to tell.
+constexpr double kLeastSeconds = 0.002;
+// A replay needs most of a core.
+constexpr double kIdle = 0.75;
+
+// Of the process: one backward at a time is measured.
+class Measuring {
+ public:
+  static Measuring& get() {
+    static auto* instance = new Measuring;
+    return *instance;
+  }
+
+  // A backward has reached a region. Whether it leaves a core idle, as far as is known.
+  bool arrived() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const double ran = timeRun();
+    const double now = timeNow();
+    if (const uint64_t closings = Lookahead::closings(); closings != closings_) {
+      closings_ = closings;  // there has been a forward since
+      begin();
+    } else if (!allowed_) {
+      sumRan_ += ran - ran_;
+      sumPassed_ += now - now_;
+    }
+    ran_ = ran;
+    now_ = now;
+    return allowed_;
+  }
+
+ private:
+  void begin() {
+    if (sumPassed_ >= kLeastSeconds) {
+      busy_ = sumRan_ / sumPassed_;
+      left_ = kMeasuredEach;
+      sumRan_ = sumPassed_ = 0;
+    }
+    allowed_ = left_ > 0 && usableCores() - busy_ >= kIdle;
+    left_ -= allowed_ ? 1 : 0;
+  }
+
+  std::mutex mutex_;       // guards what follows
+  uint64_t closings_ = 0;  // Lookahead::closings() when backward last reached a region
+  double ran_ = 0;         // timeRun() then
+  double now_ = 0;         // timeNow() then
+  double sumRan_ = 0;      // of what is being measured
+  double sumPassed_ = 0;
+  double busy_ = 0;  // cores, in what was measured last
+  int left_ = 0;     // backwards with replays ahead, before it is measured again
+  bool allowed_ = false;
+};
+
+}  // namespace
+
+void useAllCores() {
+  const cpu_set_t set = coresOfProcess();
+  ::sched_setaffinity(0, sizeof(set), &set);
+}
+
+bool haveIdleCore() {
+  return 2 * at::get_num_threads() <= usableCores() || Measuring::get().arrived();
 }
 
 }  // namespace ebb

@@ -1,10 +1,33 @@
-// Whether there are cores to spare.
+// Whether a core is idle while backward runs, so that a replay can run beside it.
 #pragma once
+
+#include <string>
+
+#include "ebb/export.h"
 
 namespace ebb {
 
-// Whether there is a core for each intra-op thread of backward, and of a replay beside it. Cores
-// are those that this process may use at a time: of its affinity, and its cgroup's share.
-bool hasIdleCores();
+// Note [Idle cores]
+// A replay ahead pays on the CPU only where a core would be idle. Backward and the worker both run
+// torch.get_num_threads() threads. So the process needs twice as many cores; or backward leaves one
+// idle, because its operators are small and run on one thread. That is measured: the time that the
+// process's threads have run, over the time that passed, while a backward runs in which nothing
+// runs ahead. Such a backward comes first, and again after some with replays ahead.
+// The cores are those that the process had when its OpenMP runtime was loaded, which may since have
+// bound the main thread to one of them (OMP_PROC_BIND). Quotas of cgroups count, and the ranks of a
+// machine (LOCAL_WORLD_SIZE) share its cores.
+
+// Backward has reached a region: whether replays may run beside it.
+bool haveIdleCore();
+
+// Lets this thread run on all cores of the process: a new one has those of the thread that made it.
+void useAllCores();
+
+// For tests: counts the cores that this process may use. 2.5 is a quota of two and a half.
+EBB_API double countCores();
+
+// For tests: the least quota of CPU that the cgroups named in `file`, in the form of
+// /proc/self/cgroup, and those above them have, where `root` is /sys/fs/cgroup. Infinite if none.
+EBB_API double quotaOfCgroups(const std::string& file, const std::string& root);
 
 }  // namespace ebb

@@ -8,6 +8,9 @@
 #include <chrono>
 #include <system_error>
 
+#include "ahead/idle_cores.h"
+#include "memory/relief.h"
+
 namespace ebb {
 namespace {
 
@@ -92,19 +95,19 @@ void Worker::stop() {
 
 void Worker::loop() {
   at::globalContext().setFlushDenormal(false);  // as threads are born, whoever starts this one
+  useAllCores();
   Silent silent;
   const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
   const auto leave = c10::make_scope_exit([&] { running_.store(false); });
+  AheadEnd last = AheadEnd::Done;
   while (!ends_.load()) {
-    const auto graph = next();
-    if (!graph) {
-      if (!waitForWork()) {
-        return;
+    if (const auto graph = next()) {
+      last = replay(*graph);
+      if (last == AheadEnd::Threads) {
+        return;  // a new thread begins with the number that the program has set since
       }
-      continue;
-    }
-    if (replay(*graph) == AheadEnd::Threads) {
-      return;  // a new thread begins with the number that the program has set since
+    } else if (!waitForWork(last == AheadEnd::Stopped)) {
+      return;
     }
   }
 }
@@ -114,9 +117,9 @@ bool Worker::isIdle() {
   return !running_.load() || (sleeps_ && posts_.load() == seen_);
 }
 
-bool Worker::waitForWork() {
+bool Worker::waitForWork(bool atOnce) {
   const uint64_t seen = seen_;  // which only this thread sets
-  const auto until = std::chrono::steady_clock::now() + kSpin;
+  const auto until = std::chrono::steady_clock::now() + (atOnce ? std::chrono::seconds(0) : kSpin);
   while (posts_.load() == seen && !ends_.load() && std::chrono::steady_clock::now() < until) {
     for (int i = 0; i < 32; ++i) {
       relax();
@@ -139,9 +142,14 @@ c10::intrusive_ptr<Graph> Worker::next() {
 AheadEnd Worker::replay(Graph& graph) {
   AheadEnd end = AheadEnd::Stopped;
   try {
-    end = replayOnStream(graph);
+    if (graph.lookahead->closed > outOfMemoryAfter_) {
+      end = replayOnStream(graph);
+    }
   } catch (const std::exception&) {
     ++AheadCounts::get().failures;  // backward meets it again, and tells
+    if (shortageNow() != Shortage::None) {
+      outOfMemoryAfter_ = Lookahead::closings();
+    }
   }
   if (end == AheadEnd::Stopped || end == AheadEnd::Threads) {
     graph.lookahead->became(AheadFate::Stopped);
@@ -184,7 +192,7 @@ AheadEnd Worker::replayOnStream(Graph& graph) {
       guard.emplace(settings.sideStream ? side_.after(own, graph) : own);
     }
   }
-  return GraphReplay(graph, ends_, settings.busyCores).run();
+  return GraphReplay(graph, ends_).run();
 }
 
 }  // namespace ebb

@@ -45,7 +45,8 @@ class Worker {
  private:
   void start();
   void loop();
-  bool waitForWork();
+  // False if the thread is to end. `atOnce`: sleeps, and does not spin first.
+  bool waitForWork(bool atOnce);
   c10::intrusive_ptr<Graph> next();
   void leave(Graph& done, AheadState now);
   AheadEnd replay(Graph& graph);
@@ -61,6 +62,9 @@ class Worker {
   std::atomic<uint64_t> posts_{0};  // how often there was something new
   std::atomic<bool> ends_{false};
   std::atomic<bool> running_{false};
+  // An allocation failed, which empties the allocator's cache: graphs that had been closed by then,
+  // so many, are left to backward.
+  uint64_t outOfMemoryAfter_ = 0;
   std::mutex lifeMutex_;  // guards thread_; taken without the other one
   std::thread thread_;
   const std::atomic<uint32_t>& forks_;

@@ -1,8 +1,6 @@
-#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "ahead/arrival.h"
 #include "ahead/room.h"
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
@@ -23,18 +21,8 @@ void bindAhead(py::module_& module) {
   module.def("configure_ahead", torch::wrap_pybind_function(&configureAhead));
   module.def("stop_ahead", torch::wrap_pybind_function(&stopAhead));
   module.def("end_ahead", torch::wrap_pybind_function(&endAhead));
-  module.def(
-      "without_replays_ahead",
-      [](const py::function& function, const py::args& args, const py::kwargs& kwargs) {
-        const Commotion commotion;
-        return function(*args, **kwargs);
-      });
   module.def("begin_commotion", torch::wrap_pybind_function(&beginCommotion));
   module.def("end_commotion", torch::wrap_pybind_function(&endCommotion));
-  module.def("note_resized_by_hand", [](const py::object& storage) {
-    noteHandOn(torch::createStorage(storage.ptr()), kForEver);
-  });
-  module.def("note_alias", torch::wrap_pybind_function(&beforeUnseenWrite));
 }
 
 }  // namespace ebb::bindings

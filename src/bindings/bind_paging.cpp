@@ -86,8 +86,9 @@ void bindPaging(py::module_& module) {
   module.def("paging_settings", torch::wrap_pybind_function(&pagingSettings));
   module.def("configure_paging", torch::wrap_pybind_function(&configurePaging));
   module.def("paging_stats", torch::wrap_pybind_function(&pagingStats));
-  module.def(
-      "paging_step_begins", plain([](bool fixedOrder) { Paging::get().beginStep(fixedOrder); }));
+  module.def("paging_step_begins", plain([](bool fixedOrder, bool raisesLate) {
+               Paging::get().beginStep(fixedOrder, raisesLate);
+             }));
   module.def("paging_step_ends", plain([] { Paging::get().endStep(); }));
   module.def("paging_step_abandoned", plain([] { Paging::get().abandonStep(); }));
   module.def("exchange_paging_place", plain([](int32_t stage, std::optional<int32_t> microbatch) {

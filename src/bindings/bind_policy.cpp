@@ -25,8 +25,9 @@ Decision toDecision(int value) {
   return static_cast<Decision>(value);
 }
 
-PyPolicy makePolicy(const std::vector<Rule>& rules, int fallback, int inputs) {
-  return {ebb::makePolicy(rules, toDecision(fallback), toDecision(inputs))};
+PyPolicy makePolicy(const std::vector<Rule>& rules, int fallback, int inputs, bool late) {
+  return {std::make_shared<const Policy>(
+      rules, toDecision(fallback), toDecision(inputs), late ? Names::Later : Names::Registered)};
 }
 
 Rule makeRule(
@@ -81,7 +82,8 @@ void bindPolicy(py::module_& module) {
           py::init(translated(&makePolicy)),
           py::arg("rules"),
           py::arg("fallback"),
-          py::arg("inputs"))
+          py::arg("inputs"),
+          py::arg("late") = false)
       .def("rules", [](const PyPolicy& policy) { return policy.policy->rules(); })
       .def(
           "parts",
@@ -91,6 +93,15 @@ void bindPolicy(py::module_& module) {
               parts.emplace_back(alternative.end, static_cast<int>(alternative.fallback));
             }
             return parts;
+          })
+      .def(
+          "unmatched",
+          [](const PyPolicy& policy) {
+            std::vector<std::string> messages;
+            for (const auto& [rule, message] : policy.policy->unmatched()) {
+              messages.push_back(message);
+            }
+            return messages;
           })
       .def(
           "asks_for_modules",

@@ -39,15 +39,16 @@ bool hasModes() {
 class RegionScope {
  public:
   // policy (None where a compiler traces), name, whether the policy offloads, whether escapes are
-  // emptied, whether leaving is logged
+  // emptied, whether leaving is logged, whether all operators repeat
   void configure(PyObject* const* arguments, Py_ssize_t count) {
-    TORCH_CHECK_TYPE(count == 5, "ebb: a region takes 5 settings");
+    TORCH_CHECK_TYPE(count == 6, "ebb: a region takes 6 settings");
     policy_ =
         arguments[0] == Py_None ? nullptr : py::handle(arguments[0]).cast<const PyPolicy&>().policy;
     name_ = py::handle(arguments[1]).cast<std::string>();
     offloads_ = arguments[2] == Py_True;
     emptiesEscapes_ = arguments[3] == Py_True;
     logs_ = arguments[4] == Py_True;
+    repeats_ = arguments[5] == Py_True ? Repeats::All : Repeats::IfRulesSaySo;
   }
 
   void enter(PyObject* self) {
@@ -66,7 +67,7 @@ class RegionScope {
     if (offloads_) {
       callMethod(self, "_refuse_to_offload_twice");
     }
-    id_ = enterRegion(policy_, name_);
+    id_ = enterRegion(policy_, name_, repeats_);
     passesThrough_ = !at::SavedTensorDefaultHooks::is_enabled();
     if (passesThrough_) {
       auto leaving = c10::make_scope_exit([&] { drop(); });
@@ -132,8 +133,9 @@ class RegionScope {
   bool offloads_ = false;        // the policy may offload
   bool emptiesEscapes_ = false;  // see Note [Escapes]
   bool logs_ = false;            // says so when it is left
-  bool passesThrough_ = false;   // saved-tensor hooks are disabled here
-  bool isTraced_ = false;        // entered, while somebody traces
+  Repeats repeats_ = Repeats::IfRulesSaySo;
+  bool passesThrough_ = false;  // saved-tensor hooks are disabled here
+  bool isTraced_ = false;       // entered, while somebody traces
 };
 
 // A module runs: rules see its name.

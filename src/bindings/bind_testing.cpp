@@ -16,6 +16,7 @@
 
 #include "ahead/arrival.h"
 #include "ahead/graph_replay.h"
+#include "ahead/idle_cores.h"
 #include "ahead/room.h"
 #include "bindings/bind_policy.h"
 #include "bindings/bindings.h"
@@ -24,6 +25,7 @@
 #include "ebb/paging.h"
 #include "ebb/profile.h"
 #include "ebb/report.h"
+#include "kernel/convolutions.h"
 #include "memory/bytes.h"
 #include "memory/capturing.h"
 #include "memory/numa_node.h"
@@ -32,6 +34,7 @@
 #include "paging/pool/movers.h"
 #include "policy/module_scope.h"
 #include "record/made_values.h"
+#include "report/journal.h"
 #include "testing/failing_allocator.h"
 #include "testing/failing_policy.h"
 #include "testing/fake_transfer.h"
@@ -238,6 +241,7 @@ void useGenerator(at::Generator generator, double seconds) {
 void bindTesting(py::module_& module) {
   module.def("fields", &fields);
   module.def("clear_reports", torch::wrap_pybind_function(&clearReports));
+  module.def("live_journals", &Journal::live);
   module.def("failing_policy", [](uint32_t at) { return PyPolicy{failingPolicy(at)}; });
   module.def(
       "fail_allocations",
@@ -255,6 +259,7 @@ void bindTesting(py::module_& module) {
     const ModuleNames& names = moduleNames(number);
     return std::make_pair(names.plain, names.full);
   });
+  module.def("forget_failed_workspaces", &forgetFailedWorkspaces);
   module.def("drain_offload", torch::wrap_pybind_function_no_gil([] { Offload::get().drain(); }));
   module.def("pinned_memory", torch::wrap_pybind_function_no_gil([](size_t nbytes, int8_t device) {
                return bytesOf(allocatePinned(nbytes, c10::Device(c10::kCUDA, device)));
@@ -269,6 +274,8 @@ void bindTesting(py::module_& module) {
   module.def("values_looked_at", &valuesLookedAt);
   module.def("cuda_capture", &cudaCapture);
   module.def("replays_ahead_are_idle", &replaysAheadAreIdle);
+  module.def("count_cores", &countCores);
+  module.def("quota_of_cgroups", &quotaOfCgroups);
   module.def("replay_when_closed", &replayWhenClosed);
   module.def("pretend_bytes_in_use", &pretendBytesInUse);
   module.def("delay_replays_ahead", &delayReplaysAhead);

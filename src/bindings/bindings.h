@@ -15,6 +15,7 @@ void bindPolicy(pybind11::module_& module);
 void bindRegion(pybind11::module_& module);
 void bindReport(pybind11::module_& module);
 void bindScopes(pybind11::module_& module);
+void bindWatchedFunctions(pybind11::module_& module);
 
 // For the module ebb._C._testing.
 void bindOperators(pybind11::module_& module);

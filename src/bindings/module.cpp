@@ -14,6 +14,7 @@ PYBIND11_MODULE(_C, module, pybind11::mod_gil_not_used(false)) {
   ebb::bindings::bindRegion(module);
   ebb::bindings::bindReport(module);
   ebb::bindings::bindScopes(module);
+  ebb::bindings::bindWatchedFunctions(module);
 
   auto testing = module.def_submodule("_testing", "What only tests and benchmarks use.");
   ebb::bindings::bindOperators(testing);

@@ -71,6 +71,19 @@ std::optional<c10::SafePyObject> flatten(const at::Tensor& tensor, std::vector<a
   return c10::SafePyObject(py::object(pair[1]).release().ptr(), getPyInterpreter());
 }
 
+// A region ends, and nothing may go wrong with it because of a log.
+void tellPinned(const std::string& op, const std::string& region, size_t bytes) {
+  if (!Py_IsInitialized()) {
+    return;
+  }
+  py::gil_scoped_acquire gil;
+  try {
+    helper("ebb._support.pinned", "tell")(op, region, bytes);
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable(__func__);
+  }
+}
+
 at::Tensor unflatten(const c10::SafePyObject& parts, const std::vector<at::Tensor>& inner) {
   py::gil_scoped_acquire gil;
   py::list tensors;
@@ -98,6 +111,7 @@ void installPythonSupport(py::module_& module) {
        &unpackHook,
        &flatten,
        &throwReplayMismatch,
+       &tellPinned,
        &unflatten});
 }
 

@@ -69,6 +69,9 @@ class Geometry {
   c10::ScalarType dtype() const {
     return flags_.dtype;
   }
+  c10::Device device() const {
+    return flags_.device;
+  }
 
  private:
   GeometryFlags flags_;

@@ -1,19 +1,37 @@
 #include "graph/graph.h"
 
 #include "graph/escaped.h"
+#include "report/statistics.h"
 
 namespace ebb {
 
 Graph::Graph() = default;
-Graph::~Graph() = default;
+
+Graph::~Graph() {
+  countFromOutside();
+}
 
 // Nobody holds it any more, but other graphs may know it weakly.
 void Graph::release_resources() {
+  countFromOutside();
   lookahead.reset();
   escapes.clear();
   pages.reset();
   journal.reset();
   names.clear();
+}
+
+// Its values have ended before, since those who refer to them refer to it.
+void Graph::countFromOutside() {
+  size_t nbytes = 0;
+  for (const auto& value : fromOutside) {
+    const Value* ended = value._unsafe_get_target();
+    nbytes += ended->wasLast ? ended->nbytes : 0;
+  }
+  fromOutside.clear();
+  if (nbytes > 0) {
+    statisticsFromOutside(names.front(), nbytes);
+  }
 }
 
 }  // namespace ebb

@@ -27,6 +27,15 @@ namespace ebb {
 struct Escaped;
 struct PageGroup;
 
+// Note [What only ebb holds]
+// The program holds most inputs of regions itself: parameters, a batch. It drops others, such as
+// the activation that one block hands to the next, or a weight that was dequantised for one call.
+// Then the storage stays for backward alone. ebb knows that for sure when the storage is freed: if
+// ebb's last reference (a value, a handle or a replay) frees it, nobody else held it. A value is
+// marked then, and its graph counts it, since a value does not know its region; handles and replays
+// count directly. A storage that is freed with the recorder's map was not needed by backward, and
+// does not count.
+//
 // Its members are many: what a region leaves for its backward, each a room's own.
 struct EBB_API Graph final : c10::intrusive_ptr_target {
   PythonMutex mutex;                    // See Note [One lock per graph]
@@ -42,12 +51,16 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   std::vector<Escaped> escapes;         // see Note [Escapes]; to be filled again
   std::atomic<bool> hasEscapes{false};  // that is not empty
   bool hadBackward = false;             // one was begun inside; of the thread that records
+  std::vector<c10::weak_intrusive_ptr<Value>> fromOutside;  // see Note [What only ebb holds]
   std::unique_ptr<Lookahead> lookahead;  // see Note [Replays ahead of backward]; null: none
 
   Graph();
   ~Graph() override;
 
   void release_resources() override;
+
+ private:
+  void countFromOutside();
 };
 
 }  // namespace ebb

@@ -108,11 +108,26 @@ size_t Lookahead::keptBytes(bool ofHost) const {
 }
 
 namespace {
+
 std::atomic<uint64_t> allClosings{0};
+
+// Whether `storage`, which the caller holds and has, is the value's alone. If the value is kept too
+// it holds the storage a second time.
+bool isAlone(const Value& value, const c10::Storage& storage) {
+  return value.recipe && !value.slice && !value.redefined && !value.superseded &&
+         value.written.counter.enabled() && value.versionHolds() &&
+         storage.nbytes() == value.nbytes && storage.data() == value.address &&
+         storage.use_count() == 1;
 }
+
+}  // namespace
 
 void Lookahead::close() {
   closed = ++allClosings;
+  for (Wanted& each : wanted) {
+    const auto value = each.held ? each.value.lock() : nullptr;
+    each.wasShared = value && !isAlone(*value, each.held);
+  }
 }
 
 uint64_t Lookahead::closings() {
@@ -139,19 +154,6 @@ void Lookahead::reads(const WeakGraph& other) {
   }
 }
 
-namespace {
-
-// Whether `storage`, which the caller holds and has, is the value's alone. If the value is kept too
-// it holds the storage a second time.
-bool isAlone(const Value& value, const c10::Storage& storage) {
-  return value.recipe && !value.slice && !value.redefined && !value.superseded &&
-         value.written.counter.enabled() && value.versionHolds() &&
-         storage.nbytes() == value.nbytes && storage.data() == value.address &&
-         storage.use_count() == 1;
-}
-
-}  // namespace
-
 std::vector<c10::intrusive_ptr<Value>> Lookahead::reached() {
   std::vector<c10::intrusive_ptr<Value>> alive;
   for (Wanted& each : std::exchange(wanted, {})) {
@@ -161,7 +163,12 @@ std::vector<c10::intrusive_ptr<Value>> Lookahead::reached() {
     }
     value->heldAhead = false;
     if (each.held && isAlone(*value, each.held)) {
-      value->materialise(std::move(each.held), true);
+      if (each.wasShared && value->recipeReaders() > 0) {
+        value->superseded = true;
+        value->redefined = std::move(each.held);
+      } else {
+        value->materialise(std::move(each.held), true);
+      }
     }
     alive.push_back(std::move(value));
   }

@@ -81,6 +81,9 @@ struct AheadCounts {
 // its thread, as far as the limit allows: the region that backward meets first is whole. To the
 // recorder that is no different from a program that holds the tensors.
 // The bytes of both count against one limit until backward reaches the graph, or it dies.
+// If the program held a storage too when the region closed, it may have written to it in ways that
+// no version shows, and have dropped it. Handles then follow the storage, as eager's saved tensors
+// do, and recipes that read the value run its own recipe first.
 //
 // Its members are many, and what the graph itself would have. Guarded by the graph's lock, but for
 // what is atomic. Null while replays do not run ahead, and in verify mode, which compares each
@@ -104,6 +107,7 @@ struct EBB_API Lookahead {
     c10::weak_intrusive_ptr<Value> value;
     c10::Storage held;  // its bytes, if it is not given up
     size_t nbytes;
+    bool wasShared = true;  // others held the storage when the region closed
   };
 
   // `hasRoom`: see Note [Kept while there is room].
@@ -147,7 +151,7 @@ struct EBB_API Lookahead {
   // Is counted, for the process and for the step's report.
   void became(AheadFate fate) const;
 
-  // Nothing more is recorded.
+  // Recording has ended. Notes which of the held storages the program holds as well.
   void close();
 
   // How many have been closed so far, in the whole process.

@@ -67,6 +67,8 @@ struct Output {
   bool written = false;  // made by writing an argument; else a result
   uint16_t slot = 0;     // index of the argument or of the result
   int32_t element = -1;  // index in a list; -1: not a list
+  // Of an operator from elsewhere, on the CPU, what it gave in the forward; 0: not known.
+  uint64_t fingerprint = 0;
 };
 
 // Its members are many, since there is one for each op that runs: it is one block of memory.
@@ -86,6 +88,7 @@ struct Recipe final : c10::intrusive_ptr_target {
   uint32_t visit = 0;        // Graph::lastVisit of the last search that met it
   uint16_t region = 0;       // index in Graph::names
   bool gradMode = false;     // some kernels choose by it, mkldnn_rnn_layer among them
+  bool forced = false;       // of a convolution: a rule says that any algorithm will do
   uint32_t inputCount = 0;
   c10::IValue* others;  // the arguments OpTraits::others; lists of tensors are stored empty
   Input* inputs;

@@ -2,9 +2,6 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include <algorithm>
-#include <cstring>
-
 #include "graph/geometry.h"
 #include "graph/recipe.h"
 #include "graph/rows.h"
@@ -15,7 +12,10 @@
 namespace ebb {
 
 Value::Value() = default;
-Value::~Value() = default;
+
+Value::~Value() {
+  noteEnd();
+}
 
 void Value::decide(Decision verdict, bool policy) {
   decision = verdict;
@@ -158,6 +158,7 @@ void Value::moveHome() {
 }
 
 void Value::release_resources() {
+  noteEnd();
   recipe.reset();
   bytes = c10::Storage();
   redefined = c10::Storage();
@@ -168,6 +169,16 @@ void Value::release_resources() {
   written.counter = c10::VariableVersion();
   otherCounters.reset();
   witness.reset();
+  entry.reset();
+}
+
+// See Note [What only ebb holds]. A copy of ebb's own is elsewhere.
+void Value::noteEnd() {
+  if (madeHere || !bytes || bytes.use_count() > 1 || bytes.data() != address) {
+    return;
+  }
+  wasLast = true;
+  noteLast(entry);
 }
 
 bool onlyHandlesOwn(const c10::intrusive_ptr<Value>& value) {
@@ -177,13 +188,6 @@ bool onlyHandlesOwn(const c10::intrusive_ptr<Value>& value) {
 bool hasChanged(const Value& value, const c10::Storage& storage, VerifyMode mode) {
   const auto what = mode == VerifyMode::Off ? FingerprintOf::Samples : FingerprintOf::Everything;
   return value.fingerprint != 0 && fingerprint(storage, what) != value.fingerprint;
-}
-
-bool sameCounter(const c10::VariableVersion& a, const c10::VariableVersion& b) {
-  // VariableVersion is one intrusive_ptr; equal pointers are equal counters.
-  static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
-  return std::memcmp(static_cast<const void*>(&a), static_cast<const void*>(&b), sizeof(void*)) ==
-         0;
 }
 
 }  // namespace ebb

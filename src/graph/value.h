@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -106,10 +107,13 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   bool tampered : 1 = false;     // a leaf that had changed unseen when its bytes were copied
   bool underWay : 1 = false;     // see Note [Communication]
   bool superseded : 1 = false;   // the storage has been written since: `home` holds another state
+  bool unfilled : 1 = false;     // memory that nobody has filled, while its fingerprint holds
   bool heldAhead : 1 = false;    // its graph's Lookahead holds the storage too
+  bool isResult : 1 = false;     // a leaf that an earlier region of the thread has computed
   // Packed through a tensor whose version does not show all writes: a part of a wrapper, or an
   // alias with a counter of its own. Eager's backward sees such writes, so handles follow them.
   bool follows : 1 = false;
+  bool wasLast : 1 = false;  // has ended, and nobody else had what it was given from outside
 
   ValueState state() const {
     return stash             ? ValueState::Away
@@ -206,6 +210,9 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   void moveHome();
 
   void release_resources() override;
+
+ private:
+  void noteEnd();
 };
 
 // Whether nothing refers to `value` but handles: no recipe, and no region that is open.
@@ -215,7 +222,16 @@ bool onlyHandlesOwn(const c10::intrusive_ptr<Value>& value);
 // it, as far as the fingerprint tells.
 bool hasChanged(const Value& value, const c10::Storage& storage, VerifyMode mode);
 
-// Whether two counters are the same object, which their interface does not tell.
-bool sameCounter(const c10::VariableVersion& a, const c10::VariableVersion& b);
+// Which object a counter is, which its interface does not tell; null if it is disabled.
+inline const void* identityOf(const c10::VariableVersion& counter) {
+  static_assert(sizeof(c10::VariableVersion) == sizeof(void*));  // it is one intrusive_ptr
+  const void* identity = nullptr;
+  std::memcpy(&identity, static_cast<const void*>(&counter), sizeof(void*));
+  return identity;
+}
+
+inline bool sameCounter(const c10::VariableVersion& a, const c10::VariableVersion& b) {
+  return identityOf(a) == identityOf(b);
+}
 
 }  // namespace ebb

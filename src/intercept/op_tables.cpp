@@ -51,8 +51,10 @@ constexpr std::array<std::string_view, 10> kConstant{
 
 // Note [Never replayed]
 // Replaying a collective would need every rank to replay it at the same moment; the others move
-// data or state that a second run would move again. Their results are kept whatever the policy
-// says, unless a rule names the operator exactly, with force.
+// data or state that a second run would move again. torch.linalg.lstsq reads memory that nothing
+// has written: LAPACK's gelsy, the CPU's default driver, takes initial pivots from there, and with
+// other pivots the solution has other last bits. Their results are kept whatever the policy says,
+// unless a rule names the operator exactly, with force.
 constexpr std::array<std::string_view, 5> kNeverReplayedNamespaces{
     "c10d::",
     "_c10d_functional::",
@@ -97,9 +99,10 @@ constexpr ReadArgument kOnlyRead[] = {
 // sets AutoDispatchBelowADInplaceOrView itself.
 constexpr std::array<std::string_view, 2> kUncounted{"aten::resize_", "aten::resize_as_"};
 
-constexpr std::array<std::string_view, 2> kNeverReplayed{
+constexpr std::array<std::string_view, 3> kNeverReplayed{
     "aten::_pin_memory",
     "aten::_cudnn_init_dropout_state",
+    "aten::linalg_lstsq",
 };
 
 // Parts of the names of operators that multiply matrices.
@@ -354,8 +357,8 @@ PrecisionRead precisionRead(std::string_view name) {
                                            : PrecisionRead::None;
 }
 
-// Not recurrent layers: torch does not have those timed.
-bool mayBeTimed(std::string_view name) {
+// Not recurrent layers: torch does not choose among algorithms for those.
+bool isConvolution(std::string_view name) {
   return name.starts_with("aten::") && name.find("convolution") != std::string_view::npos;
 }
 

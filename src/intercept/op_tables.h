@@ -27,8 +27,8 @@ bool isAllocatorHint(std::string_view name);
 // Which settings of precision the kernel reads.
 PrecisionRead precisionRead(std::string_view name);
 
-// What the kernel does may be chosen by how long it takes, if the user asks for that.
-bool mayBeTimed(std::string_view name);
+// Off the CPU its kernel is chosen among several.
+bool isConvolution(std::string_view name);
 
 // The kernel that runs depends on grad mode and on the inputs' requires_grad.
 bool readsRequiresGrad(std::string_view name);

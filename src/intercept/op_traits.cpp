@@ -131,6 +131,9 @@ void fill(OpTraits& traits) {
   traits.untrusted = !isTorchsOwn(name);
   readArguments(traits, schema);
   applyLyingSchemas(traits);
+  traits.writes = std::any_of(traits.uses.begin(), traits.uses.end(), [](ArgUse use) {
+    return use != ArgUse::Read && use != ArgUse::Unread;
+  });
   traits.random = traits.op.hasTag(at::Tag::nondeterministic_seeded);
   traits.neverReplayed |= isNeverReplayed(name);
   traits.communicates = communicates(name);
@@ -140,7 +143,7 @@ void fill(OpTraits& traits) {
   traits.uninitialised = isUninitialisedFactory(name);
   traits.constantFill = isConstantFactory(name);
   traits.precision = precisionRead(name);
-  traits.timed = mayBeTimed(name);
+  traits.isConvolution = isConvolution(name);
   traits.readsRequiresGrad = readsRequiresGrad(name);
   traits.kind = classify(traits.op);
   applyRowRule(traits);

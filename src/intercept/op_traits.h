@@ -68,10 +68,11 @@ struct OpTraits {
   bool untrusted = false;      // see Note [Operators from elsewhere]
   bool neverReplayed = false;  // collectives and the like; see Note [Never replayed]
   bool communicates = false;   // see Note [Communication]
+  bool writes = false;         // to an argument
   bool uninitialised = false;  // empty*: see Note [Uninitialised memory is not a recipe]
   bool constantFill = false;   // zeros, ones, full: no recipe either, if read before a seen write
   PrecisionRead precision = PrecisionRead::None;  // see productPrecision in kernel/kernel_state.h
-  bool timed = false;              // see convolutionsAreTimed in kernel/kernel_state.h
+  bool isConvolution = false;                     // see kernel/convolutions.h
   bool readsRequiresGrad = false;  // kernel choice depends on requires_grad and grad mode
   int16_t generatorArgument = -1;  // index of a Generator? argument
   int16_t dropoutArgument = -1;    // index of dropout_p: at 0 the op draws nothing
@@ -87,6 +88,8 @@ struct OpTraits {
   std::string name;                      // "aten::mm.default", as rules and messages spell it
   std::atomic<bool> registered{true};    // false once the library that defined it is gone
   mutable std::atomic<bool> writesUnsaid{false};  // somebody was told; see Note [Unsaid writes]
+  mutable std::atomic<bool> movesFirst{false};    // see Note [Versions that move first]
+  mutable std::atomic<bool> toldPinned{false};    // the log was; see Pinned
 
   // Some uses hold on a condition: see conditionArgument.
   ArgUse useOf(size_t argument, bool condition) const {

@@ -39,27 +39,46 @@ uint64_t hashWords(const char* bytes, size_t count, size_t stride) {
   return mix(mix(mix(lanes[0], lanes[1]), lanes[2]), lanes[3]);
 }
 
+uint64_t hash(const char* bytes, size_t nbytes, bool everything) {
+  constexpr size_t kWord = sizeof(uint64_t);
+  if (!everything && nbytes > kHashedWhole) {
+    return hashWords(bytes, kSamples, (nbytes - kWord) / (kSamples - 1));
+  }
+  const uint64_t whole = hashWords(bytes, nbytes / kWord, kWord);
+  uint64_t rest = 0;
+  std::memcpy(&rest, bytes + nbytes / kWord * kWord, nbytes % kWord);
+  return mix(whole, rest);
+}
+
+template <class F>
+auto unseen(F function) {
+  const auto below = belowEverything();
+  return function();
+}
+
 }  // namespace
 
 uint64_t fingerprint(const c10::Storage& storage, FingerprintOf what) {
   const bool everything = what == FingerprintOf::Everything;
   if (everything && !storage.device().is_cpu()) {
-    const auto below = belowEverything();
-    return fingerprint(bytesOf(storage).cpu().storage(), what);
+    const at::Tensor copy = unseen([&] { return bytesOf(storage).cpu(); });
+    return fingerprint(copy.storage(), what);
   }
-  const size_t nbytes = storage.nbytes();
   const auto* bytes = static_cast<const char*>(storage.data());
   if (!storage.device().is_cpu() || bytes == nullptr) {
     return 0;
   }
-  constexpr size_t kWord = sizeof(uint64_t);
-  if (!everything && nbytes > kHashedWhole) {
-    return hashWords(bytes, kSamples, (nbytes - kWord) / (kSamples - 1));
+  return hash(bytes, storage.nbytes(), everything);
+}
+
+uint64_t fingerprintOfShown(const at::Tensor& tensor) {
+  if (!tensor.device().is_cpu() || tensor.numel() == 0) {
+    return 0;
   }
-  const uint64_t hash = hashWords(bytes, nbytes / kWord, kWord);
-  uint64_t rest = 0;
-  std::memcpy(&rest, bytes + nbytes / kWord * kWord, nbytes % kWord);
-  return mix(hash, rest);
+  const at::Tensor dense = tensor.is_non_overlapping_and_dense()
+                               ? tensor
+                               : unseen([&] { return tensor.clone(at::MemoryFormat::Contiguous); });
+  return hash(static_cast<const char*>(dense.const_data_ptr()), dense.nbytes(), false);
 }
 
 }  // namespace ebb

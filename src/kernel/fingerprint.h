@@ -1,6 +1,7 @@
 // Noticing that memory changed though no version moved.
 #pragma once
 
+#include <ATen/core/TensorBody.h>
 #include <c10/core/Storage.h>
 
 #include <cstdint>
@@ -17,5 +18,9 @@ namespace ebb {
 // made again. In verify mode the whole storage is hashed, wherever it is.
 enum class FingerprintOf { Samples, Everything };
 uint64_t fingerprint(const c10::Storage& storage, FingerprintOf what = FingerprintOf::Samples);
+
+// A fingerprint of a tensor's own elements. The rest of its storage, such as padding that no kernel
+// has written, does not count.
+uint64_t fingerprintOfShown(const at::Tensor& tensor);
 
 }  // namespace ebb

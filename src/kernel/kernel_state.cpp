@@ -149,11 +149,6 @@ uint32_t productPrecision(PrecisionRead read, c10::DispatchKeySet keys) {
   return precision << 8 | halfPrecision();
 }
 
-bool convolutionsAreTimed() {
-  const at::Context& context = at::globalContext();
-  return context.benchmarkCuDNN() && context.userEnabledCuDNN();
-}
-
 KernelStateGuard::KernelStateGuard(const KernelState& state, Changes changes)
     : saved_(c10::impl::raw_local_dispatch_key_set),
       state_(state),

@@ -72,15 +72,6 @@ class KernelStates {
 // one is refused, since torch's two interfaces for it cannot be mixed.
 uint32_t productPrecision(PrecisionRead read, c10::DispatchKeySet keys);
 
-// Note [Kernels chosen by timing]
-// With torch.backends.cudnn.benchmark on, cuDNN (and MIOpen) runs several algorithms for a
-// convolution the first time that a thread meets its shape, and from then on that thread takes the
-// one which was fastest. A replay runs on another thread, autograd's, which would measure anew, and
-// may end with other last bits. So such results are kept, unless a rule says force.
-
-// Whether kernels of convolutions are chosen so now, off the CPU.
-bool convolutionsAreTimed();
-
 // Runs kernels as the forward did: below autograd, dispatch modes, functorch and interception, and
 // with the recorded state rather than the one of the thread that runs backward.
 class KernelStateGuard {

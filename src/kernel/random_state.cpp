@@ -27,6 +27,11 @@ at::Tensor stateOf(const at::Generator& generator) {
   return generator.get_state();
 }
 
+at::Generator cloneOf(const at::Generator& generator) {
+  std::lock_guard<std::mutex> lock(const_cast<at::Generator&>(generator).mutex());
+  return generator.clone();
+}
+
 void setState(at::Generator& generator, const at::Tensor& state) {
   std::lock_guard<std::mutex> lock(generator.mutex());
   generator.set_state(state);
@@ -286,7 +291,7 @@ RandomReplay::RandomReplay(const OpTraits& op, const RandomState* state, torch::
     return;
   }
   if (op.generatorArgument >= 0 && state->capture == 0) {
-    clone_ = state->generator.clone();
+    clone_ = cloneOf(state->generator);
     setState(clone_, unpackState(state->packed));
     stack[stack.size() - op.argumentCount + op.generatorArgument] = clone_;
     return;

@@ -21,7 +21,18 @@ bool isOfCpuAllocator(const c10::Error& error) {
          what.find("DefaultCPUAllocator: not enough memory") != std::string_view::npos;
 }
 
-// Of the exception that is being handled.
+bool giveBack(Shortage shortage) {
+  for (const auto& reserve : reserves) {
+    const GiveBack give = reserve.load();
+    if (give != nullptr && give(shortage)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
 Shortage shortageNow() {
   try {
     throw;
@@ -35,18 +46,6 @@ Shortage shortageNow() {
     return Shortage::None;
   }
 }
-
-bool giveBack(Shortage shortage) {
-  for (const auto& reserve : reserves) {
-    const GiveBack give = reserve.load();
-    if (give != nullptr && give(shortage)) {
-      return true;
-    }
-  }
-  return false;
-}
-
-}  // namespace
 
 GiveBack setReserve(Reserve reserve, GiveBack giveBack) {
   return reserves[static_cast<size_t>(reserve)].exchange(giveBack);

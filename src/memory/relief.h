@@ -35,6 +35,9 @@ using GiveBack = bool (*)(Shortage);
 // From now on, for the whole process. Gives what was there; null: nothing.
 EBB_API GiveBack setReserve(Reserve reserve, GiveBack giveBack);
 
+// In a handler: what there was too little of, if an allocation has failed.
+Shortage shortageNow();
+
 // In a handler: whether what was caught is an allocation that failed, and memory has been given
 // back since. Throws nothing.
 EBB_API bool relieved();

@@ -7,6 +7,8 @@
 #include <memory>
 #include <utility>
 
+#include "memory/stillness.h"
+
 namespace ebb {
 
 #if EBB_TORCH_VERSION < 21200
@@ -39,6 +41,7 @@ c10::Storage ownerOf(const c10::Storage& storage) {
 }
 
 void share(const c10::Storage& to, const c10::Storage& from, size_t nbytes) {
+  const Commotion commotion;
   auto owner = std::make_unique<c10::Storage>(from);
   c10::DataPtr pointer(from.mutable_data(), owner.get(), &dropOwner, from.device());
   owner.release();
@@ -119,6 +122,7 @@ void shareStorage(const at::Tensor& dst, const at::Tensor& src) {
 }
 
 void emptyStorage(const c10::Storage& storage, const std::string& message) {
+  const Commotion commotion;
   auto* impl = storage.unsafeGetStorageImpl();
   impl->set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
   impl->set_nbytes(0);

@@ -202,7 +202,8 @@ void Copies::moveToCopy(HostStash& stash) {
 void Copies::startReturning(HostStash& stash) {
   stash.onDevice = via_.allocateOnDevice(stash.nbytes, stash.device);
   const c10::Stream in = via_.inStream(stash.device);
-  via_.wait(in, via_.record(via_.computeStream(stash.device)));
+  stash.takenOn = via_.computeStream(stash.device);
+  via_.wait(in, via_.record(*stash.takenOn));
   via_.wait(in, stash.left);
   via_.copy(stash.onDevice, stash.onHost, stash.nbytes, in);
   stash.returned = via_.record(in);
@@ -215,8 +216,8 @@ void Copies::startReturning(HostStash& stash) {
 
 void Copies::takeReturning(HostStash& stash, c10::Stream compute) {
   const bool isStatic = context_.settings.isStatic;
-  if (stash.ahead && stash.packedOn != compute) {
-    moveToStream(stash, compute);
+  if (*stash.takenOn != compute) {
+    via_.used(stash.onDevice, compute);
   }
   if (!stash.ahead || (!isStatic && !via_.isDone(*stash.returned))) {
     stash.account->waitedByDevice += stash.nbytes;
@@ -235,19 +236,6 @@ void Copies::takeReturning(HostStash& stash, c10::Stream compute) {
   }
 }
 
-// What was fetched ahead belongs to the stream it was packed on, where its memory may be used again
-// while `compute` still reads it. So `compute` gets a copy in memory of its own.
-void Copies::moveToStream(HostStash& stash, c10::Stream compute) {
-  const c10::Stream in = via_.inStream(stash.device);
-  c10::Storage here = via_.allocateOnDevice(stash.nbytes, stash.device);
-  via_.wait(in, via_.record(compute));
-  via_.copy(here, stash.onDevice, stash.nbytes, in);
-  const EventPtr moved = via_.record(in);
-  now_.held.push_back(
-      {moved, stash.packedOn, std::exchange(stash.onDevice, std::move(here)), {}, stash.device});
-  via_.wait(compute, moved);
-}
-
 void Copies::handOver(HostStash& stash, c10::Stream compute) {
   if (stash.takenOn && *stash.takenOn != compute) {
     via_.wait(compute, via_.record(*stash.takenOn));
@@ -260,7 +248,7 @@ void Copies::giveDeviceMemory(HostStash& stash) {
   if (place != nullptr && takeOut(place->returning, stash)) {
     place->held.push_back(
         {stash.returned,
-         stash.packedOn,
+         *stash.takenOn,
          std::move(stash.onDevice),
          std::move(stash.onHost),
          stash.device});

@@ -79,7 +79,7 @@ class Copies {
   // To the device.
   void startReturning(HostStash& stash);
 
-  // `compute` may read what is being copied back.
+  // `compute` may read what is being copied back, perhaps to memory of another stream's.
   void takeReturning(HostStash& stash, c10::Stream compute);
 
   // It was fetched, for the stream of `takenOn`; `compute` may read it too.
@@ -156,7 +156,6 @@ class Copies {
   void releaseFirstHeld();
   void stays(HostStash& stash, const Event& left);
   void moveToCopy(HostStash& stash);
-  void moveToStream(HostStash& stash, c10::Stream compute);
   void joinLeaving();
   void joinAll();
   void giveHostMemory(HostStash& stash);

@@ -85,7 +85,7 @@ struct EBB_API HostStash final : Stash, InArena {
   const std::shared_ptr<Offload> engine;  // that sent it
   const size_t nbytes;
   const c10::Device device;
-  const c10::Stream packedOn;        // the compute stream when it was sent: backward will run there
+  const c10::Stream packedOn;        // the compute stream when it was sent
   const TransferAccountPtr account;  // where its transfers are booked
   State state = State::Kept;
   bool lost = false;      // its storage got other memory before the copy was known done
@@ -98,7 +98,7 @@ struct EBB_API HostStash final : Stash, InArena {
   EventPtr written;       // the end of the copy to disk
   EventPtr read;          // the end of the copy from disk
   EventPtr returned;      // the end of the copy back
-  std::optional<c10::Stream> takenOn;  // the stream that it was fetched for
+  std::optional<c10::Stream> takenOn;  // the stream that it is fetched for
   uint64_t capture = 0;                // in which it was sent; see Copies::capture()
   uint64_t sequence = 0;               // numbers them in the order of sending
   StashesInOrder::Map* in = nullptr;   // the list it is in, if any

@@ -166,7 +166,7 @@ c10::Storage Offload::fetchOnce(HostStash& stash, const c10::Storage& living) {
   }
   takeBack(stash, compute);
   c10::Storage bytes = stash.onDevice;
-  fetchAhead(stash.sequence, compute);
+  fetchAhead(stash);
   if (context_.settings.isStatic && copies_.unfetchedHere() == 0) {
     copies_.reapUnused();  // one wait for all that is leaving; the stash's death waits for each
   }
@@ -234,10 +234,12 @@ void Offload::beforeWrite(HostStash& stash) {
   }
 }
 
-// Backward goes the other way: what was sent before is needed next. Where the device has no memory
-// for it, it is fetched when it is needed, and until the next forward nothing is tried ahead: each
-// allocation that fails empties the allocator's cache.
-void Offload::fetchAhead(uint64_t sequence, c10::Stream compute) {
+// Backward goes the other way: after `stash`, what was sent before it from the same stream is
+// needed next. It is fetched for the current stream, which may be one beside backward's. Where the
+// device has no memory for it, it is fetched when it is needed, and until the next forward nothing
+// is tried ahead: each allocation that fails empties the allocator's cache.
+void Offload::fetchAhead(const HostStash& stash) {
+  uint64_t sequence = stash.sequence;
   HostStash* next = nullptr;
   while (triesAhead_ && (next = lastBefore(sequence)) != nullptr) {
     sequence = next->sequence;
@@ -252,7 +254,7 @@ void Offload::fetchAhead(uint64_t sequence, c10::Stream compute) {
       if (!spill_.readAhead(*next)) {
         return;
       }
-    } else if (next->packedOn == compute && !next->lost) {
+    } else if (next->packedOn == stash.packedOn && !next->lost) {
       try {
         copies_.startReturning(*next);
       } catch (const c10::OutOfMemoryError&) {

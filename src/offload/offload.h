@@ -84,7 +84,7 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
   void takeLiving(HostStash& stash, const c10::Storage& living);
   void bringBack(HostStash& stash, c10::Stream compute);
   void takeBack(HostStash& stash, c10::Stream compute);
-  void fetchAhead(uint64_t sequence, c10::Stream compute);
+  void fetchAhead(const HostStash& stash);
   HostStash* lastBefore(uint64_t sequence) const;
   void notAheadAnyMore(HostStash& stash);
 

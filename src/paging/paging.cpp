@@ -140,7 +140,7 @@ void Paging::checkOverflow(TrackedPool& pool, const PageSource& source, const Pa
     }
     pool.assertGood();
   }
-  if (settings_.overflow == PageOverflowMode::Blocking) {
+  if (settings_.overflow == PageOverflowMode::Blocking && !step_.raisesLate()) {
     if (const int64_t errors = pools_.readErrors()) {
       tellOverflow(errors, source.describe(*stash.group) + " could not be paged: ");
     }
@@ -261,9 +261,12 @@ void Paging::takeRestored(PageStash& stash) {
 }
 
 // After an error a tensor comes back as NaN. One that has no NaN would not show it: where nobody
-// need wait to know, it throws.
+// need wait to know, it throws, unless the whole step is going to be run again.
 void Paging::checkErrors(const PageStash& stash) {
   stash.checkNotCondemned();
+  if (step_.raisesLate() && stash.step == step_.number()) {
+    return;
+  }
   if (const int64_t errors = stash.hasNan() || !stash.pool ? 0 : stash.pool->errorsInSight()) {
     tellOverflow(
         pools_.readErrors() | errors,
@@ -363,7 +366,7 @@ void Paging::forget(PageStash& stash) {
   }
 }
 
-void Paging::beginStep(bool fixedOrder) {
+void Paging::beginStep(bool fixedOrder, bool raisesLate) {
   const Lock lock(mutex_);
   const auto below = belowEverything();
   TORCH_CHECK(
@@ -372,7 +375,7 @@ void Paging::beginStep(bool fixedOrder) {
       "other.");
   stepEnds();
   stepBegins();
-  step_.openBracket(fixedOrder);
+  step_.openBracket(fixedOrder, raisesLate);
 }
 
 void Paging::endStep() {

@@ -74,8 +74,8 @@ class EBB_API Paging {
   void forget(PageStash& stash);
 
   // A step of the user's begins and ends. With `fixedOrder` it has a schedule: see Note [Page
-  // schedules].
-  void beginStep(bool fixedOrder);
+  // schedules]. With `raisesLate` a pool that has too little room raises nothing before its end.
+  void beginStep(bool fixedOrder, bool raisesLate);
   void endStep();
   void abandonStep();
 

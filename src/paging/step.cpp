@@ -28,8 +28,9 @@ void PageStep::begin() {
   ++number_;
 }
 
-void PageStep::openBracket(bool fixedOrder) {
+void PageStep::openBracket(bool fixedOrder, bool raisesLate) {
   bracketed_ = true;
+  raisesLate_ = raisesLate;
   if (fixedOrder) {
     schedule_.begin();
   }

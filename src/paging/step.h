@@ -30,12 +30,16 @@ class PageStep {
     recordNext_ = true;
   }
 
-  // The user brackets it; with `fixedOrder` it has a schedule.
-  void openBracket(bool fixedOrder);
+  // The user brackets it; with `fixedOrder` it has a schedule. With `raisesLate` nothing is raised
+  // before its end if a pool has too little room.
+  void openBracket(bool fixedOrder, bool raisesLate);
   void closeBracket();
   void abandonBracket();
   bool isBracketed() const {
     return bracketed_;
+  }
+  bool raisesLate() const {
+    return bracketed_ && raisesLate_;
   }
 
   // Whether what is stashed now is of the next one: it has ended, or has no end since some graph is
@@ -97,6 +101,7 @@ class PageStep {
   bool recording_ = true;       // live rows are copied
   bool recordNext_ = false;     // the next step is to be recorded
   bool bracketed_ = false;      // the user has begun a step
+  bool raisesLate_ = false;     // see openBracket
   bool open_ = false;           // a step is going on
   bool cameBack_ = false;       // something has, in this step
 };

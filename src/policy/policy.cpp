@@ -23,7 +23,7 @@ std::vector<std::string> registeredOperators() {
   return names;
 }
 
-[[noreturn]] void throwUnknown(
+std::string unknownInWords(
     const std::string& what, const std::string& pattern, const std::vector<std::string>& all) {
   std::set<std::string> known;
   const bool overload = pattern.find('.') != std::string::npos;
@@ -34,14 +34,11 @@ std::vector<std::string> registeredOperators() {
   for (const auto& name : nearestNames(pattern, {known.begin(), known.end()}, 3)) {
     nearest += (nearest.empty() ? "" : ", ") + name;
   }
-  TORCH_CHECK_VALUE(
-      false,
-      "ebb: ",
-      what,
-      " matches no registered operator. Nearest names: ",
-      nearest,
-      ". If a library defines the operator, import it before making the policy.");
+  return what + " matches no registered operator. Nearest names: " + nearest;
 }
+
+constexpr const char* kImportFirst =
+    ". If a library defines the operator, import it before making the policy.";
 
 // Conditions that are known to hold or not when an op is called.
 bool isOnCall(const Rule& rule) {
@@ -121,13 +118,14 @@ std::vector<std::string> operatorsNamed(const std::string& pattern) {
     return operatorMatches(pattern, name);
   });
   if (found.empty()) {
-    throwUnknown("'" + pattern + "'", pattern, known);
+    TORCH_CHECK_VALUE(
+        false, "ebb: ", unknownInWords("'" + pattern + "'", pattern, known), kImportFirst);
   }
   std::sort(found.begin(), found.end());
   return found;
 }
 
-Policy::Policy(std::vector<Rule> rules, Decision fallback, Decision inputs)
+Policy::Policy(std::vector<Rule> rules, Decision fallback, Decision inputs, Names names)
     : rules_(std::move(rules)),
       alternatives_{{rules_.size(), fallback}},
       inputs_(inputs),
@@ -135,17 +133,28 @@ Policy::Policy(std::vector<Rule> rules, Decision fallback, Decision inputs)
   TORCH_CHECK_VALUE(
       !recomputes(inputs_),
       "ebb: a region's inputs have no recipe: their decision is SAVE, OFFLOAD or PAGE.");
-  const auto known = rules_.empty() ? std::vector<std::string>{} : registeredOperators();
   for (Rule& rule : rules_) {
     rule.op = normalisedOperatorName(rule.op);
     checkRule(rule);
+  }
+  for (const auto& [rule, message] : unmatched()) {
+    const bool mayCome = names == Names::Later && !isTorchsOwn(rule->op);
+    TORCH_CHECK_VALUE(mayCome, "ebb: ", message, kImportFirst);
+  }
+}
+
+std::vector<std::pair<const Rule*, std::string>> Policy::unmatched() const {
+  std::vector<std::pair<const Rule*, std::string>> found;
+  const auto known = rules_.empty() ? std::vector<std::string>{} : registeredOperators();
+  for (const Rule& rule : rules_) {
     const bool matches = std::any_of(known.begin(), known.end(), [&](const std::string& name) {
       return operatorMatches(rule.op, name);
     });
     if (!matches) {
-      throwUnknown("the rule '" + rule.op + "'", rule.op, known);
+      found.emplace_back(&rule, unknownInWords("the rule '" + rule.op + "'", rule.op, known));
     }
   }
+  return found;
 }
 
 Policy::Policy(const Policy& first, const Policy& second)

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ebb/policy.h"
@@ -17,10 +18,18 @@
 
 namespace ebb {
 
+// Which operators a policy's rules may name: those that are registered when it is made, or also
+// those that a library registers later. A rule for an operator of torch's own must always match.
+enum class Names { Registered, Later };
+
 // See makePolicy. Immutable; shared by threads.
 class EBB_API Policy : public std::enable_shared_from_this<Policy> {
  public:
-  Policy(std::vector<Rule> rules, Decision fallback, Decision inputs = Decision::Save);
+  Policy(
+      std::vector<Rule> rules,
+      Decision fallback,
+      Decision inputs = Decision::Save,
+      Names names = Names::Registered);
   Policy(const Policy& first, const Policy& second);
   virtual ~Policy();
   Policy(const Policy&) = delete;
@@ -38,6 +47,9 @@ class EBB_API Policy : public std::enable_shared_from_this<Policy> {
 
   // What decides in one region that has this policy; it shares the policy.
   virtual std::unique_ptr<Decider> activate() const;
+
+  // The rules that match no operator that is registered now, each with that in words.
+  std::vector<std::pair<const Rule*, std::string>> unmatched() const;
 
   // Whether some rule asks for the module that runs.
   bool asksForModules() const;

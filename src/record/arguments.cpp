@@ -6,11 +6,13 @@
 #include "graph/recipe.h"
 #include "intercept/each_tensor.h"
 #include "intercept/key.h"
+#include "kernel/fingerprint.h"
 #include "record/value_map.h"
 
 namespace ebb {
 
-Arguments::Arguments(const Call& call, ValueMap& values) : op_(call.op), values_(values) {
+Arguments::Arguments(const Call& call, ValueMap& values, bool allRepeat)
+    : op_(call.op), values_(values), allRepeat_(allRepeat) {
   if (op_.conditionArgument >= 0) {
     const c10::IValue& given = call.arguments[op_.conditionArgument];
     condition_ = op_.conditionIsFlag ? given.isBool() && given.toBool()
@@ -23,7 +25,7 @@ Arguments::Arguments(const Call& call, ValueMap& values) : op_(call.op), values_
 }
 
 void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element) {
-  const ArgUse use = useOf(argument);
+  ArgUse use = useOf(argument);
   const auto index = static_cast<uint16_t>(argument);
   if (!tensor.defined()) {
     if (element >= 0) {
@@ -35,26 +37,31 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
     recordable_ = false;
     if (use != ArgUse::Read && use != ArgUse::Unread) {
       for (const at::Tensor& part : partsInside(tensor)) {
-        addWrite(part, argument, element, false);
+        addWrite(part, use, argument, element, false);
       }
     }
     return;
+  }
+  if (op_.untrusted && use == ArgUse::Write && allRepeat_ && isUnfilled(tensor)) {
+    use = ArgUse::Overwrite;
   }
   GeometryFlags flags = geometryFlags(tensor);
   flags.requiresGrad = (op_.readsRequiresGrad || op_.untrusted) && tensor.requires_grad();
   shapeCount_ += Input::shapeCount(flags, use);
   tensors_.push_back({&tensor, flags, use, index, element});
-  offCpu_ |= !flags.device.is_cpu();
+  if (device_.is_cpu()) {
+    device_ = flags.device;
+  }
   storages_.push_back(storageOf(tensor));
   if (use != ArgUse::Read && use != ArgUse::Unread) {
-    addWrite(tensor, argument, element, op_.counted[argument] && !insidePythonDispatch());
+    addWrite(tensor, use, argument, element, op_.counted[argument] && !insidePythonDispatch());
   }
 }
 
 [[gnu::noinline]] void Arguments::addWrite(
-    const at::Tensor& tensor, size_t argument, int32_t element, bool counted) {
-  const ArgUse use = useOf(argument);
+    const at::Tensor& tensor, ArgUse use, size_t argument, int32_t element, bool counted) {
   const bool whole = use == ArgUse::Overwrite && coversStorage(tensor);
+  const bool ahead = op_.untrusted && op_.counted[argument] && isAhead(tensor);
   c10::StorageImpl* storage = storageOf(tensor);
   const auto same = std::find_if(
       writes_.begin(), writes_.end(), [&](const Write& write) { return write.storage == storage; });
@@ -73,7 +80,41 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
        whole,
        counted,
        versionOf(tensor),
-       use == ArgUse::Scratch});
+       use == ArgUse::Scratch,
+       ahead});
+}
+
+// Note [Versions that move first]
+// Operators of torch move the version of what they write after their kernel, those that
+// torch.library.custom_op makes before it: then it is one ahead of what we know when we see the
+// op. An unseen write may have moved it as well, and the op will move it yet. So it is taken for
+// the op's own move once the op has been seen not to move it later; or at once, where fingerprints
+// of results would tell of an unseen write. What a factory returns has a counter that is new to us,
+// see Note [Version stamps].
+[[gnu::cold]] bool Arguments::isAhead(const at::Tensor& tensor) {
+  auto* known = values_.find(tensor);
+  const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  if (known == nullptr || !counter.enabled()) {
+    return false;
+  }
+  Value& value = **known;
+  const bool isNew = !value.knows(counter);
+  const uint32_t before = isNew ? 0 : value.written.version;
+  const bool isWriters = isNew || sameCounter(counter, value.written.counter);
+  if (!isWriters || counter.current_version() != before + 1) {
+    return false;
+  }
+  if (op_.movesFirst.load(std::memory_order_relaxed) || (allRepeat_ && tensor.is_cpu())) {
+    isNew ? value.learn(counter) : value.allowOne(counter);
+  }
+  return true;
+}
+
+// See Note [Operators from elsewhere]
+[[gnu::cold]] bool Arguments::isUnfilled(const at::Tensor& tensor) const {
+  const auto* known = values_.find(tensor);
+  return known != nullptr && (*known)->unfilled && coversStorage(tensor) &&
+         fingerprint(tensor.storage(), FingerprintOf::Everything) == (*known)->fingerprint;
 }
 
 // Note [Writes to leaves]
@@ -84,7 +125,7 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
 bool Arguments::writesCanBeReplayed() const {
   return std::all_of(writes_.begin(), writes_.end(), [&](const Write& write) {
     const Value& before = *write.before;
-    const bool toCpu = offCpu_ && write.tensor.is_cpu();
+    const bool toCpu = areOffCpu() && write.tensor.is_cpu();
     return write.sideEffect || (before.madeHere && !toCpu && (write.whole || before.recipe));
   });
 }

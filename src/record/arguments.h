@@ -39,12 +39,13 @@ struct Write {
   bool counted;                      // its version will move; see Note [Version stamps]
   uint32_t version;                  // before the op
   bool sideEffect;                   // ArgUse::Scratch
+  bool ahead;                        // see Note [Versions that move first]
 };
 
 class Arguments {
  public:
   // Looks at all arguments; finds the values that the op writes. Under the graph's lock.
-  Arguments(const Call& call, ValueMap& values);
+  Arguments(const Call& call, ValueMap& values, bool allRepeat);
 
   const c10::SmallVector<Argument, 4>& tensors() const {
     return tensors_;
@@ -58,9 +59,12 @@ class Arguments {
     return recordable_;
   }
 
-  // Some tensor argument is on a device.
+  // Some tensor argument is on a device: the first such one; the CPU if none is.
   bool areOffCpu() const {
-    return offCpu_;
+    return !device_.is_cpu();
+  }
+  c10::Device device() const {
+    return device_;
   }
 
   // See Note [A recipe is one block]
@@ -76,16 +80,20 @@ class Arguments {
 
  private:
   void scan(const at::Tensor& tensor, size_t argument, int32_t element);
-  void addWrite(const at::Tensor& tensor, size_t argument, int32_t element, bool counted);
+  void addWrite(
+      const at::Tensor& tensor, ArgUse use, size_t argument, int32_t element, bool counted);
+  bool isAhead(const at::Tensor& tensor);
+  bool isUnfilled(const at::Tensor& tensor) const;
   ArgUse useOf(size_t argument) const {
     return op_.useOf(argument, condition_);
   }
 
   const OpTraits& op_;
   ValueMap& values_;
+  const bool allRepeat_;   // see Note [Operators from elsewhere]
   bool condition_ = true;  // what OpTraits::conditionArgument says
   bool recordable_ = true;
-  bool offCpu_ = false;
+  c10::Device device_ = c10::kCPU;
   uint32_t shapeCount_ = 0;
   c10::SmallVector<c10::StorageImpl*, 6> storages_;  // results may alias them
   c10::SmallVector<Argument, 4> tensors_;            // the recipe's inputs

@@ -11,6 +11,7 @@
 
 namespace ebb {
 
+class Pinned;
 class Results;
 
 // The outermost region that is open, and what the innermost one says.
@@ -19,7 +20,9 @@ struct Context {
   Decider* decider = nullptr;          // of the innermost region
   RegionCounters* counters = nullptr;  // of the innermost region
   uint16_t region = 0;                 // the innermost one's index in Graph::names
-  Results* results = nullptr;          // of earlier regions of the thread
+  bool allRepeat = false;              // see Note [Operators from elsewhere]
+  const Results* results = nullptr;    // of earlier regions of the thread
+  Pinned* pinned = nullptr;            // of the outermost region
 
   const std::string& regionName() const {
     return graph->names[region];

@@ -9,6 +9,21 @@
 
 namespace ebb {
 
+namespace {
+
+// How many but handles of autograd hold the bytes of what came from outside.
+Held held(const c10::weak_intrusive_ptr<Value>& weak) {
+  const auto value = weak.lock();
+  if (!value || !value->bytes) {
+    return {};
+  }
+  auto* storage = value->bytes.unsafeGetStorageImpl();
+  const size_t holders = c10::raw::intrusive_ptr::use_count(storage);
+  return {storage, holders - std::min<size_t>(holders, value->entry->line()->storages)};
+}
+
+}  // namespace
+
 [[gnu::cold]] void noteMade(
     const Context& context,
     Value& value,
@@ -29,6 +44,10 @@ namespace ebb {
   line.address = value.address;
   value.entry = journal.add(std::move(line));
   noteRows(value);
+  if (!value.madeHere) {
+    const auto weak = c10::weak_intrusive_ptr<Value>::reclaim_copy(&value);
+    journal.watch(*value.entry, [weak] { return held(weak); });
+  }
 }
 
 [[gnu::cold]] void noteRows(Value& value) {
@@ -43,25 +62,10 @@ namespace ebb {
   });
 }
 
-[[gnu::cold]] void noteOutside(const c10::intrusive_ptr<Value>& value) {
-  Journal& journal = value->entry->journal();
-  if (!journal.isProfile()) {
-    return;
-  }
-  journal.watch(*value->entry, [weak = c10::weak_intrusive_ptr<Value>(value)] {
-    const auto known = weak.lock();
-    if (!known || !known->bytes) {
-      return Held{};
-    }
-    auto* storage = known->bytes.unsafeGetStorageImpl();
-    const size_t holders = c10::raw::intrusive_ptr::use_count(storage);
-    return Held{storage, holders - std::min<size_t>(holders, known->entry->line()->storages)};
-  });
-}
-
-bool isProfiled(const Context& context, const at::Tensor& tensor) {
+bool isReported(const Context& context, const at::Tensor& tensor) {
   const JournalPtr& journal = context.graph->journal;
-  return journal && journal->isProfile() && tensor.grad_fn() != nullptr;
+  return journal &&
+         (tensor.grad_fn() != nullptr || (!journal->isProfile() && !tensor.requires_grad()));
 }
 
 [[gnu::cold]] void notePacked(Value& value, const at::Tensor& tensor, bool kept) {

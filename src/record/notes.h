@@ -16,7 +16,8 @@ namespace ebb {
 class ValueMap;
 
 // `op` made the value, whose `rule` is set, in a result shown by `tensor`. `reason` tells why it
-// cannot be recomputed; null if it can, or need not.
+// cannot be recomputed; null if it can, or need not. Whether the program still holds what came from
+// outside is looked at later.
 void noteMade(
     const Context& context,
     Value& value,
@@ -24,12 +25,10 @@ void noteMade(
     const std::string& op,
     const char* reason);
 
-// For a profile: whether the program still holds what came from outside is looked at later.
-void noteOutside(const c10::intrusive_ptr<Value>& value);
-
 // Whether autograd's saving of a tensor, which no op of the region has read yet, makes a value of
-// it: a profile tells of what another function computed, and when backward asks for it.
-bool isProfiled(const Context& context, const at::Tensor& tensor);
+// it: a profile tells of what another function computed, and when backward asks for it; a report
+// whether only autograd has it in the end.
+bool isReported(const Context& context, const at::Tensor& tensor);
 
 // For a profile: which rows of the value live.
 void noteRows(Value& value);

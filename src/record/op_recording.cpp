@@ -7,11 +7,14 @@
 #include "graph/geometry.h"
 #include "intercept/each_tensor.h"
 #include "intercept/key.h"
+#include "kernel/convolutions.h"
 #include "kernel/fingerprint.h"
 #include "kernel/kernel_state.h"
 #include "memory/capturing.h"
 #include "record/decide_on_written.h"
+#include "record/fresh_results.h"
 #include "record/notes.h"
+#include "record/pinned.h"
 #include "record/recipe_writer.h"
 #include "record/run_again.h"
 #include "record/unsaid_writes.h"
@@ -20,10 +23,8 @@
 namespace ebb {
 namespace {
 
-ValueMap& settled(ValueMap& values) {
-  values.settle();
-  return values;
-}
+constexpr const char* kFromElsewhere =
+    "not one of torch's operators: a rule with RECOMPUTE that names it would free it";
 
 }  // namespace
 
@@ -36,7 +37,7 @@ OpRecording::OpRecording(
       call_(call),
       op_(call.op),
       lock_(context.graph->mutex),
-      arguments_(call, settled(values)) {
+      arguments_(call, values.settle(), context.allRepeat) {
 }
 
 void OpRecording::run() {
@@ -67,7 +68,9 @@ void OpRecording::run() {
   if (context_.graph->journal) [[unlikely]] {
     noteCall();
   }
-  if (op_.untrusted && !op_.communicates) [[unlikely]] {
+  if (op_.isConvolution && arguments_.areOffCpu()) [[unlikely]] {
+    runConvolution();
+  } else if (op_.untrusted && !op_.communicates) [[unlikely]] {
     runUntrusted();
   } else {
     runKernel();
@@ -91,12 +94,7 @@ void OpRecording::run() {
 // See Note [Bytes of several streams]
 [[gnu::noinline]] void OpRecording::noteStream() {
   GraphStreams& streams = context_.graph->streams;
-  for (const Argument& argument : arguments_.tensors()) {
-    if (argument.tensor->defined() && !argument.flags.device.is_cpu()) {
-      streams.note(argument.flags.device);
-      break;
-    }
-  }
+  streams.note(arguments_.device());
   if (streams.areSeveral()) {
     noteUses();
   }
@@ -211,6 +209,18 @@ void OpRecording::runKernel() {
   unsaid.warn();
 }
 
+// See Note [Kernels chosen by free memory]
+[[gnu::noinline]] void OpRecording::runConvolution() {
+  const WorkspaceWatch watch(arguments_.device());
+  runKernel();
+  if (watch.sawFailure() && !verdict_.forced) {
+    recipe_.reset();
+    obstacle_ = convolutionsAreKept();
+  } else if (recipe_) {
+    recipe_->forced = verdict_.forced;
+  }
+}
+
 // Apart, since the scope is large and would push the kernel's frames to colder parts of the stack.
 [[gnu::noinline]] void OpRecording::runRandomKernel() {
   RandomScope random(op_, call_.below, call_.arguments, recipe_.defined());
@@ -267,6 +277,7 @@ uint64_t OpRecording::fingerprintOfResult() const {
       output.written = true;
       output.slot = write.argument;
       output.element = write.element;
+      output.fingerprint = op_.untrusted ? fingerprint(write.tensor.storage()) : 0;
       if (context_.graph->verify != VerifyMode::Off) {
         witness(*recipe_, output, write.tensor);
       }
@@ -274,10 +285,12 @@ uint64_t OpRecording::fingerprintOfResult() const {
     if (after->rows) {
       after->rows->lossy |= after->isPaged() || wasLossy;
     }
+    pinIfFromElsewhere(after, verdict);
     if (!after->recipe) {
       after->mustBeKept();
     }
     after->writtenHere = !after->madeHere;
+    after->isResult = before.isResult;
     if (after->writtenHere) {
       sender_.noteStream(write.tensor.device());
     }
@@ -294,8 +307,16 @@ uint64_t OpRecording::fingerprintOfResult() const {
          followed ? write.before : nullptr,
          followed ? write.tensor.storage() : c10::Storage(),
          {},
-         write.counted && versionOf(write.tensor) == write.version});
+         write.counted && versionOf(write.tensor) == write.version,
+         write.ahead ? &op_ : nullptr});
     values_.put(write.storage, std::move(after));
+  }
+}
+
+[[gnu::noinline]] void OpRecording::pinIfFromElsewhere(
+    const c10::intrusive_ptr<Value>& value, const Verdict& verdict) {
+  if (obstacle_ == kFromElsewhere && recomputes(verdict.decision) && value->madeHere) {
+    context_.pinned->add(value, op_);
   }
 }
 
@@ -319,7 +340,7 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   }
   auto value = c10::make_intrusive<Value>();
   value->stamp(tensor);
-  value->madeHere = onlyResultsHold(tensor);
+  value->madeHere = onlyResultsHold(op_, results_, tensor);
   const bool fromDevice = arguments_.areOffCpu() && tensor.is_cpu();
   const Verdict verdict = verdictOn(tensor);
   value->rows = flow_ ? flow_->of(tensor) : nullptr;
@@ -339,12 +360,18 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
     output.value = c10::weak_intrusive_ptr<Value>(value);
     output.slot = static_cast<uint16_t>(slot);
     output.element = element;
+    output.fingerprint = op_.untrusted ? fingerprintOfShown(tensor) : 0;
     if (context_.graph->verify != VerifyMode::Off) {
       witness(*recipe_, output, tensor);
     }
   }
   if (value->rows) {
     value->rows->lossy |= value->isPaged();
+  }
+  pinIfFromElsewhere(value, verdict);
+  if (op_.uninitialised && context_.allRepeat && tensor.is_cpu()) {
+    value->unfilled = true;
+    value->fingerprint = fingerprint(tensor.storage(), FingerprintOf::Everything);
   }
   if (!value->recipe || op_.constantFill) {
     value->mustBeKept();
@@ -365,25 +392,6 @@ void OpRecording::learnAlias(const at::Tensor& tensor) {
   }
 }
 
-// Note [Results that others hold]
-// A result whose storage somebody else holds too was not made by this call: the op returned
-// something it caches. Another run would hand out the same memory with other contents in it, so it
-// is a leaf, and writes to it are side effects.
-bool OpRecording::onlyResultsHold(const at::Tensor& tensor) const {
-  const size_t holders = tensor.storage().use_count();
-  if (holders == 1) {
-    // The stack holds the tensor; so may its Python object, which a Python kernel left behind.
-    const size_t owners = tensor.use_count();
-    return owners == 1 ||
-           (owners == 2 && tensor.unsafeGetTensorImpl()->pyobj_slot()->has_unique_reference());
-  }
-  size_t results = 0;
-  forEachTensor(results_, op_.results, [&](const at::Tensor& x, size_t, int32_t) {
-    results += x.defined() && x.has_storage() && x.storage().is_alias_of(tensor.storage());
-  });
-  return holders == results;
-}
-
 // Note [Uninitialised memory is not a recipe]
 // A kernel that bypasses the dispatcher may fill what `empty` returned, so its result stays a leaf
 // until an op that we see overwrites it. The result of zeros, ones or full is recomputed only if
@@ -400,12 +408,12 @@ const char* OpRecording::findObstacle() const {
     return op_.communicates ? "a collective is never run again"
                             : "the operator is never run again; a rule with force=True would";
   }
-  if (op_.timed && arguments_.areOffCpu() && !verdict_.forced && convolutionsAreTimed()) {
-    return "its kernel is chosen by timing (torch.backends.cudnn.benchmark); a rule with "
-           "force=True would run it again";
+  const bool mayDiffer = op_.isConvolution && arguments_.areOffCpu() && !verdict_.forced;
+  if (const char* why = mayDiffer ? convolutionsAreKept() : nullptr) {
+    return why;
   }
   if (!isTrusted(verdict_)) {
-    return "not one of torch's operators, and no rule names it";
+    return kFromElsewhere;
   }
   return arguments_.writesCanBeReplayed() ? nullptr
                                           : "it wrote to memory that was not made in the region";
@@ -461,12 +469,8 @@ const char* OpRecording::findObstacle() const {
   if (!value.recipe) {
     value.rule = verdict.rule;
   }
-  ebb::noteMade(
-      context_,
-      value,
-      tensor,
-      op_.name,
-      wanted && !can ? whyNotRecomputed(value, tensor) : nullptr);
+  const char* why = wanted && !can ? whyNotRecomputed(value, tensor) : nullptr;
+  ebb::noteMade(context_, value, tensor, op_.name, why);
   if (note_) {
     note_->outputs.push_back(value.entry->line());
   }

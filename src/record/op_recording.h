@@ -43,6 +43,7 @@ class OpRecording {
   void lockAgain();
   void runKernel();
   void runUntrusted();
+  void runConvolution();
   void runRandomKernel();
   void recover(bool draws);
   // Something may be given back if an allocation fails: what regions keep, or what leaves.
@@ -53,9 +54,14 @@ class OpRecording {
   // Note [Operators from elsewhere]
   // An operator that is not torch's own may keep state that no schema shows: a step counter, a
   // generator, a cache. Run again it would give something else, silently. So its results are kept,
-  // unless a rule of the policy matches it: that is the user's word that it can be repeated.
+  // unless a rule of the policy matches it: that is the user's word that it can be repeated. A
+  // checkpointed call is that word for all operators inside it (Context::allRepeat), since torch's
+  // checkpoint would run them again. On the CPU the results of both runs are compared by
+  // fingerprints, whoever gave the word; elsewhere in verify mode. In such a call one of them may
+  // also fill what `empty` returned: on the CPU, where it shows that nobody else has, any other
+  // memory will do for another run.
   bool isTrusted(const Verdict& verdict) const {
-    return !op_.untrusted || verdict.named;
+    return !op_.untrusted || context_.allRepeat || verdict.named;
   }
   Verdict verdictOn(const at::Tensor& result) const;
   void noteMade(Value& value, const at::Tensor& tensor, const Verdict& verdict);
@@ -67,7 +73,7 @@ class OpRecording {
   void recordOutputs();
   void recordOutput(const at::Tensor& tensor, size_t slot, int32_t element);
   void learnAlias(const at::Tensor& tensor);
-  bool onlyResultsHold(const at::Tensor& tensor) const;
+  void pinIfFromElsewhere(const c10::intrusive_ptr<Value>& value, const Verdict& verdict);
 
   const Context& context_;
   ValueMap& values_;

@@ -59,10 +59,11 @@ void Recorder::open(c10::intrusive_ptr<Graph> graph) {
   context_.graph = std::move(graph);
 }
 
-void Recorder::enter(Decider* decider, uint16_t region, RegionCounters* counters) {
+void Recorder::enter(Decider* decider, uint16_t region, RegionCounters* counters, bool allRepeat) {
   context_.decider = decider;
   context_.region = region;
   context_.counters = counters;
+  context_.allRepeat = allRepeat;
 }
 
 void Recorder::call(Call& call) {
@@ -78,6 +79,9 @@ void Recorder::call(Call& call) {
       callInplaceView(call);
       return;
     case OpKind::Recorded:
+      if (call.op.writes && readResults_.any()) {
+        readResults_.beforeCall(call, *context_.counters);
+      }
       OpRecording(context_, values_, sender_, rows_, call).run();
       return;
   }
@@ -144,6 +148,7 @@ void Recorder::markRows(const at::Tensor& tensor, const at::Tensor& rows) {
 // so its version is moved, and whoever needs the old contents raises.
 [[gnu::cold]] void Recorder::opaqueWriteBegins(const at::Tensor& tensor) {
   if (isRecordable(tensor)) {
+    readResults_.beforeWrite(tensor, *context_.counters);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     ++values_.replaceByLeaf(tensor).opaque;
   }
@@ -212,6 +217,7 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
 // See Note [Communication]
 [[gnu::cold]] void Recorder::collectiveWrites(const at::Tensor& tensor) {
   if (isRecordable(tensor)) {
+    readResults_.beforeWrite(tensor, *context_.counters);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     Value& leaf = values_.replaceByLeaf(tensor);
     leaf.underWay = true;
@@ -228,12 +234,13 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   }
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
   values_.settle();
+  Packed packed;
+  packed.fromOutside = !tensor.requires_grad() || !tensor.is_leaf();
   auto* known = values_.find(tensor);
-  if (known == nullptr && !sender_.offloadsInput(tensor) && !isProfiled(context_, tensor)) {
-    return {};
+  if (known == nullptr && !sender_.offloadsInput(tensor) && !isReported(context_, tensor)) {
+    return packed;
   }
   const auto& value = known ? values_.current(*known, tensor) : values_.current(tensor);
-  Packed packed;
   if (value->recipe) {
     packed.producer = value->recipe->op.name.c_str();
   }
@@ -257,6 +264,7 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
     (kept ? context_.counters->bytesSaved : context_.counters->bytesDropped) += value->nbytes;
   }
   value->backsHandles |= moves;
+  packed.fromOutside &= kept && !value->madeHere;
   if (value->entry) {
     const bool stays = value->isPaged() && value->stash && context_.graph->pages->resident;
     notePacked(*value, tensor, kept || stays);
@@ -282,6 +290,7 @@ void Recorder::close() {
     values_.clear();
     rows_.clear();
     sender_.clear();
+    std::erase_if(context_.graph->fromOutside, [](const auto& value) { return value.expired(); });
     context_.graph.reset();
   });
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
@@ -289,11 +298,15 @@ void Recorder::close() {
     context_.graph->lookahead->close();
   }
   values_.settle();
+  pinned_.closing();
   for (const auto& entry : values_.all()) {
     closeOwned(*entry.second);
   }
-  for (const auto& entry : values_.all()) {
-    closeOthers(*entry.second);
+  for (const auto& [storage, value] : values_.all()) {
+    closeOthers(value);
+    if (value->bytes && !value->madeHere) {
+      context_.graph->fromOutside.emplace_back(value);
+    }
   }
   if (context_.graph->lookahead) {
     closeLookahead(*context_.graph->lookahead);
@@ -314,7 +327,6 @@ void Recorder::closeLookahead(Lookahead& lookahead) {
   if (lookahead.before.empty()) {
     lookahead.before.push_back(before_);
   }
-  results_.add(values_, context_.graph);
 }
 
 void Recorder::emptyEscapes(
@@ -344,7 +356,8 @@ void Recorder::emptyEscapes(
   }
 }
 
-void Recorder::closeOthers(Value& value) {
+void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry) {
+  Value& value = *entry;
   if (value.recipeReaders() > 0) {
     context_.counters->bytesEscaped += escapedStorage(value) ? value.nbytes : 0;
     if (value.recipe || value.stash) {
@@ -359,7 +372,17 @@ void Recorder::closeOthers(Value& value) {
   }
   if (mustOutliveNextWrite(value)) {
     sender_.joinStreams();
-    values_.makePrivate(value);
+    makePrivate(*context_.graph, value, *context_.counters);
+  }
+  if (value.isPrivate) {
+    return;  // nobody else has its bytes
+  }
+  if (value.madeHere && !value.home.expired()) {
+    results_.add(value, context_.graph);
+  }
+  const bool isRead = value.state() == ValueState::Held && value.recipeReaders() > 0;
+  if (isRead && (value.madeHere || value.isResult)) {
+    readResults_.add(entry, context_.graph);
   }
 }
 

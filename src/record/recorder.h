@@ -12,6 +12,7 @@
 #include "intercept/interceptor.h"
 #include "policy/decider.h"
 #include "record/context.h"
+#include "record/pinned.h"
 #include "record/results.h"
 #include "record/row_marks.h"
 #include "record/sender.h"
@@ -24,6 +25,7 @@ struct Packed {
   c10::intrusive_ptr<Value> value;  // null: unknown to the recorder, or a leaf; kept as in eager
   bool recompute = false;           // `value` is to be materialised; else its bytes are kept
   const char* producer = nullptr;   // the op that made it, for messages; null for a leaf
+  bool fromOutside = false;         // kept, and made by no op of the region; not a parameter
   EntryPtr entry;                   // null but while reports are recorded
 };
 
@@ -31,6 +33,7 @@ class Recorder final : public Interceptor {
  public:
   Recorder() {
     context_.results = &results_;
+    context_.pinned = &pinned_;
   }
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
@@ -58,11 +61,16 @@ class Recorder final : public Interceptor {
   // An outermost region begins. A recorder serves one after the other.
   void open(c10::intrusive_ptr<Graph> graph);
 
-  // The innermost region's policy, index in Graph::names and counters.
-  void enter(Decider* decider, uint16_t region, RegionCounters* counters);
+  // The innermost region's policy, index in Graph::names and counters, and Context::allRepeat.
+  void enter(Decider* decider, uint16_t region, RegionCounters* counters, bool allRepeat);
 
   // The outermost region ends: no write that autograd has yet to count is outstanding any more.
   void close();
+
+  // Then, without a lock: see Pinned.
+  void tellPinned(const std::string& region) {
+    pinned_.tell(region);
+  }
 
   // Just before close(): empties what is held outside, but for the storages of `results`. With
   // `onlyResults` false what no op has read counts as a result too. Does nothing if no backward
@@ -78,7 +86,7 @@ class Recorder final : public Interceptor {
 
  private:
   void callInplaceView(Call& call);
-  void closeOthers(Value& value);
+  void closeOthers(const c10::intrusive_ptr<Value>& entry);
   void closeLookahead(Lookahead& lookahead);
 
   Context context_;
@@ -86,6 +94,8 @@ class Recorder final : public Interceptor {
   ValueMap values_{context_, sender_};
   RowMarks rows_{context_, values_, sender_};
   Results results_;
+  ReadResults readResults_;
+  Pinned pinned_;
   WeakGraph last_{c10::intrusive_ptr<Graph>()};    // recorded last
   WeakGraph before_{c10::intrusive_ptr<Graph>()};  // ... and before that
 };

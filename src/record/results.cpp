@@ -1,29 +1,101 @@
 #include "record/results.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "graph/geometry.h"
+#include "intercept/each_tensor.h"
+#include "record/value_map.h"
 
 namespace ebb {
 
-void Results::add(const ValueMap& values, const c10::intrusive_ptr<Graph>& graph) {
+void Results::add(const Value& value, const c10::intrusive_ptr<Graph>& graph) {
   if (all_.size() >= sweepAt_) {
     forgetDead();
   }
-  for (const auto& [storage, value] : values.all()) {
-    if (value->madeHere && !value->home.expired()) {
-      all_.insert_or_assign(storage, Made{value->address, WeakGraph(graph)});
+  add(value.written.counter, graph);
+  for (const auto* stamp = value.otherCounters.get(); stamp; stamp = stamp->next.get()) {
+    add(stamp->counter, graph);
+  }
+}
+
+void Results::add(const c10::VariableVersion& counter, const c10::intrusive_ptr<Graph>& graph) {
+  if (counter.enabled()) {
+    all_.insert_or_assign(identityOf(counter), Made{counter, WeakGraph(graph)});
+  }
+}
+
+const WeakGraph* Results::madeBy(const at::Tensor& tensor) const {
+  const auto found = all_.find(identityOf(tensor.unsafeGetTensorImpl()->version_counter()));
+  return found == all_.end() ? nullptr : &found->second.by;
+}
+
+// Nobody else has the counters of the dead.
+void Results::forgetDead() {
+  for (auto entry = all_.begin(); entry != all_.end();) {
+    entry = entry->second.counter.unique() ? all_.erase(entry) : std::next(entry);
+  }
+  sweepAt_ = 2 * all_.size() + 64;
+}
+
+// Note [Results that are written later]
+// A result of one region is a leaf of the next one that reads it, and its bytes are the program's.
+// If a third region writes to it, eager goes on unless autograd has saved it; a replay would need
+// what was there before. So the bytes are copied before the write for each graph whose recipes read
+// them still, as in Note [Copy on write]. Asking the graph that made them instead would keep its
+// recipes alive, and what those read, for the case that such a write comes.
+// That goes for results of regions only. What comes from outside may be a parameter that is emptied
+// and gathered again: what it holds when a region writes to it is not what was read.
+// Writes outside of regions, and those of other threads, are not seen. The graph raises then.
+void ReadResults::add(
+    const c10::intrusive_ptr<Value>& leaf, const c10::intrusive_ptr<Graph>& graph) {
+  if (all_.size() >= sweepAt_) {
+    forgetDead();
+  }
+  Readers& readers = all_[leaf->bytes.unsafeGetStorageImpl()];
+  forgetDead(readers);
+  readers.push_back({c10::weak_intrusive_ptr<Value>(leaf), WeakGraph(graph)});
+}
+
+[[gnu::cold]] void ReadResults::beforeCall(const Call& call, RegionCounters& counters) {
+  forEachTensor(call.arguments, call.op.types, [&](const at::Tensor& tensor, size_t i, int32_t) {
+    const ArgUse use = call.op.uses[i];
+    if (tensor.defined() && use != ArgUse::Read && use != ArgUse::Unread) {
+      beforeWrite(tensor, counters);
+    }
+  });
+}
+
+[[gnu::cold]] void ReadResults::beforeWrite(const at::Tensor& tensor, RegionCounters& counters) {
+  const auto found = isRecordable(tensor) ? all_.find(storageOf(tensor)) : all_.end();
+  if (found == all_.end()) {
+    return;
+  }
+  const Readers readers = std::move(found->second);
+  all_.erase(found);
+  for (const Reader& reader : readers) {
+    const auto graph = reader.graph.lock();
+    const auto leaf = reader.leaf.lock();
+    if (graph && leaf) {
+      std::lock_guard<PythonMutex> lock(graph->mutex);
+      const bool isRead = leaf->state() == ValueState::Held && leaf->recipeReaders() > 0;
+      if (isRead && !leaf->isPrivate && leaf->available()) {
+        makePrivate(*graph, *leaf, counters);
+      }
     }
   }
 }
 
-WeakGraph Results::madeBy(const at::Tensor& tensor) const {
-  const auto found = all_.find(storageOf(tensor));
-  const bool known = found != all_.end() && found->second.address == tensor.storage().data();
-  return known ? found->second.by : WeakGraph(c10::intrusive_ptr<Graph>());
+void ReadResults::forgetDead(Readers& readers) {
+  const auto dead = std::remove_if(
+      readers.begin(), readers.end(), [](const Reader& reader) { return reader.leaf.expired(); });
+  readers.erase(dead, readers.end());
 }
 
-void Results::forgetDead() {
+void ReadResults::forgetDead() {
   for (auto entry = all_.begin(); entry != all_.end();) {
-    entry = entry->second.by.expired() ? all_.erase(entry) : std::next(entry);
+    forgetDead(entry->second);
+    entry = entry->second.empty() ? all_.erase(entry) : std::next(entry);
   }
   sweepAt_ = 2 * all_.size() + 64;
 }

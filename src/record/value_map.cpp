@@ -98,6 +98,22 @@ void moveVersionOfComputed(const at::Tensor& tensor, size_t ours) {
   }
 }
 
+// If others have written to it unseen already, the copy is of no use.
+[[gnu::cold]] void makePrivate(Graph& graph, Value& value, RegionCounters& counters) {
+  if (value.bytes.nbytes() < value.nbytes) {
+    return;  // somebody freed it; a replay that needs it will say so
+  }
+  graph.streams.use(value, value.bytes);
+  value.bytes = withRelief([&] { return copyOf(value.bytes, value.nbytes); });
+  graph.streams.made(value, value.bytes);
+  value.tampered = hasChanged(value, value.bytes, graph.verify);
+  value.isPrivate = true;
+  counters.bytesCopied += value.nbytes;
+  if (value.entry) {
+    noteCopied(value);
+  }
+}
+
 void ValueMap::clear() {
   // Clearing takes as long as the table is large: one unusually long region must not slow all.
   if (values_.bucket_count() > 8 * (values_.size() + 8)) {
@@ -157,9 +173,12 @@ c10::intrusive_ptr<Value>& ValueMap::current(
     }
   }
   const uint8_t opaque = slot ? slot->opaque : 0;
-  if (Lookahead* lookahead = context_.graph->lookahead.get(); lookahead && !slot) {
-    if (WeakGraph maker = context_.results->madeBy(tensor); !maker.expired()) {
-      lookahead->reads(maker);
+  bool isResult = slot && slot->isResult;
+  if (const WeakGraph* maker = slot ? nullptr : context_.results->madeBy(tensor)) {
+    isResult = true;
+    Lookahead* lookahead = context_.graph->lookahead.get();
+    if (lookahead && !maker->expired()) {
+      lookahead->reads(*maker);
     }
   }
   slot = c10::make_intrusive<Value>();
@@ -169,10 +188,10 @@ c10::intrusive_ptr<Value>& ValueMap::current(
     slot->decide(context_.decider->inputs(), false);
   }
   slot->mustBeKept();
+  slot->isResult = isResult;
   slot->opaque = opaque;
   if (context_.graph->journal) {
     noteMade(context_, *slot, tensor, "from outside", nullptr);
-    noteOutside(slot);
   }
   return slot;
 }
@@ -202,33 +221,16 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
     dropUnused(made_.size());  // recipes that only the map keeps alive need nothing
   }
   if (needed()) {
-    makePrivate(*value);
+    makePrivate(*context_.graph, *value, *context_.counters);
   } else {
     value->bytes = c10::Storage();
-  }
-}
-
-// If others have written to it unseen already, the copy is of no use.
-[[gnu::cold]] void ValueMap::makePrivate(Value& value) {
-  if (value.bytes.nbytes() < value.nbytes) {
-    return;  // somebody freed it; a replay that needs it will say so
-  }
-  GraphStreams& streams = context_.graph->streams;
-  streams.use(value, value.bytes);
-  value.bytes = withRelief([&] { return copyOf(value.bytes, value.nbytes); });
-  streams.made(value, value.bytes);
-  value.tampered = hasChanged(value, value.bytes, context_.graph->verify);
-  value.isPrivate = true;
-  context_.counters->bytesCopied += value.nbytes;
-  if (value.entry) {
-    noteCopied(value);
   }
 }
 
 // Note [Silent writes]
 // Eager's saved tensors share the storage, so a write that does not move their version is seen by
 // backward. A handle on a recomputed value follows such a write: `redefined` keeps the storage.
-void ValueMap::settle() {
+ValueMap& ValueMap::settle() {
   for (Unsettled& entry : unsettled_) {
     Value& after = *entry.after;
     if (entry.viewed.enabled()) {
@@ -236,6 +238,9 @@ void ValueMap::settle() {
       continue;
     }
     const bool counted = entry.counted && !after.versionHolds();
+    if (entry.ahead != nullptr && entry.counted && !counted) {
+      entry.ahead->movesFirst.store(true, std::memory_order_relaxed);
+    }
     if (counted) {
       ++after.written.version;  // by one: more than that, and somebody else wrote too
     }
@@ -245,6 +250,7 @@ void ValueMap::settle() {
     }
   }
   unsettled_.clear();
+  return *this;
 }
 
 [[gnu::cold]] void ValueMap::storageGrew(
@@ -257,7 +263,7 @@ void ValueMap::settle() {
     value->redefined = storage;  // eager's saved tensors share the storage
   }
   if (value->bytes && !value->isPrivate && !value->recipe) {
-    makePrivate(*value);
+    makePrivate(*context_.graph, *value, *context_.counters);
   }
   values_.erase(storage.unsafeGetStorageImpl());
 }

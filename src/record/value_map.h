@@ -25,6 +25,7 @@ struct Unsettled {
   c10::Storage storage;              // of both, only if `before` is set
   c10::VariableVersion viewed;       // what an in-place view moved; else empty
   bool counted;                      // its version will have moved by one
+  const OpTraits* ahead = nullptr;   // the op, if that was so before: [Versions that move first]
 };
 
 // See Note [Ownership]
@@ -67,15 +68,12 @@ class ValueMap {
   // The storage of `value` has got other memory.
   void storageGrew(const c10::intrusive_ptr<Value>& value, const c10::Storage& storage);
 
-  // Gives a leaf a copy of its bytes, which others may write to.
-  void makePrivate(Value& value);
-
   // What is to be settled when the next op, pack or exit comes by, and doing so: see Note [Version
   // stamps].
   void owe(Unsettled written) {
     unsettled_.push_back(std::move(written));
   }
-  void settle();
+  ValueMap& settle();
 
   // See Note [When dead values are looked for]. No recipe may be on its way into the map.
   bool needsSweep() const;
@@ -107,6 +105,9 @@ bool ownsItsBytes(const Value& value);
 
 // Nobody can write to its bytes any more. Those that are to be sent may yet find no host memory.
 void dropRecipe(Value& value);
+
+// Gives a leaf of `graph` a copy of its bytes, which others may write to.
+void makePrivate(Graph& graph, Value& value, RegionCounters& counters);
 
 // Whoever else holds the value, which can be made again. Null if nobody does.
 c10::Storage escapedStorage(const Value& value);

@@ -20,6 +20,7 @@
 #include "policy/explain.h"
 #include "record/recorder.h"
 #include "replay/escapes.h"
+#include "report/shelf.h"
 #include "report/statistics.h"
 #include "saved/engine.h"
 #include "support/thread_owned.h"
@@ -31,6 +32,7 @@ namespace {
 // One open region.
 struct Frame {
   uint64_t id;                       // of this entry
+  Repeats repeats;                   // inherited by the frames inside it
   std::string name;                  // for messages and reports
   std::unique_ptr<Decider> decider;  // on the ops of this frame
   RegionCounters counters;           // added to the statistics when it ends
@@ -98,7 +100,7 @@ class ThreadRegions {
     }
   }
 
-  uint64_t enter(const PolicyPtr& policy, std::string name) {
+  uint64_t enter(const PolicyPtr& policy, std::string name, Repeats repeats) {
     dropAbandoned();
     installInterception();
     watchCollectives(&collectiveWroteOutside);
@@ -125,7 +127,10 @@ class ThreadRegions {
         journal->addRule(ruleInWords(*policy, static_cast<uint16_t>(rule)));
       }
     }
-    frames_.push_back({id, std::move(name), policy->activate(), {}, now, hookDepth()});
+    if (!frames_.empty() && frames_.back().repeats == Repeats::All) {
+      repeats = Repeats::All;
+    }
+    frames_.push_back({id, repeats, std::move(name), policy->activate(), {}, now, hookDepth()});
     frames_.back().counters.entered = 1;
     regionOf_.push_back(region);
     activate();
@@ -263,6 +268,7 @@ class ThreadRegions {
         const auto graph = recorder_.graph();
         recorder_.close();
         closed(graph);
+        recorder_.tellPinned(frames_.back().name);
       }
     }
     if (!frames_.empty()) {
@@ -272,7 +278,8 @@ class ThreadRegions {
 
   void activate() {
     Frame& frame = frames_.back();
-    recorder_.enter(frame.decider.get(), regionOf_.back(), &frame.counters);
+    const bool allRepeat = frame.repeats == Repeats::All;
+    recorder_.enter(frame.decider.get(), regionOf_.back(), &frame.counters, allRepeat);
     setCurrentInterceptor(&recorder_);
   }
 
@@ -306,8 +313,8 @@ Region::~Region() {
   }
 }
 
-uint64_t enterRegion(const PolicyPtr& policy, std::string name) {
-  return threadRegions().enter(policy, std::move(name));
+uint64_t enterRegion(const PolicyPtr& policy, std::string name, Repeats repeats) {
+  return threadRegions().enter(policy, std::move(name), repeats);
 }
 
 void leaveRegion(uint64_t id) {

@@ -14,10 +14,15 @@
 
 namespace ebb {
 
+// Which operators outside torch can be repeated: those that a rule names, or all of them, as in a
+// checkpointed call. See Note [Operators from elsewhere].
+enum class Repeats { IfRulesSaySo, All };
+
 // Enters a region on this thread. The outermost one is the boundary of recomputation; inner ones
-// change the policy and the name. Gives the number of this entry, which is not 0. Throws if
-// interception cannot be installed.
-EBB_API uint64_t enterRegion(const PolicyPtr& policy, std::string name);
+// change the policy and the name, and inherit Repeats::All. Gives the number of this entry, which
+// is not 0. Throws if interception cannot be installed.
+EBB_API uint64_t
+enterRegion(const PolicyPtr& policy, std::string name, Repeats repeats = Repeats::IfRulesSaySo);
 
 // Leaves it again. Throws RuntimeError if it was entered on another thread (that thread drops it
 // by itself) or if regions inside it are still open (they are closed); either way the next region

@@ -121,10 +121,34 @@ class Slice {
       }
     }
     statisticsAdd(graph_.names[region], counters);
+    unpin();
     return goesOn;
   }
 
  private:
+  // A living storage that the recipes read.
+  struct Pinned {
+    c10::Storage storage;
+    bool fromOutside;
+    EntryPtr entry;  // null but while reports are recorded
+  };
+
+  void pin(const Value& value, c10::Storage storage) {
+    const bool fromOutside = !value.madeHere && storage.data() == value.address;
+    pinned_.push_back({std::move(storage), fromOutside, value.entry});
+  }
+
+  // See Note [What only ebb holds]
+  void unpin() {
+    for (; !pinned_.empty(); pinned_.pop_back()) {
+      const auto& [storage, fromOutside, entry] = pinned_.back();
+      if (fromOutside && storage.use_count() == 1) {
+        statisticsFromOutside(graph_.names.front(), storage.nbytes());
+        noteLast(entry);
+      }
+    }
+  }
+
   void add(const c10::intrusive_ptr<Recipe>& recipe) {
     if (recipe->visit != graph_.lastVisit) {
       recipe->visit = graph_.lastVisit;
@@ -151,10 +175,12 @@ class Slice {
         return true;
       }
       checkUnchanged(changed, consumer);
-      pinned_.push_back(std::move(storage));
+      pin(value, std::move(storage));
     } else if (value.recipe) {
       add(value.recipe);
       passing_.needs(consumer, value);
+    } else if (watch_) {
+      return false;  // it may come back until backward is there, as a parameter of FSDP's does
     } else {
       throwLostLeaf(value, consumer);
     }
@@ -239,8 +265,8 @@ class Slice {
   Value& wanted_;
   AheadWatch* const watch_;
   std::vector<c10::intrusive_ptr<Recipe>> recipes_;  // to run; sorted by sequence
-  std::vector<c10::Storage> pinned_;                 // living storages that the recipes read
-  Passing passing_;                                  // goes first: recipes_ keep its values alive
+  std::vector<Pinned> pinned_;
+  Passing passing_;  // goes first: recipes_ keep its values alive
 };
 
 }  // namespace

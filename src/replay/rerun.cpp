@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "kernel/convolutions.h"
 #include "kernel/fingerprint.h"
 #include "kernel/kernel_state.h"
 #include "kernel/random_state.h"
@@ -203,7 +204,11 @@ class Rerun {
     c10::AutoGradMode gradMode(recipe_.gradMode);
     RandomReplay random(recipe_.op, recipe_.random.get(), stack_);
     began_ = true;
-    recipe_.op.op.redispatchBoxed(recipe_.keys, &stack_);
+    if (recipe_.op.isConvolution && !recipe_.forced) [[unlikely]] {
+      runConvolution();
+    } else {
+      recipe_.op.op.redispatchBoxed(recipe_.keys, &stack_);
+    }
     TORCH_CHECK(
         random.drewTheSame() && resultIsTheSame(),
         "ebb: cannot recompute ",
@@ -213,6 +218,35 @@ class Rerun {
         recipe_.op.name,
         " the decision SAVE.");
     random.putBack();
+  }
+
+  // See Note [Kernels chosen by free memory]
+  void runConvolution() {
+    const auto* onDevice = std::find_if(inputs().begin(), inputs().end(), [](const Input& input) {
+      return input.value && !input.flags.device.is_cpu();
+    });
+    if (onDevice == inputs().end()) {
+      recipe_.op.op.redispatchBoxed(recipe_.keys, &stack_);
+      return;
+    }
+    const WorkspaceWatch watch(onDevice->flags.device);
+    if (!choosesOtherwise()) {
+      recipe_.op.op.redispatchBoxed(recipe_.keys, &stack_);
+      if (!watch.sawFailure()) {
+        return;
+      }
+      chooseOtherwise();
+    }
+    TORCH_CHECK(
+        false,
+        "ebb: cannot recompute ",
+        where(graph_, recipe_),
+        ": in a replay on this thread the device had no memory for a convolution's workspace, so "
+        "that torch took another algorithm, which may have other last bits than the forward's. "
+        "From "
+        "now on convolutions are kept. Leave more of the device's memory free, give ",
+        recipe_.op.name,
+        " the decision SAVE, or write a rule with force=True to take what comes.");
   }
 
   // Whoever else was running may have written to an input meanwhile.
@@ -280,6 +314,7 @@ class Rerun {
           ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input "
           "was "
           "changed by code that bypasses torch. Give this operator the decision SAVE.");
+      checkRepeats(output, storage);
       if (!passing_.staysUnmade(*value)) {
         value->materialise(std::move(storage), true);
       } else if (!passing_.made(*value, std::move(storage))) {
@@ -293,6 +328,29 @@ class Rerun {
         verify(*value);
       }
     }
+  }
+
+  // See Note [Operators from elsewhere]. Verify mode compares all bytes, and says more.
+  void checkRepeats(const Output& output, const c10::Storage& storage) const {
+    if (output.fingerprint == 0 || graph_.verify != VerifyMode::Off) {
+      return;
+    }
+    const uint64_t now =
+        output.written ? fingerprint(storage) : fingerprintOfShown(resultOf(output));
+    TORCH_CHECK(
+        now == output.fingerprint,
+        "ebb: cannot recompute ",
+        where(graph_, recipe_),
+        ": run again with the same arguments, it gave other bits than in the forward, in ",
+        output.written ? "argument " : "result ",
+        output.slot,
+        ". It keeps state that its arguments do not show (a counter, a cache, a generator of its "
+        "own), or it is not deterministic. Give ",
+        recipe_.op.name,
+        " the decision SAVE: a rule of the policy, MUST_SAVE in a context_fn, or "
+        "EBB='recompute_all,",
+        recipe_.op.op.schema().name(),
+        ":save'.");
   }
 
   // The run's time counts for the first of its results.
@@ -333,15 +391,18 @@ class Rerun {
       }
       TORCH_INTERNAL_ASSERT(false, "no buffer for a written argument of ", recipe_.op.name);
     }
-    const c10::IValue& result = stack_[output.slot];
-    const at::Tensor& tensor =
-        output.element < 0 ? result.toTensor() : result.toListRef()[output.element].toTensor();
+    const at::Tensor& tensor = resultOf(output);
     TORCH_CHECK(
         tensor.defined() && tensor.has_storage(),
         "ebb: replaying ",
         where(graph_, recipe_),
         " gave no tensor where the forward gave one. Give this operator the decision SAVE.");
     return tensor.storage();
+  }
+
+  const at::Tensor& resultOf(const Output& output) const {
+    const c10::IValue& result = stack_[output.slot];
+    return output.element < 0 ? result.toTensor() : result.toListRef()[output.element].toTensor();
   }
 
   Graph& graph_;

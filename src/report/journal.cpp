@@ -2,12 +2,10 @@
 
 #include <c10/util/ApproximateClock.h>
 #include <c10/util/StringUtil.h>
-#include <c10/util/thread_name.h>
 
 #include <algorithm>
 #include <atomic>
 #include <functional>
-#include <iterator>
 #include <map>
 #include <string_view>
 #include <thread>
@@ -15,35 +13,18 @@
 #include <unordered_map>
 #include <vector>
 
+#include "report/only_ours.h"
+#include "report/timeline.h"
+
 namespace ebb {
 namespace {
 
-struct Shelf {
-  std::mutex mutex;                 // guards what follows
-  std::deque<JournalPtr> journals;  // the current step's is last
-  uint64_t step = 0;
-  JournalPtr profile;              // takes the place of the current step's; null if there is none
-  std::atomic<uint32_t> steps{0};  // how many are kept; 0: reports are not recorded
-  std::atomic<bool> on{false};     // somebody wants a journal
+std::atomic<int64_t> liveJournals{0};
 
-  void begin() {
-    journals.push_back(std::make_shared<Journal>(step));
-    while (journals.size() > steps.load() + size_t{1}) {  // the last may not be complete
-      // Those of steps in which nothing was recorded, which a profile took, say, go first.
-      const auto last = std::prev(journals.end());
-      const auto empty = std::find_if(journals.begin(), last, std::mem_fn(&Journal::isEmpty));
-      journals.erase(empty == last ? journals.begin() : empty);
-    }
-  }
-};
-
-Shelf& shelf() {
-  static auto* instance = new Shelf;
-  return *instance;
-}
-
-constexpr size_t kMostPoints = 1000;      // of a timeline
 constexpr size_t kMostSpans = 1'000'000;  // of a step
+
+const char* const kOnlyHere = "made outside of the region, and nobody else holds it";
+const char* const kHandedOn = "another region needs it, and nobody else holds it";
 
 const char* nameOf(Fate fate) {
   switch (fate) {
@@ -71,84 +52,6 @@ const char* nameOf(Fate fate) {
   return "?";
 }
 
-// What holds memory for backward, with ebb and in eager, and when.
-class Timeline {
- public:
-  void add(const Line& line, JournalTime now) {
-    const JournalTime end = line.ended == kNever ? now : line.ended;
-    switch (line.fate) {
-      case Fate::Unneeded:
-      case Fate::Result:
-      case Fate::Outside:
-        return;
-      case Fate::Copied:
-        held(line.made, end, line.nbytes);
-        return;
-      case Fate::Saved:
-      case Fate::Kept:
-      case Fate::Escaped:
-        held(line.made, end, line.nbytes);
-        break;
-      case Fate::Offloaded:
-      case Fate::Paged:
-        held(line.made, line.sent, line.nbytes);
-        [[fallthrough]];
-      case Fate::Recomputed:
-        if (line.back != kNever) {
-          held(line.back, end, line.nbytes);
-        }
-        break;
-    }
-    if (line.packed) {
-      events_.push_back({line.made, 0, static_cast<int64_t>(line.nbytes)});
-      events_.push_back({end, 0, -static_cast<int64_t>(line.nbytes)});
-    }
-  }
-
-  // The curves, with their highest points, and at most about kMostPoints in all.
-  void writeTo(Report& report) {
-    std::stable_sort(events_.begin(), events_.end(), [](const Event& a, const Event& b) {
-      return a.time < b.time;
-    });
-    const size_t stretch = std::max<size_t>(1, 2 * events_.size() / kMostPoints);
-    int64_t held = 0;
-    int64_t eager = 0;
-    ReportPoint highest{0, 0, 0};
-    for (size_t i = 0; i < events_.size(); ++i) {
-      held += events_[i].held;
-      eager += events_[i].eager;
-      const ReportPoint point{
-          static_cast<double>(events_[i].time) * 1e-9,
-          static_cast<uint64_t>(held),
-          static_cast<uint64_t>(eager)};
-      report.peakHeld = std::max(report.peakHeld, point.held);
-      report.peakEager = std::max(report.peakEager, point.eager);
-      if (point.held >= highest.held) {
-        highest = point;
-      }
-      if ((i + 1) % stretch == 0 || i + 1 == events_.size()) {
-        if (highest.seconds < point.seconds && highest.held > point.held) {
-          report.timeline.push_back(highest);
-        }
-        report.timeline.push_back(point);
-        highest = {};
-      }
-    }
-  }
-
- private:
-  struct Event {
-    JournalTime time;
-    int64_t held;
-    int64_t eager;
-  };
-  void held(JournalTime from, JournalTime to, size_t nbytes) {
-    events_.push_back({from, static_cast<int64_t>(nbytes), 0});
-    events_.push_back({to, -static_cast<int64_t>(nbytes), 0});
-  }
-  std::vector<Event> events_;
-};
-
 std::string textOf(const std::string* text) {
   return text == nullptr ? "" : *text;
 }
@@ -156,19 +59,31 @@ std::string textOf(const std::string* text) {
 }  // namespace
 
 Entry::~Entry() {
+  decltype(Journal::watched_)::node_type watched;  // ends after the lock
   std::lock_guard<std::mutex> lock(journal_->mutex_);
+  watched = journal_->watched_.extract(&line_);
   line_.ended = journal_->now();
   if (line_.fate == Fate::Unneeded && line_.replays == 0 && !journal_->isProfile()) {
     journal_->unused_.push_back(&line_);
   }
 }
 
-Journal::Journal(uint64_t step, For what) : step_(step), what_(what), start_(c10::getTime()) {
+void noteLast(const EntryPtr& entry) {
+  if (entry) {
+    entry->update([](Line& line) { line.wasLast = true; });
+  }
 }
 
-bool Journal::isEmpty() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return lines_.empty();
+Journal::Journal(uint64_t step, For what) : step_(step), what_(what), start_(c10::getTime()) {
+  ++liveJournals;
+}
+
+Journal::~Journal() {
+  --liveJournals;
+}
+
+int64_t Journal::live() {
+  return liveJournals;
 }
 
 JournalTime Journal::now() const {
@@ -201,6 +116,7 @@ void Journal::addRule(const std::string& text) {
 EntryPtr Journal::add(Line line) {
   line.made = now();
   std::lock_guard<std::mutex> lock(mutex_);
+  isEmpty_ = false;
   if (unused_.empty()) {
     lines_.emplace_back();
     unused_.push_back(&lines_.back());
@@ -234,39 +150,50 @@ JournalTime DeviceTimer::elapsed() {
 }
 
 uint64_t Journal::countRegion() {
-  const JournalTime time = now();
+  if (isProfile()) {
+    look(now());
+  }
   std::lock_guard<std::mutex> lock(mutex_);
-  look(time);
   return regions_++;
 }
 
 void Journal::watch(const Entry& entry, std::function<Held()> look) {
   std::lock_guard<std::mutex> lock(mutex_);
-  watched_.push_back({std::move(look), entry.line()});
+  watched_.emplace(entry.line(), std::move(look));
 }
 
 void Journal::asked(const Entry& entry) {
   const JournalTime time = now();
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!std::exchange(wasAsked_, true)) {
+  if (!wasAsked_.exchange(true)) {
     look(time);
   }
+  std::lock_guard<std::mutex> lock(mutex_);
   JournalTime& asked = entry.line()->asked;
   asked = asked == kNever ? time : asked;
 }
 
-// Under the lock.
+// Without the lock, since the last reference to a value or to its bytes may go here.
 void Journal::look(JournalTime now) {
-  std::unordered_map<const c10::StorageImpl*, size_t> regions;
-  for (const Watched& one : watched_) {
-    ++regions[one.look().storage];
+  std::vector<std::pair<Line*, std::function<Held()>>> watched;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    watched.assign(watched_.begin(), watched_.end());
   }
-  std::erase_if(watched_, [&](const Watched& one) {
-    const Held held = one.look();
-    const bool isOurs = held.storage != nullptr && held.holders <= regions[held.storage];
-    one.line->letGo = isOurs ? now : kNever;
-    return isOurs;
-  });
+  std::vector<Held> seen;
+  std::unordered_map<const c10::StorageImpl*, size_t> regions;
+  for (const auto& [line, lookAt] : watched) {
+    seen.push_back(lookAt());
+    ++regions[seen.back().storage];
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t i = 0; i < seen.size(); ++i) {
+    const auto& [storage, holders] = seen[i];
+    const bool isOurs = storage != nullptr && holders <= regions[storage];
+    Line& line = *watched[i].first;
+    if (isOurs && line.letGo == kNever) {
+      line.letGo = now;
+    }
+  }
 }
 
 void Journal::add(OperatorLine call) {
@@ -279,7 +206,8 @@ void Journal::add(AheadFate ofRegion) {
   ++ahead_[static_cast<size_t>(ofRegion)];
 }
 
-Report Journal::report() const {
+Report Journal::report() {
+  look(now());
   std::lock_guard<std::mutex> lock(mutex_);
   Report report;
   report.step = step_;
@@ -295,22 +223,22 @@ Report Journal::report() const {
       c10::DimVector,
       Fate>;
   std::map<Key, size_t> places;
+  const OnlyOurs ours(lines_);
   Timeline timeline;
   const JournalTime now = this->now();
   for (const Line& line : lines_) {
-    timeline.add(line, now);
+    timeline.add(line, now, ours);
     if (line.fate == Fate::Unneeded && line.replays == 0) {
       continue;
     }
+    const bool isKept = ours.isKept(line);
+    const Fate fate = isKept ? Fate::Kept : line.fate;
+    const char* reason = line.reason;
+    if (isKept && reason == nullptr) {
+      reason = line.fate == Fate::Outside ? kOnlyHere : kHandedOn;
+    }
     const Key key{
-        line.region,
-        line.module,
-        line.op,
-        line.rule,
-        line.reason,
-        line.dtype,
-        line.sizes,
-        line.fate};
+        line.region, line.module, line.op, line.rule, reason, line.dtype, line.sizes, fate};
     const auto [place, isNew] = places.emplace(key, report.rows.size());
     if (isNew) {
       ReportRow row;
@@ -318,10 +246,10 @@ Report Journal::report() const {
       row.module = textOf(line.module);
       row.op = textOf(line.op);
       row.rule = textOf(line.rule);
-      row.reason = line.reason == nullptr ? "" : line.reason;
+      row.reason = reason == nullptr ? "" : reason;
       row.dtype = line.dtype;
       row.shape = {line.sizes.begin(), line.sizes.end()};
-      row.fate = nameOf(line.fate);
+      row.fate = nameOf(fate);
       report.rows.push_back(std::move(row));
     }
     ReportRow& row = report.rows[place->second];
@@ -358,11 +286,28 @@ double inMilliseconds(JournalTime time) {
 
 }  // namespace
 
+// Waits for devices, without the lock: calls are only added, and never move.
+std::vector<JournalTime> Journal::durationsOfOperators() const {
+  std::vector<const OperatorLine*> calls;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const OperatorLine& call : operators_) {
+      calls.push_back(&call);
+    }
+  }
+  std::vector<JournalTime> durations;
+  for (const OperatorLine* call : calls) {
+    durations.push_back(call->timer ? call->timer->elapsed() : call->duration);
+  }
+  return durations;
+}
+
 // A value that nothing needed is of use too: operators between others made it.
 Profile Journal::profile() const {
-  std::lock_guard<std::mutex> lock(mutex_);
   Profile profile;
   profile.duration = inMilliseconds(now());
+  const std::vector<JournalTime> durations = durationsOfOperators();
+  std::lock_guard<std::mutex> lock(mutex_);
   std::unordered_map<const Line*, uint64_t> places;
   for (const Line& line : lines_) {
     places.emplace(&line, places.size());
@@ -391,14 +336,15 @@ Profile Journal::profile() const {
     }
     return found;
   };
-  for (const OperatorLine& call : operators_) {
+  for (size_t i = 0; i < durations.size(); ++i) {
+    const OperatorLine& call = operators_[i];
     profile.operators.push_back(
         {*call.op,
          *call.region,
          *call.module,
          call.call,
          inMilliseconds(call.start),
-         inMilliseconds(call.timer ? call.timer->elapsed() : call.duration),
+         inMilliseconds(durations[i]),
          inPlaces(call.inputs),
          inPlaces(call.outputs),
          call.random,
@@ -413,71 +359,6 @@ Profile Journal::profile() const {
     }
   }
   return profile;
-}
-
-JournalPtr currentJournal() {
-  Shelf& all = shelf();
-  if (!all.on.load(std::memory_order_relaxed)) {
-    return nullptr;
-  }
-  std::lock_guard<std::mutex> lock(all.mutex);
-  if (all.profile) {
-    return all.profile;
-  }
-  if (all.journals.empty()) {
-    all.begin();
-  }
-  return all.journals.back();
-}
-
-void putJournalInPlace(JournalPtr profile) {
-  Shelf& all = shelf();
-  std::lock_guard<std::mutex> lock(all.mutex);
-  all.profile = std::move(profile);
-  all.on.store(all.profile || all.steps.load() > 0);
-}
-
-void journalStepBegins(uint64_t step) {
-  Shelf& all = shelf();
-  std::lock_guard<std::mutex> lock(all.mutex);
-  all.step = step;
-  if (all.steps.load() > 0) {
-    all.begin();
-  }
-}
-
-uint32_t setReporting(uint32_t steps) {
-  Shelf& all = shelf();
-  std::lock_guard<std::mutex> lock(all.mutex);
-  const uint32_t before = all.steps.exchange(steps);
-  all.on.store(steps > 0 || all.profile);
-  if (before == 0 && steps > 0) {
-    all.begin();  // what was recorded earlier in this step is another report
-  }
-  return before;
-}
-
-bool isReporting() {
-  return shelf().steps.load(std::memory_order_relaxed) > 0;
-}
-
-void clearReports() {
-  Shelf& all = shelf();
-  std::lock_guard<std::mutex> lock(all.mutex);
-  all.journals.clear();
-}
-
-std::vector<Report> reports() {
-  std::deque<JournalPtr> journals;
-  {
-    std::lock_guard<std::mutex> lock(shelf().mutex);
-    journals = shelf().journals;
-  }
-  std::vector<Report> all;
-  for (const JournalPtr& journal : journals) {
-    all.push_back(journal->report());
-  }
-  return all;
 }
 
 }  // namespace ebb

@@ -10,6 +10,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -17,6 +18,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -64,13 +66,14 @@ struct Line {
   const void* address = nullptr;  // of its bytes
   Fate fate = Fate::Unneeded;
   bool packed = false;    // by autograd
-  uint32_t storages = 0;  // that handles of autograd hold, of what came from outside; for profiles
+  bool wasLast = false;   // came from outside, and nobody else had it in the end
+  uint32_t storages = 0;  // that handles of autograd hold, of what came from outside
   uint32_t replays = 0;
   uint32_t replaysAhead = 0;   // of replays: before backward asked
   JournalTime replayTime = 0;  // of the host, in kernels called again
   JournalTime aheadTime = 0;   // of replayTime
   JournalTime made = 0;
-  JournalTime letGo = kNever;    // of what came from outside: only regions held it any more
+  JournalTime letGo = kNever;    // of what came from outside: seen to be held by regions alone
   JournalTime asked = kNever;    // backward unpacked it; told in profiles only
   JournalTime sent = kNever;     // to the host
   JournalTime back = kNever;     // made again, or fetched
@@ -117,12 +120,6 @@ struct Held {
   size_t holders = 0;
 };
 
-// What a region knows and did not make, for profiles.
-struct Watched {
-  std::function<Held()> look;
-  Line* line;
-};
-
 // A stretch of work, for traces.
 struct Span {
   const char* kind;  // as ReportSpan::kind
@@ -161,19 +158,30 @@ class Entry final : public c10::intrusive_ptr_target {
 };
 using EntryPtr = c10::intrusive_ptr<Entry>;
 
+// Nobody but ebb had what came from outside in the end. Null: reports are not recorded.
+void noteLast(const EntryPtr& entry);
+
 // Its members are many: lines, calls and spans are written under one lock.
 class Journal final : public std::enable_shared_from_this<Journal> {
  public:
   enum class For : uint8_t { Report, Profile };
   explicit Journal(uint64_t step, For what = For::Report);
+  ~Journal();
+  Journal(const Journal&) = delete;
+  Journal& operator=(const Journal&) = delete;
+
+  // How many exist.
+  EBB_API static int64_t live();
 
   // Whether it is to know of each operator, and of each value to the end.
   bool isProfile() const {
     return what_ == For::Profile;
   }
 
-  // Whether no storage has a line.
-  bool isEmpty() const;
+  // True until the first storage gets a line. Takes no lock.
+  bool isEmpty() const {
+    return isEmpty_;
+  }
 
   JournalTime now() const;
 
@@ -198,28 +206,30 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   // How many outermost regions had been entered before.
   uint64_t countRegion();
 
-  // For profiles: asks, when a region is entered and when backward first unpacks, whether anybody
-  // but regions holds what came from outside.
+  // Asks whether anybody but regions holds what came from outside: when backward first unpacks,
+  // when a report is made, and, for profiles, when a region is entered.
   void watch(const Entry& entry, std::function<Held()> look);
   void asked(const Entry& entry);
 
-  Report report() const;
+  Report report();
   Profile profile() const;
 
  private:
   void look(JournalTime now);
+  std::vector<JournalTime> durationsOfOperators() const;
 
   friend class Entry;  // writes its own line, under the lock
   const uint64_t step_;
   const For what_;
-  const int64_t start_;       // of the clock, in nanoseconds
-  mutable std::mutex mutex_;  // guards what follows
+  const int64_t start_;  // of the clock, in nanoseconds
+  std::atomic<bool> isEmpty_{true};
+  std::atomic<bool> wasAsked_{false};  // backward has unpacked something
+  mutable std::mutex mutex_;           // guards what follows
   std::deque<Line> lines_;
   std::vector<Line*> unused_;  // lines of values that nothing needed and nobody has any more
-  std::deque<OperatorLine> operators_;  // of a profile
-  uint64_t regions_ = 0;                // outermost ones
-  std::deque<Watched> watched_;
-  bool wasAsked_ = false;
+  std::deque<OperatorLine> operators_;                        // of a profile
+  uint64_t regions_ = 0;                                      // outermost ones
+  std::unordered_map<Line*, std::function<Held()>> watched_;  // what no region made, by its line
   std::deque<Span> spans_;
   std::array<uint64_t, kAheadFates> ahead_{};  // regions, by AheadFate
   std::unordered_set<std::string> strings_;
@@ -233,14 +243,5 @@ void Entry::update(const Change& change) {
   std::lock_guard<std::mutex> lock(journal_->mutex_);
   change(line_);
 }
-
-// The step's journal; null while reports are not recorded.
-JournalPtr currentJournal();
-
-// That of a profile takes the place of the step's; null: the step's again.
-void putJournalInPlace(JournalPtr profile);
-
-// A step begins, see Note [What a step is].
-void journalStepBegins(uint64_t step);
 
 }  // namespace ebb

@@ -8,49 +8,62 @@
 
 #include "report/journal.h"
 #include "report/memory_log.h"
+#include "report/shelf.h"
 
 namespace ebb {
 namespace {
 
 struct Going {
-  std::mutex mutex;  // guards what follows
-  JournalPtr journal;
+  JournalPtr journal;  // null: no profile has begun
   std::shared_ptr<MemoryLog> memory;
 };
 
-Going& going() {
-  static auto* instance = new Going;
+struct Shared {
+  std::mutex mutex;  // guards what follows
+  Going going;
+};
+
+Shared& shared() {
+  static auto* instance = new Shared;
   return *instance;
+}
+
+Going going() {
+  std::lock_guard<std::mutex> lock(shared().mutex);
+  return shared().going;
+}
+
+// False, and nothing is changed, unless exactly one of what goes on and `next` is a profile.
+bool change(Going next) {
+  std::lock_guard<std::mutex> lock(shared().mutex);
+  const bool changes = (shared().going.journal == nullptr) != (next.journal == nullptr);
+  if (changes) {
+    std::swap(shared().going, next);
+  }
+  return changes;
 }
 
 }  // namespace
 
 void beginProfile() {
-  Going& now = going();
-  std::lock_guard<std::mutex> lock(now.mutex);
-  TORCH_CHECK(!now.journal, "ebb: a profile has begun already");
+  TORCH_CHECK(!going().journal, "ebb: a profile has begun already");
   TORCH_CHECK(
       !MemoryLog::isTaken(),
       "ebb: torch's profiler runs on this thread, and a profile takes its place: end it before");
-  now.journal = std::make_shared<Journal>(0, Journal::For::Profile);
-  now.memory = std::make_shared<MemoryLog>(
-      [journal = now.journal] { return static_cast<double>(journal->now()) * 1e-6; });
-  now.memory->install(now.memory);
-  putJournalInPlace(now.journal);
+  const auto journal = std::make_shared<Journal>(0, Journal::For::Profile);
+  const auto memory =
+      std::make_shared<MemoryLog>([journal] { return static_cast<double>(journal->now()) * 1e-6; });
+  TORCH_CHECK(change({journal, memory}), "ebb: a profile has begun already");
+  memory->install(memory);
+  putJournalInPlace(journal);
 }
 
 Profile endProfile() {
-  Going& now = going();
-  JournalPtr journal;
-  std::shared_ptr<MemoryLog> memory;
-  {
-    std::lock_guard<std::mutex> lock(now.mutex);
-    TORCH_CHECK(now.journal, "ebb: no profile has begun");
-    now.memory->remove();
-    putJournalInPlace(nullptr);
-    journal = std::exchange(now.journal, nullptr);
-    memory = std::exchange(now.memory, nullptr);
-  }
+  const auto [journal, memory] = going();
+  TORCH_CHECK(journal, "ebb: no profile has begun");
+  memory->remove();
+  putJournalInPlace(nullptr);
+  change({});
   Profile found = journal->profile();
   found.allocations = memory->take();
   return found;

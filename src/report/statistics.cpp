@@ -3,7 +3,7 @@
 #include <atomic>
 #include <mutex>
 
-#include "report/journal.h"
+#include "report/shelf.h"
 
 namespace ebb {
 namespace {
@@ -32,14 +32,18 @@ void statisticsRegionEntered() {
   if (!shared.backwardSeen.load(std::memory_order_relaxed)) {
     return;
   }
-  std::lock_guard<std::mutex> lock(shared.mutex);
-  if (shared.backwardSeen.exchange(false)) {
+  uint64_t step = 0;
+  {
+    std::lock_guard<std::mutex> lock(shared.mutex);
+    if (!shared.backwardSeen.exchange(false)) {
+      return;
+    }
     shared.step.regions.clear();
     shared.transfers.clear();
     shared.step.total = {};
-    ++shared.step.step;
-    journalStepBegins(shared.step.step);
+    step = ++shared.step.step;
   }
+  journalStepBegins(step);
 }
 
 void statisticsBackwardSeen() {
@@ -60,6 +64,12 @@ void statisticsAdd(const std::string& region, const RegionCounters& counters) {
   std::lock_guard<std::mutex> lock(shared.mutex);
   shared.step.regions[region] += counters;
   shared.step.total += counters;
+}
+
+void statisticsFromOutside(const std::string& region, size_t nbytes) {
+  RegionCounters counters;
+  counters.bytesFromOutside = nbytes;
+  statisticsAdd(region, counters);
 }
 
 TransferAccountPtr statisticsTransfers(const std::string& region, const std::string& op) {
@@ -94,11 +104,13 @@ Stats stats() {
 
 void resetStats() {
   Books& shared = books();
-  std::lock_guard<std::mutex> lock(shared.mutex);
-  shared.backwardSeen.store(false);
-  shared.step = {};
-  shared.transfers.clear();
-  journalStepBegins(shared.step.step);
+  {
+    std::lock_guard<std::mutex> lock(shared.mutex);
+    shared.backwardSeen.store(false);
+    shared.step = {};
+    shared.transfers.clear();
+  }
+  journalStepBegins(0);
 }
 
 }  // namespace ebb

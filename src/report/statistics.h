@@ -17,6 +17,7 @@ void statisticsRegionEntered();
 void statisticsBackwardSeen();
 void statisticsDemoted(const std::string& op);
 void statisticsAdd(const std::string& region, const RegionCounters& counters);
+void statisticsFromOutside(const std::string& region, size_t nbytes);
 
 // Where this step's transfers of an op's values in a region are booked. `op` is "input" for inputs.
 TransferAccountPtr statisticsTransfers(const std::string& region, const std::string& op);

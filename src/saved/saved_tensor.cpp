@@ -17,6 +17,7 @@
 #include "memory/relief.h"
 #include "replay/escapes.h"
 #include "replay/replay.h"
+#include "report/statistics.h"
 #include "support/python_support.h"
 #include "verify/compare.h"
 #include "verify/mode.h"
@@ -84,6 +85,7 @@ void SavedTensor::pack(Recorder& recorder, const at::Tensor& tensor, bool part) 
   value_ = std::move(packed.value);
   entry_ = std::move(packed.entry);
   recompute_ = packed.recompute;
+  fromOutside_ = packed.fromOutside;
   const bool wrapper = tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
   if (recompute_ || (wrapper && packParts(recorder, tensor))) {
     geometry_.take(tensor);
@@ -107,6 +109,7 @@ SavedTensor::SavedTensor(const SavedTensor& other)
       unpacked_(other.unpacked_),
       recompute_(other.recompute_),
       requiresGrad_(other.requiresGrad_),
+      fromOutside_(other.fromOutside_),
       region_(other.region_),
       producer_(other.producer_),
       entry_(other.entry_) {
@@ -118,6 +121,27 @@ SavedTensor::SavedTensor(const SavedTensor& other)
 SavedTensor::~SavedTensor() {
   if (value_) {
     --value_->handles;
+  }
+  if (fromOutside_) {
+    dropFromOutside();
+  }
+}
+
+// See Note [What only ebb holds]. A tensor may have a Python object that refers to it: whether
+// somebody has that shows when it does not die.
+void SavedTensor::dropFromOutside() {
+  unpacked_.reset();
+  bool wasLast = storage_ && storage_.use_count() == 1;
+  size_t nbytes = wasLast ? storage_.nbytes() : 0;
+  if (kept_.defined() && kept_.has_storage() && kept_.storage().use_count() == 1) {
+    nbytes = kept_.storage().nbytes();
+    const c10::weak_intrusive_ptr<at::TensorImpl> kept(kept_.getIntrusivePtr());
+    kept_.reset();
+    wasLast = kept.expired();
+  }
+  if (wasLast) {
+    statisticsFromOutside(graph_->names.front(), nbytes);
+    noteLast(entry_);
   }
 }
 
@@ -343,15 +367,20 @@ std::string SavedTensor::origin() const {
       "'");
 }
 
+// "CPUFloatType": torch's Python bindings make "torch.FloatTensor" of it in messages.
 std::string SavedTensor::description() const {
   if (isRebuilt()) {
-    return c10::str(c10::toString(geometry_.dtype()), " ", geometry_.sizes());
+    const at::Tensor typed(
+        c10::make_intrusive<c10::TensorImpl>(
+            c10::DispatchKeySet(),
+            c10::scalarTypeToTypeMeta(geometry_.dtype()),
+            geometry_.device()));
+    return c10::str(typed.toString(), " ", geometry_.sizes());
   }
-  const char* type = c10::toString(kept_.scalar_type());
-  // Those of C++ have no sizes, and raise.
-  const bool nested = kept_.unsafeGetTensorImpl()->key_set().has_any(
-      c10::DispatchKeySet(c10::DispatchKey::NestedTensor));
-  return nested ? c10::str(type, " nested tensor") : c10::str(type, " ", kept_.sym_sizes());
+  if (kept_.is_nested()) {
+    return c10::str(kept_.toString(), " ", kept_._nested_tensor_size());
+  }
+  return c10::str(kept_.toString(), " ", kept_.sym_sizes());
 }
 
 }  // namespace ebb

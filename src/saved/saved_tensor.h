@@ -34,7 +34,7 @@ class SavedTensor {
   // "the output of aten::mul.Tensor saved in region 'block'", for messages.
   std::string origin() const;
 
-  // "Float [2, 3]", for messages.
+  // Type and sizes, as eager's messages have them.
   std::string description() const;
 
   // Whether unpack makes its bytes again, or those of a part.
@@ -56,6 +56,7 @@ class SavedTensor {
 
   at::Tensor rebuild();
   void noteAsked() const;
+  void dropFromOutside();
   bool packParts(Recorder& recorder, const at::Tensor& tensor);
   c10::Storage materialised() const;
   c10::Storage verified(const c10::Storage& replayed) const;
@@ -73,6 +74,7 @@ class SavedTensor {
   bool recompute_ = false;           // value_ is to be materialised; else its bytes are kept
   bool requiresGrad_ = false;        // of the packed tensor
   bool givenUp_ = false;             // see Note [Given up when unpacked]
+  bool fromOutside_ = false;         // see Note [What only ebb holds]
   uint16_t region_ = 0;              // index in Graph::names
   const char* producer_ = nullptr;   // the op that made it, for messages
   EntryPtr entry_;                   // null but while reports are recorded

@@ -27,6 +27,8 @@ struct PythonSupport {
   std::optional<c10::SafePyObject> (*flatten)(const at::Tensor&, std::vector<at::Tensor>& inner);
   // Raises ebb.ReplayMismatch.
   void (*throwReplayMismatch)(const std::string& message, const Mismatch& mismatch);
+  // Writes to ebb's log how much of an operator's results a region holds, and what frees it.
+  void (*tellPinned)(const std::string& op, const std::string& region, size_t bytes);
   at::Tensor (*unflatten)(const c10::SafePyObject& parts, const std::vector<at::Tensor>& inner);
 };
 

@@ -76,6 +76,7 @@ struct StandInGenerator final : c10::GeneratorImpl {
     return c10::make_intrusive<StandInGenerator>(device(), state);
   }
   StandInGenerator* clone_impl() const override {
+    checkLocked();
     TORCH_CHECK(!isCapturing(device()), "a generator cannot be cloned in a capture");
     auto* made = new StandInGenerator(device(), std::make_shared<State>(*state));
     made->fails = fails;

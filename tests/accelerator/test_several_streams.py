@@ -45,9 +45,8 @@ def ones_for(*outputs):
     return ones
 
 
-def test_memory_for_what_is_moved_was_somebody_elses(streams, x):
-    """What one stream had fetched ahead is copied for another one, into memory that this one has
-    just given up."""
+def test_memory_that_came_ahead_for_another_stream(streams, x):
+    """It is the first stream's, and the second one reads it when it is freed."""
     with ebb.region(SINES):
         with streams[0]:
             h = x.sin()
@@ -60,8 +59,8 @@ def test_memory_for_what_is_moved_was_somebody_elses(streams, x):
             first = (x * 2).sin().cos()  # fetched for backward, and the other one ahead
     finish_copies()
     ones = ones_for(first, second)
-    use_what_is_free(streams[1], *[(8, 32)] * 8)
     found = torch.autograd.grad([first, second], x, ones)[0]
+    use_what_is_free(streams[0], *[(8, 32)] * 8)
     accelerator.synchronize()
 
     cpu = x.detach().cpu().requires_grad_()

@@ -390,6 +390,48 @@ def test_a_commotion_waits_for_the_recipe_that_runs_only(python_sine):
     assert in_its_midst == [0]
 
 
+def share(x):
+    ebb.share_storage(torch.empty(4), torch.empty(4))
+
+
+def empty_an_escape(x):
+    with ebb.region(ebb.policies.recompute_all, escapes="placeholder"):
+        escape = x.exp()
+        result = escape.cos()
+    with pytest.raises(RuntimeError, match="its memory was given up"):
+        escape.numpy(force=True)
+    return result
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("moves_memory", [share, empty_an_escape])
+def test_memory_that_ebb_moves_stays_until_the_recipe_has_run(moves_memory, python_sine):
+    program, runs, at_the_end, seen = threading.get_ident(), threading.Event(), [], []
+
+    def look():
+        if threading.get_ident() != program and not runs.is_set():
+            runs.set()
+            time.sleep(0.1)
+            at_the_end.append(len(seen))
+
+    def hook(gradient):
+        assert runs.wait(10)
+        with torch.enable_grad():
+            moves_memory(x)
+        seen.append(None)
+
+    python_sine.append(look)
+    x = torch.randn(4, requires_grad=True)
+    with replays_ahead():
+        with region():
+            h = x.sin().sin().exp()
+        h.register_hook(hook)
+        with region():
+            h = h.exp().exp()
+        h.sum().backward()
+    assert at_the_end == [0]
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_backward_replays_under_other_settings_meanwhile(python_sine):
     """Who has the setting changed for a kernel waits for the one that runs ahead."""

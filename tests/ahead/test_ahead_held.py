@@ -1,5 +1,6 @@
-"""What is held for the region that backward meets first is the values' own only if nobody else has
-it, nor has done anything to it: then they are made again."""
+"""What the region that backward meets first has not freed is the values' own if the program had
+dropped it when the region ended. Else the program may have written to it: recipes that read such a
+value run its recipe first."""
 
 from __future__ import annotations
 
@@ -47,11 +48,13 @@ def program(x, entered, inside=None, after=None, late=None):
         first = (x * 3).sin().sum()  # where backward arrives
         if inside is not None:
             inside(held)
+        if after is late is None:
+            del held
     if after is not None:
         after(held)
     if late is not None:
         total.register_hook(lambda gradient, held=held: late(held))
-    del held, wide
+    held = wide = None
     (gradient,) = torch.autograd.grad(total + first, x)
     del side
     return gradient
@@ -72,6 +75,34 @@ def assert_exact(x, replayed, **does):
 
 def test_nothing_was_done_to_it(x):
     assert_exact(x, 1)
+
+
+def test_the_program_had_it_and_did_nothing(x):
+    assert_exact(x, 2, after=len)
+
+
+@pytest.mark.parametrize("others", [slice(None), slice(1, 2)], ids=["all", "one element"])
+def test_it_was_written_without_moving_its_version(x, others):
+    assert_exact(x, 2, after=lambda held: held.data[others].mul_(2))
+
+
+def test_handles_follow_what_was_written_without_moving_its_version(x):
+    """As eager's saved tensors do; what was computed before does not."""
+    policy = ebb.Policy({"aten::exp": ebb.RECOMPUTE_EACH_TIME}, default=ebb.RECOMPUTE)
+    w = torch.randn(64, requires_grad=True)
+
+    def step(entered):
+        with entered():
+            held = x * 1.5
+            product, power = held * w, held.exp()
+            out = (product + power).sum()
+        held.data.mul_(2)
+        del held, product, power
+        return torch.autograd.grad(out, [x, w])
+
+    expected = step(contextlib.nullcontext)
+    with replays_ahead():
+        assert all(map(same_bits, step(lambda: ebb.region(policy)), expected))
 
 
 def test_it_was_written(x):

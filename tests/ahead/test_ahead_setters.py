@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 
 import torch
 
+import ebb
 from ebb._region import commotion
 
 # Setters of torch._C that need not wait, and why.
@@ -30,14 +32,46 @@ def test_every_setter_of_torch_waits_or_need_not():
     assert not [name for name in commotion.SETTERS if HARMLESS.fullmatch(name)]
 
 
-def test_setters_wait_wherever_torch_has_them():
+def test_functions_that_replays_ahead_watch_stay_the_objects_that_they_were():
+    """A table of a __torch_function__ finds them, and so does who has imported one."""
+    program = """
+import pickle, torch
+from torch.overrides import get_testing_overrides, resolve_name
+
+class Seen(torch.Tensor):
+    functions = []
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        cls.functions.append(function)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+def known():
+    return [(id(function), resolve_name(function)) for function in get_testing_overrides()]
+
+data, setter, before = torch.Tensor.data.__get__, torch._C._set_mkldnn_enabled, known()
+import ebb
+for regions in (1, 0):
+    ebb.ahead.configure(regions=regions)
+    assert known() == before
+    Seen.functions.clear()
+    t = torch.rand(3).as_subclass(Seen)
+    t.data, t.numpy(), t.untyped_storage(), t.resize_(3), t.apply_(abs)
+    expected = [torch.Tensor.numpy, torch.Tensor.untyped_storage, torch.Tensor.resize_]
+    assert Seen.functions == [data, *expected, torch.Tensor.apply_]
+    assert pickle.loads(pickle.dumps(setter)) is setter is torch._C._set_mkldnn_enabled
+    try:
+        del torch.rand(1).data
+    except RuntimeError as error:
+        assert "Deleting tensor data" in str(error)
+    else:
+        raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_every_function_that_is_to_be_watched_is():
     commotion.install()
-    waiting = {
-        name: getattr(torch._C, name) for name in commotion.SETTERS if hasattr(torch._C, name)
-    }
-    assert len(waiting) > 20
-    for name, setter in waiting.items():
-        original = setter.args[0]  # of the partial
-        for module in list(sys.modules.values()):
-            if module.__name__.startswith("torch"):
-                assert vars(module).get(name) is not original
+    found = [(owner, name) for owner, name, _ in commotion.watched() if hasattr(owner, name)]
+    assert len(found) > 40
+    for owner, name in found:
+        assert ebb._C.watch(getattr(owner, name), ebb._C.Watch.WAITS), name

@@ -116,7 +116,7 @@ def test_an_error_is_raised_each_time_and_leaves_no_bytes_in_the_budget(through)
         del out
 
 
-@pytest.mark.parametrize("how", ["data", "numpy", "pointer"])
+@pytest.mark.parametrize("how", ["data", "numpy", "pointer", "set_", "DLPack"])
 def test_that_puts_back_what_was_there(how):
     """Averages of weights are put in place for a moment, say. No version moves."""
     x, leaf, other = torch.rand(SIZE, requires_grad=True), torch.rand(SIZE), torch.rand(SIZE)
@@ -127,6 +127,10 @@ def test_that_puts_back_what_was_there(how):
             return leaf.data
         if how == "numpy":
             return torch.from_numpy(leaf.numpy())
+        if how == "set_":
+            return torch.empty(0).set_(leaf)
+        if how == "DLPack":
+            return torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(leaf))
         return torch.empty(0).set_(leaf.untyped_storage(), 0, (SIZE,))
 
     def program(entered, pause):

@@ -15,6 +15,7 @@ from two_ranks import on_two_ranks
 
 from ebb import _C
 from ebb._launch import agreeing, takeover
+from ebb._plan.memory_limit import Limit
 
 LIMIT = 1 << 30
 FULL_AFTER = 2  # steps
@@ -29,7 +30,7 @@ def train(room, full=(), steps=ALL_STEPS, used=LIMIT - (1 << 16)):
     planned = None
     with contextlib.redirect_stderr(told):
         if room:
-            planned = takeover.install_budget(LIMIT, "auto", (), keeps_all=True)
+            planned = takeover.install_budget(Limit(LIMIT), "auto", ())
         try:
             model = DistributedDataParallel(Net(4, WIDTH))
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
-from limits import HANGS
 from torch import nn
 
 import ebb
@@ -303,40 +299,67 @@ def test_another_function_for_the_second_time():
     assert result == "eager"
 
 
-RANKS = """
-import sys, torch, torch.distributed as dist, torch.multiprocessing as mp
-import ebb
+@pytest.mark.parametrize("asks", [False, True], ids=["optimizer", "step_ok"])
+def test_too_little_room_after_gradients_have_been_used(asks):
+    """Running the step again would have the first optimizer step twice."""
+    nets = [Mlp(seed=0), Mlp(seed=1)]
+    gradients(nets[0], nets[0].inputs(0), torch.tensor(2), region)
+    optimizers = [torch.optim.SGD(net.weights, lr=0.1) for net in nets]
 
-def work(rank, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    torch.manual_seed(rank)
-    x, w = torch.randn(64, 4), torch.ones(4, 4, requires_grad=True)
-    calls = []
+    def function():
+        for net, optimizer, live in zip(nets, optimizers, (2, 40), strict=True):
+            net(net.inputs(0), torch.tensor(live), region).backward()
+            if not asks:
+                optimizer.step()
+            elif live == 2:
+                assert ebb.paging.step_ok()
 
-    def step(live):
-        calls.append(live)
-        with ebb.region(ebb.Policy(default=ebb.PAGE)):
-            loss = ebb.mark_rows((x @ w).clone(), torch.tensor(live)).sin()[:live].sum()
+    with pytest.raises(ebb.PageOverflowError, match=r"a run_step\(\) of its own"):
+        ebb.paging.run_step(function)
+
+    assert ebb.paging.run_step(lambda: 3) == 3
+
+
+def test_a_closure_that_is_called_again_after_the_parameters_have_changed():
+    net = Mlp()
+    gradients(net, net.inputs(0), torch.tensor(2), region)
+    optimizer = torch.optim.LBFGS(net.weights, lr=0.1, max_iter=3)
+    loads = iter((2, 40, 40, 40))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = net(net.inputs(0), torch.tensor(next(loads)), region)
         loss.backward()
-        dist.all_reduce(w.grad)
+        return loss
 
-    for live in (5, 60 if rank == 1 else 5, 5):
-        w.grad = None
-        ebb.paging.run_step(lambda: step(live))
-    plain = torch.ones(4, 4, requires_grad=True)
-    (x @ plain).sin()[:5].sum().backward()
-    dist.all_reduce(plain.grad)
-    right = torch.equal(plain.grad, w.grad)
-    open(f"{folder}/{rank}", "w").write(f"{right} {calls}")
-
-if __name__ == "__main__":
-    mp.spawn(work, (sys.argv[1],), nprocs=2)
-"""
+    with pytest.raises(ebb.PageOverflowError, match=r"a run_step\(\) of its own"):
+        ebb.paging.run_step(lambda: optimizer.step(closure))
 
 
-def test_all_ranks_run_a_step_again(tmp_path):
-    script = tmp_path / "ranks.py"
-    script.write_text(RANKS)
-    subprocess.run([sys.executable, script, tmp_path], timeout=HANGS, capture_output=True)
-    assert (tmp_path / "0").read_text() == "True [5, 5, 5, 5]"
-    assert (tmp_path / "1").read_text() == "True [5, 60, 60, 5]"
+class OwnScaler(torch.amp.GradScaler):
+    def unscale_(self, optimizer):
+        super().unscale_(optimizer)
+
+
+@pytest.mark.parametrize("scaler_type", [torch.amp.GradScaler, OwnScaler])
+def test_scalers_do_not_take_an_overflow_for_one_of_half_precision(scaler_type):
+    net = Mlp()
+    optimizer = torch.optim.SGD(net.weights, lr=0.1)
+    scaler = scaler_type("cpu", init_scale=1024.0)
+
+    def function():
+        optimizer.zero_grad()
+        scaler.scale(net(net.inputs(0), torch.tensor(40), region)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    for inside in (False, True):
+        forget()
+        gradients(net, net.inputs(0), torch.tensor(2), region)
+        if inside:
+            ebb.paging.run_step(function)
+        else:
+            with pytest.raises(ebb.PageOverflowError):
+                function()
+            assert not ebb.paging.step_ok()
+        assert scaler.get_scale() == 1024.0

@@ -9,9 +9,7 @@ import planned_programs as programs
 import pytest
 from planned_programs import PROGRAMS, planning
 
-from ebb._plan import exact
 from ebb._plan.choice import PLAIN, Choice
-from ebb._plan.choose import Chooser
 
 every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 
@@ -90,19 +88,6 @@ def test_what_is_left_could_not_be_used_by_one_region(make):
                 if other.peak <= budget and other.duration < 0.99 * now:
                     missed.append((budget, region, point))
     assert missed == []
-
-
-@every_program
-def test_the_exact_solver_stays_in_the_budget_too(make):
-    pytest.importorskip("scipy", reason="the exact solver is SciPy's")
-    simulator = planning(make).simulator
-    chooser, default = Chooser(simulator, exact.optima), planning(make).chooser
-
-    for budget, chosen in choices(make)[1::3]:
-        best = chooser.choose(budget)
-        assert best is not None
-        assert chooser.estimate(best).peak <= budget
-        assert default.estimate(chosen).duration <= 1.03 * chooser.estimate(best).duration
 
 
 def test_layers_that_do_the_same_share_a_front():

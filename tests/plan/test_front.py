@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import types
 
+import exact_choices
 import planned_programs as programs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from planned_programs import PROGRAMS, planning
 
-from ebb._plan import exact
 from ebb._plan.choice import PLAIN, Choice
 from ebb._plan.front import Choices, Point, front, hull, not_beaten
 
@@ -96,10 +95,9 @@ def test_choices_between_corners_add_and_gain(choices):
 
 @given(regions(), st.integers(0, 20))
 def test_the_exact_solver_finds_the_best(choices, budget):
-    pytest.importorskip("scipy", reason="the exact solver is SciPy's")
     within = [time for held, time in all_choices(choices) if held <= budget]
 
-    saved = exact.optimum(choices, budget)
+    saved = exact_choices.optimum(choices, budget)
 
     held, time = choices.cost(saved)
     assert held <= budget
@@ -109,14 +107,13 @@ def test_the_exact_solver_finds_the_best(choices, budget):
 @every_program
 def test_the_exact_solver_is_hardly_better(make):
     """By less than 3 % of the step, in any region at any of ten budgets."""
-    pytest.importorskip("scipy", reason="the exact solver is SciPy's")
     simulator = planning(make).simulator
     calls = len(simulator.step.calls)
     share = simulator.plain.duration / calls
 
     for call in range(calls):
         points = front(simulator, call)
-        for saved in exact.optima(Choices(simulator, call), points=10):
+        for saved in exact_choices.optima(Choices(simulator, call), points=10):
             best = simulator.of_call(call, Choice(saved))
             added = min(point.added for point in points if point.held <= best.held)
             assert share + added <= 1.03 * (share + best.added)
@@ -180,22 +177,3 @@ def test_a_hull_lies_below_all(pairs):
                 assert one.added >= low.added + share * (high.added - low.added) - 1e-9
     slopes = [(h.added - lo.added) / (h.held - lo.held) for lo, h in itertools.pairwise(corners)]
     assert slopes == sorted(slopes)
-
-
-def test_without_scipy_the_exact_solver_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(exact, "importlib", types.SimpleNamespace(import_module=missing))
-
-    with pytest.raises(ModuleNotFoundError, match=r"needs SciPy; pip install 'torch-ebb\[exact\]'"):
-        programs.ebb.plan(lambda: None, programs.nn.Linear(1, 1), 0.5, solver="exact")
-
-
-def missing(name):
-    raise ModuleNotFoundError(name)
-
-
-def test_large_regions_are_left_to_the_hull():
-    count = 201
-    large = Made([1] * count, [1.0] * count, [True] * count, [False] * count, [True] * count,
-                 [[]] * count)  # fmt: skip
-
-    assert exact.optima(large) == []

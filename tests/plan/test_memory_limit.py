@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import torch
 
-from ebb._plan.memory_limit import limit_of, there_is
+from ebb._plan.measuring import fits
+from ebb._plan.memory_limit import Limit, limit_of, there_is
 
 MACHINES = (
     int(
@@ -15,14 +18,17 @@ MACHINES = (
 )
 
 
+CPU = torch.device("cpu")
+
+
 @pytest.fixture(autouse=True)
 def _no_accelerator(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
 
 
 def test_it_is_given():
-    assert limit_of("auto:20GiB") == 20 * 2**30
-    assert limit_of(" AUTO : 1MiB") == 2**20
+    assert limit_of("auto:20GiB") == Limit(20 * 2**30)
+    assert limit_of(" AUTO : 1MiB").nbytes(CPU) == 2**20
 
 
 @pytest.mark.parametrize("text", ["", "40%", "20GiB", "automatic", "0.4"])
@@ -41,14 +47,40 @@ def test_the_control_groups_limit_counts(tmp_path, name):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"{2**30}\n")
-    assert there_is(str(tmp_path)) == 2**30
+    assert there_is(CPU, str(tmp_path)) == 2**30
 
 
 @pytest.mark.parametrize("text", ["max\n", f"{2**63 - 4096}\n", "", "0\n"])
 def test_without_one_it_is_the_machines(tmp_path, text):
     (tmp_path / "memory.max").write_text(text)
-    assert there_is(str(tmp_path)) == MACHINES
+    assert there_is(CPU, str(tmp_path)) == MACHINES
 
 
 def test_some_is_left_free():
-    assert limit_of("auto") == int(0.9 * there_is())
+    assert limit_of("auto").nbytes(CPU) == int(0.9 * there_is(CPU))
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
+def test_the_accelerators_memory_counts_where_it_is_used(monkeypatch, kind):
+    """Of whatever kind; and it is not asked before it is used."""
+    asked = []
+    device, module = torch.device(kind), types.SimpleNamespace(is_available=lambda: False)
+    module.is_initialized = lambda: False
+
+    def memory():
+        asked.append(kind)
+        return 2**20, 2**30
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", memory)
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: memory()[1])
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+
+    assert there_is(CPU) < 2**60
+    assert fits(2**40, 0)
+    assert asked == []
+    assert there_is(device) == 2**30
+    module.is_initialized = lambda: True
+    assert there_is(CPU) == 2**30
+    assert not fits(2**29, 2**29)
+    assert fits(2**29, 0)

@@ -219,13 +219,6 @@ def small():
     return nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(3)))
 
 
-def test_exact_plans():
-    pytest.importorskip("scipy", reason="the exact solver is SciPy's")
-    _, plan = planned(programs.chain, 0.9, solver="exact")
-
-    assert plan.peak <= plan.budget
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -234,7 +227,6 @@ def test_exact_plans():
         ({"budget": None}, TypeError, "a budget must be"),
         ({"budget": "much"}, ValueError, "a budget must be"),
         ({"budget": 24.0}, ValueError, "a share must be"),
-        ({"solver": "best"}, ValueError, "solver must be 'hull' or 'exact'; got 'best'"),
         ({"modules": "none.*"}, ValueError, "no module matches"),
         ({"modules": 3}, TypeError, "ebb: modules must be a string or several; got 3"),
     ],

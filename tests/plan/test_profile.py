@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from exactness import same_bits
+from memory_use import least_growth
 from torch import nn
 from torch.profiler import ProfilerActivity
 
@@ -238,6 +239,21 @@ def test_steps_that_differ():
 def test_arguments_that_make_no_sense(arguments, error, message):
     with pytest.raises(error, match=f"ebb: {message}"):
         ebb.profile(lambda: None, **arguments)
+
+
+def test_nothing_is_left_of_profiles_and_plans():
+    net = model()
+    step = step_of(net, ebb.policies.recompute_all)
+    x = torch.randn(8, WIDTH)
+    before = _C._testing.live_journals()
+
+    found = ebb.profile(step)
+    grown = least_growth(lambda: [ebb.profile(step, steps=1, warmup=0) for _ in range(100)])
+    ebb.plan(lambda: net(x).sum().backward(), net, 1.0)
+
+    assert _C._testing.live_journals() == before
+    assert all(value.ended > 0 for value in found.values)
+    assert grown < 256, f"100 profiles leave {grown} KiB"
 
 
 def test_an_error_of_the_step_ends_the_profile():

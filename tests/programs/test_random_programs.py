@@ -9,7 +9,8 @@ does not have is a difference.
 
 Where allocations fail, what ebb could try again gives the same all the same.
 
-EBB_TEST_PROGRAMS=n runs n programs in place of 2,000, EBB_TEST_SEED=n other ones than CI's:
+EBB_TEST_PROGRAMS=n runs n programs in place of 2,000, EBB_TEST_SEED=n other ones than CI's,
+EBB_TEST_REGIONS=n has n outermost regions in each, one after the other:
 
     EBB_TEST_SEED=1 EBB_TEST_PROGRAMS=100000 pytest -k give_what_eager_gives test_random_programs.py
 """
@@ -35,6 +36,7 @@ from random_writes import KINDS, WRITE_KINDS, other_device
 import ebb
 
 BYTE = st.integers(0, 255)
+REGIONS = int(os.environ.get("EBB_TEST_REGIONS", "1"))  # at least so many, outermost
 
 
 def instructions(kinds: list, least: int, most: int) -> st.SearchStrategy[list[Instruction]]:
@@ -91,12 +93,19 @@ def run_here(program: Program, regions: bool) -> Machine:
         for i, instruction in enumerate(instructions):
             machine.execute(i, instruction, WRITE_KINDS)
 
+    def leave_all() -> None:
+        while machine.open:
+            machine.step("region ends", machine.leave)
+
+    length = max(1, -(-(len(program.body) - program.begin) // REGIONS))
+    begins = range(program.begin, len(program.body), length)
     for i, instruction in enumerate(program.body):
-        if i == program.begin:
-            machine.step("first region", lambda: machine.enter(program.policy))
+        if i in begins:
+            leave_all()
+            policy = program.policy + i - program.begin
+            machine.step("a region", lambda choice=policy: machine.enter(choice))
         machine.execute(i, instruction, KINDS)
-    while machine.open:
-        machine.step("region ends", machine.leave)
+    leave_all()
     machine.no_grad = machine.autocast = 0
     if DEVICE == "cpu" or program.begin > 1:  # a look waits for the device
         machine.observe_state("after forward")
@@ -204,6 +213,19 @@ def test_random_programs_give_what_eager_gives():
     came_to = check_in_a_fresh_process(count, None if base is None else int(base))
 
     assert_not_vacuous(came_to, count)
+
+
+def test_random_programs_in_several_regions():
+    count = int(os.environ.get("EBB_TEST_PROGRAMS", "2000")) // 8
+    base = os.environ.get("EBB_TEST_SEED")
+
+    came_to = check_in_a_fresh_process(
+        count, None if base is None else int(base), EBB_TEST_REGIONS="4"
+    )
+
+    assert came_to.total() >= count
+    assert came_to["replayed"] > 0.4 * count
+    assert came_to["refused"] < 0.05 * count
 
 
 FAILING_TOO = {

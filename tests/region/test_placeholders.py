@@ -59,8 +59,8 @@ def test_reading_it_meanwhile_names_op_region_shape_and_remedy(read):
     for tensor in (y, view):  # torch itself raises for other tensors on the same memory
         with pytest.raises(
             ebb.PlaceholderError if tensor is y else RuntimeError,
-            match=r"the output of aten::gelu.default saved in region 'made' \(Float \[4, 3\]\) was "
-            r"discarded.*ebb.discard was given",
+            match=r"the output of aten::gelu.default saved in region 'made' "
+            r"\(torch.FloatTensor \[4, 3\]\) was discarded.*ebb.discard was given",
         ):
             read(tensor)
     z.sum().backward()

@@ -1,11 +1,13 @@
-"""What `make test-gpu` and `make bench-gpu` do, with items that need no GPU."""
+"""The commands `make gpu`, `make test-gpu` and `make bench-gpu`, with items that need no GPU."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,46 +37,70 @@ def python(code):
 
 @pytest.fixture
 def listed(items):
-    """In three parts: what passes, what fails, what hangs, and what is not installed."""
+    """What passes, what fails, what hangs, and what is not installed."""
+
+    def item(name, turn, seconds, code, **more):
+        return items.Item(name, turn, python(code), seconds, "tests", **more)
+
     return [
+        item("fails", 2, 20, "raise SystemExit('went wrong')"),
+        item("hangs", 2, 2, "print('tests/x.py::test_y', flush=True); input_ = 1\n"
+                            "import time; time.sleep(600)"),
+        item("comes after", 2, 20, "print('still runs')"),
+        item("needs a tool", 3, 20, "", program="no-such-tool"),
+        item("is refused", 3, 20, "raise SystemExit('Device not supported')",
+             refusal="Device not supported"),
+        item("passes", 1, 10, "print('fine')"),
         items.Item("build", 0, python("print('built')"), 20),
-        items.Item("passes", 1, python("print('fine')"), 20),
-        items.Item("fails", 2, python("raise SystemExit('went wrong')"), 20),
-        items.Item("hangs", 2, python("print('tests/x.py::test_y', flush=True); input_ = 1\n"
-                                      "import time; time.sleep(600)"), 2),
-        items.Item("comes after", 2, python("print('still runs')"), 20),
-        items.Item("needs a tool", 3, ["no-such-tool"], 20, program="no-such-tool"),
-        items.Item("is refused", 3, python("raise SystemExit('Device not supported')"), 20,
-                   refusal="Device not supported"),
     ]  # fmt: skip
+
+
+NAMES = ["build", "passes", "fails", "hangs", "comes after", "needs a tool", "is refused"]
+QUICK = {"build", "passes", "needs a tool"}
 
 
 @pytest.fixture
 def run(items, on_gpu, listed, tmp_path, monkeypatch):
-    """Runs parts as the command does, with results and builds in the test's folder."""
+    """Runs items as the command does, with results and builds in the test's folder."""
     monkeypatch.setattr(on_gpu, "ROOT", tmp_path)
+    monkeypatch.setattr(sys.modules["gpu_machine"], "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
+    for source in sys.modules["gpu_machine"].ALL_OF_EBB:
+        (tmp_path / source).mkdir()
 
-    def run_parts(*parts, machine=MACHINE, chosen=listed):
-        return on_gpu.run("tests", chosen, list(parts), machine, tmp_path / "results")
+    def run_command(machine=MACHINE, chosen=listed, output="results", **options):
+        return on_gpu.run(chosen, machine, tmp_path / output, **options)
 
-    return run_parts
+    return run_command
+
+
+@pytest.fixture
+def quick(listed):
+    """The items that pass or need a tool."""
+    return [item for item in listed if item.name in QUICK]
 
 
 def results_of(folder, name="nvidia-h100-80gb-hbm3-tests"):
-    rows = json.loads((folder / "results" / f"{name}.json").read_text())
-    return rows, (folder / "results" / f"{name}.md").read_text()
+    rows = json.loads((folder / f"{name}.json").read_text())
+    return rows, (folder / f"{name}.md").read_text()
+
+
+def ran(capsys):
+    """The names of the items that ran since the last call, in order."""
+    return re.findall(r"^--- (.*) \(at most", capsys.readouterr().out, re.M)
 
 
 def test_it_goes_on_after_a_failure_and_after_what_hangs(run, tmp_path, capsys):
     began = time.monotonic()
-    status = run(2)
+    status = run()
 
-    found, page = results_of(tmp_path)
+    found, page = results_of(tmp_path / "results")
     rows = {row["name"]: row for row in found["items"]}
     assert status == 1
     assert time.monotonic() - began < 60
-    assert [row["result"] for row in rows.values()] == ["passed", "FAILED", "TIMED OUT", "passed"]
+    assert sorted(rows) == sorted(NAMES)
+    results = [rows[name]["result"] for name in NAMES]
+    assert results == ["passed", "passed", "FAILED", "TIMED OUT", "passed", *2 * ["not installed"]]
     assert rows["fails"]["detail"] == "exit status 1"
     assert rows["hangs"]["detail"] == "in tests/x.py::test_y"
     assert 2 <= rows["hangs"]["seconds"] < 30
@@ -84,71 +110,135 @@ def test_it_goes_on_after_a_failure_and_after_what_hangs(run, tmp_path, capsys):
     for name, row in rows.items():
         assert re.search(rf"^{name} +{row['result']} ", ending, re.M)
         assert f"| {name} | {row['result']} |" in page
-    assert "Not in these results: passes, needs a tool, is refused." in page
-
-
-def test_parts_are_merged_into_one_file(run, tmp_path):
-    assert run(1) == 0
-    assert run(3) == 0
-    assert run(2) == 1
-
-    found, page = results_of(tmp_path)
-    assert [row["name"] for row in found["items"]] == [
-        "build", "passes", "fails", "hangs", "comes after", "needs a tool", "is refused",
-    ]  # fmt: skip
-    assert [row["result"] for row in found["items"]][-2:] == ["not installed", "not installed"]
     assert "Not in these results" not in page
     assert found["machine"] == MACHINE
     assert ", ".join(f"{k} {v}" for k, v in MACHINE.items()) in page
 
 
-def test_parts_are_merged_where_the_results_were_taken_away_in_between(run, tmp_path):
-    """A checkout that is made anew keeps what git ignores: builds, and what parts found."""
-    run(1)
-    for file in (tmp_path / "results").iterdir():
-        file.unlink()
-    run(3)
+def test_items_run_by_turn_and_are_begun_only_where_their_limit_fits(run, tmp_path, capsys):
+    assert run(seconds=12) == 1
 
-    found, _ = results_of(tmp_path)
-    assert {row["name"] for row in found["items"]} == {
-        "build", "passes", "needs a tool", "is refused",
-    }  # fmt: skip
+    printed = capsys.readouterr().out
+    assert re.findall(r"^--- (.*) \(at most", printed, re.M) == ["build", "passes", "hangs"]
+    assert "4 items are left for the next such command: fails, comes after, needs" in printed
+    _, page = results_of(tmp_path / "results")
+    assert "Not in these results: fails, comes after, needs a tool, is refused." in page
 
 
-def test_results_of_another_torch_are_not_mixed_in(run, tmp_path):
-    run(1)
-    run(3, machine=MACHINE | {"torch": "2.13.0"})
+def test_the_next_command_goes_on_and_then_tries_again_what_failed(run, tmp_path, capsys):
+    run(seconds=12)
+    ran(capsys)
+    run()
 
-    found, _ = results_of(tmp_path)
-    assert "passes" not in {row["name"] for row in found["items"]}
+    assert ran(capsys) == ["build", "fails", "comes after", "is refused", "hangs"]
+    found, page = results_of(tmp_path / "results")
+    assert {row["name"] for row in found["items"]} == set(NAMES)
+    assert "Not in these results" not in page
+    assert "the same state" not in page
 
 
-def test_nothing_runs_where_the_build_fails(items, run, tmp_path):
-    chosen = [
-        items.Item("build", 0, python("raise SystemExit(3)"), 20),
-        items.Item("would pass", 1, python("print(1)"), 20),
+def test_all_is_run_again_where_it_is_asked_for(run, quick, capsys):
+    run(chosen=quick)
+    ran(capsys)
+    run(chosen=quick, again=True)
+
+    assert ran(capsys) == ["build", "passes"]
+
+
+def test_what_was_found_with_another_ebb_is_run_again(run, listed, tmp_path, capsys):
+    run(chosen=listed[2:])
+    (tmp_path / "src" / "changed.cpp").write_text("int other;")
+    ran(capsys)
+    run(chosen=listed[2:], seconds=12)
+
+    assert ran(capsys) == ["build", "passes"]
+    _, page = results_of(tmp_path / "results")
+    assert re.search(r"Not all rows are of the same state of ebb:\n\n\* \w+: build, passes\n", page)
+
+
+@pytest.mark.parametrize("lost", ["results", "build/on_gpu"])
+def test_rows_are_merged_where_one_of_their_places_is_empty(run, quick, tmp_path, lost, capsys):
+    """A checkout that is made anew keeps what git ignores; a new machine has what git has."""
+    run(chosen=quick)
+    shutil.rmtree(tmp_path / lost)
+    ran(capsys)
+    run(chosen=quick)
+
+    assert ran(capsys) == ["build"]
+    found, _ = results_of(tmp_path / "results")
+    assert {row["name"] for row in found["items"]} == QUICK
+
+
+def test_results_elsewhere_have_the_rows_that_are_committed(run, quick, tmp_path):
+    run(chosen=quick, output="benchmarks/results")
+    shutil.rmtree(tmp_path / "build")
+    run(chosen=quick, output="elsewhere")
+
+    found, _ = results_of(tmp_path / "elsewhere")
+    assert {row["name"] for row in found["items"]} == QUICK
+
+
+@pytest.mark.parametrize(("name", "mixed"), [("driver", True), ("torch", False)])
+def test_results_of_another_driver_are_mixed_in_and_of_another_torch_not(
+    run, quick, name, mixed, capsys
+):
+    run(chosen=quick)
+    ran(capsys)
+    run(chosen=quick, machine=MACHINE | {name: "599.1"})
+
+    assert (ran(capsys) == ["build"]) == mixed
+
+
+def test_nothing_runs_where_the_build_fails_and_earlier_rows_stay(items, run, quick, tmp_path):
+    run(chosen=quick)
+    broken = [items.Item("build", 0, python("raise SystemExit(3)"), 20), *quick[:2]]
+
+    assert run(chosen=broken, again=True) == 1
+
+    found, _ = results_of(tmp_path / "results")
+    assert {row["name"]: (row["result"], row["detail"]) for row in found["items"]} == {
+        "build": ("FAILED", "exit status 3"),
+        "passes": ("passed", ""),
+        "needs a tool": ("not installed", ""),
+    }
+
+
+def test_rows_of_tests_and_of_benchmarks_go_to_files_of_their_own(items, run, tmp_path):
+    both = [
+        items.Item("build", 0, python("print(1)"), 20),
+        items.Item("same name", 2, python("print(1)"), 20, "tests"),
+        items.Item("same name", 1, python("raise SystemExit(3)"), 20, "bench"),
     ]
 
-    assert run(1, chosen=chosen) == 1
+    run(chosen=both)
 
-    found, _ = results_of(tmp_path)
-    assert [(row["result"], row["detail"]) for row in found["items"]] == [
-        ("FAILED", "exit status 3"),
-        ("NOT RUN", "build: FAILED"),
-    ]
+    for kind, result in (("tests", "passed"), ("bench", "FAILED")):
+        found, _ = results_of(tmp_path / "results", f"nvidia-h100-80gb-hbm3-{kind}")
+        results = [(row["name"], row["result"]) for row in found["items"]]
+        assert results == [("build", "passed"), ("same name", result)]
 
 
-def test_a_part_ends_when_its_time_is_over(items, tmp_path):
-    chosen = [
-        items.Item("sleeps", 1, python("import time; time.sleep(60)"), 60),
-        items.Item("comes too late", 1, python("print(1)"), 60),
-    ]
+def test_what_was_built_of_the_same_sources_is_unpacked(on_gpu, run, tmp_path, monkeypatch):
+    machine = sys.modules["gpu_machine"]
+    package = tmp_path / "python" / "ebb"
+    package.mkdir()
+    built = []
 
-    rows = items.run_part(chosen, 2.5, tmp_path)
+    def setup(command, **_):
+        built.append(command)
+        (package / "libebb.so").write_text(f"build {len(built)}")
+        return subprocess.CompletedProcess(command, 0)
 
-    assert [row["result"] for row in rows] == ["TIMED OUT", "NOT RUN"]
-    assert rows[0]["seconds"] < 30
-    assert items.exit_status(rows) == 1
+    monkeypatch.setattr(machine.subprocess, "run", setup)
+    monkeypatch.setattr(machine.importlib.metadata, "version", lambda name: "2.11.0+cu130")
+    machine.build("90")
+    (package / "libebb.so").unlink()
+
+    machine.build("90")
+    assert (package / "libebb.so").read_text() == "build 1"
+    (tmp_path / "src" / "changed.cpp").write_text("int other;")
+    machine.build("90")
+    assert (package / "libebb.so").read_text() == "build 2"
 
 
 def test_what_an_item_has_started_ends_with_it(items, tmp_path):
@@ -159,7 +249,7 @@ def test_what_an_item_has_started_ends_with_it(items, tmp_path):
         "time.sleep(600)"
     )
 
-    items.run_part([items.Item("hangs", 1, python(code), 3)], 60, tmp_path / "work")
+    items.run_items([items.Item("hangs", 1, python(code), 3)], 60, tmp_path / "work")
 
     status = Path("/proc", (tmp_path / "pid").read_text(), "status")
     for _ in range(100):
@@ -180,9 +270,9 @@ def test_reports_of_pytest_are_read(items, run, tmp_path):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     command += ["--junitxml={folder}/junit.xml", "-c", os.devnull, "test_some.py"]
 
-    assert run(1, chosen=[items.Item("some", 1, command, 60)]) == 1
+    assert run(chosen=[items.Item("some", 1, command, 60, "tests")]) == 1
 
-    found, page = results_of(tmp_path)
+    found, page = results_of(tmp_path / "results")
     row = found["items"][0]
     assert row["detail"] == "1 passed, 1 failed, 2 skipped"
     assert list(row["failed"]) == ["test_some::test_fails"]
@@ -200,65 +290,55 @@ def test_pages_and_figures_are_taken_over_without_the_processor(items, run, tmp_
         "open(sys.argv[1] + '/page.md', 'w').write('\\n'.join(lines))"
     )
 
-    assert run(1, chosen=[items.Item("bench", 1, [*python(code), "{folder}"], 60)]) == 0
+    command = [*python(code), "{folder}"]
+    assert run(chosen=[items.Item("bench", 1, command, 60, "tests")]) == 0
 
-    found, page = results_of(tmp_path)
+    found, page = results_of(tmp_path / "results")
     assert found["items"][0]["figures"] == {"figures": {"seconds": 2}}
     assert page.endswith("## bench\n\n### Part\n\ntext\n")
     assert "threads" not in page
 
 
-@pytest.mark.parametrize("what", ["tests", "bench"])
-def test_parts_take_at_most_nine_minutes_and_all_of_them_25(on_gpu, what):
-    listed = on_gpu.LISTS[what]("90")
-    parts = {item.part for item in listed} - {0}
+def test_the_build_and_the_first_turn_fit_into_one_command(on_gpu):
+    chosen = [on_gpu.build("90"), *(item for item in on_gpu.items_of("all") if item.turn == 1)]
 
-    for part in parts:
-        limits = [item.seconds for item in listed if item.part in (0, part)]
-        assert sum(limits) <= on_gpu.PART_SECONDS <= 9 * 60  # no item eats another's time
-    assert len(parts) * on_gpu.PART_SECONDS <= 25 * 60
-    assert len({item.name for item in listed}) == len(listed)
+    assert sum(item.seconds for item in chosen) <= on_gpu.TURN_SECONDS
+
+
+def commands(on_gpu):
+    return [part for item in on_gpu.items_of("all") for part in item.command]
 
 
 @pytest.mark.parametrize("what", ["tests", "bench"])
 def test_items_name_what_exists(on_gpu, what):
-    paths = [
-        part
-        for item in on_gpu.LISTS[what]("90")
-        for part in item.command
-        if re.match(r"(tests|benchmarks)/", part)
-    ]
+    found = on_gpu.items_of(what)
+    paths = [p for item in found for p in item.command if re.match(r"(tests|benchmarks)/", p)]
 
     assert len(paths) >= 7
     assert all((ROOT / path).exists() for path in paths)
+    assert len({item.name for item in found}) == len(found)
 
 
-def test_every_file_for_gpus_is_in_the_list(on_gpu):
-    named = {part for item in on_gpu.tests("90") for part in item.command}
+def test_every_test_for_gpus_is_in_the_list(on_gpu):
+    named = commands(on_gpu)
 
-    assert {str(file.relative_to(ROOT)) for file in (ROOT / "tests/gpu").glob("*.py")} <= named
-
-
-def test_every_test_that_needs_cuda_is_in_the_list(on_gpu):
-    named = {part for item in on_gpu.tests("90") for part in item.command}
-
+    assert {str(file.relative_to(ROOT)) for file in (ROOT / "tests/gpu").glob("*.py")} <= {*named}
     for file in (ROOT / "tests").rglob("test_*.py"):
         if "pytest.mark.needs_cuda" in file.read_text() and file != Path(__file__):
             assert str(file.relative_to(ROOT)) in named, file
 
 
 def make(*arguments):
-    """Whether make runs these tests too or not."""
     command = ["make", "--no-print-directory", *arguments, f"PYTHON={sys.executable}"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("target", ["test-gpu", "bench-gpu"])
+@pytest.mark.parametrize("target", ["gpu", "test-gpu", "bench-gpu"])
 def test_without_a_gpu_it_says_so_and_ends(on_gpu, target):
     if "error" not in on_gpu.ask_torch():
         pytest.skip("there is a GPU")
 
-    done = make(target, "PART=1")
+    done = make(target, "SECONDS=60")
 
     assert done.returncode != 0
     assert re.search(
@@ -272,7 +352,8 @@ def test_what_would_run_can_be_shown_anywhere(target):
     done = make(target, "LIST=1")
 
     assert done.returncode == 0, done.stderr
-    assert re.findall(r"^part (\d): at most \d+ s$", done.stdout, re.M) == ["1", "2", "3"]
+    turns = re.findall(r"^turn (\d): at most \d+ s$", done.stdout, re.M)
+    assert turns == ["0", "1", "2", "3"]
 
 
 def test_what_is_missing_is_named(on_gpu, monkeypatch):
@@ -296,8 +377,9 @@ from items import Item
 sleep = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
 item = Item("sleeps", 1, [sys.executable, "-c", sleep, str(work / "pid")], 300)
 on_gpu.ROOT = work
-on_gpu.LISTS["tests"] = lambda capability: [item]
-on_gpu.ask_torch = lambda: MACHINE
+on_gpu.LISTS["tests"] = lambda: [item]
+on_gpu.build = lambda capability: Item("build", 0, [sys.executable, "-c", ""], 20)
+on_gpu.ask_torch = lambda: MACHINE | {"capability": "90"}
 on_gpu.missing = lambda tests: []
 sys.argv[1:] = ["tests", "--output", str(work / "results")]
 sys.exit(on_gpu.main())

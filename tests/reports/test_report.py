@@ -30,7 +30,8 @@ def test_rows_of_a_step():
     act = found["0.act", "aten::silu.default", "recomputed"]
     assert (act.bytes, act.replays, act.rule) == (8 * 32 * 4, 1, "default")
     assert act.replay_seconds > 0
-    assert found["0", "aten::add.Tensor", "result"].bytes == 8 * 16 * 4
+    assert found["0", "aten::add.Tensor", "kept"].bytes == 8 * 16 * 4
+    assert found["3", "aten::add.Tensor", "result"].bytes == 8 * 16 * 4
     assert found["0.norm", "from outside", "outside"].shape in [(8, 16), (16,)]
     assert ("0.down", "aten::addmm.default", "saved") not in found
 
@@ -55,9 +56,11 @@ def test_rules_that_decided_on_nothing(tmp_path):
 def test_layers_are_put_together():
     report = recorded(ebb.policies.recompute_all)
     together = report.collapsed()
-    assert len(together) * 4 == len(report.rows)
-    assert {row.module for row in together} == {"0-3", "0-3.norm", "0-3.up", "0-3.act"}
-    assert all(row.layers == 4 for row in together)
+    alike = {row.module: row.layers for row in together if row.op != "aten::add.Tensor"}
+    assert set(alike) >= {"0-3.norm", "0-3.up", "0-3.act"}
+    assert set(alike.values()) == {4}
+    sums = {(row.module, row.fate, row.layers) for row in together if row.op == "aten::add.Tensor"}
+    assert sums == {("0-2", "kept", 3), ("3", "result", 1)}
     for name in ("bytes", "count", "replays"):
         assert sum(getattr(r, name) for r in together) == sum(getattr(r, name) for r in report.rows)
     one = recorded(ebb.policies.recompute_all, blocks(1))
@@ -70,7 +73,7 @@ def test_only_numbers_that_are_whole_parts_of_names_are_put_together():
         model.add_module(name, Block())
     with ebb.record_reports(), ebb.apply(model, modules=["mlp?", "?"]):
         step(model)
-    names = {row.region for row in ebb.report().collapsed()}
+    names = {row.region for row in ebb.report().collapsed() if row.op == "aten::silu.default"}
     assert names == {"mlp1", "mlp2", "5,7"}
 
 

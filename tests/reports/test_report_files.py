@@ -13,7 +13,6 @@ from exactness import resident_kib
 from reporting import blocks, no_reports_yet, recorded, step  # noqa: F401
 
 import ebb
-from ebb._report import out_of_memory
 from ebb._report.text import size
 
 
@@ -177,15 +176,101 @@ def test_out_of_memory():
     assert "Error" in run.stderr
 
 
-def test_out_of_memory_observer_of_the_device(capsys):
-    recorded(ebb.policies.recompute_all)
-    out_of_memory.print_out_of_memory()
-    assert capsys.readouterr().err == ""  # not recording
+def region_and_allocation(size):
+    with ebb.region():
+        torch.ones(3, requires_grad=True).sin().sum().backward()
+        torch.empty(size, dtype=torch.uint8)
+
+
+def test_out_of_memory_that_was_overcome_is_no_news_and_the_next_one_is(capsys):
     with ebb.record_reports():
-        out_of_memory.print_out_of_memory()
-        out_of_memory.print_out_of_memory()
-    assert capsys.readouterr().err.count("out of memory") == 1
-    out_of_memory._Observer.printed = False
+        with pytest.raises(RuntimeError, match="allocate"):
+            region_and_allocation(1 << 60)
+        region_and_allocation(1)
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="allocate"), ebb.record_reports():
+            region_and_allocation(1 << 60)
+        assert capsys.readouterr().err.count("ebb: out of memory") == 1
+
+
+def test_out_of_memory_as_the_cause_of_another_exception(capsys):
+    def job():
+        with ebb.record_reports(), ebb.record_reports():
+            try:
+                region_and_allocation(1 << 60)
+            except RuntimeError as error:
+                raise KeyError("batch") from error
+
+    with pytest.raises(KeyError):
+        job()
+    assert capsys.readouterr().err.count("ebb: out of memory") == 1
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_out_of_memory_in_a_process_of_multiprocessing(tmp_path, method):
+    path = tmp_path / "job.py"
+    body = "".join(f"    {line}\n" for line in OUT_OF_MEMORY.splitlines())
+    path.write_text(
+        f"def work(rank):\n{body}\n"
+        "if __name__ == '__main__':\n"
+        "    from torch.multiprocessing import start_processes\n"
+        f"    start_processes(work, nprocs=1, start_method='{method}')\n"
+    )
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.count("ebb: out of memory") == 1
+
+
+FORKS = """
+import os, sys, torch
+
+def spy(name):
+    def asked(*_, **__):
+        sys.exit(f"{name} was called before CUDA was initialised")
+    return asked
+
+# As in a build for CUDA on a machine with a GPU.
+torch._C._cuda_getDeviceCount = spy("_cuda_getDeviceCount")
+torch.cuda.is_available = spy("is_available")
+torch.cuda.mem_get_info = torch.accelerator.get_memory_info = spy("the device's memory")
+torch.accelerator.current_accelerator = lambda *_: torch.device("cuda")
+torch.accelerator.is_available = spy("accelerator.is_available")
+import ebb
+
+net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
+def step():
+    with ebb.region():
+        loss = net(torch.ones(2, 4)).sum()
+    loss.backward()
+ebb.record_reports()
+step()
+ebb.profile(step)
+assert torch.cuda._queued_calls == QUEUED, "something waits for CUDA to be initialised"
+"""
+
+
+def test_nothing_initialises_the_device(tmp_path):
+    """A process that has asked for it cannot fork workers that use it."""
+    program = FORKS.replace(
+        "import os", "import torch\nQUEUED = list(torch.cuda._queued_calls)\nimport os"
+    )
+    variables = {
+        "EBB_REPORT": "r.txt",
+        "EBB_TRACE": "traces",
+        "EBB_BUDGET": "auto",
+        "EBB_AHEAD": "auto",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env=os.environ | variables,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "called before" not in done.stderr
 
 
 def test_torch_logs():

@@ -1,10 +1,14 @@
-"""Rule 8: collectives run once, whatever the policy says; no rule can force them to run again."""
+"""Rule 8: collectives run once, whatever the policy says; no rule can force them to run again.
+
+So do operators that read memory which nothing has written.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.distributed as dist
+from memory_fills import new_memory_filled_with
 
 import ebb
 
@@ -107,3 +111,24 @@ def test_force_replays_an_operator_with_packed_weights():
 def test_force_needs_an_exact_name():
     with pytest.raises(ValueError, match="glob with force"):
         ebb.Policy([ebb.Rule("_c10d_functional::*", ebb.RECOMPUTE, force=True)])
+
+
+@pytest.mark.on_cpu("the driver is LAPACK's")
+@pytest.mark.not_sanitized
+@pytest.mark.parametrize("driver", [None, "gelsy"])
+def test_least_squares_with_pivots_from_new_memory_are_not_run_again(driver):
+    torch.manual_seed(3)
+    a, b = torch.randn(6, 3), torch.randn(6, 2)
+
+    def gradient(region, in_forward=0x00):
+        x = a.clone().requires_grad_()
+        with new_memory_filled_with(in_forward), region:
+            loss = torch.linalg.lstsq(x * 1.5, b, driver=driver).solution.exp().sum()
+        with new_memory_filled_with(0x55):
+            return torch.autograd.grad(loss, x)[0]
+
+    expected = gradient(torch.enable_grad())
+    actual = gradient(ebb.region(ebb.policies.recompute_all))
+
+    assert torch.equal(actual, expected)
+    assert not torch.equal(gradient(torch.enable_grad(), 0x55), expected)

@@ -1,6 +1,8 @@
 """Every operator in torch's own database, in a region, bit for bit as in eager.
 
-The fast run takes two samples of each operator and dtype; `make test-full` takes them all.
+The fast run takes two samples of each operator and dtype; `make sweep` takes them all. It also runs
+each sample, of all dtypes, under several fills of new memory: eager must give the same bits.
+
 Operators without a derivative are swept too: what they return, masks and indices and random
 numbers, is what other operators save.
 """
@@ -15,8 +17,9 @@ from collections.abc import Iterator
 import pytest
 import sweep
 import torch
+from memory_fills import new_memory_filled_with
 from operator_database import ON_THE_CPU, differentiable, dtypes_of, name_of, samples_of
-from sweep import Call, compare, every_way, one_policy_per_extent, tensors_in
+from sweep import Call, assert_same, compare, every_way, one_policy_per_extent, tensors_in
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_utils import set_rng_seed
 
@@ -150,6 +153,31 @@ def test_what_eager_refuses_is_refused_with_the_same_error():
             compare(f"{name_of(op)}, wrong {index}", call, one_policy_per_extent(index), tally)
 
     assert tally["refused by eager"] > 300, tally
+
+
+FILLS = (0x00, 0x55, 0x7F, 0xFE)
+
+
+@pytest.mark.slow
+@pytest.mark.not_sanitized
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("op", ON_THE_CPU, ids=name_of)
+def test_results_do_not_depend_on_what_new_memory_holds(op):
+    """In every dtype. A replay of such an operator would give other bits than the forward."""
+    if op.name in NOT_REPRODUCED:
+        pytest.skip(NOT_REPRODUCED[op.name])
+    for dtype in sorted(op.supported_dtypes("cpu"), key=str):
+        for index, sample in enumerate(samples_of(op, dtype)):
+            for way, call in calls_of(op, sample):
+                first, *others = (seen_in_memory_filled_with(fill, call) for fill in FILLS)
+                for fill, seen in zip(FILLS[1:], others, strict=True):
+                    where = f"{name_of(op)}, {way}, {dtype}, sample {index}, fill {fill:#x}"
+                    assert_same(seen, first, where)
+
+
+def seen_in_memory_filled_with(fill: int, call: Call) -> sweep.Seen:
+    with new_memory_filled_with(fill):
+        return call.run()
 
 
 REPRODUCED_SINCE = {"linalg.lstsq": (2, 15)}  # releases of torch that mended an entry

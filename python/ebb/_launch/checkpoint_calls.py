@@ -25,7 +25,7 @@ from torch.utils.checkpoint import noop_context_fn
 from ebb._launch.taken import Taken
 from ebb._policy import from_sac
 from ebb._policy.policy import Policy
-from ebb._region.region import name_of, region
+from ebb._region.region import checkpointed, name_of
 
 # Code that torch's functions get. It runs with torch's globals, so it imports what it calls.
 
@@ -264,7 +264,7 @@ def region_of_call(
         return nullcontext(), nullcontext()
     name = name_of(function)
     policy, inside = calls.translated(context_fn, name)
-    return region(policy, name), inside
+    return checkpointed(policy, name), inside
 
 
 def take_over(taken: Taken, undo: ExitStack) -> None:

@@ -18,11 +18,12 @@ from ebb._plan.link import may_send, measure_link, transfers_of
 from ebb._plan.measured import Measured, base_bytes
 from ebb._plan.measuring import device_of, fits
 from ebb._plan.pages import StepsThatRunAgain
-from ebb._plan.profile import Profile, median_of, profile_of, wait_for_devices
+from ebb._plan.profile import Profile, median_of, profile_of
 from ebb._plan.simulate import Simulator
 from ebb._plan.transfers import Link
 from ebb._policy.decision import OFFLOAD
 from ebb._policy.policy import Policy
+from ebb._support import devices
 from ebb.policies import recompute_all, save_all
 
 offload_all = Policy(default=OFFLOAD)
@@ -306,7 +307,7 @@ class Recording:
 
     def begin(self, do: Do) -> None:
         self._do, self._failed = do, False
-        wait_for_devices()
+        devices.wait()
         if do in _RECORDED:
             try:
                 _C.begin_profile()
@@ -319,7 +320,7 @@ class Recording:
 
     def end(self) -> tuple[float, Profile | None] | None:
         """Milliseconds, and a profile if there was to be one; None if there is none."""
-        wait_for_devices()
+        devices.wait()
         duration = (time.perf_counter() - self._began) * 1e3
         self._found: dict[str, Any] | None = None
         self._undo.close()

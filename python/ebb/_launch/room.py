@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+import torch
+
 from ebb import _C
 from ebb._launch.agreeing import Ranks, ranks_of_job
 from ebb._launch.budget import Budget
 from ebb._launch.taken import Taken
 from ebb._plan.measured import base_bytes
+from ebb._plan.measuring import device_of
+from ebb._plan.memory_limit import Limit
 from ebb._report.text import size
 from ebb._support.log import log
 from ebb._support.names import in_ranges
@@ -21,13 +25,14 @@ class Room(Budget):
     different steps; when the first has, all of them measure. See Note [Ranks that agree].
 
     Args:
-        limit: bytes.
+        limit: see :class:`Limit`.
         text, patterns, taken: as for :class:`Budget`.
     """
 
-    def __init__(self, limit: int, text: str, patterns: tuple[str, ...], taken: Taken) -> None:
-        super().__init__(limit, text, patterns, taken)
-        self._limit = limit
+    def __init__(self, limit: Limit, text: str, patterns: tuple[str, ...], taken: Taken) -> None:
+        super().__init__(0, text, patterns, taken)  # the budget is known when a plan is made
+        self._limit_as_given = limit
+        self._limit = 0  # bytes; 0: before the first model
         self._kept_steps = 0  # that have ended while all was kept
         self._is_full = False
         self._has_told = False  # that an allocation failed
@@ -36,8 +41,16 @@ class Room(Budget):
     def start(self, undo: ExitStack) -> None:
         super().start(undo)
         self._before = _C.room_stats()
-        _C.keep_while_there_is_room(self._limit)
         undo.callback(_C.keep_while_there_is_room, 0)
+
+    def meet(self, model: torch.nn.Module) -> None:
+        if self._limit == 0 and not self._has_ended:
+            try:
+                self._limit = self._limit_as_given.nbytes(device_of([model]))
+                _C.keep_while_there_is_room(self._limit)
+            except Exception as error:
+                self._fail(error)
+        super().meet(model)
 
     def _announce(self, names: list[str]) -> None:
         if not self._announced:

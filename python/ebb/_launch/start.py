@@ -14,10 +14,11 @@ from ebb._launch.variables import (
     tell_of_unknown,
 )
 from ebb._plan.budget import read_budget
-from ebb._plan.memory_limit import limit_of
+from ebb._plan.memory_limit import Limit, limit_of
 from ebb._plan.module_policies import ModulePolicies
 from ebb._policy.policy import Policy
-from ebb._policy.text import has_regions
+from ebb._policy.presets import PRESETS
+from ebb._policy.text import has_regions, loaded, parsed
 from ebb._report import files
 from ebb._support.job import say
 from ebb._support.shown import checked_name, clipped, shown
@@ -43,9 +44,8 @@ def policy_from(text: str) -> Policy:
     """
     if text.lower() in ("1", "true", "yes", "on"):
         return recompute_all
-    if _is_file(text):
-        return Policy.load(text)
-    return Policy.parse(text)
+    read = loaded if _is_file(text) else parsed
+    return Policy._from_compiled(read(text, PRESETS, late=True))
 
 
 def _check_rank() -> None:
@@ -91,10 +91,8 @@ def _start_ahead() -> None:
     if not text:
         return
     try:
-        if text == "auto":
-            ahead.configure(regions=1, idle_only=True)
-        elif text.isdecimal():
-            ahead.configure(regions=int(text))
+        if text.isdecimal() or text == "auto":
+            ahead.configure(regions=1 if text == "auto" else int(text))
         else:
             ahead.configure(regions=1, limit=text)
     except Exception as error:
@@ -116,8 +114,8 @@ def _budget_text() -> str:
     return os.environ.get("EBB_BUDGET", "").strip()
 
 
-def read_budget_or_limit(text: str) -> int | float:
-    """Bytes or a share; of ``auto`` what may be in use.
+def read_budget_or_limit(text: str) -> int | float | Limit:
+    """Bytes or a share; of ``auto`` how much may be in use.
 
     Raises:
         ValueError: it is neither.
@@ -125,7 +123,7 @@ def read_budget_or_limit(text: str) -> int | float:
     return limit_of(text) or read_budget(text)
 
 
-def _budget() -> int | float | None:
+def _budget() -> int | float | Limit | None:
     try:
         return read_budget_or_limit(_budget_text()) if _budget_text() else None
     except Exception as error:
@@ -148,15 +146,14 @@ def _take_over() -> None:
                 say_value_ignored("EBB_MODULES", names_them)
             if budget is not None:
                 say_value_ignored("EBB_BUDGET", names_them)
-            takeover.install_modules(ModulePolicies.load(text), clipped(text))
+            takeover.install_modules(ModulePolicies._load(text, late=True), clipped(text))
             return
         policy = policy_from(text) if text else recompute_all
         if budget is None:
             takeover.install(policy, clipped(text), globs)
         else:
             calls = (policy, clipped(text)) if text else None
-            keeps_all = limit_of(_budget_text()) is not None
-            takeover.install_budget(budget, clipped(_budget_text()), globs, calls, keeps_all)
+            takeover.install_budget(budget, clipped(_budget_text()), globs, calls)
     except Exception as error:
         say_ignored(f"ebb is off: {said}", error)
 

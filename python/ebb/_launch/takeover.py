@@ -5,10 +5,11 @@ from __future__ import annotations
 import glob
 from contextlib import ExitStack
 
-from ebb._launch import checkpoint_calls, models
+from ebb._launch import checkpoint_calls, late_rules, models
 from ebb._launch.budget import Budget
 from ebb._launch.room import Room
 from ebb._launch.taken import Taken
+from ebb._plan.memory_limit import Limit
 from ebb._plan.module_policies import ModulePolicies
 from ebb._policy.policy import Policy
 from ebb.policies import recompute_all
@@ -27,6 +28,7 @@ def install(policy: Policy, text: str, patterns: tuple[str, ...]) -> None:
     remove()
     taken = Taken(policy, f"EBB={text}", patterns)
     checkpoint_calls.take_over(taken, _undo)
+    late_rules.watch(taken, _undo)
     models.take_over(taken, _undo)
 
 
@@ -43,36 +45,37 @@ def install_modules(policies: ModulePolicies, text: str) -> None:
     others = tuple((policy, tuple(map(glob.escape, names))) for policy, names in policies.groups())
     taken = Taken(recompute_all, f"EBB={text}", (), others)
     checkpoint_calls.take_over(taken, _undo)
+    late_rules.watch(taken, _undo)
     models.take_over(taken, _undo)
 
 
 def install_budget(
-    budget: int | float,
+    budget: int | float | Limit,
     text: str,
     patterns: tuple[str, ...],
     calls: tuple[Policy, str] | None = None,
-    keeps_all: bool = False,
 ) -> Budget:
     """Takes over from now on; modules have a budget, and no policy is given for them.
 
     Args:
-        budget: bytes, or a share; for `keeps_all` the limit.
+        budget: bytes, or a share; or a limit, and all is kept while there is room, see
+            :class:`Room`.
         text: what the user wrote for it.
         patterns: globs over names of modules that are planned; none: they are found.
         calls: the policy of calls of torch.utils.checkpoint that are not in a module which is
             planned, and what the user wrote for it. Default: all is recomputed, as by torch.
-        keeps_all: while there is room, see :class:`Room`.
     """
     remove()
     policy, said = calls or (recompute_all, "")
     taken = Taken(policy, f"EBB={said}" if said else f"EBB_BUDGET={text}", ())
     planned: Budget
-    if keeps_all:
-        planned = Room(int(budget), text, patterns, taken)
+    if isinstance(budget, Limit):
+        planned = Room(budget, text, patterns, taken)
     else:
         planned = Budget(budget, text, patterns, taken)
     taken.calls_do_nothing = planned.calls_do_nothing
     checkpoint_calls.take_over(taken, _undo)
+    late_rules.watch(taken, _undo)
     models.take_over(taken, _undo, planned)
     planned.start(_undo)
     return planned

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from ebb._plan.choice import PLAIN, Choice, Operators
-from ebb._plan.front import Point, Solve, front, hull, not_beaten, point_of
+from ebb._plan.front import Point, front, hull, not_beaten, point_of
 from ebb._plan.simulate import Estimate, Simulator
 from ebb._plan.step import Call, Step
 from ebb._plan.tight import made_each_time
@@ -35,18 +35,15 @@ class Chooser:
 
     Args:
         simulator: of the step.
-        solve: finds more choices for a region.
         given: by the name of a region, all that it could do; of others that is found.
     """
 
     def __init__(
         self,
         simulator: Simulator,
-        solve: Solve | None = None,
         given: Mapping[str, Sequence[Choice]] | None = None,
     ) -> None:
         self.simulator = simulator
-        self._solve = solve
         self._given = given or {}
         self._found: list[tuple[Estimate, Chosen]] = []
         self.calls: dict[str, list[int]] = defaultdict(list)  # of each region, by its name
@@ -258,7 +255,7 @@ class Chooser:
     def _front_of(self, region: str) -> list[Point]:
         if region in self._given:
             return not_beaten(self._point(region, one) for one in (*self._given[region], PLAIN))
-        points = front(self.simulator, self.calls[region][0], self._solve)
+        points = front(self.simulator, self.calls[region][0])
         return [self._point(region, point.choice) for point in points]
 
     def _translated(self, choice: Choice | None, origin: int, call: int) -> Choice | None:

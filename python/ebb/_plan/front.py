@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -211,24 +211,17 @@ def _size(simulator: Simulator, call: int, value: int) -> int:
     return step.memories[place].size
 
 
-Solve = Callable[[Choices], Iterable[Operators]]
-"""Finds choices for a region."""
-
-
-def front(simulator: Simulator, call: int, solve: Solve | None = None) -> list[Point]:
+def front(simulator: Simulator, call: int) -> list[Point]:
     """The choices for a region that no other beats in both bytes and time: the fewest bytes, and
     the slowest, first.
 
     Args:
         simulator: of the step.
         call: a place in ``simulator.step.calls``.
-        solve: finds more choices.
     """
     choices = Choices(simulator, call)
     corners = choices.corners()
     sets = dict.fromkeys(_with_those_between(choices, corners))
-    if solve is not None:
-        sets.update(dict.fromkeys(solve(choices)))
     wanted = [Choice(saved) for saved in sets]
     wanted += with_transfers(simulator, call, [frozenset(), *corners])
     wanted += with_pages(simulator, call)

@@ -10,14 +10,16 @@ from typing import Any
 import torch
 
 from ebb import offload
-from ebb._plan.profile import wait_for_devices
 from ebb._plan.transfers import Link
 from ebb._policy.decision import OFFLOAD
 from ebb._policy.policy import Policy
 from ebb._region.region import region
+from ebb._support import devices
 from ebb._support.log import log
 
-_PROBE = 8 * 2**20  # bytes of one copy, of which five are there at a time
+# Bytes of one copy, of which five are there at a time. On an accelerator what the host does for a
+# copy takes as long as a few MiB do; where the large probe has no room the small one is taken.
+_PROBE, _ACCELERATOR_PROBE = 8 * 2**20, 64 * 2**20
 _ROUNDS = 3
 _MOST_SECONDS = 60.0  # for one copy
 
@@ -36,20 +38,24 @@ def measure_link(device: torch.device) -> Link | None:
     if not may_send(device):
         return None
     room = settings["pinned_limit"] + (settings["disk_limit"] if settings["disk"] else 0)
-    size = max(_PROBE, settings["min_bytes"])
-    if size > room:
-        return None
+    probes = [_PROBE] if device.type == "cpu" else [_ACCELERATOR_PROBE, _PROBE]
+    for size in (max(probe, settings["min_bytes"]) for probe in probes):
+        rounds = _rounds(device, size) if size <= room else []
+        if rounds:
+            out, back = (min(times) for times in zip(*rounds, strict=True))
+            return Link(size / out, size / back, max(1, settings["min_bytes"]), room)
+    return None
+
+
+def _rounds(device: torch.device, size: int) -> list[tuple[float, float]]:
+    """Those in which all bytes left."""
     try:
         with transfers_of(in_flight_bytes=0, prefetch_bytes=0):
             rounds = [_round(device, size) for _ in range(_ROUNDS)]
     except RuntimeError as error:  # no memory for the probe, among others
-        log.info("plans: nothing is offloaded, since a copy failed: %s", error)
-        return None
-    found = [one for one in rounds if one is not None]
-    if not found:
-        return None
-    out, back = (min(times) for times in zip(*found, strict=True))
-    return Link(size / out, size / back, max(1, settings["min_bytes"]), room)
+        log.info("plans: copies of %d bytes were not measured, since one failed: %s", size, error)
+        return []
+    return [one for one in rounds if one is not None]
 
 
 def may_send(device: torch.device) -> bool:
@@ -87,10 +93,10 @@ def _round(device: torch.device, size: int) -> tuple[float, float] | None:
 
 
 def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
-    wait_for_devices()
+    devices.wait()
     begin = time.perf_counter()
     result = function()
-    wait_for_devices()
+    devices.wait()
     while offload.stats()["in_flight_bytes"] and time.perf_counter() - begin < _MOST_SECONDS:
         time.sleep(1e-4)
     return result, (time.perf_counter() - begin) * 1e3

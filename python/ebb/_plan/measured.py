@@ -11,6 +11,7 @@ import torch
 from ebb._plan.pages import Pager
 from ebb._plan.profile import Profile
 from ebb._plan.transfers import Link
+from ebb._support import devices
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def base_bytes(
         for one in tensors
         if isinstance(one, torch.Tensor) and _has_storage(one)
     }
-    return max(sum(held.values()), _allocated_on_accelerator())
+    return max(sum(held.values()), devices.allocated())
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:
@@ -75,9 +76,3 @@ def _has_storage(tensor: torch.Tensor) -> bool:
     except (NotImplementedError, RuntimeError):
         return False
     return True
-
-
-def _allocated_on_accelerator() -> int:
-    if not torch.cuda.is_available():
-        return 0
-    return torch.cuda.memory_allocated()

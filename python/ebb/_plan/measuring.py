@@ -13,11 +13,12 @@ from ebb._plan.callers import Callers
 from ebb._plan.link import measure_link, transfers_of
 from ebb._plan.measured import Measured, base_bytes
 from ebb._plan.pages import StepsThatRunAgain
-from ebb._plan.profile import Profile, profile, wait_for_devices
+from ebb._plan.profile import Profile, profile
 from ebb._plan.simulate import Simulator
 from ebb._policy.decision import OFFLOAD
 from ebb._policy.policy import Policy
 from ebb._region.apply import apply
+from ebb._support import devices
 from ebb._support.shown import shown
 from ebb.policies import recompute_all, save_all
 
@@ -142,9 +143,8 @@ def _check_regions(found: Profile, known: set[str]) -> None:
 
 def fits(peak: int, base: int) -> bool:
     """Whether a step without regions can be tried."""
-    if not torch.cuda.is_available():
-        return True
-    return peak + base < 0.9 * torch.cuda.mem_get_info()[1]
+    there_is = devices.memory_of(devices.in_use())
+    return there_is is None or peak + base < 0.9 * there_is
 
 
 def measure_again(step: Callable[[], object]) -> tuple[Profile, float]:
@@ -158,8 +158,8 @@ def measure_again(step: Callable[[], object]) -> tuple[Profile, float]:
 
 
 def _timed(step: Callable[[], object]) -> float:
-    wait_for_devices()
+    devices.wait()
     begin = time.perf_counter()
     step()
-    wait_for_devices()
+    devices.wait()
     return (time.perf_counter() - begin) * 1e3

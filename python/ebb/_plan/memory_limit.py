@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from ebb._support import devices
 from ebb._support.shown import shown
 from ebb._support.sizes import number_of_bytes
 
@@ -15,11 +17,34 @@ _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of versions 2 and 1
 _NONE = 2**60  # what version 1 says of no limit is above
 
 
-def limit_of(text: str) -> int | None:
-    """What ``auto`` and ``auto:20GiB`` allow to be in use, in bytes; None if the text is neither.
+@dataclass(frozen=True)
+class Limit:
+    """How much may be in use.
+
+    Attributes:
+        given: bytes; None: a share of what there is. That is asked when a block is about to run,
+            since a device that is asked is initialised, and then no workers can be forked.
+    """
+
+    given: int | None = None
+
+    def nbytes(self, device: torch.device) -> int:
+        """In bytes.
+
+        Args:
+            device: on which the blocks compute.
+
+        Raises:
+            ValueError: nothing tells how much memory there is.
+        """
+        return self.given or int(_SHARE * there_is(device))
+
+
+def limit_of(text: str) -> Limit | None:
+    """What ``auto`` and ``auto:20GiB`` say; None if the text is neither.
 
     Raises:
-        ValueError: it is no size, or there is no limit to be found.
+        ValueError: it is no size.
     """
     kind, colon, given = text.partition(":")
     if kind.strip().lower() != "auto":
@@ -28,19 +53,20 @@ def limit_of(text: str) -> int | None:
         limit = number_of_bytes("a limit", given)
         if limit == 0:
             raise ValueError(f"ebb: a limit must be more than 0 bytes; got {shown(text)}")
-        return limit
-    return int(_SHARE * there_is())
+        return Limit(limit)
+    return Limit()
 
 
-def there_is(root: str = _CGROUP) -> int:
-    """Bytes of memory that the job has: of its accelerator, else of its control group, else of the
-    machine.
+def there_is(device: torch.device, root: str = _CGROUP) -> int:
+    """Bytes of memory that the job has: of its accelerator, if it computes there or has begun to
+    use it; else of its control group, else of the machine.
 
     Raises:
         ValueError: nothing tells.
     """
-    if torch.cuda.is_available():
-        return int(torch.cuda.mem_get_info()[1])
+    accelerator = devices.in_use() if device.type == "cpu" else device
+    if (has := devices.memory_of(accelerator)) is not None:
+        return has
     found = [_number_in(Path(root, name)) for name in _LIMITS]
     limits = [limit for limit in found if 0 < limit < _NONE]
     for line in Path("/proc/meminfo").read_text().splitlines():

@@ -144,15 +144,19 @@ class ModulePolicies:
         )
         Path(path).write_text(text, encoding="utf-8")
 
-    @staticmethod
-    def load(path: str | Path) -> ModulePolicies:
+    @classmethod
+    def load(cls, path: str | Path) -> ModulePolicies:
         """Read what :meth:`save` wrote, or somebody by hand.
 
         Raises:
             OSError: the file cannot be read.
             ValueError: it is no such file; the message tells where.
         """
-        regions, settings, ahead = loaded_regions(path, PRESETS)
+        return cls._load(path)
+
+    @staticmethod
+    def _load(path: str | Path, late: bool = False) -> ModulePolicies:
+        regions, settings, ahead = loaded_regions(path, PRESETS, late)
         return ModulePolicies(
             {
                 name: Policy._from_compiled(compiled)

@@ -14,8 +14,9 @@ import torch
 
 from ebb import _C
 from ebb._plan.changes import Changes
-from ebb._plan.profile import Profile, Value, wait_for_devices
+from ebb._plan.profile import Profile, Value
 from ebb._plan.transfers import Sent, Stays
+from ebb._support import devices
 from ebb.paging import reset, settings, stats
 from ebb.paging._mark_rows import marks
 from ebb.paging._run_step import runs
@@ -254,9 +255,9 @@ def _copy_speed(device: torch.device) -> float:
     y = torch.empty_like(x)
     times = []
     for _ in range(_ROUNDS):
-        wait_for_devices()
+        devices.wait()
         begin = time.perf_counter()
         y.copy_(x)
-        wait_for_devices()
+        devices.wait()
         times.append((time.perf_counter() - begin) * 1e3)
     return _PROBE / max(min(times), 1e-6)

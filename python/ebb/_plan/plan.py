@@ -12,14 +12,12 @@ from pathlib import Path
 import torch
 
 from ebb import ahead
-from ebb._plan import exact
 from ebb._plan.blocks import find_blocks
 from ebb._plan.budget import BudgetError, allowed, in_all, read_budget
 from ebb._plan.choice import PLAIN
 from ebb._plan.choose import Chooser, Chosen
 from ebb._plan.drawing import draw
 from ebb._plan.for_reports import measured_course, reported, reported_as_measured
-from ebb._plan.front import Solve
 from ebb._plan.in_words import explained, least_explained, summary
 from ebb._plan.measured import Measured
 from ebb._plan.measuring import measure, measure_again
@@ -213,7 +211,6 @@ def plan_of(
     budget: int | float,
     *,
     at_least: bool = False,
-    solve: Solve | None = None,
 ) -> Plan:
     """The plan for a step that was measured.
 
@@ -221,14 +218,13 @@ def plan_of(
         measured: the step.
         budget: bytes, all told, or a share, see :func:`ebb.plan`.
         at_least: if the budget is too small, give the plan that needs the least.
-        solve: finds more choices for a region.
 
     Raises:
         BudgetError: the budget is too small.
         ValueError: no region ran forward and backward.
     """
     alone = replace(measured, link=None, pager=None)
-    chooser = Chooser(Simulator(alone), solve)
+    chooser = Chooser(Simulator(alone))
     simulator = chooser.simulator
     if not any(call.asked for call in simulator.step.calls):
         raise ValueError(
@@ -244,8 +240,8 @@ def plan_of(
     ways = list(_with_more_ways(measured))
     choosers = []
     if ahead_is_on():
-        choosers = [Chooser(Simulator(one, ahead=True), solve) for one in (alone, *ways)]
-    choosers += [chooser, *(Chooser(Simulator(one), solve) for one in ways)]
+        choosers = [Chooser(Simulator(one, ahead=True)) for one in (alone, *ways)]
+    choosers += [chooser, *(Chooser(Simulator(one)) for one in ways)]
     stacked = None
     if chooser.estimate(chooser.least_made_once()).peak > bytes_allowed:
         stacked = _stacked(measured, simulator)
@@ -298,7 +294,6 @@ def plan(
     budget: int | float | str,
     *,
     modules: str | Iterable[str] | None = None,
-    solver: str = "hull",
 ) -> Plan:
     """Decide what to keep so that a step stays in a budget of memory and takes the least time.
 
@@ -317,10 +312,6 @@ def plan(
             float or text such as ``"40%"``, of what the step allocates at most without regions.
         modules: globs of modules that may become regions, as for :func:`ebb.apply`. Default:
             the repeated blocks of the model.
-        solver: how choices for a region are found. ``"hull"``: by minimum cuts, and what lies
-            between them by what gains most for its bytes. ``"exact"``: besides, of regions of up to
-            200 operators, by an integer program for each of 20 budgets; needs SciPy. Seldom faster
-            by more than 1 % of a step.
 
     Returns:
         A :class:`Plan`. If the step fits as it is, no module becomes a region.
@@ -331,7 +322,6 @@ def plan(
             or the step has a region already.
         BudgetError: the budget is too small. The message names the least, and what makes it.
         RuntimeError: the step did not do the same each time.
-        ModuleNotFoundError: ``solver="exact"``, and SciPy is not there.
 
     Example:
         >>> model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(32, 64),
@@ -346,17 +336,8 @@ def plan(
         raise TypeError(f"ebb: step must be a function; got {type(step).__name__}")
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"ebb: model must be a torch.nn.Module; got {type(model).__name__}")
-    given, solve = read_budget(budget), _solve(solver)
-    return plan_of(measure(step, model, _globs(model, modules)), given, solve=solve)
-
-
-def _solve(name: str) -> Solve | None:
-    if name not in ("hull", "exact"):
-        raise ValueError(f"ebb: solver must be 'hull' or 'exact'; got {shown(name)}")
-    if name == "hull":
-        return None
-    exact.solver()  # raises where it is not there
-    return exact.optima
+    given = read_budget(budget)
+    return plan_of(measure(step, model, _globs(model, modules)), given)
 
 
 def _globs(model: torch.nn.Module, modules: str | Iterable[str] | None) -> Sequence[str]:

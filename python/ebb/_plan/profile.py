@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ebb import _C
+from ebb._support import devices
 from ebb._support.shown import shown
 
 _FORMAT = 2  # of the file
@@ -201,19 +200,14 @@ def profile(step: Callable[[], object], *, steps: int = 3, warmup: int = 1) -> P
 
 
 def _recorded(step: Callable[[], object]) -> Profile:
-    wait_for_devices()
+    devices.wait()
     _C.begin_profile()
     try:
         step()
-        wait_for_devices()
+        devices.wait()
     finally:
         found = _C.end_profile()
     return profile_of(found)
-
-
-def wait_for_devices() -> None:
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
 
 
 def median_of(profiles: list[Profile]) -> Profile:

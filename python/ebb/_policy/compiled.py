@@ -22,21 +22,26 @@ def checked(compiled: _C.Policy) -> _C.Policy:
     return compiled
 
 
-def compiled_rules(rules: Sequence[Rule], default: Decision, inputs: Decision) -> _C.Policy:
+def compiled_rules(
+    rules: Sequence[Rule], default: Decision, inputs: Decision, late: bool = False
+) -> _C.Policy:
     """
+    Args:
+        late: operators that are not torch's may be registered later.
+
     Raises:
         ValueError: no policy can be made of them, see :class:`ebb.Policy`.
         NotImplementedError: an operator's schema is not understood.
     """
     check_number(len(rules))
-    made = _C.Policy([rule._compile() for rule in rules], int(default), int(inputs))
+    made = _C.Policy([rule._compile() for rule in rules], int(default), int(inputs), late)
     check_rules_of_operators(made)
     return made
 
 
-def compiled_parts(parts: Sequence[Part], inputs: Decision) -> _C.Policy:
+def compiled_parts(parts: Sequence[Part], inputs: Decision, late: bool = False) -> _C.Policy:
     """The inverse of `parts_of`; raises as `compiled_rules`."""
-    made = [compiled_rules(rules, default, inputs) for rules, default in parts]
+    made = [compiled_rules(rules, default, inputs, late) for rules, default in parts]
     return made[0] if len(made) == 1 else checked(functools.reduce(_C.either, made))
 
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import (
 )
 
 from ebb._policy.checkpoint_name import checkpoint_name
-from ebb._policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision
+from ebb._policy.decision import OFFLOAD, SAVE, Decision
 from ebb._policy.policy import Policy
 from ebb._policy.rule import Rule
 
@@ -26,8 +26,6 @@ _DECISIONS = {
     CheckpointPolicy.MUST_SAVE: SAVE,
     CheckpointPolicy.PREFER_SAVE: SAVE,
     CheckpointPolicy.MUST_CPU_OFFLOAD: OFFLOAD,
-    # Of an operator outside aten: the user's word that it can be repeated.
-    CheckpointPolicy.MUST_RECOMPUTE: RECOMPUTE,
 }
 _NAMES = {SAVE: "ebb: torch's policy says SAVE", OFFLOAD: "ebb: torch's policy says OFFLOAD"}
 
@@ -53,8 +51,6 @@ class AskingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(answer, bool):
             answer = CheckpointPolicy.MUST_SAVE if answer else CheckpointPolicy.PREFER_RECOMPUTE
         decision = _DECISIONS.get(answer) if isinstance(answer, CheckpointPolicy) else None
-        if decision is RECOMPUTE and op.namespace == "aten":
-            decision = None  # they are recomputed without a word
         self.answers.setdefault(op, []).append(decision)
         if decision in _NAMES:
             for leaf in tree_leaves(result):

@@ -75,7 +75,7 @@ class Policy:
 
     @classmethod
     def _from_parts(cls, parts: tuple[Part, ...], inputs: Decision) -> Policy:
-        return cls._from_compiled(compiled_parts(parts, inputs))
+        return cls._from_compiled(compiled_parts(parts, inputs, late=True))
 
     def _take(self, compiled: _C.Policy) -> None:
         self._compiled = compiled
@@ -138,11 +138,12 @@ class Policy:
 
     @classmethod
     def parse(cls, text: str) -> Policy:
-        """Read a policy from one line: operators and decisions, or the name of a preset.
+        """Read a policy from one line: operators and decisions, the name of a preset, or both.
 
         Args:
             text: such as ``"mm:save,gelu:recompute,default:save"``, in order. torch's own operators
-                need no ``aten::``. ``default`` and ``inputs`` are as for :class:`Policy`.
+                need no ``aten::``. ``default`` and ``inputs`` are as for :class:`Policy`. A preset,
+                as in ``"save_matmuls,mm:recompute"``, adds its rules below these, and its default.
 
         Raises:
             TypeError: ``text`` is no string.

@@ -37,15 +37,20 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 class _At:
-    """A place in a file, for errors."""
+    """A place in a file, for errors.
 
-    def __init__(self, file: str, path: str = "") -> None:
+    Attributes:
+        late: operators that are not torch's may be registered later.
+    """
+
+    def __init__(self, file: str, path: str = "", late: bool = False) -> None:
         self.file = file
         self.path = path
+        self.late = late
 
     def __truediv__(self, key: str | int) -> _At:
         step = f"[{key}]" if isinstance(key, int) else "." * bool(self.path) + clipped(key)
-        return _At(self.file, self.path + step)
+        return _At(self.file, self.path + step, self.late)
 
     def error(self, what: object) -> ValueError:
         text = str(what).removeprefix("ebb: ")
@@ -97,13 +102,13 @@ def _check(rules: list[Rule], places: list[_At], at: _At) -> None:
     except ValueError as error:
         raise at.error(error) from None
     try:
-        compiled_rules(rules, RECOMPUTE, SAVE)
+        compiled_rules(rules, RECOMPUTE, SAVE, at.late)
         return
     except (ValueError, NotImplementedError) as error:
         whole = error
     for rule, place in zip(rules, places, strict=True):
         try:
-            compiled_rules([rule], RECOMPUTE, SAVE)
+            compiled_rules([rule], RECOMPUTE, SAVE, at.late)
         except (ValueError, NotImplementedError) as error:
             raise place.error(error) from None
     raise at.error(whole)
@@ -143,7 +148,7 @@ def _policy(table: object, at: _At, presets: Presets) -> _C.Policy:
     else:
         parts = [(tuple(rules), default)]
     try:
-        return compiled_parts(parts, inputs)
+        return compiled_parts(parts, inputs, at.late)
     except (ValueError, NotImplementedError) as error:
         raise at.error(error) from None
 
@@ -160,10 +165,10 @@ def _preset(name: object, at: _At, presets: Presets) -> _C.Policy:
     return presets[name]
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], _At]:
+def _read(path: str | os.PathLike[str], late: bool = False) -> tuple[dict[str, Any], _At]:
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"ebb: a policy's file must be a path; got {shown(path)}")
-    at = _At(clipped(os.fsdecode(path), 1000))
+    at = _At(clipped(os.fsdecode(path), 1000), late=late)
     try:
         with open(path, "rb") as file:
             return tomllib.load(file), at
@@ -173,17 +178,17 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], _At]:
         raise at.error(error) from None
 
 
-def loaded(path: str | os.PathLike[str], presets: Presets) -> _C.Policy:
-    """See :meth:`ebb.Policy.load`."""
-    return _policy(*_read(path), presets)
+def loaded(path: str | os.PathLike[str], presets: Presets, late: bool = False) -> _C.Policy:
+    """See :meth:`ebb.Policy.load`; `late`: operators may be registered later."""
+    return _policy(*_read(path, late), presets)
 
 
 def loaded_regions(
-    path: str | os.PathLike[str], presets: Presets
+    path: str | os.PathLike[str], presets: Presets, late: bool = False
 ) -> tuple[list[tuple[list[str], _C.Policy]], dict[str, int], bool]:
     """Modules and their policies, settings of OFFLOAD, and whether replays run ahead; see
-    :meth:`ebb.ModulePolicies.load`."""
-    document, at = _read(path)
+    :meth:`ebb.ModulePolicies.load`. `late` as for `loaded`."""
+    document, at = _read(path, late)
     found = []
     known: set[str] = set()
     whole = at.table(document, ("regions", "offload", "ahead"))
@@ -270,32 +275,27 @@ def to_toml(parts: tuple[Part, ...], inputs: Decision) -> str:
     return text.lstrip("\n")
 
 
-def parsed(text: str, presets: Presets) -> _C.Policy:
-    """See :meth:`ebb.Policy.parse`."""
+def parsed(text: str, presets: Presets, late: bool = False) -> _C.Policy:
+    """See :meth:`ebb.Policy.parse`; `late` as for `loaded`."""
     text = text.strip()
     if text in presets:
         return presets[text]
-    at = _At(f"policy {shown(text)}")
-    rules: list[Rule] = []
-    default, inputs = RECOMPUTE, SAVE
+    at = _At(f"policy {shown(text)}", late=late)
+    table: dict[str, Any] = {"rules": []}
     entries = [entry for entry in map(str.strip, text.split(",")) if entry]
     for entry in entries:
         op, colon, decision = (part.strip() for part in entry.rpartition(":"))
-        if not colon or op.endswith(":"):
+        if entry in presets and "preset" not in table:
+            table["preset"] = entry
+        elif not colon or op.endswith(":"):
             raise at.error(
                 f"{shown(entry)} is no preset ({_nearest(entry, presets)}) and has no decision, as "
                 "in 'mm:save'"
             )
-        if op == "default":
-            default = at.decision(decision)
-        elif op == "inputs":
-            inputs = at.decision(decision)
+        elif op in ("default", "inputs"):
+            table[op] = decision
         else:
-            rules.append(_rule({"op": op, "decision": decision}, at))
+            table["rules"].append({"op": op, "decision": decision})
     if not entries:
         raise at.error("is empty; write 'mm:save,gelu:recompute', say, or the name of a preset")
-    _check(rules, [at] * len(rules), at)
-    try:
-        return compiled_rules(rules, default, inputs)
-    except (ValueError, NotImplementedError) as error:
-        raise at.error(error) from None
+    return _policy(table, at, presets)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import noop_context_fn
 from ebb._policy.policy import Policy
 from ebb._region import tracing
 from ebb._region.placeholder import discardable
-from ebb._region.region import _check_policy, name_of, region
+from ebb._region.region import _check_policy, checkpointed, name_of
 
 # Keywords that later versions of torch added; they have nothing to choose here either.
 _LATER_KEYWORDS = frozenset(inspect.signature(_torch_checkpoint).parameters) - {
@@ -50,6 +50,8 @@ def checkpoint(
     Every keyword of torch's function is accepted. ``use_reentrant``, ``determinism_check``,
     ``debug``, ``early_stop`` and ``preserve_rng_state`` have nothing to choose here: the function
     is called once only, no more is recomputed than is needed, and random ops always repeat.
+    Operators of libraries run again too, as under torch's function; on the CPU one that gives other
+    bits than before raises a RuntimeError in backward.
 
     Args:
         function: called once, with ``*args`` and ``**kwargs``.
@@ -87,7 +89,7 @@ def checkpoint(
         )
     for keyword in _LATER_KEYWORDS:
         kwargs.pop(keyword, None)
-    with region(_check_policy(policy), name_of(function), escapes=escapes) as entered:
+    with checkpointed(_check_policy(policy), name_of(function), escapes=escapes) as entered:
         outputs = function(*args, **kwargs)
         entered.returns(outputs)
         if discard_output:

@@ -7,8 +7,6 @@ moment. So would it see the memory of a storage go. See Note [Nothing moves unde
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,50 +57,6 @@ SETTERS = (
 )
 
 
-class _Alone(functools.partial):  # type: ignore[type-arg]
-    """No function of Python's, whose line a warning would name. Pickled by name, as a function."""
-
-    def __reduce__(self) -> str:
-        return str(self.__name__)  # type: ignore[attr-defined]
-
-
-def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
-    return functools.update_wrapper(_Alone(_C.without_replays_ahead, function), function)
-
-
-def _method_alone(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self, torch.UntypedStorage):
-            _C.note_resized_by_hand(self)
-        return _C.without_replays_ahead(method, self, *args, **kwargs)
-
-    return alone
-
-
-def _aliasing(method: Callable[..., Any]) -> Callable[..., Any]:
-    """What it gives may be written through, and no version moves: see Note [Hands on a storage]."""
-
-    @functools.wraps(method)
-    def aliasing(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if type(self) in (torch.Tensor, torch.nn.Parameter):
-            _C.note_alias(self)
-        return method(self, *args, **kwargs)
-
-    return aliasing
-
-
-def _replace(name: str) -> None:
-    """A function of torch._C, wherever a module has it, the program's own too."""
-    setter = getattr(torch._C, name, None)
-    if setter is None:
-        return
-    alone = _alone(setter)
-    for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get(name) is setter:
-            setattr(module, name, alone)
-
-
 def _capturing(graph: Any) -> None:
     """While a graph is captured, no thread may ask for device memory."""
     begin, end = graph.capture_begin, graph.capture_end
@@ -126,25 +80,42 @@ def _capturing(graph: Any) -> None:
     graph.capture_begin, graph.capture_end = capture_begin, capture_end
 
 
+# Methods after which memory may be written and no version moves. ``set_`` and DLPack give such an
+# alias of an argument.
+ALIASING = (
+    (torch._C.TensorBase, "data"),
+    (torch._C.TensorBase, "data_ptr"),
+    (torch._C.TensorBase, "numpy"),
+    (torch._C.TensorBase, "set_"),
+    (torch._C.TensorBase, "untyped_storage"),
+    (torch._C, "_to_dlpack"),
+    (torch._C, "_to_dlpack_versioned"),
+)
+# Methods that move memory.
+MOVING = (
+    (torch._C.TensorBase, "resize_", _C.Watch.WAITS),
+    (torch._C.TensorBase, "resize_as_", _C.Watch.WAITS),
+    (torch._C._VariableFunctions, "resize_as_", _C.Watch.WAITS),
+    (torch._C.StorageBase, "resize_", _C.Watch.RESIZES),
+    (torch._C.StorageBase, "_swap_data_ptr_", _C.Watch.RESIZES),
+    (torch._C.StorageBase, "_share_fd_cpu_", _C.Watch.RESIZES),
+    (torch._C.StorageBase, "_share_filename_cpu_", _C.Watch.RESIZES),
+)
+
+
+def watched() -> list[tuple[Any, str, _C.Watch]]:
+    """Owners and names; torch's releases lack some."""
+    return [
+        *((torch._C, name, _C.Watch.WAITS) for name in SETTERS),
+        *((owner, name, _C.Watch.ALIASES) for owner, name in ALIASING),
+        *MOVING,
+    ]
+
+
 @functools.cache
 def install() -> None:
-    """From now on they wait. Called when replays ahead are first switched on."""
-    for name in SETTERS:
-        _replace(name)
-    for owner, name in (
-        (torch.backends.ContextProp, "__set__"),  # holds setters of its own
-        (torch.UntypedStorage, "resize_"),
-        (torch.UntypedStorage, "_swap_data_ptr_"),
-        (torch.UntypedStorage, "_share_fd_cpu_"),
-        (torch.UntypedStorage, "_share_filename_cpu_"),
-        (torch.Tensor, "resize_"),
-        (torch.Tensor, "resize_as_"),
-    ):
-        if hasattr(owner, name):  # torch 2.11 lacks some
-            setattr(owner, name, _method_alone(getattr(owner, name)))
-    torch.resize_as_ = _alone(torch.resize_as_)
-    for name in ("numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage"):
-        setattr(torch.Tensor, name, _aliasing(getattr(torch.Tensor, name)))
-    data: Any = torch._C.TensorBase.data
-    torch.Tensor.data = property(_aliasing(data.__get__), data.__set__)  # type: ignore[assignment]
+    """Watch them from now on. Called when replays ahead are first switched on."""
+    for owner, name, watch in watched():
+        if hasattr(owner, name):
+            _C.watch(getattr(owner, name), watch)
     _capturing(torch.cuda.CUDAGraph)

@@ -107,6 +107,7 @@ class region(_C.Region):
     """
 
     __slots__ = ("_escapes", "_name", "_policy", "_results")
+    _repeats = False  # whether it is said that operators outside aten can be run again
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return _TracedRegion(*args, **kwargs) if is_dynamo_compiling() else super().__new__(cls)
@@ -139,6 +140,7 @@ class region(_C.Region):
             checked._offloads,
             escapes != "keep",
             log.isEnabledFor(logging.DEBUG),
+            self._repeats,
         )
 
     # Entering and leaving are C++, see Note [Scopes that are left for sure]; it calls these.
@@ -216,6 +218,13 @@ class region(_C.Region):
             return run_in_region((policy, name, escapes), function, *args, **kwargs)
 
         return inside  # type: ignore[return-value]
+
+
+class checkpointed(region):
+    """A region for a checkpointed call, of which torch's checkpoint would run all again."""
+
+    __slots__ = ()
+    _repeats = True
 
 
 def name_of(function: Any) -> str:

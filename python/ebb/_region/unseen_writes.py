@@ -44,9 +44,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _written(arguments: tuple[Any, ...]) -> Iterator[torch.Tensor]:
-    """A method's own object, and whichever storages it gets."""
-    if isinstance(arguments[0], torch.Tensor):
-        yield arguments[0]
+    """Of a method of a storage: that one, and whichever others it gets."""
     for argument in arguments:
         if isinstance(argument, torch.UntypedStorage) and argument.device.type != "meta":
             yield _bytes_of(argument)
@@ -92,7 +90,7 @@ def install() -> None:
         for name in COLLECTIVES:
             setattr(backend, name, _communicating(getattr(backend, name)))
     for name in ("apply_", "map_", "map2_"):
-        setattr(torch.Tensor, name, _announced(getattr(torch.Tensor, name)))
+        _C.watch(getattr(torch._C.TensorBase, name), _C.Watch.WRITES)
     # The last is new in torch 2.12.
     for name in {"_byteswap", "_set_from_file", "_swap_data_ptr_"} & set(dir(torch.UntypedStorage)):
         setattr(torch.UntypedStorage, name, _announced(getattr(torch.UntypedStorage, name)))

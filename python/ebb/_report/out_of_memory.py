@@ -1,8 +1,10 @@
-"""The report of the step that ran out of memory, printed when that happens."""
+"""The report of the step that ran out of memory, printed when the program ends with that."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from multiprocessing import util
 from types import TracebackType
 
 import torch
@@ -11,22 +13,24 @@ from ebb import _C
 from ebb._report.report import reports
 from ebb._support.job import label
 
-
-class _Observer:
-    """Prints the report of the step that ran out of memory, once."""
-
-    attached = False
-    printed = False
+_PHRASES = ("you tried to allocate", "out of memory", "ALLOC_FAILED")  # torch's, CUDA's, cuBLAS's
 
 
-def observe_out_of_memory() -> None:
-    """Prints the report if the program runs out of memory, on a CUDA device or, uncaught, here."""
-    if _Observer.attached:
+class _Watch:
+    """Whether exceptions that leave the program are looked at."""
+
+    is_on = False
+
+
+# Note [Out of memory]
+# An allocation that fails may be overcome: by torch, by ebb (Note [Allocations that fail]), or by
+# the program, which tries a smaller batch. So a report is printed when the exception leaves the
+# program, a process of multiprocessing's, or `with ebb.record_reports()`, once for each exception.
+def watch_for_out_of_memory() -> None:
+    """Prints the report if the program ends with an allocation that failed."""
+    if _Watch.is_on:
         return
-    _Observer.attached = True
-    if torch.cuda.is_available():
-        # When CUDA is initialised: not before, since a process that is to be forked must not.
-        torch.cuda._lazy_call(_observe_device)  # type: ignore[no-untyped-call]
+    _Watch.is_on = True
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -34,31 +38,39 @@ def observe_out_of_memory() -> None:
         before(kind, error, trace)
 
     sys.excepthook = hook
+    # A process that multiprocessing starts forgets what its parent has registered, and imports.
+    _watch_process()
+    util.register_after_fork(_Watch, lambda _: _watch_process())
 
 
-def note_error(error: BaseException) -> None:
-    """Prints the report if that is what the program ends with."""
-    if _is_out_of_memory(error):
-        print_out_of_memory()
+def _watch_process() -> None:
+    """multiprocessing catches what leaves its processes, and then calls this."""
+    util.Finalize(None, lambda: note_error(sys.exception()), exitpriority=0)
 
 
-def _observe_device() -> None:
-    attach = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]
-    attach(lambda *_: print_out_of_memory())
+def note_error(error: BaseException | None) -> None:
+    """Prints the report if that is what the program, or a block of it, ends with."""
+    short = next((one for one in _chain(error) if _is_out_of_memory(one)), None)
+    if short is None or not _C.is_reporting() or hasattr(short, "_ebb_has_told"):
+        return
+    recorded = [report for report in reports() if report.rows]
+    if recorded:
+        short._ebb_has_told = True  # type: ignore[attr-defined]
+        where = f" in {label()}" if label() else ""
+        print(f"ebb: out of memory{where}. What its regions know of this step:", file=sys.stderr)
+        print(recorded[-1], file=sys.stderr, flush=True)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception, and those that it was raised from or while."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and "you tried to allocate" in str(error)
-
-
-def print_out_of_memory() -> None:
-    if not _C.is_reporting() or _Observer.printed:
-        return
-    recorded = [report for report in reports() if report.rows]
-    if recorded:
-        _Observer.printed = True
-        where = f" in {label()}" if label() else ""
-        print(f"ebb: out of memory{where}. What its regions know of this step:", file=sys.stderr)
-        print(recorded[-1], file=sys.stderr, flush=True)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _PHRASES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 
 from ebb import _C
-from ebb._report.out_of_memory import note_error, observe_out_of_memory
+from ebb._report.out_of_memory import note_error, watch_for_out_of_memory
 from ebb._support.shown import shown
 
 
@@ -14,9 +14,10 @@ class record_reports:
 
     Takes effect at once, for outermost regions that are entered from now on; as a context manager
     it sets what was before back at the end. What was recorded stays. Changes nothing that ebb does,
-    and costs about a microsecond for each operator. If the program runs out of memory meanwhile,
-    the report of that step is printed to stderr. Modules tell their names if this is on when
-    ``ebb.apply`` is called, or when a region is given its ``root``.
+    and costs about a microsecond for each operator. If the program, a process of multiprocessing or
+    the ``with`` block ends with an allocation that failed, the report is printed to stderr. Modules
+    tell their names if this is on when ``ebb.apply`` is called, or when a region is given its
+    ``root``.
 
     Args:
         steps: the last so many steps are kept; 0 switches it off.
@@ -32,7 +33,7 @@ class record_reports:
         if not 0 <= steps < 2**32:
             raise ValueError(f"ebb: steps must be from 0 to {2**32 - 1}; got {shown(steps)}")
         if steps > 0:
-            observe_out_of_memory()
+            watch_for_out_of_memory()
         self._before = _C.set_reporting(steps)
 
     def __enter__(self) -> record_reports:

@@ -11,14 +11,14 @@ from ebb._support.renamed import Renamed
 
 FATES = {
     "saved": "kept on the device: the policy says so",
-    "kept": "kept though the policy would recompute: it cannot be made again, see the reason",
+    "kept": "kept though the policy would recompute: see the reason",
     "recomputed": "dropped in the forward, made again in backward",
     "offloaded": "moved to host memory, fetched in backward",
     "paged": "its live rows moved to a page pool, and back in backward",
     "escaped": "could be dropped, but the program (a cache, an attribute, an output) still held it",
     "result": "held by the program when the region ended, and not for its backward",
     "copied": "a copy, made because a replay needs what a write was about to change",
-    "outside": "made outside of the region (inputs, parameters) and held by whoever made it",
+    "outside": "made outside of the region (inputs, parameters): held by others or in another row",
     "unneeded": "made again on the way to something else; held by nobody",
 }
 # Memory that was taken in the region and is on the device when it ends.

@@ -31,7 +31,9 @@ def stats(flat: bool = False) -> dict[str, Any]:
           offloaded, and were kept or recomputed for want of host memory), ``bytes_paged`` (of
           storages whose live rows went to pages), ``bytes_not_paged`` (were to be paged, and were
           kept: which rows live is not known), ``bytes_escaped`` (dropped by ebb and read inside
-          the region, but still held by somebody when it ended);
+          the region, but still held by somebody when it ended), ``bytes_from_outside`` (made
+          outside of the outermost region, kept for its backward, and held by nobody else in the
+          end);
         * ``"transfers"``: for each region name, for each op whose values were to be offloaded
           (``"input"`` for inputs), in bytes: ``bytes_offloaded``, ``bytes_reloaded``,
           ``bytes_waited_host`` (of copies that the host waited for), ``bytes_waited_device``

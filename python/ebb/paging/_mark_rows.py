@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator
 
 import torch
 from torch.compiler import is_compiling
 
 from ebb import _C
 from ebb._support.subclasses import plain_tensors
+from ebb.paging import _attempt
 from ebb.paging._optimizers import guard_optimizers
 
 marks: Counter[bool] = Counter()  # for backward, by whether run_step runs them
-_depth = 0  # of steps of run_step
-
-
-@contextlib.contextmanager
-def runs_again() -> Iterator[None]:
-    """What is marked inside is of a step that can be run again."""
-    global _depth
-    _depth += 1
-    try:
-        yield
-    finally:
-        _depth -= 1
 
 
 def mark_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -73,7 +60,7 @@ def mark_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"ebb: mark_rows takes a tensor as {name}; got {type(value).__name__}")
     guard_optimizers()
-    marks[_depth > 0] += torch.is_grad_enabled()
+    marks[_attempt.is_any()] += torch.is_grad_enabled()
     for inner in plain_tensors(x):
         _C.mark_rows(inner, rows)
     return x

@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ebb import _C
+from ebb.paging._agreement import USED
+from ebb.paging._attempt import of_this_thread
 from ebb.paging._overflow import PageOverflowError
 
 
+def _has_no_errors() -> bool:
+    return _C.paging_errors() == 0 or _C.paging_step_ok()  # none while a graph is captured
+
+
 def _check_gradients(optimizer: Any) -> None:
+    """An optimizer is about to use them, or something that belongs to it to change them."""
+    attempt = of_this_thread()
+    if attempt is not None and (attempt.agreement.refusal or not attempt.agreement.used):
+        if not attempt.agreement.ask(_has_no_errors):
+            raise PageOverflowError(attempt.agreement.refusal)
+        return
     errors = _C.paging_errors()  # none while a graph is captured: see found_inf
     if not errors or (_C.paging_was_told() and _are_finite(optimizer)):
         return
     with contextlib.suppress(RuntimeError):
         _C.paging_step_ok()  # the next step is recorded
+    advice = (
+        "Ask ebb.paging.step_ok() before the optimizer, clear the gradients and run the step "
+        "again, or let ebb.paging.run_step() do all of it."
+    )
     raise PageOverflowError(
         f"ebb: an optimizer is about to use the gradients of a step in which paging failed: "
-        f"{_C.describe_page_errors(errors)}. They are of no use. Ask ebb.paging.step_ok() before "
-        f"the optimizer, clear the gradients and run the step again, or let "
-        f"ebb.paging.run_step() do all of it."
+        f"{_C.describe_page_errors(errors)}. They are of no use. "
+        f"{advice if attempt is None else USED}"
     )
 
 
@@ -49,11 +67,32 @@ def _before_optimizer(optimizer: Any, args: Any, kwargs: Any) -> Any:
     return (args[0], *given), named
 
 
+def _checking_first(unscale: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    @functools.wraps(unscale)
+    def checked(scaler: Any, optimizer: Any) -> None:
+        _check_gradients(optimizer)
+        unscale(scaler, optimizer)
+
+    checked.checks_first = True  # type: ignore[attr-defined]
+    return checked
+
+
+def _scalers(scaler: type[Any] = torch.amp.GradScaler) -> Iterator[type[Any]]:
+    yield scaler
+    for derived in scaler.__subclasses__():
+        yield from _scalers(derived)
+
+
 def guard_optimizers() -> None:
-    """From now on optimizers refuse gradients that are of no use. For policies with PAGE."""
+    """From now on optimizers refuse gradients that are of no use, and so do scalers of gradients,
+    which would leave the optimizer's step out and lower the scale. For policies with PAGE."""
     global _guard
     if _guard is None:
         _guard = register_optimizer_step_pre_hook(_before_optimizer)
+    for scaler in _scalers():
+        unscale = vars(scaler).get("unscale_")
+        if unscale is not None and not hasattr(unscale, "checks_first"):
+            scaler.unscale_ = _checking_first(unscale)
 
 
 _guard: Any = None

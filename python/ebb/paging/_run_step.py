@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
 from ebb import _C
-from ebb.paging._before import Before, gradients_kept
-from ebb.paging._mark_rows import runs_again
+from ebb.paging._agreement import Agreement
+from ebb.paging._attempt import Attempt, going_on
+from ebb.paging._before import Before
+from ebb.paging._optimizers import guard_optimizers
 from ebb.paging._overflow import PageOverflowError
-from ebb.paging._steps import all_ok, step, step_ok
+from ebb.paging._steps import bracket
 
 T = TypeVar("T")
 
@@ -46,9 +48,19 @@ def run_step(
     the first run reached, are put back as they were, so gradients are those of one run. Larger
     pools are made after it.
 
+    In a distributed job all processes of ``group`` run the step again if one of them must. They
+    agree before the first optimizer of the run steps (or ``GradScaler.unscale_``), and when the
+    function has returned: each waits for all others there. They agree through the store of the
+    process group, so ``run_step`` sends nothing that a collective of the program could meet. Until
+    they agree nothing is raised for a pool with too little room, ``overflow="blocking"`` included,
+    so all processes come to the same collectives. A process whose function raises passes its error
+    on at once; the others go on, as in eager.
+
     Args:
-        function: runs the step's forwards and backwards. It may run the optimizer, last: one that
-            is about to use bad gradients raises, and the step runs again. Whatever else it changes,
+        function: runs the step's forwards and backwards. It may run optimizers, last: the first
+            one raises if gradients are bad in any process, and the step runs again. An overflow
+            that comes after an optimizer has stepped raises, since the step cannot be run again.
+            No collective may follow the optimizers. Whatever else it changes,
             it must be able to change twice, or ``state`` must name it. Threads in which it runs
             backwards are the one that calls, and those that such a thread starts; what a thread
             that existed before computes (a worker of a pool) is taken for somebody else's.
@@ -58,43 +70,58 @@ def run_step(
             statistics), and gradients that no backward of torch adds to (FSDP2's).
         fixed_order: as in :func:`step`.
         group: the processes that must agree, if ``torch.distributed`` is initialised; default: all.
-            Each must call.
+            Each must call, and those with which the step has collectives must be among them.
 
     Returns:
         What ``function`` returned, of the run that counts.
 
     Raises:
         PageOverflowError: there was too little room the second time too; or in a backward that ran
-            before, and nobody has been told.
-        RuntimeError: a count of rows cannot be; see :func:`step_ok`.
+            before, and nobody has been told; or the step cannot be run again: gradients had been
+            used, or, of several processes, one raised half way. In all processes of the group, but
+            for those that raise an error of their own.
+        RuntimeError: a count of rows cannot be; see :func:`step_ok`. Or other processes have not
+            come within the time limit of the process group.
+        NotImplementedError: the process group has no store (MPI).
 
     Example:
         >>> net = torch.nn.Linear(4, 4)
         >>> ebb.paging.run_step(lambda: net(torch.ones(2, 4)).sum().backward())
     """
-    _check_what_came_before()
+    guard_optimizers()
     runs[fixed_order] += 1
-    before = Before(state)
-    failed: Exception | None = None
-    try:
-        try:
-            with step(fixed_order), gradients_kept(before), runs_again():
-                result = function()
-        except Exception as error:
-            failed = error
-        if all_ok(group, its_own=failed is not None and _C.paging_errors() == 0):
-            if failed is not None:
-                raise failed
-            return result
-    finally:
-        del failed  # whose traceback holds this frame, and so all of the step
-    before.put_back()
+    agreement = Agreement(group)
+    with agreement.leaving_on_error():
+        _check_what_came_before()
+        before = Before(state)
+    is_good, result = _run(function, fixed_order, Attempt(agreement, before))
+    if is_good:
+        return cast(T, result)
+    agreement = Agreement(group)
+    with agreement.leaving_on_error():
+        before.put_back()
     _C.paging_record_next()
-    with step(fixed_order), runs_again():
-        result = (again or function)()
-    if not step_ok(group):
+    is_good, result = _run(again or function, fixed_order, Attempt(agreement, None))
+    if not is_good:
         raise PageOverflowError(
             "ebb: a page pool had too little room in the second run of a step too. If the step is "
             "a CUDA graph's replay, give run_step an eager function as `again`."
         )
-    return result
+    return cast(T, result)
+
+
+def _run(function: Callable[[], T], fixed_order: bool, attempt: Attempt) -> tuple[bool, T | None]:
+    """Whether the run was good in all processes, and what the function returned."""
+    agreement = attempt.agreement
+    try:
+        # Where others may stand in a collective, one that raised half way could not run it again.
+        with bracket(fixed_order, raises_late=not agreement.is_alone), going_on(attempt):
+            result = function()
+    except Exception as error:
+        if not agreement.runs_again_after(error):
+            raise
+        return False, None
+    except BaseException:
+        agreement.leave()
+        raise
+    return agreement.ask(_C.paging_step_ok, at_end=True), result

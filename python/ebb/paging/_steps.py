@@ -10,6 +10,8 @@ import torch
 
 from ebb import _C
 from ebb._support.sizes import whole_number
+from ebb.paging._agreement import Agreement
+from ebb.paging._attempt import of_this_thread
 
 
 @contextlib.contextmanager
@@ -39,7 +41,14 @@ def step(fixed_order: bool = True) -> Iterator[None]:
         >>> ebb.paging.step_ok()
         True
     """
-    _C.paging_step_begins(fixed_order)
+    with bracket(fixed_order, raises_late=False):
+        yield
+
+
+@contextlib.contextmanager
+def bracket(fixed_order: bool, raises_late: bool) -> Iterator[None]:
+    """`raises_late`: a pool that has too little room raises nothing before the end."""
+    _C.paging_step_begins(fixed_order, raises_late)
     try:
         yield
     except BaseException:
@@ -72,27 +81,6 @@ def microbatch(index: int | None = None, stage: int = 0) -> Iterator[None]:
         _C.exchange_paging_place(*before)
 
 
-def all_ok(group: Any, its_own: bool = False) -> bool:
-    """Whether the step was good in all processes of the group. `its_own`: here something else went
-    wrong, so that it does not matter."""
-    failed: Exception | None = None
-    try:
-        ok = its_own or _C.paging_step_ok()
-    except RuntimeError as error:
-        failed, ok = error, False
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        backend = torch.distributed.get_backend(group)
-        device = torch.device("cpu")
-        if backend not in ("gloo", "mpi"):
-            device = torch.accelerator.current_accelerator() or device
-        flag = torch.tensor(int(ok), device=device)
-        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN, group=group)
-        ok = bool(flag.item())
-    if failed is not None:
-        raise failed
-    return ok
-
-
 def step_ok(group: Any = None) -> bool:
     """Whether the gradients of the step are good: each page pool had room. Call it before the
     optimizer; in a distributed job, on every process of the group.
@@ -106,19 +94,26 @@ def step_ok(group: Any = None) -> bool:
 
     Args:
         group: the processes that must agree, if ``torch.distributed`` is initialised; default: all.
+            They agree through the group's store, as in :func:`run_step`.
 
     Raises:
         RuntimeError: something else went wrong with the pages: a count of rows that cannot be. Or a
-            CUDA graph is being captured, in which nobody may wait: see :func:`found_inf`.
+            CUDA graph is being captured, in which nobody may wait: see :func:`found_inf`. Or other
+            processes do not come within the time limit of the process group.
+        PageOverflowError: something else went wrong with the pages of another process.
     """
-    return all_ok(group)
+    attempt = of_this_thread()
+    if attempt is not None and attempt.agreement.is_of(group):
+        return attempt.agreement.ask(_C.paging_step_ok)
+    return Agreement(group).ask(_C.paging_step_ok, at_end=True)
 
 
 def found_inf(device: torch.device | str) -> torch.Tensor:
     """A flag on the device that says the same as :func:`step_ok`, for which nobody waits.
 
     For steps that are captured whole, optimizer included: assign it to ``optimizer.found_inf`` of a
-    fused or capturable optimizer, which then leaves parameters alone, as for ``GradScaler``.
+    fused or capturable optimizer, which then leaves parameters alone, as for ``GradScaler``. It
+    tells of this process only: in a distributed job reduce it over the ranks (``ReduceOp.MAX``).
 
     Args:
         device: whose pools to look at.

@@ -195,7 +195,7 @@ MUTANTS = (
     ),
     copies(
         "in-waits-compute",
-        text="via_.wait(in, via_.record(via_.computeStream(stash.device)));",
+        text="via_.wait(in, via_.record(*stash.takenOn));",
         tests=(f"{CAPTURES}::test_a_graph_gives_what_eager_gives",),
     ),
     copies(
@@ -209,10 +209,10 @@ MUTANTS = (
         tests=(f"{MEMORY}::test_what_was_sent_before_is_fetched_ahead",),
     ),
     copies(
-        "moves-what-came-ahead-elsewhere",
-        text="stash.ahead && stash.packedOn != compute",
-        instead="false",
-        tests=(f"{ORDER}::test_what_was_fetched_ahead_for_another_stream_is_moved",),
+        "elsewhere-uses-what-came-ahead",
+        text="via_.used(stash.onDevice, compute);",
+        within="if (*stash.takenOn != compute) {\n    via_.used(stash.onDevice, compute);",
+        tests=(f"{SEVERAL_STREAMS}::test_memory_that_came_ahead_for_another_stream",),
     ),
     copies(
         "compute-waits-returned",
@@ -245,25 +245,6 @@ MUTANTS = (
         tests=(f"{WAITS}::test_all_is_in_order",),
     ),
     copies(
-        "in-waits-compute-to-move",
-        text="via_.wait(in, via_.record(compute));",
-        tests=(f"{SEVERAL_STREAMS}::test_memory_for_what_is_moved_was_somebody_elses",),
-    ),
-    copies(
-        "held-until-moved",
-        text=(
-            "now_.held.push_back(\n      {moved, stash.packedOn, "
-            "std::exchange(stash.onDevice, std::move(here)), {}, stash.device});"
-        ),
-        instead="stash.onDevice = std::move(here);",
-        tests=(f"{SEVERAL_STREAMS}::test_memory_for_what_is_moved_was_somebody_elses",),
-    ),
-    copies(
-        "compute-waits-moved",
-        text="via_.wait(compute, moved);",
-        tests=(f"{SEVERAL_STREAMS}::test_memory_for_what_is_moved_was_somebody_elses",),
-    ),
-    copies(
         "second-waits-taken-on",
         text="via_.wait(compute, via_.record(*stash.takenOn));",
         tests=(f"{SEVERAL_STREAMS}::test_fetched_on_one_stream_and_asked_for_again_on_another",),
@@ -271,6 +252,10 @@ MUTANTS = (
     copies(
         "second-uses-what-was-fetched",
         text="via_.used(stash.onDevice, compute);",
+        within=(
+            "via_.wait(compute, via_.record(*stash.takenOn));\n"
+            "    via_.used(stash.onDevice, compute);"
+        ),
         tests=(f"{SEVERAL_STREAMS}::test_fetched_on_one_stream_and_asked_for_again_on_another",),
     ),
     copies(
@@ -278,7 +263,7 @@ MUTANTS = (
         text=(
             "place->held.push_back(\n"
             "        {stash.returned,\n"
-            "         stash.packedOn,\n"
+            "         *stash.takenOn,\n"
             "         std::move(stash.onDevice),\n"
             "         std::move(stash.onHost),\n"
             "         stash.device});"

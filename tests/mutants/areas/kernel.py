@@ -231,20 +231,6 @@ PLACES: Places = {
             "0",
         ),
         (
-            (CONVOLUTIONS + "::test_what_is_chosen_by_timing_is_kept",),
-            "timed-where-it-is-asked-for",
-            "context.benchmarkCuDNN()",
-            "true",
-            "return context.benchmarkCuDNN()",
-        ),
-        (
-            (CONVOLUTIONS + "::test_without_cudnn_nothing_is_timed",),
-            "timed-by-cudnn",
-            "context.userEnabledCuDNN()",
-            "true",
-            "context.benchmarkCuDNN() && context.userEnabledCuDNN()",
-        ),
-        (
             (
                 KERNEL_STATE
                 + "::test_a_replay_sees_the_setting_of_its_forward_and_puts_back_the_others",
@@ -294,6 +280,22 @@ PLACES: Places = {
             "at::autocast::set_autocast_dtype(type, dtype);",
             "",
             "outerDtypes_) {\n    at::autocast::set_autocast_dtype(type, dtype);",
+        ),
+    ],
+    "src/kernel/convolutions.cpp": [
+        (
+            (CONVOLUTIONS + "::test_what_is_chosen_by_timing_is_kept",),
+            "timed-where-it-is-asked-for",
+            "context.benchmarkCuDNN()",
+            "true",
+            "return context.benchmarkCuDNN()",
+        ),
+        (
+            (CONVOLUTIONS + "::test_without_cudnn_nothing_is_timed",),
+            "timed-by-cudnn",
+            "context.userEnabledCuDNN()",
+            "true",
+            "context.benchmarkCuDNN() && context.userEnabledCuDNN()",
         ),
     ],
     "src/kernel/fingerprint.cpp": [

@@ -126,14 +126,14 @@ MUTANTS = (
     ),
     offload(
         "ahead-on-the-stream-it-was-packed-on",
-        text="next->packedOn == compute && !next->lost",
+        text="next->packedOn == stash.packedOn && !next->lost",
         instead="!next->lost",
         tests=(f"{WAITS}::test_all_is_in_order",),
     ),
     offload(
         "lost-is-not-fetched-ahead",
-        text="next->packedOn == compute && !next->lost",
-        instead="next->packedOn == compute",
+        text="next->packedOn == stash.packedOn && !next->lost",
+        instead="next->packedOn == stash.packedOn",
         tests=(f"{ORDER}::test_what_was_lost_is_not_fetched_ahead",),
     ),
     offload(

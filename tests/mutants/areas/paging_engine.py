@@ -281,7 +281,7 @@ PLACES: Places = {
             "engine-below-begin",
             "belowEverything()",
             "c10::impl::ForceDispatchKeyGuard(c10::impl::tls_local_dispatch_key_set())",
-            "beginStep(bool fixedOrder) {\n  const Lock lock(mutex_);\n  const auto below = belowEverything();",
+            "beginStep(bool fixedOrder, bool raisesLate) {\n  const Lock lock(mutex_);\n  const auto below = belowEverything();",
         ),
         (
             (PAGING_MODES + "::test_a_step_that_ends_makes_pools",),

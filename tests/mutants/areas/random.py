@@ -32,7 +32,16 @@ PLACES: Places = {
             "random-lock-to-read",
             "const_cast<at::Generator&>(generator).mutex()",
             "*new std::mutex",
-            "const_cast<at::Generator&>(generator).mutex());\n  return",
+            "const_cast<at::Generator&>(generator).mutex());\n  return generator.get_state",
+        ),
+        (
+            (RULE07_RANDOMNESS + "::test_another_devices_generator_is_set_and_put_back",),
+            "random-lock-to-clone-for-a-replay",
+            "const_cast<at::Generator&>(generator).mutex()",
+            "*new std::mutex",
+            "const_cast<at::Generator&>(generator).mutex());\n  return generator.clone",
+            (),
+            "CUDA alone frees a state that another thread clones",
         ),
         (
             (RULE07_RANDOMNESS + "::test_another_devices_generator_is_set_and_put_back",),

@@ -155,7 +155,7 @@ MUTANTS = (
         tests=(STREAMS,),
     ),
     op_recording(
-        "the-stream-of-an-op", text="streams.note(argument.flags.device);", tests=(STREAMS,)
+        "the-stream-of-an-op", text="streams.note(arguments_.device());", tests=(STREAMS,)
     ),
     op_recording(
         "uses-of-arguments-are-noted",

@@ -27,6 +27,7 @@ struct Usage {
   }
 };
 inline Usage deviceUsage[kDevices];
+inline int64_t failedAllocations[kDevices];
 inline Usage hostUsage;
 
 // Free memory by graph (0: none), stream, and size.
@@ -119,12 +120,10 @@ inline void* takeOnDevice(size_t nbytes) {
   const int stream = currentStream();
   const size_t size = (nbytes + 511) / 512 * 512;
   Usage& usage = deviceUsage[stream / kStreamsEach];
+  const bool fits = size <= settings.limit && usage.now <= settings.limit - size;
+  failedAllocations[stream / kStreamsEach] += !fits;
   TORCH_CHECK_WITH(
-      OutOfMemoryError,
-      size <= settings.limit && usage.now <= settings.limit - size,
-      "late: out of memory: tried to allocate ",
-      nbytes,
-      " bytes");
+      OutOfMemoryError, fits, "late: out of memory: tried to allocate ", nbytes, " bytes");
   usage.add(size);
   const uint64_t pool = isCaptured(stream) ? capture->graph.id : 0;
   auto& free = spare[{pool, stream, size}];
@@ -177,6 +176,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
     auto& all = stats.allocated_bytes[0];
     all.current = static_cast<int64_t>(deviceUsage[device].now);
     all.peak = static_cast<int64_t>(deviceUsage[device].peak);
+    stats.num_ooms = failedAllocations[device];
     return stats;
   }
   void resetAccumulatedStats(c10::DeviceIndex) override {

@@ -1,4 +1,4 @@
-"""What a region should keep, exactly: by a solver of integer programs.
+"""The best choices for a region, by SciPy's integer programs: what fronts are compared with.
 
 Of each operator it is decided whether it runs again. Its results can be had if it does or if they
 are kept; what runs again, and autograd, must have what it reads. The time of what runs again is
@@ -7,43 +7,23 @@ least, the bytes of what is kept are within a budget.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
-from typing import Any
+
+from scipy import optimize, sparse
 
 from ebb._plan.choice import Operators
 from ebb._plan.front import Choices
 
-_MOST_OPERATORS = 200  # of a region for which this is tried
 _MOST_SECONDS = 10.0  # for one budget
 
 
-def solver() -> Any:
-    """SciPy's solvers.
-
-    Raises:
-        ModuleNotFoundError: SciPy is not there.
-    """
-    try:
-        return importlib.import_module("scipy.optimize")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "ebb: solver='exact' needs SciPy; pip install 'torch-ebb[exact]'"
-        ) from error
-
-
 def optima(choices: Choices, points: int = 20) -> list[Operators]:
-    """The best choices for budgets from the fewest bytes to the most; none for large regions.
+    """The best choices for budgets from the fewest bytes to the most.
 
     Args:
         choices: of the region.
         points: how many budgets.
-
-    Raises:
-        ModuleNotFoundError: SciPy is not there.
     """
-    if len(choices.size) > _MOST_OPERATORS:
-        return []
     corners = choices.corners()
     least, most = choices.cost(corners[0])[0], choices.cost(corners[-1])[0]
     budgets = dict.fromkeys(
@@ -58,11 +38,7 @@ def optimum(choices: Choices, budget: int) -> Operators | None:
     Args:
         choices: of the region.
         budget: bytes that may be kept.
-
-    Raises:
-        ModuleNotFoundError: SciPy is not there.
     """
-    library = solver()
     operators = [one for one in range(len(choices.size)) if not choices.free[one]]
     if not operators:
         return frozenset()
@@ -81,13 +57,13 @@ def optimum(choices: Choices, budget: int) -> Operators | None:
     least = [0.0] * count + [float(choices.needed[one]) for one in operators]
     fixed = [count + place for one, place in places.items() if not choices.lasting[one]]
     rows += [{place - count: 1.0, place: -1.0} for place in fixed]  # had only if it runs again
-    found = library.milp(
+    found = optimize.milp(
         c=[choices.time[one] for one in operators] + [0.0] * count,
         integrality=[1] * count + [0] * count,
-        bounds=library.Bounds(least, [1.0] * (2 * count)),
+        bounds=optimize.Bounds(least, [1.0] * (2 * count)),
         constraints=[
-            library.LinearConstraint(_matrix(rows, 2 * count), 0.0),
-            library.LinearConstraint(_matrix([kept], 2 * count), -float("inf"), budget / scale),
+            optimize.LinearConstraint(_matrix(rows, 2 * count), 0.0),
+            optimize.LinearConstraint(_matrix([kept], 2 * count), -float("inf"), budget / scale),
         ],
         options={"time_limit": _MOST_SECONDS},
     )
@@ -105,8 +81,7 @@ def _kept(choices: Choices, again: set[int]) -> Operators:
     return frozenset(one for one in wanted - again if not choices.free[one])
 
 
-def _matrix(rows: Iterable[dict[int, float]], width: int) -> Any:
-    sparse: Any = importlib.import_module("scipy.sparse")
+def _matrix(rows: Iterable[dict[int, float]], width: int) -> sparse.csr_array:
     entries = [(r, c, value) for r, row in enumerate(rows) for c, value in row.items()]
     lines, columns, values = zip(*entries, strict=True)
     return sparse.csr_array((values, (lines, columns)), shape=(max(lines) + 1, width))

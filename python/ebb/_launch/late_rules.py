@@ -1,0 +1,39 @@
+"""Rules about operators of libraries that a job imports after ebb."""
+
+from __future__ import annotations
+
+import atexit
+from contextlib import ExitStack
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ebb._launch.taken import Taken
+from ebb._launch.variables import say_ignored
+
+
+def watch(taken: Taken, undo: ExitStack) -> None:
+    """Tells of rules that match no operator when an optimizer has stepped first, or when the
+    process ends after something was taken over; until `undo` is closed.
+
+    Raises:
+        ValueError: in the optimizer's step, if EBB_STRICT is set.
+    """
+    policies = [policy._compiled for policy, _ in taken.modules()]
+    if not any(policy.unmatched() for policy in policies):
+        return
+
+    def tell(*_: Any) -> None:
+        hook.remove()
+        atexit.unregister(at_exit)
+        for message in dict.fromkeys(line for policy in policies for line in policy.unmatched()):
+            say_ignored(f"ebb: {taken.text}", message)
+
+    def at_exit() -> None:
+        if taken.announced:
+            tell()
+
+    hook = register_optimizer_step_post_hook(tell)
+    atexit.register(at_exit)
+    undo.callback(hook.remove)
+    undo.callback(atexit.unregister, at_exit)

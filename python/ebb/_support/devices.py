@@ -1,0 +1,51 @@
+"""The accelerator of a process, if it has begun to use one.
+
+``torch.cuda.is_available()`` initialises the driver, and a process that has done so cannot fork
+workers that use it. An accelerator that nobody has used yet holds nothing, and need not be waited
+for.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def in_use() -> torch.device | None:
+    """The kind of accelerator that this process uses; None: it has not begun to use one."""
+    device = torch.accelerator.current_accelerator()  # of the build: initialises nothing
+    if device is None:
+        return None
+    module = torch.get_device_module(device)
+    has_begun = getattr(module, "is_initialized", module.is_available)  # MPS tells nothing else
+    return device if has_begun() else None
+
+
+def wait() -> None:
+    """For all that it was given."""
+    if in_use() is not None:
+        torch.accelerator.synchronize()
+
+
+def allocated() -> int:
+    """Bytes that tensors have there; 0 if it does not tell."""
+    device = in_use()
+    if device is None:
+        return 0
+    if device.type == "mps":
+        return torch.mps.current_allocated_memory()
+    try:
+        return int(torch.accelerator.memory_allocated())
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def memory_of(device: torch.device | None) -> int | None:
+    """Bytes of an accelerator's memory; None if it does not tell. Initialises it."""
+    if device is None:
+        return None
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    try:
+        return int(torch.accelerator.get_memory_info()[1]) or None
+    except (RuntimeError, NotImplementedError):
+        return None

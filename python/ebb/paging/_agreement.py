@@ -1,0 +1,266 @@
+"""The processes of a job agree on whether a step was good."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch.distributed as dist
+
+from ebb import _C
+from ebb.paging._overflow import PageOverflowError
+
+# Note [Ranks agree on a step]
+# Processes meet in the store of their process group, never by a collective: after a function that
+# raised half way other ranks may stand in a collective that this rank did not reach, and anything
+# that it sent in that group would be taken for its part.
+#
+# Each run of a step's function has meetings of its own, numbered from 0. A process comes to one:
+#  1. before the first optimizer of the run steps;
+#  2. when the function calls step_ok();
+#  3. when the function has returned, again and again until all have returned. So ranks may differ
+#     in how many optimizers they have, and in whether they ask.
+# The last that arrives writes down what was said, and the others wait for that. A process whose
+# function raised says so at the meeting that would be its next, and waits for nobody; the others do
+# not count it from then on. The step is run again only if all take part and no gradients have been
+# used: if no meeting of 1. or 2. found the step good.
+_OVERFLOW = "overflow"  # a pool had too little room, and this process can run the step again
+_BROKEN = "broken"  # paging failed, and it cannot
+_FAILED = "failed"  # its function raised an error that has nothing to do with pages
+
+USED = (
+    "It was found in a part of run_step()'s function that runs after an optimizer has stepped, or "
+    "after step_ok() has said that gradients are good. What they changed cannot be put back, so "
+    "the step cannot be run again: parameters may be those of half a step. Give each optimizer, "
+    "with the forwards and backwards before it, a run_step() of its own."
+)
+_HALF_WAY = (
+    "ebb: a step in which paging failed ({errors}) raised half way. Other processes may stand in "
+    "collectives that it did not reach, so it cannot be run again. Let run_step()'s function "
+    "return: look for gradients that are not finite after run_step(), or where "
+    "ebb.paging.step_ok() has said in all processes that they are good."
+)
+
+# Whether some process is not at the end; and ranks with what is wrong there.
+Found = tuple[bool, list[tuple[int, str]]]
+_FIELD = 20  # bits of each of three counts in one number: arrived, not at the end, not well
+
+
+class _Peers:
+    """The processes of a group, which speak through its store."""
+
+    def __init__(self, group: Any) -> None:
+        store: Any = dist.distributed_c10d._get_process_group_store(group)
+        if store is None:
+            raise NotImplementedError(
+                "ebb: ebb.paging.run_step() and step_ok() need the store of the process group, and "
+                f"a group of the backend {dist.get_backend(group)} has none."
+            )
+        # A connection of its own: one that waits keeps other threads from its store.
+        self._store: Any = dist.distributed_c10d.PrefixStore("ebb/paging", store.clone())
+        self._store.set_timeout(store.timeout)  # not every store's clone has it
+        self.size = dist.get_world_size(group)
+        self.runs = itertools.count()
+        self._rank = dist.get_rank(group)
+        self._read: deque[str] = deque(maxlen=2)  # keys of this process's last meetings
+
+    def arrive(self, key: str, expected: int, at_end: bool, word: str) -> Found | None:
+        """What is found, if all others have arrived. `word`: what is wrong here."""
+        if word:
+            self._store.set(f"{key}/{self._rank}", word)
+        total = self._store.add(key, 1 | (not at_end) << _FIELD | bool(word) << 2 * _FIELD)
+        if total % 2**_FIELD == 1 and len(self._read) == 2:
+            # All have come to the last meeting, so all have read what was found before it.
+            self._store.delete_key(self._read[0])
+            self._store.delete_key(f"{self._read[0]}/found")
+        if total % 2**_FIELD < expected:
+            return None
+        going_on = (total >> _FIELD) % 2**_FIELD > 0
+        found = (going_on, self._said(key) if total >> 2 * _FIELD else [])
+        self._store.set(f"{key}/found", json.dumps(found))
+        return found
+
+    def _said(self, key: str) -> list[tuple[int, str]]:
+        keys = {rank: f"{key}/{rank}" for rank in range(self.size)}
+        found = {rank: own for rank, own in keys.items() if self._store.check([own])}
+        return [(rank, self._store.get(own).decode()) for rank, own in found.items()]
+
+    def meet(self, key: str, expected: int, at_end: bool, word: str) -> Found:
+        """What is found when all have arrived."""
+        found = self.arrive(key, expected, at_end, word)
+        if found is None:
+            try:
+                found = cast(Found, json.loads(self._store.get(f"{key}/found")))
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"ebb: {self._arrived(key)} of {expected} processes have come to the point at "
+                    "which all agree on whether a step of ebb.paging was good, and rank "
+                    f"{self._rank} waits no longer (the limit is init_process_group's timeout). "
+                    "Likely causes: 1. a process does not call run_step() or step_ok(), or has "
+                    "ended; 2. one stands in a collective that others come to after the optimizer "
+                    "of their step: nothing may follow it in run_step()'s function."
+                ) from error
+        self._read.append(key)
+        return found
+
+    def _arrived(self, key: str) -> str:
+        try:
+            return str(self._store.add(key, 0) % 2**_FIELD)
+        except RuntimeError:
+            return "not all"
+
+
+_peers: weakref.WeakKeyDictionary[Any, _Peers] = weakref.WeakKeyDictionary()  # by process group
+
+
+def _peers_of(group: Any) -> _Peers | None:
+    """None if this process is alone, or no part of the group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    group = dist.group.WORLD if group is None else group
+    if dist.get_rank(group) < 0 or dist.get_world_size(group) == 1:
+        return None
+    if dist.get_backend(group) == "fake":  # has no other processes
+        return None
+    if group not in _peers:
+        _peers[group] = _Peers(group)
+    return _peers[group]
+
+
+def _errors() -> int:
+    with contextlib.suppress(RuntimeError):  # of a device that has failed
+        return _C.paging_errors()
+    return 0
+
+
+class Agreement:
+    """On one run of a step's function. See Note [Ranks agree on a step].
+
+    Attributes:
+        used: gradients may have been used, here or elsewhere.
+        refusal: why they are of no use; empty as long as nothing is known to be wrong.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._peers = _peers_of(group)
+        self._run = 0 if self._peers is None else next(self._peers.runs)
+        self._meeting = 0
+        self._absent = 0  # processes that have left the run
+        self._is_final = False  # the step cannot be run again
+        self.used = False
+        self.refusal = ""
+
+    @property
+    def is_alone(self) -> bool:
+        return self._peers is None
+
+    def is_of(self, group: Any) -> bool:
+        return self._peers is _peers_of(group)
+
+    def ask(self, is_good: Callable[[], bool], at_end: bool = False) -> bool:
+        """Whether the step is good so far, in all processes.
+
+        Args:
+            is_good: whether it is here; raises RuntimeError if it cannot be run again.
+            at_end: this process does nothing more in this run.
+
+        Returns:
+            False: somewhere a pool had too little room, and all run the step again.
+
+        Raises:
+            PageOverflowError: it is not good, and cannot be run again.
+            RuntimeError: of `is_good`; or other processes do not come.
+        """
+        going_on = True
+        while going_on and not self.refusal:
+            going_on = self._meet(is_good, at_end) and at_end
+        if self._is_final:
+            raise PageOverflowError(self.refusal)
+        return not self.refusal
+
+    def _meet(self, is_good: Callable[[], bool], at_end: bool) -> bool:
+        """Whether some process is not at the end."""
+        try:
+            word = "" if is_good() else _OVERFLOW
+        except RuntimeError:
+            self._exchange(at_end, _BROKEN)
+            raise
+        return self._exchange(at_end, word)
+
+    def _exchange(self, at_end: bool, word: str) -> bool:
+        if self._peers is None:
+            going_on, said = not at_end, [(0, word)] if word else []
+        else:
+            going_on, said = self._peers.meet(*self._next_meeting(), at_end, word)
+        self._absent += sum(word != _OVERFLOW for _, word in said)
+        bad = [rank for rank, word in said if word != _FAILED]
+        if bad:
+            self._is_final = self.used or self._absent > 0
+            self.refusal = self._describe(bad, any(word == _BROKEN for _, word in said))
+        self.used |= going_on
+        return going_on
+
+    def _describe(self, ranks: list[int], is_broken: bool) -> str:
+        where = "" if self.is_alone else f" on rank {', '.join(map(str, ranks))} of its group"
+        if is_broken:
+            return (
+                f"ebb: paging failed{where} in a way that running the step again does not mend. "
+                "Gradients are of no use in all processes of the group. See what that rank raised."
+            )
+        what = f"ebb: a page pool had too little room{where}, so gradients are of no use. "
+        if self.used:
+            return what + USED
+        if self._absent:
+            return what + (
+                "The step cannot be run again, since another process has left it with an error of "
+                "its own."
+            )
+        return what + "ebb.paging.run_step() runs the step again when this reaches it."
+
+    def _next_meeting(self) -> tuple[str, int]:
+        assert self._peers is not None
+        key = f"{self._run}/{self._meeting}"
+        self._meeting += 1
+        return key, self._peers.size - self._absent
+
+    def leave(self) -> None:
+        """Tell the other processes that this one comes to no later meeting of this run.
+
+        Does not wait for them.
+        """
+        if self._peers is not None and not self.refusal:
+            with contextlib.suppress(RuntimeError):  # the store may be gone
+                word = _BROKEN if _errors() else _FAILED
+                self._peers.arrive(*self._next_meeting(), True, word)
+
+    @contextlib.contextmanager
+    def leaving_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.leave()
+            raise
+
+    def runs_again_after(self, error: Exception) -> bool:
+        """Whether all run the step again, though its function raised here.
+
+        Raises:
+            PageOverflowError: paging failed, and it cannot be run again.
+        """
+        if self.refusal:
+            return not self._is_final
+        errors = _errors()
+        self.leave()
+        if not errors or (isinstance(error, PageOverflowError) and not self.is_alone):
+            return False
+        if not self.is_alone:
+            with contextlib.suppress(RuntimeError):
+                _C.paging_step_ok()  # the user is being told
+            described = _C.describe_page_errors(errors)
+            raise PageOverflowError(_HALF_WAY.format(errors=described)) from error
+        return not self.ask(_C.paging_step_ok, at_end=True)

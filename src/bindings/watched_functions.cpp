@@ -1,0 +1,229 @@
+// Functions of torch's C extension that do something more when Python calls them.
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+
+#include "ahead/arrival.h"
+#include "bindings/bindings.h"
+#include "ebb/region.h"
+#include "memory/stillness.h"
+
+namespace ebb::bindings {
+
+namespace py = pybind11;
+
+namespace {
+
+// Note [Watched functions]
+// ebb must know of some calls of torch that reach no operator: `p.data`, a setter, `resize_`. The
+// Python object of such a function stays what it is. Its pointer to the C definition is exchanged
+// for a copy, whose entry does ebb's part and then calls torch's. So the function keeps its
+// identity: for torch.overrides and the tables of a __torch_function__, for pickle, for modules
+// that have imported it. A watched function stays watched.
+
+enum class Watch : uint8_t {
+  Waits,    // for the recipe that runs ahead: see Note [Nothing moves under a replay ahead]
+  Resizes,  // so does this, and the storage is not read ahead any more
+  Aliases,  // the arguments' memory may be written unseen: see Note [Hands on a storage]
+  Writes,   // to its tensor, without an operator: see Note [Opaque writes]
+};
+
+// A Python call's arguments, in each of the ways in which C functions get them.
+struct CallArguments {
+  PyObject* self;
+  PyObject* const* listed = nullptr;
+  Py_ssize_t count = 0;
+  PyObject* named = nullptr;  // a dictionary, or null
+};
+
+template <class F>
+void eachTensor(const CallArguments& arguments, F&& function) {
+  const auto look = [&](PyObject* object) {
+    if (object != nullptr && THPVariable_Check(object)) {
+      function(THPVariable_Unpack(object));
+    }
+  };
+  look(arguments.self);
+  std::for_each(arguments.listed, arguments.listed + arguments.count, look);
+  PyObject* value = nullptr;
+  for (Py_ssize_t at = 0; arguments.named && PyDict_Next(arguments.named, &at, nullptr, &value);) {
+    look(value);
+  }
+}
+
+// What is done around one call.
+class Watching {
+ public:
+  Watching(Watch watch, const CallArguments& arguments) {
+    switch (watch) {
+      case Watch::Resizes:
+        noteHandOn(torch::createStorage(arguments.self), kForEver);
+        [[fallthrough]];
+      case Watch::Waits:
+        commotion_.emplace();
+        break;
+      case Watch::Aliases:
+        eachTensor(arguments, beforeUnseenWrite);
+        break;
+      case Watch::Writes:
+        opaque_.emplace(std::vector<at::Tensor>{THPVariable_Unpack(arguments.self)});
+        break;
+    }
+  }
+
+ private:
+  std::optional<Commotion> commotion_;
+  std::optional<Opaque> opaque_;
+};
+
+struct Watched {
+  Watch watch;
+  PyMethodDef method{};  // the copy; or, of an attribute,
+  PyGetSetDef attribute{};
+  void* original = nullptr;  // the C function
+};
+
+constexpr size_t kMost = 80;
+std::array<Watched, kMost> all;  // under the GIL
+size_t known = 0;
+
+template <class Function, class... Arguments>
+PyObject* call(const Watched& watched, const CallArguments& seen, Arguments... arguments) {
+  HANDLE_TH_ERRORS
+  const Watching watching(watched.watch, seen);
+  return reinterpret_cast<Function>(watched.original)(arguments...);
+  END_HANDLE_TH_ERRORS
+}
+
+CallArguments inTuple(PyObject* self, PyObject* tuple, PyObject* named = nullptr) {
+  return {self, &PyTuple_GET_ITEM(tuple, 0), PyTuple_GET_SIZE(tuple), named};
+}
+
+// The entries of number `I`: each way of calling has its own.
+template <size_t I>
+struct Entry {
+  static PyObject* one(PyObject* self, PyObject* argument) {  // or none: null
+    return call<PyCFunction>(all[I], {self, &argument, argument ? 1 : 0}, self, argument);
+  }
+  static PyObject* tuple(PyObject* self, PyObject* arguments) {
+    return call<PyCFunction>(all[I], inTuple(self, arguments), self, arguments);
+  }
+  static PyObject* keywords(PyObject* self, PyObject* arguments, PyObject* named) {
+    return call<PyCFunctionWithKeywords>(
+        all[I], inTuple(self, arguments, named), self, arguments, named);
+  }
+  static PyObject* fast(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+    return call<_PyCFunctionFast>(all[I], {self, arguments, count}, self, arguments, count);
+  }
+  static PyObject* fastKeywords(
+      PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
+    const Py_ssize_t named = names ? PyTuple_GET_SIZE(names) : 0;
+    return call<_PyCFunctionFastWithKeywords>(
+        all[I], {self, arguments, count + named}, self, arguments, count, names);
+  }
+  static PyObject* get(PyObject* self, void* closure) {
+    return call<getter>(all[I], {self}, self, closure);
+  }
+};
+
+struct Entries {
+  void *one, *tuple, *keywords, *fast, *fastKeywords;
+  getter get;
+};
+
+template <size_t... I>
+constexpr auto entriesFor(std::index_sequence<I...>) {
+  return std::array<Entries, sizeof...(I)>{Entries{
+      reinterpret_cast<void*>(&Entry<I>::one),
+      reinterpret_cast<void*>(&Entry<I>::tuple),
+      reinterpret_cast<void*>(&Entry<I>::keywords),
+      reinterpret_cast<void*>(&Entry<I>::fast),
+      reinterpret_cast<void*>(&Entry<I>::fastKeywords),
+      &Entry<I>::get}...};
+}
+
+// Null for a way of calling that torch does not use.
+void* entryFor(int flags, const Entries& entries) {
+  switch (flags & (METH_VARARGS | METH_KEYWORDS | METH_NOARGS | METH_O | METH_FASTCALL)) {
+    case METH_NOARGS:
+    case METH_O:
+      return entries.one;
+    case METH_VARARGS:
+      return entries.tuple;
+    case METH_VARARGS | METH_KEYWORDS:
+      return entries.keywords;
+    case METH_FASTCALL:
+      return entries.fast;
+    case METH_FASTCALL | METH_KEYWORDS:
+      return entries.fastKeywords;
+    default:
+      return nullptr;
+  }
+}
+
+// The pointer to the definition in a function or method of C; null in anything else.
+PyMethodDef** definitionIn(PyObject* function) {
+  if (PyCFunction_Check(function)) {
+    return &reinterpret_cast<PyCFunctionObject*>(function)->m_ml;
+  }
+  if (PyObject_TypeCheck(function, &PyMethodDescr_Type)) {
+    return &reinterpret_cast<PyMethodDescrObject*>(function)->d_method;
+  }
+  return nullptr;
+}
+
+// False for what is no function, method or attribute of C.
+bool watch(const py::object& function, Watch what) {
+  static const auto entries = entriesFor(std::make_index_sequence<kMost>());
+  const auto isOurs = [&](const void* definition) {
+    return definition >= all.data() && definition < all.data() + all.size();
+  };
+  TORCH_INTERNAL_ASSERT(known < all.size());
+  Watched& next = all[known];
+  next.watch = what;
+  if (PyMethodDef** definition = definitionIn(function.ptr())) {
+    if (isOurs(*definition)) {
+      return true;
+    }
+    void* entry = entryFor((*definition)->ml_flags, entries[known]);
+    if (entry == nullptr) {
+      return false;
+    }
+    next.method = **definition;
+    next.original = reinterpret_cast<void*>(next.method.ml_meth);
+    next.method.ml_meth = reinterpret_cast<PyCFunction>(entry);
+    *definition = &next.method;
+  } else if (Py_TYPE(function.ptr()) == &PyGetSetDescr_Type) {
+    PyGetSetDef*& attribute = reinterpret_cast<PyGetSetDescrObject*>(function.ptr())->d_getset;
+    if (isOurs(attribute)) {
+      return true;
+    }
+    next.attribute = *attribute;
+    next.original = reinterpret_cast<void*>(next.attribute.get);
+    next.attribute.get = entries[known].get;
+    attribute = &next.attribute;
+  } else {
+    return false;
+  }
+  ++known;
+  return true;
+}
+
+}  // namespace
+
+void bindWatchedFunctions(py::module_& module) {
+  py::enum_<Watch>(module, "Watch")
+      .value("WAITS", Watch::Waits)
+      .value("RESIZES", Watch::Resizes)
+      .value("ALIASES", Watch::Aliases)
+      .value("WRITES", Watch::Writes);
+  module.def("watch", torch::wrap_pybind_function(&watch));
+}
+
+}  // namespace ebb::bindings

@@ -1,0 +1,33 @@
+#include "record/pinned.h"
+
+#include <map>
+
+#include "support/python_support.h"
+
+namespace ebb {
+
+void Pinned::closing() {
+  for (Result& result : all_) {
+    const auto value = result.value.lock();
+    result.saved = value && value->packed > 0 ? value->nbytes : 0;
+  }
+}
+
+void Pinned::tell(const std::string& region) {
+  std::map<const OpTraits*, size_t> bytes;
+  for (const Result& result : all_) {
+    const auto value = result.value.lock();
+    bytes[result.op] += result.saved != 0       ? result.saved
+                        : value && value->bytes ? value->nbytes
+                                                : 0;
+  }
+  all_.clear();
+  const PythonSupport* python = pythonSupport();
+  for (const auto& [op, held] : bytes) {
+    if (held > 0 && python != nullptr && !op->toldPinned.exchange(true)) {
+      python->tellPinned(op->name, region, held);
+    }
+  }
+}
+
+}  // namespace ebb

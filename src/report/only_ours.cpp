@@ -1,0 +1,55 @@
+#include "report/only_ours.h"
+
+namespace ebb {
+namespace {
+
+// Whether it is about a storage that its region left behind.
+bool isThere(const Line& line) {
+  return line.fate == Fate::Saved || line.fate == Fate::Kept || line.fate == Fate::Escaped ||
+         line.fate == Fate::Result;
+}
+
+}  // namespace
+
+OnlyOurs::OnlyOurs(const std::deque<Line>& lines) {
+  for (const Line& line : lines) {
+    if (isThere(line) || has(line)) {
+      lines_.emplace(line.address, &line);
+    }
+  }
+  for (const auto& [address, line] : lines_) {
+    if (has(*line)) {
+      const Line* other = before(*line);
+      if (other == nullptr || other->fate == Fate::Result) {
+        kept_.insert(other == nullptr ? line : other);
+      }
+    }
+  }
+}
+
+bool OnlyOurs::has(const Line& line) {
+  return line.fate == Fate::Outside && (line.wasLast || line.letGo != kNever);
+}
+
+bool OnlyOurs::wasPackedBefore(const Line& line) const {
+  const Line* other = has(line) ? before(line) : nullptr;
+  return other != nullptr && (other->packed || wasPackedBefore(*other));
+}
+
+// The last line about the same storage before this one. A result's has ended with its region.
+const Line* OnlyOurs::before(const Line& line) const {
+  const Line* last = nullptr;
+  const auto [begin, end] = lines_.equal_range(line.address);
+  for (auto place = begin; place != end; ++place) {
+    const Line& other = *place->second;
+    const bool lasts =
+        other.fate == Fate::Result || other.ended == kNever || other.ended > line.made;
+    if (other.nbytes == line.nbytes && other.made < line.made && lasts &&
+        (last == nullptr || other.made > last->made)) {
+      last = &other;
+    }
+  }
+  return last;
+}
+
+}  // namespace ebb

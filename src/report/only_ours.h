@@ -1,0 +1,36 @@
+// Which storages from outside nobody but ebb holds.
+#pragma once
+
+#include <deque>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "report/journal.h"
+
+namespace ebb {
+
+// See Note [What only ebb holds]. Several lines may be about one storage: of the region that made
+// it and handed it on, and of each that reads it. Those have the same memory.
+class OnlyOurs {
+ public:
+  explicit OnlyOurs(const std::deque<Line>& lines);
+
+  // Whether `line` came from outside, and nobody else holds it.
+  static bool has(const Line& line);
+
+  // Whether such a storage counts in this line, as kept. It counts in one of its lines.
+  bool isKept(const Line& line) const {
+    return kept_.count(&line) > 0;
+  }
+
+  // Whether an earlier region has packed, and so counted, the same storage.
+  bool wasPackedBefore(const Line& line) const;
+
+ private:
+  const Line* before(const Line& line) const;
+
+  std::unordered_multimap<const void*, const Line*> lines_;  // by the address of the bytes
+  std::unordered_set<const Line*> kept_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,39 @@
+// What holds memory for backward, with ebb and in eager, and when.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "ebb/report.h"
+#include "report/only_ours.h"
+
+namespace ebb {
+
+class Timeline {
+ public:
+  void add(const Line& line, JournalTime now, const OnlyOurs& ours);
+
+  // The curves, with their highest points, and not many more points than can be drawn.
+  void writeTo(Report& report);
+
+ private:
+  struct Event {
+    JournalTime time;
+    int64_t held;
+    int64_t eager;
+  };
+  struct Stretch {
+    const void* address;
+    JournalTime from;
+    JournalTime to;
+    size_t nbytes;
+  };
+
+  void addHeld();
+
+  std::vector<Event> events_;
+  std::vector<Stretch> held_;
+};
+
+}  // namespace ebb
