@@ -55,9 +55,10 @@ PROGRAMS = st.builds(
 )
 
 
-def run(program: Program, regions: bool) -> Machine:
+def run(program: Program, regions: bool, sees_all: bool = False) -> Machine:
+    """`sees_all`: writes that ebb cannot see are left out."""
     if DEVICE == "cpu":
-        return run_here(program, regions)
+        return run_here(program, regions, sees_all)
     before = torch.accelerator.current_stream(DEVICE)
     late.synchronize()
     late.findings()
@@ -68,7 +69,7 @@ def run(program: Program, regions: bool) -> Machine:
         torch.autograd.set_multithreading_enabled(not crosses),
     ):
         try:
-            machine = run_here(program, regions)
+            machine = run_here(program, regions, sees_all)
         finally:
             late.synchronize()
             torch.accelerator.set_stream(before)
@@ -76,7 +77,7 @@ def run(program: Program, regions: bool) -> Machine:
     return machine
 
 
-def run_here(program: Program, regions: bool) -> Machine:
+def run_here(program: Program, regions: bool, sees_all: bool) -> Machine:
     torch.manual_seed(1)
     ebb.reset_stats()
     if FAILING:
@@ -87,7 +88,7 @@ def run_here(program: Program, regions: bool) -> Machine:
     if PAGING:
         ebb.paging.reset()
         ebb.paging.configure(headroom=1000)
-    machine = Machine(regions, program.wide % 2 == 1)
+    machine = Machine(regions, program.wide % 2 == 1, sees_all)
 
     def write(instructions: list[Instruction]) -> None:
         for i, instruction in enumerate(instructions):
@@ -130,9 +131,14 @@ def is_refusal(eager: Observation, ours: Observation) -> bool:
     return ours.seen == "RuntimeError" and named and eager.refusable
 
 
-def check(program: Program) -> str:
-    """What the program came to: gradients, an error, a refusal, or nothing to differentiate."""
-    eager, ours = run(program, regions=False), run(program, regions=True)
+def check(program: Program, sees_all: bool = False) -> str:
+    """What the program came to: gradients, an error, nothing to differentiate, or a refusal.
+
+    A refusal counts as "overwritten" if the program is not refused when it leaves out the writes
+    that ebb cannot see: those bytes are nowhere any more. Otherwise it counts as "refused".
+    """
+    eager = run(program, regions=False, sees_all=sees_all)
+    ours = run(program, regions=True, sees_all=sees_all)
     if eager.findings:
         return "eager races"
     assert not ours.findings, ours.findings[0]
@@ -142,8 +148,12 @@ def check(program: Program) -> str:
         if (e.what, e.seen) == (a.what, a.seen):
             continue
         if is_refusal(e, a):
-            return "refused"
-        again = run(program, regions=False).observed
+            return (
+                "refused"
+                if sees_all or check(program, sees_all=True) == "refused"
+                else "overwritten"
+            )
+        again = run(program, regions=False, sees_all=sees_all).observed
         if [o.seen for o in again] != [o.seen for o in eager.observed]:
             return "eager differs"  # it read uninitialised memory
         steps = "\n".join(f"{o.what}: {o.seen}" for o in ours.observed if type(o.seen) is not list)
@@ -201,7 +211,8 @@ def check_in_a_fresh_process(count: int, base: int | None, **environment: str) -
 def assert_not_vacuous(came_to: Counter[str], count: int) -> None:
     assert came_to.total() >= count
     assert came_to["replayed"] > (0.1 if PAGING else 0.5) * count
-    assert 0 < came_to["refused"] < 0.05 * count
+    assert 0 < came_to["overwritten"] < 0.05 * count
+    assert came_to["refused"] < 0.002 * count
     assert 0 < came_to["error"] < 0.3 * count
     assert came_to["eager differs"] < 0.002 * count
 
@@ -225,7 +236,8 @@ def test_random_programs_in_several_regions():
 
     assert came_to.total() >= count
     assert came_to["replayed"] > 0.4 * count
-    assert came_to["refused"] < 0.05 * count
+    assert came_to["overwritten"] < 0.05 * count
+    assert came_to["refused"] <= 0.002 * count
 
 
 FAILING_TOO = {

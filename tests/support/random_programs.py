@@ -127,8 +127,9 @@ class Observation:
 
 
 class Machine:
-    def __init__(self, regions: bool, wide: bool) -> None:
+    def __init__(self, regions: bool, wide: bool, sees_all: bool = False) -> None:
         self.with_regions = regions
+        self.sees_all = sees_all  # see `touch`
         self.generator = torch.Generator(DEVICE).manual_seed(5)
         self.dtype = torch.float64 if wide else torch.float32
         self.pool: list[Slot] = []
@@ -223,14 +224,19 @@ class Machine:
         self.records = {key: value for key, value in self.records.items() if key in held}
         self.records[storage] = record
 
-    def touch(self, slot: Slot, silent: bool = False) -> None:
+    def touch(self, slot: Slot, silent: bool = False, unseen: bool = False) -> None:
         """Called before each write.
 
         A write to what an ended region may need for its replay may be refused. One that no version
         counter of the region shows, to a tensor which that region computed, is the shortcoming
         "any of a living computed tensor are not noticed": such writes are left out. So are, on a
         device, those to what came from outside, which carries a fingerprint on the CPU only.
+
+        With `sees_all`, two more kinds are left out: writes outside regions to what an ended region
+        saw, and writes that no operator does.
         """
+        if self.sees_all and (unseen or (slot.record.exposed and not self.open)):
+            raise Skip
         self.refusable |= slot.swapped  # what it showed before seems to be written
         if slot.record.exposed:
             if silent and (slot.record.computed or DEVICE != "cpu"):

@@ -104,6 +104,7 @@ def write_behind_torch(m, a, b, c):
     slot = m.slot(a, lambda t: is_float(t) and t.dtype != torch.bfloat16)
     if slot.record.computed or OFFLOADING or PAGING:
         raise Skip
+    m.touch(slot, unseen=True)
     m.refusable = True
     slot.tensor.detach().numpy()[...] *= 2
 
@@ -240,7 +241,7 @@ def custom_scratch(m, a, b, c):
 def custom_unseen(m, a, b, c):
     """The old state is lost to recipes that read it, unless it can be made again."""
     slot = m.slot(a, lambda t: is_vector(t) and not t.is_inference())
-    m.touch(slot)
+    m.touch(slot, unseen=True)
     if slot.own_counter:
         raise Skip
     m.refusable = True
