@@ -32,7 +32,7 @@ from torch import Tensor
 from workloads import LlamaBlock, PreNormBlock, Workload, blocks_in_turn
 
 import ebb
-from report import environment_line, table
+from report import environment_line, table, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 AHEAD = "ebb recompute_all, ahead"
@@ -241,9 +241,8 @@ def main() -> int:
     found["goals"] = goals(found)
     print(page(found))
     if not quick() and not options.only:
-        name = f"{slug(found['environment'])}-ahead"
-        (options.output / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-        (options.output / f"{name}.md").write_text(page(found))
+        base = options.output / f"{slug(found['environment'])}-ahead"
+        write_results(base, found, page(found))
     return 0 if all(found["goals"].values()) else 1
 
 

@@ -9,7 +9,6 @@ exit status is 1 if one does not.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 
 import ebb
-from report import environment_line, table
+from report import environment_line, table, write_results
 
 Row = dict[str, Any]
 Region = Callable[[], AbstractContextManager[object]]
@@ -179,10 +178,8 @@ def main() -> int:
     found: Row = {"environment": environment(), "models": models}
     print(page(found))
     if options.output is not None:
-        options.output.mkdir(parents=True, exist_ok=True)
         base = options.output / f"{slug(found['environment'])}-captures"
-        base.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-        base.with_suffix(".md").write_text(page(found))
+        write_results(base, found, page(found))
     rows = [row for rows in models.values() for row in rows]
     return 0 if all(row.get("identical") for row in rows) else 1
 

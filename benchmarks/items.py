@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from report import write_results
+
 Row = dict[str, Any]
 
 PASSED, FAILED, TIMED_OUT = "passed", "FAILED", "TIMED OUT"
@@ -275,9 +277,7 @@ class Results:
         results = {"machine": dict(self.machine), "items": self.rows}
         page = markdown(self.title, self.machine, self.rows, self.order)
         for base in self.write_to:
-            base.parent.mkdir(parents=True, exist_ok=True)
-            Path(f"{base}.json").write_text(json.dumps(results, indent=1) + "\n")
-            Path(f"{base}.md").write_text(page)
+            write_results(base, results, page)
 
 
 def markdown(

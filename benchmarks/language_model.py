@@ -1,4 +1,4 @@
-"""A whole Llama-shaped language model; of 1.2 billion parameters in bfloat16 on a GPU."""
+"""Llama-shaped language models, and their sizes: in bfloat16 for a GPU, a tiny one to try."""
 
 from __future__ import annotations
 
@@ -32,6 +32,17 @@ BILLION = Shape(
     vocabulary=32_000,
     length=2048,
     batch=2,
+    dtype=torch.bfloat16,
+)
+GPT2 = Shape(
+    "GPT-2 sized model, 0.15 B parameters, bf16, 16 x 1024 tokens, AdamW",
+    layers=12,
+    width=768,
+    hidden=3072,
+    heads=12,
+    vocabulary=50_304,
+    length=1024,
+    batch=16,
     dtype=torch.bfloat16,
 )
 TINY = Shape(

@@ -11,7 +11,6 @@ differs from eager's.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import ebb
 from ebb._testing import instant_accelerator
-from report import environment_line
+from report import environment_line, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 MIB = 1 << 20
@@ -292,10 +291,7 @@ def main() -> None:
     print(text)
     folder = options.output or (None if quick() else ROOT / "benchmarks" / "results")
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{slug(results['environment'])}-offload"
-        path.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
-        path.with_suffix(".md").write_text(text)
+        write_results(folder / f"{slug(results['environment'])}-offload", results, text)
 
 
 if __name__ == "__main__":

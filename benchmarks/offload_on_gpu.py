@@ -8,7 +8,6 @@ The exit status is 1 if gradients differ. What any machine can tell: offload.py.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import torch
 from environment import environment, slug
 
 import ebb
-from report import environment_line, table
+from report import environment_line, table, write_results
 
 MIB = 1 << 20
 
@@ -204,10 +203,8 @@ def main() -> None:
     found = {"environment": environment()} | measure()
     print(page(found))
     if options.output is not None:
-        options.output.mkdir(parents=True, exist_ok=True)
         base = options.output / f"{slug(found['environment'])}-offload-on-gpu"
-        base.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-        base.with_suffix(".md").write_text(page(found))
+        write_results(base, found, page(found))
 
 
 if __name__ == "__main__":

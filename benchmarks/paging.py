@@ -10,7 +10,6 @@ is 1 if a gradient differs from eager's.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from environment import device, environment, quick, slug
 
 import ebb
 from ebb._C._testing import PagePool
-from report import environment_line, table
+from report import environment_line, table, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 MIB = 1 << 20
@@ -259,10 +258,8 @@ def main() -> int:
     found["goals"] = goals(found)
     print(page(found))
     if not quick():
-        options.output.mkdir(parents=True, exist_ok=True)
         base = options.output / f"{slug(found['environment'])}-paging"
-        base.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-        base.with_suffix(".md").write_text(page(found))
+        write_results(base, found, page(found))
     return 0 if found["goals"]["gradients are eager's"] else 1
 
 

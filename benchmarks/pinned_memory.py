@@ -9,7 +9,6 @@ that are there already or not; beside it torch's own pinned memory.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import torch
 from environment import environment, slug
 from offload_on_gpu import seconds
 
-from report import environment_line, table
+from report import environment_line, table, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests" / "support"))
@@ -139,10 +138,8 @@ def main() -> None:
     }
     print(page(found))
     if options.output is not None:
-        options.output.mkdir(parents=True, exist_ok=True)
         base = options.output / f"{slug(found['environment'])}-pinned-memory"
-        base.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-        base.with_suffix(".md").write_text(page(found))
+        write_results(base, found, page(found))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ for 100 layers takes. The exit status is 1 if a goal is missed, gradients among 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -28,7 +27,7 @@ from planner_plot import draw
 
 from ebb._plan.measuring import measure
 from ebb._plan.plan import plan_of
-from report import environment_line, table
+from report import environment_line, table, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = ("accuracy", "curves", "planning")
@@ -182,10 +181,8 @@ def main() -> int:
     found["goals"] = goals(found)
     print(page(found))
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{slug(found['environment'])}-planner"
-        path.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-        path.with_suffix(".md").write_text(page(found))
+        write_results(path, found, page(found))
         try:
             draw(found["curves"], path.with_suffix(".svg"))
         except ModuleNotFoundError:

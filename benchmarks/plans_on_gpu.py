@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 from environment import device, environment, quick, slug
-from language_model import TINY, Llama, Shape, rotary_angles
+from language_model import GPT2, TINY, Llama, Shape, rotary_angles
 from steps import equal
 from systems import in_checkpoint, in_region, saved_on_cpu
 from torch import Tensor
@@ -31,21 +30,10 @@ from workloads import Runner, run_directly
 
 import ebb
 from ebb._plan.budget import BudgetError
-from report import environment_line, table
+from report import environment_line, table, write_results
 
 Row = dict[str, Any]
 MIB = 1 << 20
-GPT2 = Shape(
-    "GPT-2 sized model, 0.15 B parameters, bf16, 16 x 1024 tokens, AdamW",
-    layers=12,
-    width=768,
-    hidden=3072,
-    heads=12,
-    vocabulary=50_304,
-    length=1024,
-    batch=16,
-    dtype=torch.bfloat16,
-)
 SHARES = (0.8, 0.6, 0.4)  # of eager's peak above weights and optimizer
 COMPILED_BUDGETS = (1.0, 0.6, 0.3)  # torch._functorch.config.activation_memory_budget
 
@@ -279,10 +267,8 @@ def main() -> int:
     found = {"environment": environment(), "model": shape.name, "rows": rows}
     print(page(found))
     if options.output is not None:
-        options.output.mkdir(parents=True, exist_ok=True)
         base = options.output / f"{slug(found['environment'])}-plans-on-gpu"
-        base.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-        base.with_suffix(".md").write_text(page(found))
+        write_results(base, found, page(found))
     return int(any(row.get("exact") is False for row in rows))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
@@ -17,6 +19,13 @@ MAIN = [
     "4 pre-LN blocks, width 64",
     "4 pre-LN blocks, width 512",
 ]
+
+
+def write_results(base: Path, found: Results, page: str) -> None:
+    """Writes `base`.json and `base`.md, and makes their folder."""
+    base.parent.mkdir(parents=True, exist_ok=True)
+    Path(f"{base}.json").write_text(json.dumps(found, indent=1) + "\n")
+    Path(f"{base}.md").write_text(page)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

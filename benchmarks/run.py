@@ -9,7 +9,6 @@ The exit status is 1 if any system gives other gradients than eager.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import warnings
@@ -34,7 +33,7 @@ from steps import measure_steps
 from systems import System, all_systems, offload_systems
 from workloads import WORKLOADS, Workload
 
-from report import environment_line, markdown, summary_table
+from report import environment_line, markdown, summary_table, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = ("steps", "slopes", "scaling", "host_memory", "outside")
@@ -125,11 +124,9 @@ def run_scaling(systems: list[System], slopes: list[dict[str, Any]]) -> dict[str
 
 
 def write(results: dict[str, Any], folder: Path, plot: bool) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / slug(results["environment"])
     written = ["json", "md"]
-    path.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
-    path.with_suffix(".md").write_text(markdown(results))
+    write_results(path, results, markdown(results))
     try:
         if plot:
             draw(results["steps"], path.with_suffix(".svg"))

@@ -10,14 +10,13 @@ exit status is 1 if a loss or a gradient norm differs from the plain run's, or a
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from environment import environment, quick, slug
 
-from report import environment_line, table
+from report import environment_line, table, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "integration"))
@@ -114,9 +113,8 @@ def main() -> int:
     found = {"environment": environment(), "rows": rows, "goals": goals(rows)}
     print(page(found))
     if not quick():
-        name = f"{slug(found['environment'])}-trainer"
-        (options.output / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-        (options.output / f"{name}.md").write_text(page(found))
+        base = options.output / f"{slug(found['environment'])}-trainer"
+        write_results(base, found, page(found))
     return 0 if all(found["goals"].values()) else 1
 
 
