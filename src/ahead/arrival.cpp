@@ -122,6 +122,7 @@ class Ahead {
     after->settings_ = before.settings_;
     after->regions_.store(before.regions_.load());
     current.store(after);
+    measureCoresAnew();
   }
 
   static inline std::atomic<Ahead*> current{nullptr};  // leaked: threads may outlive statics

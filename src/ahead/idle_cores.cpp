@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <ctime>
@@ -125,20 +126,6 @@ double countCores() {
 
 namespace {
 
-// Counted once a second.
-double usableCores() {
-  static std::mutex mutex;
-  static double cores = 0;
-  static Clock::time_point counted;
-  std::lock_guard<std::mutex> lock(mutex);
-  const auto now = Clock::now();
-  if (cores == 0 || now - counted > std::chrono::seconds(1)) {
-    cores = countCores();
-    counted = now;
-  }
-  return cores;
-}
-
 // How many backwards with replays ahead come between two without, in which cores are measured.
 constexpr int kMeasuredEach = 64;
 // Shorter than this is too short to tell.
@@ -147,16 +134,27 @@ constexpr double kLeastSeconds = 0.002;
 constexpr double kIdle = 0.75;
 
 // Of the process: one backward at a time is measured.
-class Measuring {
+class IdleCores {
  public:
-  static Measuring& get() {
-    static auto* instance = new Measuring;
-    return *instance;
-  }
-
-  // A backward has reached a region. Whether it leaves a core idle, as far as is known.
+  // Backward has reached a region: see haveIdleCore().
   bool arrived() {
     std::lock_guard<std::mutex> lock(mutex_);
+    return 2 * at::get_num_threads() <= usableCores() || leavesOneIdle();
+  }
+
+ private:
+  // Counted once a second.
+  double usableCores() {
+    const auto now = Clock::now();
+    if (cores_ == 0 || now - counted_ > std::chrono::seconds(1)) {
+      cores_ = countCores();
+      counted_ = now;
+    }
+    return cores_;
+  }
+
+  // Whether this backward does, as far as is known.
+  bool leavesOneIdle() {
     const double ran = timeRun();
     const double now = timeNow();
     if (const uint64_t closings = Lookahead::closings(); closings != closings_) {
@@ -171,7 +169,6 @@ class Measuring {
     return allowed_;
   }
 
- private:
   void begin() {
     if (sumPassed_ >= kLeastSeconds) {
       busy_ = sumRan_ / sumPassed_;
@@ -182,7 +179,9 @@ class Measuring {
     left_ -= allowed_ ? 1 : 0;
   }
 
-  std::mutex mutex_;       // guards what follows
+  std::mutex mutex_;  // guards what follows
+  double cores_ = 0;  // that this process may use; 0: not counted yet
+  Clock::time_point counted_;
   uint64_t closings_ = 0;  // Lookahead::closings() when backward last reached a region
   double ran_ = 0;         // timeRun() then
   double now_ = 0;         // timeNow() then
@@ -193,6 +192,8 @@ class Measuring {
   bool allowed_ = false;
 };
 
+std::atomic<IdleCores*> idleCores{new IdleCores};  // leaked: threads may outlive statics
+
 }  // namespace
 
 void useAllCores() {
@@ -201,7 +202,11 @@ void useAllCores() {
 }
 
 bool haveIdleCore() {
-  return 2 * at::get_num_threads() <= usableCores() || Measuring::get().arrived();
+  return idleCores.load()->arrived();
+}
+
+void measureCoresAnew() {
+  idleCores.store(new IdleCores);
 }
 
 }  // namespace ebb

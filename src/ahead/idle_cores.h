@@ -20,6 +20,9 @@ namespace ebb {
 // Backward has reached a region: whether replays may run beside it.
 bool haveIdleCore();
 
+// In the child of a fork: another thread may have been measuring, with a lock that it still has.
+void measureCoresAnew();
+
 // Lets this thread run on all cores of the process: a new one has those of the thread that made it.
 void useAllCores();
 

@@ -23,36 +23,33 @@ def policy_of(choice: Choice, calls: Calls) -> Policy:
         choice: for a region.
         calls: all that the region does.
     """
-    decisions = _decisions(choice)
-    by_name: dict[str, dict[int, Decision]] = {}
-    for place, (name, number) in enumerate(calls):
-        by_name.setdefault(name, {})[number] = decisions.get(place, RECOMPUTE)
-    rules = [rule for name, found in sorted(by_name.items()) for rule in _rules(name, found)]
+    rules = [rule for of_name in _rules_by_name(choice, calls).values() for rule in of_name]
     inputs = PAGE if choice.paged_inputs else OFFLOAD if choice.inputs else SAVE
     return Policy(rules, inputs=inputs)
 
 
 def can_be_said(choice: Choice, calls: Calls) -> Choice:
     """What is left of a choice without operators for which a policy has no room."""
-    decisions = _decisions(choice)
-    by_name: dict[str, dict[int, Decision]] = {}
-    for place, (name, number) in enumerate(calls):
-        by_name.setdefault(name, {})[number] = decisions.get(place, RECOMPUTE)
-    silent = {name for name, found in by_name.items() if len(_rules(name, found)) > _MOST}
+    rules = _rules_by_name(choice, calls)
+    silent = {name for name, of_name in rules.items() if len(of_name) > _MOST}
 
     def others(operators: Operators) -> Operators:
-        return frozenset(place for place in operators if calls[place][0] not in silent)
+        return frozenset(index for index in operators if calls[index][0] not in silent)
 
     return choice.mapped(others) if silent else choice
 
 
-def _decisions(choice: Choice) -> dict[int, Decision]:
-    return {
+def _rules_by_name(choice: Choice, calls: Calls) -> dict[str, list[Rule]]:
+    decisions = {
         **dict.fromkeys(choice.saved, SAVE),
         **dict.fromkeys(choice.offloaded, OFFLOAD),
         **dict.fromkeys(choice.each_time, RECOMPUTE_EACH_TIME),
         **dict.fromkeys(choice.paged, PAGE),
     }
+    by_name: dict[str, dict[int, Decision]] = {}
+    for index, (name, number) in enumerate(calls):
+        by_name.setdefault(name, {})[number] = decisions.get(index, RECOMPUTE)
+    return {name: _rules(name, found) for name, found in sorted(by_name.items())}
 
 
 def _rules(name: str, decisions: Mapping[int, Decision]) -> list[Rule]:
