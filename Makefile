@@ -12,8 +12,10 @@ PYTHON ?= python3
 VENV ?= $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),$(CURDIR)/.venv)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# ebb with the module that its tests and benchmarks use.
+BUILD := PATH="$(BIN):$$PATH" EBB_TESTING=1 $(PIP)
 
-SOURCES := $(shell find src include -name '*.cpp' -o -name '*.h' -o -name '*.cu') CMakeLists.txt $(wildcard cmake/*) setup.py pyproject.toml
+SOURCES := $(shell find src include tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu') CMakeLists.txt $(wildcard cmake/*) setup.py pyproject.toml
 
 .PHONY: demo setup wheel test sweep test-full test-asan test-tsan mutants gpu test-gpu bench-gpu compile-clang bench lint format clean FORCE
 
@@ -32,7 +34,7 @@ setup: $(VENV)/.ebb-test
 
 # In dist, for environments with the same torch: no compiler is needed there.
 wheel: $(VENV)/.ebb-built
-	PATH="$(BIN):$$PATH" $(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
+	PATH="$(BIN):$$PATH" EBB_TESTING=0 $(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
 
 test-full: $(VENV)/.ebb-test
 	$(BIN)/python -m pytest -q $(TESTS)
@@ -46,8 +48,7 @@ TSAN := $(CURDIR)/build/threads
 LIBRARY = $$($(CXX) -print-file-name=$(1))
 define test-sanitized
 	rm -rf $(1)/package $(1)/report.*
-	PATH="$(BIN):$$PATH" EBB_SANITIZE=$(2) EBB_BUILD_DIR=$(1)/build \
-		$(PIP) install --no-build-isolation --no-deps --target $(1)/package .
+	EBB_SANITIZE=$(2) EBB_BUILD_DIR=$(1)/build $(BUILD) install --no-build-isolation --no-deps --target $(1)/package .
 	status=0; $(3) PYTHONPATH=$(1)/package $(BIN)/python -m pytest -q -m "not slow and not not_sanitized" $(4) || status=$$?; \
 	for report in $$(grep -lE "ERROR: |runtime error: |WARNING: Thread" $(1)/report.* 2>/dev/null); do \
 		cat "$$report"; status=1; done; \
@@ -78,9 +79,9 @@ mutants: $(VENV)/.ebb-test
 CLANG ?= clang++-19
 compile-clang: $(VENV)/.ebb-test
 	rm -rf $(CURDIR)/build/clang/package
-	PATH="$(BIN):$$PATH" EBB_CUDA=0 EBB_BUILD_DIR=$(CURDIR)/build/clang/build \
+	EBB_CUDA=0 EBB_BUILD_DIR=$(CURDIR)/build/clang/build \
 		EBB_CMAKE_ARGS="-DCMAKE_CXX_COMPILER=$(CLANG) -DCMAKE_BUILD_TYPE=Debug -DEBB_WERROR=ON" \
-		$(PIP) install --no-build-isolation --no-deps --target $(CURDIR)/build/clang/package .
+		$(BUILD) install --no-build-isolation --no-deps --target $(CURDIR)/build/clang/package .
 
 # Every peer in one process; writes benchmarks/results. On the CPU twelve minutes, and as long for plans.
 bench: $(VENV)/.ebb-bench
@@ -111,8 +112,9 @@ bench-gpu:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# The checkout holds the C++ part that was built last: build again if that was for another torch.
-ifneq ($(shell cat build/built-for 2>/dev/null),$(VENV))
+# The checkout holds the C++ part that was built last: build again if that was for another torch, or
+# without the module for tests.
+ifneq ($(shell cat build/built-for 2>/dev/null)$(if $(wildcard python/ebb/_testing.*.so),, none),$(VENV))
 $(VENV)/.ebb-built: FORCE
 endif
 FORCE:
@@ -121,20 +123,20 @@ $(VENV)/.ebb-built: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install $(TORCH) numpy
 	$(PIP) install "setuptools>=64" wheel "cmake>=3.18" ninja
 	@echo "compiling ebb; one to two minutes"
-	PATH="$(BIN):$$PATH" $(PIP) install --no-build-isolation --no-deps -e .
+	$(BUILD) install --no-build-isolation --no-deps -e .
 	mkdir -p build && echo $(VENV) > build/built-for
 	touch $@
 
 $(VENV)/.ebb-test: $(VENV)/.ebb-built
-	PATH="$(BIN):$$PATH" $(PIP) install -e ".[test]" --no-build-isolation
+	$(BUILD) install -e ".[test]" --no-build-isolation
 	touch $@
 
 $(VENV)/.ebb-bench: pyproject.toml | $(VENV)/.ebb-built
-	PATH="$(BIN):$$PATH" $(PIP) install -e ".[bench]" --no-build-isolation
+	$(BUILD) install -e ".[bench]" --no-build-isolation
 	touch $@
 
 $(VENV)/.ebb-lint: pyproject.toml | $(VENV)/.ebb-built
-	PATH="$(BIN):$$PATH" $(PIP) install -e ".[lint]" --no-build-isolation
+	$(BUILD) install -e ".[lint]" --no-build-isolation
 	touch $@
 
 lint: $(VENV)/.ebb-lint

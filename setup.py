@@ -13,6 +13,7 @@ from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
+TEST_MODULE = f"_testing{sysconfig.get_config_var('EXT_SUFFIX')}"  # built where EBB_TESTING is 1
 
 
 def torch_dir() -> Path:
@@ -58,6 +59,11 @@ class CMakeBuild(build_ext):
             self.copy_file(str(built / name), str(package / name))
         if (built / "libebb_cuda.so").exists():
             self.copy_file(str(built / "libebb_cuda.so"), str(package / "libebb_cuda.so"))
+        # The one of an earlier build fits that build's libebb only.
+        if (built / TEST_MODULE).exists():
+            self.copy_file(str(built / TEST_MODULE), str(package / TEST_MODULE))
+        else:
+            (package / TEST_MODULE).unlink(missing_ok=True)
         for name in ("include", "cmake"):
             self.copy_tree(str(built / name), str(package / name))
 
@@ -76,11 +82,13 @@ class CMakeBuild(build_ext):
             f"-DCMAKE_INSTALL_PREFIX={package}",
             f"-DEBB_CUDA={os.environ.get('EBB_CUDA', 'auto')}",
             f"-DEBB_SANITIZE={os.environ.get('EBB_SANITIZE', '')}",
+            f"-DEBB_TESTING={os.environ.get('EBB_TESTING', '0')}",
             *os.environ.get("EBB_CMAKE_ARGS", "").split(),
         ]  # fmt: skip
         forget_tools_that_are_gone(build)
         subprocess.run(configure, check=True)
         subprocess.run(["cmake", "--build", str(build)], check=True)
+        (package / TEST_MODULE).unlink(missing_ok=True)
         subprocess.run(["cmake", "--install", str(build)], check=True)
         info = f'"""Written by setup.py."""\n\nTORCH_RELEASE = "{torch_release(torch)}"\n'
         (package / "_build_info.py").write_text(info)

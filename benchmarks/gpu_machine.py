@@ -20,11 +20,19 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-CPP = ("src", "include", "cmake", "CMakeLists.txt", "setup.py", "pyproject.toml")
+CPP = (
+    "src",
+    "include",
+    "tests/native",
+    "cmake",
+    "CMakeLists.txt",
+    "setup.py",
+    "pyproject.toml",
+)
 ALL_OF_EBB = (*CPP, "python")
 SOURCES = (".cpp", ".h", ".cu", ".py", ".html", ".in")
-MODULE = f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
-BUILT = (MODULE, "libebb*.so", "_build_info.py", "include/**/*.h", "cmake/*")  # in python/ebb
+MODULES = [f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}" for name in ("_C", "_testing")]
+BUILT = (*MODULES, "libebb*.so", "_build_info.py", "include/**/*.h", "cmake/*")  # in python/ebb
 
 ASK_TORCH = """
 import json
@@ -178,6 +186,7 @@ def build(capability: str) -> int:
         | variables()
         | {
             "EBB_CUDA": "1",
+            "EBB_TESTING": "1",
             "EBB_CMAKE_ARGS": " ".join(filter(None, arguments)),
         }
     )

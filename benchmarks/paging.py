@@ -20,7 +20,7 @@ import torch
 from environment import device, environment, quick, slug
 
 import ebb
-from ebb._C._testing import PagePool
+from ebb._testing import PagePool
 from report import environment_line, table, write_results
 
 ROOT = Path(__file__).resolve().parents[1]

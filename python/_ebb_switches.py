@@ -22,7 +22,7 @@ NAMES = frozenset((
 # Read when ebb is built, tested or measured.
 PREFIXES = (
     "EBB_BENCH_", "EBB_BUILD_DIR", "EBB_CMAKE_ARGS", "EBB_CUDA", "EBB_SANITIZE", "EBB_TEST_",
-    "EBB_TORCH_DIR",
+    "EBB_TESTING", "EBB_TORCH_DIR",
 )  # fmt: skip
 
 

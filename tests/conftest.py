@@ -10,9 +10,9 @@ import pytest
 import torch
 from ahead_programs import wait_for_replays
 from hypothesis import HealthCheck, settings
+from stand_ins import fake_accelerator
 
 import ebb
-from ebb._testing import fake_accelerator
 
 # How long it takes to draw an example, and to run it, depends on what else the machine does.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

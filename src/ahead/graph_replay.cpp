@@ -3,9 +3,7 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
-#include <chrono>
 #include <mutex>
-#include <thread>
 
 #include "graph/recipe.h"
 #include "kernel/kernel_state.h"
@@ -13,23 +11,8 @@
 #include "memory/stash.h"
 
 namespace ebb {
-namespace {
 
-std::atomic<uint32_t> longestDelay{0};
-
-void delay(uint64_t sequence) {
-  const uint32_t longest = longestDelay.load(std::memory_order_relaxed);
-  if (longest != 0) {
-    const uint64_t drawn = (sequence + 1) * 0x9E3779B97F4A7C15U >> 40;
-    std::this_thread::sleep_for(std::chrono::microseconds(drawn % longest));
-  }
-}
-
-}  // namespace
-
-void delayReplaysAhead(uint32_t microseconds) {
-  longestDelay.store(microseconds);
-}
+std::atomic<void (*)(uint64_t sequence)> beforeReplayAhead{nullptr};
 
 GraphReplay::GraphReplay(Graph& graph, const std::atomic<bool>& ends)
     : graph_(graph), lookahead_(*graph.lookahead), ends_(ends) {
@@ -103,7 +86,9 @@ bool GraphReplay::begin(const Recipe& recipe) {
   if (lookahead_.asked.load() || ends_.load()) {
     return leave(AheadEnd::Asked);
   }
-  delay(recipe.sequence);
+  if (const auto told = beforeReplayAhead.load(std::memory_order_acquire)) {
+    told(recipe.sequence);
+  }
   if (!still_) {
     still_.emplace();
   }

@@ -63,7 +63,8 @@ class GraphReplay final : public AheadWatch {
   AheadEnd why_ = AheadEnd::Done;
 };
 
-// For tests: before each recipe a thread sleeps, at random, up to so many microseconds.
-EBB_API void delayReplaysAhead(uint32_t microseconds);
+// For tests: called before each recipe that runs ahead, with its place in the order of recording.
+// Null: nothing is called.
+EBB_API extern std::atomic<void (*)(uint64_t sequence)> beforeReplayAhead;
 
 }  // namespace ebb

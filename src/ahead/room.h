@@ -85,7 +85,7 @@ EBB_API size_t bytesInUse(c10::Device device);
 // The accelerator's, if there is one, else the CPU.
 EBB_API c10::Device deviceInUse();
 
-// For tests: what bytesInUse() says from now on; 0: the truth.
-EBB_API void pretendBytesInUse(size_t nbytes);
+// For tests: what bytesInUse() says; 0: the truth.
+EBB_API extern std::atomic<size_t> insteadOfBytesInUse;
 
 }  // namespace ebb

@@ -17,11 +17,6 @@ void bindReport(pybind11::module_& module);
 void bindScopes(pybind11::module_& module);
 void bindWatchedFunctions(pybind11::module_& module);
 
-// For the module ebb._C._testing.
-void bindOperators(pybind11::module_& module);
-void bindPages(pybind11::module_& module);
-void bindTesting(pybind11::module_& module);
-
 // Gives the core what it needs of Python.
 void installPythonSupport(pybind11::module_& module);
 

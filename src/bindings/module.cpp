@@ -15,9 +15,4 @@ PYBIND11_MODULE(_C, module, pybind11::mod_gil_not_used(false)) {
   ebb::bindings::bindReport(module);
   ebb::bindings::bindScopes(module);
   ebb::bindings::bindWatchedFunctions(module);
-
-  auto testing = module.def_submodule("_testing", "What only tests and benchmarks use.");
-  ebb::bindings::bindOperators(testing);
-  ebb::bindings::bindPages(testing);
-  ebb::bindings::bindTesting(testing);
 }

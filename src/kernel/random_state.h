@@ -13,6 +13,7 @@
 #include <optional>
 #include <vector>
 
+#include "ebb/export.h"
 #include "intercept/op_traits.h"
 
 namespace ebb {
@@ -56,7 +57,7 @@ struct RandomState {
   uint64_t capture = 0;          // in which it drew; see captureOf
 
   // See Note [Random numbers in a capture]
-  bool canBeSetNow() const;
+  EBB_API bool canBeSetNow() const;
 };
 
 // Whether an op may draw from a generator when it is called like this.
@@ -66,7 +67,7 @@ inline bool mayDraw(const OpTraits& op, const c10::IValue* arguments) {
 }
 
 // Takes the state before an op runs that may draw, and decides afterwards whether it was needed.
-class RandomScope {
+class EBB_API RandomScope {
  public:
   // `arguments` points to the op's arguments, of which the generator may be replaced; `recorded`:
   // the op gets a recipe, so the state is wanted.
@@ -105,7 +106,7 @@ class RandomScope {
 
 // For the life of the object, an op run with `stack`'s top as its arguments draws what it drew in
 // the forward, where RandomState::canBeSetNow().
-class RandomReplay {
+class EBB_API RandomReplay {
  public:
   RandomReplay(const OpTraits& op, const RandomState* state, torch::jit::Stack& stack);
   ~RandomReplay();

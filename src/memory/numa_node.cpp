@@ -37,20 +37,4 @@ void preferNode(void* memory, size_t nbytes, int node) {
   ::syscall(SYS_mbind, memory, nbytes, MPOL_PREFERRED, nodes.data(), kNodes, 0);
 }
 
-int preferredNode(const void* memory) {
-  Nodes nodes{};
-  int policy = MPOL_DEFAULT;
-  const long failed =
-      ::syscall(SYS_get_mempolicy, &policy, nodes.data(), kNodes, memory, MPOL_F_ADDR);
-  if (failed != 0 || policy != MPOL_PREFERRED) {
-    return -1;
-  }
-  for (int node = 0; node < kNodes; ++node) {
-    if ((nodes[node / kBits] >> (node % kBits) & 1) != 0) {
-      return node;
-    }
-  }
-  return -1;
-}
-
 }  // namespace ebb

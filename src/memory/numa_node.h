@@ -4,8 +4,6 @@
 #include <cstddef>
 #include <string>
 
-#include "ebb/export.h"
-
 namespace ebb {
 
 // Note [Memory near the device]
@@ -19,8 +17,5 @@ int nodeOfPciDevice(const std::string& busId);
 
 // Pages of `memory` that are not in use yet will be on `node`, if possible.
 void preferNode(void* memory, size_t nbytes, int node);
-
-// The node that was preferred for `memory`; -1 if none was.
-EBB_API int preferredNode(const void* memory);
 
 }  // namespace ebb

@@ -64,7 +64,7 @@ EBB_API void noteHandOn(const c10::Storage& storage, uint64_t until);
 
 // How many weak references there are to `storage` but for those that are kept for that. All strong
 // ones count as one.
-size_t weakReferencesTo(const c10::Storage& storage);
+EBB_API size_t weakReferencesTo(const c10::Storage& storage);
 
 // What a recipe reads, while it runs ahead. Of a graph that was closed as number `closed`.
 class EBB_API ReadAhead {

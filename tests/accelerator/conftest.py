@@ -13,6 +13,7 @@ from ahead_programs import wait_for_replays
 
 import ebb
 import paging
+from ebb import _testing
 
 if "EBB_TEST_ACCELERATOR" not in os.environ:
     collect_ignore_glob = ["*"]
@@ -37,7 +38,7 @@ def device():
 @pytest.fixture
 def stream(device):
     """To capture, in static mode."""
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
     ebb.offload.configure(min_bytes=1, static=True)
     yield torch.Stream(device=device)
     gc.collect()

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import ebb
+from ebb import _testing
 
 CONVOLUTION = "aten::convolution"
 
@@ -113,8 +114,8 @@ def engines(device, times):
     library.impl("convolution_overrideable", Engines(device), "PrivateUse1", allow_override=True)
     yield
     library._destroy()
-    in_backward(device, ebb._C._testing.forget_failed_workspaces)
-    ebb._C._testing.forget_failed_workspaces()
+    in_backward(device, _testing.forget_failed_workspaces)
+    _testing.forget_failed_workspaces()
 
 
 def in_backward(device, call):

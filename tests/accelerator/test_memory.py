@@ -6,7 +6,7 @@ import accelerator
 import pytest
 import torch
 
-from ebb import _C
+from ebb import _testing
 
 ANOTHER_CAPTURE, OTHER_ERROR = 906, 710  # CUDA's numbers
 
@@ -32,16 +32,16 @@ def test_whether_a_stream_is_captured(error, captures, device, asked_of_captures
     """Also where another capture is why nobody tells, and where nobody can."""
     asked_of_captures(error)
 
-    assert _C._testing.captures("late") == (captures, captures)
+    assert _testing.captures("late") == (captures, captures)
 
 
 @needs_to_tell
 def test_a_stream_that_is_captured(device):
     stream = torch.Stream(device=device)
     with accelerator.Graph().capture(stream):
-        inside = _C._testing.captures("late")
+        inside = _testing.captures("late")
     assert inside == (True, True)
 
 
 def test_events_that_many_threads_record(device):
-    assert _C._testing.events_are_apart("late", 4, 8000)
+    assert _testing.events_are_apart("late", 4, 8000)

@@ -10,6 +10,7 @@ import torch
 from captures import SINES, captured, change, expected, forward, random, step, warm_up
 
 import ebb
+from ebb import _testing
 
 pytestmark = pytest.mark.skipif(
     not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
@@ -116,7 +117,7 @@ def test_host_memory_of_a_graph_is_never_freed(device, stream):
     accelerator.synchronize()
     for _ in range(2):
         step(large)  # finds no room
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
     change(x)
     graph.replay()
 

@@ -6,6 +6,7 @@ import accelerator
 import torch
 
 import ebb
+from ebb import _testing
 
 SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 
@@ -21,7 +22,7 @@ def test_what_a_write_made_leave_goes_to_disk_after_its_copy(tmp_path, device):
             h.zero_()
         return (y.sin().cos() * 2).sum()
 
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
     x = torch.randn(8, 32).to(device).requires_grad_()
     ebb.offload.configure(min_bytes=1, disk=tmp_path, pinned_limit=x.nbytes)
     accelerator.synchronize()

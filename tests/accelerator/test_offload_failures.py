@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import ebb
+from ebb import _testing
 
 SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 EVERYTHING = ebb.Policy({"*": ebb.OFFLOAD})
@@ -17,7 +18,7 @@ EVERYTHING = ebb.Policy({"*": ebb.OFFLOAD})
 
 @pytest.fixture
 def x(device):
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
     ebb.offload.configure(min_bytes=1)
     x = torch.randn(8, 32).to(device).requires_grad_()
     accelerator.synchronize()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import ebb
+from ebb import _testing
 
 SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 LENGTH = 8
@@ -19,7 +20,7 @@ LENGTH = 8
 @pytest.fixture
 def x(device):
     gc.collect()
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
     ebb.offload.configure(min_bytes=1)
     x = torch.randn(8, 32).to(device).requires_grad_()
     accelerator.synchronize()
@@ -118,7 +119,7 @@ def test_after_a_step_no_memory_is_left_on_the_device(static, x):
 
 def free_at_once(x):
     """A drain frees all host memory that is free."""
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
 
 
 def free_under_a_limit(x):
@@ -184,6 +185,6 @@ def test_a_drain_waits_for_what_is_on_its_way_back(x):
     accelerator.synchronize()
     torch.autograd.grad(second, x, torch.ones_like(second))  # and the first one ahead
     del first, second
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
 
     assert ebb.offload.stats()["host_bytes_held"] == ebb.offload.stats()["host_bytes_used"] == used

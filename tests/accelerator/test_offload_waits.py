@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ebb
+from ebb import _testing
 
 SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 EVERYTHING = ebb.Policy({"*": ebb.OFFLOAD}, inputs=ebb.OFFLOAD)
@@ -140,7 +141,7 @@ STREAMS_OF_A_DEVICE = 33
 
 
 def prepare(settings, device):
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
     ebb.offload.configure(min_bytes=1, **SETTINGS[settings])
     streams = [torch.Stream(device=device) for _ in range(2)]
     return torch.randn(8, 32).to(device).requires_grad_(), streams

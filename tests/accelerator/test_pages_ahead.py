@@ -17,6 +17,7 @@ from ahead_programs import (
 from captured_steps import Step
 
 import ebb
+from ebb import _testing
 from paging import PRODUCTS, Masked, gradients, same
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
@@ -192,12 +193,12 @@ def test_no_memory_ahead_is_no_failure(ahead, device):
             return gradient
 
     net = Squeezed(device=device)
-    ebb._C._testing.delay_replays_ahead(2000)
+    _testing.delay_replays_ahead(2000)
     try:
         did = counts(lambda: [found(net, x, n, products) for _ in range(2)])
         results = found(net, x, n, products)
     finally:
-        ebb._C._testing.delay_replays_ahead(0)
+        _testing.delay_replays_ahead(0)
     assert did["failures"] > 0
     assert same(right, results)
     assert ebb.paging.step_ok()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import ebb
+from ebb import _testing
 
 EVERYTHING = ebb.Policy(default=ebb.PAGE, inputs=ebb.PAGE)
 
@@ -46,7 +47,7 @@ def test_a_device_without_a_generator(device):
 
 
 def test_that_page_means_save_is_said_once(device):
-    ebb._C._testing.set_page_mover("late", 0)  # other tests may have given it one
+    _testing.set_page_mover("late", 0)  # other tests may have given it one
     with pytest.warns(UserWarning, match="PAGE means SAVE for a tensor on late:0") as caught:
         found = [step(5, device) for _ in range(2)]
 

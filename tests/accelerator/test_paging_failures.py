@@ -257,7 +257,7 @@ def test_pools_that_go_while_something_is_on_its_way_back(tier, step):
 
 BAD = """
 import sys
-import accelerator, torch, ebb
+import accelerator, torch, ebb._testing
 accelerator.load()
 {prepare}
 from paging import Masked, gradients, region
@@ -276,7 +276,7 @@ print(len(gradients(net, x, n, region)), ebb.paging.step_ok())
 
 def test_kernels_that_cannot_run_show_in_the_first_forward():
     """A mover whose launches fail: before anything depends on pages."""
-    prepare = "ebb._C._testing.set_page_mover('late', torch.ops.late.failing_page_mover())"
+    prepare = "ebb._testing.set_page_mover('late', torch.ops.late.failing_page_mover())"
     support = Path(__file__).parents[1] / "support"
     done = subprocess.run(
         [sys.executable, "-c", BAD.format(prepare=prepare, error="NotImplementedError")],

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ebb
-from ebb._C._testing import PagePool
+from ebb._testing import PagePool
 from paging import EVERYTHING, Masked, gradients, region, same
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")

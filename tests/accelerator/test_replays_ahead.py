@@ -18,6 +18,7 @@ from ahead_programs import (
 from exactness import same_bits
 
 import ebb
+from ebb import _testing
 
 RECOMPUTE = ebb.policies.recompute_all
 SHAPE = (2, 6, 16)
@@ -323,11 +324,11 @@ def test_no_memory_ahead_is_no_failure(ahead, device):
                 h = module(meets.apply(h))
         return backward(h.sum(), modules, x)
 
-    ebb._C._testing.delay_replays_ahead(2000)
+    _testing.delay_replays_ahead(2000)
     try:
         did = counts(lambda: assert_exact(program))
     finally:
-        ebb._C._testing.delay_replays_ahead(0)
+        _testing.delay_replays_ahead(0)
     assert did["failures"] == 3
     assert did["regions_in_time"] == 0
 

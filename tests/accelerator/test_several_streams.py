@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import ebb
+from ebb import _testing
 
 SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 
 
 @pytest.fixture
 def streams(device):
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
     ebb.offload.configure(min_bytes=1)
     return torch.Stream(device=device), torch.Stream(device=device)
 
@@ -34,7 +35,7 @@ def use_what_is_free(stream, *shapes):
 
 
 def finish_copies():
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
     accelerator.synchronize()
     ebb.offload.stats()  # looks for copies that are done
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ebb
+from ebb import _testing
 
 SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 EVERYTHING = ebb.Policy({"*": ebb.OFFLOAD}, inputs=ebb.OFFLOAD)
@@ -27,7 +28,7 @@ def gradient_of_sines(x):
 
 def finish_copies():
     """Of ebb's own streams, and what those wait for, before any other."""
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
     torch.accelerator.synchronize()
     ebb.offload.stats()  # looks for copies that are done
 

@@ -21,6 +21,7 @@ from ahead_programs import (
 from exactness import same_bits
 
 import ebb
+from ebb import _testing
 
 
 def region():
@@ -44,7 +45,7 @@ def test_settings_change_for_a_moment_in_a_hook():
 
         @staticmethod
         def backward(ctx, gradient):
-            while not ebb._C._testing.replays_ahead_are_idle():
+            while not _testing.replays_ahead_are_idle():
                 torch.backends.mkldnn.set_flags(False)
                 torch.backends.mkldnn.set_flags(True)
             return gradient
@@ -280,7 +281,7 @@ def test_setters_do_not_wait_for_who_waits_for_them(who, python_sine):
     x = torch.randn(4, requires_grad=True)
 
     def hook(gradient):
-        while not ebb._C._testing.replays_ahead_are_idle():
+        while not _testing.replays_ahead_are_idle():
             if who == "the program":
                 set_something()
             time.sleep(1e-4)
@@ -306,7 +307,7 @@ def test_nothing_begins_ahead_in_a_commotion(python_sine):
     ran_in = set()
     python_sine.append(lambda: ran_in.add(threading.get_ident()))
     x = torch.randn(4, requires_grad=True)
-    ebb._C._testing.replay_when_closed(True)
+    _testing.replay_when_closed(True)
     try:
         with replays_ahead():
             ebb._C.begin_commotion()
@@ -316,7 +317,7 @@ def test_nothing_begins_ahead_in_a_commotion(python_sine):
             ebb._C.end_commotion()
             torch.autograd.grad(h.sum(), x)
     finally:
-        ebb._C._testing.replay_when_closed(False)
+        _testing.replay_when_closed(False)
     assert {threading.get_ident()} == ran_in
 
 

@@ -14,7 +14,7 @@ from each_time import (
 from exactness import replayed, same_bits
 
 import ebb
-from ebb import SAVE, Policy
+from ebb import SAVE, Policy, _testing
 
 
 def regions_ahead(policy, limit="1GiB", sines=6):
@@ -85,7 +85,7 @@ def test_they_are_kept_while_there_is_room():
 def test_they_are_given_up_when_there_is_none():
     x = torch.linspace(0, 1, SIZE, dtype=torch.float64, requires_grad=True)
     ebb._C.keep_while_there_is_room(1 << 20)
-    ebb._C._testing.pretend_bytes_in_use(1 << 30)
+    _testing.pretend_bytes_in_use(1 << 30)
     try:
         with ebb.region(EACH_TIME):
             h = x.sin().sin().sin().sin()
@@ -97,7 +97,7 @@ def test_they_are_given_up_when_there_is_none():
         count = replayed() - before
     finally:
         ebb._C.keep_while_there_is_room(0)
-        ebb._C._testing.pretend_bytes_in_use(0)
+        _testing.pretend_bytes_in_use(0)
 
     assert count == sum(range(4))
     assert same_bits(found, torch.autograd.grad(x.sin().sin().sin().sin().sin().sum(), x)[0])

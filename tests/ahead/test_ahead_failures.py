@@ -12,7 +12,7 @@ from exactness import same_bits
 from torch import nn
 
 import ebb
-from ebb import _C
+from ebb import _C, _testing
 
 WIDTH, BLOCKS = 16, 4
 FAULT = "fault injected"
@@ -27,22 +27,22 @@ def room(used=1000):
     """Inside, all is kept. So many bytes seem to be in use; of a tenth more is given up than is
     needed."""
     _C.keep_while_there_is_room(ANYTHING)
-    _C._testing.pretend_bytes_in_use(used)
+    _testing.pretend_bytes_in_use(used)
     try:
         yield
     finally:
         _C.keep_while_there_is_room(0)
-        _C._testing.pretend_bytes_in_use(0)
+        _testing.pretend_bytes_in_use(0)
 
 
 @contextlib.contextmanager
 def faults(every, seed=0, least=LEAST, most=MOST, is_giving=False):
     """Inside, one of so many allocations of ebb's kernels fails."""
-    _C._testing.fail_allocations(every, seed, least, most, is_giving)
+    _testing.fail_allocations(every, seed, least, most, is_giving)
     try:
         yield
     finally:
-        _C._testing.fail_allocations(0)
+        _testing.fail_allocations(0)
 
 
 class Block(nn.Module):
@@ -359,5 +359,5 @@ def test_a_graph_that_waits_long_does_not_keep_all_later_ones_in_mind():
             with ebb.region(ebb.policies.recompute_all):
                 y = x.cos().exp()
             y.sum().backward()
-        assert _C._testing.graphs_with_room() <= 130
+        assert _testing.graphs_with_room() <= 130
     waits.sum().backward()

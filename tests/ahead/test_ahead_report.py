@@ -8,7 +8,7 @@ import torch
 from ahead_programs import WaitInBackward, blocks, replays_ahead
 
 import ebb
-from ebb._C import _testing
+from ebb import _testing
 
 X = (2, 6, 16)
 

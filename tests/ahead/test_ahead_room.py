@@ -8,7 +8,7 @@ from exactness import same_bits
 from torch import nn
 
 import ebb
-from ebb import _C
+from ebb import _C, _testing
 
 WIDTH, BLOCKS = 64, 4
 MIB = 2**20
@@ -20,7 +20,7 @@ def room():
 
     def configure(limit, used):
         _C.keep_while_there_is_room(limit)
-        _C._testing.pretend_bytes_in_use(used)
+        _testing.pretend_bytes_in_use(used)
 
     yield configure
     configure(0, 0)

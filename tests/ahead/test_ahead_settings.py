@@ -13,6 +13,7 @@ import torch
 from ahead_programs import WaitInBackward, blocks, counts, replays_ahead
 
 import ebb
+from ebb import _testing
 
 CORES = len(os.sched_getaffinity(0))
 X = (2, 6, 16)
@@ -65,7 +66,7 @@ def test_a_backward_that_leaves_a_core_idle_is_measured():
 @pytest.mark.skipif(CORES < 2, reason="one core is all that there is")
 def test_a_main_thread_that_openmp_has_bound_to_one_core_is_not_all_of_the_process():
     program = """
-import os, torch, ebb
+import os, torch, ebb._testing
 torch.set_num_threads(1)
 ebb.ahead.configure(regions=1)
 h = torch.randn(8, 8, requires_grad=True)
@@ -73,10 +74,10 @@ for _ in range(3):
     with ebb.region(ebb.policies.recompute_all):
         h = h.sin().exp().sin()
 h.sum().backward()
-while not ebb._C._testing.replays_ahead_are_idle():
+while not ebb._testing.replays_ahead_are_idle():
     pass
 tasks = [len(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/self/task")]
-print([len(os.sched_getaffinity(0)), ebb._C._testing.count_cores(), max(tasks)])
+print([len(os.sched_getaffinity(0)), ebb._testing.count_cores(), max(tasks)])
 """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],
@@ -89,7 +90,7 @@ print([len(os.sched_getaffinity(0)), ebb._C._testing.count_cores(), max(tasks)])
 
 
 def test_ranks_of_a_machine_share_its_cores_unless_each_has_its_own(monkeypatch):
-    count_cores = ebb._C._testing.count_cores
+    count_cores = _testing.count_cores
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(CORES))
     assert count_cores() == 1
 
@@ -135,7 +136,7 @@ def test_quotas_of_all_groups_above_the_process_count(groups, files, quota, tmp_
         (tmp_path / name).write_text(text + "\n")
     (tmp_path / "groups").write_text(groups + "\n")
 
-    found = ebb._C._testing.quota_of_cgroups(str(tmp_path / "groups"), str(tmp_path))
+    found = _testing.quota_of_cgroups(str(tmp_path / "groups"), str(tmp_path))
 
     assert found == quota
 

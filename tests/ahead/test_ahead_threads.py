@@ -28,6 +28,7 @@ from exactness import TESTS, resident_kib, same_bits
 from memory_use import least_growth
 
 import ebb
+from ebb import _testing
 from ebb._region import commotion
 from paging import Keep
 
@@ -189,11 +190,11 @@ def in_a_process(script, *, seconds=120, **environment):
 
 
 SETUP = """
-import os, sys, torch, ebb
+import os, sys, torch, ebb._testing
 from ahead_programs import *
 torch.set_num_threads(1)
 ebb.ahead.configure(regions=2, busy_cores=True)
-ebb._C._testing.delay_replays_ahead(3000)
+ebb._testing.delay_replays_ahead(3000)
 modules, x = blocks(6), torch.randn(2, 6, 16, requires_grad=True)
 def forward():
     h = x
@@ -241,7 +242,7 @@ try:
     loss.backward()
 except KeyError:
     pass
-ebb._C._testing.replay_when_closed(True)
+ebb._testing.replay_when_closed(True)
 loss = forward()
 """
     )
@@ -325,8 +326,8 @@ def test_a_graph_that_is_being_replayed_at_a_fork_is_whole_in_both(fork):
         "import ctypes\n"
         + SETUP
         + f"""
-ebb._C._testing.delay_replays_ahead(100000)
-ebb._C._testing.replay_when_closed(True)
+ebb._testing.delay_replays_ahead(100000)
+ebb._testing.replay_when_closed(True)
 def hook(g): pass
 expected = torch.autograd.grad(modules[0](x).sum(), x)[0]
 with ebb.region(ebb.policies.recompute_all):
@@ -351,7 +352,7 @@ def test_threads_fork_while_others_train():
         SETUP
         + """
 import threading, time
-ebb._C._testing.delay_replays_ahead(200)
+ebb._testing.delay_replays_ahead(200)
 def hook(g): pass
 end = time.monotonic() + 3
 forks, steps = [], []
@@ -460,18 +461,18 @@ def test_what_is_remembered_of_storages_goes_with_them():
 
 
 def test_many_threads_read_and_have_hands_on_storages():
-    assert ebb._C._testing.hands_are_known(4, 300_000)
+    assert _testing.hands_are_known(4, 300_000)
 
 
 def test_references_are_counted_while_another_thread_has_hands_on_storages():
     """In a process of its own, which remembers them."""
-    done = in_a_process("import ebb; print(ebb._C._testing.hands_are_counted(1_000_000))")
+    done = in_a_process("import ebb._testing; print(ebb._testing.hands_are_counted(1_000_000))")
     assert done.stdout == "True\n", done.stderr
 
 
 def test_who_runs_ahead_is_known_while_others_begin_and_end():
     """A thread that does not find itself would wait for itself, for ever."""
-    script = "import ebb; print(ebb._C._testing.still_threads_are_known(1_000_000))"
+    script = "import ebb._testing; print(ebb._testing.still_threads_are_known(1_000_000))"
     done = in_a_process(script, seconds=40)
     assert done.stdout == "True\n", done.stderr
 

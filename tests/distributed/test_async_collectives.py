@@ -18,7 +18,7 @@ from comparing import assert_exact
 from exactness import disk_tier
 from two_ranks import on_two_ranks
 
-import ebb
+from ebb import _testing
 
 START = ("all_reduce", "reduce", "all_to_all_single", "isend_and_irecv")
 
@@ -249,7 +249,7 @@ def test_leaves_memory_for_the_disk(collective):
 
     def meanwhile():
         if rank() == 0:
-            ebb._C._testing.drain_offload()
+            _testing.drain_offload()
         Meetings.come_late()
         Meetings.let_come()
 

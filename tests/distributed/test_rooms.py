@@ -13,7 +13,7 @@ from test_budgets import STEPS, WIDTH, assert_same, of_both, policies, step
 from torch.nn.parallel import DistributedDataParallel
 from two_ranks import on_two_ranks
 
-from ebb import _C
+from ebb import _C, _testing
 from ebb._launch import agreeing, takeover
 from ebb._plan.memory_limit import Limit
 
@@ -37,12 +37,12 @@ def train(room, full=(), steps=ALL_STEPS, used=LIMIT - (1 << 16)):
             found = []
             for number in range(steps):
                 if number == FULL_AFTER and dist.get_rank() in full:
-                    _C._testing.pretend_bytes_in_use(LIMIT + 1)
+                    _testing.pretend_bytes_in_use(LIMIT + 1)
                 elif number == FULL_AFTER + 1 and dist.get_rank() in full:
-                    _C._testing.pretend_bytes_in_use(used)
+                    _testing.pretend_bytes_in_use(used)
                 found.append(step(model, optimizer, number, lambda _: 64))
         finally:
-            _C._testing.pretend_bytes_in_use(0)
+            _testing.pretend_bytes_in_use(0)
             takeover.remove()
     return found, policies(model), told.getvalue(), planned._plans if planned else 0
 

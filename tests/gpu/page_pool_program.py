@@ -11,7 +11,7 @@ import sys
 import torch
 
 import ebb  # noqa: F401
-from ebb._C._testing import PagePool
+from ebb._testing import PagePool
 
 ROWS = 40
 

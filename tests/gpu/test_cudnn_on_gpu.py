@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ebb
+from ebb import _testing
 
 pytestmark = NEEDS_GPU
 
@@ -111,7 +112,7 @@ def saved_of(y):
 @pytest.fixture
 def _forgets():
     yield
-    ebb._C._testing.forget_failed_workspaces()
+    _testing.forget_failed_workspaces()
 
 
 @pytest.mark.parametrize("room", [1024, 256, 64, 36])

@@ -9,7 +9,7 @@ import torch
 from gpus import MIB, NEEDS_GPU
 
 import ebb
-from ebb._C._testing import PagePool
+from ebb._testing import PagePool
 
 pytestmark = NEEDS_GPU
 

@@ -19,6 +19,7 @@ from gpus import (
 from torch import nn
 
 import ebb
+from ebb import _testing
 
 pytestmark = NEEDS_GPU
 
@@ -80,7 +81,7 @@ def step():
     made = Step()
     made()
     yield made
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
     gc.collect()
     torch.cuda.empty_cache()
 

@@ -19,7 +19,7 @@ from gpus import (
 from torch.nn import functional as F
 
 import ebb
-from ebb._C._testing import PagePool
+from ebb._testing import PagePool
 
 pytestmark = NEEDS_TWO_GPUS
 

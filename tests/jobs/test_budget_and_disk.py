@@ -6,6 +6,7 @@ import pytest
 from budget_jobs import STEPS, Job, Quiet, assert_same, peak_of, regions
 
 import ebb
+from ebb import _testing
 from ebb._launch import measured_steps, takeover
 from ebb._plan import link
 from ebb._plan.simulate import Simulator
@@ -19,10 +20,10 @@ FAST = Link(out=1e9, back=1e9, least=1, room=1 << 30)
 def disk(tmp_path):
     """Of which nothing is said about its speed."""
     before = ebb.offload.settings()
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
     ebb.offload.configure(disk=tmp_path, disk_limit="1GiB", min_bytes=1, keep_last=1)
     yield ebb.offload.settings()
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
     ebb.offload.configure(**before)
 
 

@@ -16,7 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 DESIGN = ROOT / "docs/design"
 REFERENCE = ROOT / "docs/reference"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SOURCES = [path for path in (ROOT / "src").rglob("*") if path.suffix in (".cpp", ".h", ".cu")]
+SOURCES = [
+    path
+    for folder in ("src", "tests/native")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".cpp", ".h", ".cu")
+]
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -104,7 +109,7 @@ def test_policy_files_in_the_pages_are_policies(tmp_path):
 
 
 def test_every_note_that_is_cited_exists():
-    sources = [p.read_text() for p in (ROOT / "src").rglob("*.[ch]*")]
+    sources = [p.read_text() for p in SOURCES]
     sources += [p.read_text() for p in (ROOT / "include").rglob("*.h")]
     sources += [p.read_text() for p in (ROOT / "python").rglob("*.py")]
     text = "\n".join(re.sub(r"\n\s*(?://|#) ?", " ", s) for s in sources)

@@ -91,7 +91,7 @@ def test_public_docstrings_run():
     files = [file.relative_to(package.parent) for file in package.rglob("*.py")]
     modules = [".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in files]
     run = set()
-    for module in set(modules) - {"ebb.__main__"}:
+    for module in {*modules, "stand_ins"} - {"ebb.__main__"}:
         found = Docstrings().find(
             importlib.import_module(module), extraglobs={"ebb": ebb, "torch": torch}
         )
@@ -99,7 +99,12 @@ def test_public_docstrings_run():
             result = doctest.DocTestRunner().run(test)
             assert result.failed == 0, test.name
             run |= {test.name} if result.attempted else set()
-    assert run >= {"ebb", "ebb._policy.policy.Policy.explain", "ebb._region.region.region"}
+    assert run >= {
+        "ebb",
+        "ebb._policy.policy.Policy.explain",
+        "ebb._region.region.region",
+        "stand_ins.failing_policy",
+    }
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc to compile them")

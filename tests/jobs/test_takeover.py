@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from exactness import same_bits
+from stand_ins import fake_accelerator
 from torch import nn
 from torch.distributed._composable import checkpoint as composable_checkpoint
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
@@ -26,7 +27,6 @@ from torch.utils.checkpoint import (
 
 import ebb
 from ebb._launch import checkpoint_calls, takeover
-from ebb._testing import fake_accelerator
 
 mm, sin = torch.ops.aten.mm.default, torch.ops.aten.sin.default
 

@@ -73,9 +73,10 @@ def files_of_tree() -> list[Path]:
 
 def remove_others(tree: Path, files: set[Path]) -> None:
     """Of the source only: what was built stays."""
-    for path in (tree / "src").rglob("*"):
-        if path.is_file() and path.relative_to(tree) not in files:
-            path.unlink()
+    for folder in ("src", "tests/native"):
+        for path in (tree / folder).rglob("*"):
+            if path.is_file() and path.relative_to(tree) not in files:
+                path.unlink()
 
 
 def write_tree(tree: Path, mutants: Iterable[Mutant]) -> None:

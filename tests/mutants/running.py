@@ -31,7 +31,12 @@ def build(tree: Path) -> None:
         [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"],
         cwd=tree,
         env=os.environ
-        | {"PATH": programs, "EBB_CMAKE_ARGS": "-DEBB_LTO=OFF", "EBB_BUILD_DIR": "build/cmake"},
+        | {
+            "PATH": programs,
+            "EBB_CMAKE_ARGS": "-DEBB_LTO=OFF",
+            "EBB_BUILD_DIR": "build/cmake",
+            "EBB_TESTING": "1",
+        },
         stdout=subprocess.DEVNULL,
         check=True,
     )

@@ -22,10 +22,11 @@ from offloading import (
     check_random_schedule,
     gradients,
 )
+from stand_ins import fake_accelerator
 from tier_files import descriptor_of_the_file, preallocate, replaced_by
 
 import ebb
-from ebb._testing import fake_accelerator
+from ebb import _testing
 
 MIB = 1 << 20
 
@@ -112,7 +113,7 @@ def test_random_schedules_on_disk(disk, seed):
         keep_last=draw.choice([0, 2]),
     )
     check_random_schedule(draw, x, steps=300)
-    ebb._C._testing.drain_offload()  # reads and writes go on by themselves
+    _testing.drain_offload()  # reads and writes go on by themselves
     assert ebb.offload.stats()["stashes"] == 0
 
 
@@ -200,7 +201,7 @@ def test_a_write_that_fails_keeps_the_tensor(disk):
         warnings.simplefilter("always")
         with ebb.region(OFFLOAD_ALL):
             y = chain_of_sines(x).sum()
-        ebb._C._testing.drain_offload()
+        _testing.drain_offload()
     assert len(caught) == 1  # though each write fails
     assert "stays in memory: writing 4000 bytes" in str(caught[0].message)
     assert "No space left" in str(caught[0].message)
@@ -219,7 +220,7 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned):
             stack.enter_context(fake_accelerator(disk=tmp_path, pinned_limit=pinned))
         with ebb.region(OFFLOAD_ALL, "short"):
             y = chain_of_sines(x, 9).sum()
-        ebb._C._testing.drain_offload()
+        _testing.drain_offload()
         os.ftruncate(descriptor_of_the_file(tmp_path), 0)
         with pytest.raises(RuntimeError, match="the file is shorter than it was") as raised:
             gradients(y, x)
@@ -271,7 +272,7 @@ def test_another_folder_is_used_at_once(tmp_path, disk):
                 y = chain_of_sines(x).sum()
             assert ebb.offload.stats()["disk_bytes_used"] > 0
             assert torch.equal(gradients(y, x)[0], expected)
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
     ebb.offload.configure(disk="")
     with pytest.raises(AssertionError, match="no file is open"):
         descriptor_of_the_file(tmp_path)
@@ -296,7 +297,7 @@ def test_room_in_another_file_is_not_used_again(tmp_path, disk):
         folder.mkdir()
         with ebb.region(OFFLOAD_ALL):
             y = chain_of_sines(x).sum()
-        ebb._C._testing.drain_offload()
+        _testing.drain_offload()
         ebb.offload.configure(disk=folder)
         gradients(y, x)
         del y
@@ -320,7 +321,7 @@ def test_memory_that_is_freed_while_it_is_written(disk):
         warnings.simplefilter("ignore")
         with pytest.raises(RuntimeError, match="freed or resized while it was being copied"):
             gradients(y.sum(), x)
-        ebb._C._testing.drain_offload()
+        _testing.drain_offload()
 
 
 def test_a_write_that_fails_before_the_tensor_is_written(disk):

@@ -12,7 +12,7 @@ from limits import HANGS
 @pytest.mark.parametrize("first", ["forward", "backward", "configure"])
 def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
     program = (
-        "import os, sys, torch, ebb\n"
+        "import os, sys, torch, ebb._testing\n"
         "torch.set_num_threads(1)\n"
         "ebb.offload.configure(disk=sys.argv[1], min_bytes=0, prefetch_bytes=0)\n"
         "x = torch.randn(1000, requires_grad=True)\n"
@@ -26,7 +26,7 @@ def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
         "    assert torch.equal(g, torch.autograd.grad(f(x), x)[0])\n"
         "for _ in range(3): check(forward())\n"
         "y = forward()\n"
-        "ebb._C._testing.drain_offload(); ebb.offload.stats()\n"
+        "ebb._testing.drain_offload(); ebb.offload.stats()\n"
         "child = os.fork()\n"
         "if child == 0 and sys.argv[2] == 'configure':\n"
         "    ebb.offload.configure(prefetch_bytes=4000)\n"
@@ -66,7 +66,7 @@ def run_with_a_folder(program, folder):
 
 
 FORKS = (
-    "import os, sys, torch, ebb\n"
+    "import os, sys, torch, ebb._testing\n"
     "torch.set_num_threads(1)\n"
     "ebb.offload.configure(disk=sys.argv[1], min_bytes=0, prefetch_bytes=0)\n"
     "def forward():\n"
@@ -77,7 +77,7 @@ FORKS = (
 )
 
 
-@pytest.mark.parametrize("first", ["ebb.offload.stats()", "ebb._C._testing.drain_offload()"])
+@pytest.mark.parametrize("first", ["ebb.offload.stats()", "ebb._testing.drain_offload()"])
 def test_a_fork_while_something_is_written(tmp_path, first):
     """The child has it in memory; nobody ends the write for it."""
     program = (
@@ -106,7 +106,7 @@ def test_a_forked_child_uses_no_room_of_its_parents(tmp_path):
         "x = torch.randn(1000, requires_grad=True)\n"
         "def f(x): return x.sin().cos().sum()\n"
         "y = forward()\n"
-        "ebb._C._testing.drain_offload()\n"
+        "ebb._testing.drain_offload()\n"
         "check(forward())\n"
         "while ebb.offload.stats()['in_flight_bytes']: pass\n"
         "child = os.fork()\n"
@@ -114,7 +114,7 @@ def test_a_forked_child_uses_no_room_of_its_parents(tmp_path):
         "    ebb.offload.stats()\n"
         "    del y\n"
         "    z = forward()\n"
-        "    ebb._C._testing.drain_offload()\n"
+        "    ebb._testing.drain_offload()\n"
         "    check(z)\n"
         "    os._exit(0)\n"
         "status = os.waitpid(child, 0)[1]\n"

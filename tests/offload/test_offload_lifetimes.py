@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import subprocess
 import sys
@@ -20,9 +21,9 @@ from offloading import (
     finish_copies,
     gradients,
 )
+from stand_ins import fake_accelerator
 
 import ebb
-from ebb._testing import fake_accelerator
 
 
 def test_retain_graph(accelerator):
@@ -173,7 +174,7 @@ def test_storages_that_python_has_seen_do_not_deadlock_threads():
     """Their last reference takes the GIL, and whoever holds that may wait for the engine."""
     program = (
         "import threading, torch, ebb\n"
-        "from ebb._testing import fake_accelerator\n"
+        "from stand_ins import fake_accelerator\n"
         "class Save(torch.autograd.Function):\n"
         "    @staticmethod\n"
         "    def forward(ctx, x): ctx.save_for_backward(x); return x * 2\n"
@@ -197,7 +198,11 @@ def test_storages_that_python_has_seen_do_not_deadlock_threads():
         "print('done')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANGS
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=HANGS,
     )
     assert done.stdout == "done\n", done.stderr
 

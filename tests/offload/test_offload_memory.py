@@ -7,10 +7,10 @@ from random import Random
 import pytest
 import torch
 from offloading import OFFLOAD_ALL, SINES, finish_copies, gradients
+from stand_ins import fake_accelerator
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import ebb
-from ebb._testing import fake_accelerator
 
 
 def test_device_memory_lives_until_its_copy_is_done_and_no_longer(accelerator):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from exactness import leaves, run, same_bits
 from offloading import OFFLOAD_ALL, SINES, chain_of_sines, finish_copies, gradients
+from stand_ins import fake_accelerator
 
 import ebb
-from ebb._testing import fake_accelerator
 
 
 def test_backward_on_another_stream(accelerator):

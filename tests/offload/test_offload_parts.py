@@ -6,10 +6,10 @@ import pytest
 import torch
 from exactness import same_bits
 from offloading import OFFLOAD_ALL, finish_copies, gradients
+from stand_ins import fake_accelerator
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import ebb
-from ebb._testing import fake_accelerator
 
 # Sums are to be offloaded, since their result does not depend on itself in backward.
 SUMS = ebb.Policy({"aten::add": ebb.OFFLOAD})

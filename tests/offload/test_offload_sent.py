@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 from offloading import OFFLOAD_ALL, SINES, finish_copies, gradients
+from stand_ins import fake_accelerator
 from torch._subclasses import FakeTensorMode
 
 import ebb
-from ebb._testing import fake_accelerator
 
 
 @pytest.mark.parametrize(("elements", "sent"), [(127, 0), (128, 1), (129, 1)])

@@ -19,10 +19,11 @@ from offloading import (
     finish_copies,
     gradients,
 )
+from stand_ins import fake_accelerator
 from tier_files import descriptor_of_the_file, preallocate, replaced_by
 
 import ebb
-from ebb._testing import fake_accelerator
+from ebb import _testing
 
 MIB = 1 << 20
 
@@ -45,7 +46,7 @@ def test_what_finds_no_room_in_pinned_memory_goes_to_disk(tmp_path, length, pref
             assert same_bits(gradients(y, x)[0], expected)
             assert ebb.offload.stats()["host_bytes_held"] <= 20_000
         del y
-        ebb._C._testing.drain_offload()
+        _testing.drain_offload()
         stats = ebb.offload.stats()
         assert stats["stashes"] == stats["host_bytes_used"] == stats["disk_bytes_used"] == 0
         assert ebb.stats()["total"]["ops_replayed"] == 0
@@ -65,7 +66,7 @@ def test_random_schedules_that_spill(tmp_path, seed):
     }
     with fake_accelerator(**settings) as fake:
         check_random_schedule(draw, x, steps=300, longest=8, actions=["advance"], fake=fake)
-        ebb._C._testing.drain_offload()
+        _testing.drain_offload()
         stats = ebb.offload.stats()
         assert stats["stashes"] == stats["host_bytes_used"] == 0
 
@@ -107,7 +108,7 @@ def spilling(tmp_path):
 def test_several_are_written_at_once_and_the_first_is_waited_for(spilling):
     spilling.living.clear()
     nbytes = [value.nbytes for value in spilling.values]
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
     stats = ebb.offload.stats()
 
     assert spilling.waits == 1
@@ -122,12 +123,12 @@ def test_a_drain_waits_for_what_is_read_ahead(spilling):
     x = torch.randn(large[0].shape, requires_grad=True)
     with ebb.region(SINES):
         others = [(x + i).sin().cos() for i in range(len(large))]
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
     del others
     assert ebb.offload.stats()["disk_bytes_used"] >= sum(value.nbytes for value in large)
     ebb.offload.configure(prefetch_bytes=1 << 30)
     kept = small.grad_fn._saved_self  # there is room for all but one then
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
 
     assert ebb.offload.stats()["disk_bytes_used"] == large[0].nbytes
     del kept
@@ -137,7 +138,7 @@ def test_a_tensor_that_lives_while_it_is_written(spilling):
     of_disk = zip(spilling.values[:AT_ONCE], spilling.living[:AT_ONCE], strict=True)
     for value, h in of_disk:
         assert value.grad_fn._saved_self.data_ptr() == h.data_ptr()
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
 
     assert ebb.offload.stats()["disk_bytes_used"] == 0
 

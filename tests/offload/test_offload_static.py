@@ -8,9 +8,9 @@ import random
 import pytest
 import torch
 from offloading import OFFLOAD_ALL, chain_of_sines, check_random_schedule, drawn_settings, gradients
+from stand_ins import fake_accelerator
 
 import ebb
-from ebb._testing import fake_accelerator
 
 
 @pytest.mark.parametrize("in_flight", [0, 64, 1 << 30])

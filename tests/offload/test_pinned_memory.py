@@ -38,8 +38,8 @@ int cudaDeviceGetPCIBusId(char* id, int length, int device) {
 }
 """
 PROGRAM = """
-import sys, ebb
-testing = ebb._C._testing
+import sys, ebb._testing
+testing = ebb._testing
 nodes = [
     testing.preferred_node(testing.pinned_memory(int(sys.argv[1]), device)) for device in (0, 0, 1)
 ]
@@ -108,8 +108,8 @@ def test_a_device_that_cannot_say_where_it_is_leaves_no_error_behind(library):
 
 SEVERAL_THREADS = """
 import threading
-import ebb
-pin = ebb._C._testing.pinned_memory
+import ebb._testing
+pin = ebb._testing.pinned_memory
 threads = [threading.Thread(target=pin, args=(4096, device)) for device in (0, 1)]
 for thread in threads:
     thread.start()

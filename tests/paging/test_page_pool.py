@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ebb._C  # noqa: F401
-from ebb._C._testing import PagePool
+from ebb._testing import PagePool
 
 CUDA = pytest.param("cuda", marks=pytest.mark.needs_cuda)
 DEVICES = pytest.mark.parametrize(

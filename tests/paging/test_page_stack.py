@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ebb._C  # noqa: F401
-from ebb._C._testing import PagePool
+from ebb._testing import PagePool
 
 CUDA = pytest.param("cuda", marks=pytest.mark.needs_cuda)
 DEVICES = pytest.mark.parametrize("device", ["cpu", CUDA] if torch.cuda.is_available() else ["cpu"])

@@ -12,15 +12,16 @@ import planned_programs as programs
 import pytest
 from exactness import same_bits
 from planned_programs import Planning, built, measured
+from stand_ins import fake_accelerator
 
 import ebb
+from ebb import _testing
 from ebb._plan.choice import PLAIN, Choice
 from ebb._plan.choose import Chooser
 from ebb._plan.link import may_send, measure_link, transfers_of
 from ebb._plan.plan import plan_of
 from ebb._plan.simulate import Simulator
 from ebb._plan.transfers import Link
-from ebb._testing import fake_accelerator
 
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 
@@ -219,7 +220,7 @@ def test_a_cpu_without_a_disk_sends_nothing():
 
 def test_how_fast_a_disk_is_is_measured(tmp_path):
     before = ebb.offload.settings()
-    ebb._C._testing.drain_offload()
+    _testing.drain_offload()
     ebb.offload.configure(disk=tmp_path, disk_limit="1GiB")
     try:
         found = measure_link(programs.torch.device("cpu"))

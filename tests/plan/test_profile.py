@@ -15,7 +15,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity
 
 import ebb
-from ebb import _C
+from ebb import _C, _testing
 from ebb._plan.profile import Operator
 
 WIDTH = 16
@@ -245,13 +245,13 @@ def test_nothing_is_left_of_profiles_and_plans():
     net = model()
     step = step_of(net, ebb.policies.recompute_all)
     x = torch.randn(8, WIDTH)
-    before = _C._testing.live_journals()
+    before = _testing.live_journals()
 
     found = ebb.profile(step)
     grown = least_growth(lambda: [ebb.profile(step, steps=1, warmup=0) for _ in range(100)])
     ebb.plan(lambda: net(x).sum().backward(), net, 1.0)
 
-    assert _C._testing.live_journals() == before
+    assert _testing.live_journals() == before
     assert all(value.ended > 0 for value in found.values)
     assert grown < 256, f"100 profiles leave {grown} KiB"
 

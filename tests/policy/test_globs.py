@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ebb
-from ebb._C._testing import glob_matches
+from ebb._testing import glob_matches
 
 TABLE = [
     ("", "", True),

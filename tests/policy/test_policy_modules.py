@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 
 import ebb
+from ebb import _testing
 
 
 def model():
@@ -122,7 +123,7 @@ def test_names_leave_out_wrappers():
     rule = ebb.Policy([ebb.Rule("aten::addmm", ebb.SAVE, module="0.up")])
     with ebb.region(rule, root=net):
         names = [
-            ebb._C._testing.module_names(ebb._region.modules.marks_of(module).number)
+            _testing.module_names(ebb._region.modules.marks_of(module).number)
             for module in (
                 net[0].up.base_layer,
                 net[0].up.lora_A,

@@ -34,6 +34,7 @@ from random_programs import Instruction, Machine, Observation, Plan, Program
 from random_writes import KINDS, WRITE_KINDS, other_device
 
 import ebb
+from ebb import _testing
 
 BYTE = st.integers(0, 255)
 REGIONS = int(os.environ.get("EBB_TEST_REGIONS", "1"))  # at least so many, outermost
@@ -84,7 +85,7 @@ def run_here(program: Program, regions: bool, sees_all: bool) -> Machine:
         number = zlib.crc32(repr(program).encode())
         every = 8 if regions else 0
         most = 4096  # states of generators are larger
-        ebb._C._testing.fail_allocations(every, number, most=most, is_giving=number % 4 != 0)
+        _testing.fail_allocations(every, number, most=most, is_giving=number % 4 != 0)
     if PAGING:
         ebb.paging.reset()
         ebb.paging.configure(headroom=1000)
@@ -116,7 +117,7 @@ def run_here(program: Program, regions: bool, sees_all: bool) -> Machine:
         machine.step("plan", lambda: machine.backward(program.plan, lambda: write(between)))
     machine.observe_state("at the end")
     machine.replays += replayed()
-    machine.failures = ebb._C._testing.failed_allocations() if FAILING else 0
+    machine.failures = _testing.failed_allocations() if FAILING else 0
     return machine
 
 

@@ -23,7 +23,7 @@ from offloading import finish_copies
 from torch.nn import functional as F
 
 import ebb
-from ebb import OFFLOAD, RECOMPUTE_EACH_TIME, SAVE, Policy
+from ebb import OFFLOAD, RECOMPUTE_EACH_TIME, SAVE, Policy, _testing
 
 
 def test_an_input_that_was_away_stays_for_the_recipes_that_need_it_again(accelerator):
@@ -345,4 +345,4 @@ def test_a_report_tells_how_often_each_ran():
     assert sum(row.replays for row in rows) == 1 + 2 + 3
     assert {row.fate for row in rows} == {"recomputed"}
     assert all(row.replay_seconds > 0 for row in rows)
-    ebb._C._testing.clear_reports()
+    _testing.clear_reports()

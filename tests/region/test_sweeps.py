@@ -9,10 +9,10 @@ import pytest
 import torch
 from memory_use import peak_bytes
 from offloading import finish_copies
+from stand_ins import fake_accelerator
 
 import ebb
-from ebb import _C
-from ebb._testing import fake_accelerator
+from ebb import _testing
 
 LARGE = 17 << 20  # bytes; more than the 16 MiB after which values are looked at
 
@@ -28,10 +28,10 @@ def looked_at_per_op(known, ops=64):
     with torch.no_grad(), ebb.region():
         held = [parameter + 1 for parameter in parameters(known)]
         held.append(leaves[0] + large)  # the first time all are looked at
-        before = _C._testing.values_looked_at()
+        before = _testing.values_looked_at()
         for leaf in leaves[1:]:
             held.append(leaf + large)
-        return (_C._testing.values_looked_at() - before) / ops
+        return (_testing.values_looked_at() - before) / ops
 
 
 def test_large_leaves_cost_the_same_however_much_the_region_holds():
@@ -64,10 +64,10 @@ def test_many_writes_to_one_tensor_are_looked_at_seldom():
     x = torch.zeros(4)
     with torch.no_grad(), ebb.region():
         h = x + 1
-        before = _C._testing.values_looked_at()
+        before = _testing.values_looked_at()
         for _ in range(5_000):
             h.add_(1)
-        looked_at = _C._testing.values_looked_at() - before
+        looked_at = _testing.values_looked_at() - before
 
     assert looked_at <= 3 * 5_000
 

@@ -15,7 +15,7 @@ from exactness import resident_kib
 from memory_use import least_growth
 
 import ebb
-from ebb import _C
+from ebb import _testing
 
 PT_TLS, PT_DYNAMIC = 7, 2
 DT_FLAGS, DF_STATIC_TLS = 30, 0x10
@@ -156,7 +156,7 @@ def test_operators_with_many_arguments_leave_no_memory_behind():
 
 def test_many_threads_make_and_drop_what_regions_consist_of():
     """As fast as they can."""
-    assert _C._testing.arena_objects_are_apart(4, 3000)
+    assert _testing.arena_objects_are_apart(4, 3000)
 
 
 def test_a_thread_that_enters_a_region_when_its_thread_locals_are_gone():

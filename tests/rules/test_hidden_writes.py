@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import torch
 from operator_inputs import overload, runs_on_the_cpu, schemas, writes
+from stand_ins import operator_facts
 from sweep import INPUTS, Call, compare
 
 import ebb
-import ebb._testing
 
 FOLDER = Path(__file__).parents[1] / "support"
 TABLE = tomllib.loads((FOLDER / "hidden_writes.toml").read_text())
@@ -146,7 +146,7 @@ def test_ebb_takes_them_for_writes(name):
         pytest.skip("no byte changes")
     if WRITES[name].get("begun_before"):
         pytest.skip("the operator that began the write counts as the writer")
-    uses = ebb._testing.operator_facts(overload(name))["uses"]
+    uses = operator_facts(overload(name))["uses"]
 
     for argument in WRITES[name]["arguments"]:
         assert uses[argument] != "read", argument
@@ -156,7 +156,7 @@ def test_ebb_takes_them_for_writes(name):
 def test_ebb_takes_nothing_for_a_write_that_never_happens(few):
     never = []
     for name in set(few) & set(schemas()):
-        uses = ebb._testing.operator_facts(overload(name))["uses"]
+        uses = operator_facts(overload(name))["uses"]
         arguments = [a.name for a in schemas()[name].arguments if not writes(a)]
         wrongly = {a for a in arguments if uses.get(a, "read") not in ("read", "unread")}
         if few[name]["calls"] and wrongly - set(WRITES.get(name, {"arguments": ()})["arguments"]):

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ebb
-from ebb import _C
+from ebb import _testing
 
 
 def test_dropout_before_and_after_other_random_ops():
@@ -158,13 +158,13 @@ def test_an_operator_that_raises_after_it_has_drawn():
     assert not torch.equal(expected, torch.get_rng_state())  # it did draw
 
 
-# What CUDA's generator does, by one that stands in for it: `testing.replay_draw` draws, moves the
+# What CUDA's generator does, by one that stands in for it: `_testing.replay_draw` draws, moves the
 # generator on, and replays the draw.
 
 
 def test_a_replay_lends_cudas_generator_a_state_and_does_not_set_it():
     """Setting it makes cuDNN's recurrent layers begin their masks anew, unlike in eager."""
-    draw = _C._testing.replay_draw("cuda:0")
+    draw = _testing.replay_draw("cuda:0")
 
     assert draw["replayed"] == draw["forward"]
     assert draw["after"] == draw["before"]
@@ -172,7 +172,7 @@ def test_a_replay_lends_cudas_generator_a_state_and_does_not_set_it():
 
 
 def test_another_devices_generator_is_set_and_put_back():
-    draw = _C._testing.replay_draw("privateuseone:0")
+    draw = _testing.replay_draw("privateuseone:0")
 
     assert draw["replayed"] == draw["forward"]
     assert draw["after"] == draw["before"]
@@ -182,12 +182,12 @@ def test_another_devices_generator_is_set_and_put_back():
 def test_a_kernels_error_is_raised_though_the_generator_cannot_be_put_back(device):
     """After an assertion of the device all that is asked of it raises; the process lives."""
     with pytest.raises(RuntimeError, match="the kernel failed"):
-        _C._testing.replay_draw(device, kernel_raises=True, setting_fails=True)
+        _testing.replay_draw(device, kernel_raises=True, setting_fails=True)
 
 
 def test_a_generator_that_cannot_be_put_back_raises():
     with pytest.raises(RuntimeError, match="the device is lost"):
-        _C._testing.replay_draw("privateuseone:0", setting_fails=True)
+        _testing.replay_draw("privateuseone:0", setting_fails=True)
 
 
 CAPTURES = """

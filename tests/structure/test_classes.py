@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted(p for p in (ROOT / "src").rglob("*") if p.suffix in {".h", ".cpp", ".cu"})
+SOURCES = sorted(
+    path
+    for folder in ("src", "tests/native")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in {".h", ".cpp", ".cu"}
+)
 MOST_LINES = 500
 MOST_METHODS = 20
 MOST_MEMBERS = 12

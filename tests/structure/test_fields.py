@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import ebb
-from ebb._C import _testing
+from ebb import _testing
 from ebb._launch.variables import VARIABLES
 from ebb._plan.profile import Operator, Value
 from ebb._report.planned import BudgetPoint, Course, Cut, ReportedPlan

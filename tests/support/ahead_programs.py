@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import ebb
+from ebb import _testing
 from paging import Masked
 
 
@@ -29,7 +30,7 @@ def replays_ahead(regions: int = 1, limit: int | str = "1GiB") -> Iterator[None]
 def wait_for_replays() -> None:
     """Until all that can be replayed ahead for now has been."""
     until = time.monotonic() + 60
-    while not ebb._C._testing.replays_ahead_are_idle():
+    while not _testing.replays_ahead_are_idle():
         assert time.monotonic() < until
         time.sleep(0.0005)
 
@@ -37,11 +38,11 @@ def wait_for_replays() -> None:
 @contextlib.contextmanager
 def delays(microseconds: int) -> Iterator[None]:
     """Before each recipe the worker sleeps, up to so long."""
-    ebb._C._testing.delay_replays_ahead(microseconds)
+    _testing.delay_replays_ahead(microseconds)
     try:
         yield
     finally:
-        ebb._C._testing.delay_replays_ahead(0)
+        _testing.delay_replays_ahead(0)
 
 
 def give_other_memory(tensor: torch.Tensor) -> None:

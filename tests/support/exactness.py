@@ -14,9 +14,10 @@ from pathlib import Path
 
 import accelerator as late
 import torch
+from stand_ins import fake_accelerator
 
 import ebb
-from ebb._testing import fake_accelerator
+from ebb import _testing
 
 Program = Callable[..., "torch.Tensor | Sequence[torch.Tensor]"]
 
@@ -47,8 +48,8 @@ if FAILING:
 if AHEAD:
     ebb.ahead.configure(regions=2, busy_cores=True)
     if AHEAD == "at once":
-        ebb._C._testing.replay_when_closed(True)
-        ebb._C._testing.delay_replays_ahead(50)
+        _testing.replay_when_closed(True)
+        _testing.delay_replays_ahead(50)
 
 if DEVICE != "cpu":
     late.load()

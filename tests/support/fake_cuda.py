@@ -14,8 +14,8 @@ from torch.utils import cpp_extension
 # What a program of a test begins with. The name is as in archives of libtorch.
 LOAD = """
 import ctypes, os, sys
-import torch, ebb
-testing = ebb._C._testing
+import torch, ebb._testing
+testing = ebb._testing
 cuda = ctypes.CDLL(sys.argv[1])
 cuda.fake_cuda_capture.argtypes = [ctypes.c_uint64, ctypes.c_int]
 """

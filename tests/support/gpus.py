@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import ebb
+from ebb import _testing
 
 MIB = 1 << 20
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +92,7 @@ def offloading(**settings: object) -> Iterator[None]:
         yield
     finally:
         torch.cuda.synchronize()
-        ebb._C._testing.drain_offload()
+        _testing.drain_offload()
         ebb.offload.configure(**before)
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from ebb import _C
+from ebb import _testing
 
 Result = TypeVar("Result")
 
@@ -56,7 +56,7 @@ def another_thread_has(generator: torch.Generator) -> Iterator[None]:
 
     def work(over: threading.Event) -> None:
         while not over.wait(1e-3):
-            _C._testing.use_generator(generator, 1e-3)
+            _testing.use_generator(generator, 1e-3)
 
     with another_thread(work):
         yield

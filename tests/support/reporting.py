@@ -7,15 +7,15 @@ import torch
 from torch import nn
 
 import ebb
-from ebb import _C
+from ebb import _C, _testing
 
 
 @pytest.fixture(autouse=True)
 def no_reports_yet():
-    _C._testing.clear_reports()
+    _testing.clear_reports()
     yield
     assert not _C.is_reporting()
-    _C._testing.clear_reports()
+    _testing.clear_reports()
 
 
 class Block(nn.Module):

@@ -100,10 +100,10 @@ def load() -> torch.device:
 
 def have_pages() -> None:
     """From now on ebb has page pools on it."""
-    from ebb import _C
+    from ebb import _testing
 
-    cpu = _C._testing.cpu_page_mover()
-    _C._testing.set_page_mover("late", torch.ops.late.page_mover(cpu))
+    cpu = _testing.cpu_page_mover()
+    _testing.set_page_mover("late", torch.ops.late.page_mover(cpu))
 
 
 def synchronize() -> None:

@@ -1,4 +1,4 @@
-#include "testing/stand_in_generator.h"
+#include "stand_in_generator.h"
 
 #include <ATen/Utils.h>
 #include <ATen/core/Generator.h>

@@ -1,4 +1,4 @@
-#include "testing/fake_transfer.h"
+#include "fake_transfer.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 
-#include "ebb/export.h"
 
 namespace ebb {
 
@@ -29,6 +28,6 @@ struct ReplayCircumstances {
 // An op draws from the generator that is shared by all on `device`, others do, and it is replayed.
 // Raises what the replay raises, or that a replay would be refused. CUDA's generator can be lent a
 // state; others are only set.
-EBB_API ReplayedDraw replayDraw(c10::Device device, const ReplayCircumstances& circumstances);
+ReplayedDraw replayDraw(c10::Device device, const ReplayCircumstances& circumstances);
 
 }  // namespace ebb

@@ -1,4 +1,7 @@
-"""For tests of ebb. Not part of the interface."""
+"""What stands in for a device or a policy in tests and benchmarks, and what ebb knows of operators.
+
+The module ebb._testing, which this goes through, is built from `tests/native`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,13 @@ from typing import Any
 
 import torch
 
-from ebb import _C, offload
+from ebb import offload
 from ebb._policy.policy import Policy
+
+try:
+    from ebb import _testing
+except ImportError as error:
+    raise ImportError("ebb was built without its test module: make setup") from error
 
 
 def failing_policy(at: int) -> Policy:
@@ -19,7 +27,7 @@ def failing_policy(at: int) -> Policy:
         at: number of the op; views are not counted. Each region counts for itself.
 
     Example:
-        >>> with ebb.region(ebb._testing.failing_policy(2)):
+        >>> with ebb.region(failing_policy(2)):
         ...     y = torch.zeros(2).exp()
         Traceback (most recent call last):
         ...
@@ -27,7 +35,7 @@ def failing_policy(at: int) -> Policy:
     """
     if at < 1:
         raise ValueError(f"ebb: at must be 1 or more; got {at}")
-    return Policy._from_compiled(_C._testing.failing_policy(at))
+    return Policy._from_compiled(_testing.failing_policy(at))
 
 
 def operator_facts(op: torch._ops.OpOverload) -> dict[str, Any]:
@@ -40,17 +48,17 @@ def operator_facts(op: torch._ops.OpOverload) -> dict[str, Any]:
         ``never_replayed``.
 
     Example:
-        >>> ebb._testing.operator_facts(torch.ops.aten.add_.Tensor)["uses"]
+        >>> operator_facts(torch.ops.aten.add_.Tensor)["uses"]
         {'self': 'write', 'other': 'read'}
     """
     overload = "" if op._overloadname == "default" else op._overloadname
-    return _C._testing.operator_facts(op._schema.name, overload)
+    return _testing.operator_facts(op._schema.name, overload)
 
 
 @contextmanager
 def fake_accelerator(
     host_bytes: int = 1 << 40, *, min_bytes: int = 0, **settings: Any
-) -> Iterator[_C._testing.FakeAccelerator]:
+) -> Iterator[_testing.FakeAccelerator]:
     """Lets CPU tensors count as tensors of a device, whose copies run when the test says so.
 
     In the with-block values with the decision OFFLOAD are copied by a fake that runs a copy when
@@ -66,11 +74,11 @@ def fake_accelerator(
         AssertionError: at the end, there was a violation.
     """
     before = offload.settings()
-    fake = _C._testing.FakeAccelerator(host_bytes)
+    fake = _testing.FakeAccelerator(host_bytes)
     offload.configure(min_bytes=min_bytes, **settings)
     try:
         yield fake
-        _C._testing.drain_offload()
+        _testing.drain_offload()
         violations = fake.take_violations()
         assert not violations, violations
     finally:
@@ -81,7 +89,7 @@ def fake_accelerator(
 @contextmanager
 def instant_accelerator(
     *, min_bytes: int = 0, **settings: Any
-) -> Iterator[_C._testing.InstantAccelerator]:
+) -> Iterator[_testing.InstantAccelerator]:
     """Lets CPU tensors count as tensors of a device, whose copies are done at once.
 
     For measurements: there is no driver, so what offloading costs is the engine's own.
@@ -90,7 +98,7 @@ def instant_accelerator(
         min_bytes, settings: for :func:`ebb.offload.configure`.
     """
     before = offload.settings()
-    instant = _C._testing.InstantAccelerator()
+    instant = _testing.InstantAccelerator()
     offload.configure(min_bytes=min_bytes, **settings)
     try:
         yield instant

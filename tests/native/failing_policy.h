@@ -9,6 +9,6 @@ namespace ebb {
 
 // Recomputes everything, and throws before a region's `at`-th op (from 1) runs. Each region counts
 // for itself; views are not counted.
-EBB_API PolicyPtr failingPolicy(uint32_t at);
+PolicyPtr failingPolicy(uint32_t at);
 
 }  // namespace ebb

@@ -1,11 +1,11 @@
-// Of the module ebb._C._testing: tables of fields, transfers that are fake or instant, and what
-// else only tests and benchmarks use.
+// Tables of fields, transfers that are fake or instant, and what else only tests and benchmarks use.
 #include <ATen/core/Generator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -19,28 +19,28 @@
 #include "ahead/idle_cores.h"
 #include "ahead/room.h"
 #include "bindings/bind_policy.h"
-#include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "ebb/offload.h"
 #include "ebb/paging.h"
 #include "ebb/profile.h"
 #include "ebb/report.h"
+#include "failing_allocator.h"
+#include "failing_policy.h"
+#include "fake_transfer.h"
+#include "instant_transfer.h"
 #include "kernel/convolutions.h"
+#include "many_threads.h"
 #include "memory/bytes.h"
 #include "memory/capturing.h"
-#include "memory/numa_node.h"
 #include "memory/pinned.h"
+#include "module.h"
 #include "offload/offload.h"
 #include "paging/pool/movers.h"
 #include "policy/module_scope.h"
+#include "preferred_node.h"
 #include "record/made_values.h"
 #include "report/journal.h"
-#include "testing/failing_allocator.h"
-#include "testing/failing_policy.h"
-#include "testing/fake_transfer.h"
-#include "testing/instant_transfer.h"
-#include "testing/many_threads.h"
-#include "testing/stand_in_generator.h"
+#include "stand_in_generator.h"
 
 namespace ebb::bindings {
 
@@ -226,6 +226,21 @@ py::dict replayedDraw(
   return dict;
 }
 
+std::atomic<uint32_t> longestDelay{0};
+
+void delay(uint64_t sequence) {
+  if (const uint32_t longest = longestDelay.load()) {
+    const uint64_t drawn = (sequence + 1) * 0x9E3779B97F4A7C15U >> 40;
+    std::this_thread::sleep_for(std::chrono::microseconds(drawn % longest));
+  }
+}
+
+// Before each recipe that runs ahead its thread sleeps, at random, up to so many microseconds.
+void delayReplaysAhead(uint32_t microseconds) {
+  longestDelay.store(microseconds);
+  beforeReplayAhead.store(microseconds == 0 ? nullptr : &delay);
+}
+
 // As a kernel that draws: under the generator's lock it is elsewhere for a while. It is left as it
 // was.
 void useGenerator(at::Generator generator, double seconds) {
@@ -277,7 +292,7 @@ void bindTesting(py::module_& module) {
   module.def("count_cores", &countCores);
   module.def("quota_of_cgroups", &quotaOfCgroups);
   module.def("replay_when_closed", &replayWhenClosed);
-  module.def("pretend_bytes_in_use", &pretendBytesInUse);
+  module.def("pretend_bytes_in_use", [](size_t nbytes) { insteadOfBytesInUse.store(nbytes); });
   module.def("delay_replays_ahead", &delayReplaysAhead);
   module.def("captures", torch::wrap_pybind_function(&capturesOf));
   module.def("arena_objects_are_apart", torch::wrap_pybind_function_no_gil(&arenaObjectsAreApart));

@@ -4,8 +4,8 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "bindings/bindings.h"
 #include "intercept/op_traits.h"
+#include "module.h"
 #include "policy/glob.h"
 
 namespace ebb::bindings {

@@ -3,7 +3,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "bindings/bindings.h"
+#include "module.h"
 #include "paging/pool/pool.h"
 
 namespace ebb::bindings {

@@ -12,7 +12,6 @@
 #include <thread>
 #include <vector>
 
-#include "ebb/export.h"
 #include "transfer/transfer.h"
 
 namespace ebb {
@@ -32,7 +31,7 @@ namespace ebb {
 //    given: the memory it writes to may still be in use.
 // Memory that is allocated, and host memory that is freed, is filled with 0xA5.
 // Its methods are many: the interface, what tests ask of it, and one for each fault.
-class EBB_API FakeTransfer final : public Transfer {
+class FakeTransfer final : public Transfer {
  public:
   explicit FakeTransfer(size_t hostBytes);
 

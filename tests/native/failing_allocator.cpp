@@ -1,4 +1,4 @@
-#include "testing/failing_allocator.h"
+#include "failing_allocator.h"
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>

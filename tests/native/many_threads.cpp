@@ -1,5 +1,7 @@
-#include "testing/many_threads.h"
+#include "many_threads.h"
 
+#include <c10/core/Allocator.h>
+#include <c10/core/Storage.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
@@ -14,7 +16,6 @@
 #include <vector>
 
 #include "memory/arena.h"
-#include "memory/bytes.h"
 #include "memory/events.h"
 #include "memory/stillness.h"
 
@@ -43,6 +44,11 @@ bool allRounds(
 
 bool isFilledWith(const char* bytes, size_t count, char what) {
   return std::all_of(bytes, bytes + count, [&](char byte) { return byte == what; });
+}
+
+c10::Storage someBytes() {
+  constexpr size_t kBytes = 8;
+  return {c10::Storage::use_byte_size_t(), kBytes, c10::GetAllocator(c10::kCPU), true};
 }
 
 }  // namespace
@@ -93,8 +99,8 @@ bool handsAreKnown(size_t threads, size_t rounds) {
   constexpr uint64_t kClosed = 5;
   return allRounds(threads, rounds, [&](size_t, size_t) {
     const Stillness still;
-    const c10::Storage free = allocate(8, c10::kCPU);
-    const c10::Storage inHand = allocate(8, c10::kCPU);
+    const c10::Storage free = someBytes();
+    const c10::Storage inHand = someBytes();
     noteHandOn(inHand, kClosed);
     const bool freeMayBeRead = ReadAhead({free}, kClosed).isAllowed();
     const bool inHandMayBeRead = ReadAhead({free, inHand}, kClosed).isAllowed();
@@ -123,13 +129,13 @@ bool stillThreadsAreKnown(size_t rounds) {
 }
 
 bool handsAreCounted(size_t storages) {
-  const c10::Storage inHand = allocate(8, c10::kCPU);
+  const c10::Storage inHand = someBytes();
   noteHandOn(inHand, 1);
   std::atomic<bool> isOver{false};
   std::thread other([&] {
     std::vector<c10::Storage> more(storages);
     for (c10::Storage& storage : more) {
-      storage = allocate(8, c10::kCPU);
+      storage = someBytes();
       noteHandOn(storage, 1);
     }
     isOver = true;

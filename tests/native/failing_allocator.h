@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ebb/export.h"
 
 namespace ebb {
 
@@ -17,9 +16,9 @@ struct AllocationFaults {
 };
 
 // From now on, in kernels that ebb runs, recorded or replayed, and in copies of its own.
-EBB_API void failAllocations(const AllocationFaults& faults);
+void failAllocations(const AllocationFaults& faults);
 
 // How many have failed since.
-EBB_API uint64_t failedAllocations();
+uint64_t failedAllocations();
 
 }  // namespace ebb
