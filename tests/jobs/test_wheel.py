@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import ebb
+from ebb import _testing
 
 ROOT = Path(__file__).resolve().parents[2]
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
@@ -39,7 +41,7 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     command = (*PIP, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", folder, ROOT)
-    subprocess.run(command, env=os.environ | {"PATH": path}, check=True)
+    subprocess.run(command, env=os.environ | {"PATH": path, "EBB_TESTING": "0"}, check=True)
     (found,) = folder.glob("torch_ebb-*.whl")
     return found
 
@@ -51,6 +53,31 @@ def test_it_has_what_the_package_has_and_nothing_that_is_left_of_other_builds(wh
     headers = [f"include/ebb/{file.name}" for file in (ROOT / "include/ebb").iterdir()]
     for there in ("py.typed", "_C.pyi", "libebb.so", "_report/report.html", *headers):
         assert f"ebb/{there}" in names
+
+
+# Names of what stands in for something in tests, and what looks like them: a type of torch's,
+# arguments of recipes, and initialisers, which are named for the folder of the checkout.
+FOR_TESTS = re.compile(r"fake|failing|stand.?in|pretend|_testing", re.I)
+SOMETHING_ELSE = re.compile(r"getMaybeFakeTypePtr|isStandIn|bytesOfStandIn|_GLOBAL__sub_I_\w+")
+
+
+def names_for_tests(library):
+    named = set()
+    for options in ("-C", "-DC"):
+        run = subprocess.run(["nm", options, library], capture_output=True, text=True, check=True)
+        named |= set(run.stdout.splitlines())
+    return sorted(name for name in named if FOR_TESTS.search(SOMETHING_ELSE.sub("", name)))
+
+
+def test_it_has_nothing_that_only_tests_use(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as packed:
+        assert [name for name in packed.namelist() if FOR_TESTS.search(name)] == []
+        packed.extractall(tmp_path)
+    compiled = list((tmp_path / "ebb").glob("*.so"))
+
+    assert {"libebb.so", Path(ebb._C.__file__).name} <= {library.name for library in compiled}
+    assert [name for library in compiled for name in names_for_tests(library)] == []
+    assert len(names_for_tests(_testing.__file__)) > 20, "nm shows no names"
 
 
 def test_it_works_without_a_compiler(wheel, tmp_path):
