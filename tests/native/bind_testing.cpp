@@ -1,4 +1,5 @@
-// Tables of fields, transfers that are fake or instant, and what else only tests and benchmarks use.
+// Tables of fields, transfers that are fake or instant, and what else only tests and benchmarks
+// use.
 #include <ATen/core/Generator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/Exceptions.h>

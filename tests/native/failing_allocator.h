@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 
-
 namespace ebb {
 
 struct AllocationFaults {

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 
-
 namespace ebb {
 
 // Whether objects of the arena that threads make and drop have memory of their own as long as they

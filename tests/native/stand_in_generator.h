@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 
-
 namespace ebb {
 
 struct ReplayedDraw {
