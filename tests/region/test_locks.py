@@ -18,7 +18,7 @@ COMMON = (
 import faulthandler, sys, threading, time
 import torch
 import ebb
-from ebb._testing import fake_accelerator
+from stand_ins import fake_accelerator
 
 faulthandler.dump_traceback_later(HANGS, exit=True)
 sys.setswitchinterval(1e-5)
@@ -179,7 +179,7 @@ print("end")
 def assert_ends(program: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", COMMON + program],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
     )

@@ -66,7 +66,7 @@ def run(items, on_gpu, listed, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["gpu_machine"], "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     for source in sys.modules["gpu_machine"].ALL_OF_EBB:
-        (tmp_path / source).mkdir()
+        (tmp_path / source).mkdir(parents=True)
 
     def run_command(machine=MACHINE, chosen=listed, output="results", **options):
         return on_gpu.run(chosen, machine, tmp_path / output, **options)
