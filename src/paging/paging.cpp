@@ -10,7 +10,6 @@
 #include "intercept/key.h"
 #include "memory/bytes.h"
 #include "memory/capturing.h"
-#include "paging/settings.h"
 #include "paging/streams.h"
 
 namespace ebb {
@@ -25,17 +24,6 @@ Paging& Paging::get() {
   // Leaked on purpose: handles may outlive static objects.
   static auto* instance = new Paging;
   return *instance;
-}
-
-void Paging::configure(const PagingSettings& settings) {
-  checkSettings(settings);
-  const Lock lock(mutex_);
-  settings_ = settings;
-}
-
-PagingSettings Paging::settings() {
-  const Lock lock(mutex_);
-  return settings_;
 }
 
 [[gnu::cold]] void Paging::warnThatItStays(c10::Device device) {

@@ -1,15 +1,50 @@
 #include "record/arguments.h"
 
+// Else it includes every operator.
+#define AT_PER_OPERATOR_HEADERS
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
+
 #include <algorithm>
 
-#include "graph/parts_inside.h"
+#include "graph/geometry.h"
 #include "graph/recipe.h"
 #include "intercept/each_tensor.h"
 #include "intercept/key.h"
 #include "kernel/fingerprint.h"
+#include "memory/bytes.h"
 #include "record/value_map.h"
 
 namespace ebb {
+namespace {
+
+using PartsInside = c10::SmallVector<at::Tensor, 3>;
+
+// The dense tensors that a sparse or compressed tensor is made of; of one of another kind that has
+// a storage, the storage's bytes. A write to the tensor may write to any of them.
+PartsInside partsInside(const at::Tensor& tensor) {
+  PartsInside parts;
+  const auto add = [&](const at::Tensor& part) {
+    if (part.defined() && isRecordable(part)) {
+      parts.push_back(part);
+    }
+  };
+  // A wrapper's layout is what it says, not what it is.
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (const auto* sparse = dynamic_cast<at::SparseTensorImpl*>(impl)) {
+    add(sparse->indices());
+    add(sparse->values());
+  } else if (auto* compressed = dynamic_cast<at::SparseCsrTensorImpl*>(impl)) {
+    add(compressed->compressed_indices());
+    add(compressed->plain_indices());
+    add(compressed->values());
+  } else if (impl->has_storage() && impl->unsafe_storage()) {
+    add(bytesOf(impl->unsafe_storage()));
+  }
+  return parts;
+}
+
+}  // namespace
 
 Arguments::Arguments(const Call& call, ValueMap& values, bool allRepeat)
     : op_(call.op), values_(values), allRepeat_(allRepeat) {

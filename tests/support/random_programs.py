@@ -230,7 +230,8 @@ class Machine:
         A write to what an ended region may need for its replay may be refused. One that no version
         counter of the region shows, to a tensor which that region computed, is the shortcoming
         "any of a living computed tensor are not noticed": such writes are left out. So are, on a
-        device, those to what came from outside, which carries a fingerprint on the CPU only.
+        device, those to what came from outside, which carries a fingerprint on the CPU only; and
+        outside regions those to what may have left for host memory or pages before.
 
         With `sees_all`, two more kinds are left out: writes outside regions to what an ended region
         saw, and writes that no operator does.
@@ -240,6 +241,8 @@ class Machine:
         self.refusable |= slot.swapped  # what it showed before seems to be written
         if slot.record.exposed:
             if silent and (slot.record.computed or DEVICE != "cpu"):
+                raise Skip
+            if (silent or slot.own_counter) and not self.open and (OFFLOADING or PAGING):
                 raise Skip
             if slot.record.computed and slot.own_counter:
                 raise Skip
