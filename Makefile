@@ -94,7 +94,7 @@ bench: $(VENV)/.ebb-bench
 
 # On a machine with an NVIDIA GPU: builds ebb for it in place, with the torch that is there, and
 # writes benchmarks/results. Nothing is installed. By the environment's Python if there is one, else
-# by PYTHON. SECONDS=540 ends in that time, and the same again goes on with the items that are left.
+# by PYTHON. SECONDS=570 ends in that time, and the same again goes on with the items that are left.
 # AGAIN=1 runs what has passed, too. LIST=1 shows the items and runs none. RESULTS is another folder
 # to write to.
 GPU_PYTHON = $(if $(filter command environment,$(firstword $(origin PYTHON))),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))

@@ -1,6 +1,6 @@
 """Everything that only a GPU can tell: what `make gpu`, `make test-gpu` and `make bench-gpu` run.
 
-    python benchmarks/on_gpu.py all --seconds 540
+    python benchmarks/on_gpu.py all --seconds 570
     python benchmarks/on_gpu.py tests
     python benchmarks/on_gpu.py bench --list
 

@@ -38,7 +38,7 @@ F* openMp(const char* name) {
   return reinterpret_cast<F*>(::dlsym(RTLD_DEFAULT, name));
 }
 
-// The places of an OpenMP runtime that binds threads are the cores that it found.
+// An OpenMP runtime that binds threads lists the cores that it found as its places.
 cpu_set_t coresOfProcess() {
   cpu_set_t set = coresOf(::getpid());
   auto* const places = openMp<int()>("omp_get_num_places");
@@ -56,7 +56,7 @@ cpu_set_t coresOfProcess() {
   return set;
 }
 
-// Of this job, on this machine.
+// The number of ranks of this job on this machine.
 double countRanks() {
   const char* const ranks = std::getenv("LOCAL_WORLD_SIZE");
   return ranks ? std::max(1.0, std::atof(ranks)) : 1.0;
@@ -114,7 +114,7 @@ double quotaOfCgroups(const std::string& file, const std::string& root) {
   return least;
 }
 
-// Where each rank has cores of its own, the launcher that started them has more.
+// If each rank is pinned to its own cores, the launcher's affinity mask has the cores of all ranks.
 double countCores() {
   const cpu_set_t set = coresOfProcess();
   const cpu_set_t launcher = coresOf(::getppid());
@@ -126,9 +126,9 @@ double countCores() {
 
 namespace {
 
-// How many backwards with replays ahead come between two without, in which cores are measured.
+// The number of backwards with replays ahead between two backwards in which cores are measured.
 constexpr int kMeasuredEach = 64;
-// Shorter than this is too short to tell.
+// The least time that gives a usable measurement.
 constexpr double kLeastSeconds = 0.002;
 // A replay needs most of a core.
 constexpr double kIdle = 0.75;
@@ -153,7 +153,7 @@ class IdleCores {
     return cores_;
   }
 
-  // Whether this backward does, as far as is known.
+  // True if this backward leaves a core idle, as far as measurements tell.
   bool leavesOneIdle() {
     const double ran = timeRun();
     const double now = timeNow();
@@ -185,7 +185,7 @@ class IdleCores {
   uint64_t closings_ = 0;  // Lookahead::closings() when backward last reached a region
   double ran_ = 0;         // timeRun() then
   double now_ = 0;         // timeNow() then
-  double sumRan_ = 0;      // of what is being measured
+  double sumRan_ = 0;      // CPU time in the current measurement
   double sumPassed_ = 0;
   double busy_ = 0;  // cores, in what was measured last
   int left_ = 0;     // backwards with replays ahead, before it is measured again

@@ -8,14 +8,14 @@
 namespace ebb {
 
 // Note [Idle cores]
-// A replay ahead pays on the CPU only where a core would be idle. Backward and the worker both run
-// torch.get_num_threads() threads. So the process needs twice as many cores; or backward leaves one
-// idle, because its operators are small and run on one thread. That is measured: the time that the
-// process's threads have run, over the time that passed, while a backward runs in which nothing
-// runs ahead. Such a backward comes first, and again after some with replays ahead.
-// The cores are those that the process had when its OpenMP runtime was loaded, which may since have
-// bound the main thread to one of them (OMP_PROC_BIND). Quotas of cgroups count, and the ranks of a
-// machine (LOCAL_WORLD_SIZE) share its cores.
+// On the CPU a replay ahead pays only if a core would be idle. Backward and the worker each run
+// torch.get_num_threads() threads. Replays always run if the process has twice that many cores.
+// With fewer cores they run only if backward leaves one idle, because its operators are small and
+// use one thread. ebb measures this in a backward during which nothing runs ahead: it divides the
+// CPU time of all threads by the time that passed. The first backward is measured, then one after
+// each 64 backwards with replays ahead. The cores are those that the process had when its OpenMP
+// runtime was loaded, since OMP_PROC_BIND may have bound the main thread to one core since. Quotas
+// of cgroups count, and the ranks of a machine (LOCAL_WORLD_SIZE) share its cores.
 
 // Backward has reached a region: whether replays may run beside it.
 bool haveIdleCore();

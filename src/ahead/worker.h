@@ -62,8 +62,8 @@ class Worker {
   std::atomic<uint64_t> posts_{0};  // how often there was something new
   std::atomic<bool> ends_{false};
   std::atomic<bool> running_{false};
-  // An allocation failed, which empties the allocator's cache: graphs that had been closed by then,
-  // so many, are left to backward.
+  // The number of graphs that had been closed when an allocation last failed. Those graphs are left
+  // to backward, since each failed allocation empties the allocator's cache.
   uint64_t outOfMemoryAfter_ = 0;
   std::mutex lifeMutex_;  // guards thread_; taken without the other one
   std::thread thread_;

@@ -71,7 +71,7 @@ std::optional<c10::SafePyObject> flatten(const at::Tensor& tensor, std::vector<a
   return c10::SafePyObject(py::object(pair[1]).release().ptr(), getPyInterpreter());
 }
 
-// A region ends, and nothing may go wrong with it because of a log.
+// Called as a region ends. An error in logging must not break the region.
 void tellPinned(const std::string& op, const std::string& region, size_t bytes) {
   if (!Py_IsInitialized()) {
     return;

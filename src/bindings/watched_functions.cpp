@@ -21,15 +21,15 @@ namespace py = pybind11;
 namespace {
 
 // Note [Watched functions]
-// ebb must know of some calls of torch that reach no operator: `p.data`, a setter, `resize_`. The
-// Python object of such a function stays what it is. Its pointer to the C definition is exchanged
-// for a copy, whose entry does ebb's part and then calls torch's. So the function keeps its
-// identity: for torch.overrides and the tables of a __torch_function__, for pickle, for modules
-// that have imported it. A watched function stays watched.
+// ebb must know of some calls of torch that reach no operator: `p.data`, a setter, `resize_`. It
+// replaces the pointer to the C definition inside the function's Python object. The new definition
+// is a copy whose entry does ebb's part and then calls torch's function. The Python object stays
+// the same, so torch.overrides, __torch_function__ tables, pickle and modules that have imported
+// the function still recognise it. A watched function stays watched.
 
 enum class Watch : uint8_t {
   Waits,    // for the recipe that runs ahead: see Note [Nothing moves under a replay ahead]
-  Resizes,  // so does this, and the storage is not read ahead any more
+  Resizes,  // waits too, and replays ahead do not read the storage any more
   Aliases,  // the arguments' memory may be written unseen: see Note [Hands on a storage]
   Writes,   // to its tensor, without an operator: see Note [Opaque writes]
 };
@@ -178,7 +178,7 @@ PyMethodDef** definitionIn(PyObject* function) {
   return nullptr;
 }
 
-// False for what is no function, method or attribute of C.
+// False if `function` is no C function, method or attribute.
 bool watch(const py::object& function, Watch what) {
   static const auto entries = entriesFor(std::make_index_sequence<kMost>());
   const auto isOurs = [&](const void* definition) {

@@ -28,13 +28,13 @@ struct Escaped;
 struct PageGroup;
 
 // Note [What only ebb holds]
-// The program holds most inputs of regions itself: parameters, a batch. It drops others, such as
-// the activation that one block hands to the next, or a weight that was dequantised for one call.
-// Then the storage stays for backward alone. ebb knows that for sure when the storage is freed: if
-// ebb's last reference (a value, a handle or a replay) frees it, nobody else held it. A value is
-// marked then, and its graph counts it, since a value does not know its region; handles and replays
-// count directly. A storage that is freed with the recorder's map was not needed by backward, and
-// does not count.
+// The program holds most inputs of regions itself, such as parameters and a batch. It drops others,
+// such as the activation that one block hands to the next, or a weight that was dequantised for one
+// call. Such a storage then stays alive for backward alone. ebb knows this when the storage is
+// freed: if ebb drops the last reference, nobody else held the storage. A value, a handle or a
+// replay may drop it. A value does not know its region, so it is marked and its graph counts the
+// bytes. Handles and replays count them directly. A storage that is freed when the recorder's map
+// is cleared was not needed by backward, and does not count.
 //
 // Its members are many: what a region leaves for its backward, each a room's own.
 struct EBB_API Graph final : c10::intrusive_ptr_target {

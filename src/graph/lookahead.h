@@ -81,9 +81,9 @@ struct AheadCounts {
 // its thread, as far as the limit allows: the region that backward meets first is whole. To the
 // recorder that is no different from a program that holds the tensors.
 // The bytes of both count against one limit until backward reaches the graph, or it dies.
-// If the program held a storage too when the region closed, it may have written to it in ways that
-// no version shows, and have dropped it. Handles then follow the storage, as eager's saved tensors
-// do, and recipes that read the value run its own recipe first.
+// If the program also held a storage when the region closed, it may have written to that storage in
+// ways that move no version, and then dropped it. Handles then show the storage, as eager's saved
+// tensors do, and recipes that read the value recompute it first.
 //
 // Its members are many, and what the graph itself would have. Guarded by the graph's lock, but for
 // what is atomic. Null while replays do not run ahead, and in verify mode, which compares each

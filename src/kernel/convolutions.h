@@ -1,5 +1,4 @@
-// Which kernels torch takes for convolutions off the CPU, where that is not the arguments' alone to
-// say.
+// Convolutions on a device whose kernel depends on more than their arguments.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -24,15 +23,15 @@ namespace ebb {
 // runs,
 // 1. in a region: its result is kept. So are those of all later convolutions, since this thread
 //    would now choose otherwise than another one.
-// 2. in a replay: that is refused, and so are later replays of convolutions on this thread. Later
-//    convolutions are kept.
+// 2. in a replay: the replay raises, and so do later replays of convolutions on this thread.
+//    Convolutions that are recorded later are kept.
 // The count is the device's: an allocation that fails on another thread meanwhile may keep or
 // refuse a convolution without need. Convolutions outside of regions are not watched.
 
-// Why the result of a convolution must be kept now, off the CPU; null: it need not.
+// The reason why convolutions on a device must be kept now; null if they need not be.
 const char* convolutionsAreKept();
 
-// Around a convolution's kernel.
+// Watches for failed allocations while a convolution's kernel runs.
 class WorkspaceWatch {
  public:
   explicit WorkspaceWatch(c10::Device device);
@@ -47,9 +46,10 @@ class WorkspaceWatch {
   int64_t before_;
 };
 
-// Whether a replay on this thread has met a failure.
+// True if a replay on this thread has met a failed allocation of a workspace.
 bool choosesOtherwise();
-// It has.
+
+// Notes that a replay on this thread has met one.
 void chooseOtherwise();
 
 // For tests: as if nothing had failed, on this thread and for later convolutions.

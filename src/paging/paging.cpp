@@ -248,8 +248,8 @@ void Paging::takeRestored(PageStash& stash) {
   noteUse(stash.bytes);
 }
 
-// After an error a tensor comes back as NaN. One that has no NaN would not show it: where nobody
-// need wait to know, it throws, unless the whole step is going to be run again.
+// After an error a tensor comes back as NaN. An integer or a mask cannot show that. So this throws
+// if the error can be read without waiting, unless the whole step is going to be run again.
 void Paging::checkErrors(const PageStash& stash) {
   stash.checkNotCondemned();
   if (step_.raisesLate() && stash.step == step_.number()) {

@@ -74,7 +74,7 @@ class EBB_API Paging {
   void forget(PageStash& stash);
 
   // A step of the user's begins and ends. With `fixedOrder` it has a schedule: see Note [Page
-  // schedules]. With `raisesLate` a pool that has too little room raises nothing before its end.
+  // schedules]. With `raisesLate` a pool with too little room raises only at the end of the step.
   void beginStep(bool fixedOrder, bool raisesLate);
   void endStep();
   void abandonStep();

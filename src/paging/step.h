@@ -30,8 +30,8 @@ class PageStep {
     recordNext_ = true;
   }
 
-  // The user brackets it; with `fixedOrder` it has a schedule. With `raisesLate` nothing is raised
-  // before its end if a pool has too little room.
+  // The user brackets it; with `fixedOrder` it has a schedule. With `raisesLate` a pool with too
+  // little room raises only at the end of the step.
   void openBracket(bool fixedOrder, bool raisesLate);
   void closeBracket();
   void abandonBracket();

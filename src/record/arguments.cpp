@@ -120,12 +120,12 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
 }
 
 // Note [Versions that move first]
-// Operators of torch move the version of what they write after their kernel, those that
-// torch.library.custom_op makes before it: then it is one ahead of what we know when we see the
-// op. An unseen write may have moved it as well, and the op will move it yet. So it is taken for
-// the op's own move once the op has been seen not to move it later; or at once, where fingerprints
-// of results would tell of an unseen write. What a factory returns has a counter that is new to us,
-// see Note [Version stamps].
+// torch's own operators move the version of an argument after the kernel has written it. An
+// operator made by torch.library.custom_op moves it before its kernel, so the recorder sees a
+// version that is one ahead. An unseen write could have caused that too. The recorder accepts the
+// move as the operator's own once it has seen that the operator does not move the version after its
+// kernel. Where fingerprints of results would reveal an unseen write, it accepts the move at once.
+// The counter of a factory's result is new to the recorder: see Note [Version stamps].
 [[gnu::cold]] bool Arguments::isAhead(const at::Tensor& tensor) {
   auto* known = values_.find(tensor);
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();

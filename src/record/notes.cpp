@@ -11,7 +11,7 @@ namespace ebb {
 
 namespace {
 
-// How many but handles of autograd hold the bytes of what came from outside.
+// The number of holders of a value from outside, without the handles of autograd.
 Held held(const c10::weak_intrusive_ptr<Value>& weak) {
   const auto value = weak.lock();
   if (!value || !value->bytes) {

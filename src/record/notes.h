@@ -25,9 +25,9 @@ void noteMade(
     const std::string& op,
     const char* reason);
 
-// Whether autograd's saving of a tensor, which no op of the region has read yet, makes a value of
-// it: a profile tells of what another function computed, and when backward asks for it; a report
-// whether only autograd has it in the end.
+// True if a tensor that autograd saves, and that no op of the region has read yet, gets a value. A
+// profile needs one to show when backward asks for what another function computed. A report needs
+// one to show whether only autograd holds the tensor in the end.
 bool isReported(const Context& context, const at::Tensor& tensor);
 
 // For a profile: which rows of the value live.

@@ -57,9 +57,9 @@ class OpRecording {
   // unless a rule of the policy matches it: that is the user's word that it can be repeated. A
   // checkpointed call is that word for all operators inside it (Context::allRepeat), since torch's
   // checkpoint would run them again. On the CPU the results of both runs are compared by
-  // fingerprints, whoever gave the word; elsewhere in verify mode. In such a call one of them may
-  // also fill what `empty` returned: on the CPU, where it shows that nobody else has, any other
-  // memory will do for another run.
+  // fingerprints in both cases; on other devices only verify mode compares. In a checkpointed call
+  // on the CPU, such an operator may also fill a result of `empty`: there ebb can tell that nobody
+  // else has filled that memory, so a replay may use fresh memory.
   bool isTrusted(const Verdict& verdict) const {
     return !op_.untrusted || context_.allRepeat || verdict.named;
   }

@@ -42,11 +42,11 @@ void Results::forgetDead() {
 // A result of one region is a leaf of the next one that reads it, and its bytes are the program's.
 // If a third region writes to it, eager goes on unless autograd has saved it; a replay would need
 // what was there before. So the bytes are copied before the write for each graph whose recipes read
-// them still, as in Note [Copy on write]. Asking the graph that made them instead would keep its
-// recipes alive, and what those read, for the case that such a write comes.
-// That goes for results of regions only. What comes from outside may be a parameter that is emptied
-// and gathered again: what it holds when a region writes to it is not what was read.
-// Writes outside of regions, and those of other threads, are not seen. The graph raises then.
+// them still, as in Note [Copy on write]. Recomputing the result in the graph that made it would
+// keep that graph's recipes, and all that they read, alive in case such a write comes.
+// Only results of regions are copied. A storage from outside may be a parameter that FSDP empties
+// and gathers again, so its bytes at the time of the write need not be those that the recipe read.
+// Writes outside of regions and writes of other threads are not seen; the replay then raises.
 void ReadResults::add(
     const c10::intrusive_ptr<Value>& leaf, const c10::intrusive_ptr<Graph>& graph) {
   if (all_.size() >= sweepAt_) {

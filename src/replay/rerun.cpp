@@ -242,11 +242,10 @@ class Rerun {
         "ebb: cannot recompute ",
         where(graph_, recipe_),
         ": in a replay on this thread the device had no memory for a convolution's workspace, so "
-        "that torch took another algorithm, which may have other last bits than the forward's. "
-        "From "
-        "now on convolutions are kept. Leave more of the device's memory free, give ",
+        "torch chose another algorithm, whose results may differ in the last bits. From now on "
+        "convolutions are kept. Leave more of the device's memory free, give ",
         recipe_.op.name,
-        " the decision SAVE, or write a rule with force=True to take what comes.");
+        " the decision SAVE, or write a rule with force=True to accept such results.");
   }
 
   // Whoever else was running may have written to an input meanwhile.
@@ -341,11 +340,11 @@ class Rerun {
         now == output.fingerprint,
         "ebb: cannot recompute ",
         where(graph_, recipe_),
-        ": run again with the same arguments, it gave other bits than in the forward, in ",
+        ": with the same arguments the operator gave other bits than in the forward, in ",
         output.written ? "argument " : "result ",
         output.slot,
-        ". It keeps state that its arguments do not show (a counter, a cache, a generator of its "
-        "own), or it is not deterministic. Give ",
+        ". The operator keeps state that its arguments do not show (a counter, a cache, a "
+        "generator of its own), or it is not deterministic. Give ",
         recipe_.op.name,
         " the decision SAVE: a rule of the policy, MUST_SAVE in a context_fn, or "
         "EBB='recompute_all,",

@@ -23,8 +23,8 @@ std::atomic<int64_t> liveJournals{0};
 
 constexpr size_t kMostSpans = 1'000'000;  // of a step
 
-const char* const kOnlyHere = "made outside of the region, and nobody else holds it";
-const char* const kHandedOn = "another region needs it, and nobody else holds it";
+const char* const kOnlyHere = "made outside of the region; only ebb holds it";
+const char* const kHandedOn = "another region's backward needs it; only ebb holds it";
 
 const char* nameOf(Fate fate) {
   switch (fate) {

@@ -114,7 +114,7 @@ struct OperatorLine {
   bool readsRows = false;
 };
 
-// How many hold a storage, told by a region that does; null if it does not.
+// The number of holders of a storage, from one region that holds it; null if the region does not.
 struct Held {
   const c10::StorageImpl* storage = nullptr;
   size_t holders = 0;
@@ -158,7 +158,7 @@ class Entry final : public c10::intrusive_ptr_target {
 };
 using EntryPtr = c10::intrusive_ptr<Entry>;
 
-// Nobody but ebb had what came from outside in the end. Null: reports are not recorded.
+// Notes that nobody but ebb held a storage from outside at its end. Null: reports are not recorded.
 void noteLast(const EntryPtr& entry);
 
 // Its members are many: lines, calls and spans are written under one lock.

@@ -9,8 +9,8 @@
 
 namespace ebb {
 
-// See Note [What only ebb holds]. Several lines may be about one storage: of the region that made
-// it and handed it on, and of each that reads it. Those have the same memory.
+// See Note [What only ebb holds]. Several lines may describe one storage: the line of the region
+// that made it, and one line of each region that reads it. These lines have the same address.
 class OnlyOurs {
  public:
   explicit OnlyOurs(const std::deque<Line>& lines);

@@ -33,7 +33,8 @@ Going going() {
   return shared().going;
 }
 
-// False, and nothing is changed, unless exactly one of what goes on and `next` is a profile.
+// Begins a profile if none is going on, or ends the one that is if `next` is empty. Otherwise it
+// changes nothing and gives false.
 bool change(Going next) {
   std::lock_guard<std::mutex> lock(shared().mutex);
   const bool changes = (shared().going.journal == nullptr) != (next.journal == nullptr);

@@ -21,8 +21,8 @@ struct Shelf {
   std::atomic<uint32_t> steps{0};  // how many are kept; 0: reports are not recorded
   std::atomic<bool> on{false};     // somebody wants a journal
 
-  // Those that have to go are moved to `old`, which ends after the lock: see Note [Locks and the
-  // GIL].
+  // Moves journals that must go to `old`, which the caller destroys when it has given up the lock:
+  // see Note [Locks and the GIL].
   void begin(std::vector<JournalPtr>& old) {
     journals.push_back(std::make_shared<Journal>(step));
     while (journals.size() > steps.load() + size_t{1}) {  // the last may not be complete

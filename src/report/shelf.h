@@ -10,7 +10,7 @@ namespace ebb {
 // The step's journal; null while reports are not recorded.
 JournalPtr currentJournal();
 
-// That of a profile takes the place of the step's; null: the step's again.
+// Records into a profile's journal in place of the step's; null: into the step's again.
 void putJournalInPlace(JournalPtr profile);
 
 // A step begins, see Note [What a step is].

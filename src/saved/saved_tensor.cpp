@@ -127,8 +127,8 @@ SavedTensor::~SavedTensor() {
   }
 }
 
-// See Note [What only ebb holds]. A tensor may have a Python object that refers to it: whether
-// somebody has that shows when it does not die.
+// See Note [What only ebb holds]. A Python object may refer to the tensor. If the tensor outlives
+// this reference, somebody still holds that object.
 void SavedTensor::dropFromOutside() {
   unpacked_.reset();
   bool wasLast = storage_ && storage_.use_count() == 1;

@@ -107,11 +107,11 @@ def test_it_says_why():
     assert set(ours) == {f"block {i}" for i in range(4)}
     assert {row.op for row in ours.values()} == {"aten::neg.default"}
     assert {row.reason for row in ours.values()} == {
-        "another region needs it, and nobody else holds it"
+        "another region's backward needs it; only ebb holds it"
     }
 
     for program, reason in (
-        (weight_for_one_call, "made outside of the region, and nobody else holds it"),
+        (weight_for_one_call, "made outside of the region; only ebb holds it"),
         (made_in_the_region, "it wrote to memory that was not made in the region"),
     ):
         with ebb.record_reports():

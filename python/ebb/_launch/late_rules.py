@@ -13,8 +13,8 @@ from ebb._launch.variables import say_ignored
 
 
 def watch(taken: Taken, undo: ExitStack) -> None:
-    """Tells of rules that match no operator when an optimizer has stepped first, or when the
-    process ends after something was taken over; until `undo` is closed.
+    """Reports rules that match no operator, after the first optimizer step, or at exit if something
+    was taken over. Stops when `undo` is closed.
 
     Raises:
         ValueError: in the optimizer's step, if EBB_STRICT is set.

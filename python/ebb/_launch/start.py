@@ -115,7 +115,7 @@ def _budget_text() -> str:
 
 
 def read_budget_or_limit(text: str) -> int | float | Limit:
-    """Bytes or a share; of ``auto`` how much may be in use.
+    """Bytes or a share; for ``auto``, the limit on memory in use.
 
     Raises:
         ValueError: it is neither.

@@ -58,7 +58,7 @@ def install_budget(
     """Takes over from now on; modules have a budget, and no policy is given for them.
 
     Args:
-        budget: bytes, or a share; or a limit, and all is kept while there is room, see
+        budget: bytes or a share; or a limit: everything is kept while there is room, see
             :class:`Room`.
         text: what the user wrote for it.
         patterns: globs over names of modules that are planned; none: they are found.

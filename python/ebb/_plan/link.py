@@ -48,7 +48,7 @@ def measure_link(device: torch.device) -> Link | None:
 
 
 def _rounds(device: torch.device, size: int) -> list[tuple[float, float]]:
-    """Those in which all bytes left."""
+    """Times of the rounds in which all bytes left the device."""
     try:
         with transfers_of(in_flight_bytes=0, prefetch_bytes=0):
             rounds = [_round(device, size) for _ in range(_ROUNDS)]

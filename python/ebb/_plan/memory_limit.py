@@ -22,8 +22,9 @@ class Limit:
     """How much may be in use.
 
     Attributes:
-        given: bytes; None: a share of what there is. That is asked when a block is about to run,
-            since a device that is asked is initialised, and then no workers can be forked.
+        given: bytes; None: a share of the memory that there is. ebb asks the device for that when
+            it first meets a model, and no earlier: asking initialises the device, and a process
+            that has done so cannot fork workers.
     """
 
     given: int | None = None

@@ -114,7 +114,7 @@ def watched() -> list[tuple[Any, str, _C.Watch]]:
 
 @functools.cache
 def install() -> None:
-    """Watch them from now on. Called when replays ahead are first switched on."""
+    """Watches these functions from now on. Called when replays ahead are first switched on."""
     for owner, name, watch in watched():
         if hasattr(owner, name):
             _C.watch(getattr(owner, name), watch)

@@ -107,7 +107,7 @@ class region(_C.Region):
     """
 
     __slots__ = ("_escapes", "_name", "_policy", "_results")
-    _repeats = False  # whether it is said that operators outside aten can be run again
+    _repeats = False  # True: all operators outside aten may be run again
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return _TracedRegion(*args, **kwargs) if is_dynamo_compiling() else super().__new__(cls)
@@ -221,7 +221,7 @@ class region(_C.Region):
 
 
 class checkpointed(region):
-    """A region for a checkpointed call, of which torch's checkpoint would run all again."""
+    """A region for a checkpointed call: operators outside aten are recomputed in it too."""
 
     __slots__ = ()
     _repeats = True

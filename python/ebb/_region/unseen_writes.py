@@ -44,7 +44,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _written(arguments: tuple[Any, ...]) -> Iterator[torch.Tensor]:
-    """Of a method of a storage: that one, and whichever others it gets."""
+    """The storage whose method was called, and any storages among its arguments."""
     for argument in arguments:
         if isinstance(argument, torch.UntypedStorage) and argument.device.type != "meta":
             yield _bytes_of(argument)

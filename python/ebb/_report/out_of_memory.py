@@ -49,7 +49,7 @@ def _watch_process() -> None:
 
 
 def note_error(error: BaseException | None) -> None:
-    """Prints the report if that is what the program, or a block of it, ends with."""
+    """Prints the report if `error`, with which the program or a block ends, is out of memory."""
     short = next((one for one in _chain(error) if _is_out_of_memory(one)), None)
     if short is None or not _C.is_reporting() or hasattr(short, "_ebb_has_told"):
         return

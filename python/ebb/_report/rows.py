@@ -11,7 +11,7 @@ from ebb._support.renamed import Renamed
 
 FATES = {
     "saved": "kept on the device: the policy says so",
-    "kept": "kept though the policy would recompute: see the reason",
+    "kept": "kept though the policy would recompute it, or made outside and held by ebb alone",
     "recomputed": "dropped in the forward, made again in backward",
     "offloaded": "moved to host memory, fetched in backward",
     "paged": "its live rows moved to a page pool, and back in backward",

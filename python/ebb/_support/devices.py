@@ -21,13 +21,13 @@ def in_use() -> torch.device | None:
 
 
 def wait() -> None:
-    """For all that it was given."""
+    """Waits for all work that the accelerator has been given."""
     if in_use() is not None:
         torch.accelerator.synchronize()
 
 
 def allocated() -> int:
-    """Bytes that tensors have there; 0 if it does not tell."""
+    """Bytes that tensors have on the accelerator; 0 if it cannot say."""
     device = in_use()
     if device is None:
         return 0

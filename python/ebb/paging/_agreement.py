@@ -16,34 +16,34 @@ from ebb import _C
 from ebb.paging._overflow import PageOverflowError
 
 # Note [Ranks agree on a step]
-# Processes meet in the store of their process group, never by a collective: after a function that
-# raised half way other ranks may stand in a collective that this rank did not reach, and anything
-# that it sent in that group would be taken for its part.
+# Ranks agree through the store of their process group, never by a collective. After a function has
+# raised half way, other ranks may wait in a collective that this rank did not reach. They would
+# take any collective that this rank starts in the group for its part of theirs.
 #
 # Each run of a step's function has meetings of its own, numbered from 0. A process comes to one:
 #  1. before the first optimizer of the run steps;
 #  2. when the function calls step_ok();
 #  3. when the function has returned, again and again until all have returned. So ranks may differ
 #     in how many optimizers they have, and in whether they ask.
-# The last that arrives writes down what was said, and the others wait for that. A process whose
-# function raised says so at the meeting that would be its next, and waits for nobody; the others do
-# not count it from then on. The step is run again only if all take part and no gradients have been
-# used: if no meeting of 1. or 2. found the step good.
+# The last rank to arrive writes down what all reported, and the others wait for it. A rank whose
+# function raised reports that at what would be its next meeting and waits for nobody; later
+# meetings do not count it. The step is run again only if all ranks take part and no gradients have
+# been used, so no meeting of kind 1 or 2 has found the step good.
 _OVERFLOW = "overflow"  # a pool had too little room, and this process can run the step again
 _BROKEN = "broken"  # paging failed, and it cannot
 _FAILED = "failed"  # its function raised an error that has nothing to do with pages
 
 USED = (
-    "It was found in a part of run_step()'s function that runs after an optimizer has stepped, or "
-    "after step_ok() has said that gradients are good. What they changed cannot be put back, so "
-    "the step cannot be run again: parameters may be those of half a step. Give each optimizer, "
-    "with the forwards and backwards before it, a run_step() of its own."
+    "ebb found this after an optimizer in run_step()'s function had stepped, or after step_ok() "
+    "had returned True. That update cannot be undone, so the step cannot be run again, and "
+    "parameters may be those of half a step. Give each optimizer, with the forwards and backwards "
+    "before it, a run_step() of its own."
 )
 _HALF_WAY = (
-    "ebb: a step in which paging failed ({errors}) raised half way. Other processes may stand in "
-    "collectives that it did not reach, so it cannot be run again. Let run_step()'s function "
-    "return: look for gradients that are not finite after run_step(), or where "
-    "ebb.paging.step_ok() has said in all processes that they are good."
+    "ebb: paging failed ({errors}), and run_step()'s function raised half way. Other processes may "
+    "wait in collectives that it did not reach, so the step cannot be run again. Let the function "
+    "return. Check for non-finite gradients after run_step(), or inside it after "
+    "ebb.paging.step_ok() has returned True in all processes."
 )
 
 # Whether some process is not at the end; and ranks with what is wrong there.
@@ -102,8 +102,8 @@ class _Peers:
                     "which all agree on whether a step of ebb.paging was good, and rank "
                     f"{self._rank} waits no longer (the limit is init_process_group's timeout). "
                     "Likely causes: 1. a process does not call run_step() or step_ok(), or has "
-                    "ended; 2. one stands in a collective that others come to after the optimizer "
-                    "of their step: nothing may follow it in run_step()'s function."
+                    "ended; 2. a process waits in a collective that the function passed to "
+                    "run_step() calls after the optimizer. Move that collective after run_step()."
                 ) from error
         self._read.append(key)
         return found
@@ -220,7 +220,7 @@ class Agreement:
                 "The step cannot be run again, since another process has left it with an error of "
                 "its own."
             )
-        return what + "ebb.paging.run_step() runs the step again when this reaches it."
+        return what + "ebb.paging.run_step() catches this error and runs the step again."
 
     def _next_meeting(self) -> tuple[str, int]:
         assert self._peers is not None

@@ -27,10 +27,10 @@ class Attempt:
         self._threads = {threading.current_thread()}
 
     # Note [Threads of a step]
-    # Other threads may run backwards of their own meanwhile, whose gradients nobody computes again.
-    # So those of the step are kept only: of backwards in the thread that called run_step, in
-    # threads that such a thread has started, and in autograd's own threads, which are none of
-    # Python's. The same threads' optimizers are the step's.
+    # Other threads may run backwards of their own meanwhile, and nobody computes those gradients
+    # again. So only gradients of the step's own threads are kept: the thread that called run_step,
+    # the threads that it or they have started, and autograd's threads, which Python did not start.
+    # Optimizers of the same threads belong to the step.
     def has_this_thread(self) -> bool:
         thread = threading.current_thread()
         if thread in self._threads:
@@ -74,8 +74,8 @@ def _keep_gradients_and_run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def going_on(attempt: Attempt) -> Iterator[None]:
-    """Inside, it is the one that runs, and gradients are copied before a backward adds to them. One
-    at a time: see step()."""
+    """While this is open, `attempt` is the one that runs, and gradients are copied before a
+    backward adds to them. Only one runs at a time: see step()."""
     global _current, _run_backward, _start_thread
     autograd: Any = torch.autograd
     if _run_backward is None:

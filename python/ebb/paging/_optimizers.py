@@ -21,7 +21,8 @@ def _has_no_errors() -> bool:
 
 
 def _check_gradients(optimizer: Any) -> None:
-    """An optimizer is about to use them, or something that belongs to it to change them."""
+    """Raises if gradients are of no use. Called before an optimizer uses them or a scaler unscales
+    them."""
     attempt = of_this_thread()
     if attempt is not None and (attempt.agreement.refusal or not attempt.agreement.used):
         if not attempt.agreement.ask(_has_no_errors):

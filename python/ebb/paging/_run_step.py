@@ -76,10 +76,11 @@ def run_step(
         What ``function`` returned, of the run that counts.
 
     Raises:
-        PageOverflowError: there was too little room the second time too; or in a backward that ran
-            before, and nobody has been told; or the step cannot be run again: gradients had been
-            used, or, of several processes, one raised half way. In all processes of the group, but
-            for those that raise an error of their own.
+        PageOverflowError: a pool had too little room in the second run too; or it had too little in
+            an earlier backward, and the program was not told; or the step cannot be run again,
+            because an optimizer has used the gradients, or because one of several processes raised
+            half way. Every process of the group raises this, except those that raise an error of
+            their own.
         RuntimeError: a count of rows cannot be; see :func:`step_ok`. Or other processes have not
             come within the time limit of the process group.
         NotImplementedError: the process group has no store (MPI).
@@ -114,7 +115,8 @@ def _run(function: Callable[[], T], fixed_order: bool, attempt: Attempt) -> tupl
     """Whether the run was good in all processes, and what the function returned."""
     agreement = attempt.agreement
     try:
-        # Where others may stand in a collective, one that raised half way could not run it again.
+        # With several processes nothing is raised half way: others may wait in a collective, and
+        # the step could not be run again.
         with bracket(fixed_order, raises_late=not agreement.is_alone), going_on(attempt):
             result = function()
     except Exception as error:

@@ -56,8 +56,8 @@ def configure(
             as ``"4GiB"``; pools shrink in proportion. Default: no limit.
         overflow: what happens if a pool has no room. ``"deferred"``, the default: nobody waits, and
             :func:`step_ok` tells after the step. ``"blocking"``: the host waits for each tensor,
-            and :class:`PageOverflowError` is raised where it happens, but in :func:`run_step` of
-            several processes: there when all have agreed. ``"assert"``: an assertion on the device.
+            and :class:`PageOverflowError` is raised where it happens; in :func:`run_step` of
+            several processes, when all have agreed. ``"assert"``: an assertion on the device.
         dead_rows: what rows that do not live come back as: ``"repeat"``, the default: copies of the
             first row that lives, which no operator finds harder to differentiate; ``"zero"``,
             ``"nan"``, or ``"none"``, whatever is in fresh memory. In verify mode

@@ -47,7 +47,7 @@ def step(fixed_order: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bracket(fixed_order: bool, raises_late: bool) -> Iterator[None]:
-    """`raises_late`: a pool that has too little room raises nothing before the end."""
+    """`raises_late`: a pool with too little room raises only at the end of the step."""
     _C.paging_step_begins(fixed_order, raises_late)
     try:
         yield
@@ -100,7 +100,9 @@ def step_ok(group: Any = None) -> bool:
         RuntimeError: something else went wrong with the pages: a count of rows that cannot be. Or a
             CUDA graph is being captured, in which nobody may wait: see :func:`found_inf`. Or other
             processes do not come within the time limit of the process group.
-        PageOverflowError: something else went wrong with the pages of another process.
+        PageOverflowError: something else went wrong with the pages of another process; or this is
+            called in :func:`run_step`, and the step cannot be run again.
+        NotImplementedError: the process group has several ranks and no store (MPI).
     """
     attempt = of_this_thread()
     if attempt is not None and attempt.agreement.is_of(group):
