@@ -26,6 +26,17 @@ Paging& Paging::get() {
   return *instance;
 }
 
+void Paging::configure(const PagingSettings& settings) {
+  checkSettings(settings);
+  const Lock lock(mutex_);
+  settings_ = settings;
+}
+
+PagingSettings Paging::settings() {
+  const Lock lock(mutex_);
+  return settings_;
+}
+
 [[gnu::cold]] void Paging::warnThatItStays(c10::Device device) {
   TORCH_WARN_ONCE(
       "ebb: PAGE means SAVE for a tensor on ",

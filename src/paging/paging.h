@@ -20,6 +20,9 @@
 
 namespace ebb {
 
+// Throws c10::ValueError for settings that make no sense.
+void checkSettings(const PagingSettings& settings);
+
 // Note [Pages that come back ahead]
 // A replay ahead of backward brings pages back as a prefetch does, and hands them out; what else
 // there is to a fetch waits until backward arrives at the region. Then the region's backward comes

@@ -1,7 +1,5 @@
 #include <c10/util/Exception.h>
 
-#include <mutex>
-
 #include "paging/paging.h"
 
 namespace ebb {
@@ -13,11 +11,9 @@ void check(bool good, const char* what) {
   TORCH_CHECK_VALUE(good, "ebb: paging: ", what);
 }
 
-using Lock = std::lock_guard<DroppingMutex>;
-
 }  // namespace
 
-void Paging::configure(const PagingSettings& settings) {
+void checkSettings(const PagingSettings& settings) {
   check(settings.pageRows >= 1, "a page has at least one row");
   check(settings.headroom >= 1 && settings.headroom <= kMostHeadroom, "headroom is from 1 to 1000");
   check(
@@ -26,13 +22,6 @@ void Paging::configure(const PagingSettings& settings) {
   check(
       settings.prefetch >= -1 && settings.prefetch <= 1,
       "prefetch is 0 or 1 layers, or -1 for what suits the device");
-  const Lock lock(mutex_);
-  settings_ = settings;
-}
-
-PagingSettings Paging::settings() {
-  const Lock lock(mutex_);
-  return settings_;
 }
 
 void configurePaging(const PagingSettings& settings) {
