@@ -1,61 +1,12 @@
 #include "ahead/room.h"
 
-#include <ATen/DeviceAccelerator.h>
-#include <c10/core/CachingDeviceAllocator.h>
-
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <vector>
 
+#include "memory/in_use.h"
 #include "support/python_support.h"
 
 namespace ebb {
-namespace {
-
-size_t residentBytes() {
-  static const int file = ::open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
-  std::array<char, 128> text{};
-  if (file < 0 || ::pread(file, text.data(), text.size() - 1, 0) <= 0) {
-    return 0;
-  }
-  size_t size = 0;
-  size_t resident = 0;
-  if (std::sscanf(text.data(), "%zu %zu", &size, &resident) != 2) {
-    return 0;
-  }
-  return resident * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-}
-
-}  // namespace
-
-std::atomic<size_t> insteadOfBytesInUse{0};
-
-size_t bytesInUse(c10::Device device) {
-  if (const size_t nbytes = insteadOfBytesInUse.load()) {
-    return nbytes;
-  }
-  if (device.is_cpu()) {
-    return residentBytes();
-  }
-  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
-  if (allocator == nullptr || !allocator->initialized()) {
-    return 0;
-  }
-  const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  return static_cast<size_t>(
-      allocator->getDeviceStats(device.index()).allocated_bytes[all].current);
-}
-
-c10::Device deviceInUse() {
-  const auto accelerator = at::getAccelerator(false);
-  return accelerator && at::accelerator::deviceCount() > 0
-             ? c10::Device(*accelerator, at::accelerator::getDeviceIndex())
-             : c10::Device(c10::kCPU);
-}
 
 Room& Room::get() {
   static auto* instance = new Room;

@@ -79,13 +79,4 @@ class EBB_API Room {
   RoomStats stats_;
 };
 
-// Bytes that are allocated on a device; resident of the process for the CPU.
-EBB_API size_t bytesInUse(c10::Device device);
-
-// The accelerator's, if there is one, else the CPU.
-EBB_API c10::Device deviceInUse();
-
-// For tests: what bytesInUse() says; 0: the truth.
-EBB_API extern std::atomic<size_t> insteadOfBytesInUse;
-
 }  // namespace ebb

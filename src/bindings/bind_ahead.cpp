@@ -5,6 +5,7 @@
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "ebb/ahead.h"
+#include "memory/in_use.h"
 #include "memory/stillness.h"
 
 namespace ebb::bindings {
@@ -16,6 +17,12 @@ void bindAhead(py::module_& module) {
   module.def("keep_while_there_is_room", torch::wrap_pybind_function(&keepWhileThereIsRoom));
   module.def("room_limit", [] { return Room::get().limit(); });
   module.def("bytes_in_use", [] { return bytesInUse(deviceInUse()); });
+  module.def("count_host_tensors", torch::wrap_pybind_function(&countHostTensors));
+  module.def("tensor_bytes", [] {
+    const TensorBytes bytes = tensorBytes(deviceInUse());
+    return std::pair(bytes.now, bytes.most);
+  });
+  module.def("reset_most_tensor_bytes", [] { resetMostTensorBytes(deviceInUse()); });
   module.def("room_stats", torch::wrap_pybind_function(&roomStats));
   module.def("ahead_stats", torch::wrap_pybind_function(&aheadStats));
   module.def("configure_ahead", torch::wrap_pybind_function(&configureAhead));

@@ -33,6 +33,7 @@
 #include "many_threads.h"
 #include "memory/bytes.h"
 #include "memory/capturing.h"
+#include "memory/in_use.h"
 #include "memory/pinned.h"
 #include "module.h"
 #include "offload/offload.h"

@@ -50,10 +50,12 @@ def test_nothing_is_changed_by_planning():
 @pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 @every_program
 def test_the_step_stays_in_the_budget(make):
-    """Measured, at budgets from the least to the need."""
+    """Measured, at budgets from the least to the need. A share is one of what is predicted of a
+    plain step, which may be more than it takes: see `test_simulator.LOOSE`.
+    """
     found = planning(make)
     least = found.chooser.estimate(found.chooser.least()).peak
-    whole = found.measured.plain_peak
+    whole = max(found.plain_peak, found.simulator.plain.peak)
     for place in range(8):
         share = (least + (whole - least) * place / 7) / whole
         try:
@@ -82,7 +84,7 @@ def test_gradients_are_those_of_eager(make):
         with plan.apply(found.program.model):
             assert all(map(same_bits, run(), expected))
     least = found.chooser.estimate(found.chooser.least()).peak
-    assert len(seen) > 1 or least > 0.99 * found.measured.plain_peak
+    assert len(seen) > 1 or least > 0.99 * found.plain_peak
 
 
 @pytest.mark.on_cpu("bytes that the CPU's allocator gives")

@@ -85,7 +85,7 @@ def test_one_operator_kept(make):
 @pytest.mark.parametrize("share", [0.5, 0.65, 0.8, 0.95])
 def test_what_was_chosen(make, share):
     found = planning(make)
-    budget = int(share * found.measured.plain_peak)
+    budget = int(share * found.plain_peak)
 
     chosen = found.chooser.choose(budget)
 

@@ -46,7 +46,7 @@ class Offer:
         kind: of ranks, which is the same where one plan fits.
         peak: of the step that was recorded.
         budget: bytes, or a share. The plan of a kind is made for the least.
-        duration, base, plain, plain_peak, kept: as in Measured.
+        duration, base: as in Measured.
     """
 
     kind: str
@@ -54,9 +54,6 @@ class Offer:
     budget: float
     duration: float
     base: int
-    plain: float | None
-    plain_peak: int | None
-    kept: float | None
 
 
 class Ranks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import time
 import weakref
 import zlib
 from collections.abc import Mapping
@@ -12,15 +12,16 @@ from dataclasses import dataclass, field, replace
 import torch
 from _ebb_switches import is_set
 
-from ebb import _C
+from ebb import _C, paging
 from ebb._launch import agreeing
 from ebb._launch.agreeing import Offer, Ranks, ranks_of_job
-from ebb._launch.budgeted import Blocks, Shape
+from ebb._launch.budgeted import Blocks
 from ebb._launch.checking import Checking
 from ebb._launch.measured_steps import Measuring, NoPlanError, Outcome, number_of_steps
 from ebb._launch.step_clock import StepClock
 from ebb._launch.taken import Taken
-from ebb._plan.budget import BudgetError
+from ebb._launch.watch import Watch
+from ebb._plan.budget import BudgetError, NothingToPlanError
 from ebb._plan.measured import Measured
 from ebb._plan.plan import Plan, plan_of
 from ebb._plan.process_settings import ProcessSettings
@@ -34,9 +35,9 @@ from ebb._support.names import in_ranges
 from ebb._support.shown import clipped, tell
 from ebb.policies import recompute_all, save_all
 
-_FOR_GOOD = 8  # steps of other shapes, one after the other, after which all is measured again
-_MOST_PLANS = 5  # that are made because shapes have changed for good
-_GROWTH = 0.1  # of a batch over those that were measured; the grid of what is planned for
+_MOST_MEASURED = 5  # times that steps are measured, since they have changed
+_SOON = 64  # steps after a plan, in which one over the budget is of a kind that recurs
+_LONG, _LONG_STEPS = 1.0, 20  # seconds and steps, beyond which the time of planning is told
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,16 @@ class Decided:
         policies: of blocks, by their names; all others keep everything.
         summary: in words.
         too_small: why the budget is not kept, if it is not.
+        peak: the most bytes that a step is to allocate.
+        plain_peak: likewise, without regions.
         settings: of the process, that go with the policies.
         reported: what reports tell of it.
     """
 
     policies: Mapping[str, Policy]
     summary: str
+    peak: int
+    plain_peak: int
     too_small: str = ""
     settings: ProcessSettings = field(default_factory=ProcessSettings)
     reported: ReportedPlan | None = None
@@ -60,7 +65,15 @@ class Decided:
 
 def _decided(plan: Plan, too_small: str = "") -> Decided:
     summary = plan.summary().removeprefix("ebb: ")
-    return Decided(plan.policies, summary, too_small, plan.settings, _reported(plan))
+    return Decided(
+        plan.policies,
+        summary,
+        plan.peak,
+        plan.plain_peak,
+        too_small,
+        plan.settings,
+        _reported(plan),
+    )
 
 
 # Note [The phases of a budget]
@@ -68,9 +81,18 @@ def _decided(plan: Plan, too_small: str = "") -> Decided:
 # 2. From the end of the first step on, steps are measured. See Note [Steps that are measured].
 # 3. At the end of the last of them the plan is made and put in place. Ranks wait until they meet,
 #    see Note [Ranks that agree].
+# 4. The bytes of each step under the plan are counted. See Note [Steps over the budget].
 # Blocks change only between two steps. If a new model comes, or another optimizer tells the steps,
-# or shapes change for good, it begins again at 2. Where there can be no plan, all blocks stay
+# or steps change for good, it begins again at 2. Where there can be no plan, all blocks stay
 # recomputed: who gives a budget would rather lose time than memory.
+
+# Note [Steps over the budget]
+# A step may change in more ways than anybody can look at beforehand: sizes, types, what has a
+# gradient, a second backward. Its bytes tell. When a step has taken more than the budget allows,
+# all blocks are recomputed from the next step on, and steps are measured anew. If a single one does
+# so again soon after, it is of a kind that recurs among others, and was not measured: then a plan
+# for less is made from what is known, in proportion to what that step took, and the third time by
+# the line through two such steps. If nothing is left to give up, that is said, and the job goes on.
 
 
 class Budget:
@@ -90,17 +112,18 @@ class Budget:
         self._budget = budget
         self._text = text
         self._taken = taken
-        self._clock = StepClock(self._at_boundary, self._in_backward)
+        self._clock = StepClock(self._at_boundary, self._give_up)
         self._models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._measuring: Measuring | None = None  # while steps are measured
         self._outcome: Outcome | None = None
         self._steps = 0  # that have ended
         self._ranks: Ranks | None = None  # until they have agreed
-        self._growth = 1.0  # what the plan is for, over what was recorded
-        self._most_kept: int | None = None  # bytes of a measured step in which all is kept
-        # Shapes of late, and for how many steps.
-        self._unlike: tuple[tuple[Shape, ...] | None, int] = (None, 0)
-        self._plans = 0
+        self._watch = Watch()
+        self._measured = 0  # how many times
+        self._since = 0  # steps that have ended under the plan
+        self._has_regions = False  # under the plan
+        self._waits = False  # for a first backward of a block
+        self._sized = 0  # steps that have shown how large page pools have to be
         self._moved = ExitStack()  # of settings of the process, if a plan has changed some
         self._reported: ReportedPlan | None = None  # that is in place
         self._checking: Checking | None = None  # while steps under it are measured
@@ -154,6 +177,8 @@ class Budget:
         try:
             self._step_ended(is_step)
             self._meet_ranks()
+        except NothingToPlanError as error:
+            self._wait(str(error))
         except NoPlanError as error:
             found = any(self.blocks.alive())
             self._give_up(str(error) if found else "no module is a block, or matches EBB_MODULES")
@@ -169,10 +194,6 @@ class Budget:
         log.info("budget", exc_info=True)
         self._give_up(f"{type(error).__name__}: {error}")
 
-    def _in_backward(self) -> None:
-        if not self._has_ended:
-            self._give_up("an optimizer steps while backward runs, so no step has an end")
-
     def _step_ended(self, is_step: bool) -> None:
         self._steps += 1
         if self._steps == 1 and self._ranks is None:
@@ -181,20 +202,20 @@ class Budget:
                 self._ranks.join()
         if self._has_ended:
             return
-        if self._outcome is not None and self._plans > 0 and self._ranks is None:
+        self._watch.step_ended(self._measuring is not None or self._checking is not None)
+        if self._outcome is not None and self._watch.has_plan:
             self._look(is_step)
-        else:
+        elif not self._waits or self._watch.has_replayed():
             self._measure_on(is_step)
 
     def _measure_on(self, is_step: bool) -> None:
-        seen, has_new = self.blocks.take()
-        if has_new or not is_step:
+        calls, has_new = self.blocks.take()
+        if has_new or not is_step or self._waits:
             self._begin()
         elif self._measuring is not None:
-            outcome = self._measuring.step_ended(seen)
+            outcome = self._measuring.step_ended(calls, self._watch.peak)
             if outcome is not None:
                 self._measuring, self._outcome = None, outcome
-                self._growth = _rounded_up(outcome.growth)
                 self.blocks.put(recompute_all)
                 if self._ranks is None:
                     self._switch(self._decide(outcome.measured))
@@ -206,18 +227,28 @@ class Budget:
             self._measuring.stop()
         self._end_plan()
         self._moved.close()  # the job's own settings are what is measured, and planned for
-        self._outcome, self._growth = None, 1.0
+        self._outcome, self._waits = None, False
+        self._watch.end()
         self._announce([block.name for block in self.blocks.used()])
         optimizers = self._clock.optimizers
-        self._measuring = Measuring(self.blocks, lambda: list(optimizers), self._most_kept)
+        self._measuring = Measuring(self.blocks, lambda: list(optimizers), self._budget)
         self._measuring.begin()
+        self._watch.leave_out()
 
     def _add_all(self) -> None:
         """Also those that were given their own forward back."""
         for model in list(self._models):
             self.blocks.add(model, recompute_all)
 
+    def _wait(self, why: str) -> None:
+        """There may be a plan later."""
+        self._outcome, self._waits = None, True
+        self._watch.has_replayed()
+        self._tell(f"no plan yet: {clipped(why, 300)}; all blocks are recomputed until one has")
+
     def _give_up(self, why: str) -> None:
+        if self._has_ended:
+            return
         self._stop()
         self._outcome = None
         with suppress(Exception):  # what made it give up may be how blocks are found
@@ -263,27 +294,24 @@ class Budget:
     def _decide_for(self, most: Offer, outcome: Outcome | None) -> Decided:
         """For all ranks of a kind: what this one measured, where none measured more."""
         assert outcome is not None
-        return self._decide(
-            replace(
-                outcome.measured,
-                duration=most.duration,
-                base=most.base,
-                plain=most.plain,
-                plain_peak=most.plain_peak,
-                kept=most.kept,
-            ),
-            most.budget,
-        )
+        measured = replace(outcome.measured, duration=most.duration, base=most.base)
+        return self._decide(measured, most.budget)
 
     def _decide(self, measured: Measured, budget: float | None = None) -> Decided:
+        assert self._outcome is not None
         budget = self._budget if budget is None else budget
-        if isinstance(budget, int) and self._growth > 1:
-            budget = measured.base + int((budget - measured.base) / self._growth)
+        growth = self._outcome.growth
+        if isinstance(budget, int) and growth > 1:
+            budget = measured.base + int((budget - measured.base) / growth)
+        began = time.perf_counter()
         try:
-            plan = plan_of(measured, budget)
+            return _decided(plan_of(measured, budget))
         except BudgetError as error:
             return self._least(measured, budget, str(error).removeprefix("ebb: "))
-        return _decided(plan)
+        finally:
+            took = time.perf_counter() - began
+            if took > max(_LONG, _LONG_STEPS * measured.duration * 1e-3):
+                self._tell(f"the plan took {took:.1f} s to make")
 
     def _least(self, measured: Measured, budget: int | float, why: str) -> Decided:
         """What needs least, by a plan or as it was measured with all blocks recomputed: there
@@ -301,6 +329,8 @@ class Budget:
         return Decided(
             dict.fromkeys(names, recompute_all),
             summary,
+            peak,
+            plan.plain_peak,
             why if peak > plan.budget else "",
             ProcessSettings(ahead=False),
             reported=_reported(plan, measured),
@@ -311,21 +341,33 @@ class Budget:
         assert self._outcome is not None
         if decided.too_small and is_set("EBB_STRICT"):
             raise BudgetError(f"ebb: EBB_BUDGET={self._text}: {decided.too_small}")
-        self._plans += 1
+        self._put_in_place(decided)
+        if self._outcome.varies and self._measured == 0:
+            self._tell(
+                "steps allocate now more, now less; the plan is made for the largest that was "
+                "measured"
+            )
+        self._measured += 1
+        self._since = 0
+        if isinstance(self._budget, int):
+            self._watch.begin(decided.peak, whole=self._budget + self._outcome.beside)
+        else:
+            plain_peak = decided.plain_peak * self._outcome.growth
+            self._watch.begin(decided.peak, share=round(self._budget * plain_peak))
+
+    def _put_in_place(self, decided: Decided) -> None:
         self._moved.close()
         decided.settings.put(self._moved)
         self._add_all()
+        self._has_regions = bool(decided.policies)
         # A call of torch.utils.checkpoint around a block would recompute it.
         self.blocks.follow(decided.policies, save_all if self._taken.announced else None)
         if decided.too_small:
             self._tell(f"{clipped(decided.too_small, 500)}; what needs least: {decided.summary}")
         else:
             self._tell(decided.summary)
-        if self._outcome.varies and self._plans == 1:
-            self._tell(
-                "the sizes of batches change; the plan is made for the largest that was measured"
-            )
         self._begin_plan(decided.reported)
+        self._watch.leave_out()
 
     def _begin_plan(self, reported: ReportedPlan | None) -> None:
         """For reports."""
@@ -334,7 +376,7 @@ class Budget:
         if reported is not None:
             planned.begins(reported)
             if _C.is_reporting():
-                self._checking = Checking(reported, self.blocks)
+                self._checking = Checking(reported)
 
     def _end_plan(self) -> None:
         if self._checking is not None:
@@ -346,39 +388,42 @@ class Budget:
     # Steps under a plan ---------------------------------------------------------------------------
 
     def _look(self, is_step: bool) -> None:
-        """Whether the plan still fits; a few blocks tell."""
-        assert self._outcome is not None
-        if self._checking is not None and not self._checking.step_ended():
+        """Whether the plan still fits."""
+        self._since += 1
+        watch = self._watch
+        if self._checking is not None and not self._checking.step_ended(watch.peak):
             self._checking = None
-        is_usual, shapes, growth = self.blocks.glance()
+        sized, before = paging.stats()["recorded_steps"], self._sized
+        self._sized = sized
+        may_measure = self._measured < _MOST_MEASURED
         if not is_step or self.blocks.have_new():
             self._begin()
-        elif is_usual:
-            self._unlike = (None, 0)
-        else:
-            before, count = self._unlike
-            self._unlike = (shapes, count + 1 if shapes == before else 1)
-            if self._are_for_good(growth):
+        elif sized != before:
+            return  # it showed how large page pools have to be, and used none
+        elif watch.is_over():
+            has_changed = self._measured == 1 or self._since > _SOON or watch.was_over
+            if may_measure and has_changed:
+                self._tell(f"{watch.in_words()}; steps are measured anew")
                 self._begin()
-            elif isinstance(self._budget, int) and growth * self._outcome.growth > self._growth:
-                self._grow(growth)
+            else:
+                self._plan_for_less()
+        elif may_measure and self._has_regions and watch.is_far_below():
+            self._tell("steps allocate less than was planned for; they are measured anew")
+            self._begin()
 
-    def _are_for_good(self, growth: float) -> bool:
+    def _plan_for_less(self) -> None:
+        """A kind of step takes more than those that were measured."""
         assert self._outcome is not None
-        matters = growth > 1 or not self._outcome.varies
-        return matters and self._unlike[1] >= _FOR_GOOD and self._plans < _MOST_PLANS
-
-    def _grow(self, growth: float) -> None:
-        """A batch was larger than all that were measured: memory is taken to grow with it."""
-        assert self._outcome is not None
-        self._growth = _rounded_up(growth * self._outcome.growth)
-        self._tell(f"a batch is {growth:.2f} times as large as those that were measured")
-        self._moved.close()
-        self._switch(self._decide(self._outcome.measured))
-
-
-def _rounded_up(growth: float) -> float:
-    return max(1.0, math.ceil(round(growth / _GROWTH, 6)) * _GROWTH)
+        measured, watch = self._outcome.measured, self._watch
+        planned_peak, why = watch.planned, watch.in_words()
+        plan = plan_of(measured, measured.base + watch.less(), at_least=True)
+        if plan.peak >= planned_peak or not plan.policies:
+            self._tell(f"{why}, though nothing is left to give up")
+            watch.accept()
+            return
+        self._tell(f"{why}; planned anew for less")
+        watch.planned = plan.peak
+        self._put_in_place(_decided(plan))
 
 
 def _reported(plan: Plan, measured: Measured | None = None) -> ReportedPlan | None:
@@ -400,7 +445,4 @@ def _offer(measured: Measured, budget: float) -> Offer:
         budget=budget,
         duration=measured.duration,
         base=measured.base,
-        plain=measured.plain,
-        plain_peak=measured.plain_peak,
-        kept=measured.kept,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling
@@ -27,27 +27,6 @@ from ebb._region.modules import (
 )
 from ebb._region.region import run_in_region
 from ebb._support.log import log
-from ebb._support.names import template
-
-SPREAD = 1.02  # sizes that differ by less are the same
-
-Shape = tuple[int, int]  # calls and size, as in Seen
-
-
-class Seen(NamedTuple):
-    """What blocks did in a step.
-
-    Attributes:
-        calls: those with gradients.
-        others: those without.
-        size: elements that the calls were given, all told.
-        most: likewise, of the largest call.
-    """
-
-    calls: int = 0
-    others: int = 0
-    size: int = 0
-    most: int = 0
 
 
 class Block:
@@ -56,10 +35,7 @@ class Block:
     Attributes:
         name: in its model, and no other block's.
         policy: of its region.
-        calls, others, size, most: as in :class:`Seen`, since they were last taken.
-        usual: calls and size of the last step that was taken.
-        usual_others: of those without gradients, likewise.
-        largest: the most of all steps that were.
+        calls: with gradients, since they were last taken.
     """
 
     def __init__(self, name: str, module: torch.nn.Module, root: torch.nn.Module) -> None:
@@ -67,22 +43,14 @@ class Block:
         self.module = weakref.ref(module)
         self.root = weakref.ref(root)
         self.policy: Policy | None = None
-        self.calls = self.others = self.size = self.most = 0
-        self.usual, self.usual_others, self.largest = (0, 0), 0, 0
+        self.calls = 0
         mark(module).region = self
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
-            return function(*args, **kwargs)
-        if not torch.is_grad_enabled():  # nothing is kept that could be given up
-            self.others += 1
+        # Without gradients nothing is kept that could be given up.
+        if is_compiling() or not torch.is_grad_enabled():
             return function(*args, **kwargs)
         self.calls += 1
-        if args and isinstance(args[0], torch.Tensor):
-            size = args[0].numel()
-            self.size += size
-            if size > self.most:
-                self.most = size
         if self.policy is None:
             return function(*args, **kwargs)
         return run_in_region((self.policy, self.name, "keep"), function, *args, **kwargs)
@@ -104,27 +72,6 @@ class Block:
         if marks.number == 0 and can_unmark(module):
             unmark(module)
 
-    def take(self) -> Seen:
-        seen = Seen(self.calls, self.others, self.size, self.most)
-        self.calls = self.others = self.size = self.most = 0
-        self.usual, self.usual_others = (seen.calls, seen.size), seen.others
-        self.largest = max(self.largest, seen.most)
-        return seen
-
-    def did_as_measured(self) -> bool:
-        """Whether it was called as often as in the last step that was taken, and with as much as in
-        the largest."""
-        is_as_often = (self.calls, self.others) == (self.usual[0], self.usual_others)
-        return is_as_often and self.largest <= SPREAD * self.most <= SPREAD**2 * self.largest
-
-    def glance(self) -> tuple[Shape, float]:
-        """As `take`, of what changes when shapes do: calls and size, and how much larger than all
-        before the largest call was.
-        """
-        shape, growth = (self.calls, self.size), self.most / self.largest if self.largest else 1.0
-        self.calls = self.others = self.size = self.most = 0
-        return shape, growth
-
 
 class Blocks:
     """All blocks of a job.
@@ -141,7 +88,6 @@ class Blocks:
         self._patterns = patterns
         self._all: list[Block] = []
         self._used: set[Block] = set()  # that have been called with gradients
-        self._watched: list[Block] = []  # by which a change of shapes is seen
         self._new: list[Block] = []  # that were added since all were taken
         self._around: list[Block] = []  # regions around blocks, as a plan has it
         self._callers: Callers | None = None  # while they are looked at
@@ -198,42 +144,21 @@ class Blocks:
         found = {id(root): root for block in self.used() if (root := block.root()) is not None}
         return list(found.values())
 
-    def take(self) -> tuple[Seen, bool]:
-        """What they did since it was last asked, and whether one did so for the first time."""
+    def take(self) -> tuple[int, bool]:
+        """How often they were called with gradients since it was last asked, and whether one was
+        so for the first time."""
         self._new = []
-        all_seen = {block: block.take() for block in self.alive()}
-        known = len(self._used)
-        self._used |= {block for block, seen in all_seen.items() if seen.calls > 0}
-        self._used &= set(all_seen)
-        columns = list(zip(*all_seen.values(), strict=True)) or [(0,)] * 4
-        seen = Seen(sum(columns[0]), sum(columns[1]), sum(columns[2]), max(columns[3]))
-        return seen, len(self._used) > known
-
-    def glance(self) -> tuple[bool, tuple[Shape, ...], float]:
-        """What a few blocks did since it was last asked, under a plan.
-
-        Returns:
-            Whether that is what they did when they were last taken; what it is; and by how much a
-            call was larger than all that were taken.
-        """
-        glances = [block.glance() for block in self._watched]
-        shapes = tuple(shape for shape, _ in glances)
-        is_usual = all(
-            block.usual == shape for block, shape in zip(self._watched, shapes, strict=True)
-        )
-        return is_usual, shapes, max((growth for _, growth in glances), default=1.0)
-
-    def did_as_measured(self) -> bool:
-        """Whether the step that ends is like those for which there is a plan."""
-        return all(block.did_as_measured() for block in self._watched)
+        called = [block for block in self.alive() if block.calls > 0]
+        has_new = not self._used.issuperset(called)
+        self._used = self._used.intersection(self._all).union(called)
+        calls = sum(block.calls for block in called)
+        for block in called:
+            block.calls = 0
+        return calls, has_new
 
     def have_new(self) -> bool:
         """Whether one that was added since they were taken has been called with gradients."""
         return any(block.calls for block in self._new)
-
-    def forget_sizes(self) -> None:
-        for block in self.alive():
-            block.largest = 0
 
     def put(self, policy: Policy | None) -> None:
         """All of them have this policy."""
@@ -243,17 +168,14 @@ class Blocks:
             block.put(policy)
 
     def follow(self, policies: Mapping[str, Policy], rest: Policy | None) -> None:
-        """Each has a policy of its own. Others have `rest`, or, without one, their own forward; but
-        one of each list stays, by which a change of shapes is seen.
-        """
-        self.are_plain = False
+        """Each has a policy of its own. Others have `rest`, or, without one, their own forward."""
+        self.are_plain, self._new = False, []
         self._leave_around()
         around = {name: module for name, module in self._parents().values() if name in policies}
-        self._watched = list({_list_of(block): block for block in reversed(self.used())}.values())
         for block in list(self.alive()):
             policy = policies.get(block.name, rest)
             block.put(policy)
-            if policy is None and block not in self._watched:
+            if policy is None:
                 block.leave()
                 self._all.remove(block)
                 self._used.discard(block)
@@ -312,11 +234,6 @@ class Blocks:
         for block in self._around:
             block.leave()
         self._around = []
-
-
-def _list_of(block: Block) -> tuple[int, str]:
-    """What is the same for blocks beside each other."""
-    return id(block.root()), template(block.name)[0]
 
 
 def _is_free(module: torch.nn.Module) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ebb import ahead, paging
-from ebb._launch.budgeted import Blocks
 from ebb._launch.measured_steps import Do, Recording
 from ebb._plan.for_reports import measured_course
 from ebb._plan.profile import Profile
@@ -13,7 +12,7 @@ from ebb._support.log import log
 # Steps that are recorded have no report. So the first one is not, nor is one after a step that did
 # not count: a job may end at any.
 _ORDER = (Do.TIME, Do.LISTEN, Do.PROFILE, Do.TIME, Do.TIME)
-_MOST_AGAIN = 20  # steps that did not count, before nothing is measured
+_LEAST = 0.9  # of the bytes that were predicted; of steps that take fewer, sizes differ
 
 
 class Checking:
@@ -21,30 +20,30 @@ class Checking:
 
     Args:
         plan: gets what was measured.
-        blocks: tell whether a step is like those for which the plan was made.
     """
 
-    def __init__(self, plan: ReportedPlan, blocks: Blocks) -> None:
+    def __init__(self, plan: ReportedPlan) -> None:
         self._plan = plan
-        self._blocks = blocks
         self._recording = Recording()
         # Bytes are recorded without replays ahead, so they would not be those of the plan.
-        runs_ahead = ahead.settings()["regions"] > 0
-        self._todo = [do for do in _ORDER if do is Do.TIME or not runs_ahead]
-        self._again = 0  # steps that did not count
+        self._runs_ahead = ahead.settings()["regions"] > 0
+        self._todo = [do for do in _ORDER if do is Do.TIME or not self._runs_ahead]
         self._rests = False  # for one step
         self._profile: Profile | None = None
         self._times: list[float] = []
         self._begin_recording()
 
-    def step_ended(self) -> bool:
+    def step_ended(self, peak: int) -> bool:
         """And another begins.
+
+        Args:
+            peak: the most bytes that the step allocated.
 
         Returns:
             Whether there is more to be measured.
         """
         try:
-            return self._step_ended()
+            return self._step_ended(peak)
         except Exception:  # a report is not worth a plan
             log.info("steps under the plan are not measured", exc_info=True)
             self._todo = []
@@ -56,11 +55,11 @@ class Checking:
             self._recording.end()
             self._todo = []
 
-    def _step_ended(self) -> bool:
+    def _step_ended(self, peak: int) -> bool:
         ended = self._recording.end()
         if self._rests:
             self._rests = False
-        elif ended is not None and self._is_usual():
+        elif ended is not None and self._is_usual(peak):
             self._note(*ended)
         else:
             self._do_again()
@@ -72,16 +71,15 @@ class Checking:
         self._sized = paging.stats()["recorded_steps"]
         self._recording.begin(Do.NOTHING if self._rests else self._todo[0])
 
-    def _is_usual(self) -> bool:
-        """Whether it did as the steps that were measured, and no page pool was made anew in it."""
-        return self._blocks.did_as_measured() and paging.stats()["recorded_steps"] == self._sized
+    def _is_usual(self, peak: int) -> bool:
+        """Whether it took what was predicted, roughly, and no page pool was made anew in it."""
+        predicted = self._plan.predicted.peak or 0
+        is_as_large = _LEAST * predicted <= peak <= predicted / _LEAST
+        return (is_as_large or self._runs_ahead) and paging.stats()["recorded_steps"] == self._sized
 
     def _do_again(self) -> None:
-        self._again += 1
         self._rests = True
-        if self._again > _MOST_AGAIN:
-            self._todo = []
-        elif self._todo[0] is Do.PROFILE:
+        if self._todo[0] is Do.PROFILE:
             self._todo.insert(0, Do.LISTEN)
 
     def _note(self, duration: float, profile: Profile | None) -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
 import torch
 
 from ebb import _C, ahead
-from ebb._launch.budgeted import SPREAD, Blocks, Seen
+from ebb._launch.budgeted import Blocks
+from ebb._plan.budget import NothingToPlanError
 from ebb._plan.link import may_send, measure_link, transfers_of
 from ebb._plan.measured import Measured, base_bytes
-from ebb._plan.measuring import device_of, fits
+from ebb._plan.measuring import device_of, may_send_all
 from ebb._plan.pages import StepsThatRunAgain
 from ebb._plan.profile import Profile, median_of, profile_of
 from ebb._plan.simulate import Simulator
@@ -24,7 +24,7 @@ from ebb._plan.transfers import Link
 from ebb._policy.decision import OFFLOAD
 from ebb._policy.policy import Policy
 from ebb._support import devices
-from ebb.policies import recompute_all, save_all
+from ebb.policies import recompute_all
 
 offload_all = Policy(default=OFFLOAD)
 
@@ -42,48 +42,28 @@ _RECORDED = (Do.LISTEN, Do.PROFILE)
 
 
 # Note [Steps that are measured]
-# All are steps of the job, with the bits of any other. Steps in which all is recomputed come first,
-# and are enough for a plan: the others, which need more memory, are run if they fit. A step counts
-# only if it calls blocks as often as those before: not if an evaluation came between, or a scaler
-# skipped the optimizer, so that it is two. It is then done once more.
+# All are steps of the job, with the bits of any other, in which every block is recomputed: what
+# other choices would take, the simulator knows. A step counts only if it calls blocks as often as
+# those before: not if a scaler skipped the optimizer, so that it is two. It is then done once more.
 #
 # torch tells on the CPU that memory is given back only if it told that it was taken: gradients of a
 # step that is not recorded would seem to stay. So the step before a profile is recorded, too.
 #
-# Where values can leave memory, a step in which all that autograd keeps does so shows how much
-# copies slow the work that goes on.
-_ORDER = (
-    ("dropped", recompute_all, (Do.LISTEN, Do.PROFILE, Do.PROFILE, Do.TIME, Do.TIME)),
-    ("away", offload_all, (Do.NOTHING, Do.TIME)),
-    ("kept", save_all, (Do.NOTHING, Do.TIME, Do.TIME)),
-    ("plain", None, (Do.LISTEN, Do.PROFILE, Do.TIME, Do.TIME)),
-)
+# Where values can leave memory, and the budget has room for it, a step in which all that autograd
+# keeps does so shows how much copies slow the work that goes on.
+_RECOMPUTED = (Do.LISTEN, Do.PROFILE, Do.PROFILE, Do.TIME, Do.TIME)
+_AWAY = (Do.NOTHING, Do.TIME)
 _MOST_AGAIN = 20  # steps that did not count, before there is no plan
-_LEAST = 1.005  # of what takes more time, over what takes less
+_SPREAD = 1.02  # peaks that differ by less are the same
 
 
 def number_of_steps(models: Iterable[torch.nn.Module]) -> int:
-    """How many are measured, with the one that runs already."""
-    sends = may_send(device_of(models))
-    return 1 + sum(len(done) for name, _, done in _ORDER if sends or name != "away")
+    """How many are measured at most, with the one that runs already."""
+    return 1 + len(_RECOMPUTED) + (len(_AWAY) if may_send(device_of(models)) else 0)
 
 
 class NoPlanError(Exception):
     """There can be no plan; the message says why."""
-
-
-@dataclass
-class Way:
-    """What was measured of one kind of step.
-
-    Attributes:
-        profiles, times: with the sizes that blocks were given.
-        base: bytes that were there when one of its steps began.
-    """
-
-    profiles: list[tuple[int, Profile]] = field(default_factory=list)
-    times: list[tuple[int, float]] = field(default_factory=list)
-    base: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,15 +72,15 @@ class Outcome:
 
     Attributes:
         measured: for a plan.
-        seen: what blocks do in a step.
-        varies: whether the sizes of batches change.
-        growth: how much larger the largest step was than the one that was recorded.
+        varies: whether steps allocate now more, now less.
+        growth: how much more the largest step allocated than the one that was recorded.
+        beside: bytes of tensors that are counted, and not in ``measured.base``.
     """
 
     measured: Measured
-    seen: Seen
     varies: bool
     growth: float
+    beside: int
 
 
 class Measuring:
@@ -109,73 +89,88 @@ class Measuring:
     Args:
         blocks: whose policies it sets.
         optimizers: those of the job, when asked.
-        most: bytes, with what is there when a step begins, that one may take in which all is kept;
-            else none is measured. None: what the device has.
+        budget: bytes, all told, or a share.
     """
 
     def __init__(
         self,
         blocks: Blocks,
         optimizers: Callable[[], list[Any]],
-        most: int | None = None,
+        budget: int | float,
     ) -> None:
         self._blocks = blocks
         self._optimizers = optimizers
-        self._most = most
+        self._budget = budget
         self._recording = Recording()
         self._link: Link | None = None
         self._device = torch.device("cpu")
         self._again_if_need_be = StepsThatRunAgain()
         self._transfers = ExitStack()  # of how values leave in a step that shows it
+        self._peaks: list[int] = []  # of all steps, those that do not count among them
         self._begin_anew()
         self._again = 0  # steps that did not count
         self._ahead = 0  # regions that are replayed ahead otherwise
 
     def _begin_anew(self) -> None:
-        self._todo = [
-            (name, policy, do)
-            for name, policy, all_of in _ORDER
-            for do in all_of
-            if self._link is not None or name != "away"
-        ]
-        self._ways = {name: Way() for name, _, _ in _ORDER}
-        self._like: Seen | None = None  # what a step calls
-        self._unlike: Seen | None = None  # the last step that was not like that
-        self._sizes: list[Seen] = []
+        self._todo = list(_RECOMPUTED)
+        self._is_away = False  # the steps in which all is recomputed have been
+        self._profiles: list[tuple[int, Profile]] = []  # with the most bytes of their steps
+        self._times: list[tuple[int, float]] = []
+        self._times_away: list[tuple[int, float]] = []
+        self._base = self._beside = 0
+        self._like: int | None = None  # how often a step calls blocks
+        self._unlike: int | None = None  # how often the last step did that was not like that
 
     def begin(self) -> None:
         """A step begins, the first that is measured."""
-        self._blocks.forget_sizes()
         self._ahead = ahead.settings()["regions"]
         ahead.configure(regions=0)  # what a replay takes is measured, not what is left to be seen
         self._device = device_of(self._blocks.roots())
         self._link = measure_link(self._device)
         self._again_if_need_be = StepsThatRunAgain()
+        self._peaks = []
         self._begin_anew()
         self._blocks.watch_callers()
+        self._blocks.put(recompute_all)
         self._prepare()
 
-    def step_ended(self, seen: Seen) -> Outcome | None:
+    def step_ended(self, calls: int, peak: int) -> Outcome | None:
         """And another begins.
+
+        Args:
+            calls: of blocks with gradients.
+            peak: the most bytes that the step allocated.
 
         Returns:
             What was found, if that was the last one.
 
         Raises:
             NoPlanError: the steps differ too much.
+            NothingToPlanError: they call no block.
         """
         ended = self._recording.end()
         self._blocks.callers_seen()
-        if self._counts(seen) and ended is not None:
-            self._note(seen, *ended)
-            done, *_ = self._todo.pop(0)
-            if done == "dropped" and self._todo[0][0] != done:
-                too_large = self._too_large()
-                self._todo = [one for one in self._todo if one[0] not in too_large]
+        if not self._is_away:
+            self._peaks.append(peak)
+        if self._counts(calls) and ended is not None:
+            self._note(peak, *ended)
+            self._todo.pop(0)
+            is_last = not self._todo and not self._is_away
+            if is_last and may_send_all(self._outcome().measured, self._budget):
+                self._is_away, self._todo = True, list(_AWAY)
+                self._blocks.put(offload_all)
         else:
             self._again += 1
             if self._again > _MOST_AGAIN:
-                raise NoPlanError(_why(seen, ended is not None))
+                if calls == 0:
+                    raise NothingToPlanError(
+                        "no block has a backward; what torch.compile has compiled is none"
+                    )
+                raise NoPlanError(
+                    "steps call blocks now more, now less often"
+                    if ended is not None
+                    else "steps could not be recorded, since torch's profiler runs"
+                )
         if self._todo:
             self._prepare()
             return None
@@ -191,84 +186,63 @@ class Measuring:
             ahead.configure(regions=self._ahead)
 
     def _prepare(self) -> None:
-        name, policy, do = self._todo[0]
-        self._blocks.put(policy)
+        do = self._todo[0]
         self._transfers.close()
-        if name == "away":
+        if self._is_away:
             window = Simulator(self._outcome().measured).window
             self._transfers.enter_context(
                 transfers_of(in_flight_bytes=window, prefetch_bytes=window)
             )
         if do is Do.PROFILE:
-            self._ways[name].base = base_bytes(self._blocks.roots(), self._optimizers())
+            self._base = base_bytes(self._blocks.roots(), self._optimizers())
+            self._beside = _C.tensor_bytes()[0] - self._base
         self._recording.begin(do)
 
-    def _counts(self, seen: Seen) -> bool:
+    def _counts(self, calls: int) -> bool:
         """Whether a step is like those before. Of two that are not, the second is the measure."""
-        if seen.calls == 0:
+        if calls == 0:
             return False
-        if self._like is None or (seen.calls, seen.others) == (self._like.calls, self._like.others):
-            self._like, self._unlike = seen, None
+        if self._like is None or calls == self._like:
+            self._like, self._unlike = calls, None
             return True
-        before, self._unlike = self._unlike, seen
-        if before is not None and (before.calls, before.others) == (seen.calls, seen.others):
+        before, self._unlike = self._unlike, calls
+        if before == calls:
             self._begin_anew()
-            self._like = seen
+            self._blocks.put(recompute_all)
+            self._like = calls
         return False
 
-    def _note(self, seen: Seen, duration: float, profile: Profile | None) -> None:
-        name, _, do = self._todo[0]
-        self._sizes.append(seen)
+    def _note(self, peak: int, duration: float, profile: Profile | None) -> None:
+        do = self._todo[0]
+        if self._is_away:
+            self._times_away += [(peak, duration)] if do is Do.TIME else []
+            return
         if profile is not None:
-            self._ways[name].profiles.append((seen.size, profile))
+            self._profiles.append((peak, profile))
         elif do is Do.TIME:
-            self._ways[name].times.append((seen.size, duration))
-
-    def _too_large(self) -> set[str]:
-        """Steps that cannot be tried."""
-        measured = self._outcome().measured
-        simulator = Simulator(measured)
-        peaks = {"kept": simulator.plain.peak, "plain": simulator.plain.peak}
-        if self._link is not None:
-            peaks["away"] = simulator.estimate(simulator.all_away).peak
-        most = math.inf if self._most is None else self._most - measured.base
-        return {
-            name for name, peak in peaks.items() if peak > most or not fits(peak, measured.base)
-        }
+            self._times.append((peak, duration))
 
     def _outcome(self) -> Outcome:
-        dropped, plain = self._ways["dropped"], self._ways["plain"]
-        largest = max(self._sizes, key=lambda seen: seen.size)
-        varies = largest.size > SPREAD * min(seen.size for seen in self._sizes)
-        size = max(size for size, _ in dropped.profiles)
-        profile = _together([one for own, one in dropped.profiles if own == size])
-        peaks = [_of_size(one.peak, own, size) for own, one in plain.profiles]
+        size, largest = max(peak for peak, _ in self._profiles), max(self._peaks)
+        profile = _together([one for own, one in self._profiles if _are_alike(own, size)])
         measured = Measured(
             profile=profile,
-            duration=_duration(dropped, size),
-            base=dropped.base,
+            duration=_duration(self._times, size),
+            base=self._base,
             link=self._link,
             parents=self._blocks.parents(),
             pager=self._again_if_need_be.pager(profile, self._device),
+            on_accelerator=self._device.type != "cpu",
         )
-        if self._ways["away"].times:
-            measured = replace(measured, away=_duration(self._ways["away"], size))
-        if plain.times:
-            took, kept, duration = _times(self._ways, size)
-            measured = replace(
-                measured, plain_peak=round(max(peaks)), plain=took, kept=kept, duration=duration
-            )
-        most = max(seen.most for seen in self._sizes)
-        growth = largest.size / size if size else 1.0
-        return Outcome(measured, largest._replace(most=most), varies, growth)
+        if self._times_away:
+            measured = replace(measured, away=min(took for _, took in self._times_away))
+        varies = not _are_alike(min(self._peaks), largest)
+        growth = largest / size if varies and size else 1.0
+        return Outcome(measured, varies, growth, self._beside)
 
 
-def _why(seen: Seen, was_recorded: bool) -> str:
-    if not was_recorded:
-        return "steps could not be recorded, since torch's profiler runs"
-    if seen.calls == 0:
-        return "no block has a backward; what torch.compile has compiled is none"
-    return "steps call blocks now more, now less often"
+def _are_alike(peak: int, other: int) -> bool:
+    return max(peak, other) <= _SPREAD * min(peak, other)
 
 
 def _together(profiles: list[Profile]) -> Profile:
@@ -278,22 +252,9 @@ def _together(profiles: list[Profile]) -> Profile:
         return profiles[-1]
 
 
-def _duration(way: Way, size: int) -> float:
+def _duration(times: list[tuple[int, float]], size: int) -> float:
     """Milliseconds of a step of this size. What else the machine does only makes one longer."""
-    return min(_of_size(duration, own, size) for own, duration in way.times)
-
-
-def _times(ways: dict[str, Way], size: int) -> tuple[float, float, float]:
-    """Of steps that are plain, kept and dropped: each does more than the one before, whatever the
-    clock says.
-    """
-    plain = _duration(ways["plain"], size)
-    kept = max(_duration(ways["kept"], size), _LEAST * plain)
-    return plain, kept, max(_duration(ways["dropped"], size), _LEAST * kept)
-
-
-def _of_size(quantity: float, own: int, size: int) -> float:
-    return quantity * size / own if own else quantity
+    return min(took * size / own if own else took for own, took in times)
 
 
 class Recording:

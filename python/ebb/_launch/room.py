@@ -103,7 +103,7 @@ class Room(Budget):
         _C.keep_while_there_is_room(0)
         models, optimizers = list(self._models), list(self._clock.optimizers)
         beside = max(0, _C.bytes_in_use() - base_bytes(models, optimizers))
-        self._budget = self._most_kept = max(1, self._limit - beside)
+        self._budget = max(1, self._limit - beside)
         self._ranks, self._others = self._others, None
         self._steps = self._kept_steps - first
         what = size(self._budget) if beside < self._limit else "what needs least"

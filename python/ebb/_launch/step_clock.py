@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -31,15 +32,15 @@ class StepClock:
     Args:
         at_boundary: is told whether the step that ends now is like those that follow; it is not if
             another optimizer tells the steps from now on.
-        in_backward: is called in its place if an optimizer steps while backward runs, where nothing
-            ends.
+        has_no_end: is called in its place, with the reason, where no step has an end.
     """
 
     def __init__(
-        self, at_boundary: Callable[[bool], None], in_backward: Callable[[], None]
+        self, at_boundary: Callable[[bool], None], has_no_end: Callable[[str], None]
     ) -> None:
         self._at_boundary = at_boundary
-        self._in_backward = in_backward
+        self._has_no_end = has_no_end
+        self._thread: int | None = None  # on which optimizers step
         self._leader: weakref.ref[torch.optim.Optimizer] | None = None
         self._count = 0  # of its steps
         # Of others: the count at their last step, and how often they stepped since.
@@ -54,9 +55,13 @@ class StepClock:
         if is_compiling():
             return
         if torch._C._current_graph_task_id() != -1:
-            self._in_backward()
+            self._has_no_end("an optimizer steps while backward runs, so no step has an end")
             return
         if _C.in_region():
+            return
+        self._thread = self._thread or get_ident()
+        if self._thread != get_ident():
+            self._has_no_end("optimizers step on several threads, so no step has an end")
             return
         self.optimizers.add(optimizer)
         leader = self._leader and self._leader()

@@ -97,8 +97,8 @@ def _is_rest(part: nn.Module, least: int) -> bool:
 
 def _without_repetition(module: nn.Module) -> Found:
     parts = [part for part in _parts(module).values() if _layers(part) > 0]
-    if len(parts) == 1 and _layers(parts[0]) == _layers(module):  # a wrapper
-        return _without_repetition(parts[0])
+    if len(parts) == 1 and _layers(parts[0]) == _layers(module) and _has_forward(parts[0]):
+        return _without_repetition(parts[0])  # it is a wrapper
     large = [one for part in parts if _is_made_of_parts(part) for one in _callable(part)]
     return large if len(large) > 1 else [module]
 
@@ -128,12 +128,9 @@ def _is_block(part: nn.Module, least: int, owner: nn.Module) -> bool:
         return False
     if _is_made_of_parts(part):
         return True
-    torchs = (one for one in _parts(owner).values() if type(one).__module__.startswith("torch."))
-    return (
-        all(_parts(one) or not _layers(one) for one in torchs)
-        and bool(_layers(part))
-        and not (type(part).__module__.startswith("torch."))
-    )
+    torchs = (one for one in _parts(owner).values() if _is_torchs(one))
+    is_alone = all(_parts(one) or not _layers(one) for one in torchs)
+    return is_alone and bool(_layers(part)) and not _is_torchs(part)
 
 
 def _is_repeated(module: nn.Module, entries: Found) -> bool:
@@ -164,8 +161,18 @@ def _shape(parameter: nn.Parameter | None) -> tuple[int, ...]:
 
 
 def _callable(part: nn.Module) -> Found:
-    """A part, or what a list holds that has no forward."""
-    if type(part).forward is not nn.Module.forward:
+    """A part, or what a list holds that has no forward; torch's layers by themselves are no blocks:
+    they have nothing inside to give up."""
+    if _has_forward(part):
         return [part]
     inner = [one for one in _parts(part).values() if _layers(one) > 0]
-    return [one for part in inner for one in _callable(part)]
+    own = [one for one in inner if _parts(one) or not _is_torchs(one)]
+    return [found for one in own for found in _callable(one)]
+
+
+def _has_forward(module: nn.Module) -> bool:
+    return type(module).forward is not nn.Module.forward
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")

@@ -25,6 +25,10 @@ class BudgetError(ValueError):
         self.minimum = minimum
 
 
+class NothingToPlanError(ValueError):
+    """No module that could be a region ran forward and backward."""
+
+
 def read_budget(budget: object) -> int | float:
     """What a user wrote.
 

@@ -17,6 +17,7 @@ Chosen = Mapping[str, Point]
 """What each region, by its name, is to do."""
 
 _MOST_TRIED = 300  # choices, to find the least bytes
+_MOST_WORK = 20_000  # operators that are simulated for that, in about 0.2 s
 _MOST_IMPROVED = 60  # choices of single regions, at last
 
 
@@ -95,7 +96,7 @@ class Chooser:
 
     def least(self) -> Chosen:
         """What needs the fewest bytes."""
-        return min([self._least, *self._tight], key=self._costs)
+        return min([self.plain(), self._least, *self._tight], key=self._costs)
 
     def least_made_once(self) -> Chosen:
         """What needs the fewest bytes, if nothing is made twice."""
@@ -108,7 +109,10 @@ class Chooser:
         before."""
         best = self.recomputed()
         costs = self._costs(best)
+        most = self.simulator.work + _MOST_WORK
         for other in itertools.islice(self._candidates(), _MOST_TRIED):
+            if self.simulator.work > most:
+                break
             tried = {**best, **other}
             if (found := self._costs(tried)) < costs:
                 best, costs = tried, found
@@ -120,9 +124,12 @@ class Chooser:
         time. Each line of choices goes from the fastest to that which needs the fewest bytes."""
         found: list[Chosen] = []
         best, costs = self._least, self._costs(self._least)
+        most = self.simulator.work + _MOST_WORK
         for regions in self._groups():
             tried = []
             for choice in self._tight_choices(regions[0]):
+                if self.simulator.work > most:
+                    break
                 chosen = {**best, **dict.fromkeys(regions, self._point(regions[0], choice))}
                 tried.append((self._costs(chosen), chosen))
             found += [chosen for one, chosen in tried if one < costs]

@@ -44,11 +44,11 @@ def _reported(plan: Plan, chooser: Chooser, chosen: Chosen, predicted: Course) -
         predicted,
         Course(plan.plain_peak, plan.plain_duration, plain),
         {*plan.policies, *(one.region for one in chooser.simulator.step.operators)},
-        lambda: _points(chooser, own, plan.plain_peak),
+        lambda: _points(chooser, own),
     )
 
 
-def _points(chooser: Chooser, own: BudgetPoint, plain_peak: int) -> Points:
+def _points(chooser: Chooser, own: BudgetPoint) -> Points:
     least = chooser.estimate(chooser.least()).peak
     most = max(least, chooser.estimate(chooser.plain()).peak)
     found = [own]
@@ -57,8 +57,7 @@ def _points(chooser: Chooser, own: BudgetPoint, plain_peak: int) -> Points:
         chosen = chooser.choose(budget) or chooser.least()
         one = chooser.estimate(chosen)
         cuts = cuts_of(chooser, chosen)
-        peak = min(one.peak, plain_peak)  # that was measured, if there was room for it
-        found.append(BudgetPoint(budget, peak, one.duration, one.replays, False, cuts))
+        found.append(BudgetPoint(budget, one.peak, one.duration, one.replays, False, cuts))
     by_budget = {point.budget: point for point in reversed(found)}  # the plan's own counts
     return tuple(sorted(by_budget.values(), key=lambda point: point.budget))
 

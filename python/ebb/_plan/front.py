@@ -24,6 +24,7 @@ from ebb._plan.simulate import Simulator
 from ebb._plan.step import Step
 
 _MOST_POINTS = 40
+_MOST_OPERATORS = 20_000  # of all points together: of large regions there are fewer points
 _MOST_TRIED = 24  # operators, to fill between two corners
 
 
@@ -107,6 +108,10 @@ class Choices:
         time += sum(self.keeping[one] for one in kept)
         return sum(self.size[one] for one in kept), time
 
+    @property
+    def _most_points(self) -> int:
+        return min(_MOST_POINTS, max(8, _MOST_OPERATORS // max(1, len(self.size))))
+
     @cached_property
     def everything(self) -> Operators:
         """All that autograd needs."""
@@ -142,7 +147,7 @@ class Choices:
 
     def _corners_between(self, low: Operators, high: Operators, found: set[Operators]) -> None:
         (held_low, time_low), (held_high, time_high) = self.cost(low), self.cost(high)
-        if held_high <= held_low or len(found) >= _MOST_POINTS:
+        if held_high <= held_low or len(found) >= self._most_points:
             return
         price = (time_low - time_high) / (held_high - held_low)
         middle = self._pruned(self.cheapest(price))

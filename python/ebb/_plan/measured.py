@@ -22,9 +22,6 @@ class Measured:
         profile: of the step in which each block is a region under ``ebb.policies.recompute_all``.
         duration: milliseconds of such a step, without recording.
         base: bytes that are there when a step begins: weights, state of optimizers.
-        plain: milliseconds of a step without regions; None: it was not run.
-        plain_peak: the most bytes that such a step allocated above what was there; None: likewise.
-        kept: milliseconds of a step with regions under ``ebb.policies.save_all``; None: likewise.
         whole: the name of the region that is the model itself; None: there is none.
         root: the name of a region that is the model itself would have.
         parents: by the name of a region, that of the module whose forward calls it, "" for the
@@ -32,20 +29,19 @@ class Measured:
         link: how fast bytes leave memory and come back; None: they cannot.
         away: milliseconds of a step in which all that autograd keeps leaves; None: it was not run.
         pager: how rows that live go to page pools; None: there are none, or they may not.
+        on_accelerator: whether the host does not wait for what operators do.
     """
 
     profile: Profile
     duration: float
     base: int
-    plain: float | None = None
-    plain_peak: int | None = None
-    kept: float | None = None
     whole: str | None = None
     root: str = ""
     parents: Mapping[str, str] = field(default_factory=dict)
     link: Link | None = None
     away: float | None = None
     pager: Pager | None = None
+    on_accelerator: bool = False
 
 
 def base_bytes(

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from ebb import _C, ahead
+from ebb._plan.budget import allowed
 from ebb._plan.callers import Callers
 from ebb._plan.link import measure_link, transfers_of
 from ebb._plan.measured import Measured, base_bytes
@@ -20,18 +21,24 @@ from ebb._policy.policy import Policy
 from ebb._region.apply import apply
 from ebb._support import devices
 from ebb._support.shown import shown
-from ebb.policies import recompute_all, save_all
+from ebb.policies import recompute_all
 
 _ROUNDS = 3
 
 
-def measure(step: Callable[[], object], model: torch.nn.Module, modules: Sequence[str]) -> Measured:
-    """Run a step some twenty times, with and without regions.
+def measure(
+    step: Callable[[], object],
+    model: torch.nn.Module,
+    modules: Sequence[str],
+    budget: int | float = 1.0,
+) -> Measured:
+    """Run a step some eight times, with regions that recompute all.
 
     Args:
         step: runs a forward of the model and its backward.
         model: as in :func:`ebb.plan`.
         modules: globs of those that become regions.
+        budget: what is to be planned for: no step takes more by choice.
 
     Raises:
         ValueError: the step has a region already; or as :func:`ebb.apply`.
@@ -40,13 +47,16 @@ def measure(step: Callable[[], object], model: torch.nn.Module, modules: Sequenc
     regions = ahead.settings()["regions"]
     ahead.configure(regions=0)  # what a replay takes is measured, not what is left to be seen
     try:
-        return _measure(step, model, modules)
+        return _measure(step, model, modules, budget)
     finally:
         ahead.configure(regions=regions)
 
 
 def _measure(
-    step: Callable[[], object], model: torch.nn.Module, modules: Sequence[str]
+    step: Callable[[], object],
+    model: torch.nn.Module,
+    modules: Sequence[str],
+    budget: int | float,
 ) -> Measured:
     with apply(model, recompute_all, modules) as handle:
         parents = _parents(step, model, [name for name in handle.names if name])
@@ -57,7 +67,6 @@ def _measure(
         _check_regions(found, {name or type(model).__name__ for name in handle.names})
         duration = min(_timed(step) for _ in range(_ROUNDS))
     device = device_of([model])
-    link = measure_link(device)
     measured = Measured(
         found,
         duration,
@@ -65,31 +74,24 @@ def _measure(
         whole=whole,
         root=type(model).__name__,
         parents=parents,
-        link=link,
+        link=measure_link(device),
         pager=may_run_again.pager(found, device),
+        on_accelerator=device.type != "cpu",
     )
-    if link is not None:
-        simulator = Simulator(measured)
-        if fits(simulator.estimate(simulator.all_away).peak, base):
-            measured = replace(measured, away=_away(step, model, modules, simulator.window))
-    if not fits(Simulator(measured).plain.peak, base):
-        return measured
-    plain = profile(step, steps=1)
-    times: dict[str, list[float]] = {"plain": [], "kept": [], "recomputed": []}
-    for _ in range(_ROUNDS):
-        times["plain"].append(_timed(step))
-        with apply(model, save_all, modules):
-            times["kept"].append(_timed(step))
-        with apply(model, recompute_all, modules):
-            times["recomputed"].append(_timed(step))
-    took = {name: min(one) for name, one in times.items()}  # what else runs only adds
-    return replace(
-        measured,
-        duration=took["recomputed"],
-        plain=took["plain"],
-        plain_peak=plain.peak,
-        kept=took["kept"],
-    )
+    if may_send_all(measured, budget):
+        window = Simulator(measured).window
+        measured = replace(measured, away=_away(step, model, modules, window))
+    return measured
+
+
+def may_send_all(measured: Measured, budget: int | float) -> bool:
+    """Whether a step in which all that autograd keeps leaves is within the budget, or within what
+    was measured."""
+    if measured.link is None:
+        return False
+    simulator = Simulator(measured)
+    most = allowed(budget, measured.base, simulator.plain.peak)
+    return simulator.estimate(simulator.all_away).peak <= max(most, measured.profile.peak)
 
 
 def _away(
@@ -139,12 +141,6 @@ def _check_regions(found: Profile, known: set[str]) -> None:
             f"ebb: the step has a region already: {shown(min(others))}. A plan decides which "
             "modules become regions; take that one out first"
         )
-
-
-def fits(peak: int, base: int) -> bool:
-    """Whether a step without regions can be tried."""
-    there_is = devices.memory_of(devices.in_use())
-    return there_is is None or peak + base < 0.9 * there_is
 
 
 def measure_again(step: Callable[[], object]) -> tuple[Profile, float]:

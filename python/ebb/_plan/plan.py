@@ -13,7 +13,7 @@ import torch
 
 from ebb import ahead
 from ebb._plan.blocks import find_blocks
-from ebb._plan.budget import BudgetError, allowed, in_all, read_budget
+from ebb._plan.budget import BudgetError, NothingToPlanError, allowed, in_all, read_budget
 from ebb._plan.choice import PLAIN
 from ebb._plan.choose import Chooser, Chosen
 from ebb._plan.drawing import draw
@@ -41,8 +41,7 @@ class Plan(ModulePolicies):
         budget: bytes that the step was allowed to allocate above what is there when it begins.
         peak: what it will allocate at most, in bytes.
         duration: what it will take, in milliseconds.
-        plain_peak, plain_duration: of the step without regions: measured, or predicted if there was
-            no room for it.
+        plain_peak, plain_duration: what it would allocate and take without regions.
         replays: how many operators run again.
         pool_bytes: of ``peak``, what page pools take, in bytes.
     """
@@ -62,9 +61,7 @@ class Plan(ModulePolicies):
         self.peak, self.duration, self.replays = found.peak, found.duration, found.replays
         plain = chooser.simulator.plain
         self.plain_duration = plain.duration
-        self.plain_peak = plain.peak if measured.plain_peak is None else measured.plain_peak
-        if not policies:  # that was measured
-            self.peak = self.plain_peak
+        self.plain_peak = plain.peak
         self.pool_bytes = chooser.pool_bytes(chosen)
         self.settings = ProcessSettings(
             _transfers(chooser, chosen),
@@ -141,12 +138,8 @@ class Plan(ModulePolicies):
             for place in range(points)
         ]
         found = [self._estimate(budget) for budget in dict.fromkeys(budgets)]
-        most = self.plain_peak  # that was measured, if there was room for it
         return Pareto(
-            [
-                ParetoPoint(budget, min(one.peak, most), one.duration, one.replays)
-                for budget, one in found
-            ],
+            [ParetoPoint(budget, one.peak, one.duration, one.replays) for budget, one in found],
             self.plain_peak,
             self.plain_duration,
             self.budget,
@@ -227,16 +220,14 @@ def plan_of(
     chooser = Chooser(Simulator(alone))
     simulator = chooser.simulator
     if not any(call.asked for call in simulator.step.calls):
-        raise ValueError(
+        raise NothingToPlanError(
             "ebb: there is nothing to plan: no module that could be a region ran forward and "
             "backward in the step"
         )
-    plain = measured.plain_peak or simulator.plain.peak
+    plain = simulator.plain.peak
     bytes_allowed = allowed(budget, measured.base, plain)
-    if (
-        isinstance(budget, float) and budget == 1.0
-    ):  # all that the step needs, and a margin would take some of it
-        bytes_allowed = max(plain, simulator.plain.peak)
+    if isinstance(budget, float) and budget == 1.0:
+        bytes_allowed = plain  # a margin would take some of what the step needs
     ways = list(_with_more_ways(measured))
     choosers = []
     if ahead_is_on():
@@ -297,10 +288,9 @@ def plan(
 ) -> Plan:
     """Decide what to keep so that a step stays in a budget of memory and takes the least time.
 
-    Runs the step some fifteen times: with regions that recompute all, and, if there is room for it,
-    as it is. Then each result that autograd needs is kept or made again,
-    whichever costs less; blocks that do the same share one decision as far as the budget allows.
-    Nothing is changed: ``plan.apply(model)`` does that.
+    Runs the step some eight times, with regions that recompute all. Then each result that autograd
+    needs is kept or made again, whichever costs less; blocks that do the same share one decision as
+    far as the budget allows. Nothing is changed: ``plan.apply(model)`` does that.
 
     Args:
         step: runs a forward of the model and its backward, and whatever else belongs to a step. It
@@ -337,7 +327,7 @@ def plan(
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"ebb: model must be a torch.nn.Module; got {type(model).__name__}")
     given = read_budget(budget)
-    return plan_of(measure(step, model, _globs(model, modules)), given)
+    return plan_of(measure(step, model, _globs(model, modules), given), given)
 
 
 def _globs(model: torch.nn.Module, modules: str | Iterable[str] | None) -> Sequence[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ebb._plan.changes import Changes, highest
+from ebb._plan.changes import Changes, highest, union
 from ebb._plan.choice import Choice
 from ebb._plan.pages import Paged, has_rows
 from ebb._plan.replays import Replays
@@ -56,6 +57,8 @@ class RegionEstimate:
         self.replays = Replays(step, call, self._kept, self._each_time, begins)
         self.sent: list[Sent] = []
         self.paged: list[Paged] = []
+        # Of memories that the program has, when replays have another one in their place.
+        self._beside: dict[int, list[tuple[float, float]]] = defaultdict(list)
         self.stretches = [
             *self._of_results(),
             *self._of_inputs(choice),
@@ -64,7 +67,9 @@ class RegionEstimate:
         self.copies = [
             *self._copies_before_writes(),
             *self._copies_in_passing(),
+            *self._copies_before_replayed_writes(),
             *self._copies_for_replays(),
+            *self._made_beside(),
             *self._workspaces(),
             *self._in_passing_ahead(),
         ]
@@ -133,8 +138,11 @@ class RegionEstimate:
                 for time in self.replays.runs.get(number, ()):
                     if self._passes_ahead(number, time):
                         continue
-                    until = self._replayed_until(value, number, time)
-                    yield Stretch(place, time, max(until, time + JUST))
+                    until = max(self._replayed_until(value, number, time), time + JUST)
+                    if step.program_has(value) > time:  # a later state of that memory
+                        self._beside[place].append((time, until))
+                    else:
+                        yield Stretch(place, time, until)
 
     def _needed_until(self, value: int) -> float:
         """When autograd is done with a value."""
@@ -219,6 +227,12 @@ class RegionEstimate:
                 end = step.memories[place].freed
             yield Stretch(place, begin, max(begin, end))
 
+    def _made_beside(self) -> Iterable[tuple[float, int]]:
+        for place, stretches in self._beside.items():
+            size = self._step.memories[place].size
+            for begin, end in union(stretches):
+                yield from [(begin, size), (end, -size)]
+
     def _workspaces(self) -> Iterable[tuple[float, int]]:
         for number, time in self.replays.all():
             if (size := self._step.workspace[number]) and (number, time) not in self.replays.early:
@@ -276,6 +290,21 @@ class RegionEstimate:
                     ends = max(self._replayed_until(one, number, time) for one in outputs)
                     yield from [(time, size), (max(ends, time + JUST), -size)]
 
+    def _copies_before_replayed_writes(self) -> Iterable[tuple[float, int]]:
+        """Of what was made again, is needed yet, and an operator that runs again writes over: by
+        a tensor with a version counter of its own, else autograd would refuse it."""
+        step, runs = self._step, self.replays.runs
+        for number in runs.keys() - self._each_time:
+            for value in step.operators[number].outputs:
+                writer = step.overwritten.get(value)
+                if writer not in runs or writer in self._each_time:
+                    continue
+                made, written = runs[number][0], runs[writer][0]
+                until = self._replayed_until(value, number, made)
+                if until > self.replays.end(writer, written) and written > made:
+                    size = step.memories[step.memory_of[value]].size
+                    yield from [(written, size), (until, -size)]
+
     def _copies_for_replays(self) -> Iterable[tuple[float, int]]:
         """Of what backward gets while operators that read it could yet run again. See
         Note [Unpacked bytes may be written]."""
@@ -288,7 +317,7 @@ class RegionEstimate:
         for asked, value in [*self._call.asked, *inputs]:
             readers = step.readers[value]
             last = self.replays.last(readers)
-            could = last > asked or any(
+            could = last > self._slice_end(value, asked) or any(
                 self._could_run(one, asked) for one in readers if one in self._kept
             )
             if asked >= 0 and could:
@@ -296,6 +325,13 @@ class RegionEstimate:
                 again = step.maker.get(value) in self.replays.runs
                 ends = max(step.needed_until[value], last if again else 0.0)
                 yield from [(asked, size), (ends, -size)]
+
+    def _slice_end(self, value: int, asked: float) -> float:
+        """When the replays are over for which backward waits when it asks for a value."""
+        maker = self._step.maker.get(value)
+        if maker not in self.replays.runs or maker in self._each_time:
+            return asked
+        return max(asked, self.replays.end(maker, self.replays.runs[maker][0]))
 
     def _could_run(self, operator: int, time: float) -> bool:
         """Whether a kept operator is not forgotten: that with one result is when the region ends,

@@ -49,11 +49,13 @@ class Replays:
         self, call: Call, each_time: set[int], begins: float
     ) -> Iterable[tuple[float, int]]:
         """When replays of which operator begin. Of what is made each time, none begins ahead."""
-        found = ((asked, self._step.maker[value]) for asked, value in call.asked)
-        times = (
-            (asked if wanted in each_time else min(asked, begins), wanted)
-            for asked, wanted in found
-        )
+        times = []
+        first = made = -1.0  # of values for which backward asked before the first was made again
+        for asked, value in call.asked:
+            if asked >= made:
+                first, made = asked, self._step.values[value].again
+            wanted = self._step.maker[value]
+            times.append((first if wanted in each_time else min(first, begins), wanted))
         return sorted(times, key=lambda one: one[0])
 
     def _needed_for(self, wanted: int, asked: float, held: set[int]) -> set[int]:
@@ -73,9 +75,13 @@ class Replays:
         return found
 
     def _is_here(self, operator: int, time: float) -> bool:
-        """Whether the program itself still holds all that it made."""
+        """Whether the program itself still holds all that it made, and nothing has written over
+        it."""
         step = self._step
-        return all(step.let_go(one) >= time for one in step.operators[operator].outputs)
+        return all(
+            one not in step.overwritten and step.let_go(one) >= time
+            for one in step.operators[operator].outputs
+        )
 
     def __contains__(self, operator: int) -> bool:
         return operator in self.runs

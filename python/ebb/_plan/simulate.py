@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from ebb._plan.region_estimate import RegionEstimate, Stretch, plain_stretches
 from ebb._plan.step import Call, Step
 from ebb._plan.transfers import NO_LINK, Sent, Transfers
 
-_RECORDING = 0.001  # milliseconds for an operator, where it was not measured
+RECORDING = 0.001  # milliseconds that an operator costs because it is in a region
 _SLOWEST = 0.1  # milliseconds that a replay may take beside its kernel
 
 
@@ -81,8 +80,8 @@ class Simulator:
         window: bytes that may be on their way at a time, out and back.
         pager: how rows go to pools; None: they do not.
         ahead: whether the region that comes next is replayed meanwhile.
-        recording: milliseconds that an operator costs because it is in a region.
         plain: the step without regions.
+        work: how many operators, and runs of them, have been simulated.
 
     Args:
         measured: of a step.
@@ -98,19 +97,16 @@ class Simulator:
         self.ahead = ahead
         self._factor, self._each = 1.0, 0.0
         self._slowing = 0.0
+        self.work = 0
         self._rest = Changes(self.step.rest)
-        self._of_call = functools.cache(self._estimate_call)
-        self.recording, replaying = self._shares(measured)
-        recording = self.recording * len(self.step.operators)
-        predicted = max(measured.duration - replaying - recording, 0.0)
-        self._plain = predicted if measured.plain is None else measured.plain
+        self._found: dict[tuple[int, Choice | None, int | None], CallEstimate] = {}
         everything = [self.of_call(call, Choice()) for call in range(len(self.step.calls))]
-        self._measure_replays(
-            replaying,
-            sum(one.kernels for one in everything),
-            sum(one.replays for one in everything),
-        )
-        self._of_call.cache_clear()
+        kernels = sum(one.kernels for one in everything)
+        replaying = kernels if measured.on_accelerator else self.step.replaying
+        self._measure_replays(replaying, kernels, sum(one.replays for one in everything))
+        recording = RECORDING * len(self.step.operators)
+        self._plain = max(measured.duration - replaying - recording, 0.0)
+        self._found.clear()
         self.plain = self.estimate([PLAIN] * len(self.step.calls))
         self._slowing = self._measure_copies(measured.away)
 
@@ -124,22 +120,11 @@ class Simulator:
         ]
         return 2 * max((size for size in sizes if size >= self.link.least), default=0)
 
-    def _shares(self, measured: Measured) -> tuple[float, float]:
-        """What recording adds to each operator, and what replays take in all."""
-        operators = max(1, len(self.step.operators))
-        if measured.plain is None:
-            return _RECORDING, self.step.replaying
-        if measured.kept is None:
-            replaying = min(self.step.replaying, max(0.0, measured.duration - measured.plain))
-            return max(0.0, measured.duration - measured.plain - replaying) / operators, replaying
-        recording = max(0.0, measured.kept - measured.plain)
-        return recording / operators, max(0.0, measured.duration - measured.plain - recording)
-
     def with_step(self, step: Step) -> Simulator:
         """The same for a step with other regions, with the times that were measured."""
         other = copy.copy(self)
         other.step = step
-        other._of_call = functools.cache(other._estimate_call)
+        other._found = {}
         return other
 
     def estimate(self, choices: Sequence[Choice | None]) -> Estimate:
@@ -171,6 +156,12 @@ class Simulator:
         """What one region comes to, if all are regions."""
         later = range(call + 1, len(self.step.calls)) if self.ahead else ()
         return self._of_call(call, choice, next(filter(self._is_met, later), None))
+
+    def _of_call(self, number: int, choice: Choice | None, later: int | None) -> CallEstimate:
+        found = self._found.get((number, choice, later))
+        if found is None:  # not functools.cache: the cycle would keep all of it until it is found
+            found = self._found[number, choice, later] = self._estimate_call(number, choice, later)
+        return found
 
     def _of_calls(self, choices: Sequence[Choice | None]) -> list[CallEstimate]:
         found = []
@@ -332,13 +323,14 @@ class Simulator:
             begins = self.step.calls[later].asked[0][0]
         found = RegionEstimate(self.step, call, choice, self.link.least, begins)
         runs, kernels = found.replays.count, found.replays.kernels
+        self.work += len(call.operators) + runs
         return CallEstimate(
             *self._split(found.stretches, found.copies, found.sent, found.paged),
             runs,
             kernels,
             kernels * self._factor + runs * self._each,
             sum(self.replay_time(operator) for operator, _ in found.replays.early),
-            self.recording * len(call.operators),
+            RECORDING * len(call.operators),
             self._held(call, found.stretches),
         )
 

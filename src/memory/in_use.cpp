@@ -1,0 +1,176 @@
+#include "memory/in_use.h"
+
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <fcntl.h>
+#include <malloc.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <mutex>
+#include <unordered_map>
+
+namespace ebb {
+namespace {
+
+size_t residentBytes() {
+  static const int file = ::open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+  std::array<char, 128> text{};
+  if (file < 0 || ::pread(file, text.data(), text.size() - 1, 0) <= 0) {
+    return 0;
+  }
+  size_t size = 0;
+  size_t resident = 0;
+  if (std::sscanf(text.data(), "%zu %zu", &size, &resident) != 2) {
+    return 0;
+  }
+  return resident * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+// Null: there is none, or nothing has used it yet.
+c10::DeviceAllocator* allocatorOf(c10::DeviceType type) {
+  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(type));
+  return allocator != nullptr && allocator->initialized() ? allocator : nullptr;
+}
+
+constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+
+// Note [Tensors in host memory are counted]
+// torch counts bytes for accelerators, and for the CPU only while a profiler listens, which costs a
+// lock and a table for each tensor. The allocator here is torch's own with a count before and after
+// it. A tensor's memory still is freed by the function that torch would call. What is freed says no
+// size, so the C library is asked; and since it rounds large blocks up to pages, their sizes are in
+// a table: what takes that long to allocate does not feel a lock.
+class CountingAllocator final : public c10::Allocator {
+ public:
+  static CountingAllocator& get() {
+    static auto* instance = [] {
+      auto* made = new CountingAllocator;
+      c10::SetCPUAllocator(made, 1);
+      return made;
+    }();
+    return *instance;
+  }
+
+  c10::DataPtr allocate(size_t nbytes) override {
+    c10::DataPtr data = torchs_.allocate(nbytes);
+    if (data.get() != nullptr && data.compare_exchange_deleter(free_, &freed)) {
+      if (nbytes >= kLarge) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        large_[data.get()] = nbytes;
+      } else {
+        nbytes = ::malloc_usable_size(data.get());
+      }
+      const size_t now = now_.fetch_add(nbytes, std::memory_order_relaxed) + nbytes;
+      size_t most = most_.load(std::memory_order_relaxed);
+      while (now > most && !most_.compare_exchange_weak(most, now, std::memory_order_relaxed)) {
+      }
+    }
+    return data;
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &freed;
+  }
+  void copy_data(void* to, const void* from, size_t nbytes) const override {
+    torchs_.copy_data(to, from, nbytes);
+  }
+
+  TensorBytes bytes() const {
+    return {now_.load(), most_.load()};
+  }
+  void reset() {
+    most_.store(now_.load());
+  }
+
+ private:
+  static constexpr size_t kLarge = 64 * 1024;
+
+  static void freed(void* data) {
+    if (data != nullptr) {
+      CountingAllocator& own = get();
+      own.now_.fetch_sub(own.forget(data), std::memory_order_relaxed);
+      own.free_(data);
+    }
+  }
+
+  // Bytes that were counted.
+  size_t forget(void* data) {
+    const size_t usable = ::malloc_usable_size(data);
+    if (usable < kLarge) {
+      return usable;
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = large_.find(data);
+    if (found == large_.end()) {
+      return usable;
+    }
+    const size_t nbytes = found->second;
+    large_.erase(found);
+    return nbytes;
+  }
+
+  c10::Allocator& torchs_ = *c10::GetCPUAllocator();
+  const c10::DeleterFnPtr free_ = torchs_.raw_deleter();
+  std::atomic<size_t> now_{0};
+  std::atomic<size_t> most_{0};
+  std::mutex mutex_;  // guards what follows
+  std::unordered_map<void*, size_t> large_;
+};
+
+}  // namespace
+
+std::atomic<size_t> insteadOfBytesInUse{0};
+
+c10::Device deviceInUse() {
+  const auto accelerator = at::getAccelerator(false);
+  return accelerator && allocatorOf(*accelerator) != nullptr
+             ? c10::Device(*accelerator, at::accelerator::getDeviceIndex())
+             : c10::Device(c10::kCPU);
+}
+
+size_t bytesInUse(c10::Device device) {
+  if (const size_t nbytes = insteadOfBytesInUse.load()) {
+    return nbytes;
+  }
+  if (device.is_cpu()) {
+    return residentBytes();
+  }
+  auto* allocator = allocatorOf(device.type());
+  if (allocator == nullptr) {
+    return 0;
+  }
+  const auto stats = allocator->getDeviceStats(device.index());
+  return static_cast<size_t>(
+      std::max(stats.allocated_bytes[kAll].current, stats.active_bytes[kAll].current));
+}
+
+void countHostTensors() {
+  CountingAllocator::get();
+}
+
+TensorBytes tensorBytes(c10::Device device) {
+  if (device.is_cpu()) {
+    return CountingAllocator::get().bytes();
+  }
+  auto* allocator = allocatorOf(device.type());
+  if (allocator == nullptr) {
+    return {0, 0};
+  }
+  const auto stats = allocator->getDeviceStats(device.index());
+  const auto& bytes = stats.allocated_bytes[kAll];
+  return {static_cast<size_t>(bytes.current), static_cast<size_t>(bytes.peak)};
+}
+
+void resetMostTensorBytes(c10::Device device) {
+  if (device.is_cpu()) {
+    CountingAllocator::get().reset();
+  } else if (auto* allocator = allocatorOf(device.type())) {
+    allocator->resetPeakStats(device.index());
+  }
+}
+
+}  // namespace ebb
