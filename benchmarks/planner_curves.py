@@ -37,7 +37,7 @@ class Entry:
     Attributes:
         name, family: as the results show it.
         during: what is entered around a step, and not timed.
-        predicted: peak in bytes, and milliseconds, if it is a plan.
+        predicted: peak in bytes, and time as a share of eager's, if it is a plan.
         budget: of a plan, as a share of eager's peak.
     """
 
@@ -61,8 +61,7 @@ class Curves:
         self.x = torch.randn(2, 128 if width > 100 else 16, width)
         self.step()  # gradients exist from here on
         self.measured = measure(self.step, self.module, blocks_of(self.module))
-        assert self.measured.plain_peak
-        self.plain_peak = self.measured.plain_peak
+        self.plain_peak = ebb.profile(self.step, steps=1).peak
         self.entries = [Entry(EAGER, EAGER, nullcontext)]
 
     def step(self) -> None:
@@ -102,7 +101,7 @@ class Curves:
         plans: list[tuple[str, float, Plan]] = []
         for share in budgets:
             self._try(plans, f"{share:.0%}", share, share)
-        plan, share = least_plan(self.measured)
+        plan, share = least_plan(self.measured, self.plain_peak)
         plans.append((LEAST, share, plan))
         for peer, peak in peaks.items():
             budget = in_all(self.measured.base, peak)
@@ -113,7 +112,7 @@ class Curves:
                     f"{family}, {name}",
                     family,
                     lambda plan=plan: self._in_plan(plan, around),
-                    (plan.peak, plan.duration),
+                    (plan.peak, plan.duration / plan.plain_duration),
                     share,
                 )
             )
@@ -187,8 +186,7 @@ def measure_curves(seconds: float) -> list[Row]:
             "milliseconds": times[one.name]["step"].least * 1e3,
             "steps": times[one.name]["step"].trials,
             "predicted_peak": one.predicted and one.predicted[0],
-            "predicted_ratio": one.predicted
-            and one.predicted[1] / float(curves.measured.plain or 1),
+            "predicted_ratio": one.predicted and one.predicted[1],
             "exact": exact[one.name],
         }
         for one in curves.entries

@@ -1,7 +1,5 @@
 #include "report/memory_log.h"
 
-#include <c10/util/Exception.h>
-
 #include <utility>
 
 namespace ebb {
@@ -19,18 +17,26 @@ MemoryLog::MemoryLog(std::function<double()> now)
 }
 
 bool MemoryLog::isTaken() {
-  return c10::ThreadLocalDebugInfo::get(kKind) != nullptr;
+  auto* installed = c10::ThreadLocalDebugInfo::get(kKind);
+  const auto* log = dynamic_cast<MemoryLog*>(installed);
+  if (log != nullptr && log->closed_.load()) {
+    c10::ThreadLocalDebugInfo::_pop(kKind);
+    return false;
+  }
+  return installed != nullptr;
 }
 
 void MemoryLog::install(std::shared_ptr<MemoryLog> self) {
   c10::ThreadLocalDebugInfo::_push(kKind, std::move(self));
 }
 
-void MemoryLog::remove() {
-  TORCH_CHECK(
-      c10::ThreadLocalDebugInfo::get(kKind) == this,
-      "ebb: the profile began on another thread, and ends there");
-  c10::ThreadLocalDebugInfo::_pop(kKind);
+bool MemoryLog::close() {
+  closed_.store(true);
+  const bool isHere = c10::ThreadLocalDebugInfo::get(kKind) == this;
+  if (isHere) {
+    c10::ThreadLocalDebugInfo::_pop(kKind);
+  }
+  return isHere;
 }
 
 std::vector<ProfileAllocation> MemoryLog::take() {
@@ -44,6 +50,9 @@ void MemoryLog::reportMemoryUsage(
     size_t /*allocated*/,
     size_t /*reserved*/,
     c10::Device /*device*/) {
+  if (closed_.load(std::memory_order_relaxed)) {
+    return;
+  }
   const double time = now_();
   std::lock_guard<std::mutex> lock(mutex_);
   events_.push_back({time, reinterpret_cast<uintptr_t>(address), bytes});

@@ -4,6 +4,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/profiler/orchestration/observer.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -21,11 +22,14 @@ class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
   // `now`: milliseconds since some beginning.
   explicit MemoryLog(std::function<double()> now);
 
-  // Whether torch's profiler, or another log, is installed on this thread.
+  // Whether torch's profiler, or another log that nobody has closed, is installed on this thread.
   static bool isTaken();
 
   void install(std::shared_ptr<MemoryLog> self);
-  void remove();
+
+  // Hears of nothing more. False if it is installed on another thread: it then stays there until
+  // somebody asks that thread whether it is taken.
+  bool close();
 
   std::vector<ProfileAllocation> take();
 
@@ -37,6 +41,7 @@ class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
 
  private:
   const std::function<double()> now_;
+  std::atomic<bool> closed_{false};
   std::mutex mutex_;  // guards what follows
   std::vector<ProfileAllocation> events_;
 };

@@ -62,9 +62,10 @@ void beginProfile() {
 Profile endProfile() {
   const auto [journal, memory] = going();
   TORCH_CHECK(journal, "ebb: no profile has begun");
-  memory->remove();
+  const bool beganHere = memory->close();
   putJournalInPlace(nullptr);
   change({});
+  TORCH_CHECK(beganHere, "ebb: the profile began on another thread, and is lost");
   Profile found = journal->profile();
   found.allocations = memory->take();
   return found;

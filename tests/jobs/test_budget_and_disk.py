@@ -45,7 +45,7 @@ def test_the_job_tells_how_many_steps_are_measured(disk, install, told):
 def test_a_step_in_which_all_leaves_is_measured_where_there_is_room(
     fast_disk, install, budget, has_room
 ):
-    """Nothing leaves before it is needed, for a moment: that may take more than recomputing does."""
+    """What leaves is there for a moment, so that may take more than recomputing does."""
     install(budget)
     job = Job()
 

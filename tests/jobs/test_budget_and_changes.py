@@ -1,0 +1,320 @@
+"""EBB_BUDGET in jobs whose steps change: their bytes are counted, and the budget holds again."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+from budget_jobs import PLANNED, ROWS, STEPS, WIDTH, Block, Job, Net, Quiet, assert_same, regions
+from torch import nn
+
+from ebb import _C
+from ebb._launch import watch
+from ebb._plan.blocks import find_blocks
+from ebb._plan.measured import base_bytes
+
+LATER = PLANNED + 12  # steps, all told
+
+
+class Called(Net):
+    """Calls its blocks in another way than by one positional tensor."""
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = self.call(layer, x)
+        return self.head(x)
+
+
+class ByKeyword(Called):
+    def call(self, layer, x):
+        return layer(x=x)
+
+
+class Pair(Block):
+    def forward(self, pair):
+        return super().forward(pair[0]), pair[1]
+
+
+class InTuples(Called):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Pair() for _ in range(4))
+
+    def call(self, layer, x):
+        return layer((x, None))[0]
+
+
+class Crossing(Block):
+    """Reads a second argument."""
+
+    def forward(self, x, memory):
+        return super().forward(x + torch.softmax(x @ memory.T, -1) @ memory)
+
+
+class WithMemory(Net):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Crossing() for _ in range(4))
+
+    def forward(self, x):
+        x, memory = x[:ROWS], x[ROWS // 2 :]
+        for layer in self.layers:
+            x = layer(x, memory)
+        return self.head(x)
+
+
+class Attending(Block):
+    def forward(self, x):
+        return super().forward(x + torch.softmax(x @ x.transpose(-1, -2), -1) @ x)
+
+
+class OfEqualSize(Called):
+    """What it is called with has other shapes of the same size."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Attending() for _ in range(4))
+
+    def call(self, layer, x):
+        return layer(x)
+
+
+class Steady(Quiet):
+    """Changes after PLANNED steps."""
+
+    def __init__(self, model=Net, factor=1.3, **settings):
+        super().__init__(model, lambda step: ROWS if step < PLANNED else int(factor * ROWS))
+
+
+class Reshaped(Quiet):
+    def __init__(self):
+        super().__init__(OfEqualSize)
+
+    def batch(self, step):
+        return torch.randn(*((8, 32) if step < PLANNED else (2, 128)), WIDTH)
+
+
+class Unfrozen(Quiet):
+    def step(self, step):
+        if step in (0, PLANNED):
+            self.model.layers[:2].requires_grad_(step > 0)
+        super().step(step)
+
+
+class Precise(Quiet):
+    """Without autocast from some step on."""
+
+    def step(self, step):
+        self.optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=step < PLANNED):
+            loss = self.model(self.batch(step)).float().square().mean()
+        loss.backward()
+        self.note(loss)
+        self.optimizer.step()
+
+
+KINDS = {
+    "a batch": Steady,
+    "by keyword": lambda: Steady(ByKeyword),
+    "in tuples": lambda: Steady(InTuples),
+    "a second argument": lambda: Steady(WithMemory, factor=1.6),
+    "shapes of equal size": Reshaped,
+    "parameters that train": Unfrozen,
+    "no autocast": Precise,
+}
+
+
+def step_bytes(job, steps):
+    """Of each step: the most that is there at a time, counted by an allocator."""
+    _C.count_host_tensors()
+    seen, read = [], _C.tensor_bytes
+    most = 0
+
+    def reading():  # what counts begins anew in the midst of a step's end
+        nonlocal most
+        now, since = read()
+        most = max(most, since)
+        return now, since
+
+    _C.tensor_bytes = reading
+    try:
+        for _ in range(steps):
+            gc.collect()
+            _C.reset_most_tensor_bytes()
+            began, most = read()[0], 0
+            job.train(1)
+            seen.append(max(most, read()[1]) - began + base_bytes([job.model], [job.optimizer]))
+    finally:
+        _C.tensor_bytes = read
+    return seen
+
+
+@pytest.mark.not_sanitized
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_step_that_grows_is_told_and_the_budget_holds_again(install, told, kind):
+    job = kind()
+    plain = step_bytes(job, LATER)
+    before, later = max(plain[2 : PLANNED - 1]), max(plain[PLANNED:])
+    assert later > 1.1 * before
+    budget = before - (before - base_bytes([job.model], [job.optimizer])) // 10
+    install(budget)
+
+    found = step_bytes(kind(), LATER)
+
+    over = [step for step, nbytes in enumerate(found) if nbytes > 1.02 * budget]
+    assert over in ([], [PLANNED])
+    lines = told()
+    assert len(lines) == 4
+    assert "are left of the budget; steps are measured anew" in lines[2]
+
+
+def test_a_kind_of_step_that_recurs_is_planned_for(install, told):
+    """Every eighth step is larger: it is in no step that is measured, so what it took tells."""
+
+    def rows(step):
+        return int(1.5 * ROWS) if step % 8 == 7 else ROWS
+
+    job = Quiet(rows=rows)
+    plain = step_bytes(job, 8)
+    budget = (max(plain[1:7]) + base_bytes([job.model], [job.optimizer])) // 2
+    expected = Job(rows=rows).train(48)
+    install(budget)
+
+    found = step_bytes(Quiet(rows=rows), 48)
+
+    assert all(nbytes <= 1.02 * budget for nbytes in found[24:])
+    assert any("planned anew for less" in line for line in told())
+    assert_same(Job(rows=rows).train(48), expected)
+
+
+def test_what_no_plan_can_hold_is_said_once(install, told):
+    install("100KiB")  # less than weights take
+
+    found = Quiet(rows=lambda step: ROWS if step < STEPS else 4 * ROWS).train(2 * STEPS)
+
+    lines = told()
+    assert sum("is too small" in line for line in lines) == 2
+    assert len(lines) == 4
+    assert len(regions(found.model)) == 4
+
+
+def test_smaller_steps_are_measured_anew(install, told):
+    job = Quiet(rows=lambda step: ROWS if step < PLANNED else ROWS // 3)
+    plain = max(step_bytes(job, PLANNED)[1:])
+    held = base_bytes([job.model], [job.optimizer])
+    install(held + (plain - held) // 2)
+    found = Quiet(rows=lambda step: ROWS if step < PLANNED else ROWS // 3).train(PLANNED)
+    assert regions(found.model)
+
+    found.train(watch._STEPS_BELOW + PLANNED)
+
+    assert regions(found.model) == {}
+    assert "steps allocate less than was planned for" in "".join(told())
+
+
+# Jobs that had no plan ----------------------------------------------------------------------------
+
+
+def test_calls_without_gradients_do_not_count(install):
+    class Generating(Job):
+        def step(self, step):
+            with torch.no_grad():
+                for _ in range(1 + step * 7 % 5):
+                    self.model(torch.ones(2, WIDTH))
+            super().step(step)
+
+    expected = Generating().train()
+    install("60%")
+
+    found = Generating().train()
+
+    assert_same(found, expected)
+    assert regions(found.model)
+
+
+def test_a_model_that_is_frozen_at_first(install, told):
+    class Thawed(Quiet):
+        def step(self, step):
+            if step in (0, STEPS):
+                self.model.layers.requires_grad_(step > 0)
+            super().step(step)
+
+    install("60%")
+    job = Thawed().train(STEPS)
+    assert "no plan yet" in told()[-1]
+
+    job.train(2 + PLANNED)
+
+    assert "the step will allocate" in told()[-1]
+    assert 0 < len(regions(job.model)) <= 4
+
+
+def test_two_threads_that_train(install, told):
+    install("60%")
+    jobs = [Quiet(), Quiet()]
+    jobs[0].train(2)
+    thread = threading.Thread(target=jobs[1].train, args=(2,))
+    thread.start()
+    thread.join()
+    jobs[0].train(PLANNED)
+
+    assert "optimizers step on several threads, so no step has an end" in told()[-1]
+    _C.begin_profile()  # none goes on
+    _C.end_profile()
+
+
+# Models without blocks ----------------------------------------------------------------------------
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) * 1.5
+        return x
+
+
+class Weights(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(WIDTH, WIDTH) / 4 for _ in range(6))
+
+    def forward(self, x):
+        for weight in self.weights:
+            x = nn.functional.gelu(x @ weight)
+        return x
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.LSTM(WIDTH, WIDTH) for _ in range(3))
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
+
+    def forward(self, x):
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = norm(layer(x)[0])
+        return x
+
+
+@pytest.mark.not_sanitized
+@pytest.mark.parametrize("model", [Layers, Weights, Recurrent])
+def test_a_model_of_layers_is_a_block_itself(install, model):
+    assert find_blocks(model()) == ("",)
+    job = Quiet(model)
+    plain = max(step_bytes(job, PLANNED + 3)[1:])
+    held = base_bytes([job.model], [job.optimizer])
+    budget = held + 7 * (plain - held) // 10
+    expected = Job(model).train()
+    install(budget)
+
+    found = step_bytes(Quiet(model), PLANNED + 4)
+
+    # a model is met within its first call, which is no region yet
+    assert max(found[PLANNED + 1 :]) <= budget
+    assert_same(Job(model).train(), expected)
