@@ -73,9 +73,10 @@ class Checking:
 
     def _is_usual(self, peak: int) -> bool:
         """Whether it took what was predicted, roughly, and no page pool was made anew in it."""
+        if paging.stats()["recorded_steps"] != self._sized:
+            return False
         predicted = self._plan.predicted.peak or 0
-        is_as_large = _LEAST * predicted <= peak <= predicted / _LEAST
-        return (is_as_large or self._runs_ahead) and paging.stats()["recorded_steps"] == self._sized
+        return self._runs_ahead or _LEAST * predicted <= peak <= predicted / _LEAST
 
     def _do_again(self) -> None:
         self._rests = True
