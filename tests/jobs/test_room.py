@@ -133,3 +133,22 @@ def test_an_allocation_that_fails_costs_no_step(tmp_path, monkeypatch):
     assert found["regions_given_up"] > 0
     assert errors.count("an allocation failed") == 1
     assert "the step will allocate" in errors
+
+
+@pytest.mark.parametrize("budget", ["40%", "60MiB"])
+def test_what_lives_recomputed_lives_while_it_is_measured(tmp_path, monkeypatch, budget):
+    """No measured step keeps what there is no room for."""
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    path = tmp_path / "train.py"
+    path.write_text(LIMITED)
+    most = 85 << 20
+    expected, _ = job(path, -1, "")
+    with pytest.raises(subprocess.CalledProcessError):
+        job(path, most, "")
+
+    found, errors = job(path, most, budget)
+
+    assert found["losses"] == expected["losses"]
+    assert found["failures"] == 0
+    assert "the step will allocate" in errors

@@ -339,3 +339,37 @@ def test_the_least_that_an_error_names_is_enough_for_the_same_model(clears):
     plan = ebb.plan(step, program.model, raised.value.minimum)
 
     assert plan.policies
+
+
+def test_where_blocks_leave_too_much_outside_the_model_itself_is_tried():
+    program = programs.built(programs.unet)
+    named = plan_of(planning(programs.unet).measured, 1, at_least=True)
+    share = 0.9 * named.peak / named.plain_peak
+    expected = programs.repeatable(program)()
+
+    plan = ebb.plan(program.step, program.model, share)
+
+    assert list(plan.policies) == [""]
+    with plan.apply(program.model):
+        assert all(map(same_bits, programs.repeatable(program)(), expected))
+        assert ebb.profile(program.step, steps=1).peak <= share * plan.plain_peak
+
+
+def test_all_that_was_tried_is_named():
+    program = programs.built(programs.unet)
+
+    with pytest.raises(ebb.BudgetError, match=r"Least budgets of all that was tried: .* with ") as e:
+        ebb.plan(program.step, program.model, 0.05)
+
+    assert "with the model" in str(e.value)
+    weights = sum(one.nbytes + one.grad.nbytes for one in program.model.parameters())
+    assert weights < e.value.minimum
+    plan = ebb.plan(program.step, program.model, e.value.minimum)
+    assert plan.peak <= plan.budget
+
+
+@every_program
+def test_the_least_is_never_more_than_without_regions(make):
+    found = planning(make)
+    least = found.chooser.estimate(found.chooser.least())
+    assert least.peak <= found.simulator.plain.peak

@@ -30,9 +30,7 @@ class Watch:
         self._whole: int | None = None  # the budget, in bytes
         self._share = 0  # likewise, of what a step allocates
         self._accepted = 0  # what a step may allocate, since there is no plan for less
-        self._over: list[
-            tuple[int, int]
-        ] = []  # what was planned for steps over the budget, and took
+        self._over: list[tuple[int, int]] = []  # of steps over the budget: planned, and taken
         self._below = 0  # steps of late
         self._replays = 0
 

@@ -46,8 +46,22 @@ def find_blocks(model: nn.Module) -> tuple[str, ...]:
     for least in (2, 1):
         for search in (_in_lists, _numbered):
             found = found or search(model, least)
-    wanted = {id(module) for module in found or _without_repetition(model)}
-    names = [name for name, module in model.named_modules() if id(module) in wanted]
+    return _names_of(model, found or _without_repetition(model))
+
+
+def coarser_blocks(model: nn.Module) -> list[tuple[str, ...]]:
+    """What else may be blocks, where those of :func:`find_blocks` leave too much outside: the parts
+    of the model, and the model itself. Names as there.
+    """
+    parts = [one for part in model.children() if _layers(part) > 0 for one in _callable(part)]
+    found = (_names_of(model, parts), ("",))
+    return [names for names in found if names and names != find_blocks(model)]
+
+
+def _names_of(model: nn.Module, wanted: Found) -> tuple[str, ...]:
+    """Of those that are in no other one."""
+    known = set(map(id, wanted))
+    names = [name for name, module in model.named_modules() if id(module) in known]
     inside = [n for n in names if any(n.startswith(f"{o}.") for o in names if o != n)]
     return tuple(name for name in names if name not in inside)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ebb import ahead
-from ebb._plan.blocks import find_blocks
+from ebb._plan.blocks import coarser_blocks, find_blocks
 from ebb._plan.budget import BudgetError, NothingToPlanError, allowed, in_all, read_budget
 from ebb._plan.choice import PLAIN
 from ebb._plan.choose import Chooser, Chosen
@@ -30,7 +30,9 @@ from ebb._plan.simulate import Estimate, Simulator
 from ebb._plan.stacks import Stacked, find_stacks
 from ebb._policy.policy import Policy
 from ebb._report import planned
-from ebb._support.shown import shown
+from ebb._report.text import size
+from ebb._support.names import in_ranges
+from ebb._support.shown import clipped, shown
 
 
 class Plan(ModulePolicies):
@@ -301,7 +303,8 @@ def plan(
             gradients and buffers; on an accelerator all that is allocated there. Or a share, a
             float or text such as ``"40%"``, of what the step allocates at most without regions.
         modules: globs of modules that may become regions, as for :func:`ebb.apply`. Default:
-            the repeated blocks of the model.
+            the repeated blocks of the model; if the budget is too small for these, which leave
+            what is between them as it is, the model's parts, or the model as one region.
 
     Returns:
         A :class:`Plan`. If the step fits as it is, no module becomes a region.
@@ -327,12 +330,21 @@ def plan(
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"ebb: model must be a torch.nn.Module; got {type(model).__name__}")
     given = read_budget(budget)
-    return plan_of(measure(step, model, _globs(model, modules), given), given)
+    if modules is not None:
+        return plan_of(measure(step, model, _globs(modules), given), given)
+    tried: list[tuple[BudgetError, str]] = []
+    for names in (find_blocks(model), *coarser_blocks(model)):
+        measured = measure(step, model, [glob.escape(name) for name in names], given)
+        try:
+            return plan_of(measured, given)
+        except BudgetError as error:
+            tried.append((error, ", ".join(in_ranges(name or "the model" for name in names))))
+    least, _ = min(tried, key=lambda one: one[0].minimum)
+    ways = "; ".join(f"{size(error.minimum)} with {clipped(what, 100)}" for error, what in tried)
+    raise BudgetError(f"{least}. Least budgets of all that was tried: {ways}", least.minimum)
 
 
-def _globs(model: torch.nn.Module, modules: str | Iterable[str] | None) -> Sequence[str]:
-    if modules is None:
-        return [glob.escape(name) for name in find_blocks(model)]
+def _globs(modules: str | Iterable[str]) -> Sequence[str]:
     if not isinstance(modules, Iterable):
         raise TypeError(f"ebb: modules must be a string or several; got {shown(modules)}")
     return [modules] if isinstance(modules, str) else list(modules)
