@@ -48,7 +48,7 @@ def train(wrap=lambda model: model, budget=None, rows=lambda rank: 64, steps=STE
             found = [step(model, optimizer, number, rows) for number in range(steps)]
         finally:
             takeover.remove()
-    return found, policies(model), told.getvalue(), planned._plans if planned else 0
+    return found, policies(model), told.getvalue(), planned._measured if planned else 0
 
 
 def step(model, optimizer, number, rows):
@@ -169,7 +169,7 @@ def test_a_rank_whose_steps_differ_keeps_no_other_from_its_plan():
 
                 def forward(_module, _inputs):
                     calls.append(1)
-                    model.layers = whole[: 1 + len(calls) % 4]
+                    model.layers = whole[: 4 if len(calls) < 3 else 1 + len(calls) % 3]
 
                 model.register_forward_pre_hook(forward)
             return model

@@ -44,7 +44,7 @@ def train(room, full=(), steps=ALL_STEPS, used=LIMIT - (1 << 16)):
         finally:
             _testing.pretend_bytes_in_use(0)
             takeover.remove()
-    return found, policies(model), told.getvalue(), planned._plans if planned else 0
+    return found, policies(model), told.getvalue(), planned._measured if planned else 0
 
 
 def check_one_plan(full):

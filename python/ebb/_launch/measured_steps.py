@@ -54,7 +54,7 @@ _RECORDED = (Do.LISTEN, Do.PROFILE)
 _RECOMPUTED = (Do.LISTEN, Do.PROFILE, Do.PROFILE, Do.TIME, Do.TIME)
 _AWAY = (Do.NOTHING, Do.TIME)
 _MOST_AGAIN = 20  # steps that did not count, before there is no plan
-_SPREAD = 1.02  # peaks that differ by less are the same
+_SPREAD, _SLACK = 1.02, 4096  # peaks that differ by less, and by fewer bytes, are the same
 
 
 def number_of_steps(models: Iterable[torch.nn.Module]) -> int:
@@ -242,7 +242,7 @@ class Measuring:
 
 
 def _are_alike(peak: int, other: int) -> bool:
-    return max(peak, other) <= _SPREAD * min(peak, other)
+    return max(peak, other) <= _SPREAD * min(peak, other) + _SLACK
 
 
 def _together(profiles: list[Profile]) -> Profile:

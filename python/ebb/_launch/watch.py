@@ -7,6 +7,7 @@ from ebb._report.text import size
 from ebb._support import devices
 
 _OVER = 1.02  # of the budget, from which on a step is over it
+_SLACK = 4096  # bytes, beside that: small blocks of memory are rounded up
 _FAR_BELOW = 0.85  # of what was planned
 _STEPS_BELOW = 32  # that are far below, one after the other, before steps have changed
 _LESS = 0.98  # of what was planned, at most, in the next plan
@@ -76,7 +77,7 @@ class Watch:
 
     def is_over(self) -> bool:
         """Whether the last step took more than the budget allows."""
-        slack = (_OVER - 1) * (self._share if self._whole is None else self._whole)
+        slack = _SLACK + (_OVER - 1) * (self._share if self._whole is None else self._whole)
         return self.has_plan and self.peak > max(self._allowed + slack, self._accepted)
 
     def is_far_below(self) -> bool:
