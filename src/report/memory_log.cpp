@@ -17,13 +17,7 @@ MemoryLog::MemoryLog(std::function<double()> now)
 }
 
 bool MemoryLog::isTaken() {
-  auto* installed = c10::ThreadLocalDebugInfo::get(kKind);
-  const auto* log = dynamic_cast<MemoryLog*>(installed);
-  if (log != nullptr && log->closed_.load()) {
-    c10::ThreadLocalDebugInfo::_pop(kKind);
-    return false;
-  }
-  return installed != nullptr;
+  return c10::ThreadLocalDebugInfo::get(kKind) != nullptr;
 }
 
 void MemoryLog::install(std::shared_ptr<MemoryLog> self) {

@@ -22,13 +22,12 @@ class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
   // `now`: milliseconds since some beginning.
   explicit MemoryLog(std::function<double()> now);
 
-  // Whether torch's profiler, or another log that nobody has closed, is installed on this thread.
+  // Whether torch's profiler, or another log, is installed on this thread.
   static bool isTaken();
 
   void install(std::shared_ptr<MemoryLog> self);
 
-  // Hears of nothing more. False if it is installed on another thread: it then stays there until
-  // somebody asks that thread whether it is taken.
+  // Hears of nothing more. False if it is installed on another thread, and stays there.
   bool close();
 
   std::vector<ProfileAllocation> take();

@@ -62,10 +62,11 @@ void beginProfile() {
 Profile endProfile() {
   const auto [journal, memory] = going();
   TORCH_CHECK(journal, "ebb: no profile has begun");
-  const bool beganHere = memory->close();
   putJournalInPlace(nullptr);
+  TORCH_CHECK(
+      memory->close(),
+      "ebb: the profile began on another thread, and ends there; nothing more is recorded");
   change({});
-  TORCH_CHECK(beganHere, "ebb: the profile began on another thread, and is lost");
   Profile found = journal->profile();
   found.allocations = memory->take();
   return found;

@@ -358,7 +358,7 @@ def test_where_blocks_leave_too_much_outside_the_model_itself_is_tried():
 def test_all_that_was_tried_is_named():
     program = programs.built(programs.unet)
 
-    with pytest.raises(ebb.BudgetError, match=r"Least budgets of all that was tried: .* with ") as e:
+    with pytest.raises(ebb.BudgetError, match="Least budgets of all") as e:
         ebb.plan(program.step, program.model, 0.05)
 
     assert "with the model" in str(e.value)

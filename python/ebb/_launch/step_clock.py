@@ -41,6 +41,7 @@ class StepClock:
         self._at_boundary = at_boundary
         self._has_no_end = has_no_end
         self._thread: int | None = None  # on which optimizers step
+        self._elsewhere = 0  # steps on other threads
         self._leader: weakref.ref[torch.optim.Optimizer] | None = None
         self._count = 0  # of its steps
         # Of others: the count at their last step, and how often they stepped since.
@@ -60,7 +61,10 @@ class StepClock:
         if _C.in_region():
             return
         self._thread = self._thread or get_ident()
-        if self._thread != get_ident():
+        self._elsewhere += self._thread != get_ident()
+        if self._thread != get_ident() and self._elsewhere <= _SILENT:
+            return  # told on the first thread: what is recorded there ends there
+        if self._elsewhere:
             self._has_no_end("optimizers step on several threads, so no step has an end")
             return
         self.optimizers.add(optimizer)
