@@ -242,9 +242,13 @@ class Budget:
 
     def _wait(self, why: str) -> None:
         """There may be a plan later."""
+        if self._measuring is not None:
+            self._measuring.stop()
+            self._measuring = None
         self._outcome, self._waits = None, True
         self._watch.has_replayed()
-        self._tell(f"no plan yet: {clipped(why, 300)}; all blocks are recomputed until one has")
+        reason = clipped(why.removeprefix("ebb: "), 300)
+        self._tell(f"no plan yet: {reason}; all blocks are recomputed until one has")
 
     def _give_up(self, why: str) -> None:
         if self._has_ended:
