@@ -47,6 +47,13 @@ void poisonAndFree(void* context) {
   std::memset(wrapper->memory.get(), wrapper->floating ? 0xFF : 0xA5, wrapper->nbytes);
 }
 
+// True for memory of torch's CPU allocator, with or without Note [Tensors in host memory are
+// counted].
+bool isFreedByTorch(const c10::DataPtr& memory) {
+  return memory.get_deleter() == c10::GetDefaultCPUAllocator()->raw_deleter() ||
+         memory.get_deleter() == c10::GetCPUAllocator()->raw_deleter();
+}
+
 Wrapper* wrapperOf(const c10::Storage& storage) {
   const c10::DataPtr& pointer = storage.data_ptr();
   const bool ours = pointer.get_deleter() == &poisonAndFree;
@@ -64,7 +71,7 @@ bool poisonWhenFreed(
   }
   const c10::DataPtr& memory = storage.data_ptr();
   if (!storage.device().is_cpu() || memory.get() == nullptr || storage.nbytes() == 0 ||
-      memory.get_deleter() != c10::GetDefaultCPUAllocator()->raw_deleter()) {
+      !isFreedByTorch(memory)) {
     return false;
   }
   void* data = storage.mutable_data();

@@ -259,6 +259,30 @@ def test_what_is_dropped_is_poisoned(mode):
     assert mode == "raise" or floating == integers == 0
 
 
+POISONED = """
+import ctypes, sys, torch, ebb
+if sys.argv[1] == "counted":
+    ebb._C.count_host_tensors()
+found = 0
+for _ in range(20):
+    with ebb.verify(), ebb.region():
+        h = torch.ones(100, dtype=torch.float64, requires_grad=True).exp()
+        words = (ctypes.c_uint64 * 100).from_address(h.data_ptr())
+        del h
+        found += words[10:].count(2**64 - 1) > 80
+print(found > 10)
+"""
+
+
+@pytest.mark.on_cpu("elsewhere storages are kept alive: see tests/accelerator/test_verify.py")
+@pytest.mark.parametrize("memory", ["counted", "not counted"])
+def test_what_is_dropped_is_poisoned_while_a_budget_counts_memory(memory):
+    """With EBB_BUDGET, another allocator frees the memory of tensors."""
+    command = [sys.executable, "-c", POISONED, memory]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout == "True\n"
+
+
 @pytest.mark.on_cpu("elsewhere storages are kept alive: see tests/accelerator/test_verify.py")
 def test_a_custom_function_that_kept_a_raw_pointer_reads_poison():
     seen = []
