@@ -40,11 +40,12 @@ c10::DeviceAllocator* allocatorOf(c10::DeviceType type) {
 constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 
 // Note [Tensors in host memory are counted]
-// torch counts bytes for accelerators, and for the CPU only while a profiler listens, which costs a
-// lock and a table for each tensor. The allocator here is torch's own with a count before and after
-// it. A tensor's memory still is freed by the function that torch would call. What is freed says no
-// size, so the C library is asked; and since it rounds large blocks up to pages, their sizes are in
-// a table: what takes that long to allocate does not feel a lock.
+// torch counts the bytes of accelerators. For the CPU it counts only while a profiler listens,
+// which costs a lock and a table entry for each tensor. This allocator calls torch's CPU allocator
+// and its deleter, and counts bytes around both calls. A deleter gets no size, so
+// malloc_usable_size() gives it. That function rounds large blocks up to whole pages, so a table
+// holds the exact sizes of large blocks; allocating one takes so long that the table's lock does
+// not matter.
 class CountingAllocator final : public c10::Allocator {
  public:
   static CountingAllocator& get() {

@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 from budget_jobs import PLANNED, ROWS, STEPS, WIDTH, Block, Job, Net, Quiet, assert_same, regions
+from exactness import same_bits
 from torch import nn
 
 from ebb import _C
@@ -161,8 +162,10 @@ def test_a_step_that_grows_is_told_and_the_budget_holds_again(install, told, kin
     budget = before - (before - base_bytes([job.model], [job.optimizer])) // 10
     install(budget)
 
-    found = step_bytes(kind(), LATER)
+    under_budget = kind()
+    found = step_bytes(under_budget, LATER)
 
+    assert all(map(same_bits, under_budget.model.parameters(), job.model.parameters()))
     over = [step for step, nbytes in enumerate(found) if nbytes > 1.02 * budget]
     assert over in ([], [PLANNED])
     lines = told()

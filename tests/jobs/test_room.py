@@ -115,19 +115,30 @@ print(json.dumps(found))
 """
 
 
-def test_an_allocation_that_fails_costs_no_step(tmp_path, monkeypatch):
-    """Each block keeps 13 MiB. Memory goes back to the system when it is freed."""
+@pytest.fixture
+def limited(tmp_path, monkeypatch):
+    """Runs the job in so much memory, where it fails without a budget. Each block keeps 13 MiB.
+    Memory goes back to the system when it is freed. Gives the losses without a limit, and what the
+    job found and printed with the budget.
+    """
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     path = tmp_path / "train.py"
     path.write_text(LIMITED)
-    most = 70 << 20
-    expected, _ = job(path, -1, "")
-    with pytest.raises(subprocess.CalledProcessError) as raised:
-        job(path, most, "")
-    found, errors = job(path, most, "auto:100GiB")
 
-    assert "can't allocate memory" in raised.value.stderr
+    def run(most, budget):
+        expected, _ = job(path, -1, "")
+        with pytest.raises(subprocess.CalledProcessError) as raised:
+            job(path, most, "")
+        assert "can't allocate memory" in raised.value.stderr
+        return expected, *job(path, most, budget)
+
+    return run
+
+
+def test_an_allocation_that_fails_costs_no_step(limited):
+    expected, found, errors = limited(70 << 20, "auto:100GiB")
+
     assert found["losses"] == expected["losses"]
     assert found["overcome"] > 0
     assert found["regions_given_up"] > 0
@@ -136,18 +147,9 @@ def test_an_allocation_that_fails_costs_no_step(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("budget", ["40%", "60MiB"])
-def test_what_lives_recomputed_lives_while_it_is_measured(tmp_path, monkeypatch, budget):
+def test_what_lives_recomputed_lives_while_it_is_measured(limited, budget):
     """No measured step keeps what there is no room for."""
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
-    path = tmp_path / "train.py"
-    path.write_text(LIMITED)
-    most = 85 << 20
-    expected, _ = job(path, -1, "")
-    with pytest.raises(subprocess.CalledProcessError):
-        job(path, most, "")
-
-    found, errors = job(path, most, budget)
+    expected, found, errors = limited(85 << 20, budget)
 
     assert found["losses"] == expected["losses"]
     assert found["failures"] == 0

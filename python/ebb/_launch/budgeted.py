@@ -47,7 +47,7 @@ class Block:
         mark(module).region = self
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # Without gradients nothing is kept that could be given up.
+        # Without gradients autograd saves nothing, so a region would free no memory.
         if is_compiling() or not torch.is_grad_enabled():
             return function(*args, **kwargs)
         self.calls += 1

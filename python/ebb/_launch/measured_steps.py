@@ -116,7 +116,7 @@ class Measuring:
         self._is_away = False  # the steps in which all is recomputed have been
         self._profiles: list[tuple[int, Profile]] = []  # with the most bytes of their steps
         self._times: list[tuple[int, float]] = []
-        self._times_away: list[tuple[int, float]] = []
+        self._times_away: list[float] = []
         self._base = self._beside = 0
         self._like: int | None = None  # how often a step calls blocks
         self._unlike: int | None = None  # how often the last step did that was not like that
@@ -215,7 +215,7 @@ class Measuring:
     def _note(self, peak: int, duration: float, profile: Profile | None) -> None:
         do = self._todo[0]
         if self._is_away:
-            self._times_away += [(peak, duration)] if do is Do.TIME else []
+            self._times_away += [duration] if do is Do.TIME else []
             return
         if profile is not None:
             self._profiles.append((peak, profile))
@@ -235,7 +235,7 @@ class Measuring:
             on_accelerator=self._device.type != "cpu",
         )
         if self._times_away:
-            measured = replace(measured, away=min(took for _, took in self._times_away))
+            measured = replace(measured, away=min(self._times_away))
         varies = not _are_alike(min(self._peaks), largest)
         growth = largest / size if varies and size else 1.0
         return Outcome(measured, varies, growth, self._beside)

@@ -49,13 +49,13 @@ def find_blocks(model: nn.Module) -> tuple[str, ...]:
     return _names_of(model, found or _without_repetition(model))
 
 
-def coarser_blocks(model: nn.Module) -> list[tuple[str, ...]]:
-    """What else may be blocks, where those of :func:`find_blocks` leave too much outside: the parts
-    of the model, and the model itself. Names as there.
+def block_candidates(model: nn.Module) -> list[tuple[str, ...]]:
+    """The blocks that :func:`find_blocks` names; then, for budgets for which these leave too much
+    work outside of regions, the parts of the model; then the model itself.
     """
     parts = [one for part in model.children() if _layers(part) > 0 for one in _callable(part)]
-    found = (_names_of(model, parts), ("",))
-    return [names for names in found if names and names != find_blocks(model)]
+    found = (find_blocks(model), _names_of(model, parts), ("",))
+    return [names for names in dict.fromkeys(found) if names]
 
 
 def _names_of(model: nn.Module, wanted: Found) -> tuple[str, ...]:

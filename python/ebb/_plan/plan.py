@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ebb import ahead
-from ebb._plan.blocks import coarser_blocks, find_blocks
+from ebb._plan.blocks import block_candidates
 from ebb._plan.budget import BudgetError, NothingToPlanError, allowed, in_all, read_budget
 from ebb._plan.choice import PLAIN
 from ebb._plan.choose import Chooser, Chosen
@@ -290,9 +290,10 @@ def plan(
 ) -> Plan:
     """Decide what to keep so that a step stays in a budget of memory and takes the least time.
 
-    Runs the step some eight times, with regions that recompute all. Then each result that autograd
-    needs is kept or made again, whichever costs less; blocks that do the same share one decision as
-    far as the budget allows. Nothing is changed: ``plan.apply(model)`` does that.
+    Runs the step about eight times, with every block a region that recomputes everything. Then
+    decides for each saved tensor whether to keep or to recompute it, whichever costs less. Blocks
+    that run the same operators get the same decisions where the budget allows it. The model is not
+    changed: ``plan.apply(model)`` does that.
 
     Args:
         step: runs a forward of the model and its backward, and whatever else belongs to a step. It
@@ -333,7 +334,7 @@ def plan(
     if modules is not None:
         return plan_of(measure(step, model, _globs(modules), given), given)
     tried: list[tuple[BudgetError, str]] = []
-    for names in (find_blocks(model), *coarser_blocks(model)):
+    for names in block_candidates(model):
         measured = measure(step, model, [glob.escape(name) for name in names], given)
         try:
             return plan_of(measured, given)

@@ -57,7 +57,7 @@ class RegionEstimate:
         self.replays = Replays(step, call, self._kept, self._each_time, begins)
         self.sent: list[Sent] = []
         self.paged: list[Paged] = []
-        # Of memories that the program has, when replays have another one in their place.
+        # By memory that the program still holds: when replays hold a second one of its size.
         self._beside: dict[int, list[tuple[float, float]]] = defaultdict(list)
         self.stretches = [
             *self._of_results(),
@@ -291,8 +291,9 @@ class RegionEstimate:
                     yield from [(time, size), (max(ends, time + JUST), -size)]
 
     def _copies_before_replayed_writes(self) -> Iterable[tuple[float, int]]:
-        """Of what was made again, is needed yet, and an operator that runs again writes over: by
-        a tensor with a version counter of its own, else autograd would refuse it."""
+        """Copies of recomputed values that are still needed when another replay overwrites them.
+        That replay writes through a tensor with its own version counter (a chunk of the same
+        storage): autograd raises an error for any other write to a saved tensor."""
         step, runs = self._step, self.replays.runs
         for number in runs.keys() - self._each_time:
             for value in step.operators[number].outputs:

@@ -50,7 +50,9 @@ class Replays:
     ) -> Iterable[tuple[float, int]]:
         """When replays of which operator begin. Of what is made each time, none begins ahead."""
         times = []
-        first = made = -1.0  # of values for which backward asked before the first was made again
+        # Backward may ask for several values before the first of them is recomputed. One slice of
+        # replays, which begins at `first`, then makes all of them; `made` is when it had the first.
+        first = made = -1.0
         for asked, value in call.asked:
             if asked >= made:
                 first, made = asked, self._step.values[value].again

@@ -16,7 +16,7 @@ from ebb._plan.region_estimate import RegionEstimate, Stretch, plain_stretches
 from ebb._plan.step import Call, Step
 from ebb._plan.transfers import NO_LINK, Sent, Transfers
 
-RECORDING = 0.001  # milliseconds that an operator costs because it is in a region
+_RECORDING = 0.001  # milliseconds that an operator costs because it is in a region
 _SLOWEST = 0.1  # milliseconds that a replay may take beside its kernel
 
 
@@ -104,7 +104,7 @@ class Simulator:
         kernels = sum(one.kernels for one in everything)
         replaying = kernels if measured.on_accelerator else self.step.replaying
         self._measure_replays(replaying, kernels, sum(one.replays for one in everything))
-        recording = RECORDING * len(self.step.operators)
+        recording = _RECORDING * len(self.step.operators)
         self._plain = max(measured.duration - replaying - recording, 0.0)
         self._found.clear()
         self.plain = self.estimate([PLAIN] * len(self.step.calls))
@@ -330,7 +330,7 @@ class Simulator:
             kernels,
             kernels * self._factor + runs * self._each,
             sum(self.replay_time(operator) for operator, _ in found.replays.early),
-            RECORDING * len(call.operators),
+            _RECORDING * len(call.operators),
             self._held(call, found.stretches),
         )
 
