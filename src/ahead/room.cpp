@@ -42,23 +42,51 @@ void Room::closed(const c10::intrusive_ptr<Graph>& graph) {
   }
   if (lookahead.holds.load()) {
     graphs_.emplace_back(graph);
-    largest_ = std::max(largest_, kept);
-    device_ = lookahead.device;
+    size_t& largest = devices_[lookahead.device].largest;
+    largest = std::max(largest, kept);
   }
 }
 
+void Room::setLimit(size_t nbytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  limit_ = nbytes;
+  for (auto& [device, about] : devices_) {
+    about.limit = 0;
+  }
+  isOn_.store(nbytes != 0);
+}
+
+void Room::setLimit(size_t nbytes, c10::Device device) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  limit_ = limit_ == 0 ? nbytes : limit_;
+  devices_[device].limit = nbytes;
+  isOn_.store(true);
+}
+
+size_t Room::limit(c10::Device device) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = devices_.find(device);
+  return found == devices_.end() || found->second.limit == 0 ? limit_ : found->second.limit;
+}
+
 void Room::make() {
-  size_t needed = 0;
-  c10::Device device = c10::kCPU;
+  std::vector<std::pair<c10::Device, size_t>> needed;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    needed = largest_;
-    device = device_;
+    for (const auto& [device, about] : devices_) {
+      needed.emplace_back(device, about.largest);
+    }
   }
-  const size_t limit = limit_.load();
+  for (const auto& [device, nbytes] : needed) {
+    make(device, nbytes);
+  }
+}
+
+void Room::make(c10::Device device, size_t needed) {
+  const size_t most = limit(device);
   size_t used = bytesInUse(device);
-  while (used + needed > limit) {
-    const auto graph = takeFirst();
+  while (used + needed > most) {
+    const auto graph = takeFirst(device);
     if (!graph) {
       return;
     }
@@ -116,8 +144,9 @@ size_t Room::tighten(Shortage shortage) {
     return 0;
   }
   const size_t spare = used / 10;
-  size_t limit = limit_.load();
-  while (limit > used - spare && !limit_.compare_exchange_weak(limit, used - spare)) {
+  const size_t most = limit(device);
+  if (most > used - spare) {
+    setLimit(used - spare, device);
   }
   return spare;
 }
@@ -142,13 +171,19 @@ void Room::count(size_t given) {
 }
 
 // Graphs that backward has reached keep nothing. They may die here, without a lock.
-c10::intrusive_ptr<Graph> Room::takeFirst() {
+c10::intrusive_ptr<Graph> Room::takeFirst(c10::Device device) {
   std::vector<c10::intrusive_ptr<Graph>> passed;
   std::lock_guard<std::mutex> lock(mutex_);
-  while (!graphs_.empty()) {
-    auto graph = graphs_.front().lock();
-    graphs_.pop_front();
-    if (graph && graph->lookahead->holds.load()) {
+  for (auto place = graphs_.begin(); place != graphs_.end();) {
+    auto graph = place->lock();
+    const bool holds = graph && graph->lookahead->holds.load();
+    if (holds && graph->lookahead->device != device) {
+      passed.push_back(std::move(graph));
+      ++place;
+      continue;
+    }
+    place = graphs_.erase(place);
+    if (holds) {
       return graph;
     }
     passed.push_back(std::move(graph));

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <deque>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include "ebb/ahead.h"
@@ -20,26 +21,23 @@ namespace ebb {
 // Note [Kept while there is room]
 // Nobody knows beforehand how much memory a step leaves. So everything may be recorded as to be
 // made again, and be kept nevertheless: autograd finds it where eager would have it. When a region
-// is entered and what is allocated, with what a region has kept at most so far, is more than the
-// limit, then the earliest regions give up what they keep, and backward makes it again. The
-// earliest, since backward comes to them last, when the others' memory is free. Nothing else is
-// different: what is kept so is kept as in Note [Replays ahead of backward], without the limit that
-// counts there.
-// The same is done where an allocation fails, in a region or a replay: the earliest regions give up
-// what they keep, the open ones last, and the limit is lower from then on. See Note [Allocations
-// that fail].
+// is entered and what is allocated on a device, with what a region has kept there at most so far,
+// is more than its limit, then the earliest regions give up what they keep, and backward makes it
+// again. The earliest, since backward comes to them last, when the others' memory is free. Nothing
+// else is different: what is kept so is kept as in Note [Replays ahead of backward], without the
+// limit that counts there. The same is done where an allocation fails, in a region or a replay: the
+// earliest regions give up what they keep, the open ones last, and the limit is lower from then on.
+// See Note [Allocations that fail].
 class EBB_API Room {
  public:
   static Room& get();
 
-  void setLimit(size_t nbytes) {
-    limit_.store(nbytes);
-  }
-  size_t limit() const {
-    return limit_.load();
-  }
+  // Bytes in use on each device, or on one; 0: off, on all.
+  void setLimit(size_t nbytes);
+  void setLimit(size_t nbytes, c10::Device device);
+  size_t limit(c10::Device device);
   bool isOn() const {
-    return limit_.load(std::memory_order_relaxed) != 0;
+    return isOn_.load(std::memory_order_relaxed);
   }
 
   // A graph that may keep something is recorded from now on; and no more.
@@ -60,8 +58,15 @@ class EBB_API Room {
  private:
   Room();
 
-  // The earliest that keeps something; null if none does.
-  c10::intrusive_ptr<Graph> takeFirst();
+  struct OnDevice {
+    size_t limit = 0;    // 0: limit_
+    size_t largest = 0;  // bytes that one graph has kept
+  };
+
+  void make(c10::Device device, size_t needed);
+
+  // The earliest that keeps something there; null if none does.
+  c10::intrusive_ptr<Graph> takeFirst(c10::Device device);
 
   // All that may keep something, the earliest first, and those that are open last.
   std::vector<c10::intrusive_ptr<Graph>> all();
@@ -69,13 +74,13 @@ class EBB_API Room {
   size_t tighten(Shortage shortage);
   void count(size_t given);
 
-  std::atomic<size_t> limit_{0};
-  std::mutex mutex_;               // guards what follows
-  std::deque<WeakGraph> graphs_;   // closed ones that keep something, the earliest first
-  std::vector<WeakGraph> open_;    // that are being recorded
-  size_t mostGraphs_ = 64;         // when there are more, those that keep nothing are forgotten
-  size_t largest_ = 0;             // bytes that one has kept
-  c10::Device device_{c10::kCPU};  // of the last
+  std::atomic<bool> isOn_{false};
+  std::mutex mutex_;              // guards what follows
+  std::deque<WeakGraph> graphs_;  // closed ones that keep something, the earliest first
+  std::vector<WeakGraph> open_;   // that are being recorded
+  size_t mostGraphs_ = 64;        // when there are more, those that keep nothing are forgotten
+  size_t limit_ = 0;              // bytes, on a device that has none of its own
+  std::unordered_map<c10::Device, OnDevice> devices_;
   RoomStats stats_;
 };
 

@@ -14,8 +14,14 @@ namespace py = pybind11;
 
 void bindAhead(py::module_& module) {
   module.def("ahead_settings", torch::wrap_pybind_function(&aheadSettings));
-  module.def("keep_while_there_is_room", torch::wrap_pybind_function(&keepWhileThereIsRoom));
-  module.def("room_limit", [] { return Room::get().limit(); });
+  module.def(
+      "keep_while_there_is_room",
+      [](size_t limit, std::optional<c10::Device> device) {
+        device ? Room::get().setLimit(limit, *device) : Room::get().setLimit(limit);
+      },
+      py::arg("limit"),
+      py::arg("device") = py::none());
+  module.def("room_limit", [] { return Room::get().limit(deviceInUse()); });
   module.def("bytes_in_use", [] { return bytesInUse(deviceInUse()); });
   module.def("count_host_tensors", torch::wrap_pybind_function(&countHostTensors));
   module.def("tensor_bytes", [] {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import types
 
 import pytest
 import torch
 
-from ebb._plan.memory_limit import Limit, limit_of, there_is
+from ebb._plan.memory_limit import Limit, free, limit_of, there_is
 
 MACHINES = (
     int(
@@ -59,6 +61,18 @@ def test_some_is_left_free():
     assert limit_of("auto").nbytes(CPU) == int(0.9 * there_is(CPU))
 
 
+def test_what_is_free_is_the_least_of_what_limits_leave():
+    most = f"resource.setrlimit(resource.RLIMIT_AS, (used + {2**28}, resource.RLIM_INFINITY))"
+    code = (
+        "import resource, torch; from ebb._plan.memory_limit import free, there_is\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "cpu = torch.device('cpu'); print(2**28 < free(cpu) <= there_is(cpu))\n"
+        f"{most}; print(2**27 < free(cpu) <= 2**28)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["True", "True"]
+
+
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
 def test_the_accelerators_memory_counts_where_it_is_used(monkeypatch, kind):
     """Of whatever kind; and it is not asked before it is used."""
@@ -66,17 +80,21 @@ def test_the_accelerators_memory_counts_where_it_is_used(monkeypatch, kind):
     device, module = torch.device(kind), types.SimpleNamespace(is_available=lambda: False)
     module.is_initialized = lambda: False
 
-    def memory():
+    def memory(device=None):
         asked.append(kind)
-        return 2**20, 2**30
+        return 2**30, 2**31
 
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
     monkeypatch.setattr(torch.accelerator, "get_memory_info", memory)
-    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: memory()[1])
+    monkeypatch.setattr(torch.accelerator, "memory_reserved", lambda _: 2**20)
+    monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda _: 2**19)
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: memory()[0] + 2**20)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 2**19)
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
 
     assert there_is(CPU) < 2**60
     assert asked == []
-    assert there_is(device) == 2**30
+    assert there_is(device) == 2**30 + 2**20
+    assert free(device) == 2**30 + 2**19
     module.is_initialized = lambda: True
-    assert there_is(CPU) == 2**30
+    assert there_is(CPU) == 2**30 + 2**20

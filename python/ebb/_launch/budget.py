@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 import zlib
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from _ebb_switches import is_set
 
 from ebb import _C, paging
 from ebb._launch import agreeing
-from ebb._launch.agreeing import Offer, Ranks, ranks_of_job
+from ebb._launch.agreeing import Offer, Ranks, has_ranks, ranks_of_job
 from ebb._launch.budgeted import Blocks
 from ebb._launch.checking import Checking
+from ebb._launch.decided import Decided, decided_by, least_of
 from ebb._launch.measured_steps import Measuring, NoPlanError, Outcome, number_of_steps
 from ebb._launch.step_clock import StepClock
 from ebb._launch.taken import Taken
 from ebb._launch.watch import Watch
-from ebb._plan.budget import BudgetError, NothingToPlanError
+from ebb._plan.budget import BudgetError, NothingToPlanError, allowed
 from ebb._plan.measured import Measured
-from ebb._plan.plan import Plan, plan_of
-from ebb._plan.process_settings import ProcessSettings
-from ebb._policy.policy import Policy
+from ebb._plan.measuring import device_of
+from ebb._plan.memory_limit import free
+from ebb._plan.plan import plan_of
 from ebb._report import planned
 from ebb._report.planned import ReportedPlan
-from ebb._report.text import size
 from ebb._support.job import is_first
 from ebb._support.log import log
 from ebb._support.names import in_ranges
@@ -40,42 +40,6 @@ _SOON = 64  # steps after a plan, in which one over the budget is of a kind that
 _LONG, _LONG_STEPS = 1.0, 20  # seconds and steps, beyond which the time of planning is told
 
 
-@dataclass(frozen=True)
-class Decided:
-    """What a plan comes to.
-
-    Attributes:
-        policies: of blocks, by their names; all others keep everything.
-        summary: in words.
-        too_small: why the budget is not kept, if it is not.
-        peak: the most bytes that a step is to allocate.
-        plain_peak: likewise, without regions.
-        settings: of the process, that go with the policies.
-        reported: what reports tell of it.
-    """
-
-    policies: Mapping[str, Policy]
-    summary: str
-    peak: int
-    plain_peak: int
-    too_small: str = ""
-    settings: ProcessSettings = field(default_factory=ProcessSettings)
-    reported: ReportedPlan | None = None
-
-
-def _decided(plan: Plan, too_small: str = "") -> Decided:
-    summary = plan.summary().removeprefix("ebb: ")
-    return Decided(
-        plan.policies,
-        summary,
-        plan.peak,
-        plan.plain_peak,
-        too_small,
-        plan.settings,
-        _reported(plan),
-    )
-
-
 # Note [The phases of a budget]
 # 1. All blocks are recomputed from the first forward on: what fits at all, fits then.
 # 2. From the end of the first step on, steps are measured. See Note [Steps that are measured].
@@ -85,6 +49,13 @@ def _decided(plan: Plan, too_small: str = "") -> Decided:
 # Blocks change only between two steps. If a new model comes, or another optimizer tells the steps,
 # or steps change for good, it begins again at 2. Where there can be no plan, all blocks stay
 # recomputed: who gives a budget would rather lose time than memory.
+
+# Note [Other blocks]
+# Where the budget is too small for the blocks that find_blocks names, much of a step's memory may
+# be of work between them: a U-Net's concatenations. So steps are measured with coarser blocks, and
+# if none of these can keep the budget, those that need least are taken. A region recomputes itself
+# as a whole when backward enters it, so a coarser one may take up to what a step without regions
+# takes: coarser blocks are measured only where so much memory is free.
 
 # Note [Steps over the budget]
 # A step may change in more ways than anybody can look at beforehand: sizes, types, what has a
@@ -120,6 +91,8 @@ class Budget:
         self._ranks: Ranks | None = None  # until they have agreed
         self._watch = Watch()
         self._measured = 0  # how many times
+        self._leasts: dict[int, float] = {}  # bytes of a step, by Blocks.candidate
+        self._plain_peak = 0  # bytes of a step without regions
         self._since = 0  # steps that have ended under the plan
         self._has_regions = False  # under the plan
         self._waits = False  # for a first backward of a block
@@ -213,12 +186,57 @@ class Budget:
         if has_new or not is_step or self._waits:
             self._begin()
         elif self._measuring is not None:
-            outcome = self._measuring.step_ended(calls, self._watch.peak)
+            try:
+                if calls == 0 and self.blocks.candidate > 0:
+                    raise NothingToPlanError("the model does not call these regions")
+                outcome = self._measuring.step_ended(calls, self._watch.peak)
+            except (NoPlanError, NothingToPlanError) as error:
+                if self._choose_other_blocks(str(error)):
+                    return
+                raise
             if outcome is not None:
                 self._measuring, self._outcome = None, outcome
                 self.blocks.put(recompute_all)
                 if self._ranks is None:
-                    self._switch(self._decide(outcome.measured))
+                    self._switch_or_choose_others(self._decide(outcome.measured))
+
+    def _switch_or_choose_others(self, found: Decided) -> None:
+        assert self._outcome is not None
+        left = allowed(self._budget, self._outcome.measured.base, found.plain_peak)
+        if (
+            not found.too_small
+            or left <= 0
+            or not self._choose_other_blocks(found.too_small, found)
+        ):
+            self._switch(found)
+
+    def _choose_other_blocks(self, why: str, least: Decided | None = None) -> bool:
+        """Chooses other modules as blocks, and measures steps with them. See Note [Other blocks].
+
+        Args:
+            why: the blocks there are do not do.
+            least: what needs least with them; None: they cannot be measured.
+
+        Returns:
+            False: there are none that may be better.
+        """
+        here = self.blocks.candidate
+        if has_ranks() or here in self._leasts or not (self._leasts or least):
+            return False
+        self._leasts[here] = math.inf if least is None else least.peak
+        if least is not None:
+            self._plain_peak = least.plain_peak
+        following = here + 1
+        may = self.blocks.have(following, self._models)
+        if not may or self._plain_peak > free(device_of(self._models)):
+            following = min(self._leasts, key=self._leasts.__getitem__)
+        if following == here:
+            return False
+        self.blocks.use(following)
+        self._begin()
+        names = clipped(", ".join(in_ranges(block.name for block in self.blocks.alive())), 300)
+        self._tell(f"{clipped(why, 500)}; steps are measured with other regions: {names}")
+        return True
 
     def _begin(self) -> None:
         """Steps are measured from now on."""
@@ -309,36 +327,13 @@ class Budget:
             budget = measured.base + int((budget - measured.base) / growth)
         began = time.perf_counter()
         try:
-            return _decided(plan_of(measured, budget))
+            return decided_by(plan_of(measured, budget))
         except BudgetError as error:
-            return self._least(measured, budget, str(error).removeprefix("ebb: "))
+            return least_of(measured, budget, str(error).removeprefix("ebb: "))
         finally:
             took = time.perf_counter() - began
             if took > max(_LONG, _LONG_STEPS * measured.duration * 1e-3):
                 self._tell(f"the plan took {took:.1f} s to make")
-
-    def _least(self, measured: Measured, budget: int | float, why: str) -> Decided:
-        """What needs least, by a plan or as it was measured with all blocks recomputed: there
-        nothing is estimated.
-        """
-        plan = plan_of(measured, budget, at_least=True)
-        peak = measured.profile.peak
-        if plan.peak < peak:
-            return _decided(plan, why)
-        names = dict.fromkeys(one.region for one in measured.profile.operators)
-        summary = (
-            f"{len(names)} regions ({', '.join(in_ranges(names))}), where all is recomputed; the "
-            f"step allocated {size(peak)} so"
-        )
-        return Decided(
-            dict.fromkeys(names, recompute_all),
-            summary,
-            peak,
-            plan.plain_peak,
-            why if peak > plan.budget else "",
-            ProcessSettings(ahead=False),
-            reported=_reported(plan, measured),
-        )
 
     def _switch(self, decided: Decided) -> None:
         """Puts a plan in place."""
@@ -427,18 +422,7 @@ class Budget:
             return
         self._tell(f"{why}; planned anew for less")
         watch.planned = plan.peak
-        self._put_in_place(_decided(plan))
-
-
-def _reported(plan: Plan, measured: Measured | None = None) -> ReportedPlan | None:
-    """What reports tell of it, without what it was made from: that would stay in memory."""
-    try:
-        found = plan._for_reports(measured)
-        found.keep_points(_C.is_reporting())
-        return found
-    except Exception:  # a report is not worth a plan
-        log.info("reports do not know the plan", exc_info=True)
-        return None
+        self._put_in_place(decided_by(plan))
 
 
 def _offer(measured: Measured, budget: float) -> Offer:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.compiler import is_compiling
 
 from ebb._launch.agreeing import has_ranks
-from ebb._plan.blocks import find_blocks
+from ebb._plan.blocks import block_candidates
 from ebb._plan.callers import Callers
 from ebb._policy.policy import Policy
 from ebb._region.apply import select
@@ -81,10 +81,12 @@ class Blocks:
 
     Attributes:
         are_plain: no block is a region now.
+        candidate: which of the :func:`block_candidates` of a model are its blocks.
     """
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
         self.are_plain = False
+        self.candidate = 0
         self._patterns = patterns
         self._all: list[Block] = []
         self._used: set[Block] = set()  # that have been called with gradients
@@ -110,7 +112,11 @@ class Blocks:
         return added
 
     def _blocks_of(self, root: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-        wanted = set(select(root, self._patterns) if self._patterns else find_blocks(root))
+        if self._patterns:
+            wanted = set(select(root, self._patterns))
+        else:
+            found = block_candidates(root)
+            wanted = set(found[min(self.candidate, len(found) - 1)])
         compiled = {
             inner for module in root.modules() if _is_compiled(module) for inner in module.modules()
         }
@@ -130,6 +136,19 @@ class Blocks:
             names = (".".join(filter(None, (owner, plain))) for owner in owners)
             self._names[module] = next(name for name in names if name and name not in known)
         return self._names[module]
+
+    def have(self, candidate: int, models: Iterable[torch.nn.Module]) -> bool:
+        """Whether one of the models has such a candidate."""
+        counts = [] if self._patterns else [len(block_candidates(model)) for model in models]
+        return candidate < max(counts, default=0)
+
+    def use(self, candidate: int) -> None:
+        """From now on no block is known; those of this candidate are to be added."""
+        self._leave_around()
+        for block in self._all:
+            block.leave()
+        self._all, self._new, self._used = [], [], set()
+        self.candidate = candidate
 
     def alive(self) -> list[Block]:
         """Those whose modules are."""

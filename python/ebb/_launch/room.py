@@ -11,7 +11,7 @@ from ebb._launch.agreeing import Ranks, ranks_of_job
 from ebb._launch.budget import Budget
 from ebb._launch.taken import Taken
 from ebb._plan.measured import base_bytes
-from ebb._plan.measuring import device_of
+from ebb._plan.measuring import devices_of
 from ebb._plan.memory_limit import Limit
 from ebb._report.text import size
 from ebb._support.log import log
@@ -32,7 +32,8 @@ class Room(Budget):
     def __init__(self, limit: Limit, text: str, patterns: tuple[str, ...], taken: Taken) -> None:
         super().__init__(0, text, patterns, taken)  # the budget is known when a plan is made
         self._limit_as_given = limit
-        self._limit = 0  # bytes; 0: before the first model
+        self._limit = 0  # bytes, on the first device; 0: before the first model
+        self._limited: set[torch.device] = set()  # devices that have a limit
         self._kept_steps = 0  # that have ended while all was kept
         self._is_full = False
         self._has_told = False  # that an allocation failed
@@ -44,10 +45,13 @@ class Room(Budget):
         undo.callback(_C.keep_while_there_is_room, 0)
 
     def meet(self, model: torch.nn.Module) -> None:
-        if self._limit == 0 and not self._has_ended:
+        if not self._is_full and not self._has_ended:
             try:
-                self._limit = self._limit_as_given.nbytes(device_of([model]))
-                _C.keep_while_there_is_room(self._limit)
+                for device in devices_of(model) - self._limited:
+                    self._limited.add(device)
+                    limit = self._limit_as_given.nbytes(device)
+                    _C.keep_while_there_is_room(limit, device)
+                    self._limit = self._limit or limit
             except Exception as error:
                 self._fail(error)
         super().meet(model)

@@ -134,6 +134,12 @@ def device_of(models: Iterable[torch.nn.Module]) -> torch.device:
     return next((one.device for one in parameters), torch.device("cpu"))
 
 
+def devices_of(model: torch.nn.Module) -> set[torch.device]:
+    """All of those, in a model that is split."""
+    found = {one.device for one in model.parameters() if one.device.type != "meta"}
+    return found or {torch.device("cpu")}
+
+
 def _check_regions(found: Profile, known: set[str]) -> None:
     others = {one.region for one in found.operators} - known
     if others:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ebb._support.sizes import number_of_bytes
 _SHARE = 0.9  # of what there is, which may be in use
 _CGROUP = "/sys/fs/cgroup"
 _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of versions 2 and 1
+_USED = ("memory.current", "memory/memory.usage_in_bytes")
 _NONE = 2**60  # what version 1 says of no limit is above
 
 
@@ -34,9 +36,6 @@ class Limit:
 
         Args:
             device: on which the blocks compute.
-
-        Raises:
-            ValueError: nothing tells how much memory there is.
         """
         return self.given or int(_SHARE * there_is(device))
 
@@ -59,23 +58,44 @@ def limit_of(text: str) -> Limit | None:
 
 
 def there_is(device: torch.device, root: str = _CGROUP) -> int:
-    """Bytes of memory that the job has: of its accelerator, if it computes there or has begun to
-    use it; else of its control group, else of the machine.
-
-    Raises:
-        ValueError: nothing tells.
+    """Bytes of memory that the job can have: of its accelerator what no other process uses, if it
+    computes there or has begun to use it; else of its control group, else of the machine.
     """
-    accelerator = devices.in_use() if device.type == "cpu" else device
-    if (has := devices.memory_of(accelerator)) is not None:
-        return has
+    if (memory := devices.memory_of(_where(device))) is not None:
+        return memory.available
     found = [_number_in(Path(root, name)) for name in _LIMITS]
     limits = [limit for limit in found if 0 < limit < _NONE]
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemTotal:"):
-            limits.append(int(line.split()[1]) * 1024)
-    if not limits:
-        raise ValueError("ebb: nothing tells how much memory there is; write auto:20GiB, say")
+    limits.append(_in_meminfo("MemTotal:"))
     return min(limits)
+
+
+def free(device: torch.device) -> int:
+    """Bytes that the job could allocate beside what it has.
+
+    Args:
+        device: on which it computes.
+    """
+    if (memory := devices.memory_of(_where(device))) is not None:
+        return memory.free
+    found = [_in_meminfo("MemAvailable:")]
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most != resource.RLIM_INFINITY:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        found.append(most - pages * resource.getpagesize())
+    for limit, used in zip(_LIMITS, _USED, strict=True):
+        if 0 < (limit_of_group := _number_in(Path(_CGROUP, limit))) < _NONE:
+            found.append(limit_of_group - _number_in(Path(_CGROUP, used)))
+    return max(0, min(found))
+
+
+def _where(device: torch.device) -> torch.device:
+    """A model in host memory may compute on the accelerator."""
+    return (devices.in_use() or device) if device.type == "cpu" else device
+
+
+def _in_meminfo(key: str) -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), 0)
 
 
 def _number_in(path: Path) -> int:

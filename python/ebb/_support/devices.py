@@ -7,6 +7,8 @@ for.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 
@@ -39,13 +41,29 @@ def allocated() -> int:
         return 0
 
 
-def memory_of(device: torch.device | None) -> int | None:
-    """Bytes of an accelerator's memory; None if it does not tell. Initialises it."""
-    if device is None:
+@dataclass(frozen=True)
+class Memory:
+    """Of an accelerator, in bytes.
+
+    Attributes:
+        available: to this process: what is free, and what it has.
+        free: what it could allocate beside its tensors.
+    """
+
+    available: int
+    free: int
+
+
+def memory_of(device: torch.device) -> Memory | None:
+    """None if it does not tell, or is none. Initialises it."""
+    if device.type == "cpu":
         return None
     if device.type == "mps":
-        return torch.mps.recommended_max_memory()
+        available = torch.mps.recommended_max_memory()
+        return Memory(available, available - torch.mps.driver_allocated_memory())
     try:
-        return int(torch.accelerator.get_memory_info()[1]) or None
+        free, _ = torch.accelerator.get_memory_info(device)
+        reserved = torch.accelerator.memory_reserved(device)
+        return Memory(free + reserved, free + reserved - torch.accelerator.memory_allocated(device))
     except (RuntimeError, NotImplementedError):
         return None

@@ -152,6 +152,16 @@ def limited(*, device: int = -1, host: int = -1) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def shared(*, others: int) -> Iterator[None]:
+    """Inside, other processes have so many bytes of each device's memory."""
+    torch.ops.late.let_others_have(others)
+    try:
+        yield
+    finally:
+        torch.ops.late.let_others_have(0)
+
+
+@contextlib.contextmanager
 def broken() -> Iterator[None]:
     """Inside, every call fails, as after a device's assert."""
     torch.ops.late.break_device(True)

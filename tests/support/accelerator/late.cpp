@@ -126,6 +126,9 @@ TORCH_LIBRARY(late, m) {
     settings.limit = device < 0 ? SIZE_MAX : static_cast<size_t>(device);
     settings.hostLimit = host < 0 ? SIZE_MAX : static_cast<size_t>(host);
   });
+  m.def("let_others_have(int bytes) -> ()", [](int64_t bytes) {
+    settings.others = static_cast<size_t>(bytes);
+  });
   m.def("break_device(bool broken) -> ()", [](bool broken) { settings.broken = broken; });
   m.def("fail_page_kernel(int which) -> ()", [](int64_t which) { settings.failPages = which; });
   m.def("fail_asked_of_captures(int error) -> ()", [](int64_t error) {

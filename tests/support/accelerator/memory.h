@@ -120,7 +120,8 @@ inline void* takeOnDevice(size_t nbytes) {
   const int stream = currentStream();
   const size_t size = (nbytes + 511) / 512 * 512;
   Usage& usage = deviceUsage[stream / kStreamsEach];
-  const bool fits = size <= settings.limit && usage.now <= settings.limit - size;
+  const size_t limit = settings.limit - std::min(settings.limit, settings.others);
+  const bool fits = size <= limit && usage.now <= limit - size;
   failedAllocations[stream / kStreamsEach] += !fits;
   TORCH_CHECK_WITH(
       OutOfMemoryError, fits, "late: out of memory: tried to allocate ", nbytes, " bytes");
@@ -176,8 +177,25 @@ struct DeviceMemory final : c10::DeviceAllocator {
     auto& all = stats.allocated_bytes[0];
     all.current = static_cast<int64_t>(deviceUsage[device].now);
     all.peak = static_cast<int64_t>(deviceUsage[device].peak);
+    auto& active = stats.active_bytes[0].current = all.current;
+    for (const Quarantined& one : quarantine) {
+      const Block& block = blocks.at(one.address);
+      active += block.stream / kStreamsEach == device ? static_cast<int64_t>(block.size) : 0;
+    }
+    auto& reserved = stats.reserved_bytes[0].current = active;
+    for (const auto& [key, addresses] : spare) {
+      const auto& [pool, stream, size] = key;
+      if (stream / kStreamsEach == device) {
+        reserved += static_cast<int64_t>(size * addresses.size());
+      }
+    }
     stats.num_ooms = failedAllocations[device];
     return stats;
+  }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    const auto reserved = getDeviceStats(device).reserved_bytes[0].current;
+    const size_t total = std::min(settings.limit, kArena);
+    return {total - std::min<size_t>(total, settings.others + reserved), total};
   }
   void resetAccumulatedStats(c10::DeviceIndex) override {
   }

@@ -14,6 +14,7 @@ struct Settings {
   int64_t computeUs = 0;        // else each task waits first, at random up to so long: ...
   int64_t sideUs = 1000;        // ... on default streams, and on all others
   size_t limit = SIZE_MAX;      // bytes of device memory in use
+  size_t others = 0;            // bytes of device memory that other processes have
   size_t hostLimit = SIZE_MAX;  // bytes of pinned memory in use
   int64_t dropWait = -1;        // which wait is left out, counted from 0
   bool broken = false;          // as after a device's assert: every call fails from now on

@@ -1,0 +1,132 @@
+"""Budgets of jobs on devices: what other processes have, a limit for each device, steps in bytes
+that the allocator counts."""
+
+from __future__ import annotations
+
+import accelerator
+import pytest
+import torch
+from exactness import same_bits
+from torch import nn
+
+from ebb import _C, apply
+from ebb._launch import takeover
+from ebb._plan.budget import read_budget
+from ebb._plan.memory_limit import Limit, free, there_is
+from ebb.policies import recompute_all
+
+MIB = 1 << 20
+WIDTH, ROWS, STEPS = 60, 499, 14  # of sizes that an allocator rounds up
+
+
+class Split(nn.Module):
+    """Its parts are on the devices that are named."""
+
+    def __init__(self, *devices):
+        super().__init__()
+        torch.manual_seed(0)
+        self.devices = devices
+        self.layers = nn.ModuleList()
+        for device in devices:
+            block = nn.Sequential(
+                nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+            )
+            self.layers.append(block.to(device))
+
+    def forward(self, x):
+        for device, layer in zip(self.devices, self.layers, strict=True):
+            x = x.to(device)
+            x = x + layer(x)
+        return x.square().mean()
+
+
+@pytest.fixture
+def install(device):
+    yield lambda budget, text: takeover.install_budget(budget, text, (), None)
+    takeover.remove()
+
+
+def train(devices, steps=STEPS):
+    """Its parameters, and the most bytes on the first device since they were counted anew."""
+    model = Split(*devices)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(1)
+    x, most = torch.randn(ROWS, WIDTH).to(devices[0]), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).backward()
+        optimizer.step()
+        accelerator.synchronize()
+        most.append(torch.accelerator.max_memory_allocated())
+    return [one.detach().cpu() for one in model.parameters()], most
+
+
+def test_other_processes_count(device):
+    here = torch.ones(MIB, device=device)
+    allocated = torch.accelerator.memory_allocated(device)
+    with accelerator.limited(device=256 * MIB), accelerator.shared(others=96 * MIB):
+        available, rest = there_is(device), free(device)
+    assert available == 160 * MIB
+    assert rest == available - allocated
+    assert here is not None
+
+
+def test_a_job_beside_another_one_lives(install, device, capsys):
+    """The card is large enough for the job, and what another one has leaves half of that."""
+    devices = [device] * 8
+    expected, most = train(devices, steps=STEPS)
+    total = 2 * most[-1]
+    install(Limit(), "auto")
+    with accelerator.limited(device=total), accelerator.shared(others=total - 6 * most[-1] // 10):
+        found, _ = train(devices)
+
+    assert all(map(same_bits, found, expected))
+    assert "there is no room to keep all" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("share", [0.4, 0.7])
+def test_a_budget_is_kept_by_the_allocators_count(install, device, share):
+    devices = [device] * 8
+    expected, most = train(devices)
+    before = torch.accelerator.memory_allocated()
+    budget = before + int(share * (most[-1] - before))
+    install(read_budget(budget), str(budget))
+
+    found, most = train(devices)
+
+    assert all(map(same_bits, found, expected))
+    assert most[-1] <= budget
+
+
+@pytest.mark.parametrize("full", [0, 1])
+def test_each_device_has_a_limit_of_its_own(device, full):
+    """Regions of the one that is full are given up, and no others."""
+    devices = [device] * 4 + [torch.device("late", 1)] * 4
+    model, x = Split(*devices), torch.randn(ROWS, WIDTH).to(device)
+
+    def gradients(loss):
+        loss.backward()
+        accelerator.synchronize()
+        found = [one.grad.cpu() for one in model.parameters()]
+        model.zero_grad()
+        return found
+
+    expected = gradients(model(x))
+    at_rest = [torch.ops.late.device_usage(one) for one in range(2)]
+    kept = 4 * 2 * 4 * WIDTH * ROWS * 4  # bytes of one half: what GELU reads, and makes
+    before = _C.room_stats()["regions_given_up"]
+    for number in range(2):
+        limit = at_rest[number] + (kept // 2 if number == full else 8 * kept)
+        _C.keep_while_there_is_room(limit, torch.device("late", number))
+    try:
+        with apply(model, recompute_all, "layers.*"):
+            loss = model(x)
+            taken = [torch.ops.late.device_usage(one) - at_rest[one] for one in range(2)]
+            found = gradients(loss)
+    finally:
+        _C.keep_while_there_is_room(0)
+
+    assert _C.room_stats()["regions_given_up"] > before
+    assert taken[1 - full] > kept
+    assert taken[full] < 0.8 * kept
+    assert all(map(same_bits, found, expected))

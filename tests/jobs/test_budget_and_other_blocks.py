@@ -1,0 +1,103 @@
+"""Budgets that are too small for the blocks that are found: jobs measure coarser ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from budget_jobs import STEPS, Job, assert_same, regions
+from planned_programs import UNet, double
+from torch import nn
+
+from ebb import _C
+from ebb._launch import budget as module
+from ebb._launch import measured_steps
+
+MORE = STEPS + 3 * measured_steps.number_of_steps([])  # steps, for all candidates
+
+
+class Pictures(Job):
+    def batch(self, step):
+        return torch.randn(2, 3, 16, 16)
+
+    def note(self, loss):
+        super().note(loss)
+        self.bits[-1].append(_C.tensor_bytes()[1])
+
+
+class Bare(nn.Module):
+    """Calls what is in its part, and never the part, which looks as if it could be a region."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Sequential(*(double(4, 4) for _ in range(4)))
+
+    def forward(self, x):
+        x = torch.cat([x, x[:, :1]], 1)
+        for block in self.part:
+            pictures = F.interpolate(x, scale_factor=2)
+            x = block(F.max_pool2d(torch.cat([pictures, pictures.exp()], 2).tanh(), (4, 2)))
+        return x
+
+
+def train(model, budget=None, install=None):
+    if budget is not None:
+        install(budget)
+    job = Pictures(model)
+    peaks = []
+    for step in range(MORE):
+        _C.reset_most_tensor_bytes()
+        before = _C.tensor_bytes()[0]
+        job.step(step)
+        peaks.append(job.bits[-1].pop() - before)
+    return job, peaks
+
+
+@pytest.mark.parametrize("model", [UNet, Bare])
+def test_coarser_blocks_keep_a_budget_that_finer_ones_cannot(install, told, model):
+    _C.count_host_tensors()
+    expected, plain = train(model)
+
+    found, peaks = train(model, "50%", install)
+
+    assert_same(found, expected)
+    lines = told()
+    assert "too small" in lines[1], lines
+    assert f"steps are measured with other regions: {'UNet' if model is UNet else ''}" in lines[1]
+    assert "too small" not in lines[-1]
+    assert set(regions(found.model)) == {""}
+    assert peaks[-1] <= 0.51 * plain[-1] + 4096
+
+
+def test_without_free_memory_no_other_blocks_are_measured(install, told, monkeypatch):
+    monkeypatch.setattr(module, "free", lambda device: 1 << 10)
+    _C.count_host_tensors()
+    expected, _ = train(UNet)
+
+    found, peaks = train(UNet, "60%", install)
+
+    assert_same(found, expected)
+    assert [line for line in told() if "other regions" in line] == []
+    assert "" not in regions(found.model)
+    assert max(peaks[2:]) <= 1.02 * peaks[1]
+
+
+def test_where_none_keeps_the_budget_those_that_need_least_are_taken(install, told):
+    _C.count_host_tensors()
+    expected, plain = train(UNet)
+
+    found, peaks = train(UNet, "5%", install)
+
+    assert_same(found, expected)
+    lines = told()
+    assert sum("other regions" in line for line in lines) in (1, 2)
+    assert "what needs least" in lines[-1]
+    assert peaks[-1] <= min(peaks) + 4096
+    assert peaks[-1] < 0.6 * plain[-1]
+
+
+def test_named_blocks_stay(install, told):
+    found = Pictures(UNet)
+    install("50%", "down.*", "up.*")
+    found.train(MORE)
+    assert [line for line in told() if "other regions" in line] == []
