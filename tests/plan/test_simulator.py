@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import planned_programs as programs
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 from ebb._plan.choice import Choice
 from ebb._plan.measuring import measure
+from ebb._plan.plan import plan_of
 from ebb._plan.simulate import Changes, Simulator, highest, union
 
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
@@ -106,6 +108,19 @@ def test_replays_are_those_that_run(make):
             profile = programs.ebb.profile(found.program.step, steps=1)
 
         assert found.chooser.estimate(chosen).replays == len(profile.replays)
+
+
+@pytest.mark.parametrize("share", [0.5, 1, 10])
+def test_a_machine_that_was_slower_while_it_recorded(share):
+    """A plan still says how much more time a step takes."""
+    measured = planning(programs.pre_ln).measured
+    measured = replace(measured, duration=share * Simulator(measured).step.replaying)
+
+    plain = Simulator(measured).plain.duration
+    plan = plan_of(measured, 0.5)
+
+    assert 0 < plain < measured.duration
+    assert "more time" in plan.summary()
 
 
 def test_keeping_more_replays_less():

@@ -105,7 +105,9 @@ class Simulator:
         replaying = kernels if measured.on_accelerator else self.step.replaying
         self._measure_replays(replaying, kernels, sum(one.replays for one in everything))
         recording = _RECORDING * len(self.step.operators)
-        self._plain = max(measured.duration - replaying - recording, 0.0)
+        self._plain = measured.duration - replaying - recording
+        if self._plain < kernels:  # the machine was slower when it was recorded
+            self._plain = measured.duration * (1 - replaying / self.step.duration)
         self._found.clear()
         self.plain = self.estimate([PLAIN] * len(self.step.calls))
         self._slowing = self._measure_copies(measured.away)
