@@ -4,8 +4,10 @@
     OMP_NUM_THREADS=1 python benchmarks/planner.py --sections accuracy --only "U-Net"
 
 Each model is measured once and planned for several budgets; plans and the plain step take turns in
-one process. Then one transformer in all ways that there are to give up memory, and how long a plan
-for 100 layers takes. The exit status is 1 if a goal is missed, gradients among them.
+one process. Then one transformer in all ways that there are to give up memory; policies drawn at
+random beside plans for the same peak; how long a plan takes for 100 layers, and for a recurrent
+cell in a loop; and what watching each step costs a job. The exit status is 1 if a goal is missed,
+gradients among them.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import planner_accuracy
+import planner_hands
+import planner_watching
 import torch
 from environment import environment, quick, slug
 from host_memory import keep_freed_memory
 from planner_accuracy import blocks_of, measure_accuracy
 from planner_curves import AHEAD, EAGER, NOISE, PLANS, beaten, measure_curves, not_matched
+from planner_hands import measure_hands
 from planner_peers import DTR, Transformer
 from planner_plot import draw
 
@@ -30,10 +35,11 @@ from ebb._plan.plan import plan_of
 from report import environment_line, table, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
-SECTIONS = ("accuracy", "curves", "planning")
+SECTIONS = ("accuracy", "curves", "hands", "planning", "watching")
 BUDGET = 0.45  # for which the times below are goals
 GOALS = {PLANS: 1.10, AHEAD: 1.05}
-LAYERS, SECONDS_OF_A_PLAN = 100, 2.0
+LAYERS, SECONDS_OF_A_PLAN = 100, 1.0
+TIMES, STEPS_OF_A_PLAN = 100, 20  # of a recurrent cell; at least a second
 
 
 def measure_planning() -> dict[str, Any]:
@@ -53,7 +59,45 @@ def measure_planning() -> dict[str, Any]:
         begin = time.perf_counter()
         plan_of(measured, share)
         seconds[f"{share:.0%}"] = time.perf_counter() - begin
-    return {"layers": layers, "operators": len(measured.profile.operators), "seconds": seconds}
+    return {
+        "layers": layers,
+        "operators": len(measured.profile.operators),
+        "seconds": seconds,
+        "recurrent": measure_planning_of_a_loop(),
+    }
+
+
+class Recurrent(torch.nn.Module):
+    """A cell in a Python loop."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.cell = torch.nn.GRUCell(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.zeros_like(x[0])
+        found = []
+        for one in x:
+            h = self.cell(one, h)
+            found.append(h)
+        return torch.stack(found)
+
+
+def measure_planning_of_a_loop() -> dict[str, Any]:
+    """Seconds that plans for regions of many operators take."""
+    module = torch.nn.Sequential(Recurrent(32), Recurrent(32))
+    x = torch.randn(10 if quick() else TIMES, 16, 32)
+    measured = measure(lambda: module(x).square().sum().backward(), module, ["[0-9]"])
+    seconds = {}
+    for share in (0.9, 0.8):
+        begin = time.perf_counter()
+        plan_of(measured, share, at_least=True)
+        seconds[f"{share:.0%}"] = time.perf_counter() - begin
+    return {
+        "operators": len(measured.profile.operators),
+        "seconds": seconds,
+        "most": max(1.0, STEPS_OF_A_PLAN * measured.duration * 1e-3),
+    }
 
 
 def goals_of_curves(rows: list[dict[str, Any]]) -> dict[str, bool]:
@@ -96,6 +140,14 @@ def goals(found: dict[str, Any]) -> dict[str, bool]:
         took = max(planning["seconds"].values())
         text = f"a plan for {planning['layers']} layers ({planning['operators']} operators)"
         met[f"{text}: {took:.2f} s, at most {SECONDS_OF_A_PLAN:g}"] = took <= SECONDS_OF_A_PLAN
+        loop = planning["recurrent"]
+        took = max(loop["seconds"].values())
+        text = f"a plan for a recurrent cell in a loop ({loop['operators']} operators)"
+        met[f"{text}: {took:.2f} s, at most {loop['most']:.2f}"] = took <= loop["most"]
+    if found["hands"]:
+        met |= planner_hands.goals(found["hands"])
+    if found["watching"]:
+        met |= planner_watching.goals(found["watching"])
     return met
 
 
@@ -114,6 +166,10 @@ def curves_table(rows: list[dict[str, Any]]) -> str:
         ["", "peak, MiB", "of eager's", "time [of medians]", "predicted"],
         (line(row) for row in sorted(rows, key=lambda row: (row["family"], -row["peak"]))),
     )
+
+
+def seconds_of(found: dict[str, Any]) -> str:
+    return ", ".join(f"{took:.2f} s ({budget})" for budget, took in found["seconds"].items())
 
 
 def page(found: dict[str, Any]) -> str:
@@ -145,9 +201,22 @@ def page(found: dict[str, Any]) -> str:
             f"DTR, of its transformer on a GPU, as published: {published} "
             "(`benchmarks/planner_peers.py` says where).",
         ]
+    if found["hands"]:
+        parts += [
+            "## Policies by hand",
+            "Drawn with seeds: which operators' results are kept, and in how many of the blocks. "
+            "Beside each, the plan for its peak.",
+            table(planner_hands.HEAD, (planner_hands.cells(row) for row in found["hands"])),
+        ]
     if found["planning"]:
-        took = ", ".join(f"{s:.2f} s ({b})" for b, s in found["planning"]["seconds"].items())
-        parts += ["## Planning", f"{found['planning']['layers']} layers: {took}."]
+        loop = found["planning"]["recurrent"]
+        parts += [
+            "## Planning",
+            f"{found['planning']['layers']} layers: {seconds_of(found['planning'])}. A recurrent "
+            f"cell in a loop, {loop['operators']} operators: {seconds_of(loop)}.",
+        ]
+    if found["watching"]:
+        parts += ["## Watching steps", planner_watching.in_words(found["watching"])]
     parts += ["## Goals"]
     parts += [
         "\n".join(f"* {what}: {'yes' if m else '**no**'}" for what, m in goals(found).items())
@@ -176,7 +245,9 @@ def main() -> int:
         "environment": environment(),
         "accuracy": measure_accuracy(options.only, options.seconds) if accuracy else [],
         "curves": measure_curves(10 * options.seconds) if curves else [],
+        "hands": measure_hands(options.only, 2 * options.seconds) if "hands" in sections else [],
         "planning": measure_planning() if "planning" in sections else {},
+        "watching": planner_watching.measure_watching() if "watching" in sections else {},
     }
     found["goals"] = goals(found)
     print(page(found))

@@ -54,6 +54,7 @@ def block_candidates(model: nn.Module) -> list[tuple[str, ...]]:
     work outside of regions, the parts of the model; then the model itself.
     """
     parts = [one for part in model.children() if _layers(part) > 0 for one in _callable(part)]
+    parts = [one for one in parts if one._modules or not _is_torchs(one)]
     found = (find_blocks(model), _names_of(model, parts), ("",))
     return [names for names in dict.fromkeys(found) if names]
 

@@ -17,7 +17,8 @@ Chosen = Mapping[str, Point]
 """What each region, by its name, is to do."""
 
 _MOST_TRIED = 300  # choices, to find the least bytes
-_MOST_WORK = 20_000  # operators that are simulated for that, in about 0.2 s
+_MOST_WORK = 12_000  # operators that are simulated for that, in about 0.1 s; ...
+_MOST_TIGHT_WORK = 30_000  # ... and where even that is above the budget
 _MOST_IMPROVED = 60  # choices of single regions, at last
 
 
@@ -124,7 +125,7 @@ class Chooser:
         time. Each line of choices goes from the fastest to that which needs the fewest bytes."""
         found: list[Chosen] = []
         best, costs = self._least, self._costs(self._least)
-        most = self.simulator.work + _MOST_WORK
+        most = self.simulator.work + _MOST_TIGHT_WORK
         for regions in self._groups():
             tried = []
             for choice in self._tight_choices(regions[0]):

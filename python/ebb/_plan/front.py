@@ -24,7 +24,7 @@ from ebb._plan.simulate import Simulator
 from ebb._plan.step import Step
 
 _MOST_POINTS = 40
-_MOST_OPERATORS = 20_000  # of all points together: of large regions there are fewer points
+_MOST_OPERATORS = 12_000  # of all points together: of large regions there are fewer points
 _MOST_TRIED = 24  # operators, to fill between two corners
 
 
@@ -109,7 +109,7 @@ class Choices:
         return sum(self.size[one] for one in kept), time
 
     @property
-    def _most_points(self) -> int:
+    def most_points(self) -> int:
         return min(_MOST_POINTS, max(8, _MOST_OPERATORS // max(1, len(self.size))))
 
     @cached_property
@@ -147,7 +147,7 @@ class Choices:
 
     def _corners_between(self, low: Operators, high: Operators, found: set[Operators]) -> None:
         (held_low, time_low), (held_high, time_high) = self.cost(low), self.cost(high)
-        if held_high <= held_low or len(found) >= self._most_points:
+        if held_high <= held_low or len(found) >= self.most_points:
             return
         price = (time_low - time_high) / (held_high - held_low)
         middle = self._pruned(self.cheapest(price))
@@ -295,10 +295,10 @@ def with_pages(simulator: Simulator, call: int) -> Iterable[Choice]:
 def _with_those_between(choices: Choices, corners: Sequence[Operators]) -> Iterable[Operators]:
     found = dict.fromkeys([frozenset(), *corners])
     for low, high in itertools.pairwise(corners):
-        if len(found) < _MOST_POINTS:
+        if len(found) < choices.most_points:
             found.update(dict.fromkeys(choices.between(low, high)))
     for kept in (*found,):
-        if len(found) < _MOST_POINTS:
+        if len(found) < choices.most_points:
             found.update(dict.fromkeys(choices.without_one(kept)))
     return found
 

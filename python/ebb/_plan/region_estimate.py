@@ -261,7 +261,8 @@ class RegionEstimate:
             yield from [(begins, most), (self._call.asked[0][0], -most)]
 
     def _copies_before_writes(self) -> Iterable[tuple[float, int]]:
-        """Of kept values that an operator is about to write over, while a replay needs them."""
+        """Of kept values, and of inputs, that the program is about to write over, while a replay
+        needs them."""
         step = self._step
         for number in self._call.operators:
             for value in step.operators[number].outputs:
@@ -274,6 +275,12 @@ class RegionEstimate:
                     asked = [asked for asked, _ in self._call.asked]
                     last = max([self.replays.last(used) + JUST / 2, *asked])
                     yield from [(step.operators[writer].start, size), (last, -size)]
+
+        for copied in step.copied[step.call_of[self._call.operators.start]]:
+            used = [one for one in step.readers[copied.value] if one in self.replays]
+            if used:
+                last = self.replays.last(used) + JUST / 2
+                yield from [(copied.taken, copied.size), (last, -copied.size)]
 
     def _copies_in_passing(self) -> Iterable[tuple[float, int]]:
         """Of what is held, and what is made each time writes over. See Note [Made each time]."""

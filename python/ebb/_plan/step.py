@@ -36,6 +36,21 @@ class Memory:
     is_ours: bool
 
 
+@dataclass(frozen=True)
+class Copied:
+    """A copy that was made of an input, since the program was about to write over it.
+
+    Attributes:
+        value: the input.
+        taken: when memory was taken for it.
+        size: in bytes.
+    """
+
+    value: int
+    taken: float
+    size: int
+
+
 @dataclass
 class Call:
     """One outermost region that was entered.
@@ -77,6 +92,7 @@ class Step:
         overwritten: which operator of the same region writes over a value.
         rest: times and bytes of all other memory, taken or given back.
         forward_ends: when backward begins to ask.
+        copied: of each region, by its place in ``calls``, see :class:`Copied`.
         replaying: milliseconds in which operators ran again.
 
     Args:
@@ -227,6 +243,7 @@ class Step:
 
     def _find_memories(self, allocations: Allocations) -> list[tuple[float, int]]:
         places: dict[tuple[int, float], int] = {}
+        self.copied: dict[int, list[Copied]] = defaultdict(list)
         for value, about in enumerate(self.values):
             stretch = allocations.stretch(about.address, about.made)
             if about.memory == 0 or stretch is None or allocations.is_replay(stretch[0]):
@@ -238,7 +255,7 @@ class Step:
             self.memory_of[value] = places[about.address, taken]
         self._shorten_by_regions()
         rest = []
-        copies = self._find_copies(allocations)
+        copies = self._find_copies(allocations) | self._find_copies_before_writes(allocations)
         for address, stretches in allocations.all():
             for taken, freed, size in stretches:
                 ours = (address, taken) in places or taken in copies
@@ -264,17 +281,47 @@ class Step:
                 found.add(times[place][0])
         return found
 
+    def _find_copies_before_writes(self, allocations: Allocations) -> set[float]:
+        """When an input was copied because the program wrote over it, and operators that ran
+        before are to run again."""
+        times = sorted((taken, size) for _, all_ in allocations.all() for taken, _, size in all_)
+        states: dict[int, list[int]] = defaultdict(list)
+        for value, about in enumerate(self.values):
+            if self.readers[value]:
+                states[about.address].append(value)
+        found = set()
+        for about in self.values:
+            if about.fate != "copied":
+                continue
+            before = [v for v in states[about.address] if self.values[v].made < about.made]
+            place = bisect.bisect_left(times, (about.made, 0)) - 1
+            if not before or place < 0 or times[place][1] < about.memory:
+                continue
+            original = max(before, key=lambda value: self.values[value].made)
+            taken, size = times[place]
+            call = self.call_of[self.readers[original][0]]
+            self.copied[call].append(Copied(original, taken, size))
+            found.add(taken)
+        return found
+
     def _shorten_by_regions(self) -> None:
         """What only regions held at last, since they recompute, the program gave up before."""
         outside: dict[int, list[int]] = defaultdict(list)
         for value, place in self.memory_of.items():
-            if value not in self.maker:
+            # torch.rand(3) fills, in a region, what was made outside of it: what it was before
+            # that write is unneeded, and still has the memory
+            about = self.values[value]
+            is_before = about.fate == "unneeded" and about.let_go < 0
+            if (value not in self.maker and not is_before) or about.fate == "outside":
                 outside[place].append(value)
         for place, values in outside.items():
-            let_go = [self.values[value].let_go for value in values]
-            if min(let_go) >= 0 and not any(self.values[value].saved for value in values):
+            let_go = max(self.values[value].let_go for value in values)
+            is_known = min(self.values[value].let_go for value in values) >= 0
+            if is_known and not any(self.values[value].saved for value in values):
+                if all(value in self.maker for value in values):  # a region's own: gone with it
+                    let_go = min(let_go, self.calls[self.call_of[self.maker[values[-1]]]].left)
                 memory = self.memories[place]
-                memory.freed = min(memory.freed, max(let_go) - JUST)
+                memory.freed = min(memory.freed, let_go - JUST)
 
     def _find_needs(self, allocations: Allocations) -> dict[int, float]:
         found = {}
