@@ -1,14 +1,11 @@
-"""The worker's life: delays, ends, forks, other numbers of threads, and what it waits for."""
+"""The worker's life: delays, other numbers of threads, and what it waits for."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import pickle
 import random
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +17,12 @@ from ahead_programs import (
     blocks,
     counts,
     delays,
+    in_a_process,
     parameters,
     replays_ahead,
     wait_for_replays,
 )
-from exactness import TESTS, resident_kib, same_bits
+from exactness import resident_kib, same_bits
 from memory_use import least_growth
 
 import ebb
@@ -176,209 +174,6 @@ def test_verify_mode_runs_nothing_ahead():
     with replays_ahead(), ebb.verify():
         did = counts(lambda: step(modules, x))
     assert not any(did.values())
-
-
-def in_a_process(script, *, seconds=120, **environment):
-    path = [str(TESTS / "support"), *sys.path]
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path)} | environment,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
-
-
-SETUP = """
-import os, sys, torch, ebb._testing
-from ahead_programs import *
-torch.set_num_threads(1)
-ebb.ahead.configure(regions=2, busy_cores=True)
-ebb._testing.delay_replays_ahead(3000)
-modules, x = blocks(6), torch.randn(2, 6, 16, requires_grad=True)
-def forward():
-    h = x
-    for module in modules:
-        with ebb.region(ebb.policies.recompute_all):
-            h = module(h)
-        h.register_hook(hook)
-    return h.sum()
-"""
-
-
-@pytest.mark.parametrize(
-    "end",
-    ["sys.exit(3)", "os._exit(3)", "raise SystemExit(3)", "threading._shutdown(); sys.exit(3)"],
-)
-def test_the_interpreter_ends_while_it_works(end):
-    script = (
-        "import threading\n"
-        + SETUP
-        + f"""
-seen = []
-def hook(g):
-    seen.append(g)
-    if len(seen) == 3:
-        {end}
-try:
-    forward().backward()
-finally:
-    print(ebb.ahead.stats()["workers"], flush=True)
-"""
-    )
-    done = in_a_process(script)
-    assert done.returncode == 3, done.stderr
-    assert done.stdout.strip() in ("1", ""), done.stderr
-
-
-def test_the_program_ends_with_work_left():
-    done = in_a_process(
-        SETUP
-        + """
-def hook(g):
-    raise KeyError("over")
-loss = forward()
-try:
-    loss.backward()
-except KeyError:
-    pass
-ebb._testing.replay_when_closed(True)
-loss = forward()
-"""
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_none_starts_when_the_interpreter_ends():
-    done = in_a_process(
-        """
-import atexit
-atexit.register(lambda: at_the_end())  # runs after ebb's own
-"""
-        + SETUP
-        + """
-def hook(g): pass
-def at_the_end():
-    forward().backward()
-    print(ebb.ahead.stats()["workers"], flush=True)
-forward().backward()
-print(ebb.ahead.stats()["workers"], flush=True)
-"""
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["1", "0"]
-
-
-FORKS = (
-    SETUP
-    + """
-@torch.enable_grad()
-def child():
-    global hook
-    hook = lambda g: None
-    for p in parameters(modules):
-        p.grad = None
-    forward().backward()
-    mine = [p.grad.clone() for p in parameters(modules)]
-    for p in parameters(modules):
-        p.grad = None
-    h = x
-    for module in modules:
-        h = module(h)
-    h.sum().backward()
-    assert all(torch.equal(a, p.grad) for a, p in zip(mine, parameters(modules)))
-    assert ebb.ahead.stats()["workers"] == 1
-    os._exit(0)
-
-seen = []
-children = []
-def hook(g):
-    seen.append(g)
-    if len(seen) in (2, 3, 4):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                child()
-            except BaseException as error:
-                print(repr(error), file=sys.stderr, flush=True)
-                os._exit(1)
-        children.append(pid)
-
-forward().backward()
-assert len(children) == 3
-assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
-print("done")
-"""
-)
-
-
-def test_children_of_fork_have_workers_of_their_own():
-    for _ in range(3):
-        done = in_a_process(FORKS)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == "done\n"
-
-
-@pytest.mark.parametrize("fork", ["os.fork()", "ctypes.PyDLL(None).fork()"])
-def test_a_graph_that_is_being_replayed_at_a_fork_is_whole_in_both(fork):
-    """Python, which has hooks of its own, need not be told of it."""
-    done = in_a_process(
-        "import ctypes\n"
-        + SETUP
-        + f"""
-ebb._testing.delay_replays_ahead(100000)
-ebb._testing.replay_when_closed(True)
-def hook(g): pass
-expected = torch.autograd.grad(modules[0](x).sum(), x)[0]
-with ebb.region(ebb.policies.recompute_all):
-    h = modules[0](x)
-loss = h.sum()
-import threading
-import time
-time.sleep(0.05)
-pid = {fork}
-same = torch.equal(torch.autograd.grad(loss, x)[0], expected)
-if pid == 0:
-    os._exit(0 if same else 1)
-assert os.waitpid(pid, 0)[1] == 0
-assert same
-"""
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_threads_fork_while_others_train():
-    done = in_a_process(
-        SETUP
-        + """
-import threading, time
-ebb._testing.delay_replays_ahead(200)
-def hook(g): pass
-end = time.monotonic() + 3
-forks, steps = [], []
-def fork():
-    while time.monotonic() < end:
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
-        forks.append(pid)
-def train():
-    while time.monotonic() < end:
-        h = torch.randn(2, 6, 16, requires_grad=True)
-        for module in modules:
-            with ebb.region(ebb.policies.recompute_all):
-                h = module(h)
-        steps.append(torch.autograd.grad(h.sum(), parameters(modules)))
-        steps.clear()
-threads = [threading.Thread(target=t) for t in (fork, fork, train, train)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-print(len(forks) > 5)
-"""
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "True\n"
 
 
 def test_setters_are_pickled_by_name():

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
+from exactness import TESTS
 from torch import nn
 
 import ebb
@@ -139,3 +143,17 @@ def blocks(count: int, dropout: float = 0.0) -> list[Block]:
 
 def parameters(modules: list[Block]) -> list[nn.Parameter]:
     return [p for module in modules for p in module.parameters()]
+
+
+def in_a_process(
+    script: str, *, seconds: int = 120, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs it where what tests import can be imported."""
+    path = [str(TESTS / "support"), *sys.path]
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )

@@ -10,6 +10,7 @@ EXACTNESS = "tests/ahead/test_ahead_exactness.py"
 ORDER = "tests/ahead/test_ahead_order.py"
 COMMOTIONS = "tests/ahead/test_ahead_commotions.py"
 THREADS = "tests/ahead/test_ahead_threads.py"
+PROCESSES = "tests/ahead/test_ahead_processes.py"
 HELD = "tests/ahead/test_ahead_held.py"
 WRITES = "tests/ahead/test_ahead_writes.py"
 DEVICE = "tests/accelerator/test_replays_ahead.py"
@@ -21,6 +22,7 @@ TESTS = (
     "tests/ahead/test_ahead_commotions.py",
     "tests/ahead/test_ahead_settings.py",
     "tests/ahead/test_ahead_threads.py",
+    "tests/ahead/test_ahead_processes.py",
     "tests/accelerator/test_replays_ahead.py",
 )
 
@@ -230,7 +232,7 @@ PLACES: Places = {
             "if (!expected)",
         ),
         (
-            (THREADS + "::test_none_starts_when_the_interpreter_ends",),
+            (PROCESSES + "::test_none_starts_when_the_interpreter_ends",),
             "ahead-starts-not-at-a-fork",
             "forks_.load() != 0",
             "false",
@@ -347,14 +349,14 @@ PLACES: Places = {
             "noteHandOn(tensor.storage(), Lookahead::closings());",
         ),
         (
-            (THREADS + "::test_a_graph_that_is_being_replayed_at_a_fork_is_whole_in_both",),
+            (PROCESSES + "::test_a_graph_that_is_being_replayed_at_a_fork_is_whole_in_both",),
             "ahead-workers-end-before-a-fork",
             "get().stop();",
             "",
             "else the GIL stays: see ahead.py\n      get().stop();",
         ),
         (
-            (THREADS + "::test_children_of_fork_have_workers_of_their_own",),
+            (PROCESSES + "::test_children_of_fork_have_workers_of_their_own",),
             "ahead-a-child-begins-anew",
             "current.store(after);",
         ),
