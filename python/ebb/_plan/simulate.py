@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ebb._plan.changes import Changes, curve, highest, union
 from ebb._plan.choice import PLAIN, Choice
+from ebb._plan.device_times import on_device
 from ebb._plan.measured import Measured
 from ebb._plan.pages import NO_PAGER, Paged, Pools
 from ebb._plan.region_estimate import RegionEstimate, Stretch, plain_stretches
@@ -90,7 +91,8 @@ class Simulator:
     """
 
     def __init__(self, measured: Measured, ahead: bool = False) -> None:
-        self.step = Step(measured.profile)
+        profile = measured.profile
+        self.step = Step(on_device(profile) if measured.on_accelerator else profile)
         self.link = measured.link or NO_LINK
         self.window = self._find_window()
         self.pager = measured.pager
@@ -102,7 +104,7 @@ class Simulator:
         self._found: dict[tuple[int, Choice | None, int | None], CallEstimate] = {}
         everything = [self.of_call(call, Choice()) for call in range(len(self.step.calls))]
         kernels = sum(one.kernels for one in everything)
-        replaying = kernels if measured.on_accelerator else self.step.replaying
+        replaying = self.step.replaying
         self._measure_replays(replaying, kernels, sum(one.replays for one in everything))
         recording = _RECORDING * len(self.step.operators)
         self._plain = measured.duration - replaying - recording
