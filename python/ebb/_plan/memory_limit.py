@@ -36,6 +36,9 @@ class Limit:
 
         Args:
             device: on which the blocks compute.
+
+        Raises:
+            ValueError: nothing tells how much memory there is.
         """
         return self.given or int(_SHARE * there_is(device))
 
@@ -60,17 +63,23 @@ def limit_of(text: str) -> Limit | None:
 def there_is(device: torch.device, root: str = _CGROUP) -> int:
     """Bytes of memory that the job can have: of its accelerator what no other process uses, if it
     computes there or has begun to use it; else of its control group, else of the machine.
+
+    Raises:
+        ValueError: nothing tells.
     """
     if (memory := devices.memory_of(_where(device))) is not None:
         return memory.available
     found = [_number_in(Path(root, name)) for name in _LIMITS]
     limits = [limit for limit in found if 0 < limit < _NONE]
-    limits.append(_in_meminfo("MemTotal:"))
+    if total := _in_meminfo("MemTotal:"):
+        limits.append(total)
+    if not limits:
+        raise ValueError("ebb: nothing tells how much memory there is; write auto:20GiB, say")
     return min(limits)
 
 
 def free(device: torch.device) -> int:
-    """Bytes that the job could allocate beside what it has.
+    """Bytes that the job could allocate beside what it has; 0 where nothing tells.
 
     Args:
         device: on which it computes.
@@ -94,7 +103,10 @@ def _where(device: torch.device) -> torch.device:
 
 
 def _in_meminfo(key: str) -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), 0)
 
 
