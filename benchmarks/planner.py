@@ -27,7 +27,7 @@ from host_memory import keep_freed_memory
 from planner_accuracy import blocks_of, measure_accuracy
 from planner_curves import AHEAD, EAGER, NOISE, PLANS, beaten, measure_curves, not_matched
 from planner_hands import measure_hands
-from planner_peers import DTR, Transformer
+from planner_peers import COMPILED, DTR, Transformer
 from planner_plot import draw
 
 from ebb._plan.measuring import measure
@@ -37,7 +37,7 @@ from report import environment_line, table, write_results
 ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = ("accuracy", "curves", "hands", "planning", "watching")
 BUDGET = 0.45  # for which the times below are goals
-GOALS = {PLANS: 1.10, AHEAD: 1.05}
+GOALS = {PLANS: 1.08, AHEAD: 1.02}
 LAYERS, SECONDS_OF_A_PLAN = 100, 1.0
 TIMES, STEPS_OF_A_PLAN = 100, 20  # of a recurrent cell; at least a second
 
@@ -125,7 +125,8 @@ def goals_of_curves(rows: list[dict[str, Any]]) -> dict[str, bool]:
     # malloc's own part is in what was seen of plans with replays ahead
     inside = all(row["share"] <= 1.02 * row["budget"] for row in plans)
     met[f"{AHEAD}: never above the budget, 2% for malloc's own part aside"] = inside
-    met["gradients are eager's, bit for bit"] = all(row["exact"] for row in rows)
+    ours_and_eager = [row for row in rows if row["family"] != COMPILED]
+    met["gradients are eager's, bit for bit"] = all(row["exact"] for row in ours_and_eager)
     return met
 
 

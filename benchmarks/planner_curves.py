@@ -11,7 +11,7 @@ import torch
 from environment import device, quick
 from host_memory import most_allocated
 from planner_accuracy import LEAST, blocks_of, least_plan
-from planner_peers import Transformer, checkpointing, in_turn, knapsack
+from planner_peers import COMPILED, Transformer, checkpointing, compiled, in_turn, knapsack
 from steps import equal
 from systems import replays_ahead
 from timing import Trial, interleaved, time_step
@@ -27,6 +27,8 @@ EAGER, PLANS, AHEAD = "eager", "ebb.plan", "ebb.plan, ahead"
 BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.17, 0.14)
 BUDGETS_AHEAD = (0.8, 0.6, 0.45, 0.3)
 KNAPSACKS = (0.25, 0.5, 0.75)
+COMPILED_BUDGETS = (1.0, 0.75, 0.5, 0.25, 0.0)
+NO_PEERS = (EAGER, PLANS, AHEAD, COMPILED)  # compiled kernels are faster than eager's
 NOISE = 0.02  # by which times of the same program differ
 
 
@@ -70,6 +72,7 @@ class Curves:
     def add_peers(self) -> None:
         ways = checkpointing(len(self.module.blocks))
         ways |= knapsack(self.measured.profile, KNAPSACKS)
+        ways |= compiled(COMPILED_BUDGETS)
         for name, (family, way) in ways.items():
             self.entries.append(Entry(name, family, lambda way=way: self._by(way)))
 
@@ -195,7 +198,7 @@ def measure_curves(seconds: float) -> list[Row]:
 
 def beaten(rows: list[Row], family: str) -> list[tuple[Row, Row]]:
     """Plans, each with a peer that takes no more memory and less time, noise aside."""
-    peers = [row for row in rows if row["family"] not in (EAGER, PLANS, AHEAD)]
+    peers = [row for row in rows if row["family"] not in NO_PEERS]
     return [
         (ours, peer)
         for ours in rows
@@ -208,7 +211,7 @@ def beaten(rows: list[Row], family: str) -> list[tuple[Row, Row]]:
 def not_matched(rows: list[Row]) -> list[Row]:
     """Peers for whose peak there is no plan that is as fast, noise aside."""
     ours = [row for row in rows if row["family"] == PLANS]
-    peers = [row for row in rows if row["family"] not in (EAGER, PLANS, AHEAD)]
+    peers = [row for row in rows if row["family"] not in NO_PEERS]
     return [
         peer
         for peer in peers

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import torch
+import torch._functorch.config as functorch_config
 from systems import in_checkpoint, matmuls_contexts, torchtitan_contexts
 from torch import Tensor, nn
 from torch._functorch._activation_checkpointing.knapsack import dp_knapsack, greedy_knapsack
@@ -23,12 +25,13 @@ from ebb import Profile
 Way: TypeAlias = Callable[[Sequence[nn.Module], Tensor], Tensor]
 """Runs blocks one after the other."""
 
-SEGMENTS, EVERY, FIRST, SAC, KNAPSACK = (
+SEGMENTS, EVERY, FIRST, SAC, KNAPSACK, COMPILED = (
     "AC of segments",
     "AC of every k-th block",
     "AC of the first blocks",
     "SAC",
     "torch's knapsack, as SAC",
+    "torch.compile, activation_memory_budget",
 )
 
 # The transformer in the data that was published with the paper on DTR, Kirisame et al., "Dynamic
@@ -129,6 +132,29 @@ def knapsack(profile: Profile, shares: Sequence[float]) -> dict[str, tuple[str, 
             ]
             found[f"{name}, {share:.0%}"] = KNAPSACK, each(runners.__getitem__)
     return found
+
+
+def compiled(budgets: Sequence[float]) -> dict[str, tuple[str, Way]]:
+    """torch.compile with budgets of its own: shares of the bytes that it would save without one. It
+    fuses kernels, too."""
+
+    def way_of(budget: float) -> Way:
+        def run(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
+            for block in blocks:
+                x = block(x)
+            return x
+
+        run.__code__ = run.__code__.replace(co_name=f"run_{budget:.0%}")  # dynamo caches by code
+        in_graphs = torch.compile(run, fullgraph=True)
+
+        def way(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
+            with functorch_config.patch(activation_memory_budget=budget):
+                result: Tensor = in_graphs(blocks, x)
+            return result
+
+        return way
+
+    return {f"torch.compile, {budget:.0%}": (COMPILED, way_of(budget)) for budget in budgets}
 
 
 def saving(saved: set[tuple[str, int]]) -> Callable[[], Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from planner_curves import AHEAD, EAGER, PLANS
-from planner_peers import DTR, EVERY, FIRST, KNAPSACK, SAC, SEGMENTS
+from planner_peers import COMPILED, DTR, EVERY, FIRST, KNAPSACK, SAC, SEGMENTS
 
 Row = dict[str, Any]
 
@@ -19,6 +19,7 @@ STYLES = {
     SEGMENTS: ("#D55E00", "x"),
     SAC: ("#CC79A7", "^"),
     KNAPSACK: ("#E69F00", "D"),
+    COMPILED: ("#56B4E9", "h"),
     EAGER: ("#000000", "*"),
 }
 
