@@ -144,10 +144,9 @@ size_t Room::tighten(Shortage shortage) {
     return 0;
   }
   const size_t spare = used / 10;
-  const size_t most = limit(device);
-  if (most > used - spare) {
-    setLimit(used - spare, device);
-  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  size_t& limit = devices_[device].limit;
+  limit = std::min(limit == 0 ? limit_ : limit, used - spare);
   return spare;
 }
 
