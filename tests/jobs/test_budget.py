@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 import ebb
 from ebb import _C
 from ebb._launch import budget as module
-from ebb._launch import takeover, watch
+from ebb._launch import decided, takeover, watch
 from ebb._plan.budget import BudgetError
 from ebb._plan.plan import plan_of
 from ebb._region.modules import marks_of
@@ -128,7 +128,8 @@ def test_what_was_measured_counts_more_than_an_estimate(install, told, monkeypat
         plan.budget, plan.peak = plan.plain_peak, plan.plain_peak
         return plan
 
-    monkeypatch.setattr(module, "plan_of", too_small)
+    for place in (module, decided):
+        monkeypatch.setattr(place, "plan_of", too_small)
     monkeypatch.setenv("EBB_STRICT", "1")
     install("60%")
 

@@ -18,7 +18,7 @@ from torch import nn
 
 import ebb
 from ebb._launch import budget as module
-from ebb._launch import checking, measured_steps, takeover, watch
+from ebb._launch import checking, decided, measured_steps, takeover, watch
 from ebb._plan.budget import read_budget
 from ebb._report.report import latest, reports
 
@@ -191,7 +191,8 @@ def test_where_all_was_recomputed_when_it_was_measured(install, monkeypatch):
         plan.peak = measured.profile.peak + 1
         return plan
 
-    monkeypatch.setattr(module, "plan_of", too_small)
+    for place in (module, decided):
+        monkeypatch.setattr(place, "plan_of", too_small)
     install("1KiB")
     Job().train(CHECKED + 1)
 
@@ -242,7 +243,7 @@ def test_a_report_that_fails_costs_no_plan(install, monkeypatch, capsys):
     def fails(*_):
         raise ArithmeticError("of reports")
 
-    monkeypatch.setattr(module.Plan, "_for_reports", fails)
+    monkeypatch.setattr(ebb.Plan, "_for_reports", fails)
     install("60%")
     Job().train(CHECKED)
     assert "the step will allocate" in capsys.readouterr().err
