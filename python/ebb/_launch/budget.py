@@ -235,7 +235,8 @@ class Budget:
         self.blocks.use(following)
         self._begin()
         names = clipped(", ".join(in_ranges(block.name for block in self.blocks.alive())), 300)
-        self._tell(f"{clipped(why, 500)}; steps are measured with other regions: {names}")
+        reason, _, _ = clipped(why, 300).partition(". ")
+        self._tell(f"{reason}; steps are measured with other regions: {names}")
         return True
 
     def _begin(self) -> None:
