@@ -19,15 +19,15 @@
 namespace ebb {
 
 // Note [Kept while there is room]
-// Nobody knows beforehand how much memory a step leaves. So everything may be recorded as to be
-// made again, and be kept nevertheless: autograd finds it where eager would have it. When a region
-// is entered and what is allocated on a device, with what a region has kept there at most so far,
-// is more than its limit, then the earliest regions give up what they keep, and backward makes it
-// again. The earliest, since backward comes to them last, when the others' memory is free. Nothing
-// else is different: what is kept so is kept as in Note [Replays ahead of backward], without the
-// limit that counts there. The same is done where an allocation fails, in a region or a replay: the
-// earliest regions give up what they keep, the open ones last, and the limit is lower from then on.
-// See Note [Allocations that fail].
+// How much memory a step leaves free is not known in advance. So every value can be recorded as
+// recomputable and still be kept in memory, where autograd finds it as in eager. On entry to a
+// region, ebb adds the bytes in use on a device to the most that any one region has kept there so
+// far. If the sum exceeds the device's limit, the earliest regions free what they keep, and
+// backward recomputes it. The earliest, since backward comes to them last, when the others' memory
+// is free. Nothing else is different: what is kept so is kept as in Note [Replays ahead of
+// backward], without the limit that counts there. The same is done where an allocation fails, in a
+// region or a replay: the earliest regions give up what they keep, the open ones last, and the
+// limit is lower from then on. See Note [Allocations that fail].
 class EBB_API Room {
  public:
   static Room& get();
@@ -40,7 +40,7 @@ class EBB_API Room {
     return isOn_.load(std::memory_order_relaxed);
   }
 
-  // A graph that may keep something is recorded from now on; and no more.
+  // Recording of a graph that may keep something begins; and has ended.
   void opened(const c10::intrusive_ptr<Graph>& graph);
   void closed(const c10::intrusive_ptr<Graph>& graph);
 

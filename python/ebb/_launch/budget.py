@@ -41,29 +41,30 @@ _LONG, _LONG_STEPS = 1.0, 20  # seconds and steps, beyond which the time of plan
 
 
 # Note [The phases of a budget]
-# 1. All blocks are recomputed from the first forward on: what fits at all, fits then.
+# 1. All blocks are recomputed from the first forward on.
 # 2. From the end of the first step on, steps are measured. See Note [Steps that are measured].
 # 3. At the end of the last of them the plan is made and put in place. Ranks wait until they meet,
 #    see Note [Ranks that agree].
 # 4. The bytes of each step under the plan are counted. See Note [Steps over the budget].
 # Blocks change only between two steps. If a new model comes, or another optimizer tells the steps,
-# or steps change for good, it begins again at 2. Where there can be no plan, all blocks stay
-# recomputed: who gives a budget would rather lose time than memory.
+# or steps change for good, it begins again at 2. If no plan can be made, all blocks stay
+# recomputed: who sets a budget would rather lose time than run out of memory.
 
 # Note [Other blocks]
 # Where the budget is too small for the blocks that find_blocks names, much of a step's memory may
 # be of work between them: a U-Net's concatenations. So steps are measured with coarser blocks, and
-# if none of these can keep the budget, those that need least are taken. A region recomputes itself
-# as a whole when backward enters it, so a coarser one may take up to what a step without regions
-# takes: coarser blocks are measured only where so much memory is free.
+# if none of these can keep the budget, those that need least are taken. When backward enters a
+# region, most of it is recomputed at once, so a coarser region may need as much memory as a step
+# without regions. ebb measures coarser blocks only if that much memory is free.
 
 # Note [Steps over the budget]
 # A step may change in more ways than anybody can look at beforehand: sizes, types, what has a
 # gradient, a second backward. Its bytes tell. When a step has taken more than the budget allows,
-# all blocks are recomputed from the next step on, and steps are measured anew. If a single one does
-# so again soon after, it is of a kind that recurs among others, and was not measured: then a plan
-# for less is made from what is known, in proportion to what that step took, and the third time by
-# the line through two such steps. If nothing is left to give up, that is said, and the job goes on.
+# all blocks are recomputed from the next step on, and steps are measured anew. If a single step
+# exceeds the budget again soon after a plan, ebb assumes a recurring kind of step that was not
+# measured, and plans again for less memory from what it has measured. The first time it scales the
+# target by allowed / taken bytes. After that it extrapolates the line through the last two such
+# steps. If nothing is left to give up, that is said, and the job goes on.
 
 
 class Budget:

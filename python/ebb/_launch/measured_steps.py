@@ -42,15 +42,17 @@ _RECORDED = (Do.LISTEN, Do.PROFILE)
 
 
 # Note [Steps that are measured]
-# All are steps of the job, with the bits of any other, in which every block is recomputed: what
-# other choices would take, the simulator knows. A step counts only if it calls blocks as often as
-# those before: not if a scaler skipped the optimizer, so that it is two. It is then done once more.
+# All measured steps are steps of the job, with unchanged results. Every block is recomputed in
+# them, except in the offload steps below. The simulator computes what other choices would need. A
+# step counts only if it calls blocks as often as the steps before it. If a gradient scaler skips
+# optimizer.step(), two iterations look like one step; ebb then measures another step in its place.
 #
-# torch tells on the CPU that memory is given back only if it told that it was taken: gradients of a
-# step that is not recorded would seem to stay. So the step before a profile is recorded, too.
+# On a CPU, torch's profiler reports a free only if it also reported the allocation. Gradients
+# allocated in a step that is not recorded would never appear to be freed. So the step before a
+# profile is recorded, too.
 #
-# Where values can leave memory, and the budget has room for it, a step in which all that autograd
-# keeps does so shows how much copies slow the work that goes on.
+# If values can be offloaded and the predicted step fits, ebb runs two steps that offload everything
+# that autograd saves, and times the second. The time shows how much copies slow computation.
 _RECOMPUTED = (Do.LISTEN, Do.PROFILE, Do.PROFILE, Do.TIME, Do.TIME)
 _AWAY = (Do.NOTHING, Do.TIME)
 _MOST_AGAIN = 20  # steps that did not count, before there is no plan

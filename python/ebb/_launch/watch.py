@@ -18,7 +18,7 @@ class Watch:
 
     Attributes:
         peak: the most bytes that the last step allocated above what was there when it began. On an
-            accelerator, where not each step is counted by itself, the most since one that was.
+            accelerator, where the peak is not reset after each step, the most since it was.
         has_plan: there is one, and `planned` is what it predicts for `peak`.
         was_over: whether the step before the last one was over the budget.
     """
@@ -56,8 +56,8 @@ class Watch:
         """A step has ended, and another begins.
 
         Args:
-            is_counted: on an accelerator, whether its peak is counted by itself, so that
-                torch.accelerator.max_memory_allocated() begins anew.
+            is_counted: on an accelerator, whether the peak is reset now, so that the next step's is
+                its own; torch.accelerator.max_memory_allocated() then begins anew, too.
         """
         self.was_over = self.is_over()
         self._began = self._next

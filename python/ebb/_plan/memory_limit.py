@@ -61,8 +61,9 @@ def limit_of(text: str) -> Limit | None:
 
 
 def there_is(device: torch.device, root: str = _CGROUP) -> int:
-    """Bytes of memory that the job can have: of its accelerator what no other process uses, if it
-    computes there or has begun to use it; else of its control group, else of the machine.
+    """Bytes that the job may use. If it computes on an accelerator, or has begun to use one: that
+    device's memory, less what other processes use. Else the smaller of the control group's limit
+    and the machine's memory.
 
     Raises:
         ValueError: nothing tells.
