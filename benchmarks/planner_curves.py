@@ -72,7 +72,8 @@ class Curves:
     def add_peers(self) -> None:
         ways = checkpointing(len(self.module.blocks))
         ways |= knapsack(self.measured.profile, KNAPSACKS)
-        ways |= compiled(COMPILED_BUDGETS)
+        if not quick():  # compiling takes a minute
+            ways |= compiled(COMPILED_BUDGETS)
         for name, (family, way) in ways.items():
             self.entries.append(Entry(name, family, lambda way=way: self._by(way)))
 
