@@ -89,7 +89,7 @@ def test_a_job_beside_another_one_lives(install, device, capsys):
     assert "there is no room to keep all" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("share", [0.4])
+@pytest.mark.parametrize("share", [0.4, 0.7])
 def test_a_budget_is_kept_by_the_allocators_count(install, device, share):
     devices = [device] * 8
     expected, most = train(devices)

@@ -184,6 +184,8 @@ class Measuring:
         self._recording.end()
         self._blocks.callers_seen()
         self._transfers.close()
+        if self._is_away:  # the device is done with all copies: the engine frees what they held
+            _C.offload_stats()
         if ahead.settings()["regions"] == 0:  # nobody has said anything else meanwhile
             ahead.configure(regions=self._ahead)
 
