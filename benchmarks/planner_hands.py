@@ -25,8 +25,8 @@ NOISE = 0.02
 
 
 class Hand:
-    """A policy for some of the first blocks, drawn at random: of each operator all results are
-    kept, or all made again."""
+    """A random policy for the first blocks: for each operator name it saves all results or
+    recomputes all of them."""
 
     def __init__(self, seed: int, measured: Measured, blocks: list[str]) -> None:
         draw = random.Random(seed)

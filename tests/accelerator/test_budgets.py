@@ -107,7 +107,7 @@ def test_a_budget_is_kept_by_the_allocators_count(install, device, share):
 
 @pytest.mark.parametrize("full", [0, 1])
 def test_each_device_has_a_limit_of_its_own(device, full):
-    """Regions of the one that is full are given up, and no others."""
+    """When one device is full, only regions on that device free what they keep."""
     devices = [device] * 4 + [torch.device("late", 1)] * 4
     model, x = Split(*devices), torch.randn(ROWS, WIDTH).to(device)
 

@@ -31,6 +31,9 @@ class Allocations:
         for time, address, taken in profile.allocations:
             events[address].append((time, taken))
         self._stretches = {address: list(_spread(found)) for address, found in events.items()}
+        self.taken = sorted(  # when, and how many bytes
+            (taken, size) for found in self._stretches.values() for taken, _, size in found
+        )
         # given back, but taken before the step
         self.of_older = [found[0] for found in events.values() if found[0][1] < 0]
         self._replays = sorted((start, start + took) for _, start, took in profile.replays)

@@ -1,7 +1,8 @@
-"""A profile with the times of the device, where the host does not wait for what operators do.
+"""Replaces the host's times in a profile by the device's.
 
-The host is done with a step's forward long before the device is. What it records of a step is in
-the right order, but its times are too close together: copies would seem to have less time to hide.
+On an accelerator, the host launches the kernels of a step's forward long before the device has run
+them. The host's times have the right order but lie too close together, so the simulator would find
+too little time in which copies can hide.
 """
 
 from __future__ import annotations

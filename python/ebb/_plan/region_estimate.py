@@ -276,7 +276,7 @@ class RegionEstimate:
                     last = max([self.replays.last(used) + JUST / 2, *asked])
                     yield from [(step.operators[writer].start, size), (last, -size)]
 
-        for copied in step.copied[step.call_of[self._call.operators.start]]:
+        for copied in step.copied.get(step.call_of[self._call.operators.start], ()):
             used = [one for one in step.readers[copied.value] if one in self.replays]
             if used:
                 last = self.replays.last(used) + JUST / 2

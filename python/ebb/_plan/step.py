@@ -266,7 +266,7 @@ class Step:
     def _find_copies(self, allocations: Allocations) -> set[float]:
         """When a value was copied because operators that were yet to run again read it. See
         Note [Unpacked bytes may be written]."""
-        times = sorted((taken, size) for _, all_ in allocations.all() for taken, _, size in all_)
+        times = allocations.taken
         found = set()
         for value, about in enumerate(self.values):
             later = (
@@ -284,7 +284,7 @@ class Step:
     def _find_copies_before_writes(self, allocations: Allocations) -> set[float]:
         """When an input was copied because the program wrote over it, and operators that ran
         before are to run again."""
-        times = sorted((taken, size) for _, all_ in allocations.all() for taken, _, size in all_)
+        times = allocations.taken
         states: dict[int, list[int]] = defaultdict(list)
         for value, about in enumerate(self.values):
             if self.readers[value]:
