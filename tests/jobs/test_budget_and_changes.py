@@ -192,6 +192,39 @@ def test_a_kind_of_step_that_recurs_is_planned_for(install, told):
     assert_same(Job(rows=rows).train(48), expected)
 
 
+@pytest.mark.not_sanitized
+def test_memory_that_grows_between_steps_counts(install, told):
+    """The job keeps one tensor more after each step, up to a third of the budget for steps."""
+
+    class Keeping(Quiet):
+        kept = 0
+
+        def step(self, step):
+            super().step(step)
+            if PLANNED <= step < PLANNED + 12:
+                self.tensors = [*getattr(self, "tensors", []), torch.ones(more // 12 // 4)]
+                self.kept += more // 12 // 4 * 4
+
+    expected = Quiet()
+    plain = max(step_bytes(expected, 8)[1:])
+    held = base_bytes([expected.model], [expected.optimizer])
+    more = (plain - held) // 5
+    budget = held + (plain - held) * 6 // 10
+    expected.train(32)
+    install(budget)
+
+    job = Keeping()
+    found = []
+    for _ in range(40):
+        kept = job.kept
+        found.append(step_bytes(job, 1)[0] + kept)
+
+    over = [step for step, nbytes in enumerate(found) if nbytes > 1.02 * budget]
+    assert not any({step, step + 1, step + 2} <= set(over) for step in over)
+    assert any("are left of the budget" in line for line in told())
+    assert all(map(same_bits, job.model.parameters(), expected.model.parameters()))
+
+
 def test_what_no_plan_can_hold_is_said_once(install, told):
     install("100KiB")  # less than weights take
 

@@ -92,6 +92,7 @@ class Budget:
         self._ranks: Ranks | None = None  # until they have agreed
         self._watch = Watch()
         self._measured = 0  # how many times
+        self._beside: int | None = None  # bytes of other tensors, when steps were first measured
         self._leasts: dict[int, float] = {}  # bytes of a step, by Blocks.candidate
         self._plain_peak = 0  # bytes of a step without regions
         self._since = 0  # steps that have ended under the plan
@@ -197,6 +198,7 @@ class Budget:
                 raise
             if outcome is not None:
                 self._measuring, self._outcome = None, outcome
+                self._beside = outcome.beside
                 self.blocks.put(recompute_all)
                 if self._ranks is None:
                     self._switch_or_choose_others(self._decide(outcome.measured))
@@ -251,7 +253,9 @@ class Budget:
         self._watch.end()
         self._announce([block.name for block in self.blocks.used()])
         optimizers = self._clock.optimizers
-        self._measuring = Measuring(self.blocks, lambda: list(optimizers), self._budget)
+        self._measuring = Measuring(
+            self.blocks, lambda: list(optimizers), self._budget, self._beside
+        )
         self._measuring.begin()
         self._watch.leave_out()
 
@@ -351,10 +355,12 @@ class Budget:
         self._measured += 1
         self._since = 0
         if isinstance(self._budget, int):
-            self._watch.begin(decided.peak, whole=self._budget + self._outcome.beside)
+            whole = self._budget + self._outcome.beside
+            self._watch.begin(decided.peak, fits=not decided.too_small, whole=whole)
         else:
             plain_peak = decided.plain_peak * self._outcome.growth
-            self._watch.begin(decided.peak, share=round(self._budget * plain_peak))
+            share = round(self._budget * plain_peak)
+            self._watch.begin(decided.peak, fits=not decided.too_small, share=share)
 
     def _put_in_place(self, decided: Decided) -> None:
         self._moved.close()

@@ -76,7 +76,7 @@ class Outcome:
         measured: for a plan.
         varies: whether steps allocate now more, now less.
         growth: how much more the largest step allocated than the one that was recorded.
-        beside: bytes of tensors that are counted, and not in ``measured.base``.
+        beside: bytes of the program's other tensors, which are not in ``measured.base``.
     """
 
     measured: Measured
@@ -92,6 +92,8 @@ class Measuring:
         blocks: whose policies it sets.
         optimizers: those of the job, when asked.
         budget: bytes, all told, or a share.
+        beside: bytes of the program's other tensors when steps were first measured; None: this is
+            the first time. If they have grown since, the growth is part of what a budget counts.
     """
 
     def __init__(
@@ -99,10 +101,12 @@ class Measuring:
         blocks: Blocks,
         optimizers: Callable[[], list[Any]],
         budget: int | float,
+        beside: int | None = None,
     ) -> None:
         self._blocks = blocks
         self._optimizers = optimizers
         self._budget = budget
+        self._beside_at_first = beside
         self._recording = Recording()
         self._link: Link | None = None
         self._device = torch.device("cpu")
@@ -200,6 +204,9 @@ class Measuring:
         if do is Do.PROFILE:
             self._base = base_bytes(self._blocks.roots(), self._optimizers())
             self._beside = _C.tensor_bytes()[0] - self._base
+            if self._beside_at_first is not None:
+                growth = max(0, self._beside - self._beside_at_first)
+                self._base, self._beside = self._base + growth, self._beside - growth
         self._recording.begin(do)
 
     def _counts(self, calls: int) -> bool:

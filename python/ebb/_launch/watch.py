@@ -30,23 +30,27 @@ class Watch:
         self._began = self._next = 0  # bytes that were there when the last step began, and ended
         self._whole: int | None = None  # the budget, in bytes
         self._share = 0  # likewise, of what a step allocates
-        self._accepted = 0  # what a step may allocate, since there is no plan for less
+        self._accepted = 0  # bytes of a step above the budget, where no plan needs less
         self._over: list[tuple[int, int]] = []  # of steps over the budget: planned, and taken
         self._below = 0  # steps of late
         self._replays = 0
 
-    def begin(self, planned: int, *, whole: int | None = None, share: int = 0) -> None:
+    def begin(
+        self, planned: int, *, fits: bool, whole: int | None = None, share: int = 0
+    ) -> None:
         """From now on steps are under a plan.
 
         Args:
             planned: bytes that it predicts.
+            fits: they are in the budget; if not, steps may take as much as was planned.
             whole: that tensors may take, all told; None: `share` counts.
             share: that a step may allocate.
         """
         self.has_plan, self.planned = True, planned
         self.was_over = False
         self._whole, self._share = whole, share
-        self._accepted, self._below, self._over = int(_OVER * planned), 0, []
+        self._accepted = 0 if fits else int(_OVER * planned)
+        self._below, self._over = 0, []
 
     def end(self) -> None:
         """From now on no plan is in place."""
