@@ -32,6 +32,18 @@ def test_version_from_the_command_line():
     assert "features SAVE, RECOMPUTE" in result.stdout
 
 
+@pytest.mark.parametrize("program", ["-c import ebb", "-mebb --version"])
+def test_dynamo_is_not_imported(program):
+    """It takes torch a second of CPU time, in each process."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *program.split(" ", 1)], capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "ebb._C" in done.stderr
+    assert "torch._dynamo" not in done.stderr
+
+
 def test_version_is_the_one_in_pyproject():
     declared = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
     assert declared is not None

@@ -26,6 +26,7 @@ from ebb._region.modules import (
     unmark,
 )
 from ebb._region.region import run_in_region
+from ebb._region.tracing import is_optimized_module
 from ebb._support.log import log
 
 
@@ -281,4 +282,4 @@ def _is_region(module: torch.nn.Module) -> bool:
 
 def _is_compiled(module: torch.nn.Module) -> bool:
     compiled: bool = module._compiled_call_impl is not None
-    return compiled or isinstance(module, torch._dynamo.OptimizedModule)
+    return compiled or is_optimized_module(module)

@@ -91,8 +91,8 @@ def least_explained(
 ) -> str:
     """Why a budget is too small."""
     if isinstance(budget, float):
-        share = peak / max(1, plain_peak)
-        asked, least = f"{budget:.1%}", f"{share + 0.0051:.0%}, or {size(minimum)} all told"
+        share = min(1.0, peak / max(1, plain_peak) + 0.0051)
+        asked, least = f"{budget:.1%}", f"{share:.0%}, or {size(minimum)} all told"
     else:
         asked, least = size(budget), size(minimum)
     makers = chooser.who_holds(chosen)

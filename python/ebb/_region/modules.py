@@ -23,6 +23,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from ebb import _C
 from ebb._region.module_names import modules_of
+from ebb._region.tracing import is_optimized_module
 from ebb._support.shown import as_utf8
 
 _KEY = "_ebb"  # in a module's instance dictionary: its Marks
@@ -265,8 +266,8 @@ def number_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
     """
     numbered = []
     for full, plain, module in modules_of(root):
-        unmarkable = torch.jit.ScriptModule | torch._dynamo.OptimizedModule
-        if not isinstance(module, unmarkable) and can_mark(module):
+        is_unmarkable = isinstance(module, torch.jit.ScriptModule) or is_optimized_module(module)
+        if not is_unmarkable and can_mark(module):
             marks = mark(module)
             marks.number = _C.module_number(as_utf8(plain), as_utf8(full))
             marks.asked_by += 1

@@ -13,7 +13,9 @@ user, who knows the function: ``policy.to_sac()``.
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
+from typing import Any
 
 import torch
 from torch._C import _dispatch_tls_is_dispatch_key_included, _get_dispatch_mode
@@ -34,11 +36,20 @@ def _warn() -> None:
     )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[misc]
 def region_is_traced() -> bool:
     """Says so, once; called while somebody traces."""
     _warn()
     return True
+
+
+# What torch.compiler.assume_constant_result does, which would import Dynamo: a second for each process.
+region_is_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def is_optimized_module(module: Any) -> bool:
+    """Whether torch.compile made this module; without importing Dynamo, if nobody has yet."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return isinstance(module, getattr(dynamo, "OptimizedModule", ()))
 
 
 def makes_a_graph() -> bool:
