@@ -13,8 +13,8 @@ from torch import nn
 
 from ebb import _C
 from ebb._launch import watch
-from ebb._plan.blocks import find_blocks
 from ebb._plan.measured import base_bytes
+from ebb._region.blocks import find_blocks
 
 LATER = PLANNED + 12  # steps, all told
 

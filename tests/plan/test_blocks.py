@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from ebb._plan.blocks import find_blocks
+from ebb._region.blocks import find_blocks
 from ebb._support.names import in_ranges
 
 

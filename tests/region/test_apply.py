@@ -75,12 +75,37 @@ def test_nested_matches_count_once(model):
     assert handle.names == ("layers.0", "layers.1", "layers.2")
 
 
+@pytest.mark.not_sanitized
+def test_the_blocks_of_a_model_are_the_default():
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, 8), torch.randn(8, 32, 32)
+    peaks = []
+
+    for modules in (None, ""):
+        model.zero_grad()
+        with ebb.apply(model, modules=modules) as handle:
+            found = ebb.profile(lambda: model(x).square().mean().backward())
+        peaks.append(found.peak)
+        assert handle.names == (("",) if modules == "" else tuple(f"layers.{i}" for i in range(8)))
+
+    assert peaks[0] < 0.3 * peaks[1]
+
+
+def test_a_list_of_modules_stands_for_those_in_it():
+    inner = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.ModuleList([nn.Linear(2, 2)])})
+    model = nn.ModuleDict({"layers": nn.ModuleList([inner, nn.Linear(2, 2)])})
+
+    for modules in ("layers", "*layers*", "*"):
+        with ebb.apply(model, modules=modules) as handle:
+            assert handle.names == ("layers.0.a", "layers.0.b.0", "layers.1")
+
+
 def test_several_patterns_and_the_model_itself(model):
     assert ebb.apply(model, modules=["*.mlp", "*.norm"]).names == tuple(
         f"layers.{i}.{name}" for i in range(3) for name in ("norm", "mlp")
     )
     other = Model()
-    assert ebb.apply(other).names == ("",)
+    assert ebb.apply(other, modules="").names == ("",)
     grads(other)
     assert "Model" in entered()
 

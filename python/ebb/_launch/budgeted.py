@@ -11,10 +11,10 @@ import torch
 from torch.compiler import is_compiling
 
 from ebb._launch.agreeing import has_ranks
-from ebb._plan.blocks import block_candidates
 from ebb._plan.callers import Callers
 from ebb._policy.policy import Policy
 from ebb._region.apply import select
+from ebb._region.blocks import block_candidates
 from ebb._region.module_names import modules_of
 from ebb._region.modules import (
     can_mark,
@@ -101,7 +101,7 @@ class Blocks:
     def add(self, root: torch.nn.Module, policy: Policy) -> list[str]:
         """The blocks of a model are regions under this policy; returns their names."""
         added = []
-        for plain, module in self._blocks_of(root):
+        for plain, module in self.of(root):
             if _is_free(module):
                 name = self._name_of(module, plain, root)
                 block = Block(name, module, root)
@@ -112,7 +112,8 @@ class Blocks:
                 log.info("%s (%s) is a block", name, type(module).__name__)
         return added
 
-    def _blocks_of(self, root: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    def of(self, root: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+        """The modules of a model that should be blocks, and their names without wrappers."""
         if self._patterns:
             wanted = set(select(root, self._patterns))
         else:
@@ -159,6 +160,10 @@ class Blocks:
     def used(self) -> list[Block]:
         return [block for block in self.alive() if block in self._used]
 
+    def called(self) -> list[Block]:
+        """Those that were called with gradients since the calls were last taken."""
+        return [block for block in self.alive() if block.calls > 0]
+
     def roots(self) -> list[torch.nn.Module]:
         """Models with blocks that have been used, each once."""
         found = {id(root): root for block in self.used() if (root := block.root()) is not None}
@@ -168,7 +173,7 @@ class Blocks:
         """How often they were called with gradients since it was last asked, and whether one was
         so for the first time."""
         self._new = []
-        called = [block for block in self.alive() if block.calls > 0]
+        called = self.called()
         has_new = not self._used.issuperset(called)
         self._used = self._used.intersection(self._all).union(called)
         calls = sum(block.calls for block in called)

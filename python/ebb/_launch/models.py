@@ -19,6 +19,7 @@ from torch.nn.modules.module import (
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ebb._launch.budget import Budget
+from ebb._launch.found_blocks import FoundBlocks
 from ebb._launch.taken import Taken
 from ebb._policy.policy import Policy
 from ebb._region.apply import select
@@ -206,24 +207,34 @@ class ByName:
 _models: Models | None = None  # while they are taken over
 
 
-def take_over(taken: Taken, undo: ExitStack, budget: Budget | None = None) -> None:
+def take_over(taken: Taken, undo: ExitStack, blocks: Budget | FoundBlocks | None = None) -> None:
     """Modules whose names match become regions, and modules that rules ask for get numbers, in all
-    models that run until `undo` is closed; or a budget plans them.
+    models that run until `undo` is closed.
+
+    Args:
+        taken: whose modules.
+        undo: ends it.
+        blocks: is told of each model, and makes blocks of it regions.
     """
     global _models
     by_name = ByName(taken)
 
     def looked_at(model: torch.nn.Module) -> None:
         by_name.mark(model)
-        if budget is not None:
-            budget.meet(model)
+        if blocks is not None:
+            blocks.meet(model)
 
-    _models = Models(looked_at, by_name.warn_if_none)
+    def settled(models: list[torch.nn.Module]) -> None:
+        by_name.warn_if_none(models)
+        if isinstance(blocks, FoundBlocks):
+            blocks.tell()
+
+    _models = Models(looked_at, settled)
     undo.callback(_forget)
     asked = any(
         patterns or modules_are_asked_for(policy._compiled) for policy, patterns in taken.modules()
     )
-    if asked or budget is not None:
+    if asked or blocks is not None:
         _models.start(undo)
 
 

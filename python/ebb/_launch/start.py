@@ -24,6 +24,8 @@ from ebb._support.job import say
 from ebb._support.shown import checked_name, clipped, shown
 from ebb.policies import recompute_all
 
+_NO_GLOBS = ("auto", "none")
+
 
 def _tell_of_modules_alone() -> None:
     modules = os.environ.get("EBB_MODULES")
@@ -100,14 +102,18 @@ def _start_ahead() -> None:
 
 
 def _globs() -> tuple[str, ...]:
+    """Globs over names of modules; or "auto" or "none" alone, or nothing."""
     given = os.environ.get("EBB_MODULES", "").split(",")
+    globs = tuple(glob.strip() for glob in given if glob.strip())
     try:
-        for glob in given:
+        for glob in globs:
             checked_name("a glob", glob)
+            if glob in _NO_GLOBS and len(globs) > 1:
+                raise ValueError(f"{glob!r} must be the only glob")
     except ValueError as error:
         say_value_ignored("EBB_MODULES", error)
         return ()
-    return tuple(glob.strip() for glob in given if glob.strip())
+    return globs
 
 
 def _budget_text() -> str:
@@ -136,6 +142,7 @@ def _take_over() -> None:
     if not text and budget is None:
         return
     globs = _globs()
+    named = tuple(glob for glob in globs if glob not in _NO_GLOBS)
     said = f"EBB={clipped(text)}" if text else f"EBB_BUDGET={clipped(_budget_text())}"
     try:
         from ebb._launch import takeover
@@ -150,10 +157,13 @@ def _take_over() -> None:
             return
         policy = policy_from(text) if text else recompute_all
         if budget is None:
-            takeover.install(policy, clipped(text), globs)
+            finds_blocks, stay = globs in ((), ("auto",)), globs == ("auto",)
+            takeover.install(policy, clipped(text), named, finds_blocks=finds_blocks, stay=stay)
         else:
             calls = (policy, clipped(text)) if text else None
-            takeover.install_budget(budget, clipped(_budget_text()), globs, calls)
+            if globs == ("none",):
+                say_value_ignored("EBB_MODULES", "a budget needs blocks")
+            takeover.install_budget(budget, clipped(_budget_text()), named, calls)
     except Exception as error:
         say_ignored(f"ebb is off: {said}", error)
 

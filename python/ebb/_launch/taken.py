@@ -20,7 +20,9 @@ class Taken:
         patterns: globs over names of modules.
         others: policies of modules with other ones, each with globs over their names.
         calls_do_nothing: whether a call of torch.utils.checkpoint is no region now.
-        announced: whether something has been taken over.
+        when_announced: is called when a call of torch.utils.checkpoint, or a module by its name,
+            is taken over for the first time.
+        announced: whether that has been.
     """
 
     policy: Policy
@@ -28,6 +30,7 @@ class Taken:
     patterns: tuple[str, ...]
     others: tuple[tuple[Policy, tuple[str, ...]], ...] = ()
     calls_do_nothing: Callable[[], bool] | None = None
+    when_announced: Callable[[], None] | None = None
     announced: bool = False
 
     def modules(self) -> tuple[tuple[Policy, tuple[str, ...]], ...]:
@@ -39,6 +42,8 @@ class Taken:
         if self.announced:
             return
         self.announced = True
+        if self.when_announced is not None:
+            self.when_announced()
         log.info("taken over by %s, modules %s", self.text, self.patterns)
         if not is_first():
             return

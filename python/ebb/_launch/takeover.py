@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 from ebb._launch import checkpoint_calls, late_rules, models
 from ebb._launch.budget import Budget
+from ebb._launch.found_blocks import FoundBlocks
 from ebb._launch.room import Room
 from ebb._launch.taken import Taken
 from ebb._plan.memory_limit import Limit
@@ -17,19 +18,31 @@ from ebb.policies import recompute_all
 _undo = ExitStack()  # of what was taken over
 
 
-def install(policy: Policy, text: str, patterns: tuple[str, ...]) -> None:
+def install(
+    policy: Policy,
+    text: str,
+    patterns: tuple[str, ...],
+    *,
+    finds_blocks: bool = False,
+    stay: bool = False,
+) -> None:
     """Takes over from now on.
 
     Args:
         policy: for calls of torch.utils.checkpoint without a policy of their own, and for modules.
         text: what the user wrote for it.
         patterns: globs over names of modules.
+        finds_blocks: the blocks of models become regions, see Note [Blocks of a job].
+        stay: they are regions in a job that calls torch.utils.checkpoint, too.
     """
     remove()
     taken = Taken(policy, f"EBB={text}", patterns)
     checkpoint_calls.take_over(taken, _undo)
     late_rules.watch(taken, _undo)
-    models.take_over(taken, _undo)
+    blocks = FoundBlocks(taken, stay) if finds_blocks else None
+    models.take_over(taken, _undo, blocks)
+    if blocks is not None:
+        blocks.start(_undo)
 
 
 def install_modules(policies: ModulePolicies, text: str) -> None:

@@ -32,7 +32,9 @@ VARIABLES = {
         "`1` (`recompute_all`), a policy's name, a TOML file, or a line as `mm:save`; `0`: off",
     ),
     "EBB_MODULES": Variable(
-        "globs, separated by commas", "none", "modules whose forward becomes a region, in any model"
+        "globs, separated by commas; `auto` or `none`",
+        "blocks, without calls of checkpoint",
+        "modules whose forward becomes a region, in any model; `auto`: its blocks; `none`: none",
     ),
     "EBB_BUDGET": Variable(
         "size, share or `auto`",

@@ -35,9 +35,7 @@ class Watch:
         self._below = 0  # steps of late
         self._replays = 0
 
-    def begin(
-        self, planned: int, *, fits: bool, whole: int | None = None, share: int = 0
-    ) -> None:
+    def begin(self, planned: int, *, fits: bool, whole: int | None = None, share: int = 0) -> None:
         """From now on steps are under a plan.
 
         Args:

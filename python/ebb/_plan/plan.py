@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from ebb import ahead
-from ebb._plan.blocks import block_candidates
 from ebb._plan.budget import BudgetError, NothingToPlanError, allowed, in_all, read_budget
 from ebb._plan.choice import PLAIN
 from ebb._plan.choose import Chooser, Chosen
@@ -29,6 +28,7 @@ from ebb._plan.rules import policy_of
 from ebb._plan.simulate import Estimate, Simulator
 from ebb._plan.stacks import Stacked, find_stacks
 from ebb._policy.policy import Policy
+from ebb._region.blocks import block_candidates
 from ebb._report import planned
 from ebb._report.text import size
 from ebb._support.names import in_ranges

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ebb._policy.policy import Policy
+from ebb._region.blocks import find_blocks, has_forward
 from ebb._region.module_names import modules_of, plain_names
 from ebb._region.modules import (
     can_mark,
@@ -83,7 +84,28 @@ def select(model: torch.nn.Module, wanted: Wanted) -> dict[str, torch.nn.Module]
             matches = any(fnmatchcase(n, glob) for n in {name, plain} for glob in wanted)
         if matches and not inside_chosen and "_orig_mod" not in module._modules:
             chosen[name] = module
-    return chosen
+    return _callable(chosen)
+
+
+def _callable(chosen: dict[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
+    """In place of a list or dictionary of modules, which has no forward, the modules in it."""
+    found: dict[str, torch.nn.Module] = {}
+    for name, module in chosen.items():
+        if has_forward(module):
+            found[name] = module
+        else:
+            prefix = f"{name}." if name else ""
+            inner = {f"{prefix}{key}": part for key, part in module.named_children()}
+            found |= _callable(inner)
+    return found
+
+
+def _blocks_of(model: torch.nn.Module) -> Wanted:
+    """What :func:`find_blocks` finds; of compiled blocks the modules inside."""
+    names = find_blocks(model)
+    blocks = [model.get_submodule(name) for name in (names if len(names) > 1 else [""])]
+    wanted = {id(block._modules.get("_orig_mod") or block) for block in blocks}
+    return lambda module: id(module) in wanted
 
 
 def _wanted(modules: Any) -> Wanted:
@@ -107,7 +129,7 @@ def _in_words(wanted: Wanted) -> str:
 def apply(
     model: torch.nn.Module,
     policy: Policy | None = None,
-    modules: str | Iterable[str] | Callable[[torch.nn.Module], bool] = "",
+    modules: str | Iterable[str] | Callable[[torch.nn.Module], bool] | None = None,
     *,
     escapes: str = "keep",
 ) -> RegionHandle:
@@ -124,8 +146,11 @@ def apply(
             them, or without the parts that wrappers put into them (torch.compile, DDP, FSDP,
             checkpoint wrappers); ``*`` matches dots too. Or a function that tells whether a module
             is meant, as ``check_fn`` of torch's ``apply_activation_checkpointing``. Of nested
-            matches the outermost counts. The default, the empty name, is the model itself. Rules
-            that ask for modules see the names in ``model``, as they are now.
+            matches the outermost counts; in place of a ModuleList, the modules in it. Default: the
+            blocks that the model repeats, such as the layers of a transformer; a model that
+            repeats none becomes one region. The empty name, ``""``, makes any model one region:
+            that frees what forward leaves, but backward recomputes nearly all of it at once, so
+            the peak stays. Rules that ask for modules see the names in ``model``, as they are now.
         escapes: as for :class:`ebb.region`.
 
     Returns:
@@ -147,7 +172,7 @@ def apply(
         raise TypeError(f"ebb: model must be a torch.nn.Module; got {type(model).__name__}")
     policy = _check_policy(policy)
     region(policy, escapes=escapes)  # checks the value
-    wanted = _wanted(modules)
+    wanted = _blocks_of(model) if modules is None else _wanted(modules)
     chosen = select(model, wanted)
     if not chosen:
         names = plain_names([model])

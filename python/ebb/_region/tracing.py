@@ -42,7 +42,7 @@ def region_is_traced() -> bool:
     return True
 
 
-# What torch.compiler.assume_constant_result does, which would import Dynamo: a second for each process.
+# As torch.compiler.assume_constant_result, which would import Dynamo: a second in each process.
 region_is_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

@@ -25,8 +25,9 @@ def stats(flat: bool = False) -> dict[str, Any]:
         * ``"regions"``: for each region name a dictionary of counts; ``"total"``: their sum:
           ``entered`` (times), ``ops_seen`` (views are not), ``ops_recorded``, ``ops_replayed``,
           ``ops_replayed_ahead`` (before backward asked: :func:`ebb.ahead.configure`),
-          ``bytes_saved`` and ``bytes_dropped`` (made in the region, packed by autograd, and kept
-          or not; each storage once), ``bytes_copied`` (copied before a write because a recompute
+          ``bytes_saved`` (made in the region and kept, each storage once: for autograd, or for
+          replays that read it), ``bytes_packed`` (the part of it that autograd packed),
+          ``bytes_dropped`` (packed by autograd, and not kept), ``bytes_copied`` (copied before a write because a recompute
           needs them), ``bytes_offloaded`` (sent to the host), ``bytes_fell_back`` (were to be
           offloaded, and were kept or recomputed for want of host memory), ``bytes_paged`` (of
           storages whose live rows went to pages), ``bytes_not_paged`` (were to be paged, and were

@@ -112,7 +112,7 @@ def _is_rest(part: nn.Module, least: int) -> bool:
 
 def _without_repetition(module: nn.Module) -> Found:
     parts = [part for part in _parts(module).values() if _layers(part) > 0]
-    if len(parts) == 1 and _layers(parts[0]) == _layers(module) and _has_forward(parts[0]):
+    if len(parts) == 1 and _layers(parts[0]) == _layers(module) and has_forward(parts[0]):
         return _without_repetition(parts[0])  # it is a wrapper
     large = [one for part in parts if _is_made_of_parts(part) for one in _callable(part)]
     return large if len(large) > 1 else [module]
@@ -178,14 +178,15 @@ def _shape(parameter: nn.Parameter | None) -> tuple[int, ...]:
 def _callable(part: nn.Module) -> Found:
     """A part, or what a list holds that has no forward; torch's layers by themselves are no blocks:
     they have nothing inside to give up."""
-    if _has_forward(part):
+    if has_forward(part):
         return [part]
     inner = [one for one in _parts(part).values() if _layers(one) > 0]
     own = [one for one in inner if _parts(one) or not _is_torchs(one)]
     return [found for one in own for found in _callable(one)]
 
 
-def _has_forward(module: nn.Module) -> bool:
+def has_forward(module: nn.Module) -> bool:
+    """Whether a module can be called; a ModuleList cannot."""
     return type(module).forward is not nn.Module.forward
 
 

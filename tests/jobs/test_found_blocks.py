@@ -1,0 +1,136 @@
+"""EBB without module names: blocks become regions, unless the job calls torch.utils.checkpoint."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from budget_jobs import Job, Net, assert_same, peak_of, regions
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import ebb
+from ebb._launch import takeover
+
+LAYERS = {f"layers.{i}" for i in range(4)}
+
+
+@pytest.fixture
+def install():
+    def with_blocks(**settings):
+        takeover.install(ebb.policies.recompute_all, "1", (), finds_blocks=True, **settings)
+
+    yield with_blocks
+    takeover.remove()
+
+
+def lines(capsys):
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("ebb:")]
+
+
+def test_blocks_are_regions_from_the_first_forward_on(install, capsys):
+    expected = Job().train(3)
+    install()
+
+    found = Job().train(1)
+
+    assert set(regions(found.model)) == LAYERS
+    assert_same(found.train(2), expected)
+    assert lines(capsys) == [
+        "ebb: 4 modules are regions: layers.0-3 (EBB=1, since the job does not call "
+        "torch.utils.checkpoint); EBB_MODULES=none turns this off"
+    ]
+
+
+@pytest.mark.not_sanitized
+def test_they_take_less_memory(install):
+    eager = Job(depth=12).train(2)
+    peak, _ = peak_of(eager)
+    install()
+
+    job = Job(depth=12).train(2)
+    found, _ = peak_of(job)
+
+    assert found < 0.4 * peak
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["around blocks", "in blocks"])
+def test_a_job_that_calls_checkpoint_says_itself_what_is_recomputed(install, capsys, inside):
+    class Inside(Net):
+        def forward(self, x):
+            for layer in self.layers:
+                layer.down.forward = lambda y, down=layer.down: checkpoint(
+                    type(down).forward, down, y, use_reentrant=False
+                )
+            return super().forward(x)
+
+    model, settings = (Inside, {}) if inside else (Net, {"checkpoints": True})
+    expected = Job(model, **settings).train(4)
+    install()
+
+    found = Job(model, **settings).train(4)
+
+    assert_same(found, expected)
+    assert regions(found.model) == {}
+    told = lines(capsys)
+    assert len(told) == 1 and "calls of torch.utils.checkpoint are regions" in told[0]
+
+
+def test_auto_takes_blocks_and_calls(install, capsys):
+    expected = Job(checkpoints=True).train(3)
+    install(stay=True)
+
+    found = Job(checkpoints=True).train(3)
+
+    assert_same(found, expected)
+    assert set(regions(found.model)) == LAYERS
+    assert "4 modules are regions: layers.0-3 (EBB=1)" in lines(capsys)[-1]
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 1)
+
+    def forward(self, x):
+        return self.down(self.up(x).relu())
+
+
+def test_a_model_without_blocks_is_told(install, capsys):
+    install()
+
+    job = Job(Small).train(4)
+
+    assert regions(job.model) == {}
+    told = lines(capsys)
+    assert len(told) == 1
+    assert "EBB=1 has no effect so far: the job does not call torch.utils.checkpoint" in told[0]
+    assert "Small" in told[0] and "EBB_MODULES" in told[0]
+
+
+def test_a_strict_job_without_blocks_ends(install, monkeypatch):
+    monkeypatch.setenv("EBB_STRICT", "1")
+    install()
+
+    with pytest.raises(ValueError, match="EBB=1 has no effect so far"):
+        Job(Small).train(4)
+
+
+def test_a_job_that_does_not_train_is_told_nothing(install, capsys):
+    install()
+
+    with torch.no_grad():
+        Net()(torch.ones(2, 16))
+    takeover.remove()
+
+    assert lines(capsys) == []
+
+
+def test_calls_without_gradients_are_no_regions(install):
+    install()
+    job = Job().train(1)
+    ebb.reset_stats()
+
+    with torch.no_grad():
+        job.model(torch.ones(2, 16))
+
+    assert ebb.stats()["regions"] == {}
