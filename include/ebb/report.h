@@ -20,7 +20,8 @@ struct RegionCounters {
   uint64_t opsRecorded = 0;       // those of them for which a recipe was written
   uint64_t opsReplayed = 0;       // recipes run again
   uint64_t opsReplayedAhead = 0;  // those of them that ran before backward asked
-  uint64_t bytesSaved = 0;        // made in the region, packed by autograd, kept
+  uint64_t bytesSaved = 0;        // made in the region, kept for autograd or for recipes
+  uint64_t bytesPacked = 0;       // those of them that autograd packed
   uint64_t bytesDropped = 0;      // made in the region, packed by autograd, not kept
   uint64_t bytesCopied = 0;       // copied before a write, because a recipe still needed them
   uint64_t bytesOffloaded = 0;    // sent to the host
@@ -40,6 +41,7 @@ struct RegionCounters {
         Field{"ops_replayed", &RegionCounters::opsReplayed},
         Field{"ops_replayed_ahead", &RegionCounters::opsReplayedAhead},
         Field{"bytes_saved", &RegionCounters::bytesSaved},
+        Field{"bytes_packed", &RegionCounters::bytesPacked},
         Field{"bytes_dropped", &RegionCounters::bytesDropped},
         Field{"bytes_copied", &RegionCounters::bytesCopied},
         Field{"bytes_offloaded", &RegionCounters::bytesOffloaded},

@@ -59,6 +59,7 @@ Rule makeRule(
 }  // namespace
 
 void bindPolicy(py::module_& module) {
+  module.def("any_module_has_number", &anyModuleHasNumber);
   module.def("module_number", [](std::string plain, std::string full) {
     return moduleNumber({std::move(plain), std::move(full)});
   });

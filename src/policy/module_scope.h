@@ -26,7 +26,7 @@ struct ModuleNames {
 EBB_API uint32_t moduleNumber(ModuleNames names);
 EBB_API const ModuleNames& moduleNames(uint32_t number);
 
-bool anyModuleHasNumber();
+EBB_API bool anyModuleHasNumber();
 
 // The module that runs on this thread; `exchangeModule` gives the one before.
 EBB_API uint32_t currentModule();

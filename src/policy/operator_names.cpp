@@ -37,6 +37,10 @@ std::vector<std::string> nearestNames(
   for (const std::string& candidate : names) {
     ranked.emplace_back(editDistance(name, candidate), &candidate);
   }
+  // A name of which half the letters differ, namespaces aside, is not near.
+  const size_t space = name.find("::");
+  const size_t letters = name.size() - (space == std::string_view::npos ? 0 : space + 2);
+  std::erase_if(ranked, [&](const auto& entry) { return 2 * entry.first > letters; });
   count = std::min(count, ranked.size());
   std::partial_sort(
       ranked.begin(), ranked.begin() + count, ranked.end(), [](const auto& a, const auto& b) {

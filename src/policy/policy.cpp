@@ -23,18 +23,30 @@ std::vector<std::string> registeredOperators() {
   return names;
 }
 
+// Whether torch runs other operators in place of this one, so that no call of it reaches ebb.
+bool isComposite(const std::string& qualified) {
+  const size_t dot = qualified.rfind('.');
+  const std::string overload = qualified.substr(dot + 1);
+  const auto op = c10::Dispatcher::singleton().findSchema(
+      {qualified.substr(0, dot), overload == "default" ? "" : overload});
+  return op && op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !op->hasKernelForDispatchKey(c10::DispatchKey::CPU);
+}
+
 std::string unknownInWords(
     const std::string& what, const std::string& pattern, const std::vector<std::string>& all) {
   std::set<std::string> known;
   const bool overload = pattern.find('.') != std::string::npos;
   for (const std::string& name : all) {
-    known.insert(overload ? name : name.substr(0, name.rfind('.')));
+    if (!isComposite(name)) {
+      known.insert(overload ? name : name.substr(0, name.rfind('.')));
+    }
   }
   std::string nearest;
   for (const auto& name : nearestNames(pattern, {known.begin(), known.end()}, 3)) {
-    nearest += (nearest.empty() ? "" : ", ") + name;
+    nearest += (nearest.empty() ? ". Nearest names: " : ", ") + name;
   }
-  return what + " matches no registered operator. Nearest names: " + nearest;
+  return what + " matches no registered operator" + nearest;
 }
 
 constexpr const char* kImportFirst =

@@ -16,6 +16,11 @@
 namespace ebb {
 namespace {
 
+// Whether a value stays although autograd did not pack it: only recipes read it.
+bool isOnlyRead(const Value& value) {
+  return value.packed == 0 && value.rule != UINT16_MAX && !value.due && !value.stash;
+}
+
 // Note [State that each forward updates]
 // A buffer that this region wrote (a spectral norm's vectors, a counter) will be written again by
 // the next forward, perhaps in another region before this one's backward. If recipes read it and it
@@ -261,7 +266,8 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   const bool moves = value->stash || value->slice;
   const bool kept = !moves && (value->isKept() || !value->recipe);
   if (value->packed++ == 0 && value->madeHere && !moves) {
-    (kept ? context_.counters->bytesSaved : context_.counters->bytesDropped) += value->nbytes;
+    (kept ? context_.counters->bytesPacked : context_.counters->bytesDropped) += value->nbytes;
+    context_.counters->bytesSaved += kept ? value->nbytes : 0;
   }
   value->backsHandles |= moves;
   packed.fromOutside &= kept && !value->madeHere;
@@ -306,6 +312,9 @@ void Recorder::close() {
     closeOthers(value);
     if (value->bytes && !value->madeHere) {
       context_.graph->fromOutside.emplace_back(value);
+    }
+    if (value->bytes && value->madeHere && isOnlyRead(*value)) {
+      context_.counters->bytesSaved += value->nbytes;
     }
   }
   if (context_.graph->lookahead) {

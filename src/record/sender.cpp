@@ -81,6 +81,7 @@ bool Sender::sendToPages(Value& value, const c10::Storage& storage) {
           {storage, rows.dtype, rows.live->kept, rows.total, op, verify}, context_.graph->pages));
   if (context_.graph->pages->resident) {
     context_.counters->bytesSaved += value.nbytes;
+    context_.counters->bytesPacked += value.nbytes;
     if (value.entry) {
       value.entry->update([](Line& line) { line.fate = Fate::Saved; });
     }

@@ -72,7 +72,8 @@ def test_a_job_that_calls_checkpoint_says_itself_what_is_recomputed(install, cap
     assert_same(found, expected)
     assert regions(found.model) == {}
     told = lines(capsys)
-    assert len(told) == 1 and "calls of torch.utils.checkpoint are regions" in told[0]
+    assert len(told) == 1
+    assert "calls of torch.utils.checkpoint are regions" in told[0]
 
 
 def test_auto_takes_blocks_and_calls(install, capsys):
@@ -104,7 +105,8 @@ def test_a_model_without_blocks_is_told(install, capsys):
     told = lines(capsys)
     assert len(told) == 1
     assert "EBB=1 has no effect so far: the job does not call torch.utils.checkpoint" in told[0]
-    assert "Small" in told[0] and "EBB_MODULES" in told[0]
+    assert "Small" in told[0]
+    assert "EBB_MODULES" in told[0]
 
 
 def test_a_strict_job_without_blocks_ends(install, monkeypatch):

@@ -32,7 +32,7 @@ def in_modules(pattern, op="aten::addmm"):
 def kept_by(net, x):
     ebb.reset_stats()
     found = torch.autograd.grad(net(x).sum(), list(net.parameters()))
-    return ebb.stats()["total"]["bytes_saved"], found
+    return ebb.stats()["total"]["bytes_packed"], found
 
 
 # Outputs of addmm that somebody saves: each `up` for `act`, each `down` for the sine.

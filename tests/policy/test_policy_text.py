@@ -160,7 +160,7 @@ def test_one_line():
         ("mm", "'mm' is no preset .* and has no decision"),
         ("save_matmul", "nearest: 'save_matmuls'"),
         ("aten::mm", "has no decision"),
-        ("mm:keep", "'keep' is no decision; nearest: '"),
+        ("mm:keep", "'keep' is no decision; there are 'save'"),
         ("mn:save", "'aten::mn' matches no registered operator"),
         ("inputs:recompute", "inputs have no recipe"),
     ],

@@ -36,7 +36,26 @@ def test_counts_of_a_step():
     assert block["ops_recorded"] == 4
     assert block["ops_replayed"] == 1  # exp: its result is saved by exp and by sin
     assert block["bytes_dropped"] == 8 * 8 * 4
-    assert block["bytes_saved"] == 0  # the product is saved by nothing
+    assert block["bytes_saved"] == 8 * 8 * 4  # the product, for the replay of exp
+    assert block["bytes_packed"] == 0  # autograd does not save it
+
+
+PRESETS = [n for n in dir(ebb.policies) if isinstance(getattr(ebb.policies, n), ebb.Policy)]
+
+
+@pytest.mark.parametrize("modules", [None, ""], ids=["blocks", "the model"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_is_saved_is_what_the_report_says(preset, modules):
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model, x = torch.nn.TransformerEncoder(layer, 4), torch.randn(2, 16, 32)
+
+    with ebb.record_reports(), ebb.apply(model, getattr(ebb.policies, preset), modules):
+        model(x).square().mean().backward()
+
+    assert ebb.stats()["total"]["bytes_saved"] == ebb.report().totals["saved"]
+    assert (ebb.report().totals["saved"] > 0) == (
+        preset not in ("recompute_all", "nothing_saveable", "offload_inputs", "torchtitan_full")
+    )
 
 
 def test_micro_batches_before_one_backward_are_one_step():

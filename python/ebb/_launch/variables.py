@@ -152,6 +152,7 @@ def configure_from(prefix: str, names: Iterable[str], configure: Callable[..., N
 def tell_of_unknown() -> None:
     """Tells of variables that look like ebb's and are none."""
     for name in unknown_names():
-        nearest = get_close_matches(name[:100], VARIABLES, 1, cutoff=0.0)[0]
+        nearest = get_close_matches(name[:100], VARIABLES, 1)
         what = f"ebb: there is no environment variable {clipped(name)}"
-        say_ignored(what, f"the nearest is {nearest}")
+        others = "docs/reference/environment.md has all of them"
+        say_ignored(what, f"the nearest is {nearest[0]}" if nearest else others)

@@ -10,6 +10,7 @@ from typing import Any
 from ebb import _C
 from ebb._policy.compiled import compiled_parts, compiled_rules, parts_of
 from ebb._policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision
+from ebb._policy.idle_rules import warn_of_composites
 from ebb._policy.most_rules import check_number
 from ebb._policy.operators import Operator, operator_name
 from ebb._policy.presets import PRESETS
@@ -64,6 +65,7 @@ class Policy:
                     f"{shown(rule)}"
                 )
         check_number(len(given))
+        warn_of_composites(given)
         check_decision(default, "default")
         self._take(compiled_rules(given, default, check_decision(inputs, "inputs")))
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from ebb import _C
 from ebb._policy.compiled import compiled_parts, compiled_rules, parts_of
 from ebb._policy.decision import MADE_AGAIN, RECOMPUTE, SAVE, Decision
+from ebb._policy.idle_rules import warn_of_composites
 from ebb._policy.most_rules import check_number
 from ebb._policy.rule import Part, Rule
 from ebb._support.shown import clipped, shown
@@ -32,8 +33,10 @@ Presets: TypeAlias = Mapping[str, _C.Policy]  # policies that a text can name
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    found = get_close_matches(name[:100], known, 1, cutoff=0.0)
-    return f"nearest: {found[0]!r}"
+    """The nearest of the known names; all of them, if none is near."""
+    known = list(known)
+    found = get_close_matches(name[:100], known, 1)
+    return f"nearest: {found[0]!r}" if found else f"there are {', '.join(map(repr, known))}"
 
 
 class _At:
@@ -119,6 +122,7 @@ def _rules(tables: object, at: _At) -> list[Rule]:
     places = [at / i for i in range(len(array))]
     rules = [_rule(table, place) for table, place in zip(array, places, strict=True)]
     _check(rules, places, at)
+    warn_of_composites(rules)
     return rules
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from ebb._policy.idle_rules import warn_of_modules
 from ebb._policy.policy import Policy
 from ebb._region.blocks import find_blocks, has_forward
-from ebb._region.module_names import modules_of, plain_names
+from ebb._region.module_names import modules_of, names_of, plain_names
 from ebb._region.modules import (
     can_mark,
     can_unmark,
@@ -192,4 +193,6 @@ def apply(
         mark(module).region = functools.partial(run_in_region, settings)
         log.info("%s (%s) is a region", name or "the model", type(module).__name__)
     asked = modules_are_asked_for(policy._compiled)
+    if policy._compiled.asks_for_modules():
+        warn_of_modules(policy.rules, names_of(model))
     return RegionHandle(chosen, number_modules(model) if asked else [])

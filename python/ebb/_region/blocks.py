@@ -187,7 +187,7 @@ def _callable(part: nn.Module) -> Found:
 
 def has_forward(module: nn.Module) -> bool:
     """Whether a module can be called; a ModuleList cannot."""
-    return type(module).forward is not nn.Module.forward
+    return "forward" in module.__dict__ or type(module).forward is not nn.Module.forward
 
 
 def _is_torchs(module: nn.Module) -> bool:

@@ -63,6 +63,11 @@ def _is_wrapped(owner: NamedModule | None, part: str) -> bool:
     return any(kind.__name__ in _WRAPPERS for kind in classes)
 
 
+def names_of(model: torch.nn.Module) -> set[str]:
+    """All names of the modules of a model, with and without parts of wrappers."""
+    return {name for named in modules_of(model) for name in (named.name, named.plain)}
+
+
 def plain_names(models: list[torch.nn.Module]) -> list[str]:
     """The names of what is inside these models, without parts of wrappers, each once."""
     found = (named.plain for model in models for named in modules_of(model))

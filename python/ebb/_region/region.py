@@ -15,8 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 from ebb import _C
 from ebb import policies as _policies
+from ebb._policy.idle_rules import warn_of_modules, warn_of_no_root
 from ebb._policy.policy import Policy
 from ebb._region import offload_twice, tracing
+from ebb._region.module_names import names_of
 from ebb._region.modules import modules_are_asked_for, number_modules_once
 from ebb._support.log import log
 from ebb._support.shown import as_utf8, shown
@@ -130,6 +132,9 @@ class region(_C.Region):
                 raise TypeError(f"ebb: root must be a module; got {type(root).__name__}")
             if modules_are_asked_for(checked._compiled):
                 number_modules_once(root)
+                warn_of_modules(checked.rules, names_of(root))
+        elif checked._compiled.asks_for_modules() and not _C.any_module_has_number():
+            warn_of_no_root()
         self._escapes = escapes
         self._results: list[torch.Tensor] | None = None
         self._policy = policy

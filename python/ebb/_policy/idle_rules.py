@@ -1,0 +1,104 @@
+"""Warnings about rules that decide on nothing: for operators or modules that ebb never sees."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import warnings
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+import torch
+
+from ebb._policy.rule import Rule
+from ebb._support.shown import shown
+
+# The operators to which torch decomposes a composite one, above ebb.
+_DECOMPOSED = {
+    "linear": "aten::mm, aten::addmm",
+    "matmul": "aten::mm, aten::bmm",
+    "einsum": "aten::bmm",
+    "scaled_dot_product_attention": "aten::_scaled_dot_product_*",
+    "layer_norm": "aten::native_layer_norm",
+    "group_norm": "aten::native_group_norm",
+    "batch_norm": "aten::native_batch_norm, aten::cudnn_batch_norm",
+    "dropout": "aten::native_dropout, aten::bernoulli_",
+    "softmax": "aten::_softmax",
+    "log_softmax": "aten::_log_softmax",
+    "cross_entropy_loss": "aten::_log_softmax, aten::nll_loss_forward",
+    "conv1d": "aten::convolution",
+    "conv2d": "aten::convolution",
+    "conv3d": "aten::convolution",
+}
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))  # ebb's
+
+_told: set[str] = set()  # patterns that a warning has named
+
+
+def _warn(message: str) -> None:
+    """A warning that shows the line of the program that called ebb."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
+
+
+def warn_of_composites(rules: Iterable[Rule]) -> None:
+    """Warns, once for each pattern, of rules that match composite operators only: torch calls
+    other operators in their place before a call reaches ebb.
+    """
+    for pattern in dict.fromkeys(rule.op for rule in rules):
+        if pattern in _told:
+            continue
+        names = _named(pattern)
+        if names and all(map(_is_composite, names)):
+            _told.add(pattern)
+            base = names[0].partition("::")[2].partition(".")[0]
+            inner = _DECOMPOSED.get(base)
+            instead = f"Name those: {inner}" if inner else "A report shows which those are"
+            _warn(
+                f"ebb: the rule {shown(pattern)} never matches: torch decomposes {names[0]} into "
+                f"other operators before ebb sees it. {instead}."
+            )
+
+
+def _named(pattern: str) -> list[str]:
+    """The operators that a pattern matches, without those that write to an argument ``out``."""
+    wanted = pattern if "::" in pattern else f"aten::{pattern}"
+    return [
+        name
+        for name in torch._C._dispatch_get_all_op_names()
+        if (fnmatchcase(name.partition(".")[0], wanted) or fnmatchcase(name, wanted))
+        and not name.partition(".")[2].endswith("out")
+    ]
+
+
+def _is_composite(name: str) -> bool:
+    def has_kernel(key: str) -> bool:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+    return has_kernel("CompositeImplicitAutograd") and not has_kernel("CPU")
+
+
+def warn_of_modules(rules: Iterable[Rule], names: Iterable[str]) -> None:
+    """Warns, once for each glob, of rules for modules that match none of these names."""
+    known = set(names)
+    for glob in dict.fromkeys(rule.module for rule in rules if rule.module):
+        if glob not in _told and not any(fnmatchcase(name, glob) for name in known):
+            _told.add(glob)
+            few = ", ".join(sorted(known - {""})[:8])
+            _warn(
+                f"ebb: no module of the model matches {shown(glob)}, for which the policy has a "
+                f"rule. Some of their names: {few}."
+            )
+
+
+@functools.cache
+def warn_of_no_root() -> None:
+    """Warns, once, that a region without a root has a policy with rules for modules."""
+    _warn(
+        "ebb: the policy has rules for modules, but the region does not know which module runs, so "
+        "they match nothing. Give ebb.region(policy, root=model), or use ebb.apply."
+    )

@@ -1,0 +1,111 @@
+"""Rules that can decide on nothing are told of: composite operators, modules that are not there."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import ebb
+from ebb._policy import idle_rules
+
+
+@pytest.fixture(autouse=True)
+def nothing_told():
+    idle_rules._told.clear()
+    idle_rules.warn_of_no_root.cache_clear()
+
+
+@pytest.mark.parametrize("op", sorted(idle_rules._DECOMPOSED))
+def test_the_operators_of_a_composite_one_are_named(op):
+    with pytest.warns(UserWarning, match=f"the rule 'aten::{op}' never matches") as told:
+        policy = ebb.Policy({f"aten::{op}": ebb.SAVE})
+
+    named = re.search(r"Name those: (.*)\.", str(told[0].message))[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ebb.Policy(dict.fromkeys(named.split(", "), ebb.SAVE))  # they exist, and are not composite
+        ebb.Policy(policy.rules)  # told once
+
+
+@pytest.mark.parametrize(
+    "make", [ebb.Policy.parse, lambda text: ebb.policies.either(ebb.Policy.parse(text))]
+)
+def test_a_policy_from_text_is_looked_at_too(make):
+    with pytest.warns(UserWarning, match="'aten::dropout' never matches"):
+        make("mm:save,dropout:save")
+
+
+@pytest.mark.parametrize("op", ["aten::mm", "aten::*norm*", "aten::relu", "*"])
+def test_other_rules_are_not_told_of(op):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ebb.Policy({op: ebb.SAVE})
+
+
+def test_composite_operators_do_not_reach_a_region():
+    """What the table says is true of calls."""
+    called = {
+        "linear": lambda x: nn.functional.linear(x, x),
+        "matmul": lambda x: x @ x,
+        "layer_norm": lambda x: nn.functional.layer_norm(x, (4,)),
+        "scaled_dot_product_attention": lambda x: nn.functional.scaled_dot_product_attention(
+            x[None, None], x[None, None], x[None, None]
+        ),
+        "conv1d": lambda x: nn.functional.conv1d(x, x[:, :, None]),
+        "softmax": lambda x: x.softmax(-1),
+    }
+    for op, call in called.items():
+        x = torch.randn(4, 4, requires_grad=True)
+        with ebb.record_reports(), ebb.region():
+            y = call(x)
+            y = y * y
+        y.sum().backward()
+        seen = {row.op.partition(".")[0] for row in ebb.report().rows}
+        assert f"aten::{op}" not in seen
+        names = idle_rules._DECOMPOSED[op].replace("*", "").split(", ")
+        assert any(one.startswith(name) for one in seen for name in names), (op, seen)
+
+
+def test_a_glob_of_modules_that_matches_none_is_told_of():
+    policy = ebb.Policy([ebb.Rule("*", ebb.SAVE, module="*.mlp")])
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+
+    with pytest.warns(UserWarning, match=r"no module of the model matches '\*\.mlp'.*: 0, 1\."):
+        ebb.apply(model, policy).remove()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ebb.apply(model, policy).remove()  # told once
+
+
+def test_rules_for_modules_want_a_root(monkeypatch):
+    monkeypatch.setattr("ebb._C.any_module_has_number", lambda: False)
+    policy = ebb.Policy([ebb.Rule("*", ebb.SAVE, module="0")])
+
+    with pytest.warns(UserWarning, match=r"Give ebb\.region\(policy, root=model\)"):
+        ebb.region(policy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ebb.region(policy)  # told once
+        with ebb.region(policy, root=nn.Sequential(nn.ReLU())):
+            pass
+
+
+def test_no_name_is_suggested_that_is_not_near_or_composite():
+    with pytest.raises(ValueError, match="matches no registered operator") as error:
+        ebb.Policy({"aten::xqzzykkw": ebb.SAVE})
+    assert "Nearest" not in str(error.value)
+
+    with pytest.raises(ValueError, match="Nearest names: ") as error:
+        ebb.Policy({"aten::native_layer_norn": ebb.SAVE})
+    assert "aten::native_layer_norm" in str(error.value)
+
+    with pytest.raises(ValueError, match="matches no registered operator") as error:
+        ebb.Policy({"aten::layer_norn": ebb.SAVE})
+    assert "aten::layer_norm" not in str(error.value)
+
+    with pytest.raises(ValueError, match=r"'2' is no preset \(there are 'recompute_all'"):
+        ebb.Policy.parse("2")
