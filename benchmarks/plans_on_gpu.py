@@ -108,9 +108,9 @@ def planned(share: float) -> Callable[[Training], Way]:
 
     def make(training: Training) -> Way:
         try:
-            plan = ebb.plan(training.step, training.model, share)
+            plan = ebb.plan(training.model, training.step, share)
         except BudgetError as error:
-            plan = ebb.plan(training.step, training.model, error.minimum)
+            plan = ebb.plan(training.model, training.step, error.minimum)
         return Way(during=lambda: plan.apply(training.model), predicted=(plan.duration, plan.peak))
 
     return make

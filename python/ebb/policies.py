@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
 
 from ebb import _C
 from ebb._policy.compiled import checked
@@ -34,6 +36,12 @@ __all__ = [
     "torchtitan",
     "torchtitan_full",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    near = get_close_matches(name, __all__, 1)
+    hint = f"; the nearest is {near[0]!r}" if near else f"; there are {', '.join(__all__)}"
+    raise AttributeError(f"ebb.policies has no {shown(name)}{hint if name[:1] != '_' else ''}")
 
 
 def _preset(name: str) -> Policy:

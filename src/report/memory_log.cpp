@@ -1,5 +1,8 @@
 #include "report/memory_log.h"
 
+#include <c10/util/Logging.h>
+
+#include <algorithm>
 #include <utility>
 
 namespace ebb {
@@ -21,11 +24,17 @@ bool MemoryLog::isTaken() {
 }
 
 void MemoryLog::install(std::shared_ptr<MemoryLog> self) {
+  // While somebody listens, torch's CPU allocator logs a warning for blocks that are freed and that
+  // were allocated before. A log expects those.
+  logLevelBefore_ = FLAGS_caffe2_log_level;
+  FLAGS_caffe2_log_level = std::max(logLevelBefore_, static_cast<int>(c10::GLOG_ERROR));
   c10::ThreadLocalDebugInfo::_push(kKind, std::move(self));
 }
 
 bool MemoryLog::close() {
-  closed_.store(true);
+  if (!closed_.exchange(true)) {
+    FLAGS_caffe2_log_level = logLevelBefore_;
+  }
   const bool isHere = c10::ThreadLocalDebugInfo::get(kKind) == this;
   if (isHere) {
     c10::ThreadLocalDebugInfo::_pop(kKind);

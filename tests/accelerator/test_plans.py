@@ -99,7 +99,7 @@ def test_a_plan_that_sends_keeps_to_bits_and_bytes(model, step, share, late):
 def test_a_plan_from_the_budget_alone(model, step):
     expected = bits(model, step)
 
-    plan = ebb.plan(step, model, "60%")
+    plan = ebb.plan(model, step, "60%")
 
     with plan.apply(model):
         assert all(map(same_bits, bits(model, step), expected))

@@ -94,7 +94,7 @@ def test_a_plan_keeps_to_bits_and_bytes(step, share, ahead):
     before = ebb.ahead.settings()
     ebb.ahead.configure(regions=ahead)
     try:
-        plan = ebb.plan(step, step.model, share)
+        plan = ebb.plan(step.model, step, share)
         with plan.apply(step.model):
             for _ in range(3):
                 assert same(step.bits(), expected)
@@ -115,7 +115,7 @@ def test_a_plan_where_a_step_without_ebb_does_not_fit(step):
         with pytest.raises(torch.OutOfMemoryError):
             step()
         gc.collect()
-        plan = ebb.plan(step, step.model, budget)
+        plan = ebb.plan(step.model, step, budget)
         with plan.apply(step.model):
             for _ in range(3):
                 assert same(step.bits(), expected)

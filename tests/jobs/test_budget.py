@@ -136,7 +136,9 @@ def test_what_was_measured_counts_more_than_an_estimate(install, told, monkeypat
     job = Job().train()
 
     assert set(regions(job.model).values()) == {ebb.policies.recompute_all}
-    assert "60%: 4 regions (layers.0-3), where all is recomputed; the step allocated" in told()[-1]
+    assert (
+        "60%: 4 regions (layers.0-3), where all is recomputed; such a step allocated" in told()[-1]
+    )
 
 
 # What else there is ------------------------------------------------------------------------------

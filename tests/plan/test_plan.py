@@ -39,7 +39,7 @@ def test_nothing_is_changed_by_planning():
     classes = [type(module) for module in program.model.modules()]
     ahead = ebb.ahead.settings()
 
-    ebb.plan(program.step, program.model, 0.6)
+    ebb.plan(program.model, program.step, 0.6)
 
     assert [type(module) for module in program.model.modules()] == classes
     assert ebb.ahead.settings() == ahead
@@ -98,7 +98,7 @@ def test_models_that_train_one_after_the_other_in_one_step():
             part(x).square().mean().backward()
 
     step()
-    plan = ebb.plan(step, model, 0.6)
+    plan = ebb.plan(model, step, 0.6)
 
     assert {name.split(".")[0] for name in plan.policies} == {"0", "1"}
     with plan.apply(model):
@@ -109,7 +109,7 @@ def test_a_budget_of_bytes_counts_weights_too():
     program = programs.built(programs.pre_ln)
     weights = sum(one.nbytes + one.grad.nbytes for one in program.model.parameters())
 
-    plan = ebb.plan(program.step, program.model, weights + 400_000)
+    plan = ebb.plan(program.model, program.step, weights + 400_000)
 
     assert plan.budget == int(400_000 * 0.99)
     assert plan.peak <= plan.budget
@@ -146,9 +146,9 @@ def test_a_budget_below_the_least():
 def test_a_plan_for_the_named_minimum():
     program = programs.built(programs.pre_ln)
     with pytest.raises(ebb.BudgetError) as raised:
-        ebb.plan(program.step, program.model, 1)
+        ebb.plan(program.model, program.step, "1B")
 
-    plan = ebb.plan(program.step, program.model, raised.value.minimum)
+    plan = ebb.plan(program.model, program.step, raised.value.minimum)
 
     assert plan.peak <= plan.budget
     with plan.apply(program.model):
@@ -204,7 +204,7 @@ def test_a_model_that_is_one_region():
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.SiLU(), nn.Linear(64, 1))
     x = torch.randn(256, 16)
 
-    plan = ebb.plan(lambda: model(x).sum().backward(), model, 0.95)
+    plan = ebb.plan(model, lambda: model(x).sum().backward(), 0.95)
 
     assert set(plan.policies) == {""}
     assert "the model" in plan.summary()
@@ -226,6 +226,7 @@ def small():
     [
         ({"step": 3}, TypeError, "step must be a function"),
         ({"model": 3}, TypeError, "model must be a torch.nn.Module"),
+        ({"budget": 40}, ValueError, "write '40%' for a share"),
         ({"budget": None}, TypeError, "a budget must be"),
         ({"budget": "much"}, ValueError, "a budget must be"),
         ({"budget": 24.0}, ValueError, "a share must be"),
@@ -238,14 +239,23 @@ def test_arguments_that_make_no_sense(arguments, error, message):
     given = {"step": step_of(model), "model": model, "budget": 0.5} | arguments
 
     with pytest.raises(error, match=message):
-        ebb.plan(given.pop("step"), given.pop("model"), given.pop("budget"), **given)
+        ebb.plan(given.pop("model"), given.pop("step"), given.pop("budget"), **given)
+
+
+def test_the_step_may_still_come_first():
+    model = small()
+
+    with pytest.warns(FutureWarning, match="the model first"):
+        found = ebb.plan(step_of(model), model, 1.0)
+
+    assert found.policies == {}
 
 
 def test_a_step_without_backward():
     model = small()
 
     with pytest.raises(ValueError, match="there is nothing to plan: no module"):
-        ebb.plan(lambda: model(torch.randn(8, 32)), model, 0.5)
+        ebb.plan(model, lambda: model(torch.randn(8, 32)), 0.5)
 
 
 def test_a_model_whose_blocks_never_run():
@@ -253,7 +263,7 @@ def test_a_model_whose_blocks_never_run():
     x = torch.randn(8, 32, requires_grad=True)
 
     with pytest.raises(ValueError, match="there is nothing to plan: no module"):
-        ebb.plan(lambda: x.exp().sum().backward(), model, 0.5)
+        ebb.plan(model, lambda: x.exp().sum().backward(), 0.5)
 
 
 def test_a_model_with_regions():
@@ -261,7 +271,7 @@ def test_a_model_with_regions():
     ebb.apply(model, modules="0")
 
     with pytest.raises(ValueError, match="is a region already"):
-        ebb.plan(step_of(model), model, 0.5)
+        ebb.plan(model, step_of(model), 0.5)
 
 
 def test_a_step_with_regions_of_its_own():
@@ -274,7 +284,7 @@ def test_a_step_with_regions_of_its_own():
         model(y).sum().backward()
 
     with pytest.raises(ValueError, match="has a region already: 'mine'"):
-        ebb.plan(step, model, 0.5)
+        ebb.plan(model, step, 0.5)
     ebb.apply(model, modules="0").remove()  # nothing was left behind
 
 
@@ -306,7 +316,7 @@ def test_steps_that_do_not_do_the_same():
         y.sum().backward()
 
     with pytest.raises(RuntimeError, match="is not like step 1"):
-        ebb.plan(step, model, 0.5)
+        ebb.plan(model, step, 0.5)
     ebb.apply(model, modules="0").remove()  # nothing was left behind
 
 
@@ -318,7 +328,7 @@ def test_an_error_of_the_step_leaves_nothing_behind():
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        ebb.plan(step, model, 0.5)
+        ebb.plan(model, step, 0.5)
     ebb.apply(model, modules="0").remove()
 
 
@@ -334,9 +344,9 @@ def test_the_least_that_an_error_names_is_enough_for_the_same_model(clears):
         program.step()
 
     with pytest.raises(ebb.BudgetError) as raised:
-        ebb.plan(step, program.model, "1%")
+        ebb.plan(program.model, step, "1%")
 
-    plan = ebb.plan(step, program.model, raised.value.minimum)
+    plan = ebb.plan(program.model, step, raised.value.minimum)
 
     assert plan.policies
 
@@ -347,7 +357,7 @@ def test_where_blocks_leave_too_much_outside_the_model_itself_is_tried():
     share = 0.9 * named.peak / named.plain_peak
     expected = programs.repeatable(program)()
 
-    plan = ebb.plan(program.step, program.model, share)
+    plan = ebb.plan(program.model, program.step, share)
 
     assert list(plan.policies) == [""]
     with plan.apply(program.model):
@@ -359,12 +369,12 @@ def test_all_that_was_tried_is_named():
     program = programs.built(programs.unet)
 
     with pytest.raises(ebb.BudgetError, match="Least budgets of all") as e:
-        ebb.plan(program.step, program.model, 0.05)
+        ebb.plan(program.model, program.step, 0.05)
 
     assert "with the model" in str(e.value)
     weights = sum(one.nbytes + one.grad.nbytes for one in program.model.parameters())
     assert weights < e.value.minimum
-    plan = ebb.plan(program.step, program.model, e.value.minimum)
+    plan = ebb.plan(program.model, program.step, e.value.minimum)
     assert plan.peak <= plan.budget
 
 

@@ -249,7 +249,7 @@ def test_nothing_is_left_of_profiles_and_plans():
 
     found = ebb.profile(step)
     grown = least_growth(lambda: [ebb.profile(step, steps=1, warmup=0) for _ in range(100)])
-    ebb.plan(lambda: net(x).sum().backward(), net, 1.0)
+    ebb.plan(net, lambda: net(x).sum().backward(), 1.0)
 
     assert _testing.live_journals() == before
     assert all(value.ended > 0 for value in found.values)

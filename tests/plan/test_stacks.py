@@ -233,10 +233,10 @@ def test_from_the_budget_alone():
     """`ebb.plan` finds out which module calls the blocks."""
     program = built(pre_ln)
     with pytest.raises(ebb.BudgetError) as raised:
-        ebb.plan(program.step, program.model, 1)
+        ebb.plan(program.model, program.step, "1B")
     expected = [one.clone() for one in program.run()]
 
-    plan = ebb.plan(program.step, program.model, raised.value.minimum)
+    plan = ebb.plan(program.model, program.step, raised.value.minimum)
 
     with plan.apply(program.model):
         assert all(map(same_bits, program.run(), expected))
@@ -286,6 +286,6 @@ def test_hooks_are_gone_when_a_step_fails():
         raise KeyError("this step")
 
     with pytest.raises(KeyError, match="this step"):
-        ebb.plan(fails, program.model, 0.5)
+        ebb.plan(program.model, fails, 0.5)
 
     assert not any(one._forward_pre_hooks or one._forward_hooks for one in program.model.modules())

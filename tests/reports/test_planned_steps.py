@@ -410,7 +410,7 @@ def test_odd_names_stay_text(tmp_path):
         model(x).square().mean().backward()
 
     step()
-    plan = ebb.plan(step, model, 0.6)
+    plan = ebb.plan(model, step, 0.6)
     with ebb.record_reports(), plan.apply(model):
         step()
     report = ebb.report()

@@ -493,5 +493,5 @@ def planned(make, budget, **arguments):
     """A program, and a plan for it."""
     program = built(make)
     return program, ebb.plan(
-        program.step, program.model, budget, modules=program.blocks, **arguments
+        program.model, program.step, budget, modules=program.blocks, **arguments
     )

@@ -282,7 +282,9 @@ class Budget:
         with suppress(Exception):  # what made it give up may be how blocks are found
             self._add_all()
         self.blocks.put(recompute_all)
-        self._tell(f"no plan: {clipped(why, 300)}; all blocks are recomputed")
+        has_blocks = any(self.blocks.alive())
+        holds = "all blocks are recomputed" if has_blocks else "the job runs as without a budget"
+        self._tell(f"no plan: {clipped(why, 300)}; {holds}")
 
     def _stop(self) -> None:
         self._has_ended = True

@@ -63,8 +63,8 @@ def least_of(measured: Measured, budget: int | float, why: str) -> Decided:
         return decided_by(plan, why)
     names = dict.fromkeys(one.region for one in measured.profile.operators)
     summary = (
-        f"{len(names)} regions ({', '.join(in_ranges(names))}), where all is recomputed; the "
-        f"step allocated {size(peak)} so"
+        f"{len(names)} regions ({', '.join(in_ranges(names))}), where all is recomputed; such a "
+        f"step allocated {size(peak)}"
     )
     return Decided(
         dict.fromkeys(names, recompute_all),

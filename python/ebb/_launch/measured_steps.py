@@ -15,7 +15,7 @@ from ebb import _C, ahead
 from ebb._launch.budgeted import Blocks
 from ebb._plan.budget import NothingToPlanError
 from ebb._plan.link import may_send, measure_link, transfers_of
-from ebb._plan.measured import Measured, base_bytes
+from ebb._plan.measured import Measured, base_bytes, spread_of
 from ebb._plan.measuring import device_of, may_send_all
 from ebb._plan.pages import StepsThatRunAgain
 from ebb._plan.profile import Profile, median_of, profile_of
@@ -238,7 +238,8 @@ class Measuring:
         profile = _together([one for own, one in self._profiles if _are_alike(own, size)])
         measured = Measured(
             profile=profile,
-            duration=_duration(self._times, size),
+            duration=min(durations := _durations(self._times, size)),
+            spread=spread_of(durations),
             base=self._base,
             link=self._link,
             parents=self._blocks.parents(),
@@ -263,9 +264,11 @@ def _together(profiles: list[Profile]) -> Profile:
         return profiles[-1]
 
 
-def _duration(times: list[tuple[int, float]], size: int) -> float:
-    """Milliseconds of a step of this size. What else the machine does only makes one longer."""
-    return min(took * size / own if own else took for own, took in times)
+def _durations(times: list[tuple[int, float]], size: int) -> list[float]:
+    """Milliseconds of steps, in proportion to their size. The least counts: other work of the
+    machine only makes a step longer.
+    """
+    return [took * size / own if own else took for own, took in times]
 
 
 class Recording:

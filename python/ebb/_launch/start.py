@@ -95,8 +95,10 @@ def _start_ahead() -> None:
     try:
         if text.isdecimal() or text == "auto":
             ahead.configure(regions=1 if text == "auto" else int(text))
-        else:
+        elif text[0].isdecimal():
             ahead.configure(regions=1, limit=text)
+        else:
+            raise ValueError("it must be a number of regions, a size such as 2GiB, or auto")
     except Exception as error:
         say_value_ignored("EBB_AHEAD", error)
 

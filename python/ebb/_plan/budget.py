@@ -49,6 +49,7 @@ def read_budget(budget: object) -> int | float:
             f"ebb: a budget must be a number of bytes, such as '24GiB', or a share, such as 0.4 or "
             f"'40%'; got {shown(budget)} of type {type(budget).__name__}"
         )
+    has_unit = isinstance(budget, str) and not budget.strip().isdecimal()
     if isinstance(budget, str):
         budget = _number(budget)
     if isinstance(budget, float):
@@ -60,6 +61,11 @@ def read_budget(budget: object) -> int | float:
         return budget
     if number_of_bytes("a budget", budget) == 0:
         raise ValueError("ebb: a budget must be more than 0 bytes")
+    if budget <= _MOST_PERCENT and not has_unit:
+        raise ValueError(
+            f"ebb: a budget of {budget} bytes can hold nothing; write '{budget}%' for a share, or "
+            f"a unit: '{budget}GiB'"
+        )
     return budget
 
 
@@ -77,15 +83,9 @@ def _number(text: str) -> int | float:
             ) from None
         return number / 100 if is_percent else number
     try:
-        found = number_of_bytes("a budget", digits)
+        return number_of_bytes("a budget", digits)
     except ValueError as error:
         raise ValueError(f"{error}. Or a share: '40%', '0.4'") from None
-    if digits.isdecimal() and 0 < found <= _MOST_PERCENT:
-        raise ValueError(
-            f"ebb: a budget of {found} bytes can hold nothing; write '{found}%' for a share, or a "
-            f"unit: '{found}GiB'"
-        )
-    return found
 
 
 def allowed(budget: int | float, base: int, plain_peak: int) -> int:

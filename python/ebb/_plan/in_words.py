@@ -13,6 +13,8 @@ from ebb._report.planned import Cut
 from ebb._report.text import size
 from ebb._support.names import in_ranges
 
+_EQUAL, _UNKNOWN = 0.01, 0.3  # of measured times: differences that are told of, and too large
+
 
 class Plan(Protocol):
     """What is told of an ``ebb.Plan``."""
@@ -24,6 +26,7 @@ class Plan(Protocol):
     duration: float
     plain_peak: int
     plain_duration: float
+    spread: float
 
 
 def summary(plan: Plan) -> str:
@@ -34,14 +37,24 @@ def summary(plan: Plan) -> str:
             "nothing is recomputed, and no module is a region"
         )
     share = plan.peak / max(1, plan.plain_peak)
-    slower = plan.duration / plan.plain_duration - 1
     regions = ", ".join(in_ranges(name or "the model" for name in plan.policies))
     many = "region" if len(plan.policies) == 1 else "regions"
     ahead = "" if plan.settings.ahead else ", without replays ahead of backward"
     return (
         f"ebb: {len(plan.policies)} {many} ({regions}); the step will allocate {size(plan.peak)}, "
-        f"{share:.0%} of {size(plan.plain_peak)}, and take {slower:.1%} more time{ahead}"
+        f"{share:.0%} of {size(plan.plain_peak)}, and take {_more_time(plan)}{ahead}"
     )
+
+
+def _more_time(plan: Plan) -> str:
+    """As precise as the measured times: they differed by ``plan.spread``."""
+    ratio = plan.duration / plan.plain_duration
+    if plan.spread < _EQUAL:
+        return f"{ratio - 1:.1%} more time"
+    if plan.spread > _UNKNOWN:
+        return f"more time: how much is unknown, since measured steps differ by {plan.spread:.0%}"
+    least = max(0.0, ratio / (1 + plan.spread) - 1)
+    return f"{least:.0%} to {ratio * (1 + plan.spread) - 1:.0%} more time"
 
 
 def explained(plan: Plan, chooser: Chooser, chosen: Chosen) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ class Measured:
     Attributes:
         profile: of the step in which each block is a region under ``ebb.policies.recompute_all``.
         duration: milliseconds of such a step, without recording.
+        spread: by how much of it the slowest of the steps that were timed took longer.
         base: bytes that are there when a step begins: weights, state of optimizers.
         whole: the name of the region that is the model itself; None: there is none.
         root: the name of a region that is the model itself would have.
@@ -42,6 +43,12 @@ class Measured:
     away: float | None = None
     pager: Pager | None = None
     on_accelerator: bool = False
+    spread: float = 0.0
+
+
+def spread_of(durations: Sequence[float]) -> float:
+    """By how much of the least the longest is longer."""
+    return max(durations) / max(min(durations), 1e-6) - 1
 
 
 def base_bytes(

@@ -12,7 +12,7 @@ from ebb import _C, ahead
 from ebb._plan.budget import allowed
 from ebb._plan.callers import Callers
 from ebb._plan.link import measure_link, transfers_of
-from ebb._plan.measured import Measured, base_bytes
+from ebb._plan.measured import Measured, base_bytes, spread_of
 from ebb._plan.pages import StepsThatRunAgain
 from ebb._plan.profile import Profile, profile
 from ebb._plan.simulate import Simulator
@@ -65,11 +65,11 @@ def _measure(
         found = profile(step, steps=2)
         whole = type(model).__name__ if "" in handle.names else None
         _check_regions(found, {name or type(model).__name__ for name in handle.names})
-        duration = min(_timed(step) for _ in range(_ROUNDS))
+        durations = [_timed(step) for _ in range(_ROUNDS)]
     device = device_of([model])
     measured = Measured(
         found,
-        duration,
+        min(durations),
         base,
         whole=whole,
         root=type(model).__name__,
@@ -77,6 +77,7 @@ def _measure(
         link=measure_link(device),
         pager=may_run_again.pager(found, device),
         on_accelerator=device.type != "cpu",
+        spread=spread_of(durations),
     )
     if may_send_all(measured, budget):
         window = Simulator(measured).window

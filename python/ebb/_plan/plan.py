@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -44,6 +45,8 @@ class Plan(ModulePolicies):
         peak: what it will allocate at most, in bytes.
         duration: what it will take, in milliseconds.
         plain_peak, plain_duration: what it would allocate and take without regions.
+        spread: by how much of the least the slowest of the measured steps took longer: ``duration``
+            is no more certain than that.
         replays: how many operators run again.
         pool_bytes: of ``peak``, what page pools take, in bytes.
     """
@@ -64,6 +67,7 @@ class Plan(ModulePolicies):
         plain = chooser.simulator.plain
         self.plain_duration = plain.duration
         self.plain_peak = plain.peak
+        self.spread = measured.spread
         self.pool_bytes = chooser.pool_bytes(chosen)
         self.settings = ProcessSettings(
             _transfers(chooser, chosen),
@@ -282,8 +286,8 @@ def _fastest(choosers: Iterable[Chooser], budget: int) -> tuple[Chooser, Chosen]
 
 
 def plan(
-    step: Callable[[], object],
     model: torch.nn.Module,
+    step: Callable[[], object],
     budget: int | float | str,
     *,
     modules: str | Iterable[str] | None = None,
@@ -296,9 +300,9 @@ def plan(
     changed: ``plan.apply(model)`` does that.
 
     Args:
+        model: no region may be in it yet.
         step: runs a forward of the model and its backward, and whatever else belongs to a step. It
             must do the same each time.
-        model: no region may be in it yet.
         budget: bytes, an int or text such as ``"24GiB"``: weights and whatever else is there
             when the step begins included. On the CPU that is the model's parameters, their
             gradients and buffers; on an accelerator all that is allocated there. Or a share, a
@@ -321,11 +325,19 @@ def plan(
         >>> model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(32, 64),
         ...     torch.nn.GELU(), torch.nn.Linear(64, 32)) for _ in range(4)))
         >>> x = torch.ones(16, 32)
-        >>> plan = ebb.plan(lambda: model(x).sum().backward(), model, budget=0.8)
+        >>> plan = ebb.plan(model, lambda: model(x).sum().backward(), budget=0.8)
         >>> plan.peak < plan.plain_peak
         True
         >>> handle = plan.apply(model)
     """
+    if isinstance(step, torch.nn.Module) and not isinstance(model, torch.nn.Module):
+        warnings.warn(
+            "ebb: ebb.plan takes the model first: ebb.plan(model, step, budget). The next release "
+            "does not take it second.",
+            FutureWarning,
+            stacklevel=2,
+        )
+        model, step = step, model
     if not callable(step):
         raise TypeError(f"ebb: step must be a function; got {type(step).__name__}")
     if not isinstance(model, torch.nn.Module):

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 
 import torch
 
+from ebb._policy.operators import operator_name
 from ebb._policy.rule import Rule
 from ebb._support.shown import shown
 
@@ -49,7 +50,7 @@ def warn_of_composites(rules: Iterable[Rule]) -> None:
     """Warns, once for each pattern, of rules that match composite operators only: torch calls
     other operators in their place before a call reaches ebb.
     """
-    for pattern in dict.fromkeys(rule.op for rule in rules):
+    for pattern in dict.fromkeys(operator_name(rule.op) for rule in rules):
         if pattern in _told:
             continue
         names = _named(pattern)
@@ -66,7 +67,7 @@ def warn_of_composites(rules: Iterable[Rule]) -> None:
 
 def _named(pattern: str) -> list[str]:
     """The operators that a pattern matches, without those that write to an argument ``out``."""
-    wanted = pattern if "::" in pattern else f"aten::{pattern}"
+    wanted = (pattern if "::" in pattern else f"aten::{pattern}").removesuffix(".default")
     return [
         name
         for name in torch._C._dispatch_get_all_op_names()

@@ -30,8 +30,9 @@ def stats(flat: bool = False) -> dict[str, Any]:
           ``bytes_dropped`` (packed by autograd, and not kept), ``bytes_copied`` (copied before
           a write because a recompute needs them), ``bytes_offloaded`` (sent to the host),
           ``bytes_fell_back`` (were to be offloaded, and were kept or recomputed for want of host
-          memory), ``bytes_paged`` (of storages whose live rows went to pages), ``bytes_not_paged`` (were to be paged, and were
-          kept: which rows live is not known), ``bytes_escaped`` (dropped by ebb and read inside
+          memory), ``bytes_paged`` (of storages whose live rows went to pages),
+          ``bytes_not_paged`` (were to be paged, and were kept: which rows live is not known),
+          ``bytes_escaped`` (dropped by ebb and read inside
           the region, but still held by somebody when it ended), ``bytes_from_outside`` (made
           outside of the outermost region, kept for its backward, and held by nobody else in the
           end);

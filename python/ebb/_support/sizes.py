@@ -10,6 +10,7 @@ from ebb._support.shown import shown
 Bytes: TypeAlias = "int | str"
 
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _LARGEST = 2**63 - 1
 _MOST_DIGITS = 100  # of a text: what has more is no size, and Python's conversions raise
 
@@ -22,7 +23,7 @@ def number_of_bytes(name: str, value: object) -> int:
         if found is None or unit is None:
             raise ValueError(
                 f"ebb: {name} must be a number of bytes, such as 1048576, '1MiB' or '2.5 GiB' "
-                f"(units: B, KiB, MiB, GiB, TiB); got {shown(value)}"
+                f"(units: B, KiB, MiB, GiB, TiB, and KB, MB, GB, TB of 1000); got {shown(value)}"
             )
         value = round(float(found[1]) * unit) if "." in found[1] else int(found[1]) * unit
     return whole_number(name, value, "bytes")
