@@ -7,11 +7,14 @@ import os
 import platform
 import runpy
 import sys
+from contextlib import ExitStack
 
 import torch
 
 import ebb
 from ebb import _C
+from ebb._launch import takeover
+from ebb._launch.listing import Listing
 from ebb._launch.start import policy_from, read_budget_or_limit, start
 from ebb._support.shown import clipped
 
@@ -40,6 +43,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--policy", help="as the variable EBB; default 1, with a budget none")
     parser.add_argument("--modules", help="as the variable EBB_MODULES")
+    parser.add_argument(
+        "--list-modules",
+        action="store_true",
+        help="run the first two steps of the program, and print which modules could be regions",
+    )
     parser.add_argument("--budget", help="as the variable EBB_BUDGET")
     parser.add_argument(
         "--verify", nargs="?", const="raise", choices=["raise", "demote"], help="verify mode"
@@ -59,6 +67,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.script is None:
         parser.print_help()
         return 2
+    if options.list_modules:
+        list_modules(options)
+        return 0
     if options.policy is None and options.budget is None:
         options.policy = "1"
     checks = {"policy": policy_from, "budget": read_budget_or_limit}
@@ -92,6 +103,18 @@ def set_up(options: argparse.Namespace) -> None:
         os.environ["EBB_VERIFY"] = "1" if options.verify == "raise" else "demote"
         ebb.verify(options.verify)
     start()
+
+
+def list_modules(options: argparse.Namespace) -> None:
+    """Runs the script, without what variables ask for, until its modules can be listed."""
+    takeover.remove()
+    listing = Listing()
+    with ExitStack() as undo:
+        listing.start(undo)
+        try:
+            run(options)
+        finally:
+            listing.tell()
 
 
 def run(options: argparse.Namespace) -> None:

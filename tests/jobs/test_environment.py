@@ -272,6 +272,34 @@ def test_launcher(script):
     assert "json.tool" in done.stdout
 
 
+def test_modules_are_listed(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import torch\n"
+        "layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)\n"
+        "model = torch.nn.TransformerEncoder(layer, 3)\n"
+        "optimizer = torch.optim.SGD(model.parameters())\n"
+        "for step in range(5):\n"
+        "    print('step', step)\n"
+        "    model(torch.ones(2, 4, 16)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+
+    done = run("-m", "ebb", "--list-modules", path)
+
+    lines = done.stdout.splitlines()
+    assert lines[:3] == [
+        "step 0",
+        "step 1",
+        "ebb: TransformerEncoder: autograd saves 29.6 KiB that the model computes",
+    ]
+    assert [line.split() for line in lines[3:]] == [
+        ["modules", "bytes", "in", "them", "names"],
+        ["3", "29.6", "KiB", "layers.0-2", "(what", "EBB=1", "takes)"],
+        ["1", "29.6", "KiB", "the", "model"],
+    ]
+
+
 def test_spawned_workers_inherit_it(script):
     path = script.with_name("spawns.py")
     path.write_text(

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.compiler import is_compiling
@@ -18,7 +18,6 @@ from torch.nn.modules.module import (
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ebb._launch.budget import Budget
 from ebb._launch.found_blocks import FoundBlocks
 from ebb._launch.taken import Taken
 from ebb._policy.policy import Policy
@@ -207,7 +206,13 @@ class ByName:
 _models: Models | None = None  # while they are taken over
 
 
-def take_over(taken: Taken, undo: ExitStack, blocks: Budget | FoundBlocks | None = None) -> None:
+class Meets(Protocol):
+    """Is told of each model before its first forward."""
+
+    def meet(self, model: torch.nn.Module) -> None: ...
+
+
+def take_over(taken: Taken, undo: ExitStack, blocks: Meets | None = None) -> None:
     """Modules whose names match become regions, and modules that rules ask for get numbers, in all
     models that run until `undo` is closed.
 

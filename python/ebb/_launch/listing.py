@@ -1,0 +1,89 @@
+"""``python -m ebb --list-modules``: which modules of a job could be regions, and what they save."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ebb import _C
+from ebb._launch import models
+from ebb._launch.taken import Taken
+from ebb._region.blocks import block_candidates, find_blocks
+from ebb._region.modules import can_mark, mark, number_modules_once
+from ebb._region.region import run_in_region
+from ebb._report.report import report
+from ebb._report.rows import Row
+from ebb._report.text import size
+from ebb._support.names import in_ranges
+from ebb._support.shown import clipped
+from ebb.policies import save_all
+
+
+class Listing:
+    """Runs each model of a job as one region that saves everything. The first forward of a model
+    has begun when ebb sees the model, so the report of the second step tells what autograd saves.
+    """
+
+    def __init__(self) -> None:
+        self._models: dict[str, torch.nn.Module] = {}  # by the name of their region
+        self._has_told = False
+        self._steps = 0  # of optimizers
+
+    def start(self, undo: ExitStack) -> None:
+        """From now on, until `undo` is closed."""
+        undo.callback(_C.set_reporting, _C.set_reporting(1))
+        models.take_over(Taken(save_all, "", ()), undo, self)
+        undo.callback(register_optimizer_step_post_hook(self._on_step).remove)
+
+    def meet(self, model: torch.nn.Module) -> None:
+        """Before the first forward of a model."""
+        if not torch.is_grad_enabled() or not any(True for _ in model.children()):
+            return
+        name = f"{type(model).__name__}@{len(self._models)}"
+        number_modules_once(model)
+        # A framework may call methods of the model, and no forward: then its blocks tell.
+        for inner in {model, *map(model.get_submodule, find_blocks(model))}:
+            if can_mark(inner) and mark(inner).region is None:
+                mark(inner).region = functools.partial(run_in_region, (save_all, name, "keep"))
+        self._models[name] = model
+
+    def _on_step(self, *_: Any) -> None:
+        self._steps += 1
+        if self._steps == 2 * len(self._models):
+            self.tell()
+            raise SystemExit(0)
+
+    def tell(self) -> None:
+        """Prints what was found, once."""
+        if self._has_told:
+            return
+        self._has_told = True
+        found = _C.reports()
+        if not found:
+            print("ebb: no model has run two steps with gradients, so there is nothing to list")
+            return
+        rows = report().rows
+        for region, model in self._models.items():
+            own = [row for row in rows if row.region == region and row.fate in ("saved", "kept")]
+            print("\n".join(_table(model, own)))
+
+
+def _table(model: torch.nn.Module, rows: list[Row]) -> Iterable[str]:
+    """One line for each set of modules that could be regions."""
+    total = sum(row.bytes for row in rows)
+    yield f"ebb: {type(model).__name__}: autograd saves {size(total)} that the model computes"
+    yield "    modules  bytes in them  names"
+    for number, names in enumerate(block_candidates(model)):
+        inside = sum(
+            row.bytes
+            for row in rows
+            if any(name in ("", row.module) or row.module.startswith(f"{name}.") for name in names)
+        )
+        shown = clipped(", ".join(in_ranges(name or "the model" for name in names)), 200)
+        note = " (what EBB=1 takes)" if number == 0 and len(names) > 1 else ""
+        yield f"    {len(names):7}  {size(inside):>13}  {shown}{note}"
