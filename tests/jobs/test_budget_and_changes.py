@@ -354,3 +354,73 @@ def test_a_model_of_layers_is_a_block_itself(install, model):
     # a model is met within its first call, which is no region yet
     assert max(found[PLANNED + 1 :]) <= budget
     assert_same(Job(model).train(), expected)
+
+
+# What counts ------------------------------------------------------------------------------------
+
+
+class Early(Quiet):
+    """Its second step allocates more than all others."""
+
+    def step(self, step):
+        if step == 1:
+            torch.ones(2**18)  # 1 MiB, freed at once
+        super().step(step)
+
+
+def test_what_the_first_measured_step_allocates_makes_no_plan_larger(install, told):
+    install("60%")
+
+    Early().train()
+
+    assert not any("now more, now less" in line for line in told())
+
+
+class Growing(Quiet):
+    def __init__(self):
+        super().__init__(rows=lambda step: ROWS + 16 * max(0, step - PLANNED))
+
+
+def test_steps_that_grow_on_are_told_of_a_few_times(install, told):
+    install("35%")
+
+    Growing().train(60)
+
+    lines = told()
+    assert sum("nothing is left to give up" in line for line in lines) <= 6
+    assert sum("measured anew" in line for line in lines) >= 2
+
+
+def test_other_tensors_of_the_program_give_a_budget_no_slack(install, told):
+    """2 % of the budget are allowed, and not of what else is in memory."""
+    data = torch.ones(2**22)  # 16 MiB
+    job = Steady(factor=1.1)
+    plain = max(step_bytes(job, PLANNED)[1:])
+    held = base_bytes([job.model], [job.optimizer])
+    install(held + (plain - held) * 6 // 10)
+
+    Steady(factor=1.1).train(LATER)
+
+    assert any("measured anew" in line for line in told())
+    assert data.numel()
+
+
+def test_a_job_that_checkpoints_is_not_measured_with_larger_regions(install, told):
+    install("5%")
+
+    Quiet(checkpoints=True).train()
+
+    assert not any("other regions" in line for line in told())
+
+
+def test_hooks_of_the_job_on_saved_tensors_are_told_of(install, told):
+    class Hooked(Job):
+        def step(self, step):
+            with torch.autograd.graph.save_on_cpu():
+                super().step(step)
+
+    expected = Hooked().train()
+    install("60%")
+
+    assert_same(Hooked().train(), expected)
+    assert sum("saved-tensor hooks around its blocks" in line for line in told()) == 1

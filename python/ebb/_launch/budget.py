@@ -224,6 +224,8 @@ class Budget:
             False: there are none that may be better.
         """
         here = self.blocks.candidate
+        if self._taken.announced:
+            return False  # the job's own checkpointing may be what makes its steps fit
         if has_ranks() or here in self._leasts or not (self._leasts or least):
             return False
         self._leasts[here] = math.inf if least is None else least.peak
@@ -348,6 +350,11 @@ class Budget:
         assert self._outcome is not None
         if decided.too_small and is_set("EBB_STRICT"):
             raise BudgetError(f"ebb: EBB_BUDGET={self._text}: {decided.too_small}")
+        if self.blocks.met_hooks() and self._measured == 0:
+            self._tell(
+                "the job has saved-tensor hooks around its blocks; they do not see what blocks keep"
+                ", and a share counts a step without them"
+            )
         self._put_in_place(decided)
         if self._outcome.varies and self._measured == 0:
             self._tell(
@@ -357,8 +364,12 @@ class Budget:
         self._measured += 1
         self._since = 0
         if isinstance(self._budget, int):
-            whole = self._budget + self._outcome.beside
-            self._watch.begin(decided.peak, fits=not decided.too_small, whole=whole)
+            self._watch.begin(
+                decided.peak,
+                fits=not decided.too_small,
+                whole=self._budget,
+                beside=self._outcome.beside,
+            )
         else:
             plain_peak = decided.plain_peak * self._outcome.growth
             share = round(self._budget * plain_peak)
@@ -406,6 +417,8 @@ class Budget:
         self._sized = sized
         may_measure = self._measured < _MOST_MEASURED
         if not is_step or self.blocks.have_new():
+            if watch.is_over():
+                self._tell(f"{watch.in_words()}; steps are measured anew")
             self._begin()
         elif sized != before:
             return  # it showed how large page pools have to be, and used none
@@ -425,14 +438,15 @@ class Budget:
         assert self._outcome is not None
         measured, watch = self._outcome.measured, self._watch
         planned_peak, why = watch.planned, watch.in_words()
-        plan = plan_of(measured, measured.base + watch.less(), at_least=True)
-        if plan.peak >= planned_peak or not plan.policies:
+        # The plan itself has tensors, which are not to count as the program's.
+        decided = decided_by(plan_of(measured, measured.base + watch.less(), at_least=True))
+        if decided.peak >= planned_peak or not decided.policies:
             self._tell(f"{why}, though nothing is left to give up")
             watch.accept()
             return
         self._tell(f"{why}; planned anew for less")
-        watch.planned = plan.peak
-        self._put_in_place(decided_by(plan))
+        watch.planned = decided.peak
+        self._put_in_place(decided)
 
 
 def _offer(measured: Measured, budget: float) -> Offer:

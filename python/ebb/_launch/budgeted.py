@@ -29,6 +29,8 @@ from ebb._region.region import run_in_region
 from ebb._region.tracing import is_optimized_module
 from ebb._support.log import log
 
+_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
 
 class Block:
     """One module: a region under `policy`, or, if that is None, only counted.
@@ -37,6 +39,7 @@ class Block:
         name: in its model, and no other block's.
         policy: of its region.
         calls: with gradients, since they were last taken.
+        met_hooks: saved-tensor hooks of the job were in place when it was called.
     """
 
     def __init__(self, name: str, module: torch.nn.Module, root: torch.nn.Module) -> None:
@@ -45,6 +48,7 @@ class Block:
         self.root = weakref.ref(root)
         self.policy: Policy | None = None
         self.calls = 0
+        self.met_hooks = False
         mark(module).region = self
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -54,6 +58,7 @@ class Block:
         self.calls += 1
         if self.policy is None:
             return function(*args, **kwargs)
+        self.met_hooks = self.met_hooks or _saved_tensors_hooks(False) is not None
         return run_in_region((self.policy, self.name, "keep"), function, *args, **kwargs)
 
     def put(self, policy: Policy | None) -> None:
@@ -180,6 +185,10 @@ class Blocks:
         for block in called:
             block.calls = 0
         return calls, has_new
+
+    def met_hooks(self) -> bool:
+        """Whether the job has hooks on what autograd saves in them."""
+        return any(block.met_hooks for block in self._all)
 
     def have_new(self) -> bool:
         """Whether one that was added since they were taken has been called with gradients."""

@@ -112,7 +112,10 @@ class Measuring:
         self._device = torch.device("cpu")
         self._again_if_need_be = StepsThatRunAgain()
         self._transfers = ExitStack()  # of how values leave in a step that shows it
-        self._peaks: list[int] = []  # of all steps, those that do not count among them
+        # Of all steps, those that do not count included. The first is left out: it allocates what
+        # stays.
+        self._peaks: list[int] = []
+        self._is_first = True
         self._begin_anew()
         self._again = 0  # steps that did not count
         self._ahead = 0  # regions that are replayed ahead otherwise
@@ -134,7 +137,7 @@ class Measuring:
         self._device = device_of(self._blocks.roots())
         self._link = measure_link(self._device)
         self._again_if_need_be = StepsThatRunAgain()
-        self._peaks = []
+        self._peaks, self._is_first = [], True
         self._begin_anew()
         self._blocks.watch_callers()
         self._blocks.put(recompute_all)
@@ -156,8 +159,9 @@ class Measuring:
         """
         ended = self._recording.end()
         self._blocks.callers_seen()
-        if not self._is_away:
+        if not self._is_away and not self._is_first:
             self._peaks.append(peak)
+        self._is_first = False
         if self._counts(calls) and ended is not None:
             self._note(peak, *ended)
             self._todo.pop(0)

@@ -7,6 +7,7 @@ from ebb._report.text import size
 from ebb._support import devices
 
 _OVER = 1.02  # of the budget, from which on a step is over it
+_MUCH_MORE = 1.25  # likewise, if no plan needs less and a line has said so
 _SLACK = 4096  # bytes, beside that: small blocks of memory are rounded up
 _FAR_BELOW = 0.85  # of what was planned
 _STEPS_BELOW = 32  # that are far below, one after the other, before steps have changed
@@ -29,25 +30,37 @@ class Watch:
         self.has_plan = self.was_over = False
         self._began = self._next = 0  # bytes that were there when the last step began, and ended
         self._whole: int | None = None  # the budget, in bytes
+        self._beside = 0  # of the program's other tensors, which the budget does not count
         self._share = 0  # likewise, of what a step allocates
         self._accepted = 0  # bytes of a step above the budget, where no plan needs less
+        self._times_accepted = 0
+        self._is_over = False
         self._over: list[tuple[int, int]] = []  # of steps over the budget: planned, and taken
         self._below = 0  # steps of late
         self._replays = 0
 
-    def begin(self, planned: int, *, fits: bool, whole: int | None = None, share: int = 0) -> None:
+    def begin(
+        self,
+        planned: int,
+        *,
+        fits: bool,
+        whole: int | None = None,
+        beside: int = 0,
+        share: int = 0,
+    ) -> None:
         """From now on steps are under a plan.
 
         Args:
             planned: bytes that it predicts.
             fits: they are in the budget; if not, steps may take as much as was planned.
             whole: that tensors may take, all told; None: `share` counts.
+            beside: of tensors that ``whole`` does not count.
             share: that a step may allocate.
         """
         self.has_plan, self.planned = True, planned
-        self.was_over = False
-        self._whole, self._share = whole, share
-        self._accepted = 0 if fits else int(_OVER * planned)
+        self.was_over = self._is_over = False
+        self._whole, self._beside, self._share = whole, beside, share
+        self._accepted, self._times_accepted = 0 if fits else int(_OVER * planned), 0
         self._below, self._over = 0, []
 
     def end(self) -> None:
@@ -61,10 +74,13 @@ class Watch:
             is_counted: on an accelerator, whether the peak is reset now, so that the next step's is
                 its own; torch.accelerator.max_memory_allocated() then begins anew, too.
         """
-        self.was_over = self.is_over()
+        self.was_over = self._is_over
         self._began = self._next
         self._next, most = _C.tensor_bytes()
         self.peak = max(0, most - self._began)
+        slack = _SLACK + (_OVER - 1) * (self._share if self._whole is None else self._whole)
+        is_over = self.peak > max(self._allowed + slack, self._accepted)
+        self._is_over = self.has_plan and is_over
         if is_counted or devices.in_use() is None or self.is_over():
             _C.reset_most_tensor_bytes()
 
@@ -75,12 +91,13 @@ class Watch:
 
     @property
     def _allowed(self) -> int:
-        return self._share if self._whole is None else self._whole - self._began
+        if self._whole is None:
+            return self._share
+        return self._whole + self._beside - self._began
 
     def is_over(self) -> bool:
         """Whether the last step took more than the budget allows."""
-        slack = _SLACK + (_OVER - 1) * (self._share if self._whole is None else self._whole)
-        return self.has_plan and self.peak > max(self._allowed + slack, self._accepted)
+        return self._is_over
 
     def is_far_below(self) -> bool:
         """Whether steps have taken far less than was planned for, for long."""
@@ -108,8 +125,11 @@ class Watch:
         return max(0, int(min(wanted, _LESS * self.planned)))
 
     def accept(self) -> None:
-        """There is no plan for less than the last step took."""
-        self._accepted = int(_OVER * self.peak)
+        """There is no plan for less than the last step took. If steps grow on, only a large growth
+        counts again."""
+        factor = _OVER if self._times_accepted == 0 else _MUCH_MORE
+        self._accepted = int(factor * self.peak)
+        self._times_accepted += 1
 
     def has_replayed(self) -> bool:
         """Whether an operator has run again since this was last asked."""

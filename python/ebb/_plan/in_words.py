@@ -52,7 +52,7 @@ def _more_time(plan: Plan) -> str:
     if plan.spread < _EQUAL:
         return f"{ratio - 1:.1%} more time"
     if plan.spread > _UNKNOWN:
-        return f"more time: how much is unknown, since measured steps differ by {plan.spread:.0%}"
+        return "more time: how much is unknown, since the times of measured steps differ too much"
     least = max(0.0, ratio / (1 + plan.spread) - 1)
     return f"{least:.0%} to {ratio * (1 + plan.spread) - 1:.0%} more time"
 
