@@ -424,3 +424,17 @@ def test_hooks_of_the_job_on_saved_tensors_are_told_of(install, told):
 
     assert_same(Hooked().train(), expected)
     assert sum("saved-tensor hooks around its blocks" in line for line in told()) == 1
+
+
+def test_a_job_that_ends_before_there_is_a_plan_says_so(install, told):
+    budget = install("60%")
+    Quiet().train(3)
+
+    budget._at_exit()
+
+    assert "the job ends after 3 steps, before there is a plan" in told()[-1]
+
+    Quiet().train(PLANNED)
+    told()
+    budget._at_exit()
+    assert told() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import time
 import weakref
@@ -109,6 +110,8 @@ class Budget:
         """From now on, until `undo` is closed."""
         self._clock.start(undo)
         undo.callback(self._stop)
+        atexit.register(self._at_exit)
+        undo.callback(atexit.unregister, self._at_exit)
 
     def meet(self, model: torch.nn.Module) -> None:
         """Before the first forward of a model."""
@@ -145,6 +148,13 @@ class Budget:
         log.info("budget: %s", what)
         if is_first():
             tell(f"ebb: EBB_BUDGET={self._text}: {what}")
+
+    def _at_exit(self) -> None:
+        if self._measuring is not None and not self._has_ended and self._announced:
+            self._tell(
+                f"the job ends after {self._steps} steps, before there is a plan; all blocks were "
+                "recomputed"
+            )
 
     # Between two steps ----------------------------------------------------------------------------
 
