@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from exactness import same_bits
 from stand_ins import fake_accelerator
 
@@ -56,7 +57,7 @@ def run(train: Callable[[Way], Results], policy: ebb.Policy | None) -> Results:
 def plain(result: Any) -> torch.Tensor | None:
     if hasattr(result, "to_local"):
         result = result.to_local()
-    if isinstance(result, dist._functional_collectives.AsyncCollectiveTensor):
+    if isinstance(result, funcol.AsyncCollectiveTensor):
         result = result.wait()
     return result if result is None else torch.as_tensor(result).detach().clone()
 

@@ -48,8 +48,10 @@ def run_shell(block):
 
 
 @every_page
-def test_python_and_shell_blocks_run(page, tmp_path, monkeypatch):
-    """A shell block is marked `sh`; plain ones are commands for a machine that is not this one."""
+def test_python_and_shell_blocks_run(page, tmp_path, monkeypatch, capsys):
+    """A shell block is marked `sh`; plain ones are commands for a machine that is not this one. A
+    comment `# prints ..` behind a call of print has all that it prints, line after line.
+    """
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
     for language, block in fences(page):
@@ -59,7 +61,11 @@ def test_python_and_shell_blocks_run(page, tmp_path, monkeypatch):
         if language == "python":
             if name := re.match(r"# (\w+\.py)\n", block):
                 (tmp_path / name[1]).write_text(block)
+            capsys.readouterr()
             exec(compile(block, page.name, "exec"), namespace)
+            printed = " ".join(capsys.readouterr().out.split())
+            for told in re.findall(r"print\(.*\)  # prints (.*)", block):
+                assert told in printed
     assert page.read_text().count("\n```") == 2 * len(fences(page)), "a block is not closed"
 
 
