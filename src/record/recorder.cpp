@@ -38,6 +38,13 @@ void closeOwned(Value& value) {
   if (ownsItsBytes(value)) {
     value.isPrivate = true;
     dropRecipe(value);
+  } else if (value.isSaved() && !value.bytes && !value.stash && value.recipeReaders() == 0) {
+    // Autograd has the bytes, by handles. If nobody else has them nobody will write to them, so the
+    // recipe goes, and what it reads need not be kept for it.
+    const auto home = value.home.lock();
+    if (home && home.use_count() <= 1 + value.handles.load()) {
+      dropRecipe(value);
+    }
   }
 }
 

@@ -99,6 +99,27 @@ def test_what_was_chosen(make, share):
     check(make, chosen)
 
 
+def test_copies_that_autograd_saves_before_a_write():
+    """`hardswish_` saves a clone of what it writes over. If the clone is kept, or if `hardswish_`
+    runs each time, a replay of it copies its input only where something else needs that."""
+    found = planning(programs.inverted)
+    step = found.simulator.step
+    operators = range(len(step.calls[0].operators))
+    written_over = {n for n in operators if step.written_over(n) is not None}
+    choices = [
+        *(Choice(frozenset([place])) for place in operators if place not in written_over),
+        *(Choice(each_time=frozenset([place])) for place in operators),
+        *(Choice(each_time=frozenset(range(place))) for place in operators),
+        *(Choice(each_time=frozenset(range(place, len(operators)))) for place in operators),
+    ]
+
+    found.peak(found.chooser.recomputed())  # a kernel's first call takes other scratch memory
+    for choice in choices:
+        chosen = found.chosen(dict.fromkeys(found.chooser.calls, choice))
+        predicted, measured = found.chooser.estimate(chosen).peak, found.peak(chosen)
+        assert (1 - CLOSE) * measured <= predicted <= (1 + CLOSE) * measured, choice
+
+
 @every_program
 def test_replays_are_those_that_run(make):
     found = planning(make)

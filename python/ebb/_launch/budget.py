@@ -381,8 +381,7 @@ class Budget:
                 beside=self._outcome.beside,
             )
         else:
-            plain_peak = decided.plain_peak * self._outcome.growth
-            share = round(self._budget * plain_peak)
+            share = round(self._budget * (decided.plain_peak + self._outcome.more))
             self._watch.begin(decided.peak, fits=not decided.too_small, share=share)
 
     def _put_in_place(self, decided: Decided) -> None:

@@ -76,12 +76,14 @@ class Outcome:
         measured: for a plan.
         varies: whether steps allocate now more, now less.
         growth: how much more the largest step allocated than the one that was recorded.
+        more: the same in bytes: at least so much more would the step without regions have taken.
         beside: bytes of the program's other tensors, which are not in ``measured.base``.
     """
 
     measured: Measured
     varies: bool
     growth: float
+    more: int
     beside: int
 
 
@@ -254,7 +256,8 @@ class Measuring:
             measured = replace(measured, away=min(self._times_away))
         varies = not _are_alike(min(self._peaks), largest)
         growth = largest / size if varies and size else 1.0
-        return Outcome(measured, varies, growth, self._beside)
+        more = largest - size if varies else 0
+        return Outcome(measured, varies, growth, more, self._beside)
 
 
 def _are_alike(peak: int, other: int) -> bool:

@@ -18,29 +18,29 @@ class Callers:
     """
 
     def __init__(self, pairs: Iterable[tuple[str, torch.nn.Module, torch.nn.Module]]) -> None:
-        self._running: Counter[torch.nn.Module] = Counter()
+        self._running: Counter[int] = Counter()  # by id, so that a model may be freed meanwhile
         self._inside: set[str] = set()
         self._outside: set[str] = set()
         self._hooks: list[Any] = []
         around = set()
         for name, module, outer in pairs:
-            self._hooks.append(module.register_forward_pre_hook(self._looking(name, outer)))
+            self._hooks.append(module.register_forward_pre_hook(self._looking(name, id(outer))))
             around.add(outer)
         for outer in around:
             self._hooks.append(outer.register_forward_pre_hook(self._begins))
             self._hooks.append(outer.register_forward_hook(self._ends, always_call=True))
 
-    def _looking(self, name: str, outer: torch.nn.Module) -> Any:
+    def _looking(self, name: str, outer: int) -> Any:
         def look(module: torch.nn.Module, args: object) -> None:
             (self._inside if self._running[outer] else self._outside).add(name)
 
         return look
 
     def _begins(self, module: torch.nn.Module, args: object) -> None:
-        self._running[module] += 1
+        self._running[id(module)] += 1
 
     def _ends(self, module: torch.nn.Module, args: object, result: object) -> None:
-        self._running[module] -= 1
+        self._running[id(module)] -= 1
 
     def close(self) -> set[str]:
         """Looks no more.

@@ -283,7 +283,9 @@ class RegionEstimate:
                 yield from [(copied.taken, copied.size), (last, -copied.size)]
 
     def _copies_in_passing(self) -> Iterable[tuple[float, int]]:
-        """Of what is held, and what is made each time writes over. See Note [Made each time]."""
+        """Of recomputed values that an operator of ``each_time`` writes over. A run in passing
+        copies them, since the operator will run again. The last run does so if something else
+        still needs them. See Note [Made each time]."""
         step = self._step
         for number in self._each_time & self.replays.runs.keys():
             outputs = step.operators[number].outputs
@@ -293,9 +295,14 @@ class RegionEstimate:
                 if step.overwritten.get(value) != number or not held:
                     continue
                 size = step.memories[step.memory_of[value]].size
-                for time in self.replays.passing(number):
-                    ends = max(self._replayed_until(one, number, time) for one in outputs)
-                    yield from [(time, size), (max(ends, time + JUST), -size)]
+                assert maker is not None
+                until = self._replayed_until(value, maker, self.replays.runs[maker][0])
+                for time in self.replays.runs[number]:
+                    is_needed = until > self.replays.end(number, time)
+                    if self.replays.is_passing(number, time) or is_needed:
+                        ends = max(self._replayed_until(one, number, time) for one in outputs)
+                        ends = min(ends, until) if is_needed else ends
+                        yield from [(time, size), (max(ends, time + JUST), -size)]
 
     def _copies_before_replayed_writes(self) -> Iterable[tuple[float, int]]:
         """Copies of recomputed values that are still needed when another replay overwrites them.
@@ -311,7 +318,17 @@ class RegionEstimate:
                 until = self._replayed_until(value, number, made)
                 if until > self.replays.end(writer, written) and written > made:
                     size = step.memories[step.memory_of[value]].size
-                    yield from [(written, size), (until, -size)]
+                    both = min(until, self._last_state_until(writer))  # then one of them is freed
+                    yield from [(written, size), (max(written, both), -size)]
+
+    def _last_state_until(self, writer: int | None) -> float:
+        """How long a replay needs what an operator writes, or what others write over that."""
+        runs, until = self.replays.runs, 0.0
+        while writer in runs:
+            for value in self._step.operators[writer].outputs:
+                until = max(until, self._replayed_until(value, writer, runs[writer][0]))
+            writer = self._step.written_over(writer)
+        return until
 
     def _copies_for_replays(self) -> Iterable[tuple[float, int]]:
         """Of what backward gets while operators that read it could yet run again. See
@@ -342,8 +359,8 @@ class RegionEstimate:
         return max(asked, self.replays.end(maker, self.replays.runs[maker][0]))
 
     def _could_run(self, operator: int, time: float) -> bool:
-        """Whether a kept operator is not forgotten: that with one result is when the region ends,
-        unless the program has that."""
+        """Whether a kept operator is not forgotten: it is when the region ends, unless the program
+        has one of its results."""
         step, call = self._step, self._call
         if operator in self._stays or operator not in call.operators:
             return False
@@ -352,7 +369,7 @@ class RegionEstimate:
             return False  # what is in a pool needs no recipe
         saved = [value for value in outputs if step.needed_until.get(value, -1.0) > time]
         has_it = any(step.let_go(value) > call.ends for value in outputs)
-        return bool(saved) and (len(outputs) > 1 or has_it)
+        return bool(saved) and has_it
 
 
 def kept_in_the_end(step: Step, kept: set[int], stays: set[int]) -> set[int]:
