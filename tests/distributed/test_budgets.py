@@ -9,7 +9,6 @@ import time
 import torch
 import torch.distributed as dist
 from comparing import plain
-from exactness import same_bits
 from models import Net
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -57,12 +56,13 @@ def step(model, optimizer, number, rows):
     loss = model(torch.randn(rows(dist.get_rank()), WIDTH)).square().mean()
     loss.backward()
     optimizer.step()
-    return [plain(loss), *(plain(one) for one in model.parameters())]
+    bits = [plain(loss), *(plain(one) for one in model.parameters())]
+    return [one.numpy().tobytes() for one in bits]  # tensors that are kept count for the budget
 
 
 def assert_same(found, expected):
     for one, other in zip(found, expected, strict=True):
-        assert all(map(same_bits, one, other))
+        assert one == other
 
 
 def of_both(value):

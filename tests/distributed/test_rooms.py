@@ -7,7 +7,6 @@ import io
 
 import torch
 import torch.distributed as dist
-from exactness import same_bits
 from models import Net
 from test_budgets import STEPS, WIDTH, assert_same, of_both, policies, step
 from torch.nn.parallel import DistributedDataParallel
@@ -109,7 +108,7 @@ def test_a_rank_that_sees_it_late_comes_to_the_same_meeting():
     finally:
         agreeing.Ranks.begin = begin
 
-    assert all(all(map(same_bits, one, other)) for one, other in zip(found, expected, strict=True))
+    assert_same(found, expected)
     first, second = of_both(chosen)
     assert first == second != {}, told
     assert of_both(plans) == [1, 1], told

@@ -286,7 +286,9 @@ def test_a_model_that_comes_late_is_planned_with_the_others(install, told):
 
     job.train(STEPS)
 
-    assert len(told()) == 1
+    lines = told()
+    assert len(lines) == 2
+    assert "steps are measured anew" in lines[0]
     assert regions(job.model) or regions(job.critic)
 
 

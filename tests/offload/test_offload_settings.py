@@ -16,7 +16,7 @@ import ebb
     [
         ({"min_bytes": -1}, "min_bytes must be from 0"),
         ({"min_bytes": "big"}, "min_bytes must be a number of bytes, such as"),
-        ({"pinned_limit": "3 GB"}, "units: B, KiB"),
+        ({"pinned_limit": "3 GX"}, "units: B, KiB"),
         ({"in_flight_bytes": 1 << 64}, "in_flight_bytes must be from 0"),
         ({"keep_last": -2}, "keep_last must be from 0"),
     ],

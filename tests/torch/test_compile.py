@@ -75,7 +75,7 @@ def test_a_compiled_part_inside_a_region(policy):
     expected = gradients(blocks())
     model = blocks()
     model[1] = torch.compile(model[1], backend="aot_eager")
-    with ebb.apply(model, getattr(ebb.policies, policy)):
+    with ebb.apply(model, getattr(ebb.policies, policy), ""):
         found = gradients(model)
         assert ebb.stats()["total"]["bytes_dropped"] > 0
     assert all(map(same_bits, found, expected))
