@@ -291,11 +291,11 @@ def test_modules_are_listed(tmp_path):
     assert lines[:3] == [
         "step 0",
         "step 1",
-        "ebb: TransformerEncoder: autograd saves 29.6 KiB that the model computes",
+        "ebb: TransformerEncoder: autograd saves 29.6 KiB of activations",
     ]
     assert [line.split() for line in lines[3:]] == [
         ["modules", "bytes", "in", "them", "names"],
-        ["3", "29.6", "KiB", "layers.0-2", "(what", "EBB=1", "takes)"],
+        ["3", "29.6", "KiB", "layers.0-2", "(the", "regions", "under", "EBB=1)"],
         ["1", "29.6", "KiB", "the", "model"],
     ]
 

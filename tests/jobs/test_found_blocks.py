@@ -10,6 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 import ebb
 from ebb._launch import takeover
+from ebb._launch.found_blocks import FoundBlocks
+from ebb._launch.taken import Taken
 
 LAYERS = {f"layers.{i}" for i in range(4)}
 
@@ -136,3 +138,26 @@ def test_calls_without_gradients_are_no_regions(install):
         job.model(torch.ones(2, 16))
 
     assert ebb.stats()["regions"] == {}
+
+
+def test_a_job_that_evaluates_first_is_told(install, capsys):
+    install()
+    job = Job()
+    with torch.no_grad():
+        job.model(torch.ones(2, 16))
+
+    job.train(3)
+
+    assert set(regions(job.model)) == LAYERS
+    assert "4 modules are regions: layers.0-3" in lines(capsys)[0]
+
+
+def test_a_strict_job_that_ends_early_is_told(monkeypatch, capsys):
+    monkeypatch.setenv("EBB_STRICT", "1")
+    taken = Taken(ebb.policies.recompute_all, "EBB=1", ())
+    blocks = FoundBlocks(taken, stay=False)
+    blocks.meet(Small())
+
+    blocks._at_exit()
+
+    assert "EBB=1 has no effect so far" in lines(capsys)[0]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import atexit
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import torch
 
 from ebb._launch.budgeted import Blocks
 from ebb._launch.taken import Taken
 from ebb._launch.variables import say_ignored
-from ebb._support.job import is_first, is_launcher
+from ebb._support.job import is_first, is_launcher, say
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped, tell
 
@@ -36,7 +36,8 @@ class FoundBlocks:
         self._stay = stay
         self._blocks = Blocks(())
         self._names: list[str] = []  # of blocks
-        self._trained: list[str] = []  # classes of models that ran with gradients
+        self._models: list[str] = []  # classes of models
+        self._trains = False  # a model ran with gradients at first, or an optimizer stepped
         self._told = False
         if not stay:
             taken.when_announced = self._end
@@ -49,16 +50,23 @@ class FoundBlocks:
 
     def meet(self, model: torch.nn.Module) -> None:
         """Before the first forward of a model."""
-        if torch.is_grad_enabled():
-            self._trained.append(type(model).__name__)
+        self._models.append(type(model).__name__)
+        self._trains |= torch.is_grad_enabled()
         if self._taken.announced and not self._stay:
             return
         if len(list(self._blocks.of(model))) > 1:
             self._names += self._blocks.add(model, self._taken.policy)
 
+    def settled(self) -> None:
+        """Optimizers have stepped. Raises as `tell`."""
+        self._trains = True
+        self.tell()
+
     def _at_exit(self) -> None:
-        with suppress(ValueError):  # the job has ended already
+        try:
             self.tell()
+        except ValueError as error:  # of EBB_STRICT; the job has ended already
+            say(str(error))
 
     def _end(self) -> None:
         """Calls that run now go on as they are; others are no regions."""
@@ -70,7 +78,7 @@ class FoundBlocks:
         Raises:
             ValueError: nothing is a region, and EBB_STRICT is set.
         """
-        if self._told or not self._trained or is_launcher():
+        if self._told or not self._models or not self._trains or is_launcher():
             return
         self._told = True
         if self._taken.announced and not self._stay:
@@ -91,10 +99,10 @@ class FoundBlocks:
             )
 
     def _tell_of_nothing(self) -> None:
-        models = clipped(", ".join(dict.fromkeys(self._trained)), 200)
+        models = clipped(", ".join(dict.fromkeys(self._models)), 200)
         say_ignored(
             f"ebb: {self._taken.text} has no effect so far",
-            f"the job does not call torch.utils.checkpoint, and ebb finds no repeated blocks in "
-            f"{models} that run with gradients and are not compiled. Name modules, as in "
-            "EBB_MODULES='*.layers.*'; python -m ebb --list-modules SCRIPT shows their names",
+            f"the job does not call torch.utils.checkpoint, and no repeated block of {models} ran "
+            "with gradients (compiled blocks do not count). Name modules to make them regions: "
+            "EBB_MODULES='*.layers.*'. python -m ebb --list-modules SCRIPT lists their names",
         )

@@ -23,10 +23,13 @@ from ebb._support.names import in_ranges
 from ebb._support.shown import clipped
 from ebb.policies import save_all
 
+_MOST_STEPS = 16  # of optimizers, after which models that have not run are not waited for
+
 
 class Listing:
-    """Runs each model of a job as one region that saves everything. The first forward of a model
-    has begun when ebb sees the model, so the report of the second step tells what autograd saves.
+    """Runs each model of a job as one region that saves everything, until a report tells what
+    autograd saves in all of them: from the second forward on, since a model's first forward has
+    begun when ebb sees the model.
     """
 
     def __init__(self) -> None:
@@ -41,8 +44,8 @@ class Listing:
         undo.callback(register_optimizer_step_post_hook(self._on_step).remove)
 
     def meet(self, model: torch.nn.Module) -> None:
-        """Before the first forward of a model."""
-        if not torch.is_grad_enabled() or not any(True for _ in model.children()):
+        """At the start of a model's first forward."""
+        if not any(True for _ in model.children()):
             return
         name = f"{type(model).__name__}@{len(self._models)}"
         number_modules_once(model)
@@ -54,20 +57,24 @@ class Listing:
 
     def _on_step(self, *_: Any) -> None:
         self._steps += 1
-        if self._steps == 2 * len(self._models):
+        known = {row.region for row in self._rows()}
+        is_enough = self._steps > 1 and known.issuperset(self._models)
+        if is_enough or self._steps == _MOST_STEPS:
             self.tell()
             raise SystemExit(0)
+
+    def _rows(self) -> tuple[Row, ...]:
+        return tuple(report().rows) if _C.reports() else ()
 
     def tell(self) -> None:
         """Prints what was found, once."""
         if self._has_told:
             return
         self._has_told = True
-        found = _C.reports()
-        if not found:
+        rows = self._rows()
+        if not rows:
             print("ebb: no model has run two steps with gradients, so there is nothing to list")
             return
-        rows = report().rows
         for region, model in self._models.items():
             own = [row for row in rows if row.region == region and row.fate in ("saved", "kept")]
             print("\n".join(_table(model, own)))
@@ -76,7 +83,7 @@ class Listing:
 def _table(model: torch.nn.Module, rows: list[Row]) -> Iterable[str]:
     """One line for each set of modules that could be regions."""
     total = sum(row.bytes for row in rows)
-    yield f"ebb: {type(model).__name__}: autograd saves {size(total)} that the model computes"
+    yield f"ebb: {type(model).__name__}: autograd saves {size(total)} of activations"
     yield "    modules  bytes in them  names"
     for number, names in enumerate(block_candidates(model)):
         inside = sum(
@@ -85,5 +92,5 @@ def _table(model: torch.nn.Module, rows: list[Row]) -> Iterable[str]:
             if any(name in ("", row.module) or row.module.startswith(f"{name}.") for name in names)
         )
         shown = clipped(", ".join(in_ranges(name or "the model" for name in names)), 200)
-        note = " (what EBB=1 takes)" if number == 0 and len(names) > 1 else ""
+        note = " (the regions under EBB=1)" if number == 0 and len(names) > 1 else ""
         yield f"    {len(names):7}  {size(inside):>13}  {shown}{note}"

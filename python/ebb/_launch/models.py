@@ -232,7 +232,7 @@ def take_over(taken: Taken, undo: ExitStack, blocks: Meets | None = None) -> Non
     def settled(models: list[torch.nn.Module]) -> None:
         by_name.warn_if_none(models)
         if isinstance(blocks, FoundBlocks):
-            blocks.tell()
+            blocks.settled()
 
     _models = Models(looked_at, settled)
     undo.callback(_forget)

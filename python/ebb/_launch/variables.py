@@ -33,8 +33,9 @@ VARIABLES = {
     ),
     "EBB_MODULES": Variable(
         "globs, separated by commas; `auto` or `none`",
-        "blocks, without calls of checkpoint",
-        "modules whose forward becomes a region, in any model; `auto`: its blocks; `none`: none",
+        "the blocks, if the job does not call checkpoint",
+        "modules that become regions, in any model; `auto`: the blocks of each model, in any job; "
+        "`none`: no module",
     ),
     "EBB_BUDGET": Variable(
         "size, share or `auto`",
@@ -45,7 +46,11 @@ VARIABLES = {
     "EBB_DISABLE": Variable(
         "`0` or `1`", "0", "`1`: EBB, EBB_MODULES and EBB_BUDGET count as not set"
     ),
-    "EBB_STRICT": Variable("`0` or `1`", "0", "`1`: a setting that makes no sense ends the job"),
+    "EBB_STRICT": Variable(
+        "`0` or `1`",
+        "0",
+        "`1`: the job ends if a setting is invalid or has no effect, or if a budget is too small",
+    ),
     "EBB_VERIFY": Variable("`0`, `1` or `demote`", "0", "compare replays with the forward"),
     "EBB_REPORT": Variable(
         "file", "none", "a report of the last step, at exit; `.html`, `.json`, `.txt` or `.png`"

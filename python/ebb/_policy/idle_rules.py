@@ -35,6 +35,8 @@ _DECOMPOSED = {
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))  # ebb's
 
+_SEE_REPORT = "ebb.report() lists the operators that ebb sees"
+
 _told: set[str] = set()  # patterns that a warning has named
 
 
@@ -58,10 +60,10 @@ def warn_of_composites(rules: Iterable[Rule]) -> None:
             _told.add(pattern)
             base = names[0].partition("::")[2].partition(".")[0]
             inner = _DECOMPOSED.get(base)
-            instead = f"Name those: {inner}" if inner else "A report shows which those are"
+            instead = f"Use these operators instead: {inner}" if inner else _SEE_REPORT
             _warn(
-                f"ebb: the rule {shown(pattern)} never matches: torch decomposes {names[0]} into "
-                f"other operators before ebb sees it. {instead}."
+                f"ebb: the rule {shown(pattern)} has no effect: torch decomposes {names[0]} before "
+                f"ebb sees it. {instead}."
             )
 
 
@@ -91,8 +93,8 @@ def warn_of_modules(rules: Iterable[Rule], names: Iterable[str]) -> None:
             _told.add(glob)
             few = ", ".join(sorted(known - {""})[:8])
             _warn(
-                f"ebb: no module of the model matches {shown(glob)}, for which the policy has a "
-                f"rule. Some of their names: {few}."
+                f"ebb: the policy has a rule for modules that match {shown(glob)}, but the model "
+                f"has none. Some of its modules: {few}."
             )
 
 
@@ -100,6 +102,6 @@ def warn_of_modules(rules: Iterable[Rule], names: Iterable[str]) -> None:
 def warn_of_no_root() -> None:
     """Warns, once, that a region without a root has a policy with rules for modules."""
     _warn(
-        "ebb: the policy has rules for modules, but the region does not know which module runs, so "
-        "they match nothing. Give ebb.region(policy, root=model), or use ebb.apply."
+        "ebb: the policy has rules for modules, but this region does not know the model, so those "
+        "rules have no effect. Use ebb.region(policy, root=model) or ebb.apply."
     )

@@ -148,10 +148,12 @@ def apply(
             checkpoint wrappers); ``*`` matches dots too. Or a function that tells whether a module
             is meant, as ``check_fn`` of torch's ``apply_activation_checkpointing``. Of nested
             matches the outermost counts; in place of a ModuleList, the modules in it. Default: the
-            blocks that the model repeats, such as the layers of a transformer; a model that
-            repeats none becomes one region. The empty name, ``""``, makes any model one region:
-            that frees what forward leaves, but backward recomputes nearly all of it at once, so
-            the peak stays. Rules that ask for modules see the names in ``model``, as they are now.
+            blocks that the model repeats, such as the layers of a transformer. If it repeats
+            none, its large parts become regions, such as an encoder and a decoder. If there are
+            fewer than two such modules, the whole model becomes one region. The empty name,
+            ``""``, makes any model one region: that frees activations, but when backward enters
+            it, ebb recomputes most of them at once, so the peak stays. Rules that ask for modules
+            see the names in ``model``, as they are now.
         escapes: as for :class:`ebb.region`.
 
     Returns:
