@@ -79,10 +79,12 @@ class Job:
         bits: of each step: digests of losses, gradients, parameters, buffers and random state.
         expected: "plan", "none" (one line says why there is no plan), "silent" (no line does), or
             "any".
+        saves_less_itself: by checkpointing or hooks of its own, which a share does not count.
     """
 
     steps = 20
     expected = "plan"
+    saves_less_itself = False
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -907,12 +909,16 @@ class Short(Job):
 
 @kind("calls of checkpoint")
 class Checkpointing(Job):
+    saves_less_itself = True
+
     def build(self) -> nn.Module:
         return Net(call=lambda layer, x: checkpoint(layer, x, use_reentrant=False))
 
 
 @kind("calls of reentrant checkpoint")
 class Reentrant(Job):
+    saves_less_itself = True
+
     def build(self) -> nn.Module:
         return Net(call=lambda layer, x: checkpoint(layer, x, use_reentrant=True))
 
@@ -954,6 +960,8 @@ class OwnFunction(Job):
 @kind("hooks on saved tensors")
 class Packed(Job):
     """What is saved goes to NumPy's memory around blocks."""
+
+    saves_less_itself = True
 
     def build(self) -> nn.Module:
         def call(layer: nn.Module, x: Tensor) -> Any:
