@@ -42,7 +42,7 @@ class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
   const std::function<double()> now_;
   std::atomic<bool> closed_{false};
   int logLevelBefore_ = 0;  // torch's, which is higher while a log is installed
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;        // guards what follows
   std::vector<ProfileAllocation> events_;
 };
 
