@@ -723,7 +723,7 @@ class Segments(nn.Module):
         return h
 
 
-# Of other benchmarks, and of tests ----------------------------------------------------------------
+# Models of other benchmarks and tests ------------------------------------------------------------
 
 
 def of_planner(name: str) -> Callable[[], Made]:
@@ -764,6 +764,22 @@ TEXT = {
     "eos_token_id": 2,
 }
 DECODER = {**TEXT, "num_key_value_heads": 2, "use_cache": False}
+SPEECH = {
+    "vocab_size": 24,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "conv_dim": [16, 16],
+    "conv_kernel": [10, 3],
+    "conv_stride": [5, 4],
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 2,
+    "layerdrop": 0.0,
+    "mask_time_prob": 0.0,
+    "feat_extract_norm": "layer",
+    "ctc_zero_infinity": True,
+}
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -1036,43 +1052,13 @@ HUGGING_FACE: dict[str, tuple[str, str, Any, dict[str, Any]]] = {
         "Wav2Vec2ForCTC",
         "Wav2Vec2Config",
         sounds,
-        {
-            "vocab_size": 24,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "conv_dim": [16, 16],
-            "conv_kernel": [10, 3],
-            "conv_stride": [5, 4],
-            "num_conv_pos_embeddings": 8,
-            "num_conv_pos_embedding_groups": 2,
-            "layerdrop": 0.0,
-            "mask_time_prob": 0.0,
-            "feat_extract_norm": "layer",
-            "ctc_zero_infinity": True,
-        },
+        SPEECH,
     ),
     "Hubert": (
         "HubertForCTC",
         "HubertConfig",
         sounds,
-        {
-            "vocab_size": 24,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "conv_dim": [16, 16],
-            "conv_kernel": [10, 3],
-            "conv_stride": [5, 4],
-            "num_conv_pos_embeddings": 8,
-            "num_conv_pos_embedding_groups": 2,
-            "layerdrop": 0.0,
-            "mask_time_prob": 0.0,
-            "feat_extract_norm": "layer",
-            "ctc_zero_infinity": True,
-        },
+        SPEECH,
     ),
 }
 

@@ -230,7 +230,7 @@ def run_job(make: Callable[[], Job], text: str = "", *, gives_up: bool = False) 
     return run
 
 
-# What a run comes to ------------------------------------------------------------------------------
+# Results of a run ------------------------------------------------------------------------------
 
 
 def bits_that_differ(run: Run, eager: Run) -> str:

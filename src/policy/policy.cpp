@@ -23,7 +23,7 @@ std::vector<std::string> registeredOperators() {
   return names;
 }
 
-// Whether torch runs other operators in place of this one, so that no call of it reaches ebb.
+// Whether torch decomposes this operator into others before ebb sees the call.
 bool isComposite(const std::string& qualified) {
   const size_t dot = qualified.rfind('.');
   const std::string overload = qualified.substr(dot + 1);

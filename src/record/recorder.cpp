@@ -16,7 +16,7 @@
 namespace ebb {
 namespace {
 
-// Whether a value stays although autograd did not pack it: only recipes read it.
+// Whether only recipes read a kept value. Autograd did not pack it.
 bool isOnlyRead(const Value& value) {
   return value.packed == 0 && value.rule != UINT16_MAX && !value.due && !value.stash;
 }
@@ -39,8 +39,8 @@ void closeOwned(Value& value) {
     value.isPrivate = true;
     dropRecipe(value);
   } else if (value.isSaved() && !value.bytes && !value.stash && value.recipeReaders() == 0) {
-    // Autograd has the bytes, by handles. If nobody else has them nobody will write to them, so the
-    // recipe goes, and what it reads need not be kept for it.
+    // Handles hold the storage for autograd. If nothing else holds it, nothing will write to it.
+    // The value then needs no recipe, and the recipe's inputs can be freed.
     const auto home = value.home.lock();
     if (home && home.use_count() <= 1 + value.handles.load()) {
       dropRecipe(value);

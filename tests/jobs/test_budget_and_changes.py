@@ -356,7 +356,7 @@ def test_a_model_of_layers_is_a_block_itself(install, model):
     assert_same(Job(model).train(), expected)
 
 
-# What counts ------------------------------------------------------------------------------------
+# Steps and memory that budgets count -------------------------------------------------------------
 
 
 class Early(Quiet):

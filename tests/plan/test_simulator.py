@@ -8,6 +8,7 @@ from dataclasses import replace
 import planned_programs as programs
 import pytest
 import torch
+import torch.nn.functional as F
 from planned_programs import PROGRAMS, planning
 from torch import nn
 
@@ -99,10 +100,29 @@ def test_what_was_chosen(make, share):
     check(make, chosen)
 
 
+class Inverted(nn.Module):
+    """Of a MobileNet: activations in place of which autograd saves a copy of the input."""
+
+    def __init__(self, channels: int = 8) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 4 * channels, 1, bias=False)
+        self.conv2 = nn.Conv2d(4 * channels, channels, 1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(4 * channels), nn.BatchNorm2d(channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.hardswish(self.norm1(self.conv1(x)), inplace=True)
+        return F.relu6(self.norm2(self.conv2(y)), inplace=True)
+
+
+def inverted() -> programs.Program:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), *[Inverted() for _ in range(3)])
+    return programs.Program(model, programs.of_pictures(model, 3), ("[123]",))
+
+
 def test_copies_that_autograd_saves_before_a_write():
     """`hardswish_` saves a clone of what it writes over. If the clone is kept, or if `hardswish_`
     runs each time, a replay of it copies its input only where something else needs that."""
-    found = planning(programs.inverted)
+    found = planning(inverted)
     step = found.simulator.step
     operators = range(len(step.calls[0].operators))
     written_over = {n for n in operators if step.written_over(n) is not None}

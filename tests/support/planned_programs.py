@@ -145,20 +145,6 @@ class Residual(nn.Module):
         return F.relu(y, inplace=True)
 
 
-class Inverted(nn.Module):
-    """Of a MobileNet: activations in place of which autograd saves a copy of the input."""
-
-    def __init__(self, channels: int = 8) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, 4 * channels, 1, bias=False)
-        self.conv2 = nn.Conv2d(4 * channels, channels, 1, bias=False)
-        self.norm1, self.norm2 = nn.BatchNorm2d(4 * channels), nn.BatchNorm2d(channels)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = F.hardswish(self.norm1(self.conv1(x)), inplace=True)
-        return F.relu6(self.norm2(self.conv2(y)), inplace=True)
-
-
 class Shortcut(nn.Module):
     """Adds a shortcut in place, and gives the result of a relu_, which autograd saves."""
 
@@ -299,11 +285,6 @@ def llama() -> Program:
 def residual() -> Program:
     model = nn.Sequential(*(Residual() for _ in range(3)))
     return Program(model, of_pictures(model, 8), ("[0-9]",))
-
-
-def inverted() -> Program:
-    model = nn.Sequential(nn.Conv2d(3, 8, 1), *[Inverted() for _ in range(3)])
-    return Program(model, of_pictures(model, 3), ("[123]",))
 
 
 def shortcuts() -> Program:

@@ -114,8 +114,7 @@ class Measuring:
         self._device = torch.device("cpu")
         self._again_if_need_be = StepsThatRunAgain()
         self._transfers = ExitStack()  # of how values leave in a step that shows it
-        # Of all steps, those that do not count included. The first is left out: it allocates what
-        # stays.
+        # Peaks of all measured steps but the first, which allocates gradients and optimizer states.
         self._peaks: list[int] = []
         self._is_first = True
         self._begin_anew()

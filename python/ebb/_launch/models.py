@@ -219,7 +219,7 @@ def take_over(taken: Taken, undo: ExitStack, blocks: Meets | None = None) -> Non
     Args:
         taken: whose modules.
         undo: ends it.
-        blocks: is told of each model, and makes blocks of it regions.
+        blocks: makes blocks of each model regions; ``meet`` is called with each model.
     """
     global _models
     by_name = ByName(taken)

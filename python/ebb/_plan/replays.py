@@ -116,10 +116,6 @@ class Replays:
         """Whether what a run makes is given up in its slice."""
         return (operator, time) in self._passing
 
-    def passing(self, operator: int) -> list[float]:
-        """Its runs of which that is so."""
-        return [time for time in self.runs[operator] if self.is_passing(operator, time)]
-
     def read(self, made: tuple[int, float] | None, readers: Iterable[int]) -> list[float]:
         """Until when runs of readers need a value.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -83,6 +84,11 @@ class Policy:
         self._compiled = compiled
         # made here: Dynamo cannot trace its making
         self._sac_context_fn = sac_context_fn(self._parts)
+
+    @functools.cached_property
+    def _roots(self) -> weakref.WeakSet[Any]:
+        """Models for which the rules for modules have been checked."""
+        return weakref.WeakSet()
 
     @functools.cached_property
     def _offloads(self) -> bool:

@@ -132,7 +132,9 @@ class region(_C.Region):
                 raise TypeError(f"ebb: root must be a module; got {type(root).__name__}")
             if modules_are_asked_for(checked._compiled):
                 number_modules_once(root)
-                warn_of_modules(checked.rules, names_of(root))
+                if root not in checked._roots:  # looking at all its modules takes time
+                    checked._roots.add(root)
+                    warn_of_modules(checked.rules, names_of(root))
         elif checked._compiled.asks_for_modules() and not _C.any_module_has_number():
             warn_of_no_root()
         self._escapes = escapes

@@ -47,7 +47,7 @@ region_is_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_optimized_module(module: Any) -> bool:
-    """Whether torch.compile made this module; without importing Dynamo, if nobody has yet."""
+    """Whether `module` is what torch.compile returned. Does not import Dynamo."""
     dynamo = sys.modules.get("torch._dynamo")
     return isinstance(module, getattr(dynamo, "OptimizedModule", ()))
 
