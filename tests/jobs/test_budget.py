@@ -22,7 +22,6 @@ from budget_jobs import (
     regions,
 )
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import ebb
 from ebb import _C
@@ -151,35 +150,6 @@ def test_modules_that_are_named_are_the_blocks(install, told):
 
     assert "layers.0-1;" in told()[0]
     assert set(regions(job.model)) <= {"layers.0", "layers.1"}
-
-
-@pytest.mark.parametrize("calls", [None, (ebb.policies.save_matmuls, "save_matmuls")])
-def test_calls_of_checkpoint_are_planned_with_their_blocks(install, told, calls):
-    expected = Job().train()
-    install("1GiB", calls=calls)
-
-    found = Job(checkpoints=True).train(STEPS)
-
-    assert_same(found, expected)
-    assert set(regions(found.model).values()) == {ebb.policies.save_all}
-    assert ebb.stats()["total"]["ops_replayed"] == 0
-    assert ("EBB=save_matmuls counts for calls" in "".join(told())) == (calls is not None)
-
-
-def test_a_block_that_checkpoints_inside(install):
-    class Inside(Net):
-        def __init__(self):
-            super().__init__()
-            for layer in self.layers:
-                layer.forward = lambda x, run=layer.forward: checkpoint(run, x, use_reentrant=False)
-
-    expected = Job().train()
-    install("60%")
-
-    found = Job(Inside).train()
-
-    assert_same(found, expected)
-    assert regions(found.model)
 
 
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears")

@@ -79,7 +79,7 @@ def test_when_it_is_measured_again_the_region_around_is_gone(tight):
     budget.blocks.put(ebb.policies.recompute_all)
 
     assert set(regions(job.model)) == {f"layers.{n}" for n in range(DEPTH)}
-    budget.blocks.follow({"Net": ebb.policies.save_all}, None)
+    budget.blocks.follow({"Net": ebb.policies.save_all})
     assert set(regions(job.model)) == {""}
 
 

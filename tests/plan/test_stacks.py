@@ -56,6 +56,28 @@ def pictures():
     return Program(model, programs.of_pictures(model, 8), ("[0-9]",))
 
 
+class Inception(nn.Module):
+    """Four branches read the input, one of them through a pooling with two outputs."""
+
+    def __init__(self, channels=8):
+        super().__init__()
+        self.branches = nn.ModuleList(
+            nn.Conv2d(channels, channels // 4, size, padding=size // 2) for size in (1, 3, 5, 1)
+        )
+        self.pool = nn.MaxPool2d(3, 1, 1)
+
+    def forward(self, x):
+        inputs = (x, x, x, self.pool(x))
+        return torch.cat(
+            [branch(one).relu() for branch, one in zip(self.branches, inputs, strict=True)], 1
+        )
+
+
+def inception():
+    model = nn.Sequential(*(Inception() for _ in range(DEPTH)))
+    return Program(model, programs.of_pictures(model, 8), ("[0-9]",))
+
+
 def batches():
     model = Stack(*(PreLN() for _ in range(DEPTH)))
     return Program(model, of_ids(model, batches=2), ("layers.*",))
@@ -108,7 +130,7 @@ def hoarding():
     return Program(model, of_ids(model), ("layers.*",))
 
 
-STACKS = (pre_ln, llama, in_place, dropout, pictures, batches, inside)
+STACKS = (pre_ln, llama, in_place, dropout, pictures, inception, batches, inside)
 ALL = (*STACKS, hoarding)
 CLOSE = 0.0025  # of the peak, as in test_simulator.py
 LOOSE = {dropout: 0.055}  # likewise: scratch memory of replays

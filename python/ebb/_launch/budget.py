@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import math
 import time
 import weakref
 import zlib
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 from _ebb_switches import is_set
@@ -16,12 +19,12 @@ from _ebb_switches import is_set
 from ebb import _C, paging
 from ebb._launch import agreeing
 from ebb._launch.agreeing import Offer, Ranks, has_ranks, ranks_of_job
-from ebb._launch.budgeted import Blocks
+from ebb._launch.budgeted import Blocks, CallAround
 from ebb._launch.checking import Checking
 from ebb._launch.decided import Decided, decided_by, least_of
 from ebb._launch.measured_steps import Measuring, NoPlanError, Outcome, number_of_steps
 from ebb._launch.step_clock import StepClock
-from ebb._launch.taken import Taken
+from ebb._launch.taken import InCall, Taken
 from ebb._launch.watch import Watch
 from ebb._plan.budget import BudgetError, NothingToPlanError, allowed
 from ebb._plan.measured import Measured
@@ -34,7 +37,7 @@ from ebb._support.job import is_first
 from ebb._support.log import log
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped, tell
-from ebb.policies import recompute_all, save_all
+from ebb.policies import recompute_all
 
 _MOST_MEASURED = 5  # times that steps are measured, since they have changed
 _SOON = 64  # steps after a plan, in which one over the budget is of a kind that recurs
@@ -123,11 +126,13 @@ class Budget:
         except Exception as error:
             self._fail(error)
 
-    def calls_do_nothing(self) -> bool:
-        """Whether calls of torch.utils.checkpoint are no regions now: where a block's policy
-        counts, and in steps that are measured without any region.
+    def checkpoint_call(self, function: Callable[..., Any]) -> Callable[[InCall], InCall] | None:
+        """What the region of a call of torch.utils.checkpoint enters. None: the call is no region:
+        inside a block, around one, and in steps that are measured without any region.
         """
-        return self.blocks.are_plain or _C.in_region()
+        if self.blocks.are_plain or _C.in_region() or self.blocks.are_inside(function):
+            return None
+        return functools.partial(CallAround, self.blocks, function)
 
     def _announce(self, names: list[str]) -> None:
         if self._announced or not names:
@@ -389,8 +394,7 @@ class Budget:
         decided.settings.put(self._moved)
         self._add_all()
         self._has_regions = bool(decided.policies)
-        # A call of torch.utils.checkpoint around a block would recompute it.
-        self.blocks.follow(decided.policies, save_all if self._taken.announced else None)
+        self.blocks.follow(decided.policies)
         if decided.too_small:
             self._tell(f"{clipped(decided.too_small, 500)}; what needs least: {decided.summary}")
         else:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -79,6 +81,51 @@ class Block:
             unmark(module)
 
 
+class CallAround(AbstractContextManager[Any]):
+    """A call of torch.utils.checkpoint, which may have a block inside. See
+    Note [Calls around blocks].
+
+    Args:
+        blocks: of the job.
+        function: that is called.
+        inside: what to enter in the call.
+    """
+
+    def __init__(
+        self, blocks: Blocks, function: Callable[..., Any], inside: AbstractContextManager[Any]
+    ) -> None:
+        self._blocks, self._function, self._inside = blocks, function, inside
+
+    def __enter__(self) -> Any:
+        self._before = self._blocks.count_calls()
+        return self._inside.__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        if self._blocks.count_calls() != self._before:
+            self._blocks.functions_around.add(_told_apart_by(self._function))
+        return self._inside.__exit__(*error)
+
+
+def _told_apart_by(function: Any) -> Any:
+    """The module or the code of a checkpointed function, which may be made anew for each call."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__self__", function)
+    if isinstance(function, torch.nn.Module):
+        return function
+    for cell in getattr(function, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, torch.nn.Module):
+            return cell.cell_contents
+    return getattr(function, "__code__", type(function))
+
+
+# Note [Calls around blocks]
+# A region around a block would decide when the block's operators run again: the outermost region is
+# the boundary of recomputation. So a call of torch.utils.checkpoint in which a block has run is no
+# region from then on, and the block has the policy that was planned for it. ebb learns which calls
+# those are in the first step, in which everything is recomputed anyway.
+
+
 class Blocks:
     """All blocks of a job.
 
@@ -88,10 +135,12 @@ class Blocks:
     Attributes:
         are_plain: no block is a region now.
         candidate: which of the :func:`block_candidates` of a model are its blocks.
+        functions_around: what calls of torch.utils.checkpoint with a block inside are told by.
     """
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
         self.are_plain = False
+        self.functions_around: weakref.WeakSet[Any] = weakref.WeakSet()
         self.candidate = 0
         self._patterns = patterns
         self._all: list[Block] = []
@@ -186,6 +235,14 @@ class Blocks:
             block.calls = 0
         return calls, has_new
 
+    def count_calls(self) -> int:
+        """Calls with gradients since they were last taken."""
+        return sum(block.calls for block in self._all)
+
+    def are_inside(self, function: Callable[..., Any]) -> bool:
+        """Whether a block has run in this checkpointed function."""
+        return _told_apart_by(function) in self.functions_around
+
     def met_hooks(self) -> bool:
         """Whether the job has hooks on what autograd saves in them."""
         return any(block.met_hooks for block in self._all)
@@ -201,13 +258,13 @@ class Blocks:
         for block in self.alive():
             block.put(policy)
 
-    def follow(self, policies: Mapping[str, Policy], rest: Policy | None) -> None:
-        """Each has a policy of its own. Others have `rest`, or, without one, their own forward."""
+    def follow(self, policies: Mapping[str, Policy]) -> None:
+        """Each has a policy of its own. Others have their own forward."""
         self.are_plain, self._new = False, []
         self._leave_around()
         around = {name: module for name, module in self._parents().values() if name in policies}
         for block in list(self.alive()):
-            policy = policies.get(block.name, rest)
+            policy = policies.get(block.name)
             block.put(policy)
             if policy is None:
                 block.leave()

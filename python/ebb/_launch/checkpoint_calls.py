@@ -260,11 +260,12 @@ def region_of_call(
     calls = _calls
     assert calls is not None
     calls.taken.announce()
-    if calls.taken.calls_do_nothing is not None and calls.taken.calls_do_nothing():
+    in_call = calls.taken.in_call and calls.taken.in_call(function)
+    if calls.taken.in_call and not in_call:
         return nullcontext(), nullcontext()
     name = name_of(function)
     policy, inside = calls.translated(context_fn, name)
-    return checkpointed(policy, name), inside
+    return checkpointed(policy, name), in_call(inside) if in_call else inside
 
 
 def take_over(taken: Taken, undo: ExitStack) -> None:

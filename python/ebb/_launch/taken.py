@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from ebb._policy.policy import Policy
 from ebb._support.job import is_first
 from ebb._support.log import log
 from ebb._support.shown import clipped, tell
+
+InCall = AbstractContextManager[Any]
 
 
 @dataclass
@@ -19,7 +23,8 @@ class Taken:
         text: what the user wrote for it, such as ``"EBB=1"``.
         patterns: globs over names of modules.
         others: policies of modules with other ones, each with globs over their names.
-        calls_do_nothing: whether a call of torch.utils.checkpoint is no region now.
+        in_call: for a function that torch.utils.checkpoint calls: wraps what is entered in the
+            call's region. None: the call is no region.
         when_announced: is called when a call of torch.utils.checkpoint, or a module by its name,
             is taken over for the first time.
         announced: whether that has been.
@@ -29,7 +34,7 @@ class Taken:
     text: str
     patterns: tuple[str, ...]
     others: tuple[tuple[Policy, tuple[str, ...]], ...] = ()
-    calls_do_nothing: Callable[[], bool] | None = None
+    in_call: Callable[[Callable[..., Any]], Callable[[InCall], InCall] | None] | None = None
     when_announced: Callable[[], None] | None = None
     announced: bool = False
 

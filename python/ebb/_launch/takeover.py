@@ -86,7 +86,7 @@ def install_budget(
         planned = Room(budget, text, patterns, taken)
     else:
         planned = Budget(budget, text, patterns, taken)
-    taken.calls_do_nothing = planned.calls_do_nothing
+    taken.in_call = planned.checkpoint_call
     checkpoint_calls.take_over(taken, _undo)
     late_rules.watch(taken, _undo)
     models.take_over(taken, _undo, planned)

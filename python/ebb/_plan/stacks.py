@@ -168,7 +168,7 @@ def _joined(step: Step, around: Mapping[int, tuple[int, str]], stacks: Iterable[
         for place, one in enumerate(step.operators)
     ]
     profile = replace(step.profile, operators=tuple(operators), values=tuple(values))
-    joined = Step(profile, dict(around.values()))
+    joined = Step(profile, dict(around.values()), step)
     for value, maker in handed_on.items():
         if step.values[value].let_go >= 0:
             joined.give_up(maker, step.gave_up(value))

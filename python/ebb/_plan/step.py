@@ -98,11 +98,18 @@ class Step:
     Args:
         profile: of a step whose regions are under ``ebb.policies.recompute_all``.
         around: names of regions around others, by ``Operator.call``.
+        recorded: the step with a region for each block, from which this one is derived.
     """
 
-    def __init__(self, profile: Profile, around: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        around: Mapping[int, str] | None = None,
+        recorded: Step | None = None,
+    ) -> None:
         self.profile = profile
         self._around = around or {}
+        self._copies: set[float] | None = recorded._copies if recorded else None
         self.operators, self.values = profile.operators, profile.values
         self.duration = profile.duration
         self.maker = {
@@ -255,7 +262,9 @@ class Step:
             self.memory_of[value] = places[about.address, taken]
         self._shorten_by_regions()
         rest = []
-        copies = self._find_copies(allocations) | self._find_copies_before_writes(allocations)
+        if self._copies is None:
+            self._copies = self._find_copies(allocations)
+        copies = self._copies | self._find_copies_before_writes(allocations)
         for address, stretches in allocations.all():
             for taken, freed, size in stretches:
                 ours = (address, taken) in places or taken in copies
@@ -274,8 +283,9 @@ class Step:
                 for reader in self.readers[value]
                 for made in self.operators[reader].outputs
             )
-            if about.asked < 0 or max(later, default=-1.0) <= about.asked:
-                continue
+            is_computed_input = value not in self.maker and value in self.memory_of
+            if is_computed_input or about.asked < 0 or max(later, default=-1.0) <= about.asked:
+                continue  # autograd itself holds an input that an operator computed: no copy
             place = bisect.bisect_left(times, (max(about.asked, about.again), 0))
             if place < len(times) and times[place][1] == about.memory:
                 found.add(times[place][0])

@@ -1,0 +1,188 @@
+"""EBB_BUDGET in jobs that call torch.utils.checkpoint, see Note [Calls around blocks]."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from budget_jobs import PLANNED, STEPS, WIDTH, Job, Net, Quiet, assert_same, peak_of, regions
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import ebb
+from ebb._plan.plan import plan_of
+
+
+class Calls(Net):
+    """Each layer runs in a call of torch.utils.checkpoint."""
+
+    def __init__(self, call, use_reentrant=False, **settings):
+        super().__init__(**settings)
+        self.call, self.use_reentrant = call, use_reentrant
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(self.call(self, layer), x, use_reentrant=self.use_reentrant)
+        return self.head(x)
+
+    def run(self, layer, x):
+        return layer(x)
+
+    def runner(self, layer):
+        place = list(self.layers).index(layer)
+        return lambda x: self.layers[place](x)
+
+
+CALLS = {
+    "the module": lambda net, layer: layer,
+    "its method": lambda net, layer: layer.__call__,
+    "part of a method": lambda net, layer: functools.partial(net.run, layer),
+    "a function made anew": lambda net, layer: lambda x: layer(x),
+    "a function of the model": lambda net, layer: net.runner(layer),
+}
+
+
+def entered_in_a_step(job):
+    """How many regions one more step of a job enters."""
+    ebb.reset_stats()
+    job.train(1)
+    return ebb.stats()["total"]["entered"]
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_call_around_a_block_recomputes_nothing_that_the_plan_keeps(install, call, use_reentrant):
+    class Asked(Job):
+        def batch(self, step):
+            return super().batch(step).requires_grad_()
+
+    expected = Asked().train()
+    install("1GiB")
+
+    found = Asked(Calls, call=call, use_reentrant=use_reentrant).train(STEPS)
+
+    assert_same(found, expected)
+    assert regions(found.model) == {}
+    assert entered_in_a_step(found) == 0
+
+
+def test_a_policy_for_calls_counts_for_no_block(install, told):
+    expected = Job().train()
+    install("1GiB", calls=(ebb.policies.save_matmuls, "save_matmuls"))
+
+    found = Job(checkpoints=True).train(STEPS)
+
+    assert_same(found, expected)
+    assert entered_in_a_step(found) == 0
+    assert "EBB=save_matmuls counts for calls" in "".join(told())
+
+
+@pytest.mark.not_sanitized
+@pytest.mark.on_cpu("bytes that the CPU's allocator gives")
+def test_a_block_in_a_call_frees_as_much_as_one_without(install, monkeypatch):
+    """RECOMPUTE_EACH_TIME counts in a block's own region only."""
+    plans = []
+
+    def least(measured, budget, **arguments):
+        plans.append(plan_of(measured, 1, at_least=True))
+        return plans[-1]
+
+    monkeypatch.setattr("ebb._launch.budget.plan_of", least)
+    install("60%")
+
+    job = Quiet(depth=6, checkpoints=True).train(PLANNED)
+
+    peak_of(job)
+    found, _ = peak_of(job)
+    assert abs(found - plans[0].peak) <= 0.0025 * found
+
+
+def test_a_call_beside_the_blocks_stays_a_region(install):
+    class Head(Net):
+        def forward(self, x):
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=False)
+            return checkpoint(lambda x: self.head(x.sin().exp()), x, use_reentrant=False)
+
+    class Plain(Net):
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return self.head(x.sin().exp())
+
+    expected = Job(Plain).train()
+    install("1GiB")
+
+    found = Job(Head).train(STEPS)
+
+    assert_same(found, expected)
+    assert entered_in_a_step(found) == 1
+
+
+def test_a_call_in_which_a_block_runs_later(install):
+    """Steps with a block inside are measured once there is one."""
+
+    class Later(Net):
+        def __init__(self):
+            super().__init__()
+            self.step = 0
+
+        def forward(self, x):
+            self.step += 1
+            return self.head(checkpoint(self.inside, x, use_reentrant=False))
+
+        def inside(self, x):
+            for layer in self.layers[: 2 if self.step < PLANNED + 2 else 4]:
+                x = layer(x)
+            return x
+
+    expected = Job(Later).train(3 * PLANNED)
+    install("60%")
+
+    found = Job(Later).train(3 * PLANNED)
+
+    assert_same(found, expected)
+    assert regions(found.model)
+
+
+def test_a_block_that_checkpoints_inside(install):
+    class Inside(Net):
+        def __init__(self):
+            super().__init__()
+            for layer in self.layers:
+                layer.forward = lambda x, run=layer.forward: checkpoint(run, x, use_reentrant=False)
+
+    expected = Job().train()
+    install("60%")
+
+    found = Job(Inside).train()
+
+    assert_same(found, expected)
+    assert regions(found.model)
+
+
+def test_models_of_two_kinds_in_one_call(install):
+    """The module that a call runs tells it from others of the same function."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.last = Net(), nn.Linear(1, WIDTH)
+
+        def forward(self, x):
+            for part in (self.net, self.last):
+                x = checkpoint(part, x, use_reentrant=False)
+            return x
+
+    class Plain(Two):
+        def forward(self, x):
+            return self.last(self.net(x))
+
+    expected = Job(Plain).train()
+    install("60%")
+
+    found = Job(Two).train()
+
+    assert_same(found, expected)
+    assert torch.is_grad_enabled()
