@@ -286,21 +286,21 @@ class RegionEstimate:
         """Of recomputed values that an operator of ``each_time`` writes over. A run in passing
         copies them, since the operator will run again. The last run does so if something else
         still needs them. See Note [Made each time]."""
-        step = self._step
-        for number in self._each_time & self.replays.runs.keys():
-            outputs = step.operators[number].outputs
+        step, runs = self._step, self.replays.runs
+        for number in self._each_time & runs.keys():
             for value in step.operators[number].inputs:
                 maker = step.maker.get(value)
-                held = maker is not None and maker in self.replays and maker not in self._each_time
-                if step.overwritten.get(value) != number or not held:
+                if step.overwritten.get(value) != number or maker not in runs:
                     continue
                 size = step.memories[step.memory_of[value]].size
-                assert maker is not None
-                until = self._replayed_until(value, maker, self.replays.runs[maker][0])
-                for time in self.replays.runs[number]:
+                for time in runs[number]:
+                    made = max((one for one in runs[maker] if one <= time), default=math.inf)
+                    if made == math.inf or self.replays.is_passing(maker, made):
+                        continue
+                    until = self._replayed_until(value, maker, made)
                     is_needed = until > self.replays.end(number, time)
                     if self.replays.is_passing(number, time) or is_needed:
-                        ends = max(self._replayed_until(one, number, time) for one in outputs)
+                        ends = self._last_state_until(number, time)
                         ends = min(ends, until) if is_needed else ends
                         yield from [(time, size), (max(ends, time + JUST), -size)]
 
@@ -318,15 +318,21 @@ class RegionEstimate:
                 until = self._replayed_until(value, number, made)
                 if until > self.replays.end(writer, written) and written > made:
                     size = step.memories[step.memory_of[value]].size
-                    both = min(until, self._last_state_until(writer))  # then one of them is freed
+                    both = min(
+                        until, self._last_state_until(writer, written)
+                    )  # then one of them is freed
                     yield from [(written, size), (max(written, both), -size)]
 
-    def _last_state_until(self, writer: int | None) -> float:
-        """How long a replay needs what an operator writes, or what others write over that."""
+    def _last_state_until(self, writer: int | None, time: float) -> float:
+        """How long a replay needs what an operator writes from a time on, or what others write
+        over that."""
         runs, until = self.replays.runs, 0.0
         while writer in runs:
+            time = min((one for one in runs[writer] if one >= time), default=math.inf)
+            if time == math.inf:
+                break
             for value in self._step.operators[writer].outputs:
-                until = max(until, self._replayed_until(value, writer, runs[writer][0]))
+                until = max(until, self._replayed_until(value, writer, time))
             writer = self._step.written_over(writer)
         return until
 
