@@ -9,6 +9,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module as _import_module
+from typing import Any as _Any
+
 import torch as _torch
 
 from ebb._check_torch import check as _check
@@ -23,7 +26,6 @@ from ebb import ahead, offload, paging, policies  # noqa: E402
 from ebb._launch.start import start as _start  # noqa: E402
 from ebb._plan.budget import BudgetError  # noqa: E402
 from ebb._plan.module_policies import ModulePolicies  # noqa: E402
-from ebb._plan.pareto import Pareto, ParetoPoint  # noqa: E402
 from ebb._plan.plan import Plan, plan  # noqa: E402
 from ebb._plan.profile import Profile, profile  # noqa: E402
 from ebb._policy.checkpoint_name import checkpoint_name  # noqa: E402
@@ -33,12 +35,11 @@ from ebb._policy.decision import (  # noqa: E402
     RECOMPUTE,
     RECOMPUTE_EACH_TIME,
     SAVE,
-    Decision,
 )
 from ebb._policy.policy import Policy  # noqa: E402
 from ebb._policy.rule import Rule  # noqa: E402
 from ebb._region import unseen_writes as _unseen_writes  # noqa: E402
-from ebb._region.apply import RegionHandle, apply  # noqa: E402
+from ebb._region.apply import apply  # noqa: E402
 from ebb._region.checkpoint import checkpoint  # noqa: E402
 from ebb._region.opaque import opaque  # noqa: E402
 from ebb._region.placeholder import PlaceholderError, discard, discardable  # noqa: E402
@@ -48,8 +49,9 @@ from ebb._region.verify import ReplayMismatch, verify  # noqa: E402
 from ebb._report.recording import record_reports  # noqa: E402
 from ebb._report.report import Report, report  # noqa: E402
 from ebb._report.stats import reset_stats, stats  # noqa: E402
-from ebb.paging import PageOverflowError  # noqa: E402
+from ebb._support.old import warn_of_old as _warn_of_old  # noqa: E402
 from ebb.paging._mark_rows import mark_rows  # noqa: E402
+from ebb.paging._overflow import PageOverflowError  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -60,16 +62,12 @@ __all__ = [
     "RECOMPUTE_EACH_TIME",
     "SAVE",
     "BudgetError",
-    "Decision",
     "ModulePolicies",
     "PageOverflowError",
-    "Pareto",
-    "ParetoPoint",
     "PlaceholderError",
     "Plan",
     "Policy",
     "Profile",
-    "RegionHandle",
     "ReplayMismatch",
     "Report",
     "Rule",
@@ -94,6 +92,22 @@ __all__ = [
     "stats",
     "verify",
 ]
+
+# Types of what ebb returns, which nobody makes.
+_OLD = {
+    "Decision": "ebb._policy.decision",
+    "Pareto": "ebb._plan.pareto",
+    "ParetoPoint": "ebb._plan.pareto",
+    "RegionHandle": "ebb._region.apply",
+}
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _OLD:
+        _warn_of_old(f"ebb.{name}", f"{_OLD[name]}.{name} in annotations, or no name")
+        return getattr(_import_module(_OLD[name]), name)
+    raise AttributeError(f"module 'ebb' has no attribute {name!r}")
+
 
 _unseen_writes.install()
 _start()

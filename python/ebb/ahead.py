@@ -11,10 +11,11 @@ from typing import Any
 
 from ebb import _C
 from ebb._region import commotion
+from ebb._support.old import warn_of_old
 from ebb._support.shown import shown
 from ebb._support.sizes import Bytes, number_of_bytes, whole_number
 
-__all__ = ["configure", "settings", "stats"]
+__all__ = ["configure"]
 
 
 def configure(
@@ -23,7 +24,7 @@ def configure(
     limit: Bytes | None = None,
     busy_cores: bool | None = None,
     side_stream: bool | None = None,
-) -> None:
+) -> dict[str, Any]:
     """Set how far replays run ahead of backward, for the whole process, from the next region on.
 
     While backward works on one outermost region, another thread replays the one that comes next.
@@ -41,6 +42,9 @@ def configure(
             ``torch.get_num_threads()``, or if a backward without replays ahead left a core idle.
         side_stream: on a device, replay on a stream beside backward's, which hides the kernels'
             time; else on backward's own, which hides the host's. Default False.
+
+    Returns:
+        All settings by name, as they are now; sizes in bytes.
 
     Raises:
         TypeError: a setting has the wrong type.
@@ -60,30 +64,18 @@ def configure(
     if changed.get("regions"):
         commotion.install()
     _C.configure_ahead(_C.ahead_settings() | changed)
-
-
-def settings() -> dict[str, Any]:
-    """The settings of :func:`configure`, by name; ``limit`` in bytes."""
     return _C.ahead_settings()
 
 
+def settings() -> dict[str, Any]:
+    """Deprecated: :func:`configure` returns the settings."""
+    warn_of_old("ebb.ahead.settings()", "ebb.ahead.configure()")
+    return configure()
+
+
 def stats() -> dict[str, int]:
-    """What replays ahead did since the process began, and what is there now.
-
-    Returns:
-        A dictionary with
-
-        * ``regions_in_time``: replayed before backward reached them;
-        * ``regions_late``: backward came meanwhile, and did the rest;
-        * ``regions_in_vain``: backward never came;
-        * ``regions_held``: last regions, which were not given up;
-        * ``regions_stopped``: left to backward in part: see
-          [what is not replayed ahead](docs/how-to/replay-ahead.md). Parameters that FSDP has freed
-          are a reason, since they may come back until backward needs them;
-        * ``failures``: replays that raised an exception; backward runs them again, and raises it;
-        * ``bytes``, ``most_bytes``: there before backward needs them, now and at most;
-        * ``workers``: threads, now.
-    """
+    """Deprecated: see :func:`ebb.stats`."""
+    warn_of_old("ebb.ahead.stats()", 'ebb.stats()["ahead"]')
     return _C.ahead_stats()
 
 

@@ -9,10 +9,11 @@ import os
 from typing import Any
 
 from ebb import _C
+from ebb._support.old import warn_of_old
 from ebb._support.shown import shown
 from ebb._support.sizes import Bytes, number_of_bytes, whole_number
 
-__all__ = ["configure", "settings", "stats"]
+__all__ = ["configure"]
 
 
 def configure(
@@ -25,12 +26,13 @@ def configure(
     disk: str | os.PathLike[str] | None = None,
     disk_limit: Bytes | None = None,
     static: bool | None = None,
-) -> None:
+) -> dict[str, Any]:
     """Set how values with the decision OFFLOAD move, for the whole process, from now on.
 
-    What is not given stays as it is. Each setting can also be given by an environment variable,
-    ``EBB_OFFLOAD_MIN_BYTES`` and so on, read when ebb is imported. Sizes are in bytes, as a number
-    or as text such as ``"512MiB"``.
+    What is not given stays as it is. Sizes are in bytes, as a number or as text such as
+    ``"512MiB"``. In a job, the section ``[offload]`` of the file that ``EBB_CONFIG`` names has
+    these settings; ``EBB_OFFLOAD_MIN_BYTES``, ``EBB_OFFLOAD_PINNED_LIMIT`` and
+    ``EBB_OFFLOAD_DISK`` count more than that file.
 
     Args:
         min_bytes: smaller storages stay on the device: small copies cost more than they free.
@@ -50,6 +52,9 @@ def configure(
             compute stream does. Device memory is then freed when ``in_flight_bytes`` are on their
             way, and host memory is never freed. Run a step or more before the capture, so that host
             memory is there. Default False.
+
+    Returns:
+        All settings by name, as they are now; sizes in bytes.
 
     Raises:
         TypeError: a setting has the wrong type.
@@ -75,29 +80,18 @@ def configure(
             raise TypeError(f"ebb: static must be a bool; got {shown(static)}")
         changed["static"] = static
     _C.configure_offload(_C.offload_settings() | changed)
-
-
-def settings() -> dict[str, Any]:
-    """The settings of :func:`configure`, by name; sizes in bytes."""
     return _C.offload_settings()
 
 
+def settings() -> dict[str, Any]:
+    """Deprecated: :func:`configure` returns the settings."""
+    warn_of_old("ebb.offload.settings()", "ebb.offload.configure()")
+    return configure()
+
+
 def stats() -> dict[str, int]:
-    """What the offload engine did since the process began, and what it holds now.
-
-    Returns:
-        A dictionary with
-
-        * ``bytes_sent``, ``bytes_fetched``: copied to the host, and back;
-        * ``bytes_refused``: not sent, for want of host memory;
-        * ``host_waits``: times the host waited for a copy;
-        * ``fetched_late``: fetches that began only when the bytes were needed;
-        * ``most_in_flight``, ``in_flight_bytes``: bytes on their way to the host, at most and now;
-        * ``host_bytes_held``, ``host_bytes_used``: pinned memory now, in use or not, and in use;
-        * ``stashes``: values that are away now;
-        * ``bytes_spilled``, ``disk_bytes_used``: moved on from pinned memory to disk, and what is
-          taken of the disk tier now.
-    """
+    """Deprecated: see :func:`ebb.stats`."""
+    warn_of_old("ebb.offload.stats()", 'ebb.stats()["offload"]')
     return _C.offload_stats()
 
 

@@ -38,7 +38,7 @@ void checkTakesLargest(const PagePoolOptions& options, int64_t largestRows, size
       std::max(options.devicePages, options.hostPages) >= largest,
       "ebb: within the device limit of ",
       most,
-      " bytes (EBB_PAGING_DEVICE_LIMIT) the page pool for rows of ",
+      " bytes (device_limit of ebb.paging.configure) the page pool for rows of ",
       options.rowBytes,
       " bytes has ",
       options.devicePages,
@@ -47,7 +47,7 @@ void checkTakesLargest(const PagePoolOptions& options, int64_t largestRows, size
       " rows, and one tensor needs ",
       largest,
       ". Raise the limit, or give the pool a second tier in pinned memory "
-      "(EBB_PAGING_HOST_HEADROOM).");
+      "(host_headroom of ebb.paging.configure).");
 }
 
 // Moves one row. Later it would show when the first backward is nearly over.
@@ -86,7 +86,7 @@ TrackedPoolPtr makePool(PagePoolOptions options, PageLane& lane) {
       TORCH_WARN(
           "ebb: there is no pinned memory for the second tier of a page pool, ",
           options.hostPages * options.pageRows * options.rowBytes,
-          " bytes, so it has none. Lower host_headroom (EBB_PAGING_HOST_HEADROOM). (",
+          " bytes, so it has none. Lower host_headroom of ebb.paging.configure. (",
           error.what_without_backtrace(),
           ")");
       options.hostPages = 0;
@@ -95,7 +95,7 @@ TrackedPoolPtr makePool(PagePoolOptions options, PageLane& lane) {
   const auto warn = [](const c10::Error& error) {
     TORCH_WARN(
         "ebb: there is no memory for page pools, so steps run unpaged and the host waits for each "
-        "tensor. Lower device_limit (EBB_PAGING_DEVICE_LIMIT), or have fewer values paged. (",
+        "tensor. Lower device_limit of ebb.paging.configure, or have fewer values paged. (",
         error.what_without_backtrace(),
         ")");
   };

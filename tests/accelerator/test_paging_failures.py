@@ -189,7 +189,7 @@ def test_no_memory_for_pools(step):
             torch.ops.late.limit(0, -1)  # until pools have been made
         return found
 
-    with pytest.warns(UserWarning, match=r"no memory for page pools.*EBB_PAGING_DEVICE_LIMIT"):
+    with pytest.warns(UserWarning, match=r"no memory for page pools.*Lower device_limit"):
         found = run()
     torch.ops.late.limit(-1, -1)
 
@@ -207,7 +207,7 @@ def test_no_pinned_memory_for_the_second_tier(bracketed, step):
     ebb.paging.configure(host_headroom=4.0)
     with (
         accelerator.limited(host=torch.ops.late.host_usage()[0] + 4096),
-        pytest.warns(UserWarning, match=r"no pinned memory .*EBB_PAGING_HOST_HEADROOM"),
+        pytest.warns(UserWarning, match=r"no pinned memory .*Lower host_headroom"),
     ):
         assert step(bracketed=bracketed)
     stats = ebb.paging.stats()

@@ -25,7 +25,7 @@ WIDTH = 16
 def policies(model):
     """Of the regions under a plan."""
     return {
-        name: inner_marks.region.policy.dump()
+        name: inner_marks.region.policy.to_toml()
         for name, inner in model.named_modules()
         if (inner_marks := marks_of(inner)) is not None
         and inner_marks.region is not None

@@ -18,7 +18,7 @@ import ebb
 from ebb import _C
 from ebb._launch import takeover
 from ebb._launch.start import start
-from ebb._launch.variables import VARIABLES
+from ebb._launch.variables import OLD, VARIABLES
 from ebb._report import files
 from ebb._support.job import _TOLD, rank
 
@@ -104,7 +104,7 @@ VALUES = st.one_of(
     st.binary(max_size=40).map(lambda text: os.fsdecode(text.replace(b"\0", b""))),
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40),
 )
-NAMES = [name for name in VARIABLES if name != "EBB_STRICT"]
+NAMES = [name for name in (*VARIABLES, *OLD) if name != "EBB_STRICT"]
 # Folders of a fuzzer's making would be made.
 VALUES_OF = dict.fromkeys((*NAMES, *RANKS), VALUES) | {
     "EBB_TRACE": st.sampled_from(["", "traces", "/dev/null/x", "/proc/x", "\udc80", "a" * 3000]),
@@ -216,6 +216,7 @@ BAD = {
     "EBB_TRACE": "/dev/null/x",
     "EBB_MODULES": "*" * 1000,
     "EBB_MODULS": "x",
+    "EBB_CONFIG": "/dev/null/ebb.toml",
 }
 
 

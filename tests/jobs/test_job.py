@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ebb._launch.variables import VARIABLES
+from ebb._launch.variables import OLD, VARIABLES
 from ebb._support import job
 
 _RANKS = ("RANK", *job._OTHERS)
@@ -45,7 +45,7 @@ if __name__ == "__main__":
 
 def launch(*command, program=None, **environment):
     """Runs Python; returns its lines on stderr that are ebb's."""
-    env = {k: v for k, v in os.environ.items() if k not in (*VARIABLES, *_RANKS, job._TOLD)}
+    env = {k: v for k, v in os.environ.items() if k not in (*VARIABLES, *OLD, *_RANKS, job._TOLD)}
     done = subprocess.run(
         [sys.executable, *map(str, command)],
         env=env | {"OMP_NUM_THREADS": "1"} | environment,

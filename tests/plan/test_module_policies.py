@@ -21,7 +21,7 @@ def test_a_plan_in_a_file(tmp_path):
 
     assert found.policies.keys() == plan.policies.keys()
     for name, policy in plan.policies.items():
-        assert found.policies[name].dump() == policy.dump()
+        assert found.policies[name].to_toml() == policy.to_toml()
     with found.apply(program.model) as handle:
         assert set(handle.names) == set(plan.policies)
         assert ebb.profile(program.step, steps=1).peak <= 0.5 * plan.plain_peak
@@ -69,7 +69,7 @@ def test_operators_with_globs(tmp_path):
 
     found = ebb.ModulePolicies.load(tmp_path / "p.toml")
 
-    assert found.policies["x"].dump() == policy.dump() == found.policies["y"].dump()
+    assert found.policies["x"].to_toml() == policy.to_toml() == found.policies["y"].to_toml()
     assert len(found.groups()) == 1
     assert (tmp_path / "p.toml").read_text().count("[[regions]]") == 1
 

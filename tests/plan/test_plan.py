@@ -77,7 +77,7 @@ def test_gradients_are_those_of_eager(make):
     seen = set()
     for place in range(12):
         plan = plan_of(found.measured, 0.3 + 0.06 * place, at_least=True)
-        text = str([(name, policy.dump()) for name, policy in plan.policies.items()])
+        text = str([(name, policy.to_toml()) for name, policy in plan.policies.items()])
         if text in seen:
             continue
         seen.add(text)

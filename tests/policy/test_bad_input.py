@@ -215,7 +215,7 @@ def test_a_rule_is_one_or_an_error_of_ours(arguments):
 def test_any_module_and_name_comes_back_from_a_file(tmp_path_factory, module, name):
     policy = ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, module=module, name=name)])
     path = tmp_path_factory.mktemp("policy") / "policy.toml"
-    policy.dump(path)
+    policy.save(path)
     assert ebb.Policy.load(path) == policy
 
 

@@ -101,7 +101,7 @@ def test_it_is_no_decision_on_inputs():
 
 def test_it_can_be_read_and_written(tmp_path):
     policy = Policy([Rule("aten::mm", RECOMPUTE_EACH_TIME, every=2)], default=RECOMPUTE_EACH_TIME)
-    text = policy.dump()
+    text = policy.to_toml()
     read = tmp_path / "policy.toml"
     read.write_text(text)
 

@@ -79,8 +79,9 @@ ODD_NAME = 'a "b" \\ ü \n'
 )
 def test_what_is_dumped_is_loaded(tmp_path, policy):
     path = tmp_path / "policy.toml"
-    text = policy.dump(path)
-    assert path.read_text() == text == policy.dump()
+    policy.save(path)
+    text = path.read_text()
+    assert text == policy.to_toml()
     assert ebb.Policy.load(path) == policy
 
 

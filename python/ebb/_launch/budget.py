@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from _ebb_switches import is_set
 
-from ebb import _C, paging
+from ebb import _C
 from ebb._launch import agreeing
 from ebb._launch.agreeing import Offer, Ranks, has_ranks, ranks_of_job
 from ebb._launch.budgeted import Blocks, CallAround
@@ -428,7 +428,7 @@ class Budget:
         watch = self._watch
         if self._checking is not None and not self._checking.step_ended(watch.peak):
             self._checking = None
-        sized, before = paging.stats()["recorded_steps"], self._sized
+        sized, before = _C.paging_stats()["recorded_steps"], self._sized
         self._sized = sized
         may_measure = self._measured < _MOST_MEASURED
         if not is_step or self.blocks.have_new():

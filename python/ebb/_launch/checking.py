@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ebb import ahead, paging
+from ebb import _C, ahead
 from ebb._launch.measured_steps import Do, Recording
 from ebb._plan.for_reports import measured_course
 from ebb._plan.profile import Profile
@@ -26,7 +26,7 @@ class Checking:
         self._plan = plan
         self._recording = Recording()
         # Bytes are recorded without replays ahead, so they would not be those of the plan.
-        self._runs_ahead = ahead.settings()["regions"] > 0
+        self._runs_ahead = ahead.configure()["regions"] > 0
         self._todo = [do for do in _ORDER if do is Do.TIME or not self._runs_ahead]
         self._rests = False  # for one step
         self._profile: Profile | None = None
@@ -68,12 +68,12 @@ class Checking:
         return bool(self._todo)
 
     def _begin_recording(self) -> None:
-        self._sized = paging.stats()["recorded_steps"]
+        self._sized = _C.paging_stats()["recorded_steps"]
         self._recording.begin(Do.NOTHING if self._rests else self._todo[0])
 
     def _is_usual(self, peak: int) -> bool:
         """Whether it took what was predicted, roughly, and no page pool was made anew in it."""
-        if paging.stats()["recorded_steps"] != self._sized:
+        if _C.paging_stats()["recorded_steps"] != self._sized:
             return False
         predicted = self._plan.predicted.peak or 0
         return self._runs_ahead or _LEAST * predicted <= peak <= predicted / _LEAST

@@ -133,7 +133,7 @@ class Measuring:
 
     def begin(self) -> None:
         """A step begins, the first that is measured."""
-        self._ahead = ahead.settings()["regions"]
+        self._ahead = ahead.configure()["regions"]
         ahead.configure(regions=0)  # what a replay takes is measured, not what is left to be seen
         self._device = device_of(self._blocks.roots())
         self._link = measure_link(self._device)
@@ -195,7 +195,7 @@ class Measuring:
         self._transfers.close()
         if self._is_away:  # the device is done with all copies: the engine frees what they held
             _C.offload_stats()
-        if ahead.settings()["regions"] == 0:  # nobody has said anything else meanwhile
+        if ahead.configure()["regions"] == 0:  # nobody has said anything else meanwhile
             ahead.configure(regions=self._ahead)
 
     def _prepare(self) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from _ebb_switches import is_set
 
 from ebb import _C, ahead, offload, paging
 from ebb._launch.variables import (
     configure_from,
+    configure_from_file,
     say_ignored,
     say_value_ignored,
     tell_of_unknown,
@@ -25,6 +27,11 @@ from ebb._support.shown import checked_name, clipped, shown
 from ebb.policies import recompute_all
 
 _NO_GLOBS = ("auto", "none")
+_SECTIONS: dict[str, Callable[..., object]] = {
+    "ahead": ahead.configure,
+    "offload": offload.configure,
+    "paging": paging.configure,
+}  # of EBB_CONFIG
 
 
 def _tell_of_modules_alone() -> None:
@@ -176,9 +183,11 @@ def start() -> None:
     Raises:
         ValueError: a setting makes no sense, and EBB_STRICT is set. Without it nothing is raised.
     """
+    if path := os.environ.get("EBB_CONFIG"):
+        configure_from_file(path, _SECTIONS)
     _start_ahead()
-    configure_from("EBB_OFFLOAD_", offload.settings(), offload.configure)
-    configure_from("EBB_PAGING_", paging.settings(), paging.configure)
+    configure_from("offload", offload.configure(), offload.configure)
+    configure_from("paging", paging.configure(), paging.configure)
     tell_of_unknown()
     _check_rank()
     if not is_set("EBB_DISABLE"):

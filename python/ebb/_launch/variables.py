@@ -7,12 +7,15 @@ With EBB_STRICT it raises a ValueError instead, which ends the job.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from inspect import signature
 from typing import Any, NamedTuple
 
 from _ebb_switches import is_set, unknown_names
 
+from ebb._policy.text import nearest
 from ebb._support.job import say
 from ebb._support.shown import clipped, shown
 
@@ -23,6 +26,26 @@ class Variable(NamedTuple):
     kind: str
     default: str
     meaning: str
+
+
+def _whole_number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"ebb: {name} must be a whole number; got {shown(text)}") from None
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"ebb: {name} must be a number; got {shown(text)}") from None
+
+
+def _flag(name: str, text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError(f"ebb: {name} must be 0 or 1; got {shown(text)}")
+    return text == "1"
 
 
 VARIABLES = {
@@ -61,56 +84,28 @@ VARIABLES = {
         "0",
         "regions that are replayed ahead of backward, or most bytes for one",
     ),
+    "EBB_CONFIG": Variable(
+        "file", "none", "settings of OFFLOAD, PAGE and replays ahead, in TOML; see below"
+    ),
     "EBB_OFFLOAD_MIN_BYTES": Variable("size", "1MiB", "smaller storages stay on the device"),
     "EBB_OFFLOAD_PINNED_LIMIT": Variable("size", "16GiB", "most pinned host memory"),
-    "EBB_OFFLOAD_IN_FLIGHT_BYTES": Variable("size", "1GiB", "most on its way to the host"),
-    "EBB_OFFLOAD_PREFETCH_BYTES": Variable("size", "512MiB", "most fetched ahead of need"),
-    "EBB_OFFLOAD_KEEP_LAST": Variable("number", "0", "the last values stay on the device"),
     "EBB_OFFLOAD_DISK": Variable("folder", "none", "the disk tier's"),
-    "EBB_OFFLOAD_DISK_LIMIT": Variable("size", "64GiB", "most on disk"),
-    "EBB_PAGING_PAGE_ROWS": Variable("number", "64", "rows of a page"),
-    "EBB_PAGING_HEADROOM": Variable(
-        "factor", "1.1", "size of a page pool, over what a step needed"
-    ),
-    "EBB_PAGING_HOST_HEADROOM": Variable("factor", "0", "likewise, of its tier in pinned memory"),
-    "EBB_PAGING_DEVICE_LIMIT": Variable("size", "none", "most bytes of page pools on a device"),
-    "EBB_PAGING_OVERFLOW": Variable(
-        "`deferred`, `blocking` or `assert`", "deferred", "what happens if a pool has no room"
-    ),
-    "EBB_PAGING_DEAD_ROWS": Variable(
-        "`repeat`, `zero`, `nan` or `none`", "repeat", "what dead rows become"
-    ),
-    "EBB_PAGING_PREFETCH": Variable("`-1`, `0` or `1`", "-1", "layers that come back ahead"),
-    "EBB_OFFLOAD_STATIC": Variable("`0` or `1`", "0", "for CUDA graphs"),
 }
-
-
-def _whole_number(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"ebb: {name} must be a whole number; got {shown(text)}") from None
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"ebb: {name} must be a number; got {shown(text)}") from None
-
-
-def _flag(name: str, text: str) -> bool:
-    if text not in ("0", "1"):
-        raise ValueError(f"ebb: {name} must be 0 or 1; got {shown(text)}")
-    return text == "1"
-
-
-# By a variable's kind; what is of another is a text.
-_READERS: dict[str, Callable[[str, str], Any]] = {
-    "number": _whole_number,
-    "`-1`, `0` or `1`": _whole_number,
-    "factor": _number,
-    "`0` or `1`": _flag,
+# Variables of an earlier release and how their values are read. They still work, and a line says
+# that EBB_CONFIG takes their place.
+OLD: dict[str, Callable[[str, str], Any] | None] = {
+    "EBB_OFFLOAD_IN_FLIGHT_BYTES": None,
+    "EBB_OFFLOAD_PREFETCH_BYTES": None,
+    "EBB_OFFLOAD_KEEP_LAST": _whole_number,
+    "EBB_OFFLOAD_DISK_LIMIT": None,
+    "EBB_OFFLOAD_STATIC": _flag,
+    "EBB_PAGING_PAGE_ROWS": _whole_number,
+    "EBB_PAGING_HEADROOM": _number,
+    "EBB_PAGING_HOST_HEADROOM": _number,
+    "EBB_PAGING_DEVICE_LIMIT": None,
+    "EBB_PAGING_OVERFLOW": None,
+    "EBB_PAGING_DEAD_ROWS": None,
+    "EBB_PAGING_PREFETCH": _whole_number,
 }
 
 
@@ -131,11 +126,11 @@ def say_value_ignored(variable: str, error: object) -> None:
     say_ignored(f"ebb: {variable}={clipped(os.environ[variable])} is ignored", error)
 
 
-def configure_from(prefix: str, names: Iterable[str], configure: Callable[..., None]) -> None:
-    """Gives a module's `configure` what variables of this prefix say.
+def configure_from(section: str, names: Iterable[str], configure: Callable[..., object]) -> None:
+    """Gives a module's `configure` what variables say.
 
     Args:
-        prefix: such as ``"EBB_OFFLOAD_"``.
+        section: ``"offload"`` or ``"paging"``.
         names: of its settings.
         configure: takes them by name.
 
@@ -143,15 +138,52 @@ def configure_from(prefix: str, names: Iterable[str], configure: Callable[..., N
         ValueError: a setting makes no sense, and EBB_STRICT is set.
     """
     for name in names:
-        variable = prefix + name.upper()
+        variable = f"EBB_{section}_{name}".upper()
         text = os.environ.get(variable)
         if text is None:
             continue
-        read = _READERS.get(VARIABLES[variable].kind)
+        read = OLD.get(variable)
         try:
-            configure(**{name: read(name, text) if read else text})
+            configure(**{name: read(variable, text) if read else text})
         except Exception as error:
             say_value_ignored(variable, error)
+            continue
+        if variable in OLD:
+            say(
+                f"ebb: {variable} will be removed: write {name} in the section [{section}] of a "
+                "file, and name the file in EBB_CONFIG"
+            )
+
+
+def configure_from_file(path: str, sections: Mapping[str, Callable[..., object]]) -> None:
+    """Gives each module's `configure` what the file of EBB_CONFIG says.
+
+    Args:
+        path: of the file.
+        sections: by name, such as ``"offload"``: a function that takes the section's settings.
+
+    Raises:
+        ValueError: a setting makes no sense, and EBB_STRICT is set.
+    """
+    try:
+        with open(path, "rb") as file:
+            found = tomllib.load(file)
+        for section, settings in found.items():
+            if section not in sections or not isinstance(settings, dict):
+                raise ValueError(f"[{section}] is no section; {nearest(section, sections)}")
+    except (OSError, ValueError) as error:
+        say_value_ignored("EBB_CONFIG", error)
+        return
+    for section, settings in found.items():
+        configure = sections[section]
+        for name, value in settings.items():
+            known = signature(configure).parameters
+            try:
+                if name not in known:
+                    raise ValueError(f"there is no such setting; {nearest(name, known)}")
+                configure(**{name: value})
+            except (TypeError, ValueError) as error:
+                say_ignored(f"ebb: {name} in [{section}] of {clipped(path)} is ignored", error)
 
 
 def tell_of_unknown() -> None:

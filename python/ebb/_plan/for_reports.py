@@ -86,7 +86,7 @@ def measured_course(profile: Profile | None, duration: float) -> Course:
         profile: of one; None: there is none.
         duration: milliseconds, without recording.
     """
-    if profile is None or ahead.settings()["regions"] > 0:
+    if profile is None or ahead.configure()["regions"] > 0:
         return Course(None, duration)
     return course_of(profile, duration, pool_bytes())
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ebb import offload
+from ebb import _C, offload
 from ebb._plan.transfers import Link
 from ebb._policy.decision import OFFLOAD
 from ebb._policy.policy import Policy
@@ -34,7 +34,7 @@ def measure_link(device: torch.device) -> Link | None:
         None if nothing can leave: on a CPU without a disk tier, without host memory for it, or if
         the copies failed.
     """
-    settings = offload.settings()
+    settings = offload.configure()
     if not may_send(device):
         return None
     room = settings["pinned_limit"] + (settings["disk_limit"] if settings["disk"] else 0)
@@ -60,14 +60,14 @@ def _rounds(device: torch.device, size: int) -> list[tuple[float, float]]:
 
 def may_send(device: torch.device) -> bool:
     """Whether values of a device may leave it, to the host or, from a CPU, to a disk."""
-    settings = offload.settings()
+    settings = offload.configure()
     return bool(settings["disk"]) or device.type not in ("cpu", "meta")
 
 
 @contextmanager
 def transfers_of(**settings: Any) -> Iterator[None]:
     """OFFLOAD has these settings meanwhile."""
-    before = offload.settings()
+    before = offload.configure()
     offload.configure(keep_last=0, **settings)
     try:
         yield
@@ -79,14 +79,14 @@ def _round(device: torch.device, size: int) -> tuple[float, float] | None:
     """Milliseconds out and back; None if nothing left."""
     x = torch.ones(size // 4, device=device, requires_grad=True)
     gradient = torch.ones_like(x)
-    sent = offload.stats()["bytes_sent"]
+    sent = _C.offload_stats()["bytes_sent"]
 
     def forward() -> torch.Tensor:
         with region(Policy(default=OFFLOAD), name="ebb.plan measures copies"):
             return (x * 2).sin()
 
     y, out = _timed(forward)
-    if offload.stats()["bytes_sent"] < sent + size:
+    if _C.offload_stats()["bytes_sent"] < sent + size:
         return None
     _, back = _timed(lambda: torch.autograd.grad(y, x, gradient))
     return out, back
@@ -97,6 +97,6 @@ def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
     begin = time.perf_counter()
     result = function()
     devices.wait()
-    while offload.stats()["in_flight_bytes"] and time.perf_counter() - begin < _MOST_SECONDS:
+    while _C.offload_stats()["in_flight_bytes"] and time.perf_counter() - begin < _MOST_SECONDS:
         time.sleep(1e-4)
     return result, (time.perf_counter() - begin) * 1e3

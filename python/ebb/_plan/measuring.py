@@ -44,7 +44,7 @@ def measure(
         ValueError: the step has a region already; or as :func:`ebb.apply`.
         RuntimeError: as :func:`ebb.profile`.
     """
-    regions = ahead.settings()["regions"]
+    regions = ahead.configure()["regions"]
     ahead.configure(regions=0)  # what a replay takes is measured, not what is left to be seen
     try:
         return _measure(step, model, modules, budget)

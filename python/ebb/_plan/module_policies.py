@@ -83,7 +83,7 @@ class ModulePolicies:
         ahead: bool = True,
     ) -> None:
         self.policies = dict(policies)
-        pages = any('"page"' in policy.dump() for policy in self.policies.values())
+        pages = any('"page"' in policy.to_toml() for policy in self.policies.values())
         self.settings = ProcessSettings(dict(offload or {}), ahead, pages)
 
     def apply(self, model: torch.nn.Module) -> RegionHandles:
@@ -128,7 +128,7 @@ class ModulePolicies:
         """Each policy, and the modules that have it."""
         found: dict[str, tuple[Policy, list[str]]] = {}
         for name, policy in self.policies.items():
-            found.setdefault(policy.dump(), (policy, []))[1].append(name)
+            found.setdefault(policy.to_toml(), (policy, []))[1].append(name)
         return list(found.values())
 
     def save(self, path: str | Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -111,6 +112,18 @@ class Plan(ModulePolicies):
         found, duration = measure_again(step)
         self._reported.measured = measured_course(found, duration)
         return found
+
+    @classmethod
+    def load(cls, path: str | Path) -> NoReturn:
+        """A plan's file has its policies alone: ``ebb.ModulePolicies.load(path)`` reads them.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "ebb: a file has the policies of a plan, and not what was measured for it: "
+            f"ebb.ModulePolicies.load({str(path)!r}) reads them"
+        )
 
     def summary(self) -> str:
         """What was decided, in one line."""
@@ -269,7 +282,7 @@ def _with_more_ways(measured: Measured) -> Iterable[Measured]:
 
 
 def ahead_is_on() -> bool:
-    return int(ahead.settings()["regions"]) > 0
+    return int(ahead.configure()["regions"]) > 0
 
 
 def _stacked(measured: Measured, simulator: Simulator) -> Stacked | None:

@@ -21,7 +21,7 @@ class Layers:
     """
 
     def __init__(
-        self, configure: Callable[..., None], settings: Callable[[], Mapping[str, Any]]
+        self, configure: Callable[..., object], settings: Callable[[], Mapping[str, Any]]
     ) -> None:
         self._configure, self._settings = configure, settings
         self._below: list[dict[str, Any]] = []  # of each layer, what it has changed

@@ -18,6 +18,7 @@ from ebb._policy.presets import PRESETS
 from ebb._policy.rule import Part, Rule, check_decision
 from ebb._policy.text import loaded, parsed, to_toml
 from ebb._policy.to_sac import sac_context_fn
+from ebb._support.old import warn_of_old
 from ebb._support.shown import shown
 
 
@@ -126,23 +127,28 @@ class Policy:
         """
         return self._sac_context_fn
 
-    def dump(self, path: str | os.PathLike[str] | None = None) -> str:
+    def to_toml(self) -> str:
+        """The text of the file that :meth:`save` writes."""
+        return to_toml(self._parts(), self.inputs)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy as TOML, which :meth:`load` reads.
 
         Args:
-            path: the file to write; None for none.
-
-        Returns:
-            The text.
+            path: the file.
 
         Raises:
             OSError: the file cannot be written.
         """
-        written = to_toml(self._parts(), self.inputs)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.to_toml())
+
+    def dump(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Deprecated: :meth:`save` writes a file, and :meth:`to_toml` gives its text."""
+        warn_of_old("Policy.dump()", "Policy.save(path) or Policy.to_toml()")
         if path is not None:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(written)
-        return written
+            self.save(path)
+        return self.to_toml()
 
     @classmethod
     def parse(cls, text: str) -> Policy:

@@ -32,7 +32,7 @@ _POLICY_KEYS = (*_PART_KEYS, "inputs", "preset", "either")
 Presets: TypeAlias = Mapping[str, _C.Policy]  # policies that a text can name
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """The nearest of the known names; all of them, if none is near."""
     known = list(known)
     found = get_close_matches(name[:100], known, 1)
@@ -64,7 +64,7 @@ class _At:
             raise self.error(f"must be a table; got {shown(value)}")
         for key in value:
             if key not in known:
-                raise (self / key).error(f"there is no such key; {_nearest(key, known)}")
+                raise (self / key).error(f"there is no such key; {nearest(key, known)}")
         return value
 
     def array(self, value: object) -> list[Any]:
@@ -74,7 +74,7 @@ class _At:
 
     def decision(self, value: object) -> Decision:
         if not isinstance(value, str) or value.lower() not in _DECISIONS:
-            raise self.error(f"{shown(value)} is no decision; {_nearest(shown(value), _DECISIONS)}")
+            raise self.error(f"{shown(value)} is no decision; {nearest(shown(value), _DECISIONS)}")
         return _DECISIONS[value.lower()]
 
 
@@ -165,7 +165,7 @@ def _part(table: object, at: _At) -> Part:
 
 def _preset(name: object, at: _At, presets: Presets) -> _C.Policy:
     if not isinstance(name, str) or name not in presets:
-        raise at.error(f"{shown(name)} is no preset; {_nearest(shown(name), presets)}")
+        raise at.error(f"{shown(name)} is no preset; {nearest(shown(name), presets)}")
     return presets[name]
 
 
@@ -293,7 +293,7 @@ def parsed(text: str, presets: Presets, late: bool = False) -> _C.Policy:
             table["preset"] = entry
         elif not colon or op.endswith(":"):
             raise at.error(
-                f"{shown(entry)} is no preset ({_nearest(entry, presets)}) and has no decision, as "
+                f"{shown(entry)} is no preset ({nearest(entry, presets)}) and has no decision, as "
                 "in 'mm:save'"
             )
         elif op in ("default", "inputs"):

@@ -43,14 +43,45 @@ def stats(flat: bool = False) -> dict[str, Any]:
           to disk);
         * ``"demoted_ops"``: operators that :class:`ebb.verify` found must be saved;
         * ``"live_recipes"``, ``"live_handles"``, ``"open_regions"``: objects that exist now, in
-          the whole process.
+          the whole process;
+        * ``"ahead"``: what replays ahead did since the process began, and what is there now:
+          ``regions_in_time`` (replayed before backward reached them), ``regions_late`` (backward
+          came meanwhile, and did the rest), ``regions_in_vain`` (backward never came),
+          ``regions_held`` (last regions, which were not given up), ``regions_stopped`` (left to
+          backward in part, see docs/how-to/replay-ahead.md), ``failures`` (replays that raised an
+          exception; backward runs them again, and raises it), ``bytes``, ``most_bytes`` (there
+          before backward needs them, now and at most), ``workers`` (threads, now);
+        * ``"offload"``: likewise for OFFLOAD: ``bytes_sent``, ``bytes_fetched`` (copied to the
+          host, and back), ``bytes_refused`` (not sent, for want of host memory), ``host_waits``
+          (times the host waited for a copy), ``fetched_late`` (fetches that began only when the
+          bytes were needed), ``most_in_flight``, ``in_flight_bytes`` (on their way to the host, at
+          most and now), ``host_bytes_held``, ``host_bytes_used`` (pinned memory now, in use or not,
+          and in use), ``stashes`` (values that are away now), ``bytes_spilled``,
+          ``disk_bytes_used`` (moved on from pinned memory to disk, and taken there now);
+        * ``"paging"``: likewise for PAGE: ``steps``; ``recorded_steps`` (those that ran without
+          pools, with the host waiting for each count); ``overflows`` (steps that found too little
+          room); ``spilled_steps`` (how often :func:`ebb.paging.step_ok` found rows in the second
+          tier); ``stashed`` (values), ``resident`` (those of them that stayed where they were,
+          since their backward came next), ``stashes`` (values that are away now);
+          ``padded_bytes``, ``live_bytes`` (the most that the recorded step had away at a time, with
+          and without dead rows); ``pool_bytes``, ``host_pool_bytes`` (what pools have now, on
+          devices and in pinned memory); ``pools`` (each pool's ``device``, ``dtype``,
+          ``row_bytes``, ``page_rows``, ``device_pages``, ``host_pages``, ``stack``: rows come back
+          in the reverse order, so no table of pages is needed, and ``bytes``); ``schedule`` (the
+          entries of the step that :func:`ebb.paging.step` recorded, in words).
 
     Example:
         >>> ebb.stats()["open_regions"]
         0
     """
     found = _C.stats()
-    return _flat(found) if flat else found
+    if flat:
+        return _flat(found)
+    return found | {
+        "ahead": _C.ahead_stats(),
+        "offload": _C.offload_stats(),
+        "paging": _C.paging_stats(),
+    }
 
 
 def _flat(found: dict[str, Any]) -> dict[str, float]:

@@ -9,21 +9,32 @@ are kept for backward, in pages of a pool, though only the device knows how many
 
 from __future__ import annotations
 
-from ebb.paging._overflow import PageOverflowError
+from typing import Any
+
+from ebb import _C
+from ebb._support.old import warn_of_old
+from ebb.paging import _overflow
 from ebb.paging._run_step import run_step
-from ebb.paging._settings import configure, settings
-from ebb.paging._stats import stats
+from ebb.paging._settings import configure
 from ebb.paging._steps import found_inf, microbatch, reset, step, step_ok
 
-__all__ = [
-    "PageOverflowError",
-    "configure",
-    "found_inf",
-    "microbatch",
-    "reset",
-    "run_step",
-    "settings",
-    "stats",
-    "step",
-    "step_ok",
-]
+__all__ = ["configure", "found_inf", "microbatch", "reset", "run_step", "step", "step_ok"]
+
+
+def settings() -> dict[str, Any]:
+    """Deprecated: :func:`configure` returns the settings."""
+    warn_of_old("ebb.paging.settings()", "ebb.paging.configure()")
+    return configure()
+
+
+def stats() -> dict[str, Any]:
+    """Deprecated: see :func:`ebb.stats`."""
+    warn_of_old("ebb.paging.stats()", 'ebb.stats()["paging"]')
+    return _C.paging_stats()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "PageOverflowError":
+        warn_of_old("ebb.paging.PageOverflowError", "ebb.PageOverflowError")
+        return _overflow.PageOverflowError
+    raise AttributeError(f"module 'ebb.paging' has no attribute {name!r}")

@@ -38,12 +38,12 @@ def configure(
     overflow: str | None = None,
     dead_rows: str | None = None,
     prefetch: int | None = None,
-) -> None:
+) -> dict[str, Any]:
     """Set how values with the decision PAGE move, for the whole process.
 
-    What is not given stays as it is. Each setting can also be given by an environment variable,
-    ``EBB_PAGING_PAGE_ROWS`` and so on, read when ebb is imported. Sizes hold for pools that are
-    made from now on; :func:`reset` drops those that exist.
+    What is not given stays as it is. In a job, the section ``[paging]`` of the file that
+    ``EBB_CONFIG`` names has these settings. Sizes hold for pools that are made from now on;
+    :func:`reset` drops those that exist.
 
     Args:
         page_rows: rows of a page. Default 64.
@@ -65,6 +65,9 @@ def configure(
             them shows.
         prefetch: how many layers' pages come back ahead of backward, 0 or 1, in steps that
             :func:`step` brackets; -1, the default: 1 on accelerators, 0 on the CPU.
+
+    Returns:
+        All settings by name, as they are now; sizes in bytes, ``None`` for no limit.
 
     Raises:
         TypeError: a setting has the wrong type.
@@ -94,10 +97,6 @@ def configure(
             raise ValueError(f"ebb: prefetch must be 0, 1 or -1; got {shown(prefetch)}")
         changed["prefetch"] = prefetch
     _C.configure_paging(_C.paging_settings() | changed)
-
-
-def settings() -> dict[str, Any]:
-    """The settings of :func:`configure`, by name; sizes in bytes, ``None`` for no limit."""
     found = _C.paging_settings()
     limit = found["device_limit"]
     return found | {

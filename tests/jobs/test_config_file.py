@@ -1,0 +1,120 @@
+"""EBB_CONFIG: a file with the settings of OFFLOAD, PAGE and replays ahead."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import ebb
+from ebb import _C
+from ebb._launch.start import _SECTIONS
+from ebb._launch.variables import OLD, VARIABLES, configure_from_file
+
+GOOD = """
+[offload]
+min_bytes = "2MiB"
+static = true
+[paging]
+headroom = 1.5
+[ahead]
+limit = "512MiB"
+"""
+
+
+@pytest.fixture(autouse=True)
+def settings():
+    """As they were, afterwards."""
+    before = _C.offload_settings(), _C.paging_settings(), _C.ahead_settings()
+    yield
+    _C.configure_offload(before[0])
+    _C.configure_paging(before[1])
+    _C.configure_ahead(before[2])
+
+
+@pytest.fixture
+def read(tmp_path, capsys, monkeypatch):
+    """Reads a file with this text; gives what is told."""
+
+    def of(text):
+        path = tmp_path / "ebb.toml"
+        path.write_text(text)
+        monkeypatch.setenv("EBB_CONFIG", str(path))
+        configure_from_file(str(path), _SECTIONS)
+        return capsys.readouterr().err.replace(str(path), "FILE")
+
+    return of
+
+
+def test_settings_of_all_sections(read):
+    assert read(GOOD) == ""
+
+    assert ebb.offload.configure()["min_bytes"] == 2 << 20
+    assert ebb.offload.configure()["static"]
+    assert ebb.paging.configure()["headroom"] == 1.5
+    assert ebb.ahead.configure()["limit"] == 512 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[ofload]\n", "EBB_CONFIG=FILE is ignored: [ofload] is no section; nearest: 'offload'"),
+        ("offload = 1\n", "EBB_CONFIG=FILE is ignored: [offload] is no section"),
+        ("offload\n", "EBB_CONFIG=FILE is ignored: Expected '='"),
+        ("[paging]\nhedroom = 2", "hedroom in [paging] of FILE is ignored: there is no such"),
+        ("[paging]\nheadroom = 'x'", "headroom in [paging] of FILE is ignored: headroom must be"),
+        ("[offload]\nmin_bytes = -1", "min_bytes in [offload] of FILE is ignored: min_bytes must"),
+        ("[ahead]\nbusy_cores = 1", "busy_cores in [ahead] of FILE is ignored: busy_cores must"),
+    ],
+)
+def test_a_bad_setting_is_told_of(read, text, told, monkeypatch):
+    before = ebb.offload.configure(), ebb.paging.configure(), ebb.ahead.configure()
+
+    assert told in read(text)
+
+    assert (ebb.offload.configure(), ebb.paging.configure(), ebb.ahead.configure()) == before
+    monkeypatch.setenv("EBB_STRICT", "1")
+    with pytest.raises(ValueError, match="EBB_STRICT=1 ends the job"):
+        read(text)
+
+
+def test_other_settings_of_the_file_count(read):
+    read("[offload]\nmin_bytes = -1\nkeep_last = 3\n[paging]\nheadroom = 1.5")
+
+    assert ebb.offload.configure()["keep_last"] == 3
+    assert ebb.paging.configure()["headroom"] == 1.5
+
+
+def job(**variables):
+    script = "import ebb, json; print(json.dumps([ebb.offload.configure(), ebb.ahead.configure()]))"
+    env = {k: v for k, v in os.environ.items() if k not in (*VARIABLES, *OLD)}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=env | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return *json.loads(done.stdout), done.stderr
+
+
+def test_variables_count_more_than_the_file(tmp_path):
+    path = tmp_path / "ebb.toml"
+    path.write_text("[offload]\nmin_bytes = 1\npinned_limit = 2\nkeep_last = 3\n[ahead]\nregions=4")
+
+    offload, ahead, told = job(EBB_CONFIG=str(path), EBB_OFFLOAD_MIN_BYTES="7", EBB_AHEAD="1")
+
+    assert (offload["min_bytes"], offload["pinned_limit"], offload["keep_last"]) == (7, 2, 3)
+    assert ahead["regions"] == 1
+    assert told == ""
+
+
+def test_a_variable_of_the_last_release_counts_and_a_line_says_what_is_instead():
+    offload, _, told = job(EBB_OFFLOAD_KEEP_LAST="3")
+
+    assert offload["keep_last"] == 3
+    (line,) = told.splitlines()
+    assert "write keep_last in the section [offload] of a file" in line
