@@ -252,7 +252,7 @@ def measured_too_large(run: Run, eager: Run, all_recomputed: Run, budget: int | 
     """Measured steps that took more than the budget, and than recomputing all or steps before; with
     other regions, which are measured only if there is memory for it, than those without ebb."""
     large, before = [], 0
-    others = [after for after, line in run.lines if "measured with other regions" in line]
+    others = [after for after, line in run.lines if "profiles steps with other regions" in line]
     for number, (step, other) in enumerate(zip(run.steps, all_recomputed.steps, strict=False)):
         limit = max(other.most, before)
         if others and number >= others[0]:

@@ -107,8 +107,8 @@ def test_a_budget_that_is_too_small(install, told):
     assert_same(found, expected)
     assert len(regions(found.model)) == 4
     line = told()[-1]
-    assert "1KiB: a budget of 1.0 KiB is too small: the least is" in line
-    assert "what needs least: 4 regions" in line
+    assert "1KiB: a budget of 1.0 KiB is too small: the lowest possible budget is" in line
+    assert "the plan with the lowest peak: 4 regions" in line
 
 
 def test_a_budget_that_is_too_small_ends_a_strict_job(install, monkeypatch):

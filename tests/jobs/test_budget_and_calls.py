@@ -75,7 +75,7 @@ def test_a_policy_for_calls_counts_for_no_block(install, told):
 
     assert_same(found, expected)
     assert entered_in_a_step(found) == 0
-    assert "EBB=save_matmuls counts for calls" in "".join(told())
+    assert "EBB=save_matmuls applies only to calls" in "".join(told())
 
 
 @pytest.mark.not_sanitized

@@ -170,7 +170,7 @@ def test_a_step_that_grows_is_told_and_the_budget_holds_again(install, told, kin
     assert over in ([], [PLANNED])
     lines = told()
     assert len(lines) == 4
-    assert "are left of the budget; steps are measured anew" in lines[2]
+    assert "for it; ebb profiles steps again" in lines[2]
 
 
 def test_a_kind_of_step_that_recurs_is_planned_for(install, told):
@@ -188,7 +188,7 @@ def test_a_kind_of_step_that_recurs_is_planned_for(install, told):
     found = step_bytes(Quiet(rows=rows), 48)
 
     assert all(nbytes <= 1.02 * budget for nbytes in found[24:])
-    assert any("planned anew for less" in line for line in told())
+    assert any("made a plan with a lower peak" in line for line in told())
     assert_same(Job(rows=rows).train(48), expected)
 
 
@@ -221,7 +221,7 @@ def test_memory_that_grows_between_steps_counts(install, told):
 
     over = [step for step, nbytes in enumerate(found) if nbytes > 1.02 * budget]
     assert not any({step, step + 1, step + 2} <= set(over) for step in over)
-    assert any("are left of the budget" in line for line in told())
+    assert any("and the budget left" in line for line in told())
     assert all(map(same_bits, job.model.parameters(), expected.model.parameters()))
 
 
@@ -247,7 +247,7 @@ def test_smaller_steps_are_measured_anew(install, told):
     found.train(watch._STEPS_BELOW + PLANNED)
 
     assert regions(found.model) == {}
-    assert "steps allocate less than was planned for" in "".join(told())
+    assert "steps allocate less than planned" in "".join(told())
 
 
 # Jobs that had no plan ----------------------------------------------------------------------------
@@ -373,7 +373,7 @@ def test_what_the_first_measured_step_allocates_makes_no_plan_larger(install, to
 
     Early().train()
 
-    assert not any("now more, now less" in line for line in told())
+    assert not any("the peak memory of steps varies" in line for line in told())
 
 
 class Growing(Quiet):
@@ -387,8 +387,8 @@ def test_steps_that_grow_on_are_told_of_a_few_times(install, told):
     Growing().train(60)
 
     lines = told()
-    assert sum("nothing is left to give up" in line for line in lines) <= 6
-    assert sum("measured anew" in line for line in lines) >= 2
+    assert sum("is the one with the lowest peak already" in line for line in lines) <= 6
+    assert sum("ebb profiles steps again" in line for line in lines) >= 2
 
 
 def test_other_tensors_of_the_program_give_a_budget_no_slack(install, told):
@@ -401,7 +401,7 @@ def test_other_tensors_of_the_program_give_a_budget_no_slack(install, told):
 
     Steady(factor=1.1).train(LATER)
 
-    assert any("measured anew" in line for line in told())
+    assert any("ebb profiles steps again" in line for line in told())
     assert data.numel()
 
 
@@ -432,7 +432,7 @@ def test_a_job_that_ends_before_there_is_a_plan_says_so(install, told):
 
     budget._at_exit()
 
-    assert "the job ends after 3 steps, before there is a plan" in told()[-1]
+    assert "the job ended after 3 steps, before the plan was ready" in told()[-1]
 
     Quiet().train(PLANNED)
     told()

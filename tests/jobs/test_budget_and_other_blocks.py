@@ -63,7 +63,7 @@ def test_coarser_blocks_keep_a_budget_that_finer_ones_cannot(install, told, mode
     assert_same(found, expected)
     lines = told()
     assert "too small" in lines[1], lines
-    assert f"steps are measured with other regions: {'UNet' if model is UNet else ''}" in lines[1]
+    assert f"ebb profiles steps with other regions: {'UNet' if model is UNet else ''}" in lines[1]
     assert "too small" not in lines[-1]
     assert set(regions(found.model)) == {""}
     assert peaks[-1] <= 0.51 * plain[-1] + 4096
@@ -91,7 +91,7 @@ def test_where_none_keeps_the_budget_those_that_need_least_are_taken(install, to
     assert_same(found, expected)
     lines = told()
     assert sum("other regions" in line for line in lines) in (1, 2)
-    assert "what needs least" in lines[-1]
+    assert "the plan with the lowest peak" in lines[-1]
     assert peaks[-1] <= min(peaks) + 4096
     assert peaks[-1] < 0.6 * plain[-1]
 

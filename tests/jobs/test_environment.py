@@ -173,7 +173,7 @@ def test_a_budget(longer):
     assert found["losses"] == expected["losses"]
     assert len(found["losses"]) == 15
     assert told[0] == (
-        "ebb: EBB_BUDGET=90%: 6 steps are measured, then it is planned what these keep: "
+        "ebb: EBB_BUDGET=90%: ebb profiles 6 steps, then plans what these blocks save: "
         "layers.0-2; EBB_DISABLE=1 turns it off"
     )
     assert len(told) == 2

@@ -63,7 +63,7 @@ def test_nothing_is_recomputed_while_there_is_room(script):
     found, errors = job(script, -1, "auto:100GiB")
 
     assert found == expected | {"given_up": 0, "replayed": 0}
-    assert "all is kept while less than 100.0 GiB are in use" in errors
+    assert "ebb keeps all activations while less than 100.0 GiB is in use" in errors
     assert "0-3" in errors
 
 
@@ -74,7 +74,7 @@ def test_without_room_a_plan_is_made_and_no_step_is_lost(script):
     assert found["losses"] == expected["losses"]
     assert found["given_up"] == 3  # in the one step, after which there is a plan
     assert found["replayed"] > 0
-    assert "there is no room to keep all: steps are measured" in errors
+    assert "there is no room to keep all activations: ebb profiles steps" in errors
     assert "is too small" in errors  # all that there is is in use: what needs least was planned
 
 

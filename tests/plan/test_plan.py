@@ -135,7 +135,9 @@ def test_a_budget_above_the_need():
 
 
 def test_a_budget_below_the_least():
-    with pytest.raises(ebb.BudgetError, match="is too small: the least is") as raised:
+    with pytest.raises(
+        ebb.BudgetError, match="is too small: the lowest possible budget is"
+    ) as raised:
         planned(programs.pre_ln, 0.1)
 
     assert isinstance(raised.value, ValueError)
@@ -179,7 +181,7 @@ def test_in_words():
     assert "layers." in line
     assert "KiB" in line
     text = plan.explain()
-    assert "made again: " in text
+    assert "recomputed: " in text
     assert "ms each are added" in text
     assert plan_of(found.measured, 1.0).explain().count("no region") >= 1
 
@@ -368,7 +370,7 @@ def test_where_blocks_leave_too_much_outside_the_model_itself_is_tried():
 def test_all_that_was_tried_is_named():
     program = programs.built(programs.unet)
 
-    with pytest.raises(ebb.BudgetError, match="Least budgets of all") as e:
+    with pytest.raises(ebb.BudgetError, match="The lowest budgets of all") as e:
         ebb.plan(program.model, program.step, 0.05)
 
     assert "with the model" in str(e.value)

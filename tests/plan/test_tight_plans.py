@@ -101,7 +101,7 @@ def test_gradients_are_those_of_eager(make):
 def test_words_tell_what_is_made_each_time():
     plan = plan_of(planning(programs.pre_ln).measured, 1, at_least=True)
 
-    assert "each time that something is made of them" in plan.explain()
+    assert "recomputed several times" in plan.explain()
     assert any("RECOMPUTE_EACH_TIME" in repr(policy) for policy in plan.policies.values())
 
 

@@ -142,13 +142,13 @@ class Budget:
         self._announced = True
         shown = clipped(", ".join(dict.fromkeys(in_ranges(names))), 300)
         self._tell(
-            f"{number_of_steps(self._models)} steps are measured, then it is planned what these "
-            f"keep: {shown}; EBB_DISABLE=1 turns it off"
+            f"ebb profiles {number_of_steps(self._models)} steps, then plans what these blocks "
+            f"save: {shown}; EBB_DISABLE=1 turns it off"
         )
         if self._taken.text.startswith("EBB="):
             self._tell(
-                f"{self._taken.text} counts for calls of torch.utils.checkpoint that are in none "
-                "of these, and for nothing else"
+                f"{self._taken.text} applies only to calls of torch.utils.checkpoint outside of "
+                "these blocks"
             )
 
     def _tell(self, what: str) -> None:
@@ -159,8 +159,8 @@ class Budget:
     def _at_exit(self) -> None:
         if self._measuring is not None and not self._has_ended and self._announced:
             self._tell(
-                f"the job ends after {self._steps} steps, before there is a plan; all blocks were "
-                "recomputed"
+                f"the job ended after {self._steps} steps, before the plan was ready; all blocks "
+                "were recomputed"
             )
 
     # Between two steps ----------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class Budget:
         self._begin()
         names = clipped(", ".join(in_ranges(block.name for block in self.blocks.alive())), 300)
         reason, _, _ = clipped(why, 300).partition(". ")
-        self._tell(f"{reason}; steps are measured with other regions: {names}")
+        self._tell(f"{reason}; ebb profiles steps with other regions: {names}")
         return True
 
     def _begin(self) -> None:
@@ -291,7 +291,7 @@ class Budget:
         self._outcome, self._waits = None, True
         self._watch.has_replayed()
         reason = clipped(why.removeprefix("ebb: "), 300)
-        self._tell(f"no plan yet: {reason}; all blocks are recomputed until one has")
+        self._tell(f"no plan yet: {reason}; until then all blocks are recomputed")
 
     def _give_up(self, why: str) -> None:
         if self._has_ended:
@@ -360,7 +360,7 @@ class Budget:
         finally:
             took = time.perf_counter() - began
             if took > max(_LONG, _LONG_STEPS * measured.duration * 1e-3):
-                self._tell(f"the plan took {took:.1f} s to make")
+                self._tell(f"planning took {took:.1f} s")
 
     def _switch(self, decided: Decided) -> None:
         """Puts a plan in place."""
@@ -369,15 +369,12 @@ class Budget:
             raise BudgetError(f"ebb: EBB_BUDGET={self._text}: {decided.too_small}")
         if self.blocks.met_hooks() and self._measured == 0:
             self._tell(
-                "the job has saved-tensor hooks around its blocks; they do not see what blocks keep"
-                ", and a share counts a step without them"
+                "the job has saved-tensor hooks around its blocks: they do not see what blocks "
+                "save, and a budget in percent is a share of a step without these hooks"
             )
         self._put_in_place(decided)
         if self._outcome.varies and self._measured == 0:
-            self._tell(
-                "steps allocate now more, now less; the plan is made for the largest that was "
-                "measured"
-            )
+            self._tell("the peak memory of steps varies; the plan is for the largest profiled step")
         self._measured += 1
         self._since = 0
         if isinstance(self._budget, int):
@@ -398,7 +395,8 @@ class Budget:
         self._has_regions = bool(decided.policies)
         self.blocks.follow(decided.policies)
         if decided.too_small:
-            self._tell(f"{clipped(decided.too_small, 500)}; what needs least: {decided.summary}")
+            why = clipped(decided.too_small, 500)
+            self._tell(f"{why}; the plan with the lowest peak: {decided.summary}")
         else:
             self._tell(decided.summary)
         self._begin_plan(decided.reported)
@@ -433,19 +431,19 @@ class Budget:
         may_measure = self._measured < _MOST_MEASURED
         if not is_step or self.blocks.have_new():
             if watch.is_over():
-                self._tell(f"{watch.in_words()}; steps are measured anew")
+                self._tell(f"{watch.in_words()}; ebb profiles steps again")
             self._begin()
         elif sized != before:
             return  # it showed how large page pools have to be, and used none
         elif watch.is_over():
             has_changed = self._measured == 1 or self._since > _SOON or watch.was_over
             if may_measure and has_changed:
-                self._tell(f"{watch.in_words()}; steps are measured anew")
+                self._tell(f"{watch.in_words()}; ebb profiles steps again")
                 self._begin()
             else:
                 self._plan_for_less()
         elif may_measure and self._has_regions and watch.is_far_below():
-            self._tell("steps allocate less than was planned for; they are measured anew")
+            self._tell("steps allocate less than planned; ebb profiles steps again")
             self._begin()
 
     def _plan_for_less(self) -> None:
@@ -456,10 +454,10 @@ class Budget:
         # The plan itself has tensors, which are not to count as the program's.
         decided = decided_by(plan_of(measured, measured.base + watch.less(), at_least=True))
         if decided.peak >= planned_peak or not decided.policies:
-            self._tell(f"{why}, though nothing is left to give up")
+            self._tell(f"{why}; the plan is the one with the lowest peak already")
             watch.accept()
             return
-        self._tell(f"{why}; planned anew for less")
+        self._tell(f"{why}; ebb made a plan with a lower peak")
         watch.planned = decided.peak
         self._put_in_place(decided)
 

@@ -178,7 +178,7 @@ class Measuring:
                         "no block has a backward; what torch.compile has compiled is none"
                     )
                 raise NoPlanError(
-                    "steps call blocks now more, now less often"
+                    "the number of calls of blocks varies from step to step"
                     if ended is not None
                     else "steps could not be recorded, since torch's profiler runs"
                 )

@@ -61,8 +61,9 @@ class Room(Budget):
             self._announced = True
             shown_names = clipped(", ".join(dict.fromkeys(in_ranges(names))), 300)
             self._tell(
-                f"all is kept while less than {size(self._limit)} are in use, then the earliest of "
-                f"these are recomputed: {shown_names}; EBB_DISABLE=1 turns it off"
+                f"ebb keeps all activations while less than {size(self._limit)} is in use, then "
+                f"recomputes the earliest of these blocks: {shown_names}; EBB_DISABLE=1 turns it "
+                "off"
             )
 
     def _step_ended(self, is_step: bool) -> None:
@@ -86,8 +87,8 @@ class Room(Budget):
         if not self._has_told and self._has_risen("overcome"):
             self._has_told = True
             self._tell(
-                "an allocation failed; the earliest of these gave up what they kept, and it was "
-                "tried again: no step is lost"
+                "an allocation failed; ebb freed the activations of the earliest blocks and tried "
+                "again: no step is lost"
             )
         if self._others is not None:
             try:
@@ -110,9 +111,9 @@ class Room(Budget):
         self._budget = max(1, self._limit - beside)
         self._ranks, self._others = self._others, None
         self._steps = self._kept_steps - first
-        what = size(self._budget) if beside < self._limit else "what needs least"
+        what = size(self._budget) if beside < self._limit else "the lowest peak"
         self._tell(
-            "there is no room to keep all: steps are measured, and a plan is made for "
-            f"{what}, since of {size(self._limit)} the program has {size(beside)} in use beside "
-            "weights, gradients and states"
+            f"there is no room to keep all activations: ebb profiles steps and plans for {what}. "
+            f"Of {size(self._limit)}, the program uses {size(beside)} beside weights, gradients "
+            "and optimizer states"
         )

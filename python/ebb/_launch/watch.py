@@ -107,10 +107,10 @@ class Watch:
     def in_words(self) -> str:
         """What the last step took."""
         if self._whole is None:
-            return f"a step allocated {size(self.peak)}, and {size(self._share)} are the budget"
+            return f"a step allocated {size(self.peak)}, and the budget is {size(self._share)}"
         return (
-            f"a step allocated {size(self.peak)} where {size(max(0, self._allowed))} are left of "
-            "the budget"
+            f"a step allocated {size(self.peak)}, and the budget left "
+            f"{size(max(0, self._allowed))} for it"
         )
 
     def less(self) -> int:

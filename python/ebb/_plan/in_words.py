@@ -52,7 +52,7 @@ def _more_time(plan: Plan) -> str:
     if plan.spread < _EQUAL:
         return f"{ratio - 1:.1%} more time"
     if plan.spread > _UNKNOWN:
-        return "more time: how much is unknown, since the times of measured steps differ too much"
+        return "more time (unknown: the times of profiled steps differ too much)"
     least = max(0.0, ratio / (1 + plan.spread) - 1)
     return f"{least:.0%} to {ratio * (1 + plan.spread) - 1:.0%} more time"
 
@@ -67,25 +67,25 @@ def explained(plan: Plan, chooser: Chooser, chosen: Chosen) -> str:
 
 def _paragraph(cut: Cut) -> list[str]:
     if not cut.is_region:
-        return [f"{cut.modules}: no region; {size(cut.held)} each are kept, as in plain eager"]
-    lines = [f"{cut.modules}: {size(cut.held)} each are kept, {cut.added:.2f} ms each are added"]
+        return [f"{cut.modules}: no region; each saves {size(cut.held)}, as in eager"]
+    lines = [f"{cut.modules}: each saves {size(cut.held)} and takes {cut.added:.2f} ms more"]
     if cut.kept:
-        lines.append("  kept: " + _sizes(cut.kept))
+        lines.append("  saved: " + _sizes(cut.kept))
     if cut.away:
-        lines.append("  moved to the host, and back: " + _sizes(cut.away))
+        lines.append("  offloaded: " + _sizes(cut.away))
     if cut.paged:
-        lines.append("  rows that live go to page pools, and back: " + _sizes(cut.paged))
+        lines.append("  paged: " + _sizes(cut.paged))
     if cut.again:
         lines.append(
-            "  made again: "
+            "  recomputed: "
             + ", ".join(
-                f"{op} ({size(given_up)} given up, {time:.2f} ms)"
+                f"{op} ({size(given_up)} freed, {time:.2f} ms)"
                 for op, (given_up, time) in cut.again.items()
             )
         )
     if cut.often:
         parts = [f"{op} ({count} times)" for op, count in cut.often.items() if count > 1]
-        lines.append("  of these, each time that something is made of them: " + ", ".join(parts))
+        lines.append("  of these, recomputed several times: " + ", ".join(parts))
     return lines
 
 
@@ -105,14 +105,14 @@ def least_explained(
     """Why a budget is too small."""
     if isinstance(budget, float):
         share = min(1.0, peak / max(1, plain_peak) + 0.0051)
-        asked, least = f"{budget:.1%}", f"{share:.0%}, or {size(minimum)} all told"
+        asked, least = f"{budget:.1%}", f"{share:.0%}, or {size(minimum)} in total"
     else:
         asked, least = size(budget), size(minimum)
     makers = chooser.who_holds(chosen)
     parts = ", ".join(f"{size(held)} {who}" for who, held in makers[:4])
     return (
-        f"ebb: a budget of {asked} is too small: the least is {least}. "
-        f"{size(base)} are there when the step begins; with all recomputed it takes "
-        f"{size(peak)} more: {parts}. A smaller batch, or parameters and states elsewhere, would "
-        "make room"
+        f"ebb: a budget of {asked} is too small: the lowest possible budget is {least}. "
+        f"{size(base)} exist when the step begins, and the step adds {size(peak)} with everything "
+        f"recomputed: {parts}. Use a smaller batch, or move parameters or optimizer states "
+        "elsewhere"
     )

@@ -367,7 +367,9 @@ def plan(
             tried.append((error, ", ".join(in_ranges(name or "the model" for name in names))))
     least, _ = min(tried, key=lambda one: one[0].minimum)
     ways = "; ".join(f"{size(error.minimum)} with {clipped(what, 100)}" for error, what in tried)
-    raise BudgetError(f"{least}. Least budgets of all that was tried: {ways}", least.minimum)
+    raise BudgetError(
+        f"{least}. The lowest budgets of all regions that were tried: {ways}", least.minimum
+    )
 
 
 def _globs(modules: str | Iterable[str]) -> Sequence[str]:
