@@ -127,11 +127,11 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
 
         return run
 
-    before = ebb.ahead.stats()
+    before = ebb.stats()["ahead"]
     trials = {system.name: trial(system) for system in SYSTEMS}
     times = interleaved(trials, 0 if quick() else seconds, 1 if quick() else 5)
     gc.collect()
-    after = ebb.ahead.stats()
+    after = ebb.stats()["ahead"]
     eager = times["eager"]["step"]
     return {
         "workload": workload.name,

@@ -37,7 +37,7 @@ def most_bytes_ahead(workload: Workload, system: System) -> int:
 
     def look(*_: object) -> None:
         nonlocal most
-        most = max(most, ebb.ahead.stats()["bytes"])
+        most = max(most, ebb.stats()["ahead"]["bytes"])
 
     def run(block: Block, *inputs: Tensor) -> Tensor:
         result = system.run(block, *inputs)

@@ -125,12 +125,12 @@ def offloaded_inputs(width: int = 8192, tokens: int = 16384, layers: int = 8) ->
 
     def held(policy: ebb.Policy) -> int:
         torch.cuda.synchronize()
-        ebb.offload.stats()
+        ebb.stats()["offload"]
         ebb.reset_stats()
         before = torch.cuda.memory_allocated()
         loss = forward(policy)
         torch.cuda.synchronize()
-        ebb.offload.stats()  # takes note of copies that are done
+        ebb.stats()["offload"]  # takes note of copies that are done
         found = torch.cuda.memory_allocated() - before
         loss.backward()  # type: ignore[no-untyped-call]
         return found
@@ -141,7 +141,7 @@ def offloaded_inputs(width: int = 8192, tokens: int = 16384, layers: int = 8) ->
     }
     found: dict[str, Any] = {}
     gradients = []
-    waits_before = ebb.offload.stats()["host_waits"]
+    waits_before = ebb.stats()["offload"]["host_waits"]
     for name, policy in policies.items():
         blocks.zero_grad()
         x.grad = None
@@ -152,7 +152,7 @@ def offloaded_inputs(width: int = 8192, tokens: int = 16384, layers: int = 8) ->
         sys.exit("offload_inputs: other gradients than recompute_all")
     recorded = ebb.stats()["total"]["bytes_offloaded"]  # by the last of the forwards
     freed = found["recompute_all"]["held"] - found["offload_inputs"]["held"]
-    waits = ebb.offload.stats()["host_waits"] - waits_before
+    waits = ebb.stats()["offload"]["host_waits"] - waits_before
     return found | {"recorded": recorded, "freed": freed, "host_waits": waits}
 
 

@@ -164,7 +164,7 @@ def one_size(factor: int, order: str) -> Row:
     expected = gradient(None)
     ebb.paging.reset()
     same = all(torch.equal(expected, gradient(PAGES)) for _ in range(3)) and ebb.paging.step_ok()
-    stats = ebb.paging.stats()
+    stats = ebb.stats()["paging"]
     return {
         "capacity_factor": factor,
         "order": order,

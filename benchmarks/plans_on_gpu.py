@@ -81,7 +81,7 @@ class Way:
 
 @contextmanager
 def ahead(side_stream: bool) -> Iterator[None]:
-    before = ebb.ahead.settings()
+    before = ebb.ahead.configure()
     ebb.ahead.configure(regions=1, limit="4GiB", side_stream=side_stream)
     try:
         yield

@@ -136,7 +136,7 @@ def parse() -> argparse.Namespace:
 
 
 def step_figures(step: int, same: bool, model: Model, tokens: int) -> dict[str, Any]:
-    stats = ebb.paging.stats()
+    stats = ebb.stats()["paging"]
     loads = [int(layer.load) / (TOP_K * tokens) for layer in model.layers]
     pages = sum(p["device_pages"] * p["page_rows"] * p["row_bytes"] for p in stats["pools"])
     padded, live = stats["padded_bytes"], stats["live_bytes"]
@@ -186,7 +186,7 @@ def main() -> int:
         )
         rows.append(step_figures(step, same, paged, options.tokens))
         print(line(rows[-1]), flush=True)
-    stats = ebb.paging.stats()
+    stats = ebb.stats()["paging"]
     print(
         f"\n{stats['recorded_steps']} of {stats['steps']} runs of a step were unpaged, to size the "
         f"pools; {stats['overflows']} found too little room, and the step ran again."

@@ -231,7 +231,7 @@ def figures(variant: Variant, plain: Variant, batch: Tensor, seed: int) -> dict[
     if variant.regions_ahead and DEVICE.type == "cpu":
         # The profiler sees what this thread allocates: what another one adds is at most that much.
         ebb.ahead.configure(regions=0)
-        peak = measure(variant.model, batch)[1] + ebb.ahead.stats()["most_bytes"]
+        peak = measure(variant.model, batch)[1] + ebb.stats()["ahead"]["most_bytes"]
     return {
         "policy": variant.name,
         "held_bytes": held,

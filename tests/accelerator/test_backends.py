@@ -21,7 +21,7 @@ def _ebb_was_used_before(tmp_path_factory):
     x = torch.randn(1024, requires_grad=True)
     with ebb.region(SINES):
         LEFT.extend([x, x.sin().cos()])
-    assert ebb.offload.stats()["disk_bytes_used"] > 0
+    assert ebb.stats()["offload"]["disk_bytes_used"] > 0
     accelerator.load()
 
 
@@ -35,11 +35,11 @@ def test_what_was_on_disk_comes_back():
 
 
 def test_its_tensors_leave_it(device):
-    before = ebb.offload.stats()["bytes_sent"]
+    before = ebb.stats()["offload"]["bytes_sent"]
     x = torch.randn(1024).to(device).requires_grad_()
     with ebb.region(SINES):
         y = x.sin().cos()
-    sent = ebb.offload.stats()["bytes_sent"] - before
+    sent = ebb.stats()["offload"]["bytes_sent"] - before
     found = torch.autograd.grad(y.sum(), x)[0]
 
     cpu = x.detach().cpu().requires_grad_()

@@ -84,7 +84,7 @@ def fail_in_a_region(x):
 @pytest.mark.parametrize("fails", [drop, drop_what_was_written, drop_in_backward, fail_in_a_region])
 def test_a_device_that_has_failed_is_an_exception(fails, keep_last, static, x):
     """And never the end of the process: destructors throw nothing."""
-    used = ebb.offload.stats()["host_bytes_used"]  # by graphs
+    used = ebb.stats()["offload"]["host_bytes_used"]  # by graphs
     ebb.offload.configure(static=static, keep_last=keep_last)
     torch.autograd.grad(forward(x), x)
     fails(x)
@@ -94,8 +94,8 @@ def test_a_device_that_has_failed_is_an_exception(fails, keep_last, static, x):
     found = torch.autograd.grad(forward(x), x)[0]
     assert torch.equal(found.cpu(), gradient(x))
     accelerator.synchronize()
-    assert ebb.offload.stats()["stashes"] == ebb.offload.stats()["in_flight_bytes"] == 0
-    assert ebb.offload.stats()["host_bytes_used"] == used
+    assert ebb.stats()["offload"]["stashes"] == ebb.stats()["offload"]["in_flight_bytes"] == 0
+    assert ebb.stats()["offload"]["host_bytes_used"] == used
 
 
 def test_what_was_taken_is_not_fetched_ahead_though_the_device_failed(x):
@@ -106,13 +106,13 @@ def test_what_was_taken_is_not_fetched_ahead_though_the_device_failed(x):
         values = [x.cos().sin().cos(), living.cos(), x.tanh().sin().cos()]
     with accelerator.broken(), pytest.raises(RuntimeError, match="device-side assert"):
         _ = values[1].grad_fn._saved_self
-    fetched = ebb.offload.stats()["bytes_fetched"]
+    fetched = ebb.stats()["offload"]["bytes_fetched"]
     found = [value.grad_fn._saved_self.cpu() for value in (values[2], values[1], values[0])]
 
     cpu = x.detach().cpu()
     expected = [cpu.tanh().sin(), cpu.sin(), cpu.cos().sin()]
     assert all(map(torch.equal, found, expected))
-    assert ebb.offload.stats()["bytes_fetched"] == fetched + 2 * x.nbytes
+    assert ebb.stats()["offload"]["bytes_fetched"] == fetched + 2 * x.nbytes
 
 
 def in_use(device):
@@ -134,11 +134,11 @@ def test_a_fetch_that_finds_no_memory_waits_for_what_is_leaving(static, x):
     accelerator.synchronize()
     ebb.offload.configure(static=static, in_flight_bytes=1 << 30, prefetch_bytes=0)
     late = forward(x)  # this is leaving
-    assert ebb.offload.stats()["in_flight_bytes"] > 0
+    assert ebb.stats()["offload"]["in_flight_bytes"] > 0
     with accelerator.limited(device=in_use(x.device)):
         next(saved(early))
 
-    assert ebb.offload.stats()["in_flight_bytes"] == 0
+    assert ebb.stats()["offload"]["in_flight_bytes"] == 0
     for y in (late, early):
         assert torch.equal(torch.autograd.grad(y, x)[0].cpu(), gradient(x))
 
@@ -164,7 +164,7 @@ def test_no_memory_to_fetch_ahead(x):
     ebb.offload.configure(in_flight_bytes=0, prefetch_bytes=1 << 30)
     torch.autograd.grad(forward(x, 6, EVERYTHING), x)
     y = forward(x, 6, EVERYTHING)
-    late = ebb.offload.stats()["fetched_late"]
+    late = ebb.stats()["offload"]["fetched_late"]
     unpacked = saved(y)
     with accelerator.limited(device=in_use(x.device) + 4 * x.nbytes):
         kept = [next(unpacked)]  # and three more, ahead
@@ -172,9 +172,9 @@ def test_no_memory_to_fetch_ahead(x):
         kept.append(next(unpacked))
         assert torch.ops.late.counts().get("allocate", 0) == 0
     kept += unpacked
-    assert ebb.offload.stats()["fetched_late"] == late + len(kept) - 3
+    assert ebb.stats()["offload"]["fetched_late"] == late + len(kept) - 3
     assert torch.equal(torch.autograd.grad(y, x)[0].cpu(), gradient(x))
 
-    late = ebb.offload.stats()["fetched_late"]
+    late = ebb.stats()["offload"]["fetched_late"]
     torch.autograd.grad(forward(x, 6, EVERYTHING), x)
-    assert ebb.offload.stats()["fetched_late"] == late + 1
+    assert ebb.stats()["offload"]["fetched_late"] == late + 1

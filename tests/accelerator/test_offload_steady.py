@@ -98,7 +98,7 @@ def test_after_a_step_no_memory_is_left_on_the_device(static, x):
     step(x)
     gc.collect()
     accelerator.synchronize()
-    ebb.offload.stats()
+    ebb.stats()["offload"]
     before = torch.accelerator.memory_allocated(x.device)
     with ebb.region(SINES):
         y = x
@@ -134,7 +134,7 @@ def test_host_memory_of_static_mode_is_freed_after_its_copies(free, x):
     """Of which the host has not asked yet."""
     ebb.offload.configure(static=True)
     step(x)
-    assert ebb.offload.stats()["host_bytes_held"] > ebb.offload.stats()["host_bytes_used"]
+    assert ebb.stats()["offload"]["host_bytes_held"] > ebb.stats()["offload"]["host_bytes_used"]
     free(x)
     accelerator.synchronize()
 
@@ -172,14 +172,14 @@ def test_in_static_mode_what_is_dropped_is_freed_though_others_are_away(x):
         second = x.sin().cos()
     before = torch.accelerator.memory_allocated(x.device)
     del first
-    ebb.offload.stats()
+    ebb.stats()["offload"]
 
     assert torch.accelerator.memory_allocated(x.device) < before - x.nbytes
     del second
 
 
 def test_a_drain_waits_for_what_is_on_its_way_back(x):
-    used = ebb.offload.stats()["host_bytes_used"]  # by graphs
+    used = ebb.stats()["offload"]["host_bytes_used"]  # by graphs
     with ebb.region(SINES):
         first, second = x.sin().cos(), x.sin().cos()
     accelerator.synchronize()
@@ -187,4 +187,8 @@ def test_a_drain_waits_for_what_is_on_its_way_back(x):
     del first, second
     _testing.drain_offload()
 
-    assert ebb.offload.stats()["host_bytes_held"] == ebb.offload.stats()["host_bytes_used"] == used
+    assert (
+        ebb.stats()["offload"]["host_bytes_held"]
+        == ebb.stats()["offload"]["host_bytes_used"]
+        == used
+    )

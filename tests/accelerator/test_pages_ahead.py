@@ -57,7 +57,7 @@ def test_all_but_the_last_layer_are_there_in_time(step, prefetch, ahead, device)
     did = counts(program)
     assert did["regions_in_time"] == 2 * 4
     assert did["regions_stopped"] == did["failures"] == 0
-    assert ebb.paging.stats()["recorded_steps"] == 1
+    assert ebb.stats()["paging"]["recorded_steps"] == 1
 
 
 @pytest.mark.parametrize(("compute", "side"), [(0, 0), (300, 0), (0, 300), (200, 200)])
@@ -165,9 +165,9 @@ def test_what_backward_never_asks_for_is_given_back(ahead, device):
         with ebb.paging.step(False):
             program()
             gc.collect()
-            assert ebb.paging.stats()["stashes"] == 0
+            assert ebb.stats()["paging"]["stashes"] == 0
         assert ebb.paging.step_ok()
-    assert ebb.ahead.stats()["bytes"] == 0
+    assert ebb.stats()["ahead"]["bytes"] == 0
 
 
 def test_no_memory_ahead_is_no_failure(ahead, device):

@@ -68,7 +68,7 @@ def test_a_write_on_another_stream_to_what_stays(device, streams):
         assert same(expected, found)
         assert kept
         assert ebb.paging.step_ok()
-    assert ebb.paging.stats()["resident"] > 0
+    assert ebb.stats()["paging"]["resident"] > 0
 
 
 def test_what_dies_when_a_stream_has_waited_may_ask(device):

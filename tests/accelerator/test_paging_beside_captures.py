@@ -78,7 +78,7 @@ def test_what_another_stream_has_copied_comes_back_in_a_capture(device):
     graph = accelerator.Graph()
     with graph.capture(step.stream):
         found = kept[0][0].saved_tensors[0] * 1
-    assert ebb.paging.stats()["pools"] == []
+    assert ebb.stats()["paging"]["pools"] == []
     graph.replay()
     accelerator.synchronize()
     assert is_right(found, step.x, 1)
@@ -90,7 +90,7 @@ def test_what_another_stream_has_copied_comes_back_in_a_capture(device):
     for _ in range(2):
         ebb.paging.run_step(step.run)
         assert step.is_right()
-    assert ebb.paging.stats()["pools"] != []
+    assert ebb.stats()["paging"]["pools"] != []
     assert ebb.paging.step_ok()
 
 
@@ -103,10 +103,10 @@ def test_a_step_that_is_to_be_recorded_begins_in_no_capture(device):
     step.run()
     assert not ebb.paging.step_ok()
     accelerator.synchronize()
-    pools = ebb.paging.stats()["pools"]
+    pools = ebb.stats()["paging"]["pools"]
     with pytest.raises(RuntimeError, match="a step of paging that is to be recorded begins"):
         step.capture()
-    assert ebb.paging.stats()["pools"] == pools
+    assert ebb.stats()["paging"]["pools"] == pools
     step.run()
     assert step.is_right()
     assert ebb.paging.step_ok()

@@ -29,7 +29,7 @@ def test_a_capture_after_steps_with_an_optimizer(device):
         graph.replay()
         assert step.is_right()
         assert ebb.paging.step_ok()
-    assert ebb.paging.stats()["recorded_steps"] == 1
+    assert ebb.stats()["paging"]["recorded_steps"] == 1
 
 
 def test_a_captured_step_that_finds_no_room(device):
@@ -153,7 +153,7 @@ def test_pages_that_a_graph_gives_back_once(device):
             loss = step.net(step.x, step.n, region)
             if wanted:
                 torch.autograd.grad(loss, step.net.weights)
-            count = ebb.paging.stats()["stashes"]
+            count = ebb.stats()["paging"]["stashes"]
             del loss
         torch.ops.late.counts()
         step.capture()
@@ -172,7 +172,7 @@ def test_a_graph_that_only_gives_back_pages_of_a_pool(device):
             step.run()
             other.run()
         assert ebb.paging.step_ok()
-    assert {pool["row_bytes"] for pool in ebb.paging.stats()["pools"]} == {4, 32, 48}
+    assert {pool["row_bytes"] for pool in ebb.stats()["paging"]["pools"]} == {4, 32, 48}
     with other.stream:
         loss = other.net(other.x, other.n, region)
         del loss
@@ -236,7 +236,7 @@ def test_a_capture_that_failed(where, device):
         graph.replay()
         assert step.is_right()
         assert ebb.paging.step_ok()
-    assert ebb.paging.stats()["recorded_steps"] == 1
+    assert ebb.stats()["paging"]["recorded_steps"] == 1
 
 
 def test_a_capture_right_after_one_that_failed(device):

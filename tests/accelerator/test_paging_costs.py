@@ -48,7 +48,7 @@ def counted(*names):
 def test_pools_that_go_are_waited_for_once(asked, device):
     """Not one by one; and not at all if somebody has asked."""
     (step,) = steady(device)
-    assert len(ebb.paging.stats()["pools"]) > 1
+    assert len(ebb.stats()["paging"]["pools"]) > 1
     step()
     if asked:
         assert ebb.paging.step_ok()

@@ -89,7 +89,7 @@ def test_a_graph_that_is_dropped_after_the_device_failed(back, step):
 
     with pytest.raises(KeyError):
         fail()
-    assert ebb.paging.stats()["stashes"] == 0
+    assert ebb.stats()["paging"]["stashes"] == 0
     assert step(bracketed=True)
     assert ebb.paging.step_ok()
 
@@ -193,11 +193,11 @@ def test_no_memory_for_pools(step):
     torch.ops.late.limit(-1, -1)
 
     assert same(expected, found)
-    assert ebb.paging.stats()["pools"] == []
+    assert ebb.stats()["paging"]["pools"] == []
     for _ in range(3):
         assert step()
         assert ebb.paging.step_ok()
-    assert ebb.paging.stats()["pools"] != []
+    assert ebb.stats()["paging"]["pools"] != []
 
 
 @pytest.mark.parametrize("bracketed", [False, True])
@@ -209,13 +209,13 @@ def test_no_pinned_memory_for_the_second_tier(bracketed, step):
         pytest.warns(UserWarning, match=r"no pinned memory .*Lower host_headroom"),
     ):
         assert step(bracketed=bracketed)
-    stats = ebb.paging.stats()
+    stats = ebb.stats()["paging"]
     assert stats["pools"] != []
     assert stats["host_pool_bytes"] == 0
     for _ in range(2):
         assert step(bracketed=bracketed)
         assert ebb.paging.step_ok()
-    assert ebb.paging.stats()["recorded_steps"] == 1
+    assert ebb.stats()["paging"]["recorded_steps"] == 1
 
 
 def test_no_pinned_memory_at_all(step):
@@ -224,7 +224,7 @@ def test_no_pinned_memory_at_all(step):
         pytest.warns(UserWarning, match="no memory for page pools"),
     ):
         assert step()
-    assert ebb.paging.stats()["pools"] == []
+    assert ebb.stats()["paging"]["pools"] == []
     for _ in range(2):
         assert step()
         assert ebb.paging.step_ok()
@@ -267,7 +267,7 @@ for _ in range(2):
         net(x, n, region)
     except {error} as error:
         print(type(error).__name__, str(error).splitlines()[0])
-    print(ebb.paging.stats()["stashes"], ebb.stats()["open_regions"])
+    print(ebb.stats()["paging"]["stashes"], ebb.stats()["open_regions"])
 accelerator.have_pages()
 print(len(gradients(net, x, n, region)), ebb.paging.step_ok())
 """

@@ -120,7 +120,7 @@ def test_pools_are_made_where_tensors_are(index, bracketed):
             found = gradients(net, x, n, region)
         assert same(gradients(net, x, n), found)
         assert ebb.paging.step_ok()
-    assert {pool["device"] for pool in ebb.paging.stats()["pools"]} == {str(here)}
+    assert {pool["device"] for pool in ebb.stats()["paging"]["pools"]} == {str(here)}
     assert torch.ops.late.current_device() == 0
 
 

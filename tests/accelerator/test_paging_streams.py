@@ -56,7 +56,7 @@ def test_two_streams_take_turns(device, streams):
         wait_for_all(device, streams)
         assert all(map(same, expected, reversed(found)))
         assert ebb.paging.step_ok()
-    assert ebb.paging.stats()["recorded_steps"] == 1
+    assert ebb.stats()["paging"]["recorded_steps"] == 1
 
 
 @pytest.mark.parametrize("bracketed", [False, True])
@@ -301,7 +301,7 @@ def test_pools_serve_a_stream_that_has_not_waited_for_the_one_that_made_them(dev
     for stream, net, given in zip(streams, nets, data, strict=True):
         with stream:
             found = gradients(net, *given, region)
-        assert ebb.paging.stats()["recorded_steps"] == 1
+        assert ebb.stats()["paging"]["recorded_steps"] == 1
     accelerator.synchronize()
     assert same(expected, found)
 
@@ -426,11 +426,11 @@ def test_one_stream_costs_nothing_more(device):
     x, n = net.inputs(0), net.live(20)
     for _ in range(3):
         gradients(net, x, n, region)
-    before = ebb.paging.stats()["stashed"]
+    before = ebb.stats()["paging"]["stashed"]
     torch.ops.late.counts()
     gradients(net, x, n, region)
     counts = torch.ops.late.counts()
-    stashed = ebb.paging.stats()["stashed"] - before
+    stashed = ebb.stats()["paging"]["stashed"] - before
 
     assert stashed > 0
     assert counts["record"] <= 4 * stashed + 1  # and one for the flags

@@ -85,9 +85,9 @@ def test_a_plan_that_sends_keeps_to_bits_and_bytes(model, step, share, late):
     plan = plan_of(measured, share, at_least=True)
 
     with plan.apply(model), late():
-        before = ebb.offload.stats()["bytes_sent"]
+        before = ebb.stats()["offload"]["bytes_sent"]
         found = bits(model, step)
-        sent = ebb.offload.stats()["bytes_sent"] - before
+        sent = ebb.stats()["offload"]["bytes_sent"] - before
         peak = ebb.profile(step, steps=1).peak
 
     assert all(map(same_bits, found, expected))

@@ -186,7 +186,7 @@ def test_offloaded_inputs_come_back_ahead(ahead, device):
 
     did = counts(lambda: assert_exact(program))
     assert did["failures"] == 0
-    assert ebb.offload.stats()["bytes_fetched"] > 0
+    assert ebb.stats()["offload"]["bytes_fetched"] > 0
 
 
 def test_offloaded_inputs_are_fetched_before_the_worker_needs_them(ahead, device):
@@ -199,9 +199,9 @@ def test_offloaded_inputs_are_fetched_before_the_worker_needs_them(ahead, device
         entered = (lambda: ebb.region(policy)) if entered is region else entered
         return backward(chain(modules, x, entered).sum(), modules, x)
 
-    before = ebb.offload.stats()
+    before = ebb.stats()["offload"]
     assert_exact(program)
-    after = ebb.offload.stats()
+    after = ebb.stats()["offload"]
     assert after["fetched_late"] - before["fetched_late"] <= 6  # the first two of each step
     assert after["bytes_fetched"] - before["bytes_fetched"] > 0
 
@@ -214,18 +214,18 @@ def test_offloaded_inputs_come_back_within_the_limit(ahead, device):
 
     def look(gradient):
         wait_for_replays()
-        fetched.append(ebb.offload.stats()["bytes_fetched"])
+        fetched.append(ebb.stats()["offload"]["bytes_fetched"])
 
     def run(**settings):
         ebb.ahead.configure(**settings)
-        fetched[:] = [ebb.offload.stats()["bytes_fetched"]]
+        fetched[:] = [ebb.stats()["offload"]["bytes_fetched"]]
         h = x
         for module in modules:
             with ebb.region(policy):
                 h = module(h)
             h.register_hook(look)
         h.sum().backward()
-        fetched.append(ebb.offload.stats()["bytes_fetched"])
+        fetched.append(ebb.stats()["offload"]["bytes_fetched"])
         return [bytes - fetched[0] for bytes in fetched]
 
     expected = run(regions=0)
@@ -384,10 +384,10 @@ def test_nothing_runs_ahead_while_a_graph_is_captured(ahead, device):
             step()
     wait_for_replays()
     graph = accelerator.Graph()
-    before = ebb.ahead.stats()
+    before = ebb.stats()["ahead"]
     with graph.capture(stream):
         results = step()
-    assert ebb.ahead.stats()["regions_in_time"] == before["regions_in_time"]
+    assert ebb.stats()["ahead"]["regions_in_time"] == before["regions_in_time"]
     for _ in range(2):
         graph.replay()
         assert all(map(same_bits, found(results), expected))

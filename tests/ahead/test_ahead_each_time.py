@@ -33,7 +33,7 @@ def regions_ahead(policy, limit="1GiB", sines=6):
 
     with replays_ahead(limit=limit):
         did = counts(step)
-        assert ebb.ahead.stats()["bytes"] == 0
+        assert ebb.stats()["ahead"]["bytes"] == 0
     total = ebb.stats()["total"]
     return found[0], did | {name: total[name] for name in ("ops_replayed", "ops_replayed_ahead")}
 

@@ -36,7 +36,7 @@ def _nothing_left():
     yield
     gc.collect()
     wait_for_replays()
-    assert ebb.ahead.stats()["bytes"] == 0
+    assert ebb.stats()["ahead"]["bytes"] == 0
 
 
 @pytest.mark.parametrize("regions", [1, 2, 5])
@@ -165,9 +165,9 @@ def test_bytes_are_as_predicted(depth):
     """sin saves its input: the first is the leaf, and there are depth - 1 more."""
     x = torch.randn(Wide.nbytes // 4, requires_grad=True)
     with replays_ahead():
-        before = ebb.ahead.stats()["bytes"]
+        before = ebb.stats()["ahead"]["bytes"]
         h = chain([Wide(depth)], x)
-        held = ebb.ahead.stats()["bytes"] - before
+        held = ebb.stats()["ahead"]["bytes"] - before
         h.sum().backward()
 
     assert before == 0
@@ -183,7 +183,7 @@ def test_the_limit_holds(room):
 
     def look(gradient):
         wait_for_replays()
-        seen.append(ebb.ahead.stats()["bytes"])
+        seen.append(ebb.stats()["ahead"]["bytes"])
 
     with replays_ahead(3, limit):
         for _ in range(2):
@@ -205,7 +205,7 @@ def test_no_more_regions_are_ahead_than_are_asked_for(regions):
 
     def look(gradient):
         wait_for_replays()
-        seen.append(ebb.ahead.stats()["bytes"])
+        seen.append(ebb.stats()["ahead"]["bytes"])
 
     with replays_ahead(regions):
         h = x
@@ -255,12 +255,12 @@ def test_what_was_held_is_given_up_when_another_region_is_entered():
     x = torch.randn(Wide.nbytes // 4, requires_grad=True)
     with replays_ahead():
         h = chain([Wide(5)], x)
-        assert ebb.ahead.stats()["bytes"] == 4 * Wide.nbytes
+        assert ebb.stats()["ahead"]["bytes"] == 4 * Wide.nbytes
         h = chain([Wide(3)], h)
-        assert ebb.ahead.stats()["bytes"] == 2 * Wide.nbytes
+        assert ebb.stats()["ahead"]["bytes"] == 2 * Wide.nbytes
         with ebb.region(ebb.policies.save_all):
             h = h.exp()
-        assert ebb.ahead.stats()["bytes"] == 0
+        assert ebb.stats()["ahead"]["bytes"] == 0
         h.sum().backward()
 
 
@@ -269,9 +269,9 @@ def test_what_was_taken_is_given_back_where_backward_arrives():
     x = torch.randn(Wide.nbytes // 4, requires_grad=True)
     with replays_ahead():
         loss = chain([Wide(5)], x).sum()
-        assert ebb.ahead.stats()["bytes"] > 0
+        assert ebb.stats()["ahead"]["bytes"] > 0
         loss.backward(retain_graph=True)
-        assert ebb.ahead.stats()["bytes"] == 0
+        assert ebb.stats()["ahead"]["bytes"] == 0
         del loss
 
 
@@ -279,9 +279,9 @@ def test_what_the_program_drops_is_dropped():
     x = torch.randn(Wide.nbytes // 4, requires_grad=True)
     with replays_ahead():
         h = chain([Wide(5)], x)
-        assert ebb.ahead.stats()["bytes"] > 0
+        assert ebb.stats()["ahead"]["bytes"] > 0
         del h
-        assert ebb.ahead.stats()["bytes"] == 0
+        assert ebb.stats()["ahead"]["bytes"] == 0
 
 
 def test_nested_regions_count_as_one():

@@ -37,10 +37,10 @@ def with_and_without(program, **settings):
     found = []
 
     def run():
-        before = ebb.paging.stats()["steps"]
+        before = ebb.stats()["paging"]["steps"]
         outcome = program()
         gc.collect()  # what an exception holds
-        stats = ebb.paging.stats()
+        stats = ebb.stats()["paging"]
         found.append((outcome, stats | {"steps": stats["steps"] - before}))
 
     with fresh(**settings):
@@ -55,7 +55,7 @@ def _nothing_left():
     yield
     gc.collect()
     wait_for_replays()
-    assert ebb.ahead.stats()["bytes"] == 0
+    assert ebb.stats()["ahead"]["bytes"] == 0
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
@@ -83,7 +83,7 @@ def test_all_but_the_last_layer_are_there_in_time(step, prefetch):
 
 def two_stages(one, other, n, seen):
     """The second stage's backward, then another micro-batch's forward, then the first stage's."""
-    halves, begun = {}, ebb.paging.stats()["steps"]
+    halves, begun = {}, ebb.stats()["paging"]["steps"]
 
     def forward(net, name, batch, x):
         with ebb.region(PRODUCTS, name):
@@ -96,7 +96,7 @@ def two_stages(one, other, n, seen):
         gradient = halves["other", batch][0].grad if name == "one" else y.detach() * lives
         y.backward(gradient)
         wait_for_replays()
-        stats = ebb.paging.stats()
+        stats = ebb.stats()["paging"]
         seen.append(stats | {"steps": stats["steps"] - begun})
 
     def stages(batch):
@@ -278,10 +278,10 @@ def test_a_region_that_backward_never_reaches():
                         h = net.layer(ebb.mark_rows(h.mul(1.5), n), index)
                 torch.autograd.grad(h[:20].sum(), last)
                 wait_for_replays()
-                seen.append(ebb.paging.stats()["stashes"])
+                seen.append(ebb.stats()["paging"]["stashes"])
                 del h, last
                 gc.collect()
-                seen.append(ebb.paging.stats()["stashes"])
+                seen.append(ebb.stats()["paging"]["stashes"])
             assert ebb.paging.step_ok()
         return seen
 
@@ -305,7 +305,7 @@ def test_the_limit_holds_and_what_has_been_read_is_given_back(room):
         for _ in range(3):
             with entered():
                 h = many_products(WaitInBackward.apply(h), n, weights)
-            h.register_hook(lambda gradient: seen.append(ebb.ahead.stats()["bytes"]))
+            h.register_hook(lambda gradient: seen.append(ebb.stats()["ahead"]["bytes"]))
         return torch.autograd.grad(h[:20].sum(), x)
 
     right = program()
@@ -456,7 +456,7 @@ def test_where_backward_arrives_no_mode_sees_anything():
             out = WaitInBackward.apply(h).exp().sin()
         with Seen() as seen:
             torch.autograd.grad(out[:20].sum(), x)
-        assert ebb.paging.stats()["pools"]
+        assert ebb.stats()["paging"]["pools"]
         return sorted(seen.names)
 
     expected, found, did = with_and_without(program)
@@ -478,7 +478,7 @@ def test_a_step_that_cannot_end_where_backward_arrives():
         with pytest.raises(ValueError, match="one tensor needs"):
             torch.autograd.grad(total, x, retain_graph=True)
         gradient = torch.autograd.grad(total, x)[0]
-        assert ebb.paging.stats()["stashes"] == 0
+        assert ebb.stats()["paging"]["stashes"] == 0
         return gradient[:20].tolist()
 
     expected, found, did = with_and_without(program, device_limit=16)

@@ -39,7 +39,7 @@ def hook(g):
 try:
     forward().backward()
 finally:
-    print(ebb.ahead.stats()["workers"], flush=True)
+    print(ebb.stats()["ahead"]["workers"], flush=True)
 """
     )
     done = in_a_process(script)
@@ -76,9 +76,9 @@ atexit.register(lambda: at_the_end())  # runs after ebb's own
 def hook(g): pass
 def at_the_end():
     forward().backward()
-    print(ebb.ahead.stats()["workers"], flush=True)
+    print(ebb.stats()["ahead"]["workers"], flush=True)
 forward().backward()
-print(ebb.ahead.stats()["workers"], flush=True)
+print(ebb.stats()["ahead"]["workers"], flush=True)
 """
     )
     assert done.returncode == 0, done.stderr
@@ -103,7 +103,7 @@ def child():
         h = module(h)
     h.sum().backward()
     assert all(torch.equal(a, p.grad) for a, p in zip(mine, parameters(modules)))
-    assert ebb.ahead.stats()["workers"] == 1
+    assert ebb.stats()["ahead"]["workers"] == 1
     os._exit(0)
 
 seen = []

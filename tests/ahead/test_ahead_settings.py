@@ -35,7 +35,7 @@ def test_without_an_idle_core_nothing_is_replayed_ahead_but_the_last_region_is_h
     with replays_ahead():
         ebb.ahead.configure(busy_cores=False)
         did = counts(program)
-        assert ebb.ahead.stats()["workers"] == 0
+        assert ebb.stats()["ahead"]["workers"] == 0
 
     del did["most_bytes"]
     assert {name for name, count in did.items() if count} == {"regions_held"}
@@ -142,7 +142,7 @@ def test_quotas_of_all_groups_above_the_process_count(groups, files, quota, tmp_
     assert found == quota
 
 
-ASKS = "import torch, json, ebb; print(json.dumps(ebb.ahead.settings()))"
+ASKS = "import torch, json, ebb; print(json.dumps(ebb.ahead.configure()))"
 
 
 def settings_of_a_job(value):
@@ -181,9 +181,9 @@ def test_an_environment_that_makes_no_sense_is_told(value):
 
 @pytest.mark.parametrize("name", ["busy_cores", "side_stream"])
 def test_a_switch_must_be_a_bool(name):
-    before = ebb.ahead.settings()
+    before = ebb.ahead.configure()
 
     with pytest.raises(TypeError, match=f"ebb: {name} must be a bool; got 1"):
         ebb.ahead.configure(regions=7, **{name: 1})
 
-    assert ebb.ahead.settings() == before
+    assert ebb.ahead.configure() == before

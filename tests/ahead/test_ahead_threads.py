@@ -82,7 +82,7 @@ def test_a_thousand_steps_with_random_delays(no_objects_left):
     assert did["regions_late"] > 20, did
     assert did["regions_in_time"] > 500, did
     assert did["failures"] == 0
-    assert ebb.ahead.stats()["bytes"] == 0
+    assert ebb.stats()["ahead"]["bytes"] == 0
 
 
 @pytest.mark.not_sanitized  # what sanitizers remember grows
@@ -95,7 +95,7 @@ def test_nothing_grows():
         for _ in range(400):
             step(modules, x)
         assert resident_kib() - before < 4096
-    assert ebb.ahead.stats()["workers"] <= 1
+    assert ebb.stats()["ahead"]["workers"] <= 1
 
 
 def test_it_ends_when_told_and_starts_again():
@@ -114,7 +114,7 @@ def test_it_ends_when_told_and_starts_again():
             assert same(step(modules, x), expected)
             assert counts(program)["regions_in_time"] == 2
             ebb._C.stop_ahead()
-            assert ebb.ahead.stats()["workers"] == 0
+            assert ebb.stats()["ahead"]["workers"] == 0
 
 
 def test_it_has_the_number_of_threads_that_the_forward_had():
@@ -239,7 +239,7 @@ with replays_ahead():
     did = []
     did = counts(lambda: did.append(program(lambda: ebb.region(PRODUCTS), True)) or print(
         torch.equal(did[0], expected)))
-print(did["regions_in_time"], ebb.paging.stats()["stashed"])
+print(did["regions_in_time"], ebb.stats()["paging"]["stashed"])
 """)
     assert done.stdout.split() == ["True", "1", "1"], done.stderr
 

@@ -112,7 +112,7 @@ def test_an_error_is_raised_each_time_and_leaves_no_bytes_in_the_budget(through)
         for _ in range(2):
             with pytest.raises(RuntimeError, match=r"modified by an inplace.*ahead of backward"):
                 torch.autograd.grad(out, x, retain_graph=True)
-            assert ebb.ahead.stats()["bytes"] == 0
+            assert ebb.stats()["ahead"]["bytes"] == 0
         del out
 
 

@@ -156,7 +156,7 @@ def test_no_optimizer_steps_before_all_ranks_agree(is_shared, steps_of):
 
         assert same(expected, train(steps_of, is_paged=True, is_shared=is_shared))
 
-        assert ebb.paging.stats()["overflows"] == 1  # on each rank, in a step of its own
+        assert ebb.stats()["paging"]["overflows"] == 1  # on each rank, in a step of its own
 
 
 @pytest.mark.parametrize("masks", [False, True])
@@ -169,7 +169,7 @@ def test_no_rank_raises_half_way_since_others_may_stand_in_a_collective(is_share
 
         assert same(expected, train(plainly, is_paged=True, **given))
 
-        assert ebb.paging.stats()["overflows"] == 1
+        assert ebb.stats()["paging"]["overflows"] == 1
 
 
 @on_two_ranks

@@ -16,7 +16,7 @@ ROWS, WIDTH = 512, 64
 
 @pytest.fixture(autouse=True)
 def _anew():
-    before = {k: v for k, v in ebb.paging.settings().items() if v is not None}
+    before = {k: v for k, v in ebb.paging.configure().items() if v is not None}
     ebb.paging.reset()
     torch.manual_seed(0)
     yield
@@ -55,7 +55,7 @@ def test_gradients_at_every_load(settings):
         expected = gradients(x, count, all_weights, False)
         assert same(expected, gradients(x, count, all_weights, True))
         assert ebb.paging.step_ok()
-    assert ebb.paging.stats()["recorded_steps"] == 1
+    assert ebb.stats()["paging"]["recorded_steps"] == 1
 
 
 def test_overflow_and_rerun():
@@ -66,7 +66,7 @@ def test_overflow_and_rerun():
         count = torch.tensor(live, device="cuda")
         found = ebb.paging.run_step(lambda count=count: gradients(x, count, all_weights, True))
         assert same(gradients(x, count, all_weights, False), found)
-    assert ebb.paging.stats()["overflows"] == 2
+    assert ebb.stats()["paging"]["overflows"] == 2
 
 
 def test_the_first_step_of_a_policy_that_pages_nothing_before():

@@ -91,7 +91,7 @@ def step():
 def test_a_plan_keeps_to_bits_and_bytes(step, share, ahead):
     expected = bits_of_eager(step.bits)
     plain = step.peak()
-    before = ebb.ahead.settings()
+    before = ebb.ahead.configure()
     ebb.ahead.configure(regions=ahead)
     try:
         plan = ebb.plan(step.model, step, share)

@@ -22,7 +22,7 @@ STEPS = 10
 
 @pytest.fixture(params=[False, True], ids=["one stream", "side stream"], autouse=True)
 def side_stream(request):
-    before = ebb.ahead.settings()
+    before = ebb.ahead.configure()
     ebb.ahead.configure(regions=1, limit="1GiB", side_stream=request.param, busy_cores=True)
     yield request.param
     wait_for_replays()
@@ -102,9 +102,9 @@ def test_dropped_paths_beside_dropout(x):
 
 def test_offloaded_inputs(modules, x):
     with offloading(in_flight_bytes=0):  # else what has not left yet is not fetched
-        before = ebb.offload.stats()
+        before = ebb.stats()["offload"]
         did = assert_exact(modules, x, INPUTS_LEAVE)
-        after = ebb.offload.stats()
+        after = ebb.stats()["offload"]
 
     assert did["failures"] == 0
     assert after["bytes_fetched"] > before["bytes_fetched"]
@@ -152,10 +152,10 @@ def test_a_capture_between_steps(modules, x):
     wait_for_replays()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    before = ebb.ahead.stats()
+    before = ebb.stats()["ahead"]
     with torch.cuda.graph(graph, stream=stream):
         found = gradients(modules, x, waits=False)
-    assert ebb.ahead.stats()["regions_in_time"] == before["regions_in_time"]
+    assert ebb.stats()["ahead"]["regions_in_time"] == before["regions_in_time"]
 
     for _ in range(3):
         graph.replay()

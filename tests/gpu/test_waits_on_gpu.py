@@ -80,9 +80,9 @@ def test_a_backward_that_fetches(settings):
         with ebb.region(OFFLOAD_ALL):
             loss = chain(x).sum()
         notice_finished_copies()
-        before = ebb.offload.stats()["bytes_fetched"]
+        before = ebb.stats()["offload"]["bytes_fetched"]
         is_back = is_back_before_the_device(lambda: torch.autograd.grad(loss, x))
-        assert ebb.offload.stats()["bytes_fetched"] > before
+        assert ebb.stats()["offload"]["bytes_fetched"] > before
         return is_back
 
     with offloading(**settings):

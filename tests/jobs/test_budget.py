@@ -186,10 +186,10 @@ def test_replays_ahead_are_off_only_while_it_is_measured(install, monkeypatch):
     install("60%")
 
     job = Job().train(2)
-    assert ebb.ahead.settings()["regions"] == 0
+    assert ebb.ahead.configure()["regions"] == 0
     job.train(STEPS)
 
-    assert ebb.ahead.settings()["regions"] == 1
+    assert ebb.ahead.configure()["regions"] == 1
 
 
 @pytest.mark.parametrize("budget", ["1KiB", "22%"])
@@ -202,12 +202,12 @@ def test_where_there_is_no_room_nothing_is_replayed_ahead(budget, install):
     install(budget)
 
     found = Job(rows=rows).train(STEPS)
-    assert ebb.ahead.settings()["regions"] == 0
+    assert ebb.ahead.configure()["regions"] == 0
     found.train(12)
-    assert ebb.ahead.settings()["regions"] == 0
+    assert ebb.ahead.configure()["regions"] == 0
     takeover.remove()
 
-    assert ebb.ahead.settings()["regions"] == 1
+    assert ebb.ahead.configure()["regions"] == 1
     assert_same(found, expected)
 
 

@@ -19,10 +19,10 @@ FAST = Link(out=1e9, back=1e9, least=1, room=1 << 30)
 @pytest.fixture
 def disk(tmp_path):
     """Of which nothing is said about its speed."""
-    before = ebb.offload.settings()
+    before = ebb.offload.configure()
     _testing.drain_offload()
     ebb.offload.configure(disk=tmp_path, disk_limit="1GiB", min_bytes=1, keep_last=1)
-    yield ebb.offload.settings()
+    yield ebb.offload.configure()
     _testing.drain_offload()
     ebb.offload.configure(**before)
 
@@ -51,10 +51,10 @@ def test_a_step_in_which_all_leaves_is_measured_where_there_is_room(
 
     sent, settings = [], []
     for _ in range(PLANNED if has_room else PLANNED - 2):
-        before = ebb.offload.stats()["bytes_sent"]
+        before = ebb.stats()["offload"]["bytes_sent"]
         job.train(1)
-        sent.append(ebb.offload.stats()["bytes_sent"] > before)
-        settings.append(ebb.offload.settings())
+        sent.append(ebb.stats()["offload"]["bytes_sent"] > before)
+        settings.append(ebb.offload.configure())
 
     # a step's end is where the next one begins, whose settings are in place then
     away = [True] * 2 if has_room else []
@@ -81,35 +81,35 @@ def test_a_fast_disk_is_used_and_the_budget_kept(fast_disk, install):
     allowed, _ = peak_of(plain)
     install(0.6)
     job = Quiet().train(PLANNED)
-    before = ebb.offload.stats()["bytes_sent"]
+    before = ebb.stats()["offload"]["bytes_sent"]
 
     peak_of(job)
     found, _ = peak_of(job)
 
     assert found <= 0.6 * allowed
-    assert ebb.offload.stats()["bytes_sent"] > before
+    assert ebb.stats()["offload"]["bytes_sent"] > before
     assert any("OFFLOAD" in repr(policy) for policy in regions(job.model).values())
-    assert ebb.offload.settings()["keep_last"] == 0
+    assert ebb.offload.configure()["keep_last"] == 0
 
 
 def test_the_job_has_its_settings_back_when_the_budget_goes(fast_disk, install):
     install(0.6)
     Job().train(STEPS + 2)
-    assert ebb.offload.settings() != fast_disk
+    assert ebb.offload.configure() != fast_disk
 
     takeover.remove()
 
-    assert ebb.offload.settings() == fast_disk
+    assert ebb.offload.configure() == fast_disk
 
 
 def test_it_goes_while_steps_are_measured(fast_disk, install):
     install(0.6)
     Job().train(6)
-    assert ebb.offload.settings() != fast_disk
+    assert ebb.offload.configure() != fast_disk
 
     takeover.remove()
 
-    assert ebb.offload.settings() == fast_disk
+    assert ebb.offload.configure() == fast_disk
 
 
 def test_a_probe_that_fails_ends_no_job(disk, install, told, monkeypatch):

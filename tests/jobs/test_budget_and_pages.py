@@ -136,7 +136,7 @@ def test_a_job_that_marks_rows_is_paged(kind, budget, install):
     found = kind(Net).train()
 
     assert any(map(pages, regions(found.model).values()))
-    assert ebb.paging.stats()["pool_bytes"] > 0
+    assert ebb.stats()["paging"]["pool_bytes"] > 0
     assert_same(found, expected)
 
 
@@ -148,7 +148,7 @@ def test_the_budget_holds(install):
     found = peak_between_optimizers(job)
 
     assert any(map(pages, regions(job.model).values()))
-    assert found + ebb.paging.stats()["pool_bytes"] <= 0.5 * plain
+    assert found + ebb.stats()["paging"]["pool_bytes"] <= 0.5 * plain
 
 
 def test_a_job_whose_steps_nobody_runs_again_is_not(install):
@@ -173,5 +173,5 @@ def test_more_rows_than_any_measured_step_had(install, monkeypatch):
     install("50%")
     found = train()
 
-    assert ebb.paging.stats()["overflows"] > 0
+    assert ebb.stats()["paging"]["overflows"] > 0
     assert_same(found, expected)

@@ -35,7 +35,7 @@ MIB = 1 << 20
 @pytest.fixture
 def disk(tmp_path):
     """A disk tier to which CPU tensors of any size go."""
-    before = ebb.offload.settings()
+    before = ebb.offload.configure()
     ebb.offload.configure(disk=tmp_path, min_bytes=0)
     yield tmp_path
     ebb.offload.configure(**before)
@@ -48,13 +48,13 @@ def test_cpu_tensors_go_to_disk_and_come_back(disk, elements, policy, settings):
     x = torch.randn(elements, requires_grad=True)
     expected = gradients(chain_of_sines(x).sum(), x)[0]
     ebb.offload.configure(**settings)
-    before = ebb.offload.stats()
+    before = ebb.stats()["offload"]
     for _ in range(3):
         with ebb.region(policy):
             y = chain_of_sines(x).sum()
         assert same_bits(gradients(y, x)[0], expected)
     if policy is OFFLOAD_ALL:
-        sent = ebb.offload.stats()["bytes_sent"] - before["bytes_sent"]
+        sent = ebb.stats()["offload"]["bytes_sent"] - before["bytes_sent"]
         assert 3 * 4 * 5 * elements <= sent <= 3 * 4 * 6 * elements
     assert os.listdir(disk) == []
 
@@ -66,12 +66,12 @@ def test_the_room_is_used_again(disk):
         with ebb.region(OFFLOAD_ALL):
             y = chain_of_sines(x, 8).sum()
         gradients(y, x)
-        while ebb.offload.stats()["in_flight_bytes"]:
+        while ebb.stats()["offload"]["in_flight_bytes"]:
             time.sleep(0.001)  # what was needed before it was written is still being written
-        used.append(ebb.offload.stats()["disk_bytes_used"])
+        used.append(ebb.stats()["offload"]["disk_bytes_used"])
     assert used == used[:1] * 4
     ebb.offload.configure(disk="")
-    assert ebb.offload.stats()["disk_bytes_used"] == 0
+    assert ebb.stats()["offload"]["disk_bytes_used"] == 0
 
 
 def test_resident_memory_is_lower(tmp_path):
@@ -115,7 +115,7 @@ def test_random_schedules_on_disk(disk, seed):
     )
     check_random_schedule(draw, x, steps=300)
     _testing.drain_offload()  # reads and writes go on by themselves
-    assert ebb.offload.stats()["stashes"] == 0
+    assert ebb.stats()["offload"]["stashes"] == 0
 
 
 def test_a_write_waits_for_the_disk(disk):
@@ -137,11 +137,11 @@ def test_a_write_waits_for_the_disk(disk):
 
 
 def test_a_folder_that_is_none(tmp_path):
-    before = ebb.offload.settings()
+    before = ebb.offload.configure()
     for folder in (tmp_path / "missing", __file__):
         with pytest.raises(ValueError, match="no file for the disk tier can be made in"):
             ebb.offload.configure(disk=folder)
-        assert ebb.offload.settings() == before
+        assert ebb.offload.configure() == before
     with pytest.raises(TypeError, match="disk must be a path"):
         ebb.offload.configure(disk=3)
     with pytest.raises(ValueError, match="disk_limit must be"):
@@ -183,7 +183,7 @@ def test_a_full_disk_is_a_fallback_and_says_so(tmp_path):
         "    assert ebb.stats()['total']['bytes_fell_back'] > 0\n"
         "    g = torch.autograd.grad(y, x)[0]\n"
         "    assert torch.equal(g, torch.autograd.grad(f(x), x)[0])\n"
-        "print(ebb.offload.stats()['bytes_sent'] > 0)\n"
+        "print(ebb.stats()['offload']['bytes_sent'] > 0)\n"
     )
     done = fork_server.run(["-c", program, str(tmp_path)])
     assert done.stdout == "True\n", done.stderr
@@ -212,7 +212,7 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned):
     x = torch.randn(1000, requires_grad=True)
     with contextlib.ExitStack() as stack:
         if pinned is None:
-            before = ebb.offload.settings()
+            before = ebb.offload.configure()
             stack.callback(lambda: ebb.offload.configure(**before))
             ebb.offload.configure(disk=tmp_path, min_bytes=0, prefetch_bytes=0)
         else:
@@ -232,7 +232,7 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned):
 
 def test_settings_from_the_environment(tmp_path):
     done = fork_server.run(
-        ["-c", "import ebb; print(ebb.offload.settings())"],
+        ["-c", "import ebb; print(ebb.offload.configure())"],
         env=os.environ
         | {
             "EBB_OFFLOAD_DISK": str(tmp_path),
@@ -267,7 +267,7 @@ def test_another_folder_is_used_at_once(tmp_path, disk):
         for _ in range(2):
             with ebb.region(OFFLOAD_ALL):
                 y = chain_of_sines(x).sum()
-            assert ebb.offload.stats()["disk_bytes_used"] > 0
+            assert ebb.stats()["offload"]["disk_bytes_used"] > 0
             assert torch.equal(gradients(y, x)[0], expected)
     _testing.drain_offload()
     ebb.offload.configure(disk="")
@@ -298,11 +298,11 @@ def test_room_in_another_file_is_not_used_again(tmp_path, disk):
         ebb.offload.configure(disk=folder)
         gradients(y, x)
         del y
-        while ebb.offload.stats()["stashes"]:
+        while ebb.stats()["offload"]["stashes"]:
             pass
         with ebb.region(OFFLOAD_ALL):
             y = chain_of_sines(x).sum()
-        assert ebb.offload.stats()["disk_bytes_used"] > 0
+        assert ebb.stats()["offload"]["disk_bytes_used"] > 0
         del y
 
 

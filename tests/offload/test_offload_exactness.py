@@ -54,8 +54,8 @@ def test_a_transformer_has_the_bits_of_eager(policy, prefetch, in_flight):
             fake.advance(advance)
         gc.collect()
         assert fake.counts()["copies_out"] > 0
-        assert ebb.offload.stats()["stashes"] == 0
-        assert ebb.offload.stats()["host_bytes_used"] == 0
+        assert ebb.stats()["offload"]["stashes"] == 0
+        assert ebb.stats()["offload"]["host_bytes_used"] == 0
 
 
 @pytest.mark.parametrize("how", ["late", "prompt", "static", "disk"])

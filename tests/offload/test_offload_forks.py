@@ -24,7 +24,7 @@ def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
         "    assert torch.equal(g, torch.autograd.grad(f(x), x)[0])\n"
         "for _ in range(3): check(forward())\n"
         "y = forward()\n"
-        "ebb._testing.drain_offload(); ebb.offload.stats()\n"
+        "ebb._testing.drain_offload(); ebb.stats()['offload']\n"
         "child = os.fork()\n"
         "if child == 0 and sys.argv[2] == 'configure':\n"
         "    ebb.offload.configure(prefetch_bytes=4000)\n"
@@ -71,7 +71,7 @@ FORKS = (
 )
 
 
-@pytest.mark.parametrize("first", ["ebb.offload.stats()", "ebb._testing.drain_offload()"])
+@pytest.mark.parametrize("first", ["ebb.stats()['offload']", "ebb._testing.drain_offload()"])
 def test_a_fork_while_something_is_written(tmp_path, first):
     """The child has it in memory; nobody ends the write for it."""
     program = (
@@ -102,10 +102,10 @@ def test_a_forked_child_uses_no_room_of_its_parents(tmp_path):
         "y = forward()\n"
         "ebb._testing.drain_offload()\n"
         "check(forward())\n"
-        "while ebb.offload.stats()['in_flight_bytes']: pass\n"
+        "while ebb.stats()['offload']['in_flight_bytes']: pass\n"
         "child = os.fork()\n"
         "if child == 0:\n"
-        "    ebb.offload.stats()\n"
+        "    ebb.stats()['offload']\n"
         "    del y\n"
         "    z = forward()\n"
         "    ebb._testing.drain_offload()\n"

@@ -64,7 +64,7 @@ def test_a_forward_without_backward_leaves_nothing(advance, keep, no_objects_lef
             fake.advance(advance)
             del y
         fake.advance(1000)
-        stats = ebb.offload.stats()
+        stats = ebb.stats()["offload"]
         assert stats["stashes"] == stats["host_bytes_used"] == stats["in_flight_bytes"] == 0
 
 
@@ -104,7 +104,7 @@ def test_an_exception_in_the_region_leaves_nothing(accelerator, no_objects_left)
     del y
     accelerator.advance(1000)
 
-    assert ebb.offload.stats()["stashes"] == ebb.offload.stats()["host_bytes_used"] == 0
+    assert ebb.stats()["offload"]["stashes"] == ebb.stats()["offload"]["host_bytes_used"] == 0
 
 
 def test_without_gradients_nothing_is_sent_for_autograd(accelerator):
@@ -114,7 +114,7 @@ def test_without_gradients_nothing_is_sent_for_autograd(accelerator):
             chain_of_sines(x)
     accelerator.advance(1000)
 
-    assert ebb.offload.stats()["stashes"] == 0
+    assert ebb.stats()["offload"]["stashes"] == 0
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -126,7 +126,7 @@ def test_random_schedules(seed):
         check_random_schedule(draw, x, steps=1000, actions=actions, fake=fake)
         fake.use_stream(0)
         fake.advance(1 << 30)
-        stats = ebb.offload.stats()
+        stats = ebb.stats()["offload"]
         assert stats["stashes"] == stats["host_bytes_used"] == stats["in_flight_bytes"] == 0
 
 
@@ -153,7 +153,7 @@ def test_threads(accelerator):
 
     assert not wrong
     finish_copies(accelerator)
-    assert ebb.offload.stats()["stashes"] == ebb.offload.stats()["host_bytes_used"] == 0
+    assert ebb.stats()["offload"]["stashes"] == ebb.stats()["offload"]["host_bytes_used"] == 0
 
 
 def test_a_fetch_ahead_that_finds_no_memory_does_no_harm(accelerator):
@@ -211,7 +211,7 @@ def test_what_was_sent_outlives_the_accelerator(keep, tmp_path):
     x = torch.randn(64, requires_grad=True)
     with fake_accelerator(keep_last=keep), ebb.region(OFFLOAD_ALL):
         y = chain_of_sines(x)
-    before = ebb.offload.settings()
+    before = ebb.offload.configure()
     ebb.offload.configure(disk=str(tmp_path), min_bytes=1)
     with ebb.region(OFFLOAD_ALL):
         z = chain_of_sines(x)

@@ -22,7 +22,7 @@ def test_device_memory_lives_until_its_copy_is_done_and_no_longer(accelerator):
         del h
         assert not watch.expired()
         accelerator.advance(1)
-    ebb.offload.stats()  # looks for copies that are done, as each pack and unpack does
+    ebb.stats()["offload"]  # looks for copies that are done, as each pack and unpack does
 
     assert watch.expired()
     y.sum().backward()
@@ -47,7 +47,7 @@ def test_no_more_than_the_limit_is_in_flight(limit):
             y = x
             for _ in range(20):
                 y = y.sin()
-                now = ebb.offload.stats()["in_flight_bytes"]
+                now = ebb.stats()["offload"]["in_flight_bytes"]
                 assert now <= limit
         y.sum().backward()
         assert fake.counts()["host_waits"] == (0 if limit == 1000 else 19 if limit == 0 else 16)
@@ -76,11 +76,11 @@ def test_what_was_sent_before_is_fetched_ahead():
             for _ in range(8):
                 y = y.sin()
         finish_copies(fake)
-        before = ebb.offload.stats()["fetched_late"]
+        before = ebb.stats()["offload"]["fetched_late"]
         assert y.grad_fn._saved_self is not None
         assert fake.counts()["queued"] == 2
         y.sum().backward()
-        assert ebb.offload.stats()["fetched_late"] - before == 1
+        assert ebb.stats()["offload"]["fetched_late"] - before == 1
 
 
 def test_what_was_taken_is_not_fetched_ahead(accelerator):
@@ -110,7 +110,7 @@ def test_host_memory_is_used_again_and_has_the_exact_size():
             fake.advance(1000)
             del y
             allocations.append(fake.counts()["host_allocations"])
-        stats = ebb.offload.stats()
+        stats = ebb.stats()["offload"]
         assert allocations[1:] == allocations[1:2] * 4
         assert (
             stats["host_bytes_held"] == fake.counts()["host_bytes"] <= 1.05 * 4 * (2 * 1000 + 700)
@@ -133,7 +133,7 @@ def test_memory_is_used_again_though_each_step_has_other_sizes():
             fake.advance(1000)
             del y
             allocations.append(fake.counts()["host_allocations"])
-        held = ebb.offload.stats()["host_bytes_held"]
+        held = ebb.stats()["offload"]["host_bytes_held"]
 
     assert allocations[-1] == allocations[20]
     assert held <= 5 * 4 * 4096
@@ -147,7 +147,7 @@ def test_memory_that_is_used_again_or_replaced_is_a_quarter_larger_at_most(size)
             x = torch.randn(length, requires_grad=True)
             with ebb.region(SINES):
                 y = x.sin().cos()
-            used = ebb.offload.stats()["host_bytes_used"]
+            used = ebb.stats()["offload"]["host_bytes_used"]
             y.sum().backward()
             del y
             finish_copies(fake)
@@ -161,7 +161,7 @@ def test_a_small_tensor_takes_no_large_buffer():
         for part in (x, x[:10]):
             with ebb.region(OFFLOAD_ALL):
                 y = part.sin().cos()
-            used = ebb.offload.stats()["host_bytes_used"]
+            used = ebb.stats()["offload"]["host_bytes_used"]
             assert used == 4 * part.numel()
             y.sum().backward()
             del y

@@ -21,10 +21,10 @@ import ebb
     ],
 )
 def test_wrong_settings(settings, message):
-    before = ebb.offload.settings()
+    before = ebb.offload.configure()
     with pytest.raises(ValueError, match=message):
         ebb.offload.configure(**settings)
-    assert ebb.offload.settings() == before
+    assert ebb.offload.configure() == before
 
 
 @pytest.mark.parametrize("value", [1.5, True, b"1", [1]])
@@ -35,15 +35,15 @@ def test_settings_of_wrong_types(value):
 
 
 def test_sizes_as_text():
-    before = ebb.offload.settings()
+    before = ebb.offload.configure()
     ebb.offload.configure(min_bytes="2.5KiB", prefetch_bytes="3 mib", in_flight_bytes="7")
-    found = ebb.offload.settings()
+    found = ebb.offload.configure()
     ebb.offload.configure(**before)
 
     assert found["min_bytes"] == 2560
     assert found["prefetch_bytes"] == 3 << 20
     assert found["in_flight_bytes"] == 7
-    assert ebb.offload.settings() == before
+    assert ebb.offload.configure() == before
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_sizes_as_text():
     ],
 )
 def test_environment_variables(min_bytes, keep_last, settings, ignored):
-    program = "import ebb; s = ebb.offload.settings(); print(s['min_bytes'], s['keep_last'])"
+    program = "import ebb; s = ebb.offload.configure(); print(s['min_bytes'], s['keep_last'])"
     variables = {"EBB_OFFLOAD_MIN_BYTES": min_bytes, "EBB_OFFLOAD_KEEP_LAST": keep_last}
     done = fork_server.run(
         ["-c", program],

@@ -37,17 +37,17 @@ def test_what_finds_no_room_in_pinned_memory_goes_to_disk(tmp_path, length, pref
         for _ in range(2):
             with ebb.region(OFFLOAD_ALL, "spills"):
                 y = chain_of_sines(x, length).sum()
-            assert ebb.offload.stats()["host_bytes_held"] <= 20_000
+            assert ebb.stats()["offload"]["host_bytes_held"] <= 20_000
             transfers = ebb.stats()["transfers"]["spills"]
             spilled = sum(counts["bytes_spilled"] for counts in transfers.values())
             assert spilled >= 4000 * (2 * length - 1 - 5)
             assert not any(counts["bytes_fell_back"] for counts in transfers.values())
             finish_copies(fake)
             assert same_bits(gradients(y, x)[0], expected)
-            assert ebb.offload.stats()["host_bytes_held"] <= 20_000
+            assert ebb.stats()["offload"]["host_bytes_held"] <= 20_000
         del y
         _testing.drain_offload()
-        stats = ebb.offload.stats()
+        stats = ebb.stats()["offload"]
         assert stats["stashes"] == stats["host_bytes_used"] == stats["disk_bytes_used"] == 0
         assert ebb.stats()["total"]["ops_replayed"] == 0
 
@@ -67,7 +67,7 @@ def test_random_schedules_that_spill(tmp_path, seed):
     with fake_accelerator(**settings) as fake:
         check_random_schedule(draw, x, steps=300, longest=8, actions=["advance"], fake=fake)
         _testing.drain_offload()
-        stats = ebb.offload.stats()
+        stats = ebb.stats()["offload"]
         assert stats["stashes"] == stats["host_bytes_used"] == 0
 
 
@@ -95,9 +95,9 @@ def spilling(tmp_path):
             living = [(x + i).sin() for i in range(8 * AT_ONCE)]
             values = [h.cos() for h in living]
             finish_copies(fake)
-            before = ebb.offload.stats()["host_waits"]
+            before = ebb.stats()["offload"]["host_waits"]
             values.append(y.sin().cos())  # needs room
-            waits = ebb.offload.stats()["host_waits"] - before
+            waits = ebb.stats()["offload"]["host_waits"] - before
         yield SimpleNamespace(fake=fake, values=values, living=living, waits=waits)
         living.clear()
         found = gradients(sum(value.sum() for value in values), [x, y])
@@ -109,7 +109,7 @@ def test_several_are_written_at_once_and_the_first_is_waited_for(spilling):
     spilling.living.clear()
     nbytes = [value.nbytes for value in spilling.values]
     _testing.drain_offload()
-    stats = ebb.offload.stats()
+    stats = ebb.stats()["offload"]
 
     assert spilling.waits == 1
     assert stats["disk_bytes_used"] == sum(nbytes[:AT_ONCE])
@@ -125,12 +125,12 @@ def test_a_drain_waits_for_what_is_read_ahead(spilling):
         others = [(x + i).sin().cos() for i in range(len(large))]
     _testing.drain_offload()
     del others
-    assert ebb.offload.stats()["disk_bytes_used"] >= sum(value.nbytes for value in large)
+    assert ebb.stats()["offload"]["disk_bytes_used"] >= sum(value.nbytes for value in large)
     ebb.offload.configure(prefetch_bytes=1 << 30)
     kept = small.grad_fn._saved_self  # there is room for all but one then
     _testing.drain_offload()
 
-    assert ebb.offload.stats()["disk_bytes_used"] == large[0].nbytes
+    assert ebb.stats()["offload"]["disk_bytes_used"] == large[0].nbytes
     del kept
 
 
@@ -140,7 +140,7 @@ def test_a_tensor_that_lives_while_it_is_written(spilling):
         assert value.grad_fn._saved_self.data_ptr() == h.data_ptr()
     _testing.drain_offload()
 
-    assert ebb.offload.stats()["disk_bytes_used"] == 0
+    assert ebb.stats()["offload"]["disk_bytes_used"] == 0
 
 
 def test_what_is_needed_while_it_is_written_is_waited_for(tmp_path, spilling):

@@ -30,7 +30,9 @@ def test_the_host_neither_asks_nor_waits(in_flight, prefetch, keep):
             assert fake.counts()["asked"] == before
             assert fake.counts()["queued"] == 0  # all has come back to the compute stream
             allocations.append(fake.counts()["host_allocations"])
-            assert ebb.offload.stats()["stashes"] == ebb.offload.stats()["in_flight_bytes"] == 0
+            assert (
+                ebb.stats()["offload"]["stashes"] == ebb.stats()["offload"]["in_flight_bytes"] == 0
+            )
         assert allocations[1:] == allocations[1:2] * 3
         assert fake.counts()["host_waits"] == 0
 
@@ -40,7 +42,7 @@ def test_device_memory_is_released_when_the_limit_is_reached():
     with fake_accelerator(static=True, in_flight_bytes=64) as fake:
         with ebb.region(OFFLOAD_ALL):
             y = chain_of_sines(x, 6).sum()
-        assert ebb.offload.stats()["in_flight_bytes"] <= 64
+        assert ebb.stats()["offload"]["in_flight_bytes"] <= 64
         assert fake.counts()["device_waits"] > 0
         gradients(y, x)
 
@@ -53,7 +55,7 @@ def test_random_schedules(seed):
     with fake_accelerator(static=True, **drawn_settings(draw)) as fake:
         check_random_schedule(draw, x, steps=1000, actions=["fail"], fake=fake)
         assert fake.counts()["asked"] == 0
-        stats = ebb.offload.stats()
+        stats = ebb.stats()["offload"]
         assert stats["stashes"] == stats["host_bytes_used"] == stats["in_flight_bytes"] == 0
 
 
@@ -106,7 +108,7 @@ def test_the_mode_may_change_between_forward_and_backward():
             fake.advance(1000)
             assert y.grad_fn._saved_self is not None  # fetches the others ahead
             fake.advance(1000)
-            ebb.offload.stats()
+            ebb.stats()["offload"]
             ebb.offload.configure(static=static)
             assert torch.equal(gradients(y.sum(), x)[0], expected)
 

@@ -37,7 +37,7 @@ def test_gradients_at_every_load(policy, page_rows):
 
         assert same(expected, found)
         assert ebb.paging.step_ok()
-    stats = ebb.paging.stats()
+    stats = ebb.stats()["paging"]
     assert stats["recorded_steps"] == 1
     assert stats["stashes"] == 0
     assert ebb.stats()["total"]["bytes_paged"] > 0
@@ -88,7 +88,7 @@ def test_pools_hold_little_more_than_live_rows():
     for _ in range(2):
         gradients(net, x, n, lambda: ebb.region(PRODUCTS))
 
-    stats = ebb.paging.stats()
+    stats = ebb.stats()["paging"]
 
     assert stats["live_bytes"] == stats["padded_bytes"] / 4
     assert stats["pool_bytes"] <= 0.3 * stats["padded_bytes"]
@@ -114,7 +114,7 @@ def test_pages_waste_less_than_one_page_for_each_tensor(order):
         while losses:
             losses.pop().backward()
 
-    stats = ebb.paging.stats()
+    stats = ebb.stats()["paging"]
     assert ebb.paging.step_ok()
     assert stats["recorded_steps"] == 1
     assert [pool["stack"] for pool in stats["pools"]] == [order == "forward then backward"]
@@ -182,11 +182,11 @@ def test_graphs_that_are_dropped_give_their_pages_back():
         loss = net(x, n, lambda: ebb.region(EVERYTHING))
         del loss
         gc.collect()
-        assert ebb.paging.stats()["stashes"] == 0
+        assert ebb.stats()["paging"]["stashes"] == 0
     expected = gradients(net, x, n)
     assert same(expected, gradients(net, x, n, lambda: ebb.region(EVERYTHING)))
     assert ebb.paging.step_ok()
-    assert ebb.paging.stats()["recorded_steps"] == 1
+    assert ebb.stats()["paging"]["recorded_steps"] == 1
 
 
 def test_retained_graphs_and_second_backwards():

@@ -48,7 +48,7 @@ def test_a_step_that_begins_makes_pools():
         bracket = ebb.paging.step()
         bracket.__enter__()
     assert seen.names == []
-    assert ebb.paging.stats()["pools"] != []
+    assert ebb.stats()["paging"]["pools"] != []
     assert loss is not None
     bracket.__exit__(None, None, None)
 
@@ -61,7 +61,7 @@ def test_a_step_that_ends_makes_pools():
     with Seen() as seen:
         bracket.__exit__(None, None, None)
     assert seen.names == []
-    assert ebb.paging.stats()["pools"] != []
+    assert ebb.stats()["paging"]["pools"] != []
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "in pools"])
@@ -95,6 +95,6 @@ def test_a_copy_of_what_stays():
         step(contextlib.nullcontext())
     seen = Seen()
     step(seen)
-    assert ebb.paging.stats()["resident"] == 2
+    assert ebb.stats()["paging"]["resident"] == 2
     assert "aten::copy_" not in seen.names
     assert any("mul_" in name for name in seen.names)

@@ -31,18 +31,18 @@ def test_overflow_shows_and_the_next_step_is_right(tier):
         expected, found = run(net, 40)
         assert same(expected, found)
         assert ebb.paging.step_ok()
-    assert ebb.paging.stats()["overflows"] == 1
-    assert ebb.paging.stats()["recorded_steps"] == 2
+    assert ebb.stats()["paging"]["overflows"] == 1
+    assert ebb.stats()["paging"]["recorded_steps"] == 2
 
 
 def test_pools_grow_by_a_quarter_at_least():
     net = Mlp()
     run(net, 20)
-    before = ebb.paging.stats()["pools"][-1]
+    before = ebb.stats()["paging"]["pools"][-1]
     run(net, 23)
     assert not ebb.paging.step_ok()
     run(net, 1)  # recorded: it needs little
-    after = ebb.paging.stats()["pools"][-1]
+    after = ebb.stats()["paging"]["pools"][-1]
     rows = before["device_pages"] * before["page_rows"]
     assert after["device_pages"] * after["page_rows"] >= 1.25 * rows
 
@@ -55,9 +55,9 @@ def test_what_does_not_fit_the_device_spills():
         expected, found = run(net, live)
         assert same(expected, found)
         assert ebb.paging.step_ok()
-    assert ebb.paging.stats()["overflows"] == 0
-    assert ebb.paging.stats()["spilled_steps"] >= 1
-    assert ebb.paging.stats()["host_pool_bytes"] > 0
+    assert ebb.stats()["paging"]["overflows"] == 0
+    assert ebb.stats()["paging"]["spilled_steps"] >= 1
+    assert ebb.stats()["paging"]["host_pool_bytes"] > 0
 
 
 def test_gradients_after_an_overflow_are_nan():
@@ -203,7 +203,7 @@ def test_training_through_overflows(inside, mode):
     assert same(expected, train(Mlp(), loads, paged_step))
 
     assert calls == [3, 4, 4, 40, 40, 20, 40, 1, 0, 40] or len(calls) > len(loads)
-    assert ebb.paging.stats()["overflows"] >= 1
+    assert ebb.stats()["paging"]["overflows"] >= 1
 
 
 def test_gradients_that_were_there_before_are_added_to_once():
@@ -223,7 +223,7 @@ def test_gradients_that_were_there_before_are_added_to_once():
         expected = accumulate(lambda function: function())
     gradients(net, net.inputs(0), torch.tensor(2), region)  # sizes pools that are too small
     assert same(expected, accumulate(ebb.paging.run_step))
-    assert ebb.paging.stats()["overflows"] == 1
+    assert ebb.stats()["paging"]["overflows"] == 1
 
 
 def test_inputs_and_parameters_outside_of_modules_too():
@@ -241,7 +241,7 @@ def test_inputs_and_parameters_outside_of_modules_too():
     gradients(net, x, torch.tensor(2), region)
     ebb.paging.run_step(lambda: function(x))
     assert same(expected, (x.grad, scale.grad))
-    assert ebb.paging.stats()["overflows"] == 1
+    assert ebb.stats()["paging"]["overflows"] == 1
 
 
 def test_buffers_are_put_back():
@@ -253,7 +253,7 @@ def test_buffers_are_put_back():
 
     gradients(net, net.inputs(0), torch.tensor(2), region)
     ebb.paging.run_step(function, state=[norm])
-    assert ebb.paging.stats()["overflows"] == 1
+    assert ebb.stats()["paging"]["overflows"] == 1
     assert norm.num_batches_tracked == 1
 
 

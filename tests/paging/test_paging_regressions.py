@@ -329,7 +329,7 @@ def test_backward_from_a_gradient_edge():
     found, w.grad = w.grad, None
     loss_of(w, 60).backward()
     assert torch.equal(found, w.grad)
-    assert ebb.paging.stats()["overflows"] == 1
+    assert ebb.stats()["paging"]["overflows"] == 1
 
 
 def test_backward_into_chosen_tensors():
@@ -379,7 +379,7 @@ x, w = torch.randn(64, 4), torch.randn(4, 4, requires_grad=True)
 over = threading.Event()
 def ask():
     while not over.is_set():
-        ebb.paging.stats()
+        ebb.stats()["paging"]
 thread = threading.Thread(target=ask); thread.start()
 policy = ebb.Policy(default=ebb.PAGE)
 for i in range(1500):
@@ -406,7 +406,7 @@ def test_a_graph_that_is_kept_does_not_keep_recording_on():
     for _ in range(10_100):
         with ebb.region(EVERYTHING):
             ebb.mark_rows(X @ w, torch.tensor(3)).sin()
-    assert ebb.paging.stats()["recorded_steps"] >= 1
+    assert ebb.stats()["paging"]["recorded_steps"] >= 1
     kept.backward()
     with contextlib.suppress(RuntimeError):
         ebb.paging.step_ok()

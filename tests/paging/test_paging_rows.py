@@ -129,9 +129,9 @@ def paged(function, policy=EVERYTHING):
         h = ebb.mark_rows(x * 1, COUNT)
         with torch.no_grad():
             y = function(h)
-        before = ebb.paging.stats()["stashed"]
+        before = ebb.stats()["paging"]["stashed"]
         kept = Save.apply(y.requires_grad_())
-        stashed = ebb.paging.stats()["stashed"] - before
+        stashed = ebb.stats()["paging"]["stashed"] - before
     del kept
     return stashed == 1
 

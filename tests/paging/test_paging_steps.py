@@ -110,7 +110,7 @@ def test_schedules(name, prefetch):
         assert [g is None for g in found] == [g is None for g in expected]
         assert same([g for g in expected if g is not None], [g for g in found if g is not None])
         stages.losses.clear()
-    stats = ebb.paging.stats()
+    stats = ebb.stats()["paging"]
     assert stats["recorded_steps"] == 1
     assert len(stats["schedule"]) == len(order)
     assert stats["schedule"][0] == "forward of 'layers.0', stage 0, micro-batch 0"
@@ -126,11 +126,11 @@ def test_a_layer_whose_backward_comes_next_stays():
     for _ in range(3):
         with ebb.paging.step():
             stages.run(order, [20] * 6)
-    stats = ebb.paging.stats()
+    stats = ebb.stats()["paging"]
     assert stats["resident"] == 2 * stats["stashed"] / 3 / 3  # one layer of three, in two of three
     with fresh():
         stages.run(order, [20] * 6)
-        assert stats["live_bytes"] < 0.75 * ebb.paging.stats()["live_bytes"]
+        assert stats["live_bytes"] < 0.75 * ebb.stats()["paging"]["live_bytes"]
 
 
 def test_a_layer_that_stays_may_be_written():
@@ -170,7 +170,7 @@ def test_a_layer_that_stays_is_copied_before_it_is_written():
             (found,) = torch.autograd.grad(loss, [w])
         assert torch.equal(expected, found)
         assert kept is not None
-    assert ebb.paging.stats()["resident"] == 2
+    assert ebb.stats()["paging"]["resident"] == 2
 
 
 def test_pages_of_graphs_that_nobody_wants_are_free_again():
@@ -190,7 +190,7 @@ def test_pages_of_graphs_that_nobody_wants_are_free_again():
         first = forward()
         backward(second)
         backward(first)
-    assert not any(pool["stack"] for pool in ebb.paging.stats()["pools"])
+    assert not any(pool["stack"] for pool in ebb.stats()["paging"]["pools"])
     for dropped in (0, 1, 2, 1, 0, 2):
         with ebb.paging.step(False):
             losses = [forward(), forward()]
@@ -245,7 +245,7 @@ def test_stages_and_micro_batches_may_be_named():
         with ebb.paging.step():
             stages.forward(0, 7, 20, stage=2)
             stages.backward(0, 7)
-    assert ebb.paging.stats()["schedule"] == [
+    assert ebb.stats()["paging"]["schedule"] == [
         "forward of 'layers.0', stage 2, micro-batch 7",
         "backward of 'layers.0', stage 2, micro-batch 7",
     ]
@@ -327,10 +327,10 @@ def test_random_schedules(data):
     ],
 )
 def test_settings_that_make_no_sense(given_, error, message):
-    before = ebb.paging.settings()
+    before = ebb.paging.configure()
     with pytest.raises(error, match=message):
         ebb.paging.configure(**given_)
-    assert ebb.paging.settings() == before
+    assert ebb.paging.configure() == before
 
 
 def test_a_device_limit_too_small_for_one_tensor():
@@ -352,13 +352,13 @@ def test_a_device_limit_is_kept():
         expected, found = run(net, 60)
         assert same(expected, found)
         assert ebb.paging.step_ok()
-    stats = ebb.paging.stats()
+    stats = ebb.stats()["paging"]
     pages = sum(p["device_pages"] * p["page_rows"] * p["row_bytes"] for p in stats["pools"])
     assert pages <= limit < stats["live_bytes"]
 
 
 def environment(**variables):
-    code = "import ebb; s = ebb.paging.settings(); print(s)"
+    code = "import ebb; s = ebb.paging.configure(); print(s)"
     return fork_server.run(
         ["-c", code],
         env=os.environ | variables,
@@ -419,7 +419,7 @@ def test_run_step_does_not_take_what_came_before_for_its_own():
     weight.grad = None
     _rows_of(400, weight, policy).backward()
 
-    with pytest.raises(ebb.paging.PageOverflowError, match="in a backward that ran before this"):
+    with pytest.raises(ebb.PageOverflowError, match="in a backward that ran before this"):
         ebb.paging.run_step(lambda: _rows_of(60, weight, policy).backward())
 
     weight.grad = None

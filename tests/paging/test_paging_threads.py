@@ -92,7 +92,7 @@ def test_what_dies_with_a_graph_may_ask():
     step = ebb.paging.step()
     step.__enter__()
     loss, found = forward()
-    assert ebb.paging.stats()["resident"] == 2
+    assert ebb.stats()["paging"]["resident"] == 2
     assert found == []
     del loss
     assert found == [True]

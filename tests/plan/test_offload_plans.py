@@ -165,27 +165,27 @@ def test_copies_that_slow_the_work_count():
 
 def test_settings_of_copies_come_and_go_with_the_plan(tmp_path):
     plan = plan_of(planning(programs.pre_ln).measured, 0.6)
-    before = ebb.offload.settings()
+    before = ebb.offload.configure()
     model = planning(programs.pre_ln).program.model
     plan.save(tmp_path / "plan.toml")
 
     for policies in (plan, ebb.ModulePolicies.load(tmp_path / "plan.toml")):
         with policies.apply(model):
-            during = ebb.offload.settings()
+            during = ebb.offload.configure()
             assert during | plan.offload == during != before
-        assert ebb.offload.settings() == before
+        assert ebb.offload.configure() == before
 
     assert "[offload]" in (tmp_path / "plan.toml").read_text()
 
 
 def test_settings_stay_if_a_plan_cannot_be_applied():
     plan = plan_of(planning(programs.pre_ln).measured, 0.6)
-    before = ebb.offload.settings()
+    before = ebb.offload.configure()
 
     with pytest.raises(ValueError, match="no module"):
         plan.apply(programs.torch.nn.Linear(2, 2))
 
-    assert ebb.offload.settings() == before
+    assert ebb.offload.configure() == before
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_cpu_without_a_disk_sends_nothing():
 
 
 def test_how_fast_a_disk_is_is_measured(tmp_path):
-    before = ebb.offload.settings()
+    before = ebb.offload.configure()
     _testing.drain_offload()
     ebb.offload.configure(disk=tmp_path, disk_limit="1GiB")
     try:
@@ -230,7 +230,7 @@ def test_how_fast_a_disk_is_is_measured(tmp_path):
     assert found.out > 0
     assert found.back > 0
     assert found.room == before["pinned_limit"] + 2**30
-    assert ebb.offload.settings() == before
+    assert ebb.offload.configure() == before
 
 
 def test_predictions_of_like_choices_are_in_order():

@@ -52,7 +52,7 @@ def peaks(found, chosen):
     ebb.paging.reset()
     with found.policies(chosen).apply(found.program.model):
         measured = ebb.profile(found.program.step, steps=1).peak
-        standing = ebb.paging.stats()["pool_bytes"]
+        standing = ebb.stats()["paging"]["pool_bytes"]
     return found.chooser.estimate(chosen).peak, measured + standing
 
 
@@ -95,14 +95,14 @@ def test_plans_keep_to_the_budget_and_the_bits(make, share):
     with plan.apply(found.program.model):
         gradients = [found.program.run() for _ in range(2)][1]  # the first sizes pools
         gradients = [one.clone() for one in gradients]
-        standing = ebb.paging.stats()["pool_bytes"]
+        standing = ebb.stats()["paging"]["pool_bytes"]
         peak = ebb.profile(found.program.step, steps=1).peak + standing
 
     assert peak <= max(plan.peak, plan.budget) * CLOSE
     assert (standing > 0) == (plan.pool_bytes > 0)
     assert standing <= plan.pool_bytes <= standing * CLOSE
     assert all(map(same_bits, gradients, expected))
-    assert ebb.paging.stats()["pool_bytes"] == 0  # they went with the plan
+    assert ebb.stats()["paging"]["pool_bytes"] == 0  # they went with the plan
 
 
 @every_program
@@ -227,9 +227,9 @@ def test_more_rows_than_were_measured_are_no_error():
             found.program.run()
             for layer in found.program.model:
                 layer.share += 0.4
-            overflows = ebb.paging.stats()["overflows"]
+            overflows = ebb.stats()["paging"]["overflows"]
             gradients = [one.clone() for one in found.program.run()]
-            assert ebb.paging.stats()["overflows"] == overflows + 1
+            assert ebb.stats()["paging"]["overflows"] == overflows + 1
         expected = found.program.run()
     finally:
         for layer in found.program.model:
@@ -247,9 +247,9 @@ def test_a_file_has_it_too(tmp_path):
     with ebb.ModulePolicies.load(tmp_path / "plan.toml").apply(found.program.model):
         found.program.run()
         gradients = found.program.run()
-        assert ebb.paging.stats()["pool_bytes"] > 0
+        assert ebb.stats()["paging"]["pool_bytes"] > 0
 
-    assert ebb.paging.stats()["pool_bytes"] == 0
+    assert ebb.stats()["paging"]["pool_bytes"] == 0
     assert 'decision = "page"' in (tmp_path / "plan.toml").read_text(encoding="utf-8")
     assert all(map(same_bits, gradients, expected))
 

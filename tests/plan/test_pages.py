@@ -120,7 +120,7 @@ def test_pools_are_as_large_as_the_engines(live, in_order):
                     losses.append((h * 2).sin()[:live].sum())
             for loss in losses if in_order else losses[::-1]:
                 loss.backward()
-        found = ebb.paging.stats()["pool_bytes"]
+        found = ebb.stats()["paging"]["pool_bytes"]
     finally:
         ebb.paging.configure(page_rows=64, headroom=1.1)
         ebb.paging.reset()

@@ -16,14 +16,14 @@ from ebb._plan.simulate import Simulator
 
 @pytest.fixture
 def ahead():
-    before = ebb.ahead.settings()
+    before = ebb.ahead.configure()
     ebb.ahead.configure(regions=1, busy_cores=True)
     yield
     ebb.ahead.configure(**before)
 
 
 def is_on():
-    return ebb.ahead.settings()["regions"] > 0
+    return ebb.ahead.configure()["regions"] > 0
 
 
 def test_where_there_is_room_replays_run_ahead(ahead):
@@ -82,12 +82,12 @@ def test_plans_that_overlap_are_taken_away_in_any_order(first, ahead):
         policies = ebb.ModulePolicies({}, {"min_bytes": 1000 + place}, ahead=False)
         handles.append(policies.apply(found.program.model))
     before = 1 << 20
-    assert (is_on(), ebb.offload.settings()["min_bytes"]) == (False, 1001)
+    assert (is_on(), ebb.offload.configure()["min_bytes"]) == (False, 1001)
 
     handles[first].remove()
-    assert (is_on(), ebb.offload.settings()["min_bytes"]) == (False, 1001 - first)
+    assert (is_on(), ebb.offload.configure()["min_bytes"]) == (False, 1001 - first)
     handles[1 - first].remove()
-    assert (is_on(), ebb.offload.settings()["min_bytes"]) == (True, before)
+    assert (is_on(), ebb.offload.configure()["min_bytes"]) == (True, before)
 
 
 def test_a_plan_without_regions_leaves_it_as_it_is(ahead):

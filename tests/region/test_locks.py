@@ -68,7 +68,7 @@ print("end")
 
 # What takes the lock of the engines with the GIL: bindings, and destructors that Python runs.
 OTHERS = {
-    "statistics": "lambda: ebb.offload.stats()",
+    "statistics": "lambda: ebb.stats()['offload']",
     "settings": "lambda: ebb.offload.configure(min_bytes=0)",
     "a step": "step",
     "graphs that die": """lambda: dropped()
@@ -136,8 +136,8 @@ threads = [threading.Thread(target=lambda: [step() for _ in range(30)]) for _ in
 for thread in threads:
     thread.start()
 while any(thread.is_alive() for thread in threads):
-    ebb.paging.stats()
-    ebb.offload.stats()
+    ebb.stats()["paging"]
+    ebb.stats()["offload"]
     ebb.stats()
 print("end")
 """
@@ -167,7 +167,7 @@ def step():
 
 ebb.offload.configure(min_bytes=0, in_flight_bytes=2048)
 with fake_accelerator() as fake:
-    fake.on_device_allocation(lambda: ebb.offload.stats())  # has the lock, and takes it again
+    fake.on_device_allocation(lambda: ebb.stats()["offload"])  # has the lock, and takes it again
     while len(ended) < 40 and all(ended):
         step()
     fake.on_device_allocation(None)

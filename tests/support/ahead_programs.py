@@ -23,7 +23,7 @@ from paging import Masked
 @contextlib.contextmanager
 def replays_ahead(regions: int = 1, limit: int | str = "1GiB") -> Iterator[None]:
     """Wherever there are cores or not; nothing is under way before and after."""
-    before = ebb.ahead.settings()
+    before = ebb.ahead.configure()
     ebb.ahead.configure(regions=regions, limit=limit, busy_cores=True)
     try:
         yield
@@ -77,10 +77,10 @@ class WaitInBackward(torch.autograd.Function):
 def counts(program: Callable[[], object]) -> dict[str, int]:
     """What replays ahead did while it ran."""
     wait_for_replays()
-    before = ebb.ahead.stats()
+    before = ebb.stats()["ahead"]
     program()
     wait_for_replays()
-    after = ebb.ahead.stats()
+    after = ebb.stats()["ahead"]
     return {name: after[name] - before[name] for name in before}
 
 

@@ -138,7 +138,7 @@ def is_harmless(finding: str) -> bool:
 
 @contextlib.contextmanager
 def offload_settings(**settings: object) -> Iterator[None]:
-    before = ebb.offload.settings()
+    before = ebb.offload.configure()
     ebb.offload.configure(**settings)
     try:
         yield

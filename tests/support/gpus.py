@@ -64,7 +64,7 @@ def leaf(mebibytes: int = 4, device: str = "cuda") -> Tensor:
 def notice_finished_copies() -> None:
     """All copies are done, and the engine of OFFLOAD has seen it."""
     torch.cuda.synchronize()
-    ebb.offload.stats()
+    ebb.stats()["offload"]
 
 
 def is_back_before_the_device(work: Callable[[], object]) -> bool:
@@ -86,7 +86,7 @@ def is_back_before_the_device(work: Callable[[], object]) -> bool:
 @contextlib.contextmanager
 def offloading(**settings: object) -> Iterator[None]:
     """With these settings of OFFLOAD, sizes of any kind; afterwards nothing is under way."""
-    before = ebb.offload.settings()
+    before = ebb.offload.configure()
     ebb.offload.configure(min_bytes=0, **settings)
     try:
         yield

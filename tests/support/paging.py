@@ -89,7 +89,7 @@ def forget():
 @contextlib.contextmanager
 def fresh(**settings: object) -> Iterator[None]:
     """Paging that knows of nothing, with these settings; as it was afterwards."""
-    before = {k: v for k, v in ebb.paging.settings().items() if v is not None}
+    before = {k: v for k, v in ebb.paging.configure().items() if v is not None}
     forget()
     ebb.paging.configure(**settings)  # type: ignore[arg-type]
     try:

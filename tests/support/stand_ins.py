@@ -73,7 +73,7 @@ def fake_accelerator(
     Raises:
         AssertionError: at the end, there was a violation.
     """
-    before = offload.settings()
+    before = offload.configure()
     fake = _testing.FakeAccelerator(host_bytes)
     offload.configure(min_bytes=min_bytes, **settings)
     try:
@@ -97,7 +97,7 @@ def instant_accelerator(
     Args:
         min_bytes, settings: for :func:`ebb.offload.configure`.
     """
-    before = offload.settings()
+    before = offload.configure()
     instant = _testing.InstantAccelerator()
     offload.configure(min_bytes=min_bytes, **settings)
     try:
