@@ -54,11 +54,11 @@ def _same_start_and_no_leak():
     torch.set_num_threads(1)
     ebb.reset_stats()
     ebb.paging.reset()
-    before = {module: module.settings() for module in (ebb.ahead, ebb.offload, ebb.paging)}
+    before = {module: module.configure() for module in (ebb.ahead, ebb.offload, ebb.paging)}
     with exactness.accelerator():
         yield
     for module, found in before.items():
-        if module.settings() != found:
+        if module.configure() != found:
             module.configure(**found)
     assert ebb.stats()["open_regions"] == 0
 

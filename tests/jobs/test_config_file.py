@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,11 +41,11 @@ def read(tmp_path, capsys, monkeypatch):
     """Reads a file with this text; gives what is told."""
 
     def of(text):
-        path = tmp_path / "ebb.toml"
-        path.write_text(text)
-        monkeypatch.setenv("EBB_CONFIG", str(path))
-        configure_from_file(str(path), _SECTIONS)
-        return capsys.readouterr().err.replace(str(path), "FILE")
+        monkeypatch.chdir(tmp_path)
+        Path("FILE").write_text(text)
+        monkeypatch.setenv("EBB_CONFIG", "FILE")
+        configure_from_file("FILE", _SECTIONS)
+        return capsys.readouterr().err
 
     return of
 
