@@ -1,4 +1,4 @@
-# make demo | make test | make wheel | make sweep | make test-full | make test-asan | make bench | make lint | make clean
+# make demo | make test | make wheel | make sweep | make test-and-sweep | make test-full | make test-asan | make bench | make lint | make clean
 # make gpu | make test-gpu | make bench-gpu | make mutants
 #
 # Uses the active virtual environment, or makes .venv. torch is installed only where there is none.
@@ -17,18 +17,27 @@ BUILD := PATH="$(BIN):$$PATH" EBB_TESTING=1 $(PIP)
 
 SOURCES := $(shell find src include tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu') CMakeLists.txt $(wildcard cmake/*) setup.py pyproject.toml
 
-.PHONY: demo setup wheel test sweep test-full test-asan test-tsan mutants gpu test-gpu bench-gpu compile-clang bench lint format clean FORCE
+.PHONY: demo setup wheel test sweep test-and-sweep test-full test-asan test-tsan mutants gpu test-gpu bench-gpu compile-clang bench lint format clean FORCE
 
 demo: $(VENV)/.ebb-built
 	$(BIN)/python examples/train_gpt.py
 
-test: $(VENV)/.ebb-test
-	$(BIN)/python -m pytest -q -m "not slow" $(TESTS)
+# By default a worker for each core, and at most eight. WORKERS=0 runs all tests in one process. A
+# file is run by one worker (tests/support/work_units.py). Workers read bytecode that others wrote.
+WORKERS ?= auto
+unexport PYTHONDONTWRITEBYTECODE
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist loadfile
 
-# All samples of torch's operator and module databases, and each under several fills of new memory;
-# about twenty minutes.
+test: $(VENV)/.ebb-test
+	$(PYTEST) -m "not slow" $(TESTS)
+
+# All samples of torch's operator and module databases, and each under several fills of new memory.
 sweep: $(VENV)/.ebb-test
-	$(BIN)/python -m pytest -q -m slow tests/torch/test_operator_sweep.py tests/torch/test_module_sweep.py
+	$(PYTEST) -m sweep tests/torch
+
+# Both at once, without the tests whose samples the sweep has too.
+test-and-sweep: $(VENV)/.ebb-test
+	$(PYTEST) -m "sweep or not (slow or swept)"
 
 setup: $(VENV)/.ebb-test
 
@@ -37,7 +46,7 @@ wheel: $(VENV)/.ebb-built
 	PATH="$(BIN):$$PATH" EBB_TESTING=0 $(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
 
 test-full: $(VENV)/.ebb-test
-	$(BIN)/python -m pytest -q $(TESTS)
+	$(PYTEST) $(TESTS)
 	$(MAKE) test-asan
 
 # Tests on a build with sanitizers, which stays apart from the installed one. Reports go to files,

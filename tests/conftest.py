@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 
 import exactness
@@ -17,6 +18,29 @@ import ebb
 # How long it takes to draw an example, and to run it, depends on what else the machine does.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    import work_units  # only where pytest-xdist is installed
+
+    config.option.loadscopereorder = False
+    return work_units.Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        import work_units
+
+        work_units.longest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """Tests collect garbage hundreds of times, which takes a second when it looks at all that the
+    test modules have imported: what exists now is never garbage.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 from pathlib import Path
 
 import accelerator
+import fork_server
 import pytest
 import torch
 
@@ -278,11 +277,9 @@ def test_kernels_that_cannot_run_show_in_the_first_forward():
     """A mover whose launches fail: before anything depends on pages."""
     prepare = "ebb._testing.set_page_mover('late', torch.ops.late.failing_page_mover())"
     support = Path(__file__).parents[1] / "support"
-    done = subprocess.run(
-        [sys.executable, "-c", BAD.format(prepare=prepare, error="NotImplementedError")],
+    done = fork_server.run(
+        ["-c", BAD.format(prepare=prepare, error="NotImplementedError")],
         cwd=support,
-        capture_output=True,
-        text=True,
     )
     first, *rest = done.stdout.splitlines()
     assert "PAGE does not work on late:0: page kernel: no kernel image" in first, done.stderr

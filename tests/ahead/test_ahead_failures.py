@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 
 import pytest
@@ -110,13 +111,24 @@ def risen(before):
     return {name: after[name] - before[name] for name in after}
 
 
-def assert_nothing_is_left():
+def live():
     stats = ebb.stats()
-    left = {name: stats[name] for name in ("live_recipes", "live_handles", "open_regions")}
-    assert not any(left.values()), left
+    return {name: stats[name] for name in ("live_recipes", "live_handles", "open_regions")}
 
 
-def test_a_step_whose_allocations_fail_gives_what_eager_gives():
+@pytest.fixture
+def assert_none_left():
+    """Of this test; others may have ended with an exception that holds a graph."""
+    gc.collect()
+    before = live()
+
+    def check():
+        assert live() == before
+
+    return check
+
+
+def test_a_step_whose_allocations_fail_gives_what_eager_gives(assert_none_left):
     expected = step(Net(), inputs(), in_regions=False)
     before = _C.room_stats()
 
@@ -129,10 +141,10 @@ def test_a_step_whose_allocations_fail_gives_what_eager_gives():
     counts = risen(before)
     assert counts["overcome"] > 1000
     assert counts["failures"] >= counts["overcome"]
-    assert_nothing_is_left()
+    assert_none_left()
 
 
-def test_replays_whose_allocations_fail_give_what_eager_gives():
+def test_replays_whose_allocations_fail_give_what_eager_gives(assert_none_left):
     """Nothing is kept here, so all that backward needs is replayed."""
     net, x = Net(), inputs()
     torch.manual_seed(1)
@@ -149,10 +161,12 @@ def test_replays_whose_allocations_fail_give_what_eager_gives():
         assert all(map(same_bits, found, expected)), seed
 
     assert risen(before)["overcome"] > 500
-    assert_nothing_is_left()
+    assert_none_left()
 
 
-def test_what_regions_keep_is_given_up_for_a_step_that_then_comes_to_its_end():
+def test_what_regions_keep_is_given_up_for_a_step_that_then_comes_to_its_end(
+    assert_none_left,
+):
     expected = step(Net(), inputs(), in_regions=False)
     came_through, before = 0, _C.room_stats()
 
@@ -169,10 +183,10 @@ def test_what_regions_keep_is_given_up_for_a_step_that_then_comes_to_its_end():
     assert came_through > 50
     assert counts["overcome"] > 50
     assert counts["regions_given_up"] > 50
-    assert_nothing_is_left()
+    assert_none_left()
 
 
-def test_after_a_step_that_failed_the_next_is_eagers():
+def test_after_a_step_that_failed_the_next_is_eagers(assert_none_left):
     expected = step(Net(), inputs(), in_regions=False)
     for seed in range(50):
         net = Net()
@@ -184,7 +198,7 @@ def test_after_a_step_that_failed_the_next_is_eagers():
         with room():
             found = step(net, inputs())
         assert all(map(same_bits, found, expected)), seed
-    assert_nothing_is_left()
+    assert_none_left()
 
 
 def test_only_as_much_is_given_up_as_is_needed():
@@ -324,7 +338,7 @@ def test_a_generator_of_the_users_draws_the_same():
 
 
 @pytest.mark.parametrize("is_giving", [True, False])
-def test_threads_with_regions_give_each_other_memory(is_giving):
+def test_threads_with_regions_give_each_other_memory(is_giving, assert_none_left):
     nets = [Net(dropout=0.0) for _ in range(4)]
     expected = step(Net(dropout=0.0), inputs(), in_regions=False, seed=None)
     done = []
@@ -347,7 +361,7 @@ def test_threads_with_regions_give_each_other_memory(is_giving):
 
     assert all(done)
     assert len(done) == 100 if is_giving else len(done) > 25
-    assert_nothing_is_left()
+    assert_none_left()
 
 
 def test_a_graph_that_waits_long_does_not_keep_all_later_ones_in_mind():

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
+import fork_server
 import torch
 
 import ebb
@@ -66,7 +65,7 @@ for regions in (1, 0):
     else:
         raise AssertionError
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    fork_server.run(["-c", program], check=True)
 
 
 def test_every_function_that_is_to_be_watched_is():

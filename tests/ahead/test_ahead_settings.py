@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+import fork_server
 import pytest
 import torch
 from ahead_programs import WaitInBackward, blocks, counts, replays_ahead
@@ -145,11 +146,9 @@ ASKS = "import torch, json, ebb; print(json.dumps(ebb.ahead.settings()))"
 
 
 def settings_of_a_job(value):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ASKS],
+    done = fork_server.run(
+        ["-W", "ignore", "-c", ASKS],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "EBB": "1", "EBB_AHEAD": value},
-        capture_output=True,
-        text=True,
         check=True,
     )
     return json.loads(done.stdout), done.stderr

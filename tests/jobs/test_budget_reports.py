@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
-import sys
 
+import fork_server
 import pytest
 import torch
 import torch.nn.functional as F
@@ -295,9 +294,7 @@ def run_job(path, steps=CHECKED + 2):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EBB")}
     environment |= {"EBB_BUDGET": "60%", "EBB_REPORT": str(path)}
     program = "import ebb\n" + PROGRAM.format(steps=steps)
-    run = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
-    )
+    run = fork_server.run(["-c", program], env=environment)
     assert run.returncode == 0, run.stderr
     assert "the report is in" in run.stderr, run.stderr
     return run.stderr

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,11 @@ def test_policy_files_in_the_pages_are_policies(tmp_path):
     assert found
     for block in found:
         (tmp_path / "policy.toml").write_text(block)
+        if block.startswith("[offload]"):  # a file of EBB_CONFIG
+            for section, settings in tomllib.loads(block).items():
+                arguments = inspect.signature(getattr(ebb, section).configure).parameters
+                assert settings.keys() <= arguments.keys()
+            continue
         kind = ebb.ModulePolicies if "[[regions]]" in block else ebb.Policy
         kind.load(tmp_path / "policy.toml")
 

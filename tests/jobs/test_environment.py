@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fork_server
 import pytest
 from _ebb_switches import NAMES
 
@@ -66,13 +67,12 @@ def script(tmp_path_factory):
     return path
 
 
-def run(*command, **environment):
+def run(*command, is_fresh=False, **environment):
     env = {key: value for key, value in os.environ.items() if key not in NAMES}
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
+    done = fork_server.run(
+        [*map(str, command)],
         env=env | environment,
-        capture_output=True,
-        text=True,
+        is_fresh=is_fresh,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done
@@ -85,7 +85,7 @@ def job(*command, **environment):
 
 def test_without_the_variable_nothing_of_ebb_is_imported(script):
     for environment in ({}, {"EBB": "1", "EBB_DISABLE": "1"}):
-        found, errors = job(script, "checkpoint", **environment)
+        found, errors = job(script, "checkpoint", is_fresh=True, **environment)
         assert not found["ebb"]
         assert found["calls"] == 6
         assert errors == ""
@@ -96,13 +96,14 @@ def test_without_the_variable_nothing_of_ebb_is_imported(script):
         "    _ebb_autoload.start()\n"
         "print('torch' in sys.modules, 'ebb' in sys.modules)"
     )
-    done = run("-c", program)
+    done = run("-c", program, is_fresh=True)
     assert (done.stdout, done.stderr) == ("False False\n", "")
 
 
-def test_checkpoints_become_regions(script):
-    expected, _ = job(script)
-    found, errors = job(script, "checkpoint", EBB="1")
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_checkpoints_become_regions(script, is_fresh):
+    expected, _ = job(script, is_fresh=is_fresh)
+    found, errors = job(script, "checkpoint", is_fresh=is_fresh, EBB="1")
     assert found == expected | {"ebb": True, "regions": ["Block"], "saved": 0}
     assert errors.splitlines() == [
         "ebb: calls of torch.utils.checkpoint are regions (EBB=1); EBB_DISABLE=1 turns it off"
@@ -138,11 +139,11 @@ def test_a_file_of_modules(script, tmp_path):
     assert "2 modules are regions: layers.0,2" in errors
 
 
-def test_a_file_of_modules_that_are_not_there(script, tmp_path):
-    path = tmp_path / "plan.toml"
-    ebb.ModulePolicies({"blocks.0": ebb.policies.recompute_all}).save(path)
+def test_a_file_of_modules_that_are_not_there(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # messages clip long paths
+    ebb.ModulePolicies({"blocks.0": ebb.policies.recompute_all}).save("plan.toml")
 
-    found, errors = job(script, EBB=str(path), EBB_MODULES="*")
+    found, errors = job(script, EBB="plan.toml", EBB_MODULES="*")
 
     assert found["regions"] == []
     assert "plan.toml matches no module" in errors
@@ -343,7 +344,7 @@ def test_what_it_costs_not_to_use_it():
         "calls = len(calls) - 3 * len(os.environ)\n"
         "print(json.dumps([sorted(set(sys.modules) - modules), calls, opened]))"
     )
-    done = run("-c", program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    done = run("-c", program, is_fresh=True, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     modules, calls, opened = json.loads(done.stdout)
     assert modules == ["_ebb_autoload", "_ebb_switches"]
     assert calls < 30

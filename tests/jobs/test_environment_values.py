@@ -5,10 +5,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import subprocess
-import sys
 import warnings
 
+import fork_server
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -187,14 +186,12 @@ def test_no_value_takes_long(folder, value):
             start()
 
 
-def job(program, **variables):
+def job(program, is_fresh=False, **variables):
     env = {k: v for k, v in os.environ.items() if not k.startswith("EBB") and k not in RANKS}
-    return subprocess.run(
-        [sys.executable, "-c", program],
+    return fork_server.run(
+        ["-c", program],
         env=env | variables,
-        capture_output=True,
-        text=True,
-        errors="surrogateescape",
+        is_fresh=is_fresh,
     )
 
 
@@ -240,9 +237,10 @@ def test_what_python_does_with_warnings_does_not_matter(options):
 
 def test_a_job_without_stderr_runs():
     program = f"import os, sys; os.close(2); exec({IN_A_REGION!r})"
-    assert job(program, EBB="mm:keep", **BAD).stdout == "done\n"
+    assert job(program, is_fresh=True, EBB="mm:keep", **BAD).stdout == "done\n"
     program = f"import sys; sys.stderr = None; exec({IN_A_REGION!r})"
-    assert job(program, EBB="1", TORCH_DEVICE_BACKEND_AUTOLOAD="0", **BAD).stdout == "done\n"
+    variables = BAD | {"EBB": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    assert job(program, is_fresh=True, **variables).stdout == "done\n"
 
 
 @pytest.mark.parametrize("name", ["EBB", "RANK", "EBB_BUDGET", "EBB_OFFLOAD_DISK", "EBB_MODULS"])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
+import fork_server
 import pytest
 
 from ebb._launch.variables import OLD, VARIABLES
@@ -46,12 +45,10 @@ if __name__ == "__main__":
 def launch(*command, program=None, **environment):
     """Runs Python; returns its lines on stderr that are ebb's."""
     env = {k: v for k, v in os.environ.items() if k not in (*VARIABLES, *OLD, *_RANKS, job._TOLD)}
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
+    done = fork_server.run(
+        [*map(str, command)],
         env=env | {"OMP_NUM_THREADS": "1"} | environment,
         input=program,
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [line for line in done.stderr.splitlines() if line.startswith("ebb")]

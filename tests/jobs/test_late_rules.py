@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 
+import fork_server
 import pytest
 import torch
 from exactness import replayed, same_bits
@@ -108,12 +108,10 @@ if sys.argv[1] == "checkpoints":
 
 def test_what_is_told_when_the_process_ends():
     for argument, count in (("checkpoints", 1), ("starts", 0)):
-        done = subprocess.run(
-            [sys.executable, "-c", "import ebb\n" + PROGRAM, argument],
+        done = fork_server.run(
+            ["-c", "import ebb\n" + PROGRAM, argument],
             env=os.environ
             | {"EBB": "ebb_never::op:recompute", "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
         )
         assert done.returncode == 0, done.stderr
         line = "ebb: EBB=ebb_never::op:recompute: the rule 'ebb_never::op' matches no registered"

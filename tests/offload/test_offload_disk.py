@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 
+import fork_server
 import pytest
 import torch
 from exactness import same_bits
@@ -184,9 +185,7 @@ def test_a_full_disk_is_a_fallback_and_says_so(tmp_path):
         "    assert torch.equal(g, torch.autograd.grad(f(x), x)[0])\n"
         "print(ebb.offload.stats()['bytes_sent'] > 0)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True
-    )
+    done = fork_server.run(["-c", program, str(tmp_path)])
     assert done.stdout == "True\n", done.stderr
     assert done.stderr.count("has no more room, though its limit is not reached") == 1
 
@@ -232,16 +231,14 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned):
 
 
 def test_settings_from_the_environment(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", "import ebb; print(ebb.offload.settings())"],
+    done = fork_server.run(
+        ["-c", "import ebb; print(ebb.offload.settings())"],
         env=os.environ
         | {
             "EBB_OFFLOAD_DISK": str(tmp_path),
             "EBB_OFFLOAD_DISK_LIMIT": "3GiB",
             "EBB_OFFLOAD_STATIC": "1",
         },
-        capture_output=True,
-        text=True,
         check=True,
     )
     found = eval(done.stdout)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
+import fork_server
 import pytest
 from limits import HANGS
 
@@ -44,10 +42,8 @@ def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
         "check(y)\n"
         "print('fine')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path), first],
-        capture_output=True,
-        text=True,
+    done = fork_server.run(
+        ["-c", program, str(tmp_path), first],
         timeout=HANGS,
     )
     assert done.stdout == "fine\n", done.stderr
@@ -55,10 +51,8 @@ def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
 
 
 def run_with_a_folder(program, folder):
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(folder)],
-        capture_output=True,
-        text=True,
+    done = fork_server.run(
+        ["-c", program, str(folder)],
         timeout=HANGS,
     )
     assert done.stdout == "fine\n", done.stderr

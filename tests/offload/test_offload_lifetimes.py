@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import subprocess
 import sys
 import threading
 
+import fork_server
 import pytest
 import torch
 from limits import HANGS
@@ -197,11 +197,9 @@ def test_storages_that_python_has_seen_do_not_deadlock_threads():
         "    trained.set(); thread.join()\n"
         "print('done')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
+    done = fork_server.run(
+        ["-c", program],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
         timeout=HANGS,
     )
     assert done.stdout == "done\n", done.stderr

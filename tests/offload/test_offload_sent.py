@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
+import fork_server
 import pytest
 import torch
 from offloading import OFFLOAD_ALL, SINES, finish_copies, gradients
@@ -101,7 +99,7 @@ def test_on_the_cpu_offload_means_save_and_says_so():
         "    y.backward()\n"
         "print(torch.equal(x.grad, 2 * torch.autograd.grad(x.sin().cos().sum(), x)[0]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = fork_server.run(["-c", program])
 
     assert done.stdout == "True\n"
     assert done.stderr.count("OFFLOAD means SAVE for a tensor on cpu") == 1

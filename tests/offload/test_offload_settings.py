@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
+import fork_server
 import pytest
 
 import ebb
@@ -57,11 +56,9 @@ def test_sizes_as_text():
 def test_environment_variables(min_bytes, keep_last, settings, ignored):
     program = "import ebb; s = ebb.offload.settings(); print(s['min_bytes'], s['keep_last'])"
     variables = {"EBB_OFFLOAD_MIN_BYTES": min_bytes, "EBB_OFFLOAD_KEEP_LAST": keep_last}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
+    done = fork_server.run(
+        ["-c", program],
         env=os.environ | variables,
-        capture_output=True,
-        text=True,
     )
     assert (done.returncode, done.stdout) == (0, f"{settings}\n")
     told = done.stderr.splitlines()

@@ -6,12 +6,12 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import fake_cuda
+import fork_server
 import pytest
 
 RUNTIME = r"""
@@ -63,11 +63,9 @@ def run(
     library: Path, nbytes: int, bus: str, program: str = PROGRAM, **environment: str
 ) -> tuple[list[str], str]:
     preload = f"{os.environ.get('LD_PRELOAD', '')} {library}".strip()
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(nbytes)],
+    done = fork_server.run(
+        ["-c", program, str(nbytes)],
         env=os.environ | {"LD_PRELOAD": preload, "FAKE_BUS": bus} | environment,
-        capture_output=True,
-        text=True,
     )
     return done.stdout.splitlines(), done.stderr
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import fork_server
 import pytest
 from limits import HANGS
 
@@ -16,11 +15,9 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "moe_paged.py"
 
 def run(tmp_path, *arguments, **variables):
     figures = tmp_path / "figures.json"
-    done = subprocess.run(
-        [sys.executable, EXAMPLE, *arguments, "--json", figures],
+    done = fork_server.run(
+        [EXAMPLE, *arguments, "--json", figures],
         env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
-        capture_output=True,
-        text=True,
         timeout=HANGS,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 import threading
 
+import fork_server
 import pytest
 import torch
 from limits import HANGS
@@ -397,9 +396,7 @@ print("done")
 
 
 def test_no_deadlock_between_the_lock_and_the_gil():
-    done = subprocess.run(
-        [sys.executable, "-c", DEADLOCK], capture_output=True, text=True, timeout=HANGS
-    )
+    done = fork_server.run(["-c", DEADLOCK], timeout=HANGS)
     assert done.stdout == "done\n", done.stderr
 
 

@@ -6,10 +6,9 @@ import contextlib
 import gc
 import itertools
 import os
-import subprocess
-import sys
 import weakref
 
+import fork_server
 import pytest
 import torch
 from hypothesis import given, settings
@@ -360,11 +359,9 @@ def test_a_device_limit_is_kept():
 
 def environment(**variables):
     code = "import ebb; s = ebb.paging.settings(); print(s)"
-    return subprocess.run(
-        [sys.executable, "-c", code],
+    return fork_server.run(
+        ["-c", code],
         env=os.environ | variables,
-        capture_output=True,
-        text=True,
     )
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 import warnings
 
+import fork_server
 import pytest
 import torch
 from deciding import Block, saved
@@ -441,4 +440,4 @@ with ebb.region(ebb.Policy(rules)):
             pass
     thread.join()
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANGS)
+    fork_server.run(["-c", program], check=True, timeout=HANGS)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
-import subprocess
-import sys
 import threading
 
+import fork_server
 import pytest
 import torch
 from deciding import Block, saved
@@ -202,7 +201,7 @@ def test_a_rule_for_modules_where_none_is_known_warns():
         "with ebb.region(policy):\n"
         "    torch.ones(2).sin()\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = fork_server.run(["-c", program])
     assert "a rule asks for module '*.mlp', but no module is known" in done.stderr
 
 

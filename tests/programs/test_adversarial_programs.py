@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable
 
+import fork_server
 import pytest
 import torch
 from exactness import KEY
@@ -184,6 +183,6 @@ with ebb.region():
             print("refused")
 """
 
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = fork_server.run(["-c", program])
 
     assert (done.returncode, done.stdout) == (0, "refused\n")

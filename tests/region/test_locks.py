@@ -6,9 +6,9 @@ A deadlock cannot be caught in the process that has it, so each program runs in 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
+import fork_server
 import pytest
 from limits import HANGS
 
@@ -177,11 +177,9 @@ print("end")
 
 
 def assert_ends(program: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", COMMON + program],
+    done = fork_server.run(
+        ["-W", "ignore", "-c", COMMON + program],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
     )
     assert done.stdout == "end\n", done.stderr[-4000:]
 

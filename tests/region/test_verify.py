@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 
+import fork_server
 import pytest
 import torch
 from exactness import KEY, assert_exact, assert_rules_hold_in_verify_mode, leaves, same_bits
@@ -389,11 +390,9 @@ print(x.grad[0] == 2 * torch.tensor(7.0).cos())
     ],
 )
 def test_environment_variable(value, output):
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+    run = fork_server.run(
+        ["-c", PROGRAM],
         env=os.environ | {"EBB_VERIFY": value},
-        capture_output=True,
-        text=True,
     )
     assert output in run.stdout + run.stderr
     assert (run.returncode == 0) == (value in ("0", "demote", "yes"))

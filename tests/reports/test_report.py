@@ -341,7 +341,7 @@ def test_the_rules_hold_while_reports_are_recorded():
     files = find_tests("rule*", "regressions", "handles")
     program = "import sys, ebb, pytest; ebb.record_reports(2); sys.exit(pytest.main(sys.argv[1:]))"
     run = subprocess.run(
-        [sys.executable, "-c", program, "-q", "-p", "no:cacheprovider", *files],
+        [sys.executable, "-c", program, "-q", "-p", "no:cacheprovider", "-m", "not once", *files],
         cwd=TESTS.parent,
         capture_output=True,
         text=True,

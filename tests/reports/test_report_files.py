@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
+import fork_server
 import pytest
 import torch
 from exactness import resident_kib
@@ -83,11 +82,9 @@ for _ in range(3):
 
 
 def run_program(program=PROGRAM, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", program],
+    return fork_server.run(
+        ["-c", program],
         env=os.environ | environment,
-        capture_output=True,
-        text=True,
     )
 
 
@@ -217,7 +214,7 @@ def test_out_of_memory_in_a_process_of_multiprocessing(tmp_path, method):
         "    from torch.multiprocessing import start_processes\n"
         f"    start_processes(work, nprocs=1, start_method='{method}')\n"
     )
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
+    done = fork_server.run([path], timeout=120)
     assert done.returncode == 1
     assert done.stderr.count("ebb: out of memory") == 1
 
@@ -261,10 +258,8 @@ def test_nothing_initialises_the_device(tmp_path):
         "EBB_BUDGET": "auto",
         "EBB_AHEAD": "auto",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
+    done = fork_server.run(
+        ["-c", program],
         timeout=120,
         cwd=tmp_path,
         env=os.environ | variables,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
+import fork_server
 import pytest
 import torch
 from exactness import assert_exact, leaves, replayed
@@ -14,9 +14,7 @@ import ebb
 
 
 def run_script(source: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, timeout=HANGS
-    )
+    return fork_server.run(["-c", source], timeout=HANGS)
 
 
 def test_composite_explicit_ops_are_recorded():

@@ -211,6 +211,7 @@ attempt(7, 8)
 """
 
 
+@pytest.mark.once
 @pytest.mark.skipif(
     not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
 )

@@ -257,6 +257,7 @@ class Operators(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("op", "variant"), INPLACE)
 def test_versions_move_as_the_table_of_operators_says(op, variant):
     sample = next(iter(op.sample_inputs("cpu", torch.float32)))

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+import fork_server
 import torch
 import torch.nn.functional as F
 from exactness import TESTS
@@ -150,10 +151,8 @@ def in_a_process(
 ) -> subprocess.CompletedProcess[str]:
     """Runs it where what tests import can be imported."""
     path = [str(TESTS / "support"), *sys.path]
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
+    return fork_server.run(
+        ["-W", "ignore", "-c", script],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path)} | environment,
-        capture_output=True,
-        text=True,
         timeout=seconds,
     )

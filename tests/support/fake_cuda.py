@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+import fork_server
 import pytest
 import torch
 from torch.utils import cpp_extension
@@ -41,11 +41,9 @@ def build(folder: Path) -> Path:
 
 def run(library: Path, program: str) -> list[str]:
     """What `program` prints, after LOAD."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD + program, library],
+    done = fork_server.run(
+        ["-c", LOAD + program, library],
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()

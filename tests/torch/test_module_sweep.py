@@ -64,6 +64,7 @@ def sweep(info, dtype, training, count=None) -> None:
 
 
 @MODES
+@pytest.mark.swept
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("info", "dtype"), WITH_DTYPES)
 def test_first_input_of_every_module(info, dtype, training):
@@ -72,6 +73,7 @@ def test_first_input_of_every_module(info, dtype, training):
 
 @MODES
 @pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("info", "dtype"), WITH_DTYPES)
 def test_every_input_of_every_module(info, dtype, training):

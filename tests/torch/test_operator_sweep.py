@@ -124,6 +124,7 @@ def nothing_recomputed(op, dtype, tally) -> bool:
     return differentiable(op, dtype) and tally["replayed under recompute_all"] == 0
 
 
+@pytest.mark.swept
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("op", "dtype"), WITH_DTYPES)
 def test_first_samples_of_every_operator(op, dtype):
@@ -134,6 +135,7 @@ def test_first_samples_of_every_operator(op, dtype):
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("op", "dtype"), WITH_DTYPES)
 def test_every_sample_of_every_operator(op, dtype):
@@ -159,6 +161,7 @@ FILLS = (0x00, 0x55, 0x7F, 0xFE)
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.not_sanitized
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("op", ON_THE_CPU, ids=name_of)

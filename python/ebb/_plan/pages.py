@@ -17,7 +17,7 @@ from ebb._plan.changes import Changes
 from ebb._plan.profile import Profile, Value
 from ebb._plan.transfers import Sent, Stays
 from ebb._support import devices
-from ebb.paging import reset, settings, stats
+from ebb.paging import configure, reset
 from ebb.paging._mark_rows import marks
 from ebb.paging._run_step import runs
 
@@ -222,7 +222,7 @@ class StepsThatRunAgain:
         since, marked = Counter(runs) - self._before, Counter(marks) - self._marks_before
         if not since or marked[False] or not any(map(has_rows, profile.values)):
             return None
-        found = settings()
+        found = configure()
         if self._speed is None:
             self._speed = _copy_speed(device)
         return Pager(
@@ -237,14 +237,14 @@ class StepsThatRunAgain:
 
 def pool_bytes() -> int:
     """What page pools have now."""
-    found: int = stats()["pool_bytes"]
+    found: int = _C.paging_stats()["pool_bytes"]
     return found
 
 
 def size_pools_anew() -> None:
     """What is paged from now on is something else."""
     _C.paging_record_next()
-    if stats()["stashes"] == 0:
+    if _C.paging_stats()["stashes"] == 0:
         with contextlib.suppress(RuntimeError):  # inside of a step
             reset()
 

@@ -16,19 +16,16 @@ class Layers:
     order: the last one counts.
 
     Args:
-        configure: puts them in place.
-        settings: what is in place.
+        configure: puts them in place, and returns all that are.
     """
 
-    def __init__(
-        self, configure: Callable[..., object], settings: Callable[[], Mapping[str, Any]]
-    ) -> None:
-        self._configure, self._settings = configure, settings
+    def __init__(self, configure: Callable[..., Mapping[str, Any]]) -> None:
+        self._configure = configure
         self._below: list[dict[str, Any]] = []  # of each layer, what it has changed
 
     def put(self, wanted: Mapping[str, Any], undo: ExitStack) -> None:
         """They are in place until `undo` is closed."""
-        now = self._settings()
+        now = self._configure()
         below = {name: now[name] for name in wanted}
         self._below.append(below)
         undo.callback(self._take_away, below)
@@ -45,8 +42,8 @@ class Layers:
                 self._configure(**{name: value})
 
 
-_offload = Layers(offload.configure, offload.settings)
-_ahead = Layers(ahead.configure, ahead.settings)
+_offload = Layers(offload.configure)
+_ahead = Layers(ahead.configure)
 
 
 @dataclass(frozen=True)

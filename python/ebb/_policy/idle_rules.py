@@ -52,10 +52,13 @@ def warn_of_composites(rules: Iterable[Rule]) -> None:
     """Warns, once for each pattern, of rules that match composite operators only: torch calls
     other operators in their place before a call reaches ebb.
     """
-    for pattern in dict.fromkeys(operator_name(rule.op) for rule in rules):
-        if pattern in _told:
-            continue
-        names = _named(pattern)
+    patterns = dict.fromkeys(operator_name(rule.op) for rule in rules)
+    unknown = [pattern for pattern in patterns if pattern not in _told]
+    if not unknown:
+        return
+    operators = _operators()
+    for pattern in unknown:
+        names = _named(pattern, operators)
         if names and all(map(_is_composite, names)):
             _told.add(pattern)
             base = names[0].partition("::")[2].partition(".")[0]
@@ -67,14 +70,29 @@ def warn_of_composites(rules: Iterable[Rule]) -> None:
             )
 
 
-def _named(pattern: str) -> list[str]:
-    """The operators that a pattern matches, without those that write to an argument ``out``."""
+def _operators() -> dict[str, list[str]]:
+    """The operators of torch without those that write to an argument ``out``, by their name without
+    the overload.
+    """
+    operators: dict[str, list[str]] = {}
+    for name in torch._C._dispatch_get_all_op_names():
+        base, _, overload = name.partition(".")
+        if not overload.endswith("out"):
+            operators.setdefault(base, []).append(name)
+    return operators
+
+
+def _named(pattern: str, operators: dict[str, list[str]]) -> list[str]:
+    """The operators that a pattern matches."""
     wanted = (pattern if "::" in pattern else f"aten::{pattern}").removesuffix(".default")
+    if not any(character in wanted for character in "*?["):  # a policy may name thousands
+        base = wanted.partition(".")[0]
+        return [name for name in operators.get(base, []) if wanted in (base, name)]
     return [
         name
-        for name in torch._C._dispatch_get_all_op_names()
-        if (fnmatchcase(name.partition(".")[0], wanted) or fnmatchcase(name, wanted))
-        and not name.partition(".")[2].endswith("out")
+        for base, names in operators.items()
+        for name in names
+        if fnmatchcase(base, wanted) or fnmatchcase(name, wanted)
     ]
 
 

@@ -31,9 +31,10 @@ class _Known:
 
 def _number(variable: str) -> int:
     try:
-        return max(0, int(os.environ.get(variable, "")))
+        value = int(os.environ.get(variable, ""))
     except ValueError:
         return 0
+    return value if 0 <= value < 2**31 else 0
 
 
 def rank() -> int:

@@ -1,0 +1,38 @@
+"""The units in which pytest-xdist gives tests to its workers.
+
+A unit is a file, so that its fixtures are made once. Some tests of a few seconds each are a unit
+each, and come first: a worker that is given them last would leave the others without work.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+# Each runs a suite of tests, or many random programs, in a process of its own.
+STARTS_A_LONG_PROCESS = re.compile(
+    r"::test_(the_rules_hold|random_programs|more_random_programs|on_a_device_out_of_tree)"
+)
+SWEEPS = re.compile(r"/test_\w+_sweep\.py::test_(first|every|results)_")
+PARTS = 16  # of each sweep
+
+
+def unit_of(nodeid: str) -> str:
+    if STARTS_A_LONG_PROCESS.search(nodeid):
+        return nodeid
+    file = nodeid.split("::", 1)[0]  # the name of an operator has colons too
+    if SWEEPS.search(nodeid):
+        return f"{file} {zlib.crc32(nodeid.encode()) % PARTS}"
+    return file
+
+
+def longest_first(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: STARTS_A_LONG_PROCESS.search(item.nodeid) is None)
+
+
+class Scheduling(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(nodeid)
