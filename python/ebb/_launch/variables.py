@@ -52,44 +52,48 @@ VARIABLES = {
     "EBB": Variable(
         "policy",
         "0",
-        "`1` (`recompute_all`), a policy's name, a TOML file, or a line as `mm:save`; `0`: off",
+        "`1` (`recompute_all`), a policy's name, a TOML file, or rules such as `mm:save`; `0`: off",
     ),
     "EBB_MODULES": Variable(
         "globs, separated by commas; `auto` or `none`",
         "the blocks, if the job does not call checkpoint",
-        "modules that become regions, in any model; `auto`: the blocks of each model, in any job; "
-        "`none`: no module",
+        "modules that become regions, in every model; `auto`: the blocks of each model, in every "
+        "job; `none`: no module",
     ),
     "EBB_BUDGET": Variable(
         "size, share or `auto`",
         "none",
-        "memory to keep to (`24GiB`, or `40%` of what a step takes): steps are measured, and it is "
-        "planned what blocks keep; `auto`: once there is no room",
+        "memory budget (`24GiB`, or `40%` of a step's peak): ebb profiles a few steps and plans "
+        "what each block saves; `auto`: ebb does so only when memory runs short",
     ),
-    "EBB_DISABLE": Variable(
-        "`0` or `1`", "0", "`1`: EBB, EBB_MODULES and EBB_BUDGET count as not set"
-    ),
+    "EBB_DISABLE": Variable("`0` or `1`", "0", "`1`: EBB, EBB_MODULES and EBB_BUDGET are ignored"),
     "EBB_STRICT": Variable(
         "`0` or `1`",
         "0",
         "`1`: the job ends if a setting is invalid or has no effect, or if a budget is too small",
     ),
-    "EBB_VERIFY": Variable("`0`, `1` or `demote`", "0", "compare replays with the forward"),
-    "EBB_REPORT": Variable(
-        "file", "none", "a report of the last step, at exit; `.html`, `.json`, `.txt` or `.png`"
+    "EBB_VERIFY": Variable(
+        "`0`, `1` or `demote`", "0", "compare recomputed values with the forward's, bit for bit"
     ),
-    "EBB_TRACE": Variable("folder", "none", "a Perfetto trace of each of the last ten steps"),
+    "EBB_REPORT": Variable(
+        "file",
+        "none",
+        "report of the last step, written at exit; `.html`, `.json`, `.txt` or `.png`",
+    ),
+    "EBB_TRACE": Variable("folder", "none", "one Perfetto trace for each of the last ten steps"),
     "EBB_AHEAD": Variable(
         "number, size or `auto`",
         "0",
-        "regions that are replayed ahead of backward, or most bytes for one",
+        "how many regions ebb recomputes ahead of backward, or the byte limit for one region",
     ),
     "EBB_CONFIG": Variable(
-        "file", "none", "settings of OFFLOAD, PAGE and replays ahead, in TOML; see below"
+        "file", "none", "TOML file with settings of OFFLOAD, PAGE and replays ahead; see below"
     ),
-    "EBB_OFFLOAD_MIN_BYTES": Variable("size", "1MiB", "smaller storages stay on the device"),
-    "EBB_OFFLOAD_PINNED_LIMIT": Variable("size", "16GiB", "most pinned host memory"),
-    "EBB_OFFLOAD_DISK": Variable("folder", "none", "the disk tier's"),
+    "EBB_OFFLOAD_MIN_BYTES": Variable(
+        "size", "1MiB", "OFFLOAD leaves smaller storages on the device"
+    ),
+    "EBB_OFFLOAD_PINNED_LIMIT": Variable("size", "16GiB", "limit for pinned host memory"),
+    "EBB_OFFLOAD_DISK": Variable("folder", "none", "folder for the disk tier of OFFLOAD"),
 }
 # Variables of an earlier release and how their values are read. They still work, and a line says
 # that EBB_CONFIG takes their place.
