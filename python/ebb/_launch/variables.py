@@ -53,7 +53,7 @@ VARIABLES = {
     ),
     "EBB_VERIFY": Variable("`0`, `1` or `demote`", "0", "compare replays with the forward"),
     "EBB_REPORT": Variable(
-        "file", "none", "a report of the last step, at exit; `.html`, `.json`, `.txt` or `.png`"
+        "file", "none", "a report of the last step, at exit; `.html`, `.json` or `.txt`"
     ),
     "EBB_TRACE": Variable("folder", "none", "a Perfetto trace of each of the last ten steps"),
     "EBB_AHEAD": Variable(
