@@ -114,14 +114,16 @@ struct ReportRow {
   // the program only), "copied" (before a write), "outside" (inputs, parameters) or "unneeded".
   // What came from outside, or was a result, and has nobody but ebb that holds it is "kept".
   std::string fate;
-  std::string rule;           // that decided, in words
-  std::string reason;         // why they are kept against the policy's word; else empty
-  uint64_t count = 0;         // storages
-  uint64_t bytes = 0;         // of them; 0 if they are unneeded
-  uint64_t replays = 0;       // results made again
-  uint64_t replaysAhead = 0;  // those of them made before backward asked
-  double replaySeconds = 0;   // of the host, in kernels that made these results again
-  double aheadSeconds = 0;    // the part of it before backward asked
+  std::string rule;                // that decided, in words
+  std::string reason;              // why they are kept against the policy's word; else empty
+  uint64_t count = 0;              // storages
+  uint64_t bytes = 0;              // of them; 0 if they are unneeded
+  uint64_t eager = 0;              // the part of it that eager would hold for backward
+  uint64_t replays = 0;            // results made again
+  uint64_t replaysAhead = 0;       // those of them made before backward asked
+  double replaySeconds = 0;        // of the host, in kernels that made these results again
+  double aheadSeconds = 0;         // the part of it before backward asked
+  std::vector<std::string> stack;  // of Python when they were made, innermost first
 
   static constexpr auto fields(auto function) {
     return function(
@@ -135,10 +137,40 @@ struct ReportRow {
         Field{"reason", &ReportRow::reason},
         Field{"count", &ReportRow::count},
         Field{"bytes", &ReportRow::bytes},
+        Field{"eager", &ReportRow::eager},
         Field{"replays", &ReportRow::replays},
         Field{"replays_ahead", &ReportRow::replaysAhead},
         Field{"replay_seconds", &ReportRow::replaySeconds},
-        Field{"ahead_seconds", &ReportRow::aheadSeconds});
+        Field{"ahead_seconds", &ReportRow::aheadSeconds},
+        Field{"stack", &ReportRow::stack});
+  }
+};
+
+// One storage of a row.
+struct ReportValue {
+  uint64_t row = 0;  // its place in Report::rows
+  uint64_t bytes = 0;
+  bool packed = false;  // by autograd
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"row", &ReportValue::row},
+        Field{"bytes", &ReportValue::bytes},
+        Field{"packed", &ReportValue::packed});
+  }
+};
+
+// One replay: places in Report::values of what it read and made.
+struct ReportReplay {
+  std::vector<uint64_t> inputs;
+  std::vector<uint64_t> outputs;
+  double seconds = 0;  // that backward waited: of the device if it ran there, else of the host
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"inputs", &ReportReplay::inputs},
+        Field{"outputs", &ReportReplay::outputs},
+        Field{"seconds", &ReportReplay::seconds});
   }
 };
 
@@ -158,7 +190,9 @@ struct ReportPoint {
 
 // A piece of ebb's work.
 struct ReportSpan {
-  std::string kind;    // "region", "replay", "replay ahead", "offload", "stash", "reload"
+  // "region", "backward" (from when it first asked for a value of the region, until it last did),
+  // "replay", "replay ahead", "offload", "stash" or "reload".
+  std::string kind;
   std::string name;    // of the region or the op
   double start = 0;    // seconds since the step began
   double seconds = 0;  // of the host
@@ -198,6 +232,8 @@ struct ReportAhead {
 struct Report {
   uint64_t step = 0;            // as in Stats
   std::vector<ReportRow> rows;  // in order of first appearance
+  std::vector<ReportValue> values;
+  std::vector<ReportReplay> replays;
   std::vector<ReportPoint> timeline;
   std::vector<ReportSpan> spans;
   ReportAhead ahead;
@@ -209,6 +245,8 @@ struct Report {
     return function(
         Field{"step", &Report::step},
         Field{"rows", &Report::rows},
+        Field{"values", &Report::values},
+        Field{"replays", &Report::replays},
         Field{"timeline", &Report::timeline},
         Field{"spans", &Report::spans},
         Field{"ahead", &Report::ahead},

@@ -19,6 +19,14 @@ struct pybind11::detail::type_caster<ebb::ReportRow> {
 };
 
 template <>
+struct pybind11::detail::type_caster<ebb::ReportValue>
+    : ebb::bindings::TupleCaster<ebb::ReportValue> {};
+
+template <>
+struct pybind11::detail::type_caster<ebb::ReportReplay>
+    : ebb::bindings::TupleCaster<ebb::ReportReplay> {};
+
+template <>
 struct pybind11::detail::type_caster<ebb::ReportPoint>
     : ebb::bindings::TupleCaster<ebb::ReportPoint> {};
 

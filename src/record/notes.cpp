@@ -42,6 +42,7 @@ Held held(const c10::weak_intrusive_ptr<Value>& weak) {
   line.sizes = tensor.sizes();
   line.nbytes = value.nbytes;
   line.address = value.address;
+  line.stack = journal.isProfile() ? nullptr : pythonStack();
   value.entry = journal.add(std::move(line));
   noteRows(value);
   if (!value.madeHere) {

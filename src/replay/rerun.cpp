@@ -3,9 +3,11 @@
 #include <ATen/core/List.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -14,6 +16,7 @@
 #include "kernel/kernel_state.h"
 #include "kernel/random_state.h"
 #include "memory/bytes.h"
+#include "memory/capturing.h"
 #include "memory/relief.h"
 #include "verify/compare.h"
 #include "verify/poison.h"
@@ -37,7 +40,12 @@ class Rerun {
     RECORD_USER_SCOPE("ebb::replay " + recipe_.op.name);
     const JournalTime start = graph_.journal ? graph_.journal->now() : 0;
     pushArguments();
+    const bool isReported = graph_.journal && !graph_.journal->isProfile();
+    auto timer = isReported && asker_ == Asker::Backward ? timerOnDevice() : nullptr;
     runKernel();
+    if (timer) {
+      timer->stop();
+    }
     over_ = true;
     if (asker_ == Asker::Nobody) {
       checkInputsAreStill();
@@ -46,6 +54,9 @@ class Rerun {
     if (graph_.journal) {
       const bool waited = asker_ == Asker::Backward;
       graph_.journal->add(waited ? "replay" : "replay ahead", recipe_.op.name, start);
+      if (isReported) {
+        noteRun(waited ? graph_.journal->now() - start : 0, std::move(timer));
+      }
     }
   }
 
@@ -350,6 +361,36 @@ class Rerun {
         "EBB='recompute_all,",
         recipe_.op.op.schema().name(),
         ":save'.");
+  }
+
+  // Null: all is on the CPU.
+  std::unique_ptr<DeviceTimer> timerOnDevice() const {
+    for (const Input& input : inputs()) {
+      const c10::Device device = input.flags.device;
+      if (input.value && !device.is_cpu() && !isCapturing(device)) {
+        return std::make_unique<DeviceTimer>(
+            c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+      }
+    }
+    return nullptr;
+  }
+
+  void noteRun(JournalTime waited, std::unique_ptr<DeviceTimer> timer) const {
+    OperatorLine call;
+    call.duration = waited;
+    call.timer = std::move(timer);
+    for (const Input& input : inputs()) {
+      if (input.value && input.value->entry) {
+        call.inputs.push_back(input.value->entry->line());
+      }
+    }
+    for (const Output& output : recipe_.outputs) {
+      const auto value = output.value.lock();
+      if (value && value->entry) {
+        call.outputs.push_back(value->entry->line());
+      }
+    }
+    graph_.journal->add(std::move(call));
   }
 
   // The run's time counts for the first of its results.

@@ -23,6 +23,7 @@ std::atomic<int64_t> liveJournals{0};
 
 constexpr size_t kMostSpans = 1'000'000;  // of a step
 
+const std::vector<std::string> kNoFrames;
 const char* const kOnlyHere = "made outside of the region; only ebb holds it";
 const char* const kHandedOn = "another region's backward needs it; only ebb holds it";
 
@@ -52,6 +53,10 @@ const char* nameOf(Fate fate) {
   return "?";
 }
 
+double inSeconds(JournalTime time) {
+  return static_cast<double>(time) * 1e-9;
+}
+
 std::string textOf(const std::string* text) {
   return text == nullptr ? "" : *text;
 }
@@ -63,7 +68,8 @@ Entry::~Entry() {
   std::lock_guard<std::mutex> lock(journal_->mutex_);
   watched = journal_->watched_.extract(&line_);
   line_.ended = journal_->now();
-  if (line_.fate == Fate::Unneeded && line_.replays == 0 && !journal_->isProfile()) {
+  if (line_.fate == Fate::Unneeded && line_.replays == 0 && !line_.wasRead &&
+      !journal_->isProfile()) {
     journal_->unused_.push_back(&line_);
   }
 }
@@ -198,6 +204,9 @@ void Journal::look(JournalTime now) {
 
 void Journal::add(OperatorLine call) {
   std::lock_guard<std::mutex> lock(mutex_);
+  for (Line* input : call.inputs) {
+    input->wasRead = true;
+  }
   operators_.push_back(std::move(call));
 }
 
@@ -206,8 +215,19 @@ void Journal::add(AheadFate ofRegion) {
   ++ahead_[static_cast<size_t>(ofRegion)];
 }
 
+std::vector<PythonStack> Journal::stacks() const {
+  std::vector<PythonStack> found;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const Line& line : lines_) {
+    found.push_back(line.stack);
+  }
+  return found;
+}
+
 Report Journal::report() {
   look(now());
+  const auto frames = framesOf(stacks());
+  const std::vector<JournalTime> durations = durationsOfOperators();
   std::lock_guard<std::mutex> lock(mutex_);
   Report report;
   report.step = step_;
@@ -221,13 +241,21 @@ Report Journal::report() {
       const char*,
       c10::ScalarType,
       c10::DimVector,
-      Fate>;
-  std::map<Key, size_t> places;
+      Fate,
+      std::vector<std::string>>;
+  std::map<Key, size_t> rows;
+  std::unordered_map<const Line*, uint64_t> places;                             // in Report::values
+  std::map<const std::string*, std::pair<JournalTime, JournalTime>> backwards;  // by region
   const OnlyOurs ours(lines_);
   Timeline timeline;
   const JournalTime now = this->now();
   for (const Line& line : lines_) {
     timeline.add(line, now, ours);
+    if (line.asked != kNever) {
+      auto& [first, last] = backwards.try_emplace(line.region, line.asked, 0).first->second;
+      first = std::min(first, line.asked);
+      last = std::max(last, line.asked);
+    }
     if (line.fate == Fate::Unneeded && line.replays == 0) {
       continue;
     }
@@ -237,9 +265,11 @@ Report Journal::report() {
     if (isKept && reason == nullptr) {
       reason = line.fate == Fate::Outside ? kOnlyHere : kHandedOn;
     }
+    const auto named = frames.find(line.stack.get());
+    const auto& stack = named == frames.end() ? kNoFrames : named->second;
     const Key key{
-        line.region, line.module, line.op, line.rule, reason, line.dtype, line.sizes, fate};
-    const auto [place, isNew] = places.emplace(key, report.rows.size());
+        line.region, line.module, line.op, line.rule, reason, line.dtype, line.sizes, fate, stack};
+    const auto [place, isNew] = rows.emplace(key, report.rows.size());
     if (isNew) {
       ReportRow row;
       row.region = textOf(line.region);
@@ -250,6 +280,7 @@ Report Journal::report() {
       row.dtype = line.dtype;
       row.shape = {line.sizes.begin(), line.sizes.end()};
       row.fate = nameOf(fate);
+      row.stack = stack;
       report.rows.push_back(std::move(row));
     }
     ReportRow& row = report.rows[place->second];
@@ -257,8 +288,30 @@ Report Journal::report() {
     row.bytes += line.fate == Fate::Unneeded ? 0 : line.nbytes;
     row.replays += line.replays;
     row.replaysAhead += line.replaysAhead;
-    row.replaySeconds += static_cast<double>(line.replayTime) * 1e-9;
-    row.aheadSeconds += static_cast<double>(line.aheadTime) * 1e-9;
+    row.replaySeconds += inSeconds(line.replayTime);
+    row.aheadSeconds += inSeconds(line.aheadTime);
+    places.emplace(&line, report.values.size());
+    report.values.push_back({place->second, line.nbytes, line.packed});
+  }
+  for (const auto& [line, place] : places) {
+    ReportValue& value = report.values[places.at(&ours.first(*line))];
+    value.packed |= line->packed;
+    report.rows[value.row].eager += ours.isInEager(*line) ? line->nbytes : 0;
+  }
+  const auto placesOf = [&](const auto& lines) {
+    std::vector<uint64_t> found;
+    for (const Line* line : lines) {
+      const auto place = places.find(&ours.first(*line));
+      if (place != places.end()) {
+        found.push_back(place->second);
+      }
+    }
+    return found;
+  };
+  for (size_t i = 0; i < durations.size(); ++i) {
+    const OperatorLine& replay = operators_[i];
+    report.replays.push_back(
+        {placesOf(replay.inputs), placesOf(replay.outputs), inSeconds(durations[i])});
   }
   timeline.writeTo(report);
   for (const std::string* rule : rules_) {
@@ -266,12 +319,16 @@ Report Journal::report() {
       report.idleRules.push_back(*rule);
     }
   }
+  for (const auto& [region, asked] : backwards) {
+    const auto& [first, last] = asked;
+    report.spans.push_back({"backward", *region, inSeconds(first), inSeconds(last - first)});
+  }
   for (const Span& span : spans_) {
     report.spans.push_back(
         {span.kind,
          *span.name,
-         static_cast<double>(span.start) * 1e-9,
-         static_cast<double>(span.duration) * 1e-9,
+         inSeconds(span.start),
+         inSeconds(span.duration),
          span.thread,
          span.nbytes});
   }

@@ -25,6 +25,7 @@
 
 #include "ebb/profile.h"
 #include "ebb/report.h"
+#include "report/python_stacks.h"
 
 namespace ebb {
 
@@ -74,7 +75,7 @@ struct Line {
   JournalTime aheadTime = 0;   // of replayTime
   JournalTime made = 0;
   JournalTime letGo = kNever;    // of what came from outside: seen to be held by regions alone
-  JournalTime asked = kNever;    // backward unpacked it; told in profiles only
+  JournalTime asked = kNever;    // backward unpacked it
   JournalTime sent = kNever;     // to the host
   JournalTime back = kNever;     // made again, or fetched
   const void* backAt = nullptr;  // where its bytes were then
@@ -82,6 +83,8 @@ struct Line {
   int64_t rows = 0;              // for profiles: as in ProfileValue
   int64_t liveRows = 0;
   bool rowsMixed = false;
+  bool wasRead = false;  // by a replay, of a report
+  PythonStack stack;     // where it was made; null in profiles
 };
 
 // The time between two points of a device's stream.
@@ -97,7 +100,8 @@ struct DeviceTimer {
   c10::Event last;
 };
 
-// One call of an operator, for profiles: its members are many, one for each field there.
+// One call of an operator, for profiles: its members are many, one for each field there. One
+// replay, for reports: what it read and made, and how long backward waited.
 struct OperatorLine {
   const std::string* region = nullptr;
   const std::string* module = nullptr;
@@ -106,8 +110,8 @@ struct OperatorLine {
   JournalTime start = 0;
   JournalTime duration = 0;            // of the host
   std::unique_ptr<DeviceTimer> timer;  // of a device, if it ran there
-  c10::SmallVector<const Line*, 4> inputs;
-  c10::SmallVector<const Line*, 2> outputs;
+  c10::SmallVector<Line*, 4> inputs;
+  c10::SmallVector<Line*, 2> outputs;
   bool random = false;
   bool inplace = false;
   bool replayable = false;
@@ -216,6 +220,7 @@ class Journal final : public std::enable_shared_from_this<Journal> {
 
  private:
   void look(JournalTime now);
+  std::vector<PythonStack> stacks() const;
   std::vector<JournalTime> durationsOfOperators() const;
 
   friend class Entry;  // writes its own line, under the lock
@@ -227,7 +232,7 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   mutable std::mutex mutex_;           // guards what follows
   std::deque<Line> lines_;
   std::vector<Line*> unused_;  // lines of values that nothing needed and nobody has any more
-  std::deque<OperatorLine> operators_;                        // of a profile
+  std::deque<OperatorLine> operators_;                        // of a profile; of a report replays
   uint64_t regions_ = 0;                                      // outermost ones
   std::unordered_map<Line*, std::function<Held()>> watched_;  // what no region made, by its line
   std::deque<Span> spans_;

@@ -31,6 +31,15 @@ bool OnlyOurs::has(const Line& line) {
   return line.fate == Fate::Outside && (line.wasLast || line.letGo != kNever);
 }
 
+bool OnlyOurs::isInEager(const Line& line) const {
+  return line.packed && (line.fate != Fate::Outside || has(line)) && !wasPackedBefore(line);
+}
+
+const Line& OnlyOurs::first(const Line& line) const {
+  const Line* other = has(line) ? before(line) : nullptr;
+  return other == nullptr ? line : first(*other);
+}
+
 bool OnlyOurs::wasPackedBefore(const Line& line) const {
   const Line* other = has(line) ? before(line) : nullptr;
   return other != nullptr && (other->packed || wasPackedBefore(*other));

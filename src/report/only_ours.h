@@ -23,10 +23,14 @@ class OnlyOurs {
     return kept_.count(&line) > 0;
   }
 
-  // Whether an earlier region has packed, and so counted, the same storage.
-  bool wasPackedBefore(const Line& line) const;
+  // Whether eager would hold its storage for backward, and no line of an earlier region says so.
+  bool isInEager(const Line& line) const;
+
+  // The line of the region that made its storage, or that was the first to read it.
+  const Line& first(const Line& line) const;
 
  private:
+  bool wasPackedBefore(const Line& line) const;
   const Line* before(const Line& line) const;
 
   std::unordered_multimap<const void*, const Line*> lines_;  // by the address of the bytes

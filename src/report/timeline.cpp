@@ -39,7 +39,7 @@ void Timeline::add(const Line& line, JournalTime now, const OnlyOurs& ours) {
       }
       break;
   }
-  if (line.packed && !ours.wasPackedBefore(line)) {
+  if (ours.isInEager(line)) {
     events_.push_back({line.made, 0, static_cast<int64_t>(line.nbytes)});
     events_.push_back({end, 0, -static_cast<int64_t>(line.nbytes)});
   }

@@ -41,3 +41,15 @@ def test_the_host_waits_at_the_ends_of_a_step_only(device):
         assert not {"synchronize", "query"} & did.keys()
 
     ebb.profile(step, steps=1, warmup=0)
+
+
+def test_advice_of_a_report_has_the_devices_times(device):
+    x = torch.randn(8, 8).to(device).requires_grad_()
+    with accelerator.delayed(20_000, 0), ebb.record_reports():
+        with ebb.region():
+            y = (x.exp() @ x).sin().cos()
+        y.sum().backward()
+
+        report = ebb.report()
+
+    assert sum(row.replay_seconds for row in report.rows) < 0.005 < report.advice[0].seconds

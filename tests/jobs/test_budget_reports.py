@@ -173,10 +173,10 @@ def test_the_page_of_a_budget_that_is_too_small(install, tmp_path):
     page = shown(ebb.report(), tmp_path)
 
     assert " less than is there when the step begins" in page["plan-note"].text
-    for drawing in ("plan-memory", "plan-curve"):
+    for drawing in ("memory", "plan-curve"):
         assert 'data-line="budget"' not in page[drawing].html
         assert "NaN" not in page[drawing].html
-    assert all(y <= 226 for _, y in page["plan-memory"].line("measured"))
+    assert all(y <= 226 for _, y in page["memory"].line("measured"))
 
 
 def test_where_all_was_recomputed_when_it_was_measured(install, monkeypatch):
@@ -335,8 +335,8 @@ def test_the_page_of_a_job(install, tmp_path):
 
     plan = ebb.report().plan
     assert ebb._report.text.size(plan.measured.peak) in page["plan-figures"].html
-    assert page["plan-memory"].line("measured")
-    assert page["plan-memory"].line("predicted")
+    assert page["memory"].line("measured")
+    assert page["memory"].line("predicted")
 
 
 def test_a_job_may_end_at_any_step(install):

@@ -71,6 +71,8 @@ py::dict fields() {
   found["TransferCounters"] = namesOfFields<TransferCounters>();
   found["Stats"] = namesOfFields<Stats>();
   found["ReportRow"] = namesOfFields<ReportRow>();
+  found["ReportValue"] = namesOfFields<ReportValue>();
+  found["ReportReplay"] = namesOfFields<ReportReplay>();
   found["ReportPoint"] = namesOfFields<ReportPoint>();
   found["ReportSpan"] = namesOfFields<ReportSpan>();
   found["ReportAhead"] = namesOfFields<ReportAhead>();

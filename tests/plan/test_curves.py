@@ -58,23 +58,7 @@ def test_a_curve_as_picture(tmp_path):
     assert (tmp_path / "curve.svg").read_text().startswith("<?xml")
 
 
-def test_a_plan_as_picture(tmp_path):
-    program, plan = planned(programs.pre_ln, 0.6)
-    with plan.apply(program.model):
-        measured = ebb.profile(program.step, steps=1)
-    if importlib.util.find_spec("matplotlib") is None:
-        with pytest.raises(ModuleNotFoundError, match=r"pip install 'torch-ebb\[plot\]'"):
-            plan.plot(tmp_path / "plan.png", measured)
-        return
-    plan.plot(tmp_path / "plan.svg", measured)
-    plan.plot(tmp_path / "predicted.svg")
-
-    both = (tmp_path / "plan.svg").read_text()
-    assert both.startswith("<?xml")
-    assert len(both) > len((tmp_path / "predicted.svg").read_text())
-
-
-def test_what_is_drawn_is_what_is_measured():
+def test_the_predicted_timeline_is_what_is_measured():
     program, plan = planned(programs.pre_ln, 0.6)
     with plan.apply(program.model):
         measured = ebb.profile(program.step, steps=1)

@@ -336,22 +336,23 @@ def test_the_page_shows_the_figures_of_the_plan(tmp_path):
     ):
         assert text in found["plan-figures"].html
     assert f"Budget: {size(plan.budget)} " in found["plan-note"].text
-    assert "measured: " in found["plan-memory"].moved
+    assert "measured: " in found["memory"].moved
 
 
 @can_be_shown
 def test_the_page_draws_both_lines_and_the_budget(tmp_path):
     _, plan, report = reported()
 
-    drawing = shown(report, tmp_path)["plan-memory"]
+    drawing = shown(report, tmp_path)["memory"]
 
-    top, bottom = 14, 226
+    top, bottom = 24, 226
     most = max(plan.budget, max(size for _, size in report.plan.plain.timeline))
     for name in ("predicted", "measured", "plain"):
         course = getattr(report.plan, name)
         line = drawing.line(name)
         highest = max(size for _, size in course.timeline)
-        assert len(line) == 2 * len(course.timeline) + 1
+        is_area = name == "plain"
+        assert len(line) == 2 * len(course.timeline) + 1 + is_area
         assert math.isclose(
             min(y for _, y in line), bottom - (bottom - top) * highest / most, abs_tol=0.1
         )
@@ -385,16 +386,16 @@ def test_a_page_without_measurement_or_without_a_plan(tmp_path):
     _, _, report = reported(measured=False)
     page = shown(report, tmp_path)
     assert "No step under the plan was measured" in page["plan-note"].text
-    assert 'data-line="measured"' not in page["plan-memory"].html
-    assert 'data-line="predicted"' in page["plan-memory"].html
+    assert 'data-line="measured"' not in page["memory"].html
+    assert 'data-line="predicted"' in page["memory"].html
 
     program = programs.built(programs.pre_ln)
     with ebb.record_reports(), ebb.apply(program.model, ebb.policies.recompute_all, "layers.*"):
         program.step()
     page = shown(ebb.report(), tmp_path)
     assert "plan" not in page or page["plan"].hidden
-    assert page["timeline"].html.count("<path") == 2
-    assert "with ebb: " in page["timeline"].moved
+    assert page["memory"].html.count("<path") == 2
+    assert "with ebb: " in page["memory"].moved
 
 
 @can_be_shown

@@ -12,6 +12,7 @@ function element(id) {
   self.setAttribute = () => {};
   self.getBoundingClientRect = () => ({ left: 0, width: 1140 });
   self.querySelectorAll = () => [];
+  self.insertAdjacentHTML = (_, html) => { self.innerHTML += html; };
   self.lastElementChild = { setAttribute() {} };
   return self;
 }
@@ -29,11 +30,10 @@ if (process.argv[3]) {
   elements["plan-budget"].onchange();
 }
 const moved = {};
-for (const id of ["timeline", "plan-memory"])
-  if (elements[id] && elements[id].onmousemove) {
-    elements[id].onmousemove({ clientX: 600, clientY: 10 });
-    moved[id] = elements.tip.textContent;
-  }
+if (elements.memory.onmousemove) {
+  elements.memory.onmousemove({ clientX: 600, clientY: 10 });
+  moved.memory = elements.tip.textContent;
+}
 const found = Object.fromEntries(Object.entries(elements).map(([id, one]) =>
   [id, { html: one.innerHTML, text: one.textContent, hidden: one.hidden, moved: moved[id] }]));
 console.log(JSON.stringify(found));

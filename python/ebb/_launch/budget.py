@@ -36,6 +36,7 @@ from ebb._report.planned import ReportedPlan
 from ebb._support.job import is_first
 from ebb._support.log import log
 from ebb._support.names import in_ranges
+from ebb._support.progress import Progress
 from ebb._support.shown import clipped, tell
 from ebb.policies import recompute_all
 
@@ -110,6 +111,7 @@ class Budget:
         self._checking: Checking | None = None  # while steps under it are measured
         self._has_ended = False  # there will be no plan
         self._announced = False
+        self._progress = Progress(f"ebb: EBB_BUDGET={text}: measuring")
 
     def start(self, undo: ExitStack) -> None:
         """From now on, until `undo` is closed."""
@@ -153,6 +155,7 @@ class Budget:
 
     def _tell(self, what: str) -> None:
         log.info("budget: %s", what)
+        self._progress.end()
         if is_first():
             tell(f"ebb: EBB_BUDGET={self._text}: {what}")
 
@@ -199,6 +202,9 @@ class Budget:
             self._look(is_step)
         elif not self._waits or self._watch.has_replayed():
             self._measure_on(is_step)
+        if self._measuring is not None and is_first():
+            steps = number_of_steps(self._models)
+            self._progress.show(steps + 1 - self._measuring.left(), steps)
 
     def _measure_on(self, is_step: bool) -> None:
         calls, has_new = self.blocks.take()
@@ -307,6 +313,7 @@ class Budget:
 
     def _stop(self) -> None:
         self._has_ended = True
+        self._progress.end()
         self._moved.close()
         if self._measuring is not None:
             self._measuring.stop()

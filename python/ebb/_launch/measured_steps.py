@@ -61,7 +61,11 @@ _SPREAD, _SLACK = 1.02, 4096  # peaks that differ by less, and by fewer bytes, a
 
 def number_of_steps(models: Iterable[torch.nn.Module]) -> int:
     """How many are measured at most, with the one that runs already."""
-    return 1 + len(_RECOMPUTED) + (len(_AWAY) if may_send(device_of(models)) else 0)
+    return 1 + len(_RECOMPUTED) + _steps_away(device_of(models))
+
+
+def _steps_away(device: torch.device) -> int:
+    return len(_AWAY) if may_send(device) else 0
 
 
 class NoPlanError(Exception):
@@ -187,6 +191,10 @@ class Measuring:
             return None
         self.stop()
         return self._outcome()
+
+    def left(self) -> int:
+        """How many steps are yet to be measured, at most."""
+        return len(self._todo) + (0 if self._is_away else _steps_away(self._device))
 
     def stop(self) -> None:
         """Nothing is measured any more."""

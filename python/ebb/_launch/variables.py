@@ -76,9 +76,7 @@ VARIABLES = {
         "`0`, `1` or `demote`", "0", "compare recomputed values with the forward's, bit for bit"
     ),
     "EBB_REPORT": Variable(
-        "file",
-        "none",
-        "report of the last step, written at exit; `.html`, `.json`, `.txt` or `.png`",
+        "file", "none", "report of the last step, written at exit; `.html`, `.json` or `.txt`"
     ),
     "EBB_TRACE": Variable("folder", "none", "one Perfetto trace for each of the last ten steps"),
     "EBB_AHEAD": Variable(

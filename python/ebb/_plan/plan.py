@@ -17,7 +17,6 @@ from ebb import ahead
 from ebb._plan.budget import BudgetError, NothingToPlanError, allowed, in_all, read_budget
 from ebb._plan.choice import PLAIN
 from ebb._plan.choose import Chooser, Chosen
-from ebb._plan.drawing import draw
 from ebb._plan.for_reports import measured_course, reported, reported_as_measured
 from ebb._plan.in_words import explained, least_explained, summary
 from ebb._plan.measured import Measured
@@ -163,22 +162,6 @@ class Plan(ModulePolicies):
             self.plain_duration,
             self.budget,
         )
-
-    def plot(self, path: str | Path, measured: Profile | None = None) -> None:
-        """Draw what the step allocates over time, as predicted, without regions and as measured;
-        and what budgets cost, see :meth:`pareto`.
-
-        Args:
-            path: a ``.png``, ``.svg`` or ``.pdf`` file.
-            measured: ``ebb.profile(step)`` of a step under this plan.
-
-        Raises:
-            ModuleNotFoundError: matplotlib is not there.
-            OSError: the file cannot be written.
-        """
-        predicted = self._chooser.timeline(self._chosen)
-        plain = self._chooser.timeline(self._chooser.plain())
-        draw(path, predicted, plain, measured, self.pareto())
 
     def _estimate(self, budget: int) -> tuple[int, Estimate]:
         chosen = self._chooser.choose(budget)

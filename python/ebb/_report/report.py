@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from ebb import _C
 from ebb._report.planned import plan_of_step
-from ebb._report.plot import plot
 from ebb._report.rows import FATES, Row
 from ebb._report.step import Step
 from ebb._report.text import text
@@ -28,9 +29,14 @@ class Report(Step):
         idle_rules: rules that decided on nothing, in words.
         peak_held: the most bytes that were held for backward at a time.
         peak_eager: the most that eager would have held for backward.
+        values: tuples of the place in ``rows``, bytes, and whether autograd packed it: one for each
+            storage of the rows.
+        replays: tuples of places in ``values`` of what was read, of what was made again, and the
+            seconds for which backward waited.
         timeline: tuples of seconds since the step began, bytes held for backward, and bytes that
             eager would hold.
-        spans: tuples of kind, name, start and duration in seconds, thread, bytes.
+        spans: of regions, of their backward, of replays and transfers: tuples of kind, name, start
+            and duration in seconds, thread, bytes.
         plan: the :class:`ebb.Plan` under which it ran, or that of ``EBB_BUDGET``, as reports show
             it; None: there was none.
     """
@@ -49,8 +55,8 @@ class Report(Step):
         """Write it to a file.
 
         Args:
-            path: its suffix tells the format: ``.txt``, ``.json``, ``.html`` (one page that needs
-                no network) or ``.png`` (needs matplotlib, which ``torch-ebb[plot]`` installs).
+            path: its suffix tells the format: ``.txt``, ``.json`` or ``.html`` (one page that needs
+                no network).
 
         Raises:
             ValueError: the suffix is another.
@@ -58,9 +64,7 @@ class Report(Step):
         """
         path = Path(path)
         check_path(path)
-        if path.suffix == ".png":
-            plot(self, path)
-        elif path.suffix == ".html":
+        if path.suffix == ".html":
             path.write_text(self._page(), encoding="utf-8")
         elif path.suffix == ".json":
             path.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
@@ -69,13 +73,17 @@ class Report(Step):
 
     def _page(self) -> str:
         data = self.to_dict()
-        data["collapsed"] = [asdict(row) for row in self.collapsed()]
+        data["collapsed"] = self._with_places(self.collapsed())
+        data["spans"] = [span for span in self.spans if span[0] in ("region", "backward")]
         data["fates"] = FATES
-        page = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
-        return page.replace("{}", json.dumps(data).replace("<", "\\u003c"), 1)
+        folder = Path(__file__).parent
+        page = (folder / "report.html").read_text(encoding="utf-8")
+        script = (folder / "report.js").read_text(encoding="utf-8")
+        before, after = page.replace("{script}", script, 1).split("{data}")
+        return before + json.dumps(data).replace("<", "\\u003c") + after
 
 
-_SUFFIXES = (".txt", ".json", ".html", ".png")
+_SUFFIXES = (".txt", ".json", ".html")
 
 
 def check_path(path: Path) -> None:
@@ -88,13 +96,20 @@ def check_path(path: Path) -> None:
 def reports() -> Iterator[Report]:
     """The last steps that were recorded, oldest first."""
     for found in _C.reports():
-        rows = tuple(Row(**row) for row in found.pop("rows"))
-        timeline, spans = tuple(found.pop("timeline")), tuple(found.pop("spans"))
-        idle_rules = tuple(found.pop("idle_rules"))
-        plan = plan_of_step(found["step"], (row.region for row in rows))
-        yield Report(
-            rows=rows, idle_rules=idle_rules, timeline=timeline, spans=spans, plan=plan, **found
+        rows = tuple(
+            Row(**row | {"stack": tuple(filter(_is_of_program, row["stack"]))})
+            for row in found.pop("rows")
         )
+        found = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+        plan = plan_of_step(found["step"], (row.region for row in rows))
+        yield Report(rows=rows, plan=plan, **found)
+
+
+_NOT_OF_PROGRAM = (f"{torch.__path__[0]}/", f"{Path(__file__).parents[1]}/", "<frozen ")
+
+
+def _is_of_program(frame: str) -> bool:
+    return not frame.startswith(_NOT_OF_PROGRAM)
 
 
 def latest(all_steps: Iterable[Report]) -> Report | None:

@@ -40,12 +40,15 @@ class Row:
         reason: why they are kept against the policy's word.
         count: how many storages.
         bytes: of all of them.
+        eager: the part of it that plain eager would hold for backward.
         replays: how many results were made again.
         replays_ahead: those of them that were made before backward asked; see
             :func:`ebb.ahead.configure`.
         replay_seconds: of the host, in kernels that were called again for them. On a GPU kernels
             run later.
         ahead_seconds: the part of it before backward asked, on a thread of its own.
+        stack: the lines of Python that were running when they were made, innermost first, without
+            those of torch and ebb: ``"/src/model.py:12 in forward"``.
         layers: how many modules of the same kind were put together; see :meth:`Report.collapsed`.
     """
 
@@ -59,10 +62,12 @@ class Row:
     reason: str
     count: int
     bytes: int
+    eager: int
     replays: int
     replays_ahead: int
     replay_seconds: float
     ahead_seconds: float
+    stack: tuple[str, ...]
     layers: int = 1
 
     decision = Renamed("fate")
@@ -72,6 +77,11 @@ class Row:
         """The module, or the region if no module is known."""
         return self.module or self.region
 
+    @property
+    def source(self) -> str:
+        """File and line of the program that called the operator; empty if it is not known."""
+        return self.stack[0].rpartition(" in ")[0] if self.stack else ""
+
 
 def collapsed(rows: Iterable[Row]) -> tuple[Row, ...]:
     """Rows of modules that differ by numbers in their names only, put together."""
@@ -79,7 +89,7 @@ def collapsed(rows: Iterable[Row]) -> tuple[Row, ...]:
     for row in rows:
         key = (
             *(template(name) for name in (row.region, row.module)),
-            *(row.op, row.shape, row.dtype, row.fate, row.rule, row.reason),
+            *(row.op, row.shape, row.dtype, row.fate, row.rule, row.reason, row.source),
         )
         groups.setdefault(key, []).append(row)
     return tuple(_together(group) for group in groups.values())
@@ -95,6 +105,7 @@ def _together(rows: list[Row]) -> Row:
         module=ranges([row.module for row in rows]),
         count=sum(row.count for row in rows),
         bytes=sum(row.bytes for row in rows),
+        eager=sum(row.eager for row in rows),
         replays=sum(row.replays for row in rows),
         replays_ahead=sum(row.replays_ahead for row in rows),
         replay_seconds=sum(row.replay_seconds for row in rows),

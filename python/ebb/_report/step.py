@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
+from ebb._report.advice import Advice, Replays
 from ebb._report.planned import ReportedPlan
 from ebb._report.rows import FATES, HELD, Row, collapsed
 from ebb._support.renamed import Renamed
@@ -24,6 +27,8 @@ class Step:
     peak_held: int
     peak_eager: int
     timeline: tuple[tuple[float, int, int], ...] = field(repr=False)
+    values: tuple[tuple[int, int, bool], ...] = field(repr=False)
+    replays: tuple[tuple[list[int], list[int], float], ...] = field(repr=False)
     spans: tuple[tuple[str, str, float, float, int, int], ...] = field(repr=False)
     plan: ReportedPlan | None = field(default=None, repr=False, compare=False)
 
@@ -41,12 +46,32 @@ class Step:
         """Bytes that were taken in the regions and are on the device when they end."""
         return sum(self.totals[fate] for fate in HELD)
 
+    @property
+    def eager(self) -> int:
+        """Bytes that plain eager would hold for backward: the sum over rows."""
+        return sum(row.eager for row in self.rows)
+
+    @cached_property
+    def advice(self) -> tuple[Advice, ...]:
+        """Rules that would save time, each by itself, the best first. Under a plan there are none:
+        ``plan.points`` tell what other budgets would bring."""
+        return () if self.plan else Replays(self.rows, self.values, self.replays).advice()
+
     def collapsed(self) -> tuple[Row, ...]:
         """Rows of modules that differ by numbers in their names only, put together.
 
         ``layers.0.mlp`` to ``layers.31.mlp`` become ``layers.0-31.mlp``, with ``layers=32``.
         """
         return collapsed(self.rows)
+
+    @cached_property
+    def _stacks(self) -> list[tuple[str, ...]]:
+        return list(dict.fromkeys(row.stack for row in self.rows))
+
+    def _with_places(self, rows: Iterable[Row]) -> list[dict[str, Any]]:
+        """For JSON: of each stack, which many rows have, only which one it is."""
+        places = {stack: place for place, stack in enumerate(self._stacks)}
+        return [asdict(replace(row, stack=())) | {"stack": places[row.stack]} for row in rows]
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -55,11 +80,14 @@ class Step:
             "peak_held": self.peak_held,
             "peak_eager": self.peak_eager,
             "held": self.held,
+            "eager": self.eager,
             "totals": self.totals,
             "ahead": self.ahead,
             "idle_rules": self.idle_rules,
             # "decision" is the old name of "fate", and goes with the next release.
-            "rows": [asdict(row) | {"decision": row.fate} for row in self.rows],
+            "rows": [row | {"decision": row["fate"]} for row in self._with_places(self.rows)],
+            "stacks": self._stacks,
+            "advice": [asdict(one) | {"rule": one.rule} for one in self.advice],
             "timeline": self.timeline,
             "plan": None if self.plan is None else self.plan.to_dict(),
         }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import PurePath
 
+from ebb._report.advice import Advice
 from ebb._report.planned import Course, ReportedPlan
 from ebb._report.rows import Row
 from ebb._report.step import Step
 
-_MOST_RULES = 5  # that are shown
+_MOST_RULES, _MOST_ADVICE, _MOST_FRAMES = 5, 5, 8  # that are shown
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -40,21 +42,36 @@ def headline(report: Step) -> str:
 def text(report: Step, most: int) -> str:
     rows = sorted(report.collapsed(), key=lambda row: (-row.bytes, -row.replay_seconds))
     lines = ["ebb, " + headline(report), ""]
-    lines += _table(["fate", "storages", "bytes", "replays", "replay time", ""], _totals(report))
+    header = ["fate", "storages", "bytes", "in eager", "replays", "replay time", ""]
+    lines += _table(header, _totals(report))
     if any(report.ahead.values()):
         lines += ["", _ahead(report)]
     if report.plan is not None:
         lines += ["", *_plan(report.plan)]
+    if report.advice:
+        lines += ["", "each by itself, put above the other rules, would save about:"]
+        lines += [f"  {_advice(one)}" for one in report.advice[:_MOST_ADVICE]]
     lines += ["", "largest first:"]
-    header = ["bytes", "n", "fate", "operator", "shape", "module or region", "replay", "why"]
+    where = "module or region"
+    header = ["bytes", "n", "fate", "operator", "shape", where, "line", "replay", "why"]
     lines += _table(header, [_cells(row) for row in rows[:most]])
     if len(rows) > most:
         lines.append(f"... and {len(rows) - most} more; report.text(rows=...) shows them")
+    if rows and rows[0].stack:
+        lines += ["", "the largest was made here, innermost first:"]
+        lines += [f"  {frame}" for frame in rows[0].stack[:_MOST_FRAMES]]
     if report.idle_rules:
         shown = "; ".join(report.idle_rules[:_MOST_RULES])
         more = len(report.idle_rules) - _MOST_RULES
         lines += ["", f"decided on nothing: {shown}" + (f"; and {more} more" if more > 0 else "")]
     return "\n".join(lines)
+
+
+def _advice(one: Advice) -> str:
+    cost = f"for {size(one.bytes)}" if one.bytes >= 0 else f"and {size(-one.bytes)}"
+    op = one.op.removeprefix("aten::").removesuffix(".default")
+    layers = f", {one.layers} layers" if one.layers > 1 else ""
+    return f"{duration(one.seconds)} a step {cost}: save {op} in {one.where}{layers}: {one.rule}"
 
 
 def _ahead(report: Step) -> str:
@@ -106,12 +123,13 @@ def _totals(report: Step) -> list[list[str]]:
                     fate,
                     str(sum(row.count for row in rows)),
                     size(sum(row.bytes for row in rows)),
+                    size(sum(row.eager for row in rows)),
                     str(replays) if replays else "",
                     duration(sum(row.replay_seconds for row in rows)),
                     meaning,
                 ]
             )
-    return found
+    return [*found, ["", "", "", size(report.eager), "", "", "what plain eager holds"]]
 
 
 def _cells(row: Row) -> list[str]:
@@ -125,6 +143,7 @@ def _cells(row: Row) -> list[str]:
         row.op.removeprefix("aten::").removesuffix(".default"),
         f"{shape} {row.dtype}",
         where,
+        PurePath(row.source).name,
         duration(row.replay_seconds),
         why,
     ]
@@ -132,7 +151,7 @@ def _cells(row: Row) -> list[str]:
 
 def _table(header: list[str], rows: Sequence[list[str]]) -> list[str]:
     widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
-    right = {"bytes", "n", "storages", "replays", "replay time", "replay"}
+    right = {"bytes", "in eager", "n", "storages", "replays", "replay time", "replay"}
     lines = []
     for line in [header, *rows]:
         cells = [

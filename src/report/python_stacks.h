@@ -1,0 +1,23 @@
+// Where in a program, which is Python, operators were called: for reports.
+#pragma once
+
+#include <c10/core/Allocator.h>
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace ebb {
+
+// torch's CapturedTraceback. Its frames get names when somebody asks for them.
+using PythonStack = std::shared_ptr<c10::GatheredContext>;
+
+// Of this thread. Takes the GIL.
+PythonStack pythonStack();
+
+// For each stack its frames, innermost first, such as "/src/model.py:12 in forward". Takes the GIL.
+std::unordered_map<const c10::GatheredContext*, std::vector<std::string>> framesOf(
+    const std::vector<PythonStack>& stacks);
+
+}  // namespace ebb
