@@ -31,7 +31,7 @@ size_t residentBytes() {
   return resident * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
 }
 
-// Null: there is none, or nothing has used it yet.
+// Null if there is no such allocator, or the program has not used it yet.
 c10::DeviceAllocator* allocatorOf(c10::DeviceType type) {
   auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(type));
   return allocator != nullptr && allocator->initialized() ? allocator : nullptr;
@@ -98,7 +98,7 @@ class CountingAllocator final : public c10::Allocator {
     }
   }
 
-  // Bytes that were counted.
+  // Returns the bytes that were counted for `data`.
   size_t forget(void* data) {
     const size_t usable = ::malloc_usable_size(data);
     if (usable < kLarge) {
@@ -118,7 +118,7 @@ class CountingAllocator final : public c10::Allocator {
   const c10::DeleterFnPtr free_ = torchs_.raw_deleter();
   std::atomic<size_t> now_{0};
   std::atomic<size_t> most_{0};
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards all members below
   std::unordered_map<void*, size_t> large_;
 };
 

@@ -1,4 +1,4 @@
-// Which storages from outside nobody but ebb holds.
+// Storages from outside of regions that only ebb holds.
 #pragma once
 
 #include <deque>
@@ -10,20 +10,21 @@
 namespace ebb {
 
 // See Note [What only ebb holds]. Several lines may describe one storage: the line of the region
-// that made it, and one line of each region that reads it. These lines have the same address.
+// that made the storage, and one line of each region that reads it. These lines have the same
+// address.
 class OnlyOurs {
  public:
   explicit OnlyOurs(const std::deque<Line>& lines);
 
-  // Whether `line` came from outside, and nobody else holds it.
+  // True if `line` is about a value from outside that only ebb holds.
   static bool has(const Line& line);
 
-  // Whether such a storage counts in this line, as kept. It counts in one of its lines.
+  // True if the storage counts as kept in this line. A storage counts in one line only.
   bool isKept(const Line& line) const {
     return kept_.count(&line) > 0;
   }
 
-  // Whether an earlier region has packed, and so counted, the same storage.
+  // True if an earlier region has packed the same storage, so the storage was counted.
   bool wasPackedBefore(const Line& line) const;
 
  private:
