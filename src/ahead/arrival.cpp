@@ -129,9 +129,9 @@ class Ahead {
 
   static inline std::atomic<Ahead*> current{nullptr};  // leaked: threads may outlive statics
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards all members below
   AheadSettings settings_;
-  std::atomic<size_t> regions_{0};  // of settings_
+  std::atomic<size_t> regions_{0};  // settings_.regions, read without the lock
   std::atomic<uint32_t> forks_{0};  // about to happen, and the end of the process
   std::map<c10::Device, Worker, Order> workers_;
 };

@@ -19,7 +19,7 @@ enum class AheadEnd : uint8_t {
   Done,     // all values that handles wait for are available
   Asked,    // backward has arrived, or the thread is to end
   Stopped,  // some value cannot be replayed ahead
-  Threads,  // this thread has fewer or more intra-op threads than the forward had
+  Threads,  // the number of intra-op threads differs from the forward's
 };
 
 // Materialises the values that a graph's handles wait for, in the order of recording. Between two
@@ -38,7 +38,7 @@ class GraphReplay final : public AheadWatch {
   void end() override;
 
  private:
-  // Bytes that no handle waits for, or not yet. They are freed when the recipes that read them have
+  // Bytes that no handle waits for, or not yet; freed when the recipes that read the bytes have
   // run.
   struct Passing {
     c10::weak_intrusive_ptr<Value> value;

@@ -10,12 +10,13 @@ namespace ebb {
 // Note [Idle cores]
 // On the CPU a replay ahead pays only if a core would be idle. Backward and the worker each run
 // torch.get_num_threads() threads. Replays always run if the process has twice that many cores.
-// With fewer cores they run only if backward leaves one idle, because its operators are small and
-// use one thread. ebb measures this in a backward during which nothing runs ahead: it divides the
-// CPU time of all threads by the time that passed. The first backward is measured, then one after
-// each 64 backwards with replays ahead. The cores are those that the process had when its OpenMP
-// runtime was loaded, since OMP_PROC_BIND may have bound the main thread to one core since. Quotas
-// of cgroups count, and the ranks of a machine (LOCAL_WORLD_SIZE) share its cores.
+// With fewer cores, replays run only if backward leaves a core idle, because backward's operators
+// are small and use one thread. To find out, ebb measures a backward during which nothing runs
+// ahead, and divides the CPU time of all threads by the time passed. The first backward is
+// measured, then one after each 64 backwards with replays ahead. The process counts the cores that
+// it had when the OpenMP runtime was loaded, since OMP_PROC_BIND may have bound the main thread to
+// one core since. Quotas of cgroups count, and the ranks of a machine (LOCAL_WORLD_SIZE) share its
+// cores.
 
 // Backward has reached a region; returns true if replays may run beside backward.
 bool haveIdleCore();

@@ -1,5 +1,5 @@
-// The facts that the recorder needs about an operator. They are read once from the schema, the tags
-// and the tables in op_tables.h, and cached for the life of the process.
+// The facts that the recorder needs about an operator. The schema, the tags and the tables in
+// op_tables.h are read once, and the facts are cached for the life of the process.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -16,7 +16,7 @@ namespace ebb {
 
 // The use that an op makes of an argument.
 enum class ArgUse : uint8_t {
-  Read,       // a plain input
+  Read,       // an ordinary input
   Write,      // written in part, or the old contents matter
   Overwrite,  // written whole if the tensor covers the storage; old contents do not matter
   Scratch,    // written as a side effect on which no result depends (running statistics)
@@ -36,8 +36,8 @@ enum class OpKind : uint8_t {
 // The settings of precision (TF32 and the like) that a kernel reads.
 enum class PrecisionRead : uint8_t {
   None,
-  Products,  // those for matrix products
-  All,       // also those for convolutions and recurrent kernels
+  Products,  // settings for matrix products
+  All,       // also settings for convolutions and recurrent kernels
 };
 
 // The effect of an op on the rows of its arguments: see Note [Rows] in graph/rows.h.
@@ -70,7 +70,7 @@ struct OpTraits {
   bool communicates = false;   // see Note [Communication]
   bool writes = false;         // writes to an argument
   bool uninitialised = false;  // empty*: see Note [Uninitialised memory is not a recipe]
-  bool constantFill = false;   // zeros, ones, full: no recipe either, if read before a seen write
+  bool constantFill = false;   // zeros, ones, full: no recipe if read before a visible write
   PrecisionRead precision = PrecisionRead::None;  // see productPrecision in kernel/kernel_state.h
   bool isConvolution = false;                     // see kernel/convolutions.h
   bool readsRequiresGrad = false;  // kernel choice depends on requires_grad and grad mode

@@ -17,7 +17,7 @@ std::atomic<bool> hasFailed{false};
 // Threads whose replays have met a failure. There are few, so a list replaces a thread_local: see
 // Note [Static TLS].
 struct Threads {
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards all members below
   std::vector<std::thread::id> all;
 
   static Threads& get() {

@@ -15,7 +15,8 @@ namespace ebb {
 // neither wait for the device nor query its progress. torch reports captures since 2.12; before,
 // ebb asks CUDA's runtime. The runtime gives an error if another thread captures and this thread is
 // on the legacy stream. Then the answer is yes, since a wait there would end that capture. The
-// error is cleared. These functions never throw: the next call of torch reports any other error.
+// error is cleared. The functions below never throw: the next call of torch reports any other
+// error.
 
 // True if a graph is being captured on this thread's current stream of `device`.
 EBB_API bool isCapturing(c10::Device device);

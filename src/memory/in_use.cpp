@@ -40,12 +40,12 @@ c10::DeviceAllocator* allocatorOf(c10::DeviceType type) {
 constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 
 // Note [Tensors in host memory are counted]
-// torch counts the bytes of accelerators. For the CPU it counts only while a profiler listens,
-// which costs a lock and a table entry for each tensor. This allocator calls torch's CPU allocator
-// and its deleter, and counts bytes around both calls. A deleter gets no size, so
+// torch counts the bytes of accelerators. For the CPU, torch counts only while a profiler listens,
+// at the cost of a lock and a table entry for each tensor. This allocator calls torch's CPU
+// allocator and its deleter, and counts bytes around both calls. A deleter gets no size, so
 // malloc_usable_size() gives it. That function rounds large blocks up to whole pages, so a table
-// holds the exact sizes of large blocks; allocating one takes so long that the table's lock does
-// not matter.
+// holds the exact sizes of large blocks; allocating a large block takes so long that the table's
+// lock does not matter.
 class CountingAllocator final : public c10::Allocator {
  public:
   static CountingAllocator& get() {

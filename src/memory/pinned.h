@@ -17,9 +17,8 @@ namespace ebb {
 // [Memory near the device], and Note [Classes of sizes] for the cases where the pool asks for
 // slightly more.
 //
-// Registration takes long, a second for some gigabytes. Most of this time goes to single pages,
-// which are given memory one after the other. So ebb asks for huge pages, and several threads touch
-// them first.
+// Registration takes long, a second for some gigabytes. Most of this time goes into giving memory
+// to pages, one after the other. So ebb asks for huge pages, and several threads touch them first.
 //
 // Note [Pinned memory and fork]
 // A fork copies pinned pages at once, or takes them from under the device at the next write, and

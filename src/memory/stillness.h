@@ -20,7 +20,7 @@ namespace ebb {
 // that resizes a storage. A Commotion waits for the recipe that is running, never for another
 // Commotion. A replay ahead never waits for a Commotion: it ends, and backward does the work.
 
-// Prevents commotions, if holds() is true.
+// If holds() is true, a new Commotion waits for the end of this object.
 class EBB_API Stillness {
  public:
   Stillness();
@@ -50,13 +50,14 @@ EBB_API void beginCommotion();
 EBB_API void endCommotion();
 
 // Note [Hands on a storage]
-// Code that resizes a storage by hand shards parameters. At times such a storage is empty or about
-// to be filled, without a sign, so replays ahead do not read it any more. Code that takes an alias
-// with its own version (`p.data`, `p.numpy()`, a pointer), while graphs wait for their backward,
-// may write through the alias and later restore the contents, also without a sign. So replays ahead
-// of those graphs do not read the storage. Taking the alias waits for the recipe that is reading:
-// for the kernel on the CPU, for the launch on a device. An alias that was taken earlier is not
-// noticed.
+// If code of the program has a hand on a storage, replays ahead do not read the storage:
+// 1. Code that resizes a storage by hand shards parameters. At times such a storage is empty or
+//    about to be filled, without a sign. No replay ahead reads the storage any more.
+// 2. Code that takes an alias with its own version (`p.data`, `p.numpy()`, a pointer), while graphs
+//    wait for their backward, may write through the alias and later restore the contents, also
+//    without a sign. Replays ahead of those graphs do not read the storage. Taking the alias waits
+//    for the recipe that is reading: for the kernel on the CPU, for the launch on a device. An
+//    alias that was taken earlier is not noticed.
 constexpr uint64_t kForEver = UINT64_MAX;
 
 // Replays ahead of graphs that were closed as number `until` or before do not read `storage` from

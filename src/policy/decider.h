@@ -1,4 +1,4 @@
-// The interface of a region's policy: it decides on an op's outputs.
+// The interface of a region's policy, which decides on an op's outputs.
 #pragma once
 
 #include <ATen/core/TensorBody.h>

@@ -21,7 +21,7 @@ namespace {
 
 std::atomic<int64_t> liveJournals{0};
 
-constexpr size_t kMostSpans = 1'000'000;  // of a step
+constexpr size_t kMostSpans = 1'000'000;  // in one step
 
 const char* const kOnlyHere = "made outside of the region; only ebb holds it";
 const char* const kHandedOn = "another region's backward needs it; only ebb holds it";

@@ -70,7 +70,7 @@ struct Line {
   bool wasLast = false;   // made outside, and ebb dropped the last reference
   uint32_t storages = 0;  // for values from outside: storages that autograd's handles hold
   uint32_t replays = 0;
-  uint32_t replaysAhead = 0;   // those before backward asked
+  uint32_t replaysAhead = 0;   // replays before backward asked
   JournalTime replayTime = 0;  // host time in replayed kernels
   JournalTime aheadTime = 0;   // the part of replayTime before backward asked
   JournalTime made = 0;

@@ -10,8 +10,8 @@
 namespace ebb {
 
 // See Note [What only ebb holds]. Several lines may describe one storage: the line of the region
-// that made the storage, and one line of each region that reads it. These lines have the same
-// address.
+// that made the storage, and one line of each region that reads it. All of these lines have the
+// same address.
 class OnlyOurs {
  public:
   explicit OnlyOurs(const std::deque<Line>& lines);
