@@ -13,10 +13,10 @@ namespace ebb {
 // With fewer cores, replays run only if backward leaves a core idle, because backward's operators
 // are small and use one thread. To find out, ebb measures a backward during which nothing runs
 // ahead, and divides the CPU time of all threads by the time passed. The first backward is
-// measured, then one after each 64 backwards with replays ahead. The process counts the cores that
-// it had when the OpenMP runtime was loaded, since OMP_PROC_BIND may have bound the main thread to
-// one core since. Quotas of cgroups count, and the ranks of a machine (LOCAL_WORLD_SIZE) share its
-// cores.
+// measured, then one after each 64 backwards with replays ahead. ebb counts the cores that the
+// process had when the OpenMP runtime was loaded, since OMP_PROC_BIND may have bound the main
+// thread to one core since. Quotas of cgroups count, and the ranks of a machine (LOCAL_WORLD_SIZE)
+// share its cores.
 
 // Backward has reached a region; returns true if replays may run beside backward.
 bool haveIdleCore();
