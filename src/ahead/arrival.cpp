@@ -24,7 +24,7 @@
 namespace ebb {
 namespace {
 
-// Settings, and the workers of all devices.
+// The settings, and the workers of all devices.
 class Ahead {
  public:
   static Ahead& get() {
@@ -62,11 +62,11 @@ class Ahead {
   }
 
   void end() {
-    forks_.fetch_add(1);  // which none will follow
+    forks_.fetch_add(1);  // never undone: no worker starts again
     stop();
   }
 
-  // Threads end; they start again when needed.
+  // Ends all threads. A thread starts again when it is needed.
   void stop() {
     for (Worker* worker : all()) {
       worker->stop();
@@ -103,10 +103,11 @@ class Ahead {
     return found;
   }
 
-  // A worker holds locks, which a child would find held for ever. It starts again when needed.
+  // Workers hold locks, and a child process would find them locked for ever. A worker starts again
+  // when it is needed.
   static void beforeFork() {
     get().forks_.fetch_add(1);
-    if (get().running() != 0) {  // else the GIL stays: see ahead.py
+    if (get().running() != 0) {  // else keep the GIL: see ahead.py
       get().stop();
     }
   }
@@ -115,7 +116,8 @@ class Ahead {
     get().forks_.fetch_sub(1);
   }
 
-  // Of all threads only the one that forked is there; another one may have been in here.
+  // Only the thread that forked exists in the child. Another thread may have held a lock of the
+  // parent's object, so the child gets a new object.
   static void inChild() {
     const Ahead& before = *current.load();
     auto* after = new Ahead;
@@ -127,10 +129,10 @@ class Ahead {
 
   static inline std::atomic<Ahead*> current{nullptr};  // leaked: threads may outlive statics
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards all members below
   AheadSettings settings_;
-  std::atomic<size_t> regions_{0};  // of settings_
-  std::atomic<uint32_t> forks_{0};  // that are about to happen, and the end
+  std::atomic<size_t> regions_{0};  // settings_.regions, read without the lock
+  std::atomic<uint32_t> forks_{0};  // about to happen, and the end of the process
   std::map<c10::Device, Worker, Order> workers_;
 };
 
@@ -233,8 +235,9 @@ void beforeUnseenWrite(const at::Tensor& tensor) {
 }
 
 namespace {
+// See replayWhenClosed().
 std::atomic<bool> fromTheStart{false};
-}
+}  // namespace
 
 void replayWhenClosed(bool on) {
   fromTheStart.store(on);
@@ -269,8 +272,8 @@ void closed(const c10::intrusive_ptr<Graph>& graph) {
 
 namespace {
 
-// Under the graph's lock. Gives the graphs that come next; none if somebody only looks at a saved
-// tensor, or backward has been there.
+// Called under the graph's lock. Returns the graphs that backward may reach next; none if the
+// caller only looks at a saved tensor, or backward has arrived before.
 std::vector<WeakGraph> arrive(Graph& graph, bool& expected) {
   Lookahead& lookahead = *graph.lookahead;
   if (lookahead.arrived.load()) {
@@ -290,7 +293,7 @@ std::vector<WeakGraph> arrive(Graph& graph, bool& expected) {
   if (graph.pages) {
     Paging::get().backwardArrives(*graph.pages, lookahead.cameBack);
   }
-  checkInputs(graph);  // and again each time that somebody asks, if it throws
+  checkInputs(graph);  // may throw: then the next unpack checks again
   lookahead.arrived.store(true);
   expected = state != AheadState::Recorded;
   return lookahead.before;

@@ -1,4 +1,4 @@
-// Replays that run ahead of backward: when they begin.
+// Entry points of replays ahead of backward: when recording ends, and when backward arrives.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -11,17 +11,19 @@
 
 namespace ebb {
 
-// What a new graph gets: null while replays do not run ahead.
+// The Lookahead of a new graph. Null in verify mode and in profiles, and if neither replays run
+// ahead nor Room is on.
 std::unique_ptr<Lookahead> newLookahead(const Graph& graph);
 
-// A graph is recorded from now on, and no more.
+// Recording of `graph` has begun.
 void opened(const c10::intrusive_ptr<Graph>& graph);
+// Recording of `graph` has ended.
 void closed(const c10::intrusive_ptr<Graph>& graph);
 
-// A region is about to be entered: see Note [Kept while there is room].
+// Called before a region is entered: see Note [Kept while there is room].
 void makeRoom();
 
-// Values of a graph with a Lookahead are asked for; most often by backward, which is there then.
+// A value of `graph`, which has a Lookahead, is about to be unpacked; usually by backward.
 EBB_API void arriveAt(Graph& graph);
 
 inline void asksFor(Graph& graph) {
@@ -30,11 +32,12 @@ inline void asksFor(Graph& graph) {
   }
 }
 
-// Something that torch does not see is about to write to `tensor`: see Note [Hands on a storage].
+// Called before code unseen by torch writes to `tensor`: see Note [Hands on a storage].
 EBB_API void beforeUnseenWrite(const at::Tensor& tensor);
 
-// For tests: graphs are replayed from the moment they are closed, beside whatever comes then.
+// For tests: a graph is replayed as soon as it is closed, beside the rest of the program.
 EBB_API void replayWhenClosed(bool on);
+// For tests: no worker has anything left to do.
 EBB_API bool replaysAheadAreIdle();
 
 }  // namespace ebb

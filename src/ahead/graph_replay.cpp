@@ -24,7 +24,7 @@ AheadEnd GraphReplay::run() {
   return why_;
 }
 
-// Each value under a hold of the lock of its own.
+// The lock is taken anew for each value, so backward waits for one value at most.
 bool GraphReplay::makeNext() {
   if (lookahead_.asked.load() || ends_.load()) {
     return leave(AheadEnd::Asked);
@@ -41,7 +41,7 @@ bool GraphReplay::makeNext() {
     isPartLeft_ |= !value->available();
     return true;
   }
-  still_.emplace();  // also while it looks for what it needs, and brings that back
+  still_.emplace();  // also held while inputs are looked for and fetched
   const auto afterwards = c10::make_scope_exit([&] { end(); });
   const bool isThere = still_->holds() && materialiseAhead(graph_, *value, *this);
   return isThere || leave(why_ == AheadEnd::Done ? AheadEnd::Stopped : why_);
@@ -118,20 +118,20 @@ bool GraphReplay::mayReadInputs(const Recipe& recipe) {
 }
 
 // Note [What is not replayed ahead]
-// 1. Operators from elsewhere: nothing is known of their state, nor whether they may run beside
-//    others; and their kernels may be Python.
-// 2. Random operators without a Generator argument: for a replay the device's own generator has to
-//    be set, and the program may draw from it at any time.
-// 3. What would need other settings of the process than it has.
-// 4. What reads a storage that has other memory than it had, or on which somebody has a hand: see
-//    Note [Hands on a storage]. What is written unseen in the region no recipe reads.
-// 5. What needs pages of a pool that has had an error, or that a CUDA graph has: see Note [Pages
-// that
-//    come back ahead].
-// 6. What reads a value that the program holds too, and that can be made again: if the program
-//    writes to it, backward makes it again. See also Note [Writes under a replay ahead].
-// 7. What is made each time, but for others; see Note [Made each time].
-// The rest of the graph is left to backward then, since it is mostly made of what is missing.
+// 1. Operators from elsewhere: ebb knows nothing of their state, nor whether they may run beside
+//    other operators. Their kernels may be Python.
+// 2. Random operators without a Generator argument: a replay has to set the device's own generator,
+//    and the program may draw from it at any time.
+// 3. Recipes that need other settings of the process than the current ones.
+// 4. Recipes that read a storage whose memory has been replaced, or one with a hand on it: see Note
+//    [Hands on a storage]. No recipe reads a value that an unseen write in the region has changed.
+// 5. Recipes that need pages of a pool that had an error or belongs to a CUDA graph: see Note
+//    [Pages that come back ahead].
+// 6. Recipes that read a recomputable value that the program holds too: if the program writes to
+//    the storage, backward recomputes the value. See also Note [Writes under a replay ahead].
+// 7. RECOMPUTE_EACH_TIME values, except as inputs of other values; see Note [Made each time].
+// When a replay ahead meets 1 to 6, backward does the rest of the graph, since most later recipes
+// depend on the missing value.
 bool GraphReplay::allows(const Recipe& recipe) {
   const bool sets =
       recipe.random && (recipe.op.generatorArgument < 0 || recipe.random->capture != 0);
@@ -144,7 +144,7 @@ bool GraphReplay::hasSettings(const NumericSettings& settings) {
     return leave(AheadEnd::Threads);
   }
   if (settings.flushDenormals && now.threads > 1) {
-    return false;  // intra-op threads have what they were born with, here and there
+    return false;  // the setting of an intra-op thread is the one it started with
   }
   return settings.equalsForProcess(now);
 }

@@ -1,4 +1,4 @@
-// One graph, replayed before backward asks.
+// The replay of one graph ahead of backward.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -14,22 +14,22 @@
 
 namespace ebb {
 
-// Why a graph was left.
+// The reason why a replay ahead of a graph ended.
 enum class AheadEnd : uint8_t {
-  Done,     // all is there that handles wait for
-  Asked,    // backward is there, or the thread is to end
-  Stopped,  // something cannot be made ahead
-  Threads,  // this thread has another number of intra-op threads than the forward had
+  Done,     // all values that handles wait for are available
+  Asked,    // backward has arrived, or the thread is to end
+  Stopped,  // some value cannot be replayed ahead
+  Threads,  // the number of intra-op threads differs from the forward's
 };
 
-// Materialises what the handles of a graph wait for, in the order of recording, and gives way
-// between recipes to whoever asks for the graph.
+// Materialises the values that a graph's handles wait for, in the order of recording. Between two
+// recipes the replay ends if another thread is about to unpack a value of the graph.
 class GraphReplay final : public AheadWatch {
  public:
-  // `ends`: is true when the thread is to end.
+  // `ends`: becomes true when the thread is to end.
   GraphReplay(Graph& graph, const std::atomic<bool>& ends);
 
-  // Throws what a replay throws. What has been made stays.
+  // Throws what a replay throws. Values that were materialised before stay.
   AheadEnd run();
 
   bool mayRead(const Value& input, const c10::Storage& storage, const Recipe& by) override;
@@ -38,7 +38,8 @@ class GraphReplay final : public AheadWatch {
   void end() override;
 
  private:
-  // Bytes that no handle waits for, or not now: they go when the recipes that read them have run.
+  // Bytes that no handle waits for, or not yet; freed when the recipes that read the bytes have
+  // run.
   struct Passing {
     c10::weak_intrusive_ptr<Value> value;
     size_t nbytes;
@@ -55,16 +56,16 @@ class GraphReplay final : public AheadWatch {
   Graph& graph_;
   Lookahead& lookahead_;
   const std::atomic<bool>& ends_;
-  size_t next_ = 0;          // of Lookahead::wanted
-  bool isPartLeft_ = false;  // to backward, of what has been passed there
+  size_t next_ = 0;          // index into Lookahead::wanted
+  bool isPartLeft_ = false;  // backward must materialise a value that was skipped
   std::vector<Passing> passing_;
   std::optional<Stillness> still_;  // while a recipe runs
-  std::optional<ReadAhead> reads_;  // likewise
+  std::optional<ReadAhead> reads_;  // while a recipe runs
   AheadEnd why_ = AheadEnd::Done;
 };
 
-// For tests: called before each recipe that runs ahead, with its place in the order of recording.
-// Null: nothing is called.
+// For tests: called before each recipe that runs ahead, with the recipe's place in the order of
+// recording; may be null.
 EBB_API extern std::atomic<void (*)(uint64_t sequence)> beforeReplayAhead;
 
 }  // namespace ebb

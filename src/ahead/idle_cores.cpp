@@ -56,7 +56,7 @@ cpu_set_t coresOfProcess() {
   return set;
 }
 
-// The number of ranks of this job on this machine.
+// The number of this job's ranks on this machine.
 double countRanks() {
   const char* const ranks = std::getenv("LOCAL_WORLD_SIZE");
   return ranks ? std::max(1.0, std::atof(ranks)) : 1.0;
@@ -66,7 +66,7 @@ double quotaIn(const std::filesystem::path& group) {
   double quota = 0;
   double period = 0;
   if (std::ifstream(group / "cpu.max") >> quota >> period && period > 0) {
-    return quota / period;  // of version 2; "max" is no number
+    return quota / period;  // cgroup version 2; "max" is no number
   }
   if (std::ifstream(group / "cpu.cfs_quota_us") >> quota && quota > 0 &&
       std::ifstream(group / "cpu.cfs_period_us") >> period && period > 0) {
@@ -75,7 +75,7 @@ double quotaIn(const std::filesystem::path& group) {
   return kInfinite;
 }
 
-// Seconds that all threads of the process have run.
+// CPU seconds that all threads of the process have used.
 double timeRun() {
   timespec time{};
   ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
@@ -133,7 +133,7 @@ constexpr double kLeastSeconds = 0.002;
 // A replay needs most of a core.
 constexpr double kIdle = 0.75;
 
-// Of the process: one backward at a time is measured.
+// For the whole process. One backward at a time is measured.
 class IdleCores {
  public:
   // Backward has reached a region: see haveIdleCore().
@@ -143,7 +143,7 @@ class IdleCores {
   }
 
  private:
-  // Counted once a second.
+  // Counted at most once a second.
   double usableCores() {
     const auto now = Clock::now();
     if (cores_ == 0 || now - counted_ > std::chrono::seconds(1)) {
@@ -153,12 +153,12 @@ class IdleCores {
     return cores_;
   }
 
-  // True if this backward leaves a core idle, as far as measurements tell.
+  // True if, by the measurements so far, this backward leaves a core idle.
   bool leavesOneIdle() {
     const double ran = timeRun();
     const double now = timeNow();
     if (const uint64_t closings = Lookahead::closings(); closings != closings_) {
-      closings_ = closings;  // there has been a forward since
+      closings_ = closings;  // a forward has run since
       begin();
     } else if (!allowed_) {
       sumRan_ += ran - ran_;
@@ -179,16 +179,16 @@ class IdleCores {
     left_ -= allowed_ ? 1 : 0;
   }
 
-  std::mutex mutex_;  // guards what follows
-  double cores_ = 0;  // that this process may use; 0: not counted yet
+  std::mutex mutex_;  // guards all members below
+  double cores_ = 0;  // usable by this process; 0: not counted yet
   Clock::time_point counted_;
   uint64_t closings_ = 0;  // Lookahead::closings() when backward last reached a region
   double ran_ = 0;         // timeRun() then
   double now_ = 0;         // timeNow() then
   double sumRan_ = 0;      // CPU time in the current measurement
   double sumPassed_ = 0;
-  double busy_ = 0;  // cores, in what was measured last
-  int left_ = 0;     // backwards with replays ahead, before it is measured again
+  double busy_ = 0;  // cores in use, by the last measurement
+  int left_ = 0;     // backwards with replays ahead until the next measurement
   bool allowed_ = false;
 };
 

@@ -25,7 +25,7 @@ void Room::opened(const c10::intrusive_ptr<Graph>& graph) {
 void Room::closed(const c10::intrusive_ptr<Graph>& graph) {
   const Lookahead& lookahead = *graph->lookahead;
   const size_t kept = lookahead.hasRoom ? lookahead.keptBytes() : 0;
-  std::vector<c10::intrusive_ptr<Graph>> passed;  // may die here, without a lock
+  std::vector<c10::intrusive_ptr<Graph>> passed;  // may be freed here, without a lock
   const auto keepsNothing = [&](const WeakGraph& weak) {
     passed.push_back(weak.lock());
     return !passed.back() || !passed.back()->lookahead->holds.load();
@@ -36,7 +36,7 @@ void Room::closed(const c10::intrusive_ptr<Graph>& graph) {
   while (!graphs_.empty() && keepsNothing(graphs_.front())) {
     graphs_.pop_front();
   }
-  if (graphs_.size() > mostGraphs_) {  // one that waits long for its backward is the first
+  if (graphs_.size() > mostGraphs_) {  // the first graph may wait long for its backward
     std::erase_if(graphs_, keepsNothing);
     mostGraphs_ = 64 + 2 * graphs_.size();
   }
@@ -104,7 +104,8 @@ void Room::make(c10::Device device, size_t needed) {
 
 namespace {
 
-// Bytes. None if somebody else has the graph: whoever asks may hold another one's lock.
+// Returns the freed bytes. Only tries the graph's lock: the calling thread may hold another graph's
+// lock.
 size_t giveUp(Graph& graph, Shortage shortage) {
   if (!graph.lookahead->holds.load()) {
     return 0;
@@ -135,8 +136,8 @@ bool Room::giveBack(Shortage shortage) {
   return given != 0;
 }
 
-// What is in use is all that there is, whatever the limit says; and a tenth of it is for what comes
-// later outside of regions, where nobody would notice. Gives that.
+// After a failed allocation, the bytes in use are the true limit. A tenth of them is reserved for
+// later allocations outside of regions, where ebb sees no failure. Returns that tenth.
 size_t Room::tighten(Shortage shortage) {
   const c10::Device device = deviceInUse();
   const size_t used = bytesInUse(device);
@@ -169,7 +170,8 @@ void Room::count(size_t given) {
   stats_.bytesGivenUp += given;
 }
 
-// Graphs that backward has reached keep nothing. They may die here, without a lock.
+// Skips and removes graphs that backward has reached, since they keep nothing. Such graphs may be
+// freed here, without a lock.
 c10::intrusive_ptr<Graph> Room::takeFirst(c10::Device device) {
   std::vector<c10::intrusive_ptr<Graph>> passed;
   std::lock_guard<std::mutex> lock(mutex_);

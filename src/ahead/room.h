@@ -1,4 +1,4 @@
-// What regions keep because there is room for it, though it can be made again.
+// Recomputable values that regions keep while memory is free.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -22,64 +22,66 @@ namespace ebb {
 // How much memory a step leaves free is not known in advance. So every value can be recorded as
 // recomputable and still be kept in memory, where autograd finds it as in eager. On entry to a
 // region, ebb adds the bytes in use on a device to the most that any one region has kept there so
-// far. If the sum exceeds the device's limit, the earliest regions free what they keep, and
-// backward recomputes it. The earliest, since backward comes to them last, when the others' memory
-// is free. Nothing else is different: what is kept so is kept as in Note [Replays ahead of
-// backward], without the limit that counts there. The same is done where an allocation fails, in a
-// region or a replay: the earliest regions give up what they keep, the open ones last, and the
-// limit is lower from then on. See Note [Allocations that fail].
+// far. If the sum exceeds the device's limit, the earliest regions free their kept values, and
+// backward recomputes them. Backward reaches the earliest regions last, when the memory of the
+// others is free. In all else such values are kept as in Note [Replays ahead of backward], without
+// the limit there. A failed allocation in a region or a replay has the same effect: the earliest
+// regions free their kept values, open regions last, and the limit is lower from then on. See Note
+// [Allocations that fail].
 class EBB_API Room {
  public:
   static Room& get();
 
-  // Bytes in use on each device, or on one; 0: off, on all.
+  // The limit of the bytes in use on each device; 0 switches the mechanism off.
   void setLimit(size_t nbytes);
+  // The limit of one device.
   void setLimit(size_t nbytes, c10::Device device);
   size_t limit(c10::Device device);
   bool isOn() const {
     return isOn_.load(std::memory_order_relaxed);
   }
 
-  // Recording of a graph that may keep something begins; and has ended.
+  // Recording of a graph that may keep values has begun.
   void opened(const c10::intrusive_ptr<Graph>& graph);
+  // Recording of the graph has ended.
   void closed(const c10::intrusive_ptr<Graph>& graph);
 
-  // A region is about to be entered: makes room for it.
+  // Called before a region is entered: makes room for the region's kept values.
   void make();
 
-  // An allocation has failed: graphs give up what they keep. False if none keeps anything.
+  // After a failed allocation: graphs free their kept values. False if no graph keeps any.
   bool giveBack(Shortage shortage);
 
   RoomStats stats();
 
-  // For tests: how many graphs it knows of.
+  // For tests: the number of graphs in the lists below.
   size_t graphs();
 
  private:
   Room();
 
   struct OnDevice {
-    size_t limit = 0;    // 0: limit_
+    size_t limit = 0;    // 0: Room::limit_
     size_t largest = 0;  // bytes that one graph has kept
   };
 
   void make(c10::Device device, size_t needed);
 
-  // The earliest that keeps something there; null if none does.
+  // The earliest graph that keeps values on `device`; null if there is none.
   c10::intrusive_ptr<Graph> takeFirst(c10::Device device);
 
-  // All that may keep something, the earliest first, and those that are open last.
+  // All graphs that may keep values: closed graphs, the earliest first, then open graphs.
   std::vector<c10::intrusive_ptr<Graph>> all();
 
   size_t tighten(Shortage shortage);
   void count(size_t given);
 
   std::atomic<bool> isOn_{false};
-  std::mutex mutex_;              // guards what follows
-  std::deque<WeakGraph> graphs_;  // closed ones that keep something, the earliest first
-  std::vector<WeakGraph> open_;   // that are being recorded
-  size_t mostGraphs_ = 64;        // when there are more, those that keep nothing are forgotten
-  size_t limit_ = 0;              // bytes, on a device that has none of its own
+  std::mutex mutex_;              // guards all members below
+  std::deque<WeakGraph> graphs_;  // closed graphs that keep values, the earliest first
+  std::vector<WeakGraph> open_;   // graphs that are being recorded
+  size_t mostGraphs_ = 64;        // beyond this number, graphs that keep nothing are removed
+  size_t limit_ = 0;              // bytes, on a device without its own limit
   std::unordered_map<c10::Device, OnDevice> devices_;
   RoomStats stats_;
 };

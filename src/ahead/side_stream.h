@@ -1,4 +1,4 @@
-// A stream beside backward's: see Note [Side streams].
+// A stream beside the stream of backward: see Note [Side streams].
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,21 +11,22 @@
 
 namespace ebb {
 
-// Of one device and one thread.
+// The side stream of one device, for one thread.
 class SideStream {
  public:
   explicit SideStream(c10::Device device) : device_(device) {
   }
 
-  // The stream, which comes after all that made what `graph` reads: `compute` is the one on which
-  // it was recorded, and backward will run. Under the graph's lock.
+  // Returns the side stream, after making it wait for all work that produced the inputs of `graph`.
+  // `compute` is the stream on which `graph` was recorded, and backward will run. Called under the
+  // graph's lock.
   c10::Stream after(c10::Stream compute, Graph& graph);
 
  private:
   const c10::Device device_;
-  std::optional<c10::Stream> stream_;  // null until it is needed
-  std::optional<c10::Stream> waited_;  // for which it has waited,
-  uint64_t waitedAfter_ = 0;           // ... after so many closings of graphs
+  std::optional<c10::Stream> stream_;  // created when first needed
+  std::optional<c10::Stream> waited_;  // the compute stream for which the side stream has waited
+  uint64_t waitedAfter_ = 0;           // Lookahead::closings() at that time
 };
 
 }  // namespace ebb

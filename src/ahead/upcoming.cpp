@@ -14,7 +14,7 @@ bool isAhead(const Graph& graph) {
   return !graph.lookahead->asked.load();
 }
 
-// Leaves in `graphs` those that live and `stays` is true of.
+// Removes graphs that are dead or for which `stays` is false.
 void keepOnly(std::vector<WeakGraph>& graphs, bool (*stays)(const Graph&), Upcoming::Seen& seen) {
   const auto goes = [&](const WeakGraph& weak) {
     seen.push_back(weak.lock());
@@ -38,7 +38,7 @@ c10::intrusive_ptr<Graph> Upcoming::take(size_t most, Seen& seen) {
   auto latest = std::max_element(candidates_.begin(), candidates_.end(), &isBefore)->lock();
   auto recorded = AheadState::Recorded;
   if (!latest->lookahead->state.compare_exchange_strong(recorded, AheadState::Begun)) {
-    return {};  // backward has come just now
+    return {};  // backward has just arrived
   }
   ahead_.emplace_back(latest);
   return latest;

@@ -1,4 +1,4 @@
-// Which graph backward will reach next.
+// The choice of the graph that backward will reach next.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -11,29 +11,29 @@
 
 namespace ebb {
 
-// Graphs that come next, and those of them that have been replayed ahead. Weakly held.
+// Weak references to graphs that backward may reach next, and to graphs already replayed ahead.
 class Upcoming {
  public:
-  // Strong references that were taken on the way. They are to be dropped without a lock: a graph
-  // may die with them.
+  // Strong references taken on the way. The caller drops them without a lock, since a graph may die
+  // with its last reference.
   using Seen = std::vector<c10::intrusive_ptr<Graph>>;
 
   void add(c10::ArrayRef<WeakGraph> graphs) {
     candidates_.insert(candidates_.end(), graphs.begin(), graphs.end());
   }
 
-  // Backward goes another way than was thought.
+  // Called when backward reaches another graph than expected.
   void forgetAhead() {
     ahead_.clear();
   }
 
-  // The latest that nothing has been done for, as autograd will choose; it counts as ahead from now
-  // on. Null if there is none, or `most` are ahead already.
+  // The latest graph without a replay yet, as autograd chooses; the graph counts as ahead from now
+  // on. Null if there is none, or if `most` graphs are ahead already.
   c10::intrusive_ptr<Graph> take(size_t most, Seen& seen);
 
  private:
   std::vector<WeakGraph> candidates_;  // in no order
-  std::vector<WeakGraph> ahead_;       // backward has not come yet
+  std::vector<WeakGraph> ahead_;       // replayed, not reached by backward yet
 };
 
 }  // namespace ebb

@@ -14,7 +14,7 @@
 namespace ebb {
 namespace {
 
-// The forward has given these warnings.
+// The forward has already given these warnings.
 class Silent final : public c10::WarningHandler {
  public:
   void process(const c10::Warning&) override {
@@ -74,7 +74,7 @@ void Worker::start() {
   running_.store(true);
   try {
     thread_ = std::thread([this] { loop(); });
-  } catch (const std::system_error&) {  // there are too many: backward does it all
+  } catch (const std::system_error&) {  // too many threads: backward does all the work
     running_.store(false);
     ++AheadCounts::get().failures;
   }
@@ -94,7 +94,7 @@ void Worker::stop() {
 }
 
 void Worker::loop() {
-  at::globalContext().setFlushDenormal(false);  // as threads are born, whoever starts this one
+  at::globalContext().setFlushDenormal(false);  // the default of a new thread
   useAllCores();
   Silent silent;
   const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
@@ -104,7 +104,7 @@ void Worker::loop() {
     if (const auto graph = next()) {
       last = replay(*graph);
       if (last == AheadEnd::Threads) {
-        return;  // a new thread begins with the number that the program has set since
+        return;  // a new thread gets the number that the program has set since
       }
     } else if (!waitForWork(last == AheadEnd::Stopped)) {
       return;
@@ -118,7 +118,7 @@ bool Worker::isIdle() {
 }
 
 bool Worker::waitForWork(bool atOnce) {
-  const uint64_t seen = seen_;  // which only this thread sets
+  const uint64_t seen = seen_;  // written by this thread only
   const auto until = std::chrono::steady_clock::now() + (atOnce ? std::chrono::seconds(0) : kSpin);
   while (posts_.load() == seen && !ends_.load() && std::chrono::steady_clock::now() < until) {
     for (int i = 0; i < 32; ++i) {
@@ -146,7 +146,7 @@ AheadEnd Worker::replay(Graph& graph) {
       end = replayOnStream(graph);
     }
   } catch (const std::exception&) {
-    ++AheadCounts::get().failures;  // backward meets it again, and tells
+    ++AheadCounts::get().failures;  // backward meets the same error and reports it
     if (shortageNow() != Shortage::None) {
       outOfMemoryAfter_ = Lookahead::closings();
     }
@@ -162,7 +162,7 @@ AheadEnd Worker::replay(Graph& graph) {
   return end;
 }
 
-// What comes after a graph that has been replayed may be next.
+// After a complete replay, the graphs before this graph are candidates too.
 void Worker::leave(Graph& done, AheadState now) {
   auto begun = AheadState::Begun;
   done.lookahead->state.compare_exchange_strong(begun, now);
@@ -183,7 +183,7 @@ AheadEnd Worker::replayOnStream(Graph& graph) {
   std::optional<c10::StreamGuard> guard;
   {
     std::lock_guard<PythonMutex> lock(graph.mutex);
-    const Stillness still;  // which a replay of backward's may wait for, with the graph's lock
+    const Stillness still;  // a replay of backward may wait for this, with the graph's lock
     if (!still.holds() || graph.streams.count() > 1) {
       return AheadEnd::Stopped;
     }

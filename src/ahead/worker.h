@@ -19,23 +19,24 @@
 
 namespace ebb {
 
-// Its members are many: what backward's threads and the worker's own share, and the life of that.
+// Has many members: the state that backward's threads share with the worker's thread, and the life
+// of that thread.
 class Worker {
  public:
-  // `forks`: none starts while there are some.
+  // `forks`: no thread starts while the number is not 0.
   Worker(c10::Device device, const std::atomic<uint32_t>& forks);
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Backward has reached a graph; those in `before` come next. `expected`: something of it had been
-  // replayed ahead.
+  // Backward has reached a graph; the graphs in `before` may come next. `expected`: the reached
+  // graph had been replayed ahead, at least in part.
   void reached(c10::ArrayRef<WeakGraph> before, bool expected, const AheadSettings& settings);
 
-  // Waits for the recipe that is running.
+  // Ends the thread, after the recipe that is running.
   void stop();
 
-  // Whether nothing is left to do for now.
+  // True if there is nothing to do for now.
   bool isIdle();
 
   bool isRunning() const {
@@ -45,27 +46,27 @@ class Worker {
  private:
   void start();
   void loop();
-  // False if the thread is to end. `atOnce`: sleeps, and does not spin first.
+  // Returns false if the thread is to end. `atOnce`: sleep without spinning first.
   bool waitForWork(bool atOnce);
   c10::intrusive_ptr<Graph> next();
   void leave(Graph& done, AheadState now);
   AheadEnd replay(Graph& graph);
   AheadEnd replayOnStream(Graph& graph);
 
-  SideStream side_;   // only the thread uses it
-  std::mutex mutex_;  // guards what follows, but for what is atomic
+  SideStream side_;   // used by the thread only
+  std::mutex mutex_;  // guards all members below, except atomics
   std::condition_variable wake_;
   Upcoming upcoming_;
-  AheadSettings settings_;  // as they were when backward last reached a graph
+  AheadSettings settings_;  // as of the last time backward reached a graph
   bool sleeps_ = false;
-  uint64_t seen_ = 0;               // of posts_, before the worker last looked for something to do
-  std::atomic<uint64_t> posts_{0};  // how often there was something new
+  uint64_t seen_ = 0;               // value of posts_ when the worker last looked for work
+  std::atomic<uint64_t> posts_{0};  // number of times that new work arrived
   std::atomic<bool> ends_{false};
   std::atomic<bool> running_{false};
-  // The number of graphs that had been closed when an allocation last failed. Those graphs are left
-  // to backward, since each failed allocation empties the allocator's cache.
+  // The number of closed graphs when an allocation last failed. Backward does all of those graphs,
+  // since each failed allocation empties the allocator's cache.
   uint64_t outOfMemoryAfter_ = 0;
-  std::mutex lifeMutex_;  // guards thread_; taken without the other one
+  std::mutex lifeMutex_;  // guards thread_; never taken while mutex_ is held
   std::thread thread_;
   const std::atomic<uint32_t>& forks_;
 };

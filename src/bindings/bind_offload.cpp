@@ -12,7 +12,8 @@ namespace py = pybind11;
 
 namespace {
 
-// Like hasattr and getattr, but no exception is made for what is not there, which is the rule.
+// Like hasattr and getattr, but raises and catches no exception if `attribute` is missing, as is
+// usual.
 bool isTrue(PyObject* object, PyObject* attribute) {
   PyObject* found = nullptr;
 #if PY_VERSION_HEX >= 0x030D0000
@@ -28,10 +29,10 @@ bool isTrue(PyObject* object, PyObject* attribute) {
   return truth != 0;
 }
 
-// The marks by which users of other libraries keep tensors on the device.
+// The attributes by which users of other libraries keep tensors on the device.
 bool optedOut(const at::Tensor& tensor) {
   if (tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() == nullptr) {
-    return false;  // Python has never seen it
+    return false;  // never seen by Python
   }
   py::gil_scoped_acquire gil;
   static PyObject* const marks[] = {

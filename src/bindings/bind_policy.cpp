@@ -15,7 +15,7 @@ namespace py = pybind11;
 
 namespace {
 
-// Errors of the core become the Python exceptions that their kind names.
+// Turns C++ errors into the Python exceptions of their kind.
 template <class F>
 auto translated(F&& f) {
   return torch::wrap_pybind_function(std::forward<F>(f));

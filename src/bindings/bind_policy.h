@@ -1,4 +1,4 @@
-// Policy as Python holds it.
+// The Python class of policies.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 namespace ebb::bindings {
 
 struct PyPolicy {
-  PolicyPtr policy;  // shared with the regions that use it
+  PolicyPtr policy;  // shared with the regions that use the policy
 };
 
 }  // namespace ebb::bindings

@@ -5,7 +5,7 @@
 #include "ebb/profile.h"
 #include "ebb/report.h"
 
-// A row's dtype is a word, and its shape can be hashed.
+// The dtype becomes a string; the shape becomes a tuple, which can be hashed.
 template <>
 struct pybind11::detail::type_caster<ebb::ReportRow> {
   static constexpr auto name = const_name("dict");

@@ -1,4 +1,4 @@
-// Regions, modules that run and opaque writes, as Python's context managers.
+// Context managers of Python for regions, running modules and opaque writes.
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/SavedTensorHooks.h>
 #include <c10/core/GradMode.h>
@@ -30,7 +30,7 @@ namespace py = pybind11;
 
 namespace {
 
-// Whether it is worth asking Python if somebody traces.
+// True if a tracer or mode may be active, so that asking Python is worth the time.
 bool hasModes() {
   return c10::impl::TorchDispatchModeTLS::stack_len() > 0 ||
          at::impl::PythonTorchFunctionTLS::stack_len() > 0 || torch::jit::tracer::isTracing();
@@ -38,8 +38,8 @@ bool hasModes() {
 
 class RegionScope {
  public:
-  // policy (None where a compiler traces), name, whether the policy offloads, whether escapes are
-  // emptied, whether leaving is logged, whether all operators repeat
+  // The six settings: the policy (None where a compiler traces), the name, and four flags: the
+  // policy offloads, escapes are emptied, leaving is logged, all operators repeat.
   void configure(PyObject* const* arguments, Py_ssize_t count) {
     TORCH_CHECK_TYPE(count == 6, "ebb: a region takes 6 settings");
     policy_ =
@@ -102,7 +102,7 @@ class RegionScope {
     try {
       leaveRegion(std::exchange(id_, 0));
     } catch (const std::exception&) {
-      // In another thread than the one that entered it, which then drops it by itself.
+      // Raised on another thread than the entry's. The entering thread drops the region by itself.
     }
   }
 
@@ -113,8 +113,9 @@ class RegionScope {
         drop();
       }
     });
-    // What was returned, whether it was named, and what of it has a backward. Python's no_grad
-    // would stay on if a signal handler raised in it.
+    // The results of the region, a flag whether the program named them, and the results that have a
+    // backward. C++ switches grad mode off: Python's no_grad would stay on if a signal handler
+    // raised in the call.
     std::optional<c10::AutoGradMode> noGrad(std::in_place, false);
     const auto results = callMethod(self, "_take_results")
                              .cast<std::tuple<std::vector<at::Tensor>, bool, py::list>>();
@@ -127,21 +128,21 @@ class RegionScope {
     }
   }
 
-  PolicyPtr policy_;  // null: does nothing
+  PolicyPtr policy_;  // null: a scope without effect
   std::string name_;
-  uint64_t id_ = 0;              // of the entry; 0: not entered
+  uint64_t id_ = 0;              // number of the entry; 0: not entered
   bool offloads_ = false;        // the policy may offload
   bool emptiesEscapes_ = false;  // see Note [Escapes]
-  bool logs_ = false;            // says so when it is left
+  bool logs_ = false;            // leaving is logged
   Repeats repeats_ = Repeats::IfRulesSaySo;
   bool passesThrough_ = false;  // saved-tensor hooks are disabled here
-  bool isTraced_ = false;       // entered, while somebody traces
+  bool isTraced_ = false;       // entered, while a tracer is active
 };
 
-// A module runs: rules see its name.
+// While a module runs, rules see the module's name.
 class ModuleScopeInPython {
  public:
-  // its number
+  // The setting: the module's number.
   void configure(PyObject* const* arguments, Py_ssize_t count) {
     TORCH_CHECK_TYPE(count == 1, "ebb: a module that runs is one number");
     number_ = py::handle(arguments[0]).cast<uint32_t>();
@@ -168,14 +169,14 @@ class ModuleScopeInPython {
 
  private:
   uint32_t number_ = 0;
-  uint32_t before_ = 0;  // the number of the module that called it
+  uint32_t before_ = 0;  // the number of the calling module
   bool isOpen_ = false;
 };
 
-// Tensors are written by what torch does not see; see Note [Opaque writes].
+// While open, code unseen by torch writes to tensors; see Note [Opaque writes].
 class OpaqueScope {
  public:
-  // the tensors
+  // The settings: the tensors.
   void configure(PyObject* const* arguments, Py_ssize_t count) {
     tensors_.clear();
     for (Py_ssize_t i = 0; i < count; ++i) {
@@ -211,7 +212,7 @@ class OpaqueScope {
 
  private:
   std::vector<at::Tensor> tensors_;
-  size_t open_ = 0;  // how many of them are being written
+  size_t open_ = 0;  // the number of tensors that are being written
 };
 
 }  // namespace
@@ -219,7 +220,7 @@ class OpaqueScope {
 void bindScopes(py::module_& module) {
   module.def("running_module", &currentModule);
   module.def("collective_writes", torch::wrap_pybind_function(&collectiveWrites));
-  // Operators that `function` calls are its own affair, as those of a kernel are.
+  // Like operators that a kernel calls, operators that `function` calls are not intercepted.
   module.def(
       "unseen", [](const py::function& function, const py::args& args, const py::kwargs& kwargs) {
         const ExcludeInterception guard;

@@ -1,4 +1,4 @@
-// One function per concept, each in its own file; module.cpp calls them.
+// One function for each concept, in a file of its own; module.cpp calls all of them.
 #pragma once
 
 #include <torch/csrc/python_headers.h>
@@ -17,7 +17,7 @@ void bindReport(pybind11::module_& module);
 void bindScopes(pybind11::module_& module);
 void bindWatchedFunctions(pybind11::module_& module);
 
-// Gives the core what it needs of Python.
+// Gives the core its Python callbacks.
 void installPythonSupport(pybind11::module_& module);
 
 }  // namespace ebb::bindings

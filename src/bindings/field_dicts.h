@@ -1,4 +1,5 @@
-// Structs with a table of fields are dictionaries in Python, by the names in the table.
+// Conversion of structs with a table of fields to and from Python dictionaries, keyed by the names
+// in the table.
 #pragma once
 
 #include <torch/csrc/python_headers.h>
@@ -30,7 +31,7 @@ Struct fromDict(const pybind11::dict& dict) {
   return to;
 }
 
-// For structs that are tuples in Python, in the order of the table.
+// Converts a struct to a Python tuple, in the order of the table.
 template <HasFields Struct>
 struct TupleCaster {
   static constexpr auto name = pybind11::detail::const_name("tuple");
@@ -42,7 +43,7 @@ struct TupleCaster {
   }
 };
 
-// For enumerations that are numbers in Python.
+// Converts an enumeration to and from a Python integer.
 template <class Enum>
 struct NumberCaster {
   PYBIND11_TYPE_CASTER(Enum, pybind11::detail::const_name("int"));

@@ -1,6 +1,6 @@
 #include "bindings/bindings.h"
 
-// A free-threaded Python switches the GIL on for it: bindings rely on the GIL.
+// The bindings rely on the GIL, so a free-threaded Python enables the GIL on import.
 PYBIND11_MODULE(_C, module, pybind11::mod_gil_not_used(false)) {
   module.doc() = "ebb's C++ part. Use the package `ebb`; nothing here is public.";
   module.attr("compiler") = EBB_COMPILER;

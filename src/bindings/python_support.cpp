@@ -34,8 +34,8 @@ py::object helper(const char* module, const char* function) {
   return py::module_::import(module).attr(function);
 }
 
-// Compiled autograd wants a Python callable and its argument, and releases the graph's own handles
-// before it calls; so the argument owns another handle on the same saved tensor.
+// Compiled autograd wants a Python callable and an argument, and releases the graph's own handles
+// before the call. So the argument owns another handle on the same saved tensor.
 std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> unpackHook(const Handle& handle) {
   py::gil_scoped_acquire gil;
   auto argument = py::capsule(new Handle(handle), "ebb.Handle", [](PyObject* capsule) {
@@ -71,7 +71,7 @@ std::optional<c10::SafePyObject> flatten(const at::Tensor& tensor, std::vector<a
   return c10::SafePyObject(py::object(pair[1]).release().ptr(), getPyInterpreter());
 }
 
-// Called as a region ends. An error in logging must not break the region.
+// Called when a region ends. An error in logging must not break the region.
 void tellPinned(const std::string& op, const std::string& region, size_t bytes) {
   if (!Py_IsInitialized()) {
     return;

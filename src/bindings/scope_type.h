@@ -1,4 +1,4 @@
-// Python types of context managers that are left whatever happens in between.
+// Python types of context managers whose scope is always left.
 #pragma once
 
 #include <torch/csrc/python_headers.h>
@@ -13,23 +13,23 @@ namespace ebb::bindings {
 
 // Note [Scopes that are left for sure]
 // A signal handler may raise between any two steps of Python code: after a context manager written
-// in Python has entered something and before it has noted that, or before it has begun to leave.
-// So entering and leaving are each one call into C++, which Python's with statement makes with
-// nothing in between, and if the with statement never gets to own the object, its destructor
-// leaves. Where a scope must ask Python something, it is open already or closed already when it
-// asks.
+// in Python has entered a scope and before the object has noted so, or before the exit has begun.
+// So entering and leaving are each one call into C++. Python's with statement makes these calls
+// without a step in between; if the with statement never gets to own the object, the destructor
+// leaves the scope. A scope that must call Python code is already open, or already closed, at the
+// time of the call.
 //
 // `Scope` has
-//   configure(arguments, count)  its settings: what the type is called with, or what a subclass
-//                                gives `_configure`;
-//   enter(self)                  throws if it is entered already;
-//   exit(self, failed)           `failed`: an exception is on its way; leaves even if it throws;
+//   configure(arguments, count)  takes the settings: the arguments of the type's call, or those of
+//                                `_configure` in a subclass;
+//   enter(self)                  throws if the scope is already entered;
+//   exit(self, failed)           leaves, even if it throws; `failed`: an exception is propagating;
 //   isOpen()                     entered and not left;
 //   drop()                       leaves; must not throw.
 template <class Scope>
 class ScopeType {
  public:
-  // A type of this name in the module. Python classes may derive from it.
+  // Adds the type to the module, under this name. Python classes may derive from the type.
   static void add(pybind11::module_& module, const char* name, const char* qualifiedName) {
     PyTypeObject& type = typeObject();
     type.tp_name = qualifiedName;
@@ -70,7 +70,7 @@ class ScopeType {
   }
 
   static void destroy(PyObject* self) {
-    const pybind11::error_scope unchanged;  // of an exception that is on its way
+    const pybind11::error_scope unchanged;  // keeps the exception that is propagating
     if (scopeOf(self).isOpen()) {
       scopeOf(self).drop();
     }
@@ -129,7 +129,7 @@ class ScopeType {
   }
 };
 
-// Calls a method of `self` that Python code has; throws what it raises.
+// Calls a method of `self` that is written in Python; throws the method's exception.
 template <class... Arguments>
 pybind11::object callMethod(PyObject* self, const char* name, Arguments&&... arguments) {
   return pybind11::handle(self).attr(name)(std::forward<Arguments>(arguments)...);

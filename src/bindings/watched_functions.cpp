@@ -1,4 +1,4 @@
-// Functions of torch's C extension that do something more when Python calls them.
+// Functions of torch's C extension that do more when Python calls them.
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -21,20 +21,20 @@ namespace py = pybind11;
 namespace {
 
 // Note [Watched functions]
-// ebb must know of some calls of torch that reach no operator: `p.data`, a setter, `resize_`. It
+// ebb must know of some calls of torch that reach no operator: `p.data`, a setter, `resize_`. ebb
 // replaces the pointer to the C definition inside the function's Python object. The new definition
 // is a copy whose entry does ebb's part and then calls torch's function. The Python object stays
 // the same, so torch.overrides, __torch_function__ tables, pickle and modules that have imported
 // the function still recognise it. A watched function stays watched.
 
 enum class Watch : uint8_t {
-  Waits,    // for the recipe that runs ahead: see Note [Nothing moves under a replay ahead]
-  Resizes,  // waits too, and replays ahead do not read the storage any more
-  Aliases,  // the arguments' memory may be written unseen: see Note [Hands on a storage]
-  Writes,   // to its tensor, without an operator: see Note [Opaque writes]
+  Waits,    // waits for the recipe that runs ahead: see Note [Nothing moves under a replay ahead]
+  Resizes,  // also waits; replays ahead do not read the storage from now on
+  Aliases,  // the program may write to the arguments' memory unseen: see Note [Hands on a storage]
+  Writes,   // writes to `self` without an operator: see Note [Opaque writes]
 };
 
-// A Python call's arguments, in each of the ways in which C functions get them.
+// The arguments of a Python call, for each calling convention of C functions.
 struct CallArguments {
   PyObject* self;
   PyObject* const* listed = nullptr;
@@ -57,7 +57,7 @@ void eachTensor(const CallArguments& arguments, F&& function) {
   }
 }
 
-// What is done around one call.
+// ebb's part around one call.
 class Watching {
  public:
   Watching(Watch watch, const CallArguments& arguments) {
@@ -84,7 +84,7 @@ class Watching {
 
 struct Watched {
   Watch watch;
-  PyMethodDef method{};  // the copy; or, of an attribute,
+  PyMethodDef method{};  // the copy, for a function or method
   PyGetSetDef attribute{};
   void* original = nullptr;  // the C function
 };
@@ -105,10 +105,10 @@ CallArguments inTuple(PyObject* self, PyObject* tuple, PyObject* named = nullptr
   return {self, &PyTuple_GET_ITEM(tuple, 0), PyTuple_GET_SIZE(tuple), named};
 }
 
-// The entries of number `I`: each way of calling has its own.
+// The entries of the watched function with index `I`, one for each calling convention.
 template <size_t I>
 struct Entry {
-  static PyObject* one(PyObject* self, PyObject* argument) {  // or none: null
+  static PyObject* one(PyObject* self, PyObject* argument) {  // null: no argument
     return call<PyCFunction>(all[I], {self, &argument, argument ? 1 : 0}, self, argument);
   }
   static PyObject* tuple(PyObject* self, PyObject* arguments) {
@@ -148,7 +148,7 @@ constexpr auto entriesFor(std::index_sequence<I...>) {
       &Entry<I>::get}...};
 }
 
-// Null for a way of calling that torch does not use.
+// Null for a calling convention that torch does not use.
 void* entryFor(int flags, const Entries& entries) {
   switch (flags & (METH_VARARGS | METH_KEYWORDS | METH_NOARGS | METH_O | METH_FASTCALL)) {
     case METH_NOARGS:
@@ -167,7 +167,7 @@ void* entryFor(int flags, const Entries& entries) {
   }
 }
 
-// The pointer to the definition in a function or method of C; null in anything else.
+// The pointer to the definition in a C function or method; null for other objects.
 PyMethodDef** definitionIn(PyObject* function) {
   if (PyCFunction_Check(function)) {
     return &reinterpret_cast<PyCFunctionObject*>(function)->m_ml;

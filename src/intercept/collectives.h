@@ -1,4 +1,4 @@
-// Collectives outside of regions, which no interceptor sees.
+// Collectives outside of regions, where no interceptor sees them.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -9,12 +9,12 @@
 
 namespace ebb {
 
-// From now on `wrote` is called for each tensor to which a collective outside of regions writes,
-// when its operator returns.
+// From now on `wrote` is called for each tensor that a collective outside of regions writes, when
+// the collective's operator returns.
 void watchCollectives(void (*wrote)(const at::Tensor&));
 
-// What calls it, for the key ADInplaceOrView, which each call passes; nothing where `op` is no
-// collective that writes. See Note [Communication].
+// The kernel that calls `wrote`, for the key ADInplaceOrView, which every call passes. Empty unless
+// `op` is a collective that writes. See Note [Communication].
 std::optional<c10::KernelFunction> watchingKernel(const c10::OperatorHandle& op);
 
 }  // namespace ebb

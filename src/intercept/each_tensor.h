@@ -1,4 +1,4 @@
-// The tensors among an op's arguments or results.
+// Iteration over the tensors among an op's arguments or results.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -11,7 +11,8 @@
 
 namespace ebb {
 
-// Calls f(tensor, index, element) for every tensor of the values, undefined ones in lists too.
+// Calls f(tensor, index, element) for every tensor of the values, including undefined tensors in
+// lists.
 template <class Types, class F>
 void forEachTensor(const c10::IValue* values, const Types& types, F&& f) {
   for (size_t i = 0; i < types.size(); ++i) {

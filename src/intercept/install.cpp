@@ -21,7 +21,7 @@
 namespace ebb {
 namespace {
 
-// Shows a boxed call, whose kernel `run` runs, to the interceptor.
+// Shows a boxed call to the interceptor; `run` runs the call's kernel.
 template <class Run>
 void show(
     Interceptor& interceptor,
@@ -53,12 +53,12 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
 }
 
 // Note [Kernels above our key]
-// The keys of sparse, compressed, nested and MKL-DNN tensors stand above ours, so a call with such
-// an argument goes past us to kernels that read and write dense tensors directly: `dense += sparse`
-// writes without an op that we would see, or after ops that we would take for all there is. So each
-// kernel at those keys gets one of ours in front of it, which shows the call as one that cannot be
-// run again: dense results are leaves, dense arguments that are written have a new state. Calls
-// without such an argument never come by.
+// The keys of sparse, compressed, nested and MKL-DNN tensors are above ebb's key. A call with such
+// an argument bypasses ebb and reaches kernels that read and write dense tensors directly. For
+// example, `dense += sparse` writes without an op visible to ebb, or after ops that ebb would take
+// for the whole call. So ebb puts a kernel in front of each kernel at those keys, which shows the
+// call as not repeatable: dense results become leaves, and dense arguments that are written get a
+// new state. Calls without such an argument never reach these kernels.
 class KernelAbove final : public c10::OperatorKernel {
  public:
   explicit KernelAbove(c10::SafeKernelFunction kernel) : kernel_(std::move(kernel)) {
@@ -76,7 +76,7 @@ class KernelAbove final : public c10::OperatorKernel {
   }
 
  private:
-  c10::SafeKernelFunction kernel_;  // that was there
+  c10::SafeKernelFunction kernel_;  // the original kernel
 };
 
 std::vector<c10::BackendComponent> allBackends() {
@@ -127,12 +127,13 @@ bool hasDeviceKernel(const c10::OperatorHandle& op) {
 // Note [Operators with a kernel of their own for our key]
 // 1. c10 counts CustomRNGKeyId as a backend, so a CompositeExplicitAutograd kernel outranks the
 //    fallback. Those operators get the boxed function registered directly.
-// 2. Views, and ops that neither return nor write tensors, need no recipe: they fall through, so
-//    they cost what they cost outside a region.
-// 3. CompositeImplicitAutograd operators get none: they decompose above us, and a kernel here makes
-//    AutogradOther ambiguous. But where a device has a kernel of its own besides (mish_backward on
-//    the CPU, _fused_rms_norm on CUDA), the decomposition would outrank it in a region.
-// 4. Operators of other libraries get the boxed function in any case: a kernel of the first kind
+// 2. Views, and ops that neither return nor write tensors, need no recipe. They fall through, so
+//    they cost the same as outside a region.
+// 3. CompositeImplicitAutograd operators get no kernel: they decompose above ebb's key, and a
+//    kernel here would make AutogradOther ambiguous. The exception is an operator with an
+//    additional device kernel (mish_backward on the CPU, _fused_rms_norm on CUDA): in a region the
+//    decomposition would outrank that kernel.
+// 4. Operators of other libraries always get the boxed function: a CompositeExplicitAutograd kernel
 //    may be registered later.
 std::optional<c10::KernelFunction> ownKernel(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
@@ -195,7 +196,7 @@ class Installation final {
  private:
   struct Change {
     c10::OperatorName name;  // the operator whose registration changed
-    bool registered;         // false: it is gone
+    bool registered;         // false: the operator was removed
   };
 
   struct Listener final : c10::OpRegistrationListener {
@@ -221,12 +222,12 @@ class Installation final {
           "key is imported. Import only one of them. torch says: ",
           error.what_without_backtrace());
     }
-    // The listener is told of every operator that exists already, so this also fills pending_.
+    // The listener is called for every operator that exists already, so this also fills pending_.
     listener_.emplace(dispatcher.addRegistrationListener(std::make_unique<Listener>()));
   }
 
   void coverNewOperators() {
-    c10::WarningUtils::WarningHandlerGuard quiet(&ignored_);  // kernels above are replaced
+    c10::WarningUtils::WarningHandlerGuard quiet(&ignored_);  // replacing a kernel warns
     std::vector<Change> changes;
     {
       std::lock_guard<std::mutex> lock(pendingMutex_);
@@ -246,7 +247,7 @@ class Installation final {
     }
   }
 
-  // `keys`: of kernels above ours.
+  // `keys`: the keys of kernels above ebb's key.
   void cover(const c10::OperatorHandle& op, const std::vector<c10::DispatchKey>& keys) {
     const auto add = [&](c10::DispatchKey key, c10::KernelFunction kernel) {
       kernels_[op.operator_name()].push_back(
@@ -269,9 +270,9 @@ class Installation final {
     }
   }
 
-  // A backend out of tree, which may be registered at any time, brings kernels for operators that
-  // were looked at before: some that decompose need a kernel of ours now, and some have kernels
-  // above.
+  // An out-of-tree backend may be registered at any time. The backend brings kernels for operators
+  // that were covered before: some operators that decompose now need a kernel of ebb's, and some
+  // have kernels above ebb's key.
   void coverKernelsOfBackend() {
     c10::WarningUtils::WarningHandlerGuard quiet(&ignored_);
     const auto keys = keysOfKernelsAbove({c10::BackendComponent::PrivateUse1Bit});
@@ -292,9 +293,9 @@ class Installation final {
   Ignored ignored_;
   std::mutex installMutex_;                // one installer at a time
   std::mutex pendingMutex_;                // guards pending_; taken under the dispatcher's own lock
-  std::atomic<bool> knowsBackend_{false};  // a backend out of tree is registered, and was covered
-  std::vector<Change> pending_;            // told by the listener, handled at the next entry or op
-  std::optional<c10::RegistrationHandleRAII> fallback_;  // our fallback for the key
+  std::atomic<bool> knowsBackend_{false};  // an out-of-tree backend is registered, and was covered
+  std::vector<Change> pending_;            // added by the listener, handled at the next entry or op
+  std::optional<c10::RegistrationHandleRAII> fallback_;  // ebb's fallback for the key
   std::optional<c10::RegistrationHandleRAII> listener_;  // keeps the listener registered
   const std::vector<c10::DispatchKey> keysAbove_ = keysOfKernelsAbove(allBackends());
   // See Note [Operators with a kernel of their own for our key] and Note [Kernels above our key]
@@ -303,7 +304,7 @@ class Installation final {
 
 }  // namespace
 
-// Until interception is installed all of them are.
+// Until interception is installed, all operators are new.
 constinit std::atomic<bool> operatorsAreNew{true};
 
 constinit thread_local Interceptor* tlsInterceptor = nullptr;

@@ -1,4 +1,4 @@
-// The dispatch key that ebb owns. Everything that names the key does so through this file.
+// The dispatch key that ebb owns. All other code names the key only through this file.
 #pragma once
 
 #include <c10/core/DispatchKeySet.h>
@@ -7,13 +7,14 @@
 namespace ebb {
 
 // Note [The interception key]
-// c10 sets CustomRNGKeyId aside for use out of tree. It sits just above the dense kernels and below
-// Python, Fake, Functionalize, Conjugate/Negative, autocast and autograd, so wrapper subclasses and
-// dispatch modes are resolved before an op reaches us: we see local, dense tensors. The key is in
-// the thread's included set only inside a region; outside, no dispatch ever looks at it.
+// c10 reserves CustomRNGKeyId for out-of-tree use. The key is just above the dense kernels and
+// below Python, Fake, Functionalize, Conjugate/Negative, autocast and autograd. Wrapper subclasses
+// and dispatch modes are therefore resolved before an op reaches ebb, which sees local, dense
+// tensors. The key is in the thread's included set only inside a region; outside, no dispatch ever
+// looks at the key.
 inline constexpr c10::DispatchKey kInterceptionKey = c10::DispatchKey::CustomRNGKeyId;
 
-// Whether the thread is in a region, and not in the kernel of an op that we see.
+// True if the thread is in a region, and not in the kernel of an intercepted op.
 inline bool isIntercepting() {
   return c10::impl::tls_is_dispatch_key_included(kInterceptionKey) &&
          !c10::impl::tls_is_dispatch_key_excluded(kInterceptionKey);
@@ -23,12 +24,12 @@ inline c10::DispatchKeySet keysBelowInterception(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kInterceptionKey);
 }
 
-// Not where torch's Python dispatcher chooses the kernels, as tracers let it.
+// False where torch's Python dispatcher chooses the kernels, as tracers do.
 inline bool canBeRepeated(c10::DispatchKeySet keys) {
   return !keys.has(c10::DispatchKey::PythonDispatcher);
 }
 
-// What stands between a caller and a kernel: autograd, autocast, dispatch modes, functorch and
+// The keys between a caller and a kernel: autograd, autocast, dispatch modes, functorch and
 // interception.
 inline c10::DispatchKeySet keysAboveKernels() {
   using c10::DispatchKey;
@@ -44,19 +45,20 @@ inline c10::DispatchKeySet keysAboveKernels() {
          });
 }
 
-// Ops in its scope are ebb's own.
+// For ebb's own ops: calls in the guard's scope go directly to the kernels.
 inline c10::impl::ForceDispatchKeyGuard belowEverything() {
   return {c10::DispatchKeySet(c10::DispatchKey::BackendSelect), keysAboveKernels()};
 }
 
-// Whether this op was called by a __torch_dispatch__: below autograd, which counts no write there.
-// Such functions run with every key above Python excluded, and nothing else excludes this one.
+// True if a __torch_dispatch__ called this op, so below autograd, where torch counts no writes.
+// Such functions run with every key above Python excluded, and no other code excludes Conjugate.
 inline bool insidePythonDispatch() {
   return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Conjugate);
 }
 
-// Ops that kernels call are not ours to record: without this, mm would be seen four times and
-// layer_norm six. Touches the thread's set directly because it runs once per op.
+// Excludes interception while a kernel runs: ops that kernels call are not recorded. Without this
+// guard, mm would be seen four times and layer_norm six. Writes the thread's set directly, because
+// the guard runs once per op.
 class ExcludeInterception {
  public:
   ExcludeInterception() : tls_(c10::impl::raw_local_dispatch_key_set), excluded_(tls_.excluded()) {
@@ -69,8 +71,8 @@ class ExcludeInterception {
   ExcludeInterception& operator=(const ExcludeInterception&) = delete;
 
  private:
-  c10::impl::PODLocalDispatchKeySet& tls_;  // this thread's set; found once
-  c10::DispatchKeySet excluded_;            // what was excluded before
+  c10::impl::PODLocalDispatchKeySet& tls_;  // this thread's set
+  c10::DispatchKeySet excluded_;            // the excluded set before
 };
 
 }  // namespace ebb

@@ -50,11 +50,11 @@ constexpr std::array<std::string_view, 10> kConstant{
 };
 
 // Note [Never replayed]
-// Replaying a collective would need every rank to replay it at the same moment; the others move
-// data or state that a second run would move again. torch.linalg.lstsq reads memory that nothing
-// has written: LAPACK's gelsy, the CPU's default driver, takes initial pivots from there, and with
-// other pivots the solution has other last bits. Their results are kept whatever the policy says,
-// unless a rule names the operator exactly, with force.
+// Replaying a collective would need every rank to replay it at the same moment. The other
+// operators move data or state, and a second run would move them again. torch.linalg.lstsq reads
+// uninitialised memory: LAPACK's gelsy, the CPU's default driver, takes initial pivots from there,
+// and other pivots change the last bits of the solution. The results of all these operators are
+// kept whatever the policy says, unless a rule names the operator exactly, with force.
 constexpr std::array<std::string_view, 5> kNeverReplayedNamespaces{
     "c10d::",
     "_c10d_functional::",
@@ -63,19 +63,22 @@ constexpr std::array<std::string_view, 5> kNeverReplayedNamespaces{
     "_dtensor::",
 };
 // Note [Communication]
-// The operators of those namespaces write to tensors, from other threads and until somebody waits,
-// and most of their schemas do not say so: c10d::allreduce_ and recv_ mark no argument,
-// _c10d_functional::irecv neither. So all that such an operator is given counts as written, but for
-// arguments named input*, which by convention are read, and those below. Nothing of it moves a
-// version, so handles follow, as eager's saved tensors do.
-// A graph that was recorded before must not recompute with what is written now, nor what eager's
-// backward would see otherwise. So if it knows a tensor that a later collective writes, in another
-// region or outside of all, the version moves: but for tensors that no op has computed, as far as
-// autograd knows. Those are gathered parameters (FSDP), which get the same contents again.
-// Until somebody waits, which no operator shows, such a value is under way. So it is not offloaded:
-// a copy would miss what has yet to come. Its fingerprint is taken when the region ends. And what
-// has moved its version before anybody looks at it was the collective: gloo's threads end with
-// operators of their own.
+// The operators of those namespaces write to tensors from other threads, until somebody waits. Most
+// of their schemas do not say so: c10d::allreduce_ and recv_ mark no argument, nor does
+// _c10d_functional::irecv. So all arguments of such an operator count as written, except arguments
+// named input*, which by convention are read, and those in kOnlyRead. The writes move no version,
+// so handles show the new contents, as eager's saved tensors do.
+//
+// A graph that was recorded earlier must not recompute from the new contents, where eager's
+// backward would use the old ones. So if such a graph knows a tensor that a later collective
+// writes, in another region or outside of all, ebb moves the tensor's version. The exception is a
+// tensor that no op has computed, as far as autograd knows: a gathered parameter (FSDP), which gets
+// the same contents again.
+//
+// No operator shows the wait, so until then the value is in transit. Three rules follow. The value
+// is not offloaded, since the copy could miss data that has not arrived. Its fingerprint is taken
+// when the region ends. A version that moved before ebb looks at the value was moved by the
+// collective: gloo's threads end with operators of their own.
 struct ReadArgument {
   std::string_view name;
   std::string_view argument;
@@ -91,12 +94,13 @@ constexpr ReadArgument kOnlyRead[] = {
 };
 
 // Note [Which writes are counted]
-// torch moves the version of a written tensor in the kernel for ADInplaceOrView, after ours has
-// returned, if its own operators return it. An operator without such a kernel moves none (fused
-// optimizers, running statistics, collectives) or has done so when it returns (foreach). These two
-// have one and move it only if the shape changes. An op that is called with that key excluded moves
-// none either; of those we know which a __torch_dispatch__ calls, and not which C++ code does that
-// sets AutoDispatchBelowADInplaceOrView itself.
+// torch moves the version of a written tensor in the kernel for ADInplaceOrView, after ebb's kernel
+// has returned, if the operator is torch's own and returns the tensor. An operator without such a
+// kernel moves no version (fused optimizers, running statistics, collectives), or has moved it when
+// it returns (foreach). The two operators below have such a kernel, and move the version only if
+// the shape changes. An op that is called with ADInplaceOrView excluded moves no version either.
+// ebb recognises such calls from a __torch_dispatch__, but not from C++ code that sets
+// AutoDispatchBelowADInplaceOrView itself.
 constexpr std::array<std::string_view, 2> kUncounted{"aten::resize_", "aten::resize_as_"};
 
 constexpr std::array<std::string_view, 3> kNeverReplayed{
@@ -109,8 +113,8 @@ constexpr std::array<std::string_view, 3> kNeverReplayed{
 constexpr std::array<std::string_view, 8> kProducts{
     "mm", "mv", "matmul", "linear", "attention", "dot", "addr", "cdist"};
 
-// Parts of the names of convolutions and recurrent operators, which have settings of their own and
-// may be computed as products.
+// Parts of the names of convolutions and recurrent operators, which have precision settings of
+// their own and may be computed as matrix products.
 constexpr std::array<std::string_view, 4> kConvolutions{"conv", "rnn", "lstm", "gru"};
 
 template <size_t n>
@@ -132,8 +136,8 @@ struct Workspace {
   size_t slot;  // among the results
 };
 
-// Results of which something may never be written: memory that kernels use, and without dropout the
-// random state that attention kernels return.
+// Results that may be partly unwritten: memory that kernels use, and the random state that
+// attention kernels return, if there is no dropout.
 constexpr Workspace kWorkspaces[] = {
     {"aten::_ctc_loss", 1},
     {"aten::mkldnn_rnn_layer", 3},
@@ -159,23 +163,26 @@ constexpr Workspace kWorkspaces[] = {
 };
 
 struct LyingSchema {
-  std::string_view name;  // every overload that has these arguments
+  std::string_view name;  // every overload with these arguments
   std::string_view arguments[2];
-  std::string_view condition;  // the bool argument under which it holds, or the number at whose 0;
-                               // empty: always
+  // The bool argument that must be true, or the number that must be 0; empty: no condition.
+  std::string_view condition;
   ArgUse use;
 };
 
 // Note [Schemas that lie]
-// Batch normalisation updates the running statistics, in some overloads without a word in the
-// schema; in training no result depends on them, so a replay gets scratch and the statistics are
-// updated once. rrelu_with_noise fills `noise` in training, after autograd has saved it and
-// without a version bump, so handles packed on it follow the write. Recurrent layers of cuDNN draw
-// their masks from `dropout_state`, which each call in training advances.
-// With beta = 0 a product does not read what it adds to (torch's documents promise it, also for
-// NaN), which Megatron-LM gives one buffer for all layers; the backward of batch normalisation
-// reads the running statistics only outside of training. `where` and masked operators read both
-// sides: which elements they do not need, the data says.
+// - Batch normalisation updates the running statistics, in some overloads without a mark in the
+//   schema. In training no result depends on them, so a replay gets scratch memory, and the
+//   statistics are updated once.
+// - rrelu_with_noise fills `noise` in training, after autograd has saved it and without a version
+//   bump. So handles packed on `noise` show the new contents.
+// - Recurrent layers of cuDNN draw their masks from `dropout_state`, which each call in training
+//   advances.
+// - With beta = 0 a matrix product does not read the tensor to add. torch's documents promise this,
+//   also for NaN, and Megatron-LM passes one buffer for all layers.
+// - The backward of batch normalisation reads the running statistics only outside of training.
+// - `where` and masked operators are not listed: they read both sides, and only the data says which
+//   elements are not needed.
 constexpr std::string_view kStats[2] = {"running_mean", "running_var"};
 constexpr LyingSchema kLyingSchemas[] = {
     {"aten::native_batch_norm", {kStats[0], kStats[1]}, "training", ArgUse::Scratch},
@@ -205,7 +212,7 @@ constexpr LyingSchema kLyingSchemas[] = {
     {"aten::baddbmm_", {"self", ""}, "beta", ArgUse::Overwrite},
 };
 
-// Operators that torch does not tag as pointwise, and that are, as far as rows go.
+// Operators that torch does not tag as pointwise, but that treat rows as pointwise operators do.
 constexpr std::array<std::string_view, 10> kEachRow{
     "aten::_to_copy",
     "aten::copy_",
@@ -221,7 +228,7 @@ constexpr std::array<std::string_view, 10> kEachRow{
 
 struct RowArgument {
   std::string_view name;
-  std::string_view argument;  // with rows
+  std::string_view argument;  // the argument with rows
 };
 
 constexpr RowArgument kOneArgument[] = {
@@ -238,11 +245,11 @@ constexpr std::array<std::string_view, 2> kGroups{"aten::_grouped_mm", "aten::_s
 
 constexpr std::array<std::string_view, 2> kBatches{"aten::bmm", "aten::baddbmm"};
 
-// With an argument `normalized_shape`.
+// Operators with an argument `normalized_shape`.
 constexpr std::array<std::string_view, 3> kTrailingDims{
     "aten::native_layer_norm", "aten::_fused_rms_norm", "aten::rms_norm"};
 
-// With an argument `dim`.
+// Operators with an argument `dim`.
 constexpr std::array<std::string_view, 26> kAlongDims{
     "aten::_softmax",  "aten::_log_softmax", "aten::softmax", "aten::log_softmax",
     "aten::sum",       "aten::mean",         "aten::amax",    "aten::amin",
@@ -357,7 +364,7 @@ PrecisionRead precisionRead(std::string_view name) {
                                            : PrecisionRead::None;
 }
 
-// Not recurrent layers: torch does not choose among algorithms for those.
+// False for recurrent layers: torch does not choose among algorithms for those.
 bool isConvolution(std::string_view name) {
   return name.starts_with("aten::") && name.find("convolution") != std::string_view::npos;
 }

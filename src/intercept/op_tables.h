@@ -8,10 +8,11 @@
 
 namespace ebb {
 
-// Whole overwrites in place: argument 0 is written without being read.
+// True if the operator overwrites argument 0 in place, and completely, without reading it.
 bool isWholeOverwrite(std::string_view name);
 
 // See Note [Uninitialised memory is not a recipe] in record/op_recording.cpp.
+// True for zeros, ones, full and their like.
 bool isUninitialisedFactory(std::string_view name);
 bool isConstantFactory(std::string_view name);
 
@@ -21,38 +22,38 @@ bool communicates(std::string_view name);
 // See Note [Never replayed].
 bool isNeverReplayed(std::string_view name);
 
-// Tells the allocator something, though its schema says that it writes.
+// True if the operator only informs the allocator, though the schema says that it writes.
 bool isAllocatorHint(std::string_view name);
 
-// Which settings of precision the kernel reads.
+// The settings of precision that the kernel reads.
 PrecisionRead precisionRead(std::string_view name);
 
-// Off the CPU its kernel is chosen among several.
+// True for convolutions. On devices other than the CPU, one of several kernels is chosen.
 bool isConvolution(std::string_view name);
 
-// The kernel that runs depends on grad mode and on the inputs' requires_grad.
+// True if the choice of the kernel depends on grad mode and on the inputs' requires_grad.
 bool readsRequiresGrad(std::string_view name);
 
-// The kernel may read more of a storage than its argument shows: as_strided_copy and its like.
+// True if the kernel may read more of a storage than the argument shows, as as_strided_copy does.
 bool readsBeyond(std::string_view name);
 
-// Result `slot` is a workspace for the backward kernel, with bytes that no kernel ever writes or
-// reads: a replay may leave others there. Only verify mode asks.
+// True if result `slot` is a workspace for the backward kernel. No kernel writes or reads some of
+// the bytes, so a replay may leave other contents there. Used by verify mode only.
 bool isWorkspace(std::string_view name, size_t slot);
 
 // Sets OpTraits::rows and rowArgument.
 void applyRowRule(OpTraits& traits);
 
-// Whether an operator of this name may write to an argument which its schema shows as read.
-// See Note [Communication].
+// True if an operator of this name may write to an argument that the schema shows as read. See Note
+// [Communication].
 bool hidesWrite(std::string_view name, std::string_view argument);
 
-// Whether torch moves the version of what the operator writes to this argument.
-// See Note [Which writes are counted].
+// True if torch moves the version of this argument when the operator writes to it. See Note [Which
+// writes are counted].
 bool isCounted(const c10::OperatorHandle& op, const c10::Argument& argument);
 
-// Schemas that lie, or say less than is needed: sets ArgUse and conditionArgument.
-// See Note [Schemas that lie].
+// Corrects ArgUse, and sets conditionArgument, for schemas that are wrong or incomplete. See Note
+// [Schemas that lie].
 void applyLyingSchemas(OpTraits& traits);
 
 }  // namespace ebb

@@ -34,8 +34,8 @@ ArgType typeOf(const c10::TypePtr& declared) {
   }
 }
 
-// Whether a recipe can hold an argument of this type and pass it again. Objects with state of their
-// own (process groups, streams, packed weights) and containers that may hide tensors cannot.
+// True if a recipe can hold an argument of this type and pass it again. False for objects with
+// state (process groups, streams, packed weights) and for containers that may hide tensors.
 bool canBePassedAgain(const c10::TypePtr& declared) {
   const c10::Type& type = withoutOptional(*declared);
   if (typeOf(declared) == ArgType::TensorLists) {
@@ -82,7 +82,8 @@ OpKind classify(const c10::OperatorHandle& op) {
   const bool hides = std::any_of(arguments.begin(), arguments.end(), [&](const auto& argument) {
     return typeOf(argument.type()) != ArgType::Other && hidesWrite(schema.name(), argument.name());
   });
-  // Others may say less than they do, and are looked at; those without tensors cannot.
+  // Schemas of other libraries may be incomplete, so ebb looks at the calls. Without tensor
+  // arguments there is nothing to look at.
   const bool trusted = isTorchsOwn(schema.name()) ||
                        std::all_of(arguments.begin(), arguments.end(), [](const auto& argument) {
                          return typeOf(argument.type()) == ArgType::Other;
@@ -97,7 +98,7 @@ void readArguments(OpTraits& traits, const c10::FunctionSchema& schema) {
     const auto& argument = schema.arguments()[i];
     ArgUse use = ArgUse::Read;
     if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
-      // An `out=` is written whole, by a convention that torch's own operators keep.
+      // An `out=` argument is written whole, by a convention that torch's own operators keep.
       const bool overwrite =
           (argument.is_out() && !traits.untrusted) || (overwritesFirst && i == 0);
       use = overwrite ? ArgUse::Overwrite : ArgUse::Write;
@@ -153,9 +154,9 @@ void fill(OpTraits& traits) {
 }
 
 struct Registry {
-  std::mutex mutex;                                       // guards everything here
+  std::mutex mutex;                                       // guards all members
   std::deque<OpTraits> all;                               // never shrinks: references stay valid
-  ska::flat_hash_map<size_t, const OpTraits*> byAddress;  // std::hash of a handle is its address
+  ska::flat_hash_map<size_t, const OpTraits*> byAddress;  // std::hash of a handle is an address
   std::atomic<uint64_t> epoch{1};                         // moves when an address is forgotten
 };
 
@@ -164,10 +165,10 @@ Registry& registry() {
   return *instance;
 }
 
-// Each thread has its own copy of the table, so that the path of every op takes no lock.
+// Each thread has a copy of the table, so that no op takes a lock.
 struct Known {
   ska::flat_hash_map<size_t, const OpTraits*> byAddress;
-  uint64_t epoch = 0;  // of the registry, when the first of them was looked up
+  uint64_t epoch = 0;  // Registry::epoch when the first entry was looked up
 };
 
 // See Note [Static TLS]

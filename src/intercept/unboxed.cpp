@@ -76,7 +76,7 @@ namespace {
 
 using TensorBorrow = c10::MaybeOwnedTraits<at::Tensor>;
 
-// Values of the given types as IValues. Tensors are shown, not owned; everything else is a copy.
+// Values of the given types as IValues. Tensors are borrowed; other values are copied.
 template <class... Types>
 class Shown final {
  public:
@@ -123,7 +123,7 @@ class Shown final {
   alignas(c10::IValue) std::byte memory_[sizeof...(Types) * sizeof(c10::IValue)];
 };
 
-// An op's result, a tensor or several, as IValues.
+// An op's result, one tensor or several, as IValues.
 template <class Result>
 struct ShownResult {
   explicit ShownResult(const at::Tensor& result) : values(result) {
@@ -139,8 +139,8 @@ struct ShownResult<std::tuple<Tensors...>> {
   Shown<Tensors...> values;
 };
 
-// One class per signature, not per operator: an op's kernels are mostly run from cold caches, so
-// code that operators share costs less.
+// One class for each signature, not for each operator: kernels mostly run from cold caches, so code
+// that operators share costs less.
 template <class Signature>
 class Unboxed;
 
@@ -149,7 +149,7 @@ class Unboxed<Result(Arguments...)> final : public c10::OperatorKernel {
  public:
   explicit Unboxed(const c10::OperatorHandle& op)
       : traits_(opTraits(op)), op_(op.typed<Result(Arguments...)>()) {
-    // The recorder replaces that argument, which only the boxed function passes on.
+    // The recorder replaces a Generator argument; only the boxed function passes the new one on.
     TORCH_INTERNAL_ASSERT(traits_.generatorArgument < 0, traits_.name, " takes a Generator");
   }
 
@@ -164,7 +164,7 @@ class Unboxed<Result(Arguments...)> final : public c10::OperatorKernel {
     std::optional<Kept> result;
     std::optional<ShownResult<std::remove_reference_t<Result>>> shownResult;
     auto run = [&]() -> const c10::IValue* {
-      result.emplace(op_.redispatch(below, arguments...));  // not moved: it may be run again
+      result.emplace(op_.redispatch(below, arguments...));  // not moved: the op may be run again
       return shownResult.emplace(*result).values.data();
     };
     Call call{traits_, below, canBeRepeated(keys), shown.data(), run};
@@ -187,8 +187,8 @@ class Unboxed<Result(Arguments...)> final : public c10::OperatorKernel {
   c10::TypedOperatorHandle<Result(Arguments...)> op_;
 };
 
-// _unsafe_view is no view by its schema, and makes nothing: every linear layer without a bias ends
-// with it.
+// _unsafe_view is no view by its schema, but computes nothing. Every linear layer without a bias
+// ends with this op.
 class UnsafeView final : public c10::OperatorKernel {
  public:
   explicit UnsafeView(const c10::OperatorHandle& op)

@@ -9,16 +9,17 @@
 namespace ebb {
 
 // Note [Unboxed kernels]
-// The boxed fallback works for every operator, and costs about as much as recording: torch makes a
-// stack, copies each argument into it and moves each result back. Since torch 2.13 copying a tensor
-// that only Python holds also takes the GIL. So the operators that training runs most get a kernel
-// of their own signature, which at::_ops knows. It shows arguments and results to the
-// interceptor as borrowed IValues, so what is recorded, and how, is the same code for both.
+// The boxed fallback works for every operator, but costs about as much as recording: torch makes a
+// stack, copies each argument to the stack and moves each result back. Since torch 2.13, copying a
+// tensor that only Python holds also takes the GIL. So the operators that training runs most get a
+// kernel with the operator's own signature, as at::_ops knows it. The kernel shows arguments and
+// results to the interceptor as borrowed IValues, so both kinds of kernel share the code that
+// records.
 //
-// Four more are there since boxing loses what their kernels for quantised tensors do: they put
-// another tensor in the place of `out`.
+// Four more operators are listed because boxing loses an effect of their kernels for quantised
+// tensors, which put another tensor in the place of `out`.
 //
-// Nothing if `op` is not one of them: then the boxed function is right.
+// Returns nothing for all other operators, which use the boxed function.
 std::optional<c10::KernelFunction> unboxedKernel(const c10::OperatorHandle& op);
 
 }  // namespace ebb

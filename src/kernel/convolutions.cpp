@@ -14,9 +14,10 @@ namespace {
 
 std::atomic<bool> hasFailed{false};
 
-// Threads whose replays have met a failure. Few, and no thread_local: see Note [Static TLS].
+// Threads whose replays have met a failure. There are few, so a list replaces a thread_local: see
+// Note [Static TLS].
 struct Threads {
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards all members below
   std::vector<std::thread::id> all;
 
   static Threads& get() {
@@ -55,7 +56,7 @@ bool WorkspaceWatch::sawFailure() const {
   return true;
 }
 
-// An allocator of the user's may count nothing, and raises then.
+// A user's allocator may have no statistics; getDeviceStats() then raises.
 int64_t WorkspaceWatch::count() const {
   auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device_.type()));
   if (allocator == nullptr || !allocator->initialized()) {

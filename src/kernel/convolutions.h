@@ -1,4 +1,4 @@
-// Convolutions on a device whose kernel depends on more than their arguments.
+// Convolutions whose kernel depends on more than the arguments.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,24 +11,24 @@ namespace ebb {
 
 // Note [Kernels chosen by timing]
 // With torch.backends.cudnn.benchmark on, cuDNN (and MIOpen) runs several algorithms for a
-// convolution the first time that a thread meets its shape, and from then on that thread takes the
-// one which was fastest. A replay runs on another thread, autograd's, which would measure anew, and
-// may end with other last bits. So such results are kept, unless a rule says force.
+// convolution the first time that a thread meets the shape. From then on the thread uses the
+// fastest algorithm. A replay runs on autograd's thread, which would measure anew, and may give
+// other last bits. So the results of such convolutions are kept, unless a rule says force.
 
 // Note [Kernels chosen by free memory]
-// cuDNN's engines for a convolution need workspaces of different sizes. Where the device has no
-// memory for a workspace, torch raises nothing: it takes the next engine, and the thread uses that
-// one for the shape from then on. So a replay near the peak may have other last bits than the
-// forward had. The allocator counts allocations that fail. If the count moves while a convolution
+// cuDNN's engines for a convolution need workspaces of different sizes. If the device has no memory
+// for a workspace, torch raises nothing. Instead torch takes the next engine, and the thread uses
+// that engine for the shape from then on. So a replay near the peak may give other last bits than
+// the forward. The allocator counts failed allocations. If the count moves while a convolution
 // runs,
-// 1. in a region: its result is kept. So are those of all later convolutions, since this thread
-//    would now choose otherwise than another one.
-// 2. in a replay: the replay raises, and so do later replays of convolutions on this thread.
-//    Convolutions that are recorded later are kept.
-// The count is the device's: an allocation that fails on another thread meanwhile may keep or
+// 1. in a region: the convolution's result is kept. So are the results of all later convolutions,
+//    since this thread would now choose another engine than other threads.
+// 2. in a replay: the replay raises, and so do later replays of convolutions on this thread. The
+//    results of convolutions that are recorded later are kept.
+// The count is per device: a failed allocation on another thread at the same time may keep or
 // refuse a convolution without need. Convolutions outside of regions are not watched.
 
-// The reason why convolutions on a device must be kept now; null if they need not be.
+// The reason why results of convolutions must be kept now; null if there is none.
 const char* convolutionsAreKept();
 
 // Watches for failed allocations while a convolution's kernel runs.
@@ -36,7 +36,8 @@ class WorkspaceWatch {
  public:
   explicit WorkspaceWatch(c10::Device device);
 
-  // Whether an allocation on the device has failed since. If so convolutions are kept from now on.
+  // True if an allocation on the device has failed since. Results of convolutions are kept from
+  // then on.
   bool sawFailure() const;
 
  private:
@@ -46,13 +47,13 @@ class WorkspaceWatch {
   int64_t before_;
 };
 
-// True if a replay on this thread has met a failed allocation of a workspace.
+// True if, in a replay on this thread, the allocation of a workspace has failed.
 bool choosesOtherwise();
 
-// Notes that a replay on this thread has met one.
+// Records a failed allocation of a workspace in a replay on this thread.
 void chooseOtherwise();
 
-// For tests: as if nothing had failed, on this thread and for later convolutions.
+// For tests: forgets all failures, of this thread and for later convolutions.
 EBB_API void forgetFailedWorkspaces();
 
 }  // namespace ebb

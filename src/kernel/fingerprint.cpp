@@ -12,7 +12,7 @@ namespace {
 constexpr size_t kHashedWhole = 1024;  // bytes
 constexpr size_t kSamples = 64;
 
-// Each step is one-to-one in `word` and in `hash`, so one changed word always shows.
+// Each step is one-to-one in `word` and in `hash`, so one changed word always changes the result.
 uint64_t mix(uint64_t hash, uint64_t word) {
   return std::rotl(hash ^ word, 29) * 0x9E3779B97F4A7C15ULL;
 }
@@ -23,7 +23,7 @@ uint64_t wordAt(const char* bytes) {
   return word;
 }
 
-// Hashes `count` words that lie `stride` bytes apart, in lanes that do not wait for each other.
+// Hashes `count` words, `stride` bytes apart, in lanes that do not depend on each other.
 uint64_t hashWords(const char* bytes, size_t count, size_t stride) {
   constexpr size_t kLanes = 4;
   uint64_t lanes[kLanes] = {0, 1, 2, 3};

@@ -114,7 +114,7 @@ const KernelState& KernelStates::current() {
 
 namespace {
 
-// What else products of matrices on a GPU may save time by, in eight bits.
+// The other settings of matrix products on a GPU that trade precision for time, in eight bits.
 uint32_t halfPrecision() {
   auto& context = at::globalContext();
   const auto number = [](auto setting) { return static_cast<uint32_t>(setting); };

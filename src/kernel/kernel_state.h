@@ -1,4 +1,4 @@
-// What a kernel sees besides its arguments, so that a replay shows it the same.
+// The state that a kernel sees besides its arguments, restored for a replay.
 #pragma once
 
 #include <c10/core/DispatchKeySet.h>
@@ -16,26 +16,26 @@
 
 namespace ebb {
 
-// Settings of the process or thread that change which kernel runs, or its last bits.
+// Settings of the process or thread that decide which kernel runs, or change the last bits.
 struct NumericSettings {
   c10::ScalarType defaultDtype;  // factories and integer-to-float promotion
   int threads;                   // intra-op threads: they split reductions
   bool mkldnn;                   // oneDNN kernels are allowed
-  bool mkldnnDeterministic;      // ... and made repeatable
+  bool mkldnnDeterministic;      // oneDNN kernels must be repeatable
   bool nnpack;                   // NNPACK kernels are allowed
   bool cudnn;                    // cuDNN kernels are allowed
-  bool cudnnBenchmark;           // ... and chosen by timing
-  bool cudnnDeterministic;       // ... and chosen for repeatability
+  bool cudnnBenchmark;           // cuDNN kernels are chosen by timing
+  bool cudnnDeterministic;       // cuDNN kernels are chosen for repeatability
   bool deterministic;            // torch.use_deterministic_algorithms
-  bool deterministicWarnOnly;    // ... which then only warns
+  bool deterministicWarnOnly;    // the setting above only warns
   bool flushDenormals;           // of this thread's floating-point unit
   bool operator==(const NumericSettings&) const = default;
 
   static NumericSettings current();
-  // Makes these the current ones; touches only what differs from `from`.
+  // Applies these settings, where they differ from `from`.
   void apply(const NumericSettings& from) const;
 
-  // The same, but for what each thread has for itself.
+  // Compares all settings except those of the thread: intra-op threads and denormals.
   bool equalsForProcess(const NumericSettings& other) const;
 };
 
@@ -43,18 +43,19 @@ using AutocastDtypes = std::vector<std::pair<c10::DeviceType, c10::ScalarType>>;
 
 // Note [What a kernel sees besides its arguments]
 // 1. Numeric settings: a user may change them between forward and backward, or inside the region.
-// 2. Autocast: ops that it knows run with it excluded. Kernels of the others still see it, and the
-//    ops that they call are cast; replayed outside autocast they would give another precision.
+// 2. Autocast: ops that autocast knows run with autocast excluded. Kernels of other ops still see
+//    autocast, and the ops that they call are cast. A replay outside autocast would have another
+//    precision.
 // 3. Grad mode and, for some ops, requires_grad: see Recipe::gradMode.
-// 4. Precision (TF32, sums in half precision, the preferred BLAS): read by products only; see
-//    productPrecision.
+// 4. Precision (TF32, sums in half precision, the preferred BLAS): read by matrix products,
+//    convolutions and recurrent kernels only; see productPrecision.
 struct KernelState {
   NumericSettings settings;
   c10::DispatchKeySet autocast;   // autocast keys that were not excluded
   AutocastDtypes autocastDtypes;  // per enabled device type; empty if `autocast` is
 
   static KernelState now();  // on this thread
-  bool isCurrent() const;    // whether it equals now()
+  bool isCurrent() const;    // equals now()
 };
 
 // The states in which a graph's recipes were recorded. There are few, so recipes point to them.
@@ -65,19 +66,20 @@ class KernelStates {
 
  private:
   std::forward_list<KernelState> all_;  // no two are equal
-  const KernelState* last_ = nullptr;   // nearly always the current one
+  const KernelState* last_ = nullptr;   // usually the current state
 };
 
-// The precision in which a kernel of `keys` makes products, as one number. A replay under another
-// one is refused, since torch's two interfaces for it cannot be mixed.
+// The precision settings of products in a kernel of `keys`, as one number. A replay under other
+// settings raises, since torch's two interfaces for them cannot be mixed.
 uint32_t productPrecision(PrecisionRead read, c10::DispatchKeySet keys);
 
-// Runs kernels as the forward did: below autograd, dispatch modes, functorch and interception, and
-// with the recorded state rather than the one of the thread that runs backward.
+// Runs kernels as the forward did: below autograd, dispatch modes, functorch and interception, with
+// the recorded state in place of the state of backward's thread.
 class KernelStateGuard {
  public:
-  // What the process has, other threads see too: see Note [Nothing moves under a replay ahead].
-  // OfThread: the caller has made sure that this is as recorded.
+  // OfProcess: the settings of the process, visible to other threads, may change too. See Note
+  // [Nothing moves under a replay ahead]. OfThread: the caller has checked that the process has the
+  // recorded settings.
   enum class Changes : uint8_t { OfProcess, OfThread };
   explicit KernelStateGuard(const KernelState& state, Changes changes = Changes::OfProcess);
   ~KernelStateGuard();
@@ -86,10 +88,10 @@ class KernelStateGuard {
 
  private:
   c10::impl::PODLocalDispatchKeySet saved_;  // the thread's own dispatch key sets
-  const KernelState& state_;                 // what was asked for
-  NumericSettings outer_;                    // what was before
-  std::optional<Commotion> commotion_;       // while the process's settings are others
-  AutocastDtypes outerDtypes_;               // ... what was before, of devices that `state_` names
+  const KernelState& state_;                 // the recorded state
+  NumericSettings outer_;                    // the settings before
+  std::optional<Commotion> commotion_;       // held if the settings differ
+  AutocastDtypes outerDtypes_;  // the autocast dtypes before, for the devices in `state_`
 };
 
 }  // namespace ebb

@@ -37,8 +37,8 @@ void setState(at::Generator& generator, const at::Tensor& state) {
   generator.set_state(state);
 }
 
-// The device whose default generator an op without a Generator argument draws from. Unknown of one
-// from elsewhere that is given neither a tensor nor a device.
+// The device whose default generator an op without a Generator argument draws from. Unknown for an
+// operator from elsewhere without tensor and device arguments.
 std::optional<c10::Device> deviceOf(
     const OpTraits& op, c10::DispatchKeySet keys, const c10::IValue* arguments) {
   const auto key = keys.remove(c10::DispatchKey::PythonDispatcher).highestPriorityTypeId();
@@ -71,7 +71,7 @@ at::Generator cpuGenerator() {
   return at::globalContext().defaultGenerator(c10::kCPU);
 }
 
-// Undefined if the device is unknown, or has none.
+// Undefined if the device is unknown or has no generator.
 at::Generator defaultGenerator(std::optional<c10::Device> device) {
   if (!device) {
     return {};
@@ -88,9 +88,10 @@ bool sameState(const at::Tensor& a, const at::Tensor& b) {
          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
 }
 
-// A generator's state as 64-bit words. The CPU's is a Mersenne Twister whose 624 32-bit numbers
-// take a word each, so words with an empty upper half are stored as one number: half the memory.
-// Layout: count of words, a bit for each word (1: both halves follow), then the halves.
+// A generator's state as 64-bit words. The CPU's state is a Mersenne Twister whose 624 32-bit
+// numbers take a word each. So a word with an empty upper half is stored as one number, which
+// halves the memory. Layout: count of words, size in bytes, a bit for each word (1: both halves
+// follow), then the halves.
 std::vector<uint32_t> packState(const at::Tensor& state) {
   const auto words = static_cast<uint32_t>((state.nbytes() + 7) / 8);
   std::vector<uint64_t> full(words, 0);
@@ -130,7 +131,8 @@ at::CPUGeneratorImpl& cpu(const at::Generator& generator) {
   return *at::check_generator<at::CPUGeneratorImpl>(generator);
 }
 
-// A number that tells states of a generator apart. Of the CPU's, all numbers change together.
+// A number that tells states of a generator apart. All numbers of the CPU's state change together,
+// so a few of them suffice.
 uint64_t digestOf(const at::Generator& generator) {
   if (!generator.device().is_cpu()) {
     return fingerprint(stateOf(generator).storage(), FingerprintOf::Everything);
@@ -167,8 +169,8 @@ RandomScope::RandomScope(
   if (!recorded) {
     return;
   }
-  // An operator from elsewhere may draw without saying so, and its kernel may be Python: compare
-  // states around it, and hold no lock.
+  // An operator from elsewhere may draw without a tag, and its kernel may be Python. So states
+  // before and after are compared, and no lock is held.
   confirm_ = !op.random;
   state_ = std::make_unique<RandomState>();
   state_->generator = given ? arguments[op.generatorArgument].toGenerator()
@@ -201,7 +203,8 @@ void RandomScope::putCloneBack() {
   at::Generator& original = state_->generator;
   std::lock_guard<std::mutex> lock(original.mutex());
   const auto engine = cpu(original).engine().data();
-  // Whoever drew meanwhile has drawn the same numbers; the generator is further on already.
+  // If another thread drew meanwhile, it drew the same numbers, and the generator has already
+  // advanced.
   if (engine.left_ == engineBefore_->left_ && engine.next_ == engineBefore_->next_ &&
       engine.state_ == engineBefore_->state_) {
     cpu(original).set_engine(cpu(clone_).engine());
@@ -216,8 +219,9 @@ RandomScope::~RandomScope() {
   }
 }
 
-// What is in a clone nobody else has seen. A generator that has moved is set back, but CUDA's: see
-// Note [Random state]. One of a backend out of tree that has not may have one that does not show.
+// A clone can always be set back, since no other thread has seen it. A generator that moved is set
+// back, except on CUDA: see Note [Random state]. If no generator of an out-of-tree backend moved,
+// the backend may have a hidden generator, and the result is false.
 bool RandomScope::canBeginAgain() const {
   if (!state_ || clone_.defined()) {
     return state_ != nullptr;
@@ -306,7 +310,7 @@ RandomReplay::RandomReplay(const OpTraits& op, const RandomState* state, torch::
   }
 }
 
-// Only CUDA's has states that can be exchanged as a whole.
+// True only for CUDA outside of captures: other generators cannot exchange their state as a whole.
 bool RandomReplay::lend() {
   if (!generator_.device().is_cuda() || state_->capture != 0) {
     return false;
@@ -334,8 +338,8 @@ void RandomReplay::putBack() {
   }
 }
 
-// Something else was raised. A device that has failed refuses this too, and the program must live
-// to see why.
+// Without putBack(), another exception is propagating. A failed device may refuse the restoration
+// too; the first exception must reach the program.
 RandomReplay::~RandomReplay() {
   if (generator_.defined()) {
     try {

@@ -1,4 +1,4 @@
-// The generator state that an op drew from, and putting it back for a replay.
+// The generator state that an op drew from, and the restoration of that state for a replay.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -19,72 +19,76 @@
 namespace ebb {
 
 // Note [Random state]
-// A recipe of an op that draws holds the generator's state before the draw (CPU: the engine's
-// state; CUDA: philox seed and offset). If the op takes a Generator argument the replay passes a
-// private clone in that state and touches nothing else. The others draw from the device's default
+// The recipe of an op that draws holds the generator's state before the draw (CPU: the engine's
+// state; CUDA: philox seed and offset). If the op takes a Generator argument, the replay passes a
+// private clone in that state and touches nothing else. Other ops draw from the device's default
 // generator, which is set for the replay and put back. Two threads in regions must not draw in
-// between, so all such runs, first or replayed, hold one process-wide lock. It is never waited for
-// by a thread that holds a graph's lock and records: replays take it with that lock held.
-// CUDA's generator is not set, where it can be lent another state: setting it makes cuDNN's
-// recurrent layers begin their masks anew, and an eager program would not have done so.
+// between, so all such runs, first or replayed, hold one process-wide lock. A thread that records
+// and holds a graph's lock must never wait for the lock of draws, since replays take the lock of
+// draws with the graph's lock held. CUDA's generator is lent another state where possible, and not
+// set: after a set, cuDNN's recurrent layers begin their masks anew, unlike in eager.
 //
 // Note [Random numbers in a capture]
-// While a graph is captured CUDA's generator counts from the capture's own beginning, and cannot be
-// cloned or lent a state. It can be set, so that is done for ops with a Generator argument too; a
-// user's own generator has been registered with the graph, or the forward had raised. A state of
-// one capture says nothing in another, nor outside: when graphs run each begins where the generator
-// is then. So a replay is refused unless it is captured with its forward, or neither is.
+// While a graph is captured, CUDA's generator counts from the beginning of the capture, and can be
+// neither cloned nor lent a state. The generator can be set, so ebb sets it for ops with a
+// Generator argument too. A user's own generator must be registered with the graph, or the forward
+// raises. A state of one capture means nothing in another capture, nor outside: when a graph runs,
+// the draws begin at the generator's state at that time. So a replay is refused unless it is
+// captured with its forward, or neither is captured.
 //
 // Note [Threads that draw outside of regions]
-// They know nothing of that lock, and may draw between our look at the state and the kernel's draw.
-// On the CPU an op with a Generator argument therefore draws from a private clone in the forward
-// too, whose state is then put into the default generator. For the others the recipe has a digest
-// of the state after the draw and, on the CPU, a fingerprint of the result: a replay that ends in
-// another state or gives another result is an error.
+// Threads outside of regions do not take the lock of draws, and may draw between ebb's look at the
+// state and the kernel's draw. On the CPU, an op with a Generator argument therefore draws from a
+// private clone in the forward too, and the clone's state is then put into the default generator.
+// For other ops, the recipe has a digest of the state after the draw and, on the CPU, a fingerprint
+// of the result. A replay that ends in another state or gives another result raises.
 //
 // Note [Which generator an op drew from]
-// A kernel draws from the generator that it is given, or from its device's default one. But where a
-// device has no kernel for an op (backends out of tree, and some in it) the CPU's runs, and draws
-// from the CPU's; some devices have no generator at all. So on devices other than the CPU and CUDA
-// both are watched, and the one that moved was drawn from. If both moved, the op may have drawn
-// from both; if none did, a backend out of tree may have one that it does not show. Then it is not
-// known what another run would draw, and the op's results are kept.
+// A kernel draws from the generator that it is given, or from the default generator of its device.
+// But if a device has no kernel for an op (as some backends, out of tree and in torch), the CPU
+// kernel runs and draws from the CPU generator; some devices have no generator at all. So on
+// devices other than the CPU and CUDA both generators are watched, and the op drew from the one
+// that moved. If both moved, the op may have drawn from both. If neither moved, an out-of-tree
+// backend may have a hidden generator. In these two cases the draw of a replay is unknown, and the
+// op's results are kept.
 struct RandomState {
-  at::Generator generator;       // drawn from in the forward
-  std::vector<uint32_t> packed;  // its state before the draw; see packState
-  uint64_t digestAfter = 0;      // of its state after the draw
-  uint64_t fingerprint = 0;      // of the op's first result, if it drew from a shared generator
-  uint64_t capture = 0;          // in which it drew; see captureOf
+  at::Generator generator;       // the op drew from this generator in the forward
+  std::vector<uint32_t> packed;  // the state before the draw; see packState
+  uint64_t digestAfter = 0;      // digest of the state after the draw
+  uint64_t fingerprint = 0;      // of the op's first result, if the generator was shared
+  uint64_t capture = 0;          // the capture of the draw; see captureOf
 
   // See Note [Random numbers in a capture]
   EBB_API bool canBeSetNow() const;
 };
 
-// Whether an op may draw from a generator when it is called like this.
+// True if an op may draw from a generator when called with these arguments.
 bool mayDrawWith(const OpTraits& op, const c10::IValue* arguments);
 inline bool mayDraw(const OpTraits& op, const c10::IValue* arguments) {
   return (op.random || op.untrusted) && mayDrawWith(op, arguments);
 }
 
-// Takes the state before an op runs that may draw, and decides afterwards whether it was needed.
+// Takes the generator's state before an op that may draw, and decides after the op if a recipe
+// needs the state.
 class EBB_API RandomScope {
  public:
-  // `arguments` points to the op's arguments, of which the generator may be replaced; `recorded`:
-  // the op gets a recipe, so the state is wanted.
+  // `arguments` points to the op's arguments; the generator among them may be replaced. `recorded`:
+  // the op gets a recipe, so the state is needed.
   RandomScope(const OpTraits& op, c10::DispatchKeySet keys, c10::IValue* arguments, bool recorded);
   ~RandomScope();
   RandomScope(const RandomScope&) = delete;
   RandomScope& operator=(const RandomScope&) = delete;
 
-  // After the op ran: the state to put in its recipe, null if it drew nothing.
+  // Called after the op: the state for the recipe, null if the op drew nothing.
   std::unique_ptr<RandomState> finish();
 
-  // After the op has thrown: whether it can be run again, to draw what it would have drawn; and
-  // sees to it that it does.
+  // Called after the op has thrown: true if beginAgain() can make a second run draw the same
+  // numbers.
   bool canBeginAgain() const;
+  // Restores the generators for a second run of the op.
   void beginAgain();
 
-  // Then: whether it is not known what the op drew from.
+  // Called after finish(): true if ebb cannot tell which generator the op drew from.
   bool drewFromUnknown() const {
     return unknown_;
   }
@@ -95,17 +99,17 @@ class EBB_API RandomScope {
   void putCloneBack();
 
   std::unique_ptr<RandomState> state_;  // null if the op cannot draw
-  at::Tensor before_;     // the generator's state before the op; undefined: the device has none
-  at::Tensor cpuBefore_;  // the CPU's, if the op may draw from that instead
-  at::Generator clone_;   // drawn from instead; usually undefined
-  std::optional<at::mt19937_data_pod> engineBefore_;  // of the original, if there is a clone
-  bool confirm_ = false;               // the op is not tagged: compare the state afterwards
+  at::Tensor before_;     // the generator's state before the op; undefined: no generator
+  at::Tensor cpuBefore_;  // the CPU generator's, if the op may draw from it
+  at::Generator clone_;   // drawn from in the original's place; usually undefined
+  std::optional<at::mt19937_data_pod> engineBefore_;  // of the original, if a clone is used
+  bool confirm_ = false;               // the op is not tagged as random: compare states
   bool unknown_ = false;               // see Note [Which generator an op drew from]
   std::unique_lock<std::mutex> lock_;  // see Note [Random state]
 };
 
-// For the life of the object, an op run with `stack`'s top as its arguments draws what it drew in
-// the forward, where RandomState::canBeSetNow().
+// While the object lives, an op whose arguments are on top of `stack` draws the same numbers as in
+// the forward. Requires RandomState::canBeSetNow().
 class EBB_API RandomReplay {
  public:
   RandomReplay(const OpTraits& op, const RandomState* state, torch::jit::Stack& stack);
@@ -113,11 +117,11 @@ class EBB_API RandomReplay {
   RandomReplay(const RandomReplay&) = delete;
   RandomReplay& operator=(const RandomReplay&) = delete;
 
-  // After the op ran: whether it drew what it drew in the forward.
+  // Called after the op: true if the op drew the same numbers as in the forward.
   bool drewTheSame() const;
 
-  // Then: gives the shared generator back its state. May throw, as all that is asked of a device;
-  // where it was not called the destructor does that, and does not.
+  // Called after drewTheSame(): restores the shared generator. May throw, as any call of a device
+  // may. Without this call the destructor restores the generator, and does not throw.
   void putBack();
 
  private:
@@ -125,9 +129,9 @@ class EBB_API RandomReplay {
 
   const RandomState* state_;           // null if the op draws nothing
   at::Generator clone_;                // drawn from, if the op takes a generator
-  at::Generator generator_;            // a shared generator to put back, if one was set
-  at::Tensor outer_;                   // its state outside the replay
-  at::Generator lender_;               // ... which it gets back instead, if it was lent another
+  at::Generator generator_;            // the shared generator to restore, if any
+  at::Tensor outer_;                   // the state to restore, if the generator was set
+  at::Generator lender_;               // the state to restore, if the generator was lent one
   std::unique_lock<std::mutex> lock_;  // see Note [Random state]
 };
 

@@ -14,7 +14,7 @@ namespace ebb {
 
 #if defined(__SANITIZE_ADDRESS__)
 #define EBB_WITH_ADDRESS_SANITIZER
-#elif defined(__has_feature)  // clang's way to say it
+#elif defined(__has_feature)  // the test for clang
 #if __has_feature(address_sanitizer)
 #define EBB_WITH_ADDRESS_SANITIZER
 #endif
@@ -22,7 +22,7 @@ namespace ebb {
 
 #if defined(EBB_WITH_ADDRESS_SANITIZER)
 
-// The sanitizer sees a use after free only if each object is an allocation of its own.
+// The sanitizer detects a use after free only if each object is a separate allocation.
 void* arenaAllocate(size_t bytes) {
   return ::operator new(bytes);
 }
@@ -39,18 +39,19 @@ constexpr size_t kChunkBytes = size_t{16} << 10;
 constexpr size_t kLargest = kChunkBytes / 8;  // larger objects get a chunk of their own
 constexpr size_t kSpareChunks = 64;
 
-// Aligned to its size, so that an object's address tells its chunk.
+// Aligned to the chunk size, so that an object's address gives the chunk.
 struct alignas(64) Chunk {
-  // Objects that are not freed. As long as a thread cuts from the chunk it holds kCutting more, and
-  // does not count what it cuts: so cutting is no atomic operation.
+  // The number of objects that are not freed. While a thread cuts from the chunk, the count is
+  // kCutting higher, and objects are not counted when they are cut. So cutting needs no atomic
+  // operation.
   std::atomic<int64_t> live;
-  // Of the cutting thread:
+  // Used by the cutting thread only:
   int64_t cut;  // objects made so far
   size_t used;  // bytes
 };
 constexpr int64_t kCutting = int64_t{1} << 40;
 
-// Empty chunks to use again, and their lock.
+// Empty chunks for reuse.
 struct Spares {
   std::mutex mutex;
   std::vector<Chunk*> chunks;
@@ -90,7 +91,7 @@ void release(Chunk* chunk) noexcept {
   std::free(chunk);
 }
 
-// Its thread cuts no more from `chunk`.
+// The chunk's thread cuts no more objects from `chunk`.
 void retire(Chunk* chunk) noexcept {
   const int64_t uncounted = kCutting - chunk->cut;
   if (chunk->live.fetch_sub(uncounted, std::memory_order_acq_rel) == uncounted) {

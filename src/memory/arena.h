@@ -8,16 +8,16 @@
 namespace ebb {
 
 // Note [The arena]
-// A region makes a recipe, a value and a handle or two for each op, or a stash, and backward drops
-// them in about the reverse order: at that rate malloc and free would be the larger part of the
-// work, and the more so the more there are. So they are cut one after the other from chunks that
-// belong to the recording thread. A chunk counts the objects in it and is used again when the last
-// one is gone, on whatever thread that happens. An object that lives long keeps its chunk of 16 KiB
-// and nothing else: what its neighbours referred to was given up when they died.
+// For each op a region makes a recipe, a value and one or two handles, and sometimes a stash.
+// Backward frees these objects in about the reverse order. At this rate malloc and free would be
+// the larger part of the work, increasingly so with more objects. So the arena cuts objects one
+// after the other from chunks that belong to the recording thread. A chunk counts its objects and
+// is reused when the last object is freed, on any thread. An object with a long life keeps only its
+// chunk of 16 KiB: memory that its neighbours referred to was freed with the neighbours.
 EBB_API void* arenaAllocate(size_t bytes);
 EBB_API void arenaFree(void* object) noexcept;
 
-// Base of classes whose objects live there.
+// Base of classes whose objects live in the arena.
 struct InArena {
   static void* operator new(size_t bytes) {
     return arenaAllocate(bytes);
@@ -27,7 +27,7 @@ struct InArena {
   }
 };
 
-// For containers whose nodes come and go like those objects.
+// For containers whose nodes come and go at the same rate.
 template <typename T>
 struct ArenaAllocator {
   using value_type = T;

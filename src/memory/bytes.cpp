@@ -41,9 +41,9 @@ c10::Storage copyOf(const c10::Storage& storage) {
 
 // Note [Alignment]
 // Vectorised kernels treat the elements before the first aligned address one by one, so their last
-// bits depend on where memory starts. torch's allocator aligns to 64 bytes; memory from elsewhere
-// (a mapped checkpoint, numpy) need not be, and a copy of it starts just as far from such an
-// address.
+// bits depend on where memory starts. torch's allocator aligns to 64 bytes; other memory (a mapped
+// checkpoint, numpy) may not be aligned. So a copy starts at the same distance from an aligned
+// address as the original.
 c10::Storage copyOf(const c10::Storage& storage, size_t nbytes) {
   const auto below = belowEverything();
   constexpr size_t kAlignment = 64;

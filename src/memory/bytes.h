@@ -1,5 +1,5 @@
-// Storages as bytes, whatever is in them. What is done to them here is ebb's own work: no autograd,
-// mode or region sees it.
+// Storages as bytes. All operations here are ebb's own work: autograd, modes and regions do not see
+// them.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -12,17 +12,17 @@
 
 namespace ebb {
 
-// A storage, or its first `nbytes`, as a tensor of bytes.
+// A storage, or the first `nbytes` of a storage, as a tensor of bytes.
 EBB_API at::Tensor bytesOf(const c10::Storage& storage);
 at::Tensor bytesOf(const c10::Storage& storage, size_t nbytes);
 
 // A resizable storage of `nbytes` uninitialised bytes, from torch's allocator.
 c10::Storage allocate(size_t nbytes, const c10::TensorOptions& options);
 
-// The same, filled with zeros.
+// Like allocate(), filled with zeros.
 c10::Storage allocateZeroed(size_t nbytes, c10::Device device);
 
-// A private copy of the bytes of `storage`, on the current stream; or of the first `nbytes`.
+// A private copy of `storage`, or of the first `nbytes`, on the current stream.
 c10::Storage copyOf(const c10::Storage& storage);
 c10::Storage copyOf(const c10::Storage& storage, size_t nbytes);
 

@@ -9,7 +9,7 @@
 namespace ebb {
 namespace {
 
-// CUDA's numbers for all that may be wrong with a capture.
+// CUDA's error numbers for captures.
 bool isAboutCaptures(int error) {
   return error >= 900 && error <= 908;
 }
@@ -23,7 +23,7 @@ c10::Stream currentStream(c10::Device device) {
 bool isCapturing(c10::Stream stream) {
 #if EBB_TORCH_VERSION >= 21200
   try {
-    return stream.is_capturing();  // torch forgets the error of CUDA's that it raises
+    return stream.is_capturing();  // torch clears the CUDA error that it raises
   } catch (const c10::AcceleratorError& error) {
     return isAboutCaptures(error.get_error_code());
   } catch (const c10::Error&) {
@@ -40,7 +40,7 @@ bool isCapturing(c10::Device device) {
   }
   try {
     return isCapturing(currentStream(device));
-  } catch (const c10::Error&) {  // torch has no such device, or the machine no GPU or driver
+  } catch (const c10::Error&) {  // torch has no such device, or the machine has no GPU or driver
     return false;
   }
 }

@@ -1,4 +1,4 @@
-// Whether what runs now is only written down, as a graph of the device's.
+// Detects the capture of a graph, in which device work is recorded and not run.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,23 +11,26 @@
 namespace ebb {
 
 // Note [Captures]
-// While a graph (of CUDA, or of any device whose guard tells) is captured, the host may not wait
-// for the device, nor ask how far it is. torch tells since 2.12; before, CUDA's runtime is asked.
-// It refuses to say where another thread captures and this one is on the legacy stream: then the
-// answer is yes, since whoever waits there would end that capture. What it leaves behind is
-// forgotten. These functions never throw: whatever else is wrong, the next call of torch's says so.
+// While a graph (of CUDA, or of any device whose guard reports captures) is captured, the host may
+// neither wait for the device nor query its progress. torch reports captures since 2.12; before,
+// ebb asks CUDA's runtime. The runtime gives an error if another thread captures and this thread is
+// on the legacy stream. Then the answer is yes, since a wait there would end that capture. The
+// error is cleared. The functions below never throw: the next call of torch reports any other
+// error.
 
-// Whether a graph is being captured on this thread's stream of `device`.
+// True if a graph is being captured on this thread's current stream of `device`.
 EBB_API bool isCapturing(c10::Device device);
 
-// Whether `stream` is a part of one.
+// True if `stream` is part of a capture.
 EBB_API bool isCapturing(c10::Stream stream);
 
-// Which capture that is: none has 0. Where only torch tells, and not which, all have 1.
+// The number of the current capture; 0: none. Devices other than CUDA have no numbers: 1 for any
+// capture.
 uint64_t captureOf(c10::Device device);
 
-// The same, of a stream of CUDA's and by its runtime alone.
+// Like isCapturing(), for a CUDA stream, and by CUDA's runtime alone.
 EBB_API bool isCapturingForCuda(void* stream);
+// Like captureOf(), for a CUDA stream, and by CUDA's runtime alone.
 EBB_API uint64_t captureForCuda(void* stream);
 
 }  // namespace ebb

@@ -10,13 +10,13 @@
 namespace ebb {
 namespace {
 
-// Whether a file is that library. Beside libcudart.so.13 there is libcudart-d0da41ae.so.13, in
-// archives of libtorch.
+// True if a file is CUDA's runtime. Archives of libtorch have libcudart-d0da41ae.so.13 beside
+// libcudart.so.13.
 bool isRuntime(std::string_view path) {
   return path.substr(path.rfind('/') + 1).starts_with("libcudart");
 }
 
-// One of the libraries that are loaded: as a rule torch's dependencies are not for all to see.
+// The runtime among the loaded libraries: symbols of torch's dependencies are usually not global.
 void* loadedRuntime() {
   std::string name;
   dl_iterate_phdr(

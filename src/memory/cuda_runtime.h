@@ -1,4 +1,5 @@
-// CUDA's runtime, where this process has it: ebb is built without CUDA, and finds it by its names.
+// CUDA's runtime, if this process has loaded it. ebb is built without CUDA, and looks functions up
+// by name.
 #pragma once
 
 #include <cstddef>
@@ -6,19 +7,18 @@
 
 namespace ebb {
 
-// Null where there is none. Each gives 0 if it did what it is for.
+// Functions are null if there is no runtime, and return 0 on success.
 struct CudaRuntime {
   int (*add)(void*, size_t, unsigned) = nullptr;  // cudaHostRegister
   int (*drop)(void*) = nullptr;                   // cudaHostUnregister
   int (*lastError)() = nullptr;                   // cudaGetLastError
   int (*busId)(char*, int, int) = nullptr;        // cudaDeviceGetPCIBusId
   int (*capturing)(void*, int*) = nullptr;        // cudaStreamIsCapturing
-  // cudaStreamGetCaptureInfo, of which the versions of CUDA have several with more and more results
-  // behind the first two. All of those may be null, and are not looked at where there are none.
+  // cudaStreamGetCaptureInfo. Versions of CUDA differ in the results after the first two. All later
+  // results may be null; a version ignores arguments that it does not have.
   int (*captureInfo)(void*, int*, uint64_t*, void*, void*, void*, void*) = nullptr;
 
-  // Nothing must be left behind by a call that failed: torch would take it for an error of its next
-  // kernel.
+  // Clears the error of a failed call: torch would report it as an error of its next kernel.
   void forgetError() const {
     if (lastError != nullptr) {
       lastError();

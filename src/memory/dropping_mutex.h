@@ -1,4 +1,4 @@
-// A lock under which nothing dies.
+// A lock under which no storage is freed.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -12,9 +12,9 @@
 namespace ebb {
 
 // Note [Nothing dies under an engine's lock]
-// The last reference to a storage may take the GIL, if Python has seen it, and whoever holds the
-// GIL may wait for the engine. So what an engine lets go is collected, and dropped when its lock
-// has been given back.
+// If Python has seen a storage, dropping its last reference may take the GIL, and the thread that
+// holds the GIL may wait for the engine. So an engine collects the storages that it releases, and
+// drops them after unlocking.
 class DroppingMutex {
  public:
   void lock() {
@@ -29,7 +29,7 @@ class DroppingMutex {
     mutex_.unlock();
   }
 
-  // By whoever has the lock.
+  // Collects `storage`. Called with the lock held.
   void drop(c10::Storage& storage) {
     if (storage) {
       dropped_.push_back(std::exchange(storage, c10::Storage()));
@@ -38,8 +38,8 @@ class DroppingMutex {
 
  private:
   PythonMutex mutex_;                  // see Note [Locks and the GIL]
-  size_t depth_ = 0;                   // how often the lock is held
-  std::vector<c10::Storage> dropped_;  // so far
+  size_t depth_ = 0;                   // number of times that the lock is held
+  std::vector<c10::Storage> dropped_;  // collected so far
 };
 
 }  // namespace ebb

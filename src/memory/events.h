@@ -1,4 +1,4 @@
-// Events that are used again.
+// Reuse of events.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -10,8 +10,8 @@
 
 namespace ebb {
 
-// An event behind all that `stream` has been given. Making one takes as long as recording it, so
-// those that nobody holds any more are used again.
+// An event after all work that `stream` has been given so far. Creating an event takes as long as
+// recording it, so events are reused when no reference is left.
 EBB_API std::shared_ptr<const c10::Event> recordEvent(c10::Stream stream);
 
 }  // namespace ebb

@@ -31,7 +31,7 @@ size_t residentBytes() {
   return resident * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
 }
 
-// Null: there is none, or nothing has used it yet.
+// Null if there is no such allocator, or the program has not used it yet.
 c10::DeviceAllocator* allocatorOf(c10::DeviceType type) {
   auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(type));
   return allocator != nullptr && allocator->initialized() ? allocator : nullptr;
@@ -40,12 +40,12 @@ c10::DeviceAllocator* allocatorOf(c10::DeviceType type) {
 constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 
 // Note [Tensors in host memory are counted]
-// torch counts the bytes of accelerators. For the CPU it counts only while a profiler listens,
-// which costs a lock and a table entry for each tensor. This allocator calls torch's CPU allocator
-// and its deleter, and counts bytes around both calls. A deleter gets no size, so
+// torch counts the bytes of accelerators. For the CPU, torch counts only while a profiler listens,
+// at the cost of a lock and a table entry for each tensor. This allocator calls torch's CPU
+// allocator and its deleter, and counts bytes around both calls. A deleter gets no size, so
 // malloc_usable_size() gives it. That function rounds large blocks up to whole pages, so a table
-// holds the exact sizes of large blocks; allocating one takes so long that the table's lock does
-// not matter.
+// holds the exact sizes of large blocks; allocating a large block takes so long that the table's
+// lock does not matter.
 class CountingAllocator final : public c10::Allocator {
  public:
   static CountingAllocator& get() {
@@ -98,7 +98,7 @@ class CountingAllocator final : public c10::Allocator {
     }
   }
 
-  // Bytes that were counted.
+  // Returns the bytes that were counted for `data`.
   size_t forget(void* data) {
     const size_t usable = ::malloc_usable_size(data);
     if (usable < kLarge) {
@@ -118,7 +118,7 @@ class CountingAllocator final : public c10::Allocator {
   const c10::DeleterFnPtr free_ = torchs_.raw_deleter();
   std::atomic<size_t> now_{0};
   std::atomic<size_t> most_{0};
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards all members below
   std::unordered_map<void*, size_t> large_;
 };
 

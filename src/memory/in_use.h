@@ -1,4 +1,4 @@
-// How many bytes are in use: of a device, of the process, of tensors in host memory.
+// The bytes in use: on a device, by the process, and by tensors in host memory.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -10,30 +10,30 @@
 
 namespace ebb {
 
-// The accelerator that this process has begun to use, else the CPU. Initialises nothing.
+// The accelerator that this process has begun to use, or else the CPU. Initialises no device.
 EBB_API c10::Device deviceInUse();
 
-// Bytes that an accelerator's allocator has given out and cannot give out again yet, those that
-// wait for another stream included; for the CPU the resident bytes of the process.
+// For an accelerator, the bytes that its allocator has handed out and cannot reuse yet, including
+// bytes that wait for another stream. For the CPU, the resident bytes of the process.
 EBB_API size_t bytesInUse(c10::Device device);
 
-// For tests: what bytesInUse() says; 0: the truth.
+// For tests: the result of bytesInUse(); 0: the true value.
 EBB_API extern std::atomic<size_t> insteadOfBytesInUse;
 
-// Bytes of tensors.
+// Bytes of all tensors on a device.
 struct TensorBytes {
   size_t now;
   size_t most;  // since the last reset
 };
 
-// From now on tensors in host memory are counted, those alone that are allocated from now on.
+// From now on, new tensors in host memory are counted. Earlier tensors are not counted.
 EBB_API void countHostTensors();
 
-// On a device; for the CPU of those that are counted.
+// The bytes of tensors on a device; on the CPU, of counted tensors only.
 EBB_API TensorBytes tensorBytes(c10::Device device);
 
-// From now on `most` is counted anew. On an accelerator that is the allocator's own statistic,
-// which the program can read, too.
+// Resets `most`. On an accelerator, `most` is the allocator's own statistic, which the program can
+// read too.
 EBB_API void resetMostTensorBytes(c10::Device device);
 
 }  // namespace ebb

@@ -13,7 +13,7 @@
 namespace ebb {
 namespace {
 
-// A set of nodes, as the kernel takes it.
+// A set of nodes, in the kernel's format.
 constexpr int kNodes = 1024;
 constexpr int kBits = CHAR_BIT * sizeof(unsigned long);
 using Nodes = std::array<unsigned long, kNodes / kBits>;
@@ -30,7 +30,8 @@ int nodeOfPciDevice(const std::string& busId) {
   return file >> node && node >= 0 && node < kNodes ? node : -1;
 }
 
-// By system call: libnuma is not everywhere. Where the kernel refuses, memory is where it is.
+// Uses a system call, since libnuma may be missing. If the kernel refuses, the placement does not
+// change.
 void preferNode(void* memory, size_t nbytes, int node) {
   Nodes nodes{};
   nodes[node / kBits] = 1UL << (node % kBits);

@@ -24,7 +24,7 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kPartOfThread = size_t{32} << 20;  // less is touched sooner than a thread starts
+constexpr size_t kPartOfThread = size_t{32} << 20;  // a thread for less would start too late
 constexpr size_t kMostThreads = 8;
 
 int nodeOf(c10::Device device) {
@@ -44,14 +44,14 @@ int nodeOf(c10::Device device) {
   return place->second;
 }
 
-// Pages of their own: none of them has been on another node.
+// Newly mapped pages, so none of them is on another node yet.
 struct Pages {
   explicit Pages(size_t nbytes)
       : memory(::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)),
         nbytes(nbytes),
         process(::getpid()) {
   }
-  // In a child of fork() they are registered with nobody, and CUDA's runtime is not to be called.
+  // A child of fork() has no registration, and must not call CUDA's runtime.
   ~Pages() {
     if (isRegistered && process == ::getpid()) {
       cudaRuntime().drop(memory);
@@ -82,8 +82,8 @@ void touch(char* from, const char* to) {
   }
 }
 
-// Gives the pages memory, by several threads: left to the registration it would be one page after
-// the other. Where no thread can be started that does so.
+// Gives the pages memory, with several threads: the registration would do one page after the other.
+// If no thread can be started, the registration does the work.
 void touchAll(const Pages& pages) {
   const size_t count = std::min(
       {pages.nbytes / kPartOfThread, kMostThreads, size_t{std::thread::hardware_concurrency()}});
@@ -102,7 +102,7 @@ void touchAll(const Pages& pages) {
   }
 }
 
-// What the system can do for them before they are in use. Where it refuses they are ordinary pages.
+// Prepares the pages before their first use. Steps that the system refuses are skipped.
 void prepare(const Pages& pages, c10::Device device) {
   if (const int node = nodeOf(device); node >= 0) {
     preferNode(pages.memory, pages.nbytes, node);
@@ -114,8 +114,8 @@ void prepare(const Pages& pages, c10::Device device) {
   touchAll(pages);
 }
 
-// On `device`: what CUDA's runtime does for a thread's current device makes a context on it, and
-// that would be the first one for all threads that never chose.
+// Runs on `device`: a call of CUDA's runtime creates a context on the thread's current device. That
+// would be device 0 for every thread that never chose a device.
 bool registerPages(const Pages& pages, c10::Device device) {
   constexpr unsigned kPortable = 1;  // cudaHostRegisterPortable: pinned for all devices
   std::optional<c10::DeviceGuard> guard;

@@ -11,22 +11,22 @@
 namespace ebb {
 
 // Note [Pinned memory of exact sizes]
-// torch's allocator of pinned memory rounds sizes up to powers of two on CUDA, which may double
-// what a tensor takes. So where CUDA's runtime is loaded, ordinary memory of the exact size is
-// registered with it. Its functions are looked up in the process: ebb is built without CUDA. See
-// also Note [Memory near the device], and for when the pool asks for a little more than the exact
-// size Note [Classes of sizes].
+// On CUDA, torch's allocator of pinned memory rounds sizes up to powers of two, which may double
+// the memory of a tensor. So if CUDA's runtime is loaded, ebb registers ordinary memory of the
+// exact size. ebb is built without CUDA, and looks the functions up in the process. See also Note
+// [Memory near the device], and Note [Classes of sizes] for the cases where the pool asks for
+// slightly more.
 //
-// Registering takes long, a second for some gigabytes, most of it for pages that are given memory
-// one after the other. So large ones are asked for, and several threads touch them first.
+// Registration takes long, a second for some gigabytes. Most of this time goes into giving memory
+// to pages, one after the other. So ebb asks for huge pages, and several threads touch them first.
 //
 // Note [Pinned memory and fork]
-// A fork copies pinned pages at once, or takes them from under the device at the next write, and a
-// data loader forks. So its child gets none of them but zeros (MADV_WIPEONFORK). Nobody there can
-// miss what was in them: they are copied to a device or to the disk tier, the device cannot be used
-// in a child, and the disk tier refuses to read there what the parent wrote. The addresses stay
-// mapped, unlike with MADV_DONTFORK, so that a child that drops a tensor, and with it such memory,
-// does not unmap what it has got since at the same place.
+// A fork copies pinned pages at once, or takes them from under the device at the next write, and
+// data loaders fork. So a child process gets zeros in place of these pages (MADV_WIPEONFORK). The
+// child cannot miss the contents: they are copied to a device or to the disk tier, a child cannot
+// use the device, and the disk tier refuses to read the parent's data in a child. The addresses
+// stay mapped, unlike with MADV_DONTFORK. Otherwise a child that drops a tensor with such memory
+// would unmap new memory at the same place.
 EBB_API c10::Storage allocatePinned(size_t nbytes, c10::Device device);
 
 }  // namespace ebb

@@ -14,7 +14,7 @@ std::array<std::atomic<GiveBack>, 2> reserves{};
 std::atomic<uint64_t> failures{0};
 std::atomic<uint64_t> overcome{0};
 
-// torch has no class of exceptions for the host's memory.
+// torch has no exception class for host memory, so the message decides.
 bool isOfCpuAllocator(const c10::Error& error) {
   const std::string_view what = error.what_without_backtrace();
   return what.find("DefaultCPUAllocator: can't allocate memory") != std::string_view::npos ||
@@ -60,7 +60,7 @@ bool relieved() {
   try {
     return giveBack(shortage);
   } catch (const std::exception&) {
-    return false;  // a device that has failed, perhaps: what is being handled says more
+    return false;  // perhaps the device has failed: the exception being handled says more
   }
 }
 

@@ -1,4 +1,4 @@
-// Allocations that fail, and who gives memory back then.
+// Failed allocations, and the parts of ebb that free memory then.
 #pragma once
 
 #include <cstdint>
@@ -8,51 +8,51 @@
 namespace ebb {
 
 // Note [Allocations that fail]
-// Memory that is held and not needed at once is given back when an allocation fails: what is on its
-// way to the host, then what regions keep though it can be made again. What failed is tried again
-// after each that gave something, until it comes to its end or nobody has anything left; then the
-// exception goes on as if nobody had caught it.
+// When an allocation fails, ebb frees memory that it holds but does not need at once: first values
+// on their way to the host, then recomputable values that regions keep. The failed work is tried
+// again after each step that freed memory, until the work ends or nothing is left to free. Then the
+// exception propagates as if ebb had not caught it.
 //
-// Only what can be done again as if it had not begun is tried again:
+// Only work that can be repeated as if it had not begun is tried again:
 // 1. an operator of a region: see Note [Operators that are tried again];
-// 2. a replay that backward waits for, unless its kernel had a buffer of the value's own to write;
-// 3. copies of ebb's: of a leaf before it is written, of what backward may write to, and what comes
-//    back.
-// Operators outside of regions, backward's own among them, nobody sees; and a replay that runs
-// ahead just ends. Nothing of this costs anything before an allocation fails, but that arguments of
-// some operators are held while they run.
+// 2. a replay that backward waits for, unless the kernel wrote into a buffer of the value itself;
+// 3. ebb's own copies: of a leaf before a write, of bytes that backward may write to, and of values
+//    that come back from the host.
+// ebb does not see operators outside of regions, such as backward's own. A replay that runs ahead
+// just ends. Before an allocation fails, the only cost is that arguments of some operators are held
+// while they run.
 
-// What there was too little of.
+// The kind of memory that ran out.
 enum class Shortage : uint8_t { None, Host, Device };
 
-// Who has something, in the order in which they are asked.
+// The parts of ebb with memory to free, in the order in which they are asked.
 enum class Reserve : uint8_t { Leaving, Kept };
 
-// Gives some memory of that kind back; false if there is none. It is called with locks held, a
-// graph's lock among them, so it only tries to take another graph's.
+// Frees some memory of the given kind; returns false if there is none. Called with locks held, a
+// graph's lock among them, so the function only tries to lock another graph.
 using GiveBack = bool (*)(Shortage);
 
-// From now on, for the whole process. Gives what was there; null: nothing.
+// Sets the function of `reserve` for the whole process; null: none. Returns the function before.
 EBB_API GiveBack setReserve(Reserve reserve, GiveBack giveBack);
 
-// In a handler: what there was too little of, if an allocation has failed.
+// In a handler: the kind of memory that ran out, if the exception is a failed allocation.
 Shortage shortageNow();
 
-// In a handler: whether what was caught is an allocation that failed, and memory has been given
-// back since. Throws nothing.
+// In a handler: true if the exception is a failed allocation, and memory has been freed since. Does
+// not throw.
 EBB_API bool relieved();
 
-// What relieved() was asked about has come to its end after all.
+// The work that relieved() was asked about has succeeded after all.
 EBB_API void noteOvercome();
 
-// So far, in the process.
+// Totals of the process.
 struct ReliefCounts {
-  uint64_t failures;  // allocations
-  uint64_t overcome;  // operators, replays and copies that came to an end nevertheless
+  uint64_t failures;  // failed allocations
+  uint64_t overcome;  // operators, replays and copies that succeeded after a failure
 };
 EBB_API ReliefCounts reliefCounts();
 
-// Runs `f`, which may be run again, until no allocation in it fails or nobody gives memory back.
+// Runs `f`, which may be run again, until no allocation in it fails or no memory is left to free.
 template <class F>
 auto withRelief(F&& f) {
   bool failed = false;

@@ -12,8 +12,8 @@
 namespace ebb {
 
 #if EBB_TORCH_VERSION < 21200
-// torch 2.11 has no function to end the error. The arguments of an explicit instantiation may name
-// private members.
+// torch 2.11 has no function to remove the error. The arguments of an explicit instantiation may
+// name private members, so a template gives access.
 template <bool c10::StorageImpl::* flag, void (c10::StorageImpl::*refresh)()>
 struct AccessError {
   friend void clearAccessError(c10::StorageImpl& storage) {
@@ -33,7 +33,8 @@ void dropOwner(void* owner) {
   delete static_cast<c10::Storage*>(owner);
 }
 
-// The storage whose memory `storage` shows: itself, unless it got it from another one.
+// The storage that owns the memory of `storage`: itself, unless the memory is shared from another
+// storage.
 c10::Storage ownerOf(const c10::Storage& storage) {
   const c10::DataPtr& pointer = storage.data_ptr();
   return pointer.get_deleter() == &dropOwner ? *static_cast<c10::Storage*>(pointer.get_context())
@@ -111,7 +112,7 @@ void shareStorage(const at::Tensor& dst, const at::Tensor& src) {
       " bytes; its storage has ",
       src.storage().nbytes());
   if (ownerOf(to).is_alias_of(from)) {
-    return;  // they share it already
+    return;  // the memory is shared already
   }
   TORCH_CHECK_VALUE(
       to.resizable(),

@@ -1,4 +1,4 @@
-// Bytes of a value that are elsewhere than on the device.
+// The bytes of a value while they are not on the device.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -10,19 +10,20 @@ namespace ebb {
 
 class EBB_API Stash : public c10::intrusive_ptr_target {
  public:
-  // The bytes on the device, for the current stream. `living` is the storage that they were in if
-  // somebody else holds it: then nothing is copied.
+  // Brings the bytes back to the device, for the current stream. `living` is the original storage,
+  // if other code still holds it: then nothing is copied.
   virtual c10::Storage fetch(const c10::Storage& living) = 0;
 
-  // The same before backward asks, on another thread. Null: not before it does.
+  // Like fetch(), but on another thread, before backward needs the bytes. Null: only backward may
+  // fetch.
   virtual c10::Storage fetchAhead(const c10::Storage& living) = 0;
 
-  // Whether its engine is told when backward arrives at what was fetched ahead, and needs it then.
+  // True if the engine must be told when backward arrives at bytes that were fetched ahead.
   virtual bool awaitsBackward() const {
     return false;
   }
 
-  // The storage that they were in is about to be written on the current stream.
+  // Called before a write to the original storage on the current stream.
   virtual void beforeWrite() = 0;
 };
 

@@ -11,11 +11,12 @@
 namespace ebb {
 namespace {
 
-std::atomic<uint32_t> replaysAhead{0};  // recipes that run, or are about to ask whether they may
+std::atomic<uint32_t> replaysAhead{0};  // recipes that run, or are about to check for commotions
 std::atomic<uint32_t> commotions{0};
 
-// The threads of those that run: a kernel may be Python's, and do what others wait with. Not many,
-// and thread_locals are dear: see Note [Static TLS].
+// The threads that hold a Stillness. A kernel may be Python and begin a Commotion, which must not
+// wait for its own thread. There are few threads, and thread_locals are scarce: see Note [Static
+// TLS].
 class StillThreads {
  public:
   static StillThreads& get() {
@@ -47,14 +48,14 @@ void leaveStillness() {
   }
 }
 
-// Storages that somebody has a hand on, and those that recipes are reading.
+// Storages with a hand on them, and storages that recipes are reading.
 struct Hands {
   struct Hand {
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // so that no other one takes its place
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // keeps the address from being reused
     uint64_t until;
   };
 
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards all members below
   ska::flat_hash_map<c10::StorageImpl*, Hand> on;
   std::vector<c10::StorageImpl*> read;
   size_t sweepAt = 64;

@@ -1,4 +1,4 @@
-// What the whole process shares, and replays ahead of backward rely on while they run.
+// State shared by the whole process, which must not change while a replay ahead runs.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -12,15 +12,15 @@
 namespace ebb {
 
 // Note [Nothing moves under a replay ahead]
-// A replay that backward asks for runs where eager would read what it saved, on the thread that
-// would. One that runs ahead has the rest of the program beside it: a hook that switches oneDNN off
-// for a moment and on again, a parameter that is resharded. So there are two sides. A replay ahead
-// runs one recipe at a time, under a Stillness, and none where somebody has a Commotion: the
-// setters of torch's settings, a replay under other settings than the process has, whoever resizes
-// a storage. These wait for the recipe that is running, never for each other. A replay ahead never
-// waits for them: it gives way, and backward does the work.
+// A replay that backward asks for runs at the time, and on the thread, at which eager would read
+// the saved tensor. A replay ahead runs beside the rest of the program, which may switch oneDNN off
+// and on again in a hook, or reshard a parameter. So there are two sides. A replay ahead runs one
+// recipe at a time, under a Stillness, and only if no Commotion exists. A Commotion is held by the
+// setters of torch's settings, by a replay under settings other than the process's, and by code
+// that resizes a storage. A Commotion waits for the recipe that is running, never for another
+// Commotion. A replay ahead never waits for a Commotion: it ends, and backward does the work.
 
-// Nothing of that kind happens while one exists that holds.
+// If holds() is true, a new Commotion waits for the end of this object.
 class EBB_API Stillness {
  public:
   Stillness();
@@ -36,7 +36,7 @@ class EBB_API Stillness {
   bool holds_;
 };
 
-// No replay ahead runs while one exists. Its making waits, without the GIL.
+// While a Commotion exists, no replay ahead runs. The constructor waits, without the GIL.
 class EBB_API Commotion {
  public:
   Commotion();
@@ -45,28 +45,31 @@ class EBB_API Commotion {
   Commotion& operator=(const Commotion&) = delete;
 };
 
-// The same, for what begins and ends in different places.
+// Like a Commotion, for changes that begin and end in different places.
 EBB_API void beginCommotion();
 EBB_API void endCommotion();
 
 // Note [Hands on a storage]
-// Whoever resizes a storage by hand shards parameters: at times it is empty or about to be filled,
-// which nothing shows, so it is not read ahead any more. Whoever takes an alias with a version of
-// its own (`p.data`, `p.numpy()`, a pointer) while graphs wait for their backward may write through
-// that and put back what was there, which nothing shows either; so those graphs do not read it
-// ahead, and who takes the alias waits for the recipe that is reading: its kernel, on the CPU, and
-// the launch of that on a device. An alias that was taken before is not noticed.
+// If code of the program has a hand on a storage, replays ahead do not read the storage:
+// 1. Code that resizes a storage by hand shards parameters. At times such a storage is empty or
+//    about to be filled, without a sign. No replay ahead reads the storage any more.
+// 2. Code that takes an alias with its own version (`p.data`, `p.numpy()`, a pointer), while graphs
+//    wait for their backward, may write through the alias and later restore the contents, also
+//    without a sign. Replays ahead of those graphs do not read the storage. Taking the alias waits
+//    for the recipe that is reading: for the kernel on the CPU, for the launch on a device. An
+//    alias that was taken earlier is not noticed.
 constexpr uint64_t kForEver = UINT64_MAX;
 
-// `storage` is not to be read ahead for graphs that were closed as number `until` or before. Waits
-// while a recipe reads it.
+// Replays ahead of graphs that were closed as number `until` or before do not read `storage` from
+// now on. Waits while a recipe reads `storage`.
 EBB_API void noteHandOn(const c10::Storage& storage, uint64_t until);
 
-// How many weak references there are to `storage` but for those that are kept for that. All strong
-// ones count as one.
+// The number of weak references to `storage`, without this table's own. All strong references count
+// as one.
 EBB_API size_t weakReferencesTo(const c10::Storage& storage);
 
-// What a recipe reads, while it runs ahead. Of a graph that was closed as number `closed`.
+// The storages that a recipe reads while it runs ahead, for a graph that was closed as number
+// `closed`.
 class EBB_API ReadAhead {
  public:
   ReadAhead(std::vector<c10::Storage> storages, uint64_t closed);
@@ -74,7 +77,7 @@ class EBB_API ReadAhead {
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
-  // Whether nobody has a hand on one of them.
+  // True if there is no hand on any of the storages.
   bool isAllowed() const {
     return allowed_;
   }

@@ -1,4 +1,4 @@
-// Who says what happens to an op's outputs.
+// The interface of a region's policy, which decides on an op's outputs.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -18,31 +18,32 @@ struct Verdict {
 
   Decision decision = Decision::Recompute;
   bool forced = false;      // a rule that names the op exactly overrides Note [Never replayed]
-  bool named = false;       // a rule matched; it was not the default that decided
-  uint16_t rule = kNoRule;  // its place in the policy
-  uint64_t perResult = 0;   // not 0: it depends on each result, so `decideOn` is to be asked
+  bool named = false;       // a rule matched, so the default did not decide
+  uint16_t rule = kNoRule;  // index in the policy
+  uint64_t perResult = 0;   // not 0: the decision depends on each result; call decideOn()
 };
 
-// Implemented by the region's policy. Called once per recorded op, so it must not allocate.
+// Implemented by the region's policy. Called once per recorded op, so no function may allocate.
 class Decider {
  public:
   virtual ~Decider() = default;
 
   virtual Verdict decide(const OpTraits& op) = 0;
 
-  // For one result of an op on whose call the verdict was `call`.
+  // The verdict on one result of an op. `call` is the verdict on the op's call.
   virtual Verdict decideOn(const OpTraits& op, const at::Tensor& result, const Verdict& call) = 0;
 
-  // For a result of an op that has been given a name; `rule` decided on it before. Nothing if that
-  // rule comes first.
+  // The verdict on a result that the program has just named; `rule` decided on the result before.
+  // Empty if no earlier rule matches the name.
   virtual std::optional<Verdict> decideOnNamed(
       const OpTraits& op, const at::Tensor& result, uint16_t rule, const std::string& name) = 0;
 
-  // For reports: what decided, in words, and the module that runs.
+  // For reports: the deciding rule in words.
   virtual std::string ruleInWords(uint16_t rule) const = 0;
+  // For reports: the name of the running module.
   virtual const std::string& module() const = 0;
 
-  // What happens to values that the region reads and another autograd function computed.
+  // The decision for values that the region reads and that another autograd function computed.
   virtual Decision inputs() const = 0;
 };
 

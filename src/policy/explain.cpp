@@ -27,7 +27,7 @@ const char* nameOf(Decision decision) {
   return "?";
 }
 
-// What must hold beyond the operator's name; empty if nothing.
+// The rule's conditions besides the operator's name; empty if there are none.
 std::string conditionsOf(const Rule& rule) {
   std::vector<std::string> all;
   if (!rule.module.empty()) {

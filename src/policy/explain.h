@@ -1,4 +1,4 @@
-// What a policy does with an operator, in words.
+// Explains in words how a policy decides on an operator.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@ namespace ebb {
 
 class Policy;
 
-// A line for each rule that may decide on calls of `op`, in the order in which they are asked, with
-// what must hold for it. Throws c10::ValueError if there is no such operator.
+// A line for each rule that may decide on calls of `op`, in order, with the rule's conditions.
+// Throws c10::ValueError if there is no such operator.
 EBB_API std::string explain(const Policy& policy, const std::string& op);
 
-// "rule 2, 'aten::mm', in a module '*.mlp'"; Verdict::kNoRule is "default".
+// For example "rule 2, 'aten::mm', in a module '*.mlp'"; Verdict::kNoRule gives "default".
 std::string ruleInWords(const Policy& policy, uint16_t rule);
 
 }  // namespace ebb

@@ -5,7 +5,7 @@ namespace {
 
 constexpr size_t kNone = std::string_view::npos;
 
-// The code point of UTF-8 that begins at `at`, which moves behind it; of what is none, the byte.
+// The UTF-8 code point at `at`; moves `at` behind it. Invalid UTF-8 gives the byte.
 char32_t takePoint(std::string_view text, size_t& at) {
   const auto first = static_cast<unsigned char>(text[at++]);
   const int more = first >= 0xF0 ? 3 : first >= 0xE0 ? 2 : first >= 0xC0 ? 1 : 0;
@@ -16,13 +16,14 @@ char32_t takePoint(std::string_view text, size_t& at) {
   return point;
 }
 
-// Where the set that begins at `at`, behind its `[`, ends: at its `]`. kNone: nothing closes it.
+// The position of the `]` that closes a set; `at` is behind the set's `[`. kNone: there is no such
+// `]`.
 size_t endOfSet(std::string_view pattern, size_t at) {
   at += at < pattern.size() && pattern[at] == '!';
-  return pattern.find(']', at + 1);  // a first `]` is one of the set
+  return pattern.find(']', at + 1);  // a first `]` belongs to the set
 }
 
-// Whether the set, without its brackets, has `point`.
+// True if the set, given without brackets, contains `point`.
 bool setHas(std::string_view set, char32_t point) {
   const bool without = !set.empty() && set[0] == '!';
   bool found = false;
@@ -37,7 +38,7 @@ bool setHas(std::string_view set, char32_t point) {
   return found != without;
 }
 
-// Whether the element of the pattern at `at`, which moves behind it, matches `point`.
+// True if the pattern's element at `at` matches `point`; moves `at` behind the element.
 bool takesPoint(std::string_view pattern, size_t& at, char32_t point) {
   const size_t end = pattern[at] == '[' ? endOfSet(pattern, at + 1) : kNone;
   if (end != kNone) {
@@ -55,7 +56,7 @@ bool globMatches(std::string_view pattern, std::string_view text) {
   size_t p = 0;
   size_t t = 0;
   size_t star = kNone;  // the last `*` seen
-  size_t retry = 0;     // where it stopped matching
+  size_t retry = 0;     // the position in `text` where the star stopped matching
   while (t < text.size()) {
     if (p < pattern.size() && pattern[p] == '*') {
       star = p++;

@@ -11,7 +11,7 @@ namespace ebb {
 namespace {
 
 struct Modules {
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards all members below
   std::map<ModuleNames, uint32_t> numbers;
   std::deque<ModuleNames> names{{}};  // by number; elements do not move
 };

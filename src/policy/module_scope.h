@@ -1,4 +1,4 @@
-// Which module is running.
+// The module that runs on a thread.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,13 @@
 namespace ebb {
 
 // Note [Modules by number]
-// Rules may ask for the module that runs. Whoever tracks modules (the Python package, by way of
-// subclasses whose forward enters a scope) gives each name a number once; entering and leaving then
-// is the exchange of a number of the thread's. Numbers are never given back: there are as many as a
-// model has modules. 0 stands for no module.
-// Rules match either of its names.
+// Rules may ask for the running module. The code that tracks modules gives each name a number once:
+// the Python package does so through subclasses whose forward enters a scope. Entering and leaving
+// then only exchange a thread's number. Numbers are never reused, so there are as many as a model
+// has modules. 0 is no module. Rules match either of a module's names.
 struct ModuleNames {
-  std::string plain;  // without the parts that wrappers (DDP's, FSDP's) put into it
-  std::string full;   // as the model gives it
+  std::string plain;  // without the parts that wrappers (DDP, FSDP) insert
+  std::string full;   // as in the model
 
   friend bool operator<(const ModuleNames& a, const ModuleNames& b) {
     return std::tie(a.plain, a.full) < std::tie(b.plain, b.full);
@@ -28,8 +27,9 @@ EBB_API const ModuleNames& moduleNames(uint32_t number);
 
 EBB_API bool anyModuleHasNumber();
 
-// The module that runs on this thread; `exchangeModule` gives the one before.
+// The number of the module that runs on this thread.
 EBB_API uint32_t currentModule();
+// Sets the running module; returns the module before.
 EBB_API uint32_t exchangeModule(uint32_t number);
 
 }  // namespace ebb

@@ -37,7 +37,7 @@ std::vector<std::string> nearestNames(
   for (const std::string& candidate : names) {
     ranked.emplace_back(editDistance(name, candidate), &candidate);
   }
-  // A name of which half the letters differ, namespaces aside, is not near.
+  // A name is not near if more than half of the letters differ, namespace aside.
   const size_t space = name.find("::");
   const size_t letters = name.size() - (space == std::string_view::npos ? 0 : space + 2);
   std::erase_if(ranked, [&](const auto& entry) { return 2 * entry.first > letters; });

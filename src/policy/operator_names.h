@@ -7,10 +7,10 @@
 
 namespace ebb {
 
-// `pattern` names an operator ("aten::mm": all overloads), an overload, or a glob over either.
+// `pattern` names an operator ("aten::mm": all overloads) or an overload, or is a glob over either.
 bool operatorMatches(std::string_view pattern, std::string_view qualifiedName);
 
-// The names among `names` that are most like `name`, best first.
+// The `count` names most like `name`, best first.
 std::vector<std::string> nearestNames(
     std::string_view name, const std::vector<std::string>& names, size_t count);
 

@@ -23,7 +23,7 @@ std::vector<std::string> registeredOperators() {
   return names;
 }
 
-// Whether torch decomposes this operator into others before ebb sees the call.
+// True if torch decomposes this operator into others before ebb sees the call.
 bool isComposite(const std::string& qualified) {
   const size_t dot = qualified.rfind('.');
   const std::string overload = qualified.substr(dot + 1);
@@ -52,12 +52,12 @@ std::string unknownInWords(
 constexpr const char* kImportFirst =
     ". If a library defines the operator, import it before making the policy.";
 
-// Conditions that are known to hold or not when an op is called.
+// True if the rule has a condition that is known when an op is called.
 bool isOnCall(const Rule& rule) {
   return !rule.module.empty() || rule.every > 1 || rule.nth > 0;
 }
 
-// Conditions on each of its results.
+// True if the rule has a condition on a result.
 bool isOnResult(const Rule& rule) {
   return !rule.name.empty() || rule.minBytes > 0 || rule.maxBytes < SIZE_MAX || rule.dtype;
 }
@@ -96,7 +96,7 @@ bool matchesSize(const Rule& rule, const at::Tensor& result) {
          (!rule.dtype || *rule.dtype == result.scalar_type());
 }
 
-// Results have no name when they are made.
+// Results have no name when they are made, so rules with a name do not match.
 bool matchesResult(const Rule& rule, const at::Tensor& result) {
   return rule.name.empty() && matchesSize(rule, result);
 }
@@ -295,7 +295,7 @@ Verdict ActivePolicy::decide(const OpTraits& op) {
   return simple ? first.verdict : decideWith(op, candidates);
 }
 
-// Goes through all, since each may count calls.
+// Goes through all candidates, since each may count calls.
 Verdict ActivePolicy::decideWith(const OpTraits& op, const Policy::Candidates& candidates) {
   uint64_t matching = 0;
   bool dependsOnResult = false;
@@ -340,7 +340,7 @@ Verdict ActivePolicy::decideOn(const OpTraits& op, const at::Tensor& result, con
   return verdict;
 }
 
-// The call's number is not known any more, so rules with a name count no calls.
+// The call's number is no longer known, so rules with a name count no calls.
 std::optional<Verdict> ActivePolicy::decideOnNamed(
     const OpTraits& op, const at::Tensor& result, uint16_t rule, const std::string& name) {
   for (const auto& candidate : policy_->candidates(op)) {

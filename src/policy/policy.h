@@ -1,4 +1,4 @@
-// Policies: which decision each operator gets, compiled so that asking costs no string.
+// Policies: the decision for each operator, compiled so that a lookup compares no strings.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -18,8 +18,9 @@
 
 namespace ebb {
 
-// Which operators a policy's rules may name: those that are registered when it is made, or also
-// those that a library registers later. A rule for an operator of torch's own must always match.
+// The operators that a policy's rules may name: operators registered when the policy is made, or
+// also operators that a library registers later. A rule for torch's own operators must always
+// match.
 enum class Names { Registered, Later };
 
 // See makePolicy. Immutable; shared by threads.
@@ -45,23 +46,23 @@ class EBB_API Policy : public std::enable_shared_from_this<Policy> {
     return inputs_;
   }
 
-  // What decides in one region that has this policy; it shares the policy.
+  // The decider for one region with this policy; shares the policy.
   virtual std::unique_ptr<Decider> activate() const;
 
-  // The rules that match no operator that is registered now, each with that in words.
+  // The rules that match no registered operator, each with a message.
   std::vector<std::pair<const Rule*, std::string>> unmatched() const;
 
-  // Whether some rule asks for the module that runs.
+  // True if some rule asks for the running module.
   bool asksForModules() const;
 
-  // Whether some rule, or what holds without one, gives this decision.
+  // True if some rule or default gives this decision.
   bool gives(Decision decision) const;
 
-  // The rules that can match one operator, in order, each alternative ending with one that always
-  // does.
+  // The rules that can match one operator, in order. The last candidate of each alternative always
+  // matches.
   struct Candidate {
     Verdict verdict;
-    const Rule* rule;      // null: it always matches
+    const Rule* rule;      // null: the default, which always matches
     bool onCall;           // `rule` has a condition on the call
     bool onResult;         // `rule` has a condition on a result
     bool endsAlternative;  // see Note [Policies of several alternatives]
@@ -72,11 +73,12 @@ class EBB_API Policy : public std::enable_shared_from_this<Policy> {
   bool matchesModule(const Rule& rule, uint32_t module) const;
 
   // Note [Policies of several alternatives]
-  // `either` makes a policy of the rules of both, one after the other. Each decides by its
-  // first rule that matches, or its default; what counts is the first that does not recompute.
+  // `either` joins the rules of two policies, first the rules of the first. Each alternative
+  // decides by its first matching rule, or by its default. The first decision other than RECOMPUTE
+  // counts.
   struct Alternative {
-    size_t end;         // of its rules
-    Decision fallback;  // when none of them matches
+    size_t end;         // index behind the last rule of this alternative
+    Decision fallback;  // the decision if no rule matches
   };
   const std::vector<Alternative>& alternatives() const {
     return alternatives_;
@@ -85,21 +87,21 @@ class EBB_API Policy : public std::enable_shared_from_this<Policy> {
  private:
   const Candidates& compile(const OpTraits& op) const;
 
-  std::vector<Rule> rules_;                // patterns are normalised
+  std::vector<Rule> rules_;                // with normalised patterns
   std::vector<Alternative> alternatives_;  // at least one
-  Decision inputs_;                        // for what regions read
+  Decision inputs_;                        // for values that regions read
   // Note [Compiled policies]
-  // A table over OpTraits::index, filled at the first call of each operator. Readers take no lock;
-  // an operator beyond the table's end is looked up under the lock each time.
+  // A table over OpTraits::index, filled at the first call of each operator. Readers take no lock.
+  // An operator beyond the table's end is looked up under the lock each time.
   static constexpr size_t kTableSize = 8192;
   std::unique_ptr<std::atomic<const Candidates*>[]> table_;
-  mutable std::mutex mutex_;                 // guards compiled_ and beyond_
-  mutable std::deque<Candidates> compiled_;  // what the table points to
+  mutable std::mutex mutex_;                                            // guards the members below
+  mutable std::deque<Candidates> compiled_;                             // the table points to these
   mutable std::vector<std::pair<uint32_t, const Candidates*>> beyond_;  // indices >= kTableSize
   mutable std::vector<std::vector<int8_t>> modules_;  // by rule and module: 1 or -1 once known
 };
 
-// A policy in use by one region: counts calls for the rules that need it.
+// A policy in use by one region, with counts of calls for the rules that need counts.
 class ActivePolicy : public Decider {
  public:
   explicit ActivePolicy(PolicyPtr policy);
@@ -119,12 +121,12 @@ class ActivePolicy : public Decider {
   bool matchesCall(const Policy::Candidate& candidate);
   uint32_t countCall(const Rule& rule);
 
-  PolicyPtr policy_;                     // the rules
-  c10::SmallVector<uint32_t, 4> calls_;  // per rule; empty until something counts
+  PolicyPtr policy_;
+  c10::SmallVector<uint32_t, 4> calls_;  // by rule; empty until a rule counts
   std::map<std::pair<const Rule*, uint32_t>, uint32_t> callsInModule_;  // by rule and module
 };
 
-// The operators that a normalised pattern matches. Throws c10::ValueError if there is none, giving
+// The operators that a normalised pattern matches. If there are none, throws c10::ValueError with
 // the nearest names.
 std::vector<std::string> operatorsNamed(const std::string& pattern);
 

@@ -22,7 +22,7 @@ void appendKnown(
   }
 }
 
-// Of two matrices, or a matrix and a vector.
+// Rules for products of two matrices, or of a matrix and a vector.
 void appendProducts(std::vector<Rule>& rules, Decision decision) {
   appendKnown(
       rules,

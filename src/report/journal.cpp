@@ -21,7 +21,7 @@ namespace {
 
 std::atomic<int64_t> liveJournals{0};
 
-constexpr size_t kMostSpans = 1'000'000;  // of a step
+constexpr size_t kMostSpans = 1'000'000;  // in one step
 
 const std::vector<std::string> kNoFrames;
 const char* const kOnlyHere = "made outside of the region; only ebb holds it";
@@ -64,7 +64,7 @@ std::string textOf(const std::string* text) {
 }  // namespace
 
 Entry::~Entry() {
-  decltype(Journal::watched_)::node_type watched;  // ends after the lock
+  decltype(Journal::watched_)::node_type watched;  // destroyed after the lock is released
   std::lock_guard<std::mutex> lock(journal_->mutex_);
   watched = journal_->watched_.extract(&line_);
   line_.ended = journal_->now();
@@ -138,7 +138,7 @@ void Journal::add(const char* kind, const std::string& name, JournalTime start, 
   const uint64_t thread = std::hash<std::thread::id>()(std::this_thread::get_id());
   std::lock_guard<std::mutex> lock(mutex_);
   if (spans_.size() == kMostSpans) {
-    return;  // a step without a backward may go on for ever
+    return;  // a step without a backward may be endless
   }
   spans_.push_back({kind, &*strings_.insert(name).first, start, duration, thread, nbytes});
 }
@@ -178,7 +178,7 @@ void Journal::asked(const Entry& entry) {
   asked = asked == kNever ? time : asked;
 }
 
-// Without the lock, since the last reference to a value or to its bytes may go here.
+// Called without the lock, since the last reference to a value or to its bytes may be dropped here.
 void Journal::look(JournalTime now) {
   std::vector<std::pair<Line*, std::function<Held()>>> watched;
   {
@@ -343,7 +343,7 @@ double inMilliseconds(JournalTime time) {
 
 }  // namespace
 
-// Waits for devices, without the lock: calls are only added, and never move.
+// Waits for devices without the lock: calls are only added, and never move.
 std::vector<JournalTime> Journal::durationsOfOperators() const {
   std::vector<const OperatorLine*> calls;
   {
@@ -359,7 +359,7 @@ std::vector<JournalTime> Journal::durationsOfOperators() const {
   return durations;
 }
 
-// A value that nothing needed is of use too: operators between others made it.
+// Includes unneeded values: they are results of operators between others.
 Profile Journal::profile() const {
   Profile profile;
   profile.duration = inMilliseconds(now());

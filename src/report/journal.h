@@ -1,4 +1,4 @@
-// What became of each value of a step, for ebb::reports().
+// The fate of each value of a step, for ebb::reports().
 #pragma once
 
 #include <c10/core/Event.h>
@@ -30,56 +30,57 @@
 namespace ebb {
 
 // Note [The journal]
-// While reports are recorded each state of each storage that a region knows has a line in its
-// step's journal, from the op that made it until the last value and handle that knows it has gone.
-// Lines are written under the journal's lock; they never move. Nothing that ebb decides depends on
-// them. While reports are not recorded a graph has no journal, and a value's entry is null.
+// While reports are recorded, each state of each storage that a region knows has a line in the
+// step's journal. The line begins with the op that made the state, and ends when the last value and
+// handle of the state are gone. Lines are written under the journal's lock, and never move. No
+// decision of ebb depends on a line. While reports are not recorded, a graph has no journal, and a
+// value's entry is null.
 enum class Fate : uint8_t {
-  Unneeded,    // nothing needs it
-  Saved,       // kept by the policy's word
-  Kept,        // kept because it cannot be made again; `reason` tells why
-  Recomputed,  // autograd packed it, and it was dropped
+  Unneeded,    // no code needs the value
+  Saved,       // kept by the policy's decision
+  Kept,        // kept because it cannot be recomputed; see Line::reason
+  Recomputed,  // packed by autograd, and freed
   Offloaded,   // sent to the host
-  Paged,       // its live rows went to pages
-  Escaped,     // could be dropped, but the program held it when the region ended
-  Result,      // nothing in autograd needs it, but the program held it when the region ended
-  Copied,      // a copy of what a write was about to change
-  Outside,     // a parameter, an input: made by somebody else, and held by them
+  Paged,       // valid rows were copied to pages
+  Escaped,     // recomputable, but the program held it when the region ended
+  Result,      // not needed by autograd, but the program held it when the region ended
+  Copied,      // a copy made before a write
+  Outside,     // a parameter or input, made and held by other code
 };
 
-// What became of a region that could be replayed ahead of backward: as the members of ReportAhead.
+// The outcome of a region that could be replayed ahead of backward, as the members of ReportAhead.
 enum class AheadFate : uint8_t { InTime, Late, InVain, Held, Stopped };
 constexpr size_t kAheadFates = 5;
 
 using JournalTime = int64_t;  // nanoseconds since the step began
 constexpr JournalTime kNever = -1;
 
-// What is known of one value: its members are many, as columns of a report are.
+// All facts about one value: many members, as a report has many columns.
 struct Line {
-  const std::string* region = nullptr;  // strings are the journal's
+  const std::string* region = nullptr;  // strings belong to the journal
   const std::string* module = nullptr;
   const std::string* op = nullptr;
-  const std::string* rule = nullptr;  // null: the policy was not asked
-  const char* reason = nullptr;       // why it is not recomputed though the policy would; else null
+  const std::string* rule = nullptr;  // null: no policy was asked
+  const char* reason = nullptr;       // why the value is kept against the policy; else null
   c10::ScalarType dtype = c10::ScalarType::Undefined;
-  c10::DimVector sizes;           // of the tensor that was made
-  size_t nbytes = 0;              // of its storage
-  const void* address = nullptr;  // of its bytes
+  c10::DimVector sizes;           // of the tensor that the op made
+  size_t nbytes = 0;              // of the storage
+  const void* address = nullptr;  // of the bytes
   Fate fate = Fate::Unneeded;
   bool packed = false;    // by autograd
-  bool wasLast = false;   // came from outside, and nobody else had it in the end
-  uint32_t storages = 0;  // that handles of autograd hold, of what came from outside
+  bool wasLast = false;   // made outside, and ebb dropped the last reference
+  uint32_t storages = 0;  // for values from outside: storages that autograd's handles hold
   uint32_t replays = 0;
-  uint32_t replaysAhead = 0;   // of replays: before backward asked
-  JournalTime replayTime = 0;  // of the host, in kernels called again
-  JournalTime aheadTime = 0;   // of replayTime
+  uint32_t replaysAhead = 0;   // replays before backward asked
+  JournalTime replayTime = 0;  // host time in replayed kernels
+  JournalTime aheadTime = 0;   // the part of replayTime before backward asked
   JournalTime made = 0;
-  JournalTime letGo = kNever;    // of what came from outside: seen to be held by regions alone
-  JournalTime asked = kNever;    // backward unpacked it
+  JournalTime letGo = kNever;    // for values from outside: first seen held by regions alone
+  JournalTime asked = kNever;    // backward unpacked the value
   JournalTime sent = kNever;     // to the host
-  JournalTime back = kNever;     // made again, or fetched
-  const void* backAt = nullptr;  // where its bytes were then
-  JournalTime ended = kNever;    // nothing knows it any more
+  JournalTime back = kNever;     // recomputed or fetched
+  const void* backAt = nullptr;  // address of the bytes at that time
+  JournalTime ended = kNever;    // the last value and handle are gone
   int64_t rows = 0;              // for profiles: as in ProfileValue
   int64_t liveRows = 0;
   bool rowsMixed = false;
@@ -87,29 +88,29 @@ struct Line {
   PythonStack stack;     // where it was made; null in profiles
 };
 
-// The time between two points of a device's stream.
+// Measures the time between two points of a device's stream.
 struct DeviceTimer {
   explicit DeviceTimer(c10::Stream stream);
   void stop() {
     last.record(stream);
   }
-  JournalTime elapsed();  // waits
+  JournalTime elapsed();  // waits for the device
 
   const c10::Stream stream;
   c10::Event first;
   c10::Event last;
 };
 
-// One call of an operator, for profiles: its members are many, one for each field there. One
-// replay, for reports: what it read and made, and how long backward waited.
+// One call of an operator, for profiles: many members, one for each field of the profile. For
+// reports, one replay: its inputs and results, and how long backward waited.
 struct OperatorLine {
   const std::string* region = nullptr;
   const std::string* module = nullptr;
   const std::string* op = nullptr;
   uint64_t call = 0;  // Graph::numberInJournal
   JournalTime start = 0;
-  JournalTime duration = 0;            // of the host
-  std::unique_ptr<DeviceTimer> timer;  // of a device, if it ran there
+  JournalTime duration = 0;            // host time
+  std::unique_ptr<DeviceTimer> timer;  // device time, if the op ran on a device
   c10::SmallVector<Line*, 4> inputs;
   c10::SmallVector<Line*, 2> outputs;
   bool random = false;
@@ -118,7 +119,8 @@ struct OperatorLine {
   bool readsRows = false;
 };
 
-// The number of holders of a storage, from one region that holds it; null if the region does not.
+// One region's hold on a storage: the storage and the number of its holders. Null if the region
+// does not hold the storage.
 struct Held {
   const c10::StorageImpl* storage = nullptr;
   size_t holders = 0;
@@ -137,7 +139,8 @@ struct Span {
 class Journal;
 using JournalPtr = std::shared_ptr<Journal>;
 
-// What a value and the handles on it have of their line. When the last of them goes, the line ends.
+// The reference of a value and its handles to their line. The line ends when the last reference
+// goes.
 class Entry final : public c10::intrusive_ptr_target {
  public:
   Entry(JournalPtr journal, Line& line) : journal_(std::move(journal)), line_(line) {
@@ -158,14 +161,15 @@ class Entry final : public c10::intrusive_ptr_target {
 
  private:
   JournalPtr journal_;
-  Line& line_;  // the journal's
+  Line& line_;  // belongs to the journal
 };
 using EntryPtr = c10::intrusive_ptr<Entry>;
 
-// Notes that nobody but ebb held a storage from outside at its end. Null: reports are not recorded.
+// Notes that ebb dropped the last reference to a storage from outside. `entry` is null if reports
+// are not recorded.
 void noteLast(const EntryPtr& entry);
 
-// Its members are many: lines, calls and spans are written under one lock.
+// The lines, calls and spans of one step: many members, all written under one lock.
 class Journal final : public std::enable_shared_from_this<Journal> {
  public:
   enum class For : uint8_t { Report, Profile };
@@ -174,10 +178,10 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   Journal(const Journal&) = delete;
   Journal& operator=(const Journal&) = delete;
 
-  // How many exist.
+  // The number of journals that exist.
   EBB_API static int64_t live();
 
-  // Whether it is to know of each operator, and of each value to the end.
+  // True if the journal records each operator, and each value to the end.
   bool isProfile() const {
     return what_ == For::Profile;
   }
@@ -192,13 +196,13 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   // A string that lives as long as the journal.
   const std::string* intern(const std::string& text);
 
-  // A string that lives as long: of a rule that has decided on something.
+  // Like intern(), for a rule that has decided on a value.
   const std::string* ruleThatDecided(const std::string& text);
 
-  // Whether nobody has asked for this policy before. It lives as long as the journal.
+  // True at the first call for this policy. The policy lives as long as the journal.
   bool isNewPolicy(std::shared_ptr<const void> policy);
 
-  // A rule that a policy has, in words.
+  // Adds a policy's rule, in words.
   void addRule(const std::string& text);
 
   EntryPtr add(Line line);
@@ -207,12 +211,14 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   void add(AheadFate ofRegion);
   void add(OperatorLine call);
 
-  // How many outermost regions had been entered before.
+  // Counts an outermost region; returns the number of regions before.
   uint64_t countRegion();
 
-  // Asks whether anybody but regions holds what came from outside: when backward first unpacks,
-  // when a report is made, and, for profiles, when a region is entered.
+  // Registers a value from outside. The journal calls `look` to find out if only regions hold the
+  // value: when backward first unpacks, when a report is made, and, for profiles, when a region is
+  // entered.
   void watch(const Entry& entry, std::function<Held()> look);
+  // Backward has unpacked the value of `entry`.
   void asked(const Entry& entry);
 
   Report report();
@@ -223,24 +229,24 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   std::vector<PythonStack> stacks() const;
   std::vector<JournalTime> durationsOfOperators() const;
 
-  friend class Entry;  // writes its own line, under the lock
+  friend class Entry;  // writes its line, under the lock
   const uint64_t step_;
   const For what_;
   const int64_t start_;  // of the clock, in nanoseconds
   std::atomic<bool> isEmpty_{true};
-  std::atomic<bool> wasAsked_{false};  // backward has unpacked something
-  mutable std::mutex mutex_;           // guards what follows
+  std::atomic<bool> wasAsked_{false};  // backward has unpacked a value
+  mutable std::mutex mutex_;           // guards all members below
   std::deque<Line> lines_;
-  std::vector<Line*> unused_;  // lines of values that nothing needed and nobody has any more
-  std::deque<OperatorLine> operators_;                        // of a profile; of a report replays
-  uint64_t regions_ = 0;                                      // outermost ones
-  std::unordered_map<Line*, std::function<Held()>> watched_;  // what no region made, by its line
+  std::vector<Line*> unused_;           // lines for reuse: no reference to the value is left
+  std::deque<OperatorLine> operators_;  // of a profile; of a report, the replays
+  uint64_t regions_ = 0;                // outermost ones
+  std::unordered_map<Line*, std::function<Held()>> watched_;  // values from outside, by line
   std::deque<Span> spans_;
   std::array<uint64_t, kAheadFates> ahead_{};  // regions, by AheadFate
   std::unordered_set<std::string> strings_;
   std::set<std::shared_ptr<const void>> policies_;
   std::vector<const std::string*> rules_;       // of all policies
-  std::set<const std::string*> decidingRules_;  // those that decided on something
+  std::set<const std::string*> decidingRules_;  // rules that decided on a value
 };
 
 template <class Change>

@@ -13,7 +13,7 @@ namespace {
 struct Shares {
   std::mutex mutex;
   std::deque<LiveCounts> all;          // never shrinks: a thread that ends leaves its counts
-  std::vector<LiveCounts*> ownerless;  // of threads that have ended; the next ones go on with them
+  std::vector<LiveCounts*> ownerless;  // shares of ended threads, which new threads take over
 };
 
 Shares& shares() {

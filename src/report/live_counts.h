@@ -1,4 +1,4 @@
-// How many of ebb's objects exist now, for ebb::stats().
+// Counts of ebb's objects that exist now, for ebb::stats().
 #pragma once
 
 #include <atomic>
@@ -7,9 +7,9 @@
 namespace ebb {
 
 // Note [Live counts]
-// Objects are counted in the thread that makes or destroys them: a share is written by its thread
-// alone, so counting is no atomic read-modify-write, of which each op would need four. Shares may
-// be negative; their sum is what exists.
+// Objects are counted in the thread that makes or destroys them. Only the thread itself writes its
+// share, so counting needs no atomic read-modify-write; each op would need four. Shares may be
+// negative; the sum is the number of objects.
 struct LiveCounts {
   std::atomic<int64_t> recipes{0};
   std::atomic<int64_t> handles{0};
@@ -23,7 +23,7 @@ inline void count(std::atomic<int64_t>& share, int64_t change) {
   share.store(share.load(std::memory_order_relaxed) + change, std::memory_order_relaxed);
 }
 
-// The sum over all threads of one of the counts.
+// The sum of one count over all threads.
 int64_t liveTotal(std::atomic<int64_t> LiveCounts::* which);
 
 }  // namespace ebb

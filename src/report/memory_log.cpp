@@ -24,8 +24,8 @@ bool MemoryLog::isTaken() {
 }
 
 void MemoryLog::install(std::shared_ptr<MemoryLog> self) {
-  // While somebody listens, torch's CPU allocator logs a warning for blocks that are freed and that
-  // were allocated before. A log expects those.
+  // While a profiler or log is installed, torch's CPU allocator warns if a block that was allocated
+  // earlier is freed. A log expects such blocks.
   logLevelBefore_ = FLAGS_caffe2_log_level;
   FLAGS_caffe2_log_level = std::max(logLevelBefore_, static_cast<int>(c10::GLOG_ERROR));
   c10::ThreadLocalDebugInfo::_push(kKind, std::move(self));

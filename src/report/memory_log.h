@@ -1,4 +1,4 @@
-// What a thread allocates and frees, as torch's allocators tell it.
+// A log of the allocations and frees of a thread, as torch's allocators report them.
 #pragma once
 
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -14,20 +14,20 @@
 
 namespace ebb {
 
-// Installed on a thread it hears of the allocations there, and of those on the threads to which
-// autograd takes that thread's backward. In the place of torch's profiler, which then hears
-// nothing, and cannot be started: its callbacks take what is installed for their own.
+// An installed log records the allocations on its thread, and on the threads that run the thread's
+// backward. The log takes the place of torch's profiler, which then records nothing and must not be
+// started: the profiler's callbacks would take the log for their own state.
 class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
  public:
-  // `now`: milliseconds since some beginning.
+  // `now`: milliseconds since a fixed time.
   explicit MemoryLog(std::function<double()> now);
 
-  // Whether torch's profiler, or another log, is installed on this thread.
+  // True if torch's profiler or another log is installed on this thread.
   static bool isTaken();
 
   void install(std::shared_ptr<MemoryLog> self);
 
-  // Hears of nothing more. False if it is installed on another thread, and stays there.
+  // Stops recording. False if the log is installed on another thread, where it stays installed.
   bool close();
 
   std::vector<ProfileAllocation> take();
@@ -41,8 +41,8 @@ class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
  private:
   const std::function<double()> now_;
   std::atomic<bool> closed_{false};
-  int logLevelBefore_ = 0;  // torch's, which is higher while a log is installed
-  std::mutex mutex_;        // guards what follows
+  int logLevelBefore_ = 0;  // torch's level, which is higher while a log is installed
+  std::mutex mutex_;        // guards all members below
   std::vector<ProfileAllocation> events_;
 };
 

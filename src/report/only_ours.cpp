@@ -3,7 +3,7 @@
 namespace ebb {
 namespace {
 
-// Whether it is about a storage that its region left behind.
+// True if the line is about a storage that was still in memory after its region.
 bool isThere(const Line& line) {
   return line.fate == Fate::Saved || line.fate == Fate::Kept || line.fate == Fate::Escaped ||
          line.fate == Fate::Result;
@@ -45,7 +45,8 @@ bool OnlyOurs::wasPackedBefore(const Line& line) const {
   return other != nullptr && (other->packed || wasPackedBefore(*other));
 }
 
-// The last line about the same storage before this one. A result's has ended with its region.
+// The last line before `line` about the same storage. The line of a result ended with its region,
+// but counts.
 const Line* OnlyOurs::before(const Line& line) const {
   const Line* last = nullptr;
   const auto [begin, end] = lines_.equal_range(line.address);

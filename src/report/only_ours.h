@@ -1,4 +1,4 @@
-// Which storages from outside nobody but ebb holds.
+// Storages from outside of regions that only ebb holds.
 #pragma once
 
 #include <deque>
@@ -10,26 +10,28 @@
 namespace ebb {
 
 // See Note [What only ebb holds]. Several lines may describe one storage: the line of the region
-// that made it, and one line of each region that reads it. These lines have the same address.
+// that made the storage, and one line of each region that reads it. All of these lines have the
+// same address.
 class OnlyOurs {
  public:
   explicit OnlyOurs(const std::deque<Line>& lines);
 
-  // Whether `line` came from outside, and nobody else holds it.
+  // True if `line` is about a value from outside that only ebb holds.
   static bool has(const Line& line);
 
-  // Whether such a storage counts in this line, as kept. It counts in one of its lines.
+  // True if the storage counts as kept in this line. A storage counts in one line only.
   bool isKept(const Line& line) const {
     return kept_.count(&line) > 0;
   }
 
-  // Whether eager would hold its storage for backward, and no line of an earlier region says so.
+  // True if eager would hold the storage for backward, and no line of an earlier region says so.
   bool isInEager(const Line& line) const;
 
-  // The line of the region that made its storage, or that was the first to read it.
+  // The line of the region that made the storage, or that was the first to read it.
   const Line& first(const Line& line) const;
 
  private:
+  // True if an earlier region has packed the same storage, so the storage was counted.
   bool wasPackedBefore(const Line& line) const;
   const Line* before(const Line& line) const;
 

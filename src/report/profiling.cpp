@@ -19,7 +19,7 @@ struct Going {
 };
 
 struct Shared {
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards all members below
   Going going;
 };
 
@@ -33,8 +33,8 @@ Going going() {
   return shared().going;
 }
 
-// Begins a profile if none is going on, or ends the one that is if `next` is empty. Otherwise it
-// changes nothing and gives false.
+// A profile begins if none is active and `next` is not empty; the active profile ends if `next` is
+// empty. Otherwise returns false, without a change.
 bool change(Going next) {
   std::lock_guard<std::mutex> lock(shared().mutex);
   const bool changes = (shared().going.journal == nullptr) != (next.journal == nullptr);

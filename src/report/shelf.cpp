@@ -14,19 +14,19 @@ namespace ebb {
 namespace {
 
 struct Shelf {
-  std::mutex mutex;                 // guards what follows
-  std::deque<JournalPtr> journals;  // the current step's is last
+  std::mutex mutex;                 // guards all members below
+  std::deque<JournalPtr> journals;  // the current step's journal is last
   uint64_t step = 0;
-  JournalPtr profile;              // takes the place of the current step's; null if there is none
-  std::atomic<uint32_t> steps{0};  // how many are kept; 0: reports are not recorded
-  std::atomic<bool> on{false};     // somebody wants a journal
+  JournalPtr profile;              // replaces the current step's journal; null: no profile
+  std::atomic<uint32_t> steps{0};  // number of kept reports; 0: reports are not recorded
+  std::atomic<bool> on{false};     // reports or a profile are recorded
 
-  // Moves journals that must go to `old`, which the caller destroys when it has given up the lock:
-  // see Note [Locks and the GIL].
+  // Moves journals that must go to `old`. The caller destroys `old` after unlocking: see Note
+  // [Locks and the GIL].
   void begin(std::vector<JournalPtr>& old) {
     journals.push_back(std::make_shared<Journal>(step));
-    while (journals.size() > steps.load() + size_t{1}) {  // the last may not be complete
-      // Those of steps in which nothing was recorded, which a profile took, say, go first.
+    while (journals.size() > steps.load() + size_t{1}) {  // the last journal may be incomplete
+      // Journals without records go first, such as those of steps that a profile recorded.
       const auto last = std::prev(journals.end());
       auto next = std::find_if(journals.begin(), last, std::mem_fn(&Journal::isEmpty));
       next = next == last ? journals.begin() : next;
@@ -62,7 +62,7 @@ JournalPtr currentJournal() {
 void putJournalInPlace(JournalPtr profile) {
   Shelf& all = shelf();
   std::lock_guard<std::mutex> lock(all.mutex);
-  all.profile.swap(profile);  // what was there ends after the lock
+  all.profile.swap(profile);  // the profile before is destroyed after the lock is released
   all.on.store(all.profile || all.steps.load() > 0);
 }
 
@@ -83,7 +83,7 @@ uint32_t setReporting(uint32_t steps) {
   const uint32_t before = all.steps.exchange(steps);
   all.on.store(steps > 0 || all.profile);
   if (before == 0 && steps > 0) {
-    all.begin(old);  // what was recorded earlier in this step is another report
+    all.begin(old);  // earlier records of this step belong to another report
   }
   return before;
 }

@@ -7,13 +7,13 @@
 
 namespace ebb {
 
-// The step's journal; null while reports are not recorded.
+// The journal of the current step; null while reports are not recorded.
 JournalPtr currentJournal();
 
-// Records into a profile's journal in place of the step's; null: into the step's again.
+// Records into `profile` in place of the step's journal; null: into the step's journal again.
 void putJournalInPlace(JournalPtr profile);
 
-// A step begins, see Note [What a step is].
+// Called when a step begins, see Note [What a step is].
 void journalStepBegins(uint64_t step);
 
 }  // namespace ebb

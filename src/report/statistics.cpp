@@ -10,8 +10,9 @@ namespace {
 
 struct Books {
   std::mutex mutex;  // guards step and transfers
-  Stats step;        // counts of the current step, but for transfers
-  std::map<std::string, std::map<std::string, TransferAccountPtr>> transfers;  // of that step
+  Stats step;        // counts of the current step, except transfers
+  std::map<std::string, std::map<std::string, TransferAccountPtr>>
+      transfers;                          // of the current step
   std::atomic<bool> backwardSeen{false};  // the next outermost region begins a step
 };
 

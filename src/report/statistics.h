@@ -1,4 +1,5 @@
-// The books that ebb::stats() reads. Regions count without atomics and hand in when they end.
+// The counters behind ebb::stats(). A region counts without atomics, and adds its counts when it
+// ends.
 #pragma once
 
 #include <string>
@@ -10,16 +11,16 @@
 namespace ebb {
 
 // Note [What a step is]
-// A step begins when an outermost region is entered after a backward has used an earlier one, or
-// when the counters are reset. So after a backward, and until the next forward, the statistics show
-// exactly the last forward and backward.
+// A step begins when the counters are reset, or when an outermost region is entered after a
+// backward has used an earlier region. So after a backward, and until the next forward, the
+// statistics show exactly the last forward and backward.
 void statisticsRegionEntered();
 void statisticsBackwardSeen();
 void statisticsDemoted(const std::string& op);
 void statisticsAdd(const std::string& region, const RegionCounters& counters);
 void statisticsFromOutside(const std::string& region, size_t nbytes);
 
-// Where this step's transfers of an op's values in a region are booked. `op` is "input" for inputs.
+// The account for this step's transfers of an op's values in a region. `op` is "input" for inputs.
 TransferAccountPtr statisticsTransfers(const std::string& region, const std::string& op);
 
 }  // namespace ebb

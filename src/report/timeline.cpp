@@ -76,7 +76,7 @@ void Timeline::writeTo(Report& report) {
   }
 }
 
-// Memory that several lines are about counts once at a time.
+// Memory that several lines describe counts once at any time.
 void Timeline::addHeld() {
   const auto before = std::less<const void*>();
   std::sort(held_.begin(), held_.end(), [&](const Stretch& a, const Stretch& b) {

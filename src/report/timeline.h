@@ -1,4 +1,4 @@
-// What holds memory for backward, with ebb and in eager, and when.
+// The memory held for backward over time, with ebb and in eager.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ class Timeline {
  public:
   void add(const Line& line, JournalTime now, const OnlyOurs& ours);
 
-  // The curves, with their highest points, and not many more points than can be drawn.
+  // Writes the curves, reduced to a number of points that can be drawn, with their highest points.
   void writeTo(Report& report);
 
  private:

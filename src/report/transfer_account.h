@@ -1,4 +1,4 @@
-// What the values of one op of one region cost in transfers.
+// The transfers of the values of one op in one region.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@
 
 namespace ebb {
 
-// Written by the offload engine, on any thread. In bytes.
+// In bytes. The offload engine writes the members, on any thread.
 struct TransferAccount {
   explicit TransferAccount(std::string given) : of(std::move(given)) {
   }
