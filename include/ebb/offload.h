@@ -12,18 +12,14 @@ namespace ebb {
 
 // Settings for values with the decision Offload. Sizes are in bytes.
 struct OffloadSettings {
-  size_t minBytes = size_t{1} << 20;       // smaller storages stay on the device
-  size_t pinnedLimit = size_t{16} << 30;   // most pinned memory allocated; beyond it values are
-                                           // recomputed
-  size_t inFlightBytes = size_t{1} << 30;  // most bytes being copied out; the host waits beyond. 0:
-                                           // no overlap
+  size_t minBytes = size_t{1} << 20;         // smaller storages stay on the device
+  size_t pinnedLimit = size_t{16} << 30;     // most pinned bytes; beyond, values are recomputed
+  size_t inFlightBytes = size_t{1} << 30;    // most bytes in flight; the host waits. 0: no overlap
   size_t prefetchBytes = size_t{512} << 20;  // most bytes prefetched for backward
-  size_t keepLast = 0;                       // number of most recently sent values that stay on the
-                                             // device
+  size_t keepLast = 0;                       // number of latest values that stay on the device
   std::string disk;                          // directory of the disk tier; empty: no disk tier
   size_t diskLimit = size_t{64} << 30;       // most bytes on disk
-  bool isStatic = false;                     // static mode, for CUDA graphs: the host never queries
-                                             // or waits
+  bool isStatic = false;                     // for CUDA graphs: the host never queries or waits
 
   static constexpr auto fields(auto function) {
     return function(

@@ -44,8 +44,7 @@ enum class DeadRows : uint8_t {
 struct PagingSettings {
   int64_t pageRows = 64;          // rows in a page
   double headroom = 1.1;          // size of a pool relative to the recorded step's need
-  double hostHeadroom = 0;        // size of a pool's second tier, in pinned memory, relative to the
-                                  // same need
+  double hostHeadroom = 0;        // the same, for the second tier in pinned memory
   size_t deviceLimit = SIZE_MAX;  // most bytes of all pools of a device
   PageOverflowMode overflow = PageOverflowMode::Deferred;
   DeadRows deadRows = DeadRows::Repeat;
@@ -68,7 +67,7 @@ struct PagingSettings {
 EBB_API void configurePaging(const PagingSettings& settings);
 EBB_API PagingSettings pagingSettings();
 
-// Whether the step's gradients are valid; see PageOverflowMode. Waits for the pools. After an
+// True if the step's gradients are valid; see PageOverflowMode. Waits for the pools. After an
 // overflow the next step runs unpaged, and ebb then creates larger pools.
 EBB_API bool pagingStepOk();
 

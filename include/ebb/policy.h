@@ -25,7 +25,7 @@ enum class Decision : uint8_t {
   RecomputeEachTime,
 };
 
-// Whether backward runs the op again.
+// True if backward runs the op again.
 constexpr bool recomputes(Decision decision) {
   return decision == Decision::Recompute || decision == Decision::RecomputeEachTime;
 }
@@ -39,8 +39,7 @@ struct Rule {
   uint32_t nth = 0;            // only the n-th call, counted as for `every`; 0: any call
   bool perModule = false;      // count calls per module
   std::string module{};        // a glob over the innermost module's name; empty: any
-  std::string name{};          // only values with the name given by nameValue; empty:
-                               // any
+  std::string name{};          // only values with this name, see nameValue; empty: any
   size_t minBytes = 0;         // least size of the result's storage
   size_t maxBytes = SIZE_MAX;  // greatest size of the result's storage
   std::optional<at::ScalarType> dtype{};  // of the result

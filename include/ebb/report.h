@@ -25,12 +25,10 @@ struct RegionCounters {
   uint64_t bytesDropped = 0;      // made in the region, packed by autograd, not kept
   uint64_t bytesCopied = 0;       // copied before a write, because a recipe still needed them
   uint64_t bytesOffloaded = 0;    // sent to the host
-  uint64_t bytesFellBack = 0;     // decision Offload, but kept or recomputed for lack of host
-                                  // memory
+  uint64_t bytesFellBack = 0;     // to be offloaded, but kept or recomputed: no host memory
   uint64_t bytesPaged = 0;        // storages whose valid rows went to pages
   uint64_t bytesNotPaged = 0;     // decision Page, but kept: the valid rows are unknown
-  uint64_t bytesEscaped = 0;      // recomputable, but referenced by the program when the region
-                                  // ended
+  uint64_t bytesEscaped = 0;      // recomputable, but in use by the program at the region's end
   uint64_t bytesFromOutside = 0;  // inputs to which only ebb refers in the end
 
   EBB_API RegionCounters& operator+=(const RegionCounters& other);

@@ -70,6 +70,7 @@ class Copies {
   size_t unfetched() const {
     return now_.unfetched + outside_.unfetched;
   }
+
   // Like unfetched(), in the current capture or outside of all captures.
   size_t unfetchedHere() const {
     return now_.unfetched;
@@ -106,6 +107,7 @@ class Copies {
 
   // The host waits for all copies.
   void finishAll();
+
   // The host waits for a copy whose end gives host memory back; false if there is none.
   bool finishOne();
 
@@ -113,7 +115,7 @@ class Copies {
   // leaving.
   bool freeLeaving();
 
-  // Whether the stash was sent in the current capture or, without a capture, outside of all
+  // True if the stash was sent in the current capture or, without a capture, outside of all
   // captures.
   bool isHere(const HostStash& stash) const {
     return stash.capture == capture_;

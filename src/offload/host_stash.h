@@ -74,7 +74,7 @@ struct EBB_API HostStash final : Stash, InArena {
   }
   void beforeWrite() override;
 
-  // Whether the storage on the device still has the memory that was sent.
+  // True if the storage on the device still has the memory that was sent.
   bool hasWhatWasSent() const {
     return onDevice.nbytes() >= nbytes && onDevice.data() == address;
   }

@@ -46,7 +46,7 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
     return via_;
   }
 
-  // Whether a tensor's storage may be sent: on a device, large enough, and not marked by the user.
+  // True if a tensor's storage may be sent: on a device, large enough, and not marked by the user.
   bool takes(const at::Tensor& tensor);
 
   // Sets the test for tensors that the user has excluded. Called once, at import.

@@ -101,7 +101,7 @@ class Disk {
   // Room for `nbytes`, as a storage without memory. Null if the disk has no room.
   c10::Storage allocate(size_t nbytes);
 
-  // Whether `room` belongs to the current file and to this process.
+  // True if `room` belongs to the current file and to this process.
   bool isCurrent(const c10::Storage& room);
 
   // The memory must live until the event is done. Writes run in order, and so do reads.

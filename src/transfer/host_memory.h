@@ -51,7 +51,7 @@ class HostMemory {
     ofGraphs_.push_back(std::move(memory));
   }
 
-  // Whether the limit allows `nbytes` more.
+  // True if the limit allows `nbytes` more.
   bool hasRoomFor(size_t nbytes) const {
     return held() <= limit_ && nbytes <= limit_ - held();
   }

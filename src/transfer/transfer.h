@@ -29,12 +29,12 @@ class Transfer {
  public:
   virtual ~Transfer() = default;
 
-  // Whether the "host" is a file.
+  // True if the "host" is a file.
   virtual bool isDisk() const {
     return false;
   }
 
-  // Whether storages on `device` can be offloaded.
+  // True if storages on `device` can be offloaded.
   virtual bool isDevice(c10::Device device) const = 0;
 
   // The stream on which this thread's ops run now; may change between calls.
@@ -70,12 +70,12 @@ class Transfer {
   virtual void used(const c10::Storage& storage, c10::Stream stream) {
   }
 
-  // Whether work given to `stream` is being captured in a graph instead of run.
+  // True if work given to `stream` is being captured in a graph instead of run.
   virtual bool isCapturing(c10::Stream stream) {
     return false;
   }
 
-  // Whether host memory may be used for something else.
+  // True if host memory may be used for something else.
   virtual bool isReusable(const c10::Storage& host) const {
     return true;
   }
@@ -86,7 +86,7 @@ class Transfer {
       const c10::Storage& to, const c10::Storage& from, size_t nbytes, c10::Stream stream) = 0;
 };
 
-// Whether an accelerator is available; once true, always true.
+// True if an accelerator is available; once true, always true.
 bool acceleratorIsThere();
 
 Transfer& acceleratorTransfer();
