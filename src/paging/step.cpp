@@ -101,7 +101,6 @@ void PageStep::noteComeback(const PageStash& stash) {
 void PageStep::countBack(const PageStash& stash) {
   auto& siblings = stash.group->stashes;
   const auto last = std::find(siblings.rbegin(), siblings.rend(), &stash);  // usually the first
-                                                                            // match
   if (last != siblings.rend()) {
     siblings.erase(std::next(last).base());
   }
