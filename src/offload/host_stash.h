@@ -47,8 +47,8 @@ class StashesInOrder {
   Map stashes_;  // by sequence
 };
 
-// Only the engine that sent the stash accesses the members, under the engine's lock. All members
-// are in one struct so that a stash is one block of memory, the cost of one offloaded value.
+// Only the engine that sent the stash accesses the members, under the engine's lock. The members
+// are many, so that a stash, the cost of one offloaded value, is one block of memory.
 struct EBB_API HostStash final : Stash, InArena {
   enum class State : uint8_t {
     Kept,       // still on the device: one of the latest values, not copied

@@ -323,7 +323,7 @@ void Offload::enter(c10::Device device) {
 void Offload::reap() {
   if (via_.isDisk() && process_ != ::getpid()) {
     process_ = ::getpid();
-    context_.host.trim();  // the free room is in the parent's file
+    context_.host.trim();  // free room in the parent's file
   }
   const bool isStatic = context_.settings.isStatic;
   const bool captures = copies_.capture() != 0;

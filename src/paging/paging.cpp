@@ -126,8 +126,7 @@ void Paging::sendToPool(PageStash& stash, const PageSource& source, const Tracke
   stash.pool = pool;
   stash.state = State::Paged;
   if (stash.fill(settings_.deadRows).deadRows == PageDeadRows::Filled) {
-    pool->lane().wait(stash.slot->stashed);  // a storage still held would come back as is, without
-                                             // filled padding rows
+    pool->lane().wait(stash.slot->stashed);  // what is still held would come back unfilled
   }
   checkOverflow(*pool, source, stash);
   pool->letGraphsWait();
@@ -171,7 +170,7 @@ c10::Storage Paging::fetchLocked(PageStash& stash, const c10::Storage& living) {
   bring(stash, living);
   checkErrors(stash);
   c10::Storage bytes = stash.bytes;
-  noteMade(stash);  // if later code throws, the stash is fetched again
+  noteMade(stash);  // if what follows throws, the stash is fetched again
   isBack(stash);
   return bytes;
 }
@@ -200,8 +199,8 @@ c10::Storage Paging::fetchAhead(PageStash& stash, const c10::Storage& living) {
   return std::exchange(stash.bytes, c10::Storage());
 }
 
-// If all stashes of the group are dead, none will be fetched. Only page stashes wait for backward,
-// hence the cast.
+// If all stashes are dead, none will be fetched. Only page stashes wait for backward: hence the
+// cast.
 void Paging::backwardArrives(PageGroup& group, std::vector<c10::intrusive_ptr<Stash>>& cameBack) {
   telling([&] {
     const Lock lock(mutex_);
@@ -261,9 +260,8 @@ void Paging::takeRestored(PageStash& stash) {
   noteUse(stash.bytes);
 }
 
-// After an error a tensor comes back as NaN. An integer or a mask cannot show the error, so this
-// function throws if the host can read the error without waiting, unless the whole step will run
-// again.
+// After an error a tensor comes back as NaN. Integers and masks cannot show the error, so this
+// throws if the host can read the error without waiting, unless the whole step will run again.
 void Paging::checkErrors(const PageStash& stash) {
   stash.checkNotCondemned();
   if (step_.raisesLate() && stash.step == step_.number()) {
@@ -289,8 +287,7 @@ void Paging::takeOver(PageStash& stash) {
   }
 }
 
-// Adds the backward of the group's layer to the schedule, and starts to restore the next layer's
-// pages.
+// Adds the group's backward to the schedule, and starts to restore the next layer's pages.
 void Paging::backwardBegins(PageGroup& group) {
   const PageGroupPtr next = step_.backwardBegins(group);
   if (!next) {

@@ -48,7 +48,7 @@ TrackedPool::SlotPtr TrackedPool::stash(
         [&] { pages_->stash(slot->ticket, rowsIn(storage, whole), count); },
         {storage, count.storage()});
   } catch (...) {
-    free(slot);  // the failed call may have taken pages
+    free(slot);  // it may have taken pages
     throw;
   }
   return slot;
