@@ -1,4 +1,4 @@
-// Replays that run before backward asks, on a thread of their own.
+// Replay ahead: replays on a separate thread, before backward needs the results.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +11,10 @@ namespace ebb {
 
 // How far replays run ahead of backward.
 struct AheadSettings {
-  size_t regions = 0;              // outermost regions ahead of the one backward is in; 0: off
-  size_t limit = size_t{1} << 30;  // most bytes that are there before backward needs them
-  bool busyCores = false;          // also on a CPU that has no idle core for it
-  bool sideStream = false;         // on a device: beside backward's stream, not on it
+  size_t regions = 0;              // outermost regions ahead of backward's current region; 0: off
+  size_t limit = size_t{1} << 30;  // most bytes recomputed before backward needs them
+  bool busyCores = false;          // on a CPU, replay ahead even if no core is idle
+  bool sideStream = false;         // on a device, replay on a separate stream instead of backward's
 
   static constexpr auto fields(auto function) {
     return function(
@@ -25,21 +25,21 @@ struct AheadSettings {
   }
 };
 
-// For the whole process, from the next outermost region on.
+// The settings apply to the whole process, from the next outermost region on.
 EBB_API void configureAhead(const AheadSettings& settings);
 EBB_API AheadSettings aheadSettings();
 
-// What replays ahead did since the start of the process, and what is there now.
+// Counts of replays ahead since the process started, and the current state.
 struct AheadStats {
-  uint64_t regionsInTime = 0;   // made before backward reached them
-  uint64_t regionsLate = 0;     // backward came while they were being made, and did the rest
-  uint64_t regionsInVain = 0;   // backward never came
-  uint64_t regionsHeld = 0;     // not given up, since no region followed before backward
-  uint64_t regionsStopped = 0;  // of which something cannot be made ahead
+  uint64_t regionsInTime = 0;   // recomputed before backward reached them
+  uint64_t regionsLate = 0;     // backward arrived during the replay and finished the region
+  uint64_t regionsInVain = 0;   // recomputed, but backward never came
+  uint64_t regionsHeld = 0;     // kept in memory, since no other region was entered before backward
+  uint64_t regionsStopped = 0;  // left to backward in part
   uint64_t failures = 0;        // replays that raised; backward runs them again
-  uint64_t bytes = 0;           // there before backward needs them, now
-  uint64_t mostBytes = 0;       // the most at a time
-  uint64_t workers = 0;         // threads, now
+  uint64_t bytes = 0;           // currently recomputed and not yet needed
+  uint64_t mostBytes = 0;       // peak of `bytes`
+  uint64_t workers = 0;         // current number of threads
 
   static constexpr auto fields(auto function) {
     return function(
@@ -57,16 +57,18 @@ struct AheadStats {
 
 EBB_API AheadStats aheadStats();
 
-// Keeps what could be made again while less than `limit` bytes are in use, for the whole process:
-// allocated on the device, or resident of the process on the CPU. 0, the default: off.
+// Keeps recomputable values, in the whole process, while less than `limit` bytes are in use. "In
+// use" means bytes allocated on the device; on the CPU, the process's resident memory. 0, the
+// default, turns the option off.
 EBB_API void keepWhileThereIsRoom(size_t limit);
 
-// What was given up since the process began because there was no room, or an allocation failed.
+// Regions and bytes freed because memory was short, and failed allocations, since the process
+// started.
 struct RoomStats {
   uint64_t regionsGivenUp = 0;
   uint64_t bytesGivenUp = 0;
-  uint64_t failures = 0;  // allocations, in what could have been tried again
-  uint64_t overcome = 0;  // operators, replays and copies that came to their end nevertheless
+  uint64_t failures = 0;  // allocations that failed inside operations that ebb can retry
+  uint64_t overcome = 0;  // operators, replays and copies that succeeded after a failed allocation
 
   static constexpr auto fields(auto function) {
     return function(
@@ -79,10 +81,10 @@ struct RoomStats {
 
 EBB_API RoomStats roomStats();
 
-// Waits for the recipe that is running, and ends all threads. They start again when needed.
+// Waits for the running recipe and ends all threads. Threads restart when needed.
 EBB_API void stopAhead();
 
-// The same, and none starts again: the program is about to end.
+// Ends all threads for good, before the program exits.
 EBB_API void endAhead();
 
 }  // namespace ebb

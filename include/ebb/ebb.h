@@ -1,5 +1,5 @@
-// ebb for libtorch programs: regions in which activations are kept, or made again in backward, op
-// by op, with gradients bit-identical to plain eager.
+// ebb for libtorch programs: in a region, activations are kept or recomputed op by op. Gradients
+// are bit-identical to eager.
 //
 //   #include <ebb/ebb.h>
 //

@@ -1,4 +1,4 @@
-// Which symbols of libebb are for its users.
+// EBB_API marks the symbols of libebb that users may link against.
 #pragma once
 
 #define EBB_API __attribute__((visibility("default")))

@@ -1,11 +1,11 @@
-// Tables of fields: what is done to each field of a struct (sums, dictionaries, documents) goes
-// over a table beside the struct, and is written once.
+// Tables of fields: code that visits every field of a struct (sums, dictionaries, documents)
+// iterates over a table beside the struct.
 //
 // A struct with a table has
 //   static constexpr auto fields(auto function) {
 //     return function(Field{"row_bytes", &Pool::rowBytes}, ...);
 //   }
-// A table that does not name each member once does not compile where it is used.
+// Using a table that does not name each member exactly once is a compile error.
 #pragma once
 
 #include <concepts>
@@ -16,7 +16,7 @@ namespace ebb {
 
 template <class Struct, class Type>
 struct Field {
-  const char* name;  // its key in Python's dictionaries, and in documents
+  const char* name;  // the key in Python's dictionaries and in documents
   Type Struct::* member;
 };
 
@@ -30,7 +30,7 @@ struct Anything {
 };
 }  // namespace detail
 
-// Of an aggregate: the most initialisers that it takes.
+// The number of members of an aggregate: the most initialisers that the aggregate accepts.
 template <class Struct, class... Given>
 consteval size_t memberCount() {
   if constexpr (requires { Struct{Given{}..., detail::Anything{}}; }) {

@@ -1,4 +1,4 @@
-// Values with the decision Page: rows that live, settings, and what moved.
+// Values with the decision Page: marking of valid rows, settings and statistics.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -15,38 +15,40 @@
 
 namespace ebb {
 
-// Says that of `tensor` only the first rows live: `rows` is one integer on the tensor's device, or
-// counts whose sum it is. What is in the other rows must not matter to anything that the program
-// computes. Operators of the region that keep rows apart pass it on to their results; values with
-// the decision Page are paged if it has reached them. Nothing outside of regions. Throws
-// c10::ValueError if the tensor's rows do not follow each other in a storage of its own, or if
-// `rows` cannot be, where that is known on the host; c10::TypeError if it is no integer.
+// Declares that only the first rows of `tensor` are valid: `rows` is an integer on the tensor's
+// device, or a tensor of counts whose sum is the number of valid rows. Contents of padding rows
+// must not affect anything that the program computes. Operators of the region that keep rows apart
+// pass the mark on to their results; a value with the decision Page is paged only if the mark has
+// reached the value. Outside of regions markRows does nothing.
+// Throws c10::ValueError if the tensor's rows are not contiguous in a storage of their own, or if
+// the host knows `rows` and the number is impossible; c10::TypeError if `rows` is not an integer
+// tensor.
 EBB_API void markRows(const at::Tensor& tensor, const at::Tensor& rows);
 
-// What happens when a page pool has no room: the gradients of the step then are of no use.
+// What ebb does when a page pool overflows. The step's gradients are invalid then.
 enum class PageOverflowMode : uint8_t {
-  Deferred,  // pagingStepOk() tells; until then nobody waits
+  Deferred,  // pagingStepOk() reports the overflow; until then the host never waits
   Blocking,  // throws PageOverflow in the step; the host waits for each stash
   Assert,    // asserts on the device
 };
 
-// What dead rows come back as.
+// Contents of padding rows after unpacking.
 enum class DeadRows : uint8_t {
-  Repeat,  // copies of the first row that lives: as harmless as that is
+  Repeat,  // copies of the first valid row: as harmless as a valid row
   Zero,
-  Nan,   // zeros in tensors that have no NaN
-  None,  // whatever is in fresh memory
+  Nan,   // zeros for dtypes without NaN
+  None,  // uninitialised memory
 };
 
-// How values with the decision Page move.
+// Settings for values with the decision Page.
 struct PagingSettings {
-  int64_t pageRows = 64;          // rows of a page
-  double headroom = 1.1;          // of a pool, over what the recorded step needed
-  double hostHeadroom = 0;        // of its second tier in pinned memory, over the same
+  int64_t pageRows = 64;          // rows in a page
+  double headroom = 1.1;          // size of a pool relative to the recorded step's need
+  double hostHeadroom = 0;        // the same, for the second tier in pinned memory
   size_t deviceLimit = SIZE_MAX;  // most bytes of all pools of a device
   PageOverflowMode overflow = PageOverflowMode::Deferred;
   DeadRows deadRows = DeadRows::Repeat;
-  int32_t prefetch = -1;  // layers whose pages come back ahead: 0 or 1; -1: 1 on accelerators only
+  int32_t prefetch = -1;  // layers whose pages are prefetched: 0 or 1; -1: 1 on accelerators only
 
   static constexpr auto fields(auto function) {
     return function(
@@ -60,15 +62,16 @@ struct PagingSettings {
   }
 };
 
-// For the whole process, from the next pool on. Throws c10::ValueError for what makes no sense.
+// The settings apply to the whole process, from the next pool on. Throws c10::ValueError for
+// invalid settings.
 EBB_API void configurePaging(const PagingSettings& settings);
 EBB_API PagingSettings pagingSettings();
 
-// Whether the gradients of the step are good; see PageOverflowMode. Waits for the pools. If they
-// are not, the next step runs unpaged and larger pools are made after it.
+// True if the step's gradients are valid; see PageOverflowMode. Waits for the pools. After an
+// overflow the next step runs unpaged, and ebb then creates larger pools.
 EBB_API bool pagingStepOk();
 
-// Thrown in blocking mode. In Python it is ebb.PageOverflowError.
+// Thrown in blocking mode; ebb.PageOverflowError in Python.
 class EBB_API PageOverflow : public c10::Error {
  public:
   using Error::Error;
@@ -82,7 +85,7 @@ struct PagePoolStats {
   int64_t pageRows = 0;
   int64_t devicePages = 0;
   int64_t hostPages = 0;
-  bool isStack = false;  // rows are given back in the reverse order, so no table is needed
+  bool isStack = false;  // rows are freed in reverse order of stashing, so the pool needs no table
   uint64_t bytes = 0;    // on the device
 
   static constexpr auto fields(auto function) {
@@ -98,21 +101,22 @@ struct PagePoolStats {
   }
 };
 
-// What the paging engine did since the start of the process, and what it has now.
+// Counts of the paging engine since the process started, and the current state.
 struct PagingStats {
-  uint64_t steps = 0;          // that stashed anything, or that the user bracketed
-  uint64_t recordedSteps = 0;  // of those, without pools
+  uint64_t steps = 0;          // steps that stashed a value or that the user bracketed
+  uint64_t recordedSteps = 0;  // steps without pools
   uint64_t overflows = 0;      // steps that found too little room
-  uint64_t spilledSteps = 0;   // of those that were asked about, with rows in the second tier
+  uint64_t spilledSteps = 0;   // steps with rows in the second tier, among those passed to
+                               // pagingStepOk()
   uint64_t stashed = 0;        // values
-  uint64_t resident = 0;       // values that stayed, since their backward came next
-  uint64_t stashes = 0;        // values that are away, now
-  uint64_t paddedBytes = 0;    // of the recorded step: held at a time, with dead rows
-  uint64_t liveBytes = 0;      // of the recorded step: held at a time, live rows only
-  uint64_t poolBytes = 0;      // now, on devices
-  uint64_t hostPoolBytes = 0;  // now, in pinned memory
+  uint64_t resident = 0;       // values that stayed on the device, since their backward came next
+  uint64_t stashes = 0;        // values currently in pools
+  uint64_t paddedBytes = 0;    // peak of the recorded step with padding rows
+  uint64_t liveBytes = 0;      // peak of the recorded step, valid rows only
+  uint64_t poolBytes = 0;      // current, on devices
+  uint64_t hostPoolBytes = 0;  // current, in pinned memory
   std::vector<PagePoolStats> pools;
-  std::vector<std::string> schedule;  // of the recorded step
+  std::vector<std::string> schedule;  // schedule of the recorded step
 
   static constexpr auto fields(auto function) {
     return function(

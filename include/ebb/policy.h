@@ -1,4 +1,4 @@
-// Policies: what becomes of each op's outputs.
+// Policies: decisions for each op's outputs.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -16,68 +16,68 @@ namespace ebb {
 
 // What happens to an op's outputs between forward and backward.
 enum class Decision : uint8_t {
-  Save,       // keep the bytes, if anything will need them
+  Save,       // keep the bytes, if backward or a recipe needs them
   Recompute,  // drop the bytes and run the op again in backward
   Offload,    // move the bytes to pinned host memory
-  Page,       // move the live rows to a page pool on the device; needs markRows
-  // Drop the bytes, run the op again in backward, and drop them again if it was run for others: see
-  // Note [Made each time]
+  Page,       // move the valid rows to a page pool on the device; needs markRows
+  // Like Recompute, but the bytes are dropped again after a replay for other values: see Note [Made
+  // each time]
   RecomputeEachTime,
 };
 
-// Whether the op is run again in backward.
+// True if backward runs the op again.
 constexpr bool recomputes(Decision decision) {
   return decision == Decision::Recompute || decision == Decision::RecomputeEachTime;
 }
 
-// One line of a policy: it matches a result if all that it says holds.
+// One line of a policy. A rule matches a result if all its conditions hold.
 struct Rule {
   std::string op;  // "aten::mm" (all overloads), "aten::mm.default", "aten.mm", or a glob
   Decision decision = Decision::Recompute;
-  uint32_t every = 1;  // only each n-th call that all but the last four lines hold for, per region
-  bool force = false;  // also for ops that are never replayed; `op` must name them exactly
-  uint32_t nth = 0;    // only that call, counted as for `every`; 0: any
-  bool perModule = false;                 // calls are counted per module
-  std::string module{};                   // a glob over the innermost module's name; empty: any
-  std::string name{};                     // only values with this name, see nameValue; empty: any
-  size_t minBytes = 0;                    // the result's storage has at least so many
-  size_t maxBytes = SIZE_MAX;             // the result's storage has at most so many
+  uint32_t every = 1;          // only each n-th call that `op` and `module` match, per region
+  bool force = false;          // also for ops that are never replayed; `op` must name them exactly
+  uint32_t nth = 0;            // only the n-th call, counted as for `every`; 0: any call
+  bool perModule = false;      // count calls per module
+  std::string module{};        // a glob over the innermost module's name; empty: any
+  std::string name{};          // only values with this name, see nameValue; empty: any
+  size_t minBytes = 0;         // least size of the result's storage
+  size_t maxBytes = SIZE_MAX;  // greatest size of the result's storage
   std::optional<at::ScalarType> dtype{};  // of the result
 };
 
 class Policy;
 using PolicyPtr = std::shared_ptr<const Policy>;
 
-// An ordered list of rules, the first that matches an op decides, and a default. Throws
-// c10::ValueError for a rule that names no registered operator, giving the nearest names. `inputs`
-// is for what a region reads and another autograd function computed: Save, Offload or Page.
+// An ordered list of rules and a default; the first matching rule decides. `inputs` decides on
+// values that a region reads and another autograd function computed: Save, Offload or Page. Throws
+// c10::ValueError for a rule that names no registered operator, and suggests the nearest names.
 EBB_API PolicyPtr makePolicy(
     std::vector<Rule> rules,
     Decision fallback = Decision::Recompute,
     Decision inputs = Decision::Save);
 
-// Does what `first` says, and what `second` says where that is Recompute.
+// Decides as `first` does; where `first` says Recompute, as `second` does.
 EBB_API PolicyPtr either(const PolicyPtr& first, const PolicyPtr& second);
 
-// Keeps nothing but leaves: the most memory saved, the most recomputed.
+// Keeps only leaves: least memory, most recomputation.
 EBB_API PolicyPtr recomputeAll();
 
-// Keeps everything that anything needs, as if ebb were not there.
+// Keeps every value that backward needs, as eager does.
 EBB_API PolicyPtr saveAll();
 
-// Keeps what is dear to recompute: matrix products, convolutions and attention.
+// Keeps results that are expensive to recompute: matrix products, convolutions and attention.
 EBB_API PolicyPtr saveMatmuls();
 
-// torchtitan's selective activation checkpointing: attention and collectives kept, and every
-// second matrix product.
+// torchtitan's selective activation checkpointing: keeps attention, collectives and every second
+// matrix product.
 // Source: https://github.com/pytorch/torchtitan, torchtitan/distributed/activation_checkpoint.py
 EBB_API PolicyPtr torchtitan();
 
-// Recomputes everything, and offloads what the region reads and another function computed.
+// Recomputes everything, and offloads values that the region reads and another function computed.
 EBB_API PolicyPtr offloadInputs();
 
-// JAX's names. Products of matrices, with and without those of batches of matrices; the rest is
-// recomputed. Source: https://docs.jax.dev, jax.checkpoint_policies
+// Policies under JAX's names: matrix products with or without batched ones; all else is recomputed.
+// Source: https://docs.jax.dev, jax.checkpoint_policies
 EBB_API PolicyPtr dotsSaveable();
 EBB_API PolicyPtr dotsWithNoBatchDimsSaveable();
 EBB_API PolicyPtr offloadDotWithNoBatchDims();

@@ -1,5 +1,5 @@
-// What one step did, operator by operator: all that it takes to tell what another policy would
-// cost.
+// A profile: one step, operator by operator, with all data needed to estimate the cost of another
+// policy.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -13,27 +13,27 @@
 
 namespace ebb {
 
-// Times are in milliseconds since the profile began; -1: never. Values and operators are known by
-// their places in Profile::values and Profile::operators.
+// Times are in milliseconds since the profile began; -1 means never. Values and operators are
+// identified by their indices in Profile::values and Profile::operators.
 
-// One state of one storage: what it holds between two writes.
+// The contents of a storage between two writes.
 struct ProfileValue {
   uint64_t memory = 0;         // bytes of the storage
-  std::vector<int64_t> shape;  // of the tensor that was made
+  std::vector<int64_t> shape;  // of the tensor that the operator returned
   at::ScalarType dtype = at::ScalarType::Undefined;
   std::string fate;      // as ReportRow::fate
   std::string reason;    // why it cannot be recomputed; else empty
-  bool saved = false;    // by autograd
-  uint64_t address = 0;  // of its bytes when they were made
+  bool saved = false;    // autograd saved the value
+  uint64_t address = 0;  // of the bytes when the value was made
   double made = 0;
-  double letGo = -1;          // of what came from outside: only regions held it any more
-  double asked = -1;          // backward unpacked it first
-  double again = -1;          // it was made again, or fetched
-  uint64_t againAddress = 0;  // of its bytes then
-  double ended = -1;          // nothing knew it any more
-  int64_t rows = 0;           // of the storage, if it is known which of them live; else 0
-  int64_t liveRows = 0;       // of those, one at least
-  bool rowsMixed = false;     // an operator that may mix its rows has saved it
+  double letGo = -1;          // values from outside: when ebb found only regions referring to it
+  double asked = -1;          // first unpack in backward
+  double again = -1;          // when the value was recomputed or fetched
+  uint64_t againAddress = 0;  // of the bytes after recomputation or fetch
+  double ended = -1;          // when the last reference ended
+  int64_t rows = 0;           // rows of the storage if ebb knows which are valid; else 0
+  int64_t liveRows = 0;       // valid rows, at least 1
+  bool rowsMixed = false;     // saved by an operator that may mix rows
 
   static constexpr auto fields(auto function) {
     return function(
@@ -56,20 +56,20 @@ struct ProfileValue {
   }
 };
 
-// One call of an operator in a forward. The order is that of recording.
+// One operator call in a forward, in order of recording.
 struct ProfileOperator {
   std::string funcName;  // "aten::mm.default"
   std::string region;
-  std::string module;  // the innermost that ran; empty if nobody tracks modules
-  uint64_t call = 0;   // of an outermost region: how many had been entered before
+  std::string module;  // innermost running module; empty if modules are not tracked
+  uint64_t call = 0;   // number of outermost regions entered before
   double start = 0;
-  double runtime = 0;             // of its kernel: of the device, else of the host
-  std::vector<uint64_t> inputs;   // values that it read
-  std::vector<uint64_t> outputs;  // values that it made, or wrote
-  bool random = false;            // it drew from a generator
-  bool inplace = false;           // it wrote an argument
-  bool replayable = false;        // it can be run again
-  bool readsRows = false;         // of what it reads it is known which rows live
+  double runtime = 0;             // of the kernel: device time if there is a device, else host time
+  std::vector<uint64_t> inputs;   // values read
+  std::vector<uint64_t> outputs;  // values created or written
+  bool random = false;            // drew from a random generator
+  bool inplace = false;           // wrote an argument
+  bool replayable = false;        // can be replayed
+  bool readsRows = false;         // ebb knows which rows of the inputs are valid
 
   static constexpr auto fields(auto function) {
     return function(
@@ -88,7 +88,7 @@ struct ProfileOperator {
   }
 };
 
-// Memory that was taken, or given back: then bytes are less than 0. On all devices.
+// An allocation, or a free (`bytes` < 0), on any device.
 struct ProfileAllocation {
   double time = 0;
   uint64_t address = 0;
@@ -102,11 +102,11 @@ struct ProfileAllocation {
   }
 };
 
-// One run of an operator again, for backward.
+// One replay for backward.
 struct ProfileReplay {
   std::string funcName;
   double start = 0;
-  double runtime = 0;  // of the host
+  double runtime = 0;  // host time
 
   static constexpr auto fields(auto function) {
     return function(
@@ -121,7 +121,7 @@ struct Profile {
   std::vector<ProfileOperator> operators;
   std::vector<ProfileReplay> replays;
   std::vector<ProfileValue> values;
-  std::vector<ProfileAllocation> allocations;  // by this thread, and autograd's for it
+  std::vector<ProfileAllocation> allocations;  // by this thread, and by autograd on its behalf
 
   static constexpr auto fields(auto function) {
     return function(
@@ -133,11 +133,13 @@ struct Profile {
   }
 };
 
-// All that regions of the process do from now on becomes part of one profile, and not of reports.
-// Throws if one has begun already, or torch's profiler runs on this thread.
+// Starts a profile: everything that regions of the process do from now on goes to the profile and
+// not to reports. Throws if a profile has begun already, or if torch's profiler runs on this
+// thread.
 EBB_API void beginProfile();
 
-// Throws if none has begun, or on another thread: then it goes on.
+// Ends the profile. Throws if no profile has begun, or if another thread began the profile; then
+// the profile continues.
 EBB_API Profile endProfile();
 
 }  // namespace ebb

@@ -1,4 +1,4 @@
-// Regions, and what a program says inside of them.
+// Regions, and declarations that a program makes inside a region.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -12,8 +12,8 @@
 
 namespace ebb {
 
-// A region from construction to destruction, on the constructing thread. The outermost region is
-// the boundary of recomputation; inner ones change the policy and the name.
+// A region lasts from construction to destruction, on the constructing thread. The outermost region
+// is the boundary of recomputation; inner regions change only the policy and the name.
 class EBB_API Region {
  public:
   explicit Region(PolicyPtr policy = recomputeAll(), std::string name = "region");
@@ -22,16 +22,16 @@ class EBB_API Region {
   Region& operator=(const Region&) = delete;
 
  private:
-  uint64_t id_;  // of this entry
+  uint64_t id_;  // identifies this entry
 };
 
-// Gives the value that `tensor` shows a name, for rules that ask for one. If an earlier rule did
-// not decide on it when it was made, the first rule with that name does now. Nothing outside of
-// regions, nor to what no region computed.
+// Names the value that `tensor` shows, for rules with a name. If no earlier rule decided on the
+// value when the op ran, the first rule with this name decides now. Does nothing outside of
+// regions, or for a value that no region computed.
 EBB_API void nameValue(const at::Tensor& tensor, const std::string& name);
 
-// Ops of this thread belong to the module of this name, from construction to destruction, for rules
-// that ask for one.
+// From construction to destruction, this thread's ops belong to the module with this name, for
+// rules with a module.
 class EBB_API ModuleScope {
  public:
   explicit ModuleScope(const std::string& name);
@@ -40,12 +40,12 @@ class EBB_API ModuleScope {
   ModuleScope& operator=(const ModuleScope&) = delete;
 
  private:
-  uint32_t before_;  // the module around it
+  uint32_t before_;  // the surrounding module
 };
 
-// Marks a write that torch does not see, to any of `tensors`, from construction to destruction: a
-// raw kernel, a C library. Needed for tensors that were computed in the region or that recipes
-// read; not for a result of `empty` or `zeros` that is filled before torch reads it.
+// Marks, from construction to destruction, a write to `tensors` that torch does not see: by a raw
+// kernel or a C library. A mark is needed for tensors that the region computed or that recipes
+// read. Results of `empty` or `zeros` that are filled before torch reads them need no mark.
 class EBB_API Opaque {
  public:
   explicit Opaque(std::vector<at::Tensor> tensors);
@@ -54,7 +54,7 @@ class EBB_API Opaque {
   Opaque& operator=(const Opaque&) = delete;
 
  private:
-  std::vector<at::Tensor> tensors_;  // as given
+  std::vector<at::Tensor> tensors_;
 };
 
 }  // namespace ebb

@@ -1,4 +1,4 @@
-// What regions did: counters, and reports of steps.
+// Counters of regions, and reports of steps.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -13,23 +13,23 @@
 
 namespace ebb {
 
-// One region's counts, or a sum of them. Bytes count each storage once.
+// Counts of one region, or a sum of counts. Byte counts count each storage once.
 struct RegionCounters {
   uint64_t entered = 0;           // times the region was entered
   uint64_t opsSeen = 0;           // ops that reached ebb; views do not
-  uint64_t opsRecorded = 0;       // those of them for which a recipe was written
+  uint64_t opsRecorded = 0;       // ops seen that got a recipe
   uint64_t opsReplayed = 0;       // recipes run again
-  uint64_t opsReplayedAhead = 0;  // those of them that ran before backward asked
+  uint64_t opsReplayedAhead = 0;  // recipes replayed before backward needed them
   uint64_t bytesSaved = 0;        // made in the region, kept for autograd or for recipes
-  uint64_t bytesPacked = 0;       // those of them that autograd packed
+  uint64_t bytesPacked = 0;       // bytesSaved that autograd packed
   uint64_t bytesDropped = 0;      // made in the region, packed by autograd, not kept
   uint64_t bytesCopied = 0;       // copied before a write, because a recipe still needed them
   uint64_t bytesOffloaded = 0;    // sent to the host
-  uint64_t bytesFellBack = 0;     // to be offloaded, but kept or recomputed for want of host memory
-  uint64_t bytesPaged = 0;        // of storages whose live rows went to pages
-  uint64_t bytesNotPaged = 0;     // to be paged, but kept: which rows live is not known
-  uint64_t bytesEscaped = 0;      // could be recomputed, but held by others when the region ended
-  uint64_t bytesFromOutside = 0;  // of inputs that only ebb held in the end
+  uint64_t bytesFellBack = 0;     // to be offloaded, but kept or recomputed: no host memory
+  uint64_t bytesPaged = 0;        // storages whose valid rows went to pages
+  uint64_t bytesNotPaged = 0;     // decision Page, but kept: the valid rows are unknown
+  uint64_t bytesEscaped = 0;      // recomputable, but in use by the program at the region's end
+  uint64_t bytesFromOutside = 0;  // inputs to which only ebb refers in the end
 
   EBB_API RegionCounters& operator+=(const RegionCounters& other);
 
@@ -53,14 +53,14 @@ struct RegionCounters {
   }
 };
 
-// What the offloaded values of one op of one region did. In bytes.
+// Transfers of the offloaded values of one op of one region, in bytes.
 struct TransferCounters {
   uint64_t sent = 0;            // copied to the host
   uint64_t fetched = 0;         // copied back
-  uint64_t waitedByHost = 0;    // of copies that the host waited for
+  uint64_t waitedByHost = 0;    // copies that the host waited for
   uint64_t waitedByDevice = 0;  // fetched so late that the compute stream had to wait
-  uint64_t refused = 0;         // not sent, for want of host memory
-  uint64_t spilled = 0;         // moved on from the host to disk
+  uint64_t refused = 0;         // not sent, for lack of host memory
+  uint64_t spilled = 0;         // moved from host memory to disk
 
   static constexpr auto fields(auto function) {
     return function(
@@ -73,16 +73,16 @@ struct TransferCounters {
   }
 };
 
-// What the last step did. A step begins when an outermost region is entered after a backward.
+// Counters of the last step. A step begins when an outermost region is entered after a backward.
 struct Stats {
   std::map<std::string, RegionCounters> regions;                             // by region name
-  RegionCounters total;                                                      // their sum
+  RegionCounters total;                                                      // sum over regions
   std::map<std::string, std::map<std::string, TransferCounters>> transfers;  // by region and op
-  std::vector<std::string> demoted;  // ops that verify mode found must be saved
+  std::vector<std::string> demoted;  // ops that verify mode saves from now on
   uint64_t step = 0;                 // steps begun since the start or the last reset
-  int64_t liveRecipes = 0;           // recipes that exist now, in the whole process
-  int64_t liveHandles = 0;           // handles that exist now
-  int64_t openRegions = 0;           // outermost regions that are open now
+  int64_t liveRecipes = 0;           // current recipes of the whole process
+  int64_t liveHandles = 0;           // current handles
+  int64_t openRegions = 0;           // current open outermost regions
 
   static constexpr auto fields(auto function) {
     return function(
@@ -99,31 +99,32 @@ struct Stats {
 
 EBB_API Stats stats();
 
-// Sets the counters to zero; what is alive stays counted.
+// Sets the counters to zero, but not the numbers of live recipes, live handles and open regions.
 EBB_API void resetStats();
 
-// Storages of a step that are alike. Each storage counts once.
+// A group of similar storages of a step. Each storage counts once.
 struct ReportRow {
-  std::string region;          // in which they were made
-  std::string module;          // in which they were made; empty if nobody tracks modules
-  std::string op;              // that made them; "from outside" for what none made
+  std::string region;          // region that made the storages
+  std::string module;          // module that made the storages; empty if modules are not tracked
+  std::string op;              // op that made the storages; "from outside" if no op did
   std::vector<int64_t> shape;  // of the op's result
   at::ScalarType dtype = at::ScalarType::Undefined;
-  // "saved" (by the policy), "kept" (cannot be made again), "recomputed", "offloaded", "paged",
-  // "escaped" (could be dropped, but the program held it when the region ended), "result" (held by
-  // the program only), "copied" (before a write), "outside" (inputs, parameters) or "unneeded".
-  // What came from outside, or was a result, and has nobody but ebb that holds it is "kept".
+  // "saved" (by the policy), "kept" (cannot be recomputed), "recomputed", "offloaded", "paged",
+  // "escaped" (recomputable, but the program referred to the storage when the region ended),
+  // "result" (only the program refers to the storage), "copied" (before a write), "outside"
+  // (inputs, parameters) or "unneeded". A result or a storage from outside becomes "kept" once only
+  // ebb refers to the storage.
   std::string fate;
-  std::string rule;                // that decided, in words
-  std::string reason;              // why they are kept against the policy's word; else empty
-  uint64_t count = 0;              // storages
-  uint64_t bytes = 0;              // of them; 0 if they are unneeded
-  uint64_t eager = 0;              // the part of it that eager would hold for backward
-  uint64_t replays = 0;            // results made again
-  uint64_t replaysAhead = 0;       // those of them made before backward asked
-  double replaySeconds = 0;        // of the host, in kernels that made these results again
-  double aheadSeconds = 0;         // the part of it before backward asked
-  std::vector<std::string> stack;  // of Python when they were made, innermost first
+  std::string rule;           // deciding rule, in words
+  std::string reason;         // why the storages are kept against the policy's decision; else empty
+  uint64_t count = 0;         // number of storages
+  uint64_t bytes = 0;         // total size; 0 if the fate is unneeded
+  uint64_t eager = 0;         // part of bytes that eager would hold for backward
+  uint64_t replays = 0;       // recomputed results
+  uint64_t replaysAhead = 0;  // results recomputed before backward needed them
+  double replaySeconds = 0;   // host time in kernels that recomputed these results
+  double aheadSeconds = 0;    // part of replaySeconds that ran before backward needed the results
+  std::vector<std::string> stack;  // Python stack at the op's call, innermost frame first
 
   static constexpr auto fields(auto function) {
     return function(
@@ -174,7 +175,7 @@ struct ReportReplay {
   }
 };
 
-// What the step's regions held for backward, and what eager would have held.
+// Bytes resident for backward in the step's regions, and the bytes that eager would hold.
 struct ReportPoint {
   double seconds = 0;  // since the step began
   uint64_t held = 0;   // bytes
@@ -188,16 +189,16 @@ struct ReportPoint {
   }
 };
 
-// A piece of ebb's work.
+// One piece of ebb's work.
 struct ReportSpan {
   // "region", "backward" (from when it first asked for a value of the region, until it last did),
   // "replay", "replay ahead", "offload", "stash" or "reload".
   std::string kind;
   std::string name;    // of the region or the op
   double start = 0;    // seconds since the step began
-  double seconds = 0;  // of the host
+  double seconds = 0;  // host time
   uint64_t thread = 0;
-  uint64_t bytes = 0;  // that were moved
+  uint64_t bytes = 0;  // moved
 
   static constexpr auto fields(auto function) {
     return function(
@@ -210,7 +211,7 @@ struct ReportSpan {
   }
 };
 
-// What became of a step's outermost regions while replays run ahead, see AheadStats. In regions.
+// Outcomes of a step's outermost regions while replays run ahead, in regions; see AheadStats.
 struct ReportAhead {
   uint64_t inTime = 0;
   uint64_t late = 0;
@@ -228,7 +229,7 @@ struct ReportAhead {
   }
 };
 
-// What one step did.
+// Report of one step.
 struct Report {
   uint64_t step = 0;            // as in Stats
   std::vector<ReportRow> rows;  // in order of first appearance
@@ -237,9 +238,9 @@ struct Report {
   std::vector<ReportPoint> timeline;
   std::vector<ReportSpan> spans;
   ReportAhead ahead;
-  std::vector<std::string> idleRules;  // that decided on nothing, in words
+  std::vector<std::string> idleRules;  // rules that decided on nothing, in words
   uint64_t peakHeld = 0;               // of the timeline, in bytes
-  uint64_t peakEager = 0;              // what eager would have held at most, in bytes
+  uint64_t peakEager = 0;              // peak of eager, in bytes
 
   static constexpr auto fields(auto function) {
     return function(
@@ -256,12 +257,12 @@ struct Report {
   }
 };
 
-// Records reports of the last so many steps; 0 is off, as at the start. Gives the number before.
-// Recording costs about a microsecond for each value.
+// Records reports of the last `steps` steps; 0, the initial setting, turns reports off. Returns the
+// previous setting. Recording costs about a microsecond per value.
 EBB_API uint32_t setReporting(uint32_t steps);
 EBB_API bool isReporting();
 
-// The last steps that were recorded, oldest first; the last may be going on.
+// The recorded steps, oldest first; the last step may still be running.
 EBB_API std::vector<Report> reports();
 EBB_API void clearReports();
 

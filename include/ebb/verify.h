@@ -1,4 +1,4 @@
-// Verify mode: replays are compared with what the forward computed.
+// Verify mode: compares replays with the results of the forward.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -9,20 +9,20 @@
 
 namespace ebb {
 
-// Whether replays are compared, bit for bit, with what the forward computed. Slow; for finding
-// programs that write to memory behind torch's back, and operators that give other results when
-// they are run again.
+// How replays are compared, bit for bit, with the results of the forward. Verify mode is slow; use
+// it to find programs that write to memory without torch's knowledge, and operators whose replay
+// differs.
 enum class VerifyMode : uint8_t {
-  Off,     // not compared
+  Off,     // no comparison
   Raise,   // a difference throws ReplayMismatch
-  Demote,  // a difference warns; the right bytes are used, and the op is saved from then on
+  Demote,  // a difference warns; the correct bytes are used, and the op is saved from now on
 };
 
-// Sets the mode of regions that are entered from now on, in the whole process, and gives the one
-// before. The first is that of the environment variable EBB_VERIFY: 0, 1 or demote.
+// Sets the mode of all regions entered from now on, in the whole process. Returns the previous
+// mode. The initial mode comes from the environment variable EBB_VERIFY: 0, 1 or demote.
 EBB_API VerifyMode setVerifyMode(VerifyMode mode);
 
-// Thrown by backward in verify mode. In Python it is ebb.ReplayMismatch.
+// Thrown by backward in verify mode; ebb.ReplayMismatch in Python.
 class EBB_API ReplayMismatch : public c10::Error {
  public:
   using Error::Error;

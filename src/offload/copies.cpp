@@ -44,7 +44,7 @@ void Copies::noticeCapture() {
   }
 }
 
-// What it has under way still is its graph's, if there is one.
+// Memory of copies still in progress belongs to the capture's graph, if the capture gave one.
 void Copies::endCapture() {
   context_.host.captureIsOver();
   capture_ = 0;
@@ -63,7 +63,7 @@ void Copies::endCapture() {
   now_ = std::exchange(outside_, {});
 }
 
-// Null: of a capture that is over.
+// Null for a stash of a capture that is over.
 Copies::UnderWay* Copies::placeOf(const HostStash& stash) {
   return stash.capture == capture_ ? &now_ : stash.capture == 0 ? &outside_ : nullptr;
 }
@@ -114,7 +114,7 @@ void Copies::startLeaving(HostStash& stash) {
   }
 }
 
-// For the copy to the host that was started first.
+// Waits for the copy to the host that started first.
 void Copies::waitForFirst() {
   const Leaving& first = now_.leaving.front();
   if (context_.settings.isStatic) {
@@ -129,7 +129,8 @@ void Copies::waitForFirst() {
   }
 }
 
-// The first copy to the host is done, or what follows on the compute stream waits for it.
+// Handles the first copy to the host, which is done, or which later work on the compute stream
+// waits for.
 void Copies::firstHasLeft() {
   Leaving first = std::move(now_.leaving.front());
   now_.leaving.pop_front();
@@ -143,7 +144,7 @@ void Copies::firstHasLeft() {
   }
   HostStash& stash = *first.stash;
   if (stash.state != State::Leaving) {
-    give(stash.onHost, stash.device, capture_);  // it was fetched meanwhile
+    give(stash.onHost, stash.device, capture_);  // the stash was fetched meanwhile
     return;
   }
   if (!first.left->error().empty()) {
@@ -179,18 +180,18 @@ void Copies::finishLeaving(HostStash& stash) {
     moveToCopy(stash);
     return;
   }
-  context_.drop(stash.onDevice);  // whoever gets its memory comes after the write
+  context_.drop(stash.onDevice);  // the memory's next user is ordered after the write
   stash.state = State::Away;
   context_.away.add(stash);
 }
 
-// Its copy to the host failed.
+// Keeps a stash on the device whose copy to the host failed.
 void Copies::stays(HostStash& stash, const Event& left) {
   context_.warnOfFailure(stash, ", stays in memory: ", left.error());
   stash.state = State::Kept;
 }
 
-// Its storage is about to be written, and it could not leave.
+// Copies the bytes of a stash that could not leave, before a write to the storage.
 void Copies::moveToCopy(HostStash& stash) {
   c10::Storage copy = via_.allocateOnDevice(stash.nbytes, stash.device);
   std::memcpy(copy.mutable_data(), stash.onDevice.data(), stash.nbytes);
@@ -224,7 +225,7 @@ void Copies::takeReturning(HostStash& stash, c10::Stream compute) {
   }
   via_.wait(compute, stash.returned);
   stash.checkCameBack(*stash.returned);
-  // If it is not there, it was known to be done.
+  // A stash that is not in the list was known to be done.
   if (!takeOut(now_.returning, stash)) {
     return;
   }
@@ -260,11 +261,12 @@ bool Copies::isKnownDone(const Event& event) {
   try {
     return !context_.settings.isStatic && capture_ == 0 && via_.isDone(event);
   } catch (const c10::Error&) {
-    return false;  // the device has failed: the next call of the user's says so
+    return false;  // the device has failed: the user's next call raises the error
   }
 }
 
-// A copy to it may be under way still, if a write to the storage made it Away early.
+// A copy to the host memory may still be in progress, if a write to the storage made the stash Away
+// early.
 void Copies::giveHostMemory(HostStash& stash) {
   UnderWay* place = placeOf(stash);
   const uint64_t capture = stash.capture;
@@ -281,7 +283,7 @@ void Copies::fetched(HostStash& stash) {
     takeOut(place->kept, stash);
   }
   if (stash.state == State::Kept || stash.state == State::Away) {
-    giveHostMemory(stash);  // else its copy is under way, or was taken note of
+    giveHostMemory(stash);  // otherwise the copy is in progress, or was handled
   }
   stash.state = State::Back;
 }
@@ -344,8 +346,8 @@ void Copies::reapUnused() {
   }
 }
 
-// The compute streams wait for all that is leaving. What leaves a device does so in order, so each
-// waits for the last that it packed.
+// The compute streams wait for all leaving values. Values leave a device in order, so each stream
+// waits for the last value that the stream packed.
 void Copies::joinLeaving() {
   std::vector<c10::Stream> waiting;
   for (auto leaving = now_.leaving.rbegin(); leaving != now_.leaving.rend(); ++leaving) {
@@ -360,7 +362,7 @@ void Copies::joinLeaving() {
   }
 }
 
-// The compute streams wait for all.
+// The compute streams wait for all copies.
 void Copies::joinAll() {
   joinLeaving();
   while (!now_.held.empty()) {
@@ -387,7 +389,8 @@ bool Copies::freeLeaving() {
   return true;
 }
 
-// Whatever of it lists hold: in static mode memory is used again before the host knows that it may.
+// Waits for the streams, not for the lists: in static mode memory is used again before the host
+// knows that the copies are done.
 void Copies::finishAll() {
   for (const c10::Device device : devices_) {
     via_.finish(*via_.record(via_.outStream(device)));

@@ -1,4 +1,4 @@
-// Copies between a device and the host that are under way.
+// Copies in progress between a device and the host.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -17,107 +17,114 @@
 namespace ebb {
 
 // Note [The order of offloading]
-// Copies run on two streams of ours, one in each direction, beside the compute streams.
-// 1. A copy to the host runs after what the compute stream was given when the tensor was packed,
-//    whichever stream is current when it leaves: what is kept for a while leaves later.
-// 2. The device's bytes are released when that copy is done, which is looked for at each pack and
-//    unpack, and not before. The stream that packed it is told to the allocator (record_stream),
-//    which asks for nothing where it is the one they were allocated on: autograd would have held
-//    them until backward. The copying streams are not told, so bytes are free at once.
-// 3. Whoever writes to the storage before waits, on its stream, for the copy.
-// 4. A copy back runs after the copy to the host, whoever asks for it, and after what the compute
-//    stream was given, for whose use its memory was allocated.
+// Copies run on two streams of ebb's, one per direction, beside the compute streams.
+// 1. A copy to the host runs after all work given to the compute stream by the time of packing,
+//    even if another stream is current when the copy starts (values that stay on the device for a
+//    while leave later).
+// 2. The device memory is released when the copy is done. The host checks at each pack and
+//    unpack, never in between. Autograd would have held the memory until backward, so the
+//    allocator is told about the stream that packed the value (record_stream); the call does
+//    nothing if the memory was allocated on that stream. The allocator does not know about the
+//    copying streams, so the memory is free at once.
+// 3. A write to the storage before then waits, on its stream, for the copy.
+// 4. A copy back runs after the copy to the host, on any thread, and after all work given to the
+//    compute stream for which the device memory was allocated.
 // 5. The compute stream, read at each use, waits for the copy back.
 // 6. Host memory is used again when the copy back is done.
-// Bytes that are needed while they leave are still on the device, and are served from there.
+// A value needed while leaving is still on the device, and is served from there.
 //
 // Note [Transfers in a CUDA graph]
-// While a graph is captured the host may not ask whether an event is over, nor wait for it. In
-// static mode it never does: the compute stream waits in its place, memory is then free for what
-// comes after on that stream, and when nothing is away any more all work has come back to the
-// compute stream, as a capture demands. Host memory is never freed: see Note [Whose host memory it
-// is].
-// What is captured runs when its graph is replayed, and what is not runs at once, so neither may
-// wait for the other. What is under way outside is put aside when a capture begins, and what a
-// capture has left under way, having failed, is forgotten when it is over. It goes on while the
-// stream is captured on which bytes leave: that takes part from the first copy on, and is not in
-// the next capture before its first copy.
+// During a CUDA graph capture the host may not query or wait for an event. In static mode the host
+// never does: the compute stream waits instead. Memory is then free for later work on that stream.
+// Once no value is away, all work has joined the compute stream, as a capture demands. Host memory
+// is never freed: see Note [Whose host memory it is].
+// Captured work runs when the graph is replayed and other work runs at once, so neither may wait
+// for the other. Copies in progress outside are put aside when a capture begins. Copies that a
+// failed capture left in progress are forgotten when the capture is over. A capture is considered
+// active while the outgoing stream is captured: that stream joins the capture with the first copy,
+// and does not join the next capture before the first copy there.
 //
-// Its methods are many: what becomes of a stash, step by step, and what is asked of all of them.
+// Copies has many methods: the steps in a stash's life, and operations on all stashes.
 class Copies {
  public:
   explicit Copies(OffloadContext& context) : context_(context) {
   }
 
-  // Whether a capture has begun or ended; comes before all else. Without a device: that of the last
-  // call with one.
+  // Notices the begin or end of a capture; must be called before all other methods. Without
+  // `device`: uses the device of the last call.
   void noticeCapture(c10::Device device);
   void noticeCapture();
 
-  // Numbers captures; 0: none goes on.
+  // The number of the current capture; 0: none.
   uint64_t capture() const {
     return capture_;
   }
 
-  // To the host.
+  // Sends a stash to the host, at once or after the next keepLast stashes.
   void send(HostStash& stash);
   size_t leavingBytes() const {
     return now_.leavingBytes + outside_.leavingBytes;
   }
 
-  // How many were sent and not fetched; here: in the capture that goes on, or outside of all.
+  // Number of stashes sent and not yet fetched.
   size_t unfetched() const {
     return now_.unfetched + outside_.unfetched;
   }
+
+  // Like unfetched(), in the current capture or outside of all captures.
   size_t unfetchedHere() const {
     return now_.unfetched;
   }
 
-  // The storage of what has not left is about to be written on the current stream.
+  // The storage of a stash that has not left is about to be written on the current stream.
   void beforeWrite(HostStash& stash);
 
-  // To the device.
+  // Starts the copy back to the device.
   void startReturning(HostStash& stash);
 
-  // `compute` may read what is being copied back, perhaps to memory of another stream's.
+  // `compute` may now read the stash being copied back, perhaps to memory allocated for another
+  // stream.
   void takeReturning(HostStash& stash, c10::Stream compute);
 
-  // It was fetched, for the stream of `takenOn`; `compute` may read it too.
+  // `compute` may now read a stash that was fetched for the stream `takenOn`.
   void handOver(HostStash& stash, c10::Stream compute);
 
-  // Nobody needs the memory that it is being copied back to.
+  // Releases the memory of a copy back that is not needed any more.
   void giveDeviceMemory(HostStash& stash);
 
-  // It was fetched, so only copies that are under way need what it holds.
+  // The stash was fetched; from now on only copies in progress need its memory.
   void fetched(HostStash& stash);
 
-  // Nobody will fetch it, and it goes. Throws nothing.
+  // The stash is dying and will not be fetched. Throws nothing.
   void forget(HostStash& stash);
 
-  // Takes note of copies that are done; those to and from disk are Spill's.
+  // Handles copies that are done. Spill handles copies to and from disk.
   void reap();
 
-  // In static mode: nobody asks whether a copy is done, but of what nobody will fetch any more the
-  // compute stream waits for all.
+  // Static mode: the compute stream waits for the copies of stashes that will not be fetched. The
+  // host queries nothing.
   void reapUnused();
 
-  // The host waits for all, and for one that gives host memory back; false if there is none.
+  // The host waits for all copies.
   void finishAll();
+
+  // The host waits for a copy whose end gives host memory back; false if there is none.
   bool finishOne();
 
-  // Device memory of what is leaving becomes free, as soon as the lock is given back. False if
-  // nothing is leaving.
+  // Releases the device memory of leaving stashes once the lock is released. False if nothing is
+  // leaving.
   bool freeLeaving();
 
-  // Whether it was sent where we are: in the capture that goes on, or outside of all.
+  // True if the stash was sent in the current capture or, without a capture, outside of all
+  // captures.
   bool isHere(const HostStash& stash) const {
     return stash.capture == capture_;
   }
 
  private:
-  // A copy to the host. Its stash may be gone before it is done; then the bytes are here.
+  // A copy to the host. If the stash dies before the copy is done, this struct holds the bytes.
   struct Leaving {
-    HostStash* stash;  // see Note [Lists of what may be dying]; null: it is gone
+    HostStash* stash;  // see Note [Lists of what may be dying]; null: the stash is dead
     EventPtr left;
     c10::Stream packedOn;
     c10::Device device;
@@ -130,18 +137,18 @@ class Copies {
   // Memory that must live until an event.
   struct Held {
     EventPtr until;
-    c10::Stream stream;  // whose memory it is
+    c10::Stream stream;  // stream on which the memory was allocated
     c10::Storage onDevice;
-    c10::Storage onHost;  // is given back
+    c10::Storage onHost;  // returned to the pool
     c10::Device device;
   };
 
-  // In a capture, or outside of all.
+  // Copies in progress, either in a capture or outside of all captures.
   struct UnderWay {
-    std::deque<HostStash*> kept;       // the last ones, of which no copy was made
-    std::deque<Leaving> leaving;       // in the order of their copies
-    std::deque<HostStash*> returning;  // in the order of their copies back
-    std::deque<Held> held;             // in the order of their events
+    std::deque<HostStash*> kept;       // the latest stashes, not copied
+    std::deque<Leaving> leaving;       // in the order of the copies
+    std::deque<HostStash*> returning;  // in the order of the copies back
+    std::deque<Held> held;             // in the order of the events
     size_t leavingBytes = 0;
     size_t unfetched = 0;
   };
@@ -165,12 +172,13 @@ class Copies {
   OffloadContext& context_;
   Transfer& via_ = context_.via;
   UnderWay now_;
-  UnderWay outside_;                   // put aside while a graph is captured
+  UnderWay outside_;                   // put aside during a capture
   uint64_t capture_ = 0;               // see capture()
-  uint64_t captures_ = 0;              // so far
-  bool copied_ = false;                // in this capture
-  std::optional<c10::Device> device_;  // of the last call; of the capture, while one goes on
-  std::vector<c10::Device> devices_;   // from which anything has left
+  uint64_t captures_ = 0;              // number of captures so far
+  bool copied_ = false;                // this capture has made a copy
+  std::optional<c10::Device> device_;  // device of the last call; during a capture, the capture's
+                                       // device
+  std::vector<c10::Device> devices_;   // devices that values have left
 };
 
 }  // namespace ebb

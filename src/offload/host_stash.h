@@ -1,4 +1,4 @@
-// One storage's bytes, on the device, away, or on their way.
+// The bytes of one storage: on the device, away, or being copied.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -25,18 +25,18 @@ class Offload;
 struct HostStash;
 using HostStashPtr = c10::intrusive_ptr<HostStash>;
 
-// Stashes in the order in which they were sent. A stash is in one such list at most.
+// Stashes in the order of sending. A stash is in at most one such list.
 //
 // Note [Lists of what may be dying]
-// Lists of what is under way keep their stashes alive; lists of what is not do not. Another thread
-// may be dropping the last reference to what is in them, and wait for the lock to take it out. So
-// whoever finds a stash there asks with ifAlive().
+// Lists of copies to and from disk keep their stashes alive; other lists do not. Another thread may
+// be dropping the last reference to a listed stash, and wait for the lock to remove the stash. So
+// code that finds a stash in such a list must call ifAlive().
 class StashesInOrder {
  public:
   void add(HostStash& stash);
   static void takeOut(HostStash& stash);
 
-  // The first, and the latest of those sent before `sequence`; null if there is none.
+  // The first stash, and the latest stash sent before `sequence`; null if there is none.
   HostStash* first() const;
   HostStash* lastBefore(uint64_t sequence) const;
 
@@ -44,20 +44,20 @@ class StashesInOrder {
       map<uint64_t, HostStash*, std::less<>, ArenaAllocator<std::pair<const uint64_t, HostStash*>>>;
 
  private:
-  Map stashes_;  // by their sequence
+  Map stashes_;  // by sequence
 };
 
-// Only the engine that sent it looks inside, under its lock, so its members are the engine's. They
-// are many, since one stash is what one value costs: it is one block of memory.
+// Only the engine that sent the stash accesses the members, under the engine's lock. The members
+// are many, so that a stash, the cost of one offloaded value, is one block of memory.
 struct EBB_API HostStash final : Stash, InArena {
   enum class State : uint8_t {
-    Kept,       // still on the device: no copy was made, since it is among the last
+    Kept,       // still on the device: one of the latest values, not copied
     Leaving,    // being copied to the host
-    Away,       // on the host only; being copied to disk if `written` is set
+    Away,       // on the host only; if `written` is set, being copied to disk
     Spilled,    // on disk only
     Reading,    // being copied from disk to the host
     Returning,  // being copied back
-    Back,       // fetched: the engine has nothing to do with it any more
+    Back,       // fetched: the engine is done with the stash
   };
 
   HostStash(
@@ -74,41 +74,42 @@ struct EBB_API HostStash final : Stash, InArena {
   }
   void beforeWrite() override;
 
-  // Whether the storage on the device still has the memory that was sent.
+  // True if the storage on the device still has the memory that was sent.
   bool hasWhatWasSent() const {
     return onDevice.nbytes() >= nbytes && onDevice.data() == address;
   }
 
-  // Throws if the copy before `event`, by which its bytes came back, failed.
+  // Throws if the copy before `event`, through which the bytes came back, failed.
   void checkCameBack(const Event& event) const;
 
   const std::shared_ptr<Offload> engine;  // that sent it
   const size_t nbytes;
   const c10::Device device;
-  const c10::Stream packedOn;        // the compute stream when it was sent
+  const c10::Stream packedOn;        // the compute stream at the time of sending
   const TransferAccountPtr account;  // where its transfers are booked
   State state = State::Kept;
-  bool lost = false;      // its storage got other memory before the copy was known done
-  bool ahead = false;     // fetched, and not asked for yet
-  c10::Storage onDevice;  // null while it is away
-  const void* address;    // of the bytes that were sent
-  c10::Storage onHost;    // null when it is not needed any more
-  c10::Storage onDisk;    // room on disk; null but while it is needed
+  bool lost = false;      // the storage got other memory before the copy was known to be done
+  bool ahead = false;     // prefetched and not needed yet
+  c10::Storage onDevice;  // null while away
+  const void* address;    // of the sent bytes
+  c10::Storage onHost;    // null when not needed any more
+  c10::Storage onDisk;    // room on disk; null unless needed
   EventPtr left;          // the end of the copy to the host
   EventPtr written;       // the end of the copy to disk
   EventPtr read;          // the end of the copy from disk
   EventPtr returned;      // the end of the copy back
-  std::optional<c10::Stream> takenOn;  // the stream that it is fetched for
-  uint64_t capture = 0;                // in which it was sent; see Copies::capture()
-  uint64_t sequence = 0;               // numbers them in the order of sending
-  StashesInOrder::Map* in = nullptr;   // the list it is in, if any
-  StashesInOrder::Map::iterator at;    // there
+  std::optional<c10::Stream> takenOn;  // stream that the fetch was for
+  uint64_t capture = 0;                // capture in which the stash was sent; see Copies::capture()
+  uint64_t sequence = 0;               // number in the order of sending
+  StashesInOrder::Map* in = nullptr;   // list that contains the stash, or null
+  StashesInOrder::Map::iterator at;    // position in `in`
 };
 
-// Null if its last reference is going: see Note [Lists of what may be dying].
+// Null if the last reference is being dropped: see Note [Lists of what may be dying].
 HostStashPtr ifAlive(HostStash* listed);
 
-// Takes `stash`, to which the caller has a reference, out of `queue`. Whether it was there.
+// Removes `stash`, to which the caller has a reference, from `queue`. False if `queue` lacks
+// `stash`.
 bool takeOut(std::deque<HostStashPtr>& queue, HostStash& stash);
 
 }  // namespace ebb

@@ -22,8 +22,8 @@ DroppingMutex& mutex() {
 
 // Leaked on purpose: handles may outlive static objects.
 struct Engines {
-  std::shared_ptr<Offload> instead;  // of the usual one, if a test has put one in place
-  Offload* toDisk = nullptr;         // the engine without an accelerator, once it was asked for
+  std::shared_ptr<Offload> instead;  // a test's engine, or null
+  Offload* toDisk = nullptr;         // the engine without an accelerator, once created
   bool (*optedOut)(const at::Tensor&) = nullptr;
 };
 
@@ -32,7 +32,7 @@ Engines& engines() {
   return *instance;
 }
 
-// For an allocation that failed. Between memory and disk it is the host's that becomes free.
+// Makes room after a failed allocation. The engine between memory and disk frees host memory.
 bool giveBackLeaving(Shortage shortage) {
   Offload& engine = Offload::get();
   return (shortage == Shortage::Device || engine.transfer().isDevice(c10::kCPU)) &&
@@ -51,8 +51,8 @@ Offload::Offload(std::shared_ptr<Transfer> via)
   setReserve(Reserve::Leaving, &giveBackLeaving);
 }
 
-// Not before something is sent or asked: asking for the accelerator starts it, which a program may
-// do later, in a child.
+// Creates the engine at the first send or query, not at import: querying the accelerator
+// initialises it, and the program may want to do so later, in a child process.
 Offload& Offload::get() {
   if (engines().instead) {
     return *engines().instead;
@@ -76,7 +76,7 @@ void Offload::configure(const OffloadSettings& settings) {
   const Lock lock(mutex());
   Disk::get().configure(settings.disk, settings.diskLimit);
   if (engines().toDisk != nullptr) {
-    engines().toDisk->context_.host.trim();  // it may be room in the old file
+    engines().toDisk->context_.host.trim();  // free room in the host pool may be in the old file
   }
   OffloadShared& shared = OffloadShared::get();
   shared.settings = settings;
@@ -107,7 +107,7 @@ bool Offload::takes(const at::Tensor& tensor) {
         "(ebb.offload.configure(disk=...)). Shown once.");
     return false;
   }
-  // See Note [Alignment]: what comes back is aligned.
+  // See Note [Alignment]: fetched bytes are aligned.
   constexpr size_t kAlignment = 64;
   const bool aligned =
       !tensor.is_cpu() || reinterpret_cast<uintptr_t>(tensor.storage().data()) % kAlignment == 0;
@@ -121,7 +121,7 @@ HostStashPtr Offload::send(
   const c10::Device device = storage.device();
   enter(device);
   triesAhead_ = true;
-  // Where another stream is captured the streams of ours take part in that.
+  // If another stream is being captured, ebb's streams take part in that capture.
   const bool ours = copies_.capture() == 0 || via_.isCapturing(via_.computeStream(device));
   c10::Storage host = ours ? spill_.hostMemory(nbytes, device) : c10::Storage();
   if (!host) {
@@ -138,7 +138,7 @@ HostStashPtr Offload::send(
   return stash;
 }
 
-// What is let go of is free when the lock has been given back, so each try takes it anew.
+// Memory is freed only after the lock is released, so each attempt takes the lock anew.
 c10::Storage Offload::fetch(HostStash& stash, const c10::Storage& living) {
   return withRelief([&] { return fetchOnce(stash, living); });
 }
@@ -168,12 +168,13 @@ c10::Storage Offload::fetchOnce(HostStash& stash, const c10::Storage& living) {
   c10::Storage bytes = stash.onDevice;
   fetchAhead(stash);
   if (context_.settings.isStatic && copies_.unfetchedHere() == 0) {
-    copies_.reapUnused();  // one wait for all that is leaving; the stash's death waits for each
+    copies_.reapUnused();  // one wait for all that is leaving; otherwise each stash's death waits
   }
   return bytes;
 }
 
-// Its bytes come to the host when its graph is replayed, or came before one is.
+// Captured copies to the host run only when the graph is replayed, and others ran before the
+// replay.
 void Offload::checkPlace(const HostStash& stash) const {
   TORCH_CHECK(
       copies_.isHere(stash),
@@ -234,10 +235,10 @@ void Offload::beforeWrite(HostStash& stash) {
   }
 }
 
-// Backward goes the other way: after `stash`, what was sent before it from the same stream is
-// needed next. It is fetched for the current stream, which may be one beside backward's. Where the
-// device has no memory for it, it is fetched when it is needed, and until the next forward nothing
-// is tried ahead: each allocation that fails empties the allocator's cache.
+// Backward needs values in reverse: after `stash`, the value sent before it from the same stream
+// comes next. The prefetch is for the current stream, which need not be backward's. Without device
+// memory, the value is fetched when needed, and prefetching stops until the next forward, since
+// each failed allocation empties the allocator's cache.
 void Offload::fetchAhead(const HostStash& stash) {
   uint64_t sequence = stash.sequence;
   HostStash* next = nullptr;
@@ -267,7 +268,7 @@ void Offload::fetchAhead(const HostStash& stash) {
   }
 }
 
-// The latest of those sent before `sequence` that is on the host or on disk; null if none is.
+// The latest stash sent before `sequence` that is on the host or on disk; null if there is none.
 HostStash* Offload::lastBefore(uint64_t sequence) const {
   HostStash* onHost = context_.away.lastBefore(sequence);
   HostStash* onDisk = context_.spilled.lastBefore(sequence);
@@ -276,15 +277,16 @@ HostStash* Offload::lastBefore(uint64_t sequence) const {
   return hostIsLater ? onHost : onDisk;
 }
 
-// It is not ahead of the need for it any more, if it was.
+// Ends the stash's share of the prefetched bytes.
 void Offload::notAheadAnyMore(HostStash& stash) {
   if (std::exchange(stash.ahead, false)) {
     aheadBytes_ -= stash.nbytes;
   }
 }
 
-// Lists of copies to and from disk hold references, so it is in none. A destructor asks, perhaps
-// while an error of the device's is told: what fails here fails again in the next call.
+// A dying stash is in no list of copies to or from disk, since those lists hold references. Called
+// by destructors, perhaps during error handling, so exceptions are swallowed: a device error is
+// raised again by the next call.
 void Offload::forget(HostStash& stash) {
   const Lock lock(mutex());
   notAheadAnyMore(stash);
@@ -296,7 +298,7 @@ void Offload::forget(HostStash& stash) {
     return;
   }
   try {
-    // A step is over, or work may come back to the compute stream.
+    // Either the step is over, or work may rejoin the compute stream.
     if (context_.settings.isStatic) {
       copies_.reapUnused();
     } else if (copies_.capture() == 0) {
@@ -306,7 +308,7 @@ void Offload::forget(HostStash& stash) {
   }
 }
 
-// The user has sent something, or asks for it.
+// Called when a value is sent or fetched.
 void Offload::enter(c10::Device device) {
   copies_.noticeCapture(device);
   TORCH_CHECK(
@@ -317,7 +319,7 @@ void Offload::enter(c10::Device device) {
   reap();
 }
 
-// Takes note of copies that are done.
+// Handles copies that are done.
 void Offload::reap() {
   if (via_.isDisk() && process_ != ::getpid()) {
     process_ = ::getpid();

@@ -1,4 +1,4 @@
-// The offload engine: bytes that leave a device after forward has made them, and come back before
+// The offload engine copies bytes to the host after forward has produced them, and back before
 // backward needs them.
 #pragma once
 
@@ -22,21 +22,21 @@
 namespace ebb {
 
 // Note [One engine for each transfer]
-// Events, host memory and streams are a transfer's own, and which transfer is the usual one changes
-// when a backend is registered, or a test puts a fake in place. So each transfer has an engine, and
-// a stash goes on with the one that sent it. Settings, counts and the lock are shared by all.
+// Events, host memory and streams belong to a transfer. The default transfer changes when a backend
+// is registered or a test installs a fake. So each transfer has an engine, and a stash stays with
+// the engine that sent the stash. All engines share settings, counts and the lock.
 //
-// Its methods are many: what values, users and stashes ask of it, and under that the way of one
-// stash, step by step.
+// Offload has many methods: calls by values, users and stashes, and below them the steps in a
+// stash's life.
 class EBB_API Offload : public std::enable_shared_from_this<Offload> {
  public:
   explicit Offload(std::shared_ptr<Transfer> via);
 
-  // The one for what is sent now: of torch's accelerator, or between memory and disk if there is
-  // none, unless a test has put another in its place.
+  // The engine for new stashes: for torch's accelerator, or between memory and disk without an
+  // accelerator, unless a test has installed another.
   static Offload& get();
 
-  // Null: the usual one again.
+  // Installs a test's engine; null restores the default.
   static void putInPlace(std::shared_ptr<Offload> instead);
 
   static void configure(const OffloadSettings& settings);
@@ -46,34 +46,34 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
     return via_;
   }
 
-  // Whether a tensor's storage may be sent: on a device, not too small, and not marked by the user.
+  // True if a tensor's storage may be sent: on a device, large enough, and not marked by the user.
   bool takes(const at::Tensor& tensor);
 
-  // Set once, at import: whether the user has marked a tensor not to be sent.
+  // Sets the test for tensors that the user has excluded. Called once, at import.
   static void setOptOut(bool (*optedOut)(const at::Tensor&));
 
-  // Starts moving `nbytes` of `storage` away; the caller gives up its own reference. Null if there
-  // is no host memory for it.
+  // Starts to move `nbytes` of `storage` away; the caller drops its own reference. Null if there is
+  // no host memory.
   HostStashPtr send(const c10::Storage& storage, size_t nbytes, const TransferAccountPtr& account);
 
-  // The bytes on the device, for the current stream; starts fetching what was sent before it.
-  // `living` is the storage that was sent if somebody else holds it: then nothing is copied. Throws
-  // if the storage was given other memory while it was being copied.
+  // The bytes on the device, for the current stream. Starts to prefetch values that were sent
+  // before the stash. `living` is the sent storage if other code still holds the storage; then
+  // nothing is copied. Throws if the storage got other memory during the copy.
   c10::Storage fetch(HostStash& stash, const c10::Storage& living = {});
 
-  // The storage that was sent is about to be written on the current stream.
+  // The sent storage is about to be written on the current stream.
   void beforeWrite(HostStash& stash);
 
-  // Nobody will ask for it: its destructor says so.
+  // Called by the stash's destructor.
   void forget(HostStash& stash);
 
-  // Memory that is leaving the device becomes free there, for an allocation that failed; the host
-  // waits. False if there is none.
+  // Releases device memory of leaving values after a failed allocation; the host waits. False if
+  // there is none.
   bool makeRoom();
 
   OffloadStats stats();
 
-  // Waits for all copies and frees what host memory is not in use.
+  // Waits for all copies and frees unused host memory.
   void drain();
 
  private:
@@ -93,11 +93,12 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
   OffloadContext context_;
   Copies copies_{context_};
   Spill spill_{context_, copies_};
-  uint64_t lastSequence_ = 0;  // of the stash that was sent last
-  size_t aheadBytes_ = 0;      // fetched ahead and not asked for yet
-  bool triesAhead_ = true;     // the device has had memory for that since the last send
-  bool wasStatic_ = false;     // when it was last asked for anything
-  int process_;                // whose host memory this is
+  uint64_t lastSequence_ = 0;  // of the latest stash sent
+  size_t aheadBytes_ = 0;      // prefetched and not needed yet
+  bool triesAhead_ = true;     // no prefetch has failed for lack of device memory since the last
+                               // send
+  bool wasStatic_ = false;     // static mode in the last call
+  int process_;                // process that owns the host memory
 };
 
 }  // namespace ebb

@@ -7,7 +7,7 @@
 namespace ebb {
 
 OffloadShared& OffloadShared::get() {
-  // Leaked on purpose, as engines are: handles may outlive static objects.
+  // Leaked on purpose, like the engines: handles may outlive static objects.
   static auto* instance = new OffloadShared;
   return *instance;
 }

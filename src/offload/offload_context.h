@@ -1,4 +1,4 @@
-// What an offload engine and its parts have in common.
+// State shared by the parts of an offload engine.
 #pragma once
 
 #include <cstddef>
@@ -12,17 +12,18 @@
 
 namespace ebb {
 
-// What all engines share. The mutex guards all of them.
+// State shared by all engines. The mutex guards all engines.
 struct OffloadShared {
   DroppingMutex mutex;
-  OffloadSettings settings;      // from configure()
+  OffloadSettings settings;      // set by configure()
   OffloadStats stats;            // counts
-  bool warnedOfFailure = false;  // under these settings, that a copy to the host or disk failed
+  bool warnedOfFailure = false;  // a failed copy to the host or disk was reported under these
+                                 // settings
 
   static OffloadShared& get();
 };
 
-// Of one engine.
+// State of one engine.
 struct OffloadContext {
   explicit OffloadContext(Transfer& transfer);
 
@@ -30,7 +31,7 @@ struct OffloadContext {
     shared.mutex.drop(storage);
   }
 
-  // A disk that fails does so for every tensor, so it is told of once. `remains`: ", stays ..."
+  // Warns of a failed copy, once: a failing disk fails for every tensor. `remains`: ", stays ..."
   void warnOfFailure(const HostStash& stash, const char* remains, const std::string& error);
 
   OffloadShared& shared;
@@ -38,7 +39,7 @@ struct OffloadContext {
   OffloadStats& stats;              // shared
   Transfer& via;
   HostMemory host;         // in use and free
-  StashesInOrder away;     // on the host and not on their way anywhere
+  StashesInOrder away;     // on the host, with no copy in progress
   StashesInOrder spilled;  // on disk
 };
 

@@ -19,7 +19,7 @@ c10::Storage Spill::hostMemory(size_t nbytes, c10::Device device) {
   if (copies_.capture() != 0) {
     return hostMemoryOfCapture(nbytes, device);
   }
-  // Room on disk is limited by its file.
+  // The disk file limits its own room.
   const OffloadSettings& settings = context_.settings;
   const size_t limit = context_.via.isDisk() ? SIZE_MAX : settings.pinnedLimit;
   context_.host.setLimit(limit, settings.isStatic);
@@ -30,7 +30,7 @@ c10::Storage Spill::hostMemory(size_t nbytes, c10::Device device) {
   return memory;
 }
 
-// None can be allocated then, nor waited for.
+// In a capture the host can neither allocate host memory nor wait for it.
 c10::Storage Spill::hostMemoryOfCapture(size_t nbytes, c10::Device device) {
   context_.host.setLimit(context_.settings.pinnedLimit, true);
   c10::Storage memory = context_.host.takeForCapture(nbytes, device);
@@ -52,7 +52,7 @@ bool Spill::makeRoom(size_t nbytes) {
   if (!possible) {
     return false;
   }
-  // A part of all, so that the next ones need not wait.
+  // Spills an eighth of the limit at least, so that the next values need not wait.
   startSpilling(std::max(nbytes, settings.pinnedLimit / 8));
   if (!spilling_.empty()) {
     const HostStash& first = *spilling_.front();
@@ -67,7 +67,7 @@ bool Spill::makeRoom(size_t nbytes) {
   return true;
 }
 
-// Until `nbytes` are on their way to disk.
+// Starts writes until `nbytes` are on the way to disk.
 void Spill::startSpilling(size_t nbytes) {
   size_t freeing = 0;
   for (const HostStashPtr& stash : spilling_) {
@@ -145,7 +145,7 @@ void Spill::settle(HostStash& stash) {
     asDiskEvent(*stash.written).wait();
     takeOut(spilling_, stash);
     stash.written = nullptr;
-    stash.onDisk = c10::Storage();  // it is needed now, and still in host memory
+    stash.onDisk = c10::Storage();  // the value is needed now, and still in host memory
   }
   if (stash.state == State::Reading) {
     ++context_.stats.hostWaits;

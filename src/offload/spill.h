@@ -1,4 +1,4 @@
-// What the offload engine does when host memory is full.
+// The disk tier's part of the offload engine, for when host memory is full.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -14,27 +14,26 @@
 namespace ebb {
 
 // Note [Spilling]
-// If host memory is full and there is a disk tier, what was sent first, and so is needed last,
-// moves on to disk. The host waits until there is room. Reading starts ahead of need if host memory
-// allows.
+// If host memory is full and there is a disk tier, the values sent first, and so needed last, move
+// on to disk. The host waits until there is room. Reads start ahead of need if host memory allows.
 class Spill {
  public:
   Spill(OffloadContext& context, Copies& copies) : context_(context), copies_(copies) {
   }
 
-  // Host memory for what leaves the device; null if there is none and none can be made.
+  // Host memory for a leaving value; null if there is none and spilling cannot make room.
   c10::Storage hostMemory(size_t nbytes, c10::Device device);
 
-  // Starts to read what is on disk. False if there is no host memory for it.
+  // Starts to read a stash from disk. False if there is no host memory.
   bool readAhead(HostStash& stash);
 
-  // It is needed on the device, so it must be in host memory first.
+  // Reads the stash to host memory, since the device needs the bytes now.
   void bringToHost(HostStash& stash);
 
-  // Waits for what is under way to or from disk.
+  // Waits for the stash's copies to or from disk.
   void settle(HostStash& stash);
 
-  // Takes note of reads and writes that are done.
+  // Handles reads and writes that are done.
   void reap();
 
   void finishAll();
@@ -50,8 +49,8 @@ class Spill {
 
   OffloadContext& context_;
   Copies& copies_;
-  std::deque<HostStashPtr> spilling_;  // in the order of their writes
-  std::deque<HostStashPtr> reading_;   // in the order of their reads
+  std::deque<HostStashPtr> spilling_;  // in the order of the writes
+  std::deque<HostStashPtr> reading_;   // in the order of the reads
 };
 
 }  // namespace ebb

@@ -13,15 +13,17 @@
 namespace ebb {
 namespace {
 
-// What is held is of the capture that goes on, or was over when that began.
+// Held calls belong to the current capture, or were over when that capture began, so numbers
+// suffice.
 bool isOverWith(const PageLane::Call& call, const PageLane::Call& last) {
   return call.number <= last.number;
 }
 
 }  // namespace
 
-// Streams come from a pool of torch's, in turn, so others may have this one too. Few take one of
-// high priority; and small kernels that others wait for should not queue behind large ones.
+// torch hands out streams from a shared pool, so other code may use the same stream. Few users take
+// streams of high priority. A high priority also keeps small kernels, which other work waits for,
+// from queueing behind large ones.
 PageLane::PageLane(c10::Device device, DroppingMutex& drops) : device_(device), drops_(drops) {
   if (!device.is_cpu()) {
     const c10::impl::VirtualGuardImpl guard(device.type());
@@ -92,8 +94,8 @@ void PageLane::join() {
   wait(last);
 }
 
-// Mostly nothing is held: the stream has waited for what came back last. In a capture of which the
-// lane is no part its end is of none, so nobody waits.
+// Usually nothing is held, since the stream has waited for the latest restore. In a capture that
+// the lane has not joined, wait() does nothing.
 void PageLane::joinAll(bool simply) {
   if (!stream_) {
     return;
@@ -121,7 +123,8 @@ void PageLane::noteOver(const Call& call) {
   over_ = call.number;
 }
 
-// Where a stream has waited, the memory of another is not used again before it has come so far.
+// If another stream than the owner has waited, the owner's memory is not reused before that stream
+// has reached the wait.
 void PageLane::letGo(
     const std::function<bool(const Held&)>& what, std::optional<c10::Stream> user) {
   const auto kept = std::stable_partition(
@@ -142,8 +145,8 @@ bool PageLane::isCaptured() const {
   return isCapturing(device_);
 }
 
-// A capture begins when the compute stream is captured and the lane is not yet, and is over when
-// neither is. If only the lane is, somebody asks who has nothing to do with it.
+// A capture begins when the compute stream is captured and the lane is not; a capture is over when
+// neither is. If only the lane is captured, the caller is outside of the capture.
 uint64_t PageLane::capture() {
   if (!stream_) {
     return 0;

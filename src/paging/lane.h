@@ -1,4 +1,4 @@
-// The stream on which pages move, beside the compute streams.
+// The stream that moves pages, beside the compute streams.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -17,64 +17,75 @@
 namespace ebb {
 
 // Note [The lane]
-// Calls on a device's pools run one after the other on one stream of ours, the lane. What is a
-// pool's own, its memory and its tickets, is allocated there: calls that use nothing else wait for
-// nothing, and it can be freed at any time. A call that uses a tensor runs after what the compute
-// stream, the one that is current, was given before it; that waits for what it needs, and nobody
-// else waits.
-// The tensor is held until the compute stream has waited for the call: then what comes next there
-// may have its memory. Each stream lets go only of what it has given itself, so that the memory of
-// one never waits for another. When a step is over, one stream waits for all that is left, and the
-// allocator is told of it (noteUse); it is told too that a stream reads what another has made.
-// Where there is one compute stream neither does anything.
+// Calls on a device's pools run one after the other on one stream of ebb's, the lane. The memory of
+// pools and tickets is allocated on the lane, so calls that use no other memory need not wait, and
+// the memory can be freed at any time. A call that uses a tensor runs after all work given to the
+// current compute stream. That stream waits for the calls whose results it needs; no other stream
+// waits.
+// The tensor is held until the compute stream has waited for the call: later work on that stream
+// may then reuse the memory. A wait releases only tensors of the waiting stream, so the memory of
+// one stream never waits for another. When a step is over, one stream waits for all remaining
+// calls, and the allocator is told about the stream (noteUse). The allocator is also told when a
+// stream reads memory that another stream made. With a single compute stream, neither has an
+// effect.
 // On the CPU there is no lane: calls are done when they return.
 //
 // Note [Pages in a CUDA graph]
-// All of it can be captured. A stream that is captured may not wait for an event from outside, nor
-// the reverse, so each call knows of which capture it is, and nobody waits for one of another: what
-// was given before a capture is over when the graph runs (torch.cuda.graph waits for the device
-// first), and what a capture was given has not run. What is held for it is let go when it is over,
-// well or not. Before it ends the compute stream must have waited for the lane's last call: when
-// all has come back it has.
-// What is captured is run on other streams later. So where a graph has a pool, all of the pool's
-// calls run after what the compute stream was given, and that waits for each, and for what is given
-// back when a step is over.
+// All calls can be captured. A captured stream may not wait for an event from outside of the
+// capture, nor the reverse. So each call knows its capture, and no stream waits for a call of
+// another capture. Calls given before a capture are over when the graph runs (torch.cuda.graph
+// waits for the device first); calls given in a capture have not run. Memory held for a captured
+// call is released when the capture is over, successful or not. Before a capture ends, the compute
+// stream must have waited for the lane's last call; once all stashes are back, the stream has
+// waited.
+// Captured calls run later, on other streams. So if a graph uses a pool, all calls of the pool run
+// after all work given to the compute stream. The compute stream waits for each call, and for pages
+// given back at the end of a step.
 class PageLane {
  public:
-  // A call, or the end of some.
+  // A call, or the end of several calls.
   struct Call {
     uint64_t number = 0;                      // 0: nothing to wait for
-    uint64_t capture = 0;                     // of which it is; 0: of none
+    uint64_t capture = 0;                     // capture of the call; 0: none
     std::shared_ptr<const c10::Event> end{};  // null on the CPU
   };
 
-  // What a call runs after, besides the lane's last one.
+  // Work that a call runs after, besides the lane's previous call.
   enum class After : uint8_t { Nothing, Compute };
 
-  // `drops` is the lock under which everything here is called.
+  // `drops` is the lock under which all methods are called.
   PageLane(c10::Device device, DroppingMutex& drops);
 
-  // A call that uses tensors of the compute stream.
+  // Runs a call that uses tensors of the compute stream; `held` lives until that stream has waited
+  // for the call.
   Call run(const std::function<void()>& work, std::vector<c10::Storage> held);
 
-  // A call that nobody waits for by itself; the end of all so far.
+  // Runs a call that nothing waits for individually.
   void give(const std::function<void()>& work, After after = After::Nothing);
+
+  // The end of all calls so far.
   Call mark();
 
-  // `bytes`, which `made` allocated, live until that stream or another has waited for `call`.
+  // Keeps `bytes`, allocated on the stream `made`, until that stream or another has waited for
+  // `call`.
   void hold(const Call& call, c10::Stream made, c10::Storage& bytes);
 
-  // The compute stream waits for `call`; for the last of those that it has given; for all that
-  // something is held for, or simply for all.
+  // The compute stream waits for `call`.
   void wait(const Call& call);
+
+  // The compute stream waits for the latest call given from that stream.
   void join();
+
+  // The compute stream waits for all calls if memory is held for any; with `simply`, in any case.
   void joinAll(bool simply);
 
-  // The host waits for all, unless it is known that all is over. It has waited for `call`.
+  // The host waits for all calls, unless all are known to be over.
   void finish();
+
+  // The host has waited for `call`.
   void noteOver(const Call& call);
 
-  // Which capture the compute stream takes part in; 0: none.
+  // The capture that the compute stream takes part in; 0: none.
   uint64_t capture();
 
   bool isBesideCompute() const {
@@ -84,7 +95,7 @@ class PageLane {
  private:
   struct Held {
     Call until;
-    c10::Stream compute;  // to which the memory belongs, as far as is known
+    c10::Stream compute;  // stream that owns the memory, as far as known
     std::vector<c10::Storage> storages;
   };
 
@@ -94,10 +105,10 @@ class PageLane {
   const c10::Device device_;
   DroppingMutex& drops_;
   std::optional<c10::Stream> stream_;  // nothing on the CPU
-  uint64_t last_ = 0;                  // numbers the calls, and the ends
-  uint64_t over_ = 0;                  // of one that the host has waited for
-  uint64_t captures_ = 0;              // so far
-  uint64_t capture_ = 0;               // the one that goes on
+  uint64_t last_ = 0;                  // numbers calls and marks
+  uint64_t over_ = 0;                  // latest call that the host has waited for
+  uint64_t captures_ = 0;              // number of captures so far
+  uint64_t capture_ = 0;               // the current capture
   std::vector<Held> held_;
 };
 

@@ -5,7 +5,7 @@
 namespace ebb {
 namespace {
 
-// What is in use now, of one pool.
+// Current use of one pool.
 struct Use {
   struct Stacked {
     size_t stash;

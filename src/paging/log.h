@@ -1,4 +1,4 @@
-// What a step stashed and gave back, and how large its pools must be.
+// A log of a step's stashes and returns, from which the sizes of pools follow.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -28,13 +28,13 @@ struct PoolKey {
   }
 };
 
-// What a step needed of one pool, at the most.
+// A step's peak needs of one pool.
 struct PageNeed {
   int64_t pages = 0;      // in use at a time
-  int64_t stackRows = 0;  // in use at a time, if rows come back in the reverse order only
-  int64_t rows = 0;       // that lived at a time
-  int64_t padded = 0;     // rows at a time, live and dead
-  int64_t largest = 0;    // live rows of one tensor
+  int64_t stackRows = 0;  // in use at a time, if rows are given back in reverse order only
+  int64_t rows = 0;       // valid rows at a time
+  int64_t padded = 0;     // rows at a time, valid and padding
+  int64_t largest = 0;    // valid rows of one tensor
 };
 using PageNeeds = std::map<PoolKey, PageNeed>;
 
@@ -47,23 +47,23 @@ class PageLog {
     return events_.empty();
   }
 
-  // A tensor of `total` rows, of which `rows` live. Gives its number.
+  // Logs a tensor of `total` rows, of which `rows` are valid. Returns the tensor's number.
   size_t stashed(const PoolKey& pool, int64_t rows, int64_t total, const ScheduleEntry& entry);
   void gone(size_t number);
 
-  // Without what `skipped` says is not paged.
+  // The needs without the entries for which `skipped` is true, which are not paged.
   PageNeeds needs(int64_t pageRows, const std::function<bool(const ScheduleEntry&)>& skipped) const;
 
  private:
   struct Event {
     PoolKey pool;
-    int64_t rows;  // that live
+    int64_t rows;  // valid
     int64_t total;
     ScheduleEntry entry;
-    size_t stash;  // place of the event at which it was stashed; its own: that event
+    size_t stash;  // index of the stash's event; for a stash: the event's own index
   };
 
-  std::vector<Event> events_;  // in the order in which they came
+  std::vector<Event> events_;  // in order of occurrence
 };
 
 }  // namespace ebb

@@ -33,7 +33,7 @@ PageStash::PageStash(const PageSource& source, PageGroupPtr of, uint64_t number)
       step(number) {
 }
 
-// After an error on the device every call on it throws; whoever asks it next is told.
+// After a device error every call there throws; the next call by the user raises the error.
 PageStash::~PageStash() {
   try {
     Paging::get().forget(*this);

@@ -1,4 +1,4 @@
-// One storage's live rows, while they are away.
+// The valid rows of one storage, while away.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -27,47 +27,47 @@ namespace ebb {
 
 struct PageStash;
 
-// What one outermost region has stashed: a layer, of one micro-batch.
+// The stashes of one outermost region: a layer, on one micro-batch.
 struct PageGroup {
   explicit PageGroup(std::string name) : region(std::move(name)) {
   }
 
-  const std::string region;         // its name
-  uint64_t step = 0;                // in which it was stashed
-  bool entered = false;             // `forward` is known
-  bool cameBack = false;            // its backward has begun
+  const std::string region;         // name of the region
+  uint64_t step = 0;                // step of the stashes
+  bool entered = false;             // `forward` is set
+  bool cameBack = false;            // the group's backward has begun
   bool resident = false;            // see Note [Page schedules]
-  ScheduleEntry forward{};          // in the step's schedule
-  std::vector<PageStash*> stashes;  // that exist, in the order of stashing
+  ScheduleEntry forward{};          // entry in the step's schedule
+  std::vector<PageStash*> stashes;  // living stashes, in the order of stashing
 };
 using PageGroupPtr = std::shared_ptr<PageGroup>;
 
-// Rows that are to be stashed: all of a storage, row after row.
+// A storage to be stashed, as contiguous rows.
 struct PageSource {
   const c10::Storage& storage;
-  c10::ScalarType dtype;    // of what is in it
-  const at::Tensor& count;  // of live rows: one int64, on the storage's device
-  int64_t totalRows;        // live and dead
-  const char* op;           // that made it, for messages
-  bool showDeadRows;        // dead rows come back as bytes that show, see Note [Dead rows]
+  c10::ScalarType dtype;    // of the storage's contents
+  const at::Tensor& count;  // number of valid rows: one int64, on the storage's device
+  int64_t totalRows;        // valid and padding rows
+  const char* op;           // op that made the storage, for messages
+  bool showDeadRows;        // padding rows come back as NaN, see Note [Dead rows]
 
-  // For messages.
+  // "the output of .. in region ..", for messages.
   std::string describe(const PageGroup& group) const;
 
-  // Throws c10::ValueError if so many of its rows cannot live.
+  // Throws c10::ValueError if `live` valid rows are impossible.
   void checkCount(int64_t live, const PageGroup& group) const;
 };
 
-// Only the engine looks inside, under its lock, so its members are the engine's. They are
-// many, since one stash is one block of memory.
+// Only the engine accesses the members, under the engine's lock. The members are many, so that a
+// stash is one block of memory.
 struct PageStash final : Stash, InArena {
   enum class State : uint8_t {
-    Resident,   // the storage itself is held: its backward comes next
-    Copied,     // live rows are in memory of their size
-    Paged,      // live rows are in a pool
+    Resident,   // the storage itself is kept: its backward comes next
+    Copied,     // valid rows are in memory of exactly their size
+    Paged,      // valid rows are in a pool
     Returning,  // being restored
-    Ahead,      // fetched, and backward is not there yet: the engine counts it as away
-    Back,       // fetched: the engine has nothing to do with it any more
+    Ahead,      // fetched before backward arrived: the engine still counts the stash as away
+    Back,       // fetched: the engine is done with the stash
   };
 
   PageStash(const PageSource& source, PageGroupPtr of, uint64_t number);
@@ -87,17 +87,17 @@ struct PageStash final : Stash, InArena {
     return {liveRows, whole.bytes};
   }
 
-  // How it is to come back.
+  // How the rows are to come back.
   PageFill fill(DeadRows deadRows) const;
   bool hasNan() const;
 
-  // Whether it may be fetched before backward asks: see Note [Pages that come back ahead].
+  // True if a replay ahead may fetch the stash: see Note [Pages that come back ahead].
   bool mayComeAhead() const;
 
-  // Throws if its pool is gone, and had an error.
+  // Throws if the pool is gone and had an error.
   void checkNotCondemned() const;
 
-  // If Copied: live rows and dead ones, as `fill` says.
+  // If Copied: a storage with the valid rows, and padding rows as in `fill`.
   c10::Storage copyBack(PageFill fill) const;
 
   const size_t nbytes;
@@ -106,15 +106,16 @@ struct PageStash final : Stash, InArena {
   const PageRows whole;
   const bool showDeadRows;
   const PageGroupPtr group;
-  const uint64_t step;  // in which it was stashed
+  const uint64_t step;  // step of the stash
   State state = State::Resident;
-  c10::Storage bytes;               // Resident, Returning, Back: all; Copied: the live rows
+  c10::Storage bytes;               // Resident, Returning, Back: all rows; Copied: the valid rows
   int64_t liveRows = 0;             // if Copied
-  std::optional<c10::Stream> made;  // the stream for which `bytes` were, if not always there
-  std::optional<size_t> logged;     // its number in the step's PageLog
+  std::optional<c10::Stream> made;  // stream that made `bytes`, unless `bytes` is the original
+                                    // storage
+  std::optional<size_t> logged;     // index in the step's PageLog
   TrackedPoolPtr pool;              // if Paged or Returning
-  TrackedPool::SlotPtr slot;        // there
-  PageLane::Call restoring;         // the call that does so
+  TrackedPool::SlotPtr slot;        // slot in `pool`
+  PageLane::Call restoring;         // call that restores the rows
 };
 
 }  // namespace ebb

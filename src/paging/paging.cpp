@@ -44,8 +44,8 @@ PagingSettings Paging::settings() {
       ": there are page pools on CUDA devices and the CPU. Shown once.");
 }
 
-// An overflow is told when the engine's lock has been given back: making Python's exception takes
-// the GIL, and whoever has that may wait for the lock.
+// Raises an overflow after the engine's lock is released: making Python's exception takes the GIL,
+// and the GIL's owner may be waiting for the lock.
 template <class F>
 auto Paging::telling(const F& locked) {
   try {
@@ -69,13 +69,13 @@ c10::Storage Paging::fetch(PageStash& stash, const c10::Storage& living) {
 c10::intrusive_ptr<Stash> Paging::sendLocked(const PageSource& source, const PageGroupPtr& group) {
   const Lock lock(mutex_);
   const auto below = belowEverything();
-  pools_.laneOf(source.storage.device());  // or it throws
+  pools_.laneOf(source.storage.device());  // throws on a device without pages
   if (step_.isOver() || (!step_.isBracketed() && reportedErrors_ != 0)) {
     stepEnds();
     stepBegins();
   }
   if (step_.enter(group)) {
-    pools_.joinLanes();  // the layer before is away now, its memory is for this one
+    pools_.joinLanes();  // frees the memory of the previous layer, now away, for this layer
   }
   auto stash = c10::make_intrusive<PageStash>(source, group, step_.number());
   step_.stashed(*stash);
@@ -96,7 +96,7 @@ c10::intrusive_ptr<Stash> Paging::sendLocked(const PageSource& source, const Pag
 // See Note [How pools are sized]
 void Paging::copyRows(PageStash& stash, const PageSource& source) {
   if (!step_.isRecording()) {
-    step_.recordNext();  // it is of a kind that the recorded step did not have
+    step_.recordNext();  // the recorded step had no tensor of this kind
   }
   TORCH_CHECK(
       !isCapturing(stash.device),
@@ -126,7 +126,7 @@ void Paging::sendToPool(PageStash& stash, const PageSource& source, const Tracke
   stash.pool = pool;
   stash.state = State::Paged;
   if (stash.fill(settings_.deadRows).deadRows == PageDeadRows::Filled) {
-    pool->lane().wait(stash.slot->stashed);  // what is held still would come back as it is
+    pool->lane().wait(stash.slot->stashed);  // what is still held would come back unfilled
   }
   checkOverflow(*pool, source, stash);
   pool->letGraphsWait();
@@ -135,7 +135,7 @@ void Paging::sendToPool(PageStash& stash, const PageSource& source, const Tracke
 void Paging::checkOverflow(TrackedPool& pool, const PageSource& source, const PageStash& stash) {
   if (settings_.overflow == PageOverflowMode::Assert) {
     if (pool.errorsInSight() != 0) {
-      noteErrors(pools_.readErrors());  // what follows raises
+      noteErrors(pools_.readErrors());  // later code raises
     }
     pool.assertGood();
   }
@@ -170,12 +170,12 @@ c10::Storage Paging::fetchLocked(PageStash& stash, const c10::Storage& living) {
   bring(stash, living);
   checkErrors(stash);
   c10::Storage bytes = stash.bytes;
-  noteMade(stash);  // if what follows throws it is asked for again
+  noteMade(stash);  // if what follows throws, the stash is fetched again
   isBack(stash);
   return bytes;
 }
 
-// To where the current stream may use it.
+// Brings the bytes to where the current stream may use them.
 void Paging::bring(PageStash& stash, const c10::Storage& living) {
   if (living) {
     takeLiving(stash, living);
@@ -195,11 +195,12 @@ c10::Storage Paging::fetchAhead(PageStash& stash, const c10::Storage& living) {
   }
   bring(stash, living);
   stash.state = State::Ahead;
-  stash.made.reset();  // the engine has nothing to do with the bytes any more
+  stash.made.reset();  // the caller owns the bytes now
   return std::exchange(stash.bytes, c10::Storage());
 }
 
-// If all that it has stashed has died nobody will ask for it. Only page stashes wait for backward.
+// If all stashes are dead, none will be fetched. Only page stashes wait for backward: hence the
+// cast.
 void Paging::backwardArrives(PageGroup& group, std::vector<c10::intrusive_ptr<Stash>>& cameBack) {
   telling([&] {
     const Lock lock(mutex_);
@@ -224,8 +225,8 @@ void Paging::takeLiving(PageStash& stash, const c10::Storage& living) {
   stash.bytes = living;
 }
 
-// Its rows, and the memory that they are being brought back to. Nothing here asks the device for
-// anything: a destructor does this, on any thread, whatever went wrong before.
+// Releases the rows, and the memory of a restore in progress. Makes no device call: a destructor
+// calls this on any thread, even after a device error.
 void Paging::giveUp(PageStash& stash) {
   if (stash.pool) {
     stash.pool->free(stash.slot);
@@ -240,7 +241,7 @@ void Paging::takeCopied(PageStash& stash) {
   RECORD_USER_SCOPE("ebb::restore");
   takeOver(stash);
   if (isCapturing(stash.device)) {
-    ofGraphs_.push_back(stash.bytes);  // which reads them whenever it runs
+    ofGraphs_.push_back(stash.bytes);  // the graph reads the rows at each replay
   }
   stash.bytes = stash.copyBack(stash.fill(settings_.deadRows));
 }
@@ -259,8 +260,8 @@ void Paging::takeRestored(PageStash& stash) {
   noteUse(stash.bytes);
 }
 
-// After an error a tensor comes back as NaN. An integer or a mask cannot show that. So this throws
-// if the error can be read without waiting, unless the whole step is going to be run again.
+// After an error a tensor comes back as NaN. Integers and masks cannot show the error, so this
+// throws if the host can read the error without waiting, unless the whole step will run again.
 void Paging::checkErrors(const PageStash& stash) {
   stash.checkNotCondemned();
   if (step_.raisesLate() && stash.step == step_.number()) {
@@ -273,7 +274,7 @@ void Paging::checkErrors(const PageStash& stash) {
   }
 }
 
-// What the current stream has made there are others may use; it is asked again what they use.
+// Notes that the current stream made the bytes, so that other streams use takeOver().
 void Paging::noteMade(PageStash& stash) {
   if (!stash.device.is_cpu()) {
     stash.made = currentStream(stash.device);
@@ -286,7 +287,7 @@ void Paging::takeOver(PageStash& stash) {
   }
 }
 
-// Its layer's backward has come in the schedule; the next one's pages start on their way.
+// Adds the group's backward to the schedule, and starts to restore the next layer's pages.
 void Paging::backwardBegins(PageGroup& group) {
   const PageGroupPtr next = step_.backwardBegins(group);
   if (!next) {
@@ -303,7 +304,7 @@ void Paging::backwardBegins(PageGroup& group) {
       startRestoring(**stash);
     }
   } catch (const c10::OutOfMemoryError&) {
-    outOfMemoryIn_ = step_.number();  // it comes back when it is needed, and more is free
+    outOfMemoryIn_ = step_.number();  // restored when needed, with more memory free
   }
 }
 
@@ -318,7 +319,7 @@ void Paging::startRestoring(PageStash& stash) {
   }
 }
 
-// Whoever writes holds what was there.
+// The writer still holds the old storage, so dropping the reference under the lock frees nothing.
 void Paging::beforeWrite(PageStash& stash) {
   const Lock lock(mutex_);
   if (stash.state == State::Resident) {
@@ -329,7 +330,7 @@ void Paging::beforeWrite(PageStash& stash) {
   }
 }
 
-// It needs nothing from the engine any more.
+// The stash needs nothing from the engine any more.
 void Paging::takeBack(PageStash& stash) {
   stash.state = State::Back;
   stash.pool.reset();
@@ -338,7 +339,7 @@ void Paging::takeBack(PageStash& stash) {
   --alive_;
 }
 
-// It was asked for.
+// Ends a fetch.
 void Paging::isBack(PageStash& stash) {
   takeBack(stash);
   if (step_.allIsBack()) {
@@ -360,7 +361,7 @@ void Paging::forget(PageStash& stash) {
   takeBack(stash);
   step_.endIfDone();
   if (capture != 0 && capture == pool->lane().capture()) {
-    pool->settleFreed();  // nobody else will in what is captured
+    pool->settleFreed();  // no other code will do so in this capture
     pool->lane().joinAll(true);
   }
 }
@@ -389,7 +390,7 @@ void Paging::abandonStep() {
   step_.abandonBracket();
 }
 
-// What pools that go have to say is kept until the user is told.
+// Errors of dropped pools are kept until the user is told.
 void Paging::stepBegins() {
   if (step_.isToBeRecorded()) {
     TORCH_CHECK(
@@ -402,7 +403,7 @@ void Paging::stepBegins() {
   step_.begin();
 }
 
-// In a capture no pools can be made: then it ends when the next one begins.
+// During a capture no pools can be made; the recorded step then ends when the next step begins.
 void Paging::stepEnds() {
   if (!step_.isRecorded() || pools_.isCapturing()) {
     return;
@@ -418,7 +419,7 @@ void Paging::recordNext() {
   step_.recordNext();
 }
 
-// The step is of no use, and the next one is recorded.
+// The step is invalid, and the next step is recorded.
 void Paging::noteErrors(int64_t errors) {
   if (reportedErrors_ == 0) {
     ++counts_.overflows;
@@ -489,7 +490,7 @@ void Paging::reset() {
   const auto below = belowEverything();
   unreportedErrors_ |= pools_.drop() & ~reportedErrors_;
   pools_.clear();
-  ofGraphs_.clear();  // which Python has not seen
+  ofGraphs_.clear();  // Python has seen none of these storages
   step_.clear();
   counts_ = {};
 }

@@ -1,4 +1,4 @@
-// The paging engine: live rows that go to page pools after forward has made them, and come back in
+// The paging engine moves valid rows to page pools after forward has produced them, and back in
 // backward.
 #pragma once
 
@@ -20,29 +20,30 @@
 
 namespace ebb {
 
-// Throws c10::ValueError for settings that make no sense.
+// Throws c10::ValueError for invalid settings.
 void checkSettings(const PagingSettings& settings);
 
 // Note [Pages that come back ahead]
-// A replay ahead of backward brings pages back as a prefetch does, and hands them out; what else
-// there is to a fetch waits until backward arrives at the region. Then the region's backward comes
-// in the schedule, and the next one's pages start on their way; the stash counts as back, by which
-// steps end and pools are sized; and what there is to say of its pool is thrown. So none of that
-// depends on how far a thread has come. For the same reason a region's backward begins where it
-// arrives, and not with the first pages that it asks for, in all regions that may be replayed
-// ahead. What would not be right, or is not known to be, is left to backward: where the pool has
-// had an error, and where a CUDA graph has the pool, whose calls come in the order of the compute
-// stream.
+// A replay ahead of backward restores pages as a prefetch does, and uses the bytes at once. The
+// rest of a fetch waits until backward arrives at the region:
+// * The region's backward is added to the schedule, and the next region's pages are prefetched.
+// * The stash counts as back. Steps end and pools are sized by this count.
+// * Errors of the pool are thrown.
+// So none of these depends on the progress of a thread. For the same reason, the backward of a
+// region that may be replayed ahead begins when backward arrives there, not at the first fetch.
+// A stash is left to backward if the pool has had an error, or if a CUDA graph uses the pool, since
+// the compute stream then orders the pool's calls.
 //
 // Note [Dead rows]
-// What is in rows that do not live is nobody's business: that is what the user says with mark_rows.
-// But kernels compute with it: 0 / 0 in a row whose gradient is zero is NaN, and a product over all
-// rows spreads that. So dead rows come back as copies of the first row that lives, of which the
-// program makes nothing worse. Where none lives the first dead row is kept for that. In verify mode
-// they come back as NaN, so that a program which depends on them shows.
+// The contents of padding rows do not matter: the user declares so with mark_rows. But kernels
+// compute with padding rows: 0 / 0 in a row whose gradient is zero is NaN, and a product over all
+// rows spreads the NaN. So padding rows come back as copies of the first valid row, and cause
+// nothing that the valid row does not cause. If no row is valid, the first padding row is kept for
+// this purpose. In verify mode padding rows come back as NaN, to expose a program that depends on
+// their contents.
 //
-// Its methods are many: what values, users and stashes ask of it, and under that the way of one
-// stash, step by step.
+// Paging has many methods: calls by values, users and stashes, and below them the steps in a
+// stash's life.
 class EBB_API Paging {
  public:
   static Paging& get();
@@ -50,7 +51,7 @@ class EBB_API Paging {
   void configure(const PagingSettings& settings);
   PagingSettings settings();
 
-  // Whether ebb can page what is on this device.
+  // True if ebb has page pools on this device; warns if not.
   static bool takes(c10::Device device) {
     const bool taken = hasPageMover(device.type());
     if (!taken) {
@@ -59,53 +60,61 @@ class EBB_API Paging {
     return taken;
   }
 
-  // Stashes the live rows; the caller gives up its reference to the storage. Throws c10::ValueError
-  // if the count cannot be, where the host knows it, and PageOverflow in blocking mode.
+  // Stashes the valid rows; the caller drops its reference to the storage. Throws c10::ValueError
+  // if the host knows the count and the count is impossible, and PageOverflow in blocking mode.
   c10::intrusive_ptr<Stash> send(const PageSource& source, const PageGroupPtr& group);
 
   // See Stash. Throws if the pool has had an error.
   c10::Storage fetch(PageStash& stash, const c10::Storage& living);
+
+  // See Stash.
   void beforeWrite(PageStash& stash);
 
-  // See Note [Pages that come back ahead]. Backward is at what `group` has stashed, of which
-  // `cameBack` was fetched ahead; those are dropped one by one, and one of which something is to be
-  // thrown stays.
+  // Fetches before backward arrives; null if the stash must wait. See Note [Pages that come back
+  // ahead].
   c10::Storage fetchAhead(PageStash& stash, const c10::Storage& living);
+
+  // Backward has arrived at the region of `group`; `cameBack` lists the stashes fetched ahead.
+  // Removes each stash that is done. A stash with an error to throw stays in the list.
   void backwardArrives(PageGroup& group, std::vector<c10::intrusive_ptr<Stash>>& cameBack);
 
-  // Nobody will ask for it: its destructor says so.
+  // Called by the stash's destructor.
   void forget(PageStash& stash);
 
-  // A step of the user's begins and ends. With `fixedOrder` it has a schedule: see Note [Page
-  // schedules]. With `raisesLate` a pool with too little room raises only at the end of the step.
+  // Begins a step that the user brackets. With `fixedOrder` the step has a schedule: see Note [Page
+  // schedules]. With `raisesLate` an overflow raises only at the end of the step.
   void beginStep(bool fixedOrder, bool raisesLate);
+
+  // Ends the bracketed step, and throws if entries of the schedule are missing.
   void endStep();
+
+  // Ends a bracketed step that failed.
   void abandonStep();
 
-  // The next step is recorded, and until it has ended nothing is paged.
+  // Records the next step; nothing is paged until that step has ended.
   void recordNext();
 
-  // Whether the gradients of this step are good: no pool had too little room. Waits for the pools.
-  // If they are not the next step is recorded. Throws for other errors.
+  // True if the gradients of this step are valid, that is, no pool overflowed. Waits for the pools.
+  // After an overflow the next step is recorded. Throws for other errors.
   bool stepOk();
 
-  // The same, but changes nothing and throws nothing: bits, see pool/layout.h; while a graph is
-  // captured 0, since nobody may wait. After stepOk() found
-  // a step bad: what it found, until another step begins.
+  // The error bits of this step, see pool/layout.h, without side effects or exceptions. During a
+  // capture the host may not wait for the pools, so their new errors are missing. After stepOk()
+  // has found an invalid step, the result stays until the next step begins.
   int64_t errors();
 
-  // Whether that is all that the user has been told of already.
+  // True if the user has been told of all errors.
   bool wasTold();
 
-  // One float32 on `device`: 1 if some pool there had an error, else 0. Nobody waits.
+  // One float32 on `device`: 1 if a pool there had an error, else 0. The host does not wait.
   at::Tensor foundInf(c10::Device device);
 
   PagingStats stats();
 
-  // Set once, at import: throws what Python knows as PageOverflow.
+  // Sets the function that throws PageOverflow's Python equivalent. Called once, at import.
   void setThrow(void (*throwOverflow)(const std::string& message));
 
-  // Drops pools, schedule and everything known but errors that nobody has been told of.
+  // Drops pools, schedule and all other state, except errors that the user has not been told of.
   void reset();
 
  private:
@@ -134,15 +143,17 @@ class EBB_API Paging {
   void noteErrors(int64_t errors);
   [[noreturn]] void tellOverflow(int64_t errors, const std::string& what);
 
-  DroppingMutex mutex_;  // guards everything
+  DroppingMutex mutex_;  // guards all members
   PagingSettings settings_;
   PoolSet pools_{mutex_};
   PageStep step_;
   uint64_t alive_ = 0;                  // stashes of all steps that are not back
   int64_t reportedErrors_ = 0;          // error bits of this step that the user has been told of
-  int64_t unreportedErrors_ = 0;        // of pools that are gone; nobody has been told
-  uint64_t outOfMemoryIn_ = 0;          // a step in which nothing comes back ahead any more
-  std::vector<c10::Storage> ofGraphs_;  // live rows that were copied, of which a CUDA graph knows
+  int64_t unreportedErrors_ = 0;        // error bits of dropped pools that the user has not been
+                                        // told of
+  uint64_t outOfMemoryIn_ = 0;          // step in which a prefetch ran out of memory: no more
+                                        // prefetches there
+  std::vector<c10::Storage> ofGraphs_;  // copied valid rows that a CUDA graph reads
   PagingStats counts_;
   void (*throwOverflow_)(const std::string&) = nullptr;
 };

@@ -7,7 +7,7 @@
 namespace ebb {
 namespace {
 
-// Of threads whose user named one.
+// Places of the threads that have set one.
 struct Places {
   std::mutex mutex;
   std::unordered_map<std::thread::id, PipelinePlace> named;

@@ -1,4 +1,4 @@
-// Where in a pipeline a thread's regions are.
+// A thread's position in a pipeline.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@ namespace ebb {
 
 struct PipelinePlace {
   int32_t stage = 0;
-  std::optional<int32_t> microbatch;  // nothing: they are counted
+  std::optional<int32_t> microbatch;  // nothing: micro-batches are counted
 
   bool operator==(const PipelinePlace&) const = default;
 };
 
-// As this thread's user named it last.
+// The latest place that the user set on this thread.
 EBB_API PipelinePlace pipelinePlace();
 
-// Gives the one before.
+// Sets the place and returns the previous place.
 EBB_API PipelinePlace exchangePipelinePlace(PipelinePlace place);
 
 }  // namespace ebb

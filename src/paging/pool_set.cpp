@@ -13,7 +13,7 @@
 namespace ebb {
 namespace {
 
-constexpr double kGrowth = 1.25;  // of a pool that had too little room
+constexpr double kGrowth = 1.25;  // of a pool that overflowed
 
 int64_t scaled(int64_t count, double by) {
   return static_cast<int64_t>(std::ceil(static_cast<double>(count) * by));
@@ -23,7 +23,7 @@ int64_t pagesFor(int64_t rows, const PagePoolOptions& options) {
   return (rows + options.pageRows - 1) / options.pageRows;
 }
 
-// If the pools of a device want more than the limit, each gets its share of it.
+// Scales a pool down if the pools of a device need more than the limit together.
 void shareLimit(PagePoolOptions& options, double wantedOfAll, size_t most) {
   const auto limit = static_cast<double>(most);
   if (wantedOfAll > limit) {
@@ -50,7 +50,7 @@ void checkTakesLargest(const PagePoolOptions& options, int64_t largestRows, size
       "(host_headroom of ebb.paging.configure).");
 }
 
-// Moves one row. Later it would show when the first backward is nearly over.
+// Moves one row. Otherwise a setup error would appear only near the end of the first backward.
 void tryOut(c10::Device device) {
   std::string why;
   try {
@@ -77,7 +77,7 @@ void tryOut(c10::Device device) {
       "PAGE.");
 }
 
-// Null if there is no memory.
+// Null without enough memory.
 TrackedPoolPtr makePool(PagePoolOptions options, PageLane& lane) {
   if (options.hostPages > 0) {
     try {
@@ -139,7 +139,7 @@ TrackedPoolPtr PoolSet::find(const PoolKey& key) const {
   return found == pools_.end() ? nullptr : found->second;
 }
 
-// Where all comes back in the reverse order a stack needs no more rows than pages would.
+// If all rows come back in reverse order, a stack needs no more rows than pages do.
 PagePoolOptions PoolSet::sizeOf(
     const PoolKey& key, const PageNeed& need, const PagingSettings& settings) const {
   PagePoolOptions options;
@@ -213,7 +213,7 @@ void PoolSet::forEach(const std::function<void(TrackedPool&)>& visit) {
   }
 }
 
-// The pools of a device in one go, so that there is one event to wait for.
+// Reads all pools of a device together, so that the host waits for one event.
 void PoolSet::startReading(const std::function<bool(const TrackedPool&)>& which) {
   for (auto& [device, lane] : lanes_) {
     std::vector<TrackedPool*> reading;

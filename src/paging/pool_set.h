@@ -18,54 +18,54 @@
 namespace ebb {
 
 // Note [How pools are sized]
-// In a step that is recorded, live rows are copied to memory of exactly their size, for which the
-// host must know their number and waits for it. When the step is over the most that was in use at a
-// time is known, pools are made for it with some room to spare, and the host waits no more. If
-// there was not enough room in a step its gradients are of no use, and the next step is recorded
-// again.
+// In a recorded step, valid rows are copied to memory of exactly their size, so the host waits for
+// each count. When the step is over, the peak use is known. ebb makes pools for the peak plus
+// headroom, and from then on the host does not wait. A step in which a pool overflowed has invalid
+// gradients, so ebb records the next step again.
 class PoolSet {
  public:
-  // `mutex` is the lock under which everything here is called.
+  // `mutex` is the lock under which all methods are called.
   explicit PoolSet(DroppingMutex& mutex) : mutex_(mutex) {
   }
 
-  // Throws c10::NotImplementedError if pages cannot be moved there: before anything depends on it.
+  // The lane of a device. Throws c10::NotImplementedError if ebb cannot move pages there, before
+  // anything depends on the device.
   PageLane& laneOf(c10::Device device);
 
-  // The compute streams wait for what they have given to lanes.
+  // Each compute stream waits for the calls given from that stream.
   void joinLanes();
 
-  // Whether a compute stream is being captured as a part of a CUDA graph.
+  // True if a compute stream is being captured in a CUDA graph.
   bool isCapturing();
 
-  // Null: the recorded step had none of this kind.
+  // Null if the recorded step had no tensor of this kind.
   TrackedPoolPtr find(const PoolKey& key) const;
 
-  // Makes pools for `needs` in the place of those that there are; without a second tier if there is
-  // no pinned memory for it. If there is no memory it warns; then there are none. Whether there
-  // are. Throws c10::ValueError if the settings allow too little for one tensor.
+  // Replaces all pools by pools for `needs`. Without enough pinned memory the pools have no second
+  // tier. Without enough device memory ebb warns and makes no pools. Returns whether there are
+  // pools. Throws c10::ValueError if the settings allow too little for one tensor.
   bool make(PageNeeds needs, const PagingSettings& settings);
 
-  // Gives them up; gives what errors they had. A CUDA graph that was captured goes on using its
-  // pools, so those stay.
+  // Drops the pools and returns their error bits. A captured CUDA graph continues to use its pools,
+  // so those stay.
   int64_t drop();
 
-  // Drops those too, and all that is known.
+  // Drops all pools, including those of graphs, and all other state.
   void clear();
 
-  // Error bits. Waits until pools have done what they were given, and what those that a CUDA graph
-  // has may have been given by the compute stream; while one is captured nobody may wait: 0. Counts
-  // a step in which rows went to the second tier.
+  // Error bits of all pools. Waits until the pools have finished all calls, including those that a
+  // CUDA graph may have given on the compute stream. During a capture the host may not wait:
+  // returns 0. Counts a step in which rows went to the second tier.
   int64_t readErrors();
 
-  // Pools that were found used up are larger when they are made next.
+  // Marks pools that overflowed, so that make() makes them larger.
   void growUsedUp();
 
-  // Nothing is in them any more: the compute streams wait for what is left, and errors are on their
-  // way to the host.
+  // The pools are empty: the compute streams wait for the remaining calls, and the copy of errors
+  // to the host starts.
   void settle();
 
-  // Adds errors that pools on its device have had, to a tensor of one int64.
+  // Adds the errors of pools on the tensor's device to a tensor of one int64.
   void addErrors(at::Tensor& errors);
 
   void addTo(PagingStats& stats) const;
@@ -77,12 +77,12 @@ class PoolSet {
   void startReading(const std::function<bool(const TrackedPool&)>& which);
 
   DroppingMutex& mutex_;
-  std::map<c10::DeviceIndex, PageLane> lanes_;  // of CUDA devices; -1: the CPU
+  std::map<c10::DeviceIndex, PageLane> lanes_;  // by CUDA device index; -1: the CPU
   std::map<PoolKey, TrackedPoolPtr> pools_;     // in use
-  std::vector<TrackedPoolPtr> retired_;         // not used any more, but a CUDA graph has them
-  std::map<PoolKey, int64_t> grown_;            // rows that a pool must have, since it had too few;
-                                                // it is no stack then: order may be the cause
-  PageNeeds needs_;                             // of the step that was recorded last
+  std::vector<TrackedPoolPtr> retired_;         // dropped, but used by a CUDA graph
+  std::map<PoolKey, int64_t> grown_;            // least number of rows, for pools that overflowed;
+                                                // never stacks, since the order may be the cause
+  PageNeeds needs_;                             // of the latest recorded step
   uint64_t spilledSteps_ = 0;                   // see PagingStats
 };
 

@@ -1,4 +1,4 @@
-// In which order a step's layers run forward and backward.
+// The order of a step's layers in forward and backward.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 
 namespace ebb {
 
-// One layer's forward or backward on one micro-batch. The layer is a number of PageSchedule's.
+// The forward or backward of one layer on one micro-batch. PageSchedule numbers the layers.
 struct ScheduleEntry {
-  int32_t stage = 0;       // of a pipeline
+  int32_t stage = 0;       // pipeline stage
   int32_t layer = 0;       // region name
   int32_t microbatch = 0;  // from 0
   bool backward = false;
@@ -26,49 +26,51 @@ struct ScheduleEntry {
 };
 
 // Note [Page schedules]
-// A step that the user brackets is a list of entries, and each step runs the same list: the first
-// is recorded, those that follow are compared with it. So it is known what comes next. A layer
-// whose backward follows its forward at once is not paged; a layer's pages come back while the
-// layer behind it runs backward. Other steps have no list; those that nobody
-// brackets begin and end when nothing is stashed.
+// A step that the user brackets is a list of entries, and all steps must run the same list: the
+// first step is recorded, and later steps are compared with the record. So the next entry is known.
+// A layer whose backward directly follows its forward is not paged, and a layer's pages come back
+// while the layer behind runs backward. Other steps have no list; a step without brackets begins
+// with the first stash, and ends when no stash is left.
 class EBB_API PageSchedule {
  public:
-  // A step begins. The first that ends after clear() is recorded.
+  // Begins a step. The first step that ends after clear() is the recorded step.
   void begin();
 
-  // It ends. Throws if entries of the recorded step are missing, unless all are: then nothing was
-  // paged.
+  // Ends the step. Throws if some entries of the recorded step are missing. If all are missing,
+  // nothing was paged, and nothing is thrown.
   void end();
 
-  // From now on nothing is recorded or compared, until the next begin().
+  // Stops recording and comparing until the next begin().
   void abandon();
 
-  // The next step is recorded.
+  // Records the next step.
   void clear();
 
-  // The forward of a region: micro-batches are counted unless the user names one.
+  // Adds the forward of a region. Micro-batches are counted unless the user names one.
   ScheduleEntry forward(
       const std::string& region, int32_t stage, std::optional<int32_t> microbatch);
 
-  // The backward of what forward() gave.
+  // Adds the backward of an entry from forward().
   void backward(const ScheduleEntry& forward);
 
-  // Whether the backward of the entry that came last comes next. Of a recorded step: at `forward`.
+  // True if the backward of the latest entry comes next.
   bool isTurningPoint() const;
+
+  // True if the backward of `forward` comes next in the recorded step.
   bool isTurningPoint(const ScheduleEntry& forward) const;
 
-  // The forward whose backward comes next; nothing if that is not known.
+  // The forward whose backward comes next; nothing if unknown.
   std::optional<ScheduleEntry> nextBackward() const;
 
   // "forward of 'experts', stage 0, micro-batch 2"
   std::string describe(const ScheduleEntry& entry) const;
 
-  // Micro-batches are counted from 0 again.
+  // Restarts the count of micro-batches at 0.
   void restartCounts() {
     forwards_.clear();
   }
 
-  // Whether there is a step to compare with.
+  // True if there is a recorded step to compare with.
   bool isRecorded() const {
     return isRecorded_;
   }
@@ -80,12 +82,12 @@ class EBB_API PageSchedule {
   void add(const ScheduleEntry& entry);
   [[noreturn]] void throwDiffers(const std::string& came, size_t place);
 
-  bool following_ = false;                                   // a bracketed step is going on
-  bool isRecorded_ = false;                                  // recorded_ is whole
-  size_t next_ = 0;                                          // place of the next entry
-  std::vector<ScheduleEntry> recorded_;                      // of the first step
+  bool following_ = false;                                   // a bracketed step is open
+  bool isRecorded_ = false;                                  // recorded_ is complete
+  size_t next_ = 0;                                          // index of the next entry
+  std::vector<ScheduleEntry> recorded_;                      // entries of the recorded step
   std::vector<std::string> layers_;                          // region names
-  std::map<std::pair<int32_t, int32_t>, int32_t> forwards_;  // in this step, by stage and layer
+  std::map<std::pair<int32_t, int32_t>, int32_t> forwards_;  // by stage and layer
 };
 
 }  // namespace ebb

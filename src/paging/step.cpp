@@ -9,7 +9,8 @@
 namespace ebb {
 namespace {
 
-// Regions of a step that has no end, since some graph is kept alive: it ends then.
+// Number of regions after which ebb ends a step that cannot end by itself, since the program keeps
+// a graph alive.
 constexpr uint64_t kEndless = 10'000;
 
 }  // namespace
@@ -99,7 +100,7 @@ void PageStep::noteComeback(const PageStash& stash) {
 
 void PageStep::countBack(const PageStash& stash) {
   auto& siblings = stash.group->stashes;
-  const auto last = std::find(siblings.rbegin(), siblings.rend(), &stash);  // most often the first
+  const auto last = std::find(siblings.rbegin(), siblings.rend(), &stash);  // usually the first
   if (last != siblings.rend()) {
     siblings.erase(std::next(last).base());
   }
@@ -127,7 +128,7 @@ PageNeeds PageStep::takeNeeds(int64_t pageRows) {
   return needs;
 }
 
-// The number goes on: what was stashed before belongs to no step.
+// The number increases, so earlier stashes belong to no step.
 void PageStep::clear() {
   const uint64_t number = number_ + 1;
   *this = PageStep();

@@ -1,4 +1,4 @@
-// A step: what it stashed, and in which order.
+// A step: the stashes of the step, and their order.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@
 
 namespace ebb {
 
-// The paging engine's view of the step that goes on. One that the user brackets begins and ends
-// when told; any other begins with the first stash and ends when nothing is stashed any more. See
+// The paging engine's view of the current step. A step that the user brackets begins and ends when
+// the user says so; any other step begins with the first stash and ends when no stash is left. See
 // Note [Page schedules].
-// Its methods are many, and each is one thing that happens in a step.
+// PageStep has many methods; each is one event in a step.
 class PageStep {
  public:
-  // A step begins. With isToBeRecorded() it is one that is recorded, see Note [How pools are
+  // Begins a step. If isToBeRecorded() is set, the new step is recorded: see Note [How pools are
   // sized].
   void begin();
   bool isToBeRecorded() const {
@@ -30,8 +30,8 @@ class PageStep {
     recordNext_ = true;
   }
 
-  // The user brackets it; with `fixedOrder` it has a schedule. With `raisesLate` a pool with too
-  // little room raises only at the end of the step.
+  // The user begins a step. With `fixedOrder` the step has a schedule. With `raisesLate` an
+  // overflow raises only at the end of the step.
   void openBracket(bool fixedOrder, bool raisesLate);
   void closeBracket();
   void abandonBracket();
@@ -42,40 +42,48 @@ class PageStep {
     return bracketed_ && raisesLate_;
   }
 
-  // Whether what is stashed now is of the next one: it has ended, or has no end since some graph is
-  // kept alive.
+  // True if the next stash begins a new step: this step has ended, or cannot end because some graph
+  // is kept alive.
   bool isOver() const;
 
-  // `group` stashes. If it is the first time in this step its forward has come in the schedule;
-  // whether that is so.
+  // Called for each stash of `group`. The first call in a step adds the group's forward to the
+  // schedule and returns true.
   bool enter(const PageGroupPtr& group);
 
   void stashed(PageStash& stash);
-  void copied(PageStash& stash);  // its live rows, since the step is recorded
+  void copied(PageStash& stash);  // the valid rows were copied, since the step is recorded
 
-  // Its backward has begun, and is the first to ask for anything of the group. Gives the group
-  // whose backward comes next; null if that is not known.
+  // Called for each fetch of `group`. The first call adds the group's backward to the schedule, and
+  // returns the group whose backward comes next. Null if unknown.
   PageGroupPtr backwardBegins(PageGroup& group);
 
-  // Something of it is asked for. Something is back, or nobody will ask for it.
+  // A fetch of `stash` has begun.
   void noteComeback(const PageStash& stash);
+
+  // `stash` is back, or was dropped without a fetch.
   void countBack(const PageStash& stash);
 
-  // Nobody asks for something that was stashed. Else it was a graph that nobody wanted, and the
-  // step goes on.
+  // Called when a stash dies without a fetch. Ends the step if no stash is left, unless nothing of
+  // the step was fetched: then a graph without a backward died, and the step goes on.
   void endIfDone();
 
-  // After all has come back it ends, unless it is bracketed. Whether it has.
+  // True if no stash of the step is left.
   bool allIsBack() const {
     return count_ == 0;
   }
+
+  // Ends the step, unless the user brackets the step. Returns whether the step has ended.
   bool endUnlessBracketed();
 
-  // Whether its log says what pools must hold; what they must; from then on steps have pools.
+  // True if the log of the recorded step can size pools.
   bool isRecorded() const {
     return recording_ && !log_.isEmpty();
   }
+
+  // The pools' sizes by the log; empties the log.
   PageNeeds takeNeeds(int64_t pageRows);
+
+  // Pools exist now, so steps are no longer recorded.
   void hasPools() {
     recording_ = false;
   }
@@ -83,7 +91,7 @@ class PageStep {
     return recording_;
   }
 
-  // Everything known is forgotten.
+  // Forgets all state.
   void clear();
 
   uint64_t number() const {
@@ -93,17 +101,17 @@ class PageStep {
 
  private:
   PageSchedule schedule_;
-  PageLog log_;                                               // of a step that is recorded
-  std::map<ScheduleEntry, std::weak_ptr<PageGroup>> groups_;  // of this step, by their forward
+  PageLog log_;                                               // of a recorded step
+  std::map<ScheduleEntry, std::weak_ptr<PageGroup>> groups_;  // of this step, by forward
   uint64_t number_ = 0;                                       // of this step
   uint64_t count_ = 0;          // stashes of this step that are not back
   uint64_t groupsEntered_ = 0;  // regions that stashed in this step
-  bool recording_ = true;       // live rows are copied
+  bool recording_ = true;       // valid rows are copied instead of paged
   bool recordNext_ = false;     // the next step is to be recorded
   bool bracketed_ = false;      // the user has begun a step
   bool raisesLate_ = false;     // see openBracket
-  bool open_ = false;           // a step is going on
-  bool cameBack_ = false;       // something has, in this step
+  bool open_ = false;           // a step has begun and not ended
+  bool cameBack_ = false;       // a fetch has begun in this step
 };
 
 }  // namespace ebb

@@ -24,7 +24,7 @@ void noteUse(const c10::Storage& storage) {
   }
 }
 
-// A stream that is captured waits for nothing from outside: see Note [Pages in a CUDA graph].
+// A captured stream waits for nothing outside of the capture: see Note [Pages in a CUDA graph].
 void takeOver(const c10::Storage& storage, c10::Stream made) {
   const c10::Stream user = currentStream(made.device());
   if (user == made) {

@@ -1,4 +1,4 @@
-// Bytes that one stream has made and another one uses.
+// Bytes made on one stream and used on another.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,12 +9,13 @@ namespace ebb {
 
 c10::Stream currentStream(c10::Device device);
 
-// Memory is given back to the stream that it was allocated on. If that is another one than `user`,
-// it is not used again before `user` has done what it was given until then; else nothing happens.
+// Tells the allocator that `user` uses the storage. Without this call, freed memory returns at once
+// to the stream of its allocation. With this call, the memory is not reused before `user` has done
+// the work given by then. No effect if `user` is that stream.
 void noteUse(const c10::Storage& storage, c10::Stream user);
 void noteUse(const c10::Storage& storage);  // by the current stream
 
-// `made` was current when `storage` was made; the current stream may use it from now on.
+// Lets the current stream use `storage`, which was made on the stream `made`.
 void takeOver(const c10::Storage& storage, c10::Stream made);
 
 }  // namespace ebb

@@ -13,18 +13,18 @@ at::Tensor rowsIn(const c10::Storage& storage, PageRows rows) {
   return bytesOf(storage, rows.count * rows.bytes).view({rows.count, rows.bytes});
 }
 
-// On the lane, whose memory is to be the pool's.
+// Allocates the pool on the lane: the memory belongs to the lane's stream.
 TrackedPool::TrackedPool(const PagePoolOptions& options, PageLane& lane) : lane_(lane) {
   seen_ = allocateForPool({2}, at::kLong, options.device).zero_();
   lane.give([&] { pages_.emplace(options); });
 }
 
-// Pinned memory is of no stream: nothing may be under way that uses it.
+// Pinned memory belongs to no stream, so no call that uses the memory may be in progress.
 TrackedPool::~TrackedPool() {
   try {
     lane_.finish();
   } catch (...) {  // NOLINT(bugprone-empty-catch)
-    // Something went wrong on the device before, and nothing runs there any more.
+    // The device has failed before, so nothing runs there any more.
   }
 }
 
@@ -62,12 +62,12 @@ PageLane::Call TrackedPool::restore(
     at::Tensor to = rowsIn(storage, slot->ticket.whole);
     pages_->restore(slot->ticket, to, fill);
   };
-  lane_.give(copyBack, PageLane::After::Compute);  // whoever wants them waits: nothing is held
+  lane_.give(copyBack, PageLane::After::Compute);  // the callers wait, so the lane holds nothing
   const PageLane::Call call = lane_.mark();
   captured_ |= call.capture != 0;
   if (call.capture != slot->stashed.capture) {
     kept_.push_back(slot);
-    slot->stashed.capture = call.capture;  // its pages are the graph's to give back
+    slot->stashed.capture = call.capture;  // from now on the graph gives the pages back
   }
   slot->free = true;
   if (onTop) {
@@ -81,7 +81,7 @@ void TrackedPool::free(const SlotPtr& slot) {
   freed_.push_back(slot);
 }
 
-// In a stack only what is on top can be given back.
+// A stack can give back only the top.
 void TrackedPool::settleFreed() {
   std::vector<SlotPtr> freed = std::exchange(freed_, {});
   std::vector<SlotPtr> stay;
@@ -100,8 +100,9 @@ void TrackedPool::settleFreed() {
   stack_.insert(stack_.end(), stay.rbegin(), stay.rend());
 }
 
-// A graph gives back what was stashed before it was captured when it runs first, unless that has
-// been done by then. What a graph was to stash is its own business: outside nothing has been.
+// If a slot was stashed before a capture and freed in the capture, the graph's first replay gives
+// the pages back, unless that happens before. A slot stashed in a capture is left to the graph:
+// outside of the capture nothing was stashed.
 void TrackedPool::giveBack(const SlotPtr& slot, std::vector<SlotPtr>& stays) {
   const uint64_t now = lane_.capture();
   const uint64_t of = slot->stashed.capture;
@@ -118,7 +119,7 @@ void TrackedPool::giveBack(const SlotPtr& slot, std::vector<SlotPtr>& stays) {
   }
 }
 
-// It comes after the stash that it is about, and that after all that graphs did.
+// Runs on the lane after the stash to be checked, which runs after all work of graphs.
 void TrackedPool::assertGood() {
   const auto assertOnDevice = [&] {
     const at::Tensor good = at::eq(pages_->flags().narrow(0, 0, 1), 0);
@@ -154,7 +155,7 @@ void TrackedPool::noteReading(PageLane::Call copied) {
 TrackedPool::Flags TrackedPool::readFlags() {
   reading_.reset();
   const auto* flags = seen_.const_data_ptr<int64_t>();
-  used_ |= flags[0] != 0;  // else nothing changes until it is used again
+  used_ |= flags[0] != 0;  // without an error, the flags stay the same until the next use
   return {flags[0], flags[1] != 0};
 }
 

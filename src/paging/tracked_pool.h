@@ -1,4 +1,4 @@
-// A page pool, and what must be known of it on the host.
+// A page pool, and what the host must know about the pool.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -14,19 +14,19 @@
 
 namespace ebb {
 
-// The bytes of `storage`, row after row.
+// The bytes of `storage` as contiguous rows.
 at::Tensor rowsIn(const c10::Storage& storage, PageRows rows);
 
-// Its calls run on its device's lane. Not thread-safe: the engine's lock guards it.
-// Its methods are many: the ways of a tensor, and what errors it had.
+// A pool whose calls run on its device's lane. Not thread-safe: the engine's lock guards the pool.
+// TrackedPool has many methods: the steps in a tensor's life, and the errors of the pool.
 class TrackedPool {
  public:
   // The rows of one tensor.
   struct Slot {
     PageTicket ticket;
-    PageLane::Call stashed;    // the call that did so
-    uint64_t givenBackIn = 0;  // a capture that has done so, if it was stashed before
-    bool free = false;         // nobody needs them any more
+    PageLane::Call stashed;    // call that stashed the rows
+    uint64_t givenBackIn = 0;  // if stashed outside: capture in which the pages were given back
+    bool free = false;         // the rows are not needed any more
   };
   using SlotPtr = std::shared_ptr<Slot>;
 
@@ -35,51 +35,60 @@ class TrackedPool {
   TrackedPool& operator=(const TrackedPool&) = delete;
   ~TrackedPool();
 
-  // Copies the live rows of `storage`; `count` says how many live.
+  // Copies the valid rows of `storage`; `count` is their number.
   SlotPtr stash(const c10::Storage& storage, PageRows whole, const at::Tensor& count);
 
-  // Copies them back to `storage`, as `fill` says.
+  // Copies the rows back to `storage`, with padding rows as in `fill`.
   PageLane::Call restore(const SlotPtr& slot, const c10::Storage& storage, PageFill fill);
 
-  // Nobody needs its rows any more. They are given back by settleFreed(), which the next stash
-  // does: this may be called by a destructor, on any thread.
+  // Marks the rows of `slot` as not needed. Makes no device call, since a destructor may call this
+  // on any thread; settleFreed() gives the pages back.
   void free(const SlotPtr& slot);
+
+  // Gives the pages of freed slots back. Called by the next stash.
   void settleFreed();
 
-  // Asserts on the device that there was no error.
+  // Asserts on the device that the pool had no error.
   void assertGood();
 
-  // What a CUDA graph that has it does next comes after all that it was given, outside captures.
+  // Outside of captures: orders later work of a CUDA graph that uses the pool after all calls given
+  // so far.
   void letGraphsWait();
 
-  // Adds error bits to a tensor of one int64; on the lane.
+  // Adds error bits to a tensor of one int64; runs on the lane.
   void addErrors(at::Tensor& errors) const;
 
-  // Error bits, where the host sees them: on the CPU. Elsewhere 0.
+  // Error bits that the host can read without waiting: on the CPU all, elsewhere 0.
   int64_t errorsInSight() const;
 
-  // Starts to copy its flags to the host, and says so with `copied`, which whoever reads them has
-  // waited for.
+  // The pool's flags, as copied to the host.
   struct Flags {
     int64_t errors = 0;  // bits, see pool/layout.h
     bool spilled = false;
   };
+  // True if the flags may differ from the last reading.
   bool mayHaveChanged() const {
-    return used_ || captured_;  // a CUDA graph that has it may have used it
+    return used_ || captured_;  // a CUDA graph with this pool may have been replayed
   }
+
+  // Starts to copy the flags to the host.
   void startReading();
+
+  // `copied` is the end of the copy.
   void noteReading(PageLane::Call copied);
   const std::optional<PageLane::Call>& reading() const {
     return reading_;
   }
+
+  // The flags; the caller must have waited for reading().
   Flags readFlags();
 
-  // Error bits that were read last; 0 before.
+  // Error bits of the last reading; 0 before the first.
   int64_t errorsSeen() const {
     return seen_.const_data_ptr<int64_t>()[0];
   }
 
-  // Its memory is given up. Error bits it had then; 0 if that has not come.
+  // The pool's memory is about to be freed. Remembers the error bits read last.
   void condemn() {
     condemned_ = errorsSeen();
   }
@@ -87,12 +96,12 @@ class TrackedPool {
     return condemned_;
   }
 
-  // Whether a CUDA graph has its address.
+  // True if a CUDA graph has recorded the pool's address.
   bool isCaptured() const {
     return captured_;
   }
 
-  // All pages are free again and errors forgotten.
+  // Frees all pages and clears all errors.
   void reset();
 
   PageLane& lane() {
@@ -111,12 +120,12 @@ class TrackedPool {
 
   PageLane& lane_;
   std::optional<PagePool> pages_;
-  std::vector<SlotPtr> stack_;             // in a stack: those that hold rows
-  std::vector<SlotPtr> freed_;             // given back by settleFreed()
-  std::vector<SlotPtr> kept_;              // a CUDA graph has their addresses
-  at::Tensor seen_;                        // its flags on the host; pinned memory
-  std::optional<PageLane::Call> reading_;  // they are being copied there
-  bool used_ = false;                      // since that began last
+  std::vector<SlotPtr> stack_;             // in a stack: slots that hold rows
+  std::vector<SlotPtr> freed_;             // slots for settleFreed()
+  std::vector<SlotPtr> kept_;              // slots whose addresses a CUDA graph has recorded
+  at::Tensor seen_;                        // the pool's flags on the host; pinned memory
+  std::optional<PageLane::Call> reading_;  // the end of the copy to seen_
+  bool used_ = false;                      // since the last reading began
   bool captured_ = false;
   int64_t condemned_ = 0;
 };

@@ -8,21 +8,21 @@
 namespace ebb {
 
 // Note [Locks and the GIL]
-// Whoever holds one of these locks may come to need the GIL: a replay runs operators written in
-// Python, an allocation that fails tells Python's observers, a warning is Python's, and the last
-// reference to a tensor takes its Python object with it. If somebody with the GIL waited for the
-// lock meanwhile, both would wait for ever. So whoever has the GIL tries, and if the lock is not
-// free gives the GIL up while it waits. The lock does that by itself, since destructors that Python
-// runs take it too, where no binding could.
+// A thread that holds one of these locks may need the GIL: a replay runs operators written in
+// Python, a failed allocation notifies Python observers, warnings go through Python, and the last
+// reference to a tensor drops the Python object. A thread that waits for the lock while holding the
+// GIL would deadlock with the owner. So PythonMutex tries the lock first, and releases the GIL
+// while waiting. The mutex does so by itself, since destructors run by Python take the lock too,
+// outside of any binding.
 //
 // The order of all locks, in which a thread may take one while it holds others:
 //   1. Graph::mutex                          see Note [One lock per graph]
 //   2. the lock of draws, in random_state.cpp   not while an operator from elsewhere runs
 //   3. the lock of the offload engines, that of the paging engine; neither under the other
-//   4. all other mutexes, which guard a few members each: while one is held nothing is called that
+//   4. all other mutexes, which guard a few members each; code that holds one calls nothing that
 //      could take another lock or the GIL.
-// 1 is of this type, and 3 is a DroppingMutex on one. It is recursive: the last reference to what
-// it guards may go under it.
+// Lock 1 is a PythonMutex, and each lock 3 is a DroppingMutex on a PythonMutex. PythonMutex is
+// recursive: the last reference to a guarded object may be dropped under the lock.
 class PythonMutex {
  public:
   void lock() {

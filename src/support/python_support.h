@@ -1,4 +1,5 @@
-// What the core needs of Python and must not know: given by the bindings, absent without them.
+// Functions that the core needs from Python without depending on Python. The bindings provide the
+// functions; without bindings there are none.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -17,17 +18,17 @@ class Handle;
 struct Mismatch;
 
 struct PythonSupport {
-  bool (*holdsGil)();     // whether this thread holds the GIL
-  void* (*releaseGil)();  // gives it up; the result is passed to acquireGil
+  bool (*holdsGil)();
+  void* (*releaseGil)();  // releases the GIL; the result is passed to acquireGil
   void (*acquireGil)(void*);
-  // For compiled autograd: a Python callable and an object to call it with.
+  // For compiled autograd: a Python callable and its argument.
   std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> (*unpackHook)(const Handle&);
-  // The tensors that a wrapper subclass holds, and what unflatten needs to put one together again;
-  // nothing if the class does not say. See Note [Wrapper subclasses].
+  // The inner tensors of a wrapper subclass, and the data that unflatten needs to rebuild the
+  // wrapper; nothing if the class defines no flattening. See Note [Wrapper subclasses].
   std::optional<c10::SafePyObject> (*flatten)(const at::Tensor&, std::vector<at::Tensor>& inner);
   // Raises ebb.ReplayMismatch.
   void (*throwReplayMismatch)(const std::string& message, const Mismatch& mismatch);
-  // Writes to ebb's log how much of an operator's results a region holds, and what frees it.
+  // Logs how many bytes of an operator's results a region holds, and how to free them.
   void (*tellPinned)(const std::string& op, const std::string& region, size_t bytes);
   at::Tensor (*unflatten)(const c10::SafePyObject& parts, const std::vector<at::Tensor>& inner);
 };
@@ -35,7 +36,7 @@ struct PythonSupport {
 EBB_API void setPythonSupport(const PythonSupport& support);
 const PythonSupport* pythonSupport();
 
-// Gives up the GIL if this thread holds it: around what may take long.
+// Releases the GIL, if this thread holds the GIL, around code that may take long.
 class EBB_API WithoutGil {
  public:
   WithoutGil();
@@ -44,7 +45,7 @@ class EBB_API WithoutGil {
   WithoutGil& operator=(const WithoutGil&) = delete;
 
  private:
-  void* state_ = nullptr;  // null: it was not held
+  void* state_ = nullptr;  // null: this thread did not hold the GIL
 };
 
 }  // namespace ebb

@@ -1,25 +1,26 @@
-// What each thread has of its own, on the heap.
+// Per-thread objects on the heap.
 #pragma once
 
 #include <cxxabi.h>
 
 #include <utility>
 
-// The library's, as the C++ ABI names it: it stays loaded until what it registered has run.
+// The library's handle in the C++ ABI: the library stays loaded until its registered functions have
+// run.
 [[gnu::visibility("hidden")]] extern void* __dso_handle;
 
 namespace ebb {
 
 // Note [Static TLS]
-// Initial-exec thread_locals are found without a call, which each op needs; but a library that is
-// loaded late gets all its thread_locals from what the process has left of static TLS then: some
-// 1,500 bytes after `import torch`, of which libgomp (scikit-learn, xgboost, faiss) wants a part
-// as well. So a thread_local of libebb is a pointer to something on the heap, or a number, and no
-// object that needs a guard. They are under 64 bytes together, which a test adds up.
-// What they point to ends with the thread, while others that end then may still dispatch: a
-// pointer is null before its object goes, and whoever comes later gets a new one, which ends too.
+// Initial-exec thread_locals are accessed without a call, as the cost per op demands. But a library
+// loaded late gets all its thread_locals from the static TLS that the process has left: some 1,500
+// bytes after `import torch`, of which libgomp (scikit-learn, xgboost, faiss) needs a part too. So
+// a thread_local of libebb is a pointer to a heap object, or a number, and never an object that
+// needs a guard. All thread_locals together take under 64 bytes; a test adds up the sizes.
+// The heap objects end with the thread, while other objects that end then may still dispatch. So a
+// pointer is null before its object is deleted; later use creates a new object, which ends too.
 
-// Calls `end(argument)` when this thread ends, also if it is ending already.
+// Calls `end(argument)` when this thread ends, even if the thread is ending already.
 inline void atThreadExit(void (*end)(void*), void* argument) {
   abi::__cxa_thread_atexit(end, argument, &__dso_handle);
 }
@@ -30,7 +31,7 @@ template <class T>
   atThreadExit([](void* place) { delete std::exchange(*static_cast<T**>(place), nullptr); }, &own);
 }
 
-// What `own`, a thread_local, points to.
+// The object of the thread_local pointer `own`, created at first use.
 template <class T>
 T& threadOwned(T*& own) {
   if (own == nullptr) [[unlikely]] {

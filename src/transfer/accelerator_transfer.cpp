@@ -101,7 +101,7 @@ class AcceleratorTransfer final : public Transfer {
       return known->second;
     }
     const c10::impl::VirtualGuardImpl guard(device.type());
-    // Those of high priority are seldom anybody else's.
+    // Other code seldom uses streams of high priority.
     const Streams fresh{
         guard.getStreamFromGlobalPool(device, true), guard.getStreamFromGlobalPool(device, true)};
     return streams_.emplace(device.index(), fresh).first->second;
@@ -115,7 +115,7 @@ class AcceleratorTransfer final : public Transfer {
 }  // namespace
 
 Transfer& acceleratorTransfer() {
-  // Leaked on purpose: streams and events may be used by threads that outlive static objects.
+  // Leaked on purpose: threads that outlive static objects may use streams and events.
   static auto* instance = new AcceleratorTransfer;
   return *instance;
 }

@@ -16,20 +16,20 @@
 namespace ebb {
 namespace {
 
-// The file grows by this much at a time, or by what is asked for.
+// The file grows in steps of kGrowth bytes, or by the requested size if larger.
 constexpr size_t kGrowth = size_t{64} << 20;
 
 size_t roundUp(size_t nbytes) {
   return (nbytes + DiskFile::kBlock - 1) / DiskFile::kBlock * DiskFile::kBlock;
 }
 
-// A file without a name. -1 and errno if there cannot be one.
+// Opens a file without a name. Returns -1 and sets errno on failure.
 int openIn(const std::string& directory, int flags) {
   const int unnamed = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | flags, 0600);
   if (unnamed >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) {
     return unnamed;
   }
-  std::string name = directory + "/ebb-" + std::string(6, 'X');  // mkostemp puts others there
+  std::string name = directory + "/ebb-" + std::string(6, 'X');  // mkostemp replaces the X's
   const int named = ::mkostemp(name.data(), O_CLOEXEC | flags);
   if (named >= 0) {
     ::unlink(name.c_str());
@@ -37,14 +37,15 @@ int openIn(const std::string& directory, int flags) {
   return named;
 }
 
-// Somebody may free memory while it is written: that must be an error and not a crash.
+// Copies with process_vm_readv: memory that the program frees during a write must give an error,
+// not a crash.
 bool copyIfThere(char* to, const char* from, size_t nbytes) {
   for (size_t done = 0; done < nbytes;) {
     const iovec local{to + done, nbytes - done};
     const iovec remote{const_cast<char*>(from) + done, nbytes - done};
     const ssize_t now = ::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0);
     if (now < 0 && errno != EFAULT) {
-      std::memcpy(to + done, from + done, nbytes - done);  // not allowed here
+      std::memcpy(to + done, from + done, nbytes - done);  // process_vm_readv is not allowed
       return true;
     }
     if (now <= 0) {
@@ -55,17 +56,17 @@ bool copyIfThere(char* to, const char* from, size_t nbytes) {
   return true;
 }
 
-// Room in a file; the context of a storage without memory.
+// A range of a file; the context of a storage without memory.
 struct Room {
   std::shared_ptr<DiskFile> file;
   size_t offset;
   size_t length;
-  int process;  // that took it
+  int process;  // that allocated the range
 };
 
 void giveRoom(void* context) {
   const std::unique_ptr<Room> room(static_cast<Room*>(context));
-  if (room->process == ::getpid()) {  // else the file's lock may be held for ever
+  if (room->process == ::getpid()) {  // in a child of fork() the file's lock may be locked for ever
     room->file->give(room->offset, room->length);
   }
 }
@@ -80,7 +81,7 @@ DiskFile::DiskFile(std::string directory, size_t limit)
     : directory_(std::move(directory)), limit_(limit / kBlock * kBlock) {
   descriptor_ = openIn(directory_, O_DIRECT);
   if (descriptor_ < 0) {
-    descriptor_ = openIn(directory_, 0);  // tmpfs and others know no O_DIRECT
+    descriptor_ = openIn(directory_, 0);  // tmpfs and other file systems lack O_DIRECT
   }
   TORCH_CHECK_VALUE(
       descriptor_ >= 0,
@@ -134,7 +135,7 @@ void DiskFile::give(size_t offset, size_t nbytes) {
   }
 }
 
-// The last free range has room for `nbytes` then.
+// Afterwards the last free range has room for `nbytes`.
 bool DiskFile::grow(size_t nbytes) {
   const bool endIsFree = !free_.empty() && free_.rbegin()->first + free_.rbegin()->second == size_;
   const size_t start = endIsFree ? free_.rbegin()->first : size_;
@@ -188,7 +189,8 @@ std::string DiskFile::write(size_t offset, const char* from, size_t nbytes, char
           whole - written,
           static_cast<off_t>(offset + at + written));
       if (now < 0 && errno == EINVAL && (::fcntl(descriptor_, F_GETFL) & O_DIRECT) != 0) {
-        ::fcntl(descriptor_, F_SETFL, 0);  // not all file systems that open such files write them
+        ::fcntl(descriptor_, F_SETFL, 0);  // some file systems open files with O_DIRECT, but reject
+                                           // writes
       } else if (now < 0 && errno != EINTR) {
         return error("writing", nbytes, errno);
       } else if (now > 0) {
@@ -269,11 +271,11 @@ struct Disk::Job {
   char* memory;
   size_t nbytes;
   bool isWrite;
-  std::string refused;  // why it fails; empty if it is to be done
+  std::string refused;  // error of a job that must not run; else empty
   std::shared_ptr<DiskEvent> done;
 };
 
-// Works on jobs in their order, on a thread of its own that lives as long as the process.
+// Runs jobs in order, on a thread of its own that lives as long as the process.
 class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
  public:
   EventPtr push(Job job) {
@@ -309,7 +311,8 @@ class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
       lock.unlock();
       const auto done = job.done;
       std::string error = run(std::move(job), buffer.get());
-      done->done(std::move(error));  // the job is gone: whoever waits may want its file closed
+      done->done(std::move(error));  // after the job is destroyed: a waiting thread may want the
+                                     // job's file closed
     }
   }
 
@@ -321,15 +324,15 @@ class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
                        : job.file->read(job.offset, job.memory, job.nbytes, buffer);
   }
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::deque<Job> jobs_;
-  std::shared_ptr<DiskEvent> last_ = DiskEvent::past();  // of the job that was pushed last
+  std::shared_ptr<DiskEvent> last_ = DiskEvent::past();  // event of the latest job
   bool running_ = false;                                 // the thread exists
 };
 
 Disk& Disk::get() {
-  // Leaked on purpose: its threads may outlive static objects.
+  // Leaked on purpose: the threads may outlive static objects.
   static auto* instance = new Disk;
   return *instance;
 }
@@ -349,7 +352,8 @@ void Disk::configure(const std::string& directory, size_t limit) {
   limit_ = limit;
 }
 
-// In a child of fork() there are no threads, and the parent uses the file: gets others.
+// Gives a child of fork() new threads and a new file: the child has no threads, and the parent uses
+// the file.
 void Disk::adoptProcess() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (process_ == ::getpid()) {

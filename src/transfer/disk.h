@@ -1,5 +1,5 @@
-// The disk tier: a file that holds what finds no room in memory, and the threads that fill and read
-// it.
+// The disk tier: a file for bytes that do not fit in memory, and the threads that write and read
+// the file.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -17,15 +17,16 @@
 namespace ebb {
 
 // Note [The disk tier]
-// One file in the directory that the user names, without a name of its own: it is gone when the
-// process ends, however that happens. It grows by preallocation up to the limit, so a full disk is
-// found out before anything relies on it. Bytes go past the page cache where the file system allows
-// (O_DIRECT), since they are to leave memory. Two threads, one for each direction, work in order.
-// A child of fork() has neither threads nor a file of its own, and its parent goes on to use the
-// old one: it opens another, and does not read what was written before.
+// The disk tier is one file without a name, in the user's directory, so the file disappears when
+// the process ends, however the process ends. The file grows by preallocation up to the limit, so a
+// full disk is noticed before anything relies on the space. Bytes bypass the page cache where the
+// file system allows (O_DIRECT), since page cache is memory too. Two threads, one per direction,
+// work in order.
+// A child of fork() has neither the threads nor a file of its own, and the parent continues to use
+// the old file. So the child opens another file, and does not read bytes written before the fork.
 class DiskFile {
  public:
-  // Throws c10::ValueError if there is no such directory or no file can be made in it.
+  // Throws c10::ValueError if the directory does not exist or ebb cannot create a file there.
   DiskFile(std::string directory, size_t limit);
   ~DiskFile();
   DiskFile(const DiskFile&) = delete;
@@ -33,18 +34,19 @@ class DiskFile {
 
   static constexpr size_t kNone = SIZE_MAX;
 
-  // Where `nbytes` may be put, or kNone if the limit or the disk has no room.
+  // Offset of a free range of `nbytes`, or kNone if the limit or the disk has no room.
   size_t take(size_t nbytes);
   void give(size_t offset, size_t nbytes);
 
-  // From or to anywhere in memory, by way of `buffer`, of kBuffer bytes. Returns what went wrong.
+  // Copy between the file and any memory, through `buffer` of kBuffer bytes. Return an error
+  // message, empty on success.
   std::string write(size_t offset, const char* from, size_t nbytes, char* buffer);
   std::string read(size_t offset, char* to, size_t nbytes, char* buffer);
 
   size_t used();
 
   static constexpr size_t kBuffer = size_t{4} << 20;  // bytes
-  static constexpr size_t kBlock = 4096;              // what O_DIRECT aligns to, in bytes
+  static constexpr size_t kBlock = 4096;              // alignment for O_DIRECT, in bytes
 
  private:
   bool grow(size_t nbytes);
@@ -53,9 +55,9 @@ class DiskFile {
   const std::string directory_;
   const size_t limit_;  // bytes
   int descriptor_ = -1;
-  std::mutex mutex_;               // guards what follows
+  std::mutex mutex_;               // guards the members below
   std::map<size_t, size_t> free_;  // lengths by offset, no two adjacent
-  size_t size_ = 0;                // preallocated so far
+  size_t size_ = 0;                // preallocated
   size_t used_ = 0;                // taken
 };
 
@@ -63,11 +65,11 @@ class DiskFile {
 class DiskEvent final : public Event {
  public:
   DiskEvent();
-  static std::shared_ptr<DiskEvent> past();  // that is done
+  static std::shared_ptr<DiskEvent> past();  // an event that is done
   bool isDone() const;
   void wait() const;
 
-  // What went wrong; empty if nothing did. Once it is done.
+  // The error of a finished read or write; empty on success.
   std::string error() const override;
 
   void done(std::string error);
@@ -75,7 +77,7 @@ class DiskEvent final : public Event {
  private:
   bool isOfThisProcess() const;
 
-  const int process_;  // in a child of fork() nobody would ever end it
+  const int process_;  // a child of fork() never waits: no thread there would end the event
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   bool done_ = false;
@@ -90,19 +92,19 @@ class Disk {
  public:
   static Disk& get();
 
-  // The directory, or an empty string for none, and the most bytes to use. What is in an earlier
-  // file stays there. Throws as DiskFile does.
+  // An empty directory turns the disk tier off. `limit` is in bytes. Bytes in an earlier file stay
+  // there. Throws as DiskFile does.
   void configure(const std::string& directory, size_t limit);
 
   bool isOpen();
 
-  // Room for `nbytes`, as a storage without memory. Null if there is none.
+  // Room for `nbytes`, as a storage without memory. Null if the disk has no room.
   c10::Storage allocate(size_t nbytes);
 
-  // Whether `room` is in the file that is now in use, and this process's.
+  // True if `room` belongs to the current file and to this process.
   bool isCurrent(const c10::Storage& room);
 
-  // The memory must live until the event is done. Writes are done in their order, and so are reads.
+  // The memory must live until the event is done. Writes run in order, and so do reads.
   EventPtr write(const c10::Storage& room, const c10::Storage& from, size_t nbytes);
   EventPtr read(const c10::Storage& to, const c10::Storage& room, size_t nbytes);
 
@@ -110,7 +112,7 @@ class Disk {
   EventPtr lastWrite();
   EventPtr lastRead();
 
-  size_t used();  // bytes, of the file now in use
+  size_t used();  // bytes of the current file
 
  private:
   struct Job;
@@ -120,11 +122,11 @@ class Disk {
   void adoptProcess();
   EventPtr start(bool isWrite, const c10::Storage& room, char* memory, size_t nbytes);
 
-  std::mutex mutex_;  // guards what follows
-  int process_;       // whose threads and file these are
+  std::mutex mutex_;  // guards the members below
+  int process_;       // owner of the threads and the file
   std::string directory_;
   size_t limit_ = 0;
-  std::shared_ptr<DiskFile> file_;  // null if there is none
+  std::shared_ptr<DiskFile> file_;  // null without a disk tier
   std::shared_ptr<Queue> writes_;
   std::shared_ptr<Queue> reads_;
 };

@@ -13,9 +13,9 @@ constexpr int64_t kOut = 1;
 constexpr int64_t kIn = 2;
 
 // Note [Memory that is given back]
-// glibc keeps freed blocks of up to 32 MiB, and cannot use many of them again, since torch asks for
-// aligned ones: what was moved to disk would go on to be resident. So as soon as something is
-// moved, blocks of a mebibyte or more are mapped on their own and unmapped when freed.
+// glibc keeps freed blocks of up to 32 MiB, and cannot reuse many of them for torch's aligned
+// allocations, so memory of values moved to disk would stay resident. From the first move on,
+// blocks of 1 MiB or more are therefore mapped on their own and unmapped when freed.
 void giveFreedMemoryBack() {
 #ifdef __GLIBC__
   static const int once = ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
@@ -23,8 +23,8 @@ void giveFreedMemoryBack() {
 #endif
 }
 
-// Ops run when they are called, so a compute stream's wait is the host's. So is any other's, which
-// costs nothing: what the engine lets them wait for is over.
+// CPU ops run when called, so the host waits in the place of a compute stream. Waits of other
+// streams also block the host, at no cost: the engine passes only events that are done.
 class DiskTransfer final : public Transfer {
  public:
   bool isDisk() const override {

@@ -1,4 +1,4 @@
-// Host memory by whom it may be used again.
+// Host memory, separated by the streams that may use the memory again.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -14,20 +14,21 @@
 namespace ebb {
 
 // Note [Whose host memory it is]
-// Memory that was copied to is free for a device's next copy when the stream on which bytes leave
-// that device comes after the last one, which the host need not know. So each device has a pool of
-// its own: nothing orders another's stream.
-// What a graph was captured with is its own for good: each replay writes there again, whatever
-// anybody else keeps in it, and a copy that was in an eager step before a replay could not be
-// waited for by it. Inside of its capture it is used again. It counts as used for ever.
+// Host memory is free for a device's next copy if the device's outgoing stream is ordered after the
+// last copy; the host need not know that the last copy is done. So each device has a pool of its
+// own: nothing orders another device's stream.
+// Host memory of a captured CUDA graph belongs to the graph for ever. Each replay of the graph
+// writes to the same addresses, whatever else is stored there, and a replay cannot wait for a copy
+// that an eager step started. Within the capture, host memory is used again. Memory of graphs
+// counts as used for ever.
 //
-// Not thread-safe: the engine's lock guards it.
+// HostMemory is not thread-safe: the engine's lock guards it.
 class HostMemory {
  public:
   explicit HostMemory(Transfer& via) : via_(via) {
   }
 
-  // As a pool's. The limit is one for all devices.
+  // As HostPool::take, with one limit for all devices.
   c10::Storage take(size_t nbytes, c10::Device device, bool anyway = false);
   void give(c10::Storage memory, c10::Device device) {
     poolOf(device).give(std::move(memory));
@@ -37,19 +38,20 @@ class HostMemory {
   size_t held() const;
   size_t used() const;
 
-  // For the capture that goes on: what it has given back, or what is free. Null if none fits.
+  // Memory for the current capture: freed by this capture, or else free in the pool. Null if
+  // nothing fits.
   c10::Storage takeForCapture(size_t nbytes, c10::Device device);
   void giveToCapture(c10::Storage memory, c10::Device device) {
     ofCapture_[{device.index(), memory.nbytes()}].push_back(std::move(memory));
   }
   void captureIsOver();
 
-  // A graph has its address, and its capture is over.
+  // Keeps memory whose address a graph has recorded, after the end of the capture.
   void giveToGraph(c10::Storage memory) {
     ofGraphs_.push_back(std::move(memory));
   }
 
-  // Whether the limit allows so many bytes more.
+  // True if the limit allows `nbytes` more.
   bool hasRoomFor(size_t nbytes) const {
     return held() <= limit_ && nbytes <= limit_ - held();
   }
@@ -61,9 +63,9 @@ class HostMemory {
 
   using BySize = std::map<std::pair<c10::DeviceIndex, size_t>, std::vector<c10::Storage>>;
 
-  Transfer& via_;                               // whose memory it is
-  std::map<c10::DeviceIndex, HostPool> pools_;  // of what runs outside of captures
-  BySize ofCapture_;                            // free
+  Transfer& via_;                               // allocates the memory
+  std::map<c10::DeviceIndex, HostPool> pools_;  // memory used outside of captures
+  BySize ofCapture_;                            // free memory of the current capture
   std::vector<c10::Storage> ofGraphs_;
   size_t limit_ = 0;  // bytes
   bool retain_ = false;

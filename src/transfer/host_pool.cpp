@@ -19,12 +19,12 @@ c10::Storage HostPool::allocate(size_t nbytes, c10::Device device) {
 }
 
 // Note [Classes of sizes]
-// A tensor of another size each step would find no memory of its size, and where the limit has been
-// reached each step would free some and allocate some: registered with the device and unregistered,
-// at seconds for some gigabytes. So what takes the place of other memory is as large as its class:
-// there are eight between a power of two and the next. And rather than replace memory a tensor
-// takes some that is up to a quarter larger than itself. A step whose sizes are always the same, or
-// that has room, has memory of exact sizes, but for a twentieth.
+// A tensor with another size in each step would find no memory of its size. At the limit, each step
+// would then free and allocate memory, and registering pinned memory with the device takes seconds
+// for some gigabytes. So memory that replaces other memory is as large as its size class; there are
+// eight classes between a power of two and the next. At the limit, a tensor takes free memory of up
+// to a quarter more than its size rather than replace memory. In a step with constant sizes, or
+// with room below the limit, memory exceeds the tensor's size by a twentieth at most.
 size_t HostPool::classOf(size_t nbytes) {
   const size_t step = std::max<size_t>(std::bit_floor(nbytes) / 8, 1);
   return (nbytes + step - 1) / step * step;
@@ -56,7 +56,7 @@ c10::Storage HostPool::takeNew(size_t nbytes, c10::Device device, bool anyway) {
     memory = allocate(nbytes, device);
   }
   held_ += memory ? memory.nbytes() : 0;
-  return memory;  // null: the caller falls back, and says so
+  return memory;  // null: the caller falls back, and reports the refusal
 }
 
 c10::Storage HostPool::takeFree(size_t nbytes) {
@@ -99,7 +99,7 @@ void HostPool::trim() {
   retain_ = retain;
 }
 
-// Largest first: the fewest that make room.
+// Frees the largest blocks first, so that the fewest are freed.
 void HostPool::freeUntil(size_t bytes) {
   if (retain_) {
     return;

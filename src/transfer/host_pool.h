@@ -1,4 +1,5 @@
-// Host memory that copies run to and from by themselves: dear to allocate, so it is kept.
+// Host memory that devices copy to and from asynchronously. The pool keeps freed memory, since
+// allocation is expensive.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -12,27 +13,27 @@ namespace ebb {
 
 class Transfer;
 
-// Not thread-safe: the engine's lock guards it.
+// Not thread-safe: the engine's lock guards the pool.
 class HostPool {
  public:
   explicit HostPool(Transfer& via) : via_(via) {
   }
 
-  // At least `nbytes`, and at most a quarter more, see Note [Classes of sizes]; null if the limit
-  // does not allow it or the system has none. With `anyway` there is no limit.
+  // At least `nbytes`, and at most a quarter more; see Note [Classes of sizes]. Null if the limit
+  // does not allow the size or the system has no memory. With `anyway` the limit does not apply.
   c10::Storage take(size_t nbytes, c10::Device device, bool anyway = false);
 
-  // The same from what is free; null if none fits.
+  // As take(), but only from free memory; null if nothing fits.
   c10::Storage takeFree(size_t nbytes);
 
-  // Memory from take() that no copy uses any more.
+  // Returns memory from take(); no copy may use the memory any more.
   void give(c10::Storage memory);
 
-  // Bytes that may be held; memory in use is never taken away. With `retain` nor is memory that is
-  // not: it is only used again.
+  // Limits the bytes allocated; the pool frees unused memory beyond. With `retain` the pool frees
+  // nothing, and only uses memory again.
   void setLimit(size_t bytes, bool retain);
 
-  // Frees what is not in use, whether it was to be retained or not.
+  // Frees all unused memory, even with `retain`.
   void trim();
 
   size_t held() const {
@@ -49,8 +50,8 @@ class HostPool {
   c10::Storage allocate(size_t nbytes, c10::Device device);
   void freeUntil(size_t bytes);
 
-  Transfer& via_;                                     // whose memory it is
-  std::map<size_t, std::vector<c10::Storage>> free_;  // by size
+  Transfer& via_;                                     // allocates the memory
+  std::map<size_t, std::vector<c10::Storage>> free_;  // unused memory by size
   bool retain_ = false;
   size_t limit_ = 0;  // bytes
   size_t held_ = 0;   // bytes, in use or not

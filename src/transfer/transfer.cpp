@@ -10,7 +10,7 @@
 namespace ebb {
 namespace {
 
-// A build for an accelerator may run where there is none.
+// A build for an accelerator may run on a machine without a device.
 bool hasAccelerator() {
   const auto type = at::getAccelerator(false);
   return type.has_value() && c10::impl::hasDeviceGuardImpl(*type) &&
@@ -19,7 +19,8 @@ bool hasAccelerator() {
 
 }  // namespace
 
-// What torch was built for is known at once; a backend out of tree may be registered at any time.
+// torch's built-in accelerator is known at once; a backend out of tree may be registered at any
+// time.
 bool acceleratorIsThere() {
   static std::atomic<bool> isThere{hasAccelerator()};
   if (!isThere.load(std::memory_order_relaxed) && c10::is_privateuse1_backend_registered()) {

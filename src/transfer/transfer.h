@@ -1,6 +1,5 @@
-// What the offload engine does to hardware: streams, events, copies, memory. Everything goes
-// through this interface, so that tests can put a fake in its place that catches every missing
-// order.
+// The offload engine's interface to hardware: streams, events, copies, memory. Nothing bypasses
+// this interface, so a fake in tests catches every missing order.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -19,7 +18,7 @@ class Event {
  public:
   virtual ~Event() = default;
 
-  // What went wrong with the work before it; empty if nothing did. Once it is done.
+  // The error of the work before a finished event; empty on success.
   virtual std::string error() const {
     return {};
   }
@@ -30,25 +29,25 @@ class Transfer {
  public:
   virtual ~Transfer() = default;
 
-  // Whether what it calls the host is a file.
+  // True if the "host" is a file.
   virtual bool isDisk() const {
     return false;
   }
 
-  // Whether bytes on `device` can leave it.
+  // True if storages on `device` can be offloaded.
   virtual bool isDevice(c10::Device device) const = 0;
 
-  // The stream on which this thread's ops run now. May be another one at each call.
+  // The stream on which this thread's ops run now; may change between calls.
   virtual c10::Stream computeStream(c10::Device device) = 0;
 
-  // The streams of ours on which bytes leave the device and come back.
+  // ebb's own streams for copies from the device and to the device.
   virtual c10::Stream outStream(c10::Device device) = 0;
   virtual c10::Stream inStream(c10::Device device) = 0;
 
-  // The end of what `stream` has been given so far.
+  // The end of all work given to `stream` so far.
   virtual EventPtr record(c10::Stream stream) = 0;
 
-  // What `stream` is given from now on runs after `event`. The host does not wait.
+  // Work given to `stream` from now on runs after `event`. The host does not wait.
   virtual void wait(c10::Stream stream, const EventPtr& event) = 0;
 
   virtual bool isDone(const Event& event) = 0;
@@ -56,44 +55,43 @@ class Transfer {
   // The host waits for `event`.
   virtual void finish(const Event& event) = 0;
 
-  // `storage` is about to be sent away: what computeStream() has been given makes its bytes.
+  // `storage` is about to be offloaded; work given to computeStream() so far produces the bytes.
   virtual void packed(const c10::Storage& storage) {
   }
 
-  // Uninitialised bytes on `device`, that this thread's compute stream may use from now on.
+  // Uninitialised bytes on `device`, for use by this thread's compute stream from now on.
   virtual c10::Storage allocateOnDevice(size_t nbytes, c10::Device device) = 0;
 
-  // Uninitialised bytes of the host that copies can run from and to by themselves. Throws if there
-  // are none.
+  // Uninitialised host memory for asynchronous copies. Throws if none is available.
   virtual c10::Storage allocateOnHost(size_t nbytes, c10::Device device) = 0;
 
-  // `stream` uses memory on the device, which may be another's: when it is freed, nobody gets it
-  // before what `stream` has been given by then.
+  // `stream` uses the storage's device memory, possibly allocated on another stream. Freed memory
+  // is not allocated again before the work given to `stream` by then is done.
   virtual void used(const c10::Storage& storage, c10::Stream stream) {
   }
 
-  // Whether what `stream` is given is only written down, as a graph of the device's.
+  // True if work given to `stream` is being captured in a graph instead of run.
   virtual bool isCapturing(c10::Stream stream) {
     return false;
   }
 
-  // Whether host memory may be used for something else.
+  // True if host memory may be used for something else.
   virtual bool isReusable(const c10::Storage& host) const {
     return true;
   }
 
-  // Copies the first `nbytes` on `stream`, between a device and the host. Both storages must live
-  // until an event behind the copy is done: the stream holds neither.
+  // Copies the first `nbytes` on `stream`, between a device and the host. The stream holds neither
+  // storage, so both must live until an event after the copy is done.
   virtual void copy(
       const c10::Storage& to, const c10::Storage& from, size_t nbytes, c10::Stream stream) = 0;
 };
 
-// Whether there is an accelerator now. From then on there is.
+// True if an accelerator is available; once true, always true.
 bool acceleratorIsThere();
 
 Transfer& acceleratorTransfer();
 
-// Where CPU tensors go that have no accelerator to leave: what it calls the host is the disk tier.
+// Offloads CPU tensors where there is no accelerator; the "host" is the disk tier.
 Transfer& diskTransfer();
 
 }  // namespace ebb

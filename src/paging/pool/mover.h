@@ -8,8 +8,8 @@
 
 namespace ebb {
 
-// Pointers are to the mover's kind of memory. Calls with one pool must come one after the other: on
-// a device, on one stream.
+// Pointers are to the mover's kind of memory. Calls on one pool must not overlap: on a device, use
+// one stream.
 class PageMover {
  public:
   virtual ~PageMover() = default;
@@ -23,7 +23,7 @@ class PageMover {
       const int64_t* rows,
       void* stream) const = 0;
 
-  // Copies them back to `destination` and gives the pages back, unless they are to be kept.
+  // Copies the rows to `destination` and gives the pages back, unless `fill` keeps the pages.
   virtual void restore(
       PagePoolState* pool,
       PageTicketState* ticket,
@@ -32,17 +32,17 @@ class PageMover {
       PageFill fill,
       void* stream) const = 0;
 
-  // Gives the pages back, whether their rows have come back or not.
+  // Gives the pages back, even if the rows were not restored.
   virtual void giveBack(PagePoolState* pool, PageTicketState* ticket, void* stream) const = 0;
 
-  // All pages are free and there is no error; tickets are stale. Allocates nothing.
+  // Frees all pages, clears errors and invalidates tickets. Allocates nothing.
   virtual void reset(PagePoolState* pool, void* stream) const = 0;
 };
 
 EBB_API const PageMover& cpuPageMover();
 
-// That of the library libebb_cuda beside this one. Throws c10::NotImplementedError if ebb was built
-// without nvcc.
+// The mover in libebb_cuda, a library beside this one. Throws c10::NotImplementedError if ebb was
+// built without nvcc.
 EBB_API const PageMover& cudaPageMover();
 
 }  // namespace ebb

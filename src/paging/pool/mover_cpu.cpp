@@ -1,4 +1,5 @@
-// See Note [Page pools]. One thread at a time, so each step of the protocol is a line.
+// See Note [Page pools]. Calls run on one thread at a time, so the code follows the protocol line
+// by line.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -9,8 +10,8 @@
 namespace ebb {
 namespace {
 
-// Calls `copy` with each page of rows and its rows in the tensor, and how many bytes they are. In a
-// stack all pages are one.
+// Calls `copy` with a page's rows, the corresponding rows of the tensor, and their size in bytes,
+// for each page. In a stack all rows are copied at once.
 template <class Copy>
 void forEachPage(
     const PagePoolState& pool,
@@ -20,7 +21,7 @@ void forEachPage(
     const Copy& copy) {
   const PageTier& tier = pool.tiers[plan.tier];
   if (plan.rows == 0) {
-    return;  // and a pool without room has no memory
+    return;  // a pool without pages has no memory
   }
   if (pool.isStack != 0) {
     copy(tier.rows + ticket.first * pool.rowBytes, tensor, plan.rows * pool.rowBytes);

@@ -1,8 +1,8 @@
-// See Note [Page pools]. One launch for each call; nothing waits for the host or allocates, so all
-// of it can be captured.
+// See Note [Page pools]. Each call is one launch. No call waits for the host or allocates, so all
+// calls can be captured.
 //
-// Every block decides on the same state, which only the last block to finish changes: so nobody
-// sees half of a change. Whoever is last is told by a count that resets itself.
+// All blocks plan from the same state, and only the last block to finish changes the state, so no
+// block sees a partial change. A counter that resets itself tells the last block.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -17,24 +17,24 @@ namespace ebb {
 namespace {
 
 // Note [How kernels move rows]
-// Rows of a page follow each other in the page and in the tensor, and in a stack all rows do. These
-// stretches are cut into pieces, and each warp moves one piece at a time: so what is to be worked
-// out, and to be waited for, is so once for a piece and not for a row, and rows may be narrow
-// without threads being idle. A thread has four vectors on their way before it stores the first,
-// each as wide as both sides are aligned, up to 16 bytes. Bytes before and after the vectors go one
-// by one.
-// What says where pieces are is read from the pool once: after a store of bytes, which might have
-// been the pool's, the compiler would read it again.
+// The rows of a page are contiguous in the page and in the tensor; in a stack, all rows are. Such
+// stretches are cut into pieces, and each warp moves one piece at a time. So addresses are
+// computed, and loads are waited for, once per piece and not per row, and threads are busy even if
+// rows are narrow. A thread has four vectors in flight before storing the first. Vectors are as
+// wide as the alignment of both sides allows, up to 16 bytes. Bytes before and after the vectors
+// are moved singly.
+// Kernels read the addresses of pieces from the pool once. After a store of bytes the compiler
+// would have to read the pool again, since the bytes might belong to the pool.
 constexpr int kThreads = 256;
 constexpr int kWarp = 32;
 constexpr int kInFlight = 4;
-constexpr int kPiece = 2048;            // bytes: so many vectors for each thread of a warp
-constexpr int kBlocksPerProcessor = 3;  // that a multiprocessor has registers for
+constexpr int kPiece = 2048;            // bytes: kInFlight vectors for each thread of a warp
+constexpr int kBlocksPerProcessor = 3;  // number that a multiprocessor has registers for
 constexpr int kResetBlocks = 64;
 
-// For the one thread that is to go on when all are here, in all blocks. What they read and wrote
-// comes before what it does next: the barrier orders a block's threads, and the fences around the
-// count order blocks.
+// True for one thread, after the threads of all blocks have arrived. Their reads and writes come
+// before the thread's next ones: the barrier orders a block's threads, and the fences around the
+// counter order blocks.
 __device__ bool isLast(PagePoolState* pool) {
   __syncthreads();
   if (threadIdx.x != 0) {
@@ -50,8 +50,8 @@ __device__ int64_t lesser(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 
-// What a piece becomes. `get` gives the value `at` so many bytes; vectors can be as wide as what
-// divides `skew` and 16.
+// Sources of a piece. `get` returns the value at byte `at`; the vector width must divide `skew` and
+// 16.
 struct Copied {
   const unsigned char* from;
 
@@ -66,7 +66,7 @@ struct Copied {
 
 struct Repeated {
   const unsigned char* from;
-  unsigned width;  // bytes after which they come again
+  unsigned width;  // period of the pattern in bytes
 
   __device__ uintptr_t skew(const unsigned char* to) const {
     return (to - from) | width;
@@ -101,7 +101,7 @@ __device__ void writeAs(unsigned char* to, int bytes, const Source& source) {
   const int aligned = -reinterpret_cast<uintptr_t>(to) % kBytes;
   const int head = aligned < bytes ? aligned : bytes;
   const int vectors = (bytes - head) / kBytes;
-#pragma unroll 1  // it has been
+#pragma unroll 1  // unrolled by hand
   for (int first = lane; first < vectors; first += kInFlight * kWarp) {
     T values[kInFlight];
 #pragma unroll
@@ -126,7 +126,7 @@ __device__ void writeAs(unsigned char* to, int bytes, const Source& source) {
   }
 }
 
-// By one warp.
+// Called by one warp.
 template <class Source>
 __device__ void write(unsigned char* to, int bytes, const Source& source) {
   const uintptr_t skew = source.skew(to);
@@ -141,8 +141,8 @@ __device__ void write(unsigned char* to, int bytes, const Source& source) {
   }
 }
 
-// Cuts `bytes`, which are stretches of equal length and perhaps a part of one more, into pieces for
-// the grid's warps. Calls move(stretch, offset in it, bytes) with each.
+// Cuts `bytes`, made of stretches of equal length and perhaps a partial last stretch, into pieces
+// for the grid's warps. Calls move(stretch, offset in the stretch, bytes) for each piece.
 template <class Move>
 __device__ void forEachPiece(int64_t bytes, int64_t stretch, const Move& move) {
   if (bytes <= 0) {
@@ -161,14 +161,14 @@ __device__ void forEachPiece(int64_t bytes, int64_t stretch, const Move& move) {
   }
 }
 
-// By all warps.
+// Called by all warps.
 __device__ void fill(unsigned char* to, int64_t bytes, unsigned char value) {
   forEachPiece(bytes, bytes, [&](int64_t, int64_t offset, int here) {
     write(to + offset, here, Filled{value});
   });
 }
 
-// Narrow rows go several at a time.
+// Writes several narrow rows as one stretch.
 __device__ void fillWithRow(
     unsigned char* to, int64_t bytes, const unsigned char* row, int64_t rowBytes) {
   const bool isNarrow = rowBytes <= kPiece;
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) restoreKernel(
   }
 }
 
-// One block: there is little to do.
+// One block: there is little work.
 __global__ void giveBackKernel(PagePoolState* pool, PageTicketState* ticket) {
   const PagePlan plan = planGiveBack(*pool, *ticket);
   const PageTier tier = pool->tiers[plan.tier];
@@ -259,7 +259,7 @@ __global__ void giveBackKernel(PagePoolState* pool, PageTicketState* ticket) {
   }
 }
 
-// Nobody reads what the first thread writes, so it need not be the last.
+// No block reads the first thread's writes, so the thread need not be in the last block.
 __global__ void resetKernel(PagePoolState* pool) {
   const int64_t first = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   const int64_t stride = gridDim.x * static_cast<int64_t>(blockDim.x);
@@ -288,8 +288,8 @@ void check(cudaError_t error) {
   }
 }
 
-// A piece for each warp, but no more blocks than run at a time: others would only wait, and each
-// block is one to be counted.
+// One piece per warp, but no more blocks than run at a time: more blocks would only wait, and the
+// counter would have to count them.
 int blocksFor(PageRows whole) {
   int device = 0;
   int processors = 0;
@@ -340,7 +340,7 @@ class CudaPageMover final : public PageMover {
 }  // namespace
 }  // namespace ebb
 
-// What libebb looks up when it loads this library.
+// libebb looks up this symbol after loading the library.
 extern "C" __attribute__((visibility("default"))) const ebb::PageMover* ebbCudaPageMover() {
   static const ebb::CudaPageMover mover;
   return &mover;

@@ -1,4 +1,4 @@
-// The movers of pages that there are.
+// The movers for each kind of device.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -8,13 +8,14 @@
 
 namespace ebb {
 
-// Whether pages can be on such devices. That says nothing of whether ebb was built for them.
+// True if ebb has a mover for such devices, perhaps not in this build.
 bool hasPageMover(c10::DeviceType type);
 
-// Throws c10::NotImplementedError if there is none, or ebb was built without it.
+// Throws c10::NotImplementedError if there is no mover, or none in this build.
 const PageMover& pageMoverOf(c10::Device device);
 
-// For a backend out of tree; before anything is paged there. `mover` is never freed; null: none.
+// Sets the mover of a backend out of tree, before anything is paged there. `mover` is never freed;
+// null removes the mover.
 EBB_API void setPageMover(c10::DeviceType type, const PageMover* mover);
 
 }  // namespace ebb

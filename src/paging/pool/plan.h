@@ -1,5 +1,5 @@
-// What a call on a page pool will do, and what it leaves behind: the same for the CPU and for
-// kernels, which differ in how they move bytes. See Note [Page pools].
+// Plans of calls on a page pool, and the state afterwards. The CPU and kernels share this code;
+// only the copies differ. See Note [Page pools].
 #pragma once
 
 #include "paging/pool/layout.h"
@@ -7,7 +7,7 @@
 namespace ebb {
 
 struct PagePlan {
-  int64_t errors;  // bits, see layout.h; not 0: nothing is moved
+  int64_t errors;  // bits, see layout.h; if not 0, nothing is moved
   int64_t rows;
   int64_t pages;
   int64_t tier;
@@ -49,15 +49,15 @@ EBB_DEVICE_TOO PagePlan planRestore(const PagePoolState& pool, const PageTicketS
   return plan;
 }
 
-// What is given back need not have come back: a graph may be dropped without a backward. After an
-// error, or if the pool was reset, there is nothing to do.
+// The tensor need not have been restored: a graph may be dropped without a backward. After an error
+// or a reset there is nothing to give back.
 EBB_DEVICE_TOO PagePlan planGiveBack(const PagePoolState& pool, const PageTicketState& ticket) {
   const bool holdsPages = ticket.use == kPageTicketLive || ticket.use == kPageTicketRestored;
   const bool ours = pool.errors == 0 && holdsPages && ticket.epoch == pool.epoch;
   return {pool.errors, ticket.rows, ours ? pagesFor(pool, ticket.rows) : 0, ticket.tier};
 }
 
-// The id of the page that a tensor's page `slot` is to be; before its pages are taken.
+// The id of the tensor's page `slot`, before the stash takes the pages.
 EBB_DEVICE_TOO int64_t pageToTake(bool isStack, const PageTier& tier, int64_t slot) {
   return isStack ? tier.head + slot : tier.free[(tier.head + slot) % tier.capacity];
 }
@@ -67,7 +67,7 @@ EBB_DEVICE_TOO int64_t pageTaken(bool isStack, const PageTicketState& ticket, in
   return isStack ? ticket.first + slot : ticket.pages()[slot];
 }
 
-// The rest of a stash, when its rows and ids are in place.
+// Ends a stash, after rows and ids are in place.
 EBB_DEVICE_TOO void finishStash(PagePoolState& pool, PageTicketState& ticket, PagePlan plan) {
   pool.errors = plan.errors;
   if (plan.errors == 0) {
@@ -82,7 +82,7 @@ EBB_DEVICE_TOO void finishStash(PagePoolState& pool, PageTicketState& ticket, Pa
   }
 }
 
-// The rest of giving pages back, when their ids are on the list.
+// Gives pages back, after their ids are in the queue.
 EBB_DEVICE_TOO void finishGiveBack(PagePoolState& pool, PageTicketState& ticket, PagePlan plan) {
   if (plan.errors == 0) {
     PageTier& tier = pool.tiers[plan.tier];
@@ -95,7 +95,7 @@ EBB_DEVICE_TOO void finishGiveBack(PagePoolState& pool, PageTicketState& ticket,
   }
 }
 
-// The rest of a restore.
+// Ends a restore.
 EBB_DEVICE_TOO void finishRestore(
     PagePoolState& pool, PageTicketState& ticket, PagePlan plan, bool keepsPages) {
   pool.errors = plan.errors;

@@ -25,7 +25,7 @@ void checkOptions(const PagePoolOptions& options) {
   check(!options.isStack || options.pageRows == 1, "page size", options.pageRows, "1 in a stack");
 }
 
-// Tensors name their device with its index, and have none on the CPU.
+// Completes the device as in tensors: with an index, but without one on the CPU.
 PagePoolOptions withDeviceOfTensors(PagePoolOptions options) {
   if (options.device.is_cpu()) {
     options.device = c10::kCPU;
@@ -55,7 +55,7 @@ std::string describePageErrors(int64_t errors) {
   return text;
 }
 
-// Allocators of pinned memory say so with errors of many types.
+// Allocators of pinned memory fail with errors of many types.
 at::Tensor allocateForPool(at::IntArrayRef shape, at::ScalarType dtype, c10::Device device) {
   const bool pinned = !device.is_cpu();
   try {
@@ -93,7 +93,7 @@ PagePool::PagePool(const PagePoolOptions& options)
   warmUp();
 }
 
-// CUDA loads a kernel when it is launched first, which must not happen while a graph is captured.
+// CUDA loads a kernel at the first launch, and must not do so during a capture.
 void PagePool::warmUp() {
   const auto onDevice = at::TensorOptions().device(options_.device);
   PageTicket ticket = makeTicket(1);

@@ -1,4 +1,4 @@
-// A pool of pages for rows of one width, and tensors whose live rows are in it.
+// A pool of pages for rows of one width, and the tensors whose valid rows are in the pool.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -19,30 +19,31 @@ struct PagePoolOptions {
   int64_t pageRows = 64;
   int64_t devicePages = 0;
   int64_t hostPages = 0;  // in pinned memory, for when the device has no room
-  bool isStack = false;   // what is stashed last is given back first; pages of one row, no table
+  bool isStack = false;   // tensors come back in reverse order; pages of one row, no list of free
+                          // pages
 };
 
-// What the pool's memory shows; reading it waits for the device.
+// The state in the pool's memory; reading waits for the device.
 struct PagePoolStatus {
   int64_t errors = 0;  // bits, see pool/layout.h
   bool spilled = false;
   int64_t epoch = 0;
   int64_t head[2] = {0, 0};         // by tier, as in PageTier
-  int64_t tail[2] = {0, 0};         // by tier, too
-  std::vector<int64_t> freeIds[2];  // the ids from head to tail; in a stack none
+  int64_t tail[2] = {0, 0};         // by tier
+  std::vector<int64_t> freeIds[2];  // ids from head to tail; empty in a stack
 };
 
-// There is no pinned memory for a pool.
+// Thrown if there is no pinned memory for a pool.
 class EBB_API NoPinnedMemory : public c10::Error {
  public:
   using Error::Error;
 };
 
-// Memory on the host for a pool on `device`, uninitialised: pinned if that is another. Throws
+// Uninitialised host memory for a pool on `device`; pinned unless `device` is the CPU. Throws
 // NoPinnedMemory.
 at::Tensor allocateForPool(at::IntArrayRef shape, at::ScalarType dtype, c10::Device device);
 
-// A tensor that is in a pool, or was.
+// A tensor that is or was in a pool.
 struct PageTicket {
   at::Tensor state;      // int64, on the pool's device: a PageTicketState and its page ids
   PageRows whole{0, 0};  // of the tensor
@@ -50,38 +51,41 @@ struct PageTicket {
 
 class EBB_API PagePool {
  public:
-  // Throws c10::ValueError for sizes that make no sense, c10::NotImplementedError on a device for
-  // which ebb has no kernels, and NoPinnedMemory if there is none for the second tier.
+  // Throws c10::ValueError for invalid sizes, c10::NotImplementedError for a device without
+  // kernels, and NoPinnedMemory if there is none for the second tier.
   explicit PagePool(const PagePoolOptions& options);
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
 
-  // A ticket for tensors of so many rows.
+  // A ticket for tensors of `totalRows` rows.
   PageTicket makeTicket(int64_t totalRows) const;
 
   // Copies the first `rows` rows of `tensor` into pages, on the current stream; `rows` is one int64
   // on the pool's device. Neither waits nor allocates. Throws c10::ValueError if the tensor is not
-  // contiguous, or its rows do not fit the pool or the ticket.
+  // contiguous, or the rows do not fit the pool or the ticket.
   void stash(PageTicket& ticket, const at::Tensor& tensor, const at::Tensor& rows);
 
-  // Copies them back and gives the pages back, unless `fill` says to keep them. After an error the
-  // whole of `tensor` is filled with bytes that show.
+  // Copies the rows back and gives the pages back, unless `fill` keeps the pages. After an error,
+  // fills all of `tensor` with bytes that show.
   void restore(PageTicket& ticket, at::Tensor& tensor, PageFill fill);
 
-  // Gives the pages back, if the ticket has any. In a stack: only when those of all that was
-  // stashed later have been given back.
+  // Gives the pages back, if the ticket has any. In a stack, all tensors stashed later must have
+  // been given back before.
   void giveBack(PageTicket& ticket);
 
-  // All pages are free again and errors forgotten; tickets are stale.
+  // Frees all pages, clears errors and invalidates tickets.
   void reset();
 
   PagePoolStatus status() const;
 
-  // Two int64 on the pool's device: error bits, see pool/layout.h, and whether anything spilled.
+  // Two int64 on the pool's device: error bits, see pool/layout.h, and whether a tensor went to the
+  // second tier.
   at::Tensor flags() const;
 
-  // Of rows, in both tiers, and of what the pool knows of them; the second is in pinned memory.
+  // Size of the first tier's rows and of the pool's bookkeeping.
   size_t deviceBytes() const;
+
+  // Size of the second tier, in pinned memory.
   size_t hostBytes() const;
   const PagePoolOptions& options() const {
     return options_;
@@ -93,14 +97,15 @@ class EBB_API PagePool {
   PagePoolState* pool() const;
   void* stream() const;
 
-  const PageMover& mover_;  // of the device, on which kernels are launched whichever is current
+  const PageMover& mover_;  // of the pool's device; launches kernels there whatever device is
+                            // current
   const PagePoolOptions options_;
   at::Tensor rows_[2];  // bytes, by tier
   at::Tensor free_[2];  // ids, by tier
   at::Tensor state_;    // a PagePoolState
 };
 
-// What each page error means, in words; empty for no bit.
+// Explains the error bits in words; empty for 0.
 EBB_API std::string describePageErrors(int64_t errors);
 
 }  // namespace ebb
