@@ -50,10 +50,9 @@ at::Tensor Handle::unpack() {
   return tensor;
 }
 
-// Note [Version checks]
-// Saved-tensor hooks switch autograd's own check off, so this is the only one, and it raises
-// exactly where eager raises: when the version of the packed tensor has moved since. Leaves that a
-// recipe needs are checked too, in Slice::throwLostLeaf.
+// Note [Version checks] Saved-tensor hooks disable autograd's own check, so this check is the only
+// one. It raises exactly where eager raises: when the version of the packed tensor has moved since
+// packing. Leaves that a recipe needs are checked too, in Slice::throwLostLeaf.
 void Handle::checkVersion() const {
   TORCH_CHECK(
       !counter_.enabled() || counter_.current_version() == version_,
@@ -69,8 +68,9 @@ void Handle::checkVersion() const {
       " instead. Hint: eager raises here too; write to a copy (out of place), or after backward.");
 }
 
-// torch.jit.trace follows tensors by identity, and hides while autograd packs, so a region in which
-// it was started cannot step aside. See also isTraced() in region/region.cpp.
+// torch.jit.trace follows tensors by identity, and is not visible while autograd packs. So ebb
+// cannot step aside in a region in which a trace was started. See also isTraced() in
+// region/region.cpp.
 void Handle::checkTracer() const {
   TORCH_CHECK(
       !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer) || !saved_.isRebuilt() ||
