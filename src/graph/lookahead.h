@@ -72,34 +72,37 @@ struct AheadCounts {
   static AheadCounts& get();
 };
 
-// Note [Replays ahead of backward] While backward works on one region, another thread materialises
-// the values that handles of the next region wait for. The data tells which region is next: a
-// region reads results of earlier regions, and autograd takes the latest first. Where results pass
-// through other code in between, ebb takes the region that was recorded before. As far as the limit
-// allows, ebb does not free tensors that autograd packs in a region before the same thread enters
-// the next outermost region. So the region that backward meets first is complete. To the recorder,
-// this looks like a program that holds the tensors. Bytes held after packing and bytes replayed
-// ahead count against one limit until backward reaches the graph or the graph dies. If the program
-// also held a storage when the region closed, the program may have written to that storage in ways
-// that move no version, and then dropped it. Handles then show the storage, as eager's saved
-// tensors do, and recipes that read the value recompute it first.
+// Note [Replays ahead of backward]
+// While backward works on one region, another thread materialises the values that handles of the
+// next region wait for. The data tells which region is next: a region reads results of earlier
+// regions, and autograd takes the latest first. Where results pass through other code in between,
+// ebb takes the region that was recorded before.
+// As far as the limit allows, ebb does not free tensors that autograd packs in a region before the
+// same thread enters the next outermost region. So the region that backward meets first is
+// complete. To the recorder, this looks like a program that holds the tensors.
+// Bytes held after packing and bytes replayed ahead count against one limit until backward reaches
+// the graph or the graph dies.
+// If the program also held a storage when the region closed, the program may have written to that
+// storage in ways that move no version, and then dropped it. Handles then show the storage, as
+// eager's saved tensors do, and recipes that read the value recompute it first.
 //
 // Lookahead has many members: the graph itself would have them otherwise. The graph's lock guards
 // all members that are not atomic. A graph has no Lookahead while replays do not run ahead, nor in
 // verify mode, which compares each replay where backward would need it.
 //
-// Note [Writes under a replay ahead] The program may write to a leaf while a replay reads the leaf.
-// A version moves only after the write's kernel has returned, so a replay may read a half-written
-// leaf and see the same version before and after. When backward arrives, all earlier writes of the
-// program are complete. So ebb checks the versions of all leaves that were read again at that time.
-// If a version has moved, ebb raises the error that a replay begun at that time would raise.
+// Note [Writes under a replay ahead]
+// The program may write to a leaf while a replay reads the leaf. A version moves only after the
+// write's kernel has returned, so a replay may read a half-written leaf and see the same version
+// before and after. When backward arrives, all earlier writes of the program are complete. So ebb
+// checks the versions of all leaves that were read again at that time. If a version has moved, ebb
+// raises the error that a replay begun at that time would raise.
 //
-// Note [Side streams] On a device, a replay ahead runs either on the graph's own stream or on a
-// side stream. The graph's own stream, where backward will run, hides the host's time. A side
-// stream also hides the kernels' time. The side stream waits for the graph's stream when a replay
-// begins on a region that was recorded since the last wait. Backward's stream waits for the side
-// stream when backward arrives. The allocator is told of both streams, as in Note [Bytes of several
-// streams].
+// Note [Side streams]
+// On a device, a replay ahead runs either on the graph's own stream or on a side stream. The
+// graph's own stream, where backward will run, hides the host's time. A side stream also hides the
+// kernels' time. The side stream waits for the graph's stream when a replay begins on a region that
+// was recorded since the last wait. Backward's stream waits for the side stream when backward
+// arrives. The allocator is told of both streams, as in Note [Bytes of several streams].
 struct EBB_API Lookahead {
   // A value that autograd has packed and that must be recomputed.
   struct Wanted {

@@ -20,8 +20,9 @@ struct Graph;
 struct RandomState;
 struct KernelState;
 
-// Note [Numbers] `x + 1e-6` reaches ebb as an op on two tensors: torch made a tensor of the number
-// for this call. A recipe stores the number itself. A leaf would hold memory until backward.
+// Note [Numbers]
+// `x + 1e-6` reaches ebb as an op on two tensors: torch made a tensor of the number for this call.
+// A recipe stores the number itself. A leaf would hold memory until backward.
 
 // One tensor argument: a value and the geometry in which the op saw it. An undefined tensor in a
 // list has an input without a value, so that lists keep their exact length.
@@ -73,8 +74,9 @@ struct Output {
 
 // Recipe has many members: each op allocates one, as a single block of memory.
 struct Recipe final : c10::intrusive_ptr_target {
-  // Note [A recipe is one block] A recipe, its non-tensor arguments, its inputs and their shapes
-  // share one allocation. The shapes of the inputs follow each other: see Input::shapeCount.
+  // Note [A recipe is one block]
+  // A recipe, its non-tensor arguments, its inputs and their shapes share one allocation. The
+  // shapes of the inputs follow each other: see Input::shapeCount.
   static c10::intrusive_ptr<Recipe> make(
       const OpTraits& op, uint32_t inputCount, uint32_t shapeCount);
   ~Recipe() override;

@@ -14,16 +14,17 @@ namespace ebb {
 
 struct Value;
 
-// Note [Bytes of several streams] torch's allocators reuse memory in the order of the stream that
-// allocated it. Eager needs nothing more: a saved tensor lives until backward, and backward runs on
-// the streams of forward, for which it waited. ebb creates and frees memory at other times:
+// Note [Bytes of several streams]
+// torch's allocators reuse memory in the order of the stream that allocated it. Eager needs nothing
+// more: a saved tensor lives until backward, and backward runs on the streams of forward, for which
+// it waited. ebb creates and frees memory at other times:
 // 1. Bytes that one stream replayed, copied or brought back may be unpacked on another stream,
 //    which is not ordered after the first. The second stream waits.
 // 2. A replay reads inputs of the forward, perhaps on another stream, and may drop their last
 //    reference. ebb also frees memory as early as it can, where autograd would hold it until
-//    backward. So the allocator is told of each stream that uses the memory (record_stream). A
-//    graph nearly always has one stream per device. Then all this costs one comparison: ebb stores
-//    a stream's number with the bytes, and records an event only when another stream needs them.
+//    backward. So the allocator is told of each stream that uses the memory (record_stream).
+// A graph nearly always has one stream per device. Then all this costs one comparison: ebb stores a
+// stream's number with the bytes, and records an event only when another stream needs them.
 //
 // The graph's lock guards GraphStreams.
 class GraphStreams {

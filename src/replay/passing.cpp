@@ -5,9 +5,9 @@
 
 namespace ebb {
 
-// Note [Made each time] To need less memory than one region's activations, ops must run more than
-// once. A value with the decision RECOMPUTE_EACH_TIME is recomputed in passing for the other values
-// of a slice:
+// Note [Made each time]
+// To need less memory than one region's activations, ops must run more than once. A value with the
+// decision RECOMPUTE_EACH_TIME is recomputed in passing for the other values of a slice:
 // 1. The value has bytes from the run of its recipe until the last recipe of the slice that needs
 //    the value has run; no bytes if no recipe needs the value. The value keeps its recipe, so the
 //    next slice that needs the value recomputes it.

@@ -272,12 +272,12 @@ class Slice {
 
 }  // namespace
 
-// Note [Replay] ebb collects the needed recipes backwards from the wanted value and stops at values
-// whose bytes are available. The recipes run in the order of recording, with autograd, dispatch
-// modes and ebb's key excluded. Each result that is still referenced gets its bytes and drops its
-// recipe. Inputs that nothing else needs go with the recipe. So a slice holds as little as
-// possible, and no recipe runs twice, except where the policy asks for it: see Note [Made each
-// time].
+// Note [Replay]
+// ebb collects the needed recipes backwards from the wanted value and stops at values whose bytes
+// are available. The recipes run in the order of recording, with autograd, dispatch modes and ebb's
+// key excluded. Each result that is still referenced gets its bytes and drops its recipe. Inputs
+// that nothing else needs go with the recipe. So a slice holds as little as possible, and no recipe
+// runs twice, except where the policy asks for it: see Note [Made each time].
 c10::Storage materialise(Graph& graph, Value& value) {
   if (value.state() == ValueState::Away) {
     return bringBack(graph, value);

@@ -178,8 +178,8 @@ class Rerun {
     return storage;
   }
 
-  // True if no other code can be using the bytes, on another stream either, and if none needs them
-  // after a failure.
+  // True if no other code can be using the bytes, on any stream, and a failed run need not restore
+  // them.
   bool mayBeTaken(const Value& value) const {
     return value.isPrivate && !graph_.streams.areSeveral() && asker_ == Asker::Backward;
   }

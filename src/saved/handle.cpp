@@ -50,9 +50,10 @@ at::Tensor Handle::unpack() {
   return tensor;
 }
 
-// Note [Version checks] Saved-tensor hooks disable autograd's own check, so this check is the only
-// one. It raises exactly where eager raises: when the version of the packed tensor has moved since
-// packing. Leaves that a recipe needs are checked too, in Slice::throwLostLeaf.
+// Note [Version checks]
+// Saved-tensor hooks disable autograd's own check, so this check is the only one. It raises exactly
+// where eager raises: when the version of the packed tensor has moved since packing. Leaves that a
+// recipe needs are checked too, in Slice::throwLostLeaf.
 void Handle::checkVersion() const {
   TORCH_CHECK(
       !counter_.enabled() || counter_.current_version() == version_,

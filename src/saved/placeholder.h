@@ -8,11 +8,12 @@
 
 namespace ebb {
 
-// Note [Placeholders] A tensor that a region recomputes may leave the region. Functions outside of
-// regions may save it, and then hold its storage. If the tensor was marked inside the region, its
-// storage can be emptied after those functions have run. The storage is refilled, by sharing the
-// recomputed memory, when backward approaches the functions. Meanwhile a read raises an error that
-// names the op, the region and the fix. The idea comes from Megatron-LM's CheckpointWithoutOutput.
+// Note [Placeholders]
+// A tensor that a region recomputes may leave the region. Functions outside of regions may save it,
+// and then hold its storage. If the tensor was marked inside the region, its storage can be emptied
+// after those functions have run. The storage is refilled, by sharing the recomputed memory, when
+// backward approaches the functions. Meanwhile a read raises an error that names the op, the region
+// and the fix. The idea comes from Megatron-LM's CheckpointWithoutOutput.
 class EBB_API Placeholder {
  public:
   // An open region of this thread must have computed `tensor` and must recompute it. Throws
