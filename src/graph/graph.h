@@ -1,4 +1,4 @@
-// The state that all values of one outermost region share.
+// The shared state of all values of one outermost region.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -20,23 +20,23 @@ namespace ebb {
 
 // Note [One lock per graph]
 // Recipes never cross an outermost region: a storage first met in a region is a leaf there. So
-// graphs are independent and each has one lock. A region holds the lock while it records an op, but
-// not while that op's kernel runs. A replay holds the lock throughout, kernels included; see Note
-// [Locks and the GIL]. Destructors of handles, values and recipes take no lock of a graph: they
-// only count references.
+// graphs are independent and each has one lock. A region holds the lock while recording an op, but
+// not during the op's kernel. A replay holds the lock throughout, kernels included; see Note [Locks
+// and the GIL]. Destructors of handles, values and recipes take no lock of a graph: they only count
+// references.
 struct Escaped;
 struct PageGroup;
 
 // Note [What only ebb holds]
-// The program holds most inputs of regions itself, such as parameters and a batch. It drops others,
-// such as the activation that one block hands to the next, or a weight that was dequantised for one
-// call. Such a storage then stays alive for backward alone. ebb notices when the storage is freed:
-// if ebb drops the last reference, only ebb held the storage. The last reference may belong to a
-// value, a handle or a replay. A value does not know its region, so ebb marks the value and the
-// graph counts the bytes. Handles and replays count bytes directly. A storage that is freed when
-// the recorder's map is cleared was not needed by backward, and does not count.
+// The program holds most inputs of regions itself, such as parameters and a batch. The program
+// drops others, such as an activation between two blocks, or a weight dequantised for one call.
+// Such a storage then stays alive for backward alone. ebb notices when the storage is freed: if ebb
+// drops the last reference, only ebb held the storage. The last reference may belong to a value, a
+// handle or a replay. A value does not know its region, so ebb marks the value and the graph counts
+// the bytes. Handles and replays count bytes directly. A storage freed with the recorder's map was
+// not needed by backward, and does not count.
 //
-// Graph has many members: each room leaves there what a region's backward needs.
+// Graph has many members: each room leaves its state for a region's backward there.
 struct EBB_API Graph final : c10::intrusive_ptr_target {
   PythonMutex mutex;                    // See Note [One lock per graph]
   std::vector<std::string> names;       // names of the nested regions; the outermost is first

@@ -24,7 +24,7 @@ namespace ebb {
 struct Graph;
 using WeakGraph = c10::weak_intrusive_ptr<Graph>;
 
-// Process-wide limit for bytes that are available before backward needs them.
+// Process-wide limit for bytes available ahead of backward.
 class EBB_API AheadBudget {
  public:
   static AheadBudget& get();
@@ -73,18 +73,17 @@ struct AheadCounts {
 };
 
 // Note [Replays ahead of backward]
-// While backward works on one region, another thread materialises the values that handles of the
-// next region wait for. The data tells which region is next: a region reads results of earlier
-// regions, and autograd takes the latest first. Where results pass through other code in between,
-// ebb takes the region that was recorded before.
-// As far as the limit allows, ebb does not free tensors that autograd packs in a region before the
-// same thread enters the next outermost region. So the region that backward meets first is
-// complete. To the recorder, this looks like a program that holds the tensors.
-// Bytes held after packing and bytes replayed ahead count against one limit until backward reaches
-// the graph or the graph dies.
-// If the program also held a storage when the region closed, the program may have written to that
-// storage in ways that move no version, and then dropped it. Handles then show the storage, as
-// eager's saved tensors do, and recipes that read the value recompute it first.
+// While backward works on one region, another thread materialises values for the handles of the
+// next region. The data tells which region is next: a region reads results of earlier regions, and
+// autograd takes the latest first. Where results pass through other code in between, ebb takes the
+// previously recorded region. As far as the limit allows, ebb keeps a region's packed tensors until
+// the same thread enters the next outermost region. So the region needed first by backward is
+// complete. To the recorder, the program then seems to hold the tensors. Bytes held after packing
+// and bytes replayed ahead count against one limit until backward reaches the graph or the graph
+// dies.
+// If the program also held a storage when the region closed, the program may have written to the
+// storage without moving a version, and then dropped it. Handles then show the storage, as eager's
+// saved tensors do, and recipes that read the value recompute it first.
 //
 // Lookahead has many members: the graph itself would have them otherwise. The graph's lock guards
 // all members that are not atomic. A graph has no Lookahead while replays do not run ahead, nor in
@@ -92,19 +91,19 @@ struct AheadCounts {
 //
 // Note [Writes under a replay ahead]
 // The program may write to a leaf while a replay reads the leaf. A version moves only after the
-// write's kernel has returned, so a replay may read a half-written leaf and see the same version
-// before and after. When backward arrives, all earlier writes of the program are complete. So ebb
-// checks the versions of all leaves that were read again at that time. If a version has moved, ebb
-// raises the error that a replay begun at that time would raise.
+// write's kernel returns, so a replay may read a half-written leaf and see the same version before
+// and after. When backward arrives, all earlier writes of the program are complete. At that time
+// ebb checks the versions of all leaves read ahead once more. If a version has moved, ebb raises
+// the same error as a replay begun then.
 //
 // Note [Side streams]
 // On a device, a replay ahead runs either on the graph's own stream or on a side stream. The
 // graph's own stream, where backward will run, hides the host's time. A side stream also hides the
-// kernels' time. The side stream waits for the graph's stream when a replay begins on a region that
-// was recorded since the last wait. Backward's stream waits for the side stream when backward
-// arrives. The allocator is told of both streams, as in Note [Bytes of several streams].
+// kernels' time. The side stream waits for the graph's stream when a replay begins on a region
+// recorded since the last wait. Backward's stream waits for the side stream when backward arrives.
+// The allocator is told of both streams, as in Note [Bytes of several streams].
 struct EBB_API Lookahead {
-  // A value that autograd has packed and that must be recomputed.
+  // A value packed by autograd that must be recomputed.
   struct Wanted {
     c10::weak_intrusive_ptr<Value> value;
     c10::Storage held;  // the value's bytes, while they are not freed
@@ -129,7 +128,7 @@ struct EBB_API Lookahead {
   // Bytes of the held storages in host memory, or of those on devices.
   size_t keptBytes(bool ofHost) const;
 
-  // Backward has arrived. Values take over the held storages. Returns the values that are alive.
+  // Backward has arrived. Values take over the held storages. Returns the living values.
   std::vector<c10::intrusive_ptr<Value>> reached();
 
   // This graph reads results of `other`.
@@ -147,8 +146,7 @@ struct EBB_API Lookahead {
   // A replay ahead reads `leaf`: see Note [Writes under a replay ahead].
   void hasRead(const Value& leaf, const std::string& op);
 
-  // The name of an operator with an input that was written since, as far as versions tell. Null if
-  // there is none.
+  // The name of an operator with an input written since, as far as versions tell; else null.
   const std::string* readerOfWritten() const;
 
   // Counts `fate` for the process and for the step's report.

@@ -1,4 +1,4 @@
-// A recipe: how to recompute the values that one op produced.
+// A recipe: how to recompute the results of one op.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -61,7 +61,7 @@ struct Input {
   static constexpr uint32_t kNumberWords = 2;  // a complex number of double precision
 };
 
-// One value that the op produced. The reference is weak: a recipe never keeps results alive.
+// One result of the op. The reference is weak: a recipe never keeps results alive.
 struct Output {
   c10::weak_intrusive_ptr<Value> value{c10::intrusive_ptr<Value>()};
   bool written = false;  // the op wrote an argument; else a result

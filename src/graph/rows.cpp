@@ -73,7 +73,7 @@ RowCount::RowCount(int64_t live) : dtype_(at::kLong) {
 }
 
 // Uses few kernels: a model may call this for each of its layers. An invalid number is found where
-// it is used, except for the errors that a sum would hide.
+// it is used, except for errors hidden by a sum.
 RowCount::RowCount(const at::Tensor& rows)
     : given_(rows.storage().getWeakStorageImpl()),
       version_(rows.is_inference() ? 0 : rows._version()),

@@ -30,7 +30,7 @@ namespace ebb {
 // integers.
 void checkCount(const at::Tensor& tensor, const at::Tensor& rows);
 
-// The number of valid rows that `rows`, on the CPU, gives. Throws c10::ValueError if `tensor` has
+// The number of valid rows according to `rows`, on the CPU. Throws c10::ValueError if `tensor` has
 // fewer rows.
 int64_t liveRows(const at::Tensor& tensor, const at::Tensor& rows);
 
@@ -51,10 +51,10 @@ struct RowCount final : c10::intrusive_ptr_target {
 
   // Both tensors are one int64 on the tensor's device, and are never written.
   at::Tensor count;  // valid rows
-  at::Tensor kept;   // rows that are kept: at least one
+  at::Tensor kept;   // kept rows: at least one
 
  private:
-  // Storage of the tensor that gave the count; null on the CPU.
+  // Storage of the given count; null on the CPU.
   c10::weak_intrusive_ptr<c10::StorageImpl> given_{c10::intrusive_ptr<c10::StorageImpl>()};
   uint32_t version_ = 0;
   int64_t offset_ = 0;

@@ -1,4 +1,4 @@
-// The slice of a storage that one view shows. A small slice moves alone.
+// The slice of a storage shown by one view. A small slice moves alone.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -11,7 +11,7 @@
 namespace ebb {
 
 // Note [Saved slices]
-// If a saved tensor shows less than half of its storage, the rest need not move. ebb gathers the
+// If a saved tensor shows less than half of a storage, the rest need not move. ebb gathers the
 // tensor's elements on the device, moves them, and scatters them to their places in memory of the
 // old size. So strides, offset and alignment stay the same. ebb fills the other bytes with 0xFF (a
 // NaN in floating point): the program can reach them only through the storage.

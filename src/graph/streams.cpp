@@ -10,12 +10,12 @@
 namespace ebb {
 namespace {
 
-// Streams are numbered from 1. Streams from this number on share the last bit of Value::orderedOn,
-// which is never set: they wait each time.
+// Streams are numbered from 1. Streams from this number on share the last bit of Value::orderedOn.
+// The bit is never set, so such streams wait each time.
 constexpr size_t kBits = 8;
 
-// Streams from this number on share it in Value::madeOn: a reader of bytes that one of them made
-// waits for all of them.
+// Streams from this number on share the number in Value::madeOn. A reader of bytes made on such a
+// stream waits for all such streams.
 constexpr size_t kLastMaker = 32;
 
 uint8_t bitOf(size_t place) {

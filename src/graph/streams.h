@@ -15,16 +15,16 @@ namespace ebb {
 struct Value;
 
 // Note [Bytes of several streams]
-// torch's allocators reuse memory in the order of the stream that allocated it. Eager needs nothing
-// more: a saved tensor lives until backward, and backward runs on the streams of forward, for which
-// it waited. ebb creates and frees memory at other times:
-// 1. Bytes that one stream replayed, copied or brought back may be unpacked on another stream,
-//    which is not ordered after the first. The second stream waits.
+// torch's allocators reuse memory in the order of the allocating stream. Eager needs nothing more:
+// a saved tensor lives until backward, and backward runs on the streams of forward, which have
+// already waited for the tensor. ebb creates and frees memory at other times:
+// 1. Bytes replayed, copied or reloaded on one stream may be unpacked on another stream, without an
+//    order between the two. The second stream waits.
 // 2. A replay reads inputs of the forward, perhaps on another stream, and may drop their last
 //    reference. ebb also frees memory as early as it can, where autograd would hold it until
-//    backward. So the allocator is told of each stream that uses the memory (record_stream).
-// A graph nearly always has one stream per device. Then all this costs one comparison: ebb stores a
-// stream's number with the bytes, and records an event only when another stream needs them.
+//    backward. So ebb tells the allocator of each stream that uses the memory (record_stream). A
+//    graph nearly always has one stream per device. Then the cost is one comparison: ebb stores a
+//    stream's number with the bytes, and records an event only when another stream needs them.
 //
 // The graph's lock guards GraphStreams.
 class GraphStreams {
@@ -58,7 +58,7 @@ class GraphStreams {
     }
   }
 
-  // Orders the current stream after all work of `maker`, which made some of `values`.
+  // Orders the current stream after all work of `maker`, the maker of some of `values`.
   void takeOver(c10::Stream maker, c10::ArrayRef<c10::intrusive_ptr<Value>> values);
 
   // Number of streams on which the graph's ops have run, on all devices.
@@ -83,7 +83,7 @@ class GraphStreams {
   void shareOffCpu(const c10::Storage& storage);
 
   c10::SmallVector<c10::Stream, 2> all_;
-  size_t last_ = 0;  // index of the stream that was current last
+  size_t last_ = 0;  // index of the last current stream
   bool several_ = false;
 };
 

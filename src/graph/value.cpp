@@ -172,7 +172,7 @@ void Value::release_resources() {
   entry.reset();
 }
 
-// See Note [What only ebb holds]. `address` does not match a copy that ebb made.
+// See Note [What only ebb holds]. `address` does not match ebb's own copies.
 void Value::noteEnd() {
   if (madeHere || !bytes || bytes.use_count() > 1 || bytes.data() != address) {
     return;

@@ -50,7 +50,7 @@ enum class ValueState : uint8_t {
   Unneeded,      // nothing: an unused leaf, a freed value, or one lost half way
   Recomputable,  // a recipe; `home` may still hold the contents
   Held,          // bytes: a leaf that something needs, or a materialised value
-  Kept,          // both: other code may write to the storage; or see Note [Made each time]
+  Kept,          // both: kept by policy, writable by other code; or see Note [Made each time]
   Away,          // a stash: offloaded or paged, see Note [Offloaded values]
 };
 
@@ -75,13 +75,13 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   c10::weak_intrusive_ptr<c10::StorageImpl> home{c10::intrusive_ptr<c10::StorageImpl>()};
   c10::Storage bytes;                 // the kept bytes; null unless kept
   c10::intrusive_ptr<Recipe> recipe;  // how to recompute the value; null for a leaf
-  VersionStamp written;               // version of the tensor that last wrote the storage
+  VersionStamp written;               // version of the last writer of the storage
   c10::intrusive_ptr<Stash> stash;    // see Note [Offloaded values]; else null
-  std::unique_ptr<SavedSlice> slice;  // the part that the stash has or will have; null: all
+  std::unique_ptr<SavedSlice> slice;  // the stash's present or future part; null: all
   std::unique_ptr<Rows> rows;         // see Note [Rows]; null: valid rows are unknown
   c10::Storage redefined;             // see Note [Silent writes]; else null
-  // Counters of other tensors that have written this storage: aliases with counters of their own,
-  // such as the results of unsafe_chunk. Null for nearly every value.
+  // Counters of other writers of this storage: aliases with their own counters, such as the results
+  // of unsafe_chunk. Null for nearly every value.
   std::unique_ptr<CounterStamp> otherCounters;
   std::unique_ptr<Witness> witness;  // null outside verify mode
   EntryPtr entry;                    // null unless reports are recorded; see Note [The journal]
@@ -92,7 +92,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   std::atomic<uint32_t> handles{0};  // handles that exist and own this value
   uint32_t read = 0;                 // recipe inputs created; see recipeReaders()
   std::atomic<uint32_t> unread{0};   // recipe inputs destroyed
-  uint16_t rule = UINT16_MAX;        // the policy's rule that decided; see Verdict::rule
+  uint16_t rule = UINT16_MAX;        // the policy's deciding rule; see Verdict::rule
   uint8_t opaque = 0;                // opaque writes in progress
   uint8_t madeOn = 0;     // GraphStreams' number of the stream on which ebb made `bytes`; 0: none
   uint8_t orderedOn = 0;  // streams ordered after `madeOn` and known to the allocator
@@ -122,7 +122,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
                              : ValueState::Unneeded;
   }
 
-  // True if packing, or a recipe that reads the value, makes ebb keep or send the bytes.
+  // True if packing or a recipe's read makes ebb keep or send the bytes.
   bool isKept() const {
     return !recomputes(decision);
   }
@@ -143,13 +143,13 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   // The bytes stay in memory.
   void stay();
 
-  // The value must be kept, whatever the policy says. A value that is due to leave stays due.
+  // The value must be kept, whatever the policy says. A value due to leave stays due.
   void mustBeKept();
 
   // The value does not leave: it is recomputed if it has a recipe, else kept.
   void undoDecision();
 
-  // Takes over the decision of `before`, the state before a write, which the policy saves.
+  // Takes over the decision of `before`, the saved state before a write.
   void inherit(const Value& before);
 
   // How many recipe inputs refer to this value. Counted by hand, because a reference count also
@@ -171,18 +171,18 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   // Sets the recomputed or returned bytes. `onlyOurs`: no other code can write to them.
   void materialise(c10::Storage made, bool onlyOurs);
 
-  // Sets recomputed bytes that no other code writes and that will be freed again.
+  // Sets recomputed bytes without other writers, to be freed again.
   void materialiseInPassing(c10::Storage made);
-  // Frees the bytes that materialiseInPassing() set.
+  // Frees the bytes set by materialiseInPassing().
   void giveUpAgain();
 
   // Records the storage and version of `tensor` as this state's.
   void stamp(const at::Tensor& tensor);
 
-  // Takes over the other counters of the same storage that `before` knew.
+  // Takes over what `before` knew of other counters of the storage.
   void inheritCounters(const Value& before);
 
-  // True if no counter that has written this storage has moved since.
+  // True if no counter of a writer has moved since.
   bool versionHolds() const {
     return written.holds() && (otherCounters == nullptr || otherVersionsHold());
   }
@@ -190,13 +190,13 @@ struct Value final : c10::intrusive_ptr_target, InArena {
 
   // From now on `seen` must not move.
   void learn(const c10::VariableVersion& seen);
-  // `seen`, which showed `at` in this state, must not have moved since.
+  // `seen` must still show `at`, its version in this state.
   void learn(const c10::VariableVersion& seen, uint32_t at);
 
   // `seen` may have moved by one since.
   void allowOne(const c10::VariableVersion& seen);
 
-  // True if `seen`, the counter of a tensor that shows the storage, has written the storage.
+  // True if `seen` is the counter of a known writer of the storage.
   bool knows(const c10::VariableVersion& seen) const;
 
   // The storage of this state, if it lives, still has its memory, and no write to it was seen. A
@@ -220,11 +220,11 @@ struct Value final : c10::intrusive_ptr_target, InArena {
 // True if only handles refer to `value`: no recipe, and no open region.
 bool onlyHandlesOwn(const c10::intrusive_ptr<Value>& value);
 
-// True if the fingerprint shows that `storage`, which holds the leaf `value`, has changed since a
-// recipe first read it.
+// True if, by the fingerprint, `storage` of the leaf `value` has changed since a recipe first read
+// it.
 bool hasChanged(const Value& value, const c10::Storage& storage, VerifyMode mode);
 
-// Identifies the counter object, which the counter's interface does not; null if it is disabled.
+// Identifies the counter object, unlike the counter's interface; null for a disabled counter.
 inline const void* identityOf(const c10::VariableVersion& counter) {
   static_assert(sizeof(c10::VariableVersion) == sizeof(void*));  // the counter is one intrusive_ptr
   const void* identity = nullptr;

@@ -25,17 +25,17 @@ struct Mismatch {
 
 // Note [Verify mode]
 // Verify mode keeps no tensor alive for the comparison, so memory lives and dies as in other modes.
-// ebb copies a state's bytes when they are about to be lost: just before a write that ebb sees, or
-// when the last reference to the storage goes (see Note [Poison]). ebb replays values with a recipe
-// even while their tensor is alive. Each output of a replay is compared with the forward's bytes. A
-// difference is an error only in a tensor that backward unpacks, since gradients depend on nothing
+// ebb copies a state's bytes when they are about to be lost: just before a visible write, or when
+// the last reference to the storage goes (see Note [Poison]). ebb replays values with a recipe even
+// while their tensor is alive. Each output of a replay is compared with the forward's bytes. A
+// difference is an error only in a tensor unpacked by backward, since gradients depend on nothing
 // else. `mismatch` tells where the difference began: an output that differs although no input of
 // its op does.
 struct Witness {
   std::mutex mutex;           // guards bytes: a storage may die on any thread
   c10::Storage bytes;         // null while the state still lives in its storage
   bool lost = false;          // nothing to compare: a workspace, or overwritten unseen
-  const OpTraits* op;         // the op that made the state; its recipe may be gone
+  const OpTraits* op;         // the op of the state; the recipe may be gone
   uint16_t region;            // index in Graph::names
   Output output;              // identifies the op's output
   c10::ScalarType dtype;      // of that output, to compute differences

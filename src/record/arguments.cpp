@@ -122,11 +122,10 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
 // Note [Versions that move first]
 // torch's own operators move the version of an argument after the kernel has written it. An
 // operator made by torch.library.custom_op moves the version before its kernel, so the recorder
-// sees a version that is one ahead. An unseen write could have the same effect. The recorder
-// accepts the move as the operator's own once it has seen that the operator does not move the
-// version after its kernel. Where fingerprints of results would reveal an unseen write, the
-// recorder accepts the move at once. The counter of a factory's result is new to the recorder: see
-// Note [Version stamps].
+// sees a version one ahead. An unseen write could have the same effect. The recorder accepts the
+// move as the operator's own after one call in which the kernel was followed by no move. Where
+// fingerprints of results would reveal an unseen write, the recorder accepts the move at once. The
+// counter of a factory's result is new to the recorder: see Note [Version stamps].
 [[gnu::cold]] bool Arguments::isAhead(const at::Tensor& tensor) {
   auto* known = values_.find(tensor);
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
@@ -154,10 +153,10 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
 }
 
 // Note [Writes to leaves]
-// A write to a storage that was not made inside the region (a parameter, a buffer, an input) is a
-// side effect: it happens once, in the forward, and the new state is a leaf. A write into memory
-// whose old contents no recipe can recompute also gives a leaf. The op's other results are leaves
-// too, since a replay would write again.
+// A write to a storage from outside the region (a parameter, a buffer, an input) is a side effect:
+// the write happens once, in the forward, and the new state is a leaf. A write into memory with
+// unrecomputable old contents also gives a leaf. The op's other results are leaves too, since a
+// replay would write again.
 bool Arguments::writesCanBeReplayed() const {
   return std::all_of(writes_.begin(), writes_.end(), [&](const Write& write) {
     const Value& before = *write.before;

@@ -28,10 +28,10 @@ struct Argument {
   int32_t element;  // in a list; -1: not a list
 };
 
-// One storage that the op writes.
+// One storage written by the op.
 struct Write {
   c10::StorageImpl* storage;         // compared, not owned: `tensor` owns it
-  at::Tensor tensor;                 // an argument that shows the storage
+  at::Tensor tensor;                 // an argument on the storage
   c10::intrusive_ptr<Value> before;  // the state before the write
   uint16_t argument;                 // index of the argument on the stack
   int32_t element;                   // index in a list argument; -1: not a list
@@ -44,7 +44,7 @@ struct Write {
 
 class Arguments {
  public:
-  // Scans all arguments and finds the values that the op writes. Under the graph's lock.
+  // Scans all arguments and finds the written values. Under the graph's lock.
   Arguments(const Call& call, ValueMap& values, bool allRepeat);
 
   const c10::SmallVector<Argument, 4>& tensors() const {
@@ -63,7 +63,7 @@ class Arguments {
   bool areOffCpu() const {
     return !device_.is_cpu();
   }
-  // Device of the first tensor argument that is not on the CPU; the CPU if there is none.
+  // Device of the first tensor argument off the CPU; else the CPU.
   c10::Device device() const {
     return device_;
   }

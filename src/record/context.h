@@ -1,4 +1,4 @@
-// State that the parts of a recorder share.
+// Shared state of the parts of a recorder.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>

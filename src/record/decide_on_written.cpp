@@ -3,9 +3,9 @@
 namespace ebb {
 
 // Note [A write into a saved value]
-// If an in-place op writes to a value that the policy saves, only the written storage is left to
-// keep. The new state inherits the decision. Otherwise `relu_` after a saved convolution would undo
-// it.
+// After an in-place op on a value that the policy saves, only the written storage is left to keep.
+// The new state inherits the decision. Otherwise `relu_` after a saved convolution would undo the
+// decision.
 void decideOnWritten(Value& after, const Value& before, const Verdict& verdict) {
   if (recomputes(verdict.decision) && before.isSaved()) {
     after.inherit(before);

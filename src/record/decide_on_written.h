@@ -1,4 +1,4 @@
-// The decision on a state that an in-place op made.
+// The decision on the result of an in-place op.
 #pragma once
 
 #include "graph/value.h"

@@ -9,8 +9,8 @@
 namespace ebb {
 namespace {
 
-// True if `tensor` has no owners besides `known` references. A kernel in Python may have left a
-// Python object that owns the tensor too.
+// True if `tensor` has no owners besides `known` references. A kernel in Python may have left an
+// owning Python object.
 bool hasNoOtherOwner(const at::TensorBase& tensor, size_t known) {
   const size_t owners = tensor.use_count();
   return owners == known || (owners == known + 1 &&
@@ -27,8 +27,8 @@ struct Base {
 // Note [Results that others hold]
 // If other code holds a result's storage too, this call did not make the result: the op returned a
 // cached tensor. Another run would return the same memory with other contents. So the result is a
-// leaf, and writes to it are side effects. A kernel may return a view of a tensor that it made. The
-// view holds its base, and that reference counts as the result's own.
+// leaf, and writes to it are side effects. A kernel may return a view of a new tensor. The view
+// holds the base, and ebb counts the reference as the result's own.
 bool onlyResultsHold(const OpTraits& op, const c10::IValue* results, const at::Tensor& tensor) {
   const size_t holders = tensor.storage().use_count();
   if (holders == 1) {

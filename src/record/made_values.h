@@ -18,7 +18,7 @@ namespace ebb {
 // See Note [When dead values are looked for]
 class MadeValues {
  public:
-  // A storage and the value that it got at that time. Compared, not owned.
+  // A storage and its value at that time. Compared, not owned.
   using Entry = std::pair<c10::StorageImpl*, const Value*>;
 
   void add(c10::StorageImpl* storage, const Value* value) {
@@ -37,8 +37,8 @@ class MadeValues {
   // How many recent values the next sweep examines.
   size_t nextWindow();
 
-  // Calls `isGone` for each of the last `window` values, latest first, and forgets those for which
-  // it returns true. Returns how many of them are left.
+  // Calls `isGone` for each of the last `window` values, latest first, and forgets dead values.
+  // Returns the number of remaining values among them.
   template <class F>
   size_t sweep(size_t window, F&& isGone) {
     const auto first = entries_.end() - static_cast<std::ptrdiff_t>(window);
@@ -63,7 +63,7 @@ class MadeValues {
   size_t fullAt_ = kFewest;     // size at which all entries are examined
   size_t forgotten_ = 0;        // number of entries forgotten
   size_t sweeps_ = 0;           // number of partial sweeps
-  // by level: entries added in all when a sweep last went that deep
+  // by level: entries added in all when a sweep last reached the level
   std::array<size_t, 24> madeAt_{};
 };
 

@@ -1,5 +1,4 @@
-// Entries that a recorder writes for reports. Called only while reports are recorded: see Note [The
-// journal].
+// A recorder's entries for reports. Called only while reports are recorded: see Note [The journal].
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -16,8 +15,8 @@ namespace ebb {
 class ValueMap;
 
 // `op` made the value, whose `rule` is set, in a result shown by `tensor`. `reason` tells why the
-// value cannot be recomputed; null if it can be, or need not be. A later check finds out if the
-// program still holds values from outside.
+// value cannot be recomputed; null if it can be, or need not be. A later check tells if the program
+// still holds values from outside.
 void noteMade(
     const Context& context,
     Value& value,
@@ -25,9 +24,9 @@ void noteMade(
     const std::string& op,
     const char* reason);
 
-// True if `tensor`, which autograd saves and no op of the region has read yet, gets a value. A
-// profile needs the value to show when backward unpacks a tensor that another function computed. A
-// report needs the value to show if only autograd holds the tensor in the end.
+// True if `tensor`, saved by autograd and not yet read in the region, gets a value. A profile needs
+// the value to show when backward unpacks a tensor computed by another function. A report needs the
+// value to show if only autograd holds the tensor in the end.
 bool isReported(const Context& context, const at::Tensor& tensor);
 
 // For a profile: notes how many rows of the value are valid.

@@ -130,8 +130,8 @@ void OpRecording::run() {
   marks_.opBegins();
 }
 
-// An operator without a recipe may write arguments that its schema marks as read, and may move only
-// the counter of an alias: see Note [Version stamps].
+// An operator without a recipe may write arguments marked as read, and may move only the counter of
+// an alias: see Note [Version stamps].
 [[gnu::cold]] void OpRecording::learnReads() {
   for (const Argument& argument : arguments_.tensors()) {
     if (argument.tensor->defined()) {
@@ -395,9 +395,9 @@ void OpRecording::learnAlias(const at::Tensor& tensor) {
 
 // Note [Uninitialised memory is not a recipe]
 // A kernel that bypasses the dispatcher may fill the result of `empty`, so the result stays a leaf
-// until an op that ebb sees overwrites it. The result of zeros, ones or full is recomputed only if
-// the first op that uses it writes to it. If the first use is a read, an unseen write may have
-// filled the result before, and it becomes a leaf.
+// until a visible op overwrites the memory. The result of zeros, ones or full is recomputed only if
+// its first use is a write. If the first use is a read, an unseen write may have filled the result
+// before, so the result becomes a leaf.
 const char* OpRecording::findObstacle() const {
   if (!arguments_.areRecordable() || !call_.repeatable) {
     return "an argument is sparse, nested, of MKL-DNN or a class of its own";
@@ -477,7 +477,7 @@ const char* OpRecording::findObstacle() const {
   }
 }
 
-// For a result without a recipe, or a result that is kept in spite of a recipe.
+// For a result without a recipe, or a result kept in spite of a recipe.
 [[gnu::cold]] const char* OpRecording::whyNotRecomputed(
     const Value& value, const at::Tensor& tensor) const {
   if (obstacle_ != nullptr) {

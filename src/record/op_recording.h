@@ -17,12 +17,12 @@
 namespace ebb {
 
 // Note [Code that ops seldom need]
-// Recording runs between torch's kernels, which leave cold caches, so each line of code that an op
-// touches costs time. Code for few ops is marked `gnu::cold`, so that the compiler places it
-// elsewhere. Code for many but not all ops is marked `gnu::noinline`. See docs/design/record.md.
+// Recording runs between torch's kernels, which leave cold caches, so each touched line of code
+// costs time. Code for few ops is marked `gnu::cold`, so the compiler places the code elsewhere.
+// Code for many but not all ops is marked `gnu::noinline`. See docs/design/record.md.
 //
-// OpRecording is one call of an operator, from arguments to results. It has many members: later
-// stages of the call need the results of earlier ones.
+// OpRecording is one call of an operator, from arguments to results. OpRecording has many members:
+// stages of the call need results of earlier stages.
 class OpRecording {
  public:
   // Takes the lock of the context's graph.
@@ -46,21 +46,20 @@ class OpRecording {
   void runConvolution();
   void runRandomKernel();
   void recover(bool draws);
-  // True if ebb could free memory after a failed allocation: memory that regions keep, or that is
-  // leaving.
+  // True if ebb could free memory after a failed allocation: memory kept by regions, or leaving.
   bool hasReserve() const {
     return context_.graph->lookahead || context_.counters->bytesOffloaded != 0;
   }
   uint64_t fingerprintOfResult() const;
   // Note [Operators from elsewhere]
-  // An operator that is not torch's own may keep state that no schema shows: a step counter, a
+  // An operator from outside torch may keep state that no schema shows: a step counter, a
   // generator, a cache. A second run would then silently give another result. So ebb keeps the
-  // results, unless a rule of the policy matches the operator: by the rule, the user says that the
-  // operator can be repeated. A checkpointed call says so for all operators inside it
-  // (Context::allRepeat), since torch's checkpoint would run them again. On the CPU, fingerprints
-  // compare the results of both runs in both cases. On other devices only verify mode compares. In
-  // a checkpointed call on the CPU, such an operator may also fill a result of `empty`: ebb can
-  // tell there that no other code has filled the memory, so a replay may use new memory.
+  // results, unless a rule of the policy matches the operator: by the rule, the user calls the
+  // operator repeatable. A checkpointed call says so for all inner operators (Context::allRepeat),
+  // since torch's checkpoint would run them again. On the CPU, fingerprints compare the results of
+  // both runs in both cases. On other devices only verify mode compares. In a checkpointed call on
+  // the CPU, such an operator may also fill a result of `empty`: there ebb can rule out other
+  // writers of the memory, so a replay may use new memory.
   bool isTrusted(const Verdict& verdict) const {
     return !op_.untrusted || context_.allRepeat || verdict.named;
   }

@@ -1,5 +1,4 @@
-// Results that regions keep because no rule says that their operator from elsewhere can be
-// repeated.
+// Results kept by regions because no rule calls their operator from elsewhere repeatable.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -12,8 +11,8 @@
 
 namespace ebb {
 
-// Results of one outermost region that the policy would recompute, but that are kept: see Note
-// [Operators from elsewhere].
+// Results of one outermost region that are kept against the policy's decision to recompute: see
+// Note [Operators from elsewhere].
 class Pinned {
  public:
   void add(const c10::intrusive_ptr<Value>& result, const OpTraits& op) {

@@ -28,7 +28,7 @@ c10::intrusive_ptr<Recipe> RecipeWriter::write() {
   }
   addOthers();
   addInputs();
-  return readsOpaque_ ? nullptr : std::move(recipe_);  // the contents that the op saw are unknown
+  return readsOpaque_ ? nullptr : std::move(recipe_);  // the op's input contents are unknown
 }
 
 void RecipeWriter::addOthers() {
@@ -86,7 +86,7 @@ void RecipeWriter::addInputs() {
   }
 }
 
-// Size of the memory that a replay passes in place of this argument. An operator such as zeros_like
+// Bytes of memory that a replay passes in place of this argument. An operator such as zeros_like
 // reads only the shape and needs no memory.
 int64_t RecipeWriter::bytesOfStandIn(const Argument& argument) const {
   const bool scratch = argument.use == ArgUse::Scratch;

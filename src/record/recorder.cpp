@@ -22,25 +22,25 @@ bool isOnlyRead(const Value& value) {
 }
 
 // Note [State that each forward updates]
-// The next forward will again write a buffer that this region wrote (a spectral norm's vectors, a
-// counter), perhaps in another region before this region's backward. If recipes read a small
-// buffer, ebb copies it when the region ends. ebb does not copy a larger one (gathered parameters,
-// a momentum encoder): a second write before backward is then an error.
+// A buffer written in this region (a spectral norm's vectors, a counter) will be written again in
+// the next forward, perhaps in another region before this region's backward. If recipes read a
+// small buffer, ebb copies the buffer when the region ends. ebb does not copy larger buffers
+// (gathered parameters, a momentum encoder): a second write before backward is then an error.
 bool mustOutliveNextWrite(const Value& value) {
   constexpr size_t kSmall = size_t{1} << 20;
   return value.writtenHere && value.state() == ValueState::Held && !value.isPrivate &&
          value.nbytes <= kSmall && value.recipeReaders() > 0;
 }
 
-// Drops recipes that are no longer needed, see Note [Unpacked bytes may be written]. Runs first, so
-// that inputs of only these recipes need not be kept.
+// Drops unneeded recipes, see Note [Unpacked bytes may be written]. Runs first: inputs of dropped
+// recipes need not be kept.
 void closeOwned(Value& value) {
   if (ownsItsBytes(value)) {
     value.isPrivate = true;
     dropRecipe(value);
   } else if (value.isSaved() && !value.bytes && !value.stash && value.recipeReaders() == 0) {
-    // Handles hold the storage for autograd. If nothing else holds it, nothing will write to it.
-    // The value then needs no recipe, and the recipe's inputs can be freed.
+    // Handles hold the storage for autograd. Without another holder nothing will write to the
+    // storage. The value then needs no recipe, and the recipe's inputs can be freed.
     const auto home = value.home.lock();
     if (home && home.use_count() <= 1 + value.handles.load()) {
       dropRecipe(value);
@@ -48,7 +48,7 @@ void closeOwned(Value& value) {
   }
 }
 
-// Releases the storages that the previous region held after its end.
+// Releases the storages held by the previous region after its end.
 void dropHeldOf(const WeakGraph& weak) {
   const auto graph = weak.lock();
   const bool holds = graph && graph->lookahead && graph->lookahead->holds.load();
@@ -113,7 +113,7 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
 // Note [In-place views]
 // t_, set_ and similar ops change a tensor's geometry or storage, not the contents of a storage.
 // resize_ changes no contents if the storage is large enough. Otherwise the storage gets other
-// memory that begins with the old bytes.
+// memory, with the old bytes first.
 [[gnu::cold]] void Recorder::callInplaceView(Call& call) {
   const at::Tensor tensor = call.arguments[0].toTensor();
   c10::intrusive_ptr<Value> before;
@@ -154,11 +154,11 @@ void Recorder::markRows(const at::Tensor& tensor, const at::Tensor& rows) {
 }
 
 // Note [Opaque writes]
-// The user says that code which torch does not see writes to a tensor. ebb ends the tensor's old
+// The user declares a write to a tensor by code that torch does not see. ebb ends the tensor's old
 // state as for any write. Handles follow the write, as in eager, where no version moves. The
-// contents are unknown during the write, so results of ops that read the tensor then are kept.
-// Afterwards the tensor is a new leaf. If the tensor came from outside the region, an earlier graph
-// may know it too and need its old contents. So ebb moves the version, and a replay that needs the
+// contents are unknown during the write, so results of readers at that time are kept. Afterwards
+// the tensor is a new leaf. If the tensor came from outside the region, an earlier graph may know
+// the tensor too and need the old contents. So ebb moves the version, and a replay that needs the
 // old contents raises.
 [[gnu::cold]] void Recorder::opaqueWriteBegins(const at::Tensor& tensor) {
   if (isRecordable(tensor)) {
@@ -169,9 +169,9 @@ void Recorder::markRows(const at::Tensor& tensor, const at::Tensor& rows) {
 }
 
 // Note [Names]
-// The user names a value after its op has returned, when autograd may have packed it already. If
-// the name makes ebb keep the value, the bytes are held at once for existing handles and recipes,
-// and as usual for later ones. A value that was packed as kept stays kept.
+// The user names a value after its op has returned, when autograd may already have packed the
+// value. If the name makes ebb keep the value, the bytes are held at once for existing handles and
+// recipes, and as usual for later ones. A value packed as kept stays kept.
 void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   if (!isRecordable(tensor)) {
     return;
@@ -393,7 +393,7 @@ void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry) {
     makePrivate(*context_.graph, value, *context_.counters);
   }
   if (value.isPrivate) {
-    return;  // nobody else has its bytes
+    return;  // no other code has the bytes
   }
   if (value.madeHere && !value.home.expired()) {
     results_.add(value, context_.graph);

@@ -41,7 +41,7 @@ class Recorder final : public Interceptor {
   void call(Call& call) override;
   void aliased(const at::Tensor& tensor, const at::Tensor& result) override;
 
-  // The user has named the value that `tensor` shows: the policy may decide again.
+  // The user has named the value of `tensor`: the policy may decide again.
   void name(const at::Tensor& tensor, const std::string& name);
 
   // Marks the first rows of `tensor` as valid: see Note [Rows]. Throws as ebb::markRows does.
@@ -51,12 +51,12 @@ class Recorder final : public Interceptor {
   // keeping and recomputing its bytes.
   Packed pack(const at::Tensor& tensor, bool part);
 
-  // Begins a write that torch does not see: see Note [Opaque writes].
+  // Begins a write unseen by torch: see Note [Opaque writes].
   void opaqueWriteBegins(const at::Tensor& tensor);
-  // Ends a write that opaqueWriteBegins() began.
+  // Ends a write begun by opaqueWriteBegins().
   void opaqueWriteEnds(const at::Tensor& tensor);
 
-  // A collective that is not an operator is about to write to `tensor`.
+  // A collective outside the dispatcher is about to write to `tensor`.
   void collectiveWrites(const at::Tensor& tensor);
 
   // Begins an outermost region. A recorder serves one region after the other.
@@ -65,7 +65,7 @@ class Recorder final : public Interceptor {
   // Sets the innermost region's policy, index in Graph::names, counters and Context::allRepeat.
   void enter(Decider* decider, uint16_t region, RegionCounters* counters, bool allRepeat);
 
-  // Ends the outermost region. No version is left to be moved by autograd.
+  // Ends the outermost region. By then autograd has counted all writes.
   void close();
 
   // Called after close(), without a lock: see Pinned.

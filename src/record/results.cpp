@@ -39,16 +39,15 @@ void Results::forgetDead() {
 }
 
 // Note [Results that are written later]
-// A result of one region is a leaf of a later region that reads it, and the program owns its bytes.
-// If a third region writes to the result, eager raises only if autograd has saved it; a replay
-// would need the old contents. So before the write, ebb copies the bytes for each graph whose
-// recipes still read them, as in Note [Copy on write]. The alternative would be to recompute the
-// result in the graph that made it. That graph's recipes and all their inputs would then have to
-// stay alive in case of such a write.
-// ebb copies only results of regions. A storage from outside may be a parameter that FSDP empties
-// and gathers again, so its bytes at the time of the write may differ from the bytes that the
-// recipe read. ebb does not see writes outside of regions and writes of other threads; the replay
-// then raises.
+// A result of one region is a leaf of a later region that reads the result, and the program owns
+// the bytes. If a third region writes to the result, eager raises only if autograd has saved the
+// result; a replay would need the old contents. So before the write, ebb copies the bytes for each
+// graph whose recipes still read the bytes, as in Note [Copy on write]. ebb does not recompute the
+// result in the graph that made it: the graph's recipes and all their inputs would have to stay
+// alive in case of such a write. ebb copies only results of regions. A storage from outside may be
+// a parameter emptied and gathered again by FSDP, so the bytes at the time of the write may differ
+// from the bytes read by the recipe. ebb does not see writes outside of regions and writes of other
+// threads; the replay then raises.
 void ReadResults::add(
     const c10::intrusive_ptr<Value>& leaf, const c10::intrusive_ptr<Graph>& graph) {
   if (all_.size() >= sweepAt_) {

@@ -1,4 +1,4 @@
-// State that ended regions of a thread leave for later regions.
+// State left by ended regions of a thread for later regions.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -20,7 +20,7 @@ class Results {
   // `graph` made `value`, and the graph's region has ended.
   void add(const Value& value, const c10::intrusive_ptr<Graph>& graph);
 
-  // The graph that made the contents of `tensor`; the graph may be gone. Null if unknown.
+  // The graph that made the contents of `tensor`; may be gone. Null if unknown.
   const WeakGraph* madeBy(const at::Tensor& tensor) const;
 
  private:
@@ -36,8 +36,8 @@ class Results {
   size_t sweepAt_ = 64;                        // size at which dead entries are removed
 };
 
-// Graphs that read results which a later region may write: see Note [Results that are written
-// later].
+// Graphs that read results of regions. A later region may write to such results: see Note [Results
+// that are written later].
 class ReadResults {
  public:
   // Recipes of `graph`, whose region has ended, read `leaf`. The program owns the leaf's bytes too.

@@ -1,4 +1,4 @@
-// Marks of valid rows that the user set in the open region: see Note [Rows].
+// The user's marks of valid rows in the open region: see Note [Rows].
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -34,8 +34,8 @@ class RowMarks {
     packedSince_.push_back(storageOf(tensor));
   }
 
-  // An operator that may mix rows is about to read `tensor`. If the operator has packed it too, its
-  // backward may mix rows: then the value is kept, neither paged nor recomputed.
+  // An operator that may mix rows is about to read `tensor`. If the operator has packed `tensor`
+  // too, its backward may mix rows: then the value is kept, neither paged nor recomputed.
   void needDeadRows(const at::Tensor& tensor);
 
   // The next operator begins.
@@ -46,15 +46,15 @@ class RowMarks {
   void clear();
 
  private:
-  // The shared count for `rows`: an operator may read all tensors that were given the same count.
+  // The shared count for `rows`: an operator may read all tensors of one count together.
   RowCountPtr countOf(const at::Tensor& tensor, const at::Tensor& rows);
 
   const Context& context_;
   ValueMap& values_;
   Sender& sender_;
   std::vector<RowCountPtr> counts_;  // counts given in the outermost region
-  // Storages with rows that autograd has packed since the last op. They belong to the next op, if
-  // it is torch's own: such an op packs its inputs before it runs. Compared, never dereferenced.
+  // Storages with rows packed by autograd since the last op. The next op has packed them, if that
+  // op is torch's own: such an op packs inputs before the run. Compared, never dereferenced.
   c10::SmallVector<c10::StorageImpl*, 4> packedSince_;
 };
 

@@ -13,14 +13,13 @@ namespace ebb {
 namespace {
 
 // Note [Operators that are tried again]
-// A kernel that has thrown may have done a part of its work. The part does not matter if all of it
-// went to memory of the kernel's own. Then the op writes to no argument; it is torch's own, so it
-// keeps no state; it does not communicate; and its random numbers can be drawn again. So an earlier
-// run leaves no trace. During a capture, launched work would be a part of the graph, so ebb does
-// not try again. A boxed call takes its arguments from the stack, some of them before it fails. So
-// ebb holds the arguments during the run, if ebb has memory that it could free. Likewise ebb copies
-// and restores the small buffers that an op such as batch norm writes beside its results: its
-// running statistics.
+// A kernel may throw after a part of its work. The failed run leaves no trace under four
+// conditions: the op writes to no argument; the op is torch's own and so keeps no state; the op
+// does not communicate; and its random numbers can be drawn again. During a capture, launched work
+// would be a part of the graph, so ebb does not try again. A boxed call takes its arguments from
+// the stack, some before the failure. So ebb holds the arguments during the run, if ebb has memory
+// to free. Likewise ebb copies and restores the small buffers that an op writes beside its results,
+// such as the running statistics of batch norm.
 bool leavesNoTrace(const Call& call, const Arguments& arguments) {
   const auto isSmall = [](const Write& write) {
     constexpr size_t kSmall = size_t{1} << 20;

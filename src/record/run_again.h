@@ -13,9 +13,9 @@
 
 namespace ebb {
 
-// Arguments that a call takes from the stack or writes, kept for another run.
+// Arguments taken from the stack or written by a call, kept for another run.
 struct KeptArguments {
-  // Old contents of a storage that the call writes.
+  // Old contents of a written storage.
   struct Before {
     c10::Storage storage;
     c10::Storage bytes;
@@ -31,7 +31,7 @@ inline bool usesUp(const Call& call, const Arguments& arguments) {
   return call.stack != nullptr || !arguments.writes().empty();
 }
 
-// Runs the call, and again after a failure that relief can fix. `holds`: keep the arguments for
+// Runs the call, and again if a failed allocation can be relieved. `holds`: keep the arguments for
 // another run. `random`: null if the call draws nothing.
 const c10::IValue* runKeeping(
     Call& call, const Arguments& arguments, bool holds, RandomScope* random);

@@ -18,17 +18,17 @@
 
 namespace ebb {
 // Note [Offloaded values]
-// ebb sends a value that the policy offloads when autograd packs it. A value that only recipes read
-// stays on the device first, since most recipes are never needed. ebb sends such a value when the
-// region ends and a handle needs it, or in a sweep of the map if a handle would need it at an end
-// of the region there. ebb treats a value in the same way if all packs and recipes show the same
-// small slice. Then only the slice is sent, see Note [Saved slices]. After sending, a stash stands
-// for the bytes, and the value needs no recipe. A write that ebb sees waits for the copy, so the
-// stash surely holds the state before the write (isPrivate). After a write that ebb does not see,
-// the version has moved, and reading the old state raises, as for a leaf. If no host memory is
-// left, ebb recomputes the value, or keeps it if it has no recipe. ebb pages a value in the same
-// way, to a page pool and as a whole, if the value has rows; see Note [Rows]. A value without rows
-// when autograd packs it is kept.
+// ebb sends an offloaded value when autograd packs the value. A value read only by recipes stays on
+// the device first, since most recipes are never needed. ebb sends such a value when the region
+// ends and a handle needs the value. A sweep of the map sends the value too, if a handle would need
+// it at an end of the region there. ebb treats a value in the same way if all packs and recipes
+// show the same small slice. Then only the slice is sent, see Note [Saved slices]. After sending, a
+// stash stands for the bytes, and the value needs no recipe. A visible write waits for the copy, so
+// the stash surely holds the state before the write (isPrivate). After an unseen write the version
+// has moved, and reading the old state raises, as for a leaf. If no host memory is left, ebb
+// recomputes the value, or keeps a value without a recipe. ebb pages a value in the same way, to a
+// page pool and as a whole, if the value has rows; see Note [Rows]. A value without rows when
+// autograd packs it is kept.
 void Sender::send(Value& value, const c10::Storage& storage) {
   value.due = false;
   // False if other code resized the storage: there is nothing to send.
@@ -122,9 +122,9 @@ void Sender::sendOrWait(Value& value, const at::Tensor& tensor) {
 }
 
 // Note [What is done later]
-// When ebb sweeps the map or ends the region, it sends values that only recipes read, and copies
-// small state. Both run on the current stream, which may not be ordered after the stream that made
-// the bytes. So ebb remembers the streams of such values and waits for them.
+// At a sweep of the map and at the end of the region, ebb sends values read only by recipes, and
+// copies small state. Both run on the current stream, perhaps not ordered after the stream of the
+// bytes. So ebb remembers the streams of such values and waits for them.
 void Sender::noteStream(c10::Device device) {
   if (!device.is_cpu()) {
     const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);

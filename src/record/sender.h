@@ -29,26 +29,26 @@ class Sender {
   // Records a fingerprint of a computed value that the program may still hold.
   void watchEscaped(Value& value);
 
-  // Sends the value's bytes, in `storage`, to their destination. If that fails, keeps the bytes, or
-  // drops them if they can be recomputed.
+  // Sends the value's bytes, in `storage`, to their destination. After a failure, keeps the bytes,
+  // or drops recomputable bytes.
   void send(Value& value, const c10::Storage& storage);
 
   // Autograd packs `tensor`, which shows the value. Sends the bytes, or waits if `tensor` shows a
   // small slice: the rest of the value may never be needed.
   void sendOrWait(Value& value, const at::Tensor& tensor);
 
-  // `tensor` shows more of the value than the slice that its stash has, or will have.
+  // `tensor` shows more of the value than the stash's present or future slice.
   void needAll(Value& value, const at::Tensor& tensor);
 
   // True if the value, shown by `tensor`, may be sent to its destination.
   static bool canLeave(const Value& value, const at::Tensor& tensor);
 
-  // True if the region sends its input `tensor`: another autograd function computed it, and it is
-  // no parameter and no view of one.
+  // True if the region sends its input `tensor`: computed by another autograd function, neither a
+  // parameter nor a view of a parameter.
   bool offloadsInput(const at::Tensor& tensor) const;
 
-  // Sends the values that something needs. Consumers come before their inputs. Values that nothing
-  // needs are released at once, together with the inputs that only they need.
+  // Sends needed values. Consumers come before inputs. Unneeded values are released at once,
+  // together with inputs that nothing else needs.
   void sendKept(std::vector<c10::intrusive_ptr<Value>> values);
 
   // Remembers the current stream of `device`: see Note [What is done later].

@@ -1,4 +1,4 @@
-// Detects writes of an operator from elsewhere that its schema does not declare.
+// Detects undeclared writes of an operator from elsewhere.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -12,10 +12,10 @@ namespace ebb {
 
 // Note [Unsaid writes]
 // ebb's tables list torch's operators whose schemas omit writes. For an operator from elsewhere (a
-// C++ kernel in a torch.library) there is no such list, and if it writes below torch no version
-// moves. So on the CPU, where reading bytes waits for nothing, ebb compares fingerprints of the
-// arguments that the operator should only read, before and after the run. A changed argument counts
-// as an opaque write, and the operator is not replayed.
+// C++ kernel in a torch.library) there is no such list, and a write below torch moves no version.
+// So on the CPU, where reading bytes waits for nothing, ebb compares fingerprints of the read-only
+// arguments before and after the run. A changed argument counts as an opaque write, and the
+// operator is not replayed.
 class UnsaidWrites {
  public:
   // Takes the fingerprints before the kernel runs.

@@ -20,7 +20,7 @@ namespace {
 // See Note [When dead values are looked for]
 constexpr size_t kSweepBytes = size_t{16} << 20;
 
-// Simulates releasing references to values, and tells which values would die.
+// Simulates the release of references to values, and finds the values that would die.
 class Dying {
  public:
   // Releases one more reference to `value`.
@@ -127,19 +127,18 @@ void ValueMap::clear() {
 }
 
 // Note [Version stamps]
-// A value remembers the version counter of the tensor that last wrote it, and the version. Suppose
-// an op reads the storage through a tensor whose version has moved without a write that ebb saw.
-// Then a write happened below ebb (a compiled function, mark_dirty). The storage then is a new
-// leaf, so that ebb never uses a stale recipe. The same holds for a storage that the program has
-// resized, or given other memory. In-place ops move the version after their kernel has returned. So
-// ebb settles the stamp of a written value at the next op, pack or exit: by one, and only where
-// torch will have moved the version, see Note [Which writes are counted]. For an op called by a
-// __torch_dispatch__, autograd has run before, so no version moves. Aliases may have counters of
-// their own (`x.data`, the results of _unsafe_view and unsafe_chunk, parameters in one flat
-// buffer). A value knows all counters of tensors that have shown its storage, and is valid only
-// while none of them moves. If the storage came from outside, ebb accepts a new counter as it is.
-// If the storage was made inside the region, ebb accepts a new counter only if its version is 0: no
-// write has happened through it.
+// A value remembers the version counter of its last writer, and the version. An op may read the
+// storage through a tensor whose version has moved without a visible write. Then a write happened
+// below ebb (a compiled function, mark_dirty). So the storage is a new leaf, and ebb never uses the
+// stale recipe. The same holds for a storage resized by the program, or given other memory.
+// In-place ops move the version after their kernel has returned. So ebb settles the stamp of a
+// written value at the next op, pack or exit: by one, and only where torch will have moved the
+// version, see Note [Which writes are counted]. For an op called by a __torch_dispatch__, autograd
+// has run before, so no version moves. Aliases may have counters of their own (`x.data`, the
+// results of _unsafe_view and unsafe_chunk, parameters in one flat buffer). A value knows the
+// counters of all tensors seen on its storage, and is valid only while no counter moves. If the
+// storage came from outside, ebb accepts any new counter. If the storage was made inside the
+// region, ebb accepts a new counter only at version 0, before any write.
 c10::intrusive_ptr<Value>& ValueMap::current(const at::Tensor& tensor) {
   return current(values_[storageOf(tensor)], tensor);
 }
@@ -201,8 +200,8 @@ c10::intrusive_ptr<Value>& ValueMap::current(
 
 // Note [Copy on write]
 // The storage of `value` is about to be written. If the value's bytes are kept there and recipes
-// still need them, ebb copies them first, so that a replay sees the contents that the forward saw.
-// A value with a recipe is recomputed instead.
+// still need the bytes, ebb copies them first, so a replay sees the same contents as the forward. A
+// value with a recipe is recomputed instead.
 void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indifferent) {
   if (value->witness) {
     stateEnds(*value, true);
@@ -221,7 +220,7 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
   }
   const auto needed = [&] { return !value->recipe && value->recipeReaders() > indifferent; };
   if (needed()) {
-    dropUnused(made_.size());  // recipes that only the map keeps alive need nothing
+    dropUnused(made_.size());  // recipes kept alive only by the map need nothing
   }
   if (needed()) {
     makePrivate(*context_.graph, *value, *context_.counters);
@@ -231,8 +230,8 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
 }
 
 // Note [Silent writes]
-// Eager's saved tensors share the storage, so backward sees a write that does not move their
-// version. A handle on a recomputed value follows such a write: `redefined` keeps the storage.
+// Eager's saved tensors share the storage, so backward sees a write without a moved version. A
+// handle on a recomputed value follows such a write: `redefined` keeps the storage.
 ValueMap& ValueMap::settle() {
   for (Unsettled& entry : unsettled_) {
     Value& after = *entry.after;
@@ -304,9 +303,9 @@ void ValueMap::sweep() {
   sender_.forgetBytes();
 }
 
-// Forgets those of the last `window` values that the program can no longer reach: nothing refers to
-// the value, and its storage is gone or only ebb holds it. Consumers go before their inputs.
-// Returns how many of the values are left.
+// Forgets unreachable values among the last `window`: nothing refers to the value, and the storage
+// is gone or held by ebb alone. Consumers go before their inputs. Returns how many of the values
+// are left.
 [[gnu::cold]] size_t ValueMap::dropUnused(size_t window) {
   return made_.sweep(window, [&](const MadeValues::Entry& made) {
     const auto entry = values_.find(made.first);
@@ -326,9 +325,9 @@ void ValueMap::sweep() {
   });
 }
 
-// Values to be sent among the last `window`, all of which are in the map, if the region ended here
-// and needed them. Excludes values that are read only by recipes whose results autograd has not
-// saved so far: most such recipes are never needed.
+// Values to be sent among the last `window` that would be needed if the region ended here. All
+// `window` values are in the map. Excludes values read only by recipes without saved results so
+// far: most such recipes are never needed.
 std::vector<c10::intrusive_ptr<Value>> ValueMap::neededToSend(size_t window) const {
   const auto latest = made_.latest(window);
   std::vector<c10::intrusive_ptr<Value>> found;

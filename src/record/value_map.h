@@ -1,4 +1,4 @@
-// Maps each storage to its current state: the values that the open region knows.
+// Maps each storage to its current state: the values known in the open region.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -18,7 +18,7 @@ namespace ebb {
 
 class Sender;
 
-// A value made by a write whose version torch may still move: see Note [Version stamps].
+// A written value whose version torch may still move: see Note [Version stamps].
 struct Unsettled {
   c10::intrusive_ptr<Value> after;   // the new state; its stamp may be one short
   c10::intrusive_ptr<Value> before;  // the old state, if autograd had packed it
@@ -60,11 +60,11 @@ class ValueMap {
     values_.erase(storage);
   }
 
-  // The storage of `value` is about to be written: see Note [Copy on write]. Among the recipe
-  // inputs that refer to `value`, `indifferent` do not need the old state.
+  // The storage of `value` is about to be written: see Note [Copy on write]. `indifferent` of the
+  // recipe inputs with `value` do not need the old state.
   void supersede(const c10::intrusive_ptr<Value>& value, size_t indifferent);
 
-  // A write that ebb does not see changes `tensor`. Returns the new state, a leaf.
+  // An unseen write changes `tensor`. Returns the new state, a leaf.
   Value& replaceByLeaf(const at::Tensor& tensor);
 
   // The storage of `value` has got other memory.
@@ -82,7 +82,7 @@ class ValueMap {
   // Forgets dead values and sends those due. No recipe may be on its way into the map.
   void sweep();
 
-  // Values to be offloaded that have not been sent, latest first.
+  // Unsent values to be offloaded, latest first.
   std::vector<c10::intrusive_ptr<Value>> keptToSend() const;
 
   const Map& all() const {
@@ -102,26 +102,25 @@ class ValueMap {
   std::vector<Unsettled> unsettled_;  // see Note [Version stamps]
 };
 
-// True if only the value and its handles hold its kept bytes. Then no other code can write to them,
-// and the value needs no recipe. False if other code resized the storage before.
+// True if only the value and its handles hold the kept bytes. Then no other code can write to the
+// bytes, and the value needs no recipe. False if other code resized the storage before.
 bool ownsItsBytes(const Value& value);
 
-// Drops the recipe of a value whose bytes no other code can write. Keeps the recipe of a value that
-// is due: it may find no host memory.
+// Drops the recipe of a value whose bytes no other code can write. Keeps the recipe of a due value,
+// because host memory may run out.
 void dropRecipe(Value& value);
 
-// Gives a leaf of `graph` a copy of its bytes, because other code may write to them.
+// Gives a leaf of `graph` a copy of its bytes, because other code may write to the original.
 void makePrivate(Graph& graph, Value& value, RegionCounters& counters);
 
-// The storage of a recomputable value, if other code holds it too; else null.
+// The storage of a recomputable value with other holders; else null.
 c10::Storage escapedStorage(const Value& value);
 
-// Moves the version of a tensor that was written unseen, if more than `ours` values know its
-// storage: other graphs may need its old contents.
+// Moves the version of a tensor written unseen, if more than `ours` values know the storage: other
+// graphs may need the old contents.
 void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours);
 
-// Calls moveVersionIfNeeded() for a tensor that a collective has written, if autograd knows that it
-// was computed.
+// Calls moveVersionIfNeeded() for a tensor written by a collective, if the tensor has a grad_fn.
 void moveVersionOfComputed(const at::Tensor& tensor, size_t ours);
 
 }  // namespace ebb

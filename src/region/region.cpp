@@ -44,9 +44,9 @@ size_t hookDepth() {
   return at::SavedTensorDefaultHooks::get_tls_state().stack.size();
 }
 
-// True if a tracer that was started inside the region follows this thread's tensors by identity. A
-// handle unpacks another tensor than was packed, which would be a constant in the tracer's graph.
-// Python does not enter a region during a trace.
+// True if a tracer started inside the region follows this thread's tensors by identity. A handle
+// unpacks a new tensor, and a new tensor would be a constant in the tracer's graph. Python does not
+// enter a region during a trace.
 bool isTraced() {
   using c10::impl::TorchDispatchModeKey;
   using c10::impl::TorchDispatchModeTLS;
@@ -55,7 +55,7 @@ bool isTraced() {
           TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY).has_value());
 }
 
-// Frames that were left on another thread. The thread that entered them drops them.
+// Frames left on another thread. The entering thread drops such frames.
 class Abandoned {
  public:
   static Abandoned& get() {

@@ -8,16 +8,16 @@ namespace ebb {
 // Note [Made each time]
 // To need less memory than one region's activations, ops must run more than once. A value with the
 // decision RECOMPUTE_EACH_TIME is recomputed in passing for the other values of a slice:
-// 1. The value has bytes from the run of its recipe until the last recipe of the slice that needs
-//    the value has run; no bytes if no recipe needs the value. The value keeps its recipe, so the
-//    next slice that needs the value recomputes it.
+// 1. The value has bytes from the run of its recipe until the slice's last reader of the value has
+//    run; without a reader, no bytes. The value keeps its recipe, so the next slice can recompute
+//    the value.
 // 2. If the slice is for the value itself, backward has arrived: the value is held and drops its
 //    recipe, like any other. So do other outputs of the same run that a handle waits for: a
 //    backward function unpacks all outputs of its operator, and would cause a run for each.
-// 3. A recipe that stays needs its inputs again. Each input is a leaf, or is held since the first
-//    slice that recomputed or reloaded it, or has a recipe too. So a run may overwrite a buffer if
-//    the run's recipe is dropped and nothing else reads the buffer, or if the buffer is freed after
-//    the run anyway. Otherwise the run gets a copy.
+// 3. A recipe that stays needs its inputs again. Each input is a leaf, or has a recipe too, or is
+//    held since its first recomputation or reload. So a run may overwrite a buffer if the run's
+//    recipe is dropped and nothing else reads the buffer, or if the buffer is freed after the run
+//    anyway. Otherwise the run gets a copy.
 // 4. A replay ahead of backward recomputes such values only for other values. If backward needs
 //    such a value itself, backward recomputes it on arrival.
 

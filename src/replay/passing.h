@@ -1,4 +1,4 @@
-// Values that a slice recomputes for other values of the slice, and frees again.
+// Values recomputed in a slice for other values of the slice, and freed again.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -19,12 +19,12 @@ class Passing {
   // that a handle waits for.
   Passing(const Value& wanted, bool isBackward);
 
-  // Frees the values that are left.
+  // Frees the remaining values.
   ~Passing();
   Passing(const Passing&) = delete;
   Passing& operator=(const Passing&) = delete;
 
-  // Notes that `reader` will run and needs `value`, which must be recomputed.
+  // `reader` will run and needs `value`, a value to be recomputed.
   void needs(const Recipe& reader, Value& value) {
     if (value.isMadeEachTime()) [[unlikely]] {
       Read& read = reads_[&value];
@@ -37,19 +37,19 @@ class Passing {
     return value.isMadeEachTime() && !isWanted(value);
   }
 
-  // Gives `value` its `bytes` until the last recipe of the slice that needs the value has run.
-  // Returns false, and stores nothing, if no recipe needs the value.
+  // Gives `value` its `bytes` until the slice's last reader of the value has run. Returns false,
+  // and stores nothing, if no recipe needs the value.
   bool made(Value& value, c10::Storage bytes);
 
   // True if hasRun(reader) will free `value`.
   bool isLastToRead(const Recipe& reader, const Value& value) const;
 
-  // Frees the values that no later recipe of the slice needs.
+  // Frees values without a later reader in the slice.
   void hasRun(const Recipe& reader);
 
  private:
   struct Read {
-    uint64_t last = 0;  // sequence of the last recipe of the slice that needs the value
+    uint64_t last = 0;  // sequence of the slice's last reader of the value
     bool made = false;  // recomputed by this slice and not yet freed
   };
 
@@ -61,7 +61,7 @@ class Passing {
   static void giveUp(Value& value, Read& read);
 
   c10::SmallVector<const Value*, 2> wanted_;
-  uint16_t inner_ = 0;  // the inner region that backward has reached; 0: none
+  uint16_t inner_ = 0;  // the inner region reached by backward; 0: none
   // Recipes that will run keep the keys alive.
   ska::flat_hash_map<Value*, Read> reads_;
 };

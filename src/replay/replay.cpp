@@ -29,7 +29,7 @@ namespace {
   journal.add("reload", op, start, value.nbytes);
 }
 
-// Copies the bytes of an offloaded value back to the device. Null if its storage was written unseen
+// Restores the bytes of an offloaded value on the device. Null if the storage was written unseen
 // before the copy to the host was safe, or if `watch` does not allow the copy yet.
 c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) {
   RECORD_USER_SCOPE("ebb::reload");
@@ -115,7 +115,7 @@ class Slice {
       passing_.hasRun(*recipe);
       ++counters.opsReplayed;
       counters.opsReplayedAhead += watch_ ? 1 : 0;
-      recipe.reset();  // frees inputs that nothing else needs
+      recipe.reset();  // frees inputs without other users
       if (watch_) {
         watch_->end();
       }
@@ -192,8 +192,8 @@ class Slice {
     return value.tampered || (!value.isPrivate && ebb::hasChanged(value, storage, graph_.verify));
   }
 
-  // For a value that outlives the region and that the program has written unseen. Handles follow
-  // the write, as eager's saved tensors do.
+  // For a value that outlives the region and was written unseen. Handles follow the write, as
+  // eager's saved tensors do.
   void becomeRecomputable(Value& value, c10::Storage written) {
     value.superseded = true;
     value.bytes = c10::Storage();
@@ -275,9 +275,9 @@ class Slice {
 // Note [Replay]
 // ebb collects the needed recipes backwards from the wanted value and stops at values whose bytes
 // are available. The recipes run in the order of recording, with autograd, dispatch modes and ebb's
-// key excluded. Each result that is still referenced gets its bytes and drops its recipe. Inputs
-// that nothing else needs go with the recipe. So a slice holds as little as possible, and no recipe
-// runs twice, except where the policy asks for it: see Note [Made each time].
+// key excluded. Each referenced result gets its bytes and drops its recipe. Inputs without other
+// users go with the recipe. So a slice holds as little as possible, and no recipe runs twice,
+// except by the policy's choice: see Note [Made each time].
 c10::Storage materialise(Graph& graph, Value& value) {
   if (value.state() == ValueState::Away) {
     return bringBack(graph, value);

@@ -8,9 +8,9 @@
 
 namespace ebb {
 
-// Returns the storage that holds `value`, after replaying as few recipes as possible. The caller
-// holds the graph's lock and not the GIL. Throws an error that names op, region and fix if a leaf
-// that a recipe needs was written or freed after the region.
+// Returns the storage of `value`, after replaying as few recipes as possible. The caller holds the
+// graph's lock and not the GIL. If a needed leaf was written or freed after the region, throws an
+// error with op, region and fix.
 c10::Storage materialise(Graph& graph, Value& value);
 
 // Decides how far a replay ahead of backward may go. All methods are called under the graph's lock.
@@ -22,8 +22,8 @@ class AheadWatch {
   // True if recipe `by` may read the bytes of `input`, in `storage`, before backward would.
   virtual bool mayRead(const Value& input, const c10::Storage& storage, const Recipe& by) = 0;
 
-  // The bytes of an `input` that is away; null if they may not be brought back yet. `living`: see
-  // Stash.
+  // The bytes of an `input` in state Away; null if the bytes may not be brought back yet. `living`:
+  // see Stash.
   virtual c10::Storage fetch(Value& input, const c10::Storage& living) = 0;
 
   // True if `recipe` may run now. Then the recipe runs.
@@ -32,8 +32,8 @@ class AheadWatch {
   virtual void end() = 0;
 };
 
-// Materialises `value` before backward needs it, as far as `watch` allows. Values that are left can
-// be materialised later. Returns true if `watch` allowed everything. Throws as materialise() does.
+// Materialises `value` before backward needs it, as far as `watch` allows. Remaining values can be
+// materialised later. Returns true if `watch` allowed everything. Throws as materialise() does.
 bool materialiseAhead(Graph& graph, Value& value, AheadWatch& watch);
 
 }  // namespace ebb

@@ -25,7 +25,7 @@ bool isWrite(ArgUse use) {
   return use == ArgUse::Write || use == ArgUse::Overwrite;
 }
 
-// One run of a recipe. Rerun has many methods: each checks one thing that may have changed.
+// One run of a recipe. Rerun has many methods: each checks a different possible change.
 class Rerun {
  public:
   // `stack` is empty; its memory is reused.
@@ -63,7 +63,7 @@ class Rerun {
   }
 
  private:
-  // A buffer for a value that the op writes.
+  // A buffer for a value written by the op.
   struct Buffer {
     Value* value;
     c10::Storage storage;
@@ -143,9 +143,9 @@ class Rerun {
     return viewOf(storage, input.flags, shape, input.offset);
   }
 
-  // Gives the op a private copy of a value that it writes, or the value's own buffer if nothing
-  // else needs it. All arguments that show the same value get the same buffer: they aliased in the
-  // forward.
+  // Gives the op a private copy of a value to be written, or the value's own buffer if nothing else
+  // needs the buffer. All arguments that show the same value get the same buffer: the arguments
+  // aliased in the forward.
   c10::Storage bufferFor(const Input& input) {
     for (const Buffer& buffer : buffers_) {
       if (buffer.value == input.value.get()) {
@@ -179,7 +179,7 @@ class Rerun {
   }
 
   // True if no other code can be using the bytes, on any stream, and a failed run need not restore
-  // them.
+  // the bytes.
   bool mayBeTaken(const Value& value) const {
     return value.isPrivate && !graph_.streams.areSeveral() && asker_ == Asker::Backward;
   }
@@ -191,8 +191,8 @@ class Rerun {
            (input.value.use_count() == ours && runsForTheLastTime());
   }
 
-  // True if every living output takes its bytes from this run and keeps them, so that no output
-  // runs the recipe again.
+  // True if every living output takes its bytes from this run and keeps them, so no output runs the
+  // recipe again.
   bool runsForTheLastTime() const {
     return std::all_of(recipe_.outputs.begin(), recipe_.outputs.end(), [&](const Output& output) {
       const auto value = output.value.lock();

@@ -16,9 +16,9 @@ enum class Asker : uint8_t {
   Nobody,
 };
 
-// Runs `recipe` and gives the results that are still referenced their bytes; `passing` says for how
-// long. `stack` is empty; its memory is reused. Throws an error that names op, region and fix if
-// the run cannot be the same as in the forward.
+// Runs `recipe` and gives bytes to its referenced results; `passing` says for how long. `stack` is
+// empty; its memory is reused. Throws an error with op, region and fix if the run cannot be the
+// same as in the forward.
 void rerun(
     Graph& graph,
     Recipe& recipe,

@@ -23,13 +23,13 @@ using NodePointer = std::shared_ptr<autograd::Node>;
 
 // Note [Handles without Python]
 // SavedVariable asks the default engine for saved-tensor hooks, and hooks are a C++ interface. So
-// ebb puts its own engine in front of the default one. ebb's engine forwards everything, except
-// that in a region it answers the question for hooks itself. Pack and unpack are then plain virtual
-// calls: no Python object, no GIL. Hooks that the user pushes inside the region win, because
-// innermost hooks win. Hooks pushed outside see tensors packed outside.
+// ebb puts its own engine in front of the default one. ebb's engine forwards everything, except the
+// question for hooks in a region. Pack and unpack are then plain virtual calls: no Python object,
+// no GIL. Hooks pushed inside the region win, because innermost hooks win. Hooks pushed outside see
+// tensors packed outside.
 //
 // If there is an interpreter, the default engine is the Python engine: a static object that torch
-// rebuilds in place after a fork. So a reference to it stays valid.
+// rebuilds in place after a fork. So a reference to the engine stays valid.
 class ForwardingEngine final : public autograd::Engine {
  public:
   ForwardingEngine(autograd::Engine& next, Recorder* (*recorderForPacking)())

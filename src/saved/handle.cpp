@@ -51,9 +51,9 @@ at::Tensor Handle::unpack() {
 }
 
 // Note [Version checks]
-// Saved-tensor hooks disable autograd's own check, so this check is the only one. It raises exactly
-// where eager raises: when the version of the packed tensor has moved since packing. Leaves that a
-// recipe needs are checked too, in Slice::throwLostLeaf.
+// Saved-tensor hooks disable autograd's own check, so no other check is left. The check raises
+// exactly where eager raises: when the version of the packed tensor has moved since packing. Leaves
+// needed by a recipe are checked too, in Slice::throwLostLeaf.
 void Handle::checkVersion() const {
   TORCH_CHECK(
       !counter_.enabled() || counter_.current_version() == version_,
@@ -70,7 +70,7 @@ void Handle::checkVersion() const {
 }
 
 // torch.jit.trace follows tensors by identity, and is not visible while autograd packs. So ebb
-// cannot step aside in a region in which a trace was started. See also isTraced() in
+// cannot step aside if a trace was started inside a region. See also isTraced() in
 // region/region.cpp.
 void Handle::checkTracer() const {
   TORCH_CHECK(

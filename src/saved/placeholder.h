@@ -1,4 +1,4 @@
-// Tensors whose memory is freed and restored before backward needs it.
+// Tensors whose memory is freed, and restored in time for backward.
 #pragma once
 
 #include <optional>
@@ -9,9 +9,9 @@
 namespace ebb {
 
 // Note [Placeholders]
-// A tensor that a region recomputes may leave the region. Functions outside of regions may save it,
-// and then hold its storage. If the tensor was marked inside the region, its storage can be emptied
-// after those functions have run. The storage is refilled, by sharing the recomputed memory, when
+// A recomputable tensor may leave its region. Functions outside of regions may save the tensor, and
+// then hold the storage. If the tensor was marked inside the region, ebb can empty the storage
+// after the functions have run. ebb refills the storage, by sharing the recomputed memory, when
 // backward approaches the functions. Meanwhile a read raises an error that names the op, the region
 // and the fix. The idea comes from Megatron-LM's CheckpointWithoutOutput.
 class EBB_API Placeholder {

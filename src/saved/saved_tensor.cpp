@@ -55,11 +55,11 @@ bool isLastUnpack() {
 }  // namespace
 
 // Note [Wrapper subclasses]
-// A tensor of a class with __tensor_flatten__ (DTensor, a scaled float8 tensor) wraps tensors that
-// the recorder knows. If an inner tensor is to be recomputed, ebb saves each inner tensor alone and
+// A tensor of a class with __tensor_flatten__ (DTensor, a scaled float8 tensor) wraps tensors known
+// to the recorder. If an inner tensor is to be recomputed, ebb saves each inner tensor alone and
 // rebuilds the wrapper in backward. In all other cases ebb keeps the whole wrapper: a class without
-// the protocol, a protocol that raises, inner tensors that autograd itself follows, ragged and
-// quantised tensors.
+// the protocol, a failing protocol, inner tensors followed by autograd itself, ragged and quantised
+// tensors.
 // Autograd checks only the wrapper's version. Eager's backward sees direct writes to an inner
 // tensor, so parts follow such writes. If no storage is left to follow, parts raise.
 struct SavedTensor::Parts {
@@ -195,9 +195,9 @@ bool SavedTensor::isOffloaded() const {
 
 // Note [One tensor for all unpacks]
 // If a saved tensor needs no grad, eager's unpack gives the saved tensor itself. The engine then
-// sees that a gradient taken from there has another owner and must not be written. ebb does the
-// same from the first unpack on. If the tensor needs grad, torch makes a new tensor from the result
-// of unpack, with and without hooks.
+// sees another owner of a gradient taken from there, and does not write to the gradient. ebb does
+// the same from the first unpack on. If the tensor needs grad, torch makes a new tensor from the
+// result of unpack, with and without hooks.
 at::Tensor SavedTensor::unpack() {
   if (entry_) [[unlikely]] {
     noteAsked();
@@ -235,10 +235,10 @@ void SavedTensor::shareWithAllStreams(const at::Tensor& unpacked) {
 }
 
 // Note [Given up when unpacked]
-// Autograd keeps the saved tensors of a function until it has checked the function's results, and
-// the check may need memory. So a recomputed tensor that only this handle holds is freed together
-// with the function's own variables, as in torch.utils.checkpoint. Until then a second unpack, such
-// as a hook's, finds the tensor.
+// Autograd keeps the saved tensors of a function until the function's results are checked, and the
+// check may need memory. So a recomputed tensor held only by this handle is freed together with the
+// function's own variables, as in torch.utils.checkpoint. Until then a second unpack, such as a
+// hook's, finds the tensor.
 void SavedTensor::giveUp() {
   const bool only = recompute_ && value_->isPrivate && value_->bytes && !value_->redefined &&
                     value_->handles == 1 && onlyHandlesOwn(value_) &&
@@ -270,7 +270,7 @@ at::Tensor SavedTensor::rebuild() {
 // Some backward functions reuse unpacked tensors as scratch memory. In eager, saved tensors share
 // their storage among themselves and with the living tensor, but not with later computations. So
 // all handles on a value give the same storage: the living one, if there is one. If recipes still
-// read the value, they get a copy from then on.
+// read the value, the recipes get a copy from then on.
 c10::Storage SavedTensor::materialised() const {
   if (value_->redefined) {
     graph_->streams.use(*value_, value_->redefined);

@@ -1,4 +1,4 @@
-// The state that ebb keeps of one tensor packed by autograd.
+// ebb's state for one tensor packed by autograd.
 #pragma once
 
 #include <c10/core/SafePyObject.h>
@@ -12,7 +12,7 @@
 
 namespace ebb {
 
-// SavedTensor has many members: each tensor that autograd saves has one, as a single block of
+// SavedTensor has many members: each saved tensor allocates a SavedTensor, as a single block of
 // memory.
 class SavedTensor {
  public:
@@ -43,7 +43,7 @@ class SavedTensor {
   // True if the bytes, or a part of them, are away or about to be sent.
   bool isOffloaded() const;
 
-  // True if unpack gives a tensor whose version counter is not the packed tensor's.
+  // True if unpack gives a tensor with another version counter than the packed tensor's.
   bool isRebuilt() const {
     return !kept_.defined();
   }
@@ -65,9 +65,9 @@ class SavedTensor {
   void giveUp();
 
   c10::intrusive_ptr<Graph> graph_;  // the lock, and names for messages
-  c10::intrusive_ptr<Value> value_;  // null for leaves and tensors that the recorder does not know
+  c10::intrusive_ptr<Value> value_;  // null for leaves and tensors unknown to the recorder
   c10::Storage storage_;             // kept bytes of a computed tensor
-  at::Tensor kept_;                  // a whole tensor: a leaf, or one that cannot be rebuilt
+  at::Tensor kept_;                  // a whole tensor: a leaf, or an unrecordable tensor
   std::shared_ptr<Parts> parts_;     // inner tensors of a wrapper; else null
   Geometry geometry_;                // of value_ and storage_; of the wrapper, if there are parts
   at::Tensor unpacked_;              // result of unpack, if the tensor needs no grad

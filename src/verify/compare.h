@@ -24,7 +24,7 @@ void compareReplay(const Graph& graph, const Recipe& recipe, Value& value);
 // Finds where the difference between the bytes of `value` and `truth` began.
 const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage& truth);
 
-// The storage with the forward's bytes of `value`; null if they are unknown.
+// The storage with the forward's bytes of `value`; null if unknown.
 c10::Storage trueBytes(Value& value);
 
 // The forward's bytes of `value`, for a comparison with `replayed`.
