@@ -22,9 +22,9 @@ struct Value;
 //    order between the two. The second stream waits.
 // 2. A replay reads inputs of the forward, perhaps on another stream, and may drop their last
 //    reference. ebb also frees memory as early as it can, where autograd would hold it until
-//    backward. So ebb tells the allocator of each stream that uses the memory (record_stream). A
-//    graph nearly always has one stream per device. Then the cost is one comparison: ebb stores a
-//    stream's number with the bytes, and records an event only when another stream needs them.
+//    backward. So ebb tells the allocator of each stream that uses the memory (record_stream).
+// A graph nearly always has one stream per device. Then the cost is one comparison: ebb stores a
+// stream's number with the bytes, and records an event only when another stream needs the bytes.
 //
 // The graph's lock guards GraphStreams.
 class GraphStreams {

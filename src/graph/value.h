@@ -66,7 +66,7 @@ enum class ValueState : uint8_t {
 // A materialised value stays Held until nothing refers to it, so each op is replayed at most once.
 // For the exceptions see Note [Made each time].
 //
-// Value has many members: each storage that an op produced has one, as a single block of memory.
+// Value has many members: each storage that an op produced has a Value, one block of memory.
 // Rare members are behind a pointer.
 struct Value final : c10::intrusive_ptr_target, InArena {
   Value();

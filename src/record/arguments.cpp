@@ -123,7 +123,7 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
 // torch's own operators move the version of an argument after the kernel has written it. An
 // operator made by torch.library.custom_op moves the version before its kernel, so the recorder
 // sees a version one ahead. An unseen write could have the same effect. The recorder accepts the
-// move as the operator's own after one call in which the kernel was followed by no move. Where
+// move as the operator's own after one call whose kernel was not followed by a move. Where
 // fingerprints of results would reveal an unseen write, the recorder accepts the move at once. The
 // counter of a factory's result is new to the recorder: see Note [Version stamps].
 [[gnu::cold]] bool Arguments::isAhead(const at::Tensor& tensor) {

@@ -11,11 +11,11 @@ struct Value;
 
 // Note [Poison]
 // A custom function may store a raw pointer into memory that eager's autograd would have kept. The
-// pointer may outlive ebb's memory, and the contents may look right for a while. In verify mode the
-// deleter of such a storage therefore does three steps: give the value in the storage a copy of the
-// bytes, fill the memory with NaN (floating-point) or 0xA5 (all other types), and free the memory.
-// Only memory of the plain CPU allocator is wrapped in this way: other allocators recognise memory
-// by the deleter.
+// pointer may outlive memory that ebb frees early, and the contents may look right for a while. In
+// verify mode the deleter of such a storage therefore does three steps: give the value in the
+// storage a copy of the bytes, fill the memory with NaN (floating-point) or 0xA5 (all other types),
+// and free the memory. Only memory of the plain CPU allocator is wrapped in this way: other
+// allocators recognise memory by the deleter.
 
 // From now on `storage` is poisoned when it is freed. `owner`, if not null, is told before. Returns
 // false if the storage cannot be wrapped.
