@@ -221,8 +221,7 @@ void OpRecording::runKernel() {
   }
 }
 
-// A separate function: the scope is large and would push the kernel's frames to colder stack
-// memory.
+// A separate function: the scope is large and would move the kernel's frames to cold stack memory.
 [[gnu::noinline]] void OpRecording::runRandomKernel() {
   RandomScope random(op_, call_.below, call_.arguments, recipe_.defined());
   results_ = runKeeping(call_, arguments_, hasReserve(), &random);
