@@ -1,4 +1,4 @@
-// Values that a region recomputes and that somebody outside holds when it ends.
+// Recomputable values that the program still references when a region ends.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -9,14 +9,15 @@
 namespace ebb {
 
 // Note [Escapes]
-// A module attribute or a field of a ctx keeps the bytes of a value that the region could compute
-// again. Where the user wants that memory back, the storage is emptied when the outermost region
-// ends and filled again, by sharing the recomputed memory, before any function of its backward
-// unpacks something, or before the function that made one of its results runs, after the hooks on
-// that one's gradient: FSDP gathers parameters in such a hook. Meanwhile reading it is an error
-// with the fix. What the region returns must stay, and so must gradients of a backward inside it,
-// which computes without grad mode, or unpacks something; in a block of code, of which nobody says
-// what it returns, that is also what no op of the region has read.
+// A module attribute or a field of a ctx can keep the bytes of a recomputable value. If the user
+// wants that memory back, ebb empties the storage when the outermost region ends. Reading an empty
+// storage is an error whose message names the fix. ebb refills the storage by sharing the
+// recomputed memory, at the earlier of two times: before a function of the region's backward
+// unpacks a saved tensor, or before the function that made one of the region's results runs. The
+// latter comes after the hooks on that result's gradient: FSDP gathers parameters in such a hook.
+// Results of the region must stay. Gradients of a backward inside the region must stay too: such a
+// backward computes without grad mode, or unpacks a saved tensor. A block of code declares no
+// results, so every value without a reader in the region counts as a result there.
 struct Escaped {
   c10::intrusive_ptr<Value> value;
   c10::Storage storage;  // emptied

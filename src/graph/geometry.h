@@ -1,4 +1,4 @@
-// A view's geometry: all that is needed, beside a storage, to make the tensor again.
+// A view's geometry: with a storage, all that is needed to rebuild the tensor.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -9,37 +9,38 @@
 
 namespace ebb {
 
-// Whether a tensor is one that ebb can rebuild from a storage and a geometry: dense, strided, with
-// a storage of its own device, of no Python subclass with a dispatch of its own, and unnamed.
-// Everything else is not recorded, so it is a leaf.
+// True if ebb can rebuild `tensor` from a storage and a geometry. Such a tensor is dense, strided
+// and unnamed, has a storage of its own device, and belongs to no Python subclass with a dispatch
+// of its own. All other tensors are not recorded and so become leaves.
 bool isRecordable(const at::Tensor& tensor);
 
-// The storage of a recordable tensor: without the check that others need.
+// The storage of a recordable tensor, without the check that other tensors need.
 inline c10::StorageImpl* storageOf(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
-// What its version counter shows; 0 for an inference tensor, which has none.
+// The tensor's current version; 0 for an inference tensor, which has no counter.
 uint32_t versionOf(const at::Tensor& tensor);
 
-// Whether it shows all of its storage, each byte once.
+// True if `tensor` shows all of its storage, each byte once.
 bool coversStorage(const at::Tensor& tensor);
 
-// From its first element to its last, in bytes.
+// Bytes from the tensor's first element to its last.
 size_t bytesShown(const at::Tensor& tensor);
 
-// The parts of a geometry that have one size.
+// The parts of a geometry with a fixed size.
 struct GeometryFlags {
   c10::ScalarType dtype = c10::ScalarType::Float;  // element type
   c10::Device device = c10::kCPU;                  // where the storage lives
-  uint8_t dimensions = 0;                          // tensors of more are not recordable
-  bool contiguous : 1 = false;     // has the strides that its sizes give, to the last
+  uint8_t dimensions = 0;          // tensors with more dimensions are not recordable
+  bool contiguous : 1 = false;     // the strides follow from the sizes
   bool conjugate : 1 = false;      // lazily conjugated
   bool negative : 1 = false;       // lazily negated
-  bool wrappedNumber : 1 = false;  // came from a Python number: ranks lower in type promotion
-  bool requiresGrad : 1 = false;   // only kept for ops that read it
+  bool wrappedNumber : 1 = false;  // created from a Python number: ranks lower in type promotion
+  bool requiresGrad : 1 = false;   // kept only for ops that read the flag
 
-  // How many numbers tell the shape: the sizes, then the strides unless they follow from them.
+  // How many numbers describe the shape: the sizes, then the strides unless they follow from the
+  // sizes.
   uint32_t shapeCount() const {
     return contiguous ? dimensions : 2 * dimensions;
   }
@@ -47,11 +48,11 @@ struct GeometryFlags {
 
 GeometryFlags geometryFlags(const at::Tensor& tensor);
 
-// Writes flags.shapeCount() numbers; gives where the next ones go.
+// Writes flags.shapeCount() numbers. Returns the position after the last number.
 int64_t* writeShape(const at::Tensor& tensor, const GeometryFlags& flags, int64_t* shape);
 
-// A fresh tensor, unknown to autograd, that shows `storage` with this geometry; `shape` as written
-// by writeShape.
+// A new tensor, unknown to autograd, that shows `storage` with this geometry. writeShape wrote
+// `shape`.
 at::Tensor viewOf(
     const c10::Storage& storage, const GeometryFlags& flags, const int64_t* shape, int64_t offset);
 

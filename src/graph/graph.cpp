@@ -11,7 +11,7 @@ Graph::~Graph() {
   countFromOutside();
 }
 
-// Nobody holds it any more, but other graphs may know it weakly.
+// The graph has no strong reference left, but other graphs may refer to it weakly.
 void Graph::release_resources() {
   countFromOutside();
   lookahead.reset();
@@ -21,7 +21,7 @@ void Graph::release_resources() {
   names.clear();
 }
 
-// Its values have ended before, since those who refer to them refer to it.
+// The graph's values have ended before: all owners of values refer to the graph.
 void Graph::countFromOutside() {
   size_t nbytes = 0;
   for (const auto& value : fromOutside) {

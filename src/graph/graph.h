@@ -1,4 +1,4 @@
-// What all values of one outermost region share.
+// The shared state of all values of one outermost region.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -19,40 +19,41 @@
 namespace ebb {
 
 // Note [One lock per graph]
-// Recipes never cross an outermost region (a storage first met in a region is a leaf there), so
-// graphs are independent and each has one lock. It is held while the region records an op, but not
-// while that op's kernel runs, and during a whole replay, kernels included; see Note [Locks and the
-// GIL]. Destructors of handles, values and recipes take no lock of a graph: they only count
+// Recipes never cross an outermost region: a storage first met in a region is a leaf there. So
+// graphs are independent and each has one lock. A region holds the lock while recording an op, but
+// not during the op's kernel. A replay holds the lock throughout, kernels included; see Note [Locks
+// and the GIL]. Destructors of handles, values and recipes take no lock of a graph: they only count
 // references.
 struct Escaped;
 struct PageGroup;
 
 // Note [What only ebb holds]
-// The program holds most inputs of regions itself, such as parameters and a batch. It drops others,
-// such as the activation that one block hands to the next, or a weight that was dequantised for one
-// call. Such a storage then stays alive for backward alone. ebb knows this when the storage is
-// freed: if ebb drops the last reference, nobody else held the storage. A value, a handle or a
-// replay may drop it. A value does not know its region, so it is marked and its graph counts the
-// bytes. Handles and replays count them directly. A storage that is freed when the recorder's map
-// is cleared was not needed by backward, and does not count.
+// The program holds most inputs of regions itself, such as parameters and a batch. The program
+// drops others, such as an activation between two blocks, or a weight dequantised for one call.
+// Such a storage then stays alive for backward alone. ebb notices when the storage is freed: if ebb
+// drops the last reference, only ebb held the storage. The last reference may belong to a value, a
+// handle or a replay. A value does not know its region, so ebb marks the value and the graph counts
+// the bytes. Handles and replays count bytes directly. A storage freed with the recorder's map was
+// not needed by backward, and does not count.
 //
-// Its members are many: what a region leaves for its backward, each a room's own.
+// Graph has many members: each room leaves its state for a region's backward there.
 struct EBB_API Graph final : c10::intrusive_ptr_target {
   PythonMutex mutex;                    // See Note [One lock per graph]
-  std::vector<std::string> names;       // of the regions nested in this one; the outermost is first
-  KernelStates kernelStates;            // in which recipes were recorded
+  std::vector<std::string> names;       // names of the nested regions; the outermost is first
+  KernelStates kernelStates;            // settings under which recipes were recorded
   GraphStreams streams;                 // see Note [Bytes of several streams]
-  uint64_t lastSequence = 0;            // of the recipe recorded last; replay runs in this order
+  uint64_t lastSequence = 0;            // of the latest recipe; replays run in this order
   VerifyMode verify = VerifyMode::Off;  // see Note [Verify mode]
-  JournalPtr journal;                   // null but while reports are recorded
-  uint64_t numberInJournal = 0;         // counts those that were recorded into it
-  uint32_t lastVisit = 0;               // marks recipes that a search for work has seen
-  std::shared_ptr<PageGroup> pages;     // what its values have in page pools; null until one has
-  std::vector<Escaped> escapes;         // see Note [Escapes]; to be filled again
-  std::atomic<bool> hasEscapes{false};  // that is not empty
-  bool hadBackward = false;             // one was begun inside; of the thread that records
+  JournalPtr journal;                   // null unless reports are recorded
+  uint64_t numberInJournal = 0;         // index among the graphs recorded into the journal
+  uint32_t lastVisit = 0;               // marks recipes that a search has visited
+  std::shared_ptr<PageGroup> pages;  // the values' rows in page pools; null until a value has some
+  std::vector<Escaped> escapes;      // to be refilled; see Note [Escapes]
+  std::atomic<bool> hasEscapes{false};  // `escapes` is not empty
+  bool hadBackward = false;             // the recording thread began a backward inside the region
   std::vector<c10::weak_intrusive_ptr<Value>> fromOutside;  // see Note [What only ebb holds]
-  std::unique_ptr<Lookahead> lookahead;  // see Note [Replays ahead of backward]; null: none
+  // see Note [Replays ahead of backward]; null: no replays ahead
+  std::unique_ptr<Lookahead> lookahead;
 
   Graph();
   ~Graph() override;

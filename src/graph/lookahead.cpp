@@ -111,8 +111,8 @@ namespace {
 
 std::atomic<uint64_t> allClosings{0};
 
-// True if nobody but the caller holds `storage`, and it still has the value's bytes. False if the
-// value is kept too, since the value then holds the storage as well.
+// True if only the caller holds `storage`, and it still has the value's bytes. False for a kept
+// value: the value holds the storage too.
 bool isAlone(const Value& value, const c10::Storage& storage) {
   return value.recipe && !value.slice && !value.redefined && !value.superseded &&
          value.written.counter.enabled() && value.versionHolds() &&

@@ -1,4 +1,4 @@
-// What a graph has so that it can be replayed before backward asks.
+// State of a graph for replays ahead of backward.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -24,12 +24,12 @@ namespace ebb {
 struct Graph;
 using WeakGraph = c10::weak_intrusive_ptr<Graph>;
 
-// Bytes of the whole process that are there before backward needs them.
+// Process-wide limit for bytes available ahead of backward.
 class EBB_API AheadBudget {
  public:
   static AheadBudget& get();
 
-  // False, and nothing is taken, if there would be more than the limit.
+  // Returns false, and takes nothing, if the total would exceed the limit.
   bool take(size_t nbytes);
   void giveBack(size_t nbytes) {
     taken_.fetch_sub(nbytes);
@@ -51,16 +51,16 @@ class EBB_API AheadBudget {
   std::atomic<size_t> most_{0};
 };
 
-// How far a graph is.
+// How far the replay ahead of a graph has come.
 enum class AheadState : uint8_t {
   Recorded,  // nothing has been done ahead
-  Begun,     // some of it has
-  Done,      // all of it has
-  Stopped,   // the rest cannot be done ahead
-  Reached,   // backward asks for it by itself
+  Begun,     // some values have been materialised
+  Done,      // all values have been materialised
+  Stopped,   // the other values cannot be materialised ahead
+  Reached,   // backward has arrived
 };
 
-// What became of graphs, in the whole process.
+// Process-wide counts of how replays ahead ended.
 struct AheadCounts {
   std::array<std::atomic<uint64_t>, kAheadFates> graphs{};  // by AheadFate
   std::atomic<uint64_t> failures{0};                        // replays that raised
@@ -73,41 +73,42 @@ struct AheadCounts {
 };
 
 // Note [Replays ahead of backward]
-// While backward works on one region, another thread materialises what handles wait for in the one
-// that comes next. Which one that is follows from the data: a region reads results of those before
-// it, and autograd takes the latest first. Where results pass through other code in between, the
-// region that was recorded before is taken.
-// What autograd packs in a region is not given up before the next outermost region is entered on
-// its thread, as far as the limit allows: the region that backward meets first is whole. To the
-// recorder that is no different from a program that holds the tensors.
-// The bytes of both count against one limit until backward reaches the graph, or it dies.
-// If the program also held a storage when the region closed, it may have written to that storage in
-// ways that move no version, and then dropped it. Handles then show the storage, as eager's saved
-// tensors do, and recipes that read the value recompute it first.
+// While backward works on one region, another thread materialises values for the handles of the
+// next region. The data tells which region is next: a region reads results of earlier regions, and
+// autograd takes the latest first. Where results pass through other code in between, ebb takes the
+// previously recorded region. As far as the limit allows, ebb keeps a region's packed tensors until
+// the same thread enters the next outermost region. So the region needed first by backward is
+// complete. To the recorder, the program then seems to hold the tensors. Bytes held after packing
+// and bytes replayed ahead count against one limit until backward reaches the graph or the graph
+// dies.
+// If the program also held a storage when the region closed, the program may have written to the
+// storage without moving a version, and then dropped it. Handles then show the storage, as eager's
+// saved tensors do, and recipes that read the value recompute it first.
 //
-// Its members are many, and what the graph itself would have. Guarded by the graph's lock, but for
-// what is atomic. Null while replays do not run ahead, and in verify mode, which compares each
-// replay where backward would need it.
+// Lookahead has many members: the graph itself would have them otherwise. The graph's lock guards
+// all members that are not atomic. A graph has no Lookahead while replays do not run ahead, nor in
+// verify mode, which compares each replay where backward would need it.
 //
 // Note [Writes under a replay ahead]
-// The program may write to a leaf while a replay reads it, and a version moves only when the
-// write's kernel has returned: what was replayed may have read half of it, with the same version
-// before and after. When backward arrives, what the program did before that is done. So the
-// versions of all leaves that were read are looked at again then, and if one has moved that is the
-// error which a replay that begins then would raise.
+// The program may write to a leaf while a replay reads the leaf. A version moves only after the
+// write's kernel returns, so a replay may read a half-written leaf and see the same version before
+// and after. When backward arrives, all earlier writes of the program are complete. At that time
+// ebb checks the versions of all leaves read ahead once more. If a version has moved, ebb raises
+// the same error as a replay begun then.
 //
 // Note [Side streams]
-// On a device a replay ahead runs on the graph's own stream, where backward will run, which hides
-// the host's time; or on a stream beside it, which hides the kernels' too. That one waits for the
-// other when a region begins that was recorded since it last did, and backward's for it when
-// backward arrives; memory is told of both, as in Note [Bytes of several streams].
+// On a device, a replay ahead runs either on the graph's own stream or on a side stream. The
+// graph's own stream, where backward will run, hides the host's time. A side stream also hides the
+// kernels' time. The side stream waits for the graph's stream when a replay begins on a region
+// recorded since the last wait. Backward's stream waits for the side stream when backward arrives.
+// The allocator is told of both streams, as in Note [Bytes of several streams].
 struct EBB_API Lookahead {
-  // A value that autograd has packed, and that is to be made again.
+  // A value packed by autograd that must be recomputed.
   struct Wanted {
     c10::weak_intrusive_ptr<Value> value;
-    c10::Storage held;  // its bytes, if it is not given up
+    c10::Storage held;  // the value's bytes, while they are not freed
     size_t nbytes;
-    bool wasShared = true;  // others held the storage when the region closed
+    bool wasShared = true;  // other code held the storage when the region closed
   };
 
   // `hasRoom`: see Note [Kept while there is room].
@@ -119,17 +120,18 @@ struct EBB_API Lookahead {
   // Autograd has packed `value`, whose bytes are in `storage`.
   void wants(Value& value, const c10::Storage& storage);
 
-  // Gives up what was not given up: another region has been entered.
+  // Releases the held storages: the thread has entered another region.
   void dropHeld();
 
-  // What was not given up; of the host's memory, or of devices'.
+  // Bytes of all held storages.
   size_t keptBytes() const;
+  // Bytes of the held storages in host memory, or of those on devices.
   size_t keptBytes(bool ofHost) const;
 
-  // Backward is there. What was held is the values' own from now on. Gives those that are alive.
+  // Backward has arrived. Values take over the held storages. Returns the living values.
   std::vector<c10::intrusive_ptr<Value>> reached();
 
-  // This graph reads what `other` has made.
+  // This graph reads results of `other`.
   void reads(const WeakGraph& other);
 
   bool take(size_t nbytes);
@@ -138,39 +140,39 @@ struct EBB_API Lookahead {
   // A leaf that an operator has read ahead.
   struct ReadLeaf {
     VersionStamp stamp;
-    const std::string* op;  // its name, which stays
+    const std::string* op;  // the operator's name, which outlives this
   };
 
   // A replay ahead reads `leaf`: see Note [Writes under a replay ahead].
   void hasRead(const Value& leaf, const std::string& op);
 
-  // The name of an operator of which an input has been written since, as far as versions tell; null
-  // if there is none.
+  // The name of an operator with an input written since, as far as versions tell; else null.
   const std::string* readerOfWritten() const;
 
-  // Is counted, for the process and for the step's report.
+  // Counts `fate` for the process and for the step's report.
   void became(AheadFate fate) const;
 
-  // Recording has ended. Notes which of the held storages the program holds as well.
+  // Recording has ended. Notes which held storages the program holds too.
   void close();
 
-  // How many have been closed so far, in the whole process.
+  // Process-wide number of close() calls so far.
   static uint64_t closings();
 
-  const uint64_t number;          // in the order of recording, of the whole process
-  const JournalPtr journal;       // the graph's
-  const bool hasRoom;             // what it keeps does not count against the limit
-  uint64_t closed = 0;            // in the order of closing, from 1
-  std::vector<Wanted> wanted;     // in the order of packing
-  std::vector<WeakGraph> before;  // whose results it reads; if it reads none's, the last before it
-  std::vector<c10::intrusive_ptr<Stash>> cameBack;  // ahead, and await backward
-  size_t taken = 0;                                 // of the budget
-  std::optional<c10::Stream> side;   // on which it is replayed ahead, if not on backward's
+  const uint64_t number;       // process-wide, in the order of recording
+  const JournalPtr journal;    // the graph's
+  const bool hasRoom;          // held bytes do not count against the limit
+  uint64_t closed = 0;         // process-wide, in the order of closing, from 1
+  std::vector<Wanted> wanted;  // in the order of packing
+  // graphs whose results this one reads; if none, the last graph before
+  std::vector<WeakGraph> before;
+  std::vector<c10::intrusive_ptr<Stash>> cameBack;  // brought back ahead; wait for backward
+  size_t taken = 0;                                 // bytes taken from the budget
+  std::optional<c10::Stream> side;   // the side stream for replays ahead; none: they use backward's
   std::vector<ReadLeaf> leavesRead;  // see hasRead()
-  c10::Device device{c10::kCPU};     // of what was packed first
-  std::atomic<bool> holds{false};    // some bytes that could be given up
-  std::atomic<bool> asked{false};    // somebody is about to ask for values: the worker leaves
-  std::atomic<bool> arrived{false};  // backward is there, and inputs were looked at
+  c10::Device device{c10::kCPU};     // of the value packed first
+  std::atomic<bool> holds{false};    // `wanted` holds bytes that could be freed
+  std::atomic<bool> asked{false};    // backward is about to unpack: the worker leaves
+  std::atomic<bool> arrived{false};  // backward has arrived and leavesRead was checked
   std::atomic<AheadState> state{AheadState::Recorded};
 };
 

@@ -11,8 +11,8 @@ namespace {
 
 // Note [Long chains die without recursion]
 // A value owns its recipe and a recipe its inputs, so dropping the last handle of a chain of
-// 100,000 ops would recurse as deep. The outermost dying recipe collects what the others would have
-// dropped and drops it in a loop.
+// 100,000 ops would recurse as deep. The outermost dying recipe therefore collects the values
+// dropped by inner recipes, and drops the values in a loop.
 using Dying = c10::SmallVector<c10::intrusive_ptr<Value>, 16>;
 // See Note [Static TLS]
 [[gnu::tls_model("initial-exec")]] constinit thread_local Dying* tlsDying = nullptr;
@@ -21,7 +21,7 @@ void drop(c10::intrusive_ptr<Value>&& value) {
   if (!value) {
     return;
   }
-  if (value.use_count() > 1) {  // else nobody is left to ask how many read it
+  if (value.use_count() > 1) {  // else the value dies and no reader count is needed
     value->loseReader();
     value.reset();
     return;
@@ -60,7 +60,8 @@ c10::intrusive_ptr<Recipe> Recipe::make(
   const size_t extra = op.others.size() * sizeof(c10::IValue) + inputCount * sizeof(Input) +
                        shapeCount * sizeof(int64_t);
   auto* recipe = new (extra, Extra{}) Recipe(op, inputCount);
-  // intrusive_ptr counts objects from one made by make_intrusive; this is the same by hand.
+  // intrusive_ptr counts objects from one made by make_intrusive; unsafe_steal_from_new does the
+  // same.
   return c10::intrusive_ptr<Recipe>::unsafe_steal_from_new(recipe);
 }
 

@@ -1,4 +1,4 @@
-// A recipe: how to make the values that one op made.
+// A recipe: how to recompute the results of one op.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -21,11 +21,11 @@ struct RandomState;
 struct KernelState;
 
 // Note [Numbers]
-// `x + 1e-6` reaches us as an op on two tensors, of which torch made one of the number for this
-// call. A recipe keeps the number itself: a leaf would hold memory until backward.
+// `x + 1e-6` reaches ebb as an op on two tensors: torch made a tensor of the number for this call.
+// A recipe stores the number itself. A leaf would hold memory until backward.
 
-// One tensor argument: a value and the geometry in which the op saw it. Undefined tensors in a
-// list have an input without a value, so that lists keep their exact shape.
+// One tensor argument: a value and the geometry in which the op saw it. An undefined tensor in a
+// list has an input without a value, so that lists keep their exact length.
 struct Input {
   c10::intrusive_ptr<Value> value;  // null: undefined, a stand-in or a number
   GeometryFlags flags;
@@ -33,8 +33,8 @@ struct Input {
   bool wholeOverwrite : 1 = false;  // the old contents do not matter
   uint16_t argument = 0;            // index on the stack
   int32_t element = -1;             // index in a list argument; -1: not a list
-  int32_t sameAs = -1;              // an earlier input that is the same tensor object: kernels ask
-  int64_t offset = 0;               // storage offset, in elements
+  int32_t sameAs = -1;  // an earlier input with the same tensor object: kernels check identity
+  int64_t offset = 0;   // storage offset, in elements
 
   // See Note [Numbers]
   static bool isNumber(const GeometryFlags& flags, ArgUse use) {
@@ -44,7 +44,7 @@ struct Input {
     return isNumber(flags, use);
   }
 
-  // Whether what is in it does not matter: a replay gives some other memory.
+  // True if the contents do not matter: a replay passes other memory.
   static bool isStandIn(ArgUse use) {
     return use == ArgUse::Scratch || use == ArgUse::Unread;
   }
@@ -52,8 +52,8 @@ struct Input {
     return isStandIn(use);
   }
 
-  // How many of Recipe::shapes are this input's: what writeShape gives, then the size of a stand-in
-  // in bytes, or the number.
+  // How many numbers of Recipe::shapes belong to this input: the output of writeShape, then the
+  // size of a stand-in in bytes, or the number.
   static uint32_t shapeCount(const GeometryFlags& flags, ArgUse use) {
     const uint32_t more = isStandIn(use) ? 1 : isNumber(flags, use) ? kNumberWords : 0;
     return flags.shapeCount() + more;
@@ -61,21 +61,22 @@ struct Input {
   static constexpr uint32_t kNumberWords = 2;  // a complex number of double precision
 };
 
-// One value that the op made. Weak: a recipe never keeps its results alive.
+// One result of the op. The reference is weak: a recipe never keeps results alive.
 struct Output {
   c10::weak_intrusive_ptr<Value> value{c10::intrusive_ptr<Value>()};
-  bool written = false;  // made by writing an argument; else a result
+  bool written = false;  // the op wrote an argument; else a result
   uint16_t slot = 0;     // index of the argument or of the result
   int32_t element = -1;  // index in a list; -1: not a list
-  // Of an operator from elsewhere, on the CPU, what it gave in the forward; 0: not known.
+  // Fingerprint of the output in the forward, for an operator from elsewhere on the CPU; 0:
+  // unknown.
   uint64_t fingerprint = 0;
 };
 
-// Its members are many, since there is one for each op that runs: it is one block of memory.
+// Recipe has many members: each op allocates one, as a single block of memory.
 struct Recipe final : c10::intrusive_ptr_target {
   // Note [A recipe is one block]
-  // A recipe, the arguments that are no tensors, the inputs and their shapes are allocated
-  // together. The shapes of the inputs follow each other: see Input::shapeCount.
+  // A recipe, its non-tensor arguments, its inputs and their shapes share one allocation. The
+  // shapes of the inputs follow each other: see Input::shapeCount.
   static c10::intrusive_ptr<Recipe> make(
       const OpTraits& op, uint32_t inputCount, uint32_t shapeCount);
   ~Recipe() override;
@@ -83,20 +84,21 @@ struct Recipe final : c10::intrusive_ptr_target {
   Recipe& operator=(const Recipe&) = delete;
 
   const OpTraits& op;
-  c10::DispatchKeySet keys;  // kernels that the op was dispatched to
-  uint64_t sequence = 0;     // order of recording; replay runs in this order
-  uint32_t visit = 0;        // Graph::lastVisit of the last search that met it
+  c10::DispatchKeySet keys;  // the kernels that the op was dispatched to
+  uint64_t sequence = 0;     // order of recording; replays run in this order
+  uint32_t visit = 0;        // Graph::lastVisit of the last search that visited this recipe
   uint16_t region = 0;       // index in Graph::names
-  bool gradMode = false;     // some kernels choose by it, mkldnn_rnn_layer among them
-  bool forced = false;       // of a convolution: a rule says that any algorithm will do
+  bool gradMode = false;     // some kernels depend on the mode, such as mkldnn_rnn_layer
+  bool forced = false;       // of a convolution: a rule allows any algorithm
   uint32_t inputCount = 0;
   c10::IValue* others;  // the arguments OpTraits::others; lists of tensors are stored empty
   Input* inputs;
   int64_t* shapes;
   c10::SmallVector<Output, 1> outputs;
   std::unique_ptr<RandomState> random;  // null if the op draws nothing
-  const KernelState* state = nullptr;   // what the kernel saw besides its arguments; the graph's
-  uint32_t precision = 0;               // productPrecision()
+  // the kernel's settings besides its arguments; the graph owns them
+  const KernelState* state = nullptr;
+  uint32_t precision = 0;  // productPrecision()
 
   void operator delete(void* block);
 

@@ -45,7 +45,7 @@ void checkCount(const at::Tensor& tensor, const at::Tensor& rows) {
       rows.device());
 }
 
-// A negative one must not hide in the sum, nor one so large that the sum turns negative.
+// A sum must hide neither a negative count nor a count so large that the sum overflows.
 int64_t liveRows(const at::Tensor& tensor, const at::Tensor& rows) {
   const auto below = belowEverything();
   const at::Tensor counts = rows.to(at::kLong).contiguous();
@@ -72,8 +72,8 @@ RowCount::RowCount(int64_t live) : dtype_(at::kLong) {
   *kept.mutable_data_ptr<int64_t>() = std::max<int64_t>(live, 1);
 }
 
-// In as few kernels as it takes: a model may ask for each of its layers. A number that cannot be
-// right is found where it is used, but for what a sum would hide.
+// Uses few kernels: a model may call this for each of its layers. An invalid number is found where
+// it is used, except for errors hidden by a sum.
 RowCount::RowCount(const at::Tensor& rows)
     : given_(rows.storage().getWeakStorageImpl()),
       version_(rows.is_inference() ? 0 : rows._version()),
@@ -86,7 +86,8 @@ RowCount::RowCount(const at::Tensor& rows)
   if (single) {
     count = counts.reshape({1});
   } else {
-    const at::Tensor bad = at::any(at::bitwise_and(counts, ~(kMostRows - 1)));  // also if negative
+    // true for a negative count too
+    const at::Tensor bad = at::any(at::bitwise_and(counts, ~(kMostRows - 1)));
     count = counts.sum().masked_fill_(bad, -1).reshape({1});
   }
   kept = at::add(count, at::eq(count, 0));

@@ -15,7 +15,7 @@
 namespace ebb {
 namespace {
 
-// A type of that size whose copies change no bit.
+// A type of this size whose copies preserve every bit.
 c10::ScalarType typeOfSize(size_t itemsize) {
   switch (itemsize) {
     case 2:
@@ -69,7 +69,7 @@ std::unique_ptr<SavedSlice> SavedSlice::ofSmall(const at::Tensor& tensor) {
   return small && slice->hasDistinctElements() ? std::move(slice) : nullptr;
 }
 
-// For certain: each stride steps over all that the smaller ones reach.
+// Sufficient condition: each stride exceeds the range that smaller strides reach.
 bool SavedSlice::hasDistinctElements() const {
   c10::SmallVector<size_t, 5> smallestFirst(sizes_.size());
   std::iota(smallestFirst.begin(), smallestFirst.end(), 0);

@@ -1,4 +1,4 @@
-// The slice of a storage that one view shows, to be moved alone where it is small.
+// The slice of a storage shown by one view. A small slice moves alone.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -11,24 +11,25 @@
 namespace ebb {
 
 // Note [Saved slices]
-// A saved tensor that shows less than half of its storage need not move the rest: its elements are
-// gathered on the device, moved, and put back at their places in memory of the old size, so that
-// strides, offset and alignment are what they were. What the tensor does not show is filled with
-// 0xFF there (a NaN, in floating point): nobody can name it but through the storage.
+// If a saved tensor shows less than half of a storage, the rest need not move. ebb gathers the
+// tensor's elements on the device, moves them, and scatters them to their places in memory of the
+// old size. So strides, offset and alignment stay the same. ebb fills the other bytes with 0xFF (a
+// NaN in floating point): the program can reach them only through the storage.
 class SavedSlice {
  public:
-  // Null if `tensor` shows half of its storage or more, nothing, or an element at two places.
+  // Null if `tensor` shows at least half of its storage, is empty, or shows an element at two
+  // places.
   static std::unique_ptr<SavedSlice> ofSmall(const at::Tensor& tensor);
 
-  // Whether `tensor` shows the same elements in the same way.
+  // True if `tensor` shows the same elements in the same order.
   bool isOf(const at::Tensor& tensor) const;
 
   size_t nbytes() const;
 
-  // The elements, one after the other, in memory of their own.
+  // The elements, contiguous, in a new storage.
   c10::Storage gather(const c10::Storage& storage) const;
 
-  // A storage of `nbytes` bytes with the elements at their places.
+  // A new storage of `nbytes` bytes with the elements at their places.
   c10::Storage scatter(const c10::Storage& gathered, size_t nbytes) const;
 
  private:
@@ -37,7 +38,7 @@ class SavedSlice {
   at::Tensor placesIn(const c10::Storage& storage) const;
   at::Tensor denseIn(const c10::Storage& gathered) const;
 
-  c10::SmallVector<int64_t, 5> sizes_;    // without dimensions that repeat or have one element
+  c10::SmallVector<int64_t, 5> sizes_;    // without repeated dimensions and dimensions of size 1
   c10::SmallVector<int64_t, 5> strides_;  // in elements
   int64_t offset_ = 0;                    // in elements
   size_t itemsize_ = 0;                   // bytes of an element

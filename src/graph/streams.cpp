@@ -10,12 +10,12 @@
 namespace ebb {
 namespace {
 
-// Streams are numbered from 1. Those from here on share the last bit of Value::orderedOn, which is
-// then never set: they wait each time.
+// Streams are numbered from 1. Streams from this number on share the last bit of Value::orderedOn.
+// The bit is never set, so such streams wait each time.
 constexpr size_t kBits = 8;
 
-// Those from here on share this number in Value::madeOn: who asks for what one of them made waits
-// for all of them.
+// Streams from this number on share the number in Value::madeOn. A reader of bytes made on such a
+// stream waits for all such streams.
 constexpr size_t kLastMaker = 32;
 
 uint8_t bitOf(size_t place) {
@@ -35,7 +35,7 @@ void tellOf(c10::Stream stream, const c10::Storage& storage) {
 
 }  // namespace
 
-// The place of the current stream; that of none where the device has no streams.
+// The index of the current stream; all_.size() if the device has no streams.
 size_t GraphStreams::currentOf(c10::Device device) {
   if (!c10::impl::hasDeviceGuardImpl(device.type())) {
     return all_.size();
@@ -62,7 +62,8 @@ size_t GraphStreams::currentOf(c10::Device device) {
 void GraphStreams::madeOffCpu(Value& value, c10::Device device) {
   const size_t current = currentOf(device);
   value.madeOn = static_cast<uint8_t>(std::min(current + 1, kLastMaker));
-  value.orderedOn = 0;  // they may have been elsewhere: the first use tells the allocator
+  // the bytes may have been on other streams: the first use tells the allocator
+  value.orderedOn = 0;
 }
 
 void GraphStreams::useOffCpu(Value& value, const c10::Storage& storage) {
@@ -79,7 +80,7 @@ void GraphStreams::useOffCpu(Value& value, const c10::Storage& storage) {
 
 void GraphStreams::waitForMaker(const Value& value, size_t asker) {
   const size_t maker = value.madeOn;
-  if (maker == kLastMaker) {  // or one after it
+  if (maker == kLastMaker) {  // or a later stream
     for (size_t i = kLastMaker - 1; i < all_.size(); ++i) {
       waitFor(all_[i], all_[asker]);
     }

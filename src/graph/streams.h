@@ -15,18 +15,18 @@ namespace ebb {
 struct Value;
 
 // Note [Bytes of several streams]
-// torch's allocators hand memory out again in the order of the stream that it was allocated on, and
-// eager needs nothing more: a saved tensor lives until backward, which runs on the streams that
-// forward ran on and waited for. What ebb makes and frees is another matter:
-// 1. Bytes that were replayed, copied or brought back on one stream may be asked for on another,
-//    which knows nothing of the first. It waits.
-// 2. A replay reads what the forward read, perhaps on another stream, and may be the last to hold
-//    it; and what autograd would have held until backward, whoever reads it, goes as soon as it
-//    may. So memory is told of each stream on which it is used (record_stream).
-// Nearly always a graph has one stream on each device. Then a comparison is all that this costs: a
-// stream's number is kept with the bytes, and an event is recorded only when another one asks.
+// torch's allocators reuse memory in the order of the allocating stream. Eager needs nothing more:
+// a saved tensor lives until backward, and backward runs on the streams of forward, which have
+// already waited for the tensor. ebb creates and frees memory at other times:
+// 1. Bytes replayed, copied or reloaded on one stream may be unpacked on another stream, without an
+//    order between the two. The second stream waits.
+// 2. A replay reads inputs of the forward, perhaps on another stream, and may drop their last
+//    reference. ebb also frees memory as early as it can, where autograd would hold it until
+//    backward. So ebb tells the allocator of each stream that uses the memory (record_stream).
+// A graph nearly always has one stream per device. Then the cost is one comparison: ebb stores a
+// stream's number with the bytes, and records an event only when another stream needs the bytes.
 //
-// Guarded by the graph's lock.
+// The graph's lock guards GraphStreams.
 class GraphStreams {
  public:
   // Ops run on the current stream of `device`.
@@ -43,24 +43,25 @@ class GraphStreams {
     }
   }
 
-  // The current stream uses `storage` from now on, which holds `value`.
+  // From now on the current stream uses `storage`, which holds `value`.
   void use(Value& value, const c10::Storage& storage) {
     if (storage && !storage.device().is_cpu()) {
       useOffCpu(value, storage);
     }
   }
 
-  // So may all others that there are, after the current one: they will not say so.
+  // All other streams of the device may use `storage`, after the current one, without a call of
+  // use().
   void share(const c10::Storage& storage) {
     if (several_ && !storage.device().is_cpu()) {
       shareOffCpu(storage);
     }
   }
 
-  // The current stream comes after all that `maker` has been given, which made some of `values`.
+  // Orders the current stream after all work of `maker`, the maker of some of `values`.
   void takeOver(c10::Stream maker, c10::ArrayRef<c10::intrusive_ptr<Value>> values);
 
-  // The streams on which the graph's ops have run, of all devices that have some.
+  // Number of streams on which the graph's ops have run, on all devices.
   size_t count() const {
     return all_.size();
   }
@@ -68,7 +69,7 @@ class GraphStreams {
     return all_.front();
   }
 
-  // Whether there are several on one device.
+  // True if a device has several streams.
   bool areSeveral() const {
     return several_;
   }
@@ -82,7 +83,7 @@ class GraphStreams {
   void shareOffCpu(const c10::Storage& storage);
 
   c10::SmallVector<c10::Stream, 2> all_;
-  size_t last_ = 0;  // the place of the one that was seen last
+  size_t last_ = 0;  // index of the last current stream
   bool several_ = false;
 };
 

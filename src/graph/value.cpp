@@ -144,8 +144,8 @@ c10::Storage Value::available() const {
 
 c10::Storage Value::living() const {
   auto storage = superseded ? nullptr : home.lock();
-  // Somebody may have emptied the storage to save memory, or even given it other memory since; then
-  // it is the recipe's turn.
+  // Other code may have emptied the storage to save memory, or given it other memory. Then the
+  // recipe has to run.
   const bool whole = storage && storage->nbytes() == nbytes && storage->data() == address;
   return whole ? c10::Storage(std::move(storage)) : c10::Storage();
 }
@@ -172,7 +172,7 @@ void Value::release_resources() {
   entry.reset();
 }
 
-// See Note [What only ebb holds]. A copy of ebb's own is elsewhere.
+// See Note [What only ebb holds]. `address` does not match ebb's own copies.
 void Value::noteEnd() {
   if (madeHere || !bytes || bytes.use_count() > 1 || bytes.data() != address) {
     return;

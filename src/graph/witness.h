@@ -1,4 +1,4 @@
-// Verify mode: what the forward left in a storage, to compare a replay with.
+// Verify mode: the forward's bytes of a storage, to compare a replay with.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -12,32 +12,32 @@
 
 namespace ebb {
 
-// A replay that gave other bits than the forward, where the difference begins.
+// The start of a difference between a replay's bits and the forward's.
 struct Mismatch {
   std::string region;            // name of the region that recorded the op
   const OpTraits* op;            // the op
   std::string output;            // "result 0", or "argument 0, which it writes"
-  std::string changedInputs;     // inputs that changed since the forward; empty if none is known to
+  std::string changedInputs;     // inputs known to have changed since the forward; empty: none
   size_t elements = 0;           // of the output
-  size_t differing = 0;          // of these elements
-  double largestDifference = 0;  // between two of them; infinity if a NaN or infinity is among them
+  size_t differing = 0;          // elements that differ
+  double largestDifference = 0;  // between two elements; infinity if one is NaN or infinite
 };
 
 // Note [Verify mode]
-// Nothing is kept alive for the sake of the comparison, so memory lives and dies as it does without
-// it. A state's bytes are copied when they are lost: just before a write that ebb sees, or when the
-// last reference to the storage goes (see Note [Poison]). Values that have a recipe are replayed
-// even while their tensor is alive. Each output of a replay is compared with what the forward left;
-// only a tensor that backward unpacks and that differs is an error, since gradients depend on
-// nothing else. Where the difference began tells `mismatch`: an output that differs although
-// no input of its op does.
+// Verify mode keeps no tensor alive for the comparison, so memory lives and dies as in other modes.
+// ebb copies a state's bytes when they are about to be lost: just before a visible write, or when
+// the last reference to the storage goes (see Note [Poison]). ebb replays values with a recipe even
+// while their tensor is alive. Each output of a replay is compared with the forward's bytes. A
+// difference is an error only in a tensor unpacked by backward, since gradients depend on nothing
+// else. `mismatch` tells where the difference began: an output that differs although no input of
+// its op does.
 struct Witness {
   std::mutex mutex;           // guards bytes: a storage may die on any thread
   c10::Storage bytes;         // null while the state still lives in its storage
   bool lost = false;          // nothing to compare: a workspace, or overwritten unseen
-  const OpTraits* op;         // that made the state; its recipe may be gone
+  const OpTraits* op;         // the op of the state; the recipe may be gone
   uint16_t region;            // index in Graph::names
-  Output output;              // which of the op's outputs it is
+  Output output;              // identifies the op's output
   c10::ScalarType dtype;      // of that output, to compute differences
   std::string changedInputs;  // see Mismatch
   std::shared_ptr<const Mismatch> mismatch;  // null unless a replay gave other bits

@@ -1,6 +1,6 @@
 #include "record/arguments.h"
 
-// Else it includes every operator.
+// Without this the headers include every operator.
 #define AT_PER_OPERATOR_HEADERS
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
@@ -20,8 +20,8 @@ namespace {
 
 using PartsInside = c10::SmallVector<at::Tensor, 3>;
 
-// The dense tensors that a sparse or compressed tensor is made of; of one of another kind that has
-// a storage, the storage's bytes. A write to the tensor may write to any of them.
+// The dense tensors inside a sparse or compressed tensor. For another kind of tensor with a
+// storage: the storage's bytes. A write to the tensor may write to any of these parts.
 PartsInside partsInside(const at::Tensor& tensor) {
   PartsInside parts;
   const auto add = [&](const at::Tensor& part) {
@@ -29,7 +29,7 @@ PartsInside partsInside(const at::Tensor& tensor) {
       parts.push_back(part);
     }
   };
-  // A wrapper's layout is what it says, not what it is.
+  // The layout of a wrapper is only a claim, so look at the class.
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (const auto* sparse = dynamic_cast<at::SparseTensorImpl*>(impl)) {
     add(sparse->indices());
@@ -121,11 +121,11 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
 
 // Note [Versions that move first]
 // torch's own operators move the version of an argument after the kernel has written it. An
-// operator made by torch.library.custom_op moves it before its kernel, so the recorder sees a
-// version that is one ahead. An unseen write could have caused that too. The recorder accepts the
-// move as the operator's own once it has seen that the operator does not move the version after its
-// kernel. Where fingerprints of results would reveal an unseen write, it accepts the move at once.
-// The counter of a factory's result is new to the recorder: see Note [Version stamps].
+// operator made by torch.library.custom_op moves the version before its kernel, so the recorder
+// sees a version one ahead. An unseen write could have the same effect. The recorder accepts the
+// move as the operator's own after one call whose kernel was not followed by a move. Where
+// fingerprints of results would reveal an unseen write, the recorder accepts the move at once. The
+// counter of a factory's result is new to the recorder: see Note [Version stamps].
 [[gnu::cold]] bool Arguments::isAhead(const at::Tensor& tensor) {
   auto* known = values_.find(tensor);
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
@@ -153,10 +153,10 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
 }
 
 // Note [Writes to leaves]
-// A write to a storage that was not made inside the region (a parameter, a buffer, an input) is a
-// side effect: it happens once, in the forward, and the new state is a leaf. So is the state after
-// a write into memory whose old contents no recipe can make. The op's other results then are leaves
-// too, since running it again would write again.
+// A write to a storage from outside the region (a parameter, a buffer, an input) is a side effect:
+// the write happens once, in the forward, and the new state is a leaf. A write into memory with
+// unrecomputable old contents also gives a leaf. The op's other results are leaves too, since a
+// replay would write again.
 bool Arguments::writesCanBeReplayed() const {
   return std::all_of(writes_.begin(), writes_.end(), [&](const Write& write) {
     const Value& before = *write.before;

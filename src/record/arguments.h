@@ -1,4 +1,4 @@
-// What one intercepted call is given: the tensors among its arguments, and what it writes.
+// The arguments of one intercepted call: its tensors and its writes.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -19,7 +19,7 @@ namespace ebb {
 
 class ValueMap;
 
-// One tensor argument, or element of a list of them.
+// One tensor argument, or one element of a list argument.
 struct Argument {
   const at::Tensor* tensor;  // undefined only in lists
   GeometryFlags flags;
@@ -28,15 +28,15 @@ struct Argument {
   int32_t element;  // in a list; -1: not a list
 };
 
-// One storage that the op writes.
+// One storage written by the op.
 struct Write {
-  c10::StorageImpl* storage;         // compared, not owned: `tensor` does
-  at::Tensor tensor;                 // one of the arguments that show it
-  c10::intrusive_ptr<Value> before;  // the state that is written over
-  uint16_t argument;                 // where `tensor` was
+  c10::StorageImpl* storage;         // compared, not owned: `tensor` owns it
+  at::Tensor tensor;                 // an argument on the storage
+  c10::intrusive_ptr<Value> before;  // the state before the write
+  uint16_t argument;                 // index of the argument on the stack
   int32_t element;                   // index in a list argument; -1: not a list
   bool whole;                        // the old contents do not matter
-  bool counted;                      // its version will move; see Note [Version stamps]
+  bool counted;                      // autograd will move the version; see Note [Version stamps]
   uint32_t version;                  // before the op
   bool sideEffect;                   // ArgUse::Scratch
   bool ahead;                        // see Note [Versions that move first]
@@ -44,7 +44,7 @@ struct Write {
 
 class Arguments {
  public:
-  // Looks at all arguments; finds the values that the op writes. Under the graph's lock.
+  // Scans all arguments and finds the written values. Under the graph's lock.
   Arguments(const Call& call, ValueMap& values, bool allRepeat);
 
   const c10::SmallVector<Argument, 4>& tensors() const {
@@ -54,15 +54,16 @@ class Arguments {
     return writes_;
   }
 
-  // Every tensor argument can be held by a recipe.
+  // True if a recipe can hold every tensor argument.
   bool areRecordable() const {
     return recordable_;
   }
 
-  // Some tensor argument is on a device: the first such one; the CPU if none is.
+  // True if a tensor argument is on a device.
   bool areOffCpu() const {
     return !device_.is_cpu();
   }
+  // Device of the first tensor argument off the CPU; else the CPU.
   c10::Device device() const {
     return device_;
   }
@@ -75,7 +76,7 @@ class Arguments {
   // See Note [Writes to leaves]
   bool writesCanBeReplayed() const;
 
-  // Whether `storage` is one of theirs, or was added; from now on it is.
+  // Adds `storage`. Returns true if it is an argument's storage, or was added before.
   bool add(c10::StorageImpl* storage);
 
  private:
@@ -91,11 +92,11 @@ class Arguments {
   const OpTraits& op_;
   ValueMap& values_;
   const bool allRepeat_;   // see Note [Operators from elsewhere]
-  bool condition_ = true;  // what OpTraits::conditionArgument says
+  bool condition_ = true;  // from OpTraits::conditionArgument
   bool recordable_ = true;
   c10::Device device_ = c10::kCPU;
   uint32_t shapeCount_ = 0;
-  c10::SmallVector<c10::StorageImpl*, 6> storages_;  // results may alias them
+  c10::SmallVector<c10::StorageImpl*, 6> storages_;  // results may alias these storages
   c10::SmallVector<Argument, 4> tensors_;            // the recipe's inputs
   c10::SmallVector<Write, 1> writes_;
 };

@@ -1,4 +1,4 @@
-// What the parts of a recorder share.
+// Shared state of the parts of a recorder.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -14,14 +14,14 @@ namespace ebb {
 class Pinned;
 class Results;
 
-// The outermost region that is open, and what the innermost one says.
+// The open outermost region, and the settings of the innermost one.
 struct Context {
   c10::intrusive_ptr<Graph> graph;     // shared with the handles; null between regions
   Decider* decider = nullptr;          // of the innermost region
   RegionCounters* counters = nullptr;  // of the innermost region
-  uint16_t region = 0;                 // the innermost one's index in Graph::names
+  uint16_t region = 0;                 // index of the innermost region in Graph::names
   bool allRepeat = false;              // see Note [Operators from elsewhere]
-  const Results* results = nullptr;    // of earlier regions of the thread
+  const Results* results = nullptr;    // results of earlier regions of the thread
   Pinned* pinned = nullptr;            // of the outermost region
 
   const std::string& regionName() const {

@@ -3,8 +3,9 @@
 namespace ebb {
 
 // Note [A write into a saved value]
-// An in-place op on a value that the policy saves leaves one storage to keep, the written one. The
-// new state inherits the decision, else `relu_` after a saved convolution would undo it.
+// After an in-place op on a value that the policy saves, only the written storage is left to keep.
+// The new state inherits the decision. Otherwise `relu_` after a saved convolution would undo the
+// decision.
 void decideOnWritten(Value& after, const Value& before, const Verdict& verdict) {
   if (recomputes(verdict.decision) && before.isSaved()) {
     after.inherit(before);

@@ -1,4 +1,4 @@
-// What is decided on a state that an in-place op made.
+// The decision on the result of an in-place op.
 #pragma once
 
 #include "graph/value.h"
@@ -6,7 +6,7 @@
 
 namespace ebb {
 
-// `verdict` is the policy's on the op, `before` the state that it wrote over.
+// `verdict` is the policy's verdict on the op, `before` the state before the write.
 void decideOnWritten(Value& after, const Value& before, const Verdict& verdict);
 
 }  // namespace ebb

@@ -9,8 +9,8 @@
 namespace ebb {
 namespace {
 
-// Whether `tensor` has no owners but `known` references; a kernel in Python may have left a Python
-// object behind, which owns it too.
+// True if `tensor` has no owners besides `known` references. A kernel in Python may have left an
+// owning Python object.
 bool hasNoOtherOwner(const at::TensorBase& tensor, size_t known) {
   const size_t owners = tensor.use_count();
   return owners == known || (owners == known + 1 &&
@@ -19,16 +19,16 @@ bool hasNoOtherOwner(const at::TensorBase& tensor, size_t known) {
 
 struct Base {
   const at::TensorBase* tensor;
-  size_t views;  // results that hold it
+  size_t views;  // results that hold this base
 };
 
 }  // namespace
 
 // Note [Results that others hold]
-// A result whose storage somebody else holds too was not made by this call: the op returned
-// something it caches. Another run would hand out the same memory with other contents in it, so it
-// is a leaf, and writes to it are side effects. A kernel may return a view of what it made, which
-// holds the tensor that it is a view of: that counts as the result's own.
+// If other code holds a result's storage too, this call did not make the result: the op returned a
+// cached tensor. Another run would return the same memory with other contents. So the result is a
+// leaf, and writes to it are side effects. A kernel may return a view of a new tensor. The view
+// holds the base, and ebb counts the reference as the result's own.
 bool onlyResultsHold(const OpTraits& op, const c10::IValue* results, const at::Tensor& tensor) {
   const size_t holders = tensor.storage().use_count();
   if (holders == 1) {

@@ -1,4 +1,4 @@
-// Whether a result is new, or something that others hold too.
+// Distinguishes new results from results with other holders.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -8,7 +8,7 @@
 
 namespace ebb {
 
-// Whether nobody but the call's results holds the memory of `tensor`, which is one of them.
+// True if only the call's results hold the memory of `tensor`, a result.
 bool onlyResultsHold(const OpTraits& op, const c10::IValue* results, const at::Tensor& tensor);
 
 }  // namespace ebb

@@ -17,20 +17,20 @@ size_t valuesLookedAt() {
 }
 
 // Note [When dead values are looked for]
-// A kept value lives at least as long as the map names it, though everything that read it may be
-// gone: without gradients that is every kept value. So the map is swept when it has doubled, and
-// whenever so many bytes have been kept since the last time. On a GPU each weight is as large as
-// that, and a region may know ten thousand values, so such a sweep looks at the latest ones only:
-// each second one at twice as many as the one before it, each fourth at four times as many, and so
-// on. What is made dies young, and nothing is dead whose consumers are not, so it is enough to look
-// at the latest, latest first. An op pays for a few values, a few more each time that the map
-// doubles; and what has died is found when half as much has been made again as had been in its
-// life, or sooner.
+// A kept value lives at least as long as the map refers to it, even if all its readers are gone.
+// Without gradients every kept value is in that state. So ebb sweeps the map when its size has
+// doubled, and whenever 16 MiB have been kept since the last sweep. On a GPU a single weight has
+// that size, and a region may know ten thousand values, so a sweep by bytes examines only the
+// latest values. Every second sweep examines twice as many as the sweep before, every fourth four
+// times as many, and so on. Values mostly die young, and a value cannot be dead while its consumers
+// live. So it is enough to examine the latest values, latest first. An op pays for a few values,
+// and for a few more each time the map doubles. A value that lived through k others is found dead
+// after at most k/2 more.
 size_t MadeValues::nextWindow() {
   if (isFull()) {
     return size();
   }
-  // Twice as many as were made since the last sweep that went so far, and some.
+  // Twice the number of values made since the last sweep of this depth, and a few more.
   const auto level = std::min<size_t>(std::countr_zero(++sweeps_), madeAt_.size() - 1);
   const size_t inAll = forgotten_ + size();
   const size_t window = 2 * (inAll - madeAt_[level]) + (kSome << level);

@@ -1,4 +1,4 @@
-// In which order values came into the recorder's map, and how many of the latest a sweep looks at.
+// The order in which values entered the recorder's map, and how many recent ones a sweep examines.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -18,7 +18,7 @@ namespace ebb {
 // See Note [When dead values are looked for]
 class MadeValues {
  public:
-  // A storage, and the value that it got then. Compared, not owned.
+  // A storage and its value at that time. Compared, not owned.
   using Entry = std::pair<c10::StorageImpl*, const Value*>;
 
   void add(c10::StorageImpl* storage, const Value* value) {
@@ -29,16 +29,16 @@ class MadeValues {
     return entries_.size();
   }
 
-  // Whether it is time to look at all.
+  // True if it is time to examine all values.
   bool isFull() const {
     return entries_.size() >= fullAt_;
   }
 
-  // How many of the latest ones the next sweep looks at.
+  // How many recent values the next sweep examines.
   size_t nextWindow();
 
-  // Asks `isGone` for each of so many, the latest first, and forgets those for which it is true.
-  // Gives how many are left of them.
+  // Calls `isGone` for each of the last `window` values, latest first, and forgets dead values.
+  // Returns the number of remaining values among them.
   template <class F>
   size_t sweep(size_t window, F&& isGone) {
     const auto first = entries_.end() - static_cast<std::ptrdiff_t>(window);
@@ -59,14 +59,15 @@ class MadeValues {
   size_t forgetMarked(size_t window);
 
   static constexpr size_t kFewest = 512;
-  std::vector<Entry> entries_;       // some of them are gone
-  size_t fullAt_ = kFewest;          // its size at which all of it is looked at
-  size_t forgotten_ = 0;             // entries that were in it
-  size_t sweeps_ = 0;                // so far, of a part of it
-  std::array<size_t, 24> madeAt_{};  // by level: made in all, when a sweep last went so far
+  std::vector<Entry> entries_;  // some entries are dead
+  size_t fullAt_ = kFewest;     // size at which all entries are examined
+  size_t forgotten_ = 0;        // number of entries forgotten
+  size_t sweeps_ = 0;           // number of partial sweeps
+  // by level: entries added in all when a sweep last reached the level
+  std::array<size_t, 24> madeAt_{};
 };
 
-// How many values this process has looked at to find dead ones.
+// How many values this process has examined for dead ones.
 EBB_API size_t valuesLookedAt();
 
 }  // namespace ebb

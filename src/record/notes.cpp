@@ -11,7 +11,7 @@ namespace ebb {
 
 namespace {
 
-// The number of holders of a value from outside, without the handles of autograd.
+// Holders of a value from outside, not counting autograd's handles.
 Held held(const c10::weak_intrusive_ptr<Value>& weak) {
   const auto value = weak.lock();
   if (!value || !value->bytes) {

@@ -1,5 +1,4 @@
-// What a recorder writes down for reports. None of it is called unless they are recorded: see Note
-// [The journal].
+// A recorder's entries for reports. Called only while reports are recorded: see Note [The journal].
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -15,9 +14,9 @@ namespace ebb {
 
 class ValueMap;
 
-// `op` made the value, whose `rule` is set, in a result shown by `tensor`. `reason` tells why it
-// cannot be recomputed; null if it can, or need not. Whether the program still holds what came from
-// outside is looked at later.
+// `op` made the value, whose `rule` is set, in a result shown by `tensor`. `reason` tells why the
+// value cannot be recomputed; null if it can be, or need not be. A later check tells if the program
+// still holds values from outside.
 void noteMade(
     const Context& context,
     Value& value,
@@ -25,33 +24,34 @@ void noteMade(
     const std::string& op,
     const char* reason);
 
-// True if a tensor that autograd saves, and that no op of the region has read yet, gets a value. A
-// profile needs one to show when backward asks for what another function computed. A report needs
-// one to show whether only autograd holds the tensor in the end.
+// True if `tensor`, saved by autograd and not yet read in the region, gets a value. A profile needs
+// the value to show when backward unpacks a tensor computed by another function. A report needs the
+// value to show if only autograd holds the tensor in the end.
 bool isReported(const Context& context, const at::Tensor& tensor);
 
-// For a profile: which rows of the value live.
+// For a profile: notes how many rows of the value are valid.
 void noteRows(Value& value);
 
 void notePacked(Value& value, const at::Tensor& tensor, bool kept);
 
-// The value has been sent away; `kind` is the word for it in traces.
+// The value has been sent away. `kind` is the term for this in traces.
 void noteSent(Value& value, Fate fate, const char* kind, const std::string& of, size_t nbytes);
 
-// The value has got bytes of its own; handles still know the line of the storage it was in.
+// The value has got bytes of its own. Handles still know the report line of its former storage.
 void noteCopied(Value& value);
 
-// What is known of a value of the map before that is cleared.
+// State of a value in the map before the map is cleared.
 struct Closing {
   EntryPtr entry;
   c10::weak_intrusive_ptr<Value> value;
   c10::weak_intrusive_ptr<c10::StorageImpl> home;
-  bool droppable;  // its storage is there, and could be dropped
+  bool droppable;  // the storage exists and could be dropped
 };
+// Collects the state of all values with an entry, before the map is cleared.
 std::vector<Closing> noteClosing(const ValueMap& values);
 
-// The map has been cleared. Which values somebody needs shows only then: most recipes are needed by
-// nothing but the map.
+// Called after the map has been cleared. Only then is it visible which values something needs: most
+// recipes are needed by nothing but the map.
 void noteClosed(const std::vector<Closing>& closing);
 
 }  // namespace ebb

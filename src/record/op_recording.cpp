@@ -75,7 +75,7 @@ void OpRecording::run() {
   } else {
     runKernel();
   }
-  // Results are new to everybody else, so a lock is needed again only for what was written.
+  // Results are not visible to other threads yet, so only writes need the lock again.
   if (!arguments_.writes().empty() || context_.graph->verify != VerifyMode::Off) {
     lockAgain();
     recordWrites();
@@ -110,7 +110,7 @@ void OpRecording::run() {
   }
 }
 
-// Before the op runs: it may write its arguments, and change what they show.
+// Runs before the op, which may write its arguments or change their geometry.
 [[gnu::noinline]] void OpRecording::scanRows() {
   flow_.emplace(op_, call_.arguments);
   for (const Argument& argument : arguments_.tensors()) {
@@ -130,8 +130,8 @@ void OpRecording::run() {
   marks_.opBegins();
 }
 
-// An operator without a recipe may write what it seems to read, and move only the counter of an
-// alias: see Note [Version stamps].
+// An operator without a recipe may write arguments marked as read, and may move only the counter of
+// an alias: see Note [Version stamps].
 [[gnu::cold]] void OpRecording::learnReads() {
   for (const Argument& argument : arguments_.tensors()) {
     if (argument.tensor->defined()) {
@@ -150,7 +150,7 @@ void OpRecording::lockAgain() {
 
 [[gnu::noinline]] void OpRecording::prepareWrites() {
   for (const Write& write : arguments_.writes()) {
-    // Where the recipe gives the op a buffer with other contents it does not need the old state.
+    // If the recipe gives the op a buffer with other contents, the op does not need the old state.
     size_t indifferent = 0;
     if (recipe_) {
       indifferent = std::count_if(
@@ -182,7 +182,7 @@ void OpRecording::runKernel() {
   context_.counters->opsRecorded += recipe_.defined();
 }
 
-// What has thrown may have written a part: then nothing is known about these storages any more.
+// A kernel that threw may have written a part. Then the state of these storages is unknown.
 [[gnu::cold]] void OpRecording::recover(bool draws) {
   try {
     if (draws || results_ != nullptr) {
@@ -221,7 +221,7 @@ void OpRecording::runKernel() {
   }
 }
 
-// Apart, since the scope is large and would push the kernel's frames to colder parts of the stack.
+// A separate function: the scope is large and would move the kernel's frames to cold stack memory.
 [[gnu::noinline]] void OpRecording::runRandomKernel() {
   RandomScope random(op_, call_.below, call_.arguments, recipe_.defined());
   results_ = runKeeping(call_, arguments_, hasReserve(), &random);
@@ -266,7 +266,7 @@ uint64_t OpRecording::fingerprintOfResult() const {
     if (!write.sideEffect && before.madeHere && !op_.communicates) {
       decideOnWritten(*after, before, verdict);
     }
-    // An `out=` that the kernel shrank is not written whole: views of it still show the rest.
+    // If the kernel shrank an `out=`, the write was not whole: views still show the rest.
     const bool asAssumed = !write.whole || coversStorage(write.tensor);
     const bool wasLossy = !write.whole && before.rows && before.rows->lossy;
     const bool exact = after->rows || !(readsLossy() || wasLossy);
@@ -336,7 +336,7 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   c10::StorageImpl* storage = storageOf(tensor);
   if (arguments_.add(storage)) {
     learnAlias(tensor);
-    return;  // it aliases an argument, or an earlier result: the same value
+    return;  // the tensor aliases an argument or an earlier result: same value
   }
   auto value = c10::make_intrusive<Value>();
   value->stamp(tensor);
@@ -347,7 +347,7 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   value->underWay = op_.communicates;
   const bool pages = verdict.decision == Decision::Page && value->madeHere && !op_.uninitialised &&
                      !op_.communicates;
-  if (pages) {  // with a recipe or without
+  if (pages) {  // with or without a recipe
     value->decide(Decision::Page, false);
   }
   const bool exact = value->rows || !readsLossy();
@@ -393,10 +393,10 @@ void OpRecording::learnAlias(const at::Tensor& tensor) {
 }
 
 // Note [Uninitialised memory is not a recipe]
-// A kernel that bypasses the dispatcher may fill what `empty` returned, so its result stays a leaf
-// until an op that we see overwrites it. The result of zeros, ones or full is recomputed only if
-// the first op that uses it writes to it; if the first use is a read, somebody may have filled it
-// unseen, and it becomes a leaf.
+// A kernel that bypasses the dispatcher may fill the result of `empty`, so the result stays a leaf
+// until a visible op overwrites the memory. The result of zeros, ones or full is recomputed only if
+// its first use is a write. If the first use is a read, an unseen write may have filled the result
+// before, so the result becomes a leaf.
 const char* OpRecording::findObstacle() const {
   if (!arguments_.areRecordable() || !call_.repeatable) {
     return "an argument is sparse, nested, of MKL-DNN or a class of its own";
@@ -419,7 +419,7 @@ const char* OpRecording::findObstacle() const {
                                           : "it wrote to memory that was not made in the region";
 }
 
-// For a profile: the call, before it runs.
+// For a profile: notes the call before it runs.
 [[gnu::cold]] void OpRecording::noteCall() {
   Journal& journal = *context_.graph->journal;
   if (!journal.isProfile()) {
@@ -476,7 +476,7 @@ const char* OpRecording::findObstacle() const {
   }
 }
 
-// For a result without a recipe, or one that is kept though it has one.
+// For a result without a recipe, or a result kept in spite of a recipe.
 [[gnu::cold]] const char* OpRecording::whyNotRecomputed(
     const Value& value, const at::Tensor& tensor) const {
   if (obstacle_ != nullptr) {

@@ -1,4 +1,4 @@
-// One intercepted call: runs the op and records what it made. Lives on the stack of Recorder::call.
+// One intercepted call: runs the op and records its results. Lives on the stack of Recorder::call.
 #pragma once
 
 #include <memory>
@@ -17,12 +17,12 @@
 namespace ebb {
 
 // Note [Code that ops seldom need]
-// Recording runs between torch's kernels, which leave cold caches, so each line of code that an op
-// touches costs. What few ops need is marked `gnu::cold`, which puts it elsewhere, or
-// `gnu::noinline`, where it is needed often but not by each op. See docs/design/record.md.
+// Recording runs between torch's kernels, which leave cold caches, so each touched line of code
+// costs time. Code for few ops is marked `gnu::cold`, so the compiler places the code elsewhere.
+// Code for many but not all ops is marked `gnu::noinline`. See docs/design/record.md.
 //
-// One call of an operator, from its arguments to its results. Its members are many: what is found
-// out at one stage of the call is needed at the next.
+// OpRecording is one call of an operator, from arguments to results. OpRecording has many members:
+// stages of the call need results of earlier stages.
 class OpRecording {
  public:
   // Takes the lock of the context's graph.
@@ -46,20 +46,20 @@ class OpRecording {
   void runConvolution();
   void runRandomKernel();
   void recover(bool draws);
-  // Something may be given back if an allocation fails: what regions keep, or what leaves.
+  // True if ebb could free memory after a failed allocation: memory kept by regions, or leaving.
   bool hasReserve() const {
     return context_.graph->lookahead || context_.counters->bytesOffloaded != 0;
   }
   uint64_t fingerprintOfResult() const;
   // Note [Operators from elsewhere]
-  // An operator that is not torch's own may keep state that no schema shows: a step counter, a
-  // generator, a cache. Run again it would give something else, silently. So its results are kept,
-  // unless a rule of the policy matches it: that is the user's word that it can be repeated. A
-  // checkpointed call is that word for all operators inside it (Context::allRepeat), since torch's
-  // checkpoint would run them again. On the CPU the results of both runs are compared by
-  // fingerprints in both cases; on other devices only verify mode compares. In a checkpointed call
-  // on the CPU, such an operator may also fill a result of `empty`: there ebb can tell that nobody
-  // else has filled that memory, so a replay may use fresh memory.
+  // An operator from outside torch may keep state that no schema shows: a step counter, a
+  // generator, a cache. A second run would then silently give another result. So ebb keeps the
+  // results, unless a rule of the policy matches the operator: by the rule, the user calls the
+  // operator repeatable. A checkpointed call says so for all inner operators (Context::allRepeat),
+  // since torch's checkpoint would run them again. On the CPU, fingerprints compare the results of
+  // both runs in both cases. On other devices only verify mode compares. In a checkpointed call on
+  // the CPU, such an operator may also fill a result of `empty`: there ebb can rule out other
+  // writers of the memory, so a replay may use new memory.
   bool isTrusted(const Verdict& verdict) const {
     return !op_.untrusted || context_.allRepeat || verdict.named;
   }
@@ -82,13 +82,13 @@ class OpRecording {
   Call& call_;
   const OpTraits& op_;                    // of call_
   std::unique_lock<PythonMutex> lock_;    // see Note [One lock per graph]
-  Verdict verdict_;                       // what the policy says about this op
-  const char* obstacle_ = nullptr;        // why it cannot be run again; null if it can
-  std::optional<RowFlow> flow_;           // nothing where no tensor has rows; see Note [Rows]
-  const c10::IValue* results_ = nullptr;  // once the op ran
+  Verdict verdict_;                       // the policy's verdict on this op
+  const char* obstacle_ = nullptr;        // why the op cannot be replayed; null if it can
+  std::optional<RowFlow> flow_;           // none if no tensor has rows; see Note [Rows]
+  const c10::IValue* results_ = nullptr;  // set after the op has run
   Arguments arguments_;
   c10::intrusive_ptr<Recipe> recipe_;   // null if the op cannot be replayed
-  std::unique_ptr<OperatorLine> note_;  // null but for a profile
+  std::unique_ptr<OperatorLine> note_;  // null except for a profile
 };
 
 }  // namespace ebb

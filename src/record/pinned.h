@@ -1,4 +1,4 @@
-// What regions hold because no rule says that an operator from elsewhere can be repeated.
+// Results kept by regions because no rule calls their operator from elsewhere repeatable.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -11,18 +11,18 @@
 
 namespace ebb {
 
-// The results of one outermost region's operators that the policy would recompute, and that are
-// kept: see Note [Operators from elsewhere].
+// Results of one outermost region that are kept against the policy's decision to recompute: see
+// Note [Operators from elsewhere].
 class Pinned {
  public:
   void add(const c10::intrusive_ptr<Value>& result, const OpTraits& op) {
     all_.push_back({c10::weak_intrusive_ptr<Value>(result), &op});
   }
 
-  // The region ends: its recorder still knows which of them autograd has saved.
+  // The region ends. Notes which results autograd has saved, while the recorder still knows.
   void closing();
 
-  // It has ended: what is left of them is held. The log is told, once for each operator.
+  // The region has ended, so all remaining results are resident. Logs each operator once.
   void tell(const std::string& region);
 
  private:

@@ -28,7 +28,7 @@ c10::intrusive_ptr<Recipe> RecipeWriter::write() {
   }
   addOthers();
   addInputs();
-  return readsOpaque_ ? nullptr : std::move(recipe_);  // what the op saw is not known
+  return readsOpaque_ ? nullptr : std::move(recipe_);  // the op's input contents are unknown
 }
 
 void RecipeWriter::addOthers() {
@@ -36,11 +36,11 @@ void RecipeWriter::addOthers() {
   for (const uint16_t i : op_.others) {
     const c10::IValue& argument = call_.arguments[i];
     if (op_.types[i] == ArgType::TensorList && argument.isList()) {
-      // A list of the same type and no elements: replay appends the inputs to a copy of it.
+      // An empty list of the same type: a replay appends the inputs to a copy.
       *other = argument.isTensorList() ? c10::IValue(c10::List<at::Tensor>())
                                        : c10::IValue(c10::List<std::optional<at::Tensor>>());
     } else {
-      // TorchScript passes its own lists, which the script may change later.
+      // TorchScript passes its own lists, and the script may change them later.
       const bool shared = argument.isList() && argument.use_count() > 1;
       *other = shared ? argument.deepcopy() : argument;
     }
@@ -66,7 +66,7 @@ void RecipeWriter::addInputs() {
     if (input.isStandIn()) {
       *shape++ = bytesOfStandIn(argument);
       input.offset = argument.use == ArgUse::Unread ? 0 : input.offset;
-      continue;  // no other argument is the same tensor then
+      continue;  // no later argument can be the same tensor
     }
     if (input.isNumber()) {
       std::memcpy(shape, tensor.const_data_ptr(), tensor.itemsize());
@@ -75,7 +75,7 @@ void RecipeWriter::addInputs() {
     } else {
       addValue(input, tensor);
     }
-    // Lists may be long, and no kernel compares their elements.
+    // List elements are skipped: lists may be long, and no kernel compares their elements.
     for (size_t e = 0; argument.element < 0 && e < i; ++e) {
       if (arguments_.tensors()[e].element < 0 && arguments_.tensors()[e].tensor->is_same(tensor) &&
           !recipe_->inputs[e].isStandIn()) {
@@ -86,8 +86,8 @@ void RecipeWriter::addInputs() {
   }
 }
 
-// How large the memory must be that a replay gives the op in place of this argument. What an
-// operator such as zeros_like does not read needs none.
+// Bytes of memory that a replay passes in place of this argument. An operator such as zeros_like
+// reads only the shape and needs no memory.
 int64_t RecipeWriter::bytesOfStandIn(const Argument& argument) const {
   const bool scratch = argument.use == ArgUse::Scratch;
   return static_cast<int64_t>(

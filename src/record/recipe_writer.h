@@ -1,4 +1,4 @@
-// Writes down how to run one call again.
+// Writes the recipe of one call.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -30,7 +30,7 @@ class RecipeWriter {
         arguments_(arguments) {
   }
 
-  // Null if the op reads what is being written unseen: see Note [Opaque writes].
+  // Null if the op reads a tensor during an opaque write: see Note [Opaque writes].
   c10::intrusive_ptr<Recipe> write();
 
  private:

@@ -16,31 +16,31 @@
 namespace ebb {
 namespace {
 
-// Whether only recipes read a kept value. Autograd did not pack it.
+// True if only recipes read a kept value, and autograd did not pack it.
 bool isOnlyRead(const Value& value) {
   return value.packed == 0 && value.rule != UINT16_MAX && !value.due && !value.stash;
 }
 
 // Note [State that each forward updates]
-// A buffer that this region wrote (a spectral norm's vectors, a counter) will be written again by
-// the next forward, perhaps in another region before this one's backward. If recipes read it and it
-// is small it is copied when the region ends; a larger one (gathered parameters, a momentum
-// encoder) is not, and writing it again before backward is an error.
+// A buffer written in this region (a spectral norm's vectors, a counter) will be written again in
+// the next forward, perhaps in another region before this region's backward. If recipes read a
+// small buffer, ebb copies the buffer when the region ends. ebb does not copy larger buffers
+// (gathered parameters, a momentum encoder): a second write before backward is then an error.
 bool mustOutliveNextWrite(const Value& value) {
   constexpr size_t kSmall = size_t{1} << 20;
   return value.writtenHere && value.state() == ValueState::Held && !value.isPrivate &&
          value.nbytes <= kSmall && value.recipeReaders() > 0;
 }
 
-// Values that need no recipe any more, see Note [Unpacked bytes may be written]. They come first:
-// what only their recipes read need not be kept.
+// Drops unneeded recipes, see Note [Unpacked bytes may be written]. Runs first: inputs of dropped
+// recipes need not be kept.
 void closeOwned(Value& value) {
   if (ownsItsBytes(value)) {
     value.isPrivate = true;
     dropRecipe(value);
   } else if (value.isSaved() && !value.bytes && !value.stash && value.recipeReaders() == 0) {
-    // Handles hold the storage for autograd. If nothing else holds it, nothing will write to it.
-    // The value then needs no recipe, and the recipe's inputs can be freed.
+    // Handles hold the storage for autograd. Without another holder nothing will write to the
+    // storage. The value then needs no recipe, and the recipe's inputs can be freed.
     const auto home = value.home.lock();
     if (home && home.use_count() <= 1 + value.handles.load()) {
       dropRecipe(value);
@@ -48,7 +48,7 @@ void closeOwned(Value& value) {
   }
 }
 
-// What the region before did not give up when it ended.
+// Releases the storages held by the previous region after its end.
 void dropHeldOf(const WeakGraph& weak) {
   const auto graph = weak.lock();
   const bool holds = graph && graph->lookahead && graph->lookahead->holds.load();
@@ -62,7 +62,7 @@ void dropHeldOf(const WeakGraph& weak) {
 }  // namespace
 
 Recorder* openRecorder() {
-  return static_cast<Recorder*>(tlsInterceptor);  // nobody else intercepts
+  return static_cast<Recorder*>(tlsInterceptor);  // the recorder is the only interceptor
 }
 
 void Recorder::open(c10::intrusive_ptr<Graph> graph) {
@@ -111,8 +111,9 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
 }
 
 // Note [In-place views]
-// t_, set_ and the like change what a tensor shows, not what a storage holds. resize_ does neither
-// to a storage that is large enough; else the storage gets other memory, with the old bytes first.
+// t_, set_ and similar ops change a tensor's geometry or storage, not the contents of a storage.
+// resize_ changes no contents if the storage is large enough. Otherwise the storage gets other
+// memory, with the old bytes first.
 [[gnu::cold]] void Recorder::callInplaceView(Call& call) {
   const at::Tensor tensor = call.arguments[0].toTensor();
   c10::intrusive_ptr<Value> before;
@@ -128,14 +129,14 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
     }
   }
   if (before && before->stash) {
-    before->stash->beforeWrite();  // it may get other memory
+    before->stash->beforeWrite();  // the storage may get other memory
   }
   const c10::SmallVector<int64_t, 6> sizes(before ? tensor.sizes() : c10::IntArrayRef());
   call.run();
   if (before) {
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     if (storage.nbytes() == before->nbytes) {
-      // resize_ and resize_as_ are counted if they change something.
+      // resize_ and resize_as_ count if they change the sizes.
       const bool counted = call.op.counted[0] || tensor.sizes() != c10::IntArrayRef(sizes);
       if (counted && !insidePythonDispatch()) {
         values_.owe({std::move(before), nullptr, {}, std::move(counter), true});
@@ -153,11 +154,12 @@ void Recorder::markRows(const at::Tensor& tensor, const at::Tensor& rows) {
 }
 
 // Note [Opaque writes]
-// The user says that code which torch does not see writes to a tensor. Its state before is ended
-// like by any write; handles on it follow, as they would in eager, where no version moves. While it
-// is written nothing is known, so what reads it then is kept. Afterwards it is a new leaf. If it
-// came from outside the region and an earlier graph knows it too, that graph may need what it held;
-// so its version is moved, and whoever needs the old contents raises.
+// The user declares a write to a tensor by code that torch does not see. ebb ends the tensor's old
+// state as for any write. Handles follow the write, as in eager, where no version moves. The
+// contents are unknown during the write, so results of readers at that time are kept. Afterwards
+// the tensor is a new leaf. If the tensor came from outside the region, an earlier graph may know
+// the tensor too and need the old contents. So ebb moves the version, and a replay that needs the
+// old contents raises.
 [[gnu::cold]] void Recorder::opaqueWriteBegins(const at::Tensor& tensor) {
   if (isRecordable(tensor)) {
     readResults_.beforeWrite(tensor, *context_.counters);
@@ -167,9 +169,9 @@ void Recorder::markRows(const at::Tensor& tensor, const at::Tensor& rows) {
 }
 
 // Note [Names]
-// A value is named after its op has returned, when autograd may have packed it already. If it is to
-// be kept from now on, its bytes are held at once for those handles and recipes, and for what comes
-// later as always. What was packed as kept stays so.
+// The user names a value after its op has returned, when autograd may already have packed the
+// value. If the name makes ebb keep the value, the bytes are held at once for existing handles and
+// recipes, and as usual for later ones. A value packed as kept stays kept.
 void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   if (!isRecordable(tensor)) {
     return;
@@ -194,7 +196,7 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   }
   const bool wasKept = value->isKept();
   const bool wasRead = value->recipeReaders() > 0;
-  // What has read it may have mixed rows that would not come back as they were.
+  // Earlier readers may have mixed rows, and paging would not restore padding rows.
   const bool tooLate = verdict->decision == Decision::Page && wasRead;
   value->decide(tooLate ? Decision::Save : verdict->decision);
   if (value->recipe->op.constantFill) {
@@ -287,7 +289,7 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
     packed.value = value;
     packed.recompute = !kept;
     if (!kept) {
-      context_.graph->streams.use(*value, tensor.storage());  // autograd does not hold it
+      context_.graph->streams.use(*value, tensor.storage());  // autograd does not hold the storage
     }
     Lookahead* lookahead = context_.graph->lookahead.get();
     if (lookahead && packed.recompute && !moves && value->packed == 1 && !lookahead->arrived) {
@@ -391,7 +393,7 @@ void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry) {
     makePrivate(*context_.graph, value, *context_.counters);
   }
   if (value.isPrivate) {
-    return;  // nobody else has its bytes
+    return;  // no other code has the bytes
   }
   if (value.madeHere && !value.home.expired()) {
     results_.add(value, context_.graph);

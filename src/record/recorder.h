@@ -1,4 +1,4 @@
-// The interceptor of a region: runs each op and writes down how its results were made.
+// The interceptor of a region: runs each op and records how to recompute its results.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -20,13 +20,13 @@
 
 namespace ebb {
 
-// What a handle keeps of the tensor that autograd packed.
+// The part of a packed tensor that a handle keeps.
 struct Packed {
-  c10::intrusive_ptr<Value> value;  // null: unknown to the recorder, or a leaf; kept as in eager
-  bool recompute = false;           // `value` is to be materialised; else its bytes are kept
-  const char* producer = nullptr;   // the op that made it, for messages; null for a leaf
-  bool fromOutside = false;         // kept, and made by no op of the region; not a parameter
-  EntryPtr entry;                   // null but while reports are recorded
+  c10::intrusive_ptr<Value> value;  // null: a leaf, or unknown to the recorder; kept as in eager
+  bool recompute = false;           // materialise `value`; else its bytes are kept
+  const char* producer = nullptr;   // the op that made the tensor, for messages; null for a leaf
+  bool fromOutside = false;         // kept, not made in the region, and not a parameter
+  EntryPtr entry;                   // null unless reports are recorded
 };
 
 class Recorder final : public Interceptor {
@@ -41,40 +41,41 @@ class Recorder final : public Interceptor {
   void call(Call& call) override;
   void aliased(const at::Tensor& tensor, const at::Tensor& result) override;
 
-  // The value that `tensor` shows has been given a name: the policy may decide anew.
+  // The user has named the value of `tensor`: the policy may decide again.
   void name(const at::Tensor& tensor, const std::string& name);
 
-  // Of `tensor` only the first rows live: see Note [Rows]. Throws as ebb::markRows.
+  // Marks the first rows of `tensor` as valid: see Note [Rows]. Throws as ebb::markRows does.
   void markRows(const at::Tensor& tensor, const at::Tensor& rows);
 
-  // Called when autograd packs `tensor`, or a wrapper of which it is a part: decides whether its
-  // bytes are kept or can be made again.
+  // Called when autograd packs `tensor`, or a wrapper with `tensor` as a part. Decides between
+  // keeping and recomputing its bytes.
   Packed pack(const at::Tensor& tensor, bool part);
 
-  // Around a write that torch does not see: see Note [Opaque writes].
+  // Begins a write unseen by torch: see Note [Opaque writes].
   void opaqueWriteBegins(const at::Tensor& tensor);
+  // Ends a write begun by opaqueWriteBegins().
   void opaqueWriteEnds(const at::Tensor& tensor);
 
-  // A collective that no operator shows is about to write to `tensor`.
+  // A collective outside the dispatcher is about to write to `tensor`.
   void collectiveWrites(const at::Tensor& tensor);
 
-  // An outermost region begins. A recorder serves one after the other.
+  // Begins an outermost region. A recorder serves one region after the other.
   void open(c10::intrusive_ptr<Graph> graph);
 
-  // The innermost region's policy, index in Graph::names and counters, and Context::allRepeat.
+  // Sets the innermost region's policy, index in Graph::names, counters and Context::allRepeat.
   void enter(Decider* decider, uint16_t region, RegionCounters* counters, bool allRepeat);
 
-  // The outermost region ends: no write that autograd has yet to count is outstanding any more.
+  // Ends the outermost region. By then autograd has counted all writes.
   void close();
 
-  // Then, without a lock: see Pinned.
+  // Called after close(), without a lock: see Pinned.
   void tellPinned(const std::string& region) {
     pinned_.tell(region);
   }
 
-  // Just before close(): empties what is held outside, but for the storages of `results`. With
-  // `onlyResults` false what no op has read counts as a result too. Does nothing if no backward
-  // would fill it again: there is no handle, and no `hasBackward`.
+  // Called just before close(). Empties escapes, except for the storages of `results`. If
+  // `onlyResults` is false, values that no op has read count as results too. Does nothing if no
+  // backward would refill the escapes: there is no handle, and `hasBackward` is false.
   void emptyEscapes(const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward);
 
   const c10::intrusive_ptr<Graph>& graph() const {
@@ -96,11 +97,11 @@ class Recorder final : public Interceptor {
   Results results_;
   ReadResults readResults_;
   Pinned pinned_;
-  WeakGraph last_{c10::intrusive_ptr<Graph>()};    // recorded last
-  WeakGraph before_{c10::intrusive_ptr<Graph>()};  // ... and before that
+  WeakGraph last_{c10::intrusive_ptr<Graph>()};    // the latest graph
+  WeakGraph before_{c10::intrusive_ptr<Graph>()};  // the graph before the latest
 };
 
-// This thread's recorder if it is inside a region; null otherwise.
+// This thread's recorder if the thread is inside a region; else null.
 Recorder* openRecorder();
 
 }  // namespace ebb

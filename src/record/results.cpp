@@ -30,7 +30,7 @@ const WeakGraph* Results::madeBy(const at::Tensor& tensor) const {
   return found == all_.end() ? nullptr : &found->second.by;
 }
 
-// Nobody else has the counters of the dead.
+// An entry is dead if only this map holds its counter.
 void Results::forgetDead() {
   for (auto entry = all_.begin(); entry != all_.end();) {
     entry = entry->second.counter.unique() ? all_.erase(entry) : std::next(entry);
@@ -39,14 +39,15 @@ void Results::forgetDead() {
 }
 
 // Note [Results that are written later]
-// A result of one region is a leaf of the next one that reads it, and its bytes are the program's.
-// If a third region writes to it, eager goes on unless autograd has saved it; a replay would need
-// what was there before. So the bytes are copied before the write for each graph whose recipes read
-// them still, as in Note [Copy on write]. Recomputing the result in the graph that made it would
-// keep that graph's recipes, and all that they read, alive in case such a write comes.
-// Only results of regions are copied. A storage from outside may be a parameter that FSDP empties
-// and gathers again, so its bytes at the time of the write need not be those that the recipe read.
-// Writes outside of regions and writes of other threads are not seen; the replay then raises.
+// A result of one region is a leaf of a later region that reads the result, and the program owns
+// the bytes. If a third region writes to the result, eager raises only if autograd has saved the
+// result; a replay would need the old contents. So before the write, ebb copies the bytes for each
+// graph whose recipes still read the bytes, as in Note [Copy on write]. ebb does not recompute the
+// result in the graph that made it: the graph's recipes and all their inputs would have to stay
+// alive in case of such a write. ebb copies only results of regions. A storage from outside may be
+// a parameter emptied and gathered again by FSDP, so the bytes at the time of the write may differ
+// from the bytes read by the recipe. ebb does not see writes outside of regions and writes of other
+// threads; the replay then raises.
 void ReadResults::add(
     const c10::intrusive_ptr<Value>& leaf, const c10::intrusive_ptr<Graph>& graph) {
   if (all_.size() >= sweepAt_) {

@@ -1,4 +1,4 @@
-// What the ended regions of a thread have left for those that come later.
+// State left by ended regions of a thread for later regions.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -13,14 +13,14 @@
 
 namespace ebb {
 
-// Which graph made what a region reads. A tensor is known by its version counter, which is held: so
-// no other tensor is ever taken for it.
+// Maps the results of regions to their graphs. A result is identified by its version counter. The
+// map holds the counter, so no other tensor is mistaken for the result.
 class Results {
  public:
-  // `graph` made `value`, and its region has ended.
+  // `graph` made `value`, and the graph's region has ended.
   void add(const Value& value, const c10::intrusive_ptr<Graph>& graph);
 
-  // The graph that made what `tensor` shows, which may be gone; null if none is known.
+  // The graph that made the contents of `tensor`; may be gone. Null if unknown.
   const WeakGraph* madeBy(const at::Tensor& tensor) const;
 
  private:
@@ -33,23 +33,24 @@ class Results {
   void forgetDead();
 
   ska::flat_hash_map<const void*, Made> all_;  // by the counter's identity
-  size_t sweepAt_ = 64;                        // its size at which the dead are forgotten
+  size_t sweepAt_ = 64;                        // size at which dead entries are removed
 };
 
-// Which graphs read what a later region may write: see Note [Results that are written later].
+// Graphs that read results of regions. A later region may write to such results: see Note [Results
+// that are written later].
 class ReadResults {
  public:
-  // Recipes of `graph`, whose region has ended, read `leaf`. Its bytes are the program's too.
+  // Recipes of `graph`, whose region has ended, read `leaf`. The program owns the leaf's bytes too.
   void add(const c10::intrusive_ptr<Value>& leaf, const c10::intrusive_ptr<Graph>& graph);
 
   bool any() const {
     return !all_.empty();
   }
 
-  // An operator is about to write. No graph's lock may be held.
+  // Called before an operator that writes. The caller holds no graph's lock.
   void beforeCall(const Call& call, RegionCounters& counters);
 
-  // `tensor` is about to be written. No graph's lock may be held.
+  // Called before a write to `tensor`. The caller holds no graph's lock.
   void beforeWrite(const at::Tensor& tensor, RegionCounters& counters);
 
  private:
@@ -63,7 +64,7 @@ class ReadResults {
   void forgetDead();
 
   ska::flat_hash_map<const c10::StorageImpl*, Readers> all_;
-  size_t sweepAt_ = 64;  // its size at which the dead are forgotten
+  size_t sweepAt_ = 64;  // size at which dead entries are removed
 };
 
 }  // namespace ebb

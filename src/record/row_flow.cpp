@@ -5,7 +5,7 @@
 namespace ebb {
 namespace {
 
-// Whether a reduction's dimensions leave the rows alone. None given: it reduces all.
+// True if a reduction's dimensions do not include the rows. Without dimensions it reduces all.
 bool leavesRows(const c10::IValue& dims, int64_t dimensions) {
   const auto leaves = [&](int64_t dim) { return dim != 0 && dim != -dimensions; };
   if (dims.isInt()) {
@@ -26,10 +26,10 @@ int64_t rowsShown(const at::Tensor& tensor, const Rows& rows, size_t nbytes) {
   }
   const int64_t shown = tensor.size(0);
   const int64_t rowBytes = static_cast<int64_t>(nbytes) / rows.total;
-  const int64_t parts = shown / rows.total;  // that each row is shown as
-  const int64_t each = rowBytes / parts;     // bytes of such a part
+  const int64_t parts = shown / rows.total;  // parts in which each row is shown
+  const int64_t each = rowBytes / parts;     // bytes of one part
   const int64_t item = tensor.itemsize();
-  int64_t end = tensor.storage_offset() + 1;  // of what is shown of the first row, in elements
+  int64_t end = tensor.storage_offset() + 1;  // end of the shown part of the first row, in elements
   for (int64_t d = 1; d < tensor.dim(); ++d) {
     end += (tensor.size(d) - 1) * tensor.stride(d);
   }
@@ -61,7 +61,7 @@ bool RowFlow::keepsApart() const {
   const auto sameForEach = [&](const Extent& extent) {
     const bool product = op_.rows == RowRule::OneArgument || op_.rows == RowRule::Groups;
     if (product && extent.argument != 0) {
-      return true;  // the other matrix, its scales, and where groups end
+      return true;  // the other matrix, its scales, and the ends of groups
     }
     return extent.dimensions < dimensions_ ||
            (extent.dimensions == dimensions_ && extent.leading == 1 && leading_ > 1);

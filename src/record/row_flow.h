@@ -1,4 +1,4 @@
-// Which operators keep rows apart.
+// Determines which operators keep rows apart.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -13,35 +13,35 @@
 
 namespace ebb {
 
-// The rows of a storage of `nbytes` bytes that `tensor` shows: how many it shows them as. 0 if the
-// tensor shows them in another way than one after the other.
+// In how many rows `tensor` shows the rows of a storage of `nbytes` bytes. 0 if the rows do not
+// follow each other in the tensor.
 int64_t rowsShown(const at::Tensor& tensor, const Rows& rows, size_t nbytes);
 
-// What one call does with rows: fed with its arguments before it runs, asked about its results
-// after.
+// Row flow of one call. Arguments are added before the call runs; results are queried afterwards.
 class RowFlow {
  public:
   RowFlow(const OpTraits& op, const c10::IValue* arguments) : op_(op), arguments_(arguments) {
   }
 
-  // An argument that is read, and shows `value`; null: it has no rows, as far as is known.
+  // Adds an argument that is read and shows `value`. Null: the argument has no known rows.
   void add(const at::Tensor& tensor, size_t argument, const Value* value);
 
-  // Whether all that has rows is read row by row. All arguments have been added.
+  // True if all arguments with rows are read row by row. Called after all arguments were added.
   bool keepsApart() const;
 
-  // The rows of a result that is a storage of its own; null if it has none.
+  // The rows of a result with a storage of its own; null if there are none.
   std::unique_ptr<Rows> of(const at::Tensor& result) const;
 
-  // The rows that are left of a storage that had some, after the call has written `argument`.
+  // The rows of `argument` after the call has written to it; `before` is the state before the
+  // write.
   std::unique_ptr<Rows> ofWritten(const at::Tensor& argument, const Value& before) const;
 
-  // Whether anything is read that has rows, and more of it than its shape.
+  // True if the call reads more than the shape of an argument with rows.
   bool readsRows() const {
     return live_ && op_.rows != RowRule::ShapeOnly;
   }
 
-  // Whether a result without rows cannot be made again.
+  // True if a result without rows cannot be recomputed.
   bool isLossy() const {
     return lossy_ && op_.rows != RowRule::ShapeOnly;
   }
@@ -49,7 +49,7 @@ class RowFlow {
  private:
   bool keepsApart(const at::Tensor& tensor, size_t argument) const;
 
-  // Of an argument without rows.
+  // Size of an argument without rows.
   struct Extent {
     int64_t dimensions;
     int64_t leading;  // the first size
@@ -58,12 +58,12 @@ class RowFlow {
   const OpTraits& op_;
   const c10::IValue* arguments_;
   RowCountPtr live_;                     // null: no argument has rows
-  int64_t total_ = 0;                    // of the storages
-  int64_t leading_ = 0;                  // the first size of the arguments that have rows
-  int64_t dimensions_ = 0;               // the number of their sizes
-  c10::SmallVector<Extent, 4> extents_;  // of the arguments without
-  bool apart_ = true;                    // so far: rows are kept apart
-  bool lossy_ = false;                   // some argument is
+  int64_t total_ = 0;                    // rows of the storages
+  int64_t leading_ = 0;                  // first size of the arguments with rows
+  int64_t dimensions_ = 0;               // number of dimensions of the arguments with rows
+  c10::SmallVector<Extent, 4> extents_;  // arguments without rows
+  bool apart_ = true;                    // rows are kept apart so far
+  bool lossy_ = false;                   // an argument is lossy
 };
 
 }  // namespace ebb

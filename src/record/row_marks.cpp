@@ -37,7 +37,7 @@ void RowMarks::mark(const at::Tensor& tensor, const at::Tensor& rows) {
       "ebb: mark_rows: this tensor has rows already, of another count, and operators have read it. "
       "Mark it once, before it is used.");
   if (value->isPaged() && !value->rows && wasRead) {
-    value->stay();  // what has read it may have mixed its rows
+    value->stay();  // earlier readers may have mixed its rows
     context_.counters->bytesNotPaged += value->nbytes;
   }
   const bool lossy = value->isPaged() || (value->rows && value->rows->lossy);

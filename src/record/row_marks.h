@@ -1,4 +1,4 @@
-// Which rows live, as the user has said it in the open region: see Note [Rows].
+// The user's marks of valid rows in the open region: see Note [Rows].
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -21,10 +21,10 @@ class RowMarks {
       : context_(context), values_(values), sender_(sender) {
   }
 
-  // Of `tensor` only the first rows live. Throws as ebb::markRows.
+  // Marks the first rows of `tensor` as valid. Throws as ebb::markRows does.
   void mark(const at::Tensor& tensor, const at::Tensor& rows);
 
-  // Whether anything has rows.
+  // True if a tensor has rows.
   bool any() const {
     return !counts_.empty();
   }
@@ -34,11 +34,11 @@ class RowMarks {
     packedSince_.push_back(storageOf(tensor));
   }
 
-  // An operator that may mix rows is about to read `tensor`. If it has packed it too, its backward
-  // may do so: the value is then neither paged nor made again, but kept.
+  // An operator that may mix rows is about to read `tensor`. If the operator has packed `tensor`
+  // too, its backward may mix rows: then the value is kept, neither paged nor recomputed.
   void needDeadRows(const at::Tensor& tensor);
 
-  // The next operator comes.
+  // The next operator begins.
   void opBegins() {
     packedSince_.clear();
   }
@@ -46,15 +46,15 @@ class RowMarks {
   void clear();
 
  private:
-  // Tensors for which the same count was given may be read by one operator.
+  // The shared count for `rows`: an operator may read all tensors of one count together.
   RowCountPtr countOf(const at::Tensor& tensor, const at::Tensor& rows);
 
   const Context& context_;
   ValueMap& values_;
   Sender& sender_;
-  std::vector<RowCountPtr> counts_;  // that were given in the outermost region
-  // Storages with rows that autograd has packed since the last op: for the one that comes next, if
-  // it is one of torch's own, which packs what it reads before it runs. Compared, never followed.
+  std::vector<RowCountPtr> counts_;  // counts given in the outermost region
+  // Storages with rows packed by autograd since the last op. The next op has packed them, if that
+  // op is torch's own: such an op packs inputs before the run. Compared, never dereferenced.
   c10::SmallVector<c10::StorageImpl*, 4> packedSince_;
 };
 

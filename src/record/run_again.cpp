@@ -13,13 +13,13 @@ namespace ebb {
 namespace {
 
 // Note [Operators that are tried again]
-// A kernel that has thrown may have done some of its work. That does not matter if all of it went
-// to memory of its own: it writes to no argument; it is torch's own, so keeps no state; it speaks
-// with nobody; and what it drew can be drawn again. Then nothing tells that there was an earlier
-// run. In a capture what that has launched would be a part of the graph.
-// A boxed call takes its arguments from the stack, some of them before it fails, so they are held
-// while it runs, where there is something that could be given back. Likewise what a batch norm
-// writes beside its results, its running statistics, is copied and put back.
+// A kernel may throw after a part of its work. The failed run leaves no trace under four
+// conditions: the op writes to no argument; the op is torch's own and so keeps no state; the op
+// does not communicate; and its random numbers can be drawn again. During a capture, launched work
+// would be a part of the graph, so ebb does not try again. A boxed call takes its arguments from
+// the stack, some before the failure. So ebb holds the arguments during the run, if ebb has memory
+// to free. Likewise ebb copies and restores the small buffers that an op writes beside its results,
+// such as the running statistics of batch norm.
 bool leavesNoTrace(const Call& call, const Arguments& arguments) {
   const auto isSmall = [](const Write& write) {
     constexpr size_t kSmall = size_t{1} << 20;

@@ -1,4 +1,4 @@
-// Running an intercepted call again, when an allocation in it has failed.
+// Runs an intercepted call again after a failed allocation.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -13,35 +13,35 @@
 
 namespace ebb {
 
-// What a call takes or changes, for another run.
+// Arguments taken from the stack or written by a call, kept for another run.
 struct KeptArguments {
-  // What was in a storage that the call writes.
+  // Old contents of a written storage.
   struct Before {
     c10::Storage storage;
     c10::Storage bytes;
   };
 
-  std::vector<c10::IValue> values;  // of a boxed call
-  size_t below = 0;                 // how many its stack has besides
+  std::vector<c10::IValue> values;  // arguments of a boxed call
+  size_t below = 0;                 // other values on its stack, below the arguments
   std::vector<Before> written;
 };
 
-// Whether a call takes or changes something.
+// True if a call takes arguments from the stack or writes to some.
 inline bool usesUp(const Call& call, const Arguments& arguments) {
   return call.stack != nullptr || !arguments.writes().empty();
 }
 
-// Runs it, and again if that fails and can be mended. `holds`: what it takes or changes is held
-// meanwhile. `random`: null if the call draws nothing.
+// Runs the call, and again if a failed allocation can be relieved. `holds`: keep the arguments for
+// another run. `random`: null if the call draws nothing.
 const c10::IValue* runKeeping(
     Call& call, const Arguments& arguments, bool holds, RandomScope* random);
 
 // Null if the call would not be run again.
 std::unique_ptr<KeptArguments> keepArguments(const Call& call, const Arguments& arguments);
 
-// In the handler of what a run of the call has thrown: gives the results of one that came to its
-// end. `kept`: null if nothing was. `random`: null if the call draws nothing. Throws what the last
-// run threw.
+// Called in the handler of an exception of the call. Runs the call until a run succeeds, and
+// returns its results. `kept`: null if nothing was kept. `random`: null if the call draws nothing.
+// Throws the exception of the last run.
 const c10::IValue* runAgain(
     Call& call, const Arguments& arguments, const KeptArguments* kept, RandomScope* random);
 

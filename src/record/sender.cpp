@@ -18,19 +18,20 @@
 
 namespace ebb {
 // Note [Offloaded values]
-// A value that the policy offloads is sent when autograd packs it. What only recipes read is kept
-// on the device first, since most recipes are needed by nothing: it is sent when the region ends
-// and a handle needs it, or when the map is swept and one would if the region ended then. So is a
-// value of which all packs and recipes show the same small slice; then that slice is sent alone,
-// see Note [Saved slices]. A stash then stands for the bytes, and the value needs no recipe. A
-// write that ebb sees waits for the copy, so the stash holds the state before it for sure
-// (isPrivate). After a write that ebb does not see the version has moved, and who needs the old
-// state raises, as for a leaf. If there is no host memory left, the value is recomputed, or kept if
-// it has no recipe. A value that the policy pages goes the same ways, to a page pool and whole, if
-// it has rows; see Note [Rows]. If it has none when autograd packs it, it is kept.
+// ebb sends an offloaded value when autograd packs the value. A value read only by recipes stays on
+// the device first, since most recipes are never needed. ebb sends such a value when the region
+// ends and a handle needs the value. A sweep of the map sends the value too, if a handle would need
+// it at an end of the region there. ebb treats a value in the same way if all packs and recipes
+// show the same small slice. Then only the slice is sent, see Note [Saved slices]. After sending, a
+// stash stands for the bytes, and the value needs no recipe. A visible write waits for the copy, so
+// the stash surely holds the state before the write (isPrivate). After an unseen write the version
+// has moved, and reading the old state raises, as for a leaf. If no host memory is left, ebb
+// recomputes the value, or keeps a value without a recipe. ebb pages a value in the same way, to a
+// page pool and as a whole, if the value has rows; see Note [Rows]. A value without rows when
+// autograd packs it is kept.
 void Sender::send(Value& value, const c10::Storage& storage) {
   value.due = false;
-  // Else somebody resized it: there is nothing to send.
+  // False if other code resized the storage: there is nothing to send.
   const bool whole = storage.nbytes() == value.nbytes;
   if (whole && (value.isPaged() ? sendToPages(value, storage) : sendToHost(value, storage))) {
     return;
@@ -51,7 +52,7 @@ bool Sender::sendToHost(Value& value, const c10::Storage& storage) {
   const size_t nbytes = value.slice ? value.slice->nbytes() : value.nbytes;
   static const std::string kInput = "input";
   if (value.slice) {
-    context_.graph->streams.use(value, storage);  // which goes when it has been gathered
+    context_.graph->streams.use(value, storage);  // the storage is released after the gather
   }
   const auto gather = [&] { return withRelief([&] { return value.slice->gather(storage); }); };
   const auto account =
@@ -121,9 +122,9 @@ void Sender::sendOrWait(Value& value, const at::Tensor& tensor) {
 }
 
 // Note [What is done later]
-// What only recipes read is sent, and small state is copied, when the map is swept or the region
-// ends: on the stream that is current then, which may know nothing of the one on which the bytes
-// were made. So the streams of such values are remembered, and waited for.
+// At a sweep of the map and at the end of the region, ebb sends values read only by recipes, and
+// copies small state. Both run on the current stream, perhaps not ordered after the stream of the
+// bytes. So ebb remembers the streams of such values and waits for them.
 void Sender::noteStream(c10::Device device) {
   if (!device.is_cpu()) {
     const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
@@ -168,7 +169,7 @@ bool Sender::offloadsInput(const at::Tensor& tensor) const {
 
 void Sender::keep(Value& value, const at::Tensor& tensor) {
   if (!value.isPaged()) {
-    value.due = value.due && canLeave(value, tensor);  // its rows may yet be marked
+    value.due = value.due && canLeave(value, tensor);  // rows may be marked later
   }
   value.bytes = tensor.storage();
   if (value.due) {
@@ -191,7 +192,7 @@ void Sender::takeFingerprint(Value& value) {
 
 void Sender::watchEscaped(Value& value) {
   const c10::Storage storage = value.living();
-  const bool compared = context_.graph->verify != VerifyMode::Off;  // the whole of it
+  const bool compared = context_.graph->verify != VerifyMode::Off;  // all bytes
   if (storage && !value.isPrivate && !compared && value.versionHolds()) {
     value.fingerprint = fingerprint(storage);
   }

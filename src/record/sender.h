@@ -1,4 +1,4 @@
-// What becomes of the bytes that values keep: they are held, or sent to the host or to pages.
+// Decides where the bytes of kept values go: they stay, or are sent to the host or to pages.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -23,39 +23,40 @@ class Sender {
   // From now on the value, shown by `tensor`, holds its bytes.
   void keep(Value& value, const at::Tensor& tensor);
 
-  // Remembers what a leaf holds: see Note [Fingerprints of leaves].
+  // Records a fingerprint of the bytes of a leaf: see Note [Fingerprints of leaves].
   void takeFingerprint(Value& value);
 
-  // The same, for a computed value that the program may still hold.
+  // Records a fingerprint of a computed value that the program may still hold.
   void watchEscaped(Value& value);
 
-  // Sends the value's bytes, which are in `storage`, where they are to go; or keeps them, or drops
-  // them if they can be made again.
+  // Sends the value's bytes, in `storage`, to their destination. After a failure, keeps the bytes,
+  // or drops recomputable bytes.
   void send(Value& value, const c10::Storage& storage);
 
-  // Autograd packs `tensor`, which shows the value. A small slice may be all that is ever needed,
-  // so it waits, as what only recipes read does.
+  // Autograd packs `tensor`, which shows the value. Sends the bytes, or waits if `tensor` shows a
+  // small slice: the rest of the value may never be needed.
   void sendOrWait(Value& value, const at::Tensor& tensor);
 
-  // `tensor` shows more of the value than the slice that its stash has, or is to have.
+  // `tensor` shows more of the value than the stash's present or future slice.
   void needAll(Value& value, const at::Tensor& tensor);
 
-  // Whether the value, which `tensor` shows, may be sent where it is to go.
+  // True if the value, shown by `tensor`, may be sent to its destination.
   static bool canLeave(const Value& value, const at::Tensor& tensor);
 
-  // Whether what the region reads in `tensor` is to be sent: what another autograd function
-  // computed; no parameter, and no view of one.
+  // True if the region sends its input `tensor`: computed by another autograd function, neither a
+  // parameter nor a view of a parameter.
   bool offloadsInput(const at::Tensor& tensor) const;
 
-  // Sends those that somebody needs. Consumers come before what they consume, and those that
-  // nothing needs are let go at once, and with them what only they need.
+  // Sends needed values. Consumers come before inputs. Unneeded values are released at once,
+  // together with inputs that nothing else needs.
   void sendKept(std::vector<c10::intrusive_ptr<Value>> values);
 
-  // See Note [What is done later]
+  // Remembers the current stream of `device`: see Note [What is done later].
   void noteStream(c10::Device device);
+  // The current stream waits for all remembered streams.
   void joinStreams();
 
-  // Bytes that were kept since the last call of forgetBytes.
+  // Bytes kept since the last call of forgetBytes().
   size_t keptBytes() const {
     return keptBytes_;
   }

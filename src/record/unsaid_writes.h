@@ -1,4 +1,4 @@
-// What an operator from elsewhere writes without a word in its schema.
+// Detects undeclared writes of an operator from elsewhere.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -11,32 +11,33 @@
 namespace ebb {
 
 // Note [Unsaid writes]
-// The tables say which of torch's operators lie about what they write. Of one from elsewhere (a
-// kernel of C++ in a torch.library) nobody knows, and if it writes below torch no version moves. So
-// the arguments that such an operator is said to read are compared before and after, by
-// fingerprints: on the CPU, where reading them waits for nobody. What has changed counts as an
-// opaque write, and the operator is not run again.
+// ebb's tables list torch's operators whose schemas omit writes. For an operator from elsewhere (a
+// C++ kernel in a torch.library) there is no such list, and a write below torch moves no version.
+// So on the CPU, where reading bytes waits for nothing, ebb compares fingerprints of the read-only
+// arguments before and after the run. A changed argument counts as an opaque write, and the
+// operator is not replayed.
 class UnsaidWrites {
  public:
-  // Before the kernel runs.
+  // Takes the fingerprints before the kernel runs.
   UnsaidWrites(const OpTraits& op, const Arguments& arguments);
 
-  // When it has run, under the graph's lock: what it wrote is a leaf. Whether it wrote anything.
+  // Called after the kernel, under the graph's lock. Makes changed arguments leaves. Returns true
+  // if there are any.
   bool giveUp(ValueMap& values);
 
-  // Says so, once for each operator. Without the graph's lock, since a warning may run Python.
+  // Warns once per operator. Called without the graph's lock, since a warning may run Python.
   void warn() const;
 
  private:
   struct Read {
     at::Tensor tensor;
-    uint64_t fingerprint;  // of its storage, before
+    uint64_t fingerprint;  // of the tensor's storage, before the run
     uint16_t argument;     // index on the stack
   };
 
   const OpTraits& op_;
   std::vector<Read> read_;         // one per storage
-  const Read* written_ = nullptr;  // the last of them that was written
+  const Read* written_ = nullptr;  // the last argument found changed
 };
 
 }  // namespace ebb

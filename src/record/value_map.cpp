@@ -20,10 +20,10 @@ namespace {
 // See Note [When dead values are looked for]
 constexpr size_t kSweepBytes = size_t{16} << 20;
 
-// What would die if references to values were given up. Nothing is.
+// Simulates the release of references to values, and finds the values that would die.
 class Dying {
  public:
-  // One more reference to `value`.
+  // Releases one more reference to `value`.
   void release(const Value& value) {
     giveUp(value);
     while (!next_.empty()) {
@@ -55,8 +55,9 @@ class Dying {
     }
   }
 
-  ska::flat_hash_map<const c10::intrusive_ptr_target*, size_t> released_;  // how often
-  std::vector<const Value*> next_;  // that are dead, and have not given up what they refer to
+  // number of released references
+  ska::flat_hash_map<const c10::intrusive_ptr_target*, size_t> released_;
+  std::vector<const Value*> next_;  // dead values whose own references are not released yet
 };
 
 }  // namespace
@@ -86,7 +87,7 @@ void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours) {
   if (!isRecordable(tensor) || tensor.is_inference()) {
     return;
   }
-  // Values know their storage weakly.
+  // Values hold a weak reference to their storage.
   if (weakReferencesTo(tensor.storage()) > 1 + ours) {
     tensor.unsafeGetTensorImpl()->bump_version();
   }
@@ -98,10 +99,10 @@ void moveVersionOfComputed(const at::Tensor& tensor, size_t ours) {
   }
 }
 
-// If others have written to it unseen already, the copy is of no use.
+// If an unseen write came first, the copy is of no use: `tampered` says so.
 [[gnu::cold]] void makePrivate(Graph& graph, Value& value, RegionCounters& counters) {
   if (value.bytes.nbytes() < value.nbytes) {
-    return;  // somebody freed it; a replay that needs it will say so
+    return;  // freed by other code; a replay that needs the bytes will raise
   }
   graph.streams.use(value, value.bytes);
   value.bytes = withRelief([&] { return copyOf(value.bytes, value.nbytes); });
@@ -115,7 +116,8 @@ void moveVersionOfComputed(const at::Tensor& tensor, size_t ours) {
 }
 
 void ValueMap::clear() {
-  // Clearing takes as long as the table is large: one unusually long region must not slow all.
+  // The cost of clearing grows with the table, so one unusually long region would slow all later
+  // ones.
   if (values_.bucket_count() > 8 * (values_.size() + 8)) {
     Map().swap(values_);
   }
@@ -125,18 +127,18 @@ void ValueMap::clear() {
 }
 
 // Note [Version stamps]
-// A value remembers the version counter of the tensor it was last written through and the number
-// it showed. Reading the storage through a tensor whose version has moved, without a write that we
-// saw, means that somebody wrote below us (a compiled function, mark_dirty): the storage then is a
-// new leaf, never the stale recipe. So is one that somebody has resized, or given other memory, by
-// hand. In-place ops move the version after their kernel returned, so the stamp of a written value
-// is settled when the next op, pack or exit comes by: by one, and only where torch will have moved
-// it, see Note [Which writes are counted]. An op that a __torch_dispatch__ calls has autograd
-// behind it, so no version moves. Aliases may have counters of their own (`x.data`, the results of
-// _unsafe_view and unsafe_chunk, parameters in one flat buffer). A value knows all that have shown
-// its storage, and holds only while none of them moves. On a storage that came from outside, a
-// counter first met now is taken as it is; on one that was made inside the region only if it shows
-// that it has never written.
+// A value remembers the version counter of its last writer, and the version. An op may read the
+// storage through a tensor whose version has moved without a visible write. Then a write happened
+// below ebb (a compiled function, mark_dirty). So the storage is a new leaf, and ebb never uses the
+// stale recipe. The same holds for a storage resized by the program, or given other memory.
+// In-place ops move the version after their kernel has returned. So ebb settles the stamp of a
+// written value at the next op, pack or exit: by one, and only where torch will have moved the
+// version, see Note [Which writes are counted]. For an op called by a __torch_dispatch__, autograd
+// has run before, so no version moves. Aliases may have counters of their own (`x.data`, the
+// results of _unsafe_view and unsafe_chunk, parameters in one flat buffer). A value knows the
+// counters of all tensors seen on its storage, and is valid only while no counter moves. If the
+// storage came from outside, ebb accepts any new counter. If the storage was made inside the
+// region, ebb accepts a new counter only at version 0, before any write.
 c10::intrusive_ptr<Value>& ValueMap::current(const at::Tensor& tensor) {
   return current(values_[storageOf(tensor)], tensor);
 }
@@ -197,9 +199,9 @@ c10::intrusive_ptr<Value>& ValueMap::current(
 }
 
 // Note [Copy on write]
-// `value`'s storage is about to be written. If its bytes are kept there and recipes still need
-// them, they are copied first, so that a replay sees what the forward saw. A value with a recipe
-// is made again instead.
+// The storage of `value` is about to be written. If the value's bytes are kept there and recipes
+// still need the bytes, ebb copies them first, so a replay sees the same contents as the forward. A
+// value with a recipe is recomputed instead.
 void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indifferent) {
   if (value->witness) {
     stateEnds(*value, true);
@@ -218,7 +220,7 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
   }
   const auto needed = [&] { return !value->recipe && value->recipeReaders() > indifferent; };
   if (needed()) {
-    dropUnused(made_.size());  // recipes that only the map keeps alive need nothing
+    dropUnused(made_.size());  // recipes kept alive only by the map need nothing
   }
   if (needed()) {
     makePrivate(*context_.graph, *value, *context_.counters);
@@ -228,8 +230,8 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
 }
 
 // Note [Silent writes]
-// Eager's saved tensors share the storage, so a write that does not move their version is seen by
-// backward. A handle on a recomputed value follows such a write: `redefined` keeps the storage.
+// Eager's saved tensors share the storage, so backward sees a write without a moved version. A
+// handle on a recomputed value follows such a write: `redefined` keeps the storage.
 ValueMap& ValueMap::settle() {
   for (Unsettled& entry : unsettled_) {
     Value& after = *entry.after;
@@ -242,7 +244,7 @@ ValueMap& ValueMap::settle() {
       entry.ahead->movesFirst.store(true, std::memory_order_relaxed);
     }
     if (counted) {
-      ++after.written.version;  // by one: more than that, and somebody else wrote too
+      ++after.written.version;  // by one: a larger move means that other code wrote too
     }
     if (entry.before && (!counted || entry.before->follows ||
                          !sameCounter(after.written.counter, entry.before->written.counter))) {
@@ -301,14 +303,14 @@ void ValueMap::sweep() {
   sender_.forgetBytes();
 }
 
-// Forgets values that no program can name any more: nothing refers to them and their storage is
-// gone, or only we hold it. Of the last `window`; consumers go before what they consume. Gives how
-// many of them are left.
+// Forgets unreachable values among the last `window`: nothing refers to the value, and the storage
+// is gone or held by ebb alone. Consumers go before their inputs. Returns how many of the values
+// are left.
 [[gnu::cold]] size_t ValueMap::dropUnused(size_t window) {
   return made_.sweep(window, [&](const MadeValues::Entry& made) {
     const auto entry = values_.find(made.first);
     if (entry == values_.end() || entry->second.get() != made.second) {
-      return true;  // another state has come
+      return true;  // the storage has another state now
     }
     Value& value = *entry->second;
     const bool isOwned = ownsItsBytes(value);
@@ -323,9 +325,9 @@ void ValueMap::sweep() {
   });
 }
 
-// What is to leave, among the last `window`, all of which are there, and would be needed if the
-// region ended here. Not what only recipes read whose results nobody has saved so far: most such
-// recipes are never needed.
+// Values to be sent among the last `window` that would be needed if the region ended here. All
+// `window` values are in the map. Excludes values read only by recipes without saved results so
+// far: most such recipes are never needed.
 std::vector<c10::intrusive_ptr<Value>> ValueMap::neededToSend(size_t window) const {
   const auto latest = made_.latest(window);
   std::vector<c10::intrusive_ptr<Value>> found;

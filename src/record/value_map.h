@@ -1,4 +1,4 @@
-// Which state each storage is in: the values that the open region knows.
+// Maps each storage to its current state: the values known in the open region.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -18,32 +18,34 @@ namespace ebb {
 
 class Sender;
 
-// A value that a write has made, whose version torch may yet move: see Note [Version stamps].
+// A written value whose version torch may still move: see Note [Version stamps].
 struct Unsettled {
-  c10::intrusive_ptr<Value> after;   // whose stamp may be one short
-  c10::intrusive_ptr<Value> before;  // the state it replaced, if autograd had packed that
-  c10::Storage storage;              // of both, only if `before` is set
-  c10::VariableVersion viewed;       // what an in-place view moved; else empty
-  bool counted;                      // its version will have moved by one
-  const OpTraits* ahead = nullptr;   // the op, if that was so before: [Versions that move first]
+  c10::intrusive_ptr<Value> after;   // the new state; its stamp may be one short
+  c10::intrusive_ptr<Value> before;  // the old state, if autograd had packed it
+  c10::Storage storage;              // of both states; set only if `before` is
+  c10::VariableVersion viewed;       // counter moved by an in-place view; else empty
+  bool counted;                      // the version will have moved by one
+  // the op, if the version moved first: see Note [Versions that move first]
+  const OpTraits* ahead = nullptr;
 };
 
 // See Note [Ownership]
 class ValueMap {
  public:
-  // Lives as long as the thread: regions come again and again, so its table is kept.
+  // The table lives as long as the thread, because regions come again and again.
   using Map = ska::flat_hash_map<c10::StorageImpl*, c10::intrusive_ptr<Value>>;
 
   ValueMap(const Context& context, Sender& sender) : context_(context), sender_(sender) {
   }
 
-  // What is known of `tensor`'s storage; null: nothing. It may have been written unseen since.
+  // The known value of `tensor`'s storage, or null. The storage may have been written unseen since.
   c10::intrusive_ptr<Value>* find(const at::Tensor& tensor) {
     const auto found = values_.find(storageOf(tensor));
     return found == values_.end() ? nullptr : &found->second;
   }
 
-  // The state that `tensor`'s storage is in now; a new leaf if it is not known. `slot`: its place.
+  // The current state of `tensor`'s storage; a new leaf if the state is unknown. `slot`: its map
+  // entry.
   c10::intrusive_ptr<Value>& current(const at::Tensor& tensor);
   c10::intrusive_ptr<Value>& current(c10::intrusive_ptr<Value>& slot, const at::Tensor& tensor);
 
@@ -53,33 +55,34 @@ class ValueMap {
     values_[storage] = std::move(value);
   }
 
-  // Nothing is known of this storage any more.
+  // From now on the state of this storage is unknown.
   void forget(c10::StorageImpl* storage) {
     values_.erase(storage);
   }
 
-  // The storage of `value` is about to be written: see Note [Copy on write]. So many of the
-  // recipes' inputs that it is are `indifferent` to the old state.
+  // The storage of `value` is about to be written: see Note [Copy on write]. `indifferent` of the
+  // recipe inputs with `value` do not need the old state.
   void supersede(const c10::intrusive_ptr<Value>& value, size_t indifferent);
 
-  // Something that ebb does not see writes to `tensor`; gives its new state, a leaf.
+  // An unseen write changes `tensor`. Returns the new state, a leaf.
   Value& replaceByLeaf(const at::Tensor& tensor);
 
   // The storage of `value` has got other memory.
   void storageGrew(const c10::intrusive_ptr<Value>& value, const c10::Storage& storage);
 
-  // What is to be settled when the next op, pack or exit comes by, and doing so: see Note [Version
-  // stamps].
+  // Adds a write to be settled at the next op, pack or exit: see Note [Version stamps].
   void owe(Unsettled written) {
     unsettled_.push_back(std::move(written));
   }
+  // Settles all added writes.
   ValueMap& settle();
 
-  // See Note [When dead values are looked for]. No recipe may be on its way into the map.
+  // True if it is time to sweep: see Note [When dead values are looked for].
   bool needsSweep() const;
+  // Forgets dead values and sends those due. No recipe may be on its way into the map.
   void sweep();
 
-  // Values that are to be offloaded and have not been sent, latest first.
+  // Unsent values to be offloaded, latest first.
   std::vector<c10::intrusive_ptr<Value>> keptToSend() const;
 
   const Map& all() const {
@@ -95,28 +98,29 @@ class ValueMap {
   const Context& context_;
   Sender& sender_;
   Map values_;
-  MadeValues made_;                   // its entries, and some that were
+  MadeValues made_;                   // live entries and some dead ones
   std::vector<Unsettled> unsettled_;  // see Note [Version stamps]
 };
 
-// Whether only the value and its handles hold its kept bytes: nobody else can write to them any
-// more, so no recipe is needed to make them again. Not if somebody resized them before.
+// True if only the value and its handles hold the kept bytes. Then no other code can write to the
+// bytes, and the value needs no recipe. False if other code resized the storage before.
 bool ownsItsBytes(const Value& value);
 
-// Nobody can write to its bytes any more. Those that are to be sent may yet find no host memory.
+// Drops the recipe of a value whose bytes no other code can write. Keeps the recipe of a due value,
+// because host memory may run out.
 void dropRecipe(Value& value);
 
-// Gives a leaf of `graph` a copy of its bytes, which others may write to.
+// Gives a leaf of `graph` a copy of its bytes, because other code may write to the original.
 void makePrivate(Graph& graph, Value& value, RegionCounters& counters);
 
-// Whoever else holds the value, which can be made again. Null if nobody does.
+// The storage of a recomputable value with other holders; else null.
 c10::Storage escapedStorage(const Value& value);
 
-// Moves the version of a tensor that was written unseen, if more than `ours` values know its
-// storage: graphs that may need its old contents.
+// Moves the version of a tensor written unseen, if more than `ours` values know the storage: other
+// graphs may need the old contents.
 void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours);
 
-// The same, of one that a collective has written, if autograd knows that it was computed.
+// Calls moveVersionIfNeeded() for a tensor written by a collective, if the tensor has a grad_fn.
 void moveVersionOfComputed(const at::Tensor& tensor, size_t ours);
 
 }  // namespace ebb

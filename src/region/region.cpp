@@ -34,19 +34,19 @@ struct Frame {
   uint64_t id;                       // of this entry
   Repeats repeats;                   // inherited by the frames inside it
   std::string name;                  // for messages and reports
-  std::unique_ptr<Decider> decider;  // on the ops of this frame
-  RegionCounters counters;           // added to the statistics when it ends
-  JournalTime entered;               // if reports are recorded
-  size_t hooks;                      // Python saved-tensor hooks on the stack when it was entered
+  std::unique_ptr<Decider> decider;  // decides on the ops of this frame
+  RegionCounters counters;           // added to the statistics when the frame ends
+  JournalTime entered;               // set if reports are recorded
+  size_t hooks;                      // number of Python saved-tensor hooks on the stack at entry
 };
 
 size_t hookDepth() {
   return at::SavedTensorDefaultHooks::get_tls_state().stack.size();
 }
 
-// Whether a tracer that was started inside the region follows this thread's tensors, by identity:
-// what a handle unpacks is another tensor than was packed, and would be a constant in its graph.
-// Python does not enter a region while somebody traces.
+// True if a tracer started inside the region follows this thread's tensors by identity. A handle
+// unpacks a new tensor, and a new tensor would be a constant in the tracer's graph. Python does not
+// enter a region during a trace.
 bool isTraced() {
   using c10::impl::TorchDispatchModeKey;
   using c10::impl::TorchDispatchModeTLS;
@@ -55,7 +55,7 @@ bool isTraced() {
           TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY).has_value());
 }
 
-// Frames that were left on another thread: their own thread drops them.
+// Frames left on another thread. The entering thread drops such frames.
 class Abandoned {
  public:
   static Abandoned& get() {
@@ -96,7 +96,7 @@ class ThreadRegions {
     try {
       closeDownTo(0);
     } catch (const std::exception& error) {
-      TORCH_WARN(error.what());  // the thread ends; nobody could catch it
+      TORCH_WARN(error.what());  // at the end of the thread nothing could catch it
     }
   }
 
@@ -166,7 +166,7 @@ class ThreadRegions {
 
   c10::intrusive_ptr<Graph> emptyEscapes(
       uint64_t id, const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward) {
-    // After a backward inside the region, gradients are among what outsiders hold.
+    // After a backward inside the region, other code may hold gradients.
     const bool outermost = frames_.size() == 1 && frames_.front().id == id;
     if (!outermost || !opaque_.empty() || recorder_.graph()->hadBackward) {
       return {};
@@ -217,8 +217,8 @@ class ThreadRegions {
     }
   }
 
-  // The thread's recorder if autograd should use ebb's handles now: in a region, with no Python
-  // saved-tensor hooks pushed since it was entered. Null otherwise.
+  // The thread's recorder if autograd should use ebb's handles now: inside a region, without Python
+  // saved-tensor hooks pushed since entry. Null otherwise.
   Recorder* recorderForPacking() {
     const bool packs = !frames_.empty() && frames_.back().hooks == hookDepth() && !isTraced();
     return packs ? &recorder_ : nullptr;
@@ -229,7 +229,7 @@ class ThreadRegions {
   }
 
  private:
-  // Where `name` stands in the graph's names; regions of one name share a place.
+  // Index of `name` in the graph's names. Regions with the same name share an index.
   static uint16_t nameIndex(Graph& graph, const std::string& name) {
     std::lock_guard<PythonMutex> lock(graph.mutex);
     auto found = std::find(graph.names.begin(), graph.names.end(), name);
@@ -262,7 +262,7 @@ class ThreadRegions {
         regionOf_.pop_back();
       });
       if (frames_.size() == 1) {
-        activate();  // what is done now counts for the outermost region
+        activate();  // work from here on counts for the outermost region
         setCurrentInterceptor(nullptr);
         count(liveCounts().regions, -1);
         const auto graph = recorder_.graph();
@@ -286,7 +286,7 @@ class ThreadRegions {
   std::deque<Frame> frames_;        // innermost last; a deque keeps addresses valid
   std::vector<uint16_t> regionOf_;  // each frame's index in Graph::names
   Recorder recorder_;               // of the outermost region; has a graph while one is open
-  std::vector<at::Tensor> opaque_;  // being written unseen by this thread
+  std::vector<at::Tensor> opaque_;  // open opaque writes of this thread
 };
 
 // See Note [Static TLS]
@@ -345,7 +345,7 @@ Opaque::~Opaque() {
     try {
       opaqueWriteEnds(tensor);
     } catch (const std::exception& error) {
-      TORCH_WARN(error.what());  // as for a region
+      TORCH_WARN(error.what());  // a destructor must not throw
     }
   }
 }

@@ -1,4 +1,4 @@
-// Regions: the dynamic extent in which ops are intercepted.
+// Regions: the dynamic extent in which ebb intercepts ops.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -14,34 +14,35 @@
 
 namespace ebb {
 
-// Which operators outside torch can be repeated: those that a rule names, or all of them, as in a
-// checkpointed call. See Note [Operators from elsewhere].
+// Repeatable operators outside torch: operators named by a rule, or all, as in a checkpointed call.
+// See Note [Operators from elsewhere].
 enum class Repeats { IfRulesSaySo, All };
 
-// Enters a region on this thread. The outermost one is the boundary of recomputation; inner ones
-// change the policy and the name, and inherit Repeats::All. Gives the number of this entry, which
-// is not 0. Throws if interception cannot be installed.
+// Enters a region on this thread. The outermost region is the boundary of recomputation. Inner
+// regions change the policy and the name, and inherit Repeats::All. Returns the id of this entry,
+// never 0. Throws if interception cannot be installed.
 EBB_API uint64_t
 enterRegion(const PolicyPtr& policy, std::string name, Repeats repeats = Repeats::IfRulesSaySo);
 
-// Leaves it again. Throws RuntimeError if it was entered on another thread (that thread drops it
-// by itself) or if regions inside it are still open (they are closed); either way the next region
-// works.
+// Leaves the region. Throws RuntimeError if another thread entered the region (the other thread
+// then drops the region by itself), or if inner regions are still open (ebb closes them). The next
+// region works in both cases.
 EBB_API void leaveRegion(uint64_t id);
 
-// The same, and if it is the outermost region, gives up the memory of what is still referenced and
-// can be recomputed: see Note [Escapes]. Returns the graph if there was any such value, else null.
+// Leaves the region. An outermost region also frees the memory of referenced recomputable values:
+// see Note [Escapes]. Returns the graph if there was such a value, else null.
 EBB_API c10::intrusive_ptr<Graph> leaveRegionEmptyingEscapes(
     uint64_t id, const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward);
 
-// Around a write that torch does not see: see Note [Opaque writes].
+// Begins a write unseen by torch: see Note [Opaque writes].
 EBB_API void opaqueWriteBegins(const at::Tensor& tensor);
+// Ends a write begun by opaqueWriteBegins().
 EBB_API void opaqueWriteEnds(const at::Tensor& tensor);
 
-// A collective that no operator shows is about to write to `tensor`: see Note [Communication].
+// A collective outside the dispatcher is about to write to `tensor`: see Note [Communication].
 EBB_API void collectiveWrites(const at::Tensor& tensor);
 
-// Whether this thread is inside a region.
+// True if this thread is inside a region.
 EBB_API bool inRegion();
 
 }  // namespace ebb

@@ -14,7 +14,7 @@
 namespace ebb {
 namespace {
 
-// Under the graph's lock, without the GIL.
+// Requires the graph's lock; the caller does not hold the GIL.
 void fillAll(Graph& graph) {
   auto emptied = std::exchange(graph.escapes, {});
   while (!emptied.empty()) {
@@ -25,20 +25,21 @@ void fillAll(Graph& graph) {
     try {
       bytes = materialise(graph, value);
     } catch (const c10::Error& error) {
-      // Backward may not need it; whoever does gets the error. What is missing may yet come back: a
-      // parameter that is gathered later, so the next unpack tries again.
+      // Backward may not need the value; code that reads it gets the error. Missing inputs may
+      // return, such as a parameter that is gathered later, so the next unpack tries again.
       emptyStorage(escaped.storage, error.what_without_backtrace());
       graph.escapes.push_back(std::move(escaped));
       continue;
-    } catch (...) {  // Python's, perhaps an interrupt
+    } catch (...) {  // from Python, perhaps an interrupt
       std::move(emptied.begin(), emptied.end(), std::back_inserter(graph.escapes));
       graph.escapes.push_back(std::move(escaped));
       throw;
     }
     graph.streams.use(value, bytes);
-    graph.streams.share(bytes);  // whoever holds the escape reads it without asking
+    graph.streams.share(bytes);  // holders of the escape read it without waiting
     fillStorage(escaped.storage, bytes);
-    // Others can write to it from now on, so it is the value's home again, and counts versions.
+    // From now on other code can write to the storage, so it is the value's home again and versions
+    // count.
     value.bytes = escaped.storage;
     value.address = escaped.storage.data();
     value.isPrivate = false;

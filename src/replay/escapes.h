@@ -1,4 +1,4 @@
-// Giving up the memory of escapes, and filling it again: see Note [Escapes].
+// Frees the memory of escapes and refills it: see Note [Escapes].
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -11,11 +11,11 @@
 
 namespace ebb {
 
-// Empties the storage that holds `value`. `name` is the region's.
+// Empties the storage that holds `value`. `name` is the name of the region.
 Escaped emptyEscaped(
     const c10::intrusive_ptr<Value>& value, c10::Storage storage, const std::string& name);
 
-// Fills again what was emptied of the graph, unless that has been done.
+// Refills the emptied storages of the graph, if any.
 EBB_API void refill(Graph& graph);
 
 }  // namespace ebb

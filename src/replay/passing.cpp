@@ -6,22 +6,22 @@
 namespace ebb {
 
 // Note [Made each time]
-// Below one region's activations there is only making things more than once. A value with that
-// decision, RECOMPUTE_EACH_TIME, is made for the others of a slice in passing:
-// 1. It has its bytes from the run of its recipe until the last recipe of the slice that needs it
-//    has run, and none if no recipe needs it. It keeps its recipe, so the next slice that needs it
-//    makes it again.
-// 2. If the slice is for it, it is held and drops its recipe, like any other: backward is there.
-//    So is what the same run makes beside that and a handle waits for: a function asks for all
-//    that its operator made, and would run it for each.
-// 3. A recipe that stays keeps what it reads from being lost: that is a leaf, held since the first
-//    slice that made it or brought it back, or has a recipe too. So a run may take the bytes of
-//    what it writes if its own recipe goes and nothing else reads them; or if they are given up
-//    after it anyway. Else it gets a copy.
-// 4. What runs ahead of backward makes such values for others only. If backward needs one, it makes
-//    it when it comes.
+// To need less memory than one region's activations, ops must run more than once. A value with the
+// decision RECOMPUTE_EACH_TIME is recomputed in passing for the other values of a slice:
+// 1. The value has bytes from the run of its recipe until the slice's last reader of the value has
+//    run; without a reader, no bytes. The value keeps its recipe, so the next slice can recompute
+//    the value.
+// 2. If the slice is for the value itself, backward has arrived: the value is held and drops its
+//    recipe, like any other. So do other outputs of the same run that a handle waits for: a
+//    backward function unpacks all outputs of its operator, and would cause a run for each.
+// 3. A recipe that stays needs its inputs again. Each input is a leaf, or has a recipe too, or is
+//    held since its first recomputation or reload. So a run may overwrite a buffer if the run's
+//    recipe is dropped and nothing else reads the buffer, or if the buffer is freed after the run
+//    anyway. Otherwise the run gets a copy.
+// 4. A replay ahead of backward recomputes such values only for other values. If backward needs
+//    such a value itself, backward recomputes it on arrival.
 
-// What is wanted is decided once for a slice: handles die on any thread.
+// The wanted values are determined once per slice, because handles die on any thread.
 Passing::Passing(const Value& wanted, bool isBackward)
     : inner_(isBackward ? wanted.recipe->region : 0) {
   wanted_.push_back(&wanted);
@@ -46,7 +46,7 @@ Passing::~Passing() {
 
 void Passing::giveUp(Value& value, Read& read) {
   read.made = false;
-  if (value.recipe) {  // else a kernel has asked for it, one in Python: it is held
+  if (value.recipe) {  // else a kernel in Python has unpacked the value: it is held
     value.giveUpAgain();
   }
 }

@@ -1,4 +1,4 @@
-// Values that a slice makes for others, and gives up again.
+// Values recomputed in a slice for other values of the slice, and freed again.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -11,19 +11,20 @@
 
 namespace ebb {
 
-// See Note [Made each time]. Of one slice, under the graph's lock.
+// See Note [Made each time]. Belongs to one slice; the graph's lock guards it.
 class Passing {
  public:
-  // `wanted` is what the slice is for. `isBackward`: backward asks for it, and so for all that its
-  // inner region made, and for what its recipe makes beside it and a handle waits for.
+  // The slice materialises `wanted`. `isBackward`: backward needs `wanted` now. Then these values
+  // count as wanted too: all that the same inner region made, and other outputs of the same recipe
+  // that a handle waits for.
   Passing(const Value& wanted, bool isBackward);
 
-  // What is left is given up.
+  // Frees the remaining values.
   ~Passing();
   Passing(const Passing&) = delete;
   Passing& operator=(const Passing&) = delete;
 
-  // `reader` will run, and needs `value`, which has to be made.
+  // `reader` will run and needs `value`, a value to be recomputed.
   void needs(const Recipe& reader, Value& value) {
     if (value.isMadeEachTime()) [[unlikely]] {
       Read& read = reads_[&value];
@@ -31,25 +32,25 @@ class Passing {
     }
   }
 
-  // Whether `value` keeps its recipe, though this slice makes it.
+  // True if `value` keeps its recipe although this slice recomputes it.
   bool staysUnmade(const Value& value) const {
     return value.isMadeEachTime() && !isWanted(value);
   }
 
-  // Such a value is there: in `bytes`, until the last recipe that needs it has run. False, and it
-  // is not, if none does.
+  // Gives `value` its `bytes` until the slice's last reader of the value has run. Returns false,
+  // and stores nothing, if no recipe needs the value.
   bool made(Value& value, c10::Storage bytes);
 
-  // Whether such a value is given up when `reader` has run.
+  // True if hasRun(reader) will free `value`.
   bool isLastToRead(const Recipe& reader, const Value& value) const;
 
-  // Gives up what nothing in the slice needs any more.
+  // Frees values without a later reader in the slice.
   void hasRun(const Recipe& reader);
 
  private:
   struct Read {
-    uint64_t last = 0;  // sequence of the last recipe of the slice that needs it
-    bool made = false;  // by this slice, and not yet given up
+    uint64_t last = 0;  // sequence of the slice's last reader of the value
+    bool made = false;  // recomputed by this slice and not yet freed
   };
 
   bool isWanted(const Value& value) const;
@@ -60,8 +61,8 @@ class Passing {
   static void giveUp(Value& value, Read& read);
 
   c10::SmallVector<const Value*, 2> wanted_;
-  uint16_t inner_ = 0;  // the inner region that backward has come to; 0: none
-  // What is made, the recipes that will read it keep alive.
+  uint16_t inner_ = 0;  // the inner region reached by backward; 0: none
+  // Recipes that will run keep the keys alive.
   ska::flat_hash_map<Value*, Read> reads_;
 };
 

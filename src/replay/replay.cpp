@@ -29,8 +29,8 @@ namespace {
   journal.add("reload", op, start, value.nbytes);
 }
 
-// The bytes of an offloaded value, on the device again; null if its storage was written unseen
-// before they were copied for sure, or if `watch` wants to wait.
+// Restores the bytes of an offloaded value on the device. Null if the storage was written unseen
+// before the copy to the host was safe, or if `watch` does not allow the copy yet.
 c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) {
   RECORD_USER_SCOPE("ebb::reload");
   const c10::Storage living = value.living();
@@ -60,15 +60,15 @@ c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) 
   return value.bytes;
 }
 
-// The work that one value needs.
+// The recipes that one value needs.
 class Slice {
  public:
-  // `watch`: of a replay that runs ahead; null: backward waits for it.
+  // `watch` is set for a replay ahead; null: backward waits for the value.
   Slice(Graph& graph, Value& wanted, AheadWatch* watch = nullptr)
       : graph_(graph), wanted_(wanted), watch_(watch), passing_(wanted, watch == nullptr) {
   }
 
-  // False if it may not go on.
+  // Returns false if the replay may not go on.
   bool collect() {
     ++graph_.lastVisit;
     add(wanted_.recipe);
@@ -87,7 +87,7 @@ class Slice {
     return true;
   }
 
-  // False if it was stopped.
+  // Returns false if the watch stopped the replay.
   bool run() {
     RegionCounters counters;
     bool goesOn = true;
@@ -115,7 +115,7 @@ class Slice {
       passing_.hasRun(*recipe);
       ++counters.opsReplayed;
       counters.opsReplayedAhead += watch_ ? 1 : 0;
-      recipe.reset();  // inputs that nothing else needs are freed here
+      recipe.reset();  // frees inputs without other users
       if (watch_) {
         watch_->end();
       }
@@ -130,7 +130,7 @@ class Slice {
   struct Pinned {
     c10::Storage storage;
     bool fromOutside;
-    EntryPtr entry;  // null but while reports are recorded
+    EntryPtr entry;  // null unless reports are recorded
   };
 
   void pin(const Value& value, c10::Storage storage) {
@@ -157,7 +157,7 @@ class Slice {
     }
   }
 
-  // False if it may not be read ahead.
+  // Returns false if `value` may not be read ahead.
   bool need(Value& value, const Recipe& consumer) {
     if (value.state() == ValueState::Away) {
       if (!bringBack(graph_, value, watch_) && watch_) {
@@ -168,7 +168,8 @@ class Slice {
       if (watch_ && !watch_->mayRead(value, storage, consumer)) {
         return false;
       }
-      const bool changed = !watch_ && hasChanged(value, storage);  // it looks after the kernel
+      // a replay ahead checks after the kernel
+      const bool changed = !watch_ && hasChanged(value, storage);
       if (changed && value.recipe) {
         becomeRecomputable(value, std::move(storage));
         add(value.recipe);
@@ -180,7 +181,7 @@ class Slice {
       add(value.recipe);
       passing_.needs(consumer, value);
     } else if (watch_) {
-      return false;  // it may come back until backward is there, as a parameter of FSDP's does
+      return false;  // the bytes may return before backward, as a parameter of FSDP does
     } else {
       throwLostLeaf(value, consumer);
     }
@@ -191,8 +192,8 @@ class Slice {
     return value.tampered || (!value.isPrivate && ebb::hasChanged(value, storage, graph_.verify));
   }
 
-  // Of a value that lives on after the region, and that the program has written unseen. Handles
-  // follow the write, as eager's saved tensors do.
+  // For a value that outlives the region and was written unseen. Handles follow the write, as
+  // eager's saved tensors do.
   void becomeRecomputable(Value& value, c10::Storage written) {
     value.superseded = true;
     value.bytes = c10::Storage();
@@ -201,7 +202,7 @@ class Slice {
     }
   }
 
-  // In verify mode the comparison decides: the change may not matter.
+  // In verify mode the comparison of results decides: the change may not matter.
   void checkUnchanged(bool changed, const Recipe& consumer) const {
     TORCH_CHECK(
         !changed || graph_.verify != VerifyMode::Off,
@@ -264,19 +265,19 @@ class Slice {
   Graph& graph_;
   Value& wanted_;
   AheadWatch* const watch_;
-  std::vector<c10::intrusive_ptr<Recipe>> recipes_;  // to run; sorted by sequence
+  std::vector<c10::intrusive_ptr<Recipe>> recipes_;  // to run, sorted by sequence
   std::vector<Pinned> pinned_;
-  Passing passing_;  // goes first: recipes_ keep its values alive
+  Passing passing_;  // destroyed first: recipes_ keep its values alive
 };
 
 }  // namespace
 
 // Note [Replay]
-// The needed recipes are collected backwards from the wanted value, stopping at values whose bytes
-// are available, and run in the order of recording, with autograd, dispatch modes and our own key
-// excluded. Each result that is still referred to gets its bytes and drops its recipe; with the
-// recipe go the inputs that nothing else needs. So a slice holds no more than it must, and no
-// recipe runs twice; but where the policy says so, see Note [Made each time].
+// ebb collects the needed recipes backwards from the wanted value and stops at values whose bytes
+// are available. The recipes run in the order of recording, with autograd, dispatch modes and ebb's
+// key excluded. Each referenced result gets its bytes and drops its recipe. Inputs without other
+// users go with the recipe. So a slice holds as little as possible, and no recipe runs twice,
+// except by the policy's choice: see Note [Made each time].
 c10::Storage materialise(Graph& graph, Value& value) {
   if (value.state() == ValueState::Away) {
     return bringBack(graph, value);

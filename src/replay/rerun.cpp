@@ -28,10 +28,10 @@ bool isWrite(ArgUse use) {
   return use == ArgUse::Write || use == ArgUse::Overwrite;
 }
 
-// One run of a recipe. Its methods are many: each check of what may have changed is one.
+// One run of a recipe. Rerun has many methods: each checks a different possible change.
 class Rerun {
  public:
-  // `stack` is empty, and is given for its memory.
+  // `stack` is empty; its memory is reused.
   Rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Passing& passing, Asker asker)
       : graph_(graph), recipe_(recipe), stack_(stack), passing_(passing), asker_(asker) {
   }
@@ -60,8 +60,8 @@ class Rerun {
     }
   }
 
-  // Of a run that has thrown: whether all is as it was before. A buffer of a value's own that the
-  // kernel may have written in part is lost.
+  // After a run that threw: returns true if all is as before the run. If the kernel may have
+  // written a part of a value's own buffer, the buffer is lost.
   bool undo() {
     bool undone = !over_;
     for (Buffer& buffer : buffers_) {
@@ -74,11 +74,11 @@ class Rerun {
   }
 
  private:
-  // A buffer that stands for a value which the op writes.
+  // A buffer for a value written by the op.
   struct Buffer {
     Value* value;
     c10::Storage storage;
-    bool isTaken;  // it is the value's own
+    bool isTaken;  // the buffer is the value's own
   };
 
   c10::ArrayRef<Input> inputs() const {
@@ -109,7 +109,7 @@ class Rerun {
   void pushOthers() {
     const c10::IValue* other = recipe_.others;
     for (const uint16_t i : recipe_.op.others) {
-      // Lists of tensors were stored empty; each run fills lists of its own.
+      // Lists of tensors are stored empty; each run fills new lists.
       if (other->isTensorList()) {
         stack_[i] = c10::List<at::Tensor>();
       } else if (other->isOptionalTensorList()) {
@@ -154,8 +154,9 @@ class Rerun {
     return viewOf(storage, input.flags, shape, input.offset);
   }
 
-  // The op gets a private copy of what it writes, or the buffer itself if nothing else needs it.
-  // All arguments that show the same value get the same buffer: they aliased in the forward.
+  // Gives the op a private copy of a value to be written, or the value's own buffer if nothing else
+  // needs the buffer. All arguments that show the same value get the same buffer: the arguments
+  // aliased in the forward.
   c10::Storage bufferFor(const Input& input) {
     for (const Buffer& buffer : buffers_) {
       if (buffer.value == input.value.get()) {
@@ -188,20 +189,21 @@ class Rerun {
     return storage;
   }
 
-  // Whether nobody else can be using its bytes, on another stream either; nor will, if this fails.
+  // True if no other code can be using the bytes, on any stream, and a failed run need not restore
+  // the bytes.
   bool mayBeTaken(const Value& value) const {
     return value.isPrivate && !graph_.streams.areSeveral() && asker_ == Asker::Backward;
   }
 
-  // Whether nothing but this run needs the bytes of `input`, which `ours` of its inputs are. See
-  // Note [Made each time], 3.
+  // True if only this run needs the bytes of `input`, to which `ours` of the recipe's inputs refer.
+  // See Note [Made each time], 3.
   bool nothingNeeds(const Input& input, size_t ours) const {
     return passing_.isLastToRead(recipe_, *input.value) ||
            (input.value.use_count() == ours && runsForTheLastTime());
   }
 
-  // Whether every output that is alive will take its bytes from this run, and keep them, so that
-  // none runs it again.
+  // True if every living output takes its bytes from this run and keeps them, so no output runs the
+  // recipe again.
   bool runsForTheLastTime() const {
     return std::all_of(recipe_.outputs.begin(), recipe_.outputs.end(), [&](const Output& output) {
       const auto value = output.value.lock();
@@ -259,7 +261,7 @@ class Rerun {
         " the decision SAVE, or write a rule with force=True to accept such results.");
   }
 
-  // Whoever else was running may have written to an input meanwhile.
+  // Other threads may have written to an input during the run.
   void checkInputsAreStill() const {
     for (const Input& input : inputs()) {
       if (!input.value || input.value->isPrivate || input.isStandIn() || input.wholeOverwrite) {
@@ -340,7 +342,7 @@ class Rerun {
     }
   }
 
-  // See Note [Operators from elsewhere]. Verify mode compares all bytes, and says more.
+  // See Note [Operators from elsewhere]. Verify mode compares all bits and gives a better message.
   void checkRepeats(const Output& output, const c10::Storage& storage) const {
     if (output.fingerprint == 0 || graph_.verify != VerifyMode::Off) {
       return;
@@ -393,12 +395,12 @@ class Rerun {
     graph_.journal->add(std::move(call));
   }
 
-  // The run's time counts for the first of its results.
+  // The time of the run counts for its first result.
   void note(Value& value, JournalTime start) const {
     const bool ahead = asker_ == Asker::Nobody;
     value.entry->update([&](Line& line) {
       const JournalTime now = value.entry->journal().now();
-      if (!value.recipe) {  // else it is soon given up
+      if (!value.recipe) {  // else the bytes are soon freed
         line.back = now;
         line.backAt = value.bytes.data();
       }
@@ -451,8 +453,8 @@ class Rerun {
   Passing& passing_;
   const Asker asker_;
   c10::SmallVector<Buffer, 1> buffers_;  // of this run
-  bool began_ = false;                   // the kernel may have written to them
-  bool over_ = false;                    // and what it made may have been given away
+  bool began_ = false;                   // the kernel may have written to the buffers
+  bool over_ = false;                    // results may have been handed out
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// One recipe, run again.
+// Runs one recipe again.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -9,15 +9,16 @@
 
 namespace ebb {
 
-// Who wants a replay.
+// The code that needs a replay.
 enum class Asker : uint8_t {
-  Backward,  // which has to have it, now
-  Nobody,    // it runs ahead: a run that fails must leave all as it was, and nobody hears of it
+  Backward,  // backward needs the result now
+  // no code: the replay runs ahead; a failed run must leave all unchanged and is not reported
+  Nobody,
 };
 
-// Runs `recipe`, and gives its results that are still referred to their bytes; `passing` says for
-// how long. `stack` is empty, and is given for its memory. Throws, naming op, region and fix, if
-// the run cannot be the same as in the forward.
+// Runs `recipe` and gives bytes to its referenced results; `passing` says for how long. `stack` is
+// empty; its memory is reused. Throws an error with op, region and fix if the run cannot be the
+// same as in the forward.
 void rerun(
     Graph& graph,
     Recipe& recipe,

@@ -23,13 +23,13 @@ using NodePointer = std::shared_ptr<autograd::Node>;
 
 // Note [Handles without Python]
 // SavedVariable asks the default engine for saved-tensor hooks, and hooks are a C++ interface. So
-// ebb puts an engine in front of the one that was there, which forwards everything and, in a
-// region, answers that one question itself. Pack and unpack are then plain virtual calls: no
-// Python object, no GIL. Hooks that the user pushes inside the region win (innermost wins); those
-// pushed outside see what is packed outside.
+// ebb puts its own engine in front of the default one. ebb's engine forwards everything, except the
+// question for hooks in a region. Pack and unpack are then plain virtual calls: no Python object,
+// no GIL. Hooks pushed inside the region win, because innermost hooks win. Hooks pushed outside see
+// tensors packed outside.
 //
-// The engine behind is the Python engine where there is an interpreter. It is a static object that
-// torch rebuilds in place after a fork, so a reference to it stays valid.
+// If there is an interpreter, the default engine is the Python engine: a static object that torch
+// rebuilds in place after a fork. So a reference to the engine stays valid.
 class ForwardingEngine final : public autograd::Engine {
  public:
   ForwardingEngine(autograd::Engine& next, Recorder* (*recorderForPacking)())
@@ -89,7 +89,7 @@ class ForwardingEngine final : public autograd::Engine {
     return *next_.load(std::memory_order_acquire);
   }
 
-  std::atomic<autograd::Engine*> next_;  // everything else is its work
+  std::atomic<autograd::Engine*> next_;  // does all other work
   Recorder* (*recorderForPacking_)();    // as given to installEngine
 };
 

@@ -1,13 +1,13 @@
-// The forwarding engine through which autograd asks ebb for handles.
+// A forwarding autograd engine with ebb's handles.
 #pragma once
 
 namespace ebb {
 
 class Recorder;
 
-// Puts ebb's engine in front of the default one, if it is not there already. Called at every
-// region entry: a Python interpreter that is loaded later brings an engine of its own.
-// `recorderForPacking` gives the recorder that is to pack what this thread saves now; null: nobody.
+// Puts ebb's engine in front of the default engine, unless already done. Called at every region
+// entry: a Python interpreter loaded later brings an engine of its own. `recorderForPacking`
+// returns the recorder for the current thread's saved tensors; null: none.
 void installEngine(Recorder* (*recorderForPacking)());
 
 }  // namespace ebb

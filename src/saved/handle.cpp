@@ -51,9 +51,9 @@ at::Tensor Handle::unpack() {
 }
 
 // Note [Version checks]
-// Saved-tensor hooks switch autograd's own check off, so this is the only one, and it raises
-// exactly where eager raises: when the version of the packed tensor has moved since. Leaves that a
-// recipe needs are checked too, in Slice::throwLostLeaf.
+// Saved-tensor hooks disable autograd's own check, so no other check is left. The check raises
+// exactly where eager raises: when the version of the packed tensor has moved since packing. Leaves
+// needed by a recipe are checked too, in Slice::throwLostLeaf.
 void Handle::checkVersion() const {
   TORCH_CHECK(
       !counter_.enabled() || counter_.current_version() == version_,
@@ -69,8 +69,9 @@ void Handle::checkVersion() const {
       " instead. Hint: eager raises here too; write to a copy (out of place), or after backward.");
 }
 
-// torch.jit.trace follows tensors by identity, and hides while autograd packs, so a region in which
-// it was started cannot step aside. See also isTraced() in region/region.cpp.
+// torch.jit.trace follows tensors by identity, and is not visible while autograd packs. So ebb
+// cannot step aside if a trace was started inside a region. See also isTraced() in
+// region/region.cpp.
 void Handle::checkTracer() const {
   TORCH_CHECK(
       !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer) || !saved_.isRebuilt() ||

@@ -1,4 +1,4 @@
-// What autograd holds in place of a saved tensor.
+// The object that autograd holds in place of a saved tensor.
 #pragma once
 
 #include <torch/csrc/autograd/saved_variable_hooks.h>
@@ -11,7 +11,7 @@ namespace ebb {
 class EBB_API Handle final : public torch::autograd::SavedVariableHooks, public InArena {
  public:
   explicit Handle(Recorder& recorder);
-  // Another handle on the same saved tensor; unpacks to the same.
+  // Another handle on the same saved tensor; unpacks to the same tensor.
   Handle(const Handle& other);
   ~Handle() override;
 
@@ -20,7 +20,7 @@ class EBB_API Handle final : public torch::autograd::SavedVariableHooks, public 
   std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data()
       const override;
 
-  // The tensor that was packed. Also called by compiled autograd, through the bindings.
+  // The packed tensor. Compiled autograd calls this too, through the bindings.
   at::Tensor unpack();
 
  private:
@@ -28,9 +28,9 @@ class EBB_API Handle final : public torch::autograd::SavedVariableHooks, public 
   void checkTracer() const;
 
   Recorder* recorder_;            // only valid until packed
-  SavedTensor saved_;             // the tensor, or how to make it again
+  SavedTensor saved_;             // the tensor, or how to recompute it
   c10::VariableVersion counter_;  // outlives the tensor; see Note [Version checks]
-  uint32_t version_ = 0;          // what counter_ showed when packed
+  uint32_t version_ = 0;          // of counter_ when packed
 };
 
 }  // namespace ebb

@@ -66,7 +66,7 @@ void Placeholder::refill(const at::Tensor& alias) {
   shareStorage(alias, tensor);
   storage_ = c10::Storage();
   empty_ = false;
-  saved_.reset();  // the memory goes with the last tensor that shows it
+  saved_.reset();  // the last tensor on the memory frees the memory
 }
 
 }  // namespace ebb

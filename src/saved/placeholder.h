@@ -1,4 +1,4 @@
-// Tensors whose memory is given up and comes back before backward needs it.
+// Tensors whose memory is freed, and restored in time for backward.
 #pragma once
 
 #include <optional>
@@ -9,33 +9,33 @@
 namespace ebb {
 
 // Note [Placeholders]
-// A tensor that a region recomputes may leave it and be saved by functions outside of regions,
-// which hold its storage. Marked inside the region, its storage can be emptied when those functions
-// have run, and filled again, by sharing the recomputed memory, when backward comes near them.
-// Whoever reads it meanwhile gets an error that names the op, the region and the fix. The idea is
-// that of Megatron-LM's CheckpointWithoutOutput.
+// A recomputable tensor may leave its region. Functions outside of regions may save the tensor, and
+// then hold the storage. If the tensor was marked inside the region, ebb can empty the storage
+// after the functions have run. ebb refills the storage, by sharing the recomputed memory, when
+// backward approaches the functions. Meanwhile a read raises an error that names the op, the region
+// and the fix. The idea comes from Megatron-LM's CheckpointWithoutOutput.
 class EBB_API Placeholder {
  public:
-  // `tensor` is computed by an open region of this thread, which recomputes it. Throws
+  // An open region of this thread must have computed `tensor` and must recompute it. Throws
   // c10::ValueError otherwise.
   explicit Placeholder(const at::Tensor& tensor);
   ~Placeholder();
   Placeholder(const Placeholder&) = delete;
   Placeholder& operator=(const Placeholder&) = delete;
 
-  // Empties the storage that `tensor`, the one that was marked or an alias, is on. Throws
-  // c10::ValueError if it was written since it was marked, or is not resizable.
+  // Empties the storage of `tensor`, the marked tensor or an alias. Throws c10::ValueError if the
+  // storage was written after the mark, or is not resizable.
   void discard(const at::Tensor& tensor);
 
-  // Recomputes the tensor and shares its memory with `alias`, an alias of what was discarded. Does
-  // nothing if that has been done.
+  // Recomputes the tensor and shares its memory with `alias`, an alias of the discarded tensor. A
+  // second call does nothing.
   void refill(const at::Tensor& alias);
 
  private:
-  std::optional<SavedTensor> saved_;  // how to make it again; dropped when that is done
-  c10::VariableVersion counter_;      // of the tensor that was marked
-  uint32_t version_ = 0;              // what it showed then
-  c10::Storage storage_;              // null before discard(); compared, and kept empty
+  std::optional<SavedTensor> saved_;  // how to recompute the tensor; empty after refill()
+  c10::VariableVersion counter_;      // of the marked tensor
+  uint32_t version_ = 0;              // of counter_ at the mark
+  c10::Storage storage_;              // set by discard(); compared with `alias`, and stays empty
   bool empty_ = false;                // between discard() and refill()
 };
 

@@ -25,10 +25,11 @@
 namespace ebb {
 namespace {
 
-// Whether a class of autograd functions is one that torch generates. A dynamic_cast for each unpack
-// would cost more than the rest of it, so what it said is remembered, for a few classes.
+// True if torch generates this class of autograd functions. A dynamic_cast in each unpack would
+// cost more than the rest of unpack, so the answers for a few classes are cached.
 bool isTorchsOwn(const torch::autograd::Node& node) {
-  // A class's address, plus 1 if it is one of torch's: one word, so threads may share them.
+  // The address of a class, plus 1 for a class of torch's: one word, so threads can share the
+  // cache.
   static std::array<std::atomic<uintptr_t>, 64> all{};
   const auto type = reinterpret_cast<uintptr_t>(&typeid(node));
   auto& slot = all[type / alignof(std::type_info) % all.size()];
@@ -41,8 +42,8 @@ bool isTorchsOwn(const torch::autograd::Node& node) {
   return (known & 1) != 0;
 }
 
-// Whether the function that asks is the only one that will: one of torch's own, in a backward that
-// does not retain the graph. Those unpack each saved tensor once.
+// True if no other function will unpack the tensor: the current function is torch's own, in a
+// backward that does not retain the graph. Such a function unpacks each saved tensor once.
 bool isLastUnpack() {
   if (torch::autograd::get_current_graph_task_keep_graph()) {
     return false;
@@ -54,28 +55,28 @@ bool isLastUnpack() {
 }  // namespace
 
 // Note [Wrapper subclasses]
-// A tensor of a class with __tensor_flatten__ (DTensor, a scaled float8 tensor) wraps tensors that
-// the recorder knows. If one of those is to be recomputed, each is saved on its own and the wrapper
-// is put together again in backward. In every other case the wrapper is kept whole: a class without
-// that protocol, one whose protocol raises, inner tensors that autograd follows by themselves,
-// ragged and quantised tensors.
-// Autograd looks at the wrapper's version only. What is written to an inner tensor directly is seen
-// by eager's backward, so parts follow such writes; where nothing is left to follow, they raise.
+// A tensor of a class with __tensor_flatten__ (DTensor, a scaled float8 tensor) wraps tensors known
+// to the recorder. If an inner tensor is to be recomputed, ebb saves each inner tensor alone and
+// rebuilds the wrapper in backward. In all other cases ebb keeps the whole wrapper: a class without
+// the protocol, a failing protocol, inner tensors followed by autograd itself, ragged and quantised
+// tensors.
+// Autograd checks only the wrapper's version. Eager's backward sees direct writes to an inner
+// tensor, so parts follow such writes. If no storage is left to follow, parts raise.
 struct SavedTensor::Parts {
   std::vector<SavedTensor> inner;
-  c10::SafePyObject recipe;  // what Python needs to put them together
+  c10::SafePyObject recipe;  // Python's data to rebuild the wrapper
 };
 
 // Note [What a handle keeps]
 //   1. A value to be recomputed: the value and the geometry. No bytes.
-//   2. A wrapper around such values: each of them, and how to put the wrapper together.
+//   2. A wrapper around such values: each inner tensor, and how to rebuild the wrapper.
 //   3. A kept value that has a grad_fn, or that the policy saves: its storage and the geometry.
 //   Never
-//      the tensor, which owns the node that owns this handle, or is the program's too: who else
-//      holds the storage is known by counting, see ownsItsBytes.
+//      the tensor: it owns the node that owns this handle, or belongs to the program too. Reference
+//      counts tell whether other code holds the storage, see ownsItsBytes.
 //   4. Everything else (parameters, inputs, other subclasses, sparse tensors): the tensor itself,
-//      as eager does, so that unpack gives the same object.
-// In the last two cases the bytes are shared with the living tensor exactly as in eager.
+//      as in eager, so that unpack gives the same object.
+// In the last two cases the handle shares the bytes with the living tensor exactly as in eager.
 void SavedTensor::pack(Recorder& recorder, const at::Tensor& tensor, bool part) {
   graph_ = recorder.graph();
   requiresGrad_ = tensor.requires_grad();
@@ -128,7 +129,7 @@ SavedTensor::~SavedTensor() {
 }
 
 // See Note [What only ebb holds]. A Python object may refer to the tensor. If the tensor outlives
-// this reference, somebody still holds that object.
+// this reference, other code still holds that object.
 void SavedTensor::dropFromOutside() {
   unpacked_.reset();
   bool wasLast = storage_ && storage_.use_count() == 1;
@@ -193,10 +194,10 @@ bool SavedTensor::isOffloaded() const {
 }
 
 // Note [One tensor for all unpacks]
-// For a saved tensor that needs no grad, eager's unpack gives the very tensor that it holds, so the
-// engine sees that a gradient which a backward function took from there is not its own to write to.
-// So does ours, from the first unpack on. Where the tensor needs grad, torch makes a new one of
-// whatever unpack gives, with and without hooks.
+// If a saved tensor needs no grad, eager's unpack gives the saved tensor itself. The engine then
+// sees another owner of a gradient taken from there, and does not write to the gradient. ebb does
+// the same from the first unpack on. If the tensor needs grad, torch makes a new tensor from the
+// result of unpack, with and without hooks.
 at::Tensor SavedTensor::unpack() {
   if (entry_) [[unlikely]] {
     noteAsked();
@@ -234,9 +235,10 @@ void SavedTensor::shareWithAllStreams(const at::Tensor& unpacked) {
 }
 
 // Note [Given up when unpacked]
-// Autograd keeps what a function saved until it has checked the function's results, for which it
-// may need memory. A recomputed tensor that only this handle holds goes with the function's own
-// variables, as in torch.utils.checkpoint. Until then a second look (a hook's) finds it.
+// Autograd keeps the saved tensors of a function until the function's results are checked, and the
+// check may need memory. So a recomputed tensor held only by this handle is freed together with the
+// function's own variables, as in torch.utils.checkpoint. Until then a second unpack, such as a
+// hook's, finds the tensor.
 void SavedTensor::giveUp() {
   const bool only = recompute_ && value_->isPrivate && value_->bytes && !value_->redefined &&
                     value_->handles == 1 && onlyHandlesOwn(value_) &&
@@ -248,11 +250,11 @@ void SavedTensor::giveUp() {
   givenUp_ = true;
 }
 
-// Under the graph's lock, without the GIL.
+// Requires the graph's lock; the caller does not hold the GIL.
 at::Tensor SavedTensor::rebuild() {
   std::optional<c10::InferenceMode> normal;
   if (c10::InferenceMode::is_enabled()) {
-    normal.emplace(false);  // version counters can be set on normal tensors only
+    normal.emplace(false);  // only normal tensors accept a version counter
   }
   if (parts_ == nullptr) {
     return geometry_.viewOf(value_ ? materialised() : storage_);
@@ -265,10 +267,10 @@ at::Tensor SavedTensor::rebuild() {
 }
 
 // Note [Unpacked bytes may be written]
-// Some backward functions reuse what they unpack as scratch memory. Eager's saved tensors share
-// their storage among themselves and with the living tensor, and with nothing that is yet to be
-// computed. So all handles on a value give the same storage, the living one if there is one; and if
-// recipes still read the value, they get a copy from then on.
+// Some backward functions reuse unpacked tensors as scratch memory. In eager, saved tensors share
+// their storage among themselves and with the living tensor, but not with later computations. So
+// all handles on a value give the same storage: the living one, if there is one. If recipes still
+// read the value, the recipes get a copy from then on.
 c10::Storage SavedTensor::materialised() const {
   if (value_->redefined) {
     graph_->streams.use(*value_, value_->redefined);
@@ -276,7 +278,7 @@ c10::Storage SavedTensor::materialised() const {
   }
   c10::Storage storage = recompute_ ? value_->living() : storage_;
   if (storage && value_->stash) {
-    materialise(*graph_, *value_);  // it lives: nothing is copied back
+    materialise(*graph_, *value_);  // the storage lives: nothing is copied back
   }
   if (recompute_ && value_->witness) {
     const c10::Storage right = verified(materialise(*graph_, *value_));
@@ -319,7 +321,7 @@ c10::Storage SavedTensor::materialised() const {
   }
   if (isReadByRecipes(storage)) {
     value_->materialise(withRelief([&] { return copyOf(storage); }), true);
-    graph_->streams.made(*value_, value_->bytes);  // behind what made `storage`
+    graph_->streams.made(*value_, value_->bytes);  // ordered after the work that made `storage`
     if (recompute_) {
       value_->redefined = storage;
     }
@@ -327,7 +329,7 @@ c10::Storage SavedTensor::materialised() const {
   return storage;
 }
 
-// Inside the region the map's reference counts too, which costs a copy and no bit.
+// Inside the region the map's reference counts too. The result is an extra copy with the same bits.
 bool SavedTensor::isReadByRecipes(const c10::Storage& storage) const {
   if (onlyHandlesOwn(value_)) {
     return false;
@@ -336,7 +338,7 @@ bool SavedTensor::isReadByRecipes(const c10::Storage& storage) const {
   return read && read.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
 }
 
-// The replayed bytes if they are right, else an exception or, to go on with, the right ones.
+// Returns the replayed bytes if they are right. Otherwise throws, or returns the right bytes.
 [[gnu::cold]] c10::Storage SavedTensor::verified(const c10::Storage& replayed) const {
   const c10::Storage truth = trueBytes(*value_, replayed);
   if (!truth || sameBits(geometry_, replayed, truth)) {
@@ -367,7 +369,7 @@ std::string SavedTensor::origin() const {
       "'");
 }
 
-// "CPUFloatType": torch's Python bindings make "torch.FloatTensor" of it in messages.
+// For example "CPUFloatType": torch's Python bindings turn it into "torch.FloatTensor" in messages.
 std::string SavedTensor::description() const {
   if (isRebuilt()) {
     const at::Tensor typed(

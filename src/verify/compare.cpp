@@ -74,7 +74,7 @@ void measure(
   }
 }
 
-// Leaves whose contents changed, without a version that moved, since the op read them.
+// Leaves that changed after the op read them, without a moved version.
 std::string changedInputsOf(const Recipe& recipe) {
   std::string changed;
   for (uint32_t i = 0; i < recipe.inputCount; ++i) {
@@ -106,7 +106,7 @@ std::string changedInputsOf(const Recipe& recipe) {
   record.dtype = tensor.scalar_type();
   record.lost = !output.written && isWorkspace(recipe.op.op.schema().name(), output.slot);
   if (!poisonWhenFreed(tensor.storage(), record.dtype, value) && !record.lost) {
-    record.bytes = tensor.storage();  // kept alive: we would not hear of its end
+    record.bytes = tensor.storage();  // kept alive: its end would go unnoticed
   }
 }
 
@@ -163,7 +163,7 @@ const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage&
   return *record.mismatch;
 }
 
-// Rows that do not live may come back otherwise: see Note [Rows].
+// Padding rows may differ after a replay: see Note [Rows].
 [[gnu::cold]] c10::Storage trueBytes(Value& value, const c10::Storage& replayed) {
   const c10::Storage truth = trueBytes(value);
   if (!truth || !value.rows || replayed.nbytes() != truth.nbytes()) {

@@ -1,4 +1,4 @@
-// Comparing replays with what the forward left: see Note [Verify mode].
+// Compares replays with the forward's results: see Note [Verify mode].
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -12,25 +12,25 @@
 
 namespace ebb {
 
-// Called when an op made a value, shown by `tensor`.
+// Called after an op has made a value, shown by `tensor`.
 void witness(const Recipe& recipe, const Output& output, const at::Tensor& tensor);
 
-// Called before `value`'s storage is written (`seen`), or when it turns out that it was.
+// Called before the storage of `value` is written (`seen`), or after ebb detects an unseen write.
 void stateEnds(Value& value, bool seen);
 
-// Called when a replay has given `value` its bytes.
+// Called after a replay has given `value` its bytes.
 void compareReplay(const Graph& graph, const Recipe& recipe, Value& value);
 
-// Where the difference between `value`'s bytes and `truth` began.
+// Finds where the difference between the bytes of `value` and `truth` began.
 const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage& truth);
 
-// The storage with what the forward left of `value`; null if that is not known.
+// The storage with the forward's bytes of `value`; null if unknown.
 c10::Storage trueBytes(Value& value);
 
-// The same, for a comparison with `replayed`.
+// The forward's bytes of `value`, for a comparison with `replayed`.
 c10::Storage trueBytes(Value& value, const c10::Storage& replayed);
 
-// Whether both storages show the same bits under this geometry.
+// True if both storages show the same bits under this geometry.
 bool sameBits(const Geometry& geometry, const c10::Storage& a, const c10::Storage& b);
 
 // "ebb: replay mismatch: ..." with likely causes and the fix.

@@ -1,4 +1,4 @@
-// Whether replays are compared with what the forward computed, and what happens if they differ.
+// The verify mode: compares replays with the forward, and handles differences.
 #pragma once
 
 #include "ebb/verify.h"
@@ -6,10 +6,10 @@
 
 namespace ebb {
 
-// The mode of regions that are entered from now on: the last one set, else that of EBB_VERIFY.
+// The mode of regions entered from now on: the last mode set, else that of EBB_VERIFY.
 EBB_API VerifyMode verifyMode();
 
-// Throws ReplayMismatch or, in the mode Demote, warns and has the op saved from now on.
+// Throws ReplayMismatch. In the mode Demote, warns instead and saves the op's outputs from now on.
 void reportMismatch(VerifyMode mode, const Mismatch& mismatch);
 
 }  // namespace ebb

@@ -11,15 +11,15 @@
 namespace ebb {
 namespace {
 
-// What stands behind a wrapped data pointer.
+// The context of a wrapped data pointer.
 struct Wrapper {
   c10::DataPtr memory;  // the original pointer, with its own deleter
-  size_t nbytes;        // of it
-  bool floating;        // NaN is the poison
+  size_t nbytes;        // size of `memory`
+  bool floating;        // poison with NaN
   c10::weak_intrusive_ptr<Value> owner{c10::intrusive_ptr<Value>()};
 };
 
-// The owner's region may be recording on another thread; it does not touch a value whose storage
+// The owner's region may be recording on another thread, but does not touch a value whose storage
 // just lost its last reference.
 void tellOwner(const Wrapper& wrapper) {
   const auto owner = wrapper.owner.lock();
@@ -35,7 +35,7 @@ void tellOwner(const Wrapper& wrapper) {
       std::memcpy(copy.mutable_data(), wrapper.memory.get(), wrapper.nbytes);
       owner->witness->bytes = std::move(copy);
     } catch (const c10::Error&) {
-      owner->witness->lost = true;  // no memory: who frees some must not raise
+      owner->witness->lost = true;  // no memory: a deleter must not raise
     }
   }
 }

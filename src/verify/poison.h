@@ -1,4 +1,4 @@
-// Verify mode: storages whose bytes are overwritten before they are freed.
+// Verify mode: overwrites the bytes of storages before they are freed.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -10,18 +10,19 @@ namespace ebb {
 struct Value;
 
 // Note [Poison]
-// A raw pointer into memory that eager's autograd would have kept (a pointer that a custom function
-// stored) may outlive what ebb drops, and what it points to may look right for a while. In verify
-// mode the deleter of such a storage first gives the value that lives in it a copy of its bytes,
-// then fills it with NaN (floating-point) or 0xA5 (everything else), and then frees it. Only memory
-// of the plain CPU allocator is wrapped like that: others recognise theirs by the deleter.
+// A custom function may store a raw pointer into memory that eager's autograd would have kept. The
+// pointer may outlive memory that ebb frees early, and the contents may look right for a while. In
+// verify mode the deleter of such a storage therefore does three steps: give the value in the
+// storage a copy of the bytes, fill the memory with NaN (floating-point) or 0xA5 (all other types),
+// and free the memory. Only memory of the plain CPU allocator is wrapped in this way: other
+// allocators recognise memory by the deleter.
 
-// From now on `storage` is poisoned when it is freed, and `owner`, if not null, is told before.
-// False if this storage cannot be wrapped.
+// From now on `storage` is poisoned when it is freed. `owner`, if not null, is told before. Returns
+// false if the storage cannot be wrapped.
 bool poisonWhenFreed(
     const c10::Storage& storage, c10::ScalarType dtype, const c10::intrusive_ptr<Value>& owner);
 
-// The value that was to be told of the end of `storage` is not in it any more.
+// The owner given to poisonWhenFreed() no longer lives in `storage`, and is not told of its end.
 void forgetOwner(const c10::Storage& storage);
 
 }  // namespace ebb
