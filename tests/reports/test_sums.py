@@ -142,8 +142,7 @@ def test_each_row_has_the_line_of_the_program():
     assert not any("/torch/" in frame or "/ebb/" in frame for frame in sin.stack)
 
 
-def test_lines_of_one_module_are_rows_of_their_own():
-    """And no line is looked for where reports are not recorded."""
+def test_json_has_each_stack_once():
     model = Block()
     with ebb.record_reports(), ebb.apply(model, ebb.policies.save_all, ""):
         step(model)

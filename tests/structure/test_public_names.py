@@ -34,7 +34,7 @@ NAMES_OF_OTHERS = {
 }
 METHODS = {
     ebb.ModulePolicies: "apply groups load offload save",
-    ebb.Plan: "apply explain groups load measure offload pareto plot save summary",
+    ebb.Plan: "apply explain groups load measure offload pareto save summary",
     ebb.Policy: "default dump explain inputs load parse rules save to_sac to_toml",
     ebb.Profile: "load peak save",
     ebb.Report: "DECISIONS FATES collapsed held plan save text to_dict totals",

@@ -49,7 +49,7 @@ def text(report: Step, most: int) -> str:
     if report.plan is not None:
         lines += ["", *_plan(report.plan)]
     if report.advice:
-        lines += ["", "each by itself, put above the other rules, would save about:"]
+        lines += ["", "each of these rules, put above the others, would save about:"]
         lines += [f"  {_advice(one)}" for one in report.advice[:_MOST_ADVICE]]
     lines += ["", "largest first:"]
     where = "module or region"
@@ -58,7 +58,7 @@ def text(report: Step, most: int) -> str:
     if len(rows) > most:
         lines.append(f"... and {len(rows) - most} more; report.text(rows=...) shows them")
     if rows and rows[0].stack:
-        lines += ["", "the largest was made here, innermost first:"]
+        lines += ["", "the Python stack of the largest, innermost first:"]
         lines += [f"  {frame}" for frame in rows[0].stack[:_MOST_FRAMES]]
     if report.idle_rules:
         shown = "; ".join(report.idle_rules[:_MOST_RULES])
