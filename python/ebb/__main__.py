@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(describe() if options.verbose else f"ebb {ebb.__version__}")
         return 0
     if options.cmake_dir:
-        print(os.path.join(os.path.dirname(ebb.__file__), "cmake"))
+        print(os.path.join(os.path.dirname(_C.__file__), "cmake"))
         return 0
     if options.script is None:
         parser.print_help()

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import ebb
-from ebb import _check_torch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,34 +49,9 @@ def test_version_is_the_one_in_pyproject():
     assert declared.group(1) == ebb.__version__
 
 
-def test_another_torch_is_an_import_error_with_the_rebuild_command():
-    with pytest.raises(ImportError, match=r"(?s)built against torch 2\.12\.0.*pip install"):
-        _check_torch.check("2.12.0", "2.13.0+cpu")
-
-
-def test_cpu_and_cuda_builds_of_one_release_are_compatible():
-    _check_torch.check("2.13.0", "2.13.0+cu130")
-
-
-def test_unbuilt_checkout_is_an_import_error():
-    with pytest.raises(ImportError, match="not built"):
-        _check_torch.check(None, "2.13.0")
-
-
-def test_another_torch_is_noticed_before_the_dynamic_linker(tmp_path):
-    package = tmp_path / "ebb"
-    shutil.copytree(Path(ebb.__file__).parent, package, ignore=shutil.ignore_patterns("*.so"))
-    (package / "_build_info.py").write_text('TORCH_RELEASE = "2.1.0"\n')
-    result = subprocess.run(
-        [sys.executable, "-c", "import ebb"], cwd=tmp_path, capture_output=True, text=True
-    )
-
-    assert "ImportError: ebb was built against torch 2.1.0" in result.stderr
-
-
 def test_the_core_does_not_know_python():
     libraries = subprocess.run(
-        ["ldd", str(Path(ebb.__file__).parent / "libebb.so")], capture_output=True, text=True
+        ["ldd", str(Path(ebb._C.__file__).with_name("libebb.so"))], capture_output=True, text=True
     )
     assert not re.search(r"libpython|libtorch_python", libraries.stdout)
     for source in (ROOT / "src").rglob("*.[ch]*"):
@@ -122,7 +96,7 @@ def test_public_docstrings_run():
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc to compile them")
 def test_kernels_are_compiled_where_there_is_nvcc():
     """They need no CUDA runtime of the machine's: it is linked statically."""
-    library = Path(ebb.__file__).with_name("libebb_cuda.so")
+    library = Path(ebb._C.__file__).with_name("libebb_cuda.so")
     needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True)
     assert "cudart" not in needed.stdout
     symbols = subprocess.run(["nm", "-D", library], capture_output=True, text=True, check=True)

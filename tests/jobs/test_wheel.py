@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from new_environment import PROGRAM
 
 import ebb
 from ebb import _testing
@@ -18,22 +19,8 @@ from ebb import _testing
 ROOT = Path(__file__).resolve().parents[2]
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 
-PROGRAM = """
-import torch
-import ebb
-
-def f(x):
-    return (x @ x).tanh().sum()
-
-x = torch.randn(8, 8, requires_grad=True)
-expected = torch.autograd.grad(f(x), x)[0]
-ebb.record_reports(1)
-with ebb.region(ebb.policies.save_matmuls):
-    y = f(x)
-assert torch.equal(torch.autograd.grad(y, x)[0], expected)
-ebb.report().save("report.html")
-print(ebb.__file__)
-"""
+RELEASE = torch.__version__.split("+")[0]
+NATIVE = f"_native/torch-{RELEASE}"
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +36,9 @@ def wheel(tmp_path_factory):
 def test_it_has_what_the_package_has_and_nothing_that_is_left_of_other_builds(wheel):
     names = {n for n in zipfile.ZipFile(wheel).namelist() if n.startswith("ebb/")}
     sources = {str(f.relative_to(ROOT / "python")) for f in (ROOT / "python/ebb").rglob("*.py")}
-    assert {name for name in names if name.endswith(".py")} == sources | {"ebb/_build_info.py"}
-    headers = [f"include/ebb/{file.name}" for file in (ROOT / "include/ebb").iterdir()]
-    for there in ("py.typed", "_C.pyi", "libebb.so", "_report/report.html", *headers):
+    assert {name for name in names if name.endswith(".py")} == sources
+    headers = [f"{NATIVE}/include/ebb/{file.name}" for file in (ROOT / "include/ebb").iterdir()]
+    for there in ("py.typed", "_C.pyi", f"{NATIVE}/libebb.so", "_report/report.html", *headers):
         assert f"ebb/{there}" in names
 
 
@@ -73,11 +60,35 @@ def test_it_has_nothing_that_only_tests_use(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as packed:
         assert [name for name in packed.namelist() if FOR_TESTS.search(name)] == []
         packed.extractall(tmp_path)
-    compiled = list((tmp_path / "ebb").glob("*.so"))
+    compiled = list((tmp_path / "ebb" / NATIVE).glob("*.so"))
 
     assert {"libebb.so", Path(ebb._C.__file__).name} <= {library.name for library in compiled}
     assert [name for library in compiled for name in names_for_tests(library)] == []
     assert len(names_for_tests(_testing.__file__)) > 20, "nm shows no names"
+
+
+def test_it_asks_for_the_torch_that_it_is_built_against(wheel):
+    packed = zipfile.ZipFile(wheel)
+    (metadata,) = [name for name in packed.namelist() if name.endswith("dist-info/METADATA")]
+    assert f"Requires-Dist: torch=={RELEASE}\n" in packed.read(metadata).decode()
+
+
+def test_it_names_no_folder_of_the_machine_that_built_it(wheel):
+    packed = zipfile.ZipFile(wheel)
+    for folder in (ROOT, Path(torch.__file__).parent):
+        naming = [name for name in packed.namelist() if bytes(folder) in packed.read(name)]
+        assert naming == []
+
+
+def test_its_cmake_package_finds_the_torch_beside_it(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(tmp_path / "site")
+    (tmp_path / "site/torch").symlink_to(Path(torch.__file__).parent)
+    command = ["cmake", "-S", ROOT / "examples/cpp", "-B", tmp_path / "build"]
+    command += [f"-Debb_DIR={tmp_path}/site/ebb/{NATIVE}/cmake"]
+    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(["cmake", "--build", tmp_path / "build"], check=True, capture_output=True)
+    subprocess.run([tmp_path / "build/train_mlp"], check=True, capture_output=True)
 
 
 def test_it_works_without_a_compiler(wheel, tmp_path):
@@ -94,5 +105,5 @@ def test_it_works_without_a_compiler(wheel, tmp_path):
     )
 
     assert run.returncode == 0, run.stderr
-    assert Path(run.stdout.strip()) == site / "ebb/__init__.py" != Path(ebb.__file__)
+    assert Path(run.stdout.split()[1]) == site / "ebb/__init__.py" != Path(ebb.__file__)
     assert (tmp_path / "report.html").stat().st_size > 10_000

@@ -220,25 +220,25 @@ def test_rows_of_tests_and_of_benchmarks_go_to_files_of_their_own(items, run, tm
 
 def test_what_was_built_of_the_same_sources_is_unpacked(on_gpu, run, tmp_path, monkeypatch):
     machine = sys.modules["gpu_machine"]
-    package = tmp_path / "python" / "ebb"
-    package.mkdir()
+    folder = tmp_path / "python/ebb/_native/torch-2.11.0"
+    folder.mkdir(parents=True)
     built = []
 
     def setup(command, **_):
         built.append(command)
-        (package / "libebb.so").write_text(f"build {len(built)}")
+        (folder / "libebb.so").write_text(f"build {len(built)}")
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(machine.subprocess, "run", setup)
     monkeypatch.setattr(machine.importlib.metadata, "version", lambda name: "2.11.0+cu130")
     machine.build("90")
-    (package / "libebb.so").unlink()
+    (folder / "libebb.so").unlink()
 
     machine.build("90")
-    assert (package / "libebb.so").read_text() == "build 1"
+    assert (folder / "libebb.so").read_text() == "build 1"
     (tmp_path / "src" / "changed.cpp").write_text("int other;")
     machine.build("90")
-    assert (package / "libebb.so").read_text() == "build 2"
+    assert (folder / "libebb.so").read_text() == "build 2"
 
 
 def test_what_an_item_has_started_ends_with_it(items, tmp_path):

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Lowest first. What is in a room may import its own room and those of lower floors. A room is a
 # package, or a module that lies at the top.
 FLOORS = (
-    ("_C", "_build_info", "_check_torch", "_ebb_switches", "_support"),
+    ("_C", "_ebb_switches", "_find_native", "_support"),
     ("_policy", "_report"),
     ("policies",),
     ("_region",),

@@ -1,0 +1,3 @@
+"""Written by setup.py."""
+
+TORCH_RELEASE = "2.13.0"

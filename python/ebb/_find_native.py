@@ -1,0 +1,47 @@
+"""Finds the C++ part that was built against the running torch; an installation may have several."""
+
+from __future__ import annotations
+
+import re
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+NATIVE = Path(__file__).parent / "_native"  # has a folder for each torch release
+
+
+def release(version: str) -> str:
+    """The public part of a version: CPU and CUDA builds of one release are compatible."""
+    return version.split("+")[0]
+
+
+def numbers(release: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", release)]
+
+
+def find(running: str, native: Path = NATIVE) -> Path:
+    """The folder of `ebb._C`. Raises ImportError before the dynamic linker can fail.
+
+    Args:
+        running: ``torch.__version__``.
+        native: the folder that has a folder ``torch-<release>`` for each torch release.
+    """
+    folders = {
+        module.parent.name.removeprefix("torch-"): module.parent
+        for module in native.glob(f"torch-*/_C{EXTENSION_SUFFIXES[0]}")
+    }
+    if not folders:
+        raise ImportError(
+            "ebb's C++ part is not built for this Python. Likely causes: 1. ebb is imported from a "
+            "source checkout (run `pip install --no-build-isolation -e .` there); 2. the "
+            "installation was interrupted, or is another Python's (install ebb again)."
+        )
+    if release(running) not in folders:
+        releases = sorted(folders, key=numbers)
+        raise ImportError(
+            f"ebb was built against torch {', '.join(releases)}, but torch {running} is running. "
+            "Likely causes: 1. torch was changed after ebb was installed; 2. another environment's "
+            "torch comes first on sys.path. Install a torch that fits: pip install "
+            f"torch=={releases[-1]}. Or build ebb against torch {release(running)}, in a checkout: "
+            "pip install --no-build-isolation --no-deps --force-reinstall ."
+        )
+    return folders[release(running)]

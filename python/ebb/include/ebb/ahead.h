@@ -1,0 +1,90 @@
+// Replay ahead: replays on a separate thread, before backward needs the results.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ebb/export.h"
+#include "ebb/fields.h"
+
+namespace ebb {
+
+// How far replays run ahead of backward.
+struct AheadSettings {
+  size_t regions = 0;              // outermost regions ahead of backward's current region; 0: off
+  size_t limit = size_t{1} << 30;  // most bytes recomputed before backward needs them
+  bool busyCores = false;          // on a CPU, replay ahead even if no core is idle
+  bool sideStream = false;         // on a device, replay on a separate stream instead of backward's
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"regions", &AheadSettings::regions},
+        Field{"limit", &AheadSettings::limit},
+        Field{"busy_cores", &AheadSettings::busyCores},
+        Field{"side_stream", &AheadSettings::sideStream});
+  }
+};
+
+// The settings apply to the whole process, from the next outermost region on.
+EBB_API void configureAhead(const AheadSettings& settings);
+EBB_API AheadSettings aheadSettings();
+
+// Counts of replays ahead since the process started, and the current state.
+struct AheadStats {
+  uint64_t regionsInTime = 0;   // recomputed before backward reached them
+  uint64_t regionsLate = 0;     // backward arrived during the replay and finished the region
+  uint64_t regionsInVain = 0;   // recomputed, but backward never came
+  uint64_t regionsHeld = 0;     // kept in memory, since no other region was entered before backward
+  uint64_t regionsStopped = 0;  // left to backward in part
+  uint64_t failures = 0;        // replays that raised; backward runs them again
+  uint64_t bytes = 0;           // currently recomputed and not yet needed
+  uint64_t mostBytes = 0;       // peak of `bytes`
+  uint64_t workers = 0;         // current number of threads
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"regions_in_time", &AheadStats::regionsInTime},
+        Field{"regions_late", &AheadStats::regionsLate},
+        Field{"regions_in_vain", &AheadStats::regionsInVain},
+        Field{"regions_held", &AheadStats::regionsHeld},
+        Field{"regions_stopped", &AheadStats::regionsStopped},
+        Field{"failures", &AheadStats::failures},
+        Field{"bytes", &AheadStats::bytes},
+        Field{"most_bytes", &AheadStats::mostBytes},
+        Field{"workers", &AheadStats::workers});
+  }
+};
+
+EBB_API AheadStats aheadStats();
+
+// Keeps recomputable values, in the whole process, while less than `limit` bytes are in use. "In
+// use" means bytes allocated on the device; on the CPU, the process's resident memory. 0, the
+// default, turns the option off.
+EBB_API void keepWhileThereIsRoom(size_t limit);
+
+// Regions and bytes freed because memory was short, and failed allocations, since the process
+// started.
+struct RoomStats {
+  uint64_t regionsGivenUp = 0;
+  uint64_t bytesGivenUp = 0;
+  uint64_t failures = 0;  // allocations that failed inside operations that ebb can retry
+  uint64_t overcome = 0;  // operators, replays and copies that succeeded after a failed allocation
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"regions_given_up", &RoomStats::regionsGivenUp},
+        Field{"bytes_given_up", &RoomStats::bytesGivenUp},
+        Field{"failures", &RoomStats::failures},
+        Field{"overcome", &RoomStats::overcome});
+  }
+};
+
+EBB_API RoomStats roomStats();
+
+// Waits for the running recipe and ends all threads. Threads restart when needed.
+EBB_API void stopAhead();
+
+// Ends all threads for good, before the program exits.
+EBB_API void endAhead();
+
+}  // namespace ebb

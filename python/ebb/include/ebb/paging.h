@@ -1,0 +1,141 @@
+// Values with the decision Page: marking of valid rows, settings and statistics.
+#pragma once
+
+#include <ATen/core/TensorBody.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ebb/export.h"
+#include "ebb/fields.h"
+
+namespace ebb {
+
+// Declares that only the first rows of `tensor` are valid: `rows` is an integer on the tensor's
+// device, or a tensor of counts whose sum is the number of valid rows. Contents of padding rows
+// must not affect anything that the program computes. Operators of the region that keep rows apart
+// pass the mark on to their results; a value with the decision Page is paged only if the mark has
+// reached the value. Outside of regions markRows does nothing.
+// Throws c10::ValueError if the tensor's rows are not contiguous in a storage of their own, or if
+// the host knows `rows` and the number is impossible; c10::TypeError if `rows` is not an integer
+// tensor.
+EBB_API void markRows(const at::Tensor& tensor, const at::Tensor& rows);
+
+// What ebb does when a page pool overflows. The step's gradients are invalid then.
+enum class PageOverflowMode : uint8_t {
+  Deferred,  // pagingStepOk() reports the overflow; until then the host never waits
+  Blocking,  // throws PageOverflow in the step; the host waits for each stash
+  Assert,    // asserts on the device
+};
+
+// Contents of padding rows after unpacking.
+enum class DeadRows : uint8_t {
+  Repeat,  // copies of the first valid row: as harmless as a valid row
+  Zero,
+  Nan,   // zeros for dtypes without NaN
+  None,  // uninitialised memory
+};
+
+// Settings for values with the decision Page.
+struct PagingSettings {
+  int64_t pageRows = 64;          // rows in a page
+  double headroom = 1.1;          // size of a pool relative to the recorded step's need
+  double hostHeadroom = 0;        // the same, for the second tier in pinned memory
+  size_t deviceLimit = SIZE_MAX;  // most bytes of all pools of a device
+  PageOverflowMode overflow = PageOverflowMode::Deferred;
+  DeadRows deadRows = DeadRows::Repeat;
+  int32_t prefetch = -1;  // layers whose pages are prefetched: 0 or 1; -1: 1 on accelerators only
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"page_rows", &PagingSettings::pageRows},
+        Field{"headroom", &PagingSettings::headroom},
+        Field{"host_headroom", &PagingSettings::hostHeadroom},
+        Field{"device_limit", &PagingSettings::deviceLimit},
+        Field{"overflow", &PagingSettings::overflow},
+        Field{"dead_rows", &PagingSettings::deadRows},
+        Field{"prefetch", &PagingSettings::prefetch});
+  }
+};
+
+// The settings apply to the whole process, from the next pool on. Throws c10::ValueError for
+// invalid settings.
+EBB_API void configurePaging(const PagingSettings& settings);
+EBB_API PagingSettings pagingSettings();
+
+// True if the step's gradients are valid; see PageOverflowMode. Waits for the pools. After an
+// overflow the next step runs unpaged, and ebb then creates larger pools.
+EBB_API bool pagingStepOk();
+
+// Thrown in blocking mode; ebb.PageOverflowError in Python.
+class EBB_API PageOverflow : public c10::Error {
+ public:
+  using Error::Error;
+};
+
+// One page pool.
+struct PagePoolStats {
+  std::string device;
+  at::ScalarType dtype = at::ScalarType::Byte;
+  int64_t rowBytes = 0;
+  int64_t pageRows = 0;
+  int64_t devicePages = 0;
+  int64_t hostPages = 0;
+  bool isStack = false;  // rows are freed in reverse order of stashing, so the pool needs no table
+  uint64_t bytes = 0;    // on the device
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"device", &PagePoolStats::device},
+        Field{"dtype", &PagePoolStats::dtype},
+        Field{"row_bytes", &PagePoolStats::rowBytes},
+        Field{"page_rows", &PagePoolStats::pageRows},
+        Field{"device_pages", &PagePoolStats::devicePages},
+        Field{"host_pages", &PagePoolStats::hostPages},
+        Field{"stack", &PagePoolStats::isStack},
+        Field{"bytes", &PagePoolStats::bytes});
+  }
+};
+
+// Counts of the paging engine since the process started, and the current state.
+struct PagingStats {
+  uint64_t steps = 0;          // steps that stashed a value or that the user bracketed
+  uint64_t recordedSteps = 0;  // steps without pools
+  uint64_t overflows = 0;      // steps that found too little room
+  uint64_t spilledSteps = 0;   // steps with rows in the second tier, among those passed to
+                               // pagingStepOk()
+  uint64_t stashed = 0;        // values
+  uint64_t resident = 0;       // values that stayed on the device, since their backward came next
+  uint64_t stashes = 0;        // values currently in pools
+  uint64_t paddedBytes = 0;    // peak of the recorded step with padding rows
+  uint64_t liveBytes = 0;      // peak of the recorded step, valid rows only
+  uint64_t poolBytes = 0;      // current, on devices
+  uint64_t hostPoolBytes = 0;  // current, in pinned memory
+  std::vector<PagePoolStats> pools;
+  std::vector<std::string> schedule;  // schedule of the recorded step
+
+  static constexpr auto fields(auto function) {
+    return function(
+        Field{"steps", &PagingStats::steps},
+        Field{"recorded_steps", &PagingStats::recordedSteps},
+        Field{"overflows", &PagingStats::overflows},
+        Field{"spilled_steps", &PagingStats::spilledSteps},
+        Field{"stashed", &PagingStats::stashed},
+        Field{"resident", &PagingStats::resident},
+        Field{"stashes", &PagingStats::stashes},
+        Field{"padded_bytes", &PagingStats::paddedBytes},
+        Field{"live_bytes", &PagingStats::liveBytes},
+        Field{"pool_bytes", &PagingStats::poolBytes},
+        Field{"host_pool_bytes", &PagingStats::hostPoolBytes},
+        Field{"pools", &PagingStats::pools},
+        Field{"schedule", &PagingStats::schedule});
+  }
+};
+
+EBB_API PagingStats pagingStats();
+
+}  // namespace ebb

@@ -1,0 +1,85 @@
+// Policies: decisions for each op's outputs.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ebb/export.h"
+
+namespace ebb {
+
+// What happens to an op's outputs between forward and backward.
+enum class Decision : uint8_t {
+  Save,       // keep the bytes, if backward or a recipe needs them
+  Recompute,  // drop the bytes and run the op again in backward
+  Offload,    // move the bytes to pinned host memory
+  Page,       // move the valid rows to a page pool on the device; needs markRows
+  // Like Recompute, but the bytes are dropped again after a replay for other values: see Note [Made
+  // each time]
+  RecomputeEachTime,
+};
+
+// True if backward runs the op again.
+constexpr bool recomputes(Decision decision) {
+  return decision == Decision::Recompute || decision == Decision::RecomputeEachTime;
+}
+
+// One line of a policy. A rule matches a result if all its conditions hold.
+struct Rule {
+  std::string op;  // "aten::mm" (all overloads), "aten::mm.default", "aten.mm", or a glob
+  Decision decision = Decision::Recompute;
+  uint32_t every = 1;          // only each n-th call that `op` and `module` match, per region
+  bool force = false;          // also for ops that are never replayed; `op` must name them exactly
+  uint32_t nth = 0;            // only the n-th call, counted as for `every`; 0: any call
+  bool perModule = false;      // count calls per module
+  std::string module{};        // a glob over the innermost module's name; empty: any
+  std::string name{};          // only values with this name, see nameValue; empty: any
+  size_t minBytes = 0;         // least size of the result's storage
+  size_t maxBytes = SIZE_MAX;  // greatest size of the result's storage
+  std::optional<at::ScalarType> dtype{};  // of the result
+};
+
+class Policy;
+using PolicyPtr = std::shared_ptr<const Policy>;
+
+// An ordered list of rules and a default; the first matching rule decides. `inputs` decides on
+// values that a region reads and another autograd function computed: Save, Offload or Page. Throws
+// c10::ValueError for a rule that names no registered operator, and suggests the nearest names.
+EBB_API PolicyPtr makePolicy(
+    std::vector<Rule> rules,
+    Decision fallback = Decision::Recompute,
+    Decision inputs = Decision::Save);
+
+// Decides as `first` does; where `first` says Recompute, as `second` does.
+EBB_API PolicyPtr either(const PolicyPtr& first, const PolicyPtr& second);
+
+// Keeps only leaves: least memory, most recomputation.
+EBB_API PolicyPtr recomputeAll();
+
+// Keeps every value that backward needs, as eager does.
+EBB_API PolicyPtr saveAll();
+
+// Keeps results that are expensive to recompute: matrix products, convolutions and attention.
+EBB_API PolicyPtr saveMatmuls();
+
+// torchtitan's selective activation checkpointing: keeps attention, collectives and every second
+// matrix product.
+// Source: https://github.com/pytorch/torchtitan, torchtitan/distributed/activation_checkpoint.py
+EBB_API PolicyPtr torchtitan();
+
+// Recomputes everything, and offloads values that the region reads and another function computed.
+EBB_API PolicyPtr offloadInputs();
+
+// Policies under JAX's names: matrix products with or without batched ones; all else is recomputed.
+// Source: https://docs.jax.dev, jax.checkpoint_policies
+EBB_API PolicyPtr dotsSaveable();
+EBB_API PolicyPtr dotsWithNoBatchDimsSaveable();
+EBB_API PolicyPtr offloadDotWithNoBatchDims();
+
+}  // namespace ebb
