@@ -1,6 +1,6 @@
 """Replays that run before backward asks: on a thread of their own, while backward works.
 
->>> ebb.ahead.configure(regions=1, limit="1GiB")
+>>> settings = ebb.ahead.configure(regions=1, limit="1GiB")
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How values with the decision OFFLOAD move to the host and back.
 
->>> ebb.offload.configure(min_bytes="1MiB", in_flight_bytes="1GiB")
+>>> settings = ebb.offload.configure(min_bytes="1MiB", in_flight_bytes="1GiB")
 """
 
 from __future__ import annotations

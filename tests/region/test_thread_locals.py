@@ -22,7 +22,7 @@ DT_FLAGS, DF_STATIC_TLS = 30, 0x10
 KEPT = []  # functions that a thread may be about to return from
 # libebb_cuda is loaded late and takes none of the static kind.
 LIBRARIES = [
-    *Path(ebb.__file__).parent.glob("_C*.so"),
+    Path(ebb._C.__file__),
     Path(ebb._C.__file__).with_name("libebb.so"),
 ]
 

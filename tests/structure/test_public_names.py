@@ -37,7 +37,7 @@ METHODS = {
     ebb.Plan: "apply explain groups load measure offload pareto save summary",
     ebb.Policy: "default dump explain inputs load parse rules save to_sac to_toml",
     ebb.Profile: "load peak save",
-    ebb.Report: "DECISIONS FATES collapsed held plan save text to_dict totals",
+    ebb.Report: "DECISIONS FATES advice collapsed eager held plan save text to_dict totals",
 }
 FEW_NAMES, FEW_VARIABLES = 47, 13
 

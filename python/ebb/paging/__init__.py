@@ -4,7 +4,7 @@ A padded buffer, such as the input of an expert that may get all tokens or none,
 and rows that do not. With :func:`ebb.mark_rows` and the decision ``ebb.PAGE`` only the live rows
 are kept for backward, in pages of a pool, though only the device knows how many they are.
 
->>> ebb.paging.configure(page_rows=64, headroom=1.2)
+>>> settings = ebb.paging.configure(page_rows=64, headroom=1.2)
 """
 
 from __future__ import annotations

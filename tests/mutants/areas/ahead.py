@@ -316,7 +316,7 @@ PLACES: Places = {
             "ahead-looks-at-versions-when-backward-is-there",
             "checkInputs(graph);",
             "",
-            "checkInputs(graph);  // and again each time",
+            "checkInputs(graph);  // may throw",
         ),
         (
             (ORDER + "::test_who_looks_at_a_saved_tensor_is_not_backward",),
@@ -353,7 +353,7 @@ PLACES: Places = {
             "ahead-workers-end-before-a-fork",
             "get().stop();",
             "",
-            "else the GIL stays: see ahead.py\n      get().stop();",
+            "else keep the GIL: see ahead.py\n      get().stop();",
         ),
         (
             (PROCESSES + "::test_children_of_fork_have_workers_of_their_own",),
