@@ -95,14 +95,14 @@ class Plan(ModulePolicies):
         return reported(self, self._chooser, self._chosen)
 
     def measure(self, step: Callable[[], object]) -> Profile:
-        """Run a step five times under this plan. Reports of later steps then show the measured
+        """Run a step five times under this plan. Reports of steps under it then show the measured
         values beside the predicted ones.
 
         Args:
             step: the planned step. The plan must be applied.
 
         Returns:
-            The profile of one step, for :meth:`plot`. Recording makes that step slower.
+            The profile of one of the steps. Recording makes that step slower.
 
         Raises:
             RuntimeError: the plan is not applied; or as :func:`ebb.profile`.

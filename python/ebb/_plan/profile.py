@@ -103,7 +103,7 @@ class Profile:
         replays: operators recomputed for backward: tuples of name, start and host time.
         values: inputs and outputs of the operators: a :class:`Value` each.
         allocations: tuples of time, address, and bytes that were allocated, or freed (less than
-            0), by the step's thread and by autograd's threads.
+            0), on the step's thread and on threads where autograd runs.
     """
 
     duration: float
