@@ -16,7 +16,7 @@ from ebb._support.log import log
 
 # Steps at whose end ranks exchange data, counted from the job's first step.
 MEETINGS = (16, 32, 64)
-_ASKS = 4  # every how many steps a rank asks whether another rank has run out of room
+_ASKS = 4  # interval in steps at which a rank asks if another rank has no more room
 _WAIT = timedelta(seconds=30)  # timeout for other ranks; twice that for a rank that plans
 _sessions = itertools.count()
 
@@ -26,8 +26,8 @@ _sessions = itertools.count()
 # that trains nothing never comes, and the others must not hang. Ranks meet at the end of steps with
 # fixed numbers, even if some have measured nothing yet. If a rank waited at any other step, the
 # rank that it waits for might be blocked in a collective of the next step that needs both. Each
-# wait has a timeout. A rank whose wait times out plans for itself, so plans may differ then. That
-# costs memory or time on a rank; gradients do not change.
+# wait has a timeout. A rank whose wait times out plans for itself, so plans may differ. The
+# difference costs memory or time on a rank; gradients do not change.
 #
 # Ranks with the same blocks and operators (data parallelism) form a kind. They all get the plan of
 # the rank that needs the most memory; it plans with the largest values that any of them measured.
@@ -58,7 +58,7 @@ class Offer:
 
 
 class Ranks:
-    """This rank and its connection to the other ranks of the job."""
+    """Connects this rank to the other ranks of the job."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self._store = store

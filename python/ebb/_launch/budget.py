@@ -40,7 +40,7 @@ from ebb._support.progress import Progress
 from ebb._support.shown import clipped, tell
 from ebb.policies import recompute_all
 
-_MOST_MEASURED = 5  # measurements in a job, with those after its steps have changed
+_MOST_MEASURED = 5  # maximum number of times that steps are measured in a job
 _SOON = 64  # steps: an excess this soon after a plan means that a kind of step recurs
 _ROOM = 1.25  # times the peak without regions, see Note [Other blocks]
 _LONG, _LONG_STEPS = 1.0, 20  # longer planning is reported: seconds, and durations of a step
@@ -428,7 +428,7 @@ class Budget:
     # Steps under a plan ---------------------------------------------------------------------------
 
     def _look(self, is_step: bool) -> None:
-        """Check after a step whether the plan still fits."""
+        """Check after a step if the plan still fits."""
         self._since += 1
         watch = self._watch
         if self._checking is not None and not self._checking.step_ended(watch.peak):

@@ -122,7 +122,7 @@ def _told_apart_by(function: Any) -> Any:
 # Note [Calls around blocks]
 # The outermost region is the boundary of recomputation, so a region around a block would decide
 # when the block's operators are recomputed. Therefore a torch.utils.checkpoint call that has run a
-# block is no region from then on, and the block follows its planned policy. ebb finds these calls
+# block is no region any more, and the block follows its planned policy. ebb finds these calls
 # in the first step, in which everything is recomputed anyway.
 
 
@@ -284,8 +284,7 @@ class Blocks:
         }
 
     def watch_callers(self) -> None:
-        """Observe until `callers_seen` whether blocks run in the forward of the modules around
-        them."""
+        """Observe until `callers_seen` if blocks run in the forward of the modules around them."""
         self.callers_seen()
         if not has_ranks():
             modules = {block.name: block.module() for block in self.used()}

@@ -1,4 +1,4 @@
-"""What a budget puts in place: a plan, or recomputation of all blocks."""
+"""The result of planning for a budget: a plan, or recomputation of all blocks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Decided:
         summary: the plan in words.
         peak: predicted peak bytes that a step allocates.
         plain_peak: the same without regions.
-        too_small: why the budget is not kept; empty if it is kept.
+        too_small: why the budget is too small; empty if the plan stays within it.
         settings: process-wide settings that the policies need.
         reported: the plan as reports show it; None: reports do not know the plan.
     """

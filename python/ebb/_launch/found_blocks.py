@@ -18,7 +18,7 @@ from ebb._support.shown import clipped, tell
 # ebb learns whether a job that sets EBB and names no modules calls torch.utils.checkpoint only when
 # the job does so. If a model fits into memory only with regions, its first step needs them too. So
 # the blocks that find_blocks names are regions from a model's first forward on. The first call of
-# torch.utils.checkpoint ends that: then the job itself decides what is recomputed. With
+# torch.utils.checkpoint ends these regions: the job itself decides what is recomputed. With
 # EBB_MODULES=auto the blocks stay regions. After two optimizer steps, or at exit, one line says
 # which modules are regions, or that none is.
 

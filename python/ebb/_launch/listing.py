@@ -28,7 +28,7 @@ _MOST_STEPS = 16  # optimizer steps, after which ebb stops waiting for models th
 
 class Listing:
     """Runs each model of a job as one region that saves everything, until a report shows what
-    autograd saves in all models. That takes at least two forwards: ebb first sees a model when its
+    autograd saves in all models. A report needs a second forward: ebb first sees a model when its
     first forward has begun.
     """
 

@@ -55,7 +55,7 @@ _RECORDED = (Do.LISTEN, Do.PROFILE)
 # that autograd saves, and times the second. The time shows how much copies slow computation.
 _RECOMPUTED = (Do.LISTEN, Do.PROFILE, Do.PROFILE, Do.TIME, Do.TIME)
 _AWAY = (Do.NOTHING, Do.TIME)
-_MOST_AGAIN = 20  # steps that may fail to count before ebb gives up
+_MOST_AGAIN = 20  # maximum number of steps that do not count; more end the measurement
 _SPREAD, _SLACK = 1.02, 4096  # peaks within this factor and these bytes count as equal
 
 
@@ -99,7 +99,7 @@ class Measuring:
         optimizers: returns the job's optimizers.
         budget: bytes in total, or a share.
         beside: bytes of the program's other tensors at the first measurement; None: this is the
-            first. Their growth since then counts against the budget.
+            first. Growth since the first measurement counts against the budget.
     """
 
     def __init__(

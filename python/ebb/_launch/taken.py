@@ -1,4 +1,4 @@
-"""What ebb takes over in a job."""
+"""The checkpoint calls and modules that ebb takes over in a job."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from ebb._support.shown import clipped, shown
 
 
 class Variable(NamedTuple):
-    """One row of docs/reference/environment.md."""
+    """A row of docs/reference/environment.md."""
 
     kind: str
     default: str

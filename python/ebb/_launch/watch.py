@@ -19,7 +19,7 @@ class Watch:
 
     Attributes:
         peak: peak bytes that the last step allocated above those in use when it began. On an
-            accelerator the peak may not be reset after each step; then since the last reset.
+            accelerator, if the peak is not reset after each step: the peak since the last reset.
         has_plan: True if a plan is in place, and `planned` is its prediction of `peak`.
         was_over: True if the step before the last one exceeded the budget.
     """

@@ -1,4 +1,4 @@
-"""What a region does with its operators' results."""
+"""Decisions for the results of a region's operators."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ _MOST_IMPROVED = 60  # choices for single regions that the last stage tries
 # steps along the hulls of the fronts, those with the largest gain in time per byte first. Each step
 # is taken by as many regions as the budget allows, found by bisection. The latest regions come
 # first, since backward frees their saved tensors first. Also, backward begins with the last region,
-# whose results are all in memory then in any case. At last, choices between the corners of the
-# hulls fill the rest of the budget. The whole step is simulated after each change, so no plan
+# whose results are all in memory at that time in any case. At last, choices between the corners of
+# the hulls fill the rest of the budget. The whole step is simulated after each change, so no plan
 # exceeds the budget in the simulation.
 
 
@@ -76,7 +76,7 @@ class Chooser:
         return choices
 
     def who_holds(self, chosen: Chosen) -> list[tuple[str, int]]:
-        """What needs memory at the peak, and how many bytes, in descending order."""
+        """Bytes at the peak by their use, in descending order."""
         found = self.estimate(chosen)
         counts: Counter[str] = Counter()
         for number, choice in enumerate(self._of_calls(chosen)):

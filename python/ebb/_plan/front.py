@@ -182,7 +182,7 @@ class Choices:
         return (self._pruned(kept - {one}) for one in sorted(kept))
 
     def _pruned(self, saved: Operators) -> Operators:
-        """Remove operators that nothing needs then; add operators that take no bytes."""
+        """Remove operators that nothing needs; add needed operators that take no bytes."""
         chosen = set(saved) | {
             one
             for one in range(len(self.size))

@@ -13,7 +13,7 @@ from ebb._report.planned import Cut
 from ebb._report.text import size
 from ebb._support.names import in_ranges
 
-_EQUAL, _UNKNOWN = 0.01, 0.3  # spreads of measured times: shown as equal below, unknown above
+_EQUAL, _UNKNOWN = 0.01, 0.3  # spread of times: exact below the first, unknown above the second
 
 
 class Plan(Protocol):

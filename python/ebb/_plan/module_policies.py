@@ -54,7 +54,7 @@ class RegionHandles:
 
 
 class ModulePolicies:
-    """Which modules of a model are regions, and the policy of each.
+    """Modules of a model that are regions, each with its own policy.
 
     Attributes:
         policies: policy by the module's fully qualified name.

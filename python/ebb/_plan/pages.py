@@ -1,4 +1,4 @@
-"""What goes to page pools between forward and backward, and the cost."""
+"""Models paging between forward and backward: pool sizes, copies and their time."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def _turning_points(paged: Sequence[Paged]) -> set[int]:
 
 
 class StepsThatRunAgain:
-    """Checks that measured steps use ebb.paging.run_step: other steps must not overflow a pool."""
+    """Checks that measured steps use ebb.paging.run_step: in other steps no pool may overflow."""
 
     def __init__(self) -> None:
         self._before = Counter(runs)

@@ -95,8 +95,8 @@ class Plan(ModulePolicies):
         return reported(self, self._chooser, self._chosen)
 
     def measure(self, step: Callable[[], object]) -> Profile:
-        """Run a step five times under this plan. Reports of steps under it then show the measured
-        values beside the predicted ones.
+        """Run a step five times under this plan. Reports of steps under it show the measured values
+        beside the predicted ones.
 
         Args:
             step: the planned step. The plan must be applied.

@@ -53,7 +53,7 @@ class ProcessSettings:
     Attributes:
         offload: settings of :func:`ebb.offload.configure`; empty: unchanged.
         ahead: False disables replays ahead of backward; True leaves them as configured.
-        pages: True if the policies use page pools, which then get new sizes.
+        pages: True if the policies use page pools, which get new sizes.
     """
 
     offload: Mapping[str, int] = field(default_factory=dict)

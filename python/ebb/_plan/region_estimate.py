@@ -1,4 +1,4 @@
-"""What one region holds, recomputes and offloads under a choice."""
+"""Estimates what one region holds, recomputes and offloads under a choice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Stretch:
 
 
 class RegionEstimate:
-    """What a call of a region does. The methods model how ebb records and replays.
+    """Estimate for one call of a region. The methods model how ebb records and replays.
 
     Attributes:
         stretches: when the call needs which memory.
@@ -284,9 +284,9 @@ class RegionEstimate:
                 yield from [(copied.taken, copied.size), (last, -copied.size)]
 
     def _copies_in_passing(self) -> Iterable[tuple[float, int]]:
-        """Copies of recomputed values that an operator of ``each_time`` overwrites. A run in
-        passing copies them, since the operator will run again. The last run copies them only if
-        something else still needs them. See Note [Made each time]."""
+        """Copies of recomputed values that an operator of ``each_time`` overwrites. A replay
+        in passing copies them, since that operator will read them again. The last replay copies
+        them only if something else still needs them. See Note [Made each time]."""
         step, runs = self._step, self.replays.runs
         for number in self._each_time & runs.keys():
             for value in step.operators[number].inputs:

@@ -162,7 +162,7 @@ class Simulator:
 
     def _of_call(self, number: int, choice: Choice | None, later: int | None) -> CallEstimate:
         found = self._found.get((number, choice, later))
-        if found is None:  # functools.cache would form a cycle that keeps the memory until a gc
+        if found is None:  # functools.cache would keep the memory until garbage collection
             found = self._found[number, choice, later] = self._estimate_call(number, choice, later)
         return found
 

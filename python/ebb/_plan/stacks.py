@@ -1,8 +1,8 @@
 """Several blocks in one region: the module around them becomes the region, the blocks inner ones.
 
-The values that one block passes to the next then need not stay in memory: they are recomputed from
-earlier values. So memory for n blocks goes down to the inputs of each group of blocks and the
-results inside one group. Values inside the other blocks are recomputed in passing. See
+Values that one block passes to the next need not stay in memory: they are recomputed from earlier
+values. So memory for n blocks goes down to the inputs of each group of blocks and the results
+inside one group. Values inside the other blocks are recomputed in passing. See
 Note [Made each time].
 """
 

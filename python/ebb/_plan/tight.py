@@ -16,8 +16,7 @@ _MOST_PAIRED = 6
 def made_each_time(simulator: Simulator, call: int) -> Iterable[Choice]:
     """Choices by cuts of a region's operators. A value made before a cut is held only if an
     operator after the cut reads it, so backward of the operators after the cut holds nothing else
-    from before it. Values before the last cut are recomputed from those held at the cut before
-    them.
+    from before it. Values before the last cut are recomputed from those held at the cut before.
 
     Args:
         simulator: of the step.

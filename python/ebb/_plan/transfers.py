@@ -1,4 +1,4 @@
-"""What is offloaded between forward and backward, and the cost."""
+"""Models offloading between forward and backward: copies, memory and waiting time."""
 
 from __future__ import annotations
 
