@@ -1,1 +1,1 @@
-"""What the environment's variables say, and what is taken over in a job because of them."""
+"""Reads ebb's environment variables, and takes over checkpoint calls and modules of a job."""

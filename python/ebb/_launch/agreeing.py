@@ -1,4 +1,4 @@
-"""One plan for all ranks of a job."""
+"""Makes all ranks of a job agree on one plan."""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ import torch.distributed as dist
 
 from ebb._support.log import log
 
-# The ends of steps, counted from a job's first, at which ranks speak with each other.
+# Steps at whose end ranks exchange data, counted from the job's first step.
 MEETINGS = (16, 32, 64)
-_ASKS = 4  # in how many steps a rank asks once whether another one begins to measure
-_WAIT = timedelta(seconds=30)  # for ranks that are somewhere else, and for one that plans: twice
+_ASKS = 4  # interval in steps at which a rank asks if another rank has no more room
+_WAIT = timedelta(seconds=30)  # timeout for other ranks; twice that for a rank that plans
 _sessions = itertools.count()
 
 
 # Note [Ranks that agree]
-# Ranks meet in the store of the default process group, not by collectives: a rank that trains
-# nothing never comes, and others must not hang for it. They meet at the end of a step whose number
-# was fixed before, whatever each has measured by then: a rank that waited for another earlier might
-# wait for one that stands in a collective of the next step, which needs both. Each waiting ends
-# after a time; who waited in vain plans for itself, so plans may differ then. That costs memory or
-# time on a rank, and no bits.
+# Ranks exchange data through the store of the default process group, not by collectives: a rank
+# that trains nothing never comes, and the others must not hang. Ranks meet at the end of steps with
+# fixed numbers, even if some have measured nothing yet. If a rank waited at any other step, the
+# rank that it waits for might be blocked in a collective of the next step that needs both. Each
+# wait has a timeout. A rank whose wait times out plans for itself, so plans may differ. The
+# difference costs memory or time on a rank; gradients do not change.
 #
-# Ranks whose blocks and operators are the same (data parallelism) are one kind, and get the plan
-# that the one makes which needs most; with the most of what any of them measured. Stages of a
-# pipeline are of different kinds.
+# Ranks with the same blocks and operators (data parallelism) form a kind. They all get the plan of
+# the rank that needs the most memory; it plans with the largest values that any of them measured.
+# Stages of a pipeline are of different kinds.
 #
-# Where all is kept until one of them has no more room, that one writes down the step from which on
-# all measure, as many steps ahead as a rank may be: hosts do not wait for what devices do. A rank
-# that sees it too late counts from that step nevertheless, and so comes to the same meetings.
+# With EBB_BUDGET=auto, the first rank without room for all activations writes to the store at which
+# step all ranks begin to measure. That step is far enough ahead for the other ranks, since hosts do
+# not wait for devices. A rank that reads it too late still counts from that step, so it comes to
+# the same meetings.
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a rank has measured.
+    """Measurements of a rank.
 
     Attributes:
-        kind: of ranks, which is the same where one plan fits.
-        peak: of the step that was recorded.
-        budget: bytes, or a share. The plan of a kind is made for the least.
+        kind: identifies ranks that can share a plan.
+        peak: peak bytes of the recorded step.
+        budget: bytes, or a share. The plan of a kind uses the lowest budget.
         duration, base: as in Measured.
     """
 
@@ -57,31 +58,31 @@ class Offer:
 
 
 class Ranks:
-    """This rank among those of its job."""
+    """Connects this rank to the other ranks of the job."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self._store = store
         self._rank = rank
         self._size = size
         self._prefix = f"ebb/budget/{next(_sessions)}"
-        self._has_called = False  # the others, to measure
+        self._has_called = False  # this rank has asked the others to measure
 
     def join(self) -> None:
-        """From now on the others wait for this one."""
+        """Make the other ranks wait for this one from now on."""
         self._store.set(self._key("here", self._rank), "1")
 
     def begin(self, step: int, is_full: bool) -> int | None:
-        """At the end of each step, from the first on: from which of them on all measure.
+        """Ask at the end of each step at which step all ranks begin to measure.
 
         Args:
-            step: its number.
-            is_full: this rank has no more room.
+            step: number of the step that has ended.
+            is_full: this rank has no room for more activations.
 
         Returns:
-            None if it has not come to that.
+            The step from which all ranks count; None if it is not known or not reached.
 
         Raises:
-            Exception: of the store.
+            Exception: the store failed.
         """
         if is_full and not self._has_called:
             self._has_called = True
@@ -95,19 +96,19 @@ class Ranks:
     def agree(
         self, meeting: int, offer: Offer | None, gave_up: bool, plan: Callable[[Offer], Any]
     ) -> tuple[bool, Any]:
-        """Speak with the others, all of which come to the same meeting.
+        """Exchange offers with all ranks at a meeting.
 
         Args:
-            meeting: its number.
+            meeting: number of the meeting's step.
             offer: None if this rank has not measured yet.
-            gave_up: it never will have.
-            plan: makes the plan of a kind of ranks from the most of their offers; on one of them.
+            gave_up: this rank will never have an offer.
+            plan: makes the plan of a kind from its combined offer; runs on one rank of the kind.
 
         Returns:
-            Whether there is to be another meeting, since a rank has no offer yet; and the plan.
+            True if there is another meeting, since a rank has no offer yet; and the plan.
 
         Raises:
-            Exception: the others did not come.
+            Exception: other ranks did not come in time.
         """
         here = self._here()
         said = {"gave_up": gave_up, "offer": None if offer is None else asdict(offer)}
@@ -129,7 +130,7 @@ class Ranks:
         return [n for n in range(self._size) if self._store.check([self._key("here", n)])]
 
     def _judge(self, meeting: int, ranks: list[int]) -> dict[str, Any]:
-        """The most of each kind's offers, and which rank needs most."""
+        """Combine the offers of each kind, and find the rank that needs the most memory."""
         kinds: dict[str, tuple[dict[str, Any], int]] = {}
         missing = []
         for rank, said in self._said(meeting, ranks).items():
@@ -146,11 +147,11 @@ class Ranks:
         return {"kinds": kinds, "missing": missing}
 
     def _said(self, meeting: int, ranks: list[int]) -> dict[int, dict[str, Any]]:
-        """By those that have come in time."""
+        """Messages of the ranks that came in time."""
         keys = {rank: self._key(meeting, "said", rank) for rank in ranks}
         try:
             self._store.wait(list(keys.values()), _WAIT)
-        except Exception as error:  # of a kind that depends on the store
+        except Exception as error:  # the type depends on the store
             log.info("not all ranks come: %s", error)
         return {
             rank: json.loads(self._store.get(key))
@@ -168,29 +169,29 @@ class Ranks:
 
 
 def _lack(offer: dict[str, Any]) -> float:
-    """How much more it needs than it has."""
+    """Bytes that a rank needs beyond its budget."""
     need: float = offer["peak"] + offer["base"] - offer["budget"]
     return need
 
 
 def _most(one: Any, other: Any) -> Any:
-    """None, if a rank has not measured it."""
+    """The larger value; None if a rank has not measured it."""
     return None if one is None or other is None else max(one, other)
 
 
 def has_ranks() -> bool:
-    """Whether this process is one of several."""
+    """True if the job has several ranks."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def ranks_of_job() -> Ranks | None:
-    """None if this process is alone. Each call begins a session of its own, which all ranks have to
-    begin in the same order."""
+    """Connect to the job's ranks; None if this process is alone. Each call begins a new session;
+    all ranks must begin their sessions in the same order."""
     if not has_ranks():
         return None
     try:
         store = dist.distributed_c10d._get_default_store()
-    except Exception as error:  # torch's own business, and not all backends have one
+    except Exception as error:  # the function is internal to torch; some backends have no store
         log.info("there is no store: %s", error)
         return None
     return Ranks(store, dist.get_rank(), dist.get_world_size())

@@ -1,4 +1,4 @@
-"""A budget for a job that does not know of it: measures its steps, plans, and switches."""
+"""EBB_BUDGET: measures a job's own steps, makes a plan, and puts it in place."""
 
 from __future__ import annotations
 
@@ -40,48 +40,48 @@ from ebb._support.progress import Progress
 from ebb._support.shown import clipped, tell
 from ebb.policies import recompute_all
 
-_MOST_MEASURED = 5  # times that steps are measured, since they have changed
-_SOON = 64  # steps after a plan, in which one over the budget is of a kind that recurs
+_MOST_MEASURED = 5  # maximum number of times that steps are measured in a job
+_SOON = 64  # steps: an excess this soon after a plan means that a kind of step recurs
 _ROOM = 1.25  # times the peak without regions, see Note [Other blocks]
-_LONG, _LONG_STEPS = 1.0, 20  # seconds and steps, beyond which the time of planning is told
+_LONG, _LONG_STEPS = 1.0, 20  # longer planning is reported: seconds, and durations of a step
 
 
 # Note [The phases of a budget]
 # 1. All blocks are recomputed from the first forward on.
-# 2. From the end of the first step on, steps are measured. See Note [Steps that are measured].
-# 3. At the end of the last of them the plan is made and put in place. Ranks wait until they meet,
-#    see Note [Ranks that agree].
-# 4. The bytes of each step under the plan are counted. See Note [Steps over the budget].
-# Blocks change only between two steps. If a new model comes, or another optimizer tells the steps,
-# or steps change for good, it begins again at 2. If no plan can be made, all blocks stay
-# recomputed: who sets a budget would rather lose time than run out of memory.
+# 2. From the end of the first step on, ebb measures steps. See Note [Steps that are measured].
+# 3. At the end of the last measured step ebb makes the plan and puts it in place. Ranks wait until
+#    they meet, see Note [Ranks that agree].
+# 4. Under the plan ebb counts the bytes of each step. See Note [Steps over the budget].
+# Blocks change only between two steps. If a new model comes, another optimizer marks the steps, or
+# steps change for good, ebb begins again at 2. If no plan can be made, all blocks stay recomputed:
+# for a job with a memory budget, a slow step is better than running out of memory.
 
 # Note [Other blocks]
-# Where the budget is too small for the blocks that find_blocks names, much of a step's memory may
-# be of work between them: a U-Net's concatenations. So steps are measured with coarser blocks, and
-# if none of these can keep the budget, those that need least are taken. When backward enters a
-# region, most of it is recomputed at once, so a coarser region may need more memory than a step
-# without regions: up to a fifth more in loops of recurrent cells. ebb measures coarser blocks only
-# if a quarter more is free.
+# If the budget is too small for the blocks that find_blocks names, much of a step's memory may be
+# for work between them, such as a U-Net's concatenations. Then ebb measures steps with coarser
+# blocks. If no candidate stays within the budget, ebb uses the one that needs the least memory.
+# When backward enters a region, most of it is recomputed at once, so a coarser region may need more
+# memory than a step without regions: up to a fifth more in loops of recurrent cells. ebb measures
+# coarser blocks only if 1.25 times the peak without regions is free.
 
 # Note [Steps over the budget]
-# A step may change in more ways than anybody can look at beforehand: sizes, types, what has a
-# gradient, a second backward. Its bytes tell. When a step has taken more than the budget allows,
-# all blocks are recomputed from the next step on, and steps are measured anew. If a single step
-# exceeds the budget again soon after a plan, ebb assumes a recurring kind of step that was not
-# measured, and plans again for less memory from what it has measured. The first time it scales the
-# target by allowed / taken bytes. After that it extrapolates the line through the last two such
-# steps. If nothing is left to give up, that is said, and the job goes on.
+# A step may change in more ways than ebb can check in advance: sizes, dtypes, which tensors need
+# gradients, a second backward. So ebb counts the bytes. If a step exceeds the budget, all blocks
+# are recomputed from the next step on, and ebb measures steps again. If a single step exceeds the
+# budget soon after a plan, ebb assumes a recurring kind of step that was not measured, and plans
+# for less memory from the existing measurements. The first time ebb scales the target by
+# allowed / allocated bytes. After that ebb extrapolates the line through the last two such steps.
+# If no plan needs less memory, a line says so, and the job continues.
 
 
 class Budget:
-    """What a budget does in a job.
+    """Applies a memory budget to a job.
 
     Args:
-        budget: bytes, or a share of what a step without regions allocates.
-        text: what the user wrote for it.
-        patterns: globs over names of modules, which are the blocks; none: they are found.
-        taken: what is taken over beside blocks.
+        budget: bytes, or a share of the peak that a step without regions allocates.
+        text: the user's text for it.
+        patterns: globs over module names that select the blocks; empty: ebb finds the blocks.
+        taken: the policy for calls of torch.utils.checkpoint.
     """
 
     def __init__(
@@ -96,32 +96,32 @@ class Budget:
         self._measuring: Measuring | None = None  # while steps are measured
         self._outcome: Outcome | None = None
         self._steps = 0  # that have ended
-        self._ranks: Ranks | None = None  # until they have agreed
+        self._ranks: Ranks | None = None  # until the ranks have agreed
         self._watch = Watch()
-        self._measured = 0  # how many times
-        self._beside: int | None = None  # bytes of other tensors, when steps were first measured
-        self._leasts: dict[int, float] = {}  # bytes of a step, by Blocks.candidate
-        self._plain_peak = 0  # bytes of a step without regions
+        self._measured = 0  # how many measurements led to a plan
+        self._beside: int | None = None  # bytes of other tensors at the first measurement
+        self._leasts: dict[int, float] = {}  # lowest peak in bytes, by Blocks.candidate
+        self._plain_peak = 0  # peak bytes of a step without regions
         self._since = 0  # steps that have ended under the plan
         self._has_regions = False  # under the plan
-        self._waits = False  # for a first backward of a block
-        self._sized = 0  # steps that have shown how large page pools have to be
-        self._moved = ExitStack()  # of settings of the process, if a plan has changed some
-        self._reported: ReportedPlan | None = None  # that is in place
-        self._checking: Checking | None = None  # while steps under it are measured
-        self._has_ended = False  # there will be no plan
+        self._waits = False  # for the first backward of a block
+        self._sized = 0  # steps that recorded the sizes of page pools
+        self._moved = ExitStack()  # restores the process settings that a plan has changed
+        self._reported: ReportedPlan | None = None  # the plan in place
+        self._checking: Checking | None = None  # while steps under the plan are measured
+        self._has_ended = False  # ebb makes no more plans
         self._announced = False
         self._progress = Progress(f"ebb: EBB_BUDGET={text}: measuring")
 
     def start(self, undo: ExitStack) -> None:
-        """From now on, until `undo` is closed."""
+        """Apply the budget until `undo` is closed."""
         self._clock.start(undo)
         undo.callback(self._stop)
         atexit.register(self._at_exit)
         undo.callback(atexit.unregister, self._at_exit)
 
     def meet(self, model: torch.nn.Module) -> None:
-        """Before the first forward of a model."""
+        """Find the blocks of a model, before its first forward."""
         try:
             self._models.add(model)
             names = self.blocks.add(model, recompute_all)
@@ -131,8 +131,8 @@ class Budget:
             self._fail(error)
 
     def checkpoint_call(self, function: Callable[..., Any]) -> Callable[[InCall], InCall] | None:
-        """What the region of a call of torch.utils.checkpoint enters. None: the call is no region:
-        inside a block, around one, and in steps that are measured without any region.
+        """The wrapper of what the region of a torch.utils.checkpoint call enters. None if the call
+        becomes no region: inside a block, around a block, and in steps measured without regions.
         """
         if self.blocks.are_plain or _C.in_region() or self.blocks.are_inside(function):
             return None
@@ -237,18 +237,18 @@ class Budget:
             self._switch(found)
 
     def _choose_other_blocks(self, why: str, least: Decided | None = None) -> bool:
-        """Chooses other modules as blocks, and measures steps with them. See Note [Other blocks].
+        """Choose other modules as blocks, and measure steps with them. See Note [Other blocks].
 
         Args:
-            why: the blocks there are do not do.
-            least: what needs least with them; None: they cannot be measured.
+            why: why the current blocks are not sufficient.
+            least: the plan with the lowest peak for them; None: they cannot be measured.
 
         Returns:
-            False: there are none that may be better.
+            False if no other blocks may be better.
         """
         here = self.blocks.candidate
         if self._taken.announced:
-            return False  # the job's own checkpointing may be what makes its steps fit
+            return False  # the steps may fit because of the job's own checkpointing
         if has_ranks() or here in self._leasts or not (self._leasts or least):
             return False
         self._leasts[here] = math.inf if least is None else least.peak
@@ -268,12 +268,12 @@ class Budget:
         return True
 
     def _begin(self) -> None:
-        """Steps are measured from now on."""
+        """Measure steps from now on."""
         self._add_all()
         if self._measuring is not None:
             self._measuring.stop()
         self._end_plan()
-        self._moved.close()  # the job's own settings are what is measured, and planned for
+        self._moved.close()  # measurements and plans are for the job's own settings
         self._outcome, self._waits = None, False
         self._watch.end()
         self._announce([block.name for block in self.blocks.used()])
@@ -285,12 +285,12 @@ class Budget:
         self._watch.leave_out()
 
     def _add_all(self) -> None:
-        """Also those that were given their own forward back."""
+        """Make all blocks regions, also those that a plan had left without one."""
         for model in list(self._models):
             self.blocks.add(model, recompute_all)
 
     def _wait(self, why: str) -> None:
-        """There may be a plan later."""
+        """Keep all blocks recomputed until a plan is possible."""
         if self._measuring is not None:
             self._measuring.stop()
             self._measuring = None
@@ -304,7 +304,7 @@ class Budget:
             return
         self._stop()
         self._outcome = None
-        with suppress(Exception):  # what made it give up may be how blocks are found
+        with suppress(Exception):  # finding blocks may be what failed
             self._add_all()
         self.blocks.put(recompute_all)
         has_blocks = any(self.blocks.alive())
@@ -324,7 +324,7 @@ class Budget:
     # Plans ----------------------------------------------------------------------------------------
 
     def _meet_ranks(self) -> None:
-        """At some boundaries. A rank that has given up comes too: others wait for it."""
+        """Meet other ranks at fixed steps. A rank without a plan comes too: others wait for it."""
         if self._ranks is None or self._steps not in agreeing.MEETINGS:
             return
         outcome = self._outcome
@@ -348,7 +348,7 @@ class Budget:
         self._switch(decided)
 
     def _decide_for(self, most: Offer, outcome: Outcome | None) -> Decided:
-        """For all ranks of a kind: what this one measured, where none measured more."""
+        """Plan for all ranks of a kind: this rank's profile, with the kind's largest values."""
         assert outcome is not None
         measured = replace(outcome.measured, duration=most.duration, base=most.base)
         return self._decide(measured, most.budget)
@@ -370,7 +370,7 @@ class Budget:
                 self._tell(f"planning took {took:.1f} s")
 
     def _switch(self, decided: Decided) -> None:
-        """Puts a plan in place."""
+        """Put a plan in place, and watch the steps under it."""
         assert self._outcome is not None
         if decided.too_small and is_set("EBB_STRICT"):
             raise BudgetError(f"ebb: EBB_BUDGET={self._text}: {decided.too_small}")
@@ -410,7 +410,7 @@ class Budget:
         self._watch.leave_out()
 
     def _begin_plan(self, reported: ReportedPlan | None) -> None:
-        """For reports."""
+        """Tell reports about the plan."""
         self._end_plan()
         self._reported = reported
         if reported is not None:
@@ -428,7 +428,7 @@ class Budget:
     # Steps under a plan ---------------------------------------------------------------------------
 
     def _look(self, is_step: bool) -> None:
-        """Whether the plan still fits."""
+        """Check after a step if the plan still fits."""
         self._since += 1
         watch = self._watch
         if self._checking is not None and not self._checking.step_ended(watch.peak):
@@ -441,7 +441,7 @@ class Budget:
                 self._tell(f"{watch.in_words()}; ebb profiles steps again")
             self._begin()
         elif sized != before:
-            return  # it showed how large page pools have to be, and used none
+            return  # this step recorded the sizes of page pools, and used none
         elif watch.is_over():
             has_changed = self._measured == 1 or self._since > _SOON or watch.was_over
             if may_measure and has_changed:
@@ -454,11 +454,11 @@ class Budget:
             self._begin()
 
     def _plan_for_less(self) -> None:
-        """A kind of step takes more than those that were measured."""
+        """Plan for less memory, since some steps need more than the measured ones."""
         assert self._outcome is not None
         measured, watch = self._outcome.measured, self._watch
         planned_peak, why = watch.planned, watch.in_words()
-        # The plan itself has tensors, which are not to count as the program's.
+        # The plan's own tensors must not count as the program's.
         decided = decided_by(plan_of(measured, measured.base + watch.less(), at_least=True))
         if decided.peak >= planned_peak or not decided.policies:
             self._tell(f"{why}; the plan is the one with the lowest peak already")

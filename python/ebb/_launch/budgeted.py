@@ -1,4 +1,4 @@
-"""The blocks of a job's models while a budget plans what they keep."""
+"""The blocks of a job's models under a budget."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class Block:
-    """One module: a region under `policy`, or, if that is None, only counted.
+    """A module that is a region under `policy`; if `policy` is None, its calls are only counted.
 
     Attributes:
-        name: in its model, and no other block's.
-        policy: of its region.
-        calls: with gradients, since they were last taken.
-        met_hooks: saved-tensor hooks of the job were in place when it was called.
+        name: unique name, from the module's name in its model.
+        policy: policy of its region.
+        calls: calls with gradients since the last `Blocks.take`.
+        met_hooks: True if the job had saved-tensor hooks in place during a call.
     """
 
     def __init__(self, name: str, module: torch.nn.Module, root: torch.nn.Module) -> None:
@@ -64,14 +64,14 @@ class Block:
         return run_in_region((self.policy, self.name, "keep"), function, *args, **kwargs)
 
     def put(self, policy: Policy | None) -> None:
-        """From now on this is its policy."""
+        """Set the policy."""
         root = self.root()
         if policy is not None and root is not None and modules_are_asked_for(policy._compiled):
             number_modules_once(root)
         self.policy = policy
 
     def leave(self) -> None:
-        """Gives the module its own forward back."""
+        """Restore the module's own forward."""
         module = self.module()
         marks = None if module is None else marks_of(module)
         if module is None or marks is None or marks.region is not self:
@@ -82,13 +82,13 @@ class Block:
 
 
 class CallAround(AbstractContextManager[Any]):
-    """A call of torch.utils.checkpoint, which may have a block inside. See
+    """Context of a torch.utils.checkpoint call that may run a block. See
     Note [Calls around blocks].
 
     Args:
-        blocks: of the job.
-        function: that is called.
-        inside: what to enter in the call.
+        blocks: all blocks of the job.
+        function: the checkpointed function.
+        inside: context to enter in the call.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class CallAround(AbstractContextManager[Any]):
 
 
 def _told_apart_by(function: Any) -> Any:
-    """The module or the code of a checkpointed function, which may be made anew for each call."""
+    """The module or code of a checkpointed function, since each call may create a new function."""
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__self__", function)
@@ -120,22 +120,22 @@ def _told_apart_by(function: Any) -> Any:
 
 
 # Note [Calls around blocks]
-# A region around a block would decide when the block's operators run again: the outermost region is
-# the boundary of recomputation. So a call of torch.utils.checkpoint in which a block has run is no
-# region from then on, and the block has the policy that was planned for it. ebb learns which calls
-# those are in the first step, in which everything is recomputed anyway.
+# The outermost region is the boundary of recomputation, so a region around a block would decide
+# when the block's operators are recomputed. Therefore a torch.utils.checkpoint call that has run a
+# block is no region any more, and the block follows its planned policy. ebb finds these calls
+# in the first step, in which everything is recomputed anyway.
 
 
 class Blocks:
     """All blocks of a job.
 
     Args:
-        patterns: globs over names of modules; none: those that are found.
+        patterns: globs over module names that select the blocks; empty: ebb finds the blocks.
 
     Attributes:
-        are_plain: no block is a region now.
-        candidate: which of the :func:`block_candidates` of a model are its blocks.
-        functions_around: what calls of torch.utils.checkpoint with a block inside are told by.
+        are_plain: True if no block is a region now.
+        candidate: index of the blocks in :func:`block_candidates` of a model.
+        functions_around: modules or code of checkpointed functions that run a block.
     """
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
@@ -144,16 +144,16 @@ class Blocks:
         self.candidate = 0
         self._patterns = patterns
         self._all: list[Block] = []
-        self._used: set[Block] = set()  # that have been called with gradients
-        self._new: list[Block] = []  # that were added since all were taken
-        self._around: list[Block] = []  # regions around blocks, as a plan has it
-        self._callers: Callers | None = None  # while they are looked at
-        self._inside: set[str] = set()  # names of blocks that run in a module around them
-        # What a module was called once it is called again.
+        self._used: set[Block] = set()  # called with gradients at least once
+        self._new: list[Block] = []  # added since the last `take`
+        self._around: list[Block] = []  # the plan's regions around blocks
+        self._callers: Callers | None = None  # while the callers of blocks are observed
+        self._inside: set[str] = set()  # names of blocks that run in the forward of their parent
+        # A module keeps its name when it becomes a block again.
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     def add(self, root: torch.nn.Module, policy: Policy) -> list[str]:
-        """The blocks of a model are regions under this policy; returns their names."""
+        """Make the blocks of a model regions under a policy; return their names."""
         added = []
         for plain, module in self.of(root):
             if _is_free(module):
@@ -167,7 +167,7 @@ class Blocks:
         return added
 
     def of(self, root: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-        """The modules of a model that should be blocks, and their names without wrappers."""
+        """Modules of a model that should be blocks, with their names without wrappers."""
         if self._patterns:
             wanted = set(select(root, self._patterns))
         else:
@@ -183,7 +183,7 @@ class Blocks:
         ]
 
     def _name_of(self, module: torch.nn.Module, plain: str, root: torch.nn.Module) -> str:
-        """A name that no other block has: models of one kind have the same names inside."""
+        """A unique name for a block: models of one class have the same module names."""
         if module not in self._names:
             kind = type(root).__name__
             known = set(self._names.values())
@@ -194,12 +194,12 @@ class Blocks:
         return self._names[module]
 
     def have(self, candidate: int, models: Iterable[torch.nn.Module]) -> bool:
-        """Whether one of the models has such a candidate."""
+        """True if one of the models has this candidate."""
         counts = [] if self._patterns else [len(block_candidates(model)) for model in models]
         return candidate < max(counts, default=0)
 
     def use(self, candidate: int) -> None:
-        """From now on no block is known; those of this candidate are to be added."""
+        """Remove all blocks, and select this candidate for those that are added next."""
         self._leave_around()
         for block in self._all:
             block.leave()
@@ -207,7 +207,7 @@ class Blocks:
         self.candidate = candidate
 
     def alive(self) -> list[Block]:
-        """Those whose modules are."""
+        """Blocks whose modules still exist."""
         self._all = [block for block in self._all if block.module() is not None]
         return self._all
 
@@ -215,17 +215,17 @@ class Blocks:
         return [block for block in self.alive() if block in self._used]
 
     def called(self) -> list[Block]:
-        """Those that were called with gradients since the calls were last taken."""
+        """Blocks called with gradients since the last `take`."""
         return [block for block in self.alive() if block.calls > 0]
 
     def roots(self) -> list[torch.nn.Module]:
-        """Models with blocks that have been used, each once."""
+        """Models with blocks that were called with gradients, each once."""
         found = {id(root): root for block in self.used() if (root := block.root()) is not None}
         return list(found.values())
 
     def take(self) -> tuple[int, bool]:
-        """How often they were called with gradients since it was last asked, and whether one was
-        so for the first time."""
+        """Return the number of calls with gradients since the last `take`, and True if a block
+        was called for the first time. Resets the counts."""
         self._new = []
         called = self.called()
         has_new = not self._used.issuperset(called)
@@ -236,30 +236,30 @@ class Blocks:
         return calls, has_new
 
     def count_calls(self) -> int:
-        """Calls with gradients since they were last taken."""
+        """Calls with gradients since the last `take`."""
         return sum(block.calls for block in self._all)
 
     def are_inside(self, function: Callable[..., Any]) -> bool:
-        """Whether a block has run in this checkpointed function."""
+        """True if a block has run in this checkpointed function."""
         return _told_apart_by(function) in self.functions_around
 
     def met_hooks(self) -> bool:
-        """Whether the job has hooks on what autograd saves in them."""
+        """True if a block was called under the job's saved-tensor hooks."""
         return any(block.met_hooks for block in self._all)
 
     def have_new(self) -> bool:
-        """Whether one that was added since they were taken has been called with gradients."""
+        """True if a block added since the last `take` has been called with gradients."""
         return any(block.calls for block in self._new)
 
     def put(self, policy: Policy | None) -> None:
-        """All of them have this policy."""
+        """Give all blocks this policy."""
         self.are_plain = policy is None
         self._leave_around()
         for block in self.alive():
             block.put(policy)
 
     def follow(self, policies: Mapping[str, Policy]) -> None:
-        """Each has a policy of its own. Others have their own forward."""
+        """Give each block its planned policy. Blocks without one get their own forward back."""
         self.are_plain, self._new = False, []
         self._leave_around()
         around = {name: module for name, module in self._parents().values() if name in policies}
@@ -276,16 +276,15 @@ class Blocks:
             self._around.append(block)
 
     def parents(self) -> dict[str, str]:
-        """By the name of a block, what the module around it would be called as a region. None where
-        a process is one of several: memory of parameters may come and go between blocks there.
+        """By block name, the region name of the module around it. Empty if the job has several
+        ranks, since the memory of parameters may change between blocks there.
         """
         return {
             name: parent for name, (parent, _) in self._parents().items() if name in self._inside
         }
 
     def watch_callers(self) -> None:
-        """Whether blocks run in the forward of the modules around them is looked at until
-        `callers_seen`."""
+        """Observe until `callers_seen` if blocks run in the forward of the modules around them."""
         self.callers_seen()
         if not has_ranks():
             modules = {block.name: block.module() for block in self.used()}
@@ -302,8 +301,8 @@ class Blocks:
             self._callers = None
 
     def _parents(self) -> dict[str, tuple[str, tuple[torch.nn.Module, torch.nn.Module]]]:
-        """By the name of a block: what the module is called whose forward calls it, that module,
-        and the model."""
+        """By block name: the region name of the parent that calls the block, that parent, and the
+        model."""
         found = {}
         known: dict[str, torch.nn.Module | None] = dict.fromkeys(one.name for one in self._all)
         for block in self.used():
@@ -317,7 +316,7 @@ class Blocks:
             name = name or type(root).__name__
             if caller is None or not _can_be_around(caller):
                 continue
-            if known.setdefault(name, caller) is caller:  # else another model's has that name
+            if known.setdefault(name, caller) is caller:  # else a module of another model has it
                 found[block.name] = name, (caller, root)
         return found
 
@@ -328,23 +327,23 @@ class Blocks:
 
 
 def _is_free(module: torch.nn.Module) -> bool:
-    """Whether it can be a region, and neither it nor a module inside is one."""
+    """True if the module can be a region, and neither it nor a module inside is one."""
     if isinstance(module, torch.jit.ScriptModule) or not can_mark(module):
         return False
     if type(module).__module__.startswith("torch.") and not module._modules:
-        return False  # a layer, which somebody calls by itself: it has nothing inside to give up
+        return False  # a single layer of torch has no activations inside to free
     return not any(_is_region(inner) for inner in module.modules())
 
 
 def _can_be_around(module: torch.nn.Module) -> bool:
-    """Whether a module with blocks inside can be a region around them."""
+    """True if a module with blocks inside can be a region around them."""
     marks = marks_of(module)
     is_free = can_mark(module) and (marks is None or marks.region is None)
     return is_free and not isinstance(module, torch.jit.ScriptModule) and not _is_compiled(module)
 
 
 def _is_region(module: torch.nn.Module) -> bool:
-    """A copy of a block has its marks, and is none itself."""
+    """True if the module itself is a region. A copy of a block shares its marks but is none."""
     marks = marks_of(module)
     if marks is None or marks.region is None:
         return False

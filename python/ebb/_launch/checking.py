@@ -1,4 +1,4 @@
-"""Measures steps under a plan, so that reports have them beside what was predicted."""
+"""Measures steps under a plan, so that reports can compare them with the prediction."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from ebb._plan.profile import Profile
 from ebb._report.planned import ReportedPlan
 from ebb._support.log import log
 
-# Steps that are recorded have no report. So the first one is not, nor is one after a step that did
-# not count: a job may end at any.
+# A recorded step has no report, and a job may end after any step. So the first step is not
+# recorded, nor is the one after a step that did not count.
 _ORDER = (Do.TIME, Do.LISTEN, Do.PROFILE, Do.TIME, Do.TIME)
-_LEAST = 0.9  # of the bytes that were predicted; of steps that take fewer, sizes differ
+_LEAST = 0.9  # of the predicted bytes; a step with fewer has other sizes
 
 
 class Checking:
-    """Goes through the first steps under a plan, one at each boundary.
+    """Measures the first steps under a plan.
 
     Args:
-        plan: gets what was measured.
+        plan: receives the measurements.
     """
 
     def __init__(self, plan: ReportedPlan) -> None:
         self._plan = plan
         self._recording = Recording()
-        # Bytes are recorded without replays ahead, so they would not be those of the plan.
+        # Profiles are recorded without replays ahead, so their bytes would not match the plan.
         self._runs_ahead = ahead.configure()["regions"] > 0
         self._todo = [do for do in _ORDER if do is Do.TIME or not self._runs_ahead]
-        self._rests = False  # for one step
+        self._rests = False  # the next step is not measured
         self._profile: Profile | None = None
         self._times: list[float] = []
         self._begin_recording()
 
     def step_ended(self, peak: int) -> bool:
-        """And another begins.
+        """Record the step that has ended, and begin the next one.
 
         Args:
-            peak: the most bytes that the step allocated.
+            peak: peak bytes that the step allocated.
 
         Returns:
-            Whether there is more to be measured.
+            True if more steps are to be measured.
         """
         try:
             return self._step_ended(peak)
-        except Exception:  # a report is not worth a plan
+        except Exception:  # an error in reports must not end the plan
             log.info("steps under the plan are not measured", exc_info=True)
             self._todo = []
             return False
 
     def stop(self) -> None:
-        """Nothing is measured any more."""
+        """Stop measuring."""
         if self._todo:
             self._recording.end()
             self._todo = []
@@ -72,7 +72,7 @@ class Checking:
         self._recording.begin(Do.NOTHING if self._rests else self._todo[0])
 
     def _is_usual(self, peak: int) -> bool:
-        """Whether it took what was predicted, roughly, and no page pool was made anew in it."""
+        """True if the peak is close to the prediction, and the step made no page pool."""
         if _C.paging_stats()["recorded_steps"] != self._sized:
             return False
         predicted = self._plan.predicted.peak or 0

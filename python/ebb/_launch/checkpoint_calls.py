@@ -1,9 +1,9 @@
 """Turns calls of torch.utils.checkpoint into regions of ebb.
 
-What torch's function ends in is replaced: the generator gets other code in place, so that whoever
-imported it early has it too, and the function of reentrant checkpoints another ``apply``. All ways
-to checkpoint (FSDP's wrapper, ``_composable.checkpoint``, Hugging Face's layers) end in these two,
-and what checks arguments stays torch's own.
+ebb replaces the inner functions in which all ways of checkpointing end: FSDP's wrapper,
+``_composable.checkpoint``, Hugging Face's layers. The generator of non-reentrant checkpoints gets
+new code in place, so code that imported it early uses the new code too. The autograd function of
+reentrant checkpoints gets another ``apply``. torch's own checks of arguments still run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ebb._policy import from_sac
 from ebb._policy.policy import Policy
 from ebb._region.region import checkpointed, name_of
 
-# Code that torch's functions get. It runs with torch's globals, so it imports what it calls.
+# Replacement code for torch's functions. It runs with torch's globals, so it imports all it calls.
 
 
 def _code_of_checkpoint(*args: Any, **kwargs: Any) -> Any:
@@ -82,7 +82,7 @@ def _code_of_later_generator(
 
 
 def _copy_of(function: types.FunctionType) -> Callable[..., Any]:
-    """What keeps the code that the function has now."""
+    """A copy that keeps the function's current code."""
     copy = types.FunctionType(
         function.__code__,
         function.__globals__,
@@ -95,7 +95,7 @@ def _copy_of(function: types.FunctionType) -> Callable[..., Any]:
 
 
 def _exchange(function: types.FunctionType, code: types.FunctionType) -> Callable[[], None]:
-    """Gives `function` the code of another; returns what undoes it."""
+    """Give `function` the code of another function; return a function that undoes it."""
     before = (function.__code__, function.__defaults__, function.__kwdefaults__)
     signature = inspect.signature(function)
     function.__code__, function.__defaults__ = code.__code__, code.__defaults__
@@ -110,7 +110,7 @@ def _exchange(function: types.FunctionType, code: types.FunctionType) -> Callabl
 
 
 _CHECKPOINT: types.FunctionType = inspect.unwrap(torch_checkpoint.checkpoint)
-# The function that checkpointing without reentrance ends in; torch 2.15 made another one of it.
+# The function that non-reentrant checkpointing ends in; torch 2.15 replaced it.
 _LATER = hasattr(torch_checkpoint, "_checkpoint_without_reentrant_generator_impl")
 _GENERATOR: types.FunctionType = getattr(
     torch_checkpoint, "_checkpoint_without_reentrant_generator" + ("_impl" if _LATER else "")
@@ -118,20 +118,21 @@ _GENERATOR: types.FunctionType = getattr(
 
 
 def _is_traced() -> bool:
-    """Also while a graph of Dynamo's is traced, of which only later torch tells `is_compiling`."""
+    """True under torch.compile, also while a Dynamo graph is traced, which only later versions of
+    torch report in `is_compiling`."""
     return is_compiling() or torch._guards.TracingContext.try_get() is not None
 
 
-# While torch.compile traces it is torch that makes tags of a policy.
+# Under torch.compile, torch's own functions turn a policy into tags of the graph.
 _TORCHS_CHECKPOINT, _TORCHS_GENERATOR = _copy_of(_CHECKPOINT), _copy_of(_GENERATOR)
 _TORCHS_APPLY: Any = torch.autograd.Function.__dict__["apply"]  # written in C since torch 2.15
-# torch before 2.13 does not tell its generator of an exception in the function.
+# True if torch forwards an exception of the function to its generator, as torch 2.13 and later do.
 _TELLS_GENERATOR = _LATER or "throw" in _CHECKPOINT.__code__.co_names
 
 
 def _leaving_its_generator(*args: Any, **kwargs: Any) -> Any:
-    """torch's checkpoint, whose generator an exception leaves at once: its region would stay open
-    for as long as somebody holds the traceback.
+    """Call torch's checkpoint, and close its generator at once if an exception is raised. Else the
+    region would stay open for as long as the traceback exists.
     """
     try:
         return _TORCHS_CHECKPOINT(*args, **kwargs)
@@ -141,13 +142,13 @@ def _leaving_its_generator(*args: Any, **kwargs: Any) -> Any:
         generator = inside and inside.tb_frame.f_locals.get("gen")
         if generator:
             generator.close()
-        del here, inside, generator  # they hold this frame
+        del here, inside, generator  # they refer to this frame
         raise
 
 
 def _check(generator: Callable[[], Iterator[None]], determinism_check: Any, debug: Any) -> None:
-    """Raises what torch raises for these arguments. Without gradients its generator checks them and
-    does nothing else.
+    """Raise the errors that torch raises for these arguments. Without gradients, torch's generator
+    only checks them.
     """
     if determinism_check in ("default", "none") and not (
         debug or torch_checkpoint._checkpoint_debug_enabled
@@ -158,7 +159,7 @@ def _check(generator: Callable[[], Iterator[None]], determinism_check: Any, debu
 
 
 def _run_reentrant(cls: Any, *given: Any) -> Any:
-    """CheckpointFunction.apply in a region: the function is called once, with gradients."""
+    """CheckpointFunction.apply in a region: calls the function once, with gradients."""
     if cls is not torch_checkpoint.CheckpointFunction or _is_traced():
         return _TORCHS_APPLY.__get__(None, cls)(*given)
     function, _preserve_rng_state, *args = given
@@ -186,12 +187,12 @@ def _warn_recompute_context() -> None:
 
 
 def _is_composables(context_fn: Any) -> bool:
-    """torch.distributed._composable gives a context that only switches its own hook off."""
+    """True for torch.distributed._composable, whose context only disables its own hook."""
     return getattr(context_fn, "__module__", "").startswith("torch.distributed._composable")
 
 
 def _listed(function: Any) -> list[Any] | None:
-    """The list that torch made a policy function of."""
+    """The list from which torch made a policy function; None for any other function."""
     if getattr(function, "__module__", "") != torch_checkpoint.__name__:
         return None
     ops = inspect.getclosurevars(function).nonlocals.get("policy_fn_or_list")
@@ -208,10 +209,10 @@ def _ask(function: Any, known: dict[str, Policy], name: str) -> Iterator[None]:
 
 
 class Calls:
-    """Calls of torch.utils.checkpoint while they are taken over.
+    """Calls of torch.utils.checkpoint while ebb takes them over.
 
     Attributes:
-        policies: by context_fn and region name, what its function answered.
+        policies: by context_fn and region name, the policy that context_fn's function gave.
     """
 
     def __init__(self, taken: Taken) -> None:
@@ -221,7 +222,7 @@ class Calls:
         )
 
     def translated(self, context_fn: Any, name: str) -> tuple[Policy, AbstractContextManager[Any]]:
-        """The policy for one call, and what to enter in its region."""
+        """The policy for one call, and the context to enter in its region."""
         if context_fn is noop_context_fn:
             return self.taken.policy, nullcontext()
         known = self._known(context_fn)
@@ -229,7 +230,7 @@ class Calls:
             return known[name], nullcontext()
         forward, recompute = context_fn()
         if not torch.is_grad_enabled():
-            return self.taken.policy, nullcontext()  # torch does not enter it either
+            return self.taken.policy, nullcontext()  # torch does not enter the context either
         if not isinstance(forward, torch_checkpoint._CachingTorchDispatchMode):
             if not isinstance(recompute, nullcontext) and not _is_composables(context_fn):
                 _warn_recompute_context()
@@ -244,19 +245,19 @@ class Calls:
     def _known(self, context_fn: Any) -> dict[str, Policy]:
         try:
             return self.policies.setdefault(context_fn, {})
-        except TypeError:  # it cannot be referred to weakly
+        except TypeError:  # context_fn does not support weak references
             return {}
 
 
-_calls: Calls | None = None  # while they are taken over
+_calls: Calls | None = None  # while ebb takes them over
 
 
-# Not a context manager of its own: one that is a generator can be left with the region open, by an
-# exception from a signal handler, until the frames that hold it have gone.
+# Not a generator-based context manager: an exception from a signal handler can leave one with its
+# region open until the frames that refer to it are freed.
 def region_of_call(
     function: Callable[..., Any], context_fn: Any
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """The region in which a checkpointed function runs, and what to enter in it."""
+    """The region of a checkpointed function, and the context to enter in it."""
     calls = _calls
     assert calls is not None
     calls.taken.announce()
@@ -269,7 +270,7 @@ def region_of_call(
 
 
 def take_over(taken: Taken, undo: ExitStack) -> None:
-    """Calls of torch.utils.checkpoint are regions until `undo` is closed."""
+    """Make calls of torch.utils.checkpoint regions until `undo` is closed."""
     global _calls
     _calls = Calls(taken)
     undo.callback(_forget)

@@ -1,4 +1,4 @@
-"""What a budget puts in place: a plan, or what needs least."""
+"""The result of planning for a budget: a plan, or recomputation of all blocks."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ebb.policies import recompute_all
 
 @dataclass(frozen=True)
 class Decided:
-    """What a plan comes to.
+    """The result of planning.
 
     Attributes:
-        policies: of blocks, by their names; all others keep everything.
-        summary: in words.
-        too_small: why the budget is not kept, if it is not.
-        peak: the most bytes that a step is to allocate.
-        plain_peak: likewise, without regions.
-        settings: of the process, that go with the policies.
-        reported: what reports tell of it.
+        policies: of blocks, by their names; all other blocks run as in eager.
+        summary: the plan in words.
+        peak: predicted peak bytes that a step allocates.
+        plain_peak: the same without regions.
+        too_small: why the budget is too small; empty if the plan stays within it.
+        settings: process-wide settings that the policies need.
+        reported: the plan as reports show it; None: reports do not know the plan.
     """
 
     policies: Mapping[str, Policy]
@@ -54,8 +54,8 @@ def decided_by(plan: Plan, too_small: str = "") -> Decided:
 
 
 def least_of(measured: Measured, budget: int | float, why: str) -> Decided:
-    """What needs least, by a plan or as it was measured with all blocks recomputed: there
-    nothing is estimated.
+    """The option with the lowest peak: a plan, or all blocks recomputed as measured, whose peak is
+    not estimated.
     """
     plan = plan_of(measured, budget, at_least=True)
     peak = measured.profile.peak
@@ -78,11 +78,11 @@ def least_of(measured: Measured, budget: int | float, why: str) -> Decided:
 
 
 def _reported(plan: Plan, measured: Measured | None = None) -> ReportedPlan | None:
-    """What reports tell of it, without what it was made from: that would stay in memory."""
+    """The plan as reports show it, without the measurements, which would stay in memory."""
     try:
         found = plan._for_reports(measured)
         found.keep_points(_C.is_reporting())
         return found
-    except Exception:  # a report is not worth a plan
+    except Exception:  # an error in reports must not end the plan
         log.info("reports do not know the plan", exc_info=True)
         return None

@@ -1,4 +1,4 @@
-"""EBB without module names: the blocks of a job's models become regions."""
+"""EBB without module names: makes the blocks of a job's models regions."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ebb._support.names import in_ranges
 from ebb._support.shown import clipped, tell
 
 # Note [Blocks of a job]
-# A job that sets EBB and names no modules may call torch.utils.checkpoint, or it may not. This is
-# known only when it does. If a model has to be in regions to fit into memory, its first step has
-# to be in regions, too. So the blocks that find_blocks names are regions from a model's first
-# forward on. The first call of torch.utils.checkpoint ends that: the job says by itself what is
-# recomputed. With EBB_MODULES=auto the blocks stay regions. After two optimizer steps, or at exit,
-# one line says which modules are regions, or that none is.
+# ebb learns whether a job that sets EBB and names no modules calls torch.utils.checkpoint only when
+# the job does so. If a model fits into memory only with regions, its first step needs them too. So
+# the blocks that find_blocks names are regions from a model's first forward on. The first call of
+# torch.utils.checkpoint ends these regions: the job itself decides what is recomputed. With
+# EBB_MODULES=auto the blocks stay regions. After two optimizer steps, or at exit, one line says
+# which modules are regions, or that none is.
 
 
 class FoundBlocks:
     """Makes the blocks of each model regions.
 
     Args:
-        taken: its policy is that of the blocks.
-        stay: blocks are regions even if the job calls torch.utils.checkpoint.
+        taken: holds the policy of the blocks.
+        stay: True if blocks stay regions even if the job calls torch.utils.checkpoint.
     """
 
     def __init__(self, taken: Taken, stay: bool) -> None:
@@ -37,19 +37,19 @@ class FoundBlocks:
         self._blocks = Blocks(())
         self._names: list[str] = []  # of blocks
         self._models: list[str] = []  # classes of models
-        self._trains = False  # a model ran with gradients at first, or an optimizer stepped
+        self._trains = False  # a model's first forward had gradients, or an optimizer has stepped
         self._told = False
         if not stay:
             taken.when_announced = self._end
 
     def start(self, undo: ExitStack) -> None:
-        """From now on, until `undo` is closed."""
+        """Print the line at exit at the latest, and end the regions when `undo` is closed."""
         atexit.register(self._at_exit)
         undo.callback(atexit.unregister, self._at_exit)
         undo.callback(self._end)
 
     def meet(self, model: torch.nn.Module) -> None:
-        """Before the first forward of a model."""
+        """Make the blocks of a model regions, before its first forward."""
         self._models.append(type(model).__name__)
         self._trains |= torch.is_grad_enabled()
         if self._taken.announced and not self._stay:
@@ -65,15 +65,15 @@ class FoundBlocks:
     def _at_exit(self) -> None:
         try:
             self.tell()
-        except ValueError as error:  # of EBB_STRICT; the job has ended already
+        except ValueError as error:  # from EBB_STRICT; the job has ended already
             say(str(error))
 
     def _end(self) -> None:
-        """Calls that run now go on as they are; others are no regions."""
+        """End the regions. Calls that are running finish as they are."""
         self._blocks.put(None)
 
     def tell(self) -> None:
-        """Says, once, which blocks are regions.
+        """Report once which blocks are regions.
 
         Raises:
             ValueError: nothing is a region, and EBB_STRICT is set.
@@ -82,7 +82,7 @@ class FoundBlocks:
             return
         self._told = True
         if self._taken.announced and not self._stay:
-            self._blocks.use(0)  # their modules have their own forward again
+            self._blocks.use(0)  # restore the modules' own forward
         elif used := [block.name for block in self._blocks.called()]:
             self._tell_of(used)
         elif not self._taken.announced:

@@ -1,4 +1,4 @@
-"""Rules about operators of libraries that a job imports after ebb."""
+"""Checks rules about operators of libraries that a job imports after ebb."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ebb._launch.variables import say_ignored
 
 
 def watch(taken: Taken, undo: ExitStack) -> None:
-    """Reports rules that match no operator, after the first optimizer step, or at exit if something
-    was taken over. Stops when `undo` is closed.
+    """Report rules that match no operator, after the first optimizer step, or at exit if ebb has
+    taken something over. Stop when `undo` is closed.
 
     Raises:
-        ValueError: in the optimizer's step, if EBB_STRICT is set.
+        ValueError: EBB_STRICT is set; raised in the optimizer's step.
     """
     policies = [policy._compiled for policy, _ in taken.modules()]
     if not any(policy.unmatched() for policy in policies):

@@ -1,4 +1,4 @@
-"""``python -m ebb --list-modules``: which modules of a job could be regions, and what they save."""
+"""``python -m ebb --list-modules``: lists modules that could be regions, and what they save."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from ebb._support.names import in_ranges
 from ebb._support.shown import clipped
 from ebb.policies import save_all
 
-_MOST_STEPS = 16  # of optimizers, after which models that have not run are not waited for
+_MOST_STEPS = 16  # optimizer steps, after which ebb stops waiting for models that have not run
 
 
 class Listing:
-    """Runs each model of a job as one region that saves everything, until a report tells what
-    autograd saves in all of them: from the second forward on, since a model's first forward has
-    begun when ebb sees the model.
+    """Runs each model of a job as one region that saves everything, until a report shows what
+    autograd saves in all models. A report needs a second forward: ebb first sees a model when its
+    first forward has begun.
     """
 
     def __init__(self) -> None:
-        self._models: dict[str, torch.nn.Module] = {}  # by the name of their region
+        self._models: dict[str, torch.nn.Module] = {}  # by region name
         self._has_told = False
         self._steps = 0  # of optimizers
 
     def start(self, undo: ExitStack) -> None:
-        """From now on, until `undo` is closed."""
+        """Run models as regions until `undo` is closed."""
         undo.callback(_C.set_reporting, _C.set_reporting(1))
         models.take_over(Taken(save_all, "", ()), undo, self)
         undo.callback(register_optimizer_step_post_hook(self._on_step).remove)
 
     def meet(self, model: torch.nn.Module) -> None:
-        """At the start of a model's first forward."""
+        """Make a model a region, at the start of its first forward."""
         if not any(True for _ in model.children()):
             return
         name = f"{type(model).__name__}@{len(self._models)}"
         number_modules_once(model)
-        # A framework may call methods of the model, and no forward: then its blocks tell.
+        # A framework may call the model's methods instead of its forward; its blocks still report.
         for inner in {model, *map(model.get_submodule, find_blocks(model))}:
             if can_mark(inner) and mark(inner).region is None:
                 mark(inner).region = functools.partial(run_in_region, (save_all, name, "keep"))
@@ -67,7 +67,7 @@ class Listing:
         return tuple(report().rows) if _C.reports() else ()
 
     def tell(self) -> None:
-        """Prints what was found, once."""
+        """Print the table once."""
         if self._has_told:
             return
         self._has_told = True

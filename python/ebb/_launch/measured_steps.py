@@ -1,4 +1,4 @@
-"""Measures a job's own steps: what a plan is made from."""
+"""Measures a job's own steps for a plan."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ offload_all = Policy(default=OFFLOAD)
 
 
 class Do(Enum):
-    """What is done with a step beside running it."""
+    """The kind of measurement in a step."""
 
-    NOTHING = auto()  # the first step of a kind takes longer, and allocates what stays
-    LISTEN = auto()  # likewise, before a profile
+    NOTHING = auto()  # the first step of a kind takes longer, and makes lasting allocations
+    LISTEN = auto()  # records a step whose profile is discarded, before a profile
     TIME = auto()
     PROFILE = auto()
 
@@ -55,12 +55,12 @@ _RECORDED = (Do.LISTEN, Do.PROFILE)
 # that autograd saves, and times the second. The time shows how much copies slow computation.
 _RECOMPUTED = (Do.LISTEN, Do.PROFILE, Do.PROFILE, Do.TIME, Do.TIME)
 _AWAY = (Do.NOTHING, Do.TIME)
-_MOST_AGAIN = 20  # steps that did not count, before there is no plan
-_SPREAD, _SLACK = 1.02, 4096  # peaks that differ by less, and by fewer bytes, are the same
+_MOST_AGAIN = 20  # maximum number of steps that do not count; more end the measurement
+_SPREAD, _SLACK = 1.02, 4096  # peaks within this factor and these bytes count as equal
 
 
 def number_of_steps(models: Iterable[torch.nn.Module]) -> int:
-    """How many are measured at most, with the one that runs already."""
+    """Maximum number of measured steps, plus the step that runs already."""
     return 1 + len(_RECOMPUTED) + _steps_away(device_of(models))
 
 
@@ -69,18 +69,18 @@ def _steps_away(device: torch.device) -> int:
 
 
 class NoPlanError(Exception):
-    """There can be no plan; the message says why."""
+    """No plan is possible; the message says why."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What all steps together gave.
+    """The result of all measured steps.
 
     Attributes:
-        measured: for a plan.
-        varies: whether steps allocate now more, now less.
-        growth: how much more the largest step allocated than the one that was recorded.
-        more: the same in bytes: at least so much more would the step without regions have taken.
+        measured: input for a plan.
+        varies: True if the peaks of steps differ.
+        growth: ratio of the largest step's peak to the recorded step's peak.
+        more: the same difference in bytes; a lower bound of it for the step without regions.
         beside: bytes of the program's other tensors, which are not in ``measured.base``.
     """
 
@@ -92,14 +92,14 @@ class Outcome:
 
 
 class Measuring:
-    """Goes through the steps that are measured, one at each boundary.
+    """Runs through the measured steps, with one call at each end of a step.
 
     Args:
-        blocks: whose policies it sets.
-        optimizers: those of the job, when asked.
-        budget: bytes, all told, or a share.
-        beside: bytes of the program's other tensors when steps were first measured; None: this is
-            the first time. If they have grown since, the growth is part of what a budget counts.
+        blocks: blocks whose policies it sets.
+        optimizers: returns the job's optimizers.
+        budget: bytes in total, or a share.
+        beside: bytes of the program's other tensors at the first measurement; None: this is the
+            first. Growth since the first measurement counts against the budget.
     """
 
     def __init__(
@@ -117,28 +117,28 @@ class Measuring:
         self._link: Link | None = None
         self._device = torch.device("cpu")
         self._again_if_need_be = StepsThatRunAgain()
-        self._transfers = ExitStack()  # of how values leave in a step that shows it
+        self._transfers = ExitStack()  # settings of OFFLOAD in steps that offload everything
         # Peaks of all measured steps but the first, which allocates gradients and optimizer states.
         self._peaks: list[int] = []
         self._is_first = True
         self._begin_anew()
         self._again = 0  # steps that did not count
-        self._ahead = 0  # regions that are replayed ahead otherwise
+        self._ahead = 0  # the job's own setting for replays ahead
 
     def _begin_anew(self) -> None:
         self._todo = list(_RECOMPUTED)
-        self._is_away = False  # the steps in which all is recomputed have been
-        self._profiles: list[tuple[int, Profile]] = []  # with the most bytes of their steps
+        self._is_away = False  # True in the last steps, which offload everything
+        self._profiles: list[tuple[int, Profile]] = []  # with the peaks of their steps
         self._times: list[tuple[int, float]] = []
         self._times_away: list[float] = []
         self._base = self._beside = 0
-        self._like: int | None = None  # how often a step calls blocks
-        self._unlike: int | None = None  # how often the last step did that was not like that
+        self._like: int | None = None  # calls of blocks in a step that counts
+        self._unlike: int | None = None  # calls of blocks in the last step, if it did not count
 
     def begin(self) -> None:
-        """A step begins, the first that is measured."""
+        """Begin the first measured step."""
         self._ahead = ahead.configure()["regions"]
-        ahead.configure(regions=0)  # what a replay takes is measured, not what is left to be seen
+        ahead.configure(regions=0)  # measure the full time of replays, not what stays visible
         self._device = device_of(self._blocks.roots())
         self._link = measure_link(self._device)
         self._again_if_need_be = StepsThatRunAgain()
@@ -149,18 +149,18 @@ class Measuring:
         self._prepare()
 
     def step_ended(self, calls: int, peak: int) -> Outcome | None:
-        """And another begins.
+        """Record the step that has ended, and begin the next one.
 
         Args:
-            calls: of blocks with gradients.
-            peak: the most bytes that the step allocated.
+            calls: calls of blocks with gradients.
+            peak: peak bytes that the step allocated.
 
         Returns:
-            What was found, if that was the last one.
+            The result, if that was the last step.
 
         Raises:
             NoPlanError: the steps differ too much.
-            NothingToPlanError: they call no block.
+            NothingToPlanError: the steps call no block.
         """
         ended = self._recording.end()
         self._blocks.callers_seen()
@@ -193,17 +193,17 @@ class Measuring:
         return self._outcome()
 
     def left(self) -> int:
-        """How many steps are yet to be measured, at most."""
+        """Maximum number of steps that are still to be measured."""
         return len(self._todo) + (0 if self._is_away else _steps_away(self._device))
 
     def stop(self) -> None:
-        """Nothing is measured any more."""
+        """Stop measuring, and restore the job's settings."""
         self._recording.end()
         self._blocks.callers_seen()
         self._transfers.close()
-        if self._is_away:  # the device is done with all copies: the engine frees what they held
+        if self._is_away:  # copies have ended: this call makes the engine free their memory
             _C.offload_stats()
-        if ahead.configure()["regions"] == 0:  # nobody has said anything else meanwhile
+        if ahead.configure()["regions"] == 0:  # the job has not changed the setting meanwhile
             ahead.configure(regions=self._ahead)
 
     def _prepare(self) -> None:
@@ -223,7 +223,7 @@ class Measuring:
         self._recording.begin(do)
 
     def _counts(self, calls: int) -> bool:
-        """Whether a step is like those before. Of two that are not, the second is the measure."""
+        """True if a step is like those before. Two equal other steps in a row start anew."""
         if calls == 0:
             return False
         if self._like is None or calls == self._like:
@@ -274,24 +274,24 @@ def _are_alike(peak: int, other: int) -> bool:
 def _together(profiles: list[Profile]) -> Profile:
     try:
         return median_of(profiles)
-    except RuntimeError:  # they ran other operators: a plan is made for one of them
+    except RuntimeError:  # the steps ran different operators: plan for the last one
         return profiles[-1]
 
 
 def _durations(times: list[tuple[int, float]], size: int) -> list[float]:
-    """Milliseconds of steps, in proportion to their size. The least counts: other work of the
-    machine only makes a step longer.
+    """Times of steps in milliseconds, scaled by their size. Callers use the lowest: other work on
+    the machine only makes steps slower.
     """
     return [took * size / own if own else took for own, took in times]
 
 
 class Recording:
-    """One step: how long it takes, and, if that is asked for, its profile."""
+    """Measures one step: its time, and its profile if requested."""
 
     def __init__(self) -> None:
         self._do = Do.TIME
         self._began = 0.0
-        self._undo = ExitStack()  # of what is in place while a profile is recorded
+        self._undo = ExitStack()  # undoes the changes for recording a profile
         self._failed = False
 
     def begin(self, do: Do) -> None:
@@ -308,7 +308,7 @@ class Recording:
         self._began = time.perf_counter()
 
     def end(self) -> tuple[float, Profile | None] | None:
-        """Milliseconds, and a profile if there was to be one; None if there is none."""
+        """Milliseconds, with a profile if one was requested; None if recording failed."""
         devices.wait()
         duration = (time.perf_counter() - self._began) * 1e3
         self._found: dict[str, Any] | None = None
@@ -322,7 +322,7 @@ class Recording:
     def _end_profile(self) -> None:
         try:
             self._found = _C.end_profile()
-        except RuntimeError:  # it began on another thread
+        except RuntimeError:  # the recording began on another thread
             self._failed = True
 
     def _give_up(self) -> None:
@@ -331,7 +331,7 @@ class Recording:
 
 
 def _make_way_for_torchs_profiler(give_up: Callable[[], None], undo: ExitStack) -> None:
-    """A profile of ours ends if the job starts torch's profiler, which cannot run beside it."""
+    """End our profile if the job starts torch's profiler, which cannot run at the same time."""
     module = torch.autograd.profiler
     for name in ("_prepare_profiler", "_enable_profiler"):
         torchs = getattr(module, name)

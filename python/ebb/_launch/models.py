@@ -1,4 +1,4 @@
-"""Turns modules into regions by their names, in models that nobody hands to ebb."""
+"""Finds a job's models, and makes modules regions by name."""
 
 from __future__ import annotations
 
@@ -36,27 +36,28 @@ from ebb._support.log import log
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped, tell
 
-_STEPS = 2  # of an optimizer, after which every model that trains with it has run
-_MOST_OTHERS = 100  # steps of other optimizers, while one is waited for
+_STEPS = 2  # of an optimizer; by then every model that it trains has run
+_MOST_OTHERS = 100  # steps of other optimizers during the wait for one
 
 
 # Note [When models are looked at]
-# A global forward hook makes each module's call dearer (1 us), torch.compile warns of it, and
-# torch.export refuses it. So it is there for two steps of an optimizer, and for two more when
-# something is new: modules are put together, or an optimizer steps parameters of a model that has
-# not been looked at (a fold, a second stage, a late critic). In between a forward costs nothing.
+# A global forward hook slows each module call (by 1 us), torch.compile warns about it, and
+# torch.export refuses it. So ebb installs the hook only for two steps of an optimizer. If something
+# is new, ebb installs it for two more: a module was registered in another, or an optimizer updates
+# parameters of an unknown model (a fold, a second stage, a late critic). At other times a forward
+# has no extra cost.
 
 
 class Models:
-    """The models of a job, each of which is looked at when it first runs.
+    """The models of a job. Each is looked at when it first runs.
 
     Args:
-        looked_at: is called with each model that is new, before its first forward.
-        settled: is called when models have been looked at for as long as they are.
+        looked_at: called with each new model, before its first forward.
+        settled: called with all models when the forward hook is removed.
 
     Attributes:
         roots: the models that were looked at.
-        optimizers: those that have stepped, and how many groups of parameters they had.
+        optimizers: optimizers that have stepped, with their number of parameter groups.
     """
 
     def __init__(
@@ -71,13 +72,13 @@ class Models:
         self._seen: weakref.WeakValueDictionary[int, torch.nn.Module] = (
             weakref.WeakValueDictionary()
         )
-        self._steps = 0  # of optimizers, since models are looked at
-        self._others = 0  # of optimizers that are not waited for, likewise
+        self._steps = 0  # optimizer steps since the hook was installed
+        self._others = 0  # the same for optimizers other than the awaited one
         self._awaited: weakref.ref[Any] | None = None  # the optimizer of models that have not run
-        self._hook: Any = None  # while models are looked at, see Note [When models are looked at]
+        self._hook: Any = None  # the forward hook, see Note [When models are looked at]
 
     def start(self, undo: ExitStack) -> None:
-        """From now on, until `undo` is closed."""
+        """Look at models until `undo` is closed."""
         undo.callback(self._stop_looking)
         for register, hook in (
             (register_module_module_registration_hook, self._on_registration),
@@ -87,12 +88,12 @@ class Models:
         self._look_again()
 
     def see(self, module: torch.nn.Module) -> None:
-        """The first forward of a model: it has its final shape now."""
+        """Look at a model at its first forward, when it has its final structure."""
         if self._seen.get(id(module)) is not module:
             self._look_at(module)
 
     def _on_forward(self, module: torch.nn.Module, _inputs: Any) -> None:
-        if not is_compiling():  # the compiled module around it has been seen
+        if not is_compiling():  # the module around the compiled code has been seen
             self.see(module)
 
     def _look_at(self, module: torch.nn.Module) -> None:
@@ -118,7 +119,7 @@ class Models:
             self._look_again()
 
     def _has_strangers(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it has parameters of a model that has not been looked at."""
+        """True if the optimizer has parameters of a model that has not been looked at."""
         modules = list(self._seen.values())
         known = {id(p) for module in modules for p in module._parameters.values()}
         return any(id(p) not in known for group in optimizer.param_groups for p in group["params"])
@@ -134,7 +135,7 @@ class Models:
             return
         awaited = self._awaited and self._awaited()
         if awaited is not None and awaited is not optimizer and self._others < _MOST_OTHERS:
-            self._others += 1  # a critic may step often before its generator runs
+            self._others += 1  # a critic may step many times before its generator runs
             return
         self._steps += 1
         if self._steps < _STEPS:
@@ -144,12 +145,12 @@ class Models:
 
 
 class ByName:
-    """Makes modules regions by their names, and numbers those that rules ask for."""
+    """Makes modules regions by name, and numbers modules if rules refer to modules."""
 
     def __init__(self, taken: Taken) -> None:
         self._taken = taken
-        self._lines: set[str] = set()  # that were told about modules that became regions
-        self._warned = False  # that no module matches
+        self._lines: set[str] = set()  # messages about modules that became regions
+        self._warned = False  # about patterns that match no module
 
     def mark(self, model: torch.nn.Module) -> None:
         made = []
@@ -203,22 +204,22 @@ class ByName:
         return f"EBB_MODULES={clipped(','.join(self._taken.patterns))}"
 
 
-_models: Models | None = None  # while they are taken over
+_models: Models | None = None  # while ebb takes models over
 
 
 class Meets(Protocol):
-    """Is told of each model before its first forward."""
+    """Receives each model before its first forward."""
 
     def meet(self, model: torch.nn.Module) -> None: ...
 
 
 def take_over(taken: Taken, undo: ExitStack, blocks: Meets | None = None) -> None:
-    """Modules whose names match become regions, and modules that rules ask for get numbers, in all
-    models that run until `undo` is closed.
+    """Make modules with matching names regions, and number modules if rules refer to modules, in
+    all models that run until `undo` is closed.
 
     Args:
-        taken: whose modules.
-        undo: ends it.
+        taken: policies and globs over module names.
+        undo: closing it ends the takeover.
         blocks: makes blocks of each model regions; ``meet`` is called with each model.
     """
     global _models
@@ -249,7 +250,7 @@ def _forget() -> None:
 
 
 def lightning_callback() -> Any:
-    """A callback of Lightning's that looks at a model before it trains."""
+    """A Lightning callback that looks at a model before training."""
     callback: Any = importlib.import_module("lightning.pytorch.callbacks").Callback
 
     def setup(self: Any, trainer: Any, pl_module: torch.nn.Module, stage: str) -> None:

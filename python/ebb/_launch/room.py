@@ -1,4 +1,4 @@
-"""``EBB_BUDGET=auto``: all is kept while there is room; a plan is made when there is none."""
+"""``EBB_BUDGET=auto``: saves all activations while memory suffices, then makes a plan."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ebb._support.shown import clipped
 
 
 class Room(Budget):
-    """Keeps all while less than a limit is in use. When earlier regions have had to give up what
-    they kept, steps are measured and a plan takes its place. Ranks of a job meet their limits at
-    different steps; when the first has, all of them measure. See Note [Ranks that agree].
+    """Saves all activations while the memory in use is below a limit. Once ebb has had to free
+    what earlier regions saved, it measures steps and makes a plan. Ranks reach their limits at
+    different steps; when the first rank does, all ranks measure. See Note [Ranks that agree].
 
     Args:
         limit: see :class:`Limit`.
@@ -30,14 +30,14 @@ class Room(Budget):
     """
 
     def __init__(self, limit: Limit, text: str, patterns: tuple[str, ...], taken: Taken) -> None:
-        super().__init__(0, text, patterns, taken)  # the budget is known when a plan is made
+        super().__init__(0, text, patterns, taken)  # the budget is set when a plan is made
         self._limit_as_given = limit
         self._limit = 0  # bytes, on the first device; 0: before the first model
         self._limited: set[torch.device] = set()  # devices that have a limit
-        self._kept_steps = 0  # that have ended while all was kept
+        self._kept_steps = 0  # steps that have ended while everything was saved
         self._is_full = False
-        self._has_told = False  # that an allocation failed
-        self._others: Ranks | None = None  # while all is kept
+        self._has_told = False  # about a failed allocation
+        self._others: Ranks | None = None  # while everything is saved
 
     def start(self, undo: ExitStack) -> None:
         super().start(undo)
@@ -74,11 +74,11 @@ class Room(Budget):
                 self.blocks.take()
                 return
             self._begin_to_plan(first)
-            is_step = False  # the steps so far were of another kind
+            is_step = False  # earlier steps were of another kind
         super()._step_ended(is_step)
 
     def _first_measured(self) -> int | None:
-        """The step from whose end on steps are measured; None while there is room."""
+        """The step from whose end on ebb measures; None while there is room."""
         if self._kept_steps == 1:
             self._others = ranks_of_job()
             if self._others is not None:
@@ -93,7 +93,7 @@ class Room(Budget):
         if self._others is not None:
             try:
                 return self._others.begin(self._kept_steps, is_full)
-            except Exception as error:  # of a kind that depends on the store
+            except Exception as error:  # the type depends on the store
                 log.info("other ranks cannot be asked: %s", error)
                 self._others = None
         return self._kept_steps if is_full else None
@@ -102,9 +102,9 @@ class Room(Budget):
         return _C.room_stats()[count] > self._before[count]
 
     def _begin_to_plan(self, first: int) -> None:
-        """`first`: the step at whose end all ranks begin."""
+        """Plan from now on. `first`: the step at whose end all ranks begin."""
         self._is_full = True
-        self._limit = _C.room_limit()  # lower than it was, if an allocation has failed
+        self._limit = _C.room_limit()  # lower than before if an allocation has failed
         _C.keep_while_there_is_room(0)
         models, optimizers = list(self._models), list(self._clock.optimizers)
         beside = max(0, _C.bytes_in_use() - base_bytes(models, optimizers))

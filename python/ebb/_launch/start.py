@@ -1,4 +1,4 @@
-"""What ebb does when it is imported: what the environment's variables say."""
+"""Applies the environment variables when ebb is imported."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def policy_from(text: str) -> Policy:
     """The policy that EBB names.
 
     Raises:
-        OSError: it is a file that cannot be read.
-        ValueError: it is no policy.
+        OSError: the file cannot be read.
+        ValueError: the text is no policy.
     """
     if text.lower() in ("1", "true", "yes", "on"):
         return recompute_all
@@ -71,7 +71,7 @@ def _check_verify() -> None:
     text = os.environ.get("EBB_VERIFY", "")
     if text in ("", "0", "1", "demote"):
         return
-    # C++ reads it when it first needs the mode, and would raise there.
+    # C++ reads the variable when it first needs the mode, and would raise there.
     del os.environ["EBB_VERIFY"]
     _C.set_verify_mode(0)
     os.environ["EBB_VERIFY"] = text
@@ -111,7 +111,7 @@ def _start_ahead() -> None:
 
 
 def _globs() -> tuple[str, ...]:
-    """Globs over names of modules; or "auto" or "none" alone, or nothing."""
+    """Globs over module names; "auto" or "none" alone; or empty."""
     given = os.environ.get("EBB_MODULES", "").split(",")
     globs = tuple(glob.strip() for glob in given if glob.strip())
     try:
@@ -133,7 +133,7 @@ def read_budget_or_limit(text: str) -> int | float | Limit:
     """Bytes or a share; for ``auto``, the limit on memory in use.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither.
     """
     return limit_of(text) or read_budget(text)
 
@@ -178,10 +178,10 @@ def _take_over() -> None:
 
 
 def start() -> None:
-    """Does what the variables say; when ebb is imported, once per process.
+    """Apply the environment variables. Called once per process, when ebb is imported.
 
     Raises:
-        ValueError: a setting makes no sense, and EBB_STRICT is set. Without it nothing is raised.
+        ValueError: a setting is invalid, and EBB_STRICT is set; no error without EBB_STRICT.
     """
     if path := os.environ.get("EBB_CONFIG"):
         configure_from_file(path, _SECTIONS)

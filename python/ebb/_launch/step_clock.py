@@ -1,4 +1,4 @@
-"""Where the steps of a job begin and end, as its optimizers tell it."""
+"""Finds where a job's steps begin and end, from its optimizers."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ebb import _C
 
-_LONGEST = 10  # of a cycle, in steps of the optimizer that steps most often
-_SILENT = 3 * _LONGEST  # steps of another optimizer, after which one is thought to be done with
+_LONGEST = 10  # maximum length of a cycle, in steps of the most frequent optimizer
+_SILENT = 3 * _LONGEST  # steps of another optimizer, after which an optimizer counts as finished
 
 
 # Note [Steps of a job]
-# A step is what lies between two steps of one optimizer, so that what gradients are accumulated
-# from is one step. Which optimizer that is: the first one that steps, or one that steps more
-# rarely, once in at most ten of its steps: a generator whose critic steps five times. One that
-# steps still more rarely is not waited for. If it is silent for long, or gone, it is the next that
-# steps: a job may have several stages.
+# A step lies between two steps of one optimizer, the leader, so all forwards whose gradients are
+# accumulated belong to one step. The leader is the first optimizer that steps. An optimizer that
+# steps more rarely takes its place, if at most ten of the leader's steps lie between two of its
+# own: a generator whose critic steps five times. ebb does not wait for an optimizer that steps more
+# rarely still. If the leader is silent for long, or freed, the next optimizer that steps becomes
+# the leader: a job may have several stages.
 
 
 class StepClock:
     """Calls a function at the end of each step.
 
     Args:
-        at_boundary: is told whether the step that ends now is like those that follow; it is not if
-            another optimizer tells the steps from now on.
-        has_no_end: is called in its place, with the reason, where no step has an end.
+        at_boundary: receives True if the step that ends is like those that follow, False if
+            another optimizer marks the steps from now on.
+        has_no_end: called instead, with the reason, if steps have no clear end.
     """
 
     def __init__(
@@ -40,16 +41,16 @@ class StepClock:
     ) -> None:
         self._at_boundary = at_boundary
         self._has_no_end = has_no_end
-        self._thread: int | None = None  # on which optimizers step
+        self._thread: int | None = None  # the optimizers' thread
         self._elsewhere = 0  # steps on other threads
         self._leader: weakref.ref[torch.optim.Optimizer] | None = None
-        self._count = 0  # of its steps
-        # Of others: the count at their last step, and how often they stepped since.
+        self._count = 0  # steps of the leader
+        # For other optimizers: the count at their last step, and how often they stepped since.
         self._others: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def start(self, undo: ExitStack) -> None:
-        """From now on, until `undo` is closed."""
+        """Observe optimizers until `undo` is closed."""
         undo.callback(register_optimizer_step_post_hook(self._on_step).remove)
 
     def _on_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -63,7 +64,7 @@ class StepClock:
         self._thread = self._thread or get_ident()
         self._elsewhere += self._thread != get_ident()
         if self._thread != get_ident() and self._elsewhere <= _SILENT:
-            return  # told on the first thread: what is recorded there ends there
+            return  # reported on the first thread: a recording must end where it began
         if self._elsewhere:
             self._has_no_end("optimizers step on several threads, so no step has an end")
             return

@@ -1,4 +1,4 @@
-"""What start-up decided to take over."""
+"""The checkpoint calls and modules that ebb takes over in a job."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ InCall = AbstractContextManager[Any]
 
 @dataclass
 class Taken:
-    """
+    """Policies, and the calls and modules to which they apply.
+
     Attributes:
         policy: for calls of torch.utils.checkpoint without a policy of their own, and for modules.
-        text: what the user wrote for it, such as ``"EBB=1"``.
-        patterns: globs over names of modules.
-        others: policies of modules with other ones, each with globs over their names.
-        in_call: for a function that torch.utils.checkpoint calls: wraps what is entered in the
-            call's region. None: the call is no region.
-        when_announced: is called when a call of torch.utils.checkpoint, or a module by its name,
-            is taken over for the first time.
-        announced: whether that has been.
+        text: the user's text for it, such as ``"EBB=1"``.
+        patterns: globs over module names.
+        others: further policies for modules, each with globs over their names.
+        in_call: for a function that torch.utils.checkpoint calls, returns a wrapper of the context
+            that its region enters. None: the call is no region.
+        when_announced: called when ebb first takes over a call of torch.utils.checkpoint or a
+            module by its name.
+        announced: True after that.
     """
 
     policy: Policy
@@ -39,11 +40,11 @@ class Taken:
     announced: bool = False
 
     def modules(self) -> tuple[tuple[Policy, tuple[str, ...]], ...]:
-        """Policies of modules, and globs over their names."""
+        """Policies of modules, with globs over the modules' names."""
         return ((self.policy, self.patterns), *self.others)
 
     def announce(self) -> None:
-        """One line, in the first process of the job, when something has been taken over."""
+        """Print one line, in the job's first process, when ebb first takes something over."""
         if self.announced:
             return
         self.announced = True

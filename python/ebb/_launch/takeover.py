@@ -1,4 +1,4 @@
-"""Taking a job over: its calls of torch.utils.checkpoint, and its modules by their names."""
+"""Takes over a job's calls of torch.utils.checkpoint, and its modules by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ebb._plan.module_policies import ModulePolicies
 from ebb._policy.policy import Policy
 from ebb.policies import recompute_all
 
-_undo = ExitStack()  # of what was taken over
+_undo = ExitStack()  # undoes the takeover
 
 
 def install(
@@ -26,14 +26,14 @@ def install(
     finds_blocks: bool = False,
     stay: bool = False,
 ) -> None:
-    """Takes over from now on.
+    """Take over calls and modules from now on.
 
     Args:
         policy: for calls of torch.utils.checkpoint without a policy of their own, and for modules.
-        text: what the user wrote for it.
-        patterns: globs over names of modules.
-        finds_blocks: the blocks of models become regions, see Note [Blocks of a job].
-        stay: they are regions in a job that calls torch.utils.checkpoint, too.
+        text: the user's text for it.
+        patterns: globs over module names.
+        finds_blocks: True if the blocks of models become regions, see Note [Blocks of a job].
+        stay: True if they stay regions in a job that calls torch.utils.checkpoint.
     """
     remove()
     taken = Taken(policy, f"EBB={text}", patterns)
@@ -46,12 +46,12 @@ def install(
 
 
 def install_modules(policies: ModulePolicies, text: str) -> None:
-    """Takes over from now on, with a policy for each module. Calls of torch.utils.checkpoint are
-    regions in which all is recomputed.
+    """Take over from now on, with a policy for each module. Calls of torch.utils.checkpoint become
+    regions that recompute everything.
 
     Args:
         policies: of modules, by name.
-        text: what the user wrote for it.
+        text: the user's text for it.
     """
     remove()
     policies.settings.put(_undo)
@@ -68,15 +68,14 @@ def install_budget(
     patterns: tuple[str, ...],
     calls: tuple[Policy, str] | None = None,
 ) -> Budget:
-    """Takes over from now on; modules have a budget, and no policy is given for them.
+    """Take over from now on, with a memory budget instead of policies for modules.
 
     Args:
-        budget: bytes or a share; or a limit: everything is kept while there is room, see
-            :class:`Room`.
-        text: what the user wrote for it.
-        patterns: globs over names of modules that are planned; none: they are found.
-        calls: the policy of calls of torch.utils.checkpoint that are not in a module which is
-            planned, and what the user wrote for it. Default: all is recomputed, as by torch.
+        budget: bytes or a share; or a limit, below which everything is saved, see :class:`Room`.
+        text: the user's text for it.
+        patterns: globs over names of modules that are planned; empty: ebb finds the blocks.
+        calls: the policy of torch.utils.checkpoint calls outside planned modules, and the user's
+            text for it. Default: recompute everything, as torch does.
     """
     remove()
     policy, said = calls or (recompute_all, "")
@@ -95,5 +94,5 @@ def install_budget(
 
 
 def remove() -> None:
-    """Gives torch's functions their own code back. Modules that are regions stay so."""
+    """Restore torch's own functions. Modules that are regions stay regions."""
     _undo.close()

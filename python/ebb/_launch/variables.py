@@ -1,7 +1,7 @@
-"""Environment variables: which there are, how they are read, and what is told of senseless ones.
+"""The environment variables: their names, how they are read, and messages about invalid values.
 
-A setting that makes no sense never breaks a job: one line tells of it, and it counts as not set.
-With EBB_STRICT it raises a ValueError instead, which ends the job.
+An invalid setting never breaks a job: ebb prints one line and ignores the setting. With EBB_STRICT
+it raises a ValueError instead, which ends the job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ebb._support.shown import clipped, shown
 
 
 class Variable(NamedTuple):
-    """One row of docs/reference/environment.md."""
+    """A row of docs/reference/environment.md."""
 
     kind: str
     default: str
@@ -93,8 +93,8 @@ VARIABLES = {
     "EBB_OFFLOAD_PINNED_LIMIT": Variable("size", "16GiB", "limit for pinned host memory"),
     "EBB_OFFLOAD_DISK": Variable("folder", "none", "folder for the disk tier of OFFLOAD"),
 }
-# Variables of an earlier release and how their values are read. They still work, and a line says
-# that EBB_CONFIG takes their place.
+# Variables of an earlier release, with functions that read their values. They still work, and a
+# line says that EBB_CONFIG replaces them.
 OLD: dict[str, Callable[[str, str], Any] | None] = {
     "EBB_OFFLOAD_IN_FLIGHT_BYTES": None,
     "EBB_OFFLOAD_PREFETCH_BYTES": None,
@@ -112,7 +112,7 @@ OLD: dict[str, Callable[[str, str], Any] | None] = {
 
 
 def say_ignored(what: str, error: object) -> None:
-    """Tells why a setting counts as not set, once in a job.
+    """Say once in a job why a setting is ignored.
 
     Raises:
         ValueError: EBB_STRICT is set.
@@ -124,20 +124,20 @@ def say_ignored(what: str, error: object) -> None:
 
 
 def say_value_ignored(variable: str, error: object) -> None:
-    """As `say_ignored`, for what a variable says."""
+    """As `say_ignored`, for the value of a variable."""
     say_ignored(f"ebb: {variable}={clipped(os.environ[variable])} is ignored", error)
 
 
 def configure_from(section: str, names: Iterable[str], configure: Callable[..., object]) -> None:
-    """Gives a module's `configure` what variables say.
+    """Pass settings from environment variables to a module's `configure`.
 
     Args:
         section: ``"offload"`` or ``"paging"``.
-        names: of its settings.
-        configure: takes them by name.
+        names: names of the settings.
+        configure: takes the settings by name.
 
     Raises:
-        ValueError: a setting makes no sense, and EBB_STRICT is set.
+        ValueError: a setting is invalid, and EBB_STRICT is set.
     """
     for name in names:
         variable = f"EBB_{section}_{name}".upper()
@@ -158,14 +158,14 @@ def configure_from(section: str, names: Iterable[str], configure: Callable[..., 
 
 
 def configure_from_file(path: str, sections: Mapping[str, Callable[..., object]]) -> None:
-    """Gives each module's `configure` what the file of EBB_CONFIG says.
+    """Pass the settings in EBB_CONFIG's file to each module's `configure`.
 
     Args:
         path: of the file.
         sections: by name, such as ``"offload"``: a function that takes the section's settings.
 
     Raises:
-        ValueError: a setting makes no sense, and EBB_STRICT is set.
+        ValueError: a setting is invalid, and EBB_STRICT is set.
     """
     try:
         with open(path, "rb") as file:
@@ -189,7 +189,7 @@ def configure_from_file(path: str, sections: Mapping[str, Callable[..., object]]
 
 
 def tell_of_unknown() -> None:
-    """Tells of variables that look like ebb's and are none."""
+    """Report variables that look like ebb's but do not exist."""
     for name in unknown_names():
         nearest = get_close_matches(name[:100], VARIABLES, 1)
         what = f"ebb: there is no environment variable {clipped(name)}"

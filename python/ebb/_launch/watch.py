@@ -1,4 +1,4 @@
-"""How many bytes the steps of a job take, and whether that is what was planned for."""
+"""Compares the bytes that a job's steps allocate with the plan."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ from ebb import _C
 from ebb._report.text import size
 from ebb._support import devices
 
-_OVER = 1.02  # of the budget, from which on a step is over it
-_MUCH_MORE = 1.25  # likewise, if no plan needs less and a line has said so
-_SLACK = 4096  # bytes, beside that: small blocks of memory are rounded up
-_FAR_BELOW = 0.85  # of what was planned
-_STEPS_BELOW = 32  # that are far below, one after the other, before steps have changed
-_LESS = 0.98  # of what was planned, at most, in the next plan
+_OVER = 1.02  # times the budget, above which a step exceeds it
+_MUCH_MORE = 1.25  # the same, once a line has said that no plan needs less
+_SLACK = 4096  # bytes in addition, since small allocations are rounded up
+_FAR_BELOW = 0.85  # times the planned bytes
+_STEPS_BELOW = 32  # consecutive steps below that, after which steps count as changed
+_LESS = 0.98  # times the planned bytes: maximum for the next plan
 
 
 class Watch:
-    """Counts bytes of tensors, in each step.
+    """Counts the bytes of tensors in each step.
 
     Attributes:
-        peak: the most bytes that the last step allocated above what was there when it began. On an
-            accelerator, where the peak is not reset after each step, the most since it was.
-        has_plan: there is one, and `planned` is what it predicts for `peak`.
-        was_over: whether the step before the last one was over the budget.
+        peak: peak bytes that the last step allocated above those in use when it began. On an
+            accelerator, if the peak is not reset after each step: the peak since the last reset.
+        has_plan: True if a plan is in place, and `planned` is its prediction of `peak`.
+        was_over: True if the step before the last one exceeded the budget.
     """
 
     def __init__(self) -> None:
         _C.count_host_tensors()
         self.peak = self.planned = 0
         self.has_plan = self.was_over = False
-        self._began = self._next = 0  # bytes that were there when the last step began, and ended
-        self._whole: int | None = None  # the budget, in bytes
-        self._beside = 0  # of the program's other tensors, which the budget does not count
-        self._share = 0  # likewise, of what a step allocates
-        self._accepted = 0  # bytes of a step above the budget, where no plan needs less
+        self._began = self._next = 0  # bytes in use when the last step began, and when it ended
+        self._whole: int | None = None  # the budget in total bytes
+        self._beside = 0  # bytes of the program's other tensors, which the budget does not count
+        self._share = 0  # the budget as bytes that a step may allocate
+        self._accepted = 0  # accepted peak of a step above the budget, if no plan needs less
         self._times_accepted = 0
         self._is_over = False
-        self._over: list[tuple[int, int]] = []  # of steps over the budget: planned, and taken
-        self._below = 0  # steps of late
+        self._over: list[tuple[int, int]] = []  # steps over the budget: planned and actual bytes
+        self._below = 0  # consecutive steps far below the plan
         self._replays = 0
 
     def begin(
@@ -48,14 +48,15 @@ class Watch:
         beside: int = 0,
         share: int = 0,
     ) -> None:
-        """From now on steps are under a plan.
+        """Compare steps with a plan from now on.
 
         Args:
-            planned: bytes that it predicts.
-            fits: they are in the budget; if not, steps may take as much as was planned.
-            whole: that tensors may take, all told; None: `share` counts.
-            beside: of tensors that ``whole`` does not count.
-            share: that a step may allocate.
+            planned: predicted bytes.
+            fits: True if the prediction is within the budget; if not, steps may take as much as
+                was planned.
+            whole: bytes that tensors may take in total; None: `share` counts.
+            beside: bytes of tensors that ``whole`` does not count.
+            share: bytes that a step may allocate.
         """
         self.has_plan, self.planned = True, planned
         self.was_over = self._is_over = False
@@ -64,15 +65,15 @@ class Watch:
         self._below, self._over = 0, []
 
     def end(self) -> None:
-        """From now on no plan is in place."""
+        """Stop comparing: no plan is in place."""
         self.has_plan = False
 
     def step_ended(self, is_counted: bool) -> None:
-        """A step has ended, and another begins.
+        """Count the step that has ended, and begin the next one.
 
         Args:
-            is_counted: on an accelerator, whether the peak is reset now, so that the next step's is
-                its own; torch.accelerator.max_memory_allocated() then begins anew, too.
+            is_counted: True resets the peak on an accelerator, so that the next step has its own;
+                this also resets torch.accelerator.max_memory_allocated().
         """
         self.was_over = self._is_over
         self._began = self._next
@@ -85,7 +86,7 @@ class Watch:
             _C.reset_most_tensor_bytes()
 
     def leave_out(self) -> None:
-        """What has been allocated since the last step ended is no part of the next one."""
+        """Exclude allocations since the last step ended from the next step."""
         self._next, _ = _C.tensor_bytes()
         _C.reset_most_tensor_bytes()
 
@@ -96,16 +97,16 @@ class Watch:
         return self._whole + self._beside - self._began
 
     def is_over(self) -> bool:
-        """Whether the last step took more than the budget allows."""
+        """True if the last step exceeded the budget."""
         return self._is_over
 
     def is_far_below(self) -> bool:
-        """Whether steps have taken far less than was planned for, for long."""
+        """True if steps have allocated far less than planned for a long time. Call once a step."""
         self._below = self._below + 1 if self.peak < _FAR_BELOW * self.planned else 0
         return self._below >= _STEPS_BELOW
 
     def in_words(self) -> str:
-        """What the last step took."""
+        """Describe the last step's memory."""
         if self._whole is None:
             return f"a step allocated {size(self.peak)}, and the budget is {size(self._share)}"
         return (
@@ -114,8 +115,8 @@ class Watch:
         )
 
     def less(self) -> int:
-        """Bytes to plan for, so that a step as the last one is in the budget. See Note [Steps over
-        the budget]."""
+        """Bytes to plan for, so that a step like the last one stays within the budget. See
+        Note [Steps over the budget]."""
         self._over.append((self.planned, self.peak))
         wanted = self.planned * self._allowed / max(1, self.peak)
         if len(self._over) > 1:
@@ -125,13 +126,13 @@ class Watch:
         return max(0, int(min(wanted, _LESS * self.planned)))
 
     def accept(self) -> None:
-        """There is no plan for less than the last step took. If steps grow on, only a large growth
-        counts again."""
+        """Accept the last step's peak, since no plan needs less. Later calls accept larger growth
+        than the first."""
         factor = _OVER if self._times_accepted == 0 else _MUCH_MORE
         self._accepted = int(factor * self.peak)
         self._times_accepted += 1
 
     def has_replayed(self) -> bool:
-        """Whether an operator has run again since this was last asked."""
+        """True if an operator was recomputed since the last call."""
         before, self._replays = self._replays, int(_C.stats()["total"]["ops_replayed"])
         return self._replays > before

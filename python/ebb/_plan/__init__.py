@@ -1,1 +1,1 @@
-"""Planning what is kept."""
+"""Makes plans: which activations each region saves, recomputes, offloads or pages."""

@@ -1,4 +1,4 @@
-"""Budgets: what a step may take, and errors about it."""
+"""Memory budgets: parsing, the bytes that they allow, and their errors."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import math
 from ebb._support.shown import shown
 from ebb._support.sizes import number_of_bytes
 
-_MOST_PERCENT = 100  # a number without a unit, up to which a share may be meant
-_MARGIN = 0.01  # of a budget, which plans leave free: what a simulator cannot know
+_MOST_PERCENT = 100  # numbers up to this without a unit are rejected: the user may mean percent
+_MARGIN = 0.01  # share of a budget that plans leave free for errors of the simulator
 
 
 class BudgetError(ValueError):
-    """No plan keeps to the budget.
+    """No plan stays within the memory budget.
 
     Attributes:
-        minimum: bytes; the least budget, all told, for which there is a plan.
+        minimum: the lowest possible budget in total, in bytes.
     """
 
-    __module__ = "ebb"  # where users, and pickles, find it
+    __module__ = "ebb"  # the public name, also for pickle
 
     def __init__(self, message: str, minimum: int = 0) -> None:
         super().__init__(message)
@@ -26,23 +26,23 @@ class BudgetError(ValueError):
 
 
 class NothingToPlanError(ValueError):
-    """No module that could be a region ran forward and backward."""
+    """No module that may become a region ran forward and backward."""
 
 
 def read_budget(budget: object) -> int | float:
-    """What a user wrote.
+    """Parse a user's memory budget.
 
     Args:
-        budget: bytes (``24 * 2**30``, ``"24GiB"``): all that is there at a time, what was there
-            when the step began included. Or a share (``0.4``, ``"40%"``) of what a plain step
-            allocates at most.
+        budget: bytes (``24 * 2**30``, ``"24GiB"``): a limit for all memory in use, including
+            the memory in use when the step begins. Or a share (``0.4``, ``"40%"``) of the peak
+            that an eager step allocates.
 
     Returns:
         An int of bytes, or a float above 0 and up to 1.
 
     Raises:
-        TypeError: it is no number and no text.
-        ValueError: it makes no sense.
+        TypeError: ``budget`` is neither a number nor text.
+        ValueError: ``budget`` is invalid.
     """
     if isinstance(budget, bool) or not isinstance(budget, int | float | str):
         raise TypeError(
@@ -89,17 +89,17 @@ def _number(text: str) -> int | float:
 
 
 def allowed(budget: int | float, base: int, plain_peak: int) -> int:
-    """Bytes that a step may allocate above what is there when it begins, a margin left out.
+    """Bytes that a step may allocate above those in use when it begins, less a margin.
 
     Args:
-        budget: as `read_budget` gives it.
-        base: bytes that are there when a step begins.
-        plain_peak: the most that a step without regions allocates.
+        budget: a result of `read_budget`.
+        base: bytes in use when a step begins.
+        plain_peak: peak bytes that a step without regions allocates.
     """
     whole = budget * plain_peak if isinstance(budget, float) else budget - base
     return math.floor(whole * (1 - _MARGIN))
 
 
 def in_all(base: int, peak: int) -> int:
-    """The least budget of bytes, all told, that allows a peak."""
+    """The lowest budget in total bytes that allows a peak."""
     return base + math.ceil(peak / (1 - _MARGIN)) + 1

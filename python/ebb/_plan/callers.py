@@ -1,4 +1,4 @@
-"""Whether modules run inside of the forward of those around them."""
+"""Finds out if modules run inside the forward of the modules around them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 
 class Callers:
-    """Looks at what runs in what, by hooks, until it is closed. A module may be called by others
-    than the one that it is a child of, and that by a method that is not its forward.
+    """Observes by hooks, until closed, in which forward modules run. A module may be called by
+    another module than its parent, or by a method of the parent that is not its forward.
 
     Args:
-        pairs: names of modules, those, and the modules around them.
+        pairs: tuples of a module's name, the module, and the module around it.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, torch.nn.Module, torch.nn.Module]]) -> None:
-        self._running: Counter[int] = Counter()  # by id, so that a model may be freed meanwhile
+        self._running: Counter[int] = Counter()  # by id, so that hooks keep no model alive
         self._inside: set[str] = set()
         self._outside: set[str] = set()
         self._hooks: list[Any] = []
@@ -43,10 +43,10 @@ class Callers:
         self._running[id(module)] -= 1
 
     def close(self) -> set[str]:
-        """Looks no more.
+        """Remove the hooks.
 
         Returns:
-            The names of modules that ran, and each time in the forward of the one around them.
+            Names of the modules that ran, each time in the forward of the module around them.
         """
         while self._hooks:
             self._hooks.pop().remove()

@@ -1,4 +1,4 @@
-"""Bytes over time."""
+"""Bytes of memory over time."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 class Changes:
-    """When memory is taken, and when it is given back.
+    """Allocations and frees over time.
 
     Args:
-        changes: times, and bytes that are taken or, less than 0, given back then.
+        changes: times and bytes; bytes are negative for a free.
     """
 
     def __init__(self, changes: Iterable[tuple[float, int]]) -> None:
@@ -20,7 +20,7 @@ class Changes:
         self.given_back = _times_and_bytes([one for one in found if one[1] < 0])
 
     def at(self, time: float) -> int:
-        """Bytes that are there at a time."""
+        """Bytes that are allocated at a time."""
         parts = (self.taken, self.given_back)
         return sum(int(sizes[times <= time].sum()) for times, sizes in parts)
 
@@ -32,7 +32,7 @@ def _times_and_bytes(changes: list[tuple[float, int]]) -> tuple[torch.Tensor, to
 
 
 def union(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same times, in stretches that do not touch."""
+    """Join stretches of time that overlap or touch."""
     joined: list[tuple[float, float]] = []
     for begin, end in sorted(stretches):
         if joined and begin <= joined[-1][1]:
@@ -43,7 +43,7 @@ def union(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def curve(all_changes: Iterable[Changes]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Times, and bytes that are there from each on. What is given back at a time goes first."""
+    """Times, and the bytes allocated from each time on. At equal times, frees come first."""
     found = list(all_changes)
     parts = [*(one.given_back for one in found), *(one.taken for one in found)]
     times, order = torch.sort(torch.cat([times for times, _ in parts]), stable=True)
@@ -51,7 +51,7 @@ def curve(all_changes: Iterable[Changes]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def highest(all_changes: Iterable[Changes]) -> tuple[int, float]:
-    """The most bytes at a time, and when."""
+    """The peak in bytes, and its time."""
     times, now = curve(all_changes)
     if times.numel() == 0:
         return 0, 0.0

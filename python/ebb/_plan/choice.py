@@ -1,4 +1,4 @@
-"""What one region does with what its operators make."""
+"""Decisions for the results of a region's operators."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 Operators = frozenset[int]
-"""Some operators of a region, counted from its first one."""
+"""Operators of a region, as indices from its first operator."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What becomes of results; what is in none of these is made again once.
+    """Decisions for the results of a region's operators. Operators in no set are recomputed once.
 
     Attributes:
-        saved: the operators whose results are kept.
-        offloaded: those whose results leave, and come back for backward.
-        each_time: those whose results are made again whenever something needs them.
-        inputs: whether what the region reads and another function made leaves too.
-        paged: the operators of whose results live rows go to page pools.
-        paged_inputs: whether those of what the region reads do.
+        saved: operators whose results are saved.
+        offloaded: operators whose results are offloaded, and fetched for backward.
+        each_time: operators whose results are recomputed each time that something needs them.
+        inputs: True if inputs that another function made are offloaded too.
+        paged: operators whose results' valid rows go to page pools.
+        paged_inputs: True if the valid rows of inputs go to page pools.
     """
 
     saved: Operators = frozenset()
@@ -31,21 +31,21 @@ class Choice:
 
     @property
     def kept(self) -> Operators:
-        """What does not have to be made again."""
+        """Operators that need not be recomputed."""
         return self.saved | self.offloaded | self.paged
 
     @property
     def sends(self) -> bool:
-        """Whether anything leaves."""
+        """True if anything is offloaded."""
         return self.inputs or bool(self.offloaded)
 
     @property
     def pages(self) -> bool:
-        """Whether anything goes to page pools."""
+        """True if anything goes to page pools."""
         return self.paged_inputs or bool(self.paged)
 
     def mapped(self, function: Callable[[Operators], Operators]) -> Choice:
-        """The same for other operators."""
+        """The same choice with each set of operators mapped by a function."""
         return replace(
             self,
             saved=function(self.saved),
@@ -56,4 +56,4 @@ class Choice:
 
 
 PLAIN = None
-"""In place of a choice: the block is no region at all."""
+"""In place of a choice: the block is no region, and runs as in eager."""

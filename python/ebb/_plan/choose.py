@@ -1,4 +1,4 @@
-"""Which region keeps what, so that a step stays in a budget and takes the least time."""
+"""Chooses what each region saves, so that a step stays within a budget and takes least time."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from ebb._plan.step import Call, Step
 from ebb._plan.tight import made_each_time
 
 Chosen = Mapping[str, Point]
-"""What each region, by its name, is to do."""
+"""The point for each region, by the region's name."""
 
-_MOST_TRIED = 300  # choices, to find the least bytes
-_MOST_WORK = 12_000  # operators that are simulated for that, in about 0.1 s; ...
-_MOST_TIGHT_WORK = 30_000  # ... and where even that is above the budget
-_MOST_IMPROVED = 60  # choices of single regions, at last
+_MOST_TRIED = 300  # choices tried for the lowest peak
+_MOST_WORK = 12_000  # operators simulated for that, in about 0.1 s
+_MOST_TIGHT_WORK = 30_000  # operators simulated if even that peak exceeds the budget
+_MOST_IMPROVED = 60  # choices for single regions that the last stage tries
 
 
 # Note [How a plan is chosen]
-# Regions that did the same (same operators, sizes and dependencies) share one front of choices, see
-# `front`. All begin with the fewest bytes. Then the steps along the fronts' hulls are taken, those
-# first that gain most time for a byte; each by as many regions as the budget allows, found by
-# bisection. The latest regions come first: what they keep is given up first, so that it is there
-# for the shortest time; and backward begins with the last one, whose results are all there then
-# anyway. At last, what is left is filled by choices between the hulls' corners. After each step
-# the whole step is simulated, so no plan is above the budget that the simulator was asked about.
+# Regions that ran the same (operators, sizes and dependencies) share one front of choices, see
+# `front`. All regions begin with the choice that needs the fewest bytes. Then the chooser takes
+# steps along the hulls of the fronts, those with the largest gain in time per byte first. Each step
+# is taken by as many regions as the budget allows, found by bisection. The latest regions come
+# first, since backward frees their saved tensors first. Also, backward begins with the last region,
+# whose results are all in memory at that time in any case. At last, choices between the corners of
+# the hulls fill the rest of the budget. The whole step is simulated after each change, so no plan
+# exceeds the budget in the simulation.
 
 
 class Chooser:
-    """Chooses for budgets.
+    """Finds choices for memory budgets.
 
     Args:
         simulator: of the step.
-        given: by the name of a region, all that it could do; of others that is found.
+        given: all choices for a region, by its name; for other regions the chooser finds them.
     """
 
     def __init__(
@@ -48,23 +49,23 @@ class Chooser:
         self.simulator = simulator
         self._given = given or {}
         self._found: list[tuple[Estimate, Chosen]] = []
-        self.calls: dict[str, list[int]] = defaultdict(list)  # of each region, by its name
+        self.calls: dict[str, list[int]] = defaultdict(list)  # by region name
         for number, call in enumerate(simulator.step.calls):
             self.calls[call.region].append(number)
         self.fronts: dict[str, list[Point]] = {}
-        self.alike: dict[str, int] = {}  # regions that did the same have the same number
+        self.alike: dict[str, int] = {}  # equal numbers for regions that ran the same
         self._find_fronts()
 
     def estimate(self, chosen: Chosen) -> Estimate:
-        """What a step takes in which regions do so."""
+        """Peak and time of a step with these choices."""
         return self.simulator.estimate(self._of_calls(chosen))
 
     def pool_bytes(self, chosen: Chosen) -> int:
-        """Bytes of page pools in such a step."""
+        """Bytes of page pools in a step with these choices."""
         return self.simulator.pool_bytes(self._of_calls(chosen))
 
     def timeline(self, chosen: Chosen) -> list[tuple[float, int]]:
-        """Bytes that such a step has allocated, over time."""
+        """Bytes over time that a step with these choices allocates."""
         return self.simulator.timeline(self._of_calls(chosen))
 
     def _of_calls(self, chosen: Chosen) -> list[Choice | None]:
@@ -75,7 +76,7 @@ class Chooser:
         return choices
 
     def who_holds(self, chosen: Chosen) -> list[tuple[str, int]]:
-        """Who needs how many bytes when the most are there, the most first."""
+        """Bytes at the peak by their use, in descending order."""
         found = self.estimate(chosen)
         counts: Counter[str] = Counter()
         for number, choice in enumerate(self._of_calls(chosen)):
@@ -88,26 +89,26 @@ class Chooser:
         return [(who, held) for who, held in counts.most_common() if held > 0]
 
     def plain(self) -> Chosen:
-        """No region at all."""
+        """The choice without any region."""
         return {region: self._point(region, PLAIN) for region in self.fronts}
 
     def recomputed(self) -> Chosen:
-        """All is made again."""
+        """The choice that recomputes everything."""
         return {region: self._point(region, Choice()) for region in self.fronts}
 
     def least(self) -> Chosen:
-        """What needs the fewest bytes."""
+        """The choice with the lowest peak."""
         return min([self.plain(), self._least, *self._tight], key=self._costs)
 
     def least_made_once(self) -> Chosen:
-        """What needs the fewest bytes, if nothing is made twice."""
+        """The choice with the lowest peak if no operator is recomputed twice."""
         return self._least
 
     @functools.cached_property
     def _least(self) -> Chosen:
-        """What needs the fewest bytes, if nothing is made twice. In backward that may be less with
-        a result kept from which others are made, or with nothing kept, though as much is held
-        before."""
+        """As `least_made_once`. To save a result from which others are recomputed may lower the
+        peak in backward. To save nothing may do so too, even if the memory before backward is the
+        same."""
         best = self.recomputed()
         costs = self._costs(best)
         most = self.simulator.work + _MOST_WORK
@@ -121,8 +122,8 @@ class Chooser:
 
     @functools.cached_property
     def _tight(self) -> list[Chosen]:
-        """What needs fewer: the regions of one kind after the other make some of their results each
-        time. Each line of choices goes from the fastest to that which needs the fewest bytes."""
+        """Choices with lower peaks than `_least`: the groups of like regions, one after the other,
+        recompute some of their results each time."""
         found: list[Chosen] = []
         best, costs = self._least, self._costs(self._least)
         most = self.simulator.work + _MOST_TIGHT_WORK
@@ -143,14 +144,14 @@ class Chooser:
         return made_each_time(self.simulator, self.calls[region][0])
 
     def _start(self, budget: int) -> Chosen | None:
-        """From what a plan begins: the fastest of what needs few bytes, if that is few enough."""
+        """The start of a plan: the fastest low-memory choice within the budget, or None."""
         if self.estimate(self._least).peak <= budget:
             return self._least
         fitting = [one for one in self._tight if self.estimate(one).peak <= budget]
         return min(fitting, key=lambda one: self.estimate(one).duration, default=None)
 
     def _candidates(self) -> Iterable[Chosen]:
-        """What regions that are alike could do."""
+        """Choices for groups of like regions."""
         longest = max(map(len, self.fronts.values()), default=0)
         for place in range(longest):
             yield {r: points[min(place, len(points) - 1)] for r, points in self.fronts.items()}
@@ -162,7 +163,7 @@ class Chooser:
                 yield dict.fromkeys(regions, self._point(regions[0], Choice(frozenset([place]))))
 
     def _groups(self) -> Iterable[list[str]]:
-        """Regions that are alike."""
+        """Regions that ran the same."""
         groups: dict[int, list[str]] = defaultdict(list)
         for region, number in self.alike.items():
             groups[number].append(region)
@@ -181,10 +182,10 @@ class Chooser:
         return Point(choice, found[0].held, sum(one.added for one in found))
 
     def choose(self, budget: int) -> Chosen | None:
-        """The fastest that was found; None if none keeps to the budget.
+        """The fastest choice that was found; None if none stays within the budget.
 
         Args:
-            budget: the most bytes that the step may allocate at a time.
+            budget: peak bytes that the step may allocate.
         """
         plain = self.plain()
         if self.estimate(plain).peak <= budget:
@@ -196,7 +197,8 @@ class Chooser:
         self._improve(found, budget)
         self._found.append((self.estimate(found), found))
         fitting = [one for one in self._found if one[0].peak <= budget]
-        return min(fitting, key=lambda one: one[0].duration)[1]  # more memory costs no time
+        # A plan found for a lower budget may be faster: more memory must never cost time.
+        return min(fitting, key=lambda one: one[0].duration)[1]
 
     def _along_hulls(self, chosen: dict[str, Point], budget: int) -> dict[str, Point]:
         steps = []
@@ -229,7 +231,7 @@ class Chooser:
         return chosen
 
     def _improve(self, chosen: dict[str, Point], budget: int) -> None:
-        """By single regions: what one holds more may be there when others hold less."""
+        """Improve single regions: one may save more at a time when others hold less."""
         tries = (
             (region, point) for region, points in self.fronts.items() for point in reversed(points)
         )
@@ -240,7 +242,7 @@ class Chooser:
     def _raise(
         self, chosen: dict[str, Point], regions: Sequence[str], to: Point, budget: int
     ) -> None:
-        """Gives as many of these regions, the latest first, another choice as the budget allows."""
+        """Give a choice to as many regions as the budget allows, the latest first."""
         order = sorted(regions, key=lambda region: -self.calls[region][0])
 
         def fits(count: int) -> bool:
@@ -267,7 +269,7 @@ class Chooser:
         return [self._point(region, point.choice) for point in points]
 
     def _translated(self, choice: Choice | None, origin: int, call: int) -> Choice | None:
-        """What one call does, for another of the same region: with the same calls of operators."""
+        """Translate a choice to another call of the region, by operator names and counts."""
         if choice is PLAIN or origin == call:
             return choice
         names_there = self.simulator.step.names_of(origin)
@@ -281,7 +283,7 @@ class Chooser:
 
 
 def _signature(step: Step, call: Call) -> Hashable:
-    """What is the same for regions that do the same."""
+    """Equal for calls that ran the same."""
     places: dict[int, int] = {}
 
     def place(value: int) -> int:
@@ -300,7 +302,8 @@ def _signature(step: Step, call: Call) -> Hashable:
 
 
 def _most(count: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `count` that fits, if all below a fitting one do; 0 always does."""
+    """The largest number up to `count` that fits. Assumes that all smaller numbers fit too; 0
+    always fits."""
     if count == 0 or fits(count):
         return count
     low, high = 0, count

@@ -1,4 +1,4 @@
-"""Where a plan cuts: what each kind of region keeps, and what it makes again."""
+"""Summaries of a plan: what each kind of region saves and recomputes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INPUTS = "what it reads"
 
 
 def cuts_of(chooser: Chooser, chosen: Chosen) -> tuple[Cut, ...]:
-    """One for regions that did the same and are to do the same, in the order of the step."""
+    """One cut for each group of regions that ran the same and got the same choice, in order."""
     groups: dict[tuple[int, object], list[str]] = {}
     for region, point in chosen.items():
         groups.setdefault((chooser.alike[region], point.choice), []).append(region)
@@ -74,5 +74,5 @@ def _cut(regions: list[str], chooser: Chooser, chosen: Chosen) -> Cut:
 
 
 def _live(value: Value) -> int:
-    """Bytes of the rows that live."""
+    """Bytes of the valid rows."""
     return value.live_rows * (value.memory // value.rows)

@@ -1,4 +1,4 @@
-"""Replaces the host's times in a profile by the device's.
+"""Replaces host times in a profile by device times.
 
 On an accelerator, the host launches the kernels of a step's forward long before the device has run
 them. The host's times have the right order but lie too close together, so the simulator would find
@@ -16,19 +16,19 @@ from statistics import fmean
 
 from ebb._plan.profile import Profile
 
-_LEAST = 1e-3  # device's share of the host's time in which no operator of a region runs
+_LEAST = 1e-3  # minimum of device time per host time while no operator of a region runs
 
 
 def on_device(profile: Profile) -> Profile:
-    """The same profile, each of the host's times replaced by the device's.
+    """The same profile with device times instead of host times.
 
-    While an operator of a region runs, or a replay of one, the device's clock goes on by the time
-    of its kernels. The rest of the step's duration goes to what the host did meanwhile, in
-    proportion: backward, and forward outside of regions.
+    While a region's operator or a replay of it runs, the device's clock advances by the time of its
+    kernels. The rest of the step's duration is divided among the other host times in proportion:
+    backward, and forward outside of regions.
     """
     busy = _busy(profile)
-    points = [0.0]  # of the host; ...
-    took = [0.0]  # ... and of the device, between each and the one before; of busy ones kernels'
+    points = [0.0]  # host times
+    took = [0.0]  # device time since the point before; -1: to be divided in proportion
     for start, end, kernels in busy:
         start = max(start, points[-1])
         points += [start, max(start, end)]
@@ -77,7 +77,7 @@ def on_device(profile: Profile) -> Profile:
 
 
 def _busy(profile: Profile) -> Iterable[tuple[float, float, float]]:
-    """When the host began and ended with each operator and replay, and its kernels' time."""
+    """Host start, host end and kernel time of each operator and replay."""
     found = []
     runtimes: dict[str, list[float]] = defaultdict(list)
     for one in profile.operators:

@@ -1,4 +1,4 @@
-"""A plan as reports show it."""
+"""Plans as reports show them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from ebb._plan.profile import Profile
 from ebb._plan.step import JUST, Step
 from ebb._report.planned import BudgetPoint, Course, Points, ReportedPlan, thinned
 
-_BUDGETS = 12  # of the curve, beside that of the plan
+_BUDGETS = 12  # points of the curve, beside the plan's own
 
 
 def reported(plan: Plan, chooser: Chooser, chosen: Chosen) -> ReportedPlan:
-    """A plan that does what was chosen."""
+    """The report of a plan with these choices."""
     timeline = _predicted(chooser, chosen, plan.duration)
     return _reported(plan, chooser, chosen, Course(plan.peak, plan.duration, timeline))
 
 
 def reported_as_measured(plan: Plan, chooser: Chooser, measured: Measured) -> ReportedPlan:
-    """In place of a plan that needs too much: all is recomputed, as when it was measured."""
+    """Report a measured step, in which everything was recomputed, instead of a plan that needs
+    more memory."""
     chosen = chooser.recomputed()
     course = course_of(measured.profile, measured.duration)
     return _reported(plan, chooser, chosen, course)
@@ -58,16 +59,18 @@ def _points(chooser: Chooser, own: BudgetPoint) -> Points:
         one = chooser.estimate(chosen)
         cuts = cuts_of(chooser, chosen)
         found.append(BudgetPoint(budget, one.peak, one.duration, one.replays, False, cuts))
-    by_budget = {point.budget: point for point in reversed(found)}  # the plan's own counts
+    # If two points have the same budget, the plan's own is used.
+    by_budget = {point.budget: point for point in reversed(found)}
     return tuple(sorted(by_budget.values(), key=lambda point: point.budget))
 
 
 def course_of(profile: Profile, duration: float, standing: int = 0) -> Course:
-    """A step that was recorded, and took so many milliseconds when it was not.
+    """Memory over time of a recorded step, scaled to its duration without recording.
 
     Args:
-        profile, duration: of the step.
-        standing: bytes that a plan has taken before it.
+        profile: of the step.
+        duration: milliseconds of the step without recording.
+        standing: bytes that the plan allocated before the step.
     """
     sums = itertools.accumulate((taken for _, _, taken in profile.allocations), initial=standing)
     next(sums)
@@ -79,11 +82,11 @@ def course_of(profile: Profile, duration: float, standing: int = 0) -> Course:
 
 
 def measured_course(profile: Profile | None, duration: float) -> Course:
-    """A step under a plan. Profiles are of steps that do not replay ahead: where others do, what
-    they allocate is not known.
+    """A measured step under a plan. Steps are recorded without replays ahead, so the memory of
+    plans with replays ahead is unknown.
 
     Args:
-        profile: of one; None: there is none.
+        profile: of one step; None: there is none.
         duration: milliseconds, without recording.
     """
     if profile is None or ahead.configure()["regions"] > 0:
@@ -92,15 +95,15 @@ def measured_course(profile: Profile | None, duration: float) -> Course:
 
 
 def _predicted(chooser: Chooser, chosen: Chosen, duration: float) -> tuple[tuple[float, int], ...]:
-    """Its times are those of the step that was recorded, where all ran again: that time is taken
-    out, and what the choice adds is put where backward is."""
+    """Predicted memory over time. The recorded times include the recomputation of everything: that
+    time is removed, and the time that the choice adds is placed in backward."""
     step, plain = chooser.simulator.step, chooser.simulator.plain.duration
     timeline = thinned(one for one in chooser.timeline(chosen) if one[0] < math.inf)
     clock = _without_replays(
         step, [step.forward_ends, step.duration, *(time for time, _ in timeline)]
     )
     forward, whole = clock[step.forward_ends], max(clock.values())
-    begins = forward / max(whole, JUST) * min(plain, duration)  # backward does
+    begins = forward / max(whole, JUST) * min(plain, duration)  # when backward begins
 
     def stretched(time: float) -> float:
         if time <= forward:
@@ -111,16 +114,16 @@ def _predicted(chooser: Chooser, chosen: Chosen, duration: float) -> tuple[tuple
 
 
 def _without_replays(step: Step, times: Iterable[float]) -> dict[float, float]:
-    """For each time the milliseconds before it in which no operator ran again."""
+    """For each time, the milliseconds before it without those of replays."""
     found = {}
     before = now = most = 0.0
     for time in sorted(times):
         now += step.working(before, time)
-        before, most = time, max(most, now)  # in a replay, all of it is taken out
+        before, most = time, max(most, now)  # a time inside a replay moves to the replay's start
         found[time] = most
     return found
 
 
 def _rounded(timeline: Iterable[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
-    """To a tenth of a microsecond, which files have room for."""
+    """Round times to a tenth of a microsecond, to keep files small."""
     return tuple((round(time, 4), size) for time, size in timeline)

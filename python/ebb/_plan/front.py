@@ -1,11 +1,11 @@
-"""What one region could keep: the sets of results that are worth considering.
+"""Finds sets of results that are worth saving in one region.
 
-Keeping a result costs its bytes. What is not kept and needed is made again, and so is what that
-reads, down to what is kept: so the cheapest choice at a price for bytes is a minimum cut, as
-Jain et al. ("Checkmate", 2020) have the problem and torch's partitioner solves it for two graphs.
-Each operator has two nodes, "its result can be had" and "it runs again"; the cut between them costs
-the bytes, the cut below the second one the time. Prices from nothing to infinity give the lower
-hull of bytes and time; what lies between its corners is filled by what adds most.
+Saving a result costs its bytes. A result that is needed but not saved is recomputed, with all that
+it reads, down to saved results. So the cheapest choice at a price for bytes is a minimum cut, as
+Jain et al. ("Checkmate", 2020) state the problem and torch's partitioner solves it for two graphs.
+Each operator has two nodes: "result is available" and "operator is recomputed". The cut between
+them costs the bytes; the cut below the second node costs the time. Prices from zero to infinity
+give the lower hull of bytes and time. A greedy search fills the space between its corners.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ebb._plan.simulate import Simulator
 from ebb._plan.step import Step
 
 _MOST_POINTS = 40
-_MOST_OPERATORS = 12_000  # of all points together: of large regions there are fewer points
-_MOST_TRIED = 24  # operators, to fill between two corners
+_MOST_OPERATORS = 12_000  # of all points together: large regions get fewer points
+_MOST_TRIED = 24  # operators tried between two corners
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Point:
     """One choice for a region.
 
     Attributes:
-        choice: what becomes of its results; ``PLAIN``: it is no region.
-        held: bytes from forward to backward.
-        added: milliseconds.
+        choice: for its operators' results; ``PLAIN``: the block is no region.
+        held: bytes in memory from forward to backward.
+        added: milliseconds that the choice adds.
     """
 
     choice: Choice | None
@@ -44,27 +44,28 @@ class Point:
 
     @property
     def sends(self) -> bool:
-        """Whether anything leaves."""
+        """True if anything is offloaded."""
         return self.choice is not PLAIN and self.choice.sends
 
 
 class Choices:
-    """What can be kept of one region, and what that costs, without regard to the rest of the step.
+    """The operators of a region, and the cost of saving and recomputing each, without regard to
+    the rest of the step. All lists have one entry for each operator.
 
     Attributes:
-        size: of each operator, the bytes that keeping its results takes.
-        time: of each operator, what running it again takes.
-        needed: whether autograd needs what it made.
-        free: whether no policy gives that up.
-        lasting: whether that can be kept: no other operator writes over it.
-        reads: the operators whose results it reads.
-        paged: whether keeping its results is to page those that have rows.
-        keeping: milliseconds that keeping its results takes.
+        size: bytes that saving its results takes.
+        time: milliseconds that recomputing it takes.
+        needed: True if autograd needs its results.
+        free: True if its results stay in memory under any policy.
+        lasting: True if its results can be saved: no other operator overwrites them.
+        reads: operators whose results it reads.
+        paged: True if saving its results pages those that have rows.
+        keeping: milliseconds that saving its results takes.
 
     Args:
         simulator: of the step.
-        call: a place in ``simulator.step.calls``.
-        pager: how rows go to pools; None: they do not.
+        call: index in ``simulator.step.calls``.
+        pager: how rows go to pools; None: no paging.
     """
 
     def __init__(self, simulator: Simulator, call: int, pager: Pager | None = None) -> None:
@@ -114,12 +115,12 @@ class Choices:
 
     @cached_property
     def everything(self) -> Operators:
-        """All that autograd needs."""
+        """All operators whose results autograd needs."""
         both = zip(self.needed, self.free, strict=True)
         return frozenset(i for i, (needed, free) in enumerate(both) if needed and not free)
 
     def cheapest(self, price: float) -> Operators:
-        """The choice that costs least, at a price in milliseconds per byte."""
+        """The cheapest choice, at a price in milliseconds per byte."""
         count = len(self.size)
         source, sink = 2 * count, 2 * count + 1
         network = Network(2 * count + 2)
@@ -139,7 +140,7 @@ class Choices:
         return frozenset(one for one in range(count) if 2 * one in ours and 2 * one + 1 not in ours)
 
     def corners(self) -> list[Operators]:
-        """The choices that are cheapest at some price, from the fewest bytes to the most."""
+        """Choices that are cheapest at some price, from the fewest bytes to the most."""
         fewest, most = self._pruned(frozenset()), self._pruned(self.cheapest(0.0))
         found = {fewest, most}
         self._corners_between(fewest, most, found)
@@ -160,7 +161,7 @@ class Choices:
         self._corners_between(middle, high, found)
 
     def between(self, low: Operators, high: Operators) -> list[Operators]:
-        """Choices on the way from one to another: each adds what gains most for its bytes."""
+        """Choices between two others: each adds the operator with the largest gain per byte."""
         found = []
         now = set(low)
         left = sorted(set(high) - now, key=lambda one: -self.size[one])[:_MOST_TRIED]
@@ -177,11 +178,11 @@ class Choices:
         return found
 
     def without_one(self, kept: Operators) -> Iterable[Operators]:
-        """What a choice keeps but for one operator."""
+        """Choices that save one operator less."""
         return (self._pruned(kept - {one}) for one in sorted(kept))
 
     def _pruned(self, saved: Operators) -> Operators:
-        """Without what nothing needs then; with what takes no bytes."""
+        """Remove operators that nothing needs; add needed operators that take no bytes."""
         chosen = set(saved) | {
             one
             for one in range(len(self.size))
@@ -200,14 +201,14 @@ class Choices:
 
 
 def _in_pools(step: Step, pager: Pager, sizes: Mapping[int, int]) -> dict[int, int]:
-    """Of values that have rows, and are smaller in a pool than they are, what they take there."""
+    """Bytes in a pool, for values with rows that are smaller in a pool."""
     values = {value: step.values[value] for value in sizes if has_rows(step.values[value])}
     found = {value: pager.size_of(about) for value, about in values.items()}
     return {value: size for value, size in found.items() if size < sizes[value]}
 
 
 def _size(simulator: Simulator, call: int, value: int) -> int:
-    """What keeping a value takes beyond what is there anyway."""
+    """Bytes that saving a value takes, 0 if it stays in memory in any case."""
     step = simulator.step
     place = step.memory_of.get(value)
     forward_ends = step.calls[call].forward_ends
@@ -217,12 +218,12 @@ def _size(simulator: Simulator, call: int, value: int) -> int:
 
 
 def front(simulator: Simulator, call: int) -> list[Point]:
-    """The choices for a region that no other beats in both bytes and time: the fewest bytes, and
-    the slowest, first.
+    """Choices for a region that no other choice beats in both bytes and time, in ascending order of
+    bytes.
 
     Args:
         simulator: of the step.
-        call: a place in ``simulator.step.calls``.
+        call: index in ``simulator.step.calls``.
     """
     choices = Choices(simulator, call)
     corners = choices.corners()
@@ -237,7 +238,7 @@ def front(simulator: Simulator, call: int) -> list[Point]:
 
 
 def point_of(simulator: Simulator, call: int, choice: Choice | None) -> Point:
-    """What a choice comes to for one call, if all copies share the link evenly."""
+    """Bytes and time of a choice for one call, if all copies share the link evenly."""
     found, pager = simulator.of_call(call, choice), simulator.pager
     held, added = found.held, found.added + simulator.not_hidden(call, found.sent)
     if pager is not None:
@@ -252,13 +253,13 @@ def _in_order(choice: Choice) -> tuple[object, ...]:
 
 
 def with_transfers(simulator: Simulator, call: int, sets: Sequence[Operators]) -> Iterable[Choice]:
-    """Choices in which what is kept leaves: as much as its own forward can hide, half of that, or
-    all.
+    """Choices that offload saved results: as much as the region's own forward can hide, half of
+    that, or all.
 
     Args:
         simulator: of the step.
-        call: a place in ``simulator.step.calls``.
-        sets: what may be kept.
+        call: index in ``simulator.step.calls``.
+        sets: operators whose results may be saved.
     """
     link, one = simulator.link, simulator.step.calls[call]
     if link.room == 0:
@@ -273,11 +274,11 @@ def with_transfers(simulator: Simulator, call: int, sets: Sequence[Operators]) -
 
 
 def with_pages(simulator: Simulator, call: int) -> Iterable[Choice]:
-    """Choices in which of what is kept, and has rows, those that live go to pools.
+    """Choices that page the valid rows of saved results that have rows.
 
     Args:
         simulator: of the step.
-        call: a place in ``simulator.step.calls``.
+        call: index in ``simulator.step.calls``.
     """
     if simulator.pager is None:
         return
@@ -304,7 +305,7 @@ def _with_those_between(choices: Choices, corners: Sequence[Operators]) -> Itera
 
 
 def _first(simulator: Simulator, call: int, kept: Operators, room: float) -> Operators:
-    """Of what is kept, what is made first and needed last, as much as there is room for."""
+    """The saved operators to offload within `room` bytes: made first, needed last."""
     first = simulator.step.calls[call].operators.start
     found = set()
     for place in sorted(kept):
@@ -319,7 +320,7 @@ def _first(simulator: Simulator, call: int, kept: Operators, room: float) -> Ope
 
 
 def not_beaten(points: Iterable[Point]) -> list[Point]:
-    """Those that no other beats in both bytes and time."""
+    """Points that no other point beats in both bytes and time."""
     found: list[Point] = []
     for point in sorted(points, key=lambda one: (one.held, one.added)):
         if not found or point.added < found[-1].added:
@@ -328,7 +329,7 @@ def not_beaten(points: Iterable[Point]) -> list[Point]:
 
 
 def hull(points: list[Point]) -> list[Point]:
-    """The corners of the line below them, of points as `front` gives them."""
+    """The corners of the lower convex hull of points from `front`."""
     found: list[Point] = []
     for point in points:
         while len(found) > 1 and _is_above(found[-2], found[-1], point):

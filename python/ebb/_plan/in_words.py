@@ -1,4 +1,4 @@
-"""Plans in words."""
+"""Describes plans in words."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ebb._report.planned import Cut
 from ebb._report.text import size
 from ebb._support.names import in_ranges
 
-_EQUAL, _UNKNOWN = 0.01, 0.3  # of measured times: differences that are told of, and too large
+_EQUAL, _UNKNOWN = 0.01, 0.3  # spread of times: exact below the first, unknown above the second
 
 
 class Plan(Protocol):
-    """What is told of an ``ebb.Plan``."""
+    """The part of an ``ebb.Plan`` that is described."""
 
     policies: dict[str, Policy]
     settings: ProcessSettings
@@ -30,7 +30,7 @@ class Plan(Protocol):
 
 
 def summary(plan: Plan) -> str:
-    """One line."""
+    """Describe a plan in one line."""
     if not plan.policies:
         return (
             f"ebb: the step fits as it is ({size(plan.plain_peak)} of {size(plan.budget)}): "
@@ -47,7 +47,7 @@ def summary(plan: Plan) -> str:
 
 
 def _more_time(plan: Plan) -> str:
-    """As precise as the measured times: they differed by ``plan.spread``."""
+    """Additional time, as precise as the measured times, which differed by ``plan.spread``."""
     ratio = plan.duration / plan.plain_duration
     if plan.spread < _EQUAL:
         return f"{ratio - 1:.1%} more time"
@@ -58,7 +58,7 @@ def _more_time(plan: Plan) -> str:
 
 
 def explained(plan: Plan, chooser: Chooser, chosen: Chosen) -> str:
-    """A paragraph for each kind of region."""
+    """One paragraph for each kind of region."""
     lines = [summary(plan).removeprefix("ebb: "), ""]
     for cut in cuts_of(chooser, chosen):
         lines += _paragraph(cut)
@@ -102,7 +102,7 @@ def least_explained(
     chooser: Chooser,
     chosen: Chosen,
 ) -> str:
-    """Why a budget is too small."""
+    """Explain why a budget is too small."""
     if isinstance(budget, float):
         share = min(1.0, peak / max(1, plain_peak) + 0.0051)
         asked, least = f"{budget:.1%}", f"{share:.0%}, or {size(minimum)} in total"

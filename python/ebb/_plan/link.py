@@ -1,4 +1,4 @@
-"""How fast bytes leave memory and come back, measured."""
+"""Measures how fast values are offloaded and fetched."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from ebb._region.region import region
 from ebb._support import devices
 from ebb._support.log import log
 
-# Bytes of one copy, of which five are there at a time. On an accelerator what the host does for a
-# copy takes as long as a few MiB do; where the large probe has no room the small one is taken.
+# Bytes of one copy; a measurement needs five times as much memory. On an accelerator, the host's
+# work for a copy takes as long as copying a few MiB. If the large probe does not fit, ebb uses the
+# small one.
 _PROBE, _ACCELERATOR_PROBE = 8 * 2**20, 64 * 2**20
 _ROUNDS = 3
-_MOST_SECONDS = 60.0  # for one copy
+_MOST_SECONDS = 60.0  # timeout for one copy
 
 
 def measure_link(device: torch.device) -> Link | None:
-    """Copies some bytes out and back.
+    """Measure the speed of copies in both directions.
 
     Args:
-        device: whose memory they leave.
+        device: device that holds the values.
 
     Returns:
-        None if nothing can leave: on a CPU without a disk tier, without host memory for it, or if
-        the copies failed.
+        None if nothing can be offloaded: on a CPU without a disk tier, without host memory for the
+        probe, or if the copies failed.
     """
     settings = offload.configure()
     if not may_send(device):
@@ -48,25 +49,25 @@ def measure_link(device: torch.device) -> Link | None:
 
 
 def _rounds(device: torch.device, size: int) -> list[tuple[float, float]]:
-    """Times of the rounds in which all bytes left the device."""
+    """Times of the rounds in which all bytes were offloaded."""
     try:
         with transfers_of(in_flight_bytes=0, prefetch_bytes=0):
             rounds = [_round(device, size) for _ in range(_ROUNDS)]
-    except RuntimeError as error:  # no memory for the probe, among others
+    except RuntimeError as error:  # such as no memory for the probe
         log.info("plans: copies of %d bytes were not measured, since one failed: %s", size, error)
         return []
     return [one for one in rounds if one is not None]
 
 
 def may_send(device: torch.device) -> bool:
-    """Whether values of a device may leave it, to the host or, from a CPU, to a disk."""
+    """True if values can be offloaded from a device: to the host or, from a CPU, to a disk."""
     settings = offload.configure()
     return bool(settings["disk"]) or device.type not in ("cpu", "meta")
 
 
 @contextmanager
 def transfers_of(**settings: Any) -> Iterator[None]:
-    """OFFLOAD has these settings meanwhile."""
+    """Set OFFLOAD's settings inside the context."""
     before = offload.configure()
     offload.configure(keep_last=0, **settings)
     try:
@@ -76,7 +77,7 @@ def transfers_of(**settings: Any) -> Iterator[None]:
 
 
 def _round(device: torch.device, size: int) -> tuple[float, float] | None:
-    """Milliseconds out and back; None if nothing left."""
+    """Milliseconds to offload and to fetch; None if the probe was not offloaded."""
     x = torch.ones(size // 4, device=device, requires_grad=True)
     gradient = torch.ones_like(x)
     sent = _C.offload_stats()["bytes_sent"]

@@ -1,4 +1,4 @@
-"""What a plan is made from: one step that was measured."""
+"""The measurements from which a plan is made."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ebb._support import devices
 
 @dataclass(frozen=True)
 class Measured:
-    """One step of a program.
+    """Measurements of a step.
 
     Attributes:
-        profile: of the step in which each block is a region under ``ebb.policies.recompute_all``.
+        profile: of a step in which each block is a region under ``ebb.policies.recompute_all``.
         duration: milliseconds of such a step, without recording.
-        spread: by how much of it the slowest of the steps that were timed took longer.
-        base: bytes that are there when a step begins: weights, state of optimizers.
-        whole: the name of the region that is the model itself; None: there is none.
-        root: the name of a region that is the model itself would have.
-        parents: by the name of a region, that of the module whose forward calls it, "" for the
-            model; none: that is not known.
-        link: how fast bytes leave memory and come back; None: they cannot.
-        away: milliseconds of a step in which all that autograd keeps leaves; None: it was not run.
-        pager: how rows that live go to page pools; None: there are none, or they may not.
-        on_accelerator: whether the host does not wait for what operators do.
+        base: bytes in use when a step begins, such as parameters and optimizer states.
+        whole: name of the region that is the model itself; None: there is none.
+        root: name that such a region would have.
+        parents: by region name, the name of the module whose forward calls it, "" for the model;
+            without an entry it is unknown.
+        link: speed of offloading; None: values cannot be offloaded.
+        away: milliseconds of a step that offloads all saved tensors; None: no such step was run.
+        pager: how valid rows go to page pools; None: no rows, or no paging.
+        on_accelerator: True if operators run asynchronously to the host.
+        spread: relative difference between the slowest and the fastest timed step.
     """
 
     profile: Profile
@@ -47,16 +47,16 @@ class Measured:
 
 
 def spread_of(durations: Sequence[float]) -> float:
-    """By how much of the least the longest is longer."""
+    """Relative difference between the longest and the shortest duration."""
     return max(durations) / max(min(durations), 1e-6) - 1
 
 
 def base_bytes(
     models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer] = ()
 ) -> int:
-    """Bytes of what models and optimizers hold now: parameters, their gradients, buffers, state.
+    """Current bytes of models and optimizers: parameters, gradients, buffers, optimizer states.
 
-    On an accelerator: all that is allocated on it.
+    On an accelerator: at least all that is allocated on it.
     """
     tensors: list[Any] = []
     for model in models:

@@ -1,4 +1,4 @@
-"""Measuring a step that a program can run."""
+"""Measures a step that ebb can run as a function."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ def measure(
     modules: Sequence[str],
     budget: int | float = 1.0,
 ) -> Measured:
-    """Run a step some eight times, with regions that recompute all.
+    """Run a step about eight times, with regions that recompute everything.
 
     Args:
         step: runs a forward of the model and its backward.
         model: as in :func:`ebb.plan`.
-        modules: globs of those that become regions.
-        budget: what is to be planned for: no step takes more by choice.
+        modules: globs of modules that become regions.
+        budget: the budget to plan for. Steps that offload everything run only if they stay within
+            it, or within the peak measured before.
 
     Raises:
         ValueError: the step has a region already; or as :func:`ebb.apply`.
         RuntimeError: as :func:`ebb.profile`.
     """
     regions = ahead.configure()["regions"]
-    ahead.configure(regions=0)  # what a replay takes is measured, not what is left to be seen
+    ahead.configure(regions=0)  # measure the full time of replays, not what stays visible
     try:
         return _measure(step, model, modules, budget)
     finally:
@@ -60,7 +61,7 @@ def _measure(
 ) -> Measured:
     with apply(model, recompute_all, modules) as handle:
         parents = _parents(step, model, [name for name in handle.names if name])
-        base = base_bytes([model])  # with what a step leaves, gradients for one
+        base = base_bytes([model])  # after a step, so that gradients count
         may_run_again = StepsThatRunAgain()
         found = profile(step, steps=2)
         whole = type(model).__name__ if "" in handle.names else None
@@ -86,8 +87,8 @@ def _measure(
 
 
 def may_send_all(measured: Measured, budget: int | float) -> bool:
-    """Whether a step in which all that autograd keeps leaves is within the budget, or within what
-    was measured."""
+    """True if a step that offloads all saved tensors stays within the budget, or within the
+    measured peak."""
     if measured.link is None:
         return False
     simulator = Simulator(measured)
@@ -102,14 +103,14 @@ def _away(
         transfers_of(in_flight_bytes=window, prefetch_bytes=window),
         apply(model, Policy(default=OFFLOAD), modules),
     ):
-        step()  # host memory is taken once
+        step()  # allocates host memory, which later steps reuse
         return min(_timed(step) for _ in range(_ROUNDS))
 
 
 def _parents(
     step: Callable[[], object], model: torch.nn.Module, names: Iterable[str]
 ) -> dict[str, str]:
-    """By the name of a module that of the one whose forward calls it."""
+    """By module name, the name of the module whose forward calls it."""
     found = {name: parent_of(model, name) for name in names}
     get = model.get_submodule
     callers = Callers((name, get(name), get(parent)) for name, parent in found.items())
@@ -121,7 +122,8 @@ def _parents(
 
 
 def parent_of(model: torch.nn.Module, name: str) -> str:
-    """The module around this one that has a forward: lists and dictionaries have none."""
+    """The name of the nearest module around this one that has a forward, unlike ModuleList and
+    ModuleDict."""
     while name:
         name = name.rpartition(".")[0]
         if not isinstance(model.get_submodule(name), torch.nn.ModuleList | torch.nn.ModuleDict):
@@ -130,13 +132,13 @@ def parent_of(model: torch.nn.Module, name: str) -> str:
 
 
 def device_of(models: Iterable[torch.nn.Module]) -> torch.device:
-    """Where they compute."""
+    """The device of the first parameter; the CPU if there is none."""
     parameters = (parameter for model in models for parameter in model.parameters())
     return next((one.device for one in parameters), torch.device("cpu"))
 
 
 def devices_of(model: torch.nn.Module) -> set[torch.device]:
-    """All of those, in a model that is split."""
+    """All devices of a model's parameters."""
     found = {one.device for one in model.parameters() if one.device.type != "meta"}
     return found or {torch.device("cpu")}
 
@@ -151,7 +153,7 @@ def _check_regions(found: Profile, known: set[str]) -> None:
 
 
 def measure_again(step: Callable[[], object]) -> tuple[Profile, float]:
-    """Run a step under a plan, as it is: what it did, and milliseconds without recording."""
+    """Profile and time a step under the plan in place. The time is without recording."""
     steps = _C.set_reporting(0)
     try:
         found = profile(step, steps=1)

@@ -1,4 +1,4 @@
-"""How much memory a job may use."""
+"""Finds how much memory a job may use."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from ebb._support import devices
 from ebb._support.shown import shown
 from ebb._support.sizes import number_of_bytes
 
-_SHARE = 0.9  # of what there is, which may be in use
+_SHARE = 0.9  # share of the available memory that the job may use
 _CGROUP = "/sys/fs/cgroup"
 _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of versions 2 and 1
 _USED = ("memory.current", "memory/memory.usage_in_bytes")
-_NONE = 2**60  # what version 1 says of no limit is above
+_NONE = 2**60  # version 1 reports larger numbers if there is no limit
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How much may be in use.
+    """A limit on memory in use.
 
     Attributes:
-        given: bytes; None: a share of the memory that there is. ebb asks the device for that when
-            it first meets a model, and no earlier: asking initialises the device, and a process
-            that has done so cannot fork workers.
+        given: bytes; None: a share of the available memory. ebb asks the device for that when ebb
+            first meets a model, and no earlier: asking initialises the device, and after that a
+            process cannot fork workers.
     """
 
     given: int | None = None
 
     def nbytes(self, device: torch.device) -> int:
-        """In bytes.
+        """The limit in bytes.
 
         Args:
             device: on which the blocks compute.
 
         Raises:
-            ValueError: nothing tells how much memory there is.
+            ValueError: the available memory is unknown.
         """
         return self.given or int(_SHARE * there_is(device))
 
 
 def limit_of(text: str) -> Limit | None:
-    """What ``auto`` and ``auto:20GiB`` say; None if the text is neither.
+    """Parse ``auto`` and ``auto:20GiB``; None if the text is neither.
 
     Raises:
-        ValueError: it is no size.
+        ValueError: the part after the colon is no valid size.
     """
     kind, colon, given = text.partition(":")
     if kind.strip().lower() != "auto":
@@ -61,12 +61,12 @@ def limit_of(text: str) -> Limit | None:
 
 
 def there_is(device: torch.device, root: str = _CGROUP) -> int:
-    """Bytes that the job may use. If it computes on an accelerator, or has begun to use one: that
-    device's memory, less what other processes use. Else the smaller of the control group's limit
-    and the machine's memory.
+    """Bytes that the job may use. If the job computes on an accelerator, or has begun to use one:
+    that device's memory, less what other processes use. Else the smaller of the control group's
+    limit and the machine's memory.
 
     Raises:
-        ValueError: nothing tells.
+        ValueError: the available memory is unknown.
     """
     if (memory := devices.memory_of(_where(device))) is not None:
         return memory.available
@@ -80,10 +80,10 @@ def there_is(device: torch.device, root: str = _CGROUP) -> int:
 
 
 def free(device: torch.device) -> int:
-    """Bytes that the job could allocate beside what it has; 0 where nothing tells.
+    """Bytes that the job can still allocate; 0 if unknown.
 
     Args:
-        device: on which it computes.
+        device: on which the job computes.
     """
     if (memory := devices.memory_of(_where(device))) is not None:
         return memory.free
@@ -99,7 +99,7 @@ def free(device: torch.device) -> int:
 
 
 def _where(device: torch.device) -> torch.device:
-    """A model in host memory may compute on the accelerator."""
+    """The device that computes: a model in host memory may compute on the accelerator."""
     return (devices.in_use() or device) if device.type == "cpu" else device
 
 

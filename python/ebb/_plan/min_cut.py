@@ -1,4 +1,4 @@
-"""The cheapest cut between two nodes of a graph."""
+"""Minimum cuts of graphs."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections import deque
 
 
 class Network:
-    """Nodes are numbers; edges have capacities.
+    """A directed graph with capacities. Nodes are numbers.
 
-    Cut by Dinic's method, "Algorithm for solution of a problem of maximum flow in a network with
+    `cut` is Dinic's method, "Algorithm for solution of a problem of maximum flow in a network with
     power estimation" (1970).
     """
 
     def __init__(self, nodes: int) -> None:
-        self._edges: list[list[int]] = [[] for _ in range(nodes)]  # of each node, places below
-        self._ends: list[int] = []  # each edge is followed by the one back
+        self._edges: list[list[int]] = [[] for _ in range(nodes)]  # edge indices of each node
+        self._ends: list[int] = []  # each edge is followed by its reverse edge
         self._left: list[float] = []
 
     def add(self, begin: int, end: int, capacity: float) -> None:
-        """An edge."""
+        """Add an edge."""
         for node, other, left in ((begin, end, capacity), (end, begin, 0.0)):
             self._edges[node].append(len(self._ends))
             self._ends.append(other)
             self._left.append(left)
 
     def cut(self, source: int, sink: int, least: float = 1e-12) -> set[int]:
-        """The nodes on the source's side of a cheapest cut. Capacities below `least` are none."""
+        """Nodes on the source's side of a minimum cut. Capacities up to `least` count as 0."""
         while True:
             levels = self._levels(source, least)
             if sink not in levels:
@@ -54,7 +54,7 @@ class Network:
         places: dict[int, int],
         least: float,
     ) -> bool:
-        """Sends what one path can take, if there is one."""
+        """Push as much flow as possible along one path; False if there is no path."""
         path: list[int] = []
         node = source
         while node != sink:

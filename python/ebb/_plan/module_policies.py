@@ -1,4 +1,4 @@
-"""Policies of a model's modules, by their names: applied, written and read."""
+"""Policies for a model's modules, by module name: apply, save and load."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _HEAD = """\
 
 
 class RegionHandles:
-    """Modules that became regions, under several policies.
+    """Handle for modules that became regions, under one or more policies.
 
     Attributes:
-        names: their fully qualified names.
+        names: fully qualified names of the modules.
     """
 
     def __init__(self, handles: list[RegionHandle]) -> None:
         self._handles = handles
-        self._undo = ExitStack()  # of what is in place beside them
+        self._undo = ExitStack()  # undoes all other changes
         self.names = tuple(name for handle in handles for name in handle.names)
 
     def remove(self) -> None:
-        """Give the modules their own forward back.
+        """Restore the modules' own forward.
 
         Raises:
             RuntimeError: as :meth:`ebb.RegionHandle.remove`.
@@ -54,17 +54,17 @@ class RegionHandles:
 
 
 class ModulePolicies:
-    """Which modules of a model are regions, each with a policy of its own.
+    """Modules of a model that are regions, each with its own policy.
 
     Attributes:
-        policies: by the module's fully qualified name.
-        settings: those of the process that go with the policies.
+        policies: policy by the module's fully qualified name.
+        settings: process-wide settings that the policies need.
 
     Args:
-        policies: by the module's fully qualified name.
+        policies: policy by the module's fully qualified name.
         offload: settings of :func:`ebb.offload.configure` that these policies need; empty: none.
-        ahead: whether replays may run ahead of backward, where :func:`ebb.ahead.configure` has
-            them do so.
+        ahead: False disables replays ahead of backward; True leaves them as
+            :func:`ebb.ahead.configure` sets them.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
@@ -73,7 +73,7 @@ class ModulePolicies:
         ('0',)
     """
 
-    __module__ = "ebb"  # where users, and pickles, find it
+    __module__ = "ebb"  # the public name, also for pickle
 
     def __init__(
         self,
@@ -87,18 +87,18 @@ class ModulePolicies:
         self.settings = ProcessSettings(dict(offload or {}), ahead, pages)
 
     def apply(self, model: torch.nn.Module) -> RegionHandles:
-        """Make these modules of a model regions, as :func:`ebb.apply` does; and set how OFFLOAD
-        moves values, if that is said, and that nothing is replayed ahead.
+        """Make the named modules of a model regions, as :func:`ebb.apply` does, and put
+        ``settings`` in place.
 
         Args:
             model: has modules of these names, with or without those of wrappers.
 
         Returns:
-            A handle whose ``remove()`` undoes it; it is also a context manager.
+            A handle. Its ``remove()`` undoes all changes; the handle is also a context manager.
 
         Raises:
             TypeError: ``model`` is no module.
-            ValueError: it has no such module, or one that is a region already; nothing is changed.
+            ValueError: a module does not exist, or is a region already; nothing is changed.
         """
         handles = RegionHandles([])
         try:
@@ -114,26 +114,27 @@ class ModulePolicies:
 
     @property
     def offload(self) -> Mapping[str, int]:
-        """Settings of :func:`ebb.offload.configure` that go with the policies; empty: none."""
+        """Settings of :func:`ebb.offload.configure` that the policies need; empty: none."""
         return self.settings.offload
 
     def _is_applied(self, model: torch.nn.Module, undo: ExitStack) -> None:
-        """They are regions until `undo` is closed, or the model is gone."""
+        """Hook for subclasses: the policies are in place until `undo` is closed or the model is
+        freed."""
 
     def __repr__(self) -> str:
         names = ", ".join(in_ranges(name or "the model" for name in self.policies))
         return f"<ebb.{type(self).__name__}: {names or 'no region'}>"
 
     def groups(self) -> list[tuple[Policy, list[str]]]:
-        """Each policy, and the modules that have it."""
+        """Each policy, with the names of its modules."""
         found: dict[str, tuple[Policy, list[str]]] = {}
         for name, policy in self.policies.items():
             found.setdefault(policy.to_toml(), (policy, []))[1].append(name)
         return list(found.values())
 
     def save(self, path: str | Path) -> None:
-        """Write it as TOML, for people too: a table for each policy, as in a policy's file, with
-        ``modules``, the names of those that have it.
+        """Write the policies to a readable TOML file: one table for each policy, as in a policy's
+        file, with ``modules``, the names of its modules.
 
         Raises:
             OSError: the file cannot be written.
@@ -146,11 +147,11 @@ class ModulePolicies:
 
     @classmethod
     def load(cls, path: str | Path) -> ModulePolicies:
-        """Read what :meth:`save` wrote, or somebody by hand.
+        """Read a file that :meth:`save` or a person wrote.
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it is no such file; the message tells where.
+            ValueError: the file is invalid; the message says where.
         """
         return cls._load(path)
 

@@ -1,4 +1,4 @@
-"""What goes to page pools between forward and backward, and what that costs."""
+"""Models paging between forward and backward: pool sizes, copies and their time."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from ebb.paging import configure, reset
 from ebb.paging._mark_rows import marks
 from ebb.paging._run_step import runs
 
-_PROBE = 4 * 2**20  # bytes that are copied once
+_PROBE = 4 * 2**20  # bytes of one timed copy
 _ROUNDS = 5
-_EACH = 0.01  # milliseconds of the host for a storage, out and back
-_STATE, _NUMBER, _TICKET = 128, 8, 5  # bytes of a pool, of a page's number; numbers of a ticket
+_EACH = 0.01  # host milliseconds for one storage, out and back
+_STATE, _NUMBER, _TICKET = 128, 8, 5  # bytes: of a pool, of a page number; numbers in a ticket
 
 Kind = tuple[str, int]
-"""Storages that share a pool: their dtype, and the bytes of a row."""
+"""Identifies storages that share a pool: their dtype, and the bytes of a row."""
 
 
 @dataclass(frozen=True)
 class Pager:
-    """How rows go to pools.
+    """Settings and speed of paging.
 
     Attributes:
-        speed: bytes in a millisecond that one copy moves.
+        speed: bytes that one copy moves in a millisecond.
         page_rows, headroom: as in :func:`ebb.paging.configure`.
-        limit: bytes that pools may have.
-        beside: whether they are copied beside the work: then what leaves is there until the next
-            region sends something.
-        fixed_order: as in :func:`ebb.paging.step`: what backward asks for next stays.
+        limit: maximum bytes of all pools.
+        beside: True if copies run beside the compute stream. Then a paged storage stays in memory
+            until the next region pages something.
+        fixed_order: as in :func:`ebb.paging.step`: values that backward needs next stay in memory.
     """
 
     speed: float
@@ -51,34 +51,34 @@ class Pager:
     fixed_order: bool = False
 
     def size_of(self, value: Value) -> int:
-        """Bytes that the rows of one value take in a pool."""
+        """Bytes that the rows of a value take in a pool."""
         pages = -(-value.live_rows // self.page_rows)
         rows = min(pages * self.page_rows, value.rows)
         return int(rows * self.headroom) * (value.memory // value.rows)
 
     def time_of(self, value: Value) -> float:
-        """Milliseconds that one value takes, out and back."""
+        """Milliseconds to copy a value out and back."""
         live = value.live_rows * (value.memory // value.rows)
         return _EACH + (live + value.memory) / self.speed
 
 
 NO_PAGER = Pager(speed=1.0)
-"""Where nothing goes to a pool."""
+"""In place of a pager where nothing is paged."""
 
 
 def has_rows(value: Value) -> bool:
-    """Whether it can go to a pool."""
+    """True if the value can go to a pool."""
     return value.live_rows > 0 and value.rows > 0 and not value.rows_mixed
 
 
 @dataclass(frozen=True)
 class Paged:
-    """One storage that goes to a pool.
+    """A storage that goes to a pool.
 
     Attributes:
-        sent: its memory, and when that is needed.
-        value: what was in it.
-        call: the region that knows it.
+        sent: the storage's memory, and when it is needed.
+        value: its contents.
+        call: index of its region.
     """
 
     sent: Sent
@@ -87,7 +87,7 @@ class Paged:
 
     @property
     def kind(self) -> Kind:
-        """Of the pool."""
+        """The kind of its pool."""
         return self.value.dtype, self.value.memory // self.value.rows
 
     @property
@@ -98,10 +98,10 @@ class Paged:
 
 @dataclass
 class _Use:
-    """What one pool must hold."""
+    """Rows and pages of one pool: current and largest numbers."""
 
     pages: int = 0
-    rows: int = 0  # of a stack
+    rows: int = 0  # if the pool is a stack
     most_pages: int = 0
     most_rows: int = 0
     stack: list[tuple[Paged, int]] = field(default_factory=list)
@@ -109,13 +109,13 @@ class _Use:
 
 
 class Pools:
-    """The pools of a step, as the engine sizes and uses them. See Note [How pools are sized].
+    """The pools of a step, sized and used as in the C++ code. See Note [How pools are sized].
 
     Attributes:
-        stays: when which storage is in memory.
-        nbytes: of all pools.
-        are_too_large: they may not have so many.
-        tickets: when memory for tickets is taken and given back.
+        stays: when each storage is in memory.
+        nbytes: bytes of all pools.
+        are_too_large: True if the pools exceed the limit.
+        tickets: allocations and frees of tickets.
         took: milliseconds that copies take.
     """
 
@@ -180,7 +180,7 @@ class Pools:
 
 
 def _when_the_next_sends(paged: Sequence[Paged]) -> dict[int, float]:
-    """By call, when the one after it sends its first storage."""
+    """For each call, when the call after it pages its first storage."""
     first: dict[int, float] = {}
     for one in paged:
         first.setdefault(one.call, one.sent.packed)
@@ -190,7 +190,7 @@ def _when_the_next_sends(paged: Sequence[Paged]) -> dict[int, float]:
 
 
 def _turning_points(paged: Sequence[Paged]) -> set[int]:
-    """The calls whose backward comes right after their forward."""
+    """Calls whose backward follows directly after their forward."""
     begins: dict[int, float] = {}
     asked: dict[int, float] = {}
     for one in paged:
@@ -202,7 +202,7 @@ def _turning_points(paged: Sequence[Paged]) -> set[int]:
 
 
 class StepsThatRunAgain:
-    """Whether the steps that are measured are such: no other may find a pool too small."""
+    """Checks that measured steps use ebb.paging.run_step: in other steps no pool may overflow."""
 
     def __init__(self) -> None:
         self._before = Counter(runs)
@@ -210,11 +210,11 @@ class StepsThatRunAgain:
         self._speed: float | None = None  # measured once
 
     def pager(self, profile: Profile, device: torch.device) -> Pager | None:
-        """How rows go to pools.
+        """The pager for a step.
 
         Args:
-            profile: of a step since then.
-            device: where their rows are.
+            profile: of a step that ran since this object was made.
+            device: that holds the rows.
 
         Returns:
             None if no value has rows, or some were marked outside of :func:`ebb.paging.run_step`.
@@ -236,21 +236,21 @@ class StepsThatRunAgain:
 
 
 def pool_bytes() -> int:
-    """What page pools have now."""
+    """Current bytes of all page pools."""
     found: int = _C.paging_stats()["pool_bytes"]
     return found
 
 
 def size_pools_anew() -> None:
-    """What is paged from now on is something else."""
+    """Record pool sizes again in the next step, since other values are paged from now on."""
     _C.paging_record_next()
     if _C.paging_stats()["stashes"] == 0:
-        with contextlib.suppress(RuntimeError):  # inside of a step
+        with contextlib.suppress(RuntimeError):  # raised inside a step
             reset()
 
 
 def _copy_speed(device: torch.device) -> float:
-    """Bytes in a millisecond."""
+    """Bytes that a copy moves in a millisecond."""
     x = torch.zeros(_PROBE, dtype=torch.uint8, device=device)
     y = torch.empty_like(x)
     times = []

@@ -1,4 +1,4 @@
-"""What budgets cost: a curve."""
+"""The cost of memory budgets, as a curve."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ebb._support.figures import new_figure
 
 @dataclass(frozen=True)
 class ParetoPoint:
-    """What one budget comes to.
+    """Predicted memory and time for one budget.
 
     Attributes:
         budget: bytes that the step may allocate.
-        peak: bytes that it will.
+        peak: peak bytes that it will allocate.
         duration: milliseconds.
-        replays: how many operators run again.
+        replays: how many operators are recomputed.
     """
 
     budget: int
@@ -31,11 +31,11 @@ class ParetoPoint:
 
 
 class Pareto(Sequence[ParetoPoint]):
-    """Points from the least budget to the largest. ``str()`` gives a table.
+    """Points from the lowest to the highest budget. ``str()`` gives a table.
 
     Attributes:
-        plain_peak, plain_duration: of the step without regions.
-        budget: that of the plan.
+        plain_peak, plain_duration: peak and time of the step without regions.
+        budget: the plan's budget.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Pareto(Sequence[ParetoPoint]):
         return max(1, self.plain_peak)
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """The table as CSV: bytes and milliseconds.
+        """The table as CSV, in bytes and milliseconds.
 
         Args:
-            path: where to write it; None: nowhere.
+            path: also write the table to this file; None: return it only.
 
         Raises:
             OSError: the file cannot be written.
@@ -83,13 +83,13 @@ class Pareto(Sequence[ParetoPoint]):
         return text.getvalue()
 
     def plot(self, path: str | Path) -> None:
-        """Draw the curve: time over bytes, and where the plan's budget cuts it.
+        """Draw time over peak memory, and the plan's budget as a line.
 
         Args:
             path: a ``.png``, ``.svg`` or ``.pdf`` file.
 
         Raises:
-            ModuleNotFoundError: matplotlib is not there.
+            ModuleNotFoundError: matplotlib is not installed.
             OSError: the file cannot be written.
         """
         figure = new_figure("a plot", 7, 4.5)
@@ -98,7 +98,7 @@ class Pareto(Sequence[ParetoPoint]):
 
 
 def draw_pareto(axes: Any, curve: Pareto) -> None:
-    """Time over bytes."""
+    """Draw time over peak memory."""
     whole = max(1, curve.plain_peak)
     shares = [one.peak / whole for one in curve]
     times = [one.duration / curve.plain_duration for one in curve]

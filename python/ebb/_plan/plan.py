@@ -1,4 +1,4 @@
-"""Plans: what to keep so that a step stays in a budget of memory, and what that costs."""
+"""Plans: choose the activations to save within a memory budget, and predict the cost."""
 
 from __future__ import annotations
 
@@ -37,18 +37,19 @@ from ebb._support.shown import clipped, shown
 
 
 class Plan(ModulePolicies):
-    """What :func:`ebb.plan` decided: which modules become regions, and what each keeps.
+    """A checkpointing plan made by :func:`ebb.plan`: which modules become regions, and their
+    policies.
 
     Attributes:
-        policies: by the module's fully qualified name. Modules without one stay as they are.
-        budget: bytes that the step was allowed to allocate above what is there when it begins.
-        peak: what it will allocate at most, in bytes.
-        duration: what it will take, in milliseconds.
-        plain_peak, plain_duration: what it would allocate and take without regions.
-        spread: by how much of the least the slowest of the measured steps took longer: ``duration``
-            is no more certain than that.
-        replays: how many operators run again.
-        pool_bytes: of ``peak``, what page pools take, in bytes.
+        policies: policy by the module's fully qualified name. Modules without one stay unchanged.
+        budget: bytes that the step may allocate above those in use when it begins.
+        peak: predicted peak of the step's allocations, in bytes.
+        duration: predicted time of the step, in milliseconds.
+        plain_peak, plain_duration: the same for the step without regions.
+        spread: relative difference between the slowest and the fastest measured step; the
+            uncertainty of ``duration``.
+        replays: how many operators are recomputed.
+        pool_bytes: bytes of ``peak`` that page pools use.
     """
 
     def __init__(
@@ -84,24 +85,24 @@ class Plan(ModulePolicies):
         weakref.finalize(model, planned.forget, self._reported)
 
     def _for_reports(self, measured: Measured | None = None) -> planned.ReportedPlan:
-        """What reports tell of it.
+        """The plan as reports show it.
 
         Args:
-            measured: all is recomputed, as it was in that step, in place of what was chosen.
+            measured: show this step, in which everything was recomputed, instead of the plan.
         """
         if measured is not None:
             return reported_as_measured(self, Chooser(Simulator(measured)), measured)
         return reported(self, self._chooser, self._chosen)
 
     def measure(self, step: Callable[[], object]) -> Profile:
-        """Run a step five times under this plan, so that reports of steps under it have what was
-        measured beside what was predicted.
+        """Run a step five times under this plan. Reports of steps under it show the measured values
+        beside the predicted ones.
 
         Args:
-            step: what was planned. The plan is applied.
+            step: the planned step. The plan must be applied.
 
         Returns:
-            One of the steps, for :meth:`plot`. It takes longer since it is recorded.
+            The profile of one of the steps. Recording makes that step slower.
 
         Raises:
             RuntimeError: the plan is not applied; or as :func:`ebb.profile`.
@@ -114,7 +115,7 @@ class Plan(ModulePolicies):
 
     @classmethod
     def load(cls, path: str | Path) -> NoReturn:
-        """A plan's file has its policies alone: ``ebb.ModulePolicies.load(path)`` reads them.
+        """Unsupported, since files hold only policies: use ``ebb.ModulePolicies.load(path)``.
 
         Raises:
             TypeError: always.
@@ -125,25 +126,25 @@ class Plan(ModulePolicies):
         )
 
     def summary(self) -> str:
-        """What was decided, in one line."""
+        """The plan in one line."""
         return summary(self)
 
     def __repr__(self) -> str:
         return f"<ebb.Plan: {self.summary().removeprefix('ebb: ')}>"
 
     def explain(self) -> str:
-        """What each region keeps and makes again, and what that costs, in words."""
+        """Describe what each region saves and recomputes, and the cost."""
         return explained(self, self._chooser, self._chosen)
 
     def pareto(self, points: int = 20) -> Pareto:
-        """What other budgets would cost.
+        """Predict memory and time for other budgets.
 
         Args:
-            points: how many, from the least budget to one at which nothing is given up.
+            points: how many budgets, from the lowest possible one to one that recomputes nothing.
 
         Raises:
             TypeError: ``points`` is no int.
-            ValueError: it is less than 2.
+            ValueError: ``points`` is less than 2.
         """
         if isinstance(points, bool) or not isinstance(points, int):
             raise TypeError(f"ebb: points must be an int; got {shown(points)}")
@@ -189,7 +190,7 @@ def _policies(
 
 
 def _transfers(chooser: Chooser, chosen: Chosen) -> dict[str, int]:
-    """Of OFFLOAD, with which copies are as they were simulated; none if nothing leaves."""
+    """Settings of OFFLOAD that reproduce the simulated copies; empty if nothing is offloaded."""
     if not any(point.sends for point in chosen.values()):
         return {}
     window, least = chooser.simulator.window, chooser.simulator.link.least
@@ -207,15 +208,15 @@ def plan_of(
     *,
     at_least: bool = False,
 ) -> Plan:
-    """The plan for a step that was measured.
+    """Make the plan for a measured step.
 
     Args:
         measured: the step.
-        budget: bytes, all told, or a share, see :func:`ebb.plan`.
-        at_least: if the budget is too small, give the plan that needs the least.
+        budget: bytes in total, or a share, see :func:`ebb.plan`.
+        at_least: if the budget is too small, return the plan with the lowest peak.
 
     Raises:
-        BudgetError: the budget is too small.
+        BudgetError: the budget is too small, and ``at_least`` is False.
         ValueError: no region ran forward and backward.
     """
     alone = replace(measured, link=None, pager=None)
@@ -229,7 +230,7 @@ def plan_of(
     plain = simulator.plain.peak
     bytes_allowed = allowed(budget, measured.base, plain)
     if isinstance(budget, float) and budget == 1.0:
-        bytes_allowed = plain  # a margin would take some of what the step needs
+        bytes_allowed = plain  # a margin would make the eager step exceed its own peak
     ways = list(_with_more_ways(measured))
     choosers = []
     if ahead_is_on():
@@ -256,7 +257,7 @@ def plan_of(
 
 
 def _with_more_ways(measured: Measured) -> Iterable[Measured]:
-    """Where values can leave, or rows go to pools: with one of them, and with both."""
+    """The step with offloading, with paging and with both, as far as the device supports them."""
     if measured.pager is not None and measured.link is not None:
         yield replace(measured, link=None)
         yield replace(measured, pager=None)
@@ -269,14 +270,14 @@ def ahead_is_on() -> bool:
 
 
 def _stacked(measured: Measured, simulator: Simulator) -> Stacked | None:
-    """With several blocks in one region."""
+    """The step with several blocks in each region; None if no module calls blocks in a row."""
     stacks = find_stacks(simulator.step, measured.parents)
     return Stacked(measured, simulator, stacks) if stacks else None
 
 
 def _fastest(choosers: Iterable[Chooser], budget: int) -> tuple[Chooser, Chosen] | None:
-    """With and without copies: where those are the bottleneck, fewer of them are not tried by the
-    one that makes some."""
+    """The fastest choice of all choosers. A chooser that offloads does not try fewer copies if
+    copies are the bottleneck, so choosers without copies compete too."""
     found = [(one, chosen) for one in choosers if (chosen := one.choose(budget)) is not None]
     return min(found, key=lambda pair: pair[0].estimate(pair[1]).duration, default=None)
 
@@ -288,34 +289,36 @@ def plan(
     *,
     modules: str | Iterable[str] | None = None,
 ) -> Plan:
-    """Decide what to keep so that a step stays in a budget of memory and takes the least time.
+    """Choose which activations to save, so that a step stays within a memory budget and takes the
+    least time.
 
-    Runs the step about eight times, with every block a region that recomputes everything. Then
-    decides for each saved tensor whether to keep or to recompute it, whichever costs less. Blocks
-    that run the same operators get the same decisions where the budget allows it. The model is not
-    changed: ``plan.apply(model)`` does that.
+    Runs the step about eight times, with every block recomputed. Then decides for each saved
+    tensor whether saving or recomputing it costs less. Blocks that run the same operators get the
+    same decisions where the budget allows it. The model is not changed: ``plan.apply(model)`` does
+    that.
 
     Args:
-        model: no region may be in it yet.
-        step: runs a forward of the model and its backward, and whatever else belongs to a step. It
-            must do the same each time.
-        budget: bytes, an int or text such as ``"24GiB"``: weights and whatever else is there
-            when the step begins included. On the CPU that is the model's parameters, their
-            gradients and buffers; on an accelerator all that is allocated there. Or a share, a
-            float or text such as ``"40%"``, of what the step allocates at most without regions.
-        modules: globs of modules that may become regions, as for :func:`ebb.apply`. Default:
-            the repeated blocks of the model; if the budget is too small for these, which leave
-            what is between them as it is, the model's parts, or the model as one region.
+        model: must not contain a region yet.
+        step: runs the model's forward and backward, and anything else that belongs to a step.
+            Each call must run the same operators.
+        budget: bytes, an int or text such as ``"24GiB"``. The budget includes the memory in use
+            when the step begins: on the CPU, the model's parameters, their gradients and buffers;
+            on an accelerator, all that is allocated there. Or a share, a float or text such as
+            ``"40%"``, of the step's peak without regions.
+        modules: globs of modules that may become regions, as for :func:`ebb.apply`. Default: the
+            repeated blocks of the model. If the budget is too small for these, since they do not
+            cover activations between them: the model's parts, or the model as one region.
 
     Returns:
-        A :class:`Plan`. If the step fits as it is, no module becomes a region.
+        A :class:`Plan`. If the step fits unchanged, no module becomes a region.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument makes no sense; or no module that may be a region runs in the step;
-            or the step has a region already.
-        BudgetError: the budget is too small. The message names the least, and what makes it.
-        RuntimeError: the step did not do the same each time.
+        ValueError: an argument is invalid; or no module that may be a region runs in the step; or
+            the step has a region already.
+        BudgetError: the budget is too small. The message names the lowest possible budget and what
+            needs the memory.
+        RuntimeError: the calls of ``step`` ran different operators.
 
     Example:
         >>> model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(32, 64),

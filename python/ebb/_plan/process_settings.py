@@ -1,4 +1,4 @@
-"""Settings of the process that go with policies."""
+"""Process-wide settings that policies need."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ebb._plan.pages import size_pools_anew
 
 
 class Layers:
-    """Settings that several have in place, one over the other, and that are taken away in any
-    order: the last one counts.
+    """A stack of changes to settings. The last layer is in force; layers may be removed in any
+    order.
 
     Args:
-        configure: puts them in place, and returns all that are.
+        configure: changes settings, and returns all current ones.
     """
 
     def __init__(self, configure: Callable[..., Mapping[str, Any]]) -> None:
         self._configure = configure
-        self._below: list[dict[str, Any]] = []  # of each layer, what it has changed
+        self._below: list[dict[str, Any]] = []  # for each layer, the settings that it replaced
 
     def put(self, wanted: Mapping[str, Any], undo: ExitStack) -> None:
-        """They are in place until `undo` is closed."""
+        """Put settings in place until `undo` is closed."""
         now = self._configure()
         below = {name: now[name] for name in wanted}
         self._below.append(below)
@@ -48,12 +48,12 @@ _ahead = Layers(ahead.configure)
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """What else is set while policies are in place.
+    """Process-wide settings while policies are in place.
 
     Attributes:
-        offload: settings of :func:`ebb.offload.configure`; empty: as they are.
-        ahead: whether replays run ahead of backward as they are set to; else they do not.
-        pages: whether rows go to page pools, which are sized anew.
+        offload: settings of :func:`ebb.offload.configure`; empty: unchanged.
+        ahead: False disables replays ahead of backward; True leaves them as configured.
+        pages: True if the policies use page pools, which get new sizes.
     """
 
     offload: Mapping[str, int] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class ProcessSettings:
     pages: bool = False
 
     def put(self, undo: ExitStack) -> None:
-        """They are in place until `undo` is closed."""
+        """Put the settings in place until `undo` is closed."""
         if self.offload:
             _offload.put(self.offload, undo)
         if not self.ahead:

@@ -1,4 +1,4 @@
-"""Profiles: what one step did, operator by operator, and how long each took."""
+"""Profiles: a record of one step, with each operator and its time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ebb import _C
 from ebb._support import devices
 from ebb._support.shown import shown
 
-_FORMAT = 2  # of the file
+_FORMAT = 2  # version of the file format
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,18 @@ class Operator:
     """One call of an operator in a forward.
 
     Attributes:
-        func_name: such as ``"aten::mm.default"``.
-        region: the innermost region.
-        module: the innermost module; empty if no rule and no report asked for modules.
-        call: of an outermost region, to which it belongs: how many had been entered before.
-        start: when it was called.
-        runtime: of its kernel: on the device if it ran on one, else on the host.
-        inputs: places in ``Profile.values`` of what it read.
-        outputs: likewise, of what it made or wrote.
-        random: whether it drew from a generator.
-        inplace: whether it wrote an argument.
-        replayable: whether it can be run again.
-        reads_rows: whether of what it reads it is known which rows live (:func:`ebb.mark_rows`).
+        func_name: the operator's name, such as ``"aten::mm.default"``.
+        region: name of the innermost region.
+        module: name of the innermost module; empty if no rule and no report asked for modules.
+        call: index of the operator's outermost region, in the order of entry.
+        start: when the operator was called.
+        runtime: time of its kernel, on the device if it ran on one, else on the host.
+        inputs: indices in ``Profile.values`` of the values that it read.
+        outputs: indices of the values that it made or wrote.
+        random: True if it used a random generator.
+        inplace: True if it wrote to an argument.
+        replayable: True if it can be recomputed.
+        reads_rows: True if the valid rows of an input are known (:func:`ebb.mark_rows`).
     """
 
     func_name: str
@@ -51,26 +51,26 @@ class Operator:
 
 @dataclass(frozen=True)
 class Value:
-    """A storage between two writes.
+    """The contents of a storage between two writes.
 
     Attributes:
-        memory: its bytes.
-        shape: of the tensor that was made.
-        dtype: likewise, such as ``"float32"``.
+        memory: size in bytes.
+        shape: shape of the tensor that was made.
+        dtype: its dtype, such as ``"float32"``.
         fate: a key of ``ebb.Report.FATES``.
-        reason: why it cannot be recomputed; else empty.
-        saved: whether autograd saved it.
+        reason: why the value cannot be recomputed; else empty.
+        saved: True if autograd saved it.
         address: of its bytes when they were made, as in ``Profile.allocations``.
-        made: when.
-        let_go: when the program was found not to hold it any more, of what came from outside of the
-            region; -1: never.
+        made: when it was made.
+        let_go: for values from outside the region, when ebb found that the program no longer holds
+            them; -1: never.
         asked: when backward first unpacked it; -1: never.
-        again: when it had been made again, or fetched; -1: never.
-        again_address: of its bytes then.
-        ended: when nothing knew it any more; -1: not before the end.
-        rows: of the storage, if it is known which of them live (:func:`ebb.mark_rows`); else 0.
-        live_rows: of these, those that live, one at least.
-        rows_mixed: whether an operator that may mix its rows saved it.
+        again: when it had been recomputed or fetched; -1: never.
+        again_address: address of its bytes at that time.
+        ended: when nothing referred to it any more; -1: not before the step's end.
+        rows: rows of the storage, if its valid rows are known (:func:`ebb.mark_rows`); else 0.
+        live_rows: how many of them are valid; at least one.
+        rows_mixed: True if an operator that may mix its rows saved it.
     """
 
     memory: int
@@ -93,17 +93,17 @@ class Value:
 
 @dataclass(frozen=True)
 class Profile:
-    """What one step did. Times are in milliseconds since it began. See :func:`ebb.profile`.
+    """A record of one step. Times are in milliseconds since it began. See :func:`ebb.profile`.
 
     Names are those of ``torch.distributed._tools.sac_estimator.SACStats`` where they mean the same.
 
     Attributes:
         duration: of the step.
         operators: calls in regions, in order: an :class:`Operator` each.
-        replays: operators that ran again for backward: tuples of name, start and time of the host.
-        values: what those read and made: a :class:`Value` each.
-        allocations: tuples of time, address, and bytes that were taken, or given back (then less
-            than 0), on the thread of the step, and where autograd takes it.
+        replays: operators recomputed for backward: tuples of name, start and host time.
+        values: inputs and outputs of the operators: a :class:`Value` each.
+        allocations: tuples of time, address, and bytes that were allocated, or freed (less than
+            0), on the step's thread and on threads where autograd runs.
     """
 
     duration: float
@@ -114,7 +114,7 @@ class Profile:
 
     @property
     def peak(self) -> int:
-        """The most bytes at a time, of those that the step allocated."""
+        """The peak of the bytes that the step allocated."""
         now = most = 0
         for _, _, taken in self.allocations:
             now += taken
@@ -122,7 +122,7 @@ class Profile:
         return most
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON.
+        """Write the profile as JSON.
 
         Raises:
             OSError: the file cannot be written.
@@ -132,11 +132,11 @@ class Profile:
 
     @staticmethod
     def load(path: str | Path) -> Profile:
-        """Read what :meth:`save` wrote.
+        """Read a file that :meth:`save` wrote.
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it is no profile, or one of another format.
+            ValueError: the file is no profile, or has another format.
         """
         try:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -148,7 +148,7 @@ class Profile:
 
 
 def profile_of(found: dict[str, Any]) -> Profile:
-    """From what C++ gives, or a file has."""
+    """Build a profile from the dictionary that C++ or a file gives."""
     operators = tuple(
         Operator(**one | {"inputs": tuple(one["inputs"]), "outputs": tuple(one["outputs"])})
         for one in found.pop("operators")
@@ -162,22 +162,22 @@ def profile_of(found: dict[str, Any]) -> Profile:
 
 
 def profile(step: Callable[[], object], *, steps: int = 3, warmup: int = 1) -> Profile:
-    """Run a step some times, and record all of its operators.
+    """Run a step several times, and record all operators in its regions.
 
-    Times of operators are medians over the steps; all else is of the step whose duration is the
-    median. Meanwhile replays do not run ahead, and torch's profiler, of which this takes the place,
-    cannot be started.
+    Operator times are medians over the steps; everything else is from the step whose duration is
+    the median. During the recording replays do not run ahead of backward, and torch's profiler
+    cannot be started, since ebb uses it.
 
     Args:
-        step: runs a forward, with regions in it, and its backward. Each call must do the same.
-        steps: how often it is recorded.
-        warmup: how often it is run before, since first calls take longer.
+        step: runs a forward with regions, and its backward. Each call must do the same.
+        steps: how many steps are recorded.
+        warmup: how many steps run before them, since first steps take longer.
 
     Raises:
         TypeError: ``steps`` or ``warmup`` is no int.
-        ValueError: ``steps`` is less than 1, or ``warmup`` than 0.
-        RuntimeError: the calls of ``step`` did not run the same operators; or a profile is being
-            recorded already; or torch's profiler runs.
+        ValueError: ``steps`` is less than 1, or ``warmup`` is less than 0.
+        RuntimeError: the calls of ``step`` ran different operators; or a profile is being recorded
+            already; or torch's profiler runs.
 
     Example:
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
@@ -194,7 +194,8 @@ def profile(step: Callable[[], object], *, steps: int = 3, warmup: int = 1) -> P
             raise TypeError(f"ebb: {name} must be an int; got {type(value).__name__}")
         if value < least:
             raise ValueError(f"ebb: {name} must be {least} or more; got {value}")
-    for _ in range(warmup):  # recorded: the CPU's allocator tells sizes of what was taken then
+    # Warm-up is recorded too: the CPU's allocator knows the sizes only of recorded allocations.
+    for _ in range(warmup):
         _recorded(step)
     return median_of([_recorded(step) for _ in range(steps)])
 
@@ -211,10 +212,10 @@ def _recorded(step: Callable[[], object]) -> Profile:
 
 
 def median_of(profiles: list[Profile]) -> Profile:
-    """One of several of the same step.
+    """Combine profiles of the same step.
 
     Raises:
-        RuntimeError: the steps did not run the same operators.
+        RuntimeError: the steps ran different operators.
     """
     _check_same([one.operators for one in profiles])
     middle = statistics.median_low(one.duration for one in profiles)
@@ -231,7 +232,7 @@ def median_of(profiles: list[Profile]) -> Profile:
 
 
 def _with_most_rows(chosen: Profile, profiles: list[Profile]) -> tuple[Value, ...]:
-    """Its values, each with the most rows that lived in any of several steps."""
+    """The values of `chosen`, each with the most valid rows of all profiles."""
     if not any(value.rows for value in chosen.values) or any(
         [value.rows for value in one.values] != [value.rows for value in chosen.values]
         for one in profiles

@@ -1,4 +1,4 @@
-"""What one region holds, makes again and sends away, if it does as was chosen."""
+"""Estimates what one region holds, recomputes and offloads under a choice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ebb._plan.transfers import Sent
 
 @dataclass(frozen=True)
 class Stretch:
-    """A time in which one memory (its place in ``Step.memories``) is needed."""
+    """A time in which a memory (an index in ``Step.memories``) is needed."""
 
     memory: int
     begin: float
@@ -25,21 +25,21 @@ class Stretch:
 
 
 class RegionEstimate:
-    """What a call of a region does. Its methods are the rules by which ebb records and replays.
+    """Estimate for one call of a region. The methods model how ebb records and replays.
 
     Attributes:
-        stretches: when it needs which memory.
-        sent: what leaves.
-        paged: of what rows go to pools.
-        copies: times, and bytes that it takes or gives back besides.
-        replays: which operators run again.
+        stretches: when the call needs which memory.
+        sent: storages that are offloaded.
+        paged: storages whose rows go to pools.
+        copies: times, and bytes that copies and replays allocate or free in addition.
+        replays: operators that are recomputed.
 
     Args:
-        step: in which it runs.
-        call: which one.
-        choice: what becomes of results.
-        least: smaller storages do not leave.
-        begins: when its replays may run at the latest; infinity: when backward asks.
+        step: the step of the call.
+        call: the call.
+        choice: decisions for its operators' results.
+        least: smaller storages are not offloaded.
+        begins: when its replays begin at the latest; infinity: when backward unpacks a value.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RegionEstimate:
         self.replays = Replays(step, call, self._kept, self._each_time, begins)
         self.sent: list[Sent] = []
         self.paged: list[Paged] = []
-        # By memory that the program still holds: when replays hold a second one of its size.
+        # By memory that the program still holds: when replays hold another block of its size.
         self._beside: dict[int, list[tuple[float, float]]] = defaultdict(list)
         self.stretches = [
             *self._of_results(),
@@ -75,7 +75,7 @@ class RegionEstimate:
         ]
 
     def _find_needed(self) -> set[int]:
-        """The operators that something may have to run again."""
+        """Operators that may have to be recomputed."""
         needed: set[int] = set()
         for number in reversed(self._call.operators):
             if number in self._kept:
@@ -88,8 +88,9 @@ class RegionEstimate:
         return needed
 
     def _find_lasting(self) -> dict[int, float]:
-        """The operators that do not run again, and are not forgotten when the region ends, since
-        the program has what came of them and may write to it; and until when."""
+        """Operators that are not recomputed but whose recipes outlive the region, since the program
+        holds a value that depends on their results and may write to it; with the time until which
+        they last."""
         step = self._step
         found: dict[int, float] = {}
         for number in reversed(self._call.operators):
@@ -106,7 +107,7 @@ class RegionEstimate:
         return found
 
     def _of_lasting(self, lasting: dict[int, float]) -> Iterable[Stretch]:
-        """What those read, as far as it is there."""
+        """The inputs of lasting operators, as far as they are in memory."""
         step = self._step
         for number, until in lasting.items():
             for value in step.operators[number].inputs:
@@ -139,26 +140,26 @@ class RegionEstimate:
                     if self._passes_ahead(number, time):
                         continue
                     until = max(self._replayed_until(value, number, time), time + JUST)
-                    if step.program_has(value) > time:  # a later state of that memory
+                    if step.program_has(value) > time:  # the program holds a later state of it
                         self._beside[place].append((time, until))
                     else:
                         yield Stretch(place, time, until)
 
     def _needed_until(self, value: int) -> float:
-        """When autograd is done with a value."""
+        """When autograd no longer needs a value."""
         about = self._step.values[value]
         return self._step.needed_until[value] if about.saved else about.made
 
     def _kept_until(self, value: int) -> float:
         step = self._step
         until = max([*self._read_by_replays(value), self._needed_until(value)])
-        if step.readers[value]:  # their recipes are there until the region ends
+        if step.readers[value]:  # the recipes of readers exist until the region ends
             until = max(until, self._call.ends)
         writer = step.overwritten.get(value)
         return until if writer is None else min(until, step.operators[writer].start)
 
     def _replayed_until(self, value: int, operator: int, time: float) -> float:
-        """How long what was made again is there."""
+        """Until when a recomputed value is in memory."""
         replays = self.replays
         read = self._read_by_replays(value, (operator, time))
         if not replays.is_passing(operator, time):
@@ -167,11 +168,11 @@ class RegionEstimate:
         return max((one for one in read if time <= one <= end), default=time)
 
     def _leaves(self, value: int, place: int) -> bool:
-        """Whether it is large enough, and something in backward needs it."""
+        """True if the value is large enough to be offloaded, and backward needs it."""
         return self._step.memories[place].size >= self._least and self._asked(value) < math.inf
 
     def _pages(self, value: int) -> bool:
-        """Whether it has rows, and something in backward needs it."""
+        """True if the value has rows, and backward needs it."""
         return has_rows(self._step.values[value]) and self._asked(value) < math.inf
 
     def _page(self, sent: Sent, value: int) -> None:
@@ -179,7 +180,7 @@ class RegionEstimate:
         self.paged.append(Paged(sent, self._step.values[value], call))
 
     def _asked(self, value: int) -> float:
-        """When backward, or a replay, needs it first; infinity: never."""
+        """When backward or a replay first needs a value; infinity: never."""
         about = self._step.values[value]
         first = [about.asked] if about.saved and about.asked >= 0 else []
         runs = self.replays.runs
@@ -189,7 +190,7 @@ class RegionEstimate:
     def _sent(self, value: int, place: int) -> Sent:
         step = self._step
         memory, about = step.memories[place], step.values[value]
-        # what only replays need leaves when the region ends
+        # A value that only replays need leaves memory when the region ends.
         packed = about.made if about.saved else self._call.ends
         until = max([*self._read_by_replays(value), self._needed_until(value)])
         asked = self._asked(value)
@@ -204,7 +205,7 @@ class RegionEstimate:
         return Sent(place, memory.size, memory.taken, about.made, asked, until)
 
     def _read_by_replays(self, value: int, made: tuple[int, float] | None = None) -> list[float]:
-        """Until when replays need a value. `made`: as for `Replays.read`."""
+        """When each replay that reads a value has ended. `made`: as for `Replays.read`."""
         readers = [one for one in self._step.readers[value] if one in self._needed]
         return self.replays.read(made, readers)
 
@@ -242,8 +243,8 @@ class RegionEstimate:
         return (operator, time) in self.replays.early and self.replays.is_passing(operator, time)
 
     def _in_passing_ahead(self) -> Iterable[tuple[float, int]]:
-        """What replays ahead take and give back again: beside the backward of another region, it is
-        not known when."""
+        """Temporary memory of replays ahead. Their timing beside the backward of another region is
+        unknown, so their peak counts for the whole time."""
         step, replays = self._step, self.replays
         changes = []
         for number, time in replays.early:
@@ -261,8 +262,8 @@ class RegionEstimate:
             yield from [(begins, most), (self._call.asked[0][0], -most)]
 
     def _copies_before_writes(self) -> Iterable[tuple[float, int]]:
-        """Of kept values, and of inputs, that the program is about to write over, while a replay
-        needs them."""
+        """Copies of saved values and inputs that the program overwrites while a replay still needs
+        them."""
         step = self._step
         for number in self._call.operators:
             for value in step.operators[number].outputs:
@@ -283,9 +284,9 @@ class RegionEstimate:
                 yield from [(copied.taken, copied.size), (last, -copied.size)]
 
     def _copies_in_passing(self) -> Iterable[tuple[float, int]]:
-        """Of recomputed values that an operator of ``each_time`` writes over. A run in passing
-        copies them, since the operator will run again. The last run does so if something else
-        still needs them. See Note [Made each time]."""
+        """Copies of recomputed values that an operator of ``each_time`` overwrites. A replay
+        in passing copies them, since that operator will read them again. The last replay copies
+        them only if something else still needs them. See Note [Made each time]."""
         step, runs = self._step, self.replays.runs
         for number in self._each_time & runs.keys():
             for value in step.operators[number].inputs:
@@ -318,14 +319,13 @@ class RegionEstimate:
                 until = self._replayed_until(value, number, made)
                 if until > self.replays.end(writer, written) and written > made:
                     size = step.memories[step.memory_of[value]].size
-                    both = min(
-                        until, self._last_state_until(writer, written)
-                    )  # then one of them is freed
+                    # At `both`, one of the two copies is freed.
+                    both = min(until, self._last_state_until(writer, written))
                     yield from [(written, size), (max(written, both), -size)]
 
     def _last_state_until(self, writer: int | None, time: float) -> float:
-        """How long a replay needs what an operator writes from a time on, or what others write
-        over that."""
+        """Until when replays need the result of an operator's run, or results that other
+        operators write over it."""
         runs, until = self.replays.runs, 0.0
         while writer in runs:
             time = min((one for one in runs[writer] if one >= time), default=math.inf)
@@ -337,13 +337,13 @@ class RegionEstimate:
         return until
 
     def _copies_for_replays(self) -> Iterable[tuple[float, int]]:
-        """Of what backward gets while operators that read it could yet run again. See
-        Note [Unpacked bytes may be written]."""
+        """Copies of values that backward unpacks while operators that read them may still be
+        recomputed. See Note [Unpacked bytes may be written]."""
         step = self._step
         inputs = [
             (step.values[one].asked, one)
             for one in step.inputs_of(self._call)
-            if one not in step.memory_of  # a parameter; what a function computed is not copied
+            if one not in step.memory_of  # a parameter; computed inputs are not copied
         ]
         for asked, value in [*self._call.asked, *inputs]:
             readers = step.readers[value]
@@ -358,34 +358,34 @@ class RegionEstimate:
                 yield from [(asked, size), (ends, -size)]
 
     def _slice_end(self, value: int, asked: float) -> float:
-        """When the replays are over for which backward waits when it asks for a value."""
+        """When the replays end that backward waits for when it unpacks a value."""
         maker = self._step.maker.get(value)
         if maker not in self.replays.runs or maker in self._each_time:
             return asked
         return max(asked, self.replays.end(maker, self.replays.runs[maker][0]))
 
     def _could_run(self, operator: int, time: float) -> bool:
-        """Whether a kept operator is not forgotten: it is when the region ends, unless the program
-        has one of its results."""
+        """True if a saved operator's recipe still exists. The region's end drops the recipe, unless
+        the program holds one of the operator's results."""
         step, call = self._step, self._call
         if operator in self._stays or operator not in call.operators:
             return False
         outputs = step.operators[operator].outputs
         if operator in self._paging and all(has_rows(step.values[value]) for value in outputs):
-            return False  # what is in a pool needs no recipe
+            return False  # a value in a pool needs no recipe
         saved = [value for value in outputs if step.needed_until.get(value, -1.0) > time]
         has_it = any(step.let_go(value) > call.ends for value in outputs)
         return bool(saved) and has_it
 
 
 def kept_in_the_end(step: Step, kept: set[int], stays: set[int]) -> set[int]:
-    """The operators whose results are there in the end. Of a kept value that another operator
-    writes over, the new state is kept in its place; and what can be made again is not copied.
-    See Note [A write into a saved value] and Note [Copy on write]."""
+    """Operators whose results are saved in the end. If an operator overwrites a saved value, its
+    result is saved instead; a value that can be recomputed is not copied. See
+    Note [A write into a saved value] and Note [Copy on write]."""
     found = set(kept)
     for number in sorted(kept - stays):
         while (writer := step.written_over(number)) is not None:
-            if len(step.operators[number].outputs) == 1:  # else others are there yet
+            if len(step.operators[number].outputs) == 1:  # else other outputs are still saved
                 found.discard(number)
             found.add(writer)
             number = writer
@@ -393,10 +393,10 @@ def kept_in_the_end(step: Step, kept: set[int], stays: set[int]) -> set[int]:
 
 
 class Rows:
-    """What comes of rows that are paged: dead ones come back as others. See Note [Rows].
+    """Effects of paging: padding rows come back with other contents. See Note [Rows].
 
     Attributes:
-        stays: operators whose results no policy gives up then.
+        stays: operators whose results must stay in memory because of that.
     """
 
     def __init__(self, step: Step, call: Call, choice: Choice) -> None:
@@ -409,7 +409,7 @@ class Rows:
             self._lossy.update(value for value in inputs if has_rows(step.values[value]))
         for number in call.operators:
             operator = step.operators[number]
-            looks = operator.reads_rows or operator.inplace  # a part may be written over
+            looks = operator.reads_rows or operator.inplace  # an in-place write may be partial
             reads = looks and not self._lossy.isdisjoint(operator.inputs)
             if reads or number - call.operators.start in choice.paged:
                 self._made(step, number, reads)
@@ -424,7 +424,7 @@ class Rows:
 
 
 def plain_stretches(step: Step, call: Call) -> Iterable[Stretch]:
-    """What a block holds that is no region."""
+    """Memory that a block needs in eager."""
     for number in call.operators:
         for value in step.operators[number].outputs:
             place = step.memory_of.get(value)

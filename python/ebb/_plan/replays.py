@@ -1,4 +1,4 @@
-"""When the operators of a region run again."""
+"""When the operators of a region are recomputed."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ebb._plan.step import JUST, Call, Step
 
 
 class Replays:
-    """The runs that backward asks for, slice by slice. See Note [Replay].
+    """Replays of a region's operators, slice by slice. See Note [Replay].
 
     Attributes:
-        runs: of each operator that runs again, when.
-        early: the runs of them that are ahead of backward.
+        runs: for each recomputed operator, the times of its replays.
+        early: replays ahead of backward.
 
     Args:
-        step, call: what ran.
-        kept: operators whose results are there.
-        each_time: those whose results a slice gives up again, unless backward asked for them.
-        begins: replays ahead run then; infinity: there are none.
+        step, call: the recorded step, and the call of a region.
+        kept: operators whose results are saved.
+        each_time: operators whose results a slice frees at its end, unless backward needs them.
+        begins: when replays ahead run; infinity: there are none.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Replays:
         for asked, wanted in self._in_order(call, each_time, begins):
             found = self._needed_for(wanted, asked, held)
             inner = step.inner_region(wanted)
-            for place, number in enumerate(sorted(found)):  # one after the other
+            for place, number in enumerate(sorted(found)):  # in sequence
                 time = asked + place * JUST
                 if asked == begins:
                     self.early.add((number, time))
@@ -48,10 +48,11 @@ class Replays:
     def _in_order(
         self, call: Call, each_time: set[int], begins: float
     ) -> Iterable[tuple[float, int]]:
-        """When replays of which operator begin. Of what is made each time, none begins ahead."""
+        """Times at which replays for an operator begin. Operators of `each_time` are not replayed
+        ahead."""
         times = []
-        # Backward may ask for several values before the first of them is recomputed. One slice of
-        # replays, which begins at `first`, then makes all of them; `made` is when it had the first.
+        # Backward may unpack several values before the first of them is recomputed. One slice of
+        # replays, which begins at `first`, then recomputes all of them, by the time `made`.
         first = made = -1.0
         for asked, value in call.asked:
             if asked >= made:
@@ -77,8 +78,8 @@ class Replays:
         return found
 
     def _is_here(self, operator: int, time: float) -> bool:
-        """Whether the program itself still holds all that it made, and nothing has written over
-        it."""
+        """True if the program still holds all results of an operator, and nothing has overwritten
+        them."""
         step = self._step
         return all(
             one not in step.overwritten and step.let_go(one) >= time
@@ -90,51 +91,51 @@ class Replays:
 
     @property
     def count(self) -> int:
-        """How many runs there are."""
+        """Number of replays."""
         return sum(map(len, self.runs.values()))
 
     @property
     def kernels(self) -> float:
-        """Milliseconds that their kernels took in forward."""
+        """Milliseconds that the replayed kernels took in forward."""
         return sum(
             self._step.operators[one].runtime * len(times) for one, times in self.runs.items()
         )
 
     def all(self) -> Iterable[tuple[int, float]]:
-        """Operators and times."""
+        """Operators and times of all replays."""
         return ((one, time) for one, times in self.runs.items() for time in times)
 
     def last(self, operators: Iterable[int]) -> float:
-        """When the last of these runs for the last time; 0: none does."""
+        """The last replay of any of these operators; 0 if there is none."""
         return max((self.runs[one][-1] for one in operators if one in self.runs), default=0.0)
 
     def end(self, operator: int, time: float) -> float:
-        """When the slice of a run is over."""
+        """When the slice of a replay ends."""
         return self._ends[operator, time]
 
     def is_passing(self, operator: int, time: float) -> bool:
-        """Whether what a run makes is given up in its slice."""
+        """True if the slice of a replay frees the replay's results."""
         return (operator, time) in self._passing
 
     def read(self, made: tuple[int, float] | None, readers: Iterable[int]) -> list[float]:
-        """Until when runs of readers need a value.
+        """When each replay of the readers no longer needs a value.
 
         Args:
-            made: the run that made it; None: it was there.
-            readers: operators.
+            made: the replay that made the value; None: the value was in memory.
+            readers: operators that read the value.
         """
         own = None if made is None else self.end(*made)
         return [
-            self.end(reader, time)  # a slice of replays holds what was there when it began
+            self.end(reader, time)  # a slice holds all values that existed when it began
             if self.end(reader, time) != own
-            else time + JUST / 2  # its result is there already
+            else time + JUST / 2  # a value made in the slice is freed once it is read
             for reader in readers
             for time in self.runs.get(reader, ())
         ]
 
 
 def _ends_of_slices(replays: Replays) -> dict[tuple[int, float], float]:
-    """When what runs again with an operator, one right after the other, has run."""
+    """For each replay, the end of its slice: of replays directly after one another."""
     found: dict[tuple[int, float], float] = {}
     later = end = math.inf
     for number, time in sorted(replays.all(), key=lambda one: -one[1]):

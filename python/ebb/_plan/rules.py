@@ -1,4 +1,4 @@
-"""Rules that do what a plan chose for a region."""
+"""Turns a plan's choice for a region into a policy."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ebb._policy.decision import OFFLOAD, PAGE, RECOMPUTE, RECOMPUTE_EACH_TIME, 
 from ebb._policy.policy import Policy
 from ebb._policy.rule import Rule
 
-_MOST = 60  # rules about single calls of one operator; a policy has room for 64
+_MOST = 60  # rules about single calls of one operator; a policy may have 64
 
 Calls = Sequence[tuple[str, int]]
-"""Names of operators, and the how-manieth call of each in the region, from 1."""
+"""For each operator call in a region: its name, and which call of that operator it is, from 1."""
 
 
 def policy_of(choice: Choice, calls: Calls) -> Policy:
-    """The policy that does so, and recomputes what the choice does not name.
+    """The policy for a choice. Operators that the choice does not name are recomputed.
 
     Args:
         choice: for a region.
-        calls: all that the region does.
+        calls: all operator calls of the region.
     """
     rules = [rule for of_name in _rules_by_name(choice, calls).values() for rule in of_name]
     inputs = PAGE if choice.paged_inputs else OFFLOAD if choice.inputs else SAVE
@@ -29,7 +29,7 @@ def policy_of(choice: Choice, calls: Calls) -> Policy:
 
 
 def can_be_said(choice: Choice, calls: Calls) -> Choice:
-    """What is left of a choice without operators for which a policy has no room."""
+    """The choice without operators that would need more rules than a policy may have."""
     rules = _rules_by_name(choice, calls)
     silent = {name for name, of_name in rules.items() if len(of_name) > _MOST}
 
@@ -53,7 +53,7 @@ def _rules_by_name(choice: Choice, calls: Calls) -> dict[str, list[Rule]]:
 
 
 def _rules(name: str, decisions: Mapping[int, Decision]) -> list[Rule]:
-    """What is most frequent is said of all; before that, of single calls, what is not so."""
+    """Rules for one operator: exceptions for single calls, then the most frequent decision."""
     most = Counter(decisions.values()).most_common(1)[0][0]
     others = [number for number, decision in decisions.items() if decision is not most]
     rules = _single(name, others, decisions)
@@ -61,7 +61,7 @@ def _rules(name: str, decisions: Mapping[int, Decision]) -> list[Rule]:
 
 
 def _single(name: str, numbers: Iterable[int], decisions: Mapping[int, Decision]) -> list[Rule]:
-    """Each rule takes one call away from those below."""
+    """Rules for single calls. `nth` skips the calls that the rules above match."""
     return [
         Rule(name, decisions[number], nth=number - above)
         for above, number in enumerate(sorted(numbers))

@@ -1,4 +1,4 @@
-"""What a step would take and hold if other results were kept."""
+"""Simulates time and memory of a step under other choices."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from ebb._plan.region_estimate import RegionEstimate, Stretch, plain_stretches
 from ebb._plan.step import Call, Step
 from ebb._plan.transfers import NO_LINK, Sent, Transfers
 
-_RECORDING = 0.001  # milliseconds that an operator costs because it is in a region
-_SLOWEST = 0.1  # milliseconds that a replay may take beside its kernel
+_RECORDING = 0.001  # milliseconds that a region adds to each operator
+_SLOWEST = 0.1  # maximum milliseconds that a replay takes in addition to its kernel
 
 
 @dataclass(frozen=True)
 class CallEstimate:
-    """What one region comes to.
+    """Simulated time and memory of one region.
 
     Attributes:
-        own: when memory is taken and given back that no other region knows.
-        shared: when it needs which memory that others know too, or that leaves.
-        sent: what leaves.
-        paged: of what rows go to pools.
-        replays: how many operators run again.
-        kernels: the time of their kernels in forward.
-        replaying: milliseconds that they take.
-        early: of these, milliseconds of those that run ahead of backward.
-        recording: milliseconds that its operators take more than outside of regions.
-        held: bytes that it holds when forward ends, and plain eager would not hold for others.
+        own: allocations and frees of memory that no other region uses.
+        shared: when the region needs memory that other regions use too, or that is offloaded.
+        sent: storages that are offloaded.
+        paged: storages whose rows go to pools.
+        replays: how many operators are recomputed.
+        kernels: time of their kernels in forward.
+        replaying: milliseconds of all replays.
+        early: milliseconds of replays ahead of backward.
+        recording: milliseconds that its operators take longer than outside of regions.
+        held: bytes of its own that it holds when forward ends.
     """
 
     own: Changes
@@ -51,19 +51,19 @@ class CallEstimate:
 
     @property
     def added(self) -> float:
-        """Milliseconds that it adds to the plain step."""
+        """Milliseconds that the region adds to the eager step."""
         return self.replaying + self.recording
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a step comes to.
+    """Simulated time and memory of a step.
 
     Attributes:
-        peak: the most bytes at a time, of those that the step allocates.
+        peak: peak bytes that the step allocates.
         duration: in milliseconds.
-        replays: how many operators run again.
-        peaks_at: when the peak is, in milliseconds of the step in which all is kept.
+        replays: how many operators are recomputed.
+        peaks_at: time of the peak, in milliseconds of the recorded step.
     """
 
     peak: int
@@ -73,21 +73,20 @@ class Estimate:
 
 
 class Simulator:
-    """Tells what other choices of what to keep would cost.
+    """Simulates a measured step under other choices.
 
     Attributes:
-        step: what is simulated.
-        link: how bytes leave.
-        window: bytes that may be on their way at a time, out and back.
-        pager: how rows go to pools; None: they do not.
-        ahead: whether the region that comes next is replayed meanwhile.
+        step: the recorded step.
+        link: speed of offloading.
+        window: bytes that may be in flight at a time, in each direction.
+        pager: how rows go to pools; None: no paging.
+        ahead: True if the next region is replayed ahead during a region's backward.
         plain: the step without regions.
-        work: how many operators, and runs of them, have been simulated.
+        work: how many operators and replays have been simulated.
 
     Args:
         measured: of a step.
-        ahead: whether the region that comes next is replayed meanwhile.
-
+        ahead: True if the next region is replayed ahead during a region's backward.
     """
 
     def __init__(self, measured: Measured, ahead: bool = False) -> None:
@@ -108,15 +107,15 @@ class Simulator:
         self._measure_replays(replaying, kernels, sum(one.replays for one in everything))
         recording = _RECORDING * len(self.step.operators)
         self._plain = measured.duration - replaying - recording
-        if self._plain < kernels:  # the machine was slower when it was recorded
+        if self._plain < kernels:  # the machine was slower during the recording
             self._plain = measured.duration * (1 - replaying / self.step.duration)
         self._found.clear()
         self.plain = self.estimate([PLAIN] * len(self.step.calls))
         self._slowing = self._measure_copies(measured.away)
 
     def _find_window(self) -> int:
-        """Room for two copies of the largest storage that may leave: one is made while the other is
-        waited for."""
+        """Bytes for two copies of the largest storage that may be offloaded: one is made while ebb
+        waits for the other."""
         sizes = [
             self.step.memories[place].size
             for value, place in self.step.memory_of.items()
@@ -125,29 +124,29 @@ class Simulator:
         return 2 * max((size for size in sizes if size >= self.link.least), default=0)
 
     def with_step(self, step: Step) -> Simulator:
-        """The same for a step with other regions, with the times that were measured."""
+        """A simulator for a step with other regions, with the same measured times."""
         other = copy.copy(self)
         other.step = step
         other._found = {}
         return other
 
     def estimate(self, choices: Sequence[Choice | None]) -> Estimate:
-        """What the step takes.
+        """Simulate the step.
 
         Args:
-            choices: for each of ``step.calls``, or ``PLAIN``.
+            choices: a choice, or ``PLAIN``, for each of ``step.calls``.
         """
         calls = self._of_calls(choices)
         transfers, pools = self._transfers(calls), self._pools(calls)
         peak, when = highest(self._changes(calls, transfers, pools))
-        if pools.are_too_large:  # they would be smaller than what goes there
+        if pools.are_too_large:  # the real pools would be too small for the rows
             peak = sys.maxsize
         added = self._added(calls, choices) + transfers.waited + self._slowed_by(transfers)
         added += pools.took
         return Estimate(peak, self._plain + added, sum(one.replays for one in calls), when)
 
     def timeline(self, choices: Sequence[Choice | None]) -> list[tuple[float, int]]:
-        """Bytes that the step has allocated, from each time on, in milliseconds of the profile.
+        """Bytes that the step has allocated from each time on, in milliseconds of the profile.
 
         Args:
             choices: as for `estimate`.
@@ -157,19 +156,19 @@ class Simulator:
         return list(zip(times.tolist(), now.tolist(), strict=True))
 
     def of_call(self, call: int, choice: Choice | None) -> CallEstimate:
-        """What one region comes to, if all are regions."""
+        """Simulate one region, if all blocks are regions."""
         later = range(call + 1, len(self.step.calls)) if self.ahead else ()
         return self._of_call(call, choice, next(filter(self._is_met, later), None))
 
     def _of_call(self, number: int, choice: Choice | None, later: int | None) -> CallEstimate:
         found = self._found.get((number, choice, later))
-        if found is None:  # not functools.cache: the cycle would keep all of it until it is found
+        if found is None:  # functools.cache would keep the memory until garbage collection
             found = self._found[number, choice, later] = self._estimate_call(number, choice, later)
         return found
 
     def _of_calls(self, choices: Sequence[Choice | None]) -> list[CallEstimate]:
         found = []
-        later = None  # the region that backward comes to before
+        later = None  # the region that backward reaches before this one
         for number in reversed(range(len(choices))):
             found.append(self._of_call(number, choices[number], later if self.ahead else None))
             if choices[number] is not PLAIN and self._is_met(number):
@@ -177,16 +176,16 @@ class Simulator:
         return found[::-1]
 
     def _is_met(self, call: int) -> bool:
-        """Whether backward comes by."""
+        """True if backward unpacks a value of the region."""
         return bool(self.step.calls[call].asked)
 
     def replayed(self, call: int, choice: Choice) -> dict[int, int]:
-        """The operators of a region that run again, and how often."""
+        """How often each operator of a region is recomputed."""
         found = RegionEstimate(self.step, self.step.calls[call], choice, self.link.least)
         return {operator: len(times) for operator, times in found.replays.runs.items()}
 
     def held_at(self, call: int, choice: Choice | None, time: float) -> int:
-        """Bytes that a region needs at a time; of what leaves, those that are not under way."""
+        """Bytes that a region needs at a time, without offloaded storages that are in flight."""
         found = self.of_call(call, choice)
         there = {one.memory for one in found.shared if one.begin <= time < one.end}
         leaving = (*found.sent, *(one.sent for one in found.paged))
@@ -199,13 +198,13 @@ class Simulator:
 
     @property
     def all_away(self) -> list[Choice | None]:
-        """For each call: all that autograd keeps leaves."""
+        """Choices that offload all saved tensors."""
         calls = self.step.calls
         return [Choice(offloaded=frozenset(range(len(one.operators)))) for one in calls]
 
     def not_hidden(self, call: int, sent: Iterable[Sent]) -> float:
-        """Milliseconds that copies slow the work of their region, and take longer than that, out
-        and back."""
+        """Milliseconds that a region's copies add: they slow its work, and may take longer than its
+        work, in forward and in backward."""
         one, step = self.step.calls[call], self.step
         nbytes = sum(storage.size for storage in sent)
         if nbytes == 0:
@@ -217,12 +216,12 @@ class Simulator:
         return slowed + max(0.0, out) + max(0.0, back)
 
     def replay_time(self, operator: int) -> float:
-        """Milliseconds that running an operator again takes."""
+        """Milliseconds that recomputing an operator takes."""
         return self.step.operators[operator].runtime * self._factor + self._each
 
     def _measure_replays(self, took: float, kernels: float, replays: int) -> None:
-        """From the step in which all was recomputed: what a replay costs beside its kernel, or
-        which share of the time it takes that the kernel took in forward."""
+        """Fit replay times to the step that recomputed everything: the overhead of a replay, or the
+        ratio of its time to the kernel's time in forward."""
         if replays == 0:
             return
         if took >= kernels:
@@ -231,8 +230,8 @@ class Simulator:
             self._factor = max(took / kernels, 0.25)
 
     def _measure_copies(self, away: float | None) -> float:
-        """From the step in which all leaves: milliseconds that each byte slows the work beside it,
-        out and back."""
+        """Fit copies to the step that offloaded everything: milliseconds by which each byte slows
+        the work, out and back together."""
         nbytes = self._transfers(self._of_calls(self.all_away)).moved
         if away is None or nbytes == 0:
             return 0.0
@@ -245,7 +244,7 @@ class Simulator:
         if not self.ahead:
             return sum(one.added for one in calls)
         added = 0.0
-        later = None  # the region that backward comes to before
+        later = None  # the region that backward reaches before this one
         for number in reversed(range(len(calls))):
             one, call = calls[number], self.step.calls[number]
             meanwhile = 0.0
@@ -321,7 +320,7 @@ class Simulator:
             held = self._held(call, plain)
             return CallEstimate(*self._split(plain, ()), 0, 0.0, 0.0, 0.0, 0.0, held)
         begins = math.inf
-        if self.ahead and later is None:  # is not given up before backward comes
+        if self.ahead and later is None:  # backward reaches this region first: nothing is freed
             choice = Choice(frozenset(range(len(call.operators))))
         elif later is not None:
             begins = self.step.calls[later].asked[0][0]

@@ -1,8 +1,9 @@
-"""Several blocks in one region: the module around them is the region, and they are inner ones.
+"""Several blocks in one region: the module around them becomes the region, the blocks inner ones.
 
-What a block hands on to the next is then no input that has to be there: it is made again from what
-came before. So memory for n blocks goes down to that of a group's first inputs and of one group's
-results, and what is inside of the other blocks is made in passing. See Note [Made each time].
+Values that one block passes to the next need not stay in memory: they are recomputed from earlier
+values. So memory for n blocks goes down to the inputs of each group of blocks and the results
+inside one group. Values inside the other blocks are recomputed in passing. See
+Note [Made each time].
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from ebb._plan.step import Step
 from ebb._policy.policy import Policy
 from ebb.policies import save_all
 
-_LENGTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)  # of groups, in blocks
-_MOST_SHARES = 8  # of the blocks that are in groups
+_LENGTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)  # blocks in a group
+_MOST_SHARES = 8  # different shares of the blocks that are in groups
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,10 @@ class Stack:
     """Blocks that one module calls one after the other.
 
     Attributes:
-        parent: that module's name.
-        calls: of blocks, in order, for each call of the module.
-        handed_on: values that a block made and a later one of the same call reads: under the name
-            that the reader has for it, the one of the maker.
+        parent: name of that module.
+        calls: for each call of the module, its calls of blocks, in order.
+        handed_on: values that a block made and a later block of the same call reads: the reader's
+            index of the value, and the maker's index.
     """
 
     parent: str
@@ -39,11 +40,11 @@ class Stack:
 
 
 def find_stacks(step: Step, parents: Mapping[str, str]) -> list[Stack]:
-    """Those of a step whose blocks are regions of their own.
+    """Stacks in a step whose blocks are regions of their own.
 
     Args:
-        step: what ran.
-        parents: by the name of a region, that of the module whose forward calls it.
+        step: the recorded step.
+        parents: by region name, the name of the module whose forward calls it.
     """
     runs: dict[str, list[range]] = {}
     for run in _runs(step, parents):
@@ -60,7 +61,7 @@ def find_stacks(step: Step, parents: Mapping[str, str]) -> list[Stack]:
 
 
 def _runs(step: Step, parents: Mapping[str, str]) -> Iterable[range]:
-    """Calls in a row of different blocks with one parent."""
+    """Consecutive calls of different blocks with the same parent."""
     start = 0
     for number in range(1, len(step.calls) + 1):
         names = [call.region for call in step.calls[start : number + 1]]
@@ -76,13 +77,13 @@ def _runs(step: Step, parents: Mapping[str, str]) -> Iterable[range]:
 
 
 def _are_alike(step: Step, calls: Iterable[range]) -> bool:
-    """Whether each call of the module calls the same blocks."""
+    """True if each call of the module calls the same blocks."""
     return len({tuple(step.calls[number].region for number in run) for run in calls}) == 1
 
 
 def _handed_on(step: Step, run: range) -> dict[int, int]:
     found = {}
-    last: dict[int, int] = {}  # what was made last in each memory
+    last: dict[int, int] = {}  # the latest value in each memory
     for number in run:
         call = step.calls[number]
         for value in step.inputs_of(call):
@@ -101,12 +102,12 @@ class Stacked:
 
     Attributes:
         simulator: of that step.
-        choices: by the name of such a region, what it could do.
+        choices: choices by the name of such a region.
 
     Args:
         measured: of the step.
         simulator: of the step in which blocks are regions.
-        stacks: of that.
+        stacks: stacks of that step.
     """
 
     def __init__(self, measured: Measured, simulator: Simulator, stacks: list[Stack]) -> None:
@@ -125,7 +126,7 @@ class Stacked:
         }
 
     def policies(self, region: str, choice: Choice) -> dict[str, Policy] | None:
-        """Of the module and of its blocks; None if no stack is meant."""
+        """Policies of the module and its blocks; None if the region is no stack."""
         stack = self._stacks.get(region)
         if stack is None:
             return None
@@ -146,12 +147,12 @@ class Stacked:
 
 
 def _name(stack: Stack, measured: Measured) -> str:
-    """That of the region."""
+    """The name of the stack's region."""
     return stack.parent or measured.root
 
 
 def _joined(step: Step, around: Mapping[int, tuple[int, str]], stacks: Iterable[Stack]) -> Step:
-    """The step in which these calls are in one region."""
+    """The step in which the calls of each stack are one region."""
     handed_on = {value: maker for stack in stacks for value, maker in stack.handed_on.items()}
     values = list(step.values)
     for value, maker in handed_on.items():
@@ -176,7 +177,7 @@ def _joined(step: Step, around: Mapping[int, tuple[int, str]], stacks: Iterable[
 
 
 def _choices(step: Step, stack: Stack) -> Iterable[Choice]:
-    """Groups of some lengths, of all blocks or of the first ones."""
+    """Choices with groups of several lengths, of all blocks or the first ones."""
     run = stack.calls[0]
     first = step.calls[run.start].operators.start
     outputs: dict[int, set[int]] = {number: set() for number in run}
@@ -184,7 +185,7 @@ def _choices(step: Step, stack: Stack) -> Iterable[Choice]:
         operator = step.maker[maker]
         if step.call_of[operator] in outputs:
             outputs[step.call_of[operator]].add(operator)
-    results = {  # the module itself may save what blocks return to it
+    results = {  # the parent module may save what blocks return to it
         operator
         for operator in range(first, step.calls[run[-1]].operators.stop)
         if any(step.values[value].fate == "result" for value in step.operators[operator].outputs)

@@ -1,8 +1,8 @@
-"""One step as a simulator needs it, from a profile of it with all recomputed.
+"""A step as the simulator needs it, from a profile in which everything was recomputed.
 
-What the program holds itself is seen there; what autograd would hold too: a value that was made
-again for backward is needed until that memory is given back. So no step needs to be run that holds
-more, which may be more than there is.
+The profile shows which memory the program itself holds. It also shows what autograd would hold: a
+saved value is needed until autograd frees its recomputed memory. So ebb never has to run a step
+that saves more, which may not fit into memory.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 from ebb._plan.allocations import Allocations
 from ebb._plan.profile import Profile
 
-JUST = 1e-9  # the shortest time
+JUST = 1e-9  # the shortest time, in milliseconds
 
 
 @dataclass
 class Memory:
-    """One block of memory that a region made, wrote or read, and that the forward took.
+    """A block of memory allocated in forward that a region made, wrote or read.
 
     Attributes:
         size: in bytes.
-        taken: when.
-        freed: when the program, or autograd for what no region made, gave it back.
-        is_ours: whether an operator of a region took it.
+        taken: when it was allocated.
+        freed: when the program freed it, or autograd if no region made it.
+        is_ours: True if an operator of a region allocated it.
     """
 
     size: int
@@ -38,11 +38,11 @@ class Memory:
 
 @dataclass(frozen=True)
 class Copied:
-    """A copy that was made of an input, since the program was about to write over it.
+    """A copy of an input that ebb made before the program overwrote the input.
 
     Attributes:
         value: the input.
-        taken: when memory was taken for it.
+        taken: when the copy was allocated.
         size: in bytes.
     """
 
@@ -53,16 +53,17 @@ class Copied:
 
 @dataclass
 class Call:
-    """One outermost region that was entered.
+    """A call of an outermost region.
 
     Attributes:
         region: its name.
-        operators: the places of its first operator, and of the one after its last.
+        operators: range of its operators' indices.
         begins: when it began.
-        ends: when it had run.
-        left: when the program took memory next: what it gave back before, only the region had.
-        asked: when backward asked for a value, and which; in order.
-        forward_ends: when backward begins to ask next, for values of whatever region.
+        ends: when it ended.
+        left: the program's first allocation after its end. Only the region held what was freed
+            before that.
+        asked: when backward unpacked a value of the region, and which value; in order.
+        forward_ends: just before backward next unpacks a value of any region.
     """
 
     region: str
@@ -75,29 +76,30 @@ class Call:
 
 
 class Step:
-    """What a step did. Its members are many: each is one fact about operators or values.
+    """A recorded step. Each member is one fact about operators or values.
 
     Attributes:
-        profile: what it was made from.
-        operators, values, duration: of that.
-        maker: which operator made a value; not of what came from outside.
-        readers: which operators read a value.
-        calls: the regions, in order.
-        call_of: of each operator, its place in ``calls``.
+        profile: the source of all data.
+        operators, values, duration: from the profile.
+        maker: the operator that made a value; no entry for values from outside of regions.
+        readers: operators that read a value.
+        calls: calls of outermost regions, in order.
+        call_of: for each operator, the index of its call in ``calls``.
         memories: see :class:`Memory`.
-        memory_of: where a value is in ``memories``; not of what was there before the step.
-        needed_until: when autograd is done with a value that it saved.
-        stays: operators whose results no policy gives up.
+        memory_of: index in ``memories`` of a value's memory; no entry if the memory is older than
+            the step.
+        needed_until: when autograd no longer needs a saved value.
+        stays: operators whose results no policy frees.
         workspace: bytes that an operator needs while it runs, beside its results.
-        overwritten: which operator of the same region writes over a value.
-        rest: times and bytes of all other memory, taken or given back.
-        forward_ends: when backward begins to ask.
-        copied: of each region, by its place in ``calls``, see :class:`Copied`.
-        replaying: milliseconds in which operators ran again.
+        overwritten: the operator of the same region that overwrites a value.
+        rest: times and bytes of all other memory, allocated or freed.
+        forward_ends: just before backward first unpacks a value.
+        copied: by index in ``calls``, see :class:`Copied`.
+        replaying: milliseconds of all replays.
 
     Args:
         profile: of a step whose regions are under ``ebb.policies.recompute_all``.
-        around: names of regions around others, by ``Operator.call``.
+        around: names of regions around other regions, by ``Operator.call``.
         recorded: the step with a region for each block, from which this one is derived.
     """
 
@@ -150,11 +152,11 @@ class Step:
         self._leaving = self._find_leaving()
 
     def inputs_of(self, call: Call) -> Sequence[int]:
-        """The values that a region reads and did not make."""
+        """Values that a region reads and did not make."""
         return self._inputs[self.call_of[call.operators.start]]
 
     def names_of(self, call: int) -> Sequence[tuple[str, int]]:
-        """Of each operator of a region its name, and the how-manieth call of it this is, from 1."""
+        """For each operator of a region: its name, and which call of that name it is, from 1."""
         counts: Counter[str] = Counter()
         found = []
         for number in self.calls[call].operators:
@@ -164,64 +166,64 @@ class Step:
         return found
 
     def is_shared(self, memory: int) -> bool:
-        """Whether several regions know it."""
+        """True if several regions use the memory."""
         return memory in self._shared
 
     def is_held(self, memory: int) -> bool:
-        """Whether autograd needs it as an input of a region, so that no policy gives it up."""
+        """True if autograd needs the memory as an input of a region, so no policy frees it."""
         return memory in self._held
 
     def let_go(self, value: int) -> float:
-        """When the program itself gives up a value."""
+        """When the program itself releases a value."""
         place = self.memory_of.get(value)
         return math.inf if place is None else self.memories[place].freed
 
     def may_leave(self, value: int) -> bool:
-        """Whether it is an input of a region that a policy may offload, and memory is free then."""
+        """True if a policy may offload the value as a region's input, and that frees memory."""
         place = self.memory_of.get(value)
         return place in self._leaving and value not in self.maker
 
     def program_has(self, value: int) -> float:
-        """Until when the program itself has a value, as far as it is known."""
+        """Until when the program itself holds a value, as far as that is known."""
         place = self.memory_of.get(value, -1)
         return self._leaving.get(place, self.let_go(value))
 
     def inner_region(self, operator: int) -> str | None:
-        """The inner region in which it ran; None: there was none."""
+        """Name of the operator's inner region; None: there is none."""
         name = self.operators[operator].region
         return None if name == self.calls[self.call_of[operator]].region else name
 
     def gave_up(self, value: int) -> float:
-        """When the program gave up what a region reads. That is looked at when the next region
-        begins, and when backward asks for something: if then, it was before."""
+        """When the program released an input of a region. ebb notices that only when the next
+        region begins or backward unpacks a value; in the latter case the release was earlier."""
         let_go = self.values[value].let_go
         made = self.values[value].made
         since = [call for call in self.calls if made < call.ends <= let_go]
         return min([let_go, *(call.forward_ends for call in since)])
 
     def give_up(self, value: int, time: float) -> None:
-        """The program gave up a value then; who held it longer does not do so."""
+        """Shorten the life of a value: the program releases it at this time at the latest."""
         memory = self.memories[self.memory_of[value]]
         memory.freed = max(memory.taken, min(memory.freed, time))
 
     def outside(self, place: int) -> tuple[float, float]:
-        """When the program itself has a memory that no region made."""
+        """When the program itself holds a memory that no region made."""
         memory = self.memories[place]
         return memory.taken, max(memory.taken, self._leaving.get(place, memory.freed))
 
     def written_over(self, operator: int) -> int | None:
-        """The operator of the same region, if there is one, that writes over what this one made."""
+        """The operator of the same region that overwrites a result of this one, or None."""
         found = (self.overwritten.get(value) for value in self.operators[operator].outputs)
         return next((writer for writer in found if writer is not None), None)
 
     def working(self, begin: float, end: float) -> float:
-        """Milliseconds between two times in which no operator ran again."""
+        """Milliseconds between two times without those of replays."""
         first = bisect.bisect_left(self._replays, (begin, 0.0))
         last = bisect.bisect_left(self._replays, (end, 0.0))
         return end - begin - sum(took for _, took in self._replays[first:last])
 
     def end_of(self, operator: int) -> float:
-        """When an operator has run."""
+        """When an operator has ended."""
         one = self.operators[operator]
         return max([one.start, *(self.values[value].made for value in one.outputs)])
 
@@ -273,8 +275,8 @@ class Step:
         return rest + allocations.of_older
 
     def _find_copies(self, allocations: Allocations) -> set[float]:
-        """When a value was copied because operators that were yet to run again read it. See
-        Note [Unpacked bytes may be written]."""
+        """When ebb copied a value that later replays read. See Note [Unpacked bytes may be
+        written]."""
         times = allocations.taken
         found = set()
         for value, about in enumerate(self.values):
@@ -292,8 +294,8 @@ class Step:
         return found
 
     def _find_copies_before_writes(self, allocations: Allocations) -> set[float]:
-        """When an input was copied because the program wrote over it, and operators that ran
-        before are to run again."""
+        """When ebb copied an input that the program overwrote, for replays of operators that ran
+        before the write."""
         times = allocations.taken
         states: dict[int, list[int]] = defaultdict(list)
         for value, about in enumerate(self.values):
@@ -315,11 +317,12 @@ class Step:
         return found
 
     def _shorten_by_regions(self) -> None:
-        """What only regions held at last, since they recompute, the program gave up before."""
+        """Shorten memories that only regions held at last, since they recompute: the program had
+        released them earlier."""
         outside: dict[int, list[int]] = defaultdict(list)
         for value, place in self.memory_of.items():
-            # torch.rand(3) fills, in a region, what was made outside of it: what it was before
-            # that write is unneeded, and still has the memory
+            # In a region, torch.rand(3) fills a storage made outside of it. The value before that
+            # write is unneeded, but has the same memory.
             about = self.values[value]
             is_before = about.fate == "unneeded" and about.let_go < 0
             if (value not in self.maker and not is_before) or about.fate == "outside":
@@ -328,7 +331,7 @@ class Step:
             let_go = max(self.values[value].let_go for value in values)
             is_known = min(self.values[value].let_go for value in values) >= 0
             if is_known and not any(self.values[value].saved for value in values):
-                if all(value in self.maker for value in values):  # a region's own: gone with it
+                if all(value in self.maker for value in values):  # the region's own memory
                     let_go = min(let_go, self.calls[self.call_of[self.maker[values[-1]]]].left)
                 memory = self.memories[place]
                 memory.freed = min(memory.freed, let_go - JUST)
@@ -345,7 +348,7 @@ class Step:
                 found[value] = again[1]
             elif about.asked >= 0:
                 found[value] = self.let_go(value)
-            else:  # autograd gave it up, and nobody had asked
+            else:  # autograd released the value before anything unpacked it
                 found[value] = about.ended if about.ended >= 0 else self.duration
         return found
 
@@ -400,8 +403,8 @@ class Step:
         return shared
 
     def _find_leaving(self) -> dict[int, float]:
-        """The memories of what one region reads, beside the one that made it, if one did; and that
-        the program gave up before backward, and when."""
+        """Memories that only one region reads, apart from the region that made them, and that the
+        program released before backward; with the time of the release."""
         users: dict[int, set[int]] = defaultdict(set)
         for number, one in enumerate(self.operators):
             for value in (*one.inputs, *one.outputs):

@@ -1,5 +1,5 @@
-"""What a region can do to hold less in backward than all that it made: some of it is made again
-each time that something needs it. See Note [Made each time]."""
+"""Choices that lower a region's memory in backward: some values are recomputed each time that
+something needs them. See Note [Made each time]."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MOST_PAIRED = 6
 
 
 def made_each_time(simulator: Simulator, call: int) -> Iterable[Choice]:
-    """Choices by cuts: what was made before one is held only as far as it is read after it, so
-    backward of what comes after it holds nothing else. Before the last cut, what is asked for is
-    made from what is held at the cut before.
+    """Choices by cuts of a region's operators. A value made before a cut is held only if an
+    operator after the cut reads it, so backward of the operators after the cut holds nothing else
+    from before it. Values before the last cut are recomputed from those held at the cut before.
 
     Args:
         simulator: of the step.
-        call: a place in ``simulator.step.calls``.
+        call: index in ``simulator.step.calls``.
     """
     count = len(simulator.step.calls[call].operators)
     cuts = _spread(range(1, count + 1), _MOST_CUTS)
@@ -30,7 +30,7 @@ def made_each_time(simulator: Simulator, call: int) -> Iterable[Choice]:
 
 
 def _spread(places: Sequence[int], most: int) -> list[int]:
-    """Some of them, the first and the last among these."""
+    """At most `most` of the places, evenly spread, with the first and the last."""
     count = min(most, len(places))
     if count < 2:
         return list(places)
@@ -38,7 +38,7 @@ def _spread(places: Sequence[int], most: int) -> list[int]:
 
 
 def _between(simulator: Simulator, call: int, cuts: Sequence[int]) -> Iterable[int]:
-    """Of operators before the last cut, those whose results no cut goes through."""
+    """Operators before the last cut whose results are not read across a cut."""
     step = simulator.step
     operators = step.calls[call].operators
     for place in range(cuts[-1]):

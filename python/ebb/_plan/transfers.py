@@ -1,4 +1,4 @@
-"""What leaves memory between forward and backward, and what that costs."""
+"""Models offloading between forward and backward: copies, memory and waiting time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Link:
-    """How bytes leave and come back.
+    """Speed and limits of offloading.
 
     Attributes:
-        out, back: bytes in a millisecond.
-        least: smaller storages stay.
-        room: bytes that may be away at a time.
+        out, back: bytes per millisecond in each direction.
+        least: smaller storages are not offloaded.
+        room: bytes that may be offloaded at a time.
     """
 
     out: float
@@ -26,19 +26,19 @@ class Link:
 
 
 NO_LINK = Link(1.0, 1.0, sys.maxsize, 0)
-"""Nothing leaves."""
+"""A link over which nothing is offloaded."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """One storage that leaves.
+    """A storage that is offloaded.
 
     Attributes:
-        memory: its place in ``Step.memories``.
+        memory: its index in ``Step.memories``.
         size: in bytes.
-        taken: when its memory was.
-        packed: when it may leave.
-        asked: when it must be back.
+        taken: when its memory was allocated.
+        packed: when it may be offloaded.
+        asked: when it must be back in memory.
         ended: when nothing needs it any more.
     """
 
@@ -52,7 +52,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Stays:
-    """When one storage that leaves is in memory, from ``taken`` on and from ``fetched`` on."""
+    """A storage is in memory from ``sent.taken`` to ``left``, and again from ``fetched`` on."""
 
     sent: Sent
     left: float
@@ -60,22 +60,23 @@ class Stays:
 
 
 class Transfers:
-    """The copies of a step, as the engine makes them: out in the order of packing, back in the
-    opposite one. See Note [The order of offloading].
+    """The copies of a step, in the order in which ebb makes them: out in the order of packing, back
+    in reverse. See Note [The order of offloading].
 
-    When a copy is done is not asked here: the host may be far ahead of a device. Memory counts as
-    free when so much has been sent since that the host has waited for it. So what is predicted is
-    the most that can be.
+    The model does not use the time at which a copy ends, since the host may be far ahead of the
+    device. Memory counts as free once the host has waited for the copy, which happens when a window
+    of later bytes has been sent. So the predicted memory is an upper bound.
 
     Attributes:
-        stays: when which storage is in memory.
+        stays: when each storage is in memory.
         waited: milliseconds that the step waits for copies.
-        moved: bytes that leave.
+        moved: bytes that are offloaded.
 
     Args:
-        all_sent: what leaves.
-        link: how.
-        window: bytes that may be on their way, and that may be fetched before they are asked for.
+        all_sent: storages to offload.
+        link: speed and limits.
+        window: bytes that may be in flight, and bytes that may be fetched before backward needs
+            them.
     """
 
     def __init__(self, all_sent: Iterable[Sent], link: Link, window: int) -> None:
@@ -90,15 +91,15 @@ class Transfers:
         self.moved = sum(one.size for one in gone)
 
     def _send(self, order: Sequence[Sent]) -> tuple[list[Sent], dict[Sent, float], float]:
-        """What goes, when each has left, and how long the host waits."""
+        """Storages that are offloaded, when each has left, and how long the host waits."""
         gone: list[Sent] = []
         left: dict[Sent, float] = {}
-        under_way: deque[tuple[Sent, float]] = deque()  # and when its copy is done
+        under_way: deque[tuple[Sent, float]] = deque()  # with the end of the copy
         used = flying = 0
         done = waited = 0.0
         for one in order:
             if used + one.size > self._link.room:
-                continue  # there is no room on the host: it stays
+                continue  # no room on the host: the storage stays
             used += one.size
             gone.append(one)
             done = max(done, one.packed + waited) + one.size / self._link.out
@@ -114,7 +115,7 @@ class Transfers:
     def _fetch(
         self, gone: Sequence[Sent], left: dict[Sent, float]
     ) -> tuple[dict[Sent, float], float]:
-        """When each that has left comes back, and how long the device waits for it."""
+        """When each offloaded storage comes back, and how long the device waits for copies."""
         fetched: dict[Sent, float] = {}
         arrives: dict[Sent, float] = {}
         ahead: set[Sent] = set()
@@ -142,7 +143,7 @@ class Transfers:
         there: Container[Sent],
         ahead: int,
     ) -> list[Sent]:
-        """What is fetched when one is asked for: what was sent before it, the last first."""
+        """Storages to prefetch when one is unpacked: those sent before it, the last first."""
         found = []
         for one in reversed(gone[:place]):
             if one in left and one not in there:
