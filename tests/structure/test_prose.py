@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PRONOUNS = frozenset(
-    "it its they them their that this what which those these one ones who whose whom such".split()
+    ["it", "its", "they", "them", "their", "that", "this", "what", "which", "those", "these", "one", "ones", "who", "whose", "whom", "such"]
 )
 OPENINGS = PRONOUNS | {"whether", "of"}
 COMMENTS = [p for folder in ("src", "include") for p in (ROOT / folder).rglob("*.*")]
