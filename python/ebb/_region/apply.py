@@ -161,8 +161,8 @@ def apply(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: no module matches, a matching module is a region already, or ``escapes`` is
-            unknown. Nothing has changed then. Or a matching module is lazy and has not run yet.
+        ValueError: no module matches, a matching module is a region already or has parameters
+            without shapes, or ``escapes`` is unknown. Nothing has changed then.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())

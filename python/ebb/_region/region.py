@@ -98,7 +98,7 @@ class region(_C.Region):
         ValueError: ``escapes`` is neither of the two.
         RuntimeError: the region is entered while it is open, left while it is not, left in another
             thread, or left before the regions inside it. Or the region is entered, its policy
-            offloads, and another library offloads the same tensors. Later regions still work.
+            offloads, and another library offloads too. Later regions still work.
 
     Example:
         >>> @ebb.region(ebb.policies.save_matmuls)
@@ -150,7 +150,7 @@ class region(_C.Region):
             self._repeats,
         )
 
-    # Regions are entered and left in C++, see Note [Scopes that are left for sure]; C++ calls these.
+    # C++ enters and leaves regions, see Note [Scopes that are left for sure], and calls these.
 
     def _is_traced(self) -> bool:
         if tracing.makes_a_graph():

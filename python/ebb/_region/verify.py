@@ -47,7 +47,8 @@ class verify:
     to tensors without torch's knowledge (see :class:`ebb.opaque`), and operators whose replay gives
     different results. ebb overwrites dropped memory before it frees it (NaN in floating-point
     tensors, bytes of 0xA5 in others), so that a stale raw pointer does not read correct data by
-    accident. Verify mode is slow and frees no memory: use it to find errors, not to train.
+    accident. Verify mode is slow and needs the memory that regions otherwise free: use it to find
+    errors, not to train.
 
     The environment variable ``EBB_VERIFY`` (``0``, ``1`` or ``demote``) sets the mode of a process.
 
