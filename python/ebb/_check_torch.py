@@ -1,4 +1,4 @@
-"""Compares the torch that is running with the one ebb was built against."""
+"""Compares the running torch with the one that ebb was built against."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def release(version: str) -> str:
 
 
 def check(built: str | None, running: str) -> None:
-    """Raise ImportError before the dynamic linker can fail.
+    """Raise ImportError if the releases differ, before the dynamic linker can fail.
 
     Args:
         built: the torch release that ebb was built against; None if ebb was never built.
