@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
                 parser.error(f"--{name} {clipped(text)}: {error}")
     try:
         set_up(options)
-    except ValueError as error:  # of EBB_STRICT
+    except ValueError as error:  # raised under EBB_STRICT
         sys.exit(str(error))
     run(options)
     return 0

@@ -6,12 +6,12 @@ import enum
 
 
 class Decision(enum.IntEnum):
-    """What happens to an op's outputs between forward and backward.
+    """The treatment of an op's outputs between forward and backward.
 
     The numbers are those of ``ebb::Decision`` in C++.
     """
 
-    __module__ = "ebb"  # where users, and pickles, find it
+    __module__ = "ebb"  # the name for users and pickles
 
     SAVE = 0
     """Keep the bytes, if backward or a replay will need them."""

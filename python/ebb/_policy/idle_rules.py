@@ -33,7 +33,7 @@ _DECOMPOSED = {
     "conv3d": "aten::convolution",
 }
 
-_PACKAGE = os.path.dirname(os.path.dirname(__file__))  # ebb's
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))  # the folder of ebb
 
 _SEE_REPORT = "ebb.report() lists the operators that ebb sees"
 
@@ -83,7 +83,7 @@ def _operators() -> dict[str, list[str]]:
 def _named(pattern: str, operators: dict[str, list[str]]) -> list[str]:
     """The operators that a pattern matches."""
     wanted = (pattern if "::" in pattern else f"aten::{pattern}").removesuffix(".default")
-    if not any(character in wanted for character in "*?["):  # a policy may name thousands
+    if not any(character in wanted for character in "*?["):  # fast, for policies of many rules
         base = wanted.partition(".")[0]
         return [name for name in operators.get(base, []) if wanted in (base, name)]
     return [

@@ -45,7 +45,7 @@ class Policy:
         'RECOMPUTE'
     """
 
-    __module__ = "ebb"  # where users, and pickles, find it
+    __module__ = "ebb"  # the name for users and pickles
 
     def __init__(
         self,

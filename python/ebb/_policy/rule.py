@@ -1,4 +1,4 @@
-"""One line of a policy."""
+"""Rules, the lines of a policy."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Rule:
         )
 
 
-Rule.__module__ = "ebb"  # where users, and pickles, find it
+Rule.__module__ = "ebb"  # the name for users and pickles
 
 Part: TypeAlias = "tuple[tuple[Rule, ...], Decision]"
 """Rules, and the default where none of them matches. If a policy has several parts, the first

@@ -151,7 +151,7 @@ def apply(
             replaced by the modules in it. Default: the blocks that the model repeats, such as the
             layers of a transformer. If the model repeats none, its large parts become regions, such
             as an encoder and a decoder. If there are fewer than two such modules, the whole model
-            becomes one region. The empty name, ``""``, makes any model one region. One region frees
+            becomes one region. The empty name, ``""``, makes any model one region: that frees
             activations, but backward recomputes most of them at once, so the peak memory stays.
             Rules with ``module=`` see the names of the modules in ``model`` at this call.
         escapes: as for :class:`ebb.region`.

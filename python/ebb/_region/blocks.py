@@ -126,7 +126,7 @@ def _parts(module: nn.Module) -> dict[str, nn.Module]:
 def _layers(module: nn.Module) -> int:
     """The number of modules inside that have weights and large activations."""
     return sum(
-        bool(one._parameters or "weight" in one.__dict__)  # FSDP keeps views there
+        bool(one._parameters or "weight" in one.__dict__)  # FSDP keeps views in __dict__
         and not _SMALL.search(type(one).__name__)
         for one in module.modules()
     )

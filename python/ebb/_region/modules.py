@@ -143,8 +143,8 @@ def _marked_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
     made: list[type] = []
 
-    # torch's parametrizations and fx, and users, set attributes on a module's class. These forward
-    # to the original class.
+    # torch's parametrizations and fx, and users, set attributes on a module's class. The next two
+    # functions set them on the original class.
     def set_attribute(cls: type, name: str, value: Any) -> None:
         setattr(original, name, value) if cls in made else type.__setattr__(cls, name, value)
 

@@ -22,7 +22,7 @@ class PlaceholderError(RuntimeError):
     message.
     """
 
-    __module__ = "ebb"  # where users, and pickles, find it
+    __module__ = "ebb"  # the name for users and pickles
 
 
 class _Discarded(torch.Tensor):

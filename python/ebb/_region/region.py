@@ -109,7 +109,7 @@ class region(_C.Region):
     """
 
     __slots__ = ("_escapes", "_name", "_policy", "_results")
-    _repeats = False  # True: operators outside aten may be recomputed too
+    _repeats = False  # True: operators outside aten are recomputed too
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return _TracedRegion(*args, **kwargs) if is_dynamo_compiling() else super().__new__(cls)

@@ -20,7 +20,7 @@ class ReplayMismatch(RuntimeError):
         largest_difference: between two elements of the output; infinity if one of them is NaN.
     """
 
-    __module__ = "ebb"  # where users, and pickles, find it
+    __module__ = "ebb"  # the name for users and pickles
 
     def __init__(
         self, message: str, region: str, op: str, output: str, largest_difference: float

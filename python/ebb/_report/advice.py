@@ -13,7 +13,7 @@ from ebb._report.rows import Row
 from ebb._support.names import in_ranges, template
 
 _REPLAYED = ("recomputed", "unneeded")
-_HELD_FOR_REPLAYS = ("saved", "kept", "copied")  # if autograd did not pack them
+_HELD_FOR_REPLAYS = ("saved", "kept", "copied")  # kept for replays only, unless autograd packed it
 _MOVED = ("offloaded", "paged")
 
 
@@ -121,7 +121,7 @@ class Replays:
     def _change(self, saved: set[int]) -> tuple[float, int]:
         """Seconds of the replays that are no longer needed, and additional resident bytes."""
         gone: set[int] = set()
-        lost: Counter[int] = Counter()  # readers
+        lost: Counter[int] = Counter()  # by value, the readers that are gone
         freed = 0
         following = [maker for value in saved for maker in self._makers[value]]
         while following:

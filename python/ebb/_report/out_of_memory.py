@@ -23,9 +23,10 @@ class _Watch:
 
 
 # Note [Out of memory]
-# A failed allocation need not end the program. torch or ebb may retry (Note [Allocations that
-# fail]), or the program tries a smaller batch. So a report is printed when the exception leaves the
-# program, a multiprocessing process, or `with ebb.record_reports()`, once for each exception.
+# A failed allocation need not end the program: torch may retry, ebb may
+# (Note [Allocations that fail]), or the program tries a smaller batch. So a report is printed when
+# the exception leaves the program, a multiprocessing process, or `with ebb.record_reports()`, once
+# for each exception.
 def watch_for_out_of_memory() -> None:
     """Prints the report if the program ends with a failed allocation."""
     if _Watch.is_on:

@@ -30,7 +30,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Cut:
-    """What regions with equal decisions keep and free. Bytes and times are for one region.
+    """Regions with equal decisions: their kept and freed bytes. Bytes and times are per region.
 
     Attributes:
         modules: the names of the regions, such as ``"layers.0-3"``.
@@ -176,7 +176,7 @@ def thinned(timeline: Iterable[tuple[float, int]], most: int = 600) -> list[tupl
 class _InPlace:
     plan: ReportedPlan
     first: int
-    last: int | None = None  # while it is in place
+    last: int | None = None  # None while the plan is in place
 
 
 _known: list[_InPlace] = []

@@ -63,7 +63,7 @@ class _Peers:
             )
         # Uses a separate connection, because a waiting connection blocks other threads.
         self._store: Any = dist.distributed_c10d.PrefixStore("ebb/paging", store.clone())
-        self._store.set_timeout(store.timeout)  # not every store's clone has it
+        self._store.set_timeout(store.timeout)  # some stores' clones lose the timeout
         self.size = dist.get_world_size(group)
         self.runs = itertools.count()
         self._rank = dist.get_rank(group)
@@ -125,7 +125,7 @@ def _peers_of(group: Any) -> _Peers | None:
     group = dist.group.WORLD if group is None else group
     if dist.get_rank(group) < 0 or dist.get_world_size(group) == 1:
         return None
-    if dist.get_backend(group) == "fake":  # has no other processes
+    if dist.get_backend(group) == "fake":  # this backend has no other processes
         return None
     if group not in _peers:
         _peers[group] = _Peers(group)
@@ -151,7 +151,7 @@ class Agreement:
         self._run = 0 if self._peers is None else next(self._peers.runs)
         self._meeting = 0
         self._absent = 0  # processes that have left the run
-        self._is_final = False  # the step cannot be run again
+        self._is_final = False  # True: the step cannot be run again
         self.used = False
         self.refusal = ""
 

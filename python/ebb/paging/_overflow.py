@@ -10,4 +10,4 @@ class PageOverflowError(RuntimeError):
     gradients. Clear the gradients and run the step again, or let :func:`run_step` do so.
     """
 
-    __module__ = "ebb.paging"  # where users, and pickles, find it
+    __module__ = "ebb.paging"  # the name for users and pickles
