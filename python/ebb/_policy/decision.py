@@ -18,7 +18,7 @@ class Decision(enum.IntEnum):
     RECOMPUTE = 1
     """Drop the bytes and run the op again in backward."""
     OFFLOAD = 2
-    """Copy the bytes to pinned host memory, overlapped with compute. See :mod:`ebb.offload`."""
+    """Move the bytes to pinned host memory, overlapped with compute. See :mod:`ebb.offload`."""
     PAGE = 3
     """Move the valid rows to a page pool on the device. See :mod:`ebb.paging`."""
     RECOMPUTE_EACH_TIME = 4

@@ -70,12 +70,12 @@ class _TracedRegion:
 
 
 class region(_C.Region):
-    """A region: inside it, ebb decides op by op what stays in memory until backward.
+    """A region of code, in which ebb decides for each op what stays in memory until backward.
 
-    A context manager and a decorator. Regions nest: backward recomputes the outermost one as a
-    unit; inner regions change the policy and the name. A region belongs to the thread that enters
-    it. Where saved-tensor hooks are disabled (``torch.func`` transforms), a region frees no memory
-    and warns once. If a region is traced (``torch.compile``, ``torch.export``, ``make_fx``,
+    A context manager and a decorator. Regions nest: the outermost region is the boundary of
+    recomputation; inner regions change the policy and the name. A region belongs to the thread that
+    enters it. Where saved-tensor hooks are disabled (``torch.func`` transforms), a region frees no
+    memory and warns once. If a region is traced (``torch.compile``, ``torch.export``, ``make_fx``,
     ``torch.jit.trace``), the tracer decides what stays in memory, and ebb warns once.
 
     Args:

@@ -28,7 +28,7 @@ def flatten(tensor: torch.Tensor) -> tuple[list[torch.Tensor], WrapperParts] | N
     if not is_traceable_wrapper_subclass(tensor):
         return None
     if (wait := getattr(tensor, "trigger_wait", None)) is not None:
-        wait()  # torch's AsyncCollectiveTensor: the inner tensor is not complete yet
+        wait()  # torch's AsyncCollectiveTensor: incomplete until now, and may be copied
     try:
         names, context = tensor.__tensor_flatten__()
         attributes = {name: getattr(tensor, name) for name in names}
