@@ -1,4 +1,5 @@
-"""Environment variables that are on or off. Below all of ebb: read before it is imported, too."""
+"""Names and on/off values of environment variables. Imports nothing of ebb, since they are also
+read before ebb is imported."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ import os
 
 
 def is_set(name: str) -> bool:
-    """Whether a variable asks for something."""
+    """True if a variable is set and is not an off value."""
     return os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
-# What else is there is misspelt. Rows of ebb._launch.variables.
+# Other names are misspelt. These are the rows of ebb._launch.variables.
 NAMES = frozenset((
     "EBB", "EBB_MODULES", "EBB_BUDGET", "EBB_DISABLE", "EBB_STRICT", "EBB_VERIFY", "EBB_REPORT",
     "EBB_TRACE", "EBB_AHEAD", "EBB_CONFIG", "EBB_OFFLOAD_MIN_BYTES", "EBB_OFFLOAD_PINNED_LIMIT",
@@ -19,7 +20,7 @@ NAMES = frozenset((
     "EBB_PAGING_HOST_HEADROOM", "EBB_PAGING_DEVICE_LIMIT", "EBB_PAGING_OVERFLOW",
     "EBB_PAGING_DEAD_ROWS", "EBB_PAGING_PREFETCH", "EBB_OFFLOAD_STATIC",
 ))  # fmt: skip
-# Read when ebb is built, tested or measured.
+# Variables for builds, tests and benchmarks of ebb.
 PREFIXES = (
     "EBB_BENCH_", "EBB_BUILD_DIR", "EBB_CMAKE_ARGS", "EBB_CUDA", "EBB_SANITIZE", "EBB_TEST_",
     "EBB_TESTING", "EBB_TORCH_DIR",
@@ -27,7 +28,7 @@ PREFIXES = (
 
 
 def unknown_names() -> list[str]:
-    """Variables that look like ebb's and are none."""
+    """Environment variables that begin with ``EBB_`` and that ebb does not know."""
     return [
         name
         for name in os.environ

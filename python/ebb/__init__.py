@@ -1,4 +1,4 @@
-"""ebb: keeps a training job's activations out of memory, op by op, bit-identical to eager.
+"""ebb keeps a training job's activations out of memory, op by op, bit-identical to eager.
 
 >>> import torch, ebb
 >>> net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
@@ -89,7 +89,7 @@ __all__ = [
     "verify",
 ]
 
-# Types of what ebb returns, which nobody makes.
+# Types of objects that ebb returns. Users do not construct them.
 _OLD = {
     "Decision": "ebb._policy.decision",
     "Pareto": "ebb._plan.pareto",

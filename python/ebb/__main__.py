@@ -20,7 +20,7 @@ from ebb._support.shown import clipped
 
 
 def describe() -> str:
-    """What a bug report should hold."""
+    """The versions and features for a bug report."""
     features = ["SAVE", "RECOMPUTE", "RECOMPUTE_EACH_TIME", "OFFLOAD", "PAGE"]
     return "\n".join(
         [
@@ -81,14 +81,14 @@ def main(arguments: list[str] | None = None) -> int:
                 parser.error(f"--{name} {clipped(text)}: {error}")
     try:
         set_up(options)
-    except ValueError as error:  # of EBB_STRICT
+    except ValueError as error:  # raised under EBB_STRICT
         sys.exit(str(error))
     run(options)
     return 0
 
 
 def set_up(options: argparse.Namespace) -> None:
-    """As variables, which the processes that the script starts inherit."""
+    """Sets environment variables, which child processes of the script inherit."""
     if options.policy is not None:
         os.environ["EBB"] = options.policy
     if options.budget is not None:
@@ -106,7 +106,7 @@ def set_up(options: argparse.Namespace) -> None:
 
 
 def list_modules(options: argparse.Namespace) -> None:
-    """Runs the script, without what variables ask for, until its modules can be listed."""
+    """Runs the script, without the settings of the variables, until its modules can be listed."""
     takeover.remove()
     listing = Listing()
     with ExitStack() as undo:

@@ -1,4 +1,4 @@
-"""Replays that run before backward asks: on a thread of their own, while backward works.
+"""Replays ahead: another thread recomputes values before backward needs them.
 
 >>> settings = ebb.ahead.configure(regions=1, limit="1GiB")
 """
@@ -27,28 +27,29 @@ def configure(
 ) -> dict[str, Any]:
     """Set how far replays run ahead of backward, for the whole process, from the next region on.
 
-    While backward works on one outermost region, another thread replays the one that comes next.
-    What autograd saves in the last region is not given up at all, so that backward finds it there.
-    Both cost memory, at most ``limit``, and no exactness. What is not given stays as it is.
-    ``EBB_AHEAD`` in the environment sets the number of regions, or the limit; ``auto`` is 1.
+    While backward works on one outermost region, another thread replays the next one. The tensors
+    that autograd saves in the last region are not freed, so backward need not recompute them. Both
+    cost memory, at most ``limit``; gradients stay exact. Settings that are not given keep their
+    value. ``EBB_AHEAD`` in the environment sets the number of regions, or the limit; ``auto`` is 1.
 
     Args:
         regions: how many outermost regions ahead of backward. 0, the default: off.
-        limit: the most bytes, in the whole process, that are there before backward needs them: a
-            number, or text such as ``"512MiB"``. A region that is larger is replayed in part.
-            Default 1 GiB.
-        busy_cores: replay ahead on the CPU also where no core is idle. By default replays run
-            ahead there only if the process has two cores for each of
-            ``torch.get_num_threads()``, or if a backward without replays ahead left a core idle.
-        side_stream: on a device, replay on a stream beside backward's, which hides the kernels'
-            time; else on backward's own, which hides the host's. Default False.
+        limit: the most bytes, in the whole process, that are resident before backward needs them: a
+            number, or text such as ``"512MiB"``. A larger region is replayed in part. Default
+            1 GiB.
+        busy_cores: replay ahead on the CPU even if no core is idle. By default replays run ahead on
+            the CPU only if the process has two cores for each of ``torch.get_num_threads()``, or if
+            a backward without replays ahead left a core idle.
+        side_stream: on a device, replay on a stream beside backward's, which hides the time of the
+            kernels. Otherwise replays run on backward's stream, which hides host time only.
+            Default False.
 
     Returns:
-        All settings by name, as they are now; sizes in bytes.
+        All current settings by name; sizes in bytes.
 
     Raises:
         TypeError: a setting has the wrong type.
-        ValueError: a setting is negative, too large, or text that is no size.
+        ValueError: a setting is negative, too large, or text that is not a size.
     """
     changed: dict[str, Any] = {}
     if regions is not None:
@@ -79,7 +80,7 @@ def stats() -> dict[str, int]:
     return _C.ahead_stats()
 
 
-# While the interpreter is there: a replay may come to need it.
+# Ends the workers while the interpreter exists, because a replay may need it.
 atexit.register(_C.end_ahead)
-# Before Python takes locks for it: to end a worker the GIL is given up.
+# Runs before Python takes locks for the fork, because ending a worker releases the GIL.
 os.register_at_fork(before=_C.stop_ahead)

@@ -1,4 +1,4 @@
-"""How values with the decision OFFLOAD move to the host and back.
+"""Settings of OFFLOAD: how values move to the host and back.
 
 >>> settings = ebb.offload.configure(min_bytes="1MiB", in_flight_bytes="1GiB")
 """
@@ -29,36 +29,36 @@ def configure(
 ) -> dict[str, Any]:
     """Set how values with the decision OFFLOAD move, for the whole process, from now on.
 
-    What is not given stays as it is. Sizes are in bytes, as a number or as text such as
+    Settings that are not given keep their value. Sizes are in bytes, as a number or as text such as
     ``"512MiB"``. In a job, the section ``[offload]`` of the file that ``EBB_CONFIG`` names has
     these settings; ``EBB_OFFLOAD_MIN_BYTES``, ``EBB_OFFLOAD_PINNED_LIMIT`` and
-    ``EBB_OFFLOAD_DISK`` count more than that file.
+    ``EBB_OFFLOAD_DISK`` override that file.
 
     Args:
-        min_bytes: smaller storages stay on the device: small copies cost more than they free.
-            Default 1 MiB.
-        pinned_limit: the most pinned host memory to hold. What finds no room is recomputed, or kept
-            if it is an input. Default 16 GiB.
-        in_flight_bytes: the most that may be on its way to the host; beyond it the host waits. 0:
-            each copy is waited for. Default 1 GiB.
-        prefetch_bytes: the most that is fetched before backward asks for it. Default 512 MiB.
-        keep_last: the last so many values stay on the device, since backward needs them first.
-            Default 0.
-        disk: a directory on a fast disk. What finds no room in pinned memory moves on to a file
-            there, and where there is no accelerator, values move from memory to that file. The file
-            has no name, so nothing is left behind. ``""`` for none, the default.
-        disk_limit: the most to use there. Default 64 GiB.
-        static: for CUDA graphs: the host never asks whether a copy is done, nor waits for one; the
-            compute stream does. Device memory is then freed when ``in_flight_bytes`` are on their
-            way, and host memory is never freed. Run a step or more before the capture, so that host
-            memory is there. Default False.
+        min_bytes: smaller storages stay on the device, because small copies cost more than they
+            free. Default 1 MiB.
+        pinned_limit: the most pinned host memory to use. A value that finds no pinned memory is
+            recomputed, or kept if it is an input. Default 16 GiB.
+        in_flight_bytes: the most bytes in flight to the host; beyond it the host waits. 0: the host
+            waits for each copy. Default 1 GiB.
+        prefetch_bytes: the most bytes to fetch before backward needs them. Default 512 MiB.
+        keep_last: how many of the last values stay on the device, because backward needs them
+            first. Default 0.
+        disk: a directory on a fast disk. Values that find no pinned memory move on to a file there.
+            Without an accelerator, values move from memory to that file. The file has no name, so
+            nothing is left behind. ``""``, the default: no disk.
+        disk_limit: the most bytes to use on disk. Default 64 GiB.
+        static: for CUDA graphs: the compute stream waits for copies, the host never queries or
+            waits for one. Device memory is freed when ``in_flight_bytes`` are in flight; host
+            memory is never freed. Run at least one step before the capture, so that host memory is
+            allocated. Default False.
 
     Returns:
-        All settings by name, as they are now; sizes in bytes.
+        All current settings by name; sizes in bytes.
 
     Raises:
         TypeError: a setting has the wrong type.
-        ValueError: a setting is negative, too large, or text that is no size; or no file can be
+        ValueError: a setting is negative, too large, or text that is not a size; or no file can be
             made in ``disk``.
     """
     given = {

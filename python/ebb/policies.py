@@ -1,4 +1,4 @@
-"""Policies with a name.
+"""Presets: policies with a name.
 
 >>> with ebb.region(ebb.policies.save_matmuls):
 ...     pass
@@ -49,48 +49,48 @@ def _preset(name: str) -> Policy:
 
 
 recompute_all: Policy = _preset("recompute_all")
-"""Keeps nothing but leaves: the most memory saved, the most recomputed."""
+"""Keeps nothing but leaves: the lowest memory, the most recomputation."""
 
 save_all: Policy = _preset("save_all")
-"""Keeps everything that anything needs, as if ebb were not there."""
+"""Keeps all outputs that backward needs, as eager does."""
 
 save_matmuls: Policy = _preset("save_matmuls")
-"""Keeps what is dear to recompute: matrix products, convolutions and attention."""
+"""Keeps the outputs that are expensive to recompute: matrix products, convolutions, attention."""
 
 offload_inputs: Policy = _preset("offload_inputs")
-"""Recomputes everything, and moves to the host what the region reads and another autograd function
-computed: the activations between blocks."""
+"""Recomputes everything, and offloads the region's inputs that another autograd function computed:
+the activations between blocks."""
 
 torchtitan: Policy = _preset("torchtitan")
-"""torchtitan's SelectiveAC: attention and collectives kept, and every second matrix product.
+"""torchtitan's SelectiveAC: keeps attention, collectives and every second matrix product.
 Source: https://github.com/pytorch/torchtitan"""
 
 torchtitan_full: Policy = recompute_all
-"""torchtitan's FullAC, on each layer."""
+"""torchtitan's FullAC, for use on each layer."""
 
 everything_saveable: Policy = save_all
-"""JAX's name of :data:`save_all`. Source, of all of JAX's names here: https://docs.jax.dev,
+"""JAX's name of :data:`save_all`. Source of all of JAX's names here: https://docs.jax.dev,
 ``jax.checkpoint_policies``"""
 
 nothing_saveable: Policy = recompute_all
 """JAX's name of :data:`recompute_all`."""
 
 dots_saveable: Policy = _preset("dots_saveable")
-"""Keeps products of matrices, and of batches of them."""
+"""Keeps matrix products and batched matrix products."""
 
 dots_with_no_batch_dims_saveable: Policy = Policy._from_compiled(
     PRESETS["dots_with_no_batch_dims_saveable"]
 )
-"""Keeps products of matrices, but not of batches of them: weights are there, attention is not."""
+"""Keeps matrix products but not batched ones: products with weights, but not attention."""
 
 offload_dot_with_no_batch_dims: Policy = Policy._from_compiled(
     PRESETS["offload_dot_with_no_batch_dims"]
 )
-"""Moves to the host what :data:`dots_with_no_batch_dims_saveable` keeps."""
+"""Offloads the outputs that :data:`dots_with_no_batch_dims_saveable` keeps."""
 
 
 def save_only_these_names(*names: str) -> Policy:
-    """Keeps what :func:`ebb.checkpoint_name` gave one of these names, and recomputes the rest.
+    """Keeps tensors that :func:`ebb.checkpoint_name` gave one of these names; recomputes the rest.
 
     Raises:
         TypeError: a name is not a string.
@@ -101,7 +101,7 @@ def save_only_these_names(*names: str) -> Policy:
 def save_and_offload_only_these_names(
     names_which_can_be_saved: Iterable[str], names_which_can_be_offloaded: Iterable[str]
 ) -> Policy:
-    """Keeps or moves to the host what has one of these names, and recomputes the rest.
+    """Keeps or offloads tensors with one of these names, and recomputes the rest.
 
     Raises:
         TypeError: a name is not a string.
@@ -112,12 +112,12 @@ def save_and_offload_only_these_names(
 
 
 def either(*policies: Policy) -> Policy:
-    """Does what the first policy says, and what the next one says where that is RECOMPUTE.
+    """Joins policies: the next one decides where the one before says RECOMPUTE.
 
-    So it keeps what either keeps, as JAX's ``save_from_both_policies``.
+    The result keeps what any of the policies keeps, as JAX's ``save_from_both_policies``.
 
     Raises:
-        TypeError: there is no policy, or an argument is none.
+        TypeError: there is no policy, or an argument is not a policy.
     """
     if not policies:
         raise TypeError("ebb: either takes at least one policy")
@@ -148,16 +148,16 @@ _MEGATRON: dict[str, list[Rule]] = {
 def megatron(*modules: str) -> Policy:
     """Megatron-LM's ``--recompute-granularity selective`` with these ``--recompute-modules``.
 
-    Recomputes what is made in them and keeps everything else. The modules are known by the names
-    that Megatron-Core's transformer layer gives them, under :func:`ebb.apply` or in a region with
-    ``root=``.
+    Recomputes the outputs of ops in these modules and keeps everything else. The rules match
+    modules by the names in Megatron-Core's transformer layer, under :func:`ebb.apply` or in a
+    region with ``root=``.
 
     Args:
         modules: some of ``core_attn``, ``layernorm``, ``mla_up_proj``, ``mlp``, ``moe``,
-            ``moe_act``, ``shared_experts``; ``core_attn`` if there is none.
+            ``moe_act``, ``shared_experts``; default ``core_attn``.
 
     Raises:
-        ValueError: there is no such module.
+        ValueError: a name is not one of these.
 
     Source: https://github.com/NVIDIA/Megatron-LM, ``TransformerConfig.recompute_modules``
     """

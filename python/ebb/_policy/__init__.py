@@ -1,1 +1,1 @@
-"""Which decision an operator's outputs get: rules, policies, and both as text and for torch."""
+"""Rules and policies, which give operators a decision; their text form; conversion for torch."""

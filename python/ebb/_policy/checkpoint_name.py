@@ -1,4 +1,4 @@
-"""Names for values, which rules can ask for."""
+"""Names for values, which rules can match."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ebb._support.subclasses import plain_tensors
 
 
 def checkpoint_name(x: torch.Tensor, name: str) -> torch.Tensor:
-    """Give a tensor a name, for rules with ``name=``, as JAX's function of this name does.
+    """Give a tensor a name for rules with ``name=``, as JAX's ``checkpoint_name`` does.
 
-    Outside of regions, for tensors that no region computed and under ``torch.compile`` it does
-    nothing. A rule above the one that asks for the name still decides if it matched when the tensor
-    was made.
+    checkpoint_name does nothing outside of regions, for tensors that no region computed, and under
+    ``torch.compile``. If an earlier rule matched when the tensor was computed, that rule still
+    decides.
 
     Args:
         x: a tensor of any shape.

@@ -1,4 +1,4 @@
-"""Policies as C++ has them, which are made of rules, checked, and read again."""
+"""Converts rules to C++ policies and back, and checks them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ebb._policy.rule import Part, Rule
 
 
 def checked(compiled: _C.Policy) -> _C.Policy:
-    """The same policy.
+    """Returns `compiled`.
 
     Raises:
-        ValueError: it has too many rules.
+        ValueError: the policy has too many rules.
     """
     check_number(len(compiled.rules()))
     check_rules_of_operators(compiled)
@@ -30,7 +30,7 @@ def compiled_rules(
         late: operators that are not torch's may be registered later.
 
     Raises:
-        ValueError: no policy can be made of them, see :class:`ebb.Policy`.
+        ValueError: the rules make no valid policy, see :class:`ebb.Policy`.
         NotImplementedError: an operator's schema is not understood.
     """
     check_number(len(rules))
@@ -40,13 +40,13 @@ def compiled_rules(
 
 
 def compiled_parts(parts: Sequence[Part], inputs: Decision, late: bool = False) -> _C.Policy:
-    """The inverse of `parts_of`; raises as `compiled_rules`."""
+    """The inverse of `parts_of`; raises the errors of `compiled_rules`."""
     made = [compiled_rules(rules, default, inputs, late) for rules, default in parts]
     return made[0] if len(made) == 1 else checked(functools.reduce(_C.either, made))
 
 
 def parts_of(compiled: _C.Policy) -> tuple[Part, ...]:
-    """Rules and default of each policy that :func:`ebb.policies.either` made one of."""
+    """Rules and default of each policy that :func:`ebb.policies.either` joined."""
     ends = [end for end, _ in compiled.parts()]
     rules = tuple(map(Rule._from_compiled, compiled.rules()))
     return tuple(

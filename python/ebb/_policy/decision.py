@@ -1,4 +1,4 @@
-"""What to do with an op's outputs between forward and backward."""
+"""Decisions: what to do with an op's outputs between forward and backward."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import enum
 
 
 class Decision(enum.IntEnum):
-    """What happens to an op's outputs between forward and backward.
+    """The treatment of an op's outputs between forward and backward.
 
     The numbers are those of ``ebb::Decision`` in C++.
     """
 
-    __module__ = "ebb"  # where users, and pickles, find it
+    __module__ = "ebb"  # the name for users and pickles
 
     SAVE = 0
-    """Keep the bytes, if anything will need them."""
+    """Keep the bytes, if backward or a replay will need them."""
     RECOMPUTE = 1
     """Drop the bytes and run the op again in backward."""
     OFFLOAD = 2
-    """Move the bytes to pinned host memory, in the shadow of compute. See :mod:`ebb.offload`."""
+    """Move the bytes to pinned host memory, overlapped with compute. See :mod:`ebb.offload`."""
     PAGE = 3
-    """Move the live rows to a page pool on the device. See :mod:`ebb.paging`."""
+    """Move the valid rows to a page pool on the device. See :mod:`ebb.paging`."""
     RECOMPUTE_EACH_TIME = 4
-    """Drop the bytes and run the op again in backward, each time that something needs them: they
-    are held only when backward asks for them themselves."""
+    """Drop the bytes and run the op again each time that a replay needs them. The bytes stay in
+    memory only if backward itself unpacks them."""
 
 
 SAVE = Decision.SAVE
@@ -33,4 +33,4 @@ PAGE = Decision.PAGE
 RECOMPUTE_EACH_TIME = Decision.RECOMPUTE_EACH_TIME
 
 MADE_AGAIN = (RECOMPUTE, RECOMPUTE_EACH_TIME)
-"""Decisions by which an op is run again."""
+"""Decisions that run an op again."""

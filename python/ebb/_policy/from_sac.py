@@ -1,4 +1,4 @@
-"""Policies that torch's selective activation checkpointing was given, as policies of ebb."""
+"""Converts policies of torch's selective activation checkpointing to policies of ebb."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NAMES = {SAVE: "ebb: torch's policy says SAVE", OFFLOAD: "ebb: torch's policy s
 
 
 class AskingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Asks a policy function about each op, as torch does in forward, and notes its answers."""
+    """Calls a policy function for each op, as torch does in forward, and records its answers."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -60,8 +60,8 @@ class AskingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def policy_of_answers(answers: dict[Any, list[Decision | None]]) -> Policy | None:
-    """A policy that decides as a function did, call by call; for None it has no rule. None if it
-    would be too long.
+    """A policy that repeats a function's answers, call by call, without a rule for None. Returns
+    None if the policy would have too many rules.
     """
     rules = []
     for op, decisions in answers.items():
@@ -69,7 +69,7 @@ def policy_of_answers(answers: dict[Any, list[Decision | None]]) -> Policy | Non
             if decisions[0] is not None:
                 rules.append(Rule(op, decisions[0]))
             continue
-        before = 0  # rules above, each of which takes one call away from those below
+        before = 0  # earlier rules; each takes one call from the later ones
         for call, decision in enumerate(decisions, start=1):
             if decision is not None:
                 rules.append(Rule(op, decision, nth=call - before))
@@ -80,7 +80,7 @@ def policy_of_answers(answers: dict[Any, list[Decision | None]]) -> Policy | Non
 
 
 def policy_of_list(ops: list[Any]) -> Policy:
-    """The policy that torch makes of a list of ops to save."""
+    """The policy that torch derives from a list of ops to save."""
     return Policy([Rule(op, SAVE) for op in ops if isinstance(op, torch._ops.OpOverload)])
 
 

@@ -1,4 +1,4 @@
-"""Warnings about rules that decide on nothing: for operators or modules that ebb never sees."""
+"""Warns of rules without effect, for operators or modules that ebb never sees."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ebb._policy.operators import operator_name
 from ebb._policy.rule import Rule
 from ebb._support.shown import shown
 
-# The operators to which torch decomposes a composite one, above ebb.
+# The operators to which torch decomposes a composite operator before ebb sees it.
 _DECOMPOSED = {
     "linear": "aten::mm, aten::addmm",
     "matmul": "aten::mm, aten::bmm",
@@ -33,7 +33,7 @@ _DECOMPOSED = {
     "conv3d": "aten::convolution",
 }
 
-_PACKAGE = os.path.dirname(os.path.dirname(__file__))  # ebb's
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))  # the folder of ebb
 
 _SEE_REPORT = "ebb.report() lists the operators that ebb sees"
 
@@ -41,7 +41,7 @@ _told: set[str] = set()  # patterns that a warning has named
 
 
 def _warn(message: str) -> None:
-    """A warning that shows the line of the program that called ebb."""
+    """Warns with the line of the program that called ebb."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         level, frame = level + 1, frame.f_back
@@ -49,8 +49,8 @@ def _warn(message: str) -> None:
 
 
 def warn_of_composites(rules: Iterable[Rule]) -> None:
-    """Warns, once for each pattern, of rules that match composite operators only: torch calls
-    other operators in their place before a call reaches ebb.
+    """Warns, once for each pattern, of rules that match only composite operators. torch decomposes
+    these before ebb sees them.
     """
     patterns = dict.fromkeys(operator_name(rule.op) for rule in rules)
     unknown = [pattern for pattern in patterns if pattern not in _told]
@@ -71,9 +71,7 @@ def warn_of_composites(rules: Iterable[Rule]) -> None:
 
 
 def _operators() -> dict[str, list[str]]:
-    """The operators of torch without those that write to an argument ``out``, by their name without
-    the overload.
-    """
+    """All registered operators by name without overload, except those with an argument ``out``."""
     operators: dict[str, list[str]] = {}
     for name in torch._C._dispatch_get_all_op_names():
         base, _, overload = name.partition(".")
@@ -85,7 +83,7 @@ def _operators() -> dict[str, list[str]]:
 def _named(pattern: str, operators: dict[str, list[str]]) -> list[str]:
     """The operators that a pattern matches."""
     wanted = (pattern if "::" in pattern else f"aten::{pattern}").removesuffix(".default")
-    if not any(character in wanted for character in "*?["):  # a policy may name thousands
+    if not any(character in wanted for character in "*?["):  # fast, for policies of many rules
         base = wanted.partition(".")[0]
         return [name for name in operators.get(base, []) if wanted in (base, name)]
     return [
@@ -104,7 +102,7 @@ def _is_composite(name: str) -> bool:
 
 
 def warn_of_modules(rules: Iterable[Rule], names: Iterable[str]) -> None:
-    """Warns, once for each glob, of rules for modules that match none of these names."""
+    """Warns, once for each glob, of rules whose ``module`` matches none of these names."""
     known = set(names)
     for glob in dict.fromkeys(rule.module for rule in rules if rule.module):
         if glob not in _told and not any(fnmatchcase(name, glob) for name in known):
@@ -118,7 +116,7 @@ def warn_of_modules(rules: Iterable[Rule], names: Iterable[str]) -> None:
 
 @functools.cache
 def warn_of_no_root() -> None:
-    """Warns, once, that a region without a root has a policy with rules for modules."""
+    """Warns, once, of a policy with rules for modules in a region without a root."""
     _warn(
         "ebb: the policy has rules for modules, but this region does not know the model, so those "
         "rules have no effect. Use ebb.region(policy, root=model) or ebb.apply."

@@ -1,4 +1,4 @@
-"""How many rules a policy can have, and how many of them can be about one operator."""
+"""Limits for the number of a policy's rules, in all and for one operator."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 import torch
 
 _MOST = 5_000
-_MOST_OF_ONE_OPERATOR = 64  # kMostCandidates in src/policy/policy.cpp, which counts likewise
+_MOST_OF_ONE_OPERATOR = 64  # kMostCandidates in src/policy/policy.cpp, which counts the same way
 _ANY_SIZE = 2**64 - 1
 
 
 def check_number(rules: int) -> None:
-    """Before a policy is compiled.
+    """Checks the number of rules before a policy is compiled.
 
     Raises:
-        ValueError: there are too many.
+        ValueError: there are too many rules.
     """
     if rules > _MOST:
         raise ValueError(f"ebb: a policy has at most {_MOST:,} rules; got {rules:,}")
 
 
 def check_rules_of_operators(policy: Any) -> None:
-    """That a compiled policy can be asked about every operator that is registered now.
+    """Checks the number of a compiled policy's rules for each registered operator.
 
     Raises:
-        ValueError: too many rules match one of them.
+        ValueError: too many rules match one operator.
     """
     rules, parts = policy.rules(), policy.parts()
     if len(rules) + len(parts) <= _MOST_OF_ONE_OPERATOR:
@@ -41,13 +41,13 @@ def check_rules_of_operators(policy: Any) -> None:
     count: Counter[str] = Counter()
     begin = 0
     for end, _ in parts:
-        undecided = set(names)  # by a rule of this part that asks for no more than the operator
+        undecided = set(names)  # operators that no unconditional rule of this part matches
         for rule in rules[begin:end]:
             matching = undecided & _matching(rule.op, overloads)
             count.update(matching)
             if not _has_condition(rule):
                 undecided -= matching
-        count.update(undecided)  # their part's default decides
+        count.update(undecided)  # the part's default decides on these
         begin = end
     op, most = count.most_common(1)[0]
     if most > _MOST_OF_ONE_OPERATOR:

@@ -1,4 +1,4 @@
-"""How users name operators."""
+"""The names by which users give operators."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Operator: TypeAlias = "str | torch._ops.OpOverload | torch._ops.OpOverloadPacket
 
 
 def qualified_name(op: Any) -> str:
-    """An OpOverload's name with the overload spelt out, such as ``aten::mm.default``."""
+    """An OpOverload's name with its overload, such as ``aten::mm.default``."""
     name = str(op.name())
     return name if "." in name else name + ".default"
 
 
 def operator_name(op: object) -> str:
-    """What C++ knows it by.
+    """The operator's name in C++.
 
     Raises:
-        TypeError: it is no operator.
+        TypeError: `op` is not an operator.
     """
     if isinstance(op, torch._ops.OpOverload):
         return qualified_name(op)

@@ -1,4 +1,4 @@
-"""Policies: which decision each operator gets."""
+"""Policies, which give each operator a decision."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from ebb._support.shown import shown
 
 
 class Policy:
-    """An ordered list of rules, of which the first that matches an op decides, and a default.
+    """An ordered list of rules and a default. The first rule that matches an op decides.
 
     Args:
         rules: a mapping from operators to decisions, in order, or a sequence of :class:`Rule`.
         default: the decision for operators that no rule matches.
-        inputs: the decision for what a region reads and another autograd function computed: the
-            activations between blocks. SAVE, OFFLOAD, or PAGE for those
-            that :func:`ebb.mark_rows` has marked.
+        inputs: the decision for a region's inputs that another autograd function computed: the
+            activations between blocks. SAVE, OFFLOAD, or PAGE for inputs that
+            :func:`ebb.mark_rows` has marked.
 
     Raises:
         TypeError: a decision or an operator has the wrong type.
         ValueError: a rule matches no registered operator; the message gives the nearest names. Or
-            the conditions of a rule exclude each other, or it forces a collective. Or ``inputs`` is
-            RECOMPUTE or RECOMPUTE_EACH_TIME. Or there are more than 5,000 rules, or more than 64
-            that match one operator.
+            the conditions of a rule exclude each other, or a rule forces a collective. Or
+            ``inputs`` is RECOMPUTE or RECOMPUTE_EACH_TIME. Or there are more than 5,000 rules, or
+            more than 64 match one operator.
 
     Example:
         >>> policy = ebb.Policy({"aten::mm": ebb.SAVE, "aten::_scaled_dot_product_*": ebb.SAVE})
@@ -45,7 +45,7 @@ class Policy:
         'RECOMPUTE'
     """
 
-    __module__ = "ebb"  # where users, and pickles, find it
+    __module__ = "ebb"  # the name for users and pickles
 
     def __init__(
         self,
@@ -83,12 +83,12 @@ class Policy:
 
     def _take(self, compiled: _C.Policy) -> None:
         self._compiled = compiled
-        # made here: Dynamo cannot trace its making
+        # built here, because Dynamo cannot trace its construction
         self._sac_context_fn = sac_context_fn(self._parts)
 
     @functools.cached_property
     def _roots(self) -> weakref.WeakSet[Any]:
-        """Models for which the rules for modules have been checked."""
+        """Models against which the rules with ``module=`` have been checked."""
         return weakref.WeakSet()
 
     @functools.cached_property
@@ -97,24 +97,24 @@ class Policy:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
-        """Read a policy from a TOML file, whose keys docs/reference/policies.md describes.
+        """Read a policy from a TOML file. docs/reference/policies.md describes the keys.
 
         Args:
             path: the file.
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it is no TOML, or says something that is no policy. The message tells the
+            ValueError: the file is not TOML, or does not describe a policy. The message names the
                 file, the line or the key's path, and the nearest valid name.
         """
         return cls._from_compiled(loaded(path, PRESETS))
 
     def to_sac(self) -> Callable[[], Any]:
-        """The policy for torch's selective activation checkpointing, also under torch.compile.
+        """Convert the policy for torch's selective checkpointing, also under torch.compile.
 
         OFFLOAD and PAGE mean SAVE there, RECOMPUTE_EACH_TIME means RECOMPUTE. Rules with ``every``
-        and ``nth`` count calls per checkpointed function. Rules that ask for modules, names, sizes
-        or dtypes match nothing, and a warning says so once.
+        and ``nth`` count calls per checkpointed function. Rules with conditions on modules, names,
+        sizes or dtypes match nothing, and ebb warns once.
 
         Returns:
             A ``context_fn`` for ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False)``.
@@ -128,11 +128,11 @@ class Policy:
         return self._sac_context_fn
 
     def to_toml(self) -> str:
-        """The text of the file that :meth:`save` writes."""
+        """Return the text of the file that :meth:`save` writes."""
         return to_toml(self._parts(), self.inputs)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the policy as TOML, which :meth:`load` reads.
+        """Write the policy as TOML that :meth:`load` reads.
 
         Args:
             path: the file.
@@ -144,7 +144,7 @@ class Policy:
             file.write(self.to_toml())
 
     def dump(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Deprecated: :meth:`save` writes a file, and :meth:`to_toml` gives its text."""
+        """Deprecated: use :meth:`save` to write a file, and :meth:`to_toml` for its text."""
         warn_of_old("Policy.dump()", "Policy.save(path) or Policy.to_toml()")
         if path is not None:
             self.save(path)
@@ -157,11 +157,11 @@ class Policy:
         Args:
             text: such as ``"mm:save,gelu:recompute,default:save"``, in order. torch's own operators
                 need no ``aten::``. ``default`` and ``inputs`` are as for :class:`Policy`. A preset,
-                as in ``"save_matmuls,mm:recompute"``, adds its rules below these, and its default.
+                as in ``"save_matmuls,mm:recompute"``, adds its rules after these, and its default.
 
         Raises:
-            TypeError: ``text`` is no string.
-            ValueError: it says something that is no policy.
+            TypeError: ``text`` is not a string.
+            ValueError: ``text`` does not describe a policy.
 
         Example:
             >>> ebb.Policy.parse("mm:save,*norm*:recompute").rules[0]
@@ -172,10 +172,10 @@ class Policy:
         return cls._from_compiled(parsed(text, PRESETS))
 
     def explain(self, op: Operator) -> str:
-        """Tells in words which rules may decide on an operator, in the order they are asked.
+        """Describe the rules that may decide on an operator, in the order in which they are tried.
 
         Args:
-            op: as in :class:`Rule`; each operator that it matches is told of.
+            op: as in :class:`Rule`; each operator that it matches is described.
 
         Raises:
             TypeError: ``op`` has the wrong type.
@@ -192,7 +192,7 @@ class Policy:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The rules, in order, with operator names spelt ``namespace::name``."""
+        """The rules, in order, with operator names as ``namespace::name``."""
         return tuple(map(Rule._from_compiled, self._compiled.rules()))
 
     @property
@@ -202,11 +202,11 @@ class Policy:
 
     @property
     def inputs(self) -> Decision:
-        """The decision for what a region reads and another autograd function computed."""
+        """The decision for a region's inputs that another autograd function computed."""
         return Decision(self._compiled.inputs())
 
     def _parts(self) -> tuple[Part, ...]:
-        """Rules and default of each policy that :func:`ebb.policies.either` made one of."""
+        """Rules and default of each policy that :func:`ebb.policies.either` joined."""
         return parts_of(self._compiled)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Policies with a name, as C++ has them. See :mod:`ebb.policies` for what each does."""
+"""The presets as C++ policies, by name. :mod:`ebb.policies` describes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One line of a policy."""
+"""Rules, the lines of a policy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def check_decision(decision: object, where: str) -> Decision:
-    """The decision, if it is one; `where` says what it is for."""
+    """Returns `decision` if it is a Decision, else raises TypeError; `where` names its use."""
     if isinstance(decision, Decision):
         return decision
     raise TypeError(
@@ -36,32 +36,33 @@ def check_decision(decision: object, where: str) -> Decision:
 
 @dataclass(frozen=True, repr=False)
 class Rule:
-    """One line of a policy: it matches what an operator makes if all that it says holds.
+    """One line of a policy. A rule matches an operator's output if all its conditions hold.
 
     Args:
-        op: the operators it is about: ``"aten::mm"`` (all overloads), ``"aten::mm.default"``,
-            ``"aten.mm.default"``, a glob such as ``"aten::_scaled_dot_product_*"`` or ``"*"``, an
-            ``OpOverload`` or an ``OpOverloadPacket``.
-        decision: what to do with their outputs.
-        every: match only every n-th call, counted per region; the other calls go on to the rules
-            below. What counts is each call that comes to this rule in a matching module.
-        force: also replay an operator that is kept whatever the policy says, such as one with
-            packed weights. ``op`` must be no glob and no collective.
-        nth: match only that call, from 1, counted likewise.
+        op: the operators that the rule matches: ``"aten::mm"`` (all overloads),
+            ``"aten::mm.default"``, ``"aten.mm.default"``, a glob such as
+            ``"aten::_scaled_dot_product_*"`` or ``"*"``, an ``OpOverload`` or an
+            ``OpOverloadPacket``.
+        decision: what to do with the operators' outputs.
+        every: match only every n-th call, counted per region; later rules decide on the other
+            calls. A call is counted if it reaches this rule in a matching module.
+        force: also recompute an operator that ebb otherwise always keeps, such as one with packed
+            weights. ``op`` must not be a glob or a collective.
+        nth: match only the n-th call, from 1, counted as for ``every``.
         per_module: count calls per module, not per region.
-        module: a glob over the fully qualified name of the innermost module that runs, such as
-            ``"*.mlp.*"``; ``*`` matches dots too. Wrappers' own parts of names (torch.compile's,
-            DDP's, FSDP's, of checkpoint wrappers, PEFT's ``base_layer``) are left out. Modules are
-            known under :func:`ebb.apply` and in ``ebb.region(policy, root=model)``.
-        name: only values to which :func:`ebb.checkpoint_name` gave this name.
-        min_bytes, max_bytes: only outputs whose storage has at least, or at most, so many bytes,
-            as a number or text such as ``"1MiB"``.
-        dtype: only outputs of this dtype, a ``torch.dtype`` or its name.
+        module: a glob over the fully qualified name of the innermost running module, such as
+            ``"*.mlp.*"``; ``*`` matches dots too. The parts that wrappers add to names
+            (torch.compile, DDP, FSDP, checkpoint wrappers, PEFT's ``base_layer``) are left out. ebb
+            knows the modules under :func:`ebb.apply` and in ``ebb.region(policy, root=model)``.
+        name: match only values to which :func:`ebb.checkpoint_name` gave this name.
+        min_bytes, max_bytes: match only outputs whose storage has at least, or at most, this many
+            bytes, as a number or text such as ``"1MiB"``.
+        dtype: match only outputs of this dtype, a ``torch.dtype`` or its name.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range, or two exclude each other; checked in part when a
-            policy is made of the rule.
+        ValueError: an argument is out of range, or two exclude each other. :class:`Policy` checks
+            some of this.
     """
 
     op: Operator
@@ -149,8 +150,8 @@ class Rule:
         )
 
 
-Rule.__module__ = "ebb"  # where users, and pickles, find it
+Rule.__module__ = "ebb"  # the name for users and pickles
 
 Part: TypeAlias = "tuple[tuple[Rule, ...], Decision]"
-"""Rules, and what happens where none of them matches. A policy has one part, or several of which it
-does the first that is not RECOMPUTE."""
+"""Rules, and the default where none of them matches. If a policy has several parts, the first
+decision that is not RECOMPUTE counts."""

@@ -29,18 +29,18 @@ _PART_KEYS = ("default", "rules")
 _OFFLOAD_KEYS = ("min_bytes", "in_flight_bytes", "prefetch_bytes", "keep_last")
 _POLICY_KEYS = (*_PART_KEYS, "inputs", "preset", "either")
 
-Presets: TypeAlias = Mapping[str, _C.Policy]  # policies that a text can name
+Presets: TypeAlias = Mapping[str, _C.Policy]  # the policies that a text can name
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The nearest of the known names; all of them, if none is near."""
+    """The nearest of the known names, or all of them if none is near, in words."""
     known = list(known)
     found = get_close_matches(name[:100], known, 1)
     return f"nearest: {found[0]!r}" if found else f"there are {', '.join(map(repr, known))}"
 
 
 class _At:
-    """A place in a file, for errors.
+    """A place in a file, for error messages.
 
     Attributes:
         late: operators that are not torch's may be registered later.
@@ -79,7 +79,7 @@ class _At:
 
 
 def _full_name(op: str) -> str:
-    """torch's own operators need no namespace."""
+    """Adds the namespace that torch's own operators may omit."""
     return op if "::" in op or "." in op or op.startswith("*") else f"aten::{op}"
 
 
@@ -99,7 +99,7 @@ def _rule(table: object, at: _At) -> Rule:
 
 
 def _check(rules: list[Rule], places: list[_At], at: _At) -> None:
-    """That a policy can be made of the rules; if not, tells which of them is to blame."""
+    """Checks that the rules make a valid policy; the error names the first invalid rule."""
     try:
         check_number(len(rules))
     except ValueError as error:
@@ -178,7 +178,7 @@ def _read(path: str | os.PathLike[str], late: bool = False) -> tuple[dict[str, A
             return tomllib.load(file), at
     except RecursionError:
         raise at.error("it is nested too deeply") from None
-    except ValueError as error:  # no TOML, no UTF-8, a number of too many digits, a path with \0
+    except ValueError as error:  # not TOML or UTF-8, a number of too many digits, a path with \0
         raise at.error(error) from None
 
 
@@ -190,7 +190,7 @@ def loaded(path: str | os.PathLike[str], presets: Presets, late: bool = False) -
 def loaded_regions(
     path: str | os.PathLike[str], presets: Presets, late: bool = False
 ) -> tuple[list[tuple[list[str], _C.Policy]], dict[str, int], bool]:
-    """Modules and their policies, settings of OFFLOAD, and whether replays run ahead; see
+    """Modules and their policies, settings of OFFLOAD, and True if replays run ahead; see
     :meth:`ebb.ModulePolicies.load`. `late` as for `loaded`."""
     document, at = _read(path, late)
     found = []
@@ -228,7 +228,7 @@ def _offload(table: object, at: _At) -> dict[str, int]:
 
 
 def has_regions(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is meant for `loaded_regions`, and not for `loaded`."""
+    """True if a file is for `loaded_regions`, false if for `loaded`."""
     return "regions" in _read(path)[0]
 
 
@@ -253,7 +253,7 @@ def _line(key: str, value: object) -> str:
         value = value.name.lower()
     elif not isinstance(value, bool | int | str):
         value = str(value).removeprefix("torch.")  # a dtype
-    # TOML has no surrogates, and the character DEL only as an escape
+    # TOML allows no surrogates, and the character DEL only as an escape
     text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return f"{key} = {text}\n"
 
@@ -268,7 +268,7 @@ def _rule_lines(rule: Rule) -> str:
 
 
 def to_toml(parts: tuple[Part, ...], inputs: Decision) -> str:
-    """See :meth:`ebb.Policy.dump`."""
+    """See :meth:`ebb.Policy.to_toml`."""
     text = "" if inputs is SAVE else _line("inputs", inputs)
     for rules, default in parts:
         prefix = "either." if len(parts) > 1 else ""

@@ -1,4 +1,4 @@
-"""The equivalent of a policy for torch's selective activation checkpointing."""
+"""Converts a policy for torch's selective activation checkpointing."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ def _is_known_to_torch(rule: Rule) -> bool:
 
 
 def sac_context_fn(parts_of: Callable[[], tuple[Part, ...]]) -> Callable[..., Any]:
-    """A ``context_fn`` for torch.utils.checkpoint that decides as a policy of these parts does.
+    """A ``context_fn`` for torch.utils.checkpoint with the decisions of a policy of these parts.
 
-    Rules with ``every`` and ``nth`` count calls per checkpointed function, as ebb counts them per
-    region.
+    Rules with ``every`` and ``nth`` count calls per checkpointed function, not per region.
     """
 
     def contexts() -> Any:
@@ -63,7 +62,7 @@ def sac_context_fn(parts_of: Callable[[], tuple[Part, ...]]) -> Callable[..., An
                 deciding = next((r for r in rules if matches(r, name, is_recompute)), None)
                 if decision is RECOMPUTE:
                     decision = deciding.decision if deciding else default
-            # torch's own offload exists in compiled graphs only, and no pages
+            # torch offloads only in compiled graphs, and has no pages
             saved = decision not in MADE_AGAIN
             return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 

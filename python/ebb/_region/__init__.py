@@ -1,1 +1,1 @@
-"""Where ops are intercepted: regions, the ways into them, what is said inside of them."""
+"""Regions, in which ops are intercepted: entering them, and marking tensors inside them."""

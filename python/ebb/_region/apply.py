@@ -1,4 +1,4 @@
-"""Making a model's modules regions, without touching their code."""
+"""Makes a model's modules regions without changing their code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Wanted = tuple[str, ...] | Callable[[torch.nn.Module], bool]
 
 
 class RegionHandle:
-    """What :func:`apply` returns.
+    """The result of :func:`apply`; its :meth:`remove` undoes the call.
 
     Attributes:
         names: the fully qualified names of the modules that became regions.
@@ -41,15 +41,15 @@ class RegionHandle:
         self, modules: dict[str, torch.nn.Module], numbered: list[torch.nn.Module]
     ) -> None:
         self._modules: dict[str, torch.nn.Module] | None = modules
-        self._numbered = numbered  # modules that say when they run
+        self._numbered = numbered  # modules that tell ebb when they run
         self.names = tuple(modules)
 
     def remove(self) -> None:
-        """Give the modules their own forward back.
+        """Restore the modules' own forward.
 
         Raises:
-            RuntimeError: it was called before, or somebody has wrapped a module's forward or class
-                since (undo that first); nothing is changed then.
+            RuntimeError: remove() was called before, or other code has wrapped a module's forward
+                or class since (undo that first). Nothing has changed then.
         """
         if self._modules is None:
             raise RuntimeError("ebb: remove() was called already on this handle")
@@ -75,7 +75,7 @@ class RegionHandle:
 
 
 def select(model: torch.nn.Module, wanted: Wanted) -> dict[str, torch.nn.Module]:
-    """Modules by name, outermost matches only: those that are wanted, or whose names match."""
+    """The modules that `wanted` selects, by name; outermost matches only."""
     chosen: dict[str, torch.nn.Module] = {}
     for name, plain, module in modules_of(model):
         inside_chosen = any(name.startswith(f"{outer}.") or outer == "" for outer in chosen)
@@ -89,7 +89,7 @@ def select(model: torch.nn.Module, wanted: Wanted) -> dict[str, torch.nn.Module]
 
 
 def _callable(chosen: dict[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
-    """In place of a list or dictionary of modules, which has no forward, the modules in it."""
+    """Replaces a ModuleList or ModuleDict, which has no forward, by the modules in it."""
     found: dict[str, torch.nn.Module] = {}
     for name, module in chosen.items():
         if has_forward(module):
@@ -102,7 +102,7 @@ def _callable(chosen: dict[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
 
 
 def _blocks_of(model: torch.nn.Module) -> Wanted:
-    """What :func:`find_blocks` finds; of compiled blocks the modules inside."""
+    """Selects the blocks of :func:`find_blocks`; for a compiled block, the module inside."""
     names = find_blocks(model)
     blocks = [model.get_submodule(name) for name in (names if len(names) > 1 else [""])]
     wanted = {id(block._modules.get("_orig_mod") or block) for block in blocks}
@@ -136,33 +136,33 @@ def apply(
 ) -> RegionHandle:
     """Make the forward of each matching module a region.
 
-    The model's state_dict, parameters and hooks stay as they are. A matching module's class becomes
+    The model's state_dict, parameters and hooks do not change. A matching module's class becomes
     a subclass of the same name, so ``isinstance`` still holds. Copies are regions too; a pickle
     holds the original class.
 
     Args:
         model: the model to change in place.
         policy: what happens to each op's outputs; default ``ebb.policies.recompute_all``.
-        modules: glob, or several, over fully qualified names as ``model.named_modules()`` gives
-            them, or without the parts that wrappers put into them (torch.compile, DDP, FSDP,
-            checkpoint wrappers); ``*`` matches dots too. Or a function that tells whether a module
-            is meant, as ``check_fn`` of torch's ``apply_activation_checkpointing``. Of nested
-            matches the outermost counts; in place of a ModuleList, the modules in it. Default: the
-            blocks that the model repeats, such as the layers of a transformer. If it repeats
-            none, its large parts become regions, such as an encoder and a decoder. If there are
-            fewer than two such modules, the whole model becomes one region. The empty name,
-            ``""``, makes any model one region: that frees activations, but when backward enters
-            it, ebb recomputes most of them at once, so the peak stays. Rules that ask for modules
-            see the names in ``model``, as they are now.
+        modules: one or several globs over fully qualified names, as ``model.named_modules()`` gives
+            them or without the parts that wrappers add (torch.compile, DDP, FSDP, checkpoint
+            wrappers); ``*`` matches dots too. Or a function that takes a module and returns True
+            if it should be a region, as ``check_fn`` of torch's ``apply_activation_checkpointing``.
+            If matches are nested, the outermost becomes a region. A ModuleList that matches is
+            replaced by the modules in it. Default: the blocks that the model repeats, such as the
+            layers of a transformer. If the model repeats none, its large parts become regions, such
+            as an encoder and a decoder. If there are fewer than two such modules, the whole model
+            becomes one region. The empty name, ``""``, makes any model one region: that frees
+            activations, but backward recomputes most of them at once, so the peak memory stays.
+            Rules with ``module=`` see the names of the modules in ``model`` at this call.
         escapes: as for :class:`ebb.region`.
 
     Returns:
-        A handle whose ``remove()`` undoes it; it is also a context manager.
+        A handle whose ``remove()`` undoes this call; also a context manager.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: no module matches, a matching one is a region already, or ``escapes`` is
-            unknown; nothing is changed.
+        ValueError: no module matches, a matching module is a region already or has parameters
+            without shapes, or ``escapes`` is unknown. Nothing has changed then.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())

@@ -1,4 +1,4 @@
-"""Which modules of a model should become regions, found by how the model is built."""
+"""Finds the modules of a model that should become regions, from the model's structure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import nn
 
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _NUMBERED = re.compile(r"\d+[a-z]?$")  # down1, inception4b
-# What are beside each other in one block, or no parts of a model at all.
+# Modules that are beside each other in one block, or that are no parts of a model.
 _NO_PARTS = re.compile(r"expert|^parametrizations$", re.IGNORECASE)
-# Their weights make no activations of a size that matters, so they alone make no block.
+# Modules whose activations are small, so that they alone make no block.
 _SMALL = re.compile(r"(norm(\dd)?|embeddings?|embeddingbag)$", re.IGNORECASE)
 
 Found = list[nn.Module]
@@ -21,26 +21,27 @@ Search = Callable[[nn.Module, int], Found]
 
 
 # Note [Blocks]
-# ebb decides op by op what stays, so a region is no unit of recomputation: it is what shares one
-# decision with others like it, and whose inputs are kept. Regions should therefore be what a model
-# repeats: layers of a transformer, blocks of a ResNet. Too large costs little, a whole Sequential
-# of Linear and ReLU is fine; too small costs all: a Linear by itself has nothing inside to give up.
+# ebb decides for each op which outputs stay in memory. All regions of one kind share a policy, and
+# the inputs of each region are kept. Regions should therefore be the modules that a model repeats:
+# layers of a transformer, blocks of a ResNet. A region that is too large costs little: a whole
+# Sequential of Linear and ReLU is fine. A region that is too small saves nothing: a Linear by
+# itself has no activations inside to free. The search order is:
 #
-# 1. Lists (ModuleList, Sequential) with two entries of a class or more: these are blocks. If they
-#    differ, as stages of a ResNet do, and have such lists inside, then it is what those hold.
-#    Beside what was found, other parts that are made of parts are taken too: a stem, a decoder.
+# 1. Lists (ModuleList, Sequential) with at least two entries of one class: the entries are blocks.
+#    If the entries differ, as stages of a ResNet do, and contain such lists, the entries of those
+#    lists are blocks. Other parts beside them that have parts are blocks too: a stem, a decoder.
 # 2. Without such lists: attributes that differ by a number, as down1 and down2 of a U-Net.
-# 3. Both again, where a block has one layer only.
-# 4. Else the parts of the model that are made of parts; or the model.
+# 3. Rules 1 and 2 again, with blocks of one layer allowed.
+# 4. Otherwise the parts of the model that have parts; or the model.
 
 
 def find_blocks(model: nn.Module) -> tuple[str, ...]:
     """Names of a model's blocks, as ``model.named_modules()`` gives them.
 
-    Experts, which are beside each other inside of a block, are no blocks.
+    Experts, which are beside each other inside a block, are not blocks.
 
     Returns:
-        One name at least, none inside another; the empty name is the model itself.
+        At least one name, none inside another; the empty name is the model itself.
     """
     found: Found = []
     for least in (2, 1):
@@ -50,8 +51,8 @@ def find_blocks(model: nn.Module) -> tuple[str, ...]:
 
 
 def block_candidates(model: nn.Module) -> list[tuple[str, ...]]:
-    """The blocks that :func:`find_blocks` names; then, for budgets for which these leave too much
-    work outside of regions, the parts of the model; then the model itself.
+    """The blocks of :func:`find_blocks`; then the parts of the model, for budgets where the blocks
+    leave too much work outside of regions; then the model itself.
     """
     parts = [one for part in model.children() if _layers(part) > 0 for one in _callable(part)]
     parts = [one for one in parts if one._modules or not _is_torchs(one)]
@@ -60,7 +61,7 @@ def block_candidates(model: nn.Module) -> list[tuple[str, ...]]:
 
 
 def _names_of(model: nn.Module, wanted: Found) -> tuple[str, ...]:
-    """Of those that are in no other one."""
+    """The names of the wanted modules, without modules inside another wanted one."""
     known = set(map(id, wanted))
     names = [name for name, module in model.named_modules() if id(module) in known]
     inside = [n for n in names if any(n.startswith(f"{o}.") for o in names if o != n)]
@@ -68,7 +69,7 @@ def _names_of(model: nn.Module, wanted: Found) -> tuple[str, ...]:
 
 
 def _in_lists(module: nn.Module, least: int) -> Found:
-    """What lists repeat that has `least` layers or more, outermost lists first."""
+    """The repeated entries of lists that have at least `least` layers, outermost lists first."""
     inner = {part: _in_lists(part, least) for part in _parts(module).values()}
     if isinstance(module, _LISTS):
         entries = [part for part in inner if _is_block(part, least, module)]
@@ -94,7 +95,7 @@ def _numbered(module: nn.Module, least: int) -> Found:
 
 
 def _with_rest(inner: dict[nn.Module, Found]) -> Found:
-    """What was found in parts, and those in which nothing was; of a chain of stages all of them."""
+    """The blocks in the parts, and parts without blocks; of a chain of stages all parts."""
     stages = sum(map(bool, inner.values()))
     least = 1 if stages > 1 else 2
     return [
@@ -113,7 +114,7 @@ def _is_rest(part: nn.Module, least: int) -> bool:
 def _without_repetition(module: nn.Module) -> Found:
     parts = [part for part in _parts(module).values() if _layers(part) > 0]
     if len(parts) == 1 and _layers(parts[0]) == _layers(module) and has_forward(parts[0]):
-        return _without_repetition(parts[0])  # it is a wrapper
+        return _without_repetition(parts[0])  # `module` is a wrapper
     large = [one for part in parts if _is_made_of_parts(part) for one in _callable(part)]
     return large if len(large) > 1 else [module]
 
@@ -123,9 +124,9 @@ def _parts(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def _layers(module: nn.Module) -> int:
-    """How many modules inside have weights of a size that matters."""
+    """The number of modules inside that have weights and large activations."""
     return sum(
-        bool(one._parameters or "weight" in one.__dict__)  # FSDP keeps views there
+        bool(one._parameters or "weight" in one.__dict__)  # FSDP keeps views in __dict__
         and not _SMALL.search(type(one).__name__)
         for one in module.modules()
     )
@@ -138,7 +139,7 @@ def _is_made_of_parts(module: nn.Module) -> bool:
 
 
 def _is_block(part: nn.Module, least: int, owner: nn.Module) -> bool:
-    """A module of a user's own, without parts, is one if the list has no layers of torch's."""
+    """A user's own module without parts is a block only if the list has no layers of torch."""
     if _layers(part) < least:
         return False
     if _is_made_of_parts(part):
@@ -155,7 +156,7 @@ def _is_repeated(module: nn.Module, entries: Found) -> bool:
 
 
 def _are_alike(entries: Found) -> bool:
-    """Whether most entries are built as another is."""
+    """True if most entries have the structure of another entry."""
     kinds = Counter(map(_built, entries))
     return 2 * sum(count for count in kinds.values() if count > 1) > len(entries)
 
@@ -176,8 +177,8 @@ def _shape(parameter: nn.Parameter | None) -> tuple[int, ...]:
 
 
 def _callable(part: nn.Module) -> Found:
-    """A part, or what a list holds that has no forward; torch's layers by themselves are no blocks:
-    they have nothing inside to give up."""
+    """The part itself, or the entries of a list without a forward. torch's layers by themselves are
+    not blocks, because they have no activations inside to free."""
     if has_forward(part):
         return [part]
     inner = [one for one in _parts(part).values() if _layers(one) > 0]
@@ -186,7 +187,7 @@ def _callable(part: nn.Module) -> Found:
 
 
 def has_forward(module: nn.Module) -> bool:
-    """Whether a module can be called; a ModuleList cannot."""
+    """True if a module can be called; a ModuleList cannot."""
     return "forward" in module.__dict__ or type(module).forward is not nn.Module.forward
 
 

@@ -1,4 +1,4 @@
-"""A drop-in for torch.utils.checkpoint.checkpoint."""
+"""A drop-in replacement for torch.utils.checkpoint.checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ebb._region import tracing
 from ebb._region.placeholder import discardable
 from ebb._region.region import _check_policy, checkpointed, name_of
 
-# Keywords that later versions of torch added; they have nothing to choose here either.
+# Keywords that later versions of torch added. ebb accepts and ignores them.
 _LATER_KEYWORDS = frozenset(inspect.signature(_torch_checkpoint).parameters) - {
     "function",
     "args",
@@ -47,31 +47,31 @@ def checkpoint(
 ) -> Any:
     """Run a function in a region: ``torch.utils.checkpoint.checkpoint`` with per-op policies.
 
-    Every keyword of torch's function is accepted. ``use_reentrant``, ``determinism_check``,
-    ``debug``, ``early_stop`` and ``preserve_rng_state`` have nothing to choose here: the function
-    is called once only, no more is recomputed than is needed, and random ops always repeat.
-    Operators of libraries run again too, as under torch's function; on the CPU one that gives other
-    bits than before raises a RuntimeError in backward.
+    Every keyword of torch's function is accepted. ebb ignores ``use_reentrant``,
+    ``determinism_check``, ``debug``, ``early_stop`` and ``preserve_rng_state``: the function is
+    called once, ebb recomputes only what backward needs, and random ops always draw the same
+    numbers again. Operators of libraries are recomputed too, as under torch's function. On the CPU,
+    such an operator raises a RuntimeError in backward if its replay gives different bits.
 
     Args:
         function: called once, with ``*args`` and ``**kwargs``.
         policy: what happens to each op's outputs; default ``ebb.policies.recompute_all``.
-        context_fn: torch's way to give a policy. Write it as ``policy`` instead; a non-default
-            one raises.
-        discard_output: the tensors that ``function`` returns can be given to :func:`ebb.discard`.
-            They must be recomputed by the policy.
+        context_fn: torch's argument for a policy; any value but the default raises. Use ``policy``
+            instead.
+        discard_output: mark the tensors that ``function`` returns for :func:`ebb.discard`. The
+            policy must recompute them.
         escapes: as for :class:`ebb.region`.
 
     Returns:
-        What ``function`` returns.
+        The result of ``function``.
 
     Raises:
         TypeError: ``function`` is not callable, or the policy has the wrong type.
-        ValueError: a ``context_fn`` is given; ``escapes`` is unknown; or a tensor whose output is
-            to be discarded is not recomputed.
+        ValueError: a ``context_fn`` is given, ``escapes`` is unknown, or ``discard_output`` is set
+            and the policy does not recompute an output.
 
-    Under ``torch.compile`` this calls the function, and a warning says once that the compiler
-    decides what is kept; see :meth:`ebb.Policy.to_sac`.
+    Under ``torch.compile`` this function only calls ``function`` and warns once that the compiler
+    decides what stays in memory; see :meth:`ebb.Policy.to_sac`.
 
     Example:
         >>> w = torch.ones(3, 3, requires_grad=True)

@@ -1,7 +1,7 @@
-"""What must not happen while a recipe is replayed ahead of backward: each waits for that one.
+"""Calls that must not run during a replay ahead of backward; each waits for the replay to end.
 
-Settings are the process's: a kernel that runs beside the program would see them change for a
-moment. So would it see the memory of a storage go. See Note [Nothing moves under a replay ahead].
+Settings are global to the process, so a kernel on another thread would see a temporary change. It
+would also see a storage lose its memory. See Note [Nothing moves under a replay ahead].
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from ebb import _C
 
-# In torch._C: they set what kernels read. Which there are depends on torch's release.
+# Functions of torch._C that change settings of kernels. The set depends on torch's release.
 SETTERS = (
     "_set_blas_preferred_backend",
     "_set_cpu_allow_fp16_reduced_precision_reduction",
@@ -58,7 +58,7 @@ SETTERS = (
 
 
 def _capturing(graph: Any) -> None:
-    """While a graph is captured, no thread may ask for device memory."""
+    """Blocks replays ahead during graph capture, when no thread may allocate device memory."""
     begin, end = graph.capture_begin, graph.capture_end
 
     @functools.wraps(begin)
@@ -80,8 +80,8 @@ def _capturing(graph: Any) -> None:
     graph.capture_begin, graph.capture_end = capture_begin, capture_end
 
 
-# Methods after which memory may be written and no version moves. ``set_`` and DLPack give such an
-# alias of an argument.
+# Methods after which memory may be written without a change of version. ``set_`` and DLPack create
+# such an alias of an argument.
 ALIASING = (
     (torch._C.TensorBase, "data"),
     (torch._C.TensorBase, "data_ptr"),
@@ -104,7 +104,7 @@ MOVING = (
 
 
 def watched() -> list[tuple[Any, str, _C.Watch]]:
-    """Owners and names; torch's releases lack some."""
+    """Owners and names of the functions; some releases of torch lack some."""
     return [
         *((torch._C, name, _C.Watch.WAITS) for name in SETTERS),
         *((owner, name, _C.Watch.ALIASES) for owner, name in ALIASING),
@@ -114,7 +114,7 @@ def watched() -> list[tuple[Any, str, _C.Watch]]:
 
 @functools.cache
 def install() -> None:
-    """Watches these functions from now on. Called when replays ahead are first switched on."""
+    """Starts to watch these functions. Called when replays ahead are first switched on."""
     for owner, name, watch in watched():
         if hasattr(owner, name):
             _C.watch(getattr(owner, name), watch)

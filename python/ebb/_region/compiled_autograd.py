@@ -1,4 +1,4 @@
-"""What compiled autograd calls to unpack a handle; imported when it first asks."""
+"""Unpacks handles for compiled autograd; imported on its first use."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from ebb import _C
 
 @torch.compiler.disable  # type: ignore[misc]
 def unpack(handle: object) -> torch.Tensor:
-    """The tensor that autograd packed. Not traced: it replays ops in C++."""
+    """The tensor that autograd packed. Not traced, because it replays ops in C++."""
     return _C._unpack(handle)

@@ -1,7 +1,7 @@
-"""Modules of a model by name, with and without the parts that wrappers put into names.
+"""Modules of a model by name, with and without the parts that wrappers add to names.
 
-One rule, for `ebb.apply`, EBB_MODULES, rules that ask for modules, and messages: a wrapper is no
-place of its own, so what it wraps has the wrapper's name too.
+`ebb.apply`, EBB_MODULES, rules with ``module=`` and messages share one convention: a wrapper adds
+nothing to the plain name, so the wrapped module has the wrapper's plain name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-# Under which torch.compile, checkpoint wrappers, FSDP, Lightning's Fabric and PEFT keep a module.
+# Attributes in which torch.compile, checkpoint wrappers, FSDP, Lightning's Fabric and PEFT keep the
+# wrapped module.
 _WRAPPED = frozenset(
     {
         "_checkpoint_wrapped_module",
@@ -21,8 +22,8 @@ _WRAPPED = frozenset(
         "base_layer",
     }
 )
-# Classes that keep it as `module`, which others use as a name that says something: torch's, apex's,
-# Megatron-LM's, DeepSpeed's. By name, so that nothing is imported for this.
+# Classes of torch, apex, Megatron-LM and DeepSpeed that keep the wrapped module as `module`. Other
+# classes use `module` as an ordinary name. Strings, so that nothing is imported.
 _WRAPPERS = frozenset(
     {
         "AveragedModel",
@@ -36,7 +37,7 @@ _WRAPPERS = frozenset(
 
 
 class NamedModule(NamedTuple):
-    """A module, its name as `named_modules` gives it, and that without parts of wrappers."""
+    """A module, its name as `named_modules` gives it, and the name without parts of wrappers."""
 
     name: str
     plain: str
@@ -44,7 +45,7 @@ class NamedModule(NamedTuple):
 
 
 def modules_of(model: torch.nn.Module) -> Iterator[NamedModule]:
-    """The model and all modules inside it, each once; owners before what they hold."""
+    """The model and all modules inside it, each once; owners before their parts."""
     seen: dict[str, NamedModule] = {}
     for name, module in model.named_modules():
         owner_name, _, part = name.rpartition(".")
@@ -56,7 +57,7 @@ def modules_of(model: torch.nn.Module) -> Iterator[NamedModule]:
 
 
 def _is_wrapped(owner: NamedModule | None, part: str) -> bool:
-    """Whether it is the part of a name under which a wrapper keeps what it wraps."""
+    """True if `part` is the attribute in which a wrapper keeps the wrapped module."""
     if part in _WRAPPED:
         return True
     classes = type(owner.module).__mro__ if owner and part == "module" else ()
@@ -69,6 +70,6 @@ def names_of(model: torch.nn.Module) -> set[str]:
 
 
 def plain_names(models: list[torch.nn.Module]) -> list[str]:
-    """The names of what is inside these models, without parts of wrappers, each once."""
+    """The names of the modules inside these models, without parts of wrappers, each once."""
     found = (named.plain for model in models for named in modules_of(model))
     return list(dict.fromkeys(filter(None, found)))

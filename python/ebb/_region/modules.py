@@ -1,8 +1,8 @@
-"""What ebb does around a module's forward, without touching the model's code.
+"""Wraps a module's forward without changing the model's code.
 
-A module that is a region, or whose name rules ask for, gets a subclass of its class, as torch's own
-parametrizations and FSDP2 do it: that follows copies of the module (``copy.copy``, replicas of
-DataParallel), which an attribute bound to one instance would not.
+A module that is a region, or whose name rules match, gets a subclass of its class, as in torch's
+parametrizations and FSDP2. Copies of the module (``copy.copy``, replicas of DataParallel) keep the
+subclass; an attribute bound to one instance would be lost.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _KEY = "_ebb"  # in a module's instance dictionary: its Marks
 
 @dataclass
 class Marks:
-    """What is to happen around one module's forward."""
+    """The wrappers around one module's forward."""
 
-    region: Callable[..., Any] | None = None  # calls a function in a region, if it is to be one
-    number: int = 0  # its name's, for rules that ask for modules; 0: nobody asks
-    asked_by: int = 0  # how many ask for that
-    is_root: bool = False  # the numbers inside it were given by its names
+    region: Callable[..., Any] | None = None  # calls a function in a region; None: no region
+    number: int = 0  # number of the module's name, for rules with module=; 0: not needed
+    asked_by: int = 0  # how many users need the number
+    is_root: bool = False  # True if the modules inside have numbers for their names in this module
 
     def __copy__(self) -> Marks:
         return replace(self)
@@ -60,7 +60,7 @@ class Marks:
 
 
 class _NoSubclass:
-    """First among the bases: what a class does with its subclasses is not for ours."""
+    """The first base: keeps a class's own __init_subclass__ away from ebb's subclass."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         if "_ebb_original" not in cls.__dict__:
@@ -68,10 +68,10 @@ class _NoSubclass:
 
 
 class _Forward:
-    """A module's forward with marks around it; its class seems to have the original one.
+    """A module's forward with marks around it. The class shows the original forward.
 
-    transformers' layers look at the class to see whether their checkpointing is the outermost
-    wrapper. What a subclass made later (FSDP2's) finds in its base has the marks.
+    transformers' layers read the class's forward to check that their checkpointing is the outermost
+    wrapper. A subclass created later (FSDP2's) finds the forward with marks in its base.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -79,7 +79,7 @@ class _Forward:
 
     def __get__(self, module: torch.nn.Module | None, kind: type[torch.nn.Module]) -> Any:
         if module is not None:
-            # Dynamo traces the making of a partial, but not of a method.
+            # Dynamo can trace the construction of a partial, but not of a method.
             bind: Any = functools.partial if is_compiling() else MethodType
             return bind(self.function, module)
         return kind._ebb_original.forward if "_ebb_original" in kind.__dict__ else self.function  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ class _Forward:
 
 @contextmanager
 def _as_original(module: torch.nn.Module) -> Iterator[Marks | None]:
-    """Inside, the module is as if it had no marks."""
+    """Removes the module's marks inside the context."""
     swapped, marks = type(module), module.__dict__.pop(_KEY, None)
     module.__class__ = swapped._ebb_original  # type: ignore[attr-defined]
     try:
@@ -120,15 +120,15 @@ def _reduce_subclass(module: Any, protocol: Any) -> Any:
 
 
 def _reduce(module: Any, protocol: Any) -> Any:
-    """A pickled model is of its original class, so it loads where ebb is not installed."""
-    if "_ebb_original" not in type(module).__dict__:  # somebody made a subclass of ours
+    """Pickles a model with its original class, so that it loads where ebb is not installed."""
+    if "_ebb_original" not in type(module).__dict__:  # a later subclass of ebb's subclass
         return _reduce_subclass(module, protocol)
     with _as_original(module):
         reduced = module.__reduce_ex__(protocol)
         if isinstance(reduced, tuple) and len(reduced) > 2 and reduced[2] is module.__dict__:
             reduced = (*reduced[:2], dict(reduced[2]), *reduced[3:])
         if isinstance(reduced, tuple) and reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
-            # pickle would compare the class that this names with the module's
+            # pickle would compare the class in `reduced` with the module's
             make = copyreg._reconstructor  # type: ignore[attr-defined]
             reduced = (make, (reduced[1][0], object, None), *reduced[2:])
         return reduced
@@ -143,7 +143,8 @@ def _marked_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
     made: list[type] = []
 
-    # torch's parametrizations and fx, and users, put things on a module's class: on the real one.
+    # torch's parametrizations and fx, and users, set attributes on a module's class. The next two
+    # functions set them on the original class.
     def set_attribute(cls: type, name: str, value: Any) -> None:
         setattr(original, name, value) if cls in made else type.__setattr__(cls, name, value)
 
@@ -170,7 +171,7 @@ def _marked_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
         },
     )
     made.append(swapped)
-    # Not as methods: a wrapper that hands on its attributes would seem to have them.
+    # Not methods, because a wrapper that forwards attribute access would seem to have them.
     copy._deepcopy_dispatch[swapped] = lambda module, memo: _copied(  # type: ignore[attr-defined]
         module, lambda plain: copy.deepcopy(plain, memo)
     )
@@ -179,7 +180,7 @@ def _marked_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
 
 class _MarkedForward:
-    """Wraps a `forward` that somebody put on one instance."""
+    """Wraps a `forward` that was set on one instance."""
 
     def __init__(self, wrapped: Any, marks: Marks) -> None:
         self.__wrapped__ = wrapped
@@ -202,7 +203,7 @@ def marks_of(module: torch.nn.Module) -> Marks | None:
 
 
 def mark(module: torch.nn.Module) -> Marks:
-    """A module's marks, which run around its forward from now on."""
+    """A module's marks; adds them if the module has none."""
     marks = marks_of(module)
     if marks is not None:
         return marks
@@ -222,12 +223,12 @@ def mark(module: torch.nn.Module) -> Marks:
 
 
 def can_mark(module: torch.nn.Module) -> bool:
-    """Not before a lazy module has become what it will be."""
+    """False for a lazy module before its first forward, which replaces its class."""
     return not (isinstance(module, LazyModuleMixin) and module.has_uninitialized_params())
 
 
 def unmark(module: torch.nn.Module) -> None:
-    """Takes a module's marks away; they must be the outermost thing around its forward."""
+    """Removes a module's marks, which must be the outermost wrapper of its forward."""
     own = module.__dict__.get("forward")
     if isinstance(own, _MarkedForward):
         module.__dict__["forward"] = own.__wrapped__
@@ -237,19 +238,19 @@ def unmark(module: torch.nn.Module) -> None:
 
 
 def can_unmark(module: torch.nn.Module) -> bool:
-    """Whether ebb's wrapper is still the outermost one."""
+    """True if ebb's wrapper is still the outermost one."""
     if isinstance(module.__dict__.get("forward"), _MarkedForward):
         return True
     return "_ebb_original" in type(module).__dict__ and "forward" not in module.__dict__
 
 
 def modules_are_asked_for(policy: Any) -> bool:
-    """Whether a compiled policy's rules, or reports, tell modules apart."""
+    """True if a compiled policy's rules, or reports, need the names of modules."""
     return bool(policy.asks_for_modules()) or _C.is_reporting()
 
 
 def number_modules_once(root: torch.nn.Module) -> None:
-    """As `number_modules`, if that has not been done for this root."""
+    """Calls `number_modules` unless that was done for this root."""
     marks = marks_of(root)
     if marks is None or not marks.is_root:
         number_modules(root)
@@ -257,9 +258,9 @@ def number_modules_once(root: torch.nn.Module) -> None:
 
 
 def number_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
-    """From now on the modules inside `root` say when they run, under their names in it.
+    """Makes the modules inside `root` tell ebb when they run, by their names in `root`.
 
-    Modules that are added later are not noticed.
+    Modules that are added later are not included.
 
     Returns:
         The modules, for `unnumber`.
@@ -276,7 +277,7 @@ def number_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def unnumber(modules: list[torch.nn.Module]) -> None:
-    """Undoes `number_modules`, where nobody else asks and nobody has wrapped a module since."""
+    """Undoes `number_modules`, except for modules with other users or with a later wrapper."""
     for module in modules:
         marks = marks_of(module)
         if marks is None:

@@ -1,4 +1,5 @@
-"""Two engines that offload: everything would move twice, and wait for each other."""
+"""Detects a second offloading engine: each value would move twice, and the engines would wait for
+each other."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ _OFFLOADS = re.compile(r"offload", re.IGNORECASE)
 
 
 def refuse(region: str) -> None:
-    """Raises if somebody else offloads what the region `region` would.
+    """Raises if another engine offloads the tensors of the region `region`.
 
-    Torch's own ``save_on_cpu`` is the user's word, and exact together with regions.
+    torch's ``save_on_cpu`` is allowed: the user chose it, and gradients are exact with it.
 
     Raises:
-        RuntimeError: saved-tensor hooks around the region offload what they get, as those of TRL's
+        RuntimeError: saved-tensor hooks around the region offload tensors, as those of TRL's
             ``activation_offloading`` do; or DeepSpeed's ``cpu_checkpointing`` is on.
     """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)

@@ -1,4 +1,4 @@
-"""Marking writes that torch does not see."""
+"""Marks writes that torch does not see."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class opaque(_C.OpaqueWrites):
     """Marks writes to tensors by code that torch does not see, such as a raw kernel.
 
     Code that bypasses torch (ctypes, numpy, pybind, raw Triton) can write into a tensor that was
-    computed in a region. Run again, the op that computed it would not give what was written. Put
-    the write in this context manager: what the tensors hold at its end is kept, as an input would
-    be. It is not needed for the results of ``torch.empty``, nor for those of ``zeros``, ``ones``
-    and ``full`` that are written before torch reads them. :class:`ebb.verify` finds writes that
-    need it.
+    computed in a region. A replay of the op that computed the tensor would lose the written data.
+    Put the write in this context manager: ebb saves the tensors' contents at its end, as it saves
+    an input. The results of ``torch.empty`` do not need it, nor do those of ``zeros``, ``ones`` and
+    ``full`` if they are written before torch reads them. :class:`ebb.verify` finds writes that need
+    it.
 
-    Where an earlier region, or one that has ended, may need what a tensor held, its version is
-    moved as by an in-place op, so that a backward that needs the old contents raises.
+    If an earlier region, or one that has ended, may need a tensor's old contents, opaque increments
+    the tensor's version as an in-place op does. A backward that needs the old contents then raises.
 
     Args:
-        tensors: those that are written; views of them are covered.
+        tensors: the tensors that are written; their views are covered.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is not a tensor.
 
     Example:
         >>> x = torch.ones(3, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Tensors whose memory is given up after the forward and comes back in backward."""
+"""Tensors whose memory is freed after the forward and restored in backward."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ _MARK = "_ebb_placeholder"
 
 
 class PlaceholderError(RuntimeError):
-    """A tensor was read while its memory was given up. The message has op, region and remedy.
+    """A discarded tensor was read before backward restored it. The message names the op, the region
+    and the remedy.
 
-    torch itself raises what other tensors on the same memory (views) give: a ``RuntimeError`` with
-    the same message.
+    For other tensors on the same memory (views) torch raises a ``RuntimeError`` with the same
+    message.
     """
 
-    __module__ = "ebb"  # where users, and pickles, find it
+    __module__ = "ebb"  # the name for users and pickles
 
 
 class _Discarded(torch.Tensor):
-    """The class of a discarded tensor until its memory is back."""
+    """The class of a discarded tensor until its memory is restored."""
 
     @classmethod
     def __torch_function__(
@@ -45,16 +46,16 @@ class _Discarded(torch.Tensor):
 
 
 def discardable(tensor: torch.Tensor) -> torch.Tensor:
-    """Mark a result of a region, inside it, so that :func:`ebb.discard` can give up its memory.
+    """Mark a result of a region, inside it, so that :func:`ebb.discard` can free its memory.
 
     Args:
-        tensor: computed by the region, which recomputes it (decision RECOMPUTE).
+        tensor: computed in the region, with the decision RECOMPUTE.
 
     Returns:
         ``tensor``.
 
     Raises:
-        TypeError: it is no tensor.
+        TypeError: ``tensor`` is not a tensor.
         ValueError: no region is open on this thread, or the region does not recompute the tensor.
     """
     if not isinstance(tensor, torch.Tensor):
@@ -65,23 +66,26 @@ def discardable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
-    """Give up a tensor's memory now; it comes back when backward reaches ``restore_at``.
+    """Free a tensor's memory now; backward restores it when it reaches ``restore_at``.
 
-    For a tensor that a region computes and that functions outside of the region save: they keep its
-    storage, so the region's recomputation alone frees nothing. Its storage is emptied, and filled
-    again without a copy, so all views of it show the data again. Who reads it meanwhile gets a
-    :class:`ebb.PlaceholderError` that names the op, the region and the remedy. The idea is that of
-    Megatron-LM's ``CheckpointWithoutOutput``. While it is traced it does nothing.
+    Use discard for a tensor that a region computes and that functions outside of the region save.
+    Those functions keep its storage, so recomputation by the region alone frees nothing. discard
+    empties the storage. Backward fills the storage again without a copy, so all views show the data
+    again. A read before that raises :class:`ebb.PlaceholderError`, which names the op, the region
+    and the remedy. The idea is from Megatron-LM's ``CheckpointWithoutOutput``. Under tracing
+    discard does nothing.
 
     Args:
         tensor: marked by :func:`ebb.discardable` inside its region, or returned by
             ``ebb.checkpoint(..., discard_output=True)``, and not written since.
-        restore_at: a tensor that needs grad and that all readers of ``tensor`` come before, such as
-            the result of the last function that read it. Its gradient is there before theirs.
+        restore_at: a tensor that requires grad and depends on all readers of ``tensor``, such as
+            the result of the last function that read it. Backward computes its gradient before
+            theirs.
 
     Raises:
-        TypeError: an argument is no tensor.
-        ValueError: ``tensor`` is not marked, or was written since; or ``restore_at`` needs no grad.
+        TypeError: an argument is not a tensor.
+        ValueError: ``tensor`` is not marked, or was written since; or ``restore_at`` does not
+            require grad.
 
     Example:
         >>> x, w = torch.ones(2, 3, requires_grad=True), torch.ones(3, 3, requires_grad=True)
@@ -104,7 +108,7 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
         )
     if not restore_at.requires_grad:
         raise ValueError("ebb: restore_at must need grad: backward does not reach it otherwise")
-    # Aliases have the storage, and not what autograd has on the tensor.
+    # An alias shares the storage but not the tensor's autograd state.
     aliases = [tensor.detach()]
     placeholder.discard(aliases[0])
     delattr(tensor, _MARK)
@@ -116,7 +120,7 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
         discarded = owner()
         if type(discarded) is _Discarded:
             discarded.__class__ = torch.Tensor  # type: ignore[assignment]
-        if aliases:  # given up: the hook lives as long as the graph, and the memory need not
+        if aliases:  # popped: the hook lives as long as the graph, but the memory need not
             placeholder.refill(aliases.pop())
 
     restore_at.register_hook(refill)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Regions: where ops are intercepted."""
+"""Regions, in which ebb intercepts ops."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _warn_hooks_disabled() -> None:
 
 
 class _TracedRegion:
-    """What Dynamo traces in place of a region: it cannot look into C++."""
+    """Stands for a region while Dynamo traces, because Dynamo cannot trace C++."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         tracing.region_is_traced()
@@ -70,35 +70,35 @@ class _TracedRegion:
 
 
 class region(_C.Region):
-    """A region: inside it, ebb decides op by op what stays in memory until backward.
+    """A region of code, in which ebb decides for each op what stays in memory until backward.
 
-    A context manager and a decorator. Regions nest: the outermost is the boundary of
-    recomputation, inner ones change the policy and the name. They belong to the thread that
-    enters them. Where saved-tensor hooks are disabled (``torch.func`` transforms) a region saves
-    nothing and warns once. In a region that is traced (``torch.compile``, ``torch.export``,
-    ``make_fx``, ``torch.jit.trace``) the tracer decides by itself what is kept, and a warning says
-    so once.
+    A context manager and a decorator. Regions nest: the outermost region is the boundary of
+    recomputation; inner regions change the policy and the name. A region belongs to the thread that
+    enters it. Where saved-tensor hooks are disabled (``torch.func`` transforms), a region frees no
+    memory and warns once. If a region is traced (``torch.compile``, ``torch.export``, ``make_fx``,
+    ``torch.jit.trace``), the tracer decides what stays in memory, and ebb warns once.
 
     Args:
         policy: what happens to each op's outputs; default ``ebb.policies.recompute_all``.
         name: for messages and ``ebb.stats()``; default ``"region"``, or a decorated function's
             qualified name.
-        escapes: what becomes of tensors that the region can recompute and that somebody else still
-            references when it ends: a module's attribute, a field of a ``ctx``. ``"keep"``: they
+        escapes: what happens to recomputable tensors that the program still references when the
+            region ends, such as a module's attribute or a field of a ``ctx``. ``"keep"``: they
             keep their memory (``bytes_escaped`` in ``ebb.stats()``). ``"placeholder"``: their
-            memory is given up, and they show their data again in the region's backward; who reads
-            them meanwhile gets a ``RuntimeError`` with the remedy. What the region returns stays:
-            what a decorated function returns; in a with-block what :meth:`returns` names and what
-            no op of the region has read. Of nested regions the outermost decides.
-        root: the model that runs inside, for rules that ask for modules: they see the names in it,
-            as they are when a region is first given it.
+            memory is freed, and the region's backward restores their data; a read before that
+            raises a ``RuntimeError`` that names the remedy. The region's results keep their memory:
+            the return values of a decorated function; in a with-block the tensors that
+            :meth:`returns` names and those that no op of the region has read. The outermost of
+            nested regions decides.
+        root: the model that runs inside, for rules with ``module=``. Such rules see the names of
+            the model's modules at the time when a region is first given this root.
 
     Raises:
         TypeError: the policy, the name or the root has the wrong type.
         ValueError: ``escapes`` is neither of the two.
-        RuntimeError: it is entered while it is open, left while it is not, left in another thread,
-            or left before the regions inside it; it is entered, its policy offloads, and somebody
-            else offloads too. Later regions work all the same.
+        RuntimeError: the region is entered while it is open, left while it is not, left in another
+            thread, or left before the regions inside it. Or the region is entered, its policy
+            offloads, and another library offloads too. Later regions still work.
 
     Example:
         >>> @ebb.region(ebb.policies.save_matmuls)
@@ -109,7 +109,7 @@ class region(_C.Region):
     """
 
     __slots__ = ("_escapes", "_name", "_policy", "_results")
-    _repeats = False  # True: all operators outside aten may be run again
+    _repeats = False  # True: operators outside aten are recomputed too
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return _TracedRegion(*args, **kwargs) if is_dynamo_compiling() else super().__new__(cls)
@@ -132,7 +132,7 @@ class region(_C.Region):
                 raise TypeError(f"ebb: root must be a module; got {type(root).__name__}")
             if modules_are_asked_for(checked._compiled):
                 number_modules_once(root)
-                if root not in checked._roots:  # looking at all its modules takes time
+                if root not in checked._roots:  # walking all its modules takes time
                     checked._roots.add(root)
                     warn_of_modules(checked.rules, names_of(root))
         elif checked._compiled.asks_for_modules() and not _C.any_module_has_number():
@@ -150,7 +150,7 @@ class region(_C.Region):
             self._repeats,
         )
 
-    # Entering and leaving are C++, see Note [Scopes that are left for sure]; it calls these.
+    # C++ enters and leaves regions, see Note [Scopes that are left for sure], and calls these.
 
     def _is_traced(self) -> bool:
         if tracing.makes_a_graph():
@@ -165,7 +165,8 @@ class region(_C.Region):
         _warn_hooks_disabled()
 
     def _take_results(self) -> tuple[list[torch.Tensor], bool, list[torch.Tensor]]:
-        """Whose memory stays, whether that was named, and which tensors have a backward."""
+        """The plain tensors that :meth:`returns` named; True if it was called; the results that
+        have a backward."""
         results, self._results = self._results, None
         plain = [tensor for result in results or () for tensor in plain_tensors(result)]
         differentiable = [t for t in results or () if t.requires_grad and not t.is_leaf]
@@ -177,7 +178,7 @@ class region(_C.Region):
         def refill(_gradients: tuple[torch.Tensor | None, ...]) -> None:
             escapes.refill()
 
-        # After all hooks on the results' gradients: one of them may gather parameters (FSDP's).
+        # Runs after all hooks on the results' gradients, because FSDP's hook gathers parameters.
         for function in {result.grad_fn for result in differentiable}:
             if function is not None:
                 function.register_prehook(refill)
@@ -187,7 +188,7 @@ class region(_C.Region):
         log.debug("left region %s; in this step: %s", name, _C.stats()["regions"][name])
 
     def returns(self, *results: Any) -> None:
-        """Name what the region returns, for ``escapes="placeholder"``: it keeps its memory.
+        """Name the region's results. They keep their memory under ``escapes="placeholder"``.
 
         Args:
             results: tensors, or containers of tensors (see ``torch.utils._pytree``).
@@ -228,14 +229,14 @@ class region(_C.Region):
 
 
 class checkpointed(region):
-    """A region for a checkpointed call: operators outside aten are recomputed in it too."""
+    """A region for a checkpointed call, in which operators outside aten are recomputed too."""
 
     __slots__ = ()
     _repeats = True
 
 
 def name_of(function: Any) -> str:
-    """What a region around a call of `function` is called."""
+    """The name of a region around a call of `function`."""
     while isinstance(function, functools.partial):
         function = function.args[0] if function.args and _is_method(function) else function.func
     owner = getattr(function, "__self__", None)
@@ -245,7 +246,7 @@ def name_of(function: Any) -> str:
 
 
 def _is_method(function: functools.partial[Any]) -> bool:
-    """partial(forward, module): the module's name tells more."""
+    """True for partial(forward, module), where the module's name tells more."""
     return isinstance(function.args[0], torch.nn.Module)
 
 
@@ -255,7 +256,7 @@ def run_in_region(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Call a function in a region of these settings, whose results it returns."""
+    """Call a function in a region with these settings, and return its results."""
     policy, name, escapes = settings
     if is_dynamo_compiling():
         tracing.region_is_traced()

@@ -1,4 +1,4 @@
-"""Two tensors on one memory, without a copy."""
+"""Lets two tensors share memory without a copy."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from ebb import _C
 
 
 def share_storage(dst: torch.Tensor, src: torch.Tensor) -> None:
-    """Let ``dst`` and every tensor on its storage show the memory of ``src``, without a copy.
+    """Let ``dst`` and every tensor on its storage use the memory of ``src``, without a copy.
 
-    ``dst``'s old memory is freed, and no version moves. ``src`` may die first: the memory lives as
-    long as either storage. So a tensor whose storage was emptied (``resize_(0)``) to save memory
-    can be filled again in place of every view that was made of it before. The idea is that of
-    Megatron-LM's ``CheckpointWithoutOutput``.
+    ``dst``'s old memory is freed, and no version counter changes. ``src`` may be freed first: the
+    memory lives as long as either storage. A tensor whose storage was emptied (``resize_(0)``) to
+    save memory can thus be filled again, with all its earlier views. The idea is from Megatron-LM's
+    ``CheckpointWithoutOutput``.
 
     Args:
         dst: the tensor to fill. Its storage may be empty.
-        src: has the data; same dtype, device, sizes, strides and storage offset as ``dst``, and a
-            storage at least as large as ``dst``'s (as what ``dst`` shows, if that is empty). It
-            cannot be resized from then on, since ``dst`` shows its memory.
+        src: has the data; same dtype, device, sizes, strides and storage offset as ``dst``. Its
+            storage must be at least as large as ``dst``'s or, if ``dst``'s is empty, as the
+            elements that ``dst`` shows. ``src`` cannot be resized from then on.
 
     Raises:
-        TypeError: an argument is no tensor.
-        ValueError: they differ in one of these, or are no plain strided tensors, or ``dst``'s
-            storage is not resizable (its memory is numpy's, or a tensor shares it as ``src``).
-            Nothing has changed then.
+        TypeError: an argument is not a tensor.
+        ValueError: the tensors differ in one of these properties, are not plain strided tensors, or
+            ``dst``'s storage is not resizable (numpy owns its memory, or another tensor shares it
+            as ``src``). Nothing has changed then.
 
     Example:
         >>> a, b = torch.zeros(3), torch.ones(3)

@@ -1,13 +1,12 @@
-"""Where somebody makes a graph of what runs, ebb steps aside: that graph is plain eager's.
+"""Detects tracers. Regions do nothing under a tracer, so the graph is that of eager.
 
-A tracer follows tensors by identity, and what backward unpacks in a region is another tensor than
-the one that was packed: it would stand in the graph as a constant, and the graph would give wrong
-gradients for other inputs.
+A tracer follows tensors by identity, but in a region backward unpacks another tensor than autograd
+packed. The graph would contain that tensor as a constant and give wrong gradients for other inputs.
 
-Under torch.compile ebb sees no op of the graph either. Handing a region to torch.utils.checkpoint
-while it is traced would give torch's partitioner the policy, but a function that writes to a buffer
-or draws without the partitioner's knowledge would then give other gradients. So that is left to the
-user, who knows the function: ``policy.to_sac()``.
+Under torch.compile ebb does not see the ops of the graph. ebb could hand a traced region to
+torch.utils.checkpoint, so that torch's partitioner gets the policy. But a function that writes to a
+buffer, or draws random numbers without the partitioner's knowledge, would then give other
+gradients. So the user, who knows the function, must opt in with ``policy.to_sac()``.
 """
 
 from __future__ import annotations
@@ -37,43 +36,44 @@ def _warn() -> None:
 
 
 def region_is_traced() -> bool:
-    """Says so, once; called while somebody traces."""
+    """Warns once. Called under a tracer."""
     _warn()
     return True
 
 
-# As torch.compiler.assume_constant_result, which would import Dynamo: a second in each process.
+# Same effect as torch.compiler.assume_constant_result, which would import Dynamo: a second in each
+# process.
 region_is_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_optimized_module(module: Any) -> bool:
-    """Whether `module` is what torch.compile returned. Does not import Dynamo."""
+    """True if torch.compile returned `module`. Does not import Dynamo."""
     dynamo = sys.modules.get("torch._dynamo")
     return isinstance(module, getattr(dynamo, "OptimizedModule", ()))
 
 
 def makes_a_graph() -> bool:
-    """Whether this thread runs for a tracer: make_fx, AOT, torch.export, torch.jit.trace, Dynamo.
+    """True if this thread runs under make_fx, AOT, torch.export, torch.jit.trace or Dynamo.
 
-    Dynamo does not run the code that it reads, so it never gets beyond the first line.
+    Dynamo does not run the code that it traces, so it never gets beyond the first line.
     """
     if is_dynamo_compiling():
         return True
     return (
         torch._C._is_tracing()
-        # Of make_fx and what is built on it.
+        # The modes of make_fx and of tracers built on make_fx.
         or _get_dispatch_mode(_MODES.PROXY) is not None
         or _get_dispatch_mode(_MODES.FUNCTIONAL) is not None
-        # make_fx(pre_dispatch=True) has its modes on a stack of their own.
+        # make_fx(pre_dispatch=True) keeps its modes on a separate stack.
         or _dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH)
     )
 
 
 def is_fake() -> bool:
-    """Whether tensors have no memory that could be saved."""
+    """True if tensors are fake and have no memory to free."""
     return _get_dispatch_mode(_MODES.FAKE) is not None
 
 
 def is_traced() -> bool:
-    """Whether regions are to do nothing."""
+    """True if regions must do nothing."""
     return makes_a_graph() or is_fake()

@@ -1,8 +1,9 @@
-"""Methods of torch's that write to memory without an operator.
+"""Methods of torch that write to memory without an operator.
 
-Tensor.apply_ and its like loop over memory themselves, so a region would not know of the write:
-each counts as ebb.opaque. The collectives of a backend (ProcessGroupGloo, what ``_get_backend``
-gives) are called without the operators that those of a process group are; they count as those do.
+Tensor.apply_ and similar methods loop over memory themselves, so a region would not see the write.
+ebb treats each as ebb.opaque. The collectives of a backend (ProcessGroupGloo, the result of
+``_get_backend``) also run without operators, unlike those of a process group. ebb treats both
+alike.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from torch.utils._pytree import tree_leaves
 from ebb import _C
 from ebb._region.opaque import opaque
 
-# They write to their first argument, whatever its name; those that they read are named input_*.
+# Collectives write to their first argument, whatever its name. Arguments that are read are named
+# input_*.
 COLLECTIVES = (
     "_allgather_base",
     "_reduce_scatter_base",
@@ -38,13 +40,13 @@ COLLECTIVES = (
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """A tensor that shows a storage, made where no dispatch mode of the user's sees it."""
+    """A tensor on a storage, created without the user's dispatch modes."""
     with torch._C._DisableTorchDispatch():
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _written(arguments: tuple[Any, ...]) -> Iterator[torch.Tensor]:
-    """The storage whose method was called, and any storages among its arguments."""
+    """The storages among a method's arguments, self included."""
     for argument in arguments:
         if isinstance(argument, torch.UntypedStorage) and argument.device.type != "meta":
             yield _bytes_of(argument)
@@ -60,7 +62,7 @@ def _announced(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _slice_announced(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A slice of a storage is another storage on the same memory, and may be written at once."""
+    """Wraps __getitem__: a slice is another storage on the same memory, and may be written."""
 
     @functools.wraps(method)
     def announced(self: torch.UntypedStorage, index: Any) -> Any:
@@ -91,7 +93,7 @@ def install() -> None:
             setattr(backend, name, _communicating(getattr(backend, name)))
     for name in ("apply_", "map_", "map2_"):
         _C.watch(getattr(torch._C.TensorBase, name), _C.Watch.WRITES)
-    # The last is new in torch 2.12.
+    # `_swap_data_ptr_` is new in torch 2.12.
     for name in {"_byteswap", "_set_from_file", "_swap_data_ptr_"} & set(dir(torch.UntypedStorage)):
         setattr(torch.UntypedStorage, name, _announced(getattr(torch.UntypedStorage, name)))
     whole = torch.UntypedStorage.__getitem__

@@ -1,4 +1,4 @@
-"""Verify mode: every replay is compared, bit for bit, with what the forward computed."""
+"""Verify mode compares every replay, bit for bit, with the result of the forward."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _MODES = ("off", "raise", "demote")  # in the order of ebb::VerifyMode in C++
 
 
 class ReplayMismatch(RuntimeError):
-    """A value that was recomputed in verify mode is not what the forward computed.
+    """In verify mode, a recomputed value differs from the value of the forward.
 
     Attributes:
         region: the name of the region in which the difference begins.
-        op: the operator with which it begins, such as ``"aten::mul.Tensor"``.
-        output: which of its outputs, such as ``"result 0"``.
-        largest_difference: between two elements of it; infinity if one of them is no number.
+        op: the first operator whose output differs, such as ``"aten::mul.Tensor"``.
+        output: the output of ``op`` that differs, such as ``"result 0"``.
+        largest_difference: between two elements of the output; infinity if one of them is NaN.
     """
 
-    __module__ = "ebb"  # where users, and pickles, find it
+    __module__ = "ebb"  # the name for users and pickles
 
     def __init__(
         self, message: str, region: str, op: str, output: str, largest_difference: float
@@ -41,20 +41,21 @@ class ReplayMismatch(RuntimeError):
 class verify:
     """Switches verify mode on, in the whole process, for regions that are entered from now on.
 
-    Takes effect at once; as a context manager it sets the mode back at the end. In this mode each
-    value that backward needs is recomputed, even where its tensor is still alive, and compared bit
-    for bit with what the forward left in memory. That finds programs which write to tensors behind
-    torch's back (see :class:`ebb.opaque`) and operators that give other results when they run
-    again. What ebb drops is overwritten before it is freed (NaN in floating-point tensors, bytes of
-    0xA5 in others), so that a raw pointer into it does not look right by accident. Slow, and it
-    needs the memory that the regions would have saved; for finding, not for training.
+    The call itself sets the mode; as a context manager, verify restores the earlier mode at the
+    end. In verify mode ebb recomputes each value that backward needs, even if its tensor is still
+    alive, and compares it bit for bit with the forward's result. So ebb finds programs that write
+    to tensors without torch's knowledge (see :class:`ebb.opaque`), and operators whose replay gives
+    different results. ebb overwrites dropped memory before it frees it (NaN in floating-point
+    tensors, bytes of 0xA5 in others), so that a stale raw pointer does not read correct data by
+    accident. Verify mode is slow and needs the memory that regions otherwise free: use it to find
+    errors, not to train.
 
-    The environment variable ``EBB_VERIFY`` (``0``, ``1`` or ``demote``) sets it for a process.
+    The environment variable ``EBB_VERIFY`` (``0``, ``1`` or ``demote``) sets the mode of a process.
 
     Args:
         mode: ``"raise"``: a difference raises :class:`ebb.ReplayMismatch` in backward;
-            ``"demote"``: it warns once per operator, uses the right bytes, and saves the outputs of
-            that operator from then on; ``"off"``.
+            ``"demote"``: ebb warns once per operator, uses the correct bytes, and saves that
+            operator's outputs from then on; ``"off"``.
 
     Raises:
         ValueError: ``mode`` is none of these.

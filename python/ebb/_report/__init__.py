@@ -1,1 +1,1 @@
-"""What ebb did: counters, and reports of a step as text, picture, page and file."""
+"""Counters, and reports of a step as text, picture, page and file."""

@@ -1,5 +1,5 @@
-"""Rules that would save time, and the bytes that they would cost: computed from the replays of a
-recorded step."""
+"""Rules that would save time, with their cost in bytes, computed from the replays of a recorded
+step."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ebb._report.rows import Row
 from ebb._support.names import in_ranges, template
 
 _REPLAYED = ("recomputed", "unneeded")
-_HELD_FOR_REPLAYS = ("saved", "kept", "copied")  # if autograd did not pack them
+_HELD_FOR_REPLAYS = ("saved", "kept", "copied")  # kept for replays only, unless autograd packed it
 _MOVED = ("offloaded", "paged")
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One rule more, above the others of a policy, and what it changes.
+    """An additional first rule of a policy, and its effect.
 
     Attributes:
-        op, module: the rule is ``ebb.Rule(op, ebb.SAVE, module=module)``; ``module`` is empty where
+        op, module: the rule is ``ebb.Rule(op, ebb.SAVE, module=module)``; ``module`` is empty if
             no module is known.
         where: the modules, or the regions if no module is known.
-        layers: how many those are.
+        layers: the number of modules or regions.
         source: the line of the program that called the operator.
-        seconds: about so much less does a step take.
-        bytes: so many more are held when the regions end.
+        seconds: approximate reduction of a step's time.
+        bytes: additional bytes that are resident when the regions end.
     """
 
     op: str
@@ -41,16 +41,16 @@ class Advice:
 
     @property
     def rule(self) -> str:
-        """The rule, as it is written in Python."""
+        """The rule in Python."""
         module = f", module={self.module!r}" if self.module else ""
         return f"ebb.Rule({self.op!r}, ebb.SAVE{module})"
 
 
 class Replays:
-    """Which replays a step needs no more if its policy saves more.
+    """Finds the replays that a step no longer needs if its policy saves more.
 
     Args:
-        rows, values, replays: of a report.
+        rows, values, replays: attributes of a report.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Replays:
                     self._makers[value].append(place)
 
     def advice(self) -> tuple[Advice, ...]:
-        """Each rule by itself, the one that saves most time first."""
+        """The rules, each considered alone, largest reduction of time first."""
         rows: dict[tuple[str, tuple[str, int]], list[Row]] = defaultdict(list)
         for row in self._rows:
             if row.fate in _REPLAYED and row.replays and row.rule and not row.reason:
@@ -79,8 +79,8 @@ class Replays:
         return tuple(sorted(filter(None, found), key=lambda one: (-one.seconds, one.bytes)))
 
     def _typical_seconds(self) -> list[float]:
-        """The median of replays of one operator that read and make storages of the same sizes:
-        other work of the machine makes some take longer."""
+        """For each replay, the median time of replays of the same operator and storage sizes, since
+        other work on the machine slows some of them."""
         alike: dict[object, list[int]] = defaultdict(list)
         for place, (inputs, outputs, _) in enumerate(self._replays):
             ops = {self._rows[self._values[value][0]].op for value in outputs}
@@ -104,7 +104,7 @@ class Replays:
         }
         rows = [self._rows[place] for place in sorted(places)]
         if any(row.fate in _MOVED for row in rows) or op in self._counted:
-            return None  # the rule would keep those too; or other calls would be the n-th ones
+            return None  # the rule would keep moved values too, or change the counting of calls
         seconds, nbytes = self._change(
             {
                 value
@@ -119,9 +119,9 @@ class Replays:
         return Advice(op, glob, names, len(where), group[0].source, seconds, nbytes)
 
     def _change(self, saved: set[int]) -> tuple[float, int]:
-        """Seconds of the replays that are needed no more, and bytes that are held more."""
+        """Seconds of the replays that are no longer needed, and additional resident bytes."""
         gone: set[int] = set()
-        lost: Counter[int] = Counter()  # readers
+        lost: Counter[int] = Counter()  # by value, the readers that are gone
         freed = 0
         following = [maker for value in saved for maker in self._makers[value]]
         while following:

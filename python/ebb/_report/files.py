@@ -1,4 +1,4 @@
-"""Reports and traces that are written by themselves: EBB_REPORT, EBB_TRACE."""
+"""Writes reports and traces at exit, for EBB_REPORT and EBB_TRACE."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _HINT = (
 
 
 def check_report(report: str) -> None:
-    """That a report can be written to a file.
+    """Checks that a report can be written to a file.
 
     Raises:
-        ValueError: its suffix is unknown.
-        OSError: its folder does not exist or cannot be written to.
+        ValueError: the file's suffix is unknown.
+        OSError: the file's folder does not exist or is not writable.
     """
     check_path(Path(report))
     if not os.access(Path(report).parent, os.W_OK):
@@ -36,10 +36,10 @@ def check_report(report: str) -> None:
 
 
 def make_folder(trace: str) -> None:
-    """Makes the folder for traces.
+    """Creates the folder for traces.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be created.
     """
     Path(trace).mkdir(parents=True, exist_ok=True)
 
@@ -48,8 +48,8 @@ def start(report: str, trace: str) -> None:
     """Records from now on and writes at exit.
 
     Args:
-        report: a file, see :meth:`Report.save`; empty for none. Other processes than the first of
-            the job put their rank, or which child they are, into its name.
+        report: a file, see :meth:`Report.save`; empty for none. All processes but the first of the
+            job add their rank, or their number as a child process, to its name.
         trace: a folder; empty for none.
     """
     record_reports(_TRACED_STEPS if trace else 1)
@@ -58,9 +58,9 @@ def start(report: str, trace: str) -> None:
 
 
 def _write(report: str, trace: str, process: int, began: float) -> None:
-    """At exit, where an exception would help nobody."""
+    """Runs at exit, so it prints errors and does not raise them."""
     if os.getpid() != process:
-        return  # a copy that fork() made: what is recorded is its parent's
+        return  # a forked copy: the recorded steps are its parent's
     try:
         recorded = list(reports())
         last = latest(recorded)
@@ -85,7 +85,8 @@ def _write(report: str, trace: str, process: int, began: float) -> None:
 
 
 def _tell_of_nothing(report: Path, began: float) -> None:
-    """Unless this process only started others, which wrote or will say so themselves."""
+    """Tells the user that there is no report, or where the reports of other processes are. Does
+    nothing in a launcher."""
     if not is_first() or is_launcher():
         return
     pattern = f"{glob.escape(report.stem)}*{glob.escape(report.suffix)}"
@@ -108,14 +109,14 @@ def _is_new(path: Path, began: float) -> bool:
 
 
 def _unwritten(path: Path, began: float) -> Path:
-    """The path, or another if a process of this job wrote it that does not know of its rank."""
+    """The path, or a path with the process id if another process of this job wrote the file."""
     if not _is_new(path, began):
         return path
     return path.with_name(f"{path.stem}.pid{os.getpid()}{path.suffix}")
 
 
 def write_trace(report: Report, path: Path) -> None:
-    """Writes a step's work as Perfetto and chrome://tracing read it.
+    """Writes the spans of a step in the format of Perfetto and chrome://tracing.
 
     Source: "Trace Event Format", the JSON array form of Chrome's tracing.
     """

@@ -1,4 +1,4 @@
-"""The report of the step that ran out of memory, printed when the program ends with that."""
+"""Prints the report of the step that ran out of memory, when the program ends with that error."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from ebb import _C
 from ebb._report.report import reports
 from ebb._support.job import label
 
-_PHRASES = ("you tried to allocate", "out of memory", "ALLOC_FAILED")  # torch's, CUDA's, cuBLAS's
+_PHRASES = ("you tried to allocate", "out of memory", "ALLOC_FAILED")  # of torch, CUDA, cuBLAS
 
 
 class _Watch:
-    """Whether exceptions that leave the program are looked at."""
+    """`is_on`: True if ebb checks the exceptions that end the program."""
 
     is_on = False
 
 
 # Note [Out of memory]
-# An allocation that fails may be overcome: by torch, by ebb (Note [Allocations that fail]), or by
-# the program, which tries a smaller batch. So a report is printed when the exception leaves the
-# program, a process of multiprocessing's, or `with ebb.record_reports()`, once for each exception.
+# A failed allocation need not end the program: torch may retry, ebb may
+# (Note [Allocations that fail]), or the program tries a smaller batch. So a report is printed when
+# the exception leaves the program, a multiprocessing process, or `with ebb.record_reports()`, once
+# for each exception.
 def watch_for_out_of_memory() -> None:
-    """Prints the report if the program ends with an allocation that failed."""
+    """Prints the report if the program ends with a failed allocation."""
     if _Watch.is_on:
         return
     _Watch.is_on = True
@@ -38,18 +39,19 @@ def watch_for_out_of_memory() -> None:
         before(kind, error, trace)
 
     sys.excepthook = hook
-    # A process that multiprocessing starts forgets what its parent has registered, and imports.
+    # A process that multiprocessing starts does not inherit its parent's registrations.
     _watch_process()
     util.register_after_fork(_Watch, lambda _: _watch_process())
 
 
 def _watch_process() -> None:
-    """multiprocessing catches what leaves its processes, and then calls this."""
+    """Registers a check at the end of a multiprocessing process, since multiprocessing catches the
+    exceptions that end it."""
     util.Finalize(None, lambda: note_error(sys.exception()), exitpriority=0)
 
 
 def note_error(error: BaseException | None) -> None:
-    """Prints the report if `error`, with which the program or a block ends, is out of memory."""
+    """Prints the report if `error`, which ends the program or a block, means out of memory."""
     short = next((one for one in _chain(error) if _is_out_of_memory(one)), None)
     if short is None or not _C.is_reporting() or hasattr(short, "_ebb_has_told"):
         return
@@ -62,7 +64,7 @@ def note_error(error: BaseException | None) -> None:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The exception, and those that it was raised from or while."""
+    """The exception, and its causes and contexts."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -1,5 +1,5 @@
-"""What reports tell of a plan: what a step was to need under it, what it did, and what other
-budgets would cost."""
+"""The plan in a report: predicted and measured memory and time of a step, and the cost of other
+budgets."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Points = tuple["BudgetPoint", ...]
 
 @dataclass(frozen=True)
 class Course:
-    """What a step allocates, and how long it takes.
+    """The memory and the time of a step.
 
     Attributes:
-        peak: the most bytes at a time, above what is there when it begins; None: not known.
-        duration: milliseconds; None: not known.
-        timeline: tuples of milliseconds since it began, and bytes from then on. Of a long step not
-            all, but the highest.
+        peak: the peak memory in bytes, above the memory in use when the step begins; None: unknown.
+        duration: milliseconds; None: unknown.
+        timeline: tuples: milliseconds since the step began, and bytes from then on. A long timeline
+            is thinned but keeps its highest points.
     """
 
     peak: int | None
@@ -30,20 +30,19 @@ class Course:
 
 @dataclass(frozen=True)
 class Cut:
-    """What regions that do the same keep, and what they give up. Bytes and times are of one.
+    """Regions with equal decisions: their kept and freed bytes. Bytes and times are per region.
 
     Attributes:
         modules: the names of the regions, such as ``"layers.0-3"``.
-        count: how many they are.
-        is_region: if not, they are as they were, and keep all.
-        held: bytes that one holds when the forward ends.
-        added: milliseconds that one adds to the step.
-        kept: bytes by operator, the largest first.
-        again: by operator that runs again the bytes that are given up, and its milliseconds; what
-            takes longest first.
-        away: bytes of what leaves memory, by operator, and ``"what it reads"``.
-        paged: bytes of live rows that go to page pools, likewise.
-        often: by operator that is made again each time that something needs it, how often.
+        count: the number of regions.
+        is_region: False if the modules are not regions and keep all, as in eager.
+        held: bytes that one region has in memory when the forward ends.
+        added: milliseconds that one region adds to the step.
+        kept: kept bytes by operator, the largest first.
+        again: by recomputed operator, the freed bytes and the milliseconds; longest time first.
+        away: offloaded bytes by operator, and ``"what it reads"`` for the region's inputs.
+        paged: bytes of valid rows that go to page pools, likewise.
+        often: the number of runs, by operator with the decision RECOMPUTE_EACH_TIME.
     """
 
     modules: str
@@ -60,12 +59,12 @@ class Cut:
 
 @dataclass(frozen=True)
 class BudgetPoint:
-    """What one budget comes to.
+    """The plan for one budget.
 
     Attributes:
-        budget, peak, duration, replays: as of :class:`ebb.ParetoPoint`.
-        is_plan: whether it is what is done.
-        cuts: where it cuts.
+        budget, peak, duration, replays: as in :class:`ebb.ParetoPoint`.
+        is_plan: True for the budget of the plan in use.
+        cuts: a :class:`Cut` for each group of equal regions.
     """
 
     budget: int
@@ -77,17 +76,17 @@ class BudgetPoint:
 
 
 class ReportedPlan:
-    """A plan, as reports of steps under it show it.
+    """A plan, as shown in reports of steps under it.
 
     Attributes:
-        budget: bytes that the step may allocate above what is there when it begins.
-        predicted: what it was to need.
-        plain: what it needs without regions.
-        measured: what it did need; None: nobody has measured it.
+        budget: bytes that the step may allocate above the memory in use when it begins.
+        predicted: the predicted memory and time of the step.
+        plain: the memory and time without regions.
+        measured: the measured memory and time; None: no step was measured.
 
     Args:
-        regions: names of those that it makes.
-        points: makes ``points`` when somebody asks for them.
+        regions: the names of the plan's regions.
+        points: computes ``points`` on first use.
     """
 
     measured: Course | None = None
@@ -106,18 +105,18 @@ class ReportedPlan:
 
     @property
     def points(self) -> Points:
-        """What budgets would cost, from the least to one at which nothing is given up."""
+        """The plans for other budgets, from the lowest to one that frees nothing."""
         if callable(self._points):
             self._points = self._points()
         return self._points
 
     def keep_points(self, wanted: bool) -> None:
-        """What makes them is not needed after this: they are made now, or there are none."""
+        """Computes ``points`` now if `wanted`, else drops them; frees the data they come from."""
         self._points = self.points if wanted else ()
 
     @property
     def deviation(self) -> dict[str, float | None]:
-        """By how much more was measured than predicted: shares, of ``peak`` and ``duration``."""
+        """Measured over predicted, minus 1, for ``peak`` and ``duration``; None if unknown."""
         found = self.measured or Course(None, None)
         return {
             "peak": _share(found.peak, self.predicted.peak),
@@ -125,7 +124,7 @@ class ReportedPlan:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """The plan as a dictionary for JSON."""
         return {
             "budget": self.budget,
             "predicted": asdict(self.predicted),
@@ -136,7 +135,7 @@ class ReportedPlan:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_points": self.points}  # what makes them stays here
+        return {**self.__dict__, "_points": self.points}  # the function itself is not pickled
 
 
 def _share(measured: float | None, predicted: float | None) -> float | None:
@@ -154,7 +153,7 @@ def _point(point: BudgetPoint) -> dict[str, Any]:
 
 
 def thinned(timeline: Iterable[tuple[float, int]], most: int = 600) -> list[tuple[float, int]]:
-    """A part of a long timeline: of each stretch the lowest, the highest and the last."""
+    """Thins a long timeline: keeps the lowest, the highest and the last point of each stretch."""
     all_points = list(timeline)
     length = -(-3 * len(all_points) // most)
     if length <= 3:
@@ -168,23 +167,23 @@ def thinned(timeline: Iterable[tuple[float, int]], most: int = 600) -> list[tupl
 
 
 # Note [Steps under a plan]
-# A report knows its plan by the number of its step, and by a region that is the plan's. A step of
-# which something was recorded before the plan was put in place is not under it. Steps are those of
-# the statistics; when these are set to zero, only plans that are in place now are still known.
+# A report finds its plan by the number of its step and by the name of a region of the plan. A step
+# that had recorded rows before the plan was put in place does not count as under the plan. Step
+# numbers are those of the statistics; a reset keeps only plans that are in place then.
 
 
 @dataclass
 class _InPlace:
     plan: ReportedPlan
     first: int
-    last: int | None = None  # while it is in place
+    last: int | None = None  # None while the plan is in place
 
 
 _known: list[_InPlace] = []
 
 
 def begins(plan: ReportedPlan) -> None:
-    """From now on steps are under this plan."""
+    """Puts a plan in place for the steps from now on."""
     recorded = [(found["step"], bool(found["rows"])) for found in _C.reports()]
     now = _step()
     _known[:] = [
@@ -196,15 +195,15 @@ def begins(plan: ReportedPlan) -> None:
 
 
 def ends(plan: ReportedPlan) -> None:
-    """From now on they are not."""
+    """Ends the time of a plan."""
     for one in _known:
         if one.plan is plan and one.last is None:
             one.last = _step()
 
 
 def forget(plan: ReportedPlan) -> None:
-    """Its model is gone, and another one may have regions of the same names. Asks nothing of C++,
-    since it may be called wherever garbage is collected."""
+    """Forgets a plan whose model was freed, since another model may have regions of the same names.
+    Calls no C++, since garbage collection may call this anywhere."""
     _known[:] = [one for one in _known if one.plan is not plan]
 
 
@@ -217,10 +216,10 @@ def steps_are_renumbered() -> None:
 
 
 def plan_of_step(step: int, regions: Iterable[str]) -> ReportedPlan | None:
-    """The plan of a recorded step; of several that which came last.
+    """The plan of a recorded step; the latest if there are several.
 
     Args:
-        regions: that ran in it.
+        regions: the names of the regions that ran in the step.
     """
     names = set(regions)
     for one in reversed(_known):

@@ -1,4 +1,4 @@
-"""Switching reports on and off."""
+"""Switches reports on and off."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from ebb._support.shown import shown
 
 
 class record_reports:
-    """Records what becomes of each storage, for :func:`ebb.report`, in the whole process.
+    """Records the fate of each storage for :func:`ebb.report`, in the whole process.
 
-    Takes effect at once, for outermost regions that are entered from now on; as a context manager
-    it sets what was before back at the end. What was recorded stays. Changes nothing that ebb does,
-    and costs about a microsecond for each operator. If the program, a process of multiprocessing or
-    the ``with`` block ends with an allocation that failed, the report is printed to stderr. Modules
-    tell their names if this is on when ``ebb.apply`` is called, or when a region is given its
-    ``root``.
+    The call itself switches recording on, for outermost regions that are entered from now on; as a
+    context manager, record_reports restores the earlier setting at the end. Recorded steps stay.
+    Recording changes no decision and costs about a microsecond for each operator. If the program, a
+    multiprocessing process or the ``with`` block ends with a failed allocation, ebb prints the
+    report to stderr. Reports name modules if recording is on when ``ebb.apply`` is called, or when
+    a region is given its ``root``.
 
     Args:
-        steps: the last so many steps are kept; 0 switches it off.
+        steps: how many of the last steps to keep; 0 switches recording off.
 
     Raises:
-        TypeError: ``steps`` is no integer.
-        ValueError: it is negative.
+        TypeError: ``steps`` is not an integer.
+        ValueError: ``steps`` is negative or too large.
     """
 
     def __init__(self, steps: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Reports: what became of each storage of a step."""
+"""Reports: what happened to each storage of a step."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ from ebb._support.shown import shown
 
 @dataclass(frozen=True)
 class Report(Step):
-    """What one step did. See :func:`ebb.report`.
+    """A memory breakdown of one step. See :func:`ebb.report`.
 
     Attributes:
-        step: its number, as in :func:`ebb.stats`.
+        step: the step's number, as in :func:`ebb.stats`.
         rows: a :class:`Row` for each kind of storage; each storage is in one row.
-        ahead: what became of regions while replays run ahead of backward, in regions: ``in_time``,
-            ``late``, ``in_vain``, ``held`` and ``stopped``; see :func:`ebb.ahead.stats`.
+        ahead: the regions for which replays ran ahead, counted by outcome: ``in_time``, ``late``,
+            ``in_vain``, ``held`` and ``stopped``; see ``"ahead"`` of :func:`ebb.stats`.
         idle_rules: rules that decided on nothing, in words.
-        peak_held: the most bytes that were held for backward at a time.
-        peak_eager: the most that eager would have held for backward.
-        values: tuples of the place in ``rows``, bytes, and whether autograd packed it: one for each
-            storage of the rows.
-        replays: tuples of places in ``values`` of what was read, of what was made again, and the
-            seconds for which backward waited.
-        timeline: tuples of seconds since the step began, bytes held for backward, and bytes that
-            eager would hold.
-        spans: of regions, of their backward, of replays and transfers: tuples of kind, name, start
-            and duration in seconds, thread, bytes.
-        plan: the :class:`ebb.Plan` under which it ran, or that of ``EBB_BUDGET``, as reports show
-            it; None: there was none.
+        peak_held: the most bytes saved for backward at a time.
+        peak_eager: the most bytes that eager would have saved for backward.
+        values: for each storage of the rows a tuple: index in ``rows``, bytes, and True if autograd
+            packed it.
+        replays: tuples: indices in ``values`` of the inputs, indices of the recomputed outputs, and
+            the seconds for which backward waited.
+        timeline: tuples: seconds since the step began, bytes saved for backward, and bytes that
+            eager would save.
+        spans: regions, their backwards, replays and transfers, as tuples: kind, name, start and
+            duration in seconds, thread, bytes.
+        plan: the :class:`ebb.Plan`, or the plan of ``EBB_BUDGET``, under which the step ran, as
+            reports show it; None without a plan.
     """
 
     def text(self, rows: int = 30) -> str:
-        """A table, largest first.
+        """Return the report as a table, largest rows first.
 
         Args:
-            rows: the most rows that are shown.
+            rows: the most rows to show.
         """
         return text(self, rows)
 
     __str__ = text
 
     def save(self, path: str | Path) -> None:
-        """Write it to a file.
+        """Write the report to a file.
 
         Args:
-            path: its suffix tells the format: ``.txt``, ``.json`` or ``.html`` (one page that needs
+            path: its suffix gives the format: ``.txt``, ``.json`` or ``.html`` (one page that needs
                 no network).
 
         Raises:
-            ValueError: the suffix is another.
+            ValueError: the suffix is none of these.
             OSError: the file cannot be written.
         """
         path = Path(path)
@@ -94,7 +94,7 @@ def check_path(path: Path) -> None:
 
 
 def reports() -> Iterator[Report]:
-    """The last steps that were recorded, oldest first."""
+    """The recorded steps, oldest first."""
     for found in _C.reports():
         rows = tuple(
             Row(**row | {"stack": tuple(filter(_is_of_program, row["stack"]))})
@@ -113,17 +113,18 @@ def _is_of_program(frame: str) -> bool:
 
 
 def latest(all_steps: Iterable[Report]) -> Report | None:
-    """The last of them in which something was saved for backward."""
+    """The last report of a step that saved something for backward."""
     recorded = [one for one in all_steps if one.rows]
     saving = [one for one in recorded if one.peak_eager > 0]
     return next(reversed(saving or recorded), None)
 
 
 def report() -> Report:
-    """What the last recorded step did: who made each storage, and what became of it.
+    """Return the report of the last recorded step: each storage's operator and its fate.
 
-    A step begins when an outermost region is entered after a backward. Parts sum to totals: each
-    storage is in one row, and ``Report.held`` is what the allocator has for what the regions made.
+    A step begins when an outermost region is entered after a backward. Each storage is in one row,
+    so the rows sum to the totals. ``Report.held`` is the memory that the allocator has allocated
+    for the regions' results.
 
     Raises:
         RuntimeError: no step has been recorded.

@@ -1,4 +1,4 @@
-"""The rows of a report: storages that are alike, and what became of them."""
+"""The rows of a report: storages that are alike, and their fate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FATES = {
     "outside": "made outside of the region (inputs, parameters): held by others or in another row",
     "unneeded": "made again on the way to something else; held by nobody",
 }
-# Memory that was taken in the region and is on the device when it ends.
+# Fates of memory that was allocated in the region and is on the device when the region ends.
 HELD = ("saved", "kept", "escaped", "copied", "result")
 
 
@@ -30,26 +30,26 @@ class Row:
     """Storages that are alike.
 
     Attributes:
-        region: the region in which they were made.
-        module: the innermost module that ran, if it is known.
-        op: the operator that made them, or ``"from outside"``.
-        shape: of the operator's result.
-        dtype: likewise, such as ``"float32"``.
-        fate: what became of them; a key of ``Report.FATES``.
+        region: the region that computed them.
+        module: the innermost running module, if it is known.
+        op: the operator that computed them, or ``"from outside"``.
+        shape: shape of the operator's result.
+        dtype: dtype of the operator's result, such as ``"float32"``.
+        fate: what happened to them; a key of ``Report.FATES``.
         rule: the rule that decided.
-        reason: why they are kept against the policy's word.
-        count: how many storages.
-        bytes: of all of them.
-        eager: the part of it that plain eager would hold for backward.
-        replays: how many results were made again.
-        replays_ahead: those of them that were made before backward asked; see
+        reason: why they were kept although the policy says otherwise.
+        count: the number of storages.
+        bytes: the bytes of all storages together.
+        eager: the part of ``bytes`` that eager would save for backward.
+        replays: the number of recomputed results.
+        replays_ahead: the part of ``replays`` that ran before backward needed them; see
             :func:`ebb.ahead.configure`.
-        replay_seconds: of the host, in kernels that were called again for them. On a GPU kernels
-            run later.
-        ahead_seconds: the part of it before backward asked, on a thread of its own.
-        stack: the lines of Python that were running when they were made, innermost first, without
-            those of torch and ebb: ``"/src/model.py:12 in forward"``.
-        layers: how many modules of the same kind were put together; see :meth:`Report.collapsed`.
+        replay_seconds: host time of the recomputation. On a GPU the kernels run later.
+        ahead_seconds: the part of ``replay_seconds`` before backward needed the results, on another
+            thread.
+        stack: the program's Python stack when they were computed, innermost first, without frames
+            of torch and ebb: ``"/src/model.py:12 in forward"``.
+        layers: how many modules of the same kind the row joins; see :meth:`Report.collapsed`.
     """
 
     region: str
@@ -79,12 +79,12 @@ class Row:
 
     @property
     def source(self) -> str:
-        """File and line of the program that called the operator; empty if it is not known."""
+        """File and line of the program that called the operator; empty if unknown."""
         return self.stack[0].rpartition(" in ")[0] if self.stack else ""
 
 
 def collapsed(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Rows of modules that differ by numbers in their names only, put together."""
+    """Joins rows of modules whose names differ only by numbers."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         key = (

@@ -1,4 +1,4 @@
-"""What ebb did."""
+"""Counters of the last step and of the process."""
 
 from __future__ import annotations
 
@@ -9,34 +9,33 @@ from ebb._report import planned
 
 
 def stats(flat: bool = False) -> dict[str, Any]:
-    """What the last step did, by region and in total, and what is alive now.
+    """Return counters of the last step, by region and in total, and of objects alive now.
 
-    A step begins when an outermost region is entered after a backward, so after a backward the
-    figures are those of the last forward and backward.
+    A step begins when an outermost region is entered after a backward. After a backward the
+    counters are thus those of the last forward and backward.
 
     Args:
-        flat: give one level of floats for a logger instead: the step, the totals, the sums of
-            transfers, and what is alive, as ``{"ebb/bytes_saved": 1024.0, ...}``.
+        flat: return one level of floats for a logger instead: the step, the totals, the sums of
+            transfers, and the objects alive, as ``{"ebb/bytes_saved": 1024.0, ...}``.
 
     Returns:
         A dictionary with
 
         * ``"step"``: steps begun since the start or the last :func:`reset_stats`;
-        * ``"regions"``: for each region name a dictionary of counts; ``"total"``: their sum:
-          ``entered`` (times), ``ops_seen`` (views are not), ``ops_recorded``, ``ops_replayed``,
-          ``ops_replayed_ahead`` (before backward asked: :func:`ebb.ahead.configure`),
-          ``bytes_saved`` (made in the region and kept, each storage once: for autograd, or for
-          replays that read it), ``bytes_packed`` (the part of it that autograd packed),
+        * ``"regions"``: for each region name a dictionary of counters; ``"total"``: their sum:
+          ``entered`` (times), ``ops_seen`` (without views), ``ops_recorded``, ``ops_replayed``,
+          ``ops_replayed_ahead`` (before backward needed them: :func:`ebb.ahead.configure`),
+          ``bytes_saved`` (computed in the region and kept for autograd or for replays; each storage
+          counts once), ``bytes_packed`` (the part of ``bytes_saved`` that autograd packed),
           ``bytes_dropped`` (packed by autograd, and not kept), ``bytes_copied`` (copied before
-          a write because a recompute needs them), ``bytes_offloaded`` (sent to the host),
-          ``bytes_fell_back`` (were to be offloaded, and were kept or recomputed for want of host
-          memory), ``bytes_paged`` (of storages whose live rows went to pages),
-          ``bytes_not_paged`` (were to be paged, and were kept: which rows live is not known),
-          ``bytes_escaped`` (dropped by ebb and read inside
-          the region, but still held by somebody when it ended), ``bytes_from_outside`` (made
-          outside of the outermost region, kept for its backward, and held by nobody else in the
-          end);
-        * ``"transfers"``: for each region name, for each op whose values were to be offloaded
+          a write because a replay needs them), ``bytes_offloaded`` (copied to the host),
+          ``bytes_fell_back`` (OFFLOAD bytes that were kept or recomputed because host memory was
+          full), ``bytes_paged`` (of storages whose valid rows went to pages),
+          ``bytes_not_paged`` (PAGE bytes that were kept because their valid rows are not known),
+          ``bytes_escaped`` (dropped by ebb and read inside the region, but still referenced by the
+          program when the region ended), ``bytes_from_outside`` (computed outside of the outermost
+          region, kept for its backward, and referenced by nothing else when it ended);
+        * ``"transfers"``: for each region name, for each op with the decision OFFLOAD
           (``"input"`` for inputs), in bytes: ``bytes_offloaded``, ``bytes_reloaded``,
           ``bytes_waited_host`` (of copies that the host waited for), ``bytes_waited_device``
           (needed before the copy back was done), ``bytes_fell_back``, ``bytes_spilled`` (moved on
@@ -44,31 +43,31 @@ def stats(flat: bool = False) -> dict[str, Any]:
         * ``"demoted_ops"``: operators that :class:`ebb.verify` found must be saved;
         * ``"live_recipes"``, ``"live_handles"``, ``"open_regions"``: objects that exist now, in
           the whole process;
-        * ``"ahead"``: what replays ahead did since the process began, and what is there now:
+        * ``"ahead"``: replays ahead, since the process began or now:
           ``regions_in_time`` (replayed before backward reached them), ``regions_late`` (backward
-          came meanwhile, and did the rest), ``regions_in_vain`` (backward never came),
-          ``regions_held`` (last regions, which were not given up), ``regions_stopped`` (left to
+          arrived during the replay and did the rest), ``regions_in_vain`` (backward never came),
+          ``regions_held`` (last regions, which were not freed), ``regions_stopped`` (left to
           backward in part, see docs/how-to/replay-ahead.md), ``failures`` (replays that raised an
-          exception; backward runs them again, and raises it), ``bytes``, ``most_bytes`` (there
+          exception; backward runs them again and raises it), ``bytes``, ``most_bytes`` (resident
           before backward needs them, now and at most), ``workers`` (threads, now);
-        * ``"offload"``: likewise for OFFLOAD: ``bytes_sent``, ``bytes_fetched`` (copied to the
-          host, and back), ``bytes_refused`` (not sent, for want of host memory), ``host_waits``
+        * ``"offload"``: OFFLOAD, likewise: ``bytes_sent``, ``bytes_fetched`` (copied to the
+          host, and back), ``bytes_refused`` (not sent because host memory was full), ``host_waits``
           (times the host waited for a copy), ``fetched_late`` (fetches that began only when the
-          bytes were needed), ``most_in_flight``, ``in_flight_bytes`` (on their way to the host, at
-          most and now), ``host_bytes_held``, ``host_bytes_used`` (pinned memory now, in use or not,
-          and in use), ``stashes`` (values that are away now), ``bytes_spilled``,
-          ``disk_bytes_used`` (moved on from pinned memory to disk, and taken there now);
-        * ``"paging"``: likewise for PAGE: ``steps``; ``recorded_steps`` (those that ran without
-          pools, with the host waiting for each count); ``overflows`` (steps that found too little
-          room); ``spilled_steps`` (how often :func:`ebb.paging.step_ok` found rows in the second
-          tier); ``stashed`` (values), ``resident`` (those of them that stayed where they were,
-          since their backward came next), ``stashes`` (values that are away now);
-          ``padded_bytes``, ``live_bytes`` (the most that the recorded step had away at a time, with
-          and without dead rows); ``pool_bytes``, ``host_pool_bytes`` (what pools have now, on
-          devices and in pinned memory); ``pools`` (each pool's ``device``, ``dtype``,
-          ``row_bytes``, ``page_rows``, ``device_pages``, ``host_pages``, ``stack``: rows come back
-          in the reverse order, so no table of pages is needed, and ``bytes``); ``schedule`` (the
-          entries of the step that :func:`ebb.paging.step` recorded, in words).
+          bytes were needed), ``most_in_flight``, ``in_flight_bytes`` (in flight to the host, at
+          most and now), ``host_bytes_held``, ``host_bytes_used`` (pinned memory now: allocated, and
+          in use), ``stashes`` (values that are away now), ``bytes_spilled``,
+          ``disk_bytes_used`` (moved on from pinned memory to disk, and on disk now);
+        * ``"paging"``: PAGE, likewise: ``steps``; ``recorded_steps`` (steps without
+          pools, in which the host waits for each row count); ``overflows`` (steps for which a pool
+          was too small); ``spilled_steps`` (how often :func:`ebb.paging.step_ok` found rows in the
+          second tier); ``stashed`` (values), ``resident`` (the part of ``stashed`` that stayed in
+          place because its backward came next), ``stashes`` (values that are away now);
+          ``padded_bytes``, ``live_bytes`` (the most bytes that the recorded step had away at a
+          time, with and without padding rows); ``pool_bytes``, ``host_pool_bytes`` (size of the
+          pools now, on devices and in pinned memory); ``pools`` (each pool's ``device``, ``dtype``,
+          ``row_bytes``, ``page_rows``, ``device_pages``, ``host_pages``, ``stack``: True if rows
+          come back in reverse order, so that no page table is needed, and ``bytes``); ``schedule``
+          (the entries of the step that :func:`ebb.paging.step` recorded, in words).
 
     Example:
         >>> ebb.stats()["open_regions"]
@@ -96,6 +95,6 @@ def _flat(found: dict[str, Any]) -> dict[str, float]:
 
 
 def reset_stats() -> None:
-    """Set the counters of :func:`stats` to zero; what is alive stays counted."""
+    """Set the counters of :func:`stats` to zero. Objects alive stay counted."""
     _C.reset_stats()
     planned.steps_are_renumbered()

@@ -1,4 +1,4 @@
-"""The figures of one step, which reports show."""
+"""The data of one step, which reports show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ebb._support.renamed import Renamed
 
 @dataclass(frozen=True)
 class Step:
-    """What :class:`ebb.Report` has, apart from how it is shown."""
+    """The data of an :class:`ebb.Report`, without its output formats."""
 
     FATES = FATES
     DECISIONS = Renamed("FATES")
@@ -43,22 +43,22 @@ class Step:
 
     @property
     def held(self) -> int:
-        """Bytes that were taken in the regions and are on the device when they end."""
+        """Bytes that were allocated in the regions and are on the device when they end."""
         return sum(self.totals[fate] for fate in HELD)
 
     @property
     def eager(self) -> int:
-        """Bytes that plain eager would hold for backward: the sum over rows."""
+        """Bytes that eager would save for backward: the sum over rows."""
         return sum(row.eager for row in self.rows)
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
-        """Rules that would save time, each by itself, the best first. Under a plan there are none:
-        ``plan.points`` tell what other budgets would bring."""
+        """Rules that would each save time, the best first. Empty under a plan: ``plan.points``
+        shows the effect of other budgets."""
         return () if self.plan else Replays(self.rows, self.values, self.replays).advice()
 
     def collapsed(self) -> tuple[Row, ...]:
-        """Rows of modules that differ by numbers in their names only, put together.
+        """Join rows of modules whose names differ only by numbers.
 
         ``layers.0.mlp`` to ``layers.31.mlp`` become ``layers.0-31.mlp``, with ``layers=32``.
         """
@@ -69,12 +69,12 @@ class Step:
         return list(dict.fromkeys(row.stack for row in self.rows))
 
     def _with_places(self, rows: Iterable[Row]) -> list[dict[str, Any]]:
-        """For JSON: of each stack, which many rows have, only which one it is."""
+        """The rows for JSON, with the index of the stack in place of the stack."""
         places = {stack: place for place, stack in enumerate(self._stacks)}
         return [asdict(replace(row, stack=())) | {"stack": places[row.stack]} for row in rows]
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """The report as a dictionary for JSON."""
         return {
             "step": self.step,
             "peak_held": self.peak_held,
@@ -84,7 +84,7 @@ class Step:
             "totals": self.totals,
             "ahead": self.ahead,
             "idle_rules": self.idle_rules,
-            # "decision" is the old name of "fate", and goes with the next release.
+            # "decision" is the old name of "fate", to be removed in the next release.
             "rows": [row | {"decision": row["fate"]} for row in self._with_places(self.rows)],
             "stacks": self._stacks,
             "advice": [asdict(one) | {"rule": one.rule} for one in self.advice],

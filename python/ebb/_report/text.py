@@ -10,12 +10,12 @@ from ebb._report.planned import Course, ReportedPlan
 from ebb._report.rows import Row
 from ebb._report.step import Step
 
-_MOST_RULES, _MOST_ADVICE, _MOST_FRAMES = 5, 5, 8  # that are shown
+_MOST_RULES, _MOST_ADVICE, _MOST_FRAMES = 5, 5, 8  # limits for the output
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def size(nbytes: float) -> str:
-    """``"1.5 MiB"``."""
+    """A size as text, such as ``"1.5 MiB"``."""
     unit = 0
     while nbytes >= 1024 and unit < len(_UNITS) - 1:
         nbytes, unit = nbytes / 1024, unit + 1
@@ -23,7 +23,7 @@ def size(nbytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``"1.50 ms"``; empty for nothing."""
+    """A time as text, such as ``"1.50 ms"``; empty for 0."""
     if seconds == 0:
         return ""
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -1,1 +1,1 @@
-"""What all rooms use and what uses none of them: words in messages, sizes, names, the job."""
+"""Helpers for all other rooms, without imports of them: messages, sizes, names, the job."""

@@ -1,8 +1,7 @@
-"""The accelerator of a process, if it has begun to use one.
+"""The accelerator of a process, if the process has begun to use one.
 
-``torch.cuda.is_available()`` initialises the driver, and a process that has done so cannot fork
-workers that use it. An accelerator that nobody has used yet holds nothing, and need not be waited
-for.
+``torch.cuda.is_available()`` initialises the driver, and then the process cannot fork workers that
+use the accelerator. An unused accelerator has no allocations and no work to wait for.
 """
 
 from __future__ import annotations
@@ -13,23 +12,23 @@ import torch
 
 
 def in_use() -> torch.device | None:
-    """The kind of accelerator that this process uses; None: it has not begun to use one."""
+    """The kind of accelerator that this process uses; None before the process uses one."""
     device = torch.accelerator.current_accelerator()  # of the build: initialises nothing
     if device is None:
         return None
     module = torch.get_device_module(device)
-    has_begun = getattr(module, "is_initialized", module.is_available)  # MPS tells nothing else
+    has_begun = getattr(module, "is_initialized", module.is_available)  # MPS has only the latter
     return device if has_begun() else None
 
 
 def wait() -> None:
-    """Waits for all work that the accelerator has been given."""
+    """Waits for all work on the accelerator."""
     if in_use() is not None:
         torch.accelerator.synchronize()
 
 
 def allocated() -> int:
-    """Bytes that tensors have on the accelerator; 0 if it cannot say."""
+    """Bytes of tensors on the accelerator; 0 if unknown."""
     device = in_use()
     if device is None:
         return 0
@@ -43,11 +42,11 @@ def allocated() -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """Of an accelerator, in bytes.
+    """The memory of an accelerator, in bytes.
 
     Attributes:
-        available: to this process: what is free, and what it has.
-        free: what it could allocate beside its tensors.
+        available: free memory and memory that this process has reserved.
+        free: memory that this process could allocate in addition to its tensors.
     """
 
     available: int
@@ -55,7 +54,7 @@ class Memory:
 
 
 def memory_of(device: torch.device) -> Memory | None:
-    """None if it does not tell, or is none. Initialises it."""
+    """The memory of a device; None for the CPU or if unknown. Initialises the device."""
     if device.type == "cpu":
         return None
     if device.type == "mps":

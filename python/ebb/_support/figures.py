@@ -1,4 +1,4 @@
-"""Pictures, through matplotlib."""
+"""Figures with matplotlib."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 
 def new_figure(what: str, width: float, height: float) -> Any:
-    """A figure of matplotlib's.
+    """A new matplotlib figure.
 
     Args:
-        what: needs it, for messages.
+        what: the function that needs the figure, for error messages.
         width, height: in inches.
 
     Raises:
-        ModuleNotFoundError: matplotlib is not there.
+        ModuleNotFoundError: matplotlib is not installed.
     """
     try:
         figures: Any = importlib.import_module("matplotlib.figure")

@@ -1,4 +1,4 @@
-"""This process's place in its job: which files are its own, and which lines it is to print."""
+"""This process's place in its job, which decides its file names and the lines that it prints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ebb._support.shown import tell
 
-# Where launchers do not give RANK: srun, mpirun, and Lightning, which gives only the last.
+# Variables of launchers that do not set RANK: srun, mpirun, and Lightning (only the last).
 _OTHERS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "LOCAL_RANK")
 _LAUNCHERS = (
     "torch.distributed.launcher.api",
@@ -19,13 +19,13 @@ _LAUNCHERS = (
     "deepspeed.launcher.runner",
     "deepspeed.launcher.launch",
 )
-_TOLD = "_EBB_TOLD"  # what was said already, for the processes that this one starts
+_TOLD = "_EBB_TOLD"  # lines already printed, inherited by child processes
 
 
 class _Known:
-    """What was found out while it could be."""
+    """Values that are not available later."""
 
-    rank: int | None = None  # torch.distributed's, which forgets it when it is shut down
+    rank: int | None = None  # from torch.distributed, which loses it at shutdown
     inherited = os.environ.get("RANK")
 
 
@@ -38,7 +38,7 @@ def _number(variable: str) -> int:
 
 
 def rank() -> int:
-    """Of this process in its job; 0 if it is alone. What a rank starts has the same by default."""
+    """The rank of this process in its job; 0 if it is alone. Child processes inherit the rank."""
     if dist.is_available() and dist.is_initialized():
         _Known.rank = dist.get_rank()
     if _Known.rank is not None:
@@ -49,24 +49,24 @@ def rank() -> int:
 
 
 def _is_helper() -> bool:
-    """Whether multiprocessing started this process, and nothing has given it a rank of its own."""
+    """True if multiprocessing started this process and it has no rank of its own."""
     if multiprocessing.parent_process() is None:
         return False
     return _Known.rank is None and os.environ.get("RANK") == _Known.inherited
 
 
 def is_first() -> bool:
-    """Whether this process speaks for its job."""
+    """True if this process prints for its job."""
     return rank() == 0 and not _is_helper()
 
 
 def is_launcher() -> bool:
-    """Whether this process only starts those that train."""
+    """True if this process only starts the training processes."""
     return "RANK" not in os.environ and any(name in sys.modules for name in _LAUNCHERS)
 
 
 def label() -> str:
-    """What tells this process's files from those of others in its job; empty for the first."""
+    """The part of file names that identifies this process in its job; empty for the first."""
     number = rank()
     started_by_another = multiprocessing.parent_process() is not None
     if not _is_helper():
@@ -76,7 +76,7 @@ def label() -> str:
 
 
 def say(line: str) -> None:
-    """Prints a line to stderr, once in a job: workers inherit that their launcher has said it."""
+    """Prints a line to stderr, once in a job: workers inherit the list of printed lines."""
     mark = f"{zlib.crc32(line.encode(errors='replace')):x}"
     told = os.environ.get(_TOLD, "").split(",")
     if is_first() and mark not in told:

@@ -1,4 +1,4 @@
-"""ebb's logger, which ``TORCH_LOGS="ebb"`` and ``"+ebb"`` show."""
+"""ebb's logger; ``TORCH_LOGS="ebb"`` or ``"+ebb"`` enables its output."""
 
 from __future__ import annotations
 

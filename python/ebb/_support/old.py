@@ -1,4 +1,4 @@
-"""Names of an earlier release, which work for one release more."""
+"""Warns of names of an earlier release, which work for one more release."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ def warn_of_old(name: str, instead: str) -> None:
     """Warns the caller's caller.
 
     Args:
-        name: that was used.
-        instead: what to write.
+        name: the deprecated name.
+        instead: the replacement.
     """
     message = f"ebb: {name} will be removed in the next release: use {instead}"
     warnings.warn(message, FutureWarning, stacklevel=3)

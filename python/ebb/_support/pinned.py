@@ -1,4 +1,4 @@
-"""A log line about operators whose results a region keeps."""
+"""Logs operators whose results a region keeps although the policy says RECOMPUTE."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ebb._support.log import log
 
 
 def tell(op: str, region: str, nbytes: int) -> None:
-    """Once for each operator that is not one of torch's and that no rule names."""
+    """Logs an operator that is not one of torch's and that no rule names. Called once for each."""
     name = op.removesuffix(".default")
     log.warning(
         "ebb: region %r keeps %.1f MiB that %s made, since an operator that is not one of torch's "

@@ -1,4 +1,4 @@
-"""Which of several steps a job has come to: rich's bar, or a line where rich is not installed."""
+"""Shows a job's progress over several steps: rich's bar, or a line if rich is not installed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class Progress:
-    """Shows nothing where stderr is no terminal.
+    """A progress display on stderr; shows nothing if stderr is not a terminal.
 
     Args:
-        text: what goes on.
+        text: describes the work.
     """
 
     def __init__(self, text: str) -> None:
@@ -20,7 +20,7 @@ class Progress:
         self._has_line = False
 
     def show(self, step: int, steps: int) -> None:
-        """In place of what was shown before. `step`: from 1."""
+        """Replaces the display. `step`: from 1."""
         if sys.stderr is None or not sys.stderr.isatty():
             return
         with suppress(OSError, ValueError):
@@ -43,7 +43,7 @@ class Progress:
                 MofNCompleteColumn(),
                 console=Console(stderr=True),
                 transient=True,
-                auto_refresh=False,  # no thread, and the job's own output is left alone
+                auto_refresh=False,  # no thread, and no change to the job's own output
                 redirect_stdout=False,
                 redirect_stderr=False,
             )
@@ -52,7 +52,7 @@ class Progress:
         self._bar.update(self._bar.task_ids[0], completed=step, total=steps, refresh=True)
 
     def end(self) -> None:
-        """Takes away what is shown: a line of text may follow."""
+        """Removes the display, so that other output may follow."""
         with suppress(OSError, ValueError):
             if self._bar is not None:
                 self._bar.stop()

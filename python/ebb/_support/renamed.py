@@ -1,4 +1,4 @@
-"""Attributes that have another name now."""
+"""Renamed attributes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 class Renamed:
-    """The old name of an attribute: it warns, and goes with the next release.
+    """The old name of an attribute. It warns, and will be removed in the next release.
 
     Args:
-        new: what the attribute is called now.
+        new: the attribute's new name.
     """
 
     def __init__(self, new: str) -> None:

@@ -1,15 +1,15 @@
-"""What users give, in messages and on its way to C++."""
+"""Formats users' values for messages and for C++."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import suppress
 
-MOST_CHARACTERS = 500  # of a name or a glob: globs take time in proportion to its square
+MOST_CHARACTERS = 500  # of a name or a glob: matching a glob takes time quadratic in its length
 
 
 def clipped(text: str, most: int = 80) -> str:
-    """A text on one line that any stream can take: as it is, or its beginning and its length."""
+    """A text as one printable line; a long text becomes its beginning and its length."""
     begin = text[:most]
     if not begin.isprintable():
         begin = begin.encode("unicode_escape").decode()
@@ -17,7 +17,7 @@ def clipped(text: str, most: int = 80) -> str:
 
 
 def shown(value: object) -> str:
-    """The value as Python writes it, shortened; whatever it is, this does not raise."""
+    """The value's repr, shortened. Never raises."""
     if isinstance(value, str | bytes) and len(value) > 80:
         return f"{value[:80]!r}... ({len(value):,} characters)"
     try:
@@ -27,7 +27,7 @@ def shown(value: object) -> str:
 
 
 def as_utf8(text: str) -> str:
-    """A name as C++ can take it: surrogates, which UTF-8 has not, become escapes."""
+    """A name for C++: surrogates, which UTF-8 cannot encode, become escapes."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
@@ -35,17 +35,17 @@ def checked_name(what: str, text: str) -> str:
     """A name or a glob for C++.
 
     Raises:
-        ValueError: it is too long.
+        ValueError: `text` is too long.
     """
     if len(text) > MOST_CHARACTERS:
         raise ValueError(
             f"ebb: {what} must have at most {MOST_CHARACTERS} characters; got {shown(text)}"
         )
-    return as_utf8(text).replace("\0", "\\0")  # which ends a message of C++
+    return as_utf8(text).replace("\0", "\\0")  # a null byte would end a message of C++
 
 
 def tell(line: str) -> None:
-    """A line on stderr, which may be closed, or unable to write a character."""
+    """Prints a line to stderr. Ignores a closed stderr and characters that it cannot encode."""
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
             print(line, file=sys.stderr)

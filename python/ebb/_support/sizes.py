@@ -1,4 +1,4 @@
-"""Numbers, and numbers of bytes, as people write them."""
+"""Parses and checks whole numbers and numbers of bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Bytes: TypeAlias = "int | str"
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _LARGEST = 2**63 - 1
-_MOST_DIGITS = 100  # of a text: what has more is no size, and Python's conversions raise
+_MOST_DIGITS = 100  # of a text; Python's conversions raise for much longer ones
 
 
 def number_of_bytes(name: str, value: object) -> int:

@@ -1,6 +1,6 @@
-"""Taking wrapper subclasses apart and putting them together, by torch's own protocol.
+"""Takes wrapper subclasses apart and rebuilds them, by torch's own protocol.
 
-Called from C++ while autograd packs and unpacks. See Note [Wrapper subclasses] in saved_tensor.cpp.
+C++ calls these when autograd packs and unpacks. See Note [Wrapper subclasses] in saved_tensor.cpp.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 class WrapperParts(NamedTuple):
-    """All of a wrapper but its inner tensors."""
+    """All parts of a wrapper except its inner tensors."""
 
     kind: type[Any]
     tensors: list[str]  # attributes that hold the inner tensors
-    others: dict[str, Any]  # attributes that the protocol names too and that are no tensors
-    context: Any  # whatever the class's __tensor_flatten__ wants to see again
+    others: dict[str, Any]  # other attributes that the protocol names
+    context: Any  # the context that the class's __tensor_flatten__ returned
     size: torch.Size
     stride: tuple[int, ...]
 
 
 def flatten(tensor: torch.Tensor) -> tuple[list[torch.Tensor], WrapperParts] | None:
-    """The inner tensors of a wrapper and what else it is made of; None if its class cannot say."""
+    """The inner tensors of a wrapper and its other parts; None if the class has no protocol."""
     if not is_traceable_wrapper_subclass(tensor):
         return None
     if (wait := getattr(tensor, "trigger_wait", None)) is not None:
-        wait()  # torch's AsyncCollectiveTensor: what is inside is not there yet, and may be copied
+        wait()  # torch's AsyncCollectiveTensor: incomplete until now, and may be copied
     try:
         names, context = tensor.__tensor_flatten__()
         attributes = {name: getattr(tensor, name) for name in names}
-    except Exception:  # then it is kept whole, as if it had no such protocol
+    except Exception:  # then the wrapper is kept whole, as one without the protocol
         return None
     tensors = [name for name in names if isinstance(attributes[name], torch.Tensor)]
     others = {name: value for name, value in attributes.items() if name not in tensors}
@@ -41,7 +41,7 @@ def flatten(tensor: torch.Tensor) -> tuple[list[torch.Tensor], WrapperParts] | N
 
 
 def unflatten(parts: WrapperParts, inner: list[torch.Tensor]) -> torch.Tensor:
-    """The wrapper that `flatten` took apart, around other inner tensors."""
+    """Rebuilds the wrapper that `flatten` took apart, around other inner tensors."""
     attributes = parts.others | dict(zip(parts.tensors, inner, strict=True))
     whole: torch.Tensor = parts.kind.__tensor_unflatten__(
         attributes, parts.context, parts.size, parts.stride
@@ -50,7 +50,7 @@ def unflatten(parts: WrapperParts, inner: list[torch.Tensor]) -> torch.Tensor:
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Whose memory a tensor shows: itself, or what a wrapper, a sparse or a nested one has."""
+    """The tensor itself, or the plain tensors inside a wrapper, a sparse or a nested tensor."""
     if (parts := flatten(tensor)) is not None:
         for inner in parts[0]:
             yield from plain_tensors(inner)

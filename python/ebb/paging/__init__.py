@@ -1,8 +1,8 @@
-"""How values with the decision PAGE move to page pools and back.
+"""Paging: page pools that hold the valid rows of padded tensors until backward.
 
-A padded buffer, such as the input of an expert that may get all tokens or none, has rows that live
-and rows that do not. With :func:`ebb.mark_rows` and the decision ``ebb.PAGE`` only the live rows
-are kept for backward, in pages of a pool, though only the device knows how many they are.
+A padded buffer, such as the input of an expert that may get all tokens or none, has valid rows and
+padding rows. With :func:`ebb.mark_rows` and the decision ``ebb.PAGE``, ebb keeps only the valid
+rows for backward, in pages of a pool, although only the device knows their number.
 
 >>> settings = ebb.paging.configure(page_rows=64, headroom=1.2)
 """

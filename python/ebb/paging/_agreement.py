@@ -1,4 +1,4 @@
-"""The processes of a job agree on whether a step was good."""
+"""The processes of a job agree whether a step was valid."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ebb import _C
 from ebb.paging._overflow import PageOverflowError
 
 # Note [Ranks agree on a step]
-# Ranks agree through the store of their process group, never by a collective. After a function has
-# raised half way, other ranks may wait in a collective that this rank did not reach. They would
-# take any collective that this rank starts in the group for its part of theirs.
+# Ranks agree through the store of their process group, never by a collective. If the function
+# raised on this rank, other ranks may wait in a collective that this rank did not reach. They would
+# match any collective that this rank starts in the group with theirs.
 #
-# Each run of a step's function has meetings of its own, numbered from 0. A process comes to one:
+# Each run of a step's function has its own meetings, numbered from 0. A process joins a meeting:
 #  1. before the first optimizer of the run steps;
 #  2. when the function calls step_ok();
-#  3. when the function has returned, again and again until all have returned. So ranks may differ
-#     in how many optimizers they have, and in whether they ask.
-# The last rank to arrive writes down what all reported, and the others wait for it. A rank whose
-# function raised reports that at what would be its next meeting and waits for nobody; later
-# meetings do not count it. The step is run again only if all ranks take part and no gradients have
-# been used, so no meeting of kind 1 or 2 has found the step good.
-_OVERFLOW = "overflow"  # a pool had too little room, and this process can run the step again
-_BROKEN = "broken"  # paging failed, and it cannot
-_FAILED = "failed"  # its function raised an error that has nothing to do with pages
+#  3. after the function has returned, repeatedly until all have returned. So ranks may differ in
+#     the number of optimizers and of calls of step_ok().
+# The last rank to arrive writes down all reports, and the others wait for that. A rank whose
+# function raised reports this at its next meeting and does not wait; later meetings do not count
+# it. The step runs again only if all ranks take part and no gradients have been used, that is, no
+# meeting of kind 1 or 2 has found the step valid.
+_OVERFLOW = "overflow"  # a pool was too small, and this process can run the step again
+_BROKEN = "broken"  # paging failed, and this process cannot run the step again
+_FAILED = "failed"  # the function raised an error unrelated to paging
 
 USED = (
     "ebb found this after an optimizer in run_step()'s function had stepped, or after step_ok() "
@@ -46,13 +46,13 @@ _HALF_WAY = (
     "ebb.paging.step_ok() has returned True in all processes."
 )
 
-# Whether some process is not at the end; and ranks with what is wrong there.
+# True if some process is not at the end; and pairs of rank and error word.
 Found = tuple[bool, list[tuple[int, str]]]
-_FIELD = 20  # bits of each of three counts in one number: arrived, not at the end, not well
+_FIELD = 20  # bits of each of three counts in one number: arrived, not at the end, with an error
 
 
 class _Peers:
-    """The processes of a group, which speak through its store."""
+    """The processes of a group, which communicate through its store."""
 
     def __init__(self, group: Any) -> None:
         store: Any = dist.distributed_c10d._get_process_group_store(group)
@@ -61,21 +61,21 @@ class _Peers:
                 "ebb: ebb.paging.run_step() and step_ok() need the store of the process group, and "
                 f"a group of the backend {dist.get_backend(group)} has none."
             )
-        # A connection of its own: one that waits keeps other threads from its store.
+        # Uses a separate connection, because a waiting connection blocks other threads.
         self._store: Any = dist.distributed_c10d.PrefixStore("ebb/paging", store.clone())
-        self._store.set_timeout(store.timeout)  # not every store's clone has it
+        self._store.set_timeout(store.timeout)  # some stores' clones lose the timeout
         self.size = dist.get_world_size(group)
         self.runs = itertools.count()
         self._rank = dist.get_rank(group)
         self._read: deque[str] = deque(maxlen=2)  # keys of this process's last meetings
 
     def arrive(self, key: str, expected: int, at_end: bool, word: str) -> Found | None:
-        """What is found, if all others have arrived. `word`: what is wrong here."""
+        """Returns the outcome if all others have arrived. `word`: this process's error, if any."""
         if word:
             self._store.set(f"{key}/{self._rank}", word)
         total = self._store.add(key, 1 | (not at_end) << _FIELD | bool(word) << 2 * _FIELD)
         if total % 2**_FIELD == 1 and len(self._read) == 2:
-            # All have come to the last meeting, so all have read what was found before it.
+            # All have joined the last meeting, so all have read the outcome before it.
             self._store.delete_key(self._read[0])
             self._store.delete_key(f"{self._read[0]}/found")
         if total % 2**_FIELD < expected:
@@ -91,7 +91,7 @@ class _Peers:
         return [(rank, self._store.get(own).decode()) for rank, own in found.items()]
 
     def meet(self, key: str, expected: int, at_end: bool, word: str) -> Found:
-        """What is found when all have arrived."""
+        """Waits until all have arrived, and returns the outcome."""
         found = self.arrive(key, expected, at_end, word)
         if found is None:
             try:
@@ -119,13 +119,13 @@ _peers: weakref.WeakKeyDictionary[Any, _Peers] = weakref.WeakKeyDictionary()  # 
 
 
 def _peers_of(group: Any) -> _Peers | None:
-    """None if this process is alone, or no part of the group."""
+    """None if this process is alone, or not in the group."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     group = dist.group.WORLD if group is None else group
     if dist.get_rank(group) < 0 or dist.get_world_size(group) == 1:
         return None
-    if dist.get_backend(group) == "fake":  # has no other processes
+    if dist.get_backend(group) == "fake":  # this backend has no other processes
         return None
     if group not in _peers:
         _peers[group] = _Peers(group)
@@ -133,17 +133,17 @@ def _peers_of(group: Any) -> _Peers | None:
 
 
 def _errors() -> int:
-    with contextlib.suppress(RuntimeError):  # of a device that has failed
+    with contextlib.suppress(RuntimeError):  # the device may have failed
         return _C.paging_errors()
     return 0
 
 
 class Agreement:
-    """On one run of a step's function. See Note [Ranks agree on a step].
+    """An agreement on one run of a step's function. See Note [Ranks agree on a step].
 
     Attributes:
-        used: gradients may have been used, here or elsewhere.
-        refusal: why they are of no use; empty as long as nothing is known to be wrong.
+        used: True if any process may have used the gradients.
+        refusal: why the gradients are invalid; empty while no error is known.
     """
 
     def __init__(self, group: Any) -> None:
@@ -151,7 +151,7 @@ class Agreement:
         self._run = 0 if self._peers is None else next(self._peers.runs)
         self._meeting = 0
         self._absent = 0  # processes that have left the run
-        self._is_final = False  # the step cannot be run again
+        self._is_final = False  # True: the step cannot be run again
         self.used = False
         self.refusal = ""
 
@@ -163,18 +163,19 @@ class Agreement:
         return self._peers is _peers_of(group)
 
     def ask(self, is_good: Callable[[], bool], at_end: bool = False) -> bool:
-        """Whether the step is good so far, in all processes.
+        """True if the step is valid so far, in all processes.
 
         Args:
-            is_good: whether it is here; raises RuntimeError if it cannot be run again.
-            at_end: this process does nothing more in this run.
+            is_good: True if the step is valid in this process; raises RuntimeError if the step
+                cannot be run again.
+            at_end: True if this process has finished its part of the run.
 
         Returns:
-            False: somewhere a pool had too little room, and all run the step again.
+            False if a pool was too small in some process, so that all run the step again.
 
         Raises:
-            PageOverflowError: it is not good, and cannot be run again.
-            RuntimeError: of `is_good`; or other processes do not come.
+            PageOverflowError: the step is not valid, and cannot be run again.
+            RuntimeError: raised by `is_good`; or other processes do not arrive.
         """
         going_on = True
         while going_on and not self.refusal:
@@ -184,7 +185,7 @@ class Agreement:
         return not self.refusal
 
     def _meet(self, is_good: Callable[[], bool], at_end: bool) -> bool:
-        """Whether some process is not at the end."""
+        """True if some process is not at the end."""
         try:
             word = "" if is_good() else _OVERFLOW
         except RuntimeError:
@@ -229,10 +230,7 @@ class Agreement:
         return key, self._peers.size - self._absent
 
     def leave(self) -> None:
-        """Tell the other processes that this one comes to no later meeting of this run.
-
-        Does not wait for them.
-        """
+        """Tell the other processes, without waiting, that this one joins no later meeting."""
         if self._peers is not None and not self.refusal:
             with contextlib.suppress(RuntimeError):  # the store may be gone
                 word = _BROKEN if _errors() else _FAILED
@@ -247,10 +245,10 @@ class Agreement:
             raise
 
     def runs_again_after(self, error: Exception) -> bool:
-        """Whether all run the step again, though its function raised here.
+        """True if all processes run the step again although the function raised here.
 
         Raises:
-            PageOverflowError: paging failed, and it cannot be run again.
+            PageOverflowError: paging failed, and the step cannot be run again.
         """
         if self.refusal:
             return not self._is_final
@@ -260,7 +258,7 @@ class Agreement:
             return False
         if not self.is_alone:
             with contextlib.suppress(RuntimeError):
-                _C.paging_step_ok()  # the user is being told
+                _C.paging_step_ok()  # marks the errors as reported to the user
             described = _C.describe_page_errors(errors)
             raise PageOverflowError(_HALF_WAY.format(errors=described)) from error
         return not self.ask(_C.paging_step_ok, at_end=True)

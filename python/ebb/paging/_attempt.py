@@ -1,4 +1,4 @@
-"""The run of a step's function that is going on, and the threads that are part of it."""
+"""The current run of a step's function, and the threads that are part of it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Attempt:
     """One run of the function of a step.
 
     Attributes:
-        agreement: between processes, on whether it is good.
-        before: what another run must find as it was; None if there will be none.
+        agreement: between processes, on the validity of the run.
+        before: the state to restore before another run; None if there will be none.
     """
 
     def __init__(self, agreement: Agreement, before: Before | None) -> None:
@@ -27,10 +27,11 @@ class Attempt:
         self._threads = {threading.current_thread()}
 
     # Note [Threads of a step]
-    # Other threads may run backwards of their own meanwhile, and nobody computes those gradients
-    # again. So only gradients of the step's own threads are kept: the thread that called run_step,
-    # the threads that it or they have started, and autograd's threads, which Python did not start.
-    # Optimizers of the same threads belong to the step.
+    # Other threads may run backwards of their own during the step, and a second run of the step
+    # does not compute their gradients again. So ebb restores only gradients of the step's own
+    # threads: the thread that called run_step, the threads started from it directly or indirectly,
+    # and autograd's threads, which Python did not start. Optimizers of these threads belong to the
+    # step.
     def has_this_thread(self) -> bool:
         thread = threading.current_thread()
         if thread in self._threads:
@@ -43,12 +44,12 @@ class Attempt:
 
 
 _current: Attempt | None = None
-_run_backward: Any = None  # torch's, once run_step has been called
-_start_thread: Any = None  # likewise Python's
+_run_backward: Any = None  # torch's original, once run_step has been called
+_start_thread: Any = None  # Python's original, likewise
 
 
 def is_any() -> bool:
-    """Whether run_step runs something, in whatever thread."""
+    """True if run_step is running in any thread."""
     return _current is not None
 
 
@@ -74,8 +75,8 @@ def _keep_gradients_and_run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def going_on(attempt: Attempt) -> Iterator[None]:
-    """While this is open, `attempt` is the one that runs, and gradients are copied before a
-    backward adds to them. Only one runs at a time: see step()."""
+    """Makes `attempt` the current run, and copies gradients before a backward adds to them. Only
+    one attempt runs at a time: see step()."""
     global _current, _run_backward, _start_thread
     autograd: Any = torch.autograd
     if _run_backward is None:

@@ -1,4 +1,4 @@
-"""What running a step again must find as it was before its first run."""
+"""State that is restored before a step runs again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ebb import _C
 
 
 class Before:
-    """What running a step again must find as it was: random states, gradients, and buffers."""
+    """A copy of the state before a step's first run: random states, gradients, and buffers."""
 
     def __init__(self, state: Iterable[torch.nn.Module | torch.Tensor]) -> None:
         generators = [torch.default_generator, *_C.device_generators()]
@@ -28,7 +28,7 @@ class Before:
                 raise TypeError(f"ebb: state takes modules and tensors; got {type(part).__name__}")
 
     def keep_gradients_of(self, outputs: Iterable[Any], inputs: Iterable[Any]) -> None:
-        """A backward from `outputs`, for these inputs or all leaves, is about to begin."""
+        """Call before a backward from `outputs`, for these inputs or all leaves."""
         self._keep_gradients(_leaves_behind(outputs))
         self._keep_gradients(x for x in inputs if isinstance(x, torch.Tensor))
 
@@ -52,7 +52,7 @@ class Before:
 
 
 def _leaves_behind(roots: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Whose ``grad`` a backward from these tensors or gradient edges would add to."""
+    """The leaves to whose ``grad`` a backward from these tensors or gradient edges would add."""
     yield from _C.leaves_behind([root for root in roots if isinstance(root, torch.Tensor)])
     todo = [root.node for root in roots if not isinstance(root, torch.Tensor)]
     seen = set(todo)

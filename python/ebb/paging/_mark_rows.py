@@ -1,4 +1,4 @@
-"""Which rows of a padded tensor live."""
+"""Marks the valid rows of a padded tensor."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from ebb._support.subclasses import plain_tensors
 from ebb.paging import _attempt
 from ebb.paging._optimizers import guard_optimizers
 
-marks: Counter[bool] = Counter()  # for backward, by whether run_step runs them
+marks: Counter[bool] = Counter()  # marks with grad enabled; key: True inside run_step
 
 
 def mark_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Say that only the first rows of a tensor live, for the decision ``ebb.PAGE``.
+    """Mark the first rows of a tensor as valid and the others as padding, for ``ebb.PAGE``.
 
-    What is in the other rows must not matter to anything that the program computes: in backward
-    they come back as copies of a row that lives. ``ebb.verify`` brings them back as NaN, so that a
-    program which depends on them shows.
+    The contents of padding rows must not affect the program's results: backward restores them as
+    copies of a valid row. ``ebb.verify`` restores them as NaN, which reveals a program that depends
+    on them.
 
-    The mark follows the tensor through operators that keep rows apart: element by element, products
-    with ``x`` on the left, normalisations and reductions over other dimensions than the first.
-    Where an operator may mix rows its results have no mark, nor where it also reads a tensor that
-    has a row for each and no mark: a residual, a mask, weights of tokens. Mark those too if their
-    rows live by the same count. Without a mark the decision PAGE means SAVE, and
-    ``bytes_not_paged`` in :func:`ebb.stats` counts it.
+    The mark follows the tensor through operators that keep rows apart: elementwise operators,
+    products with ``x`` on the left, normalisations and reductions over dimensions other than the
+    first. The result of an operator that may mix rows has no mark. The mark is also lost if the
+    operator reads an unmarked tensor with a row for each: a residual, a mask, weights of tokens.
+    Mark such tensors too if the same count applies to them. Without a mark the decision PAGE means
+    SAVE, and ``bytes_not_paged`` in :func:`ebb.stats` counts the bytes.
 
-    Outside of regions and under ``torch.compile`` it does nothing.
+    Outside of regions and under ``torch.compile`` mark_rows does nothing.
 
     Args:
-        x: of shape (rows, ...), the rows one after the other in a storage of its own. Mark it
-            before other operators read it.
-        rows: how many of the first rows live, as one integer, or as counts whose sum it is (tokens
-            per expert); of an integer dtype, on ``x``'s device. It may be written afterwards.
+        x: of shape (rows, ...), with contiguous rows in a storage of its own. Mark ``x`` before
+            other operators read it.
+        rows: the number of valid rows, as one integer or as counts that sum to it (tokens per
+            expert); of an integer dtype, on ``x``'s device. It may be overwritten afterwards.
 
     Returns:
         ``x`` itself.
@@ -43,8 +43,8 @@ def mark_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: ``x`` is not laid out row after row, ``rows`` is on another device, or, on the
-            CPU, out of range. On other devices nobody waits for the count; one that cannot be shows
-            in :func:`ebb.paging.step_ok`.
+            CPU, out of range. On other devices the host does not wait for the count;
+            :func:`ebb.paging.step_ok` reports an invalid one.
 
     Example:
         >>> policy = ebb.Policy({"aten::mm": ebb.PAGE})

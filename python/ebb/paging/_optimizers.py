@@ -1,4 +1,4 @@
-"""Optimizers refuse the gradients of a step that found too little room."""
+"""Makes optimizers refuse the invalid gradients of a step with an overflow."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ebb.paging._overflow import PageOverflowError
 
 
 def _has_no_errors() -> bool:
-    return _C.paging_errors() == 0 or _C.paging_step_ok()  # none while a graph is captured
+    return _C.paging_errors() == 0 or _C.paging_step_ok()  # 0 during graph capture
 
 
 def _check_gradients(optimizer: Any) -> None:
-    """Raises if gradients are of no use. Called before an optimizer uses them or a scaler unscales
+    """Raises if gradients are invalid. Called before an optimizer uses them or a scaler unscales
     them."""
     attempt = of_this_thread()
     if attempt is not None and (attempt.agreement.refusal or not attempt.agreement.used):
         if not attempt.agreement.ask(_has_no_errors):
             raise PageOverflowError(attempt.agreement.refusal)
         return
-    errors = _C.paging_errors()  # none while a graph is captured: see found_inf
+    errors = _C.paging_errors()  # 0 during graph capture: see found_inf
     if not errors or (_C.paging_was_told() and _are_finite(optimizer)):
         return
     with contextlib.suppress(RuntimeError):
-        _C.paging_step_ok()  # the next step is recorded
+        _C.paging_step_ok()  # makes ebb record the next step
     advice = (
         "Ask ebb.paging.step_ok() before the optimizer, clear the gradients and run the step "
         "again, or let ebb.paging.run_step() do all of it."
@@ -45,14 +45,15 @@ def _check_gradients(optimizer: Any) -> None:
 
 
 def _are_finite(optimizer: Any) -> bool:
-    """Of an optimizer that is run though the user knows: it may be another model's."""
+    """True if the optimizer's gradients are finite. Called if the user was already told of the
+    error, because the optimizer may belong to another model."""
     tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     grads = [tensor.grad for tensor in tensors if tensor.grad is not None]
     return all(bool(grad.isfinite().all()) for grad in grads)
 
 
 def _before_optimizer(optimizer: Any, args: Any, kwargs: Any) -> Any:
-    """Checks at once, or, where a closure computes the gradients, after it."""
+    """Checks at once, or after the closure if a closure computes the gradients."""
     closure = kwargs.get("closure") or next(filter(callable, args[1:]), None)
     if closure is None:
         _check_gradients(optimizer)
@@ -85,8 +86,8 @@ def _scalers(scaler: type[Any] = torch.amp.GradScaler) -> Iterator[type[Any]]:
 
 
 def guard_optimizers() -> None:
-    """From now on optimizers refuse gradients that are of no use, and so do scalers of gradients,
-    which would leave the optimizer's step out and lower the scale. For policies with PAGE."""
+    """Make optimizers refuse invalid gradients from now on, for policies with PAGE. Gradient
+    scalers refuse them too; otherwise they would skip the optimizer's step and lower the scale."""
     global _guard
     if _guard is None:
         _guard = register_optimizer_step_pre_hook(_before_optimizer)

@@ -1,4 +1,4 @@
-"""Running a step, and running it again if it found too little room."""
+"""Runs a training step, and runs it again if a page pool was too small."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ebb.paging._steps import bracket
 
 T = TypeVar("T")
 
-runs: Counter[bool] = Counter()  # of steps that can be run again, by whether their order is fixed
+runs: Counter[bool] = Counter()  # calls of run_step; key: fixed_order
 
 
 def _check_what_came_before() -> None:
-    """Gradients that are of no use, of a backward outside of such steps, would not be put right by
-    running this one again."""
+    """Raises if a backward before this step left invalid gradients, which a second run of this step
+    would not repair."""
     errors = _C.paging_errors()
     if errors and not _C.paging_was_told():
         raise PageOverflowError(
@@ -42,47 +42,47 @@ def run_step(
     fixed_order: bool = False,
     group: Any = None,
 ) -> T:
-    """Run a training step; if a page pool had too little room, run it once more without pools.
+    """Run a training step. If a page pool was too small, run the step once more without pools.
 
-    Before the second run torch's random states, and the gradients of all leaves that a backward of
-    the first run reached, are put back as they were, so gradients are those of one run. Larger
-    pools are made after it.
+    Before the second run, run_step restores torch's random states and the gradients of all leaves
+    that a backward of the first run reached. The gradients are thus those of one run. After the
+    second run ebb allocates larger pools.
 
     In a distributed job all processes of ``group`` run the step again if one of them must. They
-    agree before the first optimizer of the run steps (or ``GradScaler.unscale_``), and when the
-    function has returned: each waits for all others there. They agree through the store of the
-    process group, so ``run_step`` sends nothing that a collective of the program could meet. Until
-    they agree nothing is raised for a pool with too little room, ``overflow="blocking"`` included,
-    so all processes come to the same collectives. A process whose function raises passes its error
-    on at once; the others go on, as in eager.
+    agree before the first optimizer of the run steps (or ``GradScaler.unscale_``), and after the
+    function returns. Each process waits for all others there. They agree through the store of the
+    process group, so ``run_step`` cannot interfere with the program's collectives. Until they
+    agree, no overflow raises, not even with ``overflow="blocking"``, so all processes reach the
+    same collectives. If the function raises in one process, that process raises its error at once;
+    the others continue, as in eager.
 
     Args:
         function: runs the step's forwards and backwards. It may run optimizers, last: the first
-            one raises if gradients are bad in any process, and the step runs again. An overflow
-            that comes after an optimizer has stepped raises, since the step cannot be run again.
-            No collective may follow the optimizers. Whatever else it changes,
-            it must be able to change twice, or ``state`` must name it. Threads in which it runs
-            backwards are the one that calls, and those that such a thread starts; what a thread
-            that existed before computes (a worker of a pool) is taken for somebody else's.
-        again: called instead of ``function`` the second time: where ``function`` replays a CUDA
-            graph, a function that runs the same step eagerly.
-        state: modules and tensors that are put back as well: the buffers of modules (running
-            statistics), and gradients that no backward of torch adds to (FSDP2's).
+            one raises if gradients are invalid in any process, and the step runs again. An overflow
+            after an optimizer has stepped raises, because the step cannot be run again. No
+            collective may follow the optimizers. All other state that the function changes must
+            tolerate a second change, or ``state`` must name it. The function may run backwards in
+            the calling thread and in threads that such a thread starts. ebb ignores backwards in
+            threads that existed before, such as a worker of a thread pool.
+        again: called instead of ``function`` in the second run. If ``function`` replays a CUDA
+            graph, pass a function that runs the same step eagerly.
+        state: modules and tensors to restore as well: the buffers of modules (running statistics),
+            and gradients to which no backward of torch adds (FSDP2's).
         fixed_order: as in :func:`step`.
         group: the processes that must agree, if ``torch.distributed`` is initialised; default: all.
-            Each must call, and those with which the step has collectives must be among them.
+            Each of them must call run_step. The group must include all processes with which the
+            step has collectives.
 
     Returns:
-        What ``function`` returned, of the run that counts.
+        The result of ``function`` in the valid run.
 
     Raises:
-        PageOverflowError: a pool had too little room in the second run too; or it had too little in
-            an earlier backward, and the program was not told; or the step cannot be run again,
-            because an optimizer has used the gradients, or because one of several processes raised
-            half way. Every process of the group raises this, except those that raise an error of
-            their own.
-        RuntimeError: a count of rows cannot be; see :func:`step_ok`. Or other processes have not
-            come within the time limit of the process group.
+        PageOverflowError: a pool was too small in the second run too; or in an earlier backward,
+            without a report to the program; or the step cannot be run again, because an optimizer
+            has used the gradients or the function raised in one of several processes. Every process
+            of the group raises this, except those that raise an error of their own.
+        RuntimeError: a count of rows is invalid; see :func:`step_ok`. Or other processes have not
+            arrived within the time limit of the process group.
         NotImplementedError: the process group has no store (MPI).
 
     Example:
@@ -112,11 +112,11 @@ def run_step(
 
 
 def _run(function: Callable[[], T], fixed_order: bool, attempt: Attempt) -> tuple[bool, T | None]:
-    """Whether the run was good in all processes, and what the function returned."""
+    """Returns True if the run was valid in all processes, and the function's result."""
     agreement = attempt.agreement
     try:
-        # With several processes nothing is raised half way: others may wait in a collective, and
-        # the step could not be run again.
+        # With several processes an overflow raises only at the end. Other processes may wait in a
+        # collective, and the step could not be run again.
         with bracket(fixed_order, raises_late=not agreement.is_alone), going_on(attempt):
             result = function()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""How values move to page pools and back, as the user sets it."""
+"""Settings of PAGE: how values move to page pools and back."""
 
 from __future__ import annotations
 
@@ -41,33 +41,33 @@ def configure(
 ) -> dict[str, Any]:
     """Set how values with the decision PAGE move, for the whole process.
 
-    What is not given stays as it is. In a job, the section ``[paging]`` of the file that
-    ``EBB_CONFIG`` names has these settings. Sizes hold for pools that are made from now on;
-    :func:`reset` drops those that exist.
+    Settings that are not given keep their value. In a job, the section ``[paging]`` of the file
+    that ``EBB_CONFIG`` names has these settings. Sizes apply to pools that ebb allocates from now
+    on; :func:`reset` drops existing pools.
 
     Args:
         page_rows: rows of a page. Default 64.
-        headroom: how much larger a pool is than what the recorded step needed, as a factor of at
-            least 1. Default 1.1.
+        headroom: the size of a pool, as a factor of at least 1 of the recorded step's need. Default
+            1.1.
         host_headroom: the size of a pool's second tier, in pinned host memory that kernels address
-            directly, as a factor of the same need; 0 for none, the default. Without pinned memory
-            for it a pool has none, and a warning says so.
-        device_limit: the most bytes that pools may have on one device, as a number or as text such
-            as ``"4GiB"``; pools shrink in proportion. Default: no limit.
-        overflow: what happens if a pool has no room. ``"deferred"``, the default: nobody waits, and
-            :func:`step_ok` tells after the step. ``"blocking"``: the host waits for each tensor,
-            and :class:`PageOverflowError` is raised where it happens; in :func:`run_step` of
-            several processes, when all have agreed. ``"assert"``: an assertion on the device.
-        dead_rows: what rows that do not live come back as: ``"repeat"``, the default: copies of the
-            first row that lives, which no operator finds harder to differentiate; ``"zero"``,
-            ``"nan"``, or ``"none"``, whatever is in fresh memory. In verify mode
-            (:func:`ebb.verify`, unless it demotes) it is NaN, so that a program which depends on
-            them shows.
-        prefetch: how many layers' pages come back ahead of backward, 0 or 1, in steps that
-            :func:`step` brackets; -1, the default: 1 on accelerators, 0 on the CPU.
+            directly, as a factor of the same need. 0, the default: no second tier. If pinned memory
+            is missing, the pool has no second tier, and ebb warns.
+        device_limit: the most bytes of all pools on one device, as a number or as text such as
+            ``"4GiB"``; pools shrink in proportion. Default: no limit.
+        overflow: what happens if a pool is full. ``"deferred"``, the default: the host does not
+            wait, and :func:`step_ok` reports the overflow after the step. ``"blocking"``: the host
+            waits for each tensor, and the overflow raises :class:`PageOverflowError` at once; in
+            :func:`run_step` with several processes, after all have agreed. ``"assert"``: an
+            assertion on the device.
+        dead_rows: the contents of restored padding rows. ``"repeat"``, the default: copies of the
+            first valid row, which are as safe to differentiate as that row. ``"zero"``; ``"nan"``;
+            or ``"none"``: uninitialised memory. In verify mode (:func:`ebb.verify`, except
+            ``"demote"``) always NaN, which reveals a program that depends on padding rows.
+        prefetch: the number of layers whose pages are restored ahead of backward, 0 or 1, in steps
+            that :func:`step` brackets; -1, the default: 1 on accelerators, 0 on the CPU.
 
     Returns:
-        All settings by name, as they are now; sizes in bytes, ``None`` for no limit.
+        All current settings by name; sizes in bytes, ``None`` for no limit.
 
     Raises:
         TypeError: a setting has the wrong type.

@@ -1,4 +1,4 @@
-"""Steps: where they begin and end, what runs in them, and whether they were good."""
+"""Steps: their bounds, their micro-batches, and the check that they were valid."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ebb.paging._attempt import of_this_thread
 def step(fixed_order: bool = True) -> Iterator[None]:
     """Bracket one training step: all its forwards and backwards.
 
-    Optional: without brackets a step is over when nothing is paged any more.
+    Optional: without brackets a step ends when no value is paged any more.
 
     Args:
-        fixed_order: all such steps run the same layers forward and backward in the same order,
-            which is known from the first: a layer whose backward comes next is not paged, and on
-            accelerators pages come back while the layer before runs backward. For pipelines, name
-            stages and micro-batches with :func:`microbatch`.
+        fixed_order: True if all such steps run the same layers forward and backward in the same
+            order, which ebb records in the first step. Then a layer whose backward comes next is
+            not paged, and on accelerators pages are restored ahead, while another layer runs its
+            backward. For pipelines, name stages and micro-batches with :func:`microbatch`.
 
     Raises:
-        RuntimeError: the step runs in another order than the recorded one; the message names both
-            entries, and the next step is recorded. Or a step is going on already.
+        RuntimeError: the order of the step differs from the recorded one. The message names both
+            entries, and ebb records the next step. Or a step is already open.
 
     Example:
         >>> x, n = torch.randn(8, 4, requires_grad=True), torch.tensor(3)
@@ -47,7 +47,7 @@ def step(fixed_order: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bracket(fixed_order: bool, raises_late: bool) -> Iterator[None]:
-    """`raises_late`: a pool with too little room raises only at the end of the step."""
+    """Brackets a step. `raises_late`: an overflow raises only at the end of the step."""
     _C.paging_step_begins(fixed_order, raises_late)
     try:
         yield
@@ -61,15 +61,16 @@ def bracket(fixed_order: bool, raises_late: bool) -> Iterator[None]:
 def microbatch(index: int | None = None, stage: int = 0) -> Iterator[None]:
     """Name the micro-batch and the pipeline stage of the regions entered inside.
 
-    Without it stages are 0, and the micro-batches of a region are counted. Only the forward needs
-    it.
+    Without microbatch the stage is 0, and ebb counts the micro-batches of each region. Only the
+    forward needs it.
 
     Args:
-        index: of the micro-batch, from 0; ``None``: counted.
+        index: of the micro-batch, from 0; ``None``: ebb counts.
         stage: of the pipeline, from 0, such as the virtual stage of an interleaved schedule.
 
     Raises:
-        TypeError, ValueError: an argument is not a number, or negative.
+        TypeError: an argument is not an int.
+        ValueError: an argument is negative or too large.
     """
     for name, number in (("stage", stage), ("index", 0 if index is None else index)):
         if whole_number(name, number, "as a number") >= 2**31:
@@ -82,26 +83,25 @@ def microbatch(index: int | None = None, stage: int = 0) -> Iterator[None]:
 
 
 def step_ok(group: Any = None) -> bool:
-    """Whether the gradients of the step are good: each page pool had room. Call it before the
-    optimizer; in a distributed job, on every process of the group.
+    """Return True if the step's gradients are valid: each page pool was large enough.
 
-    Waits until the device has done what was given to the pools, which is one event for each device,
-    and not for what the device was given since; where a CUDA graph has a pool, for the current
-    stream too. If the answer is False clear the gradients and run the step again: the next step
-    runs without pools, and larger ones are made after it. Ask once for each step of the optimizer:
-    the answer is forgotten when something is paged again. An optimizer of ``torch.optim`` that is
-    about to use the gradients of such a step raises :class:`PageOverflowError`.
+    Call step_ok before the optimizer; in a distributed job, on every process of the group. It waits
+    for the pools' work on each device, not for later work; if a CUDA graph uses a pool, also for
+    the current stream. If step_ok returns False, clear the gradients and run the step again. That
+    run uses no pools, and ebb then allocates larger ones. Call step_ok once for each optimizer
+    step: the result is reset when a value is paged again. A ``torch.optim`` optimizer that is about
+    to use invalid gradients raises :class:`PageOverflowError`.
 
     Args:
         group: the processes that must agree, if ``torch.distributed`` is initialised; default: all.
             They agree through the group's store, as in :func:`run_step`.
 
     Raises:
-        RuntimeError: something else went wrong with the pages: a count of rows that cannot be. Or a
-            CUDA graph is being captured, in which nobody may wait: see :func:`found_inf`. Or other
-            processes do not come within the time limit of the process group.
-        PageOverflowError: something else went wrong with the pages of another process; or this is
-            called in :func:`run_step`, and the step cannot be run again.
+        RuntimeError: paging failed in another way: a count of rows is invalid. Or a CUDA graph is
+            being captured, so the host must not wait: see :func:`found_inf`. Or other processes do
+            not arrive within the time limit of the process group.
+        PageOverflowError: paging failed in another way in another process; or step_ok is called in
+            :func:`run_step`, and the step cannot be run again.
         NotImplementedError: the process group has several ranks and no store (MPI).
     """
     attempt = of_this_thread()
@@ -111,27 +111,28 @@ def step_ok(group: Any = None) -> bool:
 
 
 def found_inf(device: torch.device | str) -> torch.Tensor:
-    """A flag on the device that says the same as :func:`step_ok`, for which nobody waits.
+    """Return a flag on the device with the result of :func:`step_ok`, without waiting.
 
-    For steps that are captured whole, optimizer included: assign it to ``optimizer.found_inf`` of a
-    fused or capturable optimizer, which then leaves parameters alone, as for ``GradScaler``. It
-    tells of this process only: in a distributed job reduce it over the ranks (``ReduceOp.MAX``).
+    For CUDA graphs that capture the whole step with its optimizer. Assign the flag to
+    ``optimizer.found_inf`` of a fused or capturable optimizer, which then skips the update, as for
+    ``GradScaler``. The flag covers this process only: in a distributed job reduce it over the ranks
+    (``ReduceOp.MAX``).
 
     Args:
-        device: whose pools to look at.
+        device: the device of the pools.
 
     Returns:
-        A float32 tensor of no dimensions: 1.0 if the gradients are of no use, else 0.0.
+        A 0-dimensional float32 tensor: 1.0 if the gradients are invalid, else 0.0.
     """
     return _C.paging_found_inf(torch.device(device))
 
 
 def reset() -> None:
-    """Drop all pools and what was recorded; the next step is recorded again.
+    """Drop all pools and the recorded step. ebb records the next step again.
 
-    Tensors that are paged now still come back. CUDA graphs that use a pool must have been deleted.
+    Tensors that are paged now are still restored. Delete CUDA graphs that use a pool first.
 
     Raises:
-        RuntimeError: a :func:`step` is going on.
+        RuntimeError: a :func:`step` is open.
     """
     _C.paging_reset()
