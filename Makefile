@@ -42,7 +42,7 @@ test-and-sweep: $(VENV)/.ebb-test
 setup: $(VENV)/.ebb-test
 
 # In dist, one wheel that fits each of these torch releases, for this Python. torch is unpacked, not
-# installed. Two to three minutes for each release on two cores.
+# installed. Three minutes of CPU time for each release.
 WHEEL_TORCH ?= 2.11.0 2.12.0 2.12.1 2.13.0 2.14.0 2.14.1 2.15.0
 UNPACKED := $(WHEEL_TORCH:%=$(CURDIR)/build/torch/%)
 wheel: | $(BIN)/python $(UNPACKED)

@@ -45,7 +45,7 @@ def requirement(releases: list[str]) -> str:
         return f"torch=={releases[0]}"
     built = sorted(tuple(map(int, release.split("."))) for release in releases)
     (major, first, _), (_, last, _) = built[0], built[-1]
-    # torch 2 had no patch release after .2 until now.
+    # Patch releases up to .3: torch 2 has had none after .2.
     between = [(major, minor, patch) for minor in range(first, last + 1) for patch in range(4)]
     others = [version for version in between if built[0] < version < built[-1]]
     bounds = [(">=", built[0]), ("<=", built[-1])]

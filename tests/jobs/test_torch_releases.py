@@ -58,7 +58,7 @@ def test_an_unbuilt_checkout_is_an_error(tmp_path):
         find("2.13.0", tmp_path)
 
 
-def test_a_part_for_another_python_is_none(tmp_path):
+def test_a_part_for_another_python_does_not_count(tmp_path):
     for module in native_for(tmp_path, WHEEL).rglob("_C*"):
         module.rename(module.with_name("_C.cpython-39-x86_64-linux-gnu.so"))
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PRONOUNS = frozenset(
-    ["it", "its", "they", "them", "their", "that", "this", "what", "which", "those", "these", "one", "ones", "who", "whose", "whom", "such"]
-)
+PRONOUNS = {
+    *("it", "its", "they", "them", "their", "that", "this", "these", "those", "one", "ones"),
+    *("what", "which", "who", "whose", "whom", "such"),
+}
 OPENINGS = PRONOUNS | {"whether", "of"}
 COMMENTS = [p for folder in ("src", "include") for p in (ROOT / folder).rglob("*.*")]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
@@ -59,9 +60,9 @@ def test_few_pronouns(paths, pronouns, openings):
 
 def test_the_measure_sees_a_riddle(tmp_path):
     path = tmp_path / "riddle.md"
-    path.write_text("What it keeps is theirs. Of these one is it.\n\n| it | it |\n")
+    path.write_text("What it keeps is here. Of these one is it.\n\n| it | it |\n")
 
-    assert shares([path]) == (pytest.approx(60), 100)
+    assert shares([path]) == (50, 100)
 
 
 def test_the_readme_is_short():

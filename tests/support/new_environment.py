@@ -48,7 +48,7 @@ print(torch.__version__, ebb.__file__)
 
 def main(release: str) -> None:
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    (wheel,) = DIST.glob(f"torch_ebb-*-{tag}-*.whl")
+    wheel = max(DIST.glob(f"torch_ebb-*-{tag}-*.whl"), key=os.path.getmtime)
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-m", "venv", f"{folder}/env"], check=True)
         environment = os.environ | {"PATH": f"{folder}/env/bin", "PYTHONPATH": ""}
