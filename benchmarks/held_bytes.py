@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,8 +55,13 @@ def most_bytes_ahead(workload: Workload, system: System) -> int:
 def held_and_peak_of_this_thread(workload: Workload, system: System) -> dict[str, int]:
     workload.step(system.run)
     gc.collect()
+    return held_and_peak_of(lambda: workload.forward(system.run))
+
+
+def held_and_peak_of(forward: Callable[[], Tensor]) -> dict[str, int]:
+    """Of a step that `forward` and a backward of its loss make; this thread's allocations."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        loss = workload.forward(system.run)
+        loss = forward()
         with record_function(BOUNDARY):
             loss.backward()  # type: ignore[no-untyped-call]
         del loss
