@@ -28,7 +28,8 @@ Search = Callable[[nn.Module, int], Found]
 #
 # 1. Lists (ModuleList, Sequential) with two entries of a class or more: these are blocks. If they
 #    differ, as stages of a ResNet do, and have such lists inside, then it is what those hold.
-#    Beside what was found, other parts that are made of parts are taken too: a stem, a decoder.
+#    Beside what was found, other parts that are made of parts are taken too: a stem, a decoder;
+#    recurrent layers as well; but no part that holds the found blocks under another name.
 # 2. Without such lists: attributes that differ by a number, as down1 and down2 of a U-Net.
 # 3. Both again, where a block has one layer only.
 # 4. Else the parts of the model that are made of parts; or the model.
@@ -94,20 +95,18 @@ def _numbered(module: nn.Module, least: int) -> Found:
 
 
 def _with_rest(inner: dict[nn.Module, Found]) -> Found:
-    """What was found in parts, and those in which nothing was; of a chain of stages all of them."""
-    stages = sum(map(bool, inner.values()))
-    least = 1 if stages > 1 else 2
+    """What was found in parts, and parts in which nothing was, if they hold none of it."""
+    known = {one for found in inner.values() for one in found}
     return [
         one
         for part, found in inner.items()
-        if stages
-        for one in found or (_callable(part) if _is_rest(part, least) else [])
+        if known
+        for one in found or ([] if known & set(part.modules()) else _rest_of(part))
     ]
 
 
-def _is_rest(part: nn.Module, least: int) -> bool:
-    enough = 1 if isinstance(part, nn.Sequential) else least
-    return _is_made_of_parts(part) and _layers(part) >= enough
+def _rest_of(part: nn.Module) -> Found:
+    return _callable(part) if _is_made_of_parts(part) else []
 
 
 def _without_repetition(module: nn.Module) -> Found:
@@ -132,9 +131,10 @@ def _layers(module: nn.Module) -> int:
 
 
 def _is_made_of_parts(module: nn.Module) -> bool:
+    """Whether it computes more than one operator of which one has weights."""
     if isinstance(module, torch.jit.ScriptModule):
         return False
-    return bool(_parts(module)) and _layers(module) > 0
+    return isinstance(module, nn.RNNBase) or (bool(_parts(module)) and _layers(module) > 0)
 
 
 def _is_block(part: nn.Module, least: int, owner: nn.Module) -> bool:
