@@ -5,10 +5,9 @@
 
 Each model runs two steps: eager, with the library's own checkpointing, and with
 `ebb.apply(model, ebb.policies.recompute_all)`. A model passes if loss, gradients and buffers have
-eager's bits, and if ebb saves at least as many bytes as the library's checkpointing; where the
-library has none, at least 40 % of the bytes that eager holds. If a library checkpoints units of
-several blocks, it holds less than ebb, but its backward recomputes a whole unit at once. Such a
-model passes "by peak" if ebb's peak is lower. The exit status is 1 if a model fails.
+eager's bits, and if ebb saves at least as many bytes as the library's checkpointing. Where the
+library has no checkpointing, ebb has to save 40 % of the bytes that eager holds. The exit status is
+1 if a model fails and `library_models.py` does not say why.
 """
 
 from __future__ import annotations
@@ -119,6 +118,8 @@ def run(case: Case) -> Row:
     except Exception:
         return row | {"verdict": f"ebb: {traceback.format_exc(limit=-3).strip()}"}
     row["verdict"] = verdict_of(row)
+    if case.why and row["verdict"] != "pass":
+        row["verdict"] += ", explained below"
     if differs := difference(bits, eagers):
         again = difference(train(case.build(with_own=False), case)[1], eagers)
         row["verdict"] = f"other bits: {differs}" + (" (eager's, too)" if again else "")
@@ -136,8 +137,6 @@ def verdict_of(row: Row) -> str:
         return "pass" if saved(row, "ebb") >= GOAL else f"saves less than {GOAL:.0%}"
     if ours["held_bytes"] <= own["held_bytes"]:
         return "pass"
-    if ours["peak_bytes"] < own["peak_bytes"]:
-        return "pass by peak"
     return "saves less than the library"
 
 
@@ -174,10 +173,17 @@ def cells(row: Row) -> list[str]:
     ]
 
 
+def passed(rows: list[Row]) -> int:
+    return sum(row["verdict"] == "pass" for row in rows)
+
+
 def page(found: Row) -> str:
     rows = found["rows"]
-    passed = sum(row["verdict"].startswith("pass") for row in rows)
-    whys = [f"* {row['library']}, {row['model']}: {row['why']}" for row in rows if row["why"]]
+    whys = [
+        f"* {row['library']}, {row['model']}: {row['why'] or row['verdict']}"
+        for row in rows
+        if row["verdict"] != "pass"
+    ]
     lines = [
         "# Blocks in models of libraries",
         "",
@@ -187,13 +193,12 @@ def page(found: Row) -> str:
         "Bytes that eager holds at the end of forward; then, for "
         "`ebb.apply(model, ebb.policies.recompute_all)` and for the library's own checkpointing, "
         "the share of them that is saved, and the step's peak in % of eager's. Loss, gradients and "
-        "buffers of two steps are compared with eager's. By peak: the library checkpoints several "
-        "of these blocks at once, so it holds less, and its peak is higher.",
+        "buffers of two steps are compared with eager's.",
         "",
         table(HEAD, map(cells, rows)),
         "",
-        f"{passed} of {len(rows)} models of "
-        f"{len({row['library'] for row in rows})} libraries pass.",
+        f"{passed(rows)} of {len(rows)} models of "
+        f"{len({row['library'] for row in rows})} libraries pass. The others:",
         *(["", *whys] if whys else []),
         "",
         "Versions: " + ", ".join(f"{k} {v}" for k, v in found["versions"].items()) + ".",
@@ -223,9 +228,9 @@ def main() -> int:
         write_results(
             options.output / f"{slug(found['environment'])}-libraries", found, page(found)
         )
-    passed = sum(row["verdict"].startswith("pass") for row in rows)
-    print(f"{passed} of {len(rows)} models pass")
-    return 0 if rows and passed == len(rows) else 1
+    print(f"{passed(rows)} of {len(rows)} models pass")
+    explained = sum(row["verdict"].endswith("explained below") for row in rows)
+    return 0 if rows and passed(rows) + explained == len(rows) else 1
 
 
 if __name__ == "__main__":
