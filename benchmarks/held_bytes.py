@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from systems import RECOMPUTE_ALL_AHEAD, System
 from torch import Tensor
+from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 from workloads import Block, Workload
 
@@ -54,21 +56,41 @@ def most_bytes_ahead(workload: Workload, system: System) -> int:
 def held_and_peak_of_this_thread(workload: Workload, system: System) -> dict[str, int]:
     workload.step(system.run)
     gc.collect()
+    return held_and_peak_of(lambda: workload.forward(system.run))
+
+
+def held_and_peak_of(forward: Callable[[], Tensor]) -> dict[str, int]:
+    """Of a step that `forward` and a backward of its loss make: what it allocates on this thread.
+
+    Frees of other memory do not count: the profiler does not know their sizes.
+    """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        loss = workload.forward(system.run)
+        loss = forward()
         with record_function(BOUNDARY):
             loss.backward()  # type: ignore[no-untyped-call]
         del loss
     assert profiler.profiler is not None
-    events: Any = profiler.profiler.kineto_results
+    results: Any = profiler.profiler.kineto_results
+    alive: dict[int, int] = {}  # bytes by address
     held = peak = now = 0
-    for event in sorted(events.events(), key=lambda e: e.start_ns()):
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            peak = max(peak, now)
-        elif event.name() == BOUNDARY:
+    for event in sorted(all_of(results.experimental_event_tree()), key=lambda e: e.start_time_ns):
+        if event.tag == _EventType.Allocation:
+            fields = event.extra_fields
+            if fields.alloc_size > 0:
+                alive[fields.ptr] = fields.alloc_size
+                now += fields.alloc_size
+                peak = max(peak, now)
+            else:
+                now -= alive.pop(fields.ptr, 0)
+        elif event.name == BOUNDARY:
             held = now
     return {"held_bytes": held, "peak_bytes": peak}
+
+
+def all_of(events: Iterable[Any]) -> Iterator[Any]:
+    for event in events:
+        yield event
+        yield from all_of(event.children)
 
 
 def held_and_peak_on_cuda(workload: Workload, system: System) -> dict[str, int]:

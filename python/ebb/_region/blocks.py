@@ -29,7 +29,8 @@ Search = Callable[[nn.Module, int], Found]
 #
 # 1. Lists (ModuleList, Sequential) with at least two entries of one class: the entries are blocks.
 #    If the entries differ, as stages of a ResNet do, and contain such lists, the entries of those
-#    lists are blocks. Other parts beside them that have parts are blocks too: a stem, a decoder.
+#    lists are blocks. Other parts beside them that have parts are blocks too: a stem, a decoder; and
+#    recurrent layers. A part that holds the blocks under another name is not.
 # 2. Without such lists: attributes that differ by a number, as down1 and down2 of a U-Net.
 # 3. Rules 1 and 2 again, with blocks of one layer allowed.
 # 4. Otherwise the parts of the model that have parts; or the model.
@@ -95,20 +96,18 @@ def _numbered(module: nn.Module, least: int) -> Found:
 
 
 def _with_rest(inner: dict[nn.Module, Found]) -> Found:
-    """The blocks in the parts, and parts without blocks; of a chain of stages all parts."""
-    stages = sum(map(bool, inner.values()))
-    least = 1 if stages > 1 else 2
+    """The blocks in the parts, and parts without blocks that hold none of these blocks."""
+    known = {one for found in inner.values() for one in found}
     return [
         one
         for part, found in inner.items()
-        if stages
-        for one in found or (_callable(part) if _is_rest(part, least) else [])
+        if known
+        for one in found or ([] if known & set(part.modules()) else _rest_of(part))
     ]
 
 
-def _is_rest(part: nn.Module, least: int) -> bool:
-    enough = 1 if isinstance(part, nn.Sequential) else least
-    return _is_made_of_parts(part) and _layers(part) >= enough
+def _rest_of(part: nn.Module) -> Found:
+    return _callable(part) if _is_made_of_parts(part) else []
 
 
 def _without_repetition(module: nn.Module) -> Found:
@@ -133,9 +132,10 @@ def _layers(module: nn.Module) -> int:
 
 
 def _is_made_of_parts(module: nn.Module) -> bool:
+    """Whether it computes more than one operator of which one has weights."""
     if isinstance(module, torch.jit.ScriptModule):
         return False
-    return bool(_parts(module)) and _layers(module) > 0
+    return isinstance(module, nn.RNNBase) or (bool(_parts(module)) and _layers(module) > 0)
 
 
 def _is_block(part: nn.Module, least: int, owner: nn.Module) -> bool:

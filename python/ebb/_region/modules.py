@@ -60,7 +60,10 @@ class Marks:
 
 
 class _NoSubclass:
-    """The first base: keeps a class's own __init_subclass__ away from ebb's subclass."""
+    """Comes first in the method resolution order, so that a class's own __init_subclass__ does not
+    see ebb's subclass. The mixin is no base: CPython would compare its layout with that of the
+    original's first base, and refuse the class of a module such as ``Layer(abc.ABC, nn.Module)``.
+    """
 
     def __init_subclass__(cls, **options: Any) -> None:
         if "_ebb_original" not in cls.__dict__:
@@ -151,16 +154,19 @@ def _marked_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
     def delete_attribute(cls: type, name: str) -> None:
         delattr(original, name) if cls in made else type.__delattr__(cls, name)
 
+    def order(cls: type) -> list[type]:
+        found: list[type] = super(metaclass, cls).mro()  # type: ignore[arg-type]
+        return [cls, _NoSubclass, *found[1:]] if "_ebb_original" in cls.__dict__ else found
+
     kind = type(original)
-    metaclass = type(
-        kind.__name__, (kind,), {"__setattr__": set_attribute, "__delattr__": delete_attribute}
-    )
+    methods = {"__setattr__": set_attribute, "__delattr__": delete_attribute, "mro": order}
+    metaclass = type(kind.__name__, (kind,), methods)
     wrapped = original.forward if inspect.isfunction(original.forward) else None
     if wrapped is not None:
         functools.update_wrapper(forward, wrapped)
     swapped = metaclass(
         original.__name__,
-        (_NoSubclass, original),
+        (original,),
         {
             "__module__": original.__module__,
             "__qualname__": original.__qualname__,
