@@ -29,8 +29,8 @@ Search = Callable[[nn.Module, int], Found]
 #
 # 1. Lists (ModuleList, Sequential) with at least two entries of one class: the entries are blocks.
 #    If the entries differ, as stages of a ResNet do, and contain such lists, the entries of those
-#    lists are blocks. Other parts beside them that have parts are blocks too: a stem, a decoder; and
-#    recurrent layers. A part that holds the blocks under another name is not.
+#    lists are blocks. Other parts beside them that have parts are blocks too: a stem, a decoder;
+#    and recurrent layers. A part that holds the blocks under another name is not.
 # 2. Without such lists: attributes that differ by a number, as down1 and down2 of a U-Net.
 # 3. Rules 1 and 2 again, with blocks of one layer allowed.
 # 4. Otherwise the parts of the model that have parts; or the model.
