@@ -67,6 +67,7 @@ def train(devices, steps=STEPS):
 
 
 def test_other_processes_count(device):
+    gc.collect()  # tensors of other tests
     here = torch.ones(MIB, device=device)
     allocated = torch.accelerator.memory_allocated(device)
     with accelerator.limited(device=256 * MIB), accelerator.shared(others=96 * MIB):

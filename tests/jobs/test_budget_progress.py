@@ -55,5 +55,5 @@ def test_two_lines_where_there_is_no_terminal(install, capsys):
     Job().train(PLANNED)
 
     first, last = capsys.readouterr().err.splitlines()
-    assert "steps are measured" in first
+    assert "ebb profiles 6 steps" in first
     assert "the step will allocate" in last

@@ -142,7 +142,7 @@ def test_a_budget_below_the_least():
 
     assert isinstance(raised.value, ValueError)
     assert "layers." in str(raised.value)
-    assert "are there when the step begins" in str(raised.value)
+    assert "exist when the step begins" in str(raised.value)
 
 
 def test_a_plan_for_the_named_minimum():
@@ -182,7 +182,7 @@ def test_in_words():
     assert "KiB" in line
     text = plan.explain()
     assert "recomputed: " in text
-    assert "ms each are added" in text
+    assert "ms more" in text
     assert plan_of(found.measured, 1.0).explain().count("no region") >= 1
 
 

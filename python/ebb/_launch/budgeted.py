@@ -330,7 +330,8 @@ def _is_free(module: torch.nn.Module) -> bool:
     """True if the module can be a region, and neither it nor a module inside is one."""
     if isinstance(module, torch.jit.ScriptModule) or not can_mark(module):
         return False
-    if type(module).__module__.startswith("torch.") and not module._modules:
+    is_layer = type(module).__module__.startswith("torch.") and not module._modules
+    if is_layer and not isinstance(module, torch.nn.RNNBase):
         return False  # a single layer of torch has no activations inside to free
     return not any(_is_region(inner) for inner in module.modules())
 

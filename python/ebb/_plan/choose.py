@@ -82,7 +82,7 @@ class Chooser:
         for number, choice in enumerate(self._of_calls(chosen)):
             call = self.simulator.step.calls[number]
             works = call.asked and call.asked[0][0] <= found.peaks_at <= call.asked[-1][0]
-            who = f"in {call.region} while its backward runs" if works else "saved by other regions"
+            who = f"in {call.region} while its backward runs" if works else "saved by other blocks"
             counts[who] += self.simulator.held_at(number, choice, found.peaks_at)
         counts["in page pools"] = self.pool_bytes(chosen)
         counts["outside of regions"] = max(0, found.peak - counts.total())
