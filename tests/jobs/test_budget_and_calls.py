@@ -162,6 +162,23 @@ def test_a_block_that_checkpoints_inside(install):
     assert regions(found.model)
 
 
+def test_a_function_whose_closure_has_a_variable_without_a_value(install):
+    class Empty(Net):
+        def forward(self, x):
+            def run(x):
+                return later(x) if x is None else layer(x)
+
+            for layer in self.layers:  # noqa: B007
+                x = checkpoint(run, x, use_reentrant=False)
+            later = self.head
+            return later(x)
+
+    expected = Job().train()
+    install("60%")
+
+    assert_same(Job(Empty).train(), expected)
+
+
 def test_models_of_two_kinds_in_one_call(install):
     """The module that a call runs tells it from others of the same function."""
 

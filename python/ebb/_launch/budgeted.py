@@ -6,7 +6,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -114,8 +114,9 @@ def _told_apart_by(function: Any) -> Any:
     if isinstance(function, torch.nn.Module):
         return function
     for cell in getattr(function, "__closure__", None) or ():
-        if isinstance(cell.cell_contents, torch.nn.Module):
-            return cell.cell_contents
+        with suppress(ValueError):  # the cell is empty: its variable has no value yet
+            if isinstance(cell.cell_contents, torch.nn.Module):
+                return cell.cell_contents
     return getattr(function, "__code__", type(function))
 
 
