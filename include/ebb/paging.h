@@ -25,7 +25,7 @@ namespace ebb {
 // tensor.
 EBB_API void markRows(const at::Tensor& tensor, const at::Tensor& rows);
 
-// What ebb does when a page pool overflows. The step's gradients are invalid then.
+// The reaction to an overflow of a page pool, after which the step's gradients are invalid.
 enum class PageOverflowMode : uint8_t {
   Deferred,  // pagingStepOk() reports the overflow; until then the host never waits
   Blocking,  // throws PageOverflow in the step; the host waits for each stash

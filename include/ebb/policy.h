@@ -14,7 +14,7 @@
 
 namespace ebb {
 
-// What happens to an op's outputs between forward and backward.
+// The decision for an op's outputs: where they are between forward and backward.
 enum class Decision : uint8_t {
   Save,       // keep the bytes, if backward or a recipe needs them
   Recompute,  // drop the bytes and run the op again in backward

@@ -101,7 +101,7 @@ struct AheadCounts {
 // graph's own stream, where backward will run, hides the host's time. A side stream also hides the
 // kernels' time. The side stream waits for the graph's stream when a replay begins on a region
 // recorded since the last wait. Backward's stream waits for the side stream when backward arrives.
-// The allocator is told of both streams, as in Note [Bytes of several streams].
+// The allocator records both streams, as in Note [Bytes of several streams].
 struct EBB_API Lookahead {
   // A value packed by autograd that must be recomputed.
   struct Wanted {

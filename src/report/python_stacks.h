@@ -13,7 +13,7 @@ namespace ebb {
 // torch's CapturedTraceback. Its frames get names when somebody asks for them.
 using PythonStack = std::shared_ptr<c10::GatheredContext>;
 
-// Of this thread. Takes the GIL.
+// The Python stack of this thread. Takes the GIL.
 PythonStack pythonStack();
 
 // For each stack its frames, innermost first, such as "/src/model.py:12 in forward". Takes the GIL.
