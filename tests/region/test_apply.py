@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import abc
 import copy
 import functools
 import inspect
 import io
 import pickle
-from typing import Generic, TypeVar
 
 import pytest
 import torch
@@ -387,32 +385,6 @@ def test_classes_that_look_at_their_subclasses():
 
     ebb.apply(Named()).remove()
     assert seen == ["named"]
-
-
-class Abstract(abc.ABC, Model):
-    """As the modules of sentence-transformers: the first base makes no instance dictionary."""
-
-
-class Typed(Generic[TypeVar("Tensors")], Model):
-    pass
-
-
-class Mixed(Model, abc.ABC):
-    pass
-
-
-@pytest.mark.parametrize("kind", [Abstract, Typed, Mixed])
-def test_classes_with_a_first_base_that_is_no_module(kind):
-    model = kind()
-
-    handle = ebb.apply(model, modules="")
-
-    assert type(model).__bases__ == (kind,)
-    model(torch.randn(2, 4)).sum().backward()
-    assert type(pickle.loads(pickle.dumps(model))) is kind
-    assert type(copy.deepcopy(model)) is type(model)
-    handle.remove()
-    assert type(model) is kind
 
 
 def test_modules_that_a_function_tells():
