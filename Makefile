@@ -172,6 +172,7 @@ lint: $(VENV)/.ebb-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lizard -l cpp -C 15 -L 35 -w src include
 
 format: $(VENV)/.ebb-lint
 	git ls-files '*.cpp' '*.h' '*.cu' | xargs $(BIN)/clang-format -i

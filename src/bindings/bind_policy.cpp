@@ -58,12 +58,7 @@ Rule makeRule(
 
 }  // namespace
 
-void bindPolicy(py::module_& module) {
-  module.def("any_module_has_number", &anyModuleHasNumber);
-  module.def("module_number", [](std::string plain, std::string full) {
-    return moduleNumber({std::move(plain), std::move(full)});
-  });
-  module.def("name_value", torch::wrap_pybind_function_no_gil(&nameValue));
+static void bindRule(py::module_& module) {
   py::class_<Rule>(module, "Rule")
       .def(py::init(&makeRule))
       .def_readonly("op", &Rule::op)
@@ -78,6 +73,26 @@ void bindPolicy(py::module_& module) {
       .def_readonly("min_bytes", &Rule::minBytes)
       .def_readonly("max_bytes", &Rule::maxBytes)
       .def_readonly("dtype", &Rule::dtype);
+}
+
+// For each alternative the end of its rules, and its fallback.
+static std::vector<std::pair<size_t, int>> partsOf(const PyPolicy& policy) {
+  std::vector<std::pair<size_t, int>> parts;
+  for (const Policy::Alternative& alternative : policy.policy->alternatives()) {
+    parts.emplace_back(alternative.end, static_cast<int>(alternative.fallback));
+  }
+  return parts;
+}
+
+static std::vector<std::string> unmatchedOf(const PyPolicy& policy) {
+  std::vector<std::string> messages;
+  for (const auto& [rule, message] : policy.policy->unmatched()) {
+    messages.push_back(message);
+  }
+  return messages;
+}
+
+static void bindPolicyClass(py::module_& module) {
   py::class_<PyPolicy>(module, "Policy")
       .def(
           py::init(translated(&makePolicy)),
@@ -86,24 +101,8 @@ void bindPolicy(py::module_& module) {
           py::arg("inputs"),
           py::arg("late") = false)
       .def("rules", [](const PyPolicy& policy) { return policy.policy->rules(); })
-      .def(
-          "parts",
-          [](const PyPolicy& policy) {
-            std::vector<std::pair<size_t, int>> parts;
-            for (const Policy::Alternative& alternative : policy.policy->alternatives()) {
-              parts.emplace_back(alternative.end, static_cast<int>(alternative.fallback));
-            }
-            return parts;
-          })
-      .def(
-          "unmatched",
-          [](const PyPolicy& policy) {
-            std::vector<std::string> messages;
-            for (const auto& [rule, message] : policy.policy->unmatched()) {
-              messages.push_back(message);
-            }
-            return messages;
-          })
+      .def("parts", &partsOf)
+      .def("unmatched", &unmatchedOf)
       .def(
           "asks_for_modules",
           [](const PyPolicy& policy) { return policy.policy->asksForModules(); })
@@ -118,6 +117,16 @@ void bindPolicy(py::module_& module) {
       .def("inputs", [](const PyPolicy& policy) {
         return static_cast<int>(policy.policy->inputs());
       });
+}
+
+void bindPolicy(py::module_& module) {
+  module.def("any_module_has_number", &anyModuleHasNumber);
+  module.def("module_number", [](std::string plain, std::string full) {
+    return moduleNumber({std::move(plain), std::move(full)});
+  });
+  module.def("name_value", torch::wrap_pybind_function_no_gil(&nameValue));
+  bindRule(module);
+  bindPolicyClass(module);
   module.def("either", [](const PyPolicy& first, const PyPolicy& second) {
     return PyPolicy{either(first.policy, second.policy)};
   });

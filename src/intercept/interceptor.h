@@ -26,6 +26,9 @@ struct Call {
 
 class Interceptor {
  public:
+  Interceptor(const Interceptor&) = delete;
+  Interceptor& operator=(const Interceptor&) = delete;
+
   // Must run the call once, or throw.
   virtual void call(Call& call) = 0;
 
@@ -34,6 +37,7 @@ class Interceptor {
   virtual void aliased(const at::Tensor& tensor, const at::Tensor& result) = 0;
 
  protected:
+  Interceptor() = default;
   ~Interceptor() = default;
 };
 

@@ -17,6 +17,26 @@ struct Use {
   int64_t padded = 0;
   int64_t stackRows = 0;
   std::vector<Stacked> stack;
+
+  void push(size_t stash, int64_t addedPages, int64_t addedRows, int64_t total) {
+    pages += addedPages;
+    rows += addedRows;
+    padded += total;
+    stackRows += addedRows;
+    stack.push_back({stash, addedRows, false});
+  }
+
+  void remove(size_t stash, int64_t removedPages, int64_t removedRows, int64_t total) {
+    pages -= removedPages;
+    rows -= removedRows;
+    padded -= total;
+    for (auto& stacked : stack) {
+      stacked.gone |= stacked.stash == stash;
+    }
+    for (; !stack.empty() && stack.back().gone; stack.pop_back()) {
+      stackRows -= stack.back().rows;
+    }
+  }
 };
 
 }  // namespace
@@ -48,21 +68,9 @@ PageNeeds PageLog::needs(
     Use& use = uses[event.pool];
     const int64_t pages = (event.rows + pageRows - 1) / pageRows;
     if (event.stash == place) {
-      use.pages += pages;
-      use.rows += event.rows;
-      use.padded += event.total;
-      use.stackRows += event.rows;
-      use.stack.push_back({place, event.rows, false});
+      use.push(event.stash, pages, event.rows, event.total);
     } else {
-      use.pages -= pages;
-      use.rows -= event.rows;
-      use.padded -= event.total;
-      for (auto& stacked : use.stack) {
-        stacked.gone |= stacked.stash == event.stash;
-      }
-      for (; !use.stack.empty() && use.stack.back().gone; use.stack.pop_back()) {
-        use.stackRows -= use.stack.back().rows;
-      }
+      use.remove(event.stash, pages, event.rows, event.total);
     }
     PageNeed& need = needs[event.pool];
     need.pages = std::max(need.pages, use.pages);

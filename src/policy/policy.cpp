@@ -216,7 +216,24 @@ const Policy::Candidates& Policy::candidates(const OpTraits& op) const {
       return *known;
     }
   }
-  Candidates& candidates = compiled_.emplace_back();
+  Candidates& candidates = compiled_.emplace_back(candidatesFor(op));
+  TORCH_CHECK_VALUE(
+      candidates.size() <= kMostCandidates,
+      "ebb: more than ",
+      kMostCandidates,
+      " rules of a policy match ",
+      op.name,
+      ". Join some by a glob.");
+  if (op.index < kTableSize) {
+    table_[op.index].store(&candidates, std::memory_order_release);
+  } else {
+    beyond_.emplace_back(op.index, &candidates);
+  }
+  return candidates;
+}
+
+Policy::Candidates Policy::candidatesFor(const OpTraits& op) const {
+  Candidates candidates;
   size_t i = 0;
   for (const Alternative& alternative : alternatives_) {
     bool decided = false;
@@ -233,18 +250,6 @@ const Policy::Candidates& Policy::candidates(const OpTraits& op) const {
     if (!decided) {
       candidates.push_back({{alternative.fallback}, nullptr, false, false, true});
     }
-  }
-  TORCH_CHECK_VALUE(
-      candidates.size() <= kMostCandidates,
-      "ebb: more than ",
-      kMostCandidates,
-      " rules of a policy match ",
-      op.name,
-      ". Join some by a glob.");
-  if (op.index < kTableSize) {
-    table_[op.index].store(&candidates, std::memory_order_release);
-  } else {
-    beyond_.emplace_back(op.index, &candidates);
   }
   return candidates;
 }

@@ -86,6 +86,7 @@ class EBB_API Policy : public std::enable_shared_from_this<Policy> {
 
  private:
   const Candidates& compile(const OpTraits& op) const;
+  Candidates candidatesFor(const OpTraits& op) const;
 
   std::vector<Rule> rules_;                // with normalised patterns
   std::vector<Alternative> alternatives_;  // at least one

@@ -44,6 +44,10 @@ PartsInside partsInside(const at::Tensor& tensor) {
   return parts;
 }
 
+bool isWrite(ArgUse use) {
+  return use != ArgUse::Read && use != ArgUse::Unread;
+}
+
 }  // namespace
 
 Arguments::Arguments(const Call& call, ValueMap& values, bool allRepeat)
@@ -68,12 +72,11 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
     }
     return;
   }
+  const bool isWritten = isWrite(use);
   if (!isRecordable(tensor)) {
     recordable_ = false;
-    if (use != ArgUse::Read && use != ArgUse::Unread) {
-      for (const at::Tensor& part : partsInside(tensor)) {
-        addWrite(part, use, argument, element, false);
-      }
+    for (const at::Tensor& part : isWritten ? partsInside(tensor) : PartsInside()) {
+      addWrite(part, use, argument, element, false);
     }
     return;
   }
@@ -88,7 +91,7 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
     device_ = flags.device;
   }
   storages_.push_back(storageOf(tensor));
-  if (use != ArgUse::Read && use != ArgUse::Unread) {
+  if (isWritten) {
     addWrite(tensor, use, argument, element, op_.counted[argument] && !insidePythonDispatch());
   }
 }

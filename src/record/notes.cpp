@@ -51,6 +51,12 @@ Held held(const c10::weak_intrusive_ptr<Value>& weak) {
   }
 }
 
+[[gnu::cold]] void noteRule(const Context& context, const Value& value) {
+  const std::string* rule =
+      context.graph->journal->ruleThatDecided(context.decider->ruleInWords(value.rule));
+  value.entry->update([&](Line& line) { line.rule = rule; });
+}
+
 [[gnu::cold]] void noteRows(Value& value) {
   if (!value.rows || !value.entry->journal().isProfile() ||
       isCapturing(value.rows->live->kept.device())) {

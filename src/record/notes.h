@@ -29,6 +29,9 @@ void noteMade(
 // value to show if only autograd holds the tensor in the end.
 bool isReported(const Context& context, const at::Tensor& tensor);
 
+// Notes the policy's rule that decided on the value.
+void noteRule(const Context& context, const Value& value);
+
 // For a profile: notes how many rows of the value are valid.
 void noteRows(Value& value);
 

@@ -11,13 +11,13 @@
 #include "kernel/fingerprint.h"
 #include "kernel/kernel_state.h"
 #include "memory/capturing.h"
-#include "record/decide_on_written.h"
 #include "record/fresh_results.h"
 #include "record/notes.h"
 #include "record/pinned.h"
 #include "record/recipe_writer.h"
 #include "record/run_again.h"
 #include "record/unsaid_writes.h"
+#include "record/written.h"
 #include "verify/compare.h"
 
 namespace ebb {
@@ -25,6 +25,43 @@ namespace {
 
 constexpr const char* kFromElsewhere =
     "not one of torch's operators: a rule with RECOMPUTE that names it would free it";
+
+[[gnu::cold]] void noteUses(const Context& context, ValueMap& values, const Arguments& arguments) {
+  for (const Argument& argument : arguments.tensors()) {
+    if (argument.tensor->defined()) {
+      if (auto* known = values.find(*argument.tensor)) {
+        context.graph->streams.use(**known, argument.tensor->storage());
+      }
+    }
+  }
+}
+
+// An operator without a recipe may write arguments marked as read, and may move only the counter of
+// an alias: see Note [Version stamps].
+[[gnu::cold]] void learnReads(ValueMap& values, const Arguments& arguments) {
+  for (const Argument& argument : arguments.tensors()) {
+    if (argument.tensor->defined()) {
+      if (auto* known = values.find(*argument.tensor)) {
+        values.current(*known, *argument.tensor);
+      }
+    }
+  }
+}
+
+// See Note [Threads that draw outside of regions]
+uint64_t fingerprintOfResult(const OpTraits& op, const c10::IValue* results) {
+  if (op.returnCount == 0 || !results[0].isTensor()) {
+    return 0;
+  }
+  const at::Tensor& result = results[0].toTensor();
+  const bool whole = result.defined() && isRecordable(result) && coversStorage(result);
+  return whole ? fingerprint(result.storage()) : 0;
+}
+
+// True if ebb could free memory after a failed allocation: memory kept by regions, or leaving.
+bool hasReserve(const Context& context) {
+  return context.graph->lookahead || context.counters->bytesOffloaded != 0;
+}
 
 }  // namespace
 
@@ -41,29 +78,9 @@ OpRecording::OpRecording(
 }
 
 void OpRecording::run() {
-  if (arguments_.areOffCpu()) {
-    noteStream();
-  }
-  verdict_ = context_.decider->decide(op_);
-  if (op_.demoted.load(std::memory_order_relaxed)) {
-    verdict_.decision = Decision::Save;
-    verdict_.perResult = 0;
-  }
-  if (marks_.any()) {
-    scanRows();
-  }
-  obstacle_ = findObstacle();
-  if (obstacle_ == nullptr) {
-    recipe_ = RecipeWriter(context_, values_, sender_, call_, arguments_).write();
-    if (!recipe_) {
-      obstacle_ = "it read what ebb.opaque said was being written";
-    }
-  }
-  if (!recipe_) {
-    learnReads();
-  }
+  writeRecipe();
   if (!arguments_.writes().empty()) {
-    prepareWrites();
+    prepareWrites(values_, arguments_, recipe_.get());
   }
   if (context_.graph->journal) [[unlikely]] {
     noteCall();
@@ -91,22 +108,36 @@ void OpRecording::run() {
   }
 }
 
+void OpRecording::writeRecipe() {
+  if (arguments_.areOffCpu()) {
+    noteStream();
+  }
+  verdict_ = context_.decider->decide(op_);
+  if (op_.demoted.load(std::memory_order_relaxed)) {
+    verdict_.decision = Decision::Save;
+    verdict_.perResult = 0;
+  }
+  if (marks_.any()) {
+    scanRows();
+  }
+  obstacle_ = findObstacle();
+  if (obstacle_ == nullptr) {
+    recipe_ = RecipeWriter(context_, values_, sender_, call_, arguments_).write();
+    if (!recipe_) {
+      obstacle_ = "it read what ebb.opaque said was being written";
+    }
+  }
+  if (!recipe_) {
+    learnReads(values_, arguments_);
+  }
+}
+
 // See Note [Bytes of several streams]
 [[gnu::noinline]] void OpRecording::noteStream() {
   GraphStreams& streams = context_.graph->streams;
   streams.note(arguments_.device());
   if (streams.areSeveral()) {
-    noteUses();
-  }
-}
-
-[[gnu::cold]] void OpRecording::noteUses() {
-  for (const Argument& argument : arguments_.tensors()) {
-    if (argument.tensor->defined()) {
-      if (auto* known = values_.find(*argument.tensor)) {
-        context_.graph->streams.use(**known, argument.tensor->storage());
-      }
-    }
+    noteUses(context_, values_, arguments_);
   }
 }
 
@@ -130,35 +161,9 @@ void OpRecording::run() {
   marks_.opBegins();
 }
 
-// An operator without a recipe may write arguments marked as read, and may move only the counter of
-// an alias: see Note [Version stamps].
-[[gnu::cold]] void OpRecording::learnReads() {
-  for (const Argument& argument : arguments_.tensors()) {
-    if (argument.tensor->defined()) {
-      if (auto* known = values_.find(*argument.tensor)) {
-        values_.current(*known, *argument.tensor);
-      }
-    }
-  }
-}
-
 void OpRecording::lockAgain() {
   if (!lock_.owns_lock()) {
     lock_.lock();
-  }
-}
-
-[[gnu::noinline]] void OpRecording::prepareWrites() {
-  for (const Write& write : arguments_.writes()) {
-    // If the recipe gives the op a buffer with other contents, the op does not need the old state.
-    size_t indifferent = 0;
-    if (recipe_) {
-      indifferent = std::count_if(
-          recipe_->inputs, recipe_->inputs + recipe_->inputCount, [&](const Input& input) {
-            return input.value == write.before && input.wholeOverwrite;
-          });
-    }
-    values_.supersede(write.before, indifferent);
   }
 }
 
@@ -168,7 +173,7 @@ void OpRecording::runKernel() {
   try {
     if (draws) {
       runRandomKernel();
-    } else if (usesUp(call_, arguments_) && hasReserve()) [[unlikely]] {
+    } else if (usesUp(call_, arguments_) && hasReserve(context_)) [[unlikely]] {
       results_ = runKeeping(call_, arguments_, true, nullptr);
     } else {
       results_ = call_.run();
@@ -224,7 +229,7 @@ void OpRecording::runKernel() {
 // A separate function: the scope is large and would move the kernel's frames to cold stack memory.
 [[gnu::noinline]] void OpRecording::runRandomKernel() {
   RandomScope random(op_, call_.below, call_.arguments, recipe_.defined());
-  results_ = runKeeping(call_, arguments_, hasReserve(), &random);
+  results_ = runKeeping(call_, arguments_, hasReserve(context_), &random);
   auto drawn = random.finish();
   if (random.drewFromUnknown()) {
     recipe_.reset();
@@ -232,20 +237,10 @@ void OpRecording::runKernel() {
   }
   if (recipe_) {
     if (drawn && op_.generatorArgument < 0 && !readsLossy()) {
-      drawn->fingerprint = fingerprintOfResult();
+      drawn->fingerprint = fingerprintOfResult(op_, results_);
     }
     recipe_->random = std::move(drawn);
   }
-}
-
-// See Note [Threads that draw outside of regions]
-uint64_t OpRecording::fingerprintOfResult() const {
-  if (op_.returnCount == 0 || !results_[0].isTensor()) {
-    return 0;
-  }
-  const at::Tensor& result = results_[0].toTensor();
-  const bool whole = result.defined() && isRecordable(result) && coversStorage(result);
-  return whole ? fingerprint(result.storage()) : 0;
 }
 
 [[gnu::noinline]] void OpRecording::recordWrites() {
@@ -254,43 +249,10 @@ uint64_t OpRecording::fingerprintOfResult() const {
     if (op_.communicates && !before.madeHere) {
       moveVersionOfComputed(write.tensor, 0);  // see Note [Communication]
     }
-    auto after = c10::make_intrusive<Value>();
-    after->stamp(write.tensor);
-    after->inheritCounters(before);
-    after->madeHere = before.madeHere;
-    after->opaque = before.opaque;
     const Verdict verdict = verdictOn(write.tensor);
-    after->rows = flow_ ? flow_->ofWritten(write.tensor, before) : nullptr;
-    after->rule = verdict.rule;
-    after->underWay = op_.communicates;
-    if (!write.sideEffect && before.madeHere && !op_.communicates) {
-      decideOnWritten(*after, before, verdict);
-    }
-    // If the kernel shrank an `out=`, the write was not whole: views still show the rest.
-    const bool asAssumed = !write.whole || coversStorage(write.tensor);
-    const bool wasLossy = !write.whole && before.rows && before.rows->lossy;
-    const bool exact = after->rows || !(readsLossy() || wasLossy);
-    if (recipe_ && !write.sideEffect && asAssumed && isTrusted(verdict) && exact) {
-      after->recipe = recipe_;
-      Output& output = recipe_->outputs.emplace_back();
-      output.value = c10::weak_intrusive_ptr<Value>(after);
-      output.written = true;
-      output.slot = write.argument;
-      output.element = write.element;
-      output.fingerprint = op_.untrusted ? fingerprint(write.tensor.storage()) : 0;
-      if (context_.graph->verify != VerifyMode::Off) {
-        witness(*recipe_, output, write.tensor);
-      }
-    }
-    if (after->rows) {
-      after->rows->lossy |= after->isPaged() || wasLossy;
-    }
-    pinIfFromElsewhere(after, verdict);
-    if (!after->recipe) {
-      after->mustBeKept();
-    }
-    after->writtenHere = !after->madeHere;
-    after->isResult = before.isResult;
+    auto rows = flow_ ? flow_->ofWritten(write.tensor, before) : nullptr;
+    auto after = stateAfter(write, op_, verdict, std::move(rows));
+    giveRecipe(after, write, verdict);
     if (after->writtenHere) {
       sender_.noteStream(write.tensor.device());
     }
@@ -301,7 +263,7 @@ uint64_t OpRecording::fingerprintOfResult() const {
     if (context_.graph->journal) {
       noteMade(*after, write.tensor, verdict);
     }
-    const bool followed = write.before->packed > 0;
+    const bool followed = before.packed > 0;
     values_.owe(
         {after,
          followed ? write.before : nullptr,
@@ -310,6 +272,37 @@ uint64_t OpRecording::fingerprintOfResult() const {
          write.counted && versionOf(write.tensor) == write.version,
          write.ahead ? &op_ : nullptr});
     values_.put(write.storage, std::move(after));
+  }
+}
+
+void OpRecording::giveRecipe(
+    const c10::intrusive_ptr<Value>& after, const Write& write, const Verdict& verdict) {
+  const Value& before = *write.before;
+  const bool wasLossy = !write.whole && before.rows && before.rows->lossy;
+  const bool exact = after->rows || !(readsLossy() || wasLossy);
+  if (recipe_ && exact && isTrusted(verdict) && canBeRepeated(write)) {
+    const uint64_t print = op_.untrusted ? fingerprint(write.tensor.storage()) : 0;
+    addOutput(
+        after,
+        write.tensor,
+        {.written = true, .slot = write.argument, .element = write.element, .fingerprint = print});
+  }
+  if (after->rows) {
+    after->rows->lossy |= after->isPaged() || wasLossy;
+  }
+  pinIfFromElsewhere(after, verdict);
+  if (!after->recipe) {
+    after->mustBeKept();
+  }
+}
+
+void OpRecording::addOutput(
+    const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, Output output) {
+  value->recipe = recipe_;
+  output.value = c10::weak_intrusive_ptr<Value>(value);
+  recipe_->outputs.push_back(std::move(output));
+  if (context_.graph->verify != VerifyMode::Off) {
+    witness(*recipe_, recipe_->outputs.back(), tensor);
   }
 }
 
@@ -341,30 +334,10 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   auto value = c10::make_intrusive<Value>();
   value->stamp(tensor);
   value->madeHere = onlyResultsHold(op_, results_, tensor);
-  const bool fromDevice = arguments_.areOffCpu() && tensor.is_cpu();
   const Verdict verdict = verdictOn(tensor);
   value->rows = flow_ ? flow_->of(tensor) : nullptr;
   value->underWay = op_.communicates;
-  const bool pages = verdict.decision == Decision::Page && value->madeHere && !op_.uninitialised &&
-                     !op_.communicates;
-  if (pages) {  // with or without a recipe
-    value->decide(Decision::Page, false);
-  }
-  const bool exact = value->rows || !readsLossy();
-  if (recipe_ && value->madeHere && !fromDevice && isTrusted(verdict) && exact) {
-    value->recipe = recipe_;
-    value->rule = verdict.rule;
-    const bool stays = verdict.decision == Decision::Page && !pages;
-    value->decide(stays ? Decision::Save : verdict.decision);
-    Output& output = recipe_->outputs.emplace_back();
-    output.value = c10::weak_intrusive_ptr<Value>(value);
-    output.slot = static_cast<uint16_t>(slot);
-    output.element = element;
-    output.fingerprint = op_.untrusted ? fingerprintOfShown(tensor) : 0;
-    if (context_.graph->verify != VerifyMode::Off) {
-      witness(*recipe_, output, tensor);
-    }
-  }
+  decideOnResult(value, tensor, verdict, static_cast<uint16_t>(slot), element);
   if (value->rows) {
     value->rows->lossy |= value->isPaged();
   }
@@ -380,6 +353,28 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
     noteMade(*value, tensor, verdict);
   }
   values_.put(storage, std::move(value));
+}
+
+void OpRecording::decideOnResult(
+    const c10::intrusive_ptr<Value>& value,
+    const at::Tensor& tensor,
+    const Verdict& verdict,
+    uint16_t slot,
+    int32_t element) {
+  const bool pages = verdict.decision == Decision::Page && value->madeHere && !op_.uninitialised &&
+                     !op_.communicates;
+  if (pages) {  // with or without a recipe
+    value->decide(Decision::Page, false);
+  }
+  const bool fromDevice = arguments_.areOffCpu() && tensor.is_cpu();
+  const bool exact = value->rows || !readsLossy();
+  if (recipe_ && value->madeHere && !fromDevice && isTrusted(verdict) && exact) {
+    value->rule = verdict.rule;
+    const bool stays = verdict.decision == Decision::Page && !pages;
+    value->decide(stays ? Decision::Save : verdict.decision);
+    const uint64_t print = op_.untrusted ? fingerprintOfShown(tensor) : 0;
+    addOutput(value, tensor, {.slot = slot, .element = element, .fingerprint = print});
+  }
 }
 
 // A result of _unsafe_view or unsafe_chunk has a counter of its own: see Note [Version stamps].

@@ -32,25 +32,19 @@ class OpRecording {
   void run();
 
  private:
+  // Sets the policy's verdict, and the recipe or the obstacle to one.
+  void writeRecipe();
   void noteStream();
-  void noteUses();
   void scanRows();
   bool readsLossy() const {
     return flow_ && flow_->isLossy();
   }
-  void learnReads();
-  void prepareWrites();
   void lockAgain();
   void runKernel();
   void runUntrusted();
   void runConvolution();
   void runRandomKernel();
   void recover(bool draws);
-  // True if ebb could free memory after a failed allocation: memory kept by regions, or leaving.
-  bool hasReserve() const {
-    return context_.graph->lookahead || context_.counters->bytesOffloaded != 0;
-  }
-  uint64_t fingerprintOfResult() const;
   // Note [Operators from elsewhere]
   // An operator from outside torch may keep state that no schema shows: a step counter, a
   // generator, a cache. A second run would then silently give another result. So ebb keeps the
@@ -70,8 +64,20 @@ class OpRecording {
   void noteCall();
   void noteRun();
   void recordWrites();
+  // Gives the state after a write its recipe, or keeps it.
+  void giveRecipe(
+      const c10::intrusive_ptr<Value>& after, const Write& write, const Verdict& verdict);
   void recordOutputs();
   void recordOutput(const at::Tensor& tensor, size_t slot, int32_t element);
+  // Applies the policy's decision to a result, and gives the result its recipe.
+  void decideOnResult(
+      const c10::intrusive_ptr<Value>& value,
+      const at::Tensor& tensor,
+      const Verdict& verdict,
+      uint16_t slot,
+      int32_t element);
+  // Makes `value`, which `tensor` shows, an output of the recipe.
+  void addOutput(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, Output output);
   void learnAlias(const at::Tensor& tensor);
   void pinIfFromElsewhere(const c10::intrusive_ptr<Value>& value, const Verdict& verdict);
 

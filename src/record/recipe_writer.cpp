@@ -75,15 +75,20 @@ void RecipeWriter::addInputs() {
     } else {
       addValue(input, tensor);
     }
-    // List elements are skipped: lists may be long, and no kernel compares their elements.
-    for (size_t e = 0; argument.element < 0 && e < i; ++e) {
-      if (arguments_.tensors()[e].element < 0 && arguments_.tensors()[e].tensor->is_same(tensor) &&
-          !recipe_->inputs[e].isStandIn()) {
-        input.sameAs = static_cast<int32_t>(e);
-        break;
-      }
+    input.sameAs = earlierInput(i);
+  }
+}
+
+// List elements are skipped: lists may be long, and no kernel compares their elements.
+int32_t RecipeWriter::earlierInput(size_t index) const {
+  const auto& tensors = arguments_.tensors();
+  for (size_t e = 0; tensors[index].element < 0 && e < index; ++e) {
+    if (tensors[e].element < 0 && tensors[e].tensor->is_same(*tensors[index].tensor) &&
+        !recipe_->inputs[e].isStandIn()) {
+      return static_cast<int32_t>(e);
     }
   }
+  return -1;
 }
 
 // Bytes of memory that a replay passes in place of this argument. An operator such as zeros_like

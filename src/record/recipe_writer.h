@@ -36,6 +36,8 @@ class RecipeWriter {
  private:
   void addOthers();
   void addInputs();
+  // The index of an earlier input with the same tensor object; -1: none.
+  int32_t earlierInput(size_t index) const;
   void addValue(Input& input, const at::Tensor& tensor);
   int64_t bytesOfStandIn(const Argument& argument) const;
 

@@ -48,6 +48,65 @@ void closeOwned(Value& value) {
   }
 }
 
+bool isParameter(const at::Tensor& tensor) {
+  return tensor.requires_grad() && tensor.is_leaf();
+}
+
+// Decides on a value that has a recipe: see Note [Names].
+void decideAgain(RegionCounters& counters, Value& value, Decision decision) {
+  // Earlier readers may have mixed rows, and paging would not restore padding rows.
+  const bool tooLate = decision == Decision::Page && value.recipeReaders() > 0;
+  value.decide(tooLate ? Decision::Save : decision);
+  if (value.recipe->op.constantFill) {
+    value.mustBeKept();
+  }
+  counters.bytesNotPaged += tooLate ? value.nbytes : 0;
+  if (value.rows) {
+    value.rows->lossy |= value.isPaged();
+  }
+  value.slice.reset();
+}
+
+void countPacked(RegionCounters& counters, Value& value, Retention retention) {
+  if (value.packed++ == 0 && value.madeHere && retention != Retention::Away) {
+    const bool kept = isResident(retention);
+    (kept ? counters.bytesPacked : counters.bytesDropped) += value.nbytes;
+    counters.bytesSaved += kept ? value.nbytes : 0;
+  }
+}
+
+// A handle on a packed value begins.
+void addHandle(Graph& graph, Value& value, const c10::Storage& storage, Retention retention) {
+  if (retention != Retention::Saved) {
+    graph.streams.use(value, storage);  // autograd does not hold the storage
+  }
+  const bool first = retention == Retention::Recomputed && value.packed == 1;
+  if (graph.lookahead && first && !graph.lookahead->arrived) {
+    graph.lookahead->wants(value, storage);
+  }
+  ++value.handles;
+}
+
+// Prepares a value for writes after the region's end, which ebb does not see.
+void guardAgainstWrites(const Context& context, Sender& sender, Value& value) {
+  if (value.recipeReaders() > 0) {
+    context.counters->bytesEscaped += escapedStorage(value) ? value.nbytes : 0;
+    if (value.recipe || value.stash) {
+      sender.watchEscaped(value);
+    }
+  }
+  if (value.recipe && !value.written.counter.enabled()) {
+    value.home.reset();  // an inference tensor: a write to it would not be noticed any more
+  }
+  if (value.underWay && value.bytes && !value.isPrivate && value.bytes.nbytes() == value.nbytes) {
+    sender.takeFingerprint(value);
+  }
+  if (mustOutliveNextWrite(value)) {
+    sender.joinStreams();
+    makePrivate(*context.graph, value, *context.counters);
+  }
+}
+
 // Releases the storages held by the previous region after its end.
 void dropHeldOf(const WeakGraph& weak) {
   const auto graph = weak.lock();
@@ -190,24 +249,11 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   }
   value->rule = verdict->rule;
   if (value->entry) {
-    const std::string* rule =
-        context_.graph->journal->ruleThatDecided(context_.decider->ruleInWords(value->rule));
-    value->entry->update([&](Line& line) { line.rule = rule; });
+    noteRule(context_, *value);
   }
   const bool wasKept = value->isKept();
-  const bool wasRead = value->recipeReaders() > 0;
-  // Earlier readers may have mixed rows, and paging would not restore padding rows.
-  const bool tooLate = verdict->decision == Decision::Page && wasRead;
-  value->decide(tooLate ? Decision::Save : verdict->decision);
-  if (value->recipe->op.constantFill) {
-    value->mustBeKept();
-  }
-  context_.counters->bytesNotPaged += tooLate ? value->nbytes : 0;
-  if (value->rows) {
-    value->rows->lossy |= value->isPaged();
-  }
-  value->slice.reset();
-  const bool needed = value->packed > 0 || wasRead;
+  decideAgain(*context_.counters, *value, verdict->decision);
+  const bool needed = value->packed > 0 || value->recipeReaders() > 0;
   if (!wasKept && value->isKept() && needed && !value->bytes) {
     sender_.keep(*value, tensor);
     value->backsHandles |= value->packed > 0;
@@ -248,56 +294,55 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   }
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
   values_.settle();
-  Packed packed;
-  packed.fromOutside = !tensor.requires_grad() || !tensor.is_leaf();
   auto* known = values_.find(tensor);
   if (known == nullptr && !sender_.offloadsInput(tensor) && !isReported(context_, tensor)) {
-    return packed;
+    return {.fromOutside = !isParameter(tensor)};
   }
-  const auto& value = known ? values_.current(*known, tensor) : values_.current(tensor);
+  return pack(known ? values_.current(*known, tensor) : values_.current(tensor), tensor, part);
+}
+
+Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, bool part) {
+  Packed packed;
   if (value->recipe) {
     packed.producer = value->recipe->op.name.c_str();
   }
   value->follows |=
       part || !sameCounter(tensor.unsafeGetTensorImpl()->version_counter(), value->written.counter);
-  if (value->slice && !value->slice->isOf(tensor)) {
-    sender_.needAll(*value, tensor);
-  }
-  if (value->rows) {
-    rows_.packed(tensor);
-  }
-  if (value->due && Sender::canLeave(*value, tensor)) {
-    sender_.sendOrWait(*value, tensor);
-  } else {
-    context_.counters->bytesNotPaged += value->due && value->isPaged() ? value->nbytes : 0;
-    value->due = false;
-  }
-  const bool moves = value->stash || value->slice;
-  const bool kept = !moves && (value->isKept() || !value->recipe);
-  if (value->packed++ == 0 && value->madeHere && !moves) {
-    (kept ? context_.counters->bytesPacked : context_.counters->bytesDropped) += value->nbytes;
-    context_.counters->bytesSaved += kept ? value->nbytes : 0;
-  }
-  value->backsHandles |= moves;
-  packed.fromOutside &= kept && !value->madeHere;
+  sendIfDue(*value, tensor);
+  const Retention retention = retentionOf(
+      {.away = value->stash || value->slice,
+       .keeps = value->isKept(),
+       .byPolicy = value->byPolicy,
+       .hasRecipe = value->recipe.defined()});
+  countPacked(*context_.counters, *value, retention);
+  value->backsHandles |= retention == Retention::Away;
+  packed.fromOutside = !isParameter(tensor) && isResident(retention) && !value->madeHere;
   if (value->entry) {
     const bool stays = value->isPaged() && value->stash && context_.graph->pages->resident;
-    notePacked(*value, tensor, kept || stays);
+    notePacked(*value, tensor, isResident(retention) || stays);
     packed.entry = value->entry;
   }
-  if (!kept || value->isSaved()) {
+  if (retention != Retention::Unmanaged) {
     packed.value = value;
-    packed.recompute = !kept;
-    if (!kept) {
-      context_.graph->streams.use(*value, tensor.storage());  // autograd does not hold the storage
-    }
-    Lookahead* lookahead = context_.graph->lookahead.get();
-    if (lookahead && packed.recompute && !moves && value->packed == 1 && !lookahead->arrived) {
-      lookahead->wants(*value, tensor.storage());
-    }
-    ++value->handles;
+    packed.recompute = retention != Retention::Saved;
+    addHandle(*context_.graph, *value, tensor.storage(), retention);
   }
   return packed;
+}
+
+void Recorder::sendIfDue(Value& value, const at::Tensor& tensor) {
+  if (value.slice && !value.slice->isOf(tensor)) {
+    sender_.needAll(value, tensor);
+  }
+  if (value.rows) {
+    rows_.packed(tensor);
+  }
+  if (value.due && Sender::canLeave(value, tensor)) {
+    sender_.sendOrWait(value, tensor);
+  } else {
+    context_.counters->bytesNotPaged += value.due && value.isPaged() ? value.nbytes : 0;
+    value.due = false;
+  }
 }
 
 void Recorder::close() {
@@ -317,17 +362,13 @@ void Recorder::close() {
   for (const auto& entry : values_.all()) {
     closeOwned(*entry.second);
   }
-  for (const auto& [storage, value] : values_.all()) {
-    closeOthers(value);
-    if (value->bytes && !value->madeHere) {
-      context_.graph->fromOutside.emplace_back(value);
-    }
-    if (value->bytes && value->madeHere && isOnlyRead(*value)) {
-      context_.counters->bytesSaved += value->nbytes;
-    }
+  for (const auto& entry : values_.all()) {
+    closeOthers(entry.second);
   }
-  if (context_.graph->lookahead) {
-    closeLookahead(*context_.graph->lookahead);
+  // See Note [Replays ahead of backward]
+  if (Lookahead* lookahead = context_.graph->lookahead.get();
+      lookahead && lookahead->before.empty()) {
+    lookahead->before.push_back(before_);
   }
   const auto closing = context_.graph->journal ? noteClosing(values_) : std::vector<Closing>();
   if (auto toSend = values_.keptToSend(); !toSend.empty()) {
@@ -337,13 +378,6 @@ void Recorder::close() {
   if (!closing.empty()) {
     values_.clear();
     noteClosed(closing);
-  }
-}
-
-// See Note [Replays ahead of backward]
-void Recorder::closeLookahead(Lookahead& lookahead) {
-  if (lookahead.before.empty()) {
-    lookahead.before.push_back(before_);
   }
 }
 
@@ -376,21 +410,12 @@ void Recorder::emptyEscapes(
 
 void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry) {
   Value& value = *entry;
-  if (value.recipeReaders() > 0) {
-    context_.counters->bytesEscaped += escapedStorage(value) ? value.nbytes : 0;
-    if (value.recipe || value.stash) {
-      sender_.watchEscaped(value);
-    }
+  guardAgainstWrites(context_, sender_, value);
+  if (value.bytes && !value.madeHere) {
+    context_.graph->fromOutside.emplace_back(entry);
   }
-  if (value.recipe && !value.written.counter.enabled()) {
-    value.home.reset();  // an inference tensor: a write to it would not be noticed any more
-  }
-  if (value.underWay && value.bytes && !value.isPrivate && value.bytes.nbytes() == value.nbytes) {
-    sender_.takeFingerprint(value);
-  }
-  if (mustOutliveNextWrite(value)) {
-    sender_.joinStreams();
-    makePrivate(*context_.graph, value, *context_.counters);
+  if (value.bytes && value.madeHere && isOnlyRead(value)) {
+    context_.counters->bytesSaved += value.nbytes;
   }
   if (value.isPrivate) {
     return;  // no other code has the bytes

@@ -14,6 +14,7 @@
 #include "record/context.h"
 #include "record/pinned.h"
 #include "record/results.h"
+#include "record/retention.h"
 #include "record/row_marks.h"
 #include "record/sender.h"
 #include "record/value_map.h"
@@ -35,8 +36,6 @@ class Recorder final : public Interceptor {
     context_.results = &results_;
     context_.pinned = &pinned_;
   }
-  Recorder(const Recorder&) = delete;
-  Recorder& operator=(const Recorder&) = delete;
 
   void call(Call& call) override;
   void aliased(const at::Tensor& tensor, const at::Tensor& result) override;
@@ -87,8 +86,10 @@ class Recorder final : public Interceptor {
 
  private:
   void callInplaceView(Call& call);
+  Packed pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, bool part);
+  // Sends the bytes of `value`, about to be packed, if the policy sends them and they can leave.
+  void sendIfDue(Value& value, const at::Tensor& tensor);
   void closeOthers(const c10::intrusive_ptr<Value>& entry);
-  void closeLookahead(Lookahead& lookahead);
 
   Context context_;
   Sender sender_{context_};

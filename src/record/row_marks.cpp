@@ -29,22 +29,25 @@ void RowMarks::mark(const at::Tensor& tensor, const at::Tensor& rows) {
   if (tensor.numel() == 0) {
     return;
   }
-  const c10::intrusive_ptr<Value> value = values_.current(tensor);
-  const bool wasRead = value->recipeReaders() > 0;
-  const bool same = value->rows && value->rows->live == count;
+  setRows(*values_.current(tensor), tensor, count);
+}
+
+void RowMarks::setRows(Value& value, const at::Tensor& tensor, const RowCountPtr& count) {
+  const bool wasRead = value.recipeReaders() > 0;
+  const bool same = value.rows && value.rows->live == count;
   TORCH_CHECK_VALUE(
-      !value->rows || same || !wasRead,
+      !value.rows || same || !wasRead,
       "ebb: mark_rows: this tensor has rows already, of another count, and operators have read it. "
       "Mark it once, before it is used.");
-  if (value->isPaged() && !value->rows && wasRead) {
-    value->stay();  // earlier readers may have mixed its rows
-    context_.counters->bytesNotPaged += value->nbytes;
+  if (value.isPaged() && !value.rows && wasRead) {
+    value.stay();  // earlier readers may have mixed its rows
+    context_.counters->bytesNotPaged += value.nbytes;
   }
-  const bool lossy = value->isPaged() || (value->rows && value->rows->lossy);
-  value->rows = std::make_unique<Rows>(Rows{count, tensor.size(0), tensor.scalar_type(), lossy});
-  value->due |= value->isPaged() && value->packed == 0 && !value->stash;
-  if (value->entry) {
-    noteRows(*value);
+  const bool lossy = value.isPaged() || (value.rows && value.rows->lossy);
+  value.rows = std::make_unique<Rows>(Rows{count, tensor.size(0), tensor.scalar_type(), lossy});
+  value.due |= value.isPaged() && value.packed == 0 && !value.stash;
+  if (value.entry) {
+    noteRows(value);
   }
 }
 

@@ -46,6 +46,8 @@ class RowMarks {
   void clear();
 
  private:
+  // The first `count` rows of `tensor`, which shows `value`, are valid.
+  void setRows(Value& value, const at::Tensor& tensor, const RowCountPtr& count);
   // The shared count for `rows`: an operator may read all tensors of one count together.
   RowCountPtr countOf(const at::Tensor& tensor, const at::Tensor& rows);
 

@@ -126,6 +126,33 @@ void ValueMap::clear() {
   made_.clear();
 }
 
+// True if `tensor` shows the storage in the state of `value`. Notes the tensor's counter. See Note
+// [Version stamps].
+static bool isShownBy(Value& value, const at::Tensor& tensor) {
+  if (value.underWay && value.packed == 0 && !value.bytes) {  // see Note [Communication]
+    value.otherCounters.reset();
+    value.stamp(tensor);
+    return true;
+  }
+  const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  const c10::StorageImpl* storage = storageOf(tensor);
+  const bool sameMemory = storage->nbytes() == value.nbytes && storage->data() == value.address;
+  if (sameMemory && (!counter.enabled() || !value.written.counter.enabled())) {
+    return true;
+  }
+  if (!sameMemory || !value.versionHolds()) {
+    return false;
+  }
+  if (value.knows(counter)) {
+    return true;
+  }
+  const bool isNew = !value.madeHere || counter.current_version() == 0;
+  if (isNew) {
+    value.learn(counter);
+  }
+  return isNew;
+}
+
 // Note [Version stamps]
 // A value remembers the version counter of its last writer, and the version. An op may read the
 // storage through a tensor whose version has moved without a visible write. Then a write happened
@@ -145,27 +172,10 @@ c10::intrusive_ptr<Value>& ValueMap::current(const at::Tensor& tensor) {
 
 c10::intrusive_ptr<Value>& ValueMap::current(
     c10::intrusive_ptr<Value>& slot, const at::Tensor& tensor) {
-  if (slot && slot->underWay && slot->packed == 0 && !slot->bytes) {  // see Note [Communication]
-    slot->otherCounters.reset();
-    slot->stamp(tensor);
+  if (slot && isShownBy(*slot, tensor)) {
     return slot;
   }
   if (slot) {
-    const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
-    const c10::StorageImpl* storage = storageOf(tensor);
-    const bool sameMemory = storage->nbytes() == slot->nbytes && storage->data() == slot->address;
-    if (sameMemory && (!counter.enabled() || !slot->written.counter.enabled())) {
-      return slot;
-    }
-    if (sameMemory && slot->versionHolds()) {
-      if (slot->knows(counter)) {
-        return slot;
-      }
-      if (!slot->madeHere || counter.current_version() == 0) {
-        slot->learn(counter);
-        return slot;
-      }
-    }
     slot->superseded = true;
     if (slot->witness) {
       stateEnds(*slot, false);
@@ -174,28 +184,32 @@ c10::intrusive_ptr<Value>& ValueMap::current(
       slot->redefined = tensor.storage();
     }
   }
-  const uint8_t opaque = slot ? slot->opaque : 0;
-  bool isResult = slot && slot->isResult;
-  if (const WeakGraph* maker = slot ? nullptr : context_.results->madeBy(tensor)) {
-    isResult = true;
+  slot = leafOf(tensor, slot);
+  if (context_.graph->journal) {
+    noteMade(context_, *slot, tensor, "from outside", nullptr);
+  }
+  return slot;
+}
+
+c10::intrusive_ptr<Value> ValueMap::leafOf(
+    const at::Tensor& tensor, const c10::intrusive_ptr<Value>& before) {
+  auto leaf = c10::make_intrusive<Value>();
+  leaf->isResult = before && before->isResult;
+  leaf->opaque = before ? before->opaque : 0;
+  if (const WeakGraph* maker = before ? nullptr : context_.results->madeBy(tensor)) {
+    leaf->isResult = true;
     Lookahead* lookahead = context_.graph->lookahead.get();
     if (lookahead && !maker->expired()) {
       lookahead->reads(*maker);
     }
   }
-  slot = c10::make_intrusive<Value>();
-  made_.add(storageOf(tensor), slot.get());
-  slot->stamp(tensor);
+  made_.add(storageOf(tensor), leaf.get());
+  leaf->stamp(tensor);
   if (sender_.offloadsInput(tensor)) {
-    slot->decide(context_.decider->inputs(), false);
+    leaf->decide(context_.decider->inputs(), false);
   }
-  slot->mustBeKept();
-  slot->isResult = isResult;
-  slot->opaque = opaque;
-  if (context_.graph->journal) {
-    noteMade(context_, *slot, tensor, "from outside", nullptr);
-  }
-  return slot;
+  leaf->mustBeKept();
+  return leaf;
 }
 
 // Note [Copy on write]

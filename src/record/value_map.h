@@ -92,6 +92,9 @@ class ValueMap {
   void clear();
 
  private:
+  // A new leaf in the storage of `tensor`. `before`: its known state, no longer valid, or null.
+  c10::intrusive_ptr<Value> leafOf(
+      const at::Tensor& tensor, const c10::intrusive_ptr<Value>& before);
   size_t dropUnused(size_t window);
   std::vector<c10::intrusive_ptr<Value>> neededToSend(size_t window) const;
 

@@ -100,22 +100,27 @@ class ThreadRegions {
     }
   }
 
+  // Begins an outermost region.
+  void openGraph() {
+    makeRoom();
+    statisticsRegionEntered();
+    count(liveCounts().regions, 1);
+    auto graph = c10::make_intrusive<Graph>();
+    graph->verify = verifyMode();
+    graph->journal = currentJournal();
+    graph->numberInJournal = graph->journal ? graph->journal->countRegion() : 0;
+    graph->lookahead = newLookahead(*graph);
+    opened(graph);
+    recorder_.open(std::move(graph));
+  }
+
   uint64_t enter(const PolicyPtr& policy, std::string name, Repeats repeats) {
     dropAbandoned();
     installInterception();
     watchCollectives(&collectiveWroteOutside);
     installEngine(&threadsRecorderForPacking);
     if (frames_.empty()) {
-      makeRoom();
-      statisticsRegionEntered();
-      count(liveCounts().regions, 1);
-      auto graph = c10::make_intrusive<Graph>();
-      graph->verify = verifyMode();
-      graph->journal = currentJournal();
-      graph->numberInJournal = graph->journal ? graph->journal->countRegion() : 0;
-      graph->lookahead = newLookahead(*graph);
-      opened(graph);
-      recorder_.open(std::move(graph));
+      openGraph();
     }
     static std::atomic<uint64_t> lastId{0};
     const uint64_t id = ++lastId;

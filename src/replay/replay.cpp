@@ -107,16 +107,15 @@ class Slice {
       if (recipe->state != state) {
         guard.reset();
         state = recipe->state;
-        using Changes = KernelStateGuard::Changes;
         guard.emplace(*state, watch_ ? Changes::OfThread : Changes::OfProcess);
       }
       rerun(graph_, *recipe, stack, passing_, watch_ ? Asker::Nobody : Asker::Backward);
       stack.clear();
       passing_.hasRun(*recipe);
       ++counters.opsReplayed;
-      counters.opsReplayedAhead += watch_ ? 1 : 0;
       recipe.reset();  // frees inputs without other users
       if (watch_) {
+        ++counters.opsReplayedAhead;
         watch_->end();
       }
     }
@@ -126,6 +125,8 @@ class Slice {
   }
 
  private:
+  using Changes = KernelStateGuard::Changes;
+
   // A living storage that the recipes read.
   struct Pinned {
     c10::Storage storage;

@@ -224,15 +224,46 @@ std::vector<PythonStack> Journal::stacks() const {
   return found;
 }
 
-Report Journal::report() {
-  look(now());
-  const auto frames = framesOf(stacks());
-  const std::vector<JournalTime> durations = durationsOfOperators();
-  std::lock_guard<std::mutex> lock(mutex_);
-  Report report;
-  report.step = step_;
-  const auto& [inTime, late, inVain, held, stopped] = ahead_;
-  report.ahead = {inTime, late, inVain, held, stopped};
+namespace {
+
+// Groups the lines of a journal into rows of a report.
+class ReportRows {
+ public:
+  ReportRows(Report& report, const OnlyOurs& ours, const Frames& frames)
+      : report_(report), ours_(ours), frames_(frames) {
+  }
+
+  void add(const Line& line) {
+    if (line.fate == Fate::Unneeded && line.replays == 0) {
+      return;
+    }
+    const uint64_t index = rowOf(line);
+    ReportRow& row = report_.rows[index];
+    ++row.count;
+    row.bytes += line.fate == Fate::Unneeded ? 0 : line.nbytes;
+    row.replays += line.replays;
+    row.replaysAhead += line.replaysAhead;
+    row.replaySeconds += inSeconds(line.replayTime);
+    row.aheadSeconds += inSeconds(line.aheadTime);
+    values_.emplace(&line, report_.values.size());
+    report_.values.push_back({index, line.nbytes, line.packed});
+  }
+
+  // Called after the last line was added.
+  void addEager() {
+    for (const auto& [line, index] : values_) {
+      ReportValue& value = report_.values[values_.at(&ours_.first(*line))];
+      value.packed |= line->packed;
+      report_.rows[value.row].eager += ours_.isInEager(*line) ? line->nbytes : 0;
+    }
+  }
+
+  void add(const OperatorLine& replay, JournalTime duration) {
+    report_.replays.push_back(
+        {indicesOf(replay.inputs), indicesOf(replay.outputs), inSeconds(duration)});
+  }
+
+ private:
   using Key = std::tuple<
       const std::string*,
       const std::string*,
@@ -243,75 +274,103 @@ Report Journal::report() {
       c10::DimVector,
       Fate,
       std::vector<std::string>>;
-  std::map<Key, size_t> rows;
-  std::unordered_map<const Line*, uint64_t> places;                             // in Report::values
-  std::map<const std::string*, std::pair<JournalTime, JournalTime>> backwards;  // by region
-  const OnlyOurs ours(lines_);
-  Timeline timeline;
-  const JournalTime now = this->now();
-  for (const Line& line : lines_) {
-    timeline.add(line, now, ours);
-    if (line.asked != kNever) {
-      auto& [first, last] = backwards.try_emplace(line.region, line.asked, 0).first->second;
-      first = std::min(first, line.asked);
-      last = std::max(last, line.asked);
-    }
-    if (line.fate == Fate::Unneeded && line.replays == 0) {
-      continue;
-    }
-    const bool isKept = ours.isKept(line);
+
+  uint64_t rowOf(const Line& line) {
+    const bool isKept = ours_.isKept(line);
     const Fate fate = isKept ? Fate::Kept : line.fate;
     const char* reason = line.reason;
     if (isKept && reason == nullptr) {
       reason = line.fate == Fate::Outside ? kOnlyHere : kHandedOn;
     }
-    const auto named = frames.find(line.stack.get());
-    const auto& stack = named == frames.end() ? kNoFrames : named->second;
+    const auto named = frames_.find(line.stack.get());
+    const auto& stack = named == frames_.end() ? kNoFrames : named->second;
     const Key key{
         line.region, line.module, line.op, line.rule, reason, line.dtype, line.sizes, fate, stack};
-    const auto [place, isNew] = rows.emplace(key, report.rows.size());
+    const auto [row, isNew] = rows_.emplace(key, report_.rows.size());
     if (isNew) {
-      ReportRow row;
-      row.region = textOf(line.region);
-      row.module = textOf(line.module);
-      row.op = textOf(line.op);
-      row.rule = textOf(line.rule);
-      row.reason = reason == nullptr ? "" : reason;
-      row.dtype = line.dtype;
-      row.shape = {line.sizes.begin(), line.sizes.end()};
-      row.fate = nameOf(fate);
-      row.stack = stack;
-      report.rows.push_back(std::move(row));
+      report_.rows.push_back(
+          {.region = textOf(line.region),
+           .module = textOf(line.module),
+           .op = textOf(line.op),
+           .shape = {line.sizes.begin(), line.sizes.end()},
+           .dtype = line.dtype,
+           .fate = nameOf(fate),
+           .rule = textOf(line.rule),
+           .reason = reason == nullptr ? "" : reason,
+           .stack = stack});
     }
-    ReportRow& row = report.rows[place->second];
-    ++row.count;
-    row.bytes += line.fate == Fate::Unneeded ? 0 : line.nbytes;
-    row.replays += line.replays;
-    row.replaysAhead += line.replaysAhead;
-    row.replaySeconds += inSeconds(line.replayTime);
-    row.aheadSeconds += inSeconds(line.aheadTime);
-    places.emplace(&line, report.values.size());
-    report.values.push_back({place->second, line.nbytes, line.packed});
+    return row->second;
   }
-  for (const auto& [line, place] : places) {
-    ReportValue& value = report.values[places.at(&ours.first(*line))];
-    value.packed |= line->packed;
-    report.rows[value.row].eager += ours.isInEager(*line) ? line->nbytes : 0;
-  }
-  const auto placesOf = [&](const auto& lines) {
-    std::vector<uint64_t> found;
+
+  std::vector<uint64_t> indicesOf(const auto& lines) const {
+    std::vector<uint64_t> indices;
     for (const Line* line : lines) {
-      const auto place = places.find(&ours.first(*line));
-      if (place != places.end()) {
-        found.push_back(place->second);
+      const auto value = values_.find(&ours_.first(*line));
+      if (value != values_.end()) {
+        indices.push_back(value->second);
       }
     }
-    return found;
-  };
+    return indices;
+  }
+
+  Report& report_;
+  const OnlyOurs& ours_;
+  const Frames& frames_;
+  std::map<Key, uint64_t> rows_;                      // indices in Report::rows
+  std::unordered_map<const Line*, uint64_t> values_;  // indices in Report::values
+};
+
+ReportSpan reported(const Span& span) {
+  const double start = inSeconds(span.start);
+  return {span.kind, *span.name, start, inSeconds(span.duration), span.thread, span.nbytes};
+}
+
+// The time from the first to the last unpacking in each region's backward.
+class BackwardSpans {
+ public:
+  void add(const Line& line) {
+    if (line.asked != kNever) {
+      auto& [first, last] = spans_.try_emplace(line.region, line.asked, 0).first->second;
+      first = std::min(first, line.asked);
+      last = std::max(last, line.asked);
+    }
+  }
+
+  void writeTo(Report& report) const {
+    for (const auto& [region, span] : spans_) {
+      const auto& [first, last] = span;
+      report.spans.push_back({"backward", *region, inSeconds(first), inSeconds(last - first)});
+    }
+  }
+
+ private:
+  std::map<const std::string*, std::pair<JournalTime, JournalTime>> spans_;
+};
+
+}  // namespace
+
+Report Journal::report() {
+  look(now());
+  const auto frames = framesOf(stacks());
+  const std::vector<JournalTime> durations = durationsOfOperators();
+  std::lock_guard<std::mutex> lock(mutex_);
+  Report report;
+  report.step = step_;
+  const auto& [inTime, late, inVain, held, stopped] = ahead_;
+  report.ahead = {inTime, late, inVain, held, stopped};
+  const OnlyOurs ours(lines_);
+  ReportRows rows(report, ours, frames);
+  BackwardSpans backwards;
+  Timeline timeline;
+  const JournalTime now = this->now();
+  for (const Line& line : lines_) {
+    timeline.add(line, now, ours);
+    backwards.add(line);
+    rows.add(line);
+  }
+  rows.addEager();
   for (size_t i = 0; i < durations.size(); ++i) {
-    const OperatorLine& replay = operators_[i];
-    report.replays.push_back(
-        {placesOf(replay.inputs), placesOf(replay.outputs), inSeconds(durations[i])});
+    rows.add(operators_[i], durations[i]);
   }
   timeline.writeTo(report);
   for (const std::string* rule : rules_) {
@@ -319,18 +378,9 @@ Report Journal::report() {
       report.idleRules.push_back(*rule);
     }
   }
-  for (const auto& [region, asked] : backwards) {
-    const auto& [first, last] = asked;
-    report.spans.push_back({"backward", *region, inSeconds(first), inSeconds(last - first)});
-  }
+  backwards.writeTo(report);
   for (const Span& span : spans_) {
-    report.spans.push_back(
-        {span.kind,
-         *span.name,
-         inSeconds(span.start),
-         inSeconds(span.duration),
-         span.thread,
-         span.nbytes});
+    report.spans.push_back(reported(span));
   }
   return report;
 }
@@ -339,6 +389,53 @@ namespace {
 
 double inMilliseconds(JournalTime time) {
   return time == kNever ? -1 : static_cast<double>(time) * 1e-6;
+}
+
+ProfileValue profiled(const Line& line) {
+  return {
+      line.nbytes,
+      {line.sizes.begin(), line.sizes.end()},
+      line.dtype,
+      nameOf(line.fate),
+      line.reason == nullptr ? "" : line.reason,
+      line.packed,
+      reinterpret_cast<uintptr_t>(line.address),
+      inMilliseconds(line.made),
+      inMilliseconds(line.letGo),
+      inMilliseconds(line.asked),
+      inMilliseconds(line.back),
+      reinterpret_cast<uintptr_t>(line.backAt),
+      inMilliseconds(line.ended),
+      line.rows,
+      line.liveRows,
+      line.rowsMixed};
+}
+
+// `indices`: of lines in Profile::values.
+ProfileOperator profiled(
+    const OperatorLine& call,
+    JournalTime duration,
+    const std::unordered_map<const Line*, uint64_t>& indices) {
+  const auto indicesOf = [&](const auto& lines) {
+    std::vector<uint64_t> found;
+    for (const Line* line : lines) {
+      found.push_back(indices.at(line));
+    }
+    return found;
+  };
+  return {
+      *call.op,
+      *call.region,
+      *call.module,
+      call.call,
+      inMilliseconds(call.start),
+      inMilliseconds(duration),
+      indicesOf(call.inputs),
+      indicesOf(call.outputs),
+      call.random,
+      call.inplace,
+      call.replayable,
+      call.readsRows};
 }
 
 }  // namespace
@@ -365,49 +462,13 @@ Profile Journal::profile() const {
   profile.duration = inMilliseconds(now());
   const std::vector<JournalTime> durations = durationsOfOperators();
   std::lock_guard<std::mutex> lock(mutex_);
-  std::unordered_map<const Line*, uint64_t> places;
+  std::unordered_map<const Line*, uint64_t> indices;
   for (const Line& line : lines_) {
-    places.emplace(&line, places.size());
-    profile.values.push_back(
-        {line.nbytes,
-         {line.sizes.begin(), line.sizes.end()},
-         line.dtype,
-         nameOf(line.fate),
-         line.reason == nullptr ? "" : line.reason,
-         line.packed,
-         reinterpret_cast<uintptr_t>(line.address),
-         inMilliseconds(line.made),
-         inMilliseconds(line.letGo),
-         inMilliseconds(line.asked),
-         inMilliseconds(line.back),
-         reinterpret_cast<uintptr_t>(line.backAt),
-         inMilliseconds(line.ended),
-         line.rows,
-         line.liveRows,
-         line.rowsMixed});
+    indices.emplace(&line, indices.size());
+    profile.values.push_back(profiled(line));
   }
-  const auto inPlaces = [&](const auto& lines) {
-    std::vector<uint64_t> found;
-    for (const Line* line : lines) {
-      found.push_back(places.at(line));
-    }
-    return found;
-  };
   for (size_t i = 0; i < durations.size(); ++i) {
-    const OperatorLine& call = operators_[i];
-    profile.operators.push_back(
-        {*call.op,
-         *call.region,
-         *call.module,
-         call.call,
-         inMilliseconds(call.start),
-         inMilliseconds(durations[i]),
-         inPlaces(call.inputs),
-         inPlaces(call.outputs),
-         call.random,
-         call.inplace,
-         call.replayable,
-         call.readsRows});
+    profile.operators.push_back(profiled(operators_[i], durations[i], indices));
   }
   for (const Span& span : spans_) {
     if (std::string_view(span.kind) == "replay") {

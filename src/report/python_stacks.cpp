@@ -9,8 +9,7 @@ PythonStack pythonStack() {
   return torch::CapturedTraceback::gather(/*python=*/true, /*script=*/false, /*cpp=*/false);
 }
 
-std::unordered_map<const c10::GatheredContext*, std::vector<std::string>> framesOf(
-    const std::vector<PythonStack>& stacks) {
+Frames framesOf(const std::vector<PythonStack>& stacks) {
   std::vector<torch::CapturedTraceback*> captured;
   for (const PythonStack& stack : stacks) {
     captured.push_back(torch::getCapturedTracebackFromContext(stack));

@@ -16,8 +16,10 @@ using PythonStack = std::shared_ptr<c10::GatheredContext>;
 // The Python stack of this thread. Takes the GIL.
 PythonStack pythonStack();
 
-// For each stack its frames, innermost first, such as "/src/model.py:12 in forward". Takes the GIL.
-std::unordered_map<const c10::GatheredContext*, std::vector<std::string>> framesOf(
-    const std::vector<PythonStack>& stacks);
+// For each stack its frames, innermost first, such as "/src/model.py:12 in forward".
+using Frames = std::unordered_map<const c10::GatheredContext*, std::vector<std::string>>;
+
+// Takes the GIL.
+Frames framesOf(const std::vector<PythonStack>& stacks);
 
 }  // namespace ebb

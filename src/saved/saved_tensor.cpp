@@ -52,6 +52,15 @@ bool isLastUnpack() {
   return node != nullptr && isTorchsOwn(*node);
 }
 
+// Inside the region the map's reference counts too. The result is an extra copy with the same bits.
+bool isReadByRecipes(const c10::intrusive_ptr<Value>& value, const c10::Storage& storage) {
+  if (onlyHandlesOwn(value)) {
+    return false;
+  }
+  const c10::Storage read = value->available();
+  return read && read.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
+}
+
 }  // namespace
 
 // Note [Wrapper subclasses]
@@ -284,42 +293,12 @@ c10::Storage SavedTensor::materialised() const {
     const c10::Storage right = verified(materialise(*graph_, *value_));
     storage = storage ? storage : right;
   } else if (!storage) {
-    TORCH_CHECK(
-        !value_->follows || value_->versionHolds(),
-        "ebb: ",
-        origin(),
-        ", an inner tensor of a wrapper or an alias with a version of its own, was written after "
-        "the region and freed. Write to it after backward, or keep a tensor that shows it alive.");
-    TORCH_CHECK(
-        !givenUp_,
-        "ebb: ",
-        origin(),
-        ", was recomputed for backward and freed with it, and is asked for again. Call backward "
-        "with retain_graph=True, or give its operator the decision SAVE.");
-    const bool lost =
-        value_->state() == ValueState::Held && value_->bytes.nbytes() != value_->nbytes;
-    TORCH_CHECK(
-        !lost,
-        "ebb: the storage of ",
-        origin(),
-        ", was freed or resized after the region, while it stood for what had been saved. Free it "
-        "after the last backward, or give ",
-        producer_ != nullptr ? producer_ : "the input",
-        " the decision SAVE.");
-    storage = materialise(*graph_, *value_);
-    TORCH_CHECK(
-        storage,
-        "ebb: cannot bring back ",
-        origin(),
-        ", which was offloaded: its storage was written, or an alias was given another one, "
-        "through a tensor with a version of its own. Do that after backward, or give ",
-        producer_ != nullptr ? producer_ : "the input",
-        " the decision SAVE.");
+    storage = broughtBack();
   }
   if (recompute_) {
     graph_->streams.use(*value_, storage);
   }
-  if (isReadByRecipes(storage)) {
+  if (isReadByRecipes(value_, storage)) {
     value_->materialise(withRelief([&] { return copyOf(storage); }), true);
     graph_->streams.made(*value_, value_->bytes);  // ordered after the work that made `storage`
     if (recompute_) {
@@ -329,13 +308,38 @@ c10::Storage SavedTensor::materialised() const {
   return storage;
 }
 
-// Inside the region the map's reference counts too. The result is an extra copy with the same bits.
-bool SavedTensor::isReadByRecipes(const c10::Storage& storage) const {
-  if (onlyHandlesOwn(value_)) {
-    return false;
-  }
-  const c10::Storage read = value_->available();
-  return read && read.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
+c10::Storage SavedTensor::broughtBack() const {
+  TORCH_CHECK(
+      !value_->follows || value_->versionHolds(),
+      "ebb: ",
+      origin(),
+      ", an inner tensor of a wrapper or an alias with a version of its own, was written after "
+      "the region and freed. Write to it after backward, or keep a tensor that shows it alive.");
+  TORCH_CHECK(
+      !givenUp_,
+      "ebb: ",
+      origin(),
+      ", was recomputed for backward and freed with it, and is asked for again. Call backward "
+      "with retain_graph=True, or give its operator the decision SAVE.");
+  const bool lost = value_->state() == ValueState::Held && value_->bytes.nbytes() != value_->nbytes;
+  TORCH_CHECK(
+      !lost,
+      "ebb: the storage of ",
+      origin(),
+      ", was freed or resized after the region, while it stood for what had been saved. Free it "
+      "after the last backward, or give ",
+      producer_ != nullptr ? producer_ : "the input",
+      " the decision SAVE.");
+  c10::Storage storage = materialise(*graph_, *value_);
+  TORCH_CHECK(
+      storage,
+      "ebb: cannot bring back ",
+      origin(),
+      ", which was offloaded: its storage was written, or an alias was given another one, "
+      "through a tensor with a version of its own. Do that after backward, or give ",
+      producer_ != nullptr ? producer_ : "the input",
+      " the decision SAVE.");
+  return storage;
 }
 
 // Returns the replayed bytes if they are right. Otherwise throws, or returns the right bytes.

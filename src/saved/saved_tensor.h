@@ -59,8 +59,9 @@ class SavedTensor {
   void dropFromOutside();
   bool packParts(Recorder& recorder, const at::Tensor& tensor);
   c10::Storage materialised() const;
+  // The value's bytes, recomputed or reloaded because no storage holds them. Throws if that fails.
+  c10::Storage broughtBack() const;
   c10::Storage verified(const c10::Storage& replayed) const;
-  bool isReadByRecipes(const c10::Storage& storage) const;
   at::Tensor unpackKept() const;
   void giveUp();
 

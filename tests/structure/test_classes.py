@@ -6,8 +6,6 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(
     path
@@ -18,8 +16,30 @@ SOURCES = sorted(
 MOST_LINES = 500
 MOST_METHODS = 20
 MOST_MEMBERS = 12
-# A class with more says so, and why, in the comment above it.
-SAYS_WHY = re.compile(r"\bmany\b")
+# Classes over these limits: their methods and members today. These numbers may only fall, and the
+# comment above each class says why the class is large.
+LARGE = {
+    "Worker": (14, 15),
+    "Graph": (4, 15),
+    "Lookahead": (16, 16),
+    "Recipe": (7, 16),
+    "Value": (32, 37),
+    "OpTraits": (2, 33),
+    "Copies": (36, 9),
+    "HostStash": (7, 21),
+    "Offload": (25, 11),
+    "PageStash": (13, 15),
+    "Paging": (45, 10),
+    "PageStep": (25, 12),
+    "TrackedPool": (26, 11),
+    "OpRecording": (27, 14),
+    "Rerun": (26, 8),
+    "Line": (0, 29),
+    "OperatorLine": (0, 13),
+    "Journal": (23, 18),
+    "SavedTensor": (22, 15),
+    "FakeTransfer": (29, 15),
+}
 
 
 def without_comments(text: str) -> str:
@@ -90,18 +110,17 @@ def test_the_reader_sees_classes():
     assert seen["Spill"] == (14, 4)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_files_are_short(path):
-    assert len(path.read_text().splitlines()) <= MOST_LINES
+def test_files_are_short():
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in SOURCES}
+    assert {path: length for path, length in lengths.items() if length > MOST_LINES} == {}
 
 
-def test_large_classes_say_why():
-    large = []
-    for path, name, comment, inside in CLASSES:
-        methods, members = sum(map(is_method, inside)), sum(map(is_member, inside))
-        if (methods > MOST_METHODS or members > MOST_MEMBERS) and not SAYS_WHY.search(comment):
-            large.append(f"{path.relative_to(ROOT)}: {name}: {methods} methods, {members} members")
-    assert not large, "\n".join(large)
+def test_large_classes_are_those_of_the_table():
+    sizes = {name: (sum(map(is_method, s)), sum(map(is_member, s))) for _, name, _, s in CLASSES}
+    large = {
+        name: size for name, size in sizes.items() if size[0] > MOST_METHODS or size[1] > MOST_MEMBERS
+    }
+    assert large == LARGE
 
 
 def test_no_class_is_defined_in_two_files():

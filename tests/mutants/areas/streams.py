@@ -159,13 +159,12 @@ MUTANTS = (
     ),
     op_recording(
         "uses-of-arguments-are-noted",
-        text="noteUses();",
-        within=("if (streams.areSeveral()) {\n    noteUses();"),
+        text="noteUses(context_, values_, arguments_);",
         tests=(STREAMS,),
     ),
     op_recording(
         "an-op-uses-its-arguments",
-        text="context_.graph->streams.use(**known, argument.tensor->storage());",
+        text="context.graph->streams.use(**known, argument.tensor->storage());",
         tests=(STREAMS,),
     ),
     op_recording(
@@ -175,10 +174,10 @@ MUTANTS = (
     ),
     recorder(
         "packed-is-used",
-        text="context_.graph->streams.use(*value, tensor.storage());",
+        text="graph.streams.use(value, storage);",
         tests=(STREAMS,),
     ),
-    recorder("state-is-copied-after-its-writers", text="sender_.joinStreams();", tests=(STREAMS,)),
+    recorder("state-is-copied-after-its-writers", text="sender.joinStreams();", tests=(STREAMS,)),
     sender(
         "gathered-is-used", text="context_.graph->streams.use(value, storage);", tests=(STREAMS,)
     ),

@@ -1,0 +1,65 @@
+#include "record/written.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "graph/geometry.h"
+
+namespace ebb {
+namespace {
+
+// Note [A write into a saved value]
+// After an in-place op on a value that the policy saves, only the written storage is left to keep.
+// The new state inherits the decision. Otherwise `relu_` after a saved convolution would undo the
+// decision.
+void decideOnWritten(Value& after, const Value& before, const Verdict& verdict) {
+  if (recomputes(verdict.decision) && before.isSaved()) {
+    after.inherit(before);
+  } else if (verdict.decision != Decision::Recompute) {
+    const bool wasToLeave = before.due || before.stash;
+    const bool leaves = verdict.decision == Decision::Save && wasToLeave;
+    after.decide(leaves ? Decision::Offload : verdict.decision);
+  }
+}
+
+}  // namespace
+
+void prepareWrites(ValueMap& values, const Arguments& arguments, const Recipe* recipe) {
+  for (const Write& write : arguments.writes()) {
+    // If the recipe gives the op a buffer with other contents, the op does not need the old state.
+    size_t indifferent = 0;
+    if (recipe) {
+      indifferent = std::count_if(
+          recipe->inputs, recipe->inputs + recipe->inputCount, [&](const Input& input) {
+            return input.value == write.before && input.wholeOverwrite;
+          });
+    }
+    values.supersede(write.before, indifferent);
+  }
+}
+
+c10::intrusive_ptr<Value> stateAfter(
+    const Write& write, const OpTraits& op, const Verdict& verdict, std::unique_ptr<Rows> rows) {
+  const Value& before = *write.before;
+  auto after = c10::make_intrusive<Value>();
+  after->stamp(write.tensor);
+  after->inheritCounters(before);
+  after->madeHere = before.madeHere;
+  after->writtenHere = !before.madeHere;
+  after->isResult = before.isResult;
+  after->opaque = before.opaque;
+  after->rows = std::move(rows);
+  after->rule = verdict.rule;
+  after->underWay = op.communicates;
+  if (!write.sideEffect && before.madeHere && !op.communicates) {
+    decideOnWritten(*after, before, verdict);
+  }
+  return after;
+}
+
+// If the kernel shrank an `out=`, the write was not whole: views still show the rest.
+bool canBeRepeated(const Write& write) {
+  return !write.sideEffect && (!write.whole || coversStorage(write.tensor));
+}
+
+}  // namespace ebb

@@ -1,0 +1,25 @@
+// The states of a storage before and after an op writes to it.
+#pragma once
+
+#include "graph/recipe.h"
+#include "graph/rows.h"
+#include "graph/value.h"
+#include "policy/decider.h"
+#include "record/arguments.h"
+#include "record/value_map.h"
+
+namespace ebb {
+
+// The op is about to write: what other recipes still need of the old contents is copied. `recipe`:
+// the op's, or null.
+void prepareWrites(ValueMap& values, const Arguments& arguments, const Recipe* recipe);
+
+// The state that `op` left, with the policy's decision; without a recipe as yet. `rows`: the valid
+// rows of the written tensor, or null.
+c10::intrusive_ptr<Value> stateAfter(
+    const Write& write, const OpTraits& op, const Verdict& verdict, std::unique_ptr<Rows> rows);
+
+// True if a replay of the op would write the same part of the storage.
+bool canBeRepeated(const Write& write);
+
+}  // namespace ebb
