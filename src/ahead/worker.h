@@ -19,8 +19,8 @@
 
 namespace ebb {
 
-// Has many members: the state that backward's threads share with the worker's thread, and the life
-// of that thread.
+// The thread that replays one device's graphs ahead of backward, and the state that it shares with
+// backward's threads. Worker has many members: these two belong together.
 class Worker {
  public:
   // `forks`: no thread starts while the number is not 0.

@@ -36,7 +36,7 @@ struct PageGroup;
 // the bytes. Handles and replays count bytes directly. A storage freed with the recorder's map was
 // not needed by backward, and does not count.
 //
-// Graph has many members: each room leaves its state for a region's backward there.
+// Graph has many members: the classes that record a region store there what backward needs.
 struct EBB_API Graph final : c10::intrusive_ptr_target {
   PythonMutex mutex;                    // See Note [One lock per graph]
   std::vector<std::string> names;       // names of the nested regions; the outermost is first

@@ -50,7 +50,7 @@ enum class ValueState : uint8_t {
   Unneeded,      // nothing: an unused leaf, a freed value, or one lost half way
   Recomputable,  // a recipe; `home` may still hold the contents
   Held,          // bytes: a leaf that something needs, or a materialised value
-  Kept,          // both: kept by policy, writable by other code; or see Note [Made each time]
+  Kept,          // both: other code may write to the bytes; or see Note [Made each time]
   Away,          // a stash: offloaded or paged, see Note [Offloaded values]
 };
 
@@ -73,7 +73,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   ~Value() override;
 
   c10::weak_intrusive_ptr<c10::StorageImpl> home{c10::intrusive_ptr<c10::StorageImpl>()};
-  c10::Storage bytes;                 // the kept bytes; null unless kept
+  c10::Storage bytes;                 // the bytes, if ebb holds them; else null
   c10::intrusive_ptr<Recipe> recipe;  // how to recompute the value; null for a leaf
   VersionStamp written;               // version of the last writer of the storage
   c10::intrusive_ptr<Stash> stash;    // see Note [Offloaded values]; else null
@@ -122,7 +122,8 @@ struct Value final : c10::intrusive_ptr_target, InArena {
                              : ValueState::Unneeded;
   }
 
-  // True if packing or a recipe's read makes ebb keep or send the bytes.
+  // True if the decision is Save, Offload or Page: ebb then holds or sends the bytes once autograd
+  // packs the value or a recipe reads it. Not related to ValueState::Kept.
   bool isKept() const {
     return !recomputes(decision);
   }
@@ -199,13 +200,13 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   // True if `seen` is the counter of a known writer of the storage.
   bool knows(const c10::VariableVersion& seen) const;
 
-  // The storage of this state, if it lives, still has its memory, and no write to it was seen. A
-  // tensor with a counter of its own may have written to it.
+  // The storage of this value, if other code keeps it alive, it still has its memory, and ebb has
+  // seen no write to it. A tensor with a counter of its own may have written to it.
   c10::Storage living() const;
 
-  // The storage that holds this state now: the kept bytes, or the living storage if it was not
-  // written. Null if neither exists; only the recipe is left then. In verify mode, null for a value
-  // with a recipe even if its storage lives.
+  // The storage that has this value's bytes now: `bytes`, or the storage that other code keeps
+  // alive, if it was not written. Null if neither exists, so that only the recipe is left. In
+  // verify mode, null for a value with a recipe even if its storage lives.
   c10::Storage available() const;
 
   // Drops the strong reference to the bytes. `home` refers to their storage.

@@ -120,8 +120,8 @@ class EBB_API RandomReplay {
   // Called after the op: true if the op drew the same numbers as in the forward.
   bool drewTheSame() const;
 
-  // Called after drewTheSame(): restores the shared generator. May throw, as any call of a device
-  // may. Without this call the destructor restores the generator, and does not throw.
+  // Called after drewTheSame(): restores the shared generator. May throw, like every call to a
+  // device. Without this call the destructor restores the generator, and does not throw.
   void putBack();
 
  private:

@@ -21,8 +21,8 @@ namespace ebb {
 // 1. A copy to the host runs after all work given to the compute stream by the time of packing,
 //    even if another stream is current when the copy starts (values that stay on the device for a
 //    while leave later).
-// 2. The device memory is released when the copy is done. The host checks at each pack and
-//    unpack, never in between. Autograd would have held the memory until backward, so the
+// 2. The device memory is released when the copy is done. The host checks at each pack and unpack,
+//    and when the last stash is dropped. Autograd would have held the memory until backward, so the
 //    allocator is told about the stream that packed the value (record_stream); the call does
 //    nothing if the memory was allocated on that stream. The allocator does not know about the
 //    copying streams, so the memory is free at once.

@@ -61,8 +61,8 @@ class PoolSet {
   // Marks pools that overflowed, so that make() makes them larger.
   void growUsedUp();
 
-  // The pools are empty: the compute streams wait for the remaining calls, and the copy of errors
-  // to the host starts.
+  // Called when all pages are back. The compute streams wait for the remaining pool operations, and
+  // the copy of the error bits to the host starts.
   void settle();
 
   // Adds the errors of pools on the tensor's device to a tensor of one int64.

@@ -46,8 +46,8 @@ class PageStep {
   // is kept alive.
   bool isOver() const;
 
-  // Called for each stash of `group`. The first call in a step adds the group's forward to the
-  // schedule and returns true.
+  // Called for each stash of `group`, the stashes of one region. The first call in a step adds the
+  // group's forward to the schedule and returns true.
   bool enter(const PageGroupPtr& group);
 
   void stashed(PageStash& stash);

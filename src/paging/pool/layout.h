@@ -88,7 +88,7 @@ struct PageRows {
 };
 
 // Contents of restored padding rows. Copies of the first valid row are as harmless as that row;
-// without a valid row, zeros.
+// without a valid row, zeros. The engine never restores a tensor without a row: see RowCount::kept.
 enum class PageDeadRows : unsigned char { Untouched, Filled, FirstRow };
 
 // How a tensor is restored.
