@@ -63,8 +63,8 @@ class Worker {
   std::atomic<uint64_t> posts_{0};  // number of times that new work arrived
   std::atomic<bool> ends_{false};
   std::atomic<bool> running_{false};
-  // The number of closed graphs when an allocation last failed. Backward does all of those graphs,
-  // since each failed allocation empties the allocator's cache.
+  // The number of closed graphs when an allocation last failed. The worker leaves all of those
+  // graphs to backward, since each failed allocation empties the allocator's cache.
   uint64_t outOfMemoryAfter_ = 0;
   std::mutex lifeMutex_;  // guards thread_; never taken while mutex_ is held
   std::thread thread_;

@@ -110,7 +110,8 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   bool heldAhead : 1 = false;    // the graph's Lookahead holds the storage too
   bool isResult : 1 = false;     // a leaf that an earlier region of the thread computed
   // Packed through a tensor whose version does not show all writes: a part of a wrapper, or an
-  // alias with a counter of its own. Eager's backward sees such writes, so handles follow them.
+  // alias with a counter of its own. Eager's backward sees such writes, so handles show the new
+  // contents.
   bool follows : 1 = false;
   bool wasLast : 1 = false;  // ended as the last holder of bytes from outside
 
@@ -141,13 +142,13 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   // Sets the decision. `policy` is false if the policy did not make it.
   void decide(Decision verdict, bool policy = true);
 
-  // The bytes stay in memory.
+  // The decision becomes SAVE: the bytes stay in memory.
   void stay();
 
-  // The value must be kept, whatever the policy says. A value due to leave stays due.
+  // The bytes must not be freed, whatever the policy says. OFFLOAD and PAGE still apply.
   void mustBeKept();
 
-  // The value does not leave: it is recomputed if it has a recipe, else kept.
+  // The bytes do not leave: the value is recomputed if it has a recipe, else the bytes stay.
   void undoDecision();
 
   // Takes over the decision of `before`, the saved state before a write.

@@ -42,8 +42,8 @@ void checkSettings(const PagingSettings& settings);
 // this purpose. In verify mode (not with demote, which promises correct gradients) padding rows
 // come back as NaN, to expose a program that depends on their contents.
 //
-// Paging has many methods: calls by values, users and stashes, and below them the steps in a
-// stash's life.
+// Paging has many methods. Values, users and stashes call the public ones; the private ones are
+// events of a stash.
 class EBB_API Paging {
  public:
   static Paging& get();
@@ -81,15 +81,15 @@ class EBB_API Paging {
   // Called by the stash's destructor.
   void forget(PageStash& stash);
 
-  // Begins a step that the user marks with ebb.paging.step() or run_step(). With `fixedOrder` the
-  // step has a schedule: see Note [Page schedules]. With `raisesLate` an overflow raises only at
-  // the end of the step.
+  // Begins an explicit step: ebb.paging.step() or run_step(). With `fixedOrder` the step has a
+  // schedule: see Note [Page schedules]. With `raisesLate` an overflow raises only at the end of
+  // the step.
   void beginStep(bool fixedOrder, bool raisesLate);
 
-  // Ends the marked step, and throws if entries of the schedule are missing.
+  // Ends the explicit step, and throws if entries of the schedule are missing.
   void endStep();
 
-  // Ends a marked step that failed.
+  // Ends an explicit step that failed.
   void abandonStep();
 
   // Records the next step; nothing is paged until that step has ended.
