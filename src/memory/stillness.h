@@ -60,7 +60,7 @@ EBB_API void endCommotion();
 //    the contents, and ebb cannot tell. Replays ahead of those graphs do not read the storage.
 //    Taking the alias waits until the recipe that reads the storage has run on the CPU, or is
 //    launched on a device. ebb does not notice an alias that was taken before those graphs were
-//    recorded.
+//    closed.
 constexpr uint64_t kForEver = UINT64_MAX;
 
 // Replays ahead of graphs that were closed as number `until` or before do not read `storage` from
