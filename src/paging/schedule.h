@@ -29,8 +29,8 @@ struct ScheduleEntry {
 // A step with a fixed order (ebb.paging.step(), run_step(fixed_order=True)) is a list of entries.
 // The first such step is recorded, and all later ones must run the same list. So ebb knows the next
 // entry. A layer whose backward directly follows its forward is not paged, and a layer's pages come
-// back while the layer after it runs backward. Other steps have no list: they begin with the first
-// stash, and end when no stash is left.
+// back while the layer after it runs backward. Other steps have no list. A step that is not
+// explicit begins with the first stash, and ends when no stash is left.
 class EBB_API PageSchedule {
  public:
   // Begins a step. The first step that ends after clear() is the recorded step.
