@@ -147,7 +147,7 @@ def update_readme(results: dict[str, Any]) -> None:
         f"![Time against bytes held](benchmarks/results/{name}.svg)\n",
         f"{environment_line(results['environment'])}:\n",
         summary_table(results["steps"]) + "\n",
-        f"All workloads, slopes and goals: [{name}.md](benchmarks/results/{name}.md).\n",
+        f"All results: [{name}.md](benchmarks/results/{name}.md).\n",
     ]
     readme.write_text(before + begin + "\n".join(parts) + end + after)
 

@@ -57,9 +57,10 @@ struct AheadStats {
 
 EBB_API AheadStats aheadStats();
 
-// Keeps recomputable values, in the whole process, while less than `limit` bytes are in use. "In
-// use" means bytes allocated on the device; on the CPU, the process's resident memory. 0, the
-// default, turns the option off.
+// Recomputable values stay in memory while memory is free, in the whole process. When a region is
+// entered, the earliest regions free theirs if the bytes in use, plus the most that one region has
+// kept so far, exceed `limit`. "In use" means bytes allocated on the device; on the CPU, the
+// process's resident memory. 0, the default, turns the option off.
 EBB_API void keepWhileThereIsRoom(size_t limit);
 
 // Regions and bytes freed because memory was short, and failed allocations, since the process

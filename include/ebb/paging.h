@@ -103,7 +103,7 @@ struct PagePoolStats {
 
 // Counts of the paging engine since the process started, and the current state.
 struct PagingStats {
-  uint64_t steps = 0;          // steps that stashed a value or that the user bracketed
+  uint64_t steps = 0;          // steps that stashed a value, and explicit steps
   uint64_t recordedSteps = 0;  // steps without pools
   uint64_t overflows = 0;      // steps that found too little room
   uint64_t spilledSteps = 0;   // steps with rows in the second tier, among those passed to

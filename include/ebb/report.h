@@ -191,8 +191,9 @@ struct ReportPoint {
 
 // One piece of ebb's work.
 struct ReportSpan {
-  // "region", "backward" (from when it first asked for a value of the region, until it last did),
-  // "replay", "replay ahead", "offload", "stash" or "reload".
+  // "region", "backward" (from backward's first unpack in the region to its last), "replay",
+  // "replay ahead", "offload" (OFFLOAD, to the host), "stash" (PAGE, to a pool) or "reload"
+  // (OFFLOAD or PAGE, back).
   std::string kind;
   std::string name;    // of the region or the op
   double start = 0;    // seconds since the step began

@@ -11,8 +11,8 @@
 
 namespace ebb {
 
-// The Lookahead of a new graph. Null in verify mode and in profiles, and if neither replays run
-// ahead nor Room is on.
+// The Lookahead of a new graph. Null in verify mode, while a profile is recorded, and if both
+// replays ahead and keepWhileThereIsRoom() are off.
 std::unique_ptr<Lookahead> newLookahead(const Graph& graph);
 
 // Recording of `graph` has begun.

@@ -38,8 +38,8 @@ class GraphReplay final : public AheadWatch {
   void end() override;
 
  private:
-  // Bytes that no handle waits for, or not yet; freed when the recipes that read the bytes have
-  // run.
+  // Bytes of a value that no handle needs, or not yet; freed when the recipes that read the bytes
+  // have run.
   struct Passing {
     c10::weak_intrusive_ptr<Value> value;
     size_t nbytes;

@@ -24,7 +24,7 @@ namespace ebb {
 // region, ebb adds the bytes in use on a device to the most that any one region has kept there so
 // far. If the sum exceeds the device's limit, the earliest regions free their kept values, and
 // backward recomputes them. Backward reaches the earliest regions last, when the memory of the
-// others is free. In all else such values are kept as in Note [Replays ahead of backward], without
+// others is free. Otherwise ebb treats such values as in Note [Replays ahead of backward], without
 // the limit there. A failed allocation in a region or a replay has the same effect: the earliest
 // regions free their kept values, open regions last, and the limit is lower from then on. See Note
 // [Allocations that fail].

@@ -14,7 +14,7 @@ bool isAhead(const Graph& graph) {
   return !graph.lookahead->asked.load();
 }
 
-// Removes graphs that are dead or for which `stays` is false.
+// Removes graphs that no longer exist or for which `stays` is false.
 void keepOnly(std::vector<WeakGraph>& graphs, bool (*stays)(const Graph&), Upcoming::Seen& seen) {
   const auto goes = [&](const WeakGraph& weak) {
     seen.push_back(weak.lock());

@@ -27,8 +27,9 @@ class Upcoming {
     ahead_.clear();
   }
 
-  // The latest graph without a replay yet, as autograd chooses; the graph counts as ahead from now
-  // on. Null if there is none, or if `most` graphs are ahead already.
+  // Takes the most recently recorded candidate, since autograd reaches that graph first, and adds
+  // the graph to those replayed ahead. Null if there is no candidate, or if `most` graphs have been
+  // replayed ahead already.
   c10::intrusive_ptr<Graph> take(size_t most, Seen& seen);
 
  private:

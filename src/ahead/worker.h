@@ -19,8 +19,8 @@
 
 namespace ebb {
 
-// Has many members: the state that backward's threads share with the worker's thread, and the life
-// of that thread.
+// The thread that replays one device's graphs ahead of backward, and the state that it shares with
+// backward's threads. Worker has many members: these two belong together.
 class Worker {
  public:
   // `forks`: no thread starts while the number is not 0.
@@ -63,8 +63,8 @@ class Worker {
   std::atomic<uint64_t> posts_{0};  // number of times that new work arrived
   std::atomic<bool> ends_{false};
   std::atomic<bool> running_{false};
-  // The number of closed graphs when an allocation last failed. Backward does all of those graphs,
-  // since each failed allocation empties the allocator's cache.
+  // The number of closed graphs when an allocation last failed. The worker leaves all of those
+  // graphs to backward, since each failed allocation empties the allocator's cache.
   uint64_t outOfMemoryAfter_ = 0;
   std::mutex lifeMutex_;  // guards thread_; never taken while mutex_ is held
   std::thread thread_;

@@ -12,8 +12,8 @@ namespace py = pybind11;
 
 namespace {
 
-// Like hasattr and getattr, but raises and catches no exception if `attribute` is missing, as is
-// usual.
+// True if `attribute` exists and is true. Unlike hasattr and getattr, does not raise and catch an
+// exception if the attribute is missing, the usual case.
 bool isTrue(PyObject* object, PyObject* attribute) {
   PyObject* found = nullptr;
 #if PY_VERSION_HEX >= 0x030D0000

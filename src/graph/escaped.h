@@ -15,9 +15,9 @@ namespace ebb {
 // recomputed memory, at the earlier of two times: before a function of the region's backward
 // unpacks a saved tensor, or before the function that made one of the region's results runs. The
 // latter comes after the hooks on that result's gradient: FSDP gathers parameters in such a hook.
-// Results of the region must stay. Gradients of a backward inside the region must stay too: such a
-// backward computes without grad mode, or unpacks a saved tensor. A block of code declares no
-// results, so every value without a reader in the region counts as a result there.
+// Results of the region must stay. Gradients of a backward inside the region must stay too. ebb
+// recognises such a backward: it computes without grad mode, or unpacks a saved tensor. A block of
+// code declares no results, so every value without a reader in the region counts as a result there.
 struct Escaped {
   c10::intrusive_ptr<Value> value;
   c10::Storage storage;  // emptied

@@ -33,10 +33,10 @@ struct PageGroup;
 // Such a storage then stays alive for backward alone. ebb notices when the storage is freed: if ebb
 // drops the last reference, only ebb held the storage. The last reference may belong to a value, a
 // handle or a replay. A value does not know its region, so ebb marks the value and the graph counts
-// the bytes. Handles and replays count bytes directly. A storage freed with the recorder's map was
-// not needed by backward, and does not count.
+// the bytes. Handles and replays count bytes directly. If the recorder's map has the last
+// reference, backward did not need the storage, and it does not count.
 //
-// Graph has many members: each room leaves its state for a region's backward there.
+// Graph has many members: the classes that record a region store there what backward needs.
 struct EBB_API Graph final : c10::intrusive_ptr_target {
   PythonMutex mutex;                    // See Note [One lock per graph]
   std::vector<std::string> names;       // names of the nested regions; the outermost is first

@@ -78,23 +78,24 @@ struct AheadCounts {
 // autograd takes the latest first. Where results pass through other code in between, ebb takes the
 // previously recorded region. As far as the limit allows, ebb keeps a region's packed tensors until
 // the same thread enters the next outermost region. So the region needed first by backward is
-// complete. To the recorder, the program then seems to hold the tensors. Bytes held after packing
-// and bytes replayed ahead count against one limit until backward reaches the graph or the graph
-// dies.
-// If the program also held a storage when the region closed, the program may have written to the
-// storage without moving a version, and then dropped it. Handles then show the storage, as eager's
-// saved tensors do, and recipes that read the value recompute it first.
+// complete. The recorder treats ebb's reference to such a tensor as a reference of the program.
+// Bytes held after packing and bytes replayed ahead count against one limit until backward reaches
+// the graph or the graph dies. If the program also held a storage when the region closed, the
+// program may have written to the storage without moving a version, and then dropped it. Handles
+// then show the storage, as eager's saved tensors do, and recipes that read the value recompute it
+// first.
 //
-// Lookahead has many members: the graph itself would have them otherwise. The graph's lock guards
-// all members that are not atomic. A graph has no Lookahead while replays do not run ahead, nor in
-// verify mode, which compares each replay where backward would need it.
+// Lookahead has many members. They are not in Graph, because graphs need them only for replays
+// ahead. The graph's lock guards all members that are not atomic. A graph has no Lookahead while
+// replays do not run ahead, nor in verify mode, which compares each replay where backward would
+// need it.
 //
 // Note [Writes under a replay ahead]
 // The program may write to a leaf while a replay reads the leaf. A version moves only after the
 // write's kernel returns, so a replay may read a half-written leaf and see the same version before
 // and after. When backward arrives, all earlier writes of the program are complete. At that time
 // ebb checks the versions of all leaves read ahead once more. If a version has moved, ebb raises
-// the same error as a replay begun then.
+// the error that a replay at that time would raise.
 //
 // Note [Side streams]
 // On a device, a replay ahead runs either on the graph's own stream or on a side stream. The

@@ -72,8 +72,9 @@ RowCount::RowCount(int64_t live) : dtype_(at::kLong) {
   *kept.mutable_data_ptr<int64_t>() = std::max<int64_t>(live, 1);
 }
 
-// Uses few kernels: a model may call this for each of its layers. An invalid number is found where
-// it is used, except for errors hidden by a sum.
+// Uses few kernels: a model may call this for each of its layers. A single number is not checked
+// here: the code that uses it checks it. In a list, an invalid number makes the total -1, since a
+// sum could hide it.
 RowCount::RowCount(const at::Tensor& rows)
     : given_(rows.storage().getWeakStorageImpl()),
       version_(rows.is_inference() ? 0 : rows._version()),

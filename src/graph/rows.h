@@ -46,7 +46,7 @@ struct RowCount final : c10::intrusive_ptr_target {
   // True if this was created from `rows`, and `rows` has not been written since.
   bool isOf(const at::Tensor& rows) const;
 
-  // How many rows are kept. Waits for the device once.
+  // How many rows a pool takes: the valid rows, at least 1. Waits for the device once.
   int64_t keptNow();
 
   // Both tensors are one int64 on the tensor's device, and are never written.

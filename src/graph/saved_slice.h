@@ -1,4 +1,5 @@
-// The slice of a storage shown by one view. A small slice moves alone.
+// The slice of a storage shown by one view. ebb offloads a small slice without the rest of the
+// storage.
 #pragma once
 
 #include <ATen/core/TensorBody.h>

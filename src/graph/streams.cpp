@@ -14,8 +14,8 @@ namespace {
 // The bit is never set, so such streams wait each time.
 constexpr size_t kBits = 8;
 
-// Streams from this number on share the number in Value::madeOn. A reader of bytes made on such a
-// stream waits for all such streams.
+// Value::madeOn has this number for all streams with this or a higher number. A reader of bytes
+// made on such a stream waits for all such streams.
 constexpr size_t kLastMaker = 32;
 
 uint8_t bitOf(size_t place) {

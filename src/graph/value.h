@@ -50,7 +50,7 @@ enum class ValueState : uint8_t {
   Unneeded,      // nothing: an unused leaf, a freed value, or one lost half way
   Recomputable,  // a recipe; `home` may still hold the contents
   Held,          // bytes: a leaf that something needs, or a materialised value
-  Kept,          // both: kept by policy, writable by other code; or see Note [Made each time]
+  Kept,          // both: other code may write to the bytes; or see Note [Made each time]
   Away,          // a stash: offloaded or paged, see Note [Offloaded values]
 };
 
@@ -73,7 +73,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   ~Value() override;
 
   c10::weak_intrusive_ptr<c10::StorageImpl> home{c10::intrusive_ptr<c10::StorageImpl>()};
-  c10::Storage bytes;                 // the kept bytes; null unless kept
+  c10::Storage bytes;                 // the bytes, if ebb holds them; else null
   c10::intrusive_ptr<Recipe> recipe;  // how to recompute the value; null for a leaf
   VersionStamp written;               // version of the last writer of the storage
   c10::intrusive_ptr<Stash> stash;    // see Note [Offloaded values]; else null
@@ -110,7 +110,8 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   bool heldAhead : 1 = false;    // the graph's Lookahead holds the storage too
   bool isResult : 1 = false;     // a leaf that an earlier region of the thread computed
   // Packed through a tensor whose version does not show all writes: a part of a wrapper, or an
-  // alias with a counter of its own. Eager's backward sees such writes, so handles follow them.
+  // alias with a counter of its own. Eager's backward sees such writes, so handles show the new
+  // contents.
   bool follows : 1 = false;
   bool wasLast : 1 = false;  // ended as the last holder of bytes from outside
 
@@ -122,7 +123,8 @@ struct Value final : c10::intrusive_ptr_target, InArena {
                              : ValueState::Unneeded;
   }
 
-  // True if packing or a recipe's read makes ebb keep or send the bytes.
+  // True if the decision is Save, Offload or Page: ebb then holds or sends the bytes once autograd
+  // packs the value or a recipe reads it. Not related to ValueState::Kept.
   bool isKept() const {
     return !recomputes(decision);
   }
@@ -140,13 +142,13 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   // Sets the decision. `policy` is false if the policy did not make it.
   void decide(Decision verdict, bool policy = true);
 
-  // The bytes stay in memory.
+  // The decision becomes SAVE: the bytes stay in memory.
   void stay();
 
-  // The value must be kept, whatever the policy says. A value due to leave stays due.
+  // The bytes must not be freed, whatever the policy says. OFFLOAD and PAGE still apply.
   void mustBeKept();
 
-  // The value does not leave: it is recomputed if it has a recipe, else kept.
+  // The bytes do not leave: the value is recomputed if it has a recipe, else the bytes stay.
   void undoDecision();
 
   // Takes over the decision of `before`, the saved state before a write.
@@ -199,13 +201,13 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   // True if `seen` is the counter of a known writer of the storage.
   bool knows(const c10::VariableVersion& seen) const;
 
-  // The storage of this state, if it lives, still has its memory, and no write to it was seen. A
-  // tensor with a counter of its own may have written to it.
+  // The storage of this value, if other code keeps it alive, it still has its memory, and ebb has
+  // seen no write to it. A tensor with a counter of its own may have written to it.
   c10::Storage living() const;
 
-  // The storage that holds this state now: the kept bytes, or the living storage if it was not
-  // written. Null if neither exists; only the recipe is left then. In verify mode, null for a value
-  // with a recipe even if its storage lives.
+  // The storage that has this value's bytes now: `bytes`, or the storage that other code keeps
+  // alive, if it was not written. Null if neither exists, so that only the recipe is left. In
+  // verify mode, null for a value with a recipe even if its storage lives.
   c10::Storage available() const;
 
   // Drops the strong reference to the bytes. `home` refers to their storage.

@@ -24,13 +24,13 @@ struct Mismatch {
 };
 
 // Note [Verify mode]
-// Verify mode keeps no tensor alive for the comparison, so memory lives and dies as in other modes.
-// ebb copies a state's bytes when they are about to be lost: just before a visible write, or when
-// the last reference to the storage goes (see Note [Poison]). ebb replays values with a recipe even
-// while their tensor is alive. Each output of a replay is compared with the forward's bytes. A
-// difference is an error only in a tensor unpacked by backward, since gradients depend on nothing
-// else. `mismatch` tells where the difference began: an output that differs although no input of
-// its op does.
+// Verify mode keeps no tensor alive for the comparison, so memory is freed at the same times as in
+// other modes. ebb copies a value's bytes when they are about to be lost: just before a visible
+// write, or when the last reference to the storage goes (see Note [Poison]). ebb replays values
+// with a recipe even while their tensor is alive. Each output of a replay is compared with the
+// forward's bytes. A difference is an error only in a tensor unpacked by backward, since gradients
+// depend on nothing else. `mismatch` tells where the difference began: an output that differs
+// although no input of its op does.
 struct Witness {
   std::mutex mutex;           // guards bytes: a storage may die on any thread
   c10::Storage bytes;         // null while the state still lives in its storage

@@ -63,11 +63,11 @@ constexpr std::array<std::string_view, 5> kNeverReplayedNamespaces{
     "_dtensor::",
 };
 // Note [Communication]
-// The operators of those namespaces write to tensors from other threads, until somebody waits. Most
-// of their schemas do not say so: c10d::allreduce_ and recv_ mark no argument, nor does
-// _c10d_functional::irecv. So all arguments of such an operator count as written, except arguments
-// named input*, which by convention are read, and those in kOnlyRead. The writes move no version,
-// so handles show the new contents, as eager's saved tensors do.
+// The operators of those namespaces start writes on other threads. The writes are complete only
+// after the program has waited. Most of their schemas do not say so: c10d::allreduce_ and recv_
+// mark no argument, nor does _c10d_functional::irecv. So all arguments of such an operator count as
+// written, except arguments named input*, which by convention are read, and those in kOnlyRead. The
+// writes move no version, so handles show the new contents, as eager's saved tensors do.
 //
 // A graph that was recorded earlier must not recompute from the new contents, where eager's
 // backward would use the old ones. So if such a graph knows a tensor that a later collective
@@ -75,10 +75,10 @@ constexpr std::array<std::string_view, 5> kNeverReplayedNamespaces{
 // tensor that no op has computed, as far as autograd knows: a gathered parameter (FSDP), which gets
 // the same contents again.
 //
-// No operator shows the wait, so until then the value is in transit. Three rules follow. The value
-// is not offloaded, since the copy could miss data that has not arrived. Its fingerprint is taken
-// when the region ends. A version that moved before ebb looks at the value was moved by the
-// collective: gloo's threads end with operators of their own.
+// ebb sees no operator for the program's wait, so it treats the written value as in transit. Three
+// rules follow. The value is not offloaded, since the copy could miss data that has not arrived.
+// Its fingerprint is taken when the region ends. A version that moved before ebb looks at the value
+// was moved by the collective: gloo's threads end with operators of their own.
 struct ReadArgument {
   std::string_view name;
   std::string_view argument;

@@ -37,8 +37,8 @@ bool readsRequiresGrad(std::string_view name);
 // True if the kernel may read more of a storage than the argument shows, as as_strided_copy does.
 bool readsBeyond(std::string_view name);
 
-// True if result `slot` is a workspace for the backward kernel. No kernel writes or reads some of
-// the bytes, so a replay may leave other contents there. Used by verify mode only.
+// True if result `slot` is a workspace for the backward kernel. Some of its bytes are never written
+// or read, so they may differ after a replay. Used by verify mode only.
 bool isWorkspace(std::string_view name, size_t slot);
 
 // Sets OpTraits::rows and rowArgument.

@@ -82,8 +82,8 @@ OpKind classify(const c10::OperatorHandle& op) {
   const bool hides = std::any_of(arguments.begin(), arguments.end(), [&](const auto& argument) {
     return typeOf(argument.type()) != ArgType::Other && hidesWrite(schema.name(), argument.name());
   });
-  // Schemas of other libraries may be incomplete, so ebb looks at the calls. Without tensor
-  // arguments there is nothing to look at.
+  // Schemas of other libraries may be incomplete, so ebb checks each call for writes to arguments
+  // that the schema shows as read. An operator without tensor arguments needs no check.
   const bool trusted = isTorchsOwn(schema.name()) ||
                        std::all_of(arguments.begin(), arguments.end(), [](const auto& argument) {
                          return typeOf(argument.type()) == ArgType::Other;

@@ -12,8 +12,9 @@ namespace ebb {
 // Note [Kernels chosen by timing]
 // With torch.backends.cudnn.benchmark on, cuDNN (and MIOpen) runs several algorithms for a
 // convolution the first time that a thread meets the shape. From then on the thread uses the
-// fastest algorithm. A replay runs on autograd's thread, which would measure anew, and may give
-// other last bits. So the results of such convolutions are kept, unless a rule says force.
+// fastest algorithm. A replay runs on autograd's thread, which would time the algorithms again and
+// may choose another one, with other last bits. So the results of such convolutions are kept,
+// unless a rule says force.
 
 // Note [Kernels chosen by free memory]
 // cuDNN's engines for a convolution need workspaces of different sizes. If the device has no memory
@@ -25,8 +26,9 @@ namespace ebb {
 //    since this thread would now choose another engine than other threads.
 // 2. in a replay: the replay raises, and so do later replays of convolutions on this thread. The
 //    results of convolutions that are recorded later are kept.
-// The count is per device: a failed allocation on another thread at the same time may keep or
-// refuse a convolution without need. Convolutions outside of regions are not watched.
+// The count is per device. So after a failed allocation on another thread at the same time, ebb may
+// keep a result, or a replay may raise, without need. Convolutions outside of regions are not
+// watched.
 
 // The reason why results of convolutions must be kept now; null if there is none.
 const char* convolutionsAreKept();

@@ -70,7 +70,8 @@ class KernelStates {
 };
 
 // The precision settings of products in a kernel of `keys`, as one number. A replay under other
-// settings raises, since torch's two interfaces for them cannot be mixed.
+// settings raises: ebb cannot restore them, because torch has an old and a new interface for them,
+// and raises if a program uses both.
 uint32_t productPrecision(PrecisionRead read, c10::DispatchKeySet keys);
 
 // Runs kernels as the forward did: below autograd, dispatch modes, functorch and interception, with

@@ -25,32 +25,33 @@ namespace ebb {
 // generator, which is set for the replay and put back. Two threads in regions must not draw in
 // between, so all such runs, first or replayed, hold one process-wide lock. A thread that records
 // and holds a graph's lock must never wait for the lock of draws, since replays take the lock of
-// draws with the graph's lock held. CUDA's generator is lent another state where possible, and not
-// set: after a set, cuDNN's recurrent layers begin their masks anew, unlike in eager.
+// draws with the graph's lock held. Where possible, ebb exchanges the state object of CUDA's
+// generator, and does not set the state: after a set, cuDNN's recurrent layers begin their masks
+// anew, unlike in eager.
 //
 // Note [Random numbers in a capture]
-// While a graph is captured, CUDA's generator counts from the beginning of the capture, and can be
-// neither cloned nor lent a state. The generator can be set, so ebb sets it for ops with a
-// Generator argument too. A user's own generator must be registered with the graph, or the forward
-// raises. A state of one capture means nothing in another capture, nor outside: when a graph runs,
-// the draws begin at the generator's state at that time. So a replay is refused unless it is
-// captured with its forward, or neither is captured.
+// While a graph is captured, the offset of CUDA's generator counts from the beginning of the
+// capture, and its state object can be neither cloned nor exchanged. ebb sets the state instead,
+// also for ops with a Generator argument. A user's own generator must be registered with the graph,
+// or the forward raises. A state of one capture is meaningless in another capture or outside: when
+// a graph is launched, the draws begin at the generator's state at that time. So a replay raises
+// unless it is captured with its forward, or neither is captured.
 //
 // Note [Threads that draw outside of regions]
-// Threads outside of regions do not take the lock of draws, and may draw between ebb's look at the
-// state and the kernel's draw. On the CPU, an op with a Generator argument therefore draws from a
-// private clone in the forward too, and the clone's state is then put into the default generator.
-// For other ops, the recipe has a digest of the state after the draw and, on the CPU, a fingerprint
-// of the result. A replay that ends in another state or gives another result raises.
+// Threads outside of regions do not take the lock of draws, and may draw after ebb has read the
+// state and before the kernel draws. On the CPU, an op with a Generator argument therefore draws
+// from a private clone in the forward too, and the clone's state is then put into the default
+// generator. For other ops, the recipe has a digest of the state after the draw and, on the CPU, a
+// fingerprint of the result. A replay that ends in another state or gives another result raises.
 //
 // Note [Which generator an op drew from]
 // A kernel draws from the generator that it is given, or from the default generator of its device.
 // But if a device has no kernel for an op (as some backends, out of tree and in torch), the CPU
 // kernel runs and draws from the CPU generator; some devices have no generator at all. So on
-// devices other than the CPU and CUDA both generators are watched, and the op drew from the one
-// that moved. If both moved, the op may have drawn from both. If neither moved, an out-of-tree
-// backend may have a hidden generator. In these two cases the draw of a replay is unknown, and the
-// op's results are kept.
+// devices other than the CPU and CUDA ebb compares both generators before and after. The op drew
+// from the one whose state has changed. If both changed, the op may have drawn from both. If
+// neither changed, an out-of-tree backend may have a hidden generator. In these two cases the draw
+// of a replay is unknown, and the op's results are kept.
 struct RandomState {
   at::Generator generator;       // the op drew from this generator in the forward
   std::vector<uint32_t> packed;  // the state before the draw; see packState
@@ -120,8 +121,8 @@ class EBB_API RandomReplay {
   // Called after the op: true if the op drew the same numbers as in the forward.
   bool drewTheSame() const;
 
-  // Called after drewTheSame(): restores the shared generator. May throw, as any call of a device
-  // may. Without this call the destructor restores the generator, and does not throw.
+  // Called after drewTheSame(): restores the shared generator. May throw, like every call to a
+  // device. Without this call the destructor restores the generator, and does not throw.
   void putBack();
 
  private:

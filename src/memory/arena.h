@@ -9,11 +9,12 @@ namespace ebb {
 
 // Note [The arena]
 // For each op a region makes a recipe, a value and one or two handles, and sometimes a stash.
-// Backward frees these objects in about the reverse order. At this rate malloc and free would be
-// the larger part of the work, increasingly so with more objects. So the arena cuts objects one
-// after the other from chunks that belong to the recording thread. A chunk counts its objects and
-// is reused when the last object is freed, on any thread. An object with a long life keeps only its
-// chunk of 16 KiB: memory that its neighbours referred to was freed with the neighbours.
+// Backward frees these objects in about the reverse order. With so many small objects, malloc and
+// free would take most of the time of recording, and a larger part the more objects exist. So the
+// arena cuts objects one after the other from chunks that belong to the recording thread. A chunk
+// counts its objects and is reused when the last object is freed, on any thread. An object with a
+// long life keeps only its chunk of 16 KiB: memory that its neighbours referred to was freed with
+// the neighbours.
 EBB_API void* arenaAllocate(size_t bytes);
 EBB_API void arenaFree(void* object) noexcept;
 

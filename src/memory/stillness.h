@@ -50,14 +50,17 @@ EBB_API void beginCommotion();
 EBB_API void endCommotion();
 
 // Note [Hands on a storage]
-// If code of the program has a hand on a storage, replays ahead do not read the storage:
-// 1. Code that resizes a storage by hand shards parameters. At times such a storage is empty or
-//    about to be filled, without a sign. No replay ahead reads the storage any more.
-// 2. Code that takes an alias with its own version (`p.data`, `p.numpy()`, a pointer), while graphs
-//    wait for their backward, may write through the alias and later restore the contents, also
-//    without a sign. Replays ahead of those graphs do not read the storage. Taking the alias waits
-//    for the recipe that is reading: for the kernel on the CPU, for the launch on a device. An
-//    alias that was taken earlier is not noticed.
+// The program *has a hand on a storage* if it may change the storage without ebb's knowledge.
+// Replays ahead do not read such a storage. There are two cases:
+// 1. The program has resized the storage, as code that shards parameters does. Such a storage may
+//    be empty, or its data may not have arrived yet, and ebb cannot tell. No replay ahead reads the
+//    storage any more.
+// 2. While graphs wait for their backward, the program has taken an alias with its own version
+//    (`p.data`, `p.numpy()`, a pointer). The program may write through the alias and later restore
+//    the contents, and ebb cannot tell. Replays ahead of those graphs do not read the storage.
+//    Taking the alias waits until the recipe that reads the storage has run on the CPU, or is
+//    launched on a device. ebb does not notice an alias that was taken before those graphs were
+//    closed.
 constexpr uint64_t kForEver = UINT64_MAX;
 
 // Replays ahead of graphs that were closed as number `until` or before do not read `storage` from

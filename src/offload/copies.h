@@ -21,8 +21,8 @@ namespace ebb {
 // 1. A copy to the host runs after all work given to the compute stream by the time of packing,
 //    even if another stream is current when the copy starts (values that stay on the device for a
 //    while leave later).
-// 2. The device memory is released when the copy is done. The host checks at each pack and
-//    unpack, never in between. Autograd would have held the memory until backward, so the
+// 2. The device memory is released when the copy is done. The host checks at each pack and unpack,
+//    and when the last stash is dropped. Autograd would have held the memory until backward, so the
 //    allocator is told about the stream that packed the value (record_stream); the call does
 //    nothing if the memory was allocated on that stream. The allocator does not know about the
 //    copying streams, so the memory is free at once.
@@ -37,14 +37,14 @@ namespace ebb {
 // During a CUDA graph capture the host may not query or wait for an event. In static mode the host
 // never does: the compute stream waits instead. Memory is then free for later work on that stream.
 // Once no value is away, all work has joined the compute stream, as a capture demands. Host memory
-// is never freed: see Note [Whose host memory it is].
-// Captured work runs when the graph is replayed and other work runs at once, so neither may wait
-// for the other. Copies in progress outside are put aside when a capture begins. Copies that a
-// failed capture left in progress are forgotten when the capture is over. A capture is considered
-// active while the outgoing stream is captured: that stream joins the capture with the first copy,
-// and does not join the next capture before the first copy there.
+// is never freed: see Note [Whose host memory it is]. Captured work runs when the graph is launched
+// and other work runs at once, so neither may wait for the other. Copies in progress outside are
+// put aside when a capture begins. Copies that a failed capture left in progress are forgotten when
+// the capture is over. A capture is considered active while the outgoing stream is captured: that
+// stream joins the capture with the first copy, and does not join the next capture before the first
+// copy there.
 //
-// Copies has many methods: the steps in a stash's life, and operations on all stashes.
+// Copies has many methods: one for each event of a stash, and some for all stashes.
 class Copies {
  public:
   explicit Copies(OffloadContext& context) : context_(context) {

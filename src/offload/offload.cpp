@@ -173,8 +173,8 @@ c10::Storage Offload::fetchOnce(HostStash& stash, const c10::Storage& living) {
   return bytes;
 }
 
-// Captured copies to the host run only when the graph is replayed, and others ran before the
-// replay.
+// A captured copy to the host runs only when the CUDA graph is launched; any other copy has run
+// before the launch.
 void Offload::checkPlace(const HostStash& stash) const {
   TORCH_CHECK(
       copies_.isHere(stash),

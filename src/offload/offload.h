@@ -26,8 +26,8 @@ namespace ebb {
 // is registered or a test installs a fake. So each transfer has an engine, and a stash stays with
 // the engine that sent the stash. All engines share settings, counts and the lock.
 //
-// Offload has many methods: calls by values, users and stashes, and below them the steps in a
-// stash's life.
+// Offload has many methods. Values, users and stashes call the public ones; the private ones are
+// events of a stash.
 class EBB_API Offload : public std::enable_shared_from_this<Offload> {
  public:
   explicit Offload(std::shared_ptr<Transfer> via);

@@ -123,8 +123,9 @@ void PageLane::noteOver(const Call& call) {
   over_ = call.number;
 }
 
-// If another stream than the owner has waited, the owner's memory is not reused before that stream
-// has reached the wait.
+// Releases the held storages that `what` selects. `user`: a stream that has waited for the lane and
+// does not own the memory. The allocator then reuses the memory only after `user` has reached the
+// wait.
 void PageLane::letGo(
     const std::function<bool(const Held&)>& what, std::optional<c10::Stream> user) {
   const auto kept = std::stable_partition(

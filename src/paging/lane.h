@@ -17,30 +17,28 @@
 namespace ebb {
 
 // Note [The lane]
-// Calls on a device's pools run one after the other on one stream of ebb's, the lane. The memory of
-// pools and tickets is allocated on the lane, so calls that use no other memory need not wait, and
-// the memory can be freed at any time. A call that uses a tensor runs after all work given to the
-// current compute stream. That stream waits for the calls whose results it needs; no other stream
-// waits.
+// A call is one operation on a pool: moving rows, giving pages back, reading errors. All calls on a
+// device's pools run one after the other on one stream of ebb's, the lane. The memory of pools and
+// tickets is allocated on the lane, so calls that use no other memory need not wait, and the memory
+// can be freed at any time. A call that uses a tensor runs after all work given to the current
+// compute stream. That stream waits for the calls whose results it needs; no other stream waits.
 // The tensor is held until the compute stream has waited for the call: later work on that stream
 // may then reuse the memory. A wait releases only tensors of the waiting stream, so the memory of
 // one stream never waits for another. When a step is over, one stream waits for all remaining
 // calls, and the allocator is told about the stream (noteUse). The allocator is also told when a
 // stream reads memory that another stream made. With a single compute stream, neither has an
-// effect.
-// On the CPU there is no lane: calls are done when they return.
+// effect. On the CPU there is no lane: calls are done when they return.
 //
 // Note [Pages in a CUDA graph]
 // All calls can be captured. A captured stream may not wait for an event from outside of the
 // capture, nor the reverse. So each call knows its capture, and no stream waits for a call of
-// another capture. Calls given before a capture are over when the graph runs (torch.cuda.graph
-// waits for the device first); calls given in a capture have not run. Memory held for a captured
-// call is released when the capture is over, successful or not. Before a capture ends, the compute
-// stream must have waited for the lane's last call; once all stashes are back, the stream has
-// waited.
-// Captured calls run later, on other streams. So if a graph uses a pool, all calls of the pool run
-// after all work given to the compute stream. The compute stream waits for each call, and for pages
-// given back at the end of a step.
+// another capture. Calls given before a capture are over when the graph is launched
+// (torch.cuda.graph waits for the device first); calls given in a capture have not run yet. Memory
+// held for a captured call is released when the capture is over, successful or not. Before a
+// capture ends, the compute stream must have waited for the lane's last call; once all stashes are
+// back, the stream has waited. Captured calls run later, on other streams. So if a graph uses a
+// pool, all calls of the pool run after all work given to the compute stream. The compute stream
+// waits for each call, and for pages given back at the end of a step.
 class PageLane {
  public:
   // A call, or the end of several calls.

@@ -38,12 +38,12 @@ void checkSettings(const PagingSettings& settings);
 // The contents of padding rows do not matter: the user declares so with mark_rows. But kernels
 // compute with padding rows: 0 / 0 in a row whose gradient is zero is NaN, and a product over all
 // rows spreads the NaN. So padding rows come back as copies of the first valid row, and cause
-// nothing that the valid row does not cause. If no row is valid, the first padding row is kept for
-// this purpose. In verify mode padding rows come back as NaN, to expose a program that depends on
-// their contents.
+// nothing that the valid row does not cause. If no row is valid, the first padding row is paged for
+// this purpose. In verify mode (not with demote, which promises correct gradients) padding rows
+// come back as NaN, to expose a program that depends on their contents.
 //
-// Paging has many methods: calls by values, users and stashes, and below them the steps in a
-// stash's life.
+// Paging has many methods. Values, users and stashes call the public ones; the private ones are
+// events of a stash.
 class EBB_API Paging {
  public:
   static Paging& get();
@@ -81,14 +81,15 @@ class EBB_API Paging {
   // Called by the stash's destructor.
   void forget(PageStash& stash);
 
-  // Begins a step that the user brackets. With `fixedOrder` the step has a schedule: see Note [Page
-  // schedules]. With `raisesLate` an overflow raises only at the end of the step.
+  // Begins an explicit step: ebb.paging.step() or run_step(). With `fixedOrder` the step has a
+  // schedule: see Note [Page schedules]. With `raisesLate` an overflow raises only at the end of
+  // the step.
   void beginStep(bool fixedOrder, bool raisesLate);
 
-  // Ends the bracketed step, and throws if entries of the schedule are missing.
+  // Ends the explicit step, and throws if entries of the schedule are missing.
   void endStep();
 
-  // Ends a bracketed step that failed.
+  // Ends an explicit step that failed.
   void abandonStep();
 
   // Records the next step; nothing is paged until that step has ended.

@@ -53,16 +53,16 @@ class PoolSet {
   // Drops all pools, including those of graphs, and all other state.
   void clear();
 
-  // Error bits of all pools. Waits until the pools have finished all calls, including those that a
-  // CUDA graph may have given on the compute stream. During a capture the host may not wait:
-  // returns 0. Counts a step in which rows went to the second tier.
+  // Error bits of all pools. Waits until the pools have finished all calls, including those of a
+  // CUDA graph launched on the compute stream. During a capture the host may not wait: returns 0.
+  // Counts a step in which rows went to the second tier.
   int64_t readErrors();
 
   // Marks pools that overflowed, so that make() makes them larger.
   void growUsedUp();
 
-  // The pools are empty: the compute streams wait for the remaining calls, and the copy of errors
-  // to the host starts.
+  // Called when all pages are back. The compute streams wait for the remaining pool operations, and
+  // the copy of the error bits to the host starts.
   void settle();
 
   // Adds the errors of pools on the tensor's device to a tensor of one int64.

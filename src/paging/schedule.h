@@ -26,11 +26,11 @@ struct ScheduleEntry {
 };
 
 // Note [Page schedules]
-// A step that the user brackets is a list of entries, and all steps must run the same list: the
-// first step is recorded, and later steps are compared with the record. So the next entry is known.
-// A layer whose backward directly follows its forward is not paged, and a layer's pages come back
-// while the layer behind runs backward. Other steps have no list; a step without brackets begins
-// with the first stash, and ends when no stash is left.
+// A step with a fixed order (ebb.paging.step(), run_step(fixed_order=True)) is a list of entries.
+// The first such step is recorded, and all later ones must run the same list. So ebb knows the next
+// entry. A layer whose backward directly follows its forward is not paged, and a layer's pages come
+// back while the layer after it runs backward. Other steps have no list. A step that is not
+// explicit begins with the first stash, and ends when no stash is left.
 class EBB_API PageSchedule {
  public:
   // Begins a step. The first step that ends after clear() is the recorded step.

@@ -14,10 +14,9 @@
 
 namespace ebb {
 
-// The paging engine's view of the current step. A step that the user brackets begins and ends when
-// the user says so; any other step begins with the first stash and ends when no stash is left. See
-// Note [Page schedules].
-// PageStep has many methods; each is one event in a step.
+// The paging engine's view of the current step. The user begins and ends an explicit step
+// (ebb.paging.step(), run_step()). Any other step begins with the first stash and ends when no
+// stash is left. See Note [Page schedules]. PageStep has many methods; each is one event in a step.
 class PageStep {
  public:
   // Begins a step. If isToBeRecorded() is set, the new step is recorded: see Note [How pools are
@@ -46,8 +45,8 @@ class PageStep {
   // is kept alive.
   bool isOver() const;
 
-  // Called for each stash of `group`. The first call in a step adds the group's forward to the
-  // schedule and returns true.
+  // Called for each stash of `group`, the stashes of one region. The first call in a step adds the
+  // group's forward to the schedule and returns true.
   bool enter(const PageGroupPtr& group);
 
   void stashed(PageStash& stash);
@@ -72,7 +71,7 @@ class PageStep {
     return count_ == 0;
   }
 
-  // Ends the step, unless the user brackets the step. Returns whether the step has ended.
+  // Ends the step, unless it is an explicit step. Returns whether the step has ended.
   bool endUnlessBracketed();
 
   // True if the log of the recorded step can size pools.

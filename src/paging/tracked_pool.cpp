@@ -100,9 +100,9 @@ void TrackedPool::settleFreed() {
   stack_.insert(stack_.end(), stay.rbegin(), stay.rend());
 }
 
-// If a slot was stashed before a capture and freed in the capture, the graph's first replay gives
-// the pages back, unless that happens before. A slot stashed in a capture is left to the graph:
-// outside of the capture nothing was stashed.
+// If a slot was stashed before a capture and freed in the capture, the graph's first launch gives
+// the pages back, unless they were given back before. A slot stashed in a capture is left to the
+// graph: outside of the capture nothing was stashed.
 void TrackedPool::giveBack(const SlotPtr& slot, std::vector<SlotPtr>& stays) {
   const uint64_t now = lane_.capture();
   const uint64_t of = slot->stashed.capture;

@@ -14,9 +14,9 @@ namespace ebb {
 
 class ValueMap;
 
-// `op` made the value, whose `rule` is set, in a result shown by `tensor`. `reason` tells why the
-// value cannot be recomputed; null if it can be, or need not be. A later check tells if the program
-// still holds values from outside.
+// Adds a line for a new value to the report. `op` produced the value, and `tensor` is the result;
+// value.rule must be set. `reason`: why the value cannot be recomputed; null if it can be, or need
+// not be. For values from outside, ebb checks later if the program still refers to them.
 void noteMade(
     const Context& context,
     Value& value,
@@ -24,9 +24,9 @@ void noteMade(
     const std::string& op,
     const char* reason);
 
-// True if `tensor`, saved by autograd and not yet read in the region, gets a value. A profile needs
-// the value to show when backward unpacks a tensor computed by another function. A report needs the
-// value to show if only autograd holds the tensor in the end.
+// True if ebb creates a value for `tensor`, which autograd has saved and no op of the region has
+// read. With the value, a profile shows when backward unpacks a tensor computed by another
+// function. A report shows if only autograd still refers to the tensor.
 bool isReported(const Context& context, const at::Tensor& tensor);
 
 // Notes the policy's rule that decided on the value.

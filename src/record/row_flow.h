@@ -13,8 +13,8 @@
 
 namespace ebb {
 
-// In how many rows `tensor` shows the rows of a storage of `nbytes` bytes. 0 if the rows do not
-// follow each other in the tensor.
+// The size of the first dimension of `tensor`, if this dimension runs over the rows of the storage
+// of `nbytes` bytes, or over equal parts of the rows. Otherwise 0.
 int64_t rowsShown(const at::Tensor& tensor, const Rows& rows, size_t nbytes);
 
 // Row flow of one call. Arguments are added before the call runs; results are queried afterwards.

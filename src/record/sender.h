@@ -43,8 +43,9 @@ class Sender {
   // True if the value, shown by `tensor`, may be sent to its destination.
   static bool canLeave(const Value& value, const at::Tensor& tensor);
 
-  // True if the region sends its input `tensor`: computed by another autograd function, neither a
-  // parameter nor a view of a parameter.
+  // True if ebb should offload or page `tensor`, an input of the region. The policy must say so,
+  // and an autograd function outside must have computed the tensor; parameters and their views
+  // stay.
   bool offloadsInput(const at::Tensor& tensor) const;
 
   // Sends needed values. Consumers come before inputs. Unneeded values are released at once,

@@ -25,8 +25,9 @@ void fillAll(Graph& graph) {
     try {
       bytes = materialise(graph, value);
     } catch (const c10::Error& error) {
-      // Backward may not need the value; code that reads it gets the error. Missing inputs may
-      // return, such as a parameter that is gathered later, so the next unpack tries again.
+      // Backward may not need the value; code that reads it gets the error. The next unpack tries
+      // again, because a missing input may be available then, such as a parameter that is gathered
+      // later.
       emptyStorage(escaped.storage, error.what_without_backtrace());
       graph.escapes.push_back(std::move(escaped));
       continue;
@@ -38,8 +39,8 @@ void fillAll(Graph& graph) {
     graph.streams.use(value, bytes);
     graph.streams.share(bytes);  // holders of the escape read it without waiting
     fillStorage(escaped.storage, bytes);
-    // From now on other code can write to the storage, so it is the value's home again and versions
-    // count.
+    // The value refers to this storage from now on. Other code can write to the storage, so ebb
+    // checks its version.
     value.bytes = escaped.storage;
     value.address = escaped.storage.data();
     value.isPrivate = false;

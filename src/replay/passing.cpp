@@ -8,16 +8,16 @@ namespace ebb {
 // Note [Made each time]
 // To need less memory than one region's activations, ops must run more than once. A value with the
 // decision RECOMPUTE_EACH_TIME is recomputed in passing for the other values of a slice:
-// 1. The value has bytes from the run of its recipe until the slice's last reader of the value has
-//    run; without a reader, no bytes. The value keeps its recipe, so the next slice can recompute
-//    the value.
-// 2. If the slice is for the value itself, backward has arrived: the value is held and drops its
-//    recipe, like any other. So do other outputs of the same run that a handle waits for: a
-//    backward function unpacks all outputs of its operator, and would cause a run for each.
-// 3. A recipe that stays needs its inputs again. Each input is a leaf, or has a recipe too, or is
-//    held since its first recomputation or reload. So a run may overwrite a buffer if the run's
-//    recipe is dropped and nothing else reads the buffer, or if the buffer is freed after the run
-//    anyway. Otherwise the run gets a copy.
+// 1. The bytes exist from the replay of the value's recipe until the last recipe of the slice that
+//    reads them has run. Without such a recipe, the bytes are freed at once. The value keeps its
+//    recipe, so the next slice can recompute the value.
+// 2. If backward unpacks the value itself, the value stays in memory and drops its recipe, like any
+//    other. So do other outputs of the same replay that a handle needs: a backward function unpacks
+//    all of them, and would cause a replay for each.
+// 3. A recipe that remains needs its inputs again. Each input is a leaf, or has a recipe too, or is
+//    held since its first recomputation or reload. So a replay may write in place in two cases: its
+//    recipe is dropped afterwards and nothing else reads the buffer, or the slice would free the
+//    buffer after this replay. Otherwise the replay writes to a copy.
 // 4. A replay ahead of backward recomputes such values only for other values. If backward needs
 //    such a value itself, backward recomputes it on arrival.
 

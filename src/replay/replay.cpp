@@ -193,8 +193,8 @@ class Slice {
     return value.tampered || (!value.isPrivate && ebb::hasChanged(value, storage, graph_.verify));
   }
 
-  // For a value that outlives the region and was written unseen. Handles follow the write, as
-  // eager's saved tensors do.
+  // For a value that outlives the region and that an unseen write has changed. Recipes read the
+  // recomputed value. Handles show the new contents, as eager's saved tensors do.
   void becomeRecomputable(Value& value, c10::Storage written) {
     value.superseded = true;
     value.bytes = c10::Storage();
@@ -277,8 +277,8 @@ class Slice {
 // ebb collects the needed recipes backwards from the wanted value and stops at values whose bytes
 // are available. The recipes run in the order of recording, with autograd, dispatch modes and ebb's
 // key excluded. Each referenced result gets its bytes and drops its recipe. Inputs without other
-// users go with the recipe. So a slice holds as little as possible, and no recipe runs twice,
-// except by the policy's choice: see Note [Made each time].
+// users are freed with the recipe. So a slice holds as little memory as possible, and no recipe
+// runs twice, unless the policy says so: see Note [Made each time].
 c10::Storage materialise(Graph& graph, Value& value) {
   if (value.state() == ValueState::Away) {
     return bringBack(graph, value);

@@ -60,8 +60,8 @@ class Rerun {
     }
   }
 
-  // After a run that threw: returns true if all is as before the run. If the kernel may have
-  // written a part of a value's own buffer, the buffer is lost.
+  // Called if the replay threw. Values get their own buffers back. Returns false if the kernel may
+  // have written to such a buffer, so the replay cannot be tried again.
   bool undo() {
     bool undone = !over_;
     for (Buffer& buffer : buffers_) {
@@ -189,21 +189,21 @@ class Rerun {
     return storage;
   }
 
-  // True if no other code can be using the bytes, on any stream, and a failed run need not restore
-  // the bytes.
+  // True if no other code can be using the bytes, on any stream, and a failed replay need not
+  // restore the bytes.
   bool mayBeTaken(const Value& value) const {
     return value.isPrivate && !graph_.streams.areSeveral() && asker_ == Asker::Backward;
   }
 
-  // True if only this run needs the bytes of `input`, to which `ours` of the recipe's inputs refer.
-  // See Note [Made each time], 3.
+  // True if only this replay needs the bytes of `input`. `ours`: how many inputs of the recipe
+  // refer to the value. See Note [Made each time], 3.
   bool nothingNeeds(const Input& input, size_t ours) const {
     return passing_.isLastToRead(recipe_, *input.value) ||
            (input.value.use_count() == ours && runsForTheLastTime());
   }
 
-  // True if every living output takes its bytes from this run and keeps them, so no output runs the
-  // recipe again.
+  // True if every output that is still referenced takes its bytes from this replay and stays
+  // resident, so the recipe need not run again.
   bool runsForTheLastTime() const {
     return std::all_of(recipe_.outputs.begin(), recipe_.outputs.end(), [&](const Output& output) {
       const auto value = output.value.lock();

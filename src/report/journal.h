@@ -119,8 +119,8 @@ struct OperatorLine {
   bool readsRows = false;
 };
 
-// One region's hold on a storage: the storage and the number of its holders. Null if the region
-// does not hold the storage.
+// A storage to which a region refers, and how many of the region's values and handles refer to it.
+// Null if none does.
 struct Held {
   const c10::StorageImpl* storage = nullptr;
   size_t holders = 0;

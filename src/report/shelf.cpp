@@ -21,8 +21,8 @@ struct Shelf {
   std::atomic<uint32_t> steps{0};  // number of kept reports; 0: reports are not recorded
   std::atomic<bool> on{false};     // reports or a profile are recorded
 
-  // Moves journals that must go to `old`. The caller destroys `old` after unlocking: see Note
-  // [Locks and the GIL].
+  // Removes surplus journals and moves them into `old`. The caller destroys `old` after unlocking:
+  // see Note [Locks and the GIL].
   void begin(std::vector<JournalPtr>& old) {
     journals.push_back(std::make_shared<Journal>(step));
     while (journals.size() > steps.load() + size_t{1}) {  // the last journal may be incomplete

@@ -51,9 +51,9 @@ at::Tensor Handle::unpack() {
 }
 
 // Note [Version checks]
-// Saved-tensor hooks disable autograd's own check, so no other check is left. The check raises
-// exactly where eager raises: when the version of the packed tensor has moved since packing. Leaves
-// needed by a recipe are checked too, in Slice::throwLostLeaf.
+// Saved-tensor hooks disable autograd's own check, so no other check is left. A handle raises
+// exactly where eager raises: when the version of the packed tensor has moved since packing. In
+// addition, a replay raises if a leaf that it reads has changed; see Slice::throwLostLeaf.
 void Handle::checkVersion() const {
   TORCH_CHECK(
       !counter_.enabled() || counter_.current_version() == version_,

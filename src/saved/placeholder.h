@@ -11,9 +11,9 @@ namespace ebb {
 // Note [Placeholders]
 // A recomputable tensor may leave its region. Functions outside of regions may save the tensor, and
 // then hold the storage. If the tensor was marked inside the region, ebb can empty the storage
-// after the functions have run. ebb refills the storage, by sharing the recomputed memory, when
-// backward approaches the functions. Meanwhile a read raises an error that names the op, the region
-// and the fix. The idea comes from Megatron-LM's CheckpointWithoutOutput.
+// after the functions have run. ebb refills the storage, by sharing the recomputed memory, before
+// backward runs these functions. Meanwhile a read raises an error that names the op, the region and
+// the fix. The idea comes from Megatron-LM's CheckpointWithoutOutput.
 class EBB_API Placeholder {
  public:
   // An open region of this thread must have computed `tensor` and must recompute it. Throws

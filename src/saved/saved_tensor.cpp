@@ -66,11 +66,11 @@ bool isReadByRecipes(const c10::intrusive_ptr<Value>& value, const c10::Storage&
 // Note [Wrapper subclasses]
 // A tensor of a class with __tensor_flatten__ (DTensor, a scaled float8 tensor) wraps tensors known
 // to the recorder. If an inner tensor is to be recomputed, ebb saves each inner tensor alone and
-// rebuilds the wrapper in backward. In all other cases ebb keeps the whole wrapper: a class without
-// the protocol, a failing protocol, inner tensors followed by autograd itself, ragged and quantised
-// tensors.
-// Autograd checks only the wrapper's version. Eager's backward sees direct writes to an inner
-// tensor, so parts follow such writes. If no storage is left to follow, parts raise.
+// rebuilds the wrapper in backward. In all other cases ebb keeps the whole wrapper: the class lacks
+// the protocol, the protocol raises, or an inner tensor requires grad itself or is ragged or
+// quantised. Autograd checks only the wrapper's version, so eager's backward sees the new contents
+// after a direct write to an inner tensor. An unpacked inner tensor therefore shows the current
+// contents of its storage. If that storage no longer exists, unpacking raises.
 struct SavedTensor::Parts {
   std::vector<SavedTensor> inner;
   c10::SafePyObject recipe;  // Python's data to rebuild the wrapper

@@ -15,12 +15,11 @@ namespace ebb {
 
 // Note [Whose host memory it is]
 // Host memory is free for a device's next copy if the device's outgoing stream is ordered after the
-// last copy; the host need not know that the last copy is done. So each device has a pool of its
-// own: nothing orders another device's stream.
-// Host memory of a captured CUDA graph belongs to the graph for ever. Each replay of the graph
-// writes to the same addresses, whatever else is stored there, and a replay cannot wait for a copy
-// that an eager step started. Within the capture, host memory is used again. Memory of graphs
-// counts as used for ever.
+// last copy; the host need not know that the last copy is done. Each device has its own pool,
+// because streams of different devices are not ordered with each other. Host memory of a captured
+// CUDA graph belongs to the graph for ever. Each replay of the graph writes to the same addresses,
+// whatever else is stored there, and a replay cannot wait for a copy that an eager step started.
+// Within the capture, host memory is used again. Memory of graphs counts as used for ever.
 //
 // HostMemory is not thread-safe: the engine's lock guards it.
 class HostMemory {

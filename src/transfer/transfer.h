@@ -1,5 +1,5 @@
 // The offload engine's interface to hardware: streams, events, copies, memory. Nothing bypasses
-// this interface, so a fake in tests catches every missing order.
+// this interface, so a fake implementation in tests detects every missing wait between streams.
 #pragma once
 
 #include <c10/core/Storage.h>

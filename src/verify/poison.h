@@ -17,12 +17,12 @@ struct Value;
 // and free the memory. Only memory of the plain CPU allocator is wrapped in this way: other
 // allocators recognise memory by the deleter.
 
-// From now on `storage` is poisoned when it is freed. `owner`, if not null, is told before. Returns
-// false if the storage cannot be wrapped.
+// From now on `storage` is poisoned when it is freed. Before that, `owner` (may be null) gets a
+// copy of the bytes. Returns false if the storage cannot be wrapped.
 bool poisonWhenFreed(
     const c10::Storage& storage, c10::ScalarType dtype, const c10::intrusive_ptr<Value>& owner);
 
-// The owner given to poisonWhenFreed() no longer lives in `storage`, and is not told of its end.
+// The owner given to poisonWhenFreed() no longer has its bytes in `storage`, and gets no copy.
 void forgetOwner(const c10::Storage& storage);
 
 }  // namespace ebb

@@ -1,4 +1,4 @@
-"""The rooms of the Python half: what a module may import, also inside of functions."""
+"""The folders of the Python half: what a module may import, also inside of functions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from arrows import circle, faults
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Lowest first. What is in a room may import its own room and those of lower floors. A room is a
-# package, or a module that lies at the top.
+# Lowest first. A module may import its own folder and those of lower floors. A folder is a package,
+# or a module at the top.
 FLOORS = (
     ("_C", "_ebb_switches", "_find_native", "_support"),
     ("_policy", "_report"),
@@ -118,7 +118,7 @@ def chain(source, target):
     return [target, *(package for package in around if not f"{source}.".startswith(f"{package}."))]
 
 
-def room_of(module):
+def folder_of(module):
     parts = module.split(".")
     return module if parts[0] != "ebb" else parts[1] if len(parts) > 1 else "__init__"
 
@@ -134,16 +134,16 @@ def faults_of(root, floors, lazy=(), lazy_and_back=()):
         for source, target in sorted({*lazy, *lazy_and_back} - inside)
     ]
     held = {arrow for arrow in eager | inside if arrow not in lazy_and_back}
-    within = faults(held, room_of, floors)
+    within = faults(held, folder_of, floors)
     found += [
         f"{source} -> {target} runs down: it needs no leave to run back"
         for source, target in lazy_and_back
-        if faults({*held, (source, target)}, room_of, floors) == within
+        if faults({*held, (source, target)}, folder_of, floors) == within
     ]
     return found + within
 
 
-def test_imports_keep_the_order_of_the_rooms():
+def test_imports_keep_the_order_of_the_folders():
     assert len(arrows_of(ROOT / "python")[0]) > 100
     assert faults_of(ROOT / "python", FLOORS, LAZY, LAZY_AND_BACK) == []
 
@@ -243,7 +243,7 @@ def test_an_import_inside_of_a_function_is_found(tree, text):
     assert faults_of(root, ROOMS, lazy_and_back=[("ebb.low.c", "ebb.high.a")]) == []
 
 
-def test_a_circle_inside_a_room_is_found(tree):
+def test_a_circle_inside_a_folder_is_found(tree):
     root = tree({"low/c.py": "import ebb.low.d\n", "low/d.py": "from ebb.low import c\n"})
 
     (fault,) = faults_of(root, ROOMS)

@@ -1,4 +1,4 @@
-"""The rooms of src: what a file may include."""
+"""The folders of src: what a file may include."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ DESIGN = ROOT / "docs/design"
 
 
 def table():
-    """What each room may include, lowest first: the table of docs/design/index.md."""
+    """What each folder may include, lowest first: the table of docs/design/index.md."""
     rows = re.findall(r"^\| \[(\w+)\]\(\1\.md\) \|(.*)\|$", (DESIGN / "index.md").read_text(), re.M)
-    return {room: {name.strip() for name in names.split(",")} - {""} for room, names in rows}
+    return {folder: {name.strip() for name in names.split(",")} - {""} for folder, names in rows}
 
 
 def arrows_of(root):
@@ -30,24 +30,24 @@ def arrows_of(root):
                 yield str(file.relative_to(root)), f"{inside}/{included}"
 
 
-def room_of(file):
+def folder_of(file):
     top, folder, *_ = file.split("/")
     return top if top == "include" else folder
 
 
-def test_includes_keep_the_order_of_the_rooms():
+def test_includes_keep_the_order_of_the_folders():
     arrows = list(arrows_of(ROOT))
 
     assert len(arrows) > 100
     assert all((ROOT / target).exists() for _, target in arrows)
-    assert faults(arrows, room_of, [("include",), *((room,) for room in table())]) == []
+    assert faults(arrows, folder_of, [("include",), *((folder,) for folder in table())]) == []
 
 
-def test_rooms_include_what_the_table_allows_and_no_less():
-    used = {room: set() for room in table()}
+def test_folders_include_what_the_table_allows_and_no_less():
+    used = {folder: set() for folder in table()}
     for source, target in arrows_of(ROOT):
-        if room_of(source) != "include":
-            used[room_of(source)] |= {room_of(target)} - {room_of(source), "include"}
+        if folder_of(source) != "include":
+            used[folder_of(source)] |= {folder_of(target)} - {folder_of(source), "include"}
     assert used == table()
 
 
@@ -61,7 +61,7 @@ def test_one_header_includes_the_whole_interface():
     assert whole.union(*(own[header] for header in whole)) == every - {"include/ebb/ebb.h"}
 
 
-def test_each_room_has_a_page():
+def test_each_folder_has_a_page():
     elsewhere = {"plan", "testing"}  # of python/ebb, and of tests
     assert {page.stem for page in DESIGN.glob("*.md")} == {*table(), *elsewhere, "index"}
 
@@ -74,7 +74,7 @@ def tree(tmp_path):
         for name, text in files.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text)
-        return lambda: faults(arrows_of(tmp_path), room_of, (("include",), ("low",), ("high",)))
+        return lambda: faults(arrows_of(tmp_path), folder_of, (("include",), ("low",), ("high",)))
 
     found = write(
         {
@@ -93,18 +93,18 @@ def test_an_arrow_that_runs_back_up_is_found(tree):
     assert found() == ["src/low/back.cpp needs src/high/c.h: high is not below low"]
 
 
-def test_a_circle_inside_a_room_is_found(tree):
+def test_a_circle_inside_a_folder_is_found(tree):
     found = tree({"src/low/c.h": '#include "low/d.h"\n', "src/low/d.h": '#include "low/c.h"\n'})
 
     (circle,) = found()
     assert circle.startswith("a circle: src/low/")
 
 
-def test_a_room_that_is_not_in_the_table_is_found(tree):
+def test_a_folder_that_is_not_in_the_table_is_found(tree):
     found = tree({"src/new/c.cpp": '#include "low/a.h"\n'})
 
-    assert found() == ["src/new/c.cpp is in no room of the table"]
+    assert found() == ["src/new/c.cpp is in no folder of the table"]
 
 
-def test_a_room_that_is_gone_is_found(tmp_path):
-    assert faults([], room_of, (("low",),)) == ["the table has a room low, and there is none"]
+def test_a_folder_that_is_gone_is_found(tmp_path):
+    assert faults([], folder_of, (("low",),)) == ["the table has a folder low, and there is none"]

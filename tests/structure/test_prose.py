@@ -1,6 +1,7 @@
 """Comments and documents name their subjects: few pronouns, and few sentences that open with one.
 
-The figures are a symptom of sentences that a reader has to read twice. CONTRIBUTING has the rules.
+The figures are a symptom of sentences that a reader has to read twice. CONTRIBUTING says what to do
+instead.
 """
 
 from __future__ import annotations

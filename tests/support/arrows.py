@@ -1,4 +1,4 @@
-"""Arrows between files: whether they keep the order of their rooms, and run in no circle."""
+"""Arrows between files: whether they keep the order of their folders, and run in no circle."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 Arrow = tuple[str, str]  # from a file to one that it needs
-Floors = Sequence[Sequence[str]]  # rooms, lowest first; those of one floor do not know each other
+Floors = Sequence[Sequence[str]]  # folders, lowest first; those of one floor do not know each other
 
 
-def faults(arrows: Iterable[Arrow], room_of: Callable[[str], str], floors: Floors) -> list[str]:
+def faults(arrows: Iterable[Arrow], folder_of: Callable[[str], str], floors: Floors) -> list[str]:
     """What is wrong with them, in words."""
     arrows = sorted(set(arrows))
-    floor_of = {room: floor for floor, rooms in enumerate(floors) for room in rooms}
+    floor_of = {folder: floor for floor, folders in enumerate(floors) for folder in folders}
     files = sorted({file for arrow in arrows for file in arrow})
-    strangers = [file for file in files if room_of(file) not in floor_of]
-    empty = sorted(set(floor_of) - {room_of(file) for file in files})
-    found = [f"{file} is in no room of the table" for file in strangers]
-    found += [f"the table has a room {room}, and there is none" for room in empty]
+    strangers = [file for file in files if folder_of(file) not in floor_of]
+    empty = sorted(set(floor_of) - {folder_of(file) for file in files})
+    found = [f"{file} is in no folder of the table" for file in strangers]
+    found += [f"the table has a folder {folder}, and there is none" for folder in empty]
     for source, target in arrows:
-        above, below = room_of(source), room_of(target)
+        above, below = folder_of(source), folder_of(target)
         known = {above, below} <= floor_of.keys()
         if known and above != below and floor_of[below] >= floor_of[above]:
             found.append(f"{source} needs {target}: {below} is not below {above}")

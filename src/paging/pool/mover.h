@@ -8,8 +8,8 @@
 
 namespace ebb {
 
-// Pointers are to the mover's kind of memory. Calls on one pool must not overlap: on a device, use
-// one stream.
+// Pointers refer to memory that the mover can use. Calls on one pool must not overlap: on a device,
+// use one stream.
 class PageMover {
  public:
   virtual ~PageMover() = default;

@@ -1,8 +1,9 @@
-// See Note [Page pools]. Each call is one launch. No call waits for the host or allocates, so all
-// calls can be captured.
+// See Note [Page pools]. Each pool operation is one launch. No operation waits for the host or
+// allocates, so all operations can be captured.
 //
 // All blocks plan from the same state, and only the last block to finish changes the state, so no
-// block sees a partial change. A counter that resets itself tells the last block.
+// block sees a partial change. Each block increments a counter. The block that gets the highest
+// number is the last, and the counter wraps to 0.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -32,9 +33,9 @@ constexpr int kPiece = 2048;            // bytes: kInFlight vectors for each thr
 constexpr int kBlocksPerProcessor = 3;  // number that a multiprocessor has registers for
 constexpr int kResetBlocks = 64;
 
-// True for one thread, after the threads of all blocks have arrived. Their reads and writes come
-// before the thread's next ones: the barrier orders a block's threads, and the fences around the
-// counter order blocks.
+// True for one thread, after the threads of all blocks have arrived. All their earlier reads and
+// writes are ordered before this thread's later reads and writes: the barrier orders a block's
+// threads, and the fences around the counter order blocks.
 __device__ bool isLast(PagePoolState* pool) {
   __syncthreads();
   if (threadIdx.x != 0) {

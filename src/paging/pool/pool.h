@@ -66,7 +66,7 @@ class EBB_API PagePool {
   void stash(PageTicket& ticket, const at::Tensor& tensor, const at::Tensor& rows);
 
   // Copies the rows back and gives the pages back, unless `fill` keeps the pages. After an error,
-  // fills all of `tensor` with bytes that show.
+  // fills all of `tensor` with the bytes `fill.failed`.
   void restore(PageTicket& ticket, at::Tensor& tensor, PageFill fill);
 
   // Gives the pages back, if the ticket has any. In a stack, all tensors stashed later must have
