@@ -1,4 +1,4 @@
-"""ebb keeps a training job's activations out of memory, op by op, bit-identical to eager.
+"""ebb lowers a training job's activation memory, op by op; gradients are bit-identical to eager's.
 
 >>> import torch, ebb
 >>> net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())

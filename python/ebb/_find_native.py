@@ -1,4 +1,4 @@
-"""Finds the C++ part that was built against the running torch; an installation may have several."""
+"""Finds the native library for the installed torch release; a wheel has one for each of several."""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ def configure(
         busy_cores: replay ahead on the CPU even if no core is idle. By default replays run ahead on
             the CPU only if the process has two cores for each of ``torch.get_num_threads()``, or if
             a backward without replays ahead left a core idle.
-        side_stream: on a device, replay on a stream beside backward's, which hides the time of the
-            kernels. Otherwise replays run on backward's stream, which hides host time only.
-            Default False.
+        side_stream: on a device, replay on a second stream, so that the kernels of replays and of
+            backward can run at the same time. Otherwise replays run on backward's stream, which
+            hides host time only. Default False.
 
     Returns:
         All current settings by name; sizes in bytes.

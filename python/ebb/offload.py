@@ -42,11 +42,11 @@ def configure(
         in_flight_bytes: the most bytes in flight to the host; beyond it the host waits. 0: the host
             waits for each copy. Default 1 GiB.
         prefetch_bytes: the most bytes to fetch before backward needs them. Default 512 MiB.
-        keep_last: how many of the last values stay on the device, because backward needs them
-            first. Default 0.
-        disk: a directory on a fast disk. Values that find no pinned memory move on to a file there.
-            Without an accelerator, values move from memory to that file. The file has no name, so
-            nothing is left behind. ``""``, the default: no disk.
+        keep_last: how many of the values packed last stay on the device, because backward needs
+            them first. Default 0.
+        disk: a directory on a fast disk. If pinned memory is full, values move on to a file there.
+            Without an accelerator, values move from memory to that file. The file has no name and
+            disappears when the process ends. ``""``, the default: no disk.
         disk_limit: the most bytes to use on disk. Default 64 GiB.
         static: for CUDA graphs: the compute stream waits for copies, the host never queries or
             waits for one. Device memory is freed when ``in_flight_bytes`` are in flight; host

@@ -49,7 +49,7 @@ def _preset(name: str) -> Policy:
 
 
 recompute_all: Policy = _preset("recompute_all")
-"""Keeps nothing but leaves: the lowest memory, the most recomputation."""
+"""Keeps only region inputs and parameters: the lowest memory, the most recomputation."""
 
 save_all: Policy = _preset("save_all")
 """Keeps all outputs that backward needs, as eager does."""
@@ -58,8 +58,8 @@ save_matmuls: Policy = _preset("save_matmuls")
 """Keeps the outputs that are expensive to recompute: matrix products, convolutions, attention."""
 
 offload_inputs: Policy = _preset("offload_inputs")
-"""Recomputes everything, and offloads the region's inputs that another autograd function computed:
-the activations between blocks."""
+"""Recomputes everything, and offloads the region's inputs that have a ``grad_fn``: the activations
+between blocks."""
 
 torchtitan: Policy = _preset("torchtitan")
 """torchtitan's SelectiveAC: keeps attention, collectives and every second matrix product.
@@ -112,7 +112,7 @@ def save_and_offload_only_these_names(
 
 
 def either(*policies: Policy) -> Policy:
-    """Joins policies: the next one decides where the one before says RECOMPUTE.
+    """Joins policies: where a policy says RECOMPUTE, the next policy decides.
 
     The result keeps what any of the policies keeps, as JAX's ``save_from_both_policies``.
 

@@ -27,7 +27,7 @@ def compiled_rules(
 ) -> _C.Policy:
     """
     Args:
-        late: operators that are not torch's may be registered later.
+        late: True if operators that are not torch's own may be registered later.
 
     Raises:
         ValueError: the rules make no valid policy, see :class:`ebb.Policy`.

@@ -60,8 +60,8 @@ class AskingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def policy_of_answers(answers: dict[Any, list[Decision | None]]) -> Policy | None:
-    """A policy that repeats a function's answers, call by call, without a rule for None. Returns
-    None if the policy would have too many rules.
+    """Returns a policy that gives each call of an operator the function's answer for that call. An
+    answer None adds no rule. Returns None if the policy would have too many rules.
     """
     rules = []
     for op, decisions in answers.items():
@@ -69,7 +69,7 @@ def policy_of_answers(answers: dict[Any, list[Decision | None]]) -> Policy | Non
             if decisions[0] is not None:
                 rules.append(Rule(op, decisions[0]))
             continue
-        before = 0  # earlier rules; each takes one call from the later ones
+        before = 0  # earlier rules for this op; a later rule does not count their calls
         for call, decision in enumerate(decisions, start=1):
             if decision is not None:
                 rules.append(Rule(op, decision, nth=call - before))

@@ -1,4 +1,4 @@
-"""Warns of rules without effect, for operators or modules that ebb never sees."""
+"""Warns of rules that have no effect because ebb never sees their operators or modules."""
 
 from __future__ import annotations
 

@@ -41,13 +41,13 @@ def check_rules_of_operators(policy: Any) -> None:
     count: Counter[str] = Counter()
     begin = 0
     for end, _ in parts:
-        undecided = set(names)  # operators that no unconditional rule of this part matches
+        undecided = set(names)  # operators that no rule without conditions has matched so far
         for rule in rules[begin:end]:
             matching = undecided & _matching(rule.op, overloads)
             count.update(matching)
             if not _has_condition(rule):
                 undecided -= matching
-        count.update(undecided)  # the part's default decides on these
+        count.update(undecided)  # the part's default counts as a rule for these
         begin = end
     op, most = count.most_common(1)[0]
     if most > _MOST_OF_ONE_OPERATOR:

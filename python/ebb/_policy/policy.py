@@ -28,8 +28,8 @@ class Policy:
     Args:
         rules: a mapping from operators to decisions, in order, or a sequence of :class:`Rule`.
         default: the decision for operators that no rule matches.
-        inputs: the decision for a region's inputs that another autograd function computed: the
-            activations between blocks. SAVE, OFFLOAD, or PAGE for inputs that
+        inputs: the decision for a region's input activations, that is inputs with a ``grad_fn``,
+            such as the activations between blocks. SAVE, OFFLOAD, or PAGE for inputs that
             :func:`ebb.mark_rows` has marked.
 
     Raises:
@@ -172,7 +172,7 @@ class Policy:
         return cls._from_compiled(parsed(text, PRESETS))
 
     def explain(self, op: Operator) -> str:
-        """Describe the rules that may decide on an operator, in the order in which they are tried.
+        """Describe the rules that may match an operator, in the order in which ebb tries them.
 
         Args:
             op: as in :class:`Rule`; each operator that it matches is described.
@@ -202,7 +202,7 @@ class Policy:
 
     @property
     def inputs(self) -> Decision:
-        """The decision for a region's inputs that another autograd function computed."""
+        """The decision for a region's inputs that have a ``grad_fn``."""
         return Decision(self._compiled.inputs())
 
     def _parts(self) -> tuple[Part, ...]:

@@ -33,17 +33,17 @@ Presets: TypeAlias = Mapping[str, _C.Policy]  # the policies that a text can nam
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The nearest of the known names, or all of them if none is near, in words."""
+    """Text for an error message: the known name nearest to `name`, or all if none is near."""
     known = list(known)
     found = get_close_matches(name[:100], known, 1)
     return f"nearest: {found[0]!r}" if found else f"there are {', '.join(map(repr, known))}"
 
 
 class _At:
-    """A place in a file, for error messages.
+    """A position in a policy file, for error messages.
 
     Attributes:
-        late: operators that are not torch's may be registered later.
+        late: True if operators that are not torch's own may be registered later.
     """
 
     def __init__(self, file: str, path: str = "", late: bool = False) -> None:
@@ -190,8 +190,8 @@ def loaded(path: str | os.PathLike[str], presets: Presets, late: bool = False) -
 def loaded_regions(
     path: str | os.PathLike[str], presets: Presets, late: bool = False
 ) -> tuple[list[tuple[list[str], _C.Policy]], dict[str, int], bool]:
-    """Modules and their policies, settings of OFFLOAD, and True if replays run ahead; see
-    :meth:`ebb.ModulePolicies.load`. `late` as for `loaded`."""
+    """Returns modules and their policies, the settings of OFFLOAD, and True if replays may run
+    ahead. See :meth:`ebb.ModulePolicies.load`. `late`: as for `loaded`."""
     document, at = _read(path, late)
     found = []
     known: set[str] = set()
@@ -228,7 +228,7 @@ def _offload(table: object, at: _At) -> dict[str, int]:
 
 
 def has_regions(path: str | os.PathLike[str]) -> bool:
-    """True if a file is for `loaded_regions`, false if for `loaded`."""
+    """True if `loaded_regions` reads such a file, False if `loaded` does."""
     return "regions" in _read(path)[0]
 
 

@@ -11,9 +11,10 @@ from torch import nn
 
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _NUMBERED = re.compile(r"\d+[a-z]?$")  # down1, inception4b
-# Modules that are beside each other in one block, or that are no parts of a model.
+# Names of modules that are never blocks: experts are parts of one block, and parametrizations are
+# not parts of the model.
 _NO_PARTS = re.compile(r"expert|^parametrizations$", re.IGNORECASE)
-# Modules whose activations are small, so that they alone make no block.
+# Classes of modules with small activations. A module with only such layers is not a block.
 _SMALL = re.compile(r"(norm(\dd)?|embeddings?|embeddingbag)$", re.IGNORECASE)
 
 Found = list[nn.Module]
@@ -21,25 +22,25 @@ Search = Callable[[nn.Module, int], Found]
 
 
 # Note [Blocks]
-# ebb decides for each op which outputs stay in memory. All regions of one kind share a policy, and
-# the inputs of each region are kept. Regions should therefore be the modules that a model repeats:
-# layers of a transformer, blocks of a ResNet. A region that is too large costs little: a whole
-# Sequential of Linear and ReLU is fine. A region that is too small saves nothing: a Linear by
-# itself has no activations inside to free. The search order is:
+# The inputs of each region stay in memory, and backward recomputes a region at once. Regions should
+# therefore be the modules that a model repeats: layers of a transformer, blocks of a ResNet. A
+# region that is too large costs little: a whole Sequential of Linear and ReLU is fine. A region
+# that is too small saves nothing: a Linear by itself has no activations inside to free. The search
+# order is:
 #
 # 1. Lists (ModuleList, Sequential) with at least two entries of one class: the entries are blocks.
 #    If the entries differ, as stages of a ResNet do, and contain such lists, the entries of those
-#    lists are blocks. Other parts beside them that have parts are blocks too: a stem, a decoder;
-#    and recurrent layers. A part that holds the blocks under another name is not.
-# 2. Without such lists: attributes that differ by a number, as down1 and down2 of a U-Net.
+#    lists are blocks. Modules beside the lists are blocks too if they have submodules (a stem, a
+#    decoder) or are recurrent layers, unless they contain the blocks under another name.
+# 2. Without such lists: attributes whose names differ by a number, as down1 and down2 of a U-Net.
 # 3. Rules 1 and 2 again, with blocks of one layer allowed.
-# 4. Otherwise the parts of the model that have parts; or the model.
+# 4. Otherwise the submodules of the model that have submodules; or the model.
 
 
 def find_blocks(model: nn.Module) -> tuple[str, ...]:
     """Names of a model's blocks, as ``model.named_modules()`` gives them.
 
-    Experts, which are beside each other inside a block, are not blocks.
+    Experts are not blocks, because they are parts of one block.
 
     Returns:
         At least one name, none inside another; the empty name is the model itself.
@@ -96,7 +97,7 @@ def _numbered(module: nn.Module, least: int) -> Found:
 
 
 def _with_rest(inner: dict[nn.Module, Found]) -> Found:
-    """The blocks in the parts, and parts without blocks that hold none of these blocks."""
+    """The blocks found in the parts, and those parts that contain none of the blocks."""
     known = {one for found in inner.values() for one in found}
     return [
         one
@@ -132,14 +133,15 @@ def _layers(module: nn.Module) -> int:
 
 
 def _is_made_of_parts(module: nn.Module) -> bool:
-    """Whether it computes more than one operator of which one has weights."""
+    """True if the module runs more than one operator, and a submodule has weights."""
     if isinstance(module, torch.jit.ScriptModule):
         return False
     return isinstance(module, nn.RNNBase) or (bool(_parts(module)) and _layers(module) > 0)
 
 
 def _is_block(part: nn.Module, least: int, owner: nn.Module) -> bool:
-    """A user's own module without parts is a block only if the list has no layers of torch."""
+    """True if the entry `part` of the container `owner` is a block. A user's module without
+    submodules is a block only if `owner` contains no torch.nn layer with weights."""
     if _layers(part) < least:
         return False
     if _is_made_of_parts(part):

@@ -1,7 +1,8 @@
 """Calls that must not run during a replay ahead of backward; each waits for the replay to end.
 
-Settings are global to the process, so a kernel on another thread would see a temporary change. It
-would also see a storage lose its memory. See Note [Nothing moves under a replay ahead].
+Settings are global to the process, so a kernel that is replayed on another thread would see a
+temporary change. The kernel would also see that a storage loses its memory. See
+Note [Nothing moves under a replay ahead].
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ SETTERS = (
 
 
 def _capturing(graph: Any) -> None:
-    """Blocks replays ahead during graph capture, when no thread may allocate device memory."""
+    """Prevents replays ahead during graph capture, when no thread may allocate device memory."""
     begin, end = graph.capture_begin, graph.capture_end
 
     @functools.wraps(begin)
@@ -104,7 +105,7 @@ MOVING = (
 
 
 def watched() -> list[tuple[Any, str, _C.Watch]]:
-    """Owners and names of the functions; some releases of torch lack some."""
+    """Owners and names of the watched functions. Not every torch release has all of them."""
     return [
         *((torch._C, name, _C.Watch.WAITS) for name in SETTERS),
         *((owner, name, _C.Watch.ALIASES) for owner, name in ALIASING),

@@ -35,7 +35,7 @@ class Marks:
 
     region: Callable[..., Any] | None = None  # calls a function in a region; None: no region
     number: int = 0  # number of the module's name, for rules with module=; 0: not needed
-    asked_by: int = 0  # how many users need the number
+    asked_by: int = 0  # how many calls of `number_modules` need the number
     is_root: bool = False  # True if the modules inside have numbers for their names in this module
 
     def __copy__(self) -> Marks:
@@ -147,7 +147,7 @@ def _marked_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
     made: list[type] = []
 
     # torch's parametrizations and fx, and users, set attributes on a module's class. The next two
-    # functions set them on the original class.
+    # functions set and delete such attributes on the original class.
     def set_attribute(cls: type, name: str, value: Any) -> None:
         setattr(original, name, value) if cls in made else type.__setattr__(cls, name, value)
 
@@ -264,7 +264,7 @@ def number_modules_once(root: torch.nn.Module) -> None:
 
 
 def number_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
-    """Makes the modules inside `root` tell ebb when they run, by their names in `root`.
+    """Makes the modules inside `root` tell ebb when they run, under their names in `root`.
 
     Modules that are added later are not included.
 
@@ -283,7 +283,8 @@ def number_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def unnumber(modules: list[torch.nn.Module]) -> None:
-    """Undoes `number_modules`, except for modules with other users or with a later wrapper."""
+    """Undoes `number_modules`. Modules that another call has numbered keep their number; modules
+    that other code has wrapped since keep their class."""
     for module in modules:
         marks = marks_of(module)
         if marks is None:

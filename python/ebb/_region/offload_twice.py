@@ -1,5 +1,5 @@
-"""Detects a second offloading engine: each value would move twice, and the engines would wait for
-each other."""
+"""Detects another library that offloads: each value would move twice, and ebb and that library
+would wait for each other."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ class opaque(_C.OpaqueWrites):
     ``full`` if they are written before torch reads them. :class:`ebb.verify` finds writes that need
     it.
 
-    If an earlier region, or one that has ended, may need a tensor's old contents, opaque increments
-    the tensor's version as an in-place op does. A backward that needs the old contents then raises.
+    If an earlier region may need a tensor's old contents, opaque increments the tensor's version as
+    an in-place op does. If backward needs the old contents, it then raises.
 
     Args:
         tensors: the tensors that are written; their views are covered.

@@ -72,11 +72,12 @@ class _TracedRegion:
 class region(_C.Region):
     """A region of code, in which ebb decides for each op what stays in memory until backward.
 
-    A context manager and a decorator. Regions nest: the outermost region is the boundary of
-    recomputation; inner regions change the policy and the name. A region belongs to the thread that
-    enters it. Where saved-tensor hooks are disabled (``torch.func`` transforms), a region frees no
-    memory and warns once. If a region is traced (``torch.compile``, ``torch.export``, ``make_fx``,
-    ``torch.jit.trace``), the tracer decides what stays in memory, and ebb warns once.
+    A context manager and a decorator. Regions nest: backward recomputes the outermost region as a
+    unit; inner regions change the policy, and the region name in messages and statistics. A region
+    belongs to the thread that enters it. Where saved-tensor hooks are disabled (``torch.func``
+    transforms), a region frees no memory and warns once. If a region is traced (``torch.compile``,
+    ``torch.export``, ``make_fx``, ``torch.jit.trace``), the tracer decides what stays in memory,
+    and ebb warns once.
 
     Args:
         policy: what happens to each op's outputs; default ``ebb.policies.recompute_all``.
@@ -246,7 +247,7 @@ def name_of(function: Any) -> str:
 
 
 def _is_method(function: functools.partial[Any]) -> bool:
-    """True for partial(forward, module), where the module's name tells more."""
+    """True for partial(forward, module): the region should have the module's name."""
     return isinstance(function.args[0], torch.nn.Module)
 
 

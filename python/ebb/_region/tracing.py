@@ -1,7 +1,8 @@
 """Detects tracers. Regions do nothing under a tracer, so the graph is that of eager.
 
-A tracer follows tensors by identity, but in a region backward unpacks another tensor than autograd
-packed. The graph would contain that tensor as a constant and give wrong gradients for other inputs.
+A tracer follows tensors by identity, but in a region backward gets another tensor object than the
+one that autograd saved. The traced graph would contain that object as a constant, and give wrong
+gradients for other inputs.
 
 Under torch.compile ebb does not see the ops of the graph. ebb could hand a traced region to
 torch.utils.checkpoint, so that torch's partitioner gets the policy. But a function that writes to a

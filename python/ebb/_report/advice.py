@@ -47,7 +47,7 @@ class Advice:
 
 
 class Replays:
-    """Finds the replays that a step no longer needs if its policy saves more.
+    """Finds the replays that a step would not need if its policy saved more.
 
     Args:
         rows, values, replays: attributes of a report.

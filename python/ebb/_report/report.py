@@ -23,10 +23,10 @@ class Report(Step):
 
     Attributes:
         step: the step's number, as in :func:`ebb.stats`.
-        rows: a :class:`Row` for each kind of storage; each storage is in one row.
+        rows: one :class:`Row` for all storages that are alike; each storage is in one row.
         ahead: the regions for which replays ran ahead, counted by outcome: ``in_time``, ``late``,
             ``in_vain``, ``held`` and ``stopped``; see ``"ahead"`` of :func:`ebb.stats`.
-        idle_rules: rules that decided on nothing, in words.
+        idle_rules: rules that had no effect, in words.
         peak_held: the most bytes saved for backward at a time.
         peak_eager: the most bytes that eager would have saved for backward.
         values: for each storage of the rows a tuple: index in ``rows``, bytes, and True if autograd

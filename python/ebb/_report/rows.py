@@ -27,7 +27,7 @@ HELD = ("saved", "kept", "escaped", "copied", "result")
 
 @dataclass(frozen=True)
 class Row:
-    """Storages that are alike.
+    """Storages that are alike: same region, module, operator, shape, fate, rule and stack.
 
     Attributes:
         region: the region that computed them.
@@ -36,7 +36,7 @@ class Row:
         shape: shape of the operator's result.
         dtype: dtype of the operator's result, such as ``"float32"``.
         fate: what happened to them; a key of ``Report.FATES``.
-        rule: the rule that decided.
+        rule: the rule that matched.
         reason: why they were kept although the policy says otherwise.
         count: the number of storages.
         bytes: the bytes of all storages together.

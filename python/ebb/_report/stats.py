@@ -45,11 +45,12 @@ def stats(flat: bool = False) -> dict[str, Any]:
           the whole process;
         * ``"ahead"``: replays ahead, since the process began or now:
           ``regions_in_time`` (replayed before backward reached them), ``regions_late`` (backward
-          arrived during the replay and did the rest), ``regions_in_vain`` (backward never came),
-          ``regions_held`` (last regions, which were not freed), ``regions_stopped`` (left to
-          backward in part, see docs/how-to/replay-ahead.md), ``failures`` (replays that raised an
-          exception; backward runs them again and raises it), ``bytes``, ``most_bytes`` (resident
-          before backward needs them, now and at most), ``workers`` (threads, now);
+          reached them during the replay and recomputed the rest), ``regions_in_vain`` (backward
+          never reached them), ``regions_held`` (last regions, which were not freed),
+          ``regions_stopped`` (replayed in part, see docs/how-to/replay-ahead.md), ``failures``
+          (replays that raised an exception; backward runs them again and raises it), ``bytes``,
+          ``most_bytes`` (resident before backward needs them, now and at most), ``workers``
+          (threads, now);
         * ``"offload"``: OFFLOAD, likewise: ``bytes_sent``, ``bytes_fetched`` (copied to the
           host, and back), ``bytes_refused`` (not sent because host memory was full), ``host_waits``
           (times the host waited for a copy), ``fetched_late`` (fetches that began only when the

@@ -1,1 +1,1 @@
-"""Helpers for all other rooms, without imports of them: messages, sizes, names, the job."""
+"""Helpers that all other folders use and that import none of them: messages, sizes, names."""

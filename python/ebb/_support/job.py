@@ -76,7 +76,7 @@ def label() -> str:
 
 
 def say(line: str) -> None:
-    """Prints a line to stderr, once in a job: workers inherit the list of printed lines."""
+    """Prints a line to stderr once in a job: child processes inherit the list of printed lines."""
     mark = f"{zlib.crc32(line.encode(errors='replace')):x}"
     told = os.environ.get(_TOLD, "").split(",")
     if is_first() and mark not in told:

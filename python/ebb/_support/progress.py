@@ -20,7 +20,7 @@ class Progress:
         self._has_line = False
 
     def show(self, step: int, steps: int) -> None:
-        """Replaces the display. `step`: from 1."""
+        """Shows that `step` of the steps, counted from 1, is running."""
         if sys.stderr is None or not sys.stderr.isatty():
             return
         with suppress(OSError, ValueError):

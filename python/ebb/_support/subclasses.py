@@ -32,7 +32,7 @@ def flatten(tensor: torch.Tensor) -> tuple[list[torch.Tensor], WrapperParts] | N
     try:
         names, context = tensor.__tensor_flatten__()
         attributes = {name: getattr(tensor, name) for name in names}
-    except Exception:  # then the wrapper is kept whole, as one without the protocol
+    except Exception:  # then ebb saves the wrapper as a whole, like one without the protocol
         return None
     tensors = [name for name in names if isinstance(attributes[name], torch.Tensor)]
     others = {name: value for name, value in attributes.items() if name not in tensors}

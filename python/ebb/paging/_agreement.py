@@ -52,7 +52,7 @@ _FIELD = 20  # bits of each of three counts in one number: arrived, not at the e
 
 
 class _Peers:
-    """The processes of a group, which communicate through its store."""
+    """The processes of a group, which communicate through the group's store."""
 
     def __init__(self, group: Any) -> None:
         store: Any = dist.distributed_c10d._get_process_group_store(group)
@@ -175,7 +175,7 @@ class Agreement:
 
         Raises:
             PageOverflowError: the step is not valid, and cannot be run again.
-            RuntimeError: raised by `is_good`; or other processes do not arrive.
+            RuntimeError: raised by `is_good`; or other processes did not reach the meeting in time.
         """
         going_on = True
         while going_on and not self.refusal:

@@ -24,8 +24,8 @@ def mark_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
     The mark follows the tensor through operators that keep rows apart: elementwise operators,
     products with ``x`` on the left, normalisations and reductions over dimensions other than the
-    first. The result of an operator that may mix rows has no mark. The mark is also lost if the
-    operator reads an unmarked tensor with a row for each: a residual, a mask, weights of tokens.
+    first. The result of an operator that may mix rows has no mark. The result also has no mark if
+    the operator reads an unmarked tensor with as many rows: a residual, a mask, weights of tokens.
     Mark such tensors too if the same count applies to them. Without a mark the decision PAGE means
     SAVE, and ``bytes_not_paged`` in :func:`ebb.stats` counts the bytes.
 

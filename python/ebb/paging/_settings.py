@@ -47,8 +47,8 @@ def configure(
 
     Args:
         page_rows: rows of a page. Default 64.
-        headroom: the size of a pool, as a factor of at least 1 of the recorded step's need. Default
-            1.1.
+        headroom: the size of a pool, relative to the need of the recorded step; at least 1.
+            Default 1.1.
         host_headroom: the size of a pool's second tier, in pinned host memory that kernels address
             directly, as a factor of the same need. 0, the default: no second tier. If pinned memory
             is missing, the pool has no second tier, and ebb warns.
@@ -64,7 +64,7 @@ def configure(
             or ``"none"``: uninitialised memory. In verify mode (:func:`ebb.verify`, except
             ``"demote"``) always NaN, which reveals a program that depends on padding rows.
         prefetch: the number of layers whose pages are restored ahead of backward, 0 or 1, in steps
-            that :func:`step` brackets; -1, the default: 1 on accelerators, 0 on the CPU.
+            marked by :func:`step`; -1, the default: 1 on accelerators, 0 on the CPU.
 
     Returns:
         All current settings by name; sizes in bytes, ``None`` for no limit.

@@ -16,9 +16,9 @@ from ebb.paging._attempt import of_this_thread
 
 @contextlib.contextmanager
 def step(fixed_order: bool = True) -> Iterator[None]:
-    """Bracket one training step: all its forwards and backwards.
+    """Mark one training step: all its forwards and backwards.
 
-    Optional: without brackets a step ends when no value is paged any more.
+    Optional: without this mark a step ends when no value is paged any more.
 
     Args:
         fixed_order: True if all such steps run the same layers forward and backward in the same
