@@ -114,7 +114,8 @@ double quotaOfCgroups(const std::string& file, const std::string& root) {
   return least;
 }
 
-// If each rank is pinned to its own cores, the launcher's affinity mask has the cores of all ranks.
+// The smaller of this process's own cores and of its share of the job's cores. The job's cores are
+// those of the launcher, since each rank may be pinned to its own cores; a CPU quota limits them.
 double countCores() {
   const cpu_set_t set = coresOfProcess();
   const cpu_set_t launcher = coresOf(::getppid());

@@ -21,7 +21,8 @@ namespace ebb {
 // Backward has reached a region; returns true if replays may run beside backward.
 bool haveIdleCore();
 
-// For the child of a fork: a thread that does not exist there may hold the lock of the measurement.
+// Call in the child of a fork: a thread of the parent may have held the lock of the measurement at
+// the fork, and that thread does not exist in the child.
 void measureCoresAnew();
 
 // Lets this thread run on all cores of the process. A new thread starts with the cores of the

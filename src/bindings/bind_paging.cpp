@@ -62,7 +62,7 @@ std::vector<at::Tensor> leavesBehind(const std::vector<at::Tensor>& roots) {
   return leaves;
 }
 
-// The default generators of the accelerator's devices; empty if the backend does not show any.
+// The default generators of the accelerator's devices; empty if the backend has none.
 std::vector<at::Generator> deviceGenerators() {
   std::vector<at::Generator> generators;
   const auto type = at::getAccelerator(false);

@@ -9,15 +9,15 @@
 namespace ebb {
 
 // Note [Escapes]
-// A module attribute or a field of a ctx can keep the bytes of a recomputable value. If the user
-// wants that memory back, ebb empties the storage when the outermost region ends. Reading an empty
+// A module attribute or a field of a ctx can keep the bytes of a recomputable value. With
+// escapes="placeholder", ebb empties the storage when the outermost region ends. Reading an empty
 // storage is an error whose message names the fix. ebb refills the storage by sharing the
-// recomputed memory, at the earlier of two times: before a function of the region's backward
-// unpacks a saved tensor, or before the function that made one of the region's results runs. The
-// latter comes after the hooks on that result's gradient: FSDP gathers parameters in such a hook.
+// recomputed memory, at the earlier of two times: before a backward node of the region unpacks a
+// saved tensor, or before the grad_fn of one of the region's results runs. The latter comes after
+// the hooks on that result's gradient: FSDP gathers parameters in such a hook.
 // Results of the region must stay. Gradients of a backward inside the region must stay too. ebb
-// recognises such a backward: it computes without grad mode, or unpacks a saved tensor. A block of
-// code declares no results, so every value without a reader in the region counts as a result there.
+// recognises such a backward because grad mode is off, or because it unpacks a saved tensor. A
+// with-block declares no results, so every value without a reader in the region counts as a result.
 struct Escaped {
   c10::intrusive_ptr<Value> value;
   c10::Storage storage;  // emptied

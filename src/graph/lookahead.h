@@ -147,7 +147,8 @@ struct EBB_API Lookahead {
   // A replay ahead reads `leaf`: see Note [Writes under a replay ahead].
   void hasRead(const Value& leaf, const std::string& op);
 
-  // The name of an operator with an input written since, as far as versions tell; else null.
+  // The name of an operator that a replay ahead ran and of which an input has been written since,
+  // by its version counter; null if there is none.
   const std::string* readerOfWritten() const;
 
   // Counts `fate` for the process and for the step's report.

@@ -55,10 +55,11 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
 // Note [Kernels above our key]
 // The keys of sparse, compressed, nested and MKL-DNN tensors are above ebb's key. A call with such
 // an argument bypasses ebb and reaches kernels that read and write dense tensors directly. For
-// example, `dense += sparse` writes without an op visible to ebb, or after ops that ebb would take
-// for the whole call. So ebb puts a kernel in front of each kernel at those keys, which shows the
-// call as not repeatable: dense results become leaves, and dense arguments that are written get a
-// new state. Calls without such an argument never reach these kernels.
+// example, `dense += sparse` writes `dense` without any op that ebb intercepts, or ebb intercepts
+// only some helper ops of the call and misses the write. So ebb puts a kernel in front of each
+// kernel at those keys. That kernel reports the call as one that cannot be repeated: dense results
+// become leaves, and written dense arguments become new values. Calls without such an argument
+// never reach these kernels.
 class KernelAbove final : public c10::OperatorKernel {
  public:
   explicit KernelAbove(c10::SafeKernelFunction kernel) : kernel_(std::move(kernel)) {

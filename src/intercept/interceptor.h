@@ -32,8 +32,9 @@ class Interceptor {
   // Must run the call once, or throw.
   virtual void call(Call& call) = 0;
 
-  // An op that computes nothing returned `result`, an alias of `tensor` with its own version
-  // counter. As for call(), the GIL is released and the interception key is excluded.
+  // Called after an op that computes nothing, such as detach(), has returned `result`, an alias of
+  // `tensor` with a version counter of its own. As for call(), the GIL is released and the
+  // interception key is excluded.
   virtual void aliased(const at::Tensor& tensor, const at::Tensor& result) = 0;
 
  protected:

@@ -55,7 +55,8 @@ bool choosesOtherwise();
 // Records a failed allocation of a workspace in a replay on this thread.
 void chooseOtherwise();
 
-// For tests: forgets all failures, of this thread and for later convolutions.
+// For tests: clears the record of failed allocations, which makes later convolutions be saved, and
+// the list of threads whose replays had such a failure.
 EBB_API void forgetFailedWorkspaces();
 
 }  // namespace ebb

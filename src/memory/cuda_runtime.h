@@ -14,8 +14,8 @@ struct CudaRuntime {
   int (*lastError)() = nullptr;                   // cudaGetLastError
   int (*busId)(char*, int, int) = nullptr;        // cudaDeviceGetPCIBusId
   int (*capturing)(void*, int*) = nullptr;        // cudaStreamIsCapturing
-  // cudaStreamGetCaptureInfo. Versions of CUDA differ in the results after the first two. All later
-  // results may be null; a version ignores arguments that it does not have.
+  // cudaStreamGetCaptureInfo. CUDA versions differ in the output pointers after the first two.
+  // These pointers may be null; a version with fewer parameters ignores the rest.
   int (*captureInfo)(void*, int*, uint64_t*, void*, void*, void*, void*) = nullptr;
 
   // Clears the error of a failed call: torch would report it as an error of its next kernel.

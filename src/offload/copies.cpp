@@ -44,7 +44,7 @@ void Copies::noticeCapture() {
   }
 }
 
-// Memory of copies still in progress belongs to the capture's graph, if the capture gave one.
+// Host memory of copies still in progress belongs to the captured graph, if the capture succeeded.
 void Copies::endCapture() {
   context_.host.captureIsOver();
   capture_ = 0;
@@ -346,8 +346,8 @@ void Copies::reapUnused() {
   }
 }
 
-// The compute streams wait for all leaving values. Values leave a device in order, so each stream
-// waits for the last value that the stream packed.
+// The compute streams wait for all values that are being copied to the host. Copies leave a device
+// in order, so each stream waits only for the last of the values packed on that stream.
 void Copies::joinLeaving() {
   std::vector<c10::Stream> waiting;
   for (auto leaving = now_.leaving.rbegin(); leaving != now_.leaving.rend(); ++leaving) {

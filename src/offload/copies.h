@@ -82,11 +82,12 @@ class Copies {
   // Starts the copy back to the device.
   void startReturning(HostStash& stash);
 
-  // `compute` may now read the stash being copied back, perhaps to memory allocated for another
-  // stream.
+  // Makes the stream `compute` wait for the copy back of the stash. The memory of the copy may have
+  // been allocated for another stream.
   void takeReturning(HostStash& stash, c10::Stream compute);
 
-  // `compute` may now read a stash that was fetched for the stream `takenOn`.
+  // Makes the stream `compute` wait until a stash that was fetched for the stream `takenOn` can be
+  // read.
   void handOver(HostStash& stash, c10::Stream compute);
 
   // Releases the memory of a copy back that is not needed any more.
@@ -124,7 +125,7 @@ class Copies {
  private:
   // A copy to the host. If the stash dies before the copy is done, this struct holds the bytes.
   struct Leaving {
-    HostStash* stash;  // see Note [Lists of what may be dying]; null: the stash is dead
+    HostStash* stash;  // see Note [Lists of stashes that may be dying]; null: the stash is dead
     EventPtr left;
     c10::Stream packedOn;
     c10::Device device;

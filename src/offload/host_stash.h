@@ -27,10 +27,10 @@ using HostStashPtr = c10::intrusive_ptr<HostStash>;
 
 // Stashes in the order of sending. A stash is in at most one such list.
 //
-// Note [Lists of what may be dying]
+// Note [Lists of stashes that may be dying]
 // Lists of copies to and from disk keep their stashes alive; other lists do not. Another thread may
-// be dropping the last reference to a listed stash, and wait for the lock to remove the stash. So
-// code that finds a stash in such a list must call ifAlive().
+// have dropped the last reference to a listed stash, and may be waiting for the lock to remove the
+// stash. So code that finds a stash in such a list must call ifAlive().
 class StashesInOrder {
  public:
   void add(HostStash& stash);
@@ -105,7 +105,7 @@ struct EBB_API HostStash final : Stash, InArena {
   StashesInOrder::Map::iterator at;    // position in `in`
 };
 
-// Null if the last reference is being dropped: see Note [Lists of what may be dying].
+// Null if the last reference is being dropped: see Note [Lists of stashes that may be dying].
 HostStashPtr ifAlive(HostStash* listed);
 
 // Removes `stash`, to which the caller has a reference, from `queue`. False if `queue` lacks

@@ -23,22 +23,24 @@ namespace ebb {
 // can be freed at any time. A call that uses a tensor runs after all work given to the current
 // compute stream. That stream waits for the calls whose results it needs; no other stream waits.
 // The tensor is held until the compute stream has waited for the call: later work on that stream
-// may then reuse the memory. A wait releases only tensors of the waiting stream, so the memory of
-// one stream never waits for another. When a step is over, one stream waits for all remaining
-// calls, and the allocator is told about the stream (noteUse). The allocator is also told when a
-// stream reads memory that another stream made. With a single compute stream, neither has an
-// effect. On the CPU there is no lane: calls are done when they return.
+// may then reuse the memory. A wait releases only tensors held for the waiting stream, so freeing
+// one stream's memory never depends on another stream. When a step is over, one stream waits for
+// all remaining calls, and ebb notifies the allocator of that stream (noteUse). ebb also notifies
+// the allocator when a stream reads memory that another stream allocated. With a single compute
+// stream, neither notification has an effect.
+// On the CPU there is no lane: calls are done when they return.
 //
 // Note [Pages in a CUDA graph]
 // All calls can be captured. A captured stream may not wait for an event from outside of the
-// capture, nor the reverse. So each call knows its capture, and no stream waits for a call of
-// another capture. Calls given before a capture are over when the graph is launched
-// (torch.cuda.graph waits for the device first); calls given in a capture have not run yet. Memory
-// held for a captured call is released when the capture is over, successful or not. Before a
-// capture ends, the compute stream must have waited for the lane's last call; once all stashes are
-// back, the stream has waited. Captured calls run later, on other streams. So if a graph uses a
-// pool, all calls of the pool run after all work given to the compute stream. The compute stream
-// waits for each call, and for pages given back at the end of a step.
+// capture, and another stream may not wait for an event recorded in it. So each call knows its
+// capture, and no stream waits for a call of another capture. Calls given before a capture are over
+// when the graph is launched (torch.cuda.graph waits for the device first); calls given in a
+// capture have not run yet. Memory held for a captured call is released when the capture is over,
+// successful or not. Before a capture ends, the compute stream must have waited for the lane's last
+// call; it has done so once every stash is restored. Captured calls run later, on other streams. So
+// if a graph uses a pool, all calls of the pool run after all work given to the compute stream. In
+// that case the compute stream waits for every call, and for the pages released at the end of a
+// step.
 class PageLane {
  public:
   // A call, or the end of several calls.

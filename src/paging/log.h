@@ -1,4 +1,4 @@
-// A log of a step's stashes and returns, from which the sizes of pools follow.
+// A log of when a step takes pages and gives them back, from which ebb computes the sizes of pools.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -5,7 +5,8 @@ namespace {
 
 constexpr size_t kNone = std::string_view::npos;
 
-// The UTF-8 code point at `at`; moves `at` behind it. Invalid UTF-8 gives the byte.
+// The UTF-8 code point at `at`; advances `at` past it. In invalid UTF-8, a byte that begins no
+// sequence is returned as it is.
 char32_t takePoint(std::string_view text, size_t& at) {
   const auto first = static_cast<unsigned char>(text[at++]);
   const int more = first >= 0xF0 ? 3 : first >= 0xE0 ? 2 : first >= 0xC0 ? 1 : 0;
@@ -16,8 +17,8 @@ char32_t takePoint(std::string_view text, size_t& at) {
   return point;
 }
 
-// The position of the `]` that closes a set; `at` is behind the set's `[`. kNone: there is no such
-// `]`.
+// The position of the `]` that closes a set; `at` is the position after the set's `[`. kNone: there
+// is no such `]`.
 size_t endOfSet(std::string_view pattern, size_t at) {
   at += at < pattern.size() && pattern[at] == '!';
   return pattern.find(']', at + 1);  // a first `]` belongs to the set

@@ -29,7 +29,7 @@ PartsInside partsInside(const at::Tensor& tensor) {
       parts.push_back(part);
     }
   };
-  // The layout of a wrapper is only a claim, so look at the class.
+  // A wrapper subclass may report any layout, so check the class of its TensorImpl.
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (const auto* sparse = dynamic_cast<at::SparseTensorImpl*>(impl)) {
     add(sparse->indices());

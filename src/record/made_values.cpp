@@ -30,7 +30,8 @@ size_t MadeValues::nextWindow() {
   if (isFull()) {
     return size();
   }
-  // Twice the number of values made since the last sweep of this depth, and a few more.
+  // `level` is the depth of this sweep. `window`: twice the number of values made since the last
+  // sweep of this depth, and a few more.
   const auto level = std::min<size_t>(std::countr_zero(++sweeps_), madeAt_.size() - 1);
   const size_t inAll = forgotten_ + size();
   const size_t window = 2 * (inAll - madeAt_[level]) + (kSome << level);

@@ -9,9 +9,9 @@ namespace ebb {
 namespace {
 
 // Note [A write into a saved value]
-// After an in-place op on a value that the policy saves, only the written storage is left to keep.
-// The new state inherits the decision. Otherwise `relu_` after a saved convolution would undo the
-// decision.
+// An in-place op on a saved value overwrites the old bytes, so ebb can save only the value that the
+// op wrote. That new value inherits the decision. Otherwise `relu_` after a saved convolution would
+// undo the decision.
 void decideOnWritten(Value& after, const Value& before, const Verdict& verdict) {
   if (recomputes(verdict.decision) && before.isSaved()) {
     after.inherit(before);

@@ -101,8 +101,8 @@ struct DeviceTimer {
   c10::Event last;
 };
 
-// One call of an operator, for profiles: many members, one for each field of the profile. For
-// reports, one replay: its inputs and results, and how long backward waited.
+// In a profile: one call of an operator, with a member for each field of the profile. In a report:
+// one replay, with its inputs, its results, and the time that backward waited for it.
 struct OperatorLine {
   const std::string* region = nullptr;
   const std::string* module = nullptr;

@@ -56,7 +56,8 @@ bool copyIfThere(char* to, const char* from, size_t nbytes) {
   return true;
 }
 
-// A range of a file; the context of a storage without memory.
+// A range of the disk file. A storage that owns a range has a null data pointer, and the range as
+// the context of its DataPtr.
 struct Room {
   std::shared_ptr<DiskFile> file;
   size_t offset;

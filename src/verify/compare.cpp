@@ -74,7 +74,8 @@ void measure(
   }
 }
 
-// Leaves that changed after the op read them, without a moved version.
+// The names of arguments whose leaf changed after the op read it, although its version counter did
+// not.
 std::string changedInputsOf(const Recipe& recipe) {
   std::string changed;
   for (uint32_t i = 0; i < recipe.inputCount; ++i) {

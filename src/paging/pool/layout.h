@@ -85,8 +85,10 @@ struct PageRows {
   int64_t bytes;  // of each row; the pool's row width
 };
 
-// Contents of restored padding rows. Copies of the first valid row are as harmless as that row;
-// without a valid row, zeros. The engine never restores a tensor without a row: see RowCount::kept.
+// The contents of padding rows after a restore. Untouched: not written. Filled: bytes of
+// PageFill::dead. FirstRow: copies of the first valid row, which add no NaN that the valid rows
+// lack; without a valid row, bytes of PageFill::dead. The engine never restores a tensor without a
+// row: see RowCount::kept.
 enum class PageDeadRows : unsigned char { Untouched, Filled, FirstRow };
 
 // How a tensor is restored.

@@ -11,7 +11,7 @@ namespace ebb {
 namespace {
 
 // Calls `copy` with a page's rows, the corresponding rows of the tensor, and their size in bytes,
-// for each page. In a stack all rows are copied at once.
+// for each page. If the pool is a stack (isStack), one call copies all rows.
 template <class Copy>
 void forEachPage(
     const PagePoolState& pool,
