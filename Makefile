@@ -17,7 +17,7 @@ BUILD := PATH="$(BIN):$$PATH" EBB_TESTING=1 $(PIP)
 
 SOURCES := $(shell find src include tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu') CMakeLists.txt $(wildcard cmake/*) setup.py pyproject.toml
 
-.PHONY: demo setup wheel test-wheel test sweep test-and-sweep test-full test-asan test-tsan mutants gpu test-gpu bench-gpu compile-clang bench lint format clean FORCE
+.PHONY: demo setup wheel test-wheel test sweep test-and-sweep test-full test-asan test-tsan mutants gpu test-gpu bench-gpu compile-clang bench docs lint format clean FORCE
 
 demo: $(VENV)/.ebb-built
 	$(BIN)/python examples/train_gpt.py
@@ -26,7 +26,7 @@ demo: $(VENV)/.ebb-built
 # file is run by one worker (tests/support/work_units.py). Workers read bytecode that others wrote.
 WORKERS ?= auto
 unexport PYTHONDONTWRITEBYTECODE
-PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist loadfile --durations 100 --durations-min 2
 
 test: $(VENV)/.ebb-test
 	$(PYTEST) -m "not slow" $(TESTS)
@@ -119,6 +119,14 @@ bench: $(VENV)/.ebb-bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/trainer.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/ahead.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/planner.py
+
+# The site in build/site: all pages, and the API from the docstrings. A dead link is an error.
+PAGES := README.md CONTRIBUTING.md CHANGELOG.md docs benchmarks/results tests/mutants/results integration/*/README.md examples/cpp
+docs: | $(BIN)/python
+	$(PIP) install --quiet "mkdocs-material==9.8.2" "mkdocstrings[python]==1.0.8"
+	rm -rf build/pages && mkdir -p build/pages
+	git ls-files -co --exclude-standard $(PAGES) | grep -E "\.(md|svg|png|cpp)$$" | xargs cp --parents -t build/pages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # On a machine with an NVIDIA GPU: builds ebb for it in place, with the torch that is there, and
 # writes benchmarks/results. Nothing is installed. By the environment's Python if there is one, else
