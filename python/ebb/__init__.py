@@ -23,7 +23,8 @@ from ebb._launch.start import start as _start  # noqa: E402
 from ebb._plan.budget import BudgetError  # noqa: E402
 from ebb._plan.module_policies import ModulePolicies  # noqa: E402
 from ebb._plan.plan import Plan, plan  # noqa: E402
-from ebb._plan.profile import Profile, profile  # noqa: E402
+from ebb._plan.profile import Profile  # noqa: E402
+from ebb._plan.recording import profile  # noqa: E402
 from ebb._policy.checkpoint_name import checkpoint_name  # noqa: E402
 from ebb._policy.decision import (  # noqa: E402
     OFFLOAD,

@@ -72,7 +72,7 @@ def test_what_leaves_is_seen_and_measured(model, step):
     assert found.link.out > 0
     assert found.link.back > 0
     facts = Step(found.profile)
-    leaving = sum(map(facts.may_leave, range(len(facts.values))))
+    leaving = sum(map(facts.may_offload, range(len(facts.values))))
     assert leaving == 6, "what each block reads; the first block's, too"
     assert found.away is not None
 

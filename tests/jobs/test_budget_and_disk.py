@@ -30,7 +30,7 @@ def disk(tmp_path):
 @pytest.fixture
 def fast_disk(disk, monkeypatch):
     monkeypatch.setattr(measured_steps, "measure_link", lambda device: FAST)
-    monkeypatch.setattr(Simulator, "_measure_copies", lambda self, away: 0.0)
+    monkeypatch.setattr(Simulator, "_fit_copies", lambda self, away: 0.0)
     return disk
 
 

@@ -9,7 +9,7 @@ import planned_programs as programs
 import pytest
 from planned_programs import PROGRAMS, planning
 
-from ebb._plan.choice import PLAIN, Choice
+from ebb._plan.choice import EAGER, Choice
 
 every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 
@@ -51,7 +51,7 @@ def test_the_least_is_the_least(make):
 def test_with_enough_no_region_is_needed(make):
     _, chosen = choices(make)[-1]
 
-    assert all(point.choice is PLAIN for point in chosen.values())
+    assert all(point.choice is EAGER for point in chosen.values())
 
 
 @every_program
@@ -128,7 +128,7 @@ def test_who_holds_adds_up_to_the_peak():
     chooser = planning(programs.pre_ln).chooser
     chosen = chooser.least()
 
-    held = dict(chooser.who_holds(chosen))
+    held = dict(chooser.users_of_peak(chosen))
 
     assert sum(held.values()) == chooser.estimate(chosen).peak
     assert any(who.startswith("in layers.") for who in held)

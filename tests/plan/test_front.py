@@ -11,42 +11,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned_programs import PROGRAMS, planning
 
-from ebb._plan.choice import PLAIN, Choice
-from ebb._plan.front import Choices, Point, front, hull, not_beaten
+from ebb._plan.choice import EAGER, Choice
+from ebb._plan.front import Choices, Costs, Point, choices_of, front, hull, not_beaten
 
 every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 
 
-class Made(Choices):
-    """Choices of a region that nobody ran."""
-
-    def __init__(self, size, time, needed, free, lasting, reads):
-        self.size, self.time, self.needed, self.free = size, time, needed, free
-        self.lasting, self.reads = lasting, reads
-        self.paged, self.keeping = [False] * len(size), [0.0] * len(size)
-
-
 @st.composite
 def regions(draw):
-    count = draw(st.integers(1, 7))
-    each = {"min_size": count, "max_size": count}
+    """Choices of a region that nobody ran."""
     often = st.sampled_from([True, True, True, False])
-    return Made(
-        draw(st.lists(st.integers(0, 5), **each)),
-        draw(st.lists(st.sampled_from([0.125, 0.5, 1.0, 3.0]), **each)),
-        draw(st.lists(st.booleans(), **each)),
-        [not one for one in draw(st.lists(often, **each))],
-        draw(st.lists(often, **each)),
-        [sorted(draw(st.sets(st.integers(0, one - 1), max_size=2))) if one else []
-         for one in range(count)],
-    )  # fmt: skip
+    return Choices(
+        [
+            Costs(
+                size=draw(st.integers(0, 5)),
+                time=draw(st.sampled_from([0.125, 0.5, 1.0, 3.0])),
+                needed=draw(st.booleans()),
+                free=not draw(often),
+                lasting=draw(often),
+                reads=sorted(draw(st.sets(st.integers(0, op - 1), max_size=2))) if op else [],
+            )
+            for op in range(draw(st.integers(1, 7)))
+        ]
+    )
 
 
 def all_choices(choices):
     """Each set of results that could be kept, with what it costs."""
-    able = [
-        one for one in range(len(choices.size)) if choices.lasting[one] and not choices.free[one]
-    ]
+    able = [op for op, cost in enumerate(choices.costs) if cost.lasting and not cost.free]
     for count in range(len(able) + 1):
         for saved in itertools.combinations(able, count):
             yield choices.cost(saved)
@@ -63,34 +55,34 @@ def test_the_cheapest_at_a_price(choices, price):
 @given(regions())
 def test_corners_are_those_of_the_hull(choices):
     """No choice lies below the line through them, and its ends are the fewest and the most."""
-    corners = [Point(saved, *choices.cost(saved)) for saved in choices.corners()]
+    corners = [Point(saved, *choices.cost(saved)) for saved in choices.corners]
     every = [Point(None, *cost) for cost in all_choices(choices)]
 
     expected = hull(not_beaten(every))
 
-    found = [(point.held, point.added) for point in hull(not_beaten(corners))]
-    assert found == [(point.held, pytest.approx(point.added)) for point in expected]
+    found = [(point.resident, point.added) for point in hull(not_beaten(corners))]
+    assert found == [(point.resident, pytest.approx(point.added)) for point in expected]
 
 
 @given(regions())
 def test_what_is_kept_is_of_use(choices):
-    for saved in choices.corners():
+    for saved in choices.corners:
         held, time = choices.cost(saved)
-        assert all(choices.lasting[one] and not choices.free[one] for one in saved)
+        assert all(choices.costs[op].lasting and not choices.costs[op].free for op in saved)
         for one in saved:
             less, slower = choices.cost(saved - {one})
-            assert (slower, -less) > (time, -held) or choices.size[one] == 0
+            assert (slower, -less) > (time, -held) or choices.costs[one].size == 0
 
 
 @given(regions())
 def test_choices_between_corners_add_and_gain(choices):
-    for low, high in itertools.pairwise(choices.corners()):
+    for low, high in itertools.pairwise(choices.corners):
         (least, slowest), (most, fastest) = choices.cost(low), choices.cost(high)
         for saved in choices.between(low, high):
             held, time = choices.cost(saved)
             assert fastest - 1e-9 <= time <= slowest + 1e-9
             assert held <= max(most, least + most)
-            assert all(choices.lasting[one] for one in saved)
+            assert all(choices.costs[op].lasting for op in saved)
 
 
 @given(regions(), st.integers(0, 20))
@@ -113,9 +105,9 @@ def test_the_exact_solver_is_hardly_better(make):
 
     for call in range(calls):
         points = front(simulator, call)
-        for saved in exact_choices.optima(Choices(simulator, call), points=10):
+        for saved in exact_choices.optima(choices_of(simulator, call), points=10):
             best = simulator.of_call(call, Choice(saved))
-            added = min(point.added for point in points if point.held <= best.held)
+            added = min(point.added for point in points if point.resident <= best.resident)
             assert share + added <= 1.03 * (share + best.added)
 
 
@@ -126,14 +118,14 @@ def test_points_go_from_the_fewest_bytes_to_the_least_time(make):
     for call in range(len(simulator.step.calls)):
         points = front(simulator, call)
         assert all(
-            one.held < other.held and one.added > other.added
+            one.resident < other.resident and one.added > other.added
             for one, other in itertools.pairwise(points)
         )
-        assert points[-1].choice is PLAIN
+        assert points[-1].choice is EAGER
         assert points[-1].added == 0
-        for saved in (frozenset(), *Choices(simulator, call).corners()):
+        for saved in (frozenset(), *choices_of(simulator, call).corners):
             found = simulator.of_call(call, Choice(saved))
-            assert any(p.held <= found.held and p.added <= found.added for p in points)
+            assert any(p.resident <= found.resident and p.added <= found.added for p in points)
 
 
 def test_a_policy_can_say_each_point():
@@ -141,7 +133,7 @@ def test_a_policy_can_say_each_point():
     found = planning(programs.recurrent)
 
     for point in found.chooser.fronts["0"]:
-        if point.choice is not PLAIN:
+        if point.choice is not EAGER:
             policies = found.policies({"0": point})
             names = found.simulator.step.names_of(0)
             assert len(policies.policies["0"].rules) <= 64, len(names)
@@ -156,10 +148,12 @@ def test_those_not_beaten(pairs):
     found = not_beaten(points(*pairs))
 
     for held, added in pairs:
-        assert any(one.held <= held and one.added <= added for one in found)
+        assert any(one.resident <= held and one.added <= added for one in found)
     for one in found:
         assert not any(
-            (held, added) != (one.held, one.added) and held <= one.held and added <= one.added
+            (held, added) != (one.resident, one.added)
+            and held <= one.resident
+            and added <= one.added
             for held, added in pairs
         )
 
@@ -172,8 +166,10 @@ def test_a_hull_lies_below_all(pairs):
     assert (corners[0], corners[-1]) == (front_[0], front_[-1])
     for low, high in itertools.pairwise(corners):
         for one in front_:
-            if low.held <= one.held <= high.held:
-                share = (one.held - low.held) / (high.held - low.held)
+            if low.resident <= one.resident <= high.resident:
+                share = (one.resident - low.resident) / (high.resident - low.resident)
                 assert one.added >= low.added + share * (high.added - low.added) - 1e-9
-    slopes = [(h.added - lo.added) / (h.held - lo.held) for lo, h in itertools.pairwise(corners)]
+    slopes = [
+        (h.added - lo.added) / (h.resident - lo.resident) for lo, h in itertools.pairwise(corners)
+    ]
     assert slopes == sorted(slopes)

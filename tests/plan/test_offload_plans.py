@@ -16,7 +16,7 @@ from stand_ins import fake_accelerator
 
 import ebb
 from ebb import _testing
-from ebb._plan.choice import PLAIN, Choice
+from ebb._plan.choice import EAGER, Choice
 from ebb._plan.choose import Chooser
 from ebb._plan.link import may_send, measure_link, transfers_of
 from ebb._plan.plan import plan_of
@@ -56,7 +56,7 @@ def random_choices(found, seed):
         away = frozenset(place for place in places if rng.random() < 0.4) - saved
         choices[region] = Choice(saved, away, inputs=rng.random() < 0.5)
         if rng.random() < 0.1:
-            choices[region] = PLAIN
+            choices[region] = EAGER
     return choices
 
 
@@ -83,7 +83,7 @@ def test_what_regions_read_leaves_too():
     """The first block reads what an embedding, which is no region, made."""
     found = planning(programs.chain)
     inputs = [found.simulator.step.inputs_of(call) for call in found.simulator.step.calls]
-    may_leave = [sum(map(found.simulator.step.may_leave, values)) for values in inputs]
+    may_leave = [sum(map(found.simulator.step.may_offload, values)) for values in inputs]
     nothing = found.chosen(dict.fromkeys(found.chooser.calls, Choice()))
     sent = found.chosen(dict.fromkeys(found.chooser.calls, Choice(inputs=True)))
 
@@ -94,7 +94,7 @@ def test_what_regions_read_leaves_too():
 def test_what_the_program_holds_itself_does_not_leave():
     step = planning(programs.holding).simulator.step
 
-    assert not any(map(step.may_leave, range(len(step.values))))
+    assert not any(map(step.may_offload, range(len(step.values))))
 
 
 @sending
@@ -151,16 +151,16 @@ def test_where_the_host_has_no_room_values_stay():
 def test_copies_that_slow_the_work_count():
     found = planning(programs.pre_ln).measured
     simulator = Simulator(found)
-    everything = simulator.estimate(simulator.all_away).duration
+    everything = simulator.estimate(simulator.all_offloaded).duration
 
     slowed = Simulator(replace(found, away=everything + 50.0))
 
-    assert slowed.estimate(slowed.all_away).duration == pytest.approx(everything + 50.0)
-    half = [*simulator.all_away[: len(simulator.all_away) // 2]]
-    half += [Choice()] * (len(simulator.all_away) - len(half))
+    assert slowed.estimate(slowed.all_offloaded).duration == pytest.approx(everything + 50.0)
+    half = [*simulator.all_offloaded[: len(simulator.all_offloaded) // 2]]
+    half += [Choice()] * (len(simulator.all_offloaded) - len(half))
     more = slowed.estimate(half).duration - simulator.estimate(half).duration
     assert 0 < more < 50
-    assert slowed.estimate([PLAIN] * len(half)).duration == slowed.plain.duration
+    assert slowed.estimate([EAGER] * len(half)).duration == slowed.plain.duration
 
 
 def test_settings_of_copies_come_and_go_with_the_plan(tmp_path):
@@ -241,7 +241,7 @@ def test_predictions_of_like_choices_are_in_order():
     held = []
     for count in range(operators + 1):
         away = frozenset(range(count))
-        held.append(found.simulator.of_call(1, Choice(everything - away, away)).held)
+        held.append(found.simulator.of_call(1, Choice(everything - away, away)).resident)
 
     assert all(one >= other for one, other in itertools.pairwise(held))
     assert held[-1] < held[0]

@@ -14,7 +14,7 @@ from paged_programs import PAGED, PAGER, paging
 from planned_programs import built
 
 import ebb
-from ebb._plan.choice import PLAIN, Choice
+from ebb._plan.choice import EAGER, Choice
 from ebb._plan.measuring import measure
 from ebb._plan.pages import has_rows
 from ebb._plan.plan import plan_of
@@ -43,7 +43,7 @@ def random_choices(found, seed):
         paged = frozenset(place for place in places if rng.random() < 0.5) - saved
         choices[region] = Choice(saved, paged=paged, paged_inputs=rng.random() < 0.5)
         if rng.random() < 0.1:
-            choices[region] = PLAIN
+            choices[region] = EAGER
     return choices
 
 

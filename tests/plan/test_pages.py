@@ -65,7 +65,7 @@ def test_kinds_of_rows_have_pools_of_their_own():
 
 
 def test_a_storage_is_there_until_it_is_sent_and_from_when_it_is_asked_for():
-    (stays,) = Pools([paged(0, 1.0, 4.0)], PAGER).stays
+    (stays,) = Pools([paged(0, 1.0, 4.0)], PAGER).absences
 
     assert (stays.left, stays.fetched) == (1.0, 4.0)
 
@@ -74,7 +74,7 @@ def test_beside_the_work_it_is_there_until_the_next_region_sends():
     beside = Pager(speed=1000.0, beside=True)
     many = [paged(0, 1.0, 9.0), paged(1, 2.0, 8.0), paged(2, 3.0, 7.0, call=1)]
 
-    stays = Pools(many, beside).stays
+    stays = Pools(many, beside).absences
 
     assert [one.left for one in stays] == [3.0, 3.0, 7.0]  # the last: until it is wanted again
 
@@ -85,7 +85,7 @@ def test_in_a_fixed_order_what_comes_next_stays():
 
     pools = Pools(many, fixed)
 
-    assert [(one.left, one.fetched) for one in pools.stays] == [(1.0, 9.0), (8.0, 8.0)]
+    assert [(one.left, one.fetched) for one in pools.absences] == [(1.0, 9.0), (8.0, 8.0)]
     assert pools.nbytes < Pools(many, Pager(speed=1000.0)).nbytes
     assert pools.took == pytest.approx(fixed.time_of(many[0].value))
 
@@ -93,7 +93,7 @@ def test_in_a_fixed_order_what_comes_next_stays():
 def test_where_nothing_is_paged_there_are_none():
     pools = Pools([], NO_PAGER)
 
-    assert (pools.nbytes, pools.took, pools.stays, pools.are_too_large) == (0, 0.0, [], False)
+    assert (pools.nbytes, pools.took, pools.absences, pools.are_too_large) == (0, 0.0, [], False)
 
 
 def test_a_limit():

@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from planned_programs import PROGRAMS, planning
 from torch import nn
 
+from ebb._plan.changes import Changes, highest, union
 from ebb._plan.choice import Choice
 from ebb._plan.measuring import measure
 from ebb._plan.plan import plan_of
-from ebb._plan.simulate import Changes, Simulator, highest, union
+from ebb._plan.simulate import Simulator
 
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 
@@ -125,7 +126,7 @@ def test_copies_that_autograd_saves_before_a_write():
     found = planning(inverted)
     step = found.simulator.step
     operators = range(len(step.calls[0].operators))
-    written_over = {n for n in operators if step.written_over(n) is not None}
+    written_over = {n for n in operators if step.overwriter_of(n) is not None}
     choices = [
         *(Choice(frozenset([place])) for place in operators if place not in written_over),
         *(Choice(each_time=frozenset([place])) for place in operators),

@@ -201,7 +201,7 @@ def test_less_is_needed_than_with_a_region_for_each_block(make):
     blocks = Chooser(Simulator(measured))
     together = Chooser(found.simulator, given=found.choices)
 
-    once = blocks.estimate(blocks.least_made_once()).peak
+    once = blocks.estimate(blocks.least_made_once).peak
 
     assert together.estimate(together.least()).peak < once
 
@@ -211,7 +211,7 @@ def test_nothing_is_gained_where_the_program_holds_what_blocks_return():
     blocks = Chooser(Simulator(measured))
     together = Chooser(found.simulator, given=found.choices)
 
-    once = blocks.estimate(blocks.least_made_once()).peak
+    once = blocks.estimate(blocks.least_made_once).peak
 
     assert together.estimate(together.least()).peak >= once
 
@@ -226,7 +226,7 @@ def test_budgets_below_that_of_a_region_for_each_block(make, part):
     program, measured, found = stacked(make)
     blocks = Chooser(Simulator(measured))
     together = Chooser(found.simulator, given=found.choices)
-    once = blocks.estimate(blocks.least_made_once()).peak
+    once = blocks.estimate(blocks.least_made_once).peak
     least = together.estimate(together.least()).peak
     budget = measured.base + int((least + part * (once - least)) / 0.99) + 1
 

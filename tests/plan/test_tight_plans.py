@@ -12,7 +12,7 @@ from planned_programs import PROGRAMS, planning
 import ebb
 from ebb._plan.choice import Choice
 from ebb._plan.plan import plan_of
-from ebb._plan.tight import made_each_time
+from ebb._plan.tight import recomputed_each_time
 
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 
@@ -67,7 +67,10 @@ def test_the_least(make):
     chooser = found.chooser
 
     check(make, chooser.least())
-    once, least = chooser.estimate(chooser._least).peak, chooser.estimate(chooser.least()).peak
+    once, least = (
+        chooser.estimate(chooser.least_made_once).peak,
+        chooser.estimate(chooser.least()).peak,
+    )
     assert least <= (1 - LESS.get(make, 0.0)) * once
 
 
@@ -76,7 +79,7 @@ def test_the_least(make):
 def test_budgets_between_the_least_and_what_is_made_once(make, part):
     found = planning(make)
     chooser = found.chooser
-    least, once = chooser.estimate(chooser.least()), chooser.estimate(chooser._least)
+    least, once = chooser.estimate(chooser.least()), chooser.estimate(chooser.least_made_once)
     budget = least.peak + int(part * (once.peak - least.peak))
 
     chosen = chooser.choose(budget)
@@ -114,9 +117,9 @@ def test_nothing_is_made_twice_where_it_need_not_be():
 def test_choices_are_few_however_long_a_region_is():
     found = planning(programs.llama)
 
-    choices = list(made_each_time(found.simulator, 0))
+    choices = list(recomputed_each_time(found.simulator, 0))
 
     assert 1 < len(choices) <= 16 + 15
     operators = found.simulator.step.calls[0].operators
-    stays = {number - operators.start for number in found.simulator.step.stays}
+    stays = {number - operators.start for number in found.simulator.step.always_kept}
     assert not any(choice.each_time & stays for choice in choices)

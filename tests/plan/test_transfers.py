@@ -19,7 +19,7 @@ def sent(place, size, packed, asked, ended=None):
 
 
 def by_memory(transfers):
-    return {one.sent.memory: one for one in transfers.stays}
+    return {one.sent.memory: one for one in transfers.absences}
 
 
 def test_memory_is_free_when_the_host_has_waited_for_a_later_one():
@@ -74,7 +74,7 @@ def test_where_there_is_no_room_on_the_host_it_stays():
 def test_nothing_sent_costs_nothing():
     found = Transfers([], LINK, 10)
 
-    assert (found.stays, found.waited, found.moved) == ([], 0.0, 0)
+    assert (found.absences, found.waited, found.moved) == ([], 0.0, 0)
 
 
 @st.composite
@@ -86,19 +86,19 @@ def steps(draw):
 
 @given(steps(), st.integers(0, 120))
 def test_no_more_than_the_window_is_under_way_or_ahead(all_sent, window):
-    found = Transfers(all_sent, LINK, window).stays
+    found = Transfers(all_sent, LINK, window).absences
 
     assert sorted(one.sent.memory for one in found) == list(range(len(all_sent)))
     for one in found:
         assert one.left >= one.sent.packed
-        assert one.left < math.inf or one.fetched == one.sent.asked
-        assert one.fetched <= one.sent.asked
+        assert one.left < math.inf or one.fetched == one.sent.needed
+        assert one.fetched <= one.sent.needed
     for now in [one.packed for one in all_sent]:
         flying = [s.sent.size for s in found if s.sent.packed <= now < s.left]
         assert sum(flying) <= window
     for now in range(100, 100 + len(all_sent)):
         ahead = [
-            s.sent.size for s in found if s.left < math.inf and s.fetched <= now < s.sent.asked
+            s.sent.size for s in found if s.left < math.inf and s.fetched <= now < s.sent.needed
         ]
         assert sum(ahead) <= window
 

@@ -24,7 +24,7 @@ def optima(choices: Choices, points: int = 20) -> list[Operators]:
         choices: of the region.
         points: how many budgets.
     """
-    corners = choices.corners()
+    corners = choices.corners
     least, most = choices.cost(corners[0])[0], choices.cost(corners[-1])[0]
     budgets = dict.fromkeys(
         least + (most - least) * place // max(1, points - 1) for place in range(points)
@@ -39,7 +39,8 @@ def optimum(choices: Choices, budget: int) -> Operators | None:
         choices: of the region.
         budget: bytes that may be kept.
     """
-    operators = [one for one in range(len(choices.size)) if not choices.free[one]]
+    costs = choices.costs
+    operators = [one for one in range(len(costs)) if not costs[one].free]
     if not operators:
         return frozenset()
     places = {one: place for place, one in enumerate(operators)}
@@ -48,17 +49,17 @@ def optimum(choices: Choices, budget: int) -> Operators | None:
     rows: list[dict[int, float]] = []
     for one, place in places.items():
         rows.append({count + place: 1.0, place: -1.0})  # what runs again can be had
-        for maker in choices.reads[one]:
+        for maker in costs[one].reads:
             if maker in places:
                 rows.append({count + places[maker]: 1.0, place: -1.0})
-    scale = max(1, max(choices.size))  # bytes are large, and times are small
-    kept = {place: -choices.size[one] / scale for one, place in places.items()}
-    kept |= {count + place: choices.size[one] / scale for one, place in places.items()}
-    least = [0.0] * count + [float(choices.needed[one]) for one in operators]
-    fixed = [count + place for one, place in places.items() if not choices.lasting[one]]
+    scale = max(1, max(cost.size for cost in costs))  # bytes are large, and times are small
+    kept = {place: -costs[one].size / scale for one, place in places.items()}
+    kept |= {count + place: costs[one].size / scale for one, place in places.items()}
+    least = [0.0] * count + [float(costs[one].needed) for one in operators]
+    fixed = [count + place for one, place in places.items() if not costs[one].lasting]
     rows += [{place - count: 1.0, place: -1.0} for place in fixed]  # had only if it runs again
     found = optimize.milp(
-        c=[choices.time[one] for one in operators] + [0.0] * count,
+        c=[costs[one].time for one in operators] + [0.0] * count,
         integrality=[1] * count + [0] * count,
         bounds=optimize.Bounds(least, [1.0] * (2 * count)),
         constraints=[
@@ -75,10 +76,11 @@ def optimum(choices: Choices, budget: int) -> Operators | None:
 
 def _kept(choices: Choices, again: set[int]) -> Operators:
     """What must be kept if these operators run again."""
-    wanted = {one for one, needed in enumerate(choices.needed) if needed}
+    costs = choices.costs
+    wanted = {one for one, cost in enumerate(costs) if cost.needed}
     for one in again:
-        wanted.update(choices.reads[one])
-    return frozenset(one for one in wanted - again if not choices.free[one])
+        wanted.update(costs[one].reads)
+    return frozenset(one for one in wanted - again if not costs[one].free)
 
 
 def _matrix(rows: Iterable[dict[int, float]], width: int) -> sparse.csr_array:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ebb
-from ebb._plan.choice import PLAIN, Choice
+from ebb._plan.choice import EAGER, Choice
 from ebb._plan.choose import Chooser, Chosen
 from ebb._plan.front import Point
 from ebb._plan.measured import Measured, base_bytes
@@ -457,7 +457,7 @@ class Planning:
         """Which do that."""
         found = {}
         for region, point in chosen.items():
-            if point.choice is not PLAIN:
+            if point.choice is not EAGER:
                 names = self.simulator.step.names_of(self.chooser.calls[region][0])
                 found[region] = policy_of(point.choice, names)
         return ModulePolicies(found)
@@ -476,7 +476,7 @@ class Planning:
             places = range(len(self.simulator.step.calls[calls[0]].operators))
             found[region] = Choice(frozenset(place for place in places if rng.random() < share))
             if rng.random() < 0.15:
-                found[region] = PLAIN
+                found[region] = EAGER
         return found
 
 

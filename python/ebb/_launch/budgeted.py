@@ -35,22 +35,15 @@ _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class Block:
-    """A module that is a region under `policy`; if `policy` is None, its calls are only counted.
-
-    Attributes:
-        name: unique name, from the module's name in its model.
-        policy: policy of its region.
-        calls: calls with gradients since the last `Blocks.take`.
-        met_hooks: True if the job had saved-tensor hooks in place during a call.
-    """
+    """A module that is a region under `policy`; if `policy` is None, its calls are only counted."""
 
     def __init__(self, name: str, module: torch.nn.Module, root: torch.nn.Module) -> None:
-        self.name = name
+        self.name = name  # unique, from the module's name in its model
         self.module = weakref.ref(module)
         self.root = weakref.ref(root)
         self.policy: Policy | None = None
-        self.calls = 0
-        self.met_hooks = False
+        self.calls = 0  # with gradients since the last `Blocks.take`
+        self.met_hooks = False  # True if the job had saved-tensor hooks in place during a call
         mark(module).region = self
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -82,14 +75,8 @@ class Block:
 
 
 class CallAround(AbstractContextManager[Any]):
-    """Context of a torch.utils.checkpoint call that may run a block. See
-    Note [Calls around blocks].
-
-    Args:
-        blocks: all blocks of the job.
-        function: the checkpointed function.
-        inside: context to enter in the call.
-    """
+    """Context of a torch.utils.checkpoint call of `function` that may run a block. `inside`:
+    context to enter in the call. See Note [Calls around blocks]."""
 
     def __init__(
         self, blocks: Blocks, function: Callable[..., Any], inside: AbstractContextManager[Any]
@@ -128,21 +115,14 @@ def _told_apart_by(function: Any) -> Any:
 
 
 class Blocks:
-    """All blocks of a job.
-
-    Args:
-        patterns: globs over module names that select the blocks; empty: ebb finds the blocks.
-
-    Attributes:
-        are_plain: True if no block is a region now.
-        candidate: index of the blocks in :func:`block_candidates` of a model.
-        functions_around: modules or code of checkpointed functions that run a block.
-    """
+    """All blocks of a job. `patterns`: globs over module names that select the blocks; empty: ebb
+    finds the blocks."""
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
-        self.are_plain = False
+        self.are_plain = False  # True if no block is a region now
+        # Modules or code of checkpointed functions that run a block.
         self.functions_around: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.candidate = 0
+        self.candidate = 0  # index of the blocks in `block_candidates` of a model
         self._patterns = patterns
         self._all: list[Block] = []
         self._used: set[Block] = set()  # called with gradients at least once
@@ -172,8 +152,8 @@ class Blocks:
         if self._patterns:
             wanted = set(select(root, self._patterns))
         else:
-            found = block_candidates(root)
-            wanted = set(found[min(self.candidate, len(found) - 1)])
+            candidates = block_candidates(root)
+            wanted = set(candidates[min(self.candidate, len(candidates) - 1)])
         compiled = {
             inner for module in root.modules() if _is_compiled(module) for inner in module.modules()
         }
@@ -221,8 +201,8 @@ class Blocks:
 
     def roots(self) -> list[torch.nn.Module]:
         """Models with blocks that were called with gradients, each once."""
-        found = {id(root): root for block in self.used() if (root := block.root()) is not None}
-        return list(found.values())
+        roots = {id(root): root for block in self.used() if (root := block.root()) is not None}
+        return list(roots.values())
 
     def take(self) -> tuple[int, bool]:
         """Return the number of calls with gradients since the last `take`, and True if a block
@@ -285,8 +265,8 @@ class Blocks:
         }
 
     def watch_callers(self) -> None:
-        """Observe until `callers_seen` if blocks run in the forward of the modules around them."""
-        self.callers_seen()
+        """Observe if blocks run in the forward of the modules around them."""
+        self.stop_watching_callers()
         if not has_ranks():
             modules = {block.name: block.module() for block in self.used()}
             pairs = [
@@ -296,7 +276,7 @@ class Blocks:
             ]
             self._callers = Callers(pairs)
 
-    def callers_seen(self) -> None:
+    def stop_watching_callers(self) -> None:
         if self._callers is not None:
             self._inside = self._callers.close()
             self._callers = None
@@ -304,8 +284,8 @@ class Blocks:
     def _parents(self) -> dict[str, tuple[str, tuple[torch.nn.Module, torch.nn.Module]]]:
         """By block name: the region name of the parent that calls the block, that parent, and the
         model."""
-        found = {}
-        known: dict[str, torch.nn.Module | None] = dict.fromkeys(one.name for one in self._all)
+        parents = {}
+        known: dict[str, torch.nn.Module | None] = {block.name: None for block in self._all}
         for block in self.used():
             module, root = block.module(), block.root()
             if module is None or root is None:
@@ -318,8 +298,8 @@ class Blocks:
             if caller is None or not _can_be_around(caller):
                 continue
             if known.setdefault(name, caller) is caller:  # else a module of another model has it
-                found[block.name] = name, (caller, root)
-        return found
+                parents[block.name] = name, (caller, root)
+        return parents
 
     def _leave_around(self) -> None:
         for block in self._around:

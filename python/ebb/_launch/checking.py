@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from ebb import _C, ahead
-from ebb._launch.measured_steps import Do, Recording
 from ebb._plan.for_reports import measured_course
 from ebb._plan.profile import Profile
+from ebb._plan.recording import Purpose, Recording
 from ebb._report.planned import ReportedPlan
 from ebb._support.log import log
 
 # A recorded step has no report, and a job may end after any step. So the first step is not
 # recorded, nor is the one after a step that did not count.
-_ORDER = (Do.TIME, Do.LISTEN, Do.PROFILE, Do.TIME, Do.TIME)
+_ORDER = (Purpose.TIME, Purpose.WARM_UP, Purpose.PROFILE, Purpose.TIME, Purpose.TIME)
 _LEAST = 0.9  # of the predicted bytes; a step with fewer has other sizes
 
 
 class Checking:
-    """Measures the first steps under a plan.
-
-    Args:
-        plan: receives the measurements.
-    """
+    """Measures the first steps under a plan, which receives the measurements."""
 
     def __init__(self, plan: ReportedPlan) -> None:
         self._plan = plan
-        self._recording = Recording()
+        self._recording = Recording(gives_way=True)
         # Profiles are recorded without replays ahead, so their bytes would not match the plan.
         self._runs_ahead = ahead.configure()["regions"] > 0
-        self._todo = [do for do in _ORDER if do is Do.TIME or not self._runs_ahead]
+        self._todo = [
+            purpose for purpose in _ORDER if purpose is Purpose.TIME or not self._runs_ahead
+        ]
         self._rests = False  # the next step is not measured
         self._profile: Profile | None = None
         self._times: list[float] = []
@@ -43,11 +41,13 @@ class Checking:
             True if more steps are to be measured.
         """
         try:
-            return self._step_ended(peak)
+            self._record(peak)
+            if self._todo:
+                self._begin_recording()
         except Exception:  # an error in reports must not end the plan
             log.info("steps under the plan are not measured", exc_info=True)
             self._todo = []
-            return False
+        return bool(self._todo)
 
     def stop(self) -> None:
         """Stop measuring."""
@@ -55,21 +55,25 @@ class Checking:
             self._recording.end()
             self._todo = []
 
-    def _step_ended(self, peak: int) -> bool:
+    def _begin_recording(self) -> None:
+        self._sized = _C.paging_stats()["recorded_steps"]
+        self._recording.begin(Purpose.SKIP if self._rests else self._todo[0])
+
+    def _record(self, peak: int) -> None:
         ended = self._recording.end()
         if self._rests:
             self._rests = False
-        elif ended is not None and self._is_usual(peak):
-            self._note(*ended)
+        elif ended is None or not self._is_usual(peak):
+            self._rests = True  # and the purpose is tried again
+            if self._todo[0] is Purpose.PROFILE:
+                self._todo.insert(0, Purpose.WARM_UP)
         else:
-            self._do_again()
-        if self._todo:
-            self._begin_recording()
-        return bool(self._todo)
-
-    def _begin_recording(self) -> None:
-        self._sized = _C.paging_stats()["recorded_steps"]
-        self._recording.begin(Do.NOTHING if self._rests else self._todo[0])
+            duration, profile = ended
+            if self._todo.pop(0) is Purpose.TIME:
+                self._times.append(duration)
+            self._profile = profile or self._profile
+            if not self._todo:
+                self._plan.measured = measured_course(self._profile, min(self._times))
 
     def _is_usual(self, peak: int) -> bool:
         """True if the peak is close to the prediction, and the step made no page pool."""
@@ -77,16 +81,3 @@ class Checking:
             return False
         predicted = self._plan.predicted.peak or 0
         return self._runs_ahead or _LEAST * predicted <= peak <= predicted / _LEAST
-
-    def _do_again(self) -> None:
-        self._rests = True
-        if self._todo[0] is Do.PROFILE:
-            self._todo.insert(0, Do.LISTEN)
-
-    def _note(self, duration: float, profile: Profile | None) -> None:
-        do = self._todo.pop(0)
-        if do is Do.TIME:
-            self._times.append(duration)
-        self._profile = profile or self._profile
-        if not self._todo:
-            self._plan.measured = measured_course(self._profile, min(self._times))

@@ -1,4 +1,4 @@
-"""When a recorded step allocated and freed memory."""
+"""When a recorded step allocated and freed memory. In: a profile. Out: blocks of memory."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from collections.abc import Iterable, Sequence
 
 from ebb._plan.profile import Profile
 
+Allocation = tuple[float, float, int]
+"""When memory was allocated and freed, and its bytes."""
 
-def _spread(events: Sequence[tuple[float, int]]) -> Iterable[tuple[float, float, int]]:
-    """Match the allocations at one address with their frees: start, end and size."""
-    taken, size = None, 0
+
+def _matched(events: Sequence[tuple[float, int]]) -> Iterable[Allocation]:
+    """Match the allocations at one address with their frees."""
+    begin, size = None, 0
     for time, change in events:
         if change > 0:
-            taken, size = time, change
-        elif taken is not None:
-            yield taken, time, size
-            taken = None
-    if taken is not None:
-        yield taken, math.inf, size
+            begin, size = time, change
+        elif begin is not None:
+            yield begin, time, size
+            begin = None
+    if begin is not None:
+        yield begin, math.inf, size
 
 
 class Allocations:
-    """The allocations of a step, each as a stretch: start, end and bytes."""
+    """The allocations of a step."""
 
     def __init__(self, profile: Profile) -> None:
         events: dict[int, list[tuple[float, int]]] = defaultdict(list)
-        for time, address, taken in profile.allocations:
-            events[address].append((time, taken))
-        self._stretches = {address: list(_spread(found)) for address, found in events.items()}
-        self.taken = sorted(  # time and bytes of each allocation
-            (taken, size) for found in self._stretches.values() for taken, _, size in found
+        for time, address, size in profile.allocations:
+            events[address].append((time, size))
+        self.by_address = {address: list(_matched(of_one)) for address, of_one in events.items()}
+        self.begins = sorted(  # time and bytes of each allocation
+            (begin, size) for of_one in self.by_address.values() for begin, _, size in of_one
         )
         # frees of memory that was allocated before the step
-        self.of_older = [found[0] for found in events.values() if found[0][1] < 0]
+        self.of_older = [of_one[0] for of_one in events.values() if of_one[0][1] < 0]
         self._replays = sorted((start, start + took) for _, start, took in profile.replays)
-
-    def all(self) -> Iterable[tuple[int, list[tuple[float, float, int]]]]:
-        return self._stretches.items()
 
     def is_replay(self, time: float) -> bool:
         """True if a replay ran at this time."""
-        place = bisect.bisect_right(self._replays, (time, math.inf)) - 1
-        return place >= 0 and time <= self._replays[place][1]
+        index = bisect.bisect_right(self._replays, (time, math.inf)) - 1
+        return index >= 0 and time <= self._replays[index][1]
 
-    def stretch(self, address: int, time: float) -> tuple[float, float, int] | None:
-        """The stretch in which an address was allocated at a time."""
-        stretches = self._stretches.get(address, [])
-        place = bisect.bisect_right(stretches, (time, math.inf, 0)) - 1
-        return stretches[place] if place >= 0 and stretches[place][1] >= time else None
+    def find(self, address: int, time: float) -> Allocation | None:
+        """The allocation of an address at a time."""
+        of_one = self.by_address.get(address, [])
+        index = bisect.bisect_right(of_one, (time, math.inf, 0)) - 1
+        return of_one[index] if index >= 0 and of_one[index][1] >= time else None

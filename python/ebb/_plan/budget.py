@@ -1,4 +1,4 @@
-"""Memory budgets: parsing, the bytes that they allow, and their errors."""
+"""Memory budgets. In: a user's text or number. Out: bytes that a step may allocate, or an error."""
 
 from __future__ import annotations
 

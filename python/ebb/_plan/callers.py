@@ -1,4 +1,4 @@
-"""Finds out if modules run inside the forward of the modules around them."""
+"""Who calls modules. In: modules and those around them. Out: which run in whose forward."""
 
 from __future__ import annotations
 

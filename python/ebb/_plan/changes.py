@@ -1,10 +1,13 @@
-"""Bytes of memory over time."""
+"""Bytes of memory over time. In: allocations and frees. Out: curves and peaks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import torch
+
+Span = tuple[float, float]
+"""The begin and the end of a time."""
 
 
 class Changes:
@@ -15,13 +18,13 @@ class Changes:
     """
 
     def __init__(self, changes: Iterable[tuple[float, int]]) -> None:
-        found = list(changes)
-        self.taken = _times_and_bytes([one for one in found if one[1] > 0])
-        self.given_back = _times_and_bytes([one for one in found if one[1] < 0])
+        changes = list(changes)
+        self.allocated = _times_and_bytes([change for change in changes if change[1] > 0])
+        self.freed = _times_and_bytes([change for change in changes if change[1] < 0])
 
     def at(self, time: float) -> int:
         """Bytes that are allocated at a time."""
-        parts = (self.taken, self.given_back)
+        parts = (self.allocated, self.freed)
         return sum(int(sizes[times <= time].sum()) for times, sizes in parts)
 
 
@@ -31,10 +34,15 @@ def _times_and_bytes(changes: list[tuple[float, int]]) -> tuple[torch.Tensor, to
     return times, sizes
 
 
-def union(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Join stretches of time that overlap or touch."""
-    joined: list[tuple[float, float]] = []
-    for begin, end in sorted(stretches):
+def during(begin: float, end: float, size: int) -> list[tuple[float, int]]:
+    """The two changes of memory that is allocated for a time."""
+    return [(begin, size), (end, -size)]
+
+
+def union(spans: Iterable[Span]) -> list[Span]:
+    """Join spans of time that overlap or touch."""
+    joined: list[Span] = []
+    for begin, end in sorted(spans):
         if joined and begin <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(joined[-1][1], end))
         else:
@@ -44,16 +52,17 @@ def union(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 
 def curve(all_changes: Iterable[Changes]) -> tuple[torch.Tensor, torch.Tensor]:
     """Times, and the bytes allocated from each time on. At equal times, frees come first."""
-    found = list(all_changes)
-    parts = [*(one.given_back for one in found), *(one.taken for one in found)]
+    all_changes = list(all_changes)
+    parts = [changes.freed for changes in all_changes]
+    parts += [changes.allocated for changes in all_changes]
     times, order = torch.sort(torch.cat([times for times, _ in parts]), stable=True)
     return times, torch.cat([sizes for _, sizes in parts])[order].cumsum(0)
 
 
 def highest(all_changes: Iterable[Changes]) -> tuple[int, float]:
     """The peak in bytes, and its time."""
-    times, now = curve(all_changes)
+    times, sizes = curve(all_changes)
     if times.numel() == 0:
         return 0, 0.0
-    place = int(now.argmax())
-    return max(0, int(now[place])), float(times[place])
+    index = int(sizes.argmax())
+    return max(0, int(sizes[index])), float(times[index])

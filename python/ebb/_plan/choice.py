@@ -1,4 +1,4 @@
-"""Decisions for the results of a region's operators."""
+"""Choices: decisions for the results of a region's operators, which all stages of planning use."""
 
 from __future__ import annotations
 
@@ -11,23 +11,14 @@ Operators = frozenset[int]
 
 @dataclass(frozen=True)
 class Choice:
-    """Decisions for the results of a region's operators. Operators in no set are recomputed once.
-
-    Attributes:
-        saved: operators whose results are saved.
-        offloaded: operators whose results are offloaded, and fetched for backward.
-        each_time: operators whose results are recomputed each time that something needs them.
-        inputs: True if inputs that another function made are offloaded too.
-        paged: operators whose results' valid rows go to page pools.
-        paged_inputs: True if the valid rows of inputs go to page pools.
-    """
+    """Decisions for the results of a region's operators. Others are recomputed once."""
 
     saved: Operators = frozenset()
-    offloaded: Operators = frozenset()
-    each_time: Operators = frozenset()
-    inputs: bool = False
-    paged: Operators = frozenset()
-    paged_inputs: bool = False
+    offloaded: Operators = frozenset()  # and fetched for backward
+    each_time: Operators = frozenset()  # recomputed each time that something needs the results
+    inputs: bool = False  # True if inputs that another function made are offloaded too
+    paged: Operators = frozenset()  # the valid rows go to page pools
+    paged_inputs: bool = False  # True if the valid rows of inputs go to page pools
 
     @property
     def kept(self) -> Operators:
@@ -55,5 +46,5 @@ class Choice:
         )
 
 
-PLAIN = None
+EAGER = None
 """In place of a choice: the block is no region, and runs as in eager."""

@@ -1,17 +1,17 @@
-"""Chooses what each region saves, so that a step stays within a budget and takes least time."""
+"""Choose, for all regions. In: a `Simulator` and a budget. Out: the fastest choices within it."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
 
-from ebb._plan.choice import PLAIN, Choice, Operators
+from ebb._plan.choice import EAGER, Choice, Operators
 from ebb._plan.front import Point, front, hull, not_beaten, point_of
 from ebb._plan.simulate import Estimate, Simulator
 from ebb._plan.step import Call, Step
-from ebb._plan.tight import made_each_time
+from ebb._plan.tight import recomputed_each_time
 
 Chosen = Mapping[str, Point]
 """The point for each region, by the region's name."""
@@ -34,12 +34,8 @@ _MOST_IMPROVED = 60  # choices for single regions that the last stage tries
 
 
 class Chooser:
-    """Finds choices for memory budgets.
-
-    Args:
-        simulator: of the step.
-        given: all choices for a region, by its name; for other regions the chooser finds them.
-    """
+    """Finds choices for memory budgets. `given`: all choices for a region, by its name; for other
+    regions the chooser finds them."""
 
     def __init__(
         self,
@@ -48,17 +44,27 @@ class Chooser:
     ) -> None:
         self.simulator = simulator
         self._given = given or {}
-        self._found: list[tuple[Estimate, Chosen]] = []
+        self._estimates: dict[tuple[Choice | None, ...], Estimate] = {}
+        self._plans: list[tuple[Estimate, Chosen]] = []  # that were found
         self.calls: dict[str, list[int]] = defaultdict(list)  # by region name
         for number, call in enumerate(simulator.step.calls):
             self.calls[call.region].append(number)
         self.fronts: dict[str, list[Point]] = {}
         self.alike: dict[str, int] = {}  # equal numbers for regions that ran the same
         self._find_fronts()
+        # Searches for low peaks simulate a limited number of operators, not counting those that are
+        # known. So they begin with the same knowledge, whatever was chosen before.
+        self._after_fronts = simulator.snapshot()
+        self._groups: dict[int, list[str]] = defaultdict(list)  # regions that ran the same
+        for region, number in self.alike.items():
+            self._groups[number].append(region)
 
     def estimate(self, chosen: Chosen) -> Estimate:
         """Peak and time of a step with these choices."""
-        return self.simulator.estimate(self._of_calls(chosen))
+        choices = tuple(self._of_calls(chosen))
+        if choices not in self._estimates:
+            self._estimates[choices] = self.simulator.estimate(choices)
+        return self._estimates[choices]
 
     def pool_bytes(self, chosen: Chosen) -> int:
         """Bytes of page pools in a step with these choices."""
@@ -69,28 +75,28 @@ class Chooser:
         return self.simulator.timeline(self._of_calls(chosen))
 
     def _of_calls(self, chosen: Chosen) -> list[Choice | None]:
-        choices: list[Choice | None] = [PLAIN] * len(self.simulator.step.calls)
+        choices: list[Choice | None] = [EAGER] * len(self.simulator.step.calls)
         for region, numbers in self.calls.items():
             for number in numbers:
                 choices[number] = self._translated(chosen[region].choice, numbers[0], number)
         return choices
 
-    def who_holds(self, chosen: Chosen) -> list[tuple[str, int]]:
+    def users_of_peak(self, chosen: Chosen) -> list[tuple[str, int]]:
         """Bytes at the peak by their use, in descending order."""
-        found = self.estimate(chosen)
+        estimate = self.estimate(chosen)
         counts: Counter[str] = Counter()
         for number, choice in enumerate(self._of_calls(chosen)):
-            call = self.simulator.step.calls[number]
-            works = call.asked and call.asked[0][0] <= found.peaks_at <= call.asked[-1][0]
-            who = f"in {call.region} while its backward runs" if works else "saved by other blocks"
-            counts[who] += self.simulator.held_at(number, choice, found.peaks_at)
+            call, time = self.simulator.step.calls[number], estimate.peak_time
+            works = call.unpacked and call.backward_begins <= time <= call.unpacked[-1][0]
+            use = f"in {call.region} while its backward runs" if works else "saved by other blocks"
+            counts[use] += self.simulator.needed_at(number, choice, time)
         counts["in page pools"] = self.pool_bytes(chosen)
-        counts["outside of regions"] = max(0, found.peak - counts.total())
-        return [(who, held) for who, held in counts.most_common() if held > 0]
+        counts["outside of regions"] = max(0, estimate.peak - counts.total())
+        return [(use, nbytes) for use, nbytes in counts.most_common() if nbytes > 0]
 
     def plain(self) -> Chosen:
         """The choice without any region."""
-        return {region: self._point(region, PLAIN) for region in self.fronts}
+        return {region: self._point(region, EAGER) for region in self.fronts}
 
     def recomputed(self) -> Chosen:
         """The choice that recomputes everything."""
@@ -98,117 +104,127 @@ class Chooser:
 
     def least(self) -> Chosen:
         """The choice with the lowest peak."""
-        return min([self.plain(), self._least, *self._tight], key=self._costs)
+        return min([self.plain(), self.least_made_once, *self._tight], key=self._costs)
 
+    @cached_property
     def least_made_once(self) -> Chosen:
-        """The choice with the lowest peak if no operator is recomputed twice."""
-        return self._least
-
-    @functools.cached_property
-    def _least(self) -> Chosen:
-        """As `least_made_once`. To save a result from which others are recomputed may lower the
-        peak in backward. To save nothing may do so too, even if the memory before backward is the
-        same."""
+        """The choice with the lowest peak if no operator is recomputed twice. To save a result from
+        which others are recomputed may lower the peak in backward. To save nothing may do so too,
+        even if the memory before backward is the same."""
+        simulator = self._after_fronts
         best = self.recomputed()
-        costs = self._costs(best)
-        most = self.simulator.work + _MOST_WORK
-        for other in itertools.islice(self._candidates(), _MOST_TRIED):
-            if self.simulator.work > most:
+        costs = self._costs(best, simulator)
+        most = simulator.work + _MOST_WORK
+        for candidate in itertools.islice(self._candidates(simulator), _MOST_TRIED):
+            if simulator.work > most:
                 break
-            tried = {**best, **other}
-            if (found := self._costs(tried)) < costs:
-                best, costs = tried, found
+            tried = {**best, **candidate}
+            if (tried_costs := self._costs(tried, simulator)) < costs:
+                best, costs = tried, tried_costs
         return best
 
-    @functools.cached_property
+    @cached_property
     def _tight(self) -> list[Chosen]:
-        """Choices with lower peaks than `_least`: the groups of like regions, one after the other,
-        recompute some of their results each time."""
-        found: list[Chosen] = []
-        best, costs = self._least, self._costs(self._least)
+        """Choices with lower peaks than `least_made_once`: the groups of like regions, one after
+        the other, recompute some of their results each time."""
+        tight: list[Chosen] = []
+        best, costs = self.least_made_once, self._costs(self.least_made_once)
         most = self.simulator.work + _MOST_TIGHT_WORK
-        for regions in self._groups():
+        for regions in self._groups.values():
             tried = []
             for choice in self._tight_choices(regions[0]):
                 if self.simulator.work > most:
                     break
                 chosen = {**best, **dict.fromkeys(regions, self._point(regions[0], choice))}
                 tried.append((self._costs(chosen), chosen))
-            found += [chosen for one, chosen in tried if one < costs]
-            costs, best = min([(costs, best), *tried], key=lambda one: one[0])
-        return found
+            tight += [chosen for its_costs, chosen in tried if its_costs < costs]
+            costs, best = min([(costs, best), *tried], key=lambda pair: pair[0])
+        return tight
 
     def _tight_choices(self, region: str) -> Iterable[Choice]:
         if region in self._given:
             return self._given[region]
-        return made_each_time(self.simulator, self.calls[region][0])
+        return recomputed_each_time(self.simulator, self.calls[region][0])
+
+    def made_once(self, budget: int) -> Chosen | None:
+        """A choice with few bytes within the budget, if no operator is recomputed twice; or None.
+        The choice with the lowest peak takes long to find: it is tried last."""
+        fewest = {region: points[0] for region, points in self.fronts.items()}
+        if self.estimate(fewest).peak <= budget:
+            return fewest
+        least = self.least_made_once
+        return least if self.estimate(least).peak <= budget else None
 
     def _start(self, budget: int) -> Chosen | None:
         """The start of a plan: the fastest low-memory choice within the budget, or None."""
-        if self.estimate(self._least).peak <= budget:
-            return self._least
-        fitting = [one for one in self._tight if self.estimate(one).peak <= budget]
-        return min(fitting, key=lambda one: self.estimate(one).duration, default=None)
+        if (start := self.made_once(budget)) is not None:
+            return start
+        fitting = [chosen for chosen in self._tight if self.estimate(chosen).peak <= budget]
+        return min(fitting, key=lambda chosen: self.estimate(chosen).duration, default=None)
 
-    def _candidates(self) -> Iterable[Chosen]:
+    def _candidates(self, simulator: Simulator) -> Iterable[Chosen]:
         """Choices for groups of like regions."""
         longest = max(map(len, self.fronts.values()), default=0)
-        for place in range(longest):
-            yield {r: points[min(place, len(points) - 1)] for r, points in self.fronts.items()}
-        for regions in self._groups():
+        for index in range(longest):
+            yield {r: points[min(index, len(points) - 1)] for r, points in self.fronts.items()}
+        for regions in self._groups.values():
             if regions[0] in self._given:
                 continue
             operators = self.simulator.step.calls[self.calls[regions[0]][0]].operators
-            for place in range(len(operators)):
-                yield dict.fromkeys(regions, self._point(regions[0], Choice(frozenset([place]))))
+            for op in range(len(operators)):
+                point = self._point(regions[0], Choice(frozenset([op])), simulator)
+                yield dict.fromkeys(regions, point)
 
-    def _groups(self) -> Iterable[list[str]]:
-        """Regions that ran the same."""
-        groups: dict[int, list[str]] = defaultdict(list)
-        for region, number in self.alike.items():
-            groups[number].append(region)
-        return groups.values()
+    def _costs(self, chosen: Chosen, simulator: Simulator | None = None) -> tuple[int, float]:
+        estimate = (
+            simulator.estimate(self._of_calls(chosen)) if simulator else self.estimate(chosen)
+        )
+        return estimate.peak, estimate.duration
 
-    def _costs(self, chosen: Chosen) -> tuple[int, float]:
-        found = self.estimate(chosen)
-        return found.peak, found.duration
-
-    def _point(self, region: str, choice: Choice | None) -> Point:
-        numbers = self.calls[region]
-        found = [
-            point_of(self.simulator, number, self._translated(choice, numbers[0], number))
+    def _point(
+        self, region: str, choice: Choice | None, simulator: Simulator | None = None
+    ) -> Point:
+        numbers, simulator = self.calls[region], simulator or self.simulator
+        points = [
+            point_of(simulator, number, self._translated(choice, numbers[0], number))
             for number in numbers
         ]
-        return Point(choice, found[0].held, sum(one.added for one in found))
+        return Point(choice, points[0].resident, sum(point.added for point in points))
 
     def choose(self, budget: int) -> Chosen | None:
-        """The fastest choice that was found; None if none stays within the budget.
-
-        Args:
-            budget: peak bytes that the step may allocate.
-        """
+        """The fastest choice that was found; None if none stays within the budget, in bytes that
+        the step may allocate."""
         plain = self.plain()
         if self.estimate(plain).peak <= budget:
             return plain
         start = self._start(budget)
         if start is None:
             return None
-        found = self._filled(self._along_hulls(dict(start), budget), budget)
-        self._improve(found, budget)
-        self._found.append((self.estimate(found), found))
-        fitting = [one for one in self._found if one[0].peak <= budget]
+        chosen = self._filled(self._along_hulls(dict(start), budget), budget)
+        self._improve(chosen, budget)
+        self._plans.append((self.estimate(chosen), chosen))
+        fitting = [plan for plan in self._plans if plan[0].peak <= budget]
         # A plan found for a lower budget may be faster: more memory must never cost time.
-        return min(fitting, key=lambda one: one[0].duration)[1]
+        return min(fitting, key=lambda plan: plan[0].duration)[1]
+
+    def curve(self, points: int) -> Iterable[tuple[int, Chosen]]:
+        """Budgets from the lowest possible one to one that recomputes nothing, with choices."""
+        least = self.estimate(self.least()).peak
+        most = self.estimate(self.plain()).peak
+        budgets = (least + (most - least) * index // (points - 1) for index in range(points))
+        for budget in dict.fromkeys(budgets):
+            yield budget, self.choose(budget) or self.least()
 
     def _along_hulls(self, chosen: dict[str, Point], budget: int) -> dict[str, Point]:
+        hulls = {number: hull(self.fronts[group[0]]) for number, group in self._groups.items()}
         steps = []
-        for regions in self._groups():
-            for low, high in itertools.pairwise(hull(self.fronts[regions[0]])):
-                gain = (low.added - high.added) / max(1, high.held - low.held)
+        for number, regions in self._groups.items():
+            for low, high in itertools.pairwise(hulls[number]):
+                gain = (low.added - high.added) / max(1, high.resident - low.resident)
                 steps.append((gain, regions, low, high))
         on_hull = {}
         for region, point in chosen.items():
-            corners = hull(self.fronts[region])
+            corners = hulls[self.alike[region]]
             on_hull[region] = point if point in corners else corners[0]
         if self.estimate(on_hull).peak <= budget:
             chosen = on_hull
@@ -218,14 +234,14 @@ class Chooser:
         return chosen
 
     def _filled(self, chosen: dict[str, Point], budget: int) -> dict[str, Point]:
-        for regions in self._groups():
+        for regions in self._groups.values():
             for target in reversed(self.fronts[regions[0]]):
                 left = budget - self.estimate(chosen).peak
                 ready = [
                     region
                     for region in regions
                     if chosen[region].added > target.added
-                    and (target.held - chosen[region].held <= left or region == regions[-1])
+                    and (target.resident - chosen[region].resident <= left or region == regions[-1])
                 ]
                 self._raise(chosen, ready, target, budget)
         return chosen
@@ -264,40 +280,43 @@ class Chooser:
 
     def _front_of(self, region: str) -> list[Point]:
         if region in self._given:
-            return not_beaten(self._point(region, one) for one in (*self._given[region], PLAIN))
+            choices = (*self._given[region], EAGER)
+            return not_beaten(self._point(region, choice) for choice in choices)
         points = front(self.simulator, self.calls[region][0])
         return [self._point(region, point.choice) for point in points]
 
     def _translated(self, choice: Choice | None, origin: int, call: int) -> Choice | None:
         """Translate a choice to another call of the region, by operator names and counts."""
-        if choice is PLAIN or origin == call:
+        if choice is EAGER or origin == call:
             return choice
         names_there = self.simulator.step.names_of(origin)
         names = self.simulator.step.names_of(call)
 
         def those_here(operators: Operators) -> Operators:
-            wanted = {names_there[place] for place in operators}
-            return frozenset(place for place, name in enumerate(names) if name in wanted)
+            wanted = {names_there[op] for op in operators}
+            return frozenset(op for op, name in enumerate(names) if name in wanted)
 
         return choice.mapped(those_here)
 
 
 def _signature(step: Step, call: Call) -> Hashable:
     """Equal for calls that ran the same."""
-    places: dict[int, int] = {}
+    numbers: dict[int, int] = {}
 
-    def place(value: int) -> int:
-        return places.setdefault(value, len(places))
+    def number(value: int) -> int:
+        return numbers.setdefault(value, len(numbers))
 
     return tuple(
         (
-            one.func_name,
-            tuple(map(place, one.inputs)),
-            tuple((place(v), step.values[v].memory, step.values[v].saved) for v in one.outputs),
-            number in step.stays,
+            operator.func_name,
+            tuple(map(number, operator.inputs)),
+            tuple(
+                (number(v), step.values[v].memory, step.values[v].saved) for v in operator.outputs
+            ),
+            op in step.always_kept,
         )
-        for number in call.operators
-        for one in [step.operators[number]]
+        for op in call.operators
+        for operator in [step.operators[op]]
     )
 
 

@@ -1,4 +1,4 @@
-"""Replaces host times in a profile by device times.
+"""Device times. In: a profile with host times. Out: the same profile with device times.
 
 On an accelerator, the host launches the kernels of a step's forward long before the device has run
 them. The host's times have the right order but lie too close together, so the simulator would find
@@ -47,44 +47,46 @@ def on_device(profile: Profile) -> Profile:
     def there(time: float) -> float:
         if time < 0:  # never
             return time
-        place = bisect.bisect_right(points, time) - 1
-        if place + 1 == len(points):
+        index = bisect.bisect_right(points, time) - 1
+        if index + 1 == len(points):
             return max(profile.duration, times[-1]) if time > points[-1] else times[-1]
-        share = (time - points[place]) / (points[place + 1] - points[place])
-        return times[place] + share * (times[place + 1] - times[place])
+        share = (time - points[index]) / (points[index + 1] - points[index])
+        return times[index] + share * (times[index + 1] - times[index])
 
     return replace(
         profile,
         duration=max(profile.duration, times[-1]),
-        operators=tuple(replace(one, start=there(one.start)) for one in profile.operators),
+        operators=tuple(
+            replace(operator, start=there(operator.start)) for operator in profile.operators
+        ),
         replays=tuple(
             (name, there(start), there(start + runtime) - there(start))
             for name, start, runtime in profile.replays
         ),
         values=tuple(
             replace(
-                one,
-                made=there(one.made),
-                let_go=there(one.let_go),
-                asked=there(one.asked),
-                again=there(one.again),
-                ended=there(one.ended),
+                value,
+                made=there(value.made),
+                let_go=there(value.let_go),
+                asked=there(value.asked),
+                again=there(value.again),
+                ended=there(value.ended),
             )
-            for one in profile.values
+            for value in profile.values
         ),
-        allocations=tuple((there(time), at, taken) for time, at, taken in profile.allocations),
+        allocations=tuple((there(time), at, size) for time, at, size in profile.allocations),
     )
 
 
 def _busy(profile: Profile) -> Iterable[tuple[float, float, float]]:
     """Host start, host end and kernel time of each operator and replay."""
-    found = []
+    busy = []
     runtimes: dict[str, list[float]] = defaultdict(list)
-    for one in profile.operators:
-        made = (profile.values[value].made for value in one.outputs)
-        found.append((one.start, max([one.start, *made]), one.runtime))
-        runtimes[one.func_name].append(one.runtime)
+    for operator in profile.operators:
+        made = (profile.values[value].made for value in operator.outputs)
+        busy.append((operator.start, max([operator.start, *made]), operator.runtime))
+        runtimes[operator.func_name].append(operator.runtime)
     for name, start, runtime in profile.replays:
         kernels = fmean(runtimes[name]) if name in runtimes else runtime
-        found.append((start, start + runtime, kernels))
-    return sorted(found)
+        busy.append((start, start + runtime, kernels))
+    return sorted(busy)

@@ -1,4 +1,4 @@
-"""Plans as reports show them."""
+"""Describe, for reports. In: a plan, or a measured step under it. Out: what reports show."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Iterable
 
 from ebb import ahead
 from ebb._plan.choose import Chooser, Chosen
-from ebb._plan.cuts import cuts_of
-from ebb._plan.in_words import Plan
+from ebb._plan.in_words import Plan, cuts_of
 from ebb._plan.measured import Measured
 from ebb._plan.pages import pool_bytes
 from ebb._plan.profile import Profile
-from ebb._plan.step import JUST, Step
+from ebb._plan.step import EPSILON, Step
 from ebb._report.planned import BudgetPoint, Course, Points, ReportedPlan, thinned
 
 _BUDGETS = 12  # points of the curve, beside the plan's own
@@ -44,35 +43,26 @@ def _reported(plan: Plan, chooser: Chooser, chosen: Chosen, predicted: Course) -
         plan.budget,
         predicted,
         Course(plan.plain_peak, plan.plain_duration, plain),
-        {*plan.policies, *(one.region for one in chooser.simulator.step.operators)},
+        {*plan.policies, *(operator.region for operator in chooser.simulator.step.operators)},
         lambda: _points(chooser, own),
     )
 
 
 def _points(chooser: Chooser, own: BudgetPoint) -> Points:
-    least = chooser.estimate(chooser.least()).peak
-    most = max(least, chooser.estimate(chooser.plain()).peak)
-    found = [own]
-    for place in range(_BUDGETS):
-        budget = least + (most - least) * place // (_BUDGETS - 1)
-        chosen = chooser.choose(budget) or chooser.least()
-        one = chooser.estimate(chosen)
-        cuts = cuts_of(chooser, chosen)
-        found.append(BudgetPoint(budget, one.peak, one.duration, one.replays, False, cuts))
-    # If two points have the same budget, the plan's own is used.
-    by_budget = {point.budget: point for point in reversed(found)}
-    return tuple(sorted(by_budget.values(), key=lambda point: point.budget))
+    points = {}
+    for budget, chosen in chooser.curve(_BUDGETS):
+        estimate, cuts = chooser.estimate(chosen), cuts_of(chooser, chosen)
+        points[budget] = BudgetPoint(
+            budget, estimate.peak, estimate.duration, estimate.replays, False, cuts
+        )
+    points[own.budget] = own
+    return tuple(points[budget] for budget in sorted(points))
 
 
 def course_of(profile: Profile, duration: float, standing: int = 0) -> Course:
-    """Memory over time of a recorded step, scaled to its duration without recording.
-
-    Args:
-        profile: of the step.
-        duration: milliseconds of the step without recording.
-        standing: bytes that the plan allocated before the step.
-    """
-    sums = itertools.accumulate((taken for _, _, taken in profile.allocations), initial=standing)
+    """Memory over time of a recorded step, scaled to its duration without recording. `standing`:
+    bytes that the plan allocated before the step."""
+    sums = itertools.accumulate((size for _, _, size in profile.allocations), initial=standing)
     next(sums)
     times = (time for time, _, _ in profile.allocations)
     scale = duration / profile.duration if profile.duration > 0 else 1.0
@@ -82,13 +72,8 @@ def course_of(profile: Profile, duration: float, standing: int = 0) -> Course:
 
 
 def measured_course(profile: Profile | None, duration: float) -> Course:
-    """A measured step under a plan. Steps are recorded without replays ahead, so the memory of
-    plans with replays ahead is unknown.
-
-    Args:
-        profile: of one step; None: there is none.
-        duration: milliseconds, without recording.
-    """
+    """A measured step under a plan; its duration is without recording. Steps are recorded without
+    replays ahead, so the memory of plans with replays ahead is unknown."""
     if profile is None or ahead.configure()["regions"] > 0:
         return Course(None, duration)
     return course_of(profile, duration, pool_bytes())
@@ -98,30 +83,30 @@ def _predicted(chooser: Chooser, chosen: Chosen, duration: float) -> tuple[tuple
     """Predicted memory over time. The recorded times include the recomputation of everything: that
     time is removed, and the time that the choice adds is placed in backward."""
     step, plain = chooser.simulator.step, chooser.simulator.plain.duration
-    timeline = thinned(one for one in chooser.timeline(chosen) if one[0] < math.inf)
+    timeline = thinned(point for point in chooser.timeline(chosen) if point[0] < math.inf)
     clock = _without_replays(
         step, [step.forward_ends, step.duration, *(time for time, _ in timeline)]
     )
     forward, whole = clock[step.forward_ends], max(clock.values())
-    begins = forward / max(whole, JUST) * min(plain, duration)  # when backward begins
+    begins = forward / max(whole, EPSILON) * min(plain, duration)  # when backward begins
 
     def stretched(time: float) -> float:
         if time <= forward:
-            return time / max(forward, JUST) * begins
-        return begins + (time - forward) / max(whole - forward, JUST) * (duration - begins)
+            return time / max(forward, EPSILON) * begins
+        return begins + (time - forward) / max(whole - forward, EPSILON) * (duration - begins)
 
     return _rounded((stretched(clock[time]), size) for time, size in timeline)
 
 
 def _without_replays(step: Step, times: Iterable[float]) -> dict[float, float]:
     """For each time, the milliseconds before it without those of replays."""
-    found = {}
+    clock = {}
     before = now = most = 0.0
     for time in sorted(times):
         now += step.working(before, time)
         before, most = time, max(most, now)  # a time inside a replay moves to the replay's start
-        found[time] = most
-    return found
+        clock[time] = most
+    return clock
 
 
 def _rounded(timeline: Iterable[tuple[float, int]]) -> tuple[tuple[float, int], ...]:

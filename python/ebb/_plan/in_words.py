@@ -1,18 +1,22 @@
-"""Describes plans in words."""
+"""Describe. In: a plan and its choices. Out: words, and what each kind of region keeps."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
+from ebb._plan.choice import EAGER
 from ebb._plan.choose import Chooser, Chosen
-from ebb._plan.cuts import cuts_of
+from ebb._plan.pages import has_rows
 from ebb._plan.process_settings import ProcessSettings
+from ebb._plan.profile import Value
 from ebb._policy.policy import Policy
 from ebb._report.planned import Cut
 from ebb._report.text import size
 from ebb._support.names import in_ranges
 
+_INPUTS = "what it reads"
 _EQUAL, _UNKNOWN = 0.01, 0.3  # spread of times: exact below the first, unknown above the second
 
 
@@ -79,8 +83,8 @@ def _paragraph(cut: Cut) -> list[str]:
         lines.append(
             "  recomputed: "
             + ", ".join(
-                f"{op} ({size(given_up)} freed, {time:.2f} ms)"
-                for op, (given_up, time) in cut.again.items()
+                f"{op} ({size(nbytes)} freed, {time:.2f} ms)"
+                for op, (nbytes, time) in cut.again.items()
             )
         )
     if cut.often:
@@ -105,14 +109,73 @@ def least_explained(
     """Explain why a budget is too small."""
     if isinstance(budget, float):
         share = min(1.0, peak / max(1, plain_peak) + 0.0051)
-        asked, least = f"{budget:.1%}", f"{share:.0%}, or {size(minimum)} in total"
+        given, least = f"{budget:.1%}", f"{share:.0%}, or {size(minimum)} in total"
     else:
-        asked, least = size(budget), size(minimum)
-    makers = chooser.who_holds(chosen)
-    parts = ", ".join(f"{size(held)} {who}" for who, held in makers[:4])
+        given, least = size(budget), size(minimum)
+    uses = chooser.users_of_peak(chosen)
+    parts = ", ".join(f"{size(nbytes)} {use}" for use, nbytes in uses[:4])
     return (
-        f"ebb: a budget of {asked} is too small: the lowest possible budget is {least}. "
+        f"ebb: a budget of {given} is too small: the lowest possible budget is {least}. "
         f"{size(base)} exist when the step begins, and the step adds {size(peak)} with everything "
         f"recomputed: {parts}. Use a smaller batch, or move parameters or optimizer states "
         "elsewhere"
     )
+
+
+def cuts_of(chooser: Chooser, chosen: Chosen) -> tuple[Cut, ...]:
+    """One cut for each group of regions that ran the same and got the same choice, in order."""
+    groups: dict[tuple[int, object], list[str]] = {}
+    for region, point in chosen.items():
+        groups.setdefault((chooser.alike[region], point.choice), []).append(region)
+    return tuple(_cut(regions, chooser, chosen) for regions in groups.values())
+
+
+def _cut(regions: list[str], chooser: Chooser, chosen: Chosen) -> Cut:
+    name, point = ", ".join(in_ranges(regions)), chosen[regions[0]]
+    choice = point.choice
+    if choice is EAGER:
+        return Cut(name, len(regions), False, point.resident, point.added, {}, {}, {}, {}, {})
+    simulator, call = chooser.simulator, chooser.calls[regions[0]][0]
+    step = simulator.step
+    kept, away, paged, freed, often = (Counter[str]() for _ in range(5))
+    times: dict[str, float] = {}
+    replayed = simulator.replayed(call, choice)
+    for index, op in enumerate(step.calls[call].operators):
+        operator = step.operators[op]
+        op_name = operator.func_name.removeprefix("aten::").removesuffix(".default")
+        values = [step.values[value] for value in operator.outputs]
+        if index in choice.kept:
+            for value in values:
+                if index in choice.paged and has_rows(value):
+                    paged[op_name] += _live(value)
+                else:
+                    (away if index in choice.offloaded else kept)[op_name] += value.memory
+        elif op in replayed:
+            freed[op_name] += sum(value.memory for value in values if value.saved)
+            time = replayed[op] * simulator.replay_time(op)
+            times[op_name] = times.get(op_name, 0.0) + time
+            often[op_name] += replayed[op] if index in choice.each_time else 0
+    inputs = [
+        step.values[value] for value in step.inputs_of(step.calls[call]) if step.may_offload(value)
+    ]
+    if choice.inputs:
+        away[_INPUTS] = sum(value.memory for value in inputs)
+    if choice.paged_inputs:
+        paged[_INPUTS] = sum(_live(value) for value in inputs if has_rows(value))
+    return Cut(
+        name,
+        len(regions),
+        True,
+        point.resident,
+        point.added,
+        dict(kept.most_common()),
+        {op: (freed[op], times[op]) for op in sorted(times, key=lambda op: -times[op])},
+        dict(away.most_common()),
+        dict(paged.most_common()),
+        {op: count for op, count in often.most_common() if count > 0},
+    )
+
+
+def _live(value: Value) -> int:
+    """Bytes of the valid rows."""
+    return value.live_rows * (value.memory // value.rows)

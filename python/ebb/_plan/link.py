@@ -1,4 +1,4 @@
-"""Measures how fast values are offloaded and fetched."""
+"""The speed of offloading. In: a device. Out: a `Link`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _rounds(device: torch.device, size: int) -> list[tuple[float, float]]:
     except RuntimeError as error:  # such as no memory for the probe
         log.info("plans: copies of %d bytes were not measured, since one failed: %s", size, error)
         return []
-    return [one for one in rounds if one is not None]
+    return [times for times in rounds if times is not None]
 
 
 def may_send(device: torch.device) -> bool:

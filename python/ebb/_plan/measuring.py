@@ -1,9 +1,9 @@
-"""Measures a step that ebb can run as a function."""
+"""Measures steps for a plan. In: a step, or what a job's steps gave. Out: a `Measured`."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
@@ -12,18 +12,56 @@ from ebb import _C, ahead
 from ebb._plan.budget import allowed
 from ebb._plan.callers import Callers
 from ebb._plan.link import measure_link, transfers_of
-from ebb._plan.measured import Measured, base_bytes, spread_of
+from ebb._plan.measured import Measured, base_bytes
 from ebb._plan.pages import StepsThatRunAgain
-from ebb._plan.profile import Profile, profile
+from ebb._plan.profile import Profile, median_of
+from ebb._plan.recording import Purpose, run
 from ebb._plan.simulate import Simulator
+from ebb._plan.transfers import Link
 from ebb._policy.decision import OFFLOAD
 from ebb._policy.policy import Policy
 from ebb._region.apply import apply
-from ebb._support import devices
 from ebb._support.shown import shown
 from ebb.policies import recompute_all
 
-_ROUNDS = 3
+# Note [Steps that are measured]
+# Every block is recomputed in measured steps, except in the offload steps below. The simulator
+# computes what other choices would need. Under EBB_BUDGET all measured steps are steps of the job,
+# with unchanged results. Such a step counts only if it calls blocks as often as the steps before
+# it. If a gradient scaler skips optimizer.step(), two iterations look like one step; ebb then
+# measures another step in its place.
+#
+# On a CPU, torch's profiler reports a free only if it also reported the allocation. Gradients
+# allocated in a step that is not recorded would never appear to be freed. So the step before a
+# profile is recorded, too.
+#
+# If values can be offloaded and the predicted step fits, ebb runs steps that offload everything
+# that autograd saves, and times all but the first. The time shows how much copies slow computation.
+RECOMPUTED = (Purpose.WARM_UP, *[Purpose.PROFILE] * 2, *[Purpose.TIME] * 2)
+AWAY = (Purpose.SKIP, Purpose.TIME)
+_UNDER_A_PLAN = (Purpose.WARM_UP, Purpose.PROFILE, *[Purpose.TIME] * 3)
+offload_all = Policy(default=OFFLOAD)
+
+
+def measured_of(
+    profile: Profile,
+    durations: Sequence[float],
+    base: int,
+    device: torch.device,
+    link: Link | None,
+    again: StepsThatRunAgain,
+) -> Measured:
+    """The input of a plan. The lowest duration counts, since other work on the machine only makes
+    steps slower. `again` was made before the steps."""
+    return Measured(
+        profile,
+        min(durations),
+        base,
+        link=link,
+        pager=again.pager(profile, device),
+        on_accelerator=device.type != "cpu",
+        spread=max(durations) / max(min(durations), 1e-6) - 1,
+    )
 
 
 def measure(
@@ -59,30 +97,22 @@ def _measure(
     modules: Sequence[str],
     budget: int | float,
 ) -> Measured:
+    root = type(model).__name__
     with apply(model, recompute_all, modules) as handle:
         parents = _parents(step, model, [name for name in handle.names if name])
         base = base_bytes([model])  # after a step, so that gradients count
-        may_run_again = StepsThatRunAgain()
-        found = profile(step, steps=2)
-        whole = type(model).__name__ if "" in handle.names else None
-        _check_regions(found, {name or type(model).__name__ for name in handle.names})
-        durations = [_timed(step) for _ in range(_ROUNDS)]
+        again = StepsThatRunAgain()
+        profiles, durations = run(step, (*RECOMPUTED, Purpose.TIME))
+        profile = median_of(profiles)
+        _check_regions(profile, {name or root for name in handle.names})
     device = device_of([model])
-    measured = Measured(
-        found,
-        min(durations),
-        base,
-        whole=whole,
-        root=type(model).__name__,
-        parents=parents,
-        link=measure_link(device),
-        pager=may_run_again.pager(found, device),
-        on_accelerator=device.type != "cpu",
-        spread=spread_of(durations),
-    )
+    measured = measured_of(profile, durations, base, device, measure_link(device), again)
+    whole = root if "" in handle.names else None
+    measured = replace(measured, whole=whole, root=root, parents=parents)
     if may_send_all(measured, budget):
-        window = Simulator(measured).window
-        measured = replace(measured, away=_away(step, model, modules, window))
+        with sending_all(measured), apply(model, offload_all, modules):
+            _, durations = run(step, (*AWAY, *[Purpose.TIME] * 2))
+        measured = replace(measured, away=min(durations))
     return measured
 
 
@@ -93,32 +123,27 @@ def may_send_all(measured: Measured, budget: int | float) -> bool:
         return False
     simulator = Simulator(measured)
     most = allowed(budget, measured.base, simulator.plain.peak)
-    return simulator.estimate(simulator.all_away).peak <= max(most, measured.profile.peak)
+    return simulator.estimate(simulator.all_offloaded).peak <= max(most, measured.profile.peak)
 
 
-def _away(
-    step: Callable[[], object], model: torch.nn.Module, modules: Sequence[str], window: int
-) -> float:
-    with (
-        transfers_of(in_flight_bytes=window, prefetch_bytes=window),
-        apply(model, Policy(default=OFFLOAD), modules),
-    ):
-        step()  # allocates host memory, which later steps reuse
-        return min(_timed(step) for _ in range(_ROUNDS))
+def sending_all(measured: Measured) -> AbstractContextManager[None]:
+    """The settings of OFFLOAD in steps that offload everything."""
+    window = Simulator(measured).window
+    return transfers_of(in_flight_bytes=window, prefetch_bytes=window)
 
 
 def _parents(
     step: Callable[[], object], model: torch.nn.Module, names: Iterable[str]
 ) -> dict[str, str]:
     """By module name, the name of the module whose forward calls it."""
-    found = {name: parent_of(model, name) for name in names}
+    parents = {name: parent_of(model, name) for name in names}
     get = model.get_submodule
-    callers = Callers((name, get(name), get(parent)) for name, parent in found.items())
+    callers = Callers((name, get(name), get(parent)) for name, parent in parents.items())
     try:
         step()
     finally:
         inside = callers.close()
-    return {name: parent for name, parent in found.items() if name in inside}
+    return {name: parent for name, parent in parents.items() if name in inside}
 
 
 def parent_of(model: torch.nn.Module, name: str) -> str:
@@ -134,17 +159,17 @@ def parent_of(model: torch.nn.Module, name: str) -> str:
 def device_of(models: Iterable[torch.nn.Module]) -> torch.device:
     """The device of the first parameter; the CPU if there is none."""
     parameters = (parameter for model in models for parameter in model.parameters())
-    return next((one.device for one in parameters), torch.device("cpu"))
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
 def devices_of(model: torch.nn.Module) -> set[torch.device]:
     """All devices of a model's parameters."""
-    found = {one.device for one in model.parameters() if one.device.type != "meta"}
-    return found or {torch.device("cpu")}
+    devices = {parameter.device for parameter in model.parameters()}
+    return {device for device in devices if device.type != "meta"} or {torch.device("cpu")}
 
 
-def _check_regions(found: Profile, known: set[str]) -> None:
-    others = {one.region for one in found.operators} - known
+def _check_regions(profile: Profile, known: set[str]) -> None:
+    others = {operator.region for operator in profile.operators} - known
     if others:
         raise ValueError(
             f"ebb: the step has a region already: {shown(min(others))}. A plan decides which "
@@ -156,15 +181,7 @@ def measure_again(step: Callable[[], object]) -> tuple[Profile, float]:
     """Profile and time a step under the plan in place. The time is without recording."""
     steps = _C.set_reporting(0)
     try:
-        found = profile(step, steps=1)
-        return found, min(_timed(step) for _ in range(_ROUNDS))
+        profiles, durations = run(step, _UNDER_A_PLAN)
+        return profiles[0], min(durations)
     finally:
         _C.set_reporting(steps)
-
-
-def _timed(step: Callable[[], object]) -> float:
-    devices.wait()
-    begin = time.perf_counter()
-    step()
-    devices.wait()
-    return (time.perf_counter() - begin) * 1e3

@@ -1,4 +1,4 @@
-"""Finds how much memory a job may use."""
+"""How much memory a job may use. In: a device, and the text of ``auto``. Out: bytes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,11 @@ _NONE = 2**60  # version 1 reports larger numbers if there is no limit
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit on memory in use.
+    """A limit on memory in use."""
 
-    Attributes:
-        given: bytes; None: a share of the available memory. ebb asks the device for that when ebb
-            first meets a model, and no earlier: asking initialises the device, and after that a
-            process cannot fork workers.
-    """
-
+    # Bytes; None: a share of the available memory. ebb asks the device for that when ebb first
+    # meets a model, and no earlier: asking initialises the device, and after that a process cannot
+    # fork workers.
     given: int | None = None
 
     def nbytes(self, device: torch.device) -> int:
@@ -70,8 +67,8 @@ def there_is(device: torch.device, root: str = _CGROUP) -> int:
     """
     if (memory := devices.memory_of(_where(device))) is not None:
         return memory.available
-    found = [_number_in(Path(root, name)) for name in _LIMITS]
-    limits = [limit for limit in found if 0 < limit < _NONE]
+    limits = [_number_in(Path(root, name)) for name in _LIMITS]
+    limits = [limit for limit in limits if 0 < limit < _NONE]
     if total := _in_meminfo("MemTotal:"):
         limits.append(total)
     if not limits:
@@ -87,15 +84,15 @@ def free(device: torch.device) -> int:
     """
     if (memory := devices.memory_of(_where(device))) is not None:
         return memory.free
-    found = [_in_meminfo("MemAvailable:")]
+    sizes = [_in_meminfo("MemAvailable:")]
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
     if most != resource.RLIM_INFINITY:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        found.append(most - pages * resource.getpagesize())
+        sizes.append(most - pages * resource.getpagesize())
     for limit, used in zip(_LIMITS, _USED, strict=True):
         if 0 < (limit_of_group := _number_in(Path(_CGROUP, limit))) < _NONE:
-            found.append(limit_of_group - _number_in(Path(_CGROUP, used)))
-    return max(0, min(found))
+            sizes.append(limit_of_group - _number_in(Path(_CGROUP, used)))
+    return max(0, min(sizes))
 
 
 def _where(device: torch.device) -> torch.device:

@@ -1,4 +1,4 @@
-"""Minimum cuts of graphs."""
+"""Minimum cuts. In: a graph with capacities. Out: the nodes on the source's side."""
 
 from __future__ import annotations
 

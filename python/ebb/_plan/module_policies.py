@@ -103,8 +103,8 @@ class ModulePolicies:
         handles = RegionHandles([])
         try:
             for policy, names in self.groups():
-                found = apply(model, policy, [glob.escape(name) for name in names])
-                handles = RegionHandles([*handles._handles, found])
+                handle = apply(model, policy, [glob.escape(name) for name in names])
+                handles = RegionHandles([*handles._handles, handle])
             self.settings.put(handles._undo)
             self._is_applied(model, handles._undo)
         except BaseException:
@@ -127,10 +127,10 @@ class ModulePolicies:
 
     def groups(self) -> list[tuple[Policy, list[str]]]:
         """Each policy, with the names of its modules."""
-        found: dict[str, tuple[Policy, list[str]]] = {}
+        groups: dict[str, tuple[Policy, list[str]]] = {}
         for name, policy in self.policies.items():
-            found.setdefault(policy.to_toml(), (policy, []))[1].append(name)
-        return list(found.values())
+            groups.setdefault(policy.to_toml(), (policy, []))[1].append(name)
+        return list(groups.values())
 
     def save(self, path: str | Path) -> None:
         """Write the policies to a readable TOML file: one table for each policy, as in a policy's

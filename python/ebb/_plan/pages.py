@@ -1,4 +1,4 @@
-"""Models paging between forward and backward: pool sizes, copies and their time."""
+"""Paging in a step. In: storages with rows, and a `Pager`. Out: pools, and the time of copies."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import itertools
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from ebb import _C
-from ebb._plan.changes import Changes
+from ebb._plan.changes import Changes, during
 from ebb._plan.profile import Profile, Value
-from ebb._plan.transfers import Sent, Stays
+from ebb._plan.transfers import Absence, Sent
 from ebb._support import devices
 from ebb.paging import configure, reset
 from ebb.paging._mark_rows import marks
@@ -32,28 +32,25 @@ Kind = tuple[str, int]
 
 @dataclass(frozen=True)
 class Pager:
-    """Settings and speed of paging.
+    """Settings and speed of paging."""
 
-    Attributes:
-        speed: bytes that one copy moves in a millisecond.
-        page_rows, headroom: as in :func:`ebb.paging.configure`.
-        limit: maximum bytes of all pools.
-        beside: True if copies run beside the compute stream. Then a paged storage stays in memory
-            until the next region pages something.
-        fixed_order: as in :func:`ebb.paging.step`: values that backward needs next stay in memory.
-    """
-
-    speed: float
-    page_rows: int = 64
+    speed: float  # bytes that one copy moves in a millisecond
+    page_rows: int = 64  # as in ebb.paging.configure
     headroom: float = 1.1
-    limit: float = math.inf
+    limit: float = math.inf  # maximum bytes of all pools
+    # True if copies run beside the compute stream. Then a paged storage stays in memory until the
+    # next region pages something.
     beside: bool = False
+    # As in ebb.paging.step: values that backward needs next stay in memory.
     fixed_order: bool = False
+
+    def pages(self, rows: int) -> int:
+        """Pages for a number of rows."""
+        return -(-rows // self.page_rows)
 
     def size_of(self, value: Value) -> int:
         """Bytes that the rows of a value take in a pool."""
-        pages = -(-value.live_rows // self.page_rows)
-        rows = min(pages * self.page_rows, value.rows)
+        rows = min(self.pages(value.live_rows) * self.page_rows, value.rows)
         return int(rows * self.headroom) * (value.memory // value.rows)
 
     def time_of(self, value: Value) -> float:
@@ -73,17 +70,11 @@ def has_rows(value: Value) -> bool:
 
 @dataclass(frozen=True)
 class Paged:
-    """A storage that goes to a pool.
+    """A storage that goes to a pool."""
 
-    Attributes:
-        sent: the storage's memory, and when it is needed.
-        value: its contents.
-        call: index of its region.
-    """
-
-    sent: Sent
-    value: Value
-    call: int
+    sent: Sent  # the storage's memory, and when it is needed
+    value: Value  # its contents
+    call: int  # index of its region
 
     @property
     def kind(self) -> Kind:
@@ -91,9 +82,9 @@ class Paged:
         return self.value.dtype, self.value.memory // self.value.rows
 
     @property
-    def is_back(self) -> float:
+    def returns(self) -> float:
         """When its rows leave the pool."""
-        return min(self.sent.asked, self.sent.ended)
+        return min(self.sent.needed, self.sent.ended)
 
 
 @dataclass
@@ -104,62 +95,59 @@ class _Use:
     rows: int = 0  # if the pool is a stack
     most_pages: int = 0
     most_rows: int = 0
-    stack: list[tuple[Paged, int]] = field(default_factory=list)
-    gone: set[Paged] = field(default_factory=set)
+    stack: list[Paged] = field(default_factory=list)
+    returned: set[Paged] = field(default_factory=set)
 
 
 class Pools:
-    """The pools of a step, sized and used as in the C++ code. See Note [How pools are sized].
-
-    Attributes:
-        stays: when each storage is in memory.
-        nbytes: bytes of all pools.
-        are_too_large: True if the pools exceed the limit.
-        tickets: allocations and frees of tickets.
-        took: milliseconds that copies take.
-    """
+    """The pools of a step, sized and used as in the C++ code. See Note [How pools are sized]."""
 
     def __init__(self, all_paged: Iterable[Paged], pager: Pager) -> None:
         self._pager = pager
-        found = sorted(all_paged, key=lambda one: (one.sent.packed, one.sent.memory))
-        turning = _turning_points(found) if pager.fixed_order else set()
-        next_sends = _when_the_next_sends(found)
+        order = sorted(all_paged, key=lambda paged: (paged.sent.packed, paged.sent.memory))
+        begins = _first_of_calls(order, lambda sent: sent.packed)
+        turning = _turning_points(order, begins) if pager.fixed_order else set()
+        calls = sorted(begins, key=lambda call: begins[call])
+        next_sends = dict(
+            zip(calls, [*(begins[call] for call in calls[1:]), math.inf], strict=False)
+        )
 
-        def left(one: Paged) -> float:
-            if one.call in turning:
+        def left(paged: Paged) -> float:
+            if paged.call in turning:
                 return math.inf
-            return next_sends[one.call] if pager.beside else one.sent.packed
+            return next_sends[paged.call] if pager.beside else paged.sent.packed
 
-        self.stays = [
-            Stays(one.sent, min(left(one), one.sent.asked), one.sent.asked) for one in found
+        self.absences = [
+            Absence(paged.sent, min(left(paged), paged.sent.needed), paged.sent.needed)
+            for paged in order
         ]
-        paged = [one for one in found if one.call not in turning]
-        uses = self._uses(paged)
-        is_stack = {
-            kind: one.most_rows <= one.most_pages * pager.page_rows for kind, one in uses.items()
+        in_pools = [paged for paged in order if paged.call not in turning]
+        uses = self._uses(in_pools)
+        stacks = {
+            kind for kind, use in uses.items() if use.most_rows <= use.most_pages * pager.page_rows
         }
-        self.nbytes = sum(self._size(kind, one, is_stack[kind]) for kind, one in uses.items())
+        self.nbytes = sum(self._size(kind, use, kind in stacks) for kind, use in uses.items())
         self.are_too_large = self.nbytes > pager.limit
-        self.tickets = Changes(self._tickets(paged, is_stack))
-        self.took = sum(pager.time_of(one.value) for one in paged)
+        self.tickets = Changes(self._tickets(in_pools, stacks))
+        # Milliseconds that copies take.
+        self.took = sum(pager.time_of(paged.value) for paged in in_pools)
 
-    def _uses(self, paged: Sequence[Paged]) -> Mapping[Kind, _Use]:
+    def _uses(self, in_pools: Sequence[Paged]) -> Mapping[Kind, _Use]:
         uses: dict[Kind, _Use] = defaultdict(_Use)
-        comes = [(one.sent.packed, True, place) for place, one in enumerate(paged)]
-        goes = [(one.is_back, False, place) for place, one in enumerate(paged)]
-        for _, is_new, place in sorted([*comes, *goes]):
-            one = paged[place]
-            use, rows = uses[one.kind], one.value.live_rows
-            pages = -(-rows // self._pager.page_rows)
-            if is_new:
-                use.pages += pages
+        comes = [(paged.sent.packed, True, index) for index, paged in enumerate(in_pools)]
+        goes = [(paged.returns, False, index) for index, paged in enumerate(in_pools)]
+        for _, comes_in, index in sorted([*comes, *goes]):
+            paged = in_pools[index]
+            use, rows = uses[paged.kind], paged.value.live_rows
+            if comes_in:
+                use.pages += self._pager.pages(rows)
                 use.rows += rows
-                use.stack.append((one, rows))
+                use.stack.append(paged)
             else:
-                use.pages -= pages
-                use.gone.add(one)
-                while use.stack and use.stack[-1][0] in use.gone:
-                    use.rows -= use.stack.pop()[1]
+                use.pages -= self._pager.pages(rows)
+                use.returned.add(paged)
+                while use.stack and use.stack[-1] in use.returned:
+                    use.rows -= use.stack.pop().value.live_rows
             use.most_pages = max(use.most_pages, use.pages)
             use.most_rows = max(use.most_rows, use.rows)
         return uses
@@ -171,34 +159,26 @@ class Pools:
         return rows * kind[1] + _STATE + (0 if is_stack else _NUMBER * pages)
 
     def _tickets(
-        self, paged: Iterable[Paged], is_stack: Mapping[Kind, bool]
+        self, in_pools: Iterable[Paged], stacks: Container[Kind]
     ) -> Iterator[tuple[float, int]]:
-        for one in paged:
-            pages = 0 if is_stack[one.kind] else -(-one.value.rows // self._pager.page_rows)
-            size = _NUMBER * (_TICKET + pages)
-            yield from [(one.sent.packed, size), (one.is_back, -size)]
+        for paged in in_pools:
+            pages = 0 if paged.kind in stacks else self._pager.pages(paged.value.rows)
+            yield from during(paged.sent.packed, paged.returns, _NUMBER * (_TICKET + pages))
 
 
-def _when_the_next_sends(paged: Sequence[Paged]) -> dict[int, float]:
-    """For each call, when the call after it pages its first storage."""
+def _first_of_calls(order: Iterable[Paged], time: Callable[[Sent], float]) -> dict[int, float]:
+    """For each call, the earliest of a time of its storages."""
     first: dict[int, float] = {}
-    for one in paged:
-        first.setdefault(one.call, one.sent.packed)
-    calls = sorted(first, key=lambda call: first[call])
-    later = [first[call] for call in calls[1:]]
-    return dict(zip(calls, [*later, math.inf], strict=False))
+    for paged in order:
+        first[paged.call] = min(first.get(paged.call, math.inf), time(paged.sent))
+    return first
 
 
-def _turning_points(paged: Sequence[Paged]) -> set[int]:
+def _turning_points(order: Sequence[Paged], begins: Mapping[int, float]) -> set[int]:
     """Calls whose backward follows directly after their forward."""
-    begins: dict[int, float] = {}
-    asked: dict[int, float] = {}
-    for one in paged:
-        begins[one.call] = min(begins.get(one.call, math.inf), one.sent.packed)
-        asked[one.call] = min(asked.get(one.call, math.inf), one.sent.asked)
-    events = [(when, call) for times in (begins, asked) for call, when in times.items()]
-    order = [call for _, call in sorted(events)]
-    return {call for call, after in itertools.pairwise(order) if call == after}
+    needed = _first_of_calls(order, lambda sent: sent.needed)
+    events = [(time, call) for times in (begins, needed) for call, time in times.items()]
+    return {call for (_, call), (_, after) in itertools.pairwise(sorted(events)) if call == after}
 
 
 class StepsThatRunAgain:
@@ -210,26 +190,19 @@ class StepsThatRunAgain:
         self._speed: float | None = None  # measured once
 
     def pager(self, profile: Profile, device: torch.device) -> Pager | None:
-        """The pager for a step.
-
-        Args:
-            profile: of a step that ran since this object was made.
-            device: that holds the rows.
-
-        Returns:
-            None if no value has rows, or some were marked outside of :func:`ebb.paging.run_step`.
-        """
+        """The pager for a step that ran since this object was made. None if no value has rows, or
+        some were marked outside of :func:`ebb.paging.run_step`."""
         since, marked = Counter(runs) - self._before, Counter(marks) - self._marks_before
         if not since or marked[False] or not any(map(has_rows, profile.values)):
             return None
-        found = configure()
+        settings = configure()
         if self._speed is None:
             self._speed = _copy_speed(device)
         return Pager(
             self._speed,
-            page_rows=found["page_rows"],
-            headroom=found["headroom"],
-            limit=math.inf if found["device_limit"] is None else found["device_limit"],
+            page_rows=settings["page_rows"],
+            headroom=settings["headroom"],
+            limit=math.inf if settings["device_limit"] is None else settings["device_limit"],
             beside=device.type != "cpu",
             fixed_order=since[True] > 0,
         )
@@ -237,8 +210,8 @@ class StepsThatRunAgain:
 
 def pool_bytes() -> int:
     """Current bytes of all page pools."""
-    found: int = _C.paging_stats()["pool_bytes"]
-    return found
+    nbytes: int = _C.paging_stats()["pool_bytes"]
+    return nbytes
 
 
 def size_pools_anew() -> None:

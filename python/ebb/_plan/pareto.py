@@ -47,21 +47,22 @@ class Pareto(Sequence[ParetoPoint]):
     def __len__(self) -> int:
         return len(self._points)
 
-    def __getitem__(self, place: Any) -> Any:
-        return self._points[place]
+    def __getitem__(self, index: Any) -> Any:
+        return self._points[index]
 
     def __str__(self) -> str:
         lines = ["  budget        peak  of plain     time  of plain  replays"]
-        for one in self._points:
+        for point, (peak, time) in zip(self._points, self._shares(), strict=True):
             lines.append(
-                f"{size(one.budget):>10}  {size(one.peak):>10}  {one.peak / self._whole:8.1%}  "
-                f"{one.duration:7.1f}  {one.duration / self.plain_duration:8.3f}  {one.replays:7}"
+                f"{size(point.budget):>10}  {size(point.peak):>10}  {peak:8.1%}  "
+                f"{point.duration:7.1f}  {time:8.3f}  {point.replays:7}"
             )
         return "\n".join(lines)
 
-    @property
-    def _whole(self) -> int:
-        return max(1, self.plain_peak)
+    def _shares(self) -> list[tuple[float, float]]:
+        """Each point's peak and time, as shares of those without regions."""
+        whole = max(1, self.plain_peak)
+        return [(point.peak / whole, point.duration / self.plain_duration) for point in self]
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """The table as CSV, in bytes and milliseconds.
@@ -76,7 +77,7 @@ class Pareto(Sequence[ParetoPoint]):
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["budget", "peak", "duration", "replays"])
         writer.writerows(
-            [one.budget, one.peak, f"{one.duration:.4f}", one.replays] for one in self._points
+            [point.budget, point.peak, f"{point.duration:.4f}", point.replays] for point in self
         )
         if path is not None:
             Path(path).write_text(text.getvalue(), encoding="utf-8")
@@ -93,18 +94,13 @@ class Pareto(Sequence[ParetoPoint]):
             OSError: the file cannot be written.
         """
         figure = new_figure("a plot", 7, 4.5)
-        draw_pareto(figure.subplots(), self)
+        axes = figure.subplots()
+        peaks, times = zip(*self._shares(), strict=True)
+        axes.step(peaks, times, where="post", marker="o", markersize=3, color="#2f6fb5")
+        axes.plot([1.0], [1.0], "s", color="#444444", label="plain eager")
+        budget = self.budget / max(1, self.plain_peak)
+        axes.axvline(budget, color="#c4642d", label="the plan's budget")
+        axes.set_xlabel("peak, of plain eager's")
+        axes.set_ylabel("time, of plain eager's")
+        axes.legend()
         figure.savefig(path, dpi=120)
-
-
-def draw_pareto(axes: Any, curve: Pareto) -> None:
-    """Draw time over peak memory."""
-    whole = max(1, curve.plain_peak)
-    shares = [one.peak / whole for one in curve]
-    times = [one.duration / curve.plain_duration for one in curve]
-    axes.step(shares, times, where="post", marker="o", markersize=3, color="#2f6fb5")
-    axes.plot([1.0], [1.0], "s", color="#444444", label="plain eager")
-    axes.axvline(curve.budget / whole, color="#c4642d", label="the plan's budget")
-    axes.set_xlabel("peak, of plain eager's")
-    axes.set_ylabel("time, of plain eager's")
-    axes.legend()

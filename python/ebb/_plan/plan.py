@@ -1,4 +1,4 @@
-"""Plans: choose the activations to save within a memory budget, and predict the cost."""
+"""Plans. In: a measured step and a memory budget. Out: a policy for each region, and the cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from ebb import ahead
 from ebb._plan.budget import BudgetError, NothingToPlanError, allowed, in_all, read_budget
-from ebb._plan.choice import PLAIN
+from ebb._plan.choice import EAGER
 from ebb._plan.choose import Chooser, Chosen
 from ebb._plan.for_reports import measured_course, reported, reported_as_measured
 from ebb._plan.in_words import explained, least_explained, summary
@@ -26,7 +26,7 @@ from ebb._plan.pareto import Pareto, ParetoPoint
 from ebb._plan.process_settings import ProcessSettings
 from ebb._plan.profile import Profile
 from ebb._plan.rules import policy_of
-from ebb._plan.simulate import Estimate, Simulator
+from ebb._plan.simulate import Simulator
 from ebb._plan.stacks import Stacked, find_stacks
 from ebb._policy.policy import Policy
 from ebb._region.blocks import block_candidates
@@ -62,9 +62,10 @@ class Plan(ModulePolicies):
     ) -> None:
         policies = _policies(chooser, chosen, measured.whole, stacked)
         super().__init__(policies)
-        found = chooser.estimate(chosen)
+        estimate = chooser.estimate(chosen)
         self.budget = budget
-        self.peak, self.duration, self.replays = found.peak, found.duration, found.replays
+        self.peak, self.duration = estimate.peak, estimate.duration
+        self.replays = estimate.replays
         plain = chooser.simulator.plain
         self.plain_duration = plain.duration
         self.plain_peak = plain.peak
@@ -109,9 +110,9 @@ class Plan(ModulePolicies):
         """
         if self._reported is None or not planned.is_in_place(self._reported):
             raise RuntimeError("ebb: a step under a plan is measured: call apply(model) first")
-        found, duration = measure_again(step)
-        self._reported.measured = measured_course(found, duration)
-        return found
+        profile, duration = measure_again(step)
+        self._reported.measured = measured_course(profile, duration)
+        return profile
 
     @classmethod
     def load(cls, path: str | Path) -> NoReturn:
@@ -150,23 +151,11 @@ class Plan(ModulePolicies):
             raise TypeError(f"ebb: points must be an int; got {shown(points)}")
         if points < 2:
             raise ValueError(f"ebb: points must be 2 or more; got {points}")
-        least = self._chooser.estimate(self._chooser.least())
-        plain = self._chooser.estimate(self._chooser.plain())
-        budgets = [
-            least.peak + (plain.peak - least.peak) * place // (points - 1)
-            for place in range(points)
-        ]
-        found = [self._estimate(budget) for budget in dict.fromkeys(budgets)]
-        return Pareto(
-            [ParetoPoint(budget, one.peak, one.duration, one.replays) for budget, one in found],
-            self.plain_peak,
-            self.plain_duration,
-            self.budget,
-        )
-
-    def _estimate(self, budget: int) -> tuple[int, Estimate]:
-        chosen = self._chooser.choose(budget)
-        return budget, self._chooser.estimate(chosen or self._chooser.least())
+        curve = []
+        for budget, chosen in self._chooser.curve(points):
+            estimate = self._chooser.estimate(chosen)
+            curve.append(ParetoPoint(budget, estimate.peak, estimate.duration, estimate.replays))
+        return Pareto(curve, self.plain_peak, self.plain_duration, self.budget)
 
 
 def _policies(
@@ -176,7 +165,7 @@ def _policies(
     policies: dict[str, Policy] = {}
     step = chooser.simulator.step
     for region, point in chosen.items():
-        if point.choice is PLAIN:
+        if point.choice is EAGER:
             continue
         of_stack = stacked and stacked.policies(region, point.choice)
         if of_stack:
@@ -222,7 +211,7 @@ def plan_of(
     alone = replace(measured, link=None, pager=None)
     chooser = Chooser(Simulator(alone))
     simulator = chooser.simulator
-    if not any(call.asked for call in simulator.step.calls):
+    if not any(call.unpacked for call in simulator.step.calls):
         raise NothingToPlanError(
             "ebb: there is nothing to plan: no module that could be a region ran forward and "
             "backward in the step"
@@ -231,32 +220,32 @@ def plan_of(
     bytes_allowed = allowed(budget, measured.base, plain)
     if isinstance(budget, float) and budget == 1.0:
         bytes_allowed = plain  # a margin would make the eager step exceed its own peak
-    ways = list(_with_more_ways(measured))
+    copying = list(_with_copies(measured))
     choosers = []
     if ahead_is_on():
-        choosers = [Chooser(Simulator(one, ahead=True)) for one in (alone, *ways)]
-    choosers += [chooser, *(Chooser(Simulator(one)) for one in ways)]
+        choosers = [Chooser(Simulator(step, ahead=True)) for step in (alone, *copying)]
+    choosers += [chooser, *(Chooser(Simulator(step)) for step in copying)]
     stacked = None
-    if chooser.estimate(chooser.least_made_once()).peak > bytes_allowed:
+    if chooser.made_once(bytes_allowed) is None:
         stacked = _stacked(measured, simulator)
     if stacked is not None:
         choosers.append(Chooser(stacked.simulator, given=stacked.choices))
-    found = _fastest(choosers, bytes_allowed)
-    if found is None:
+    fastest = _fastest(choosers, bytes_allowed)
+    if fastest is None:
         chooser, chosen = min(
-            ((one, one.least()) for one in choosers),
+            ((chooser, chooser.least()) for chooser in choosers),
             key=lambda pair: pair[0].estimate(pair[1]).peak,
         )
         peak = chooser.estimate(chosen).peak
-        found = _fastest([chooser], peak) or (chooser, chosen)
+        fastest = _fastest([chooser], peak) or (chooser, chosen)
         if not at_least:
             minimum = in_all(measured.base, peak)
             message = least_explained(budget, measured.base, plain, peak, minimum, chooser, chosen)
             raise BudgetError(message, minimum)
-    return Plan(found[0], measured, bytes_allowed, found[1], stacked)
+    return Plan(fastest[0], measured, bytes_allowed, fastest[1], stacked)
 
 
-def _with_more_ways(measured: Measured) -> Iterable[Measured]:
+def _with_copies(measured: Measured) -> Iterable[Measured]:
     """The step with offloading, with paging and with both, as far as the device supports them."""
     if measured.pager is not None and measured.link is not None:
         yield replace(measured, link=None)
@@ -278,8 +267,9 @@ def _stacked(measured: Measured, simulator: Simulator) -> Stacked | None:
 def _fastest(choosers: Iterable[Chooser], budget: int) -> tuple[Chooser, Chosen] | None:
     """The fastest choice of all choosers. A chooser that offloads does not try fewer copies if
     copies are the bottleneck, so choosers without copies compete too."""
-    found = [(one, chosen) for one in choosers if (chosen := one.choose(budget)) is not None]
-    return min(found, key=lambda pair: pair[0].estimate(pair[1]).duration, default=None)
+    chosen = ((chooser, chooser.choose(budget)) for chooser in choosers)
+    fitting = [(chooser, choices) for chooser, choices in chosen if choices is not None]
+    return min(fitting, key=lambda pair: pair[0].estimate(pair[1]).duration, default=None)
 
 
 def plan(
@@ -351,10 +341,10 @@ def plan(
             return plan_of(measured, given)
         except BudgetError as error:
             tried.append((error, ", ".join(in_ranges(name or "the model" for name in names))))
-    least, _ = min(tried, key=lambda one: one[0].minimum)
-    ways = "; ".join(f"{size(error.minimum)} with {clipped(what, 100)}" for error, what in tried)
+    least, _ = min(tried, key=lambda pair: pair[0].minimum)
+    lowest = "; ".join(f"{size(error.minimum)} with {clipped(what, 100)}" for error, what in tried)
     raise BudgetError(
-        f"{least}. The lowest budgets of all regions that were tried: {ways}", least.minimum
+        f"{least}. The lowest budgets of all regions that were tried: {lowest}", least.minimum
     )
 
 

@@ -1,4 +1,4 @@
-"""Process-wide settings that policies need."""
+"""Apply, for the process. In: settings that policies need. Out: the settings are in place."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Layers:
         self._configure(**wanted)
 
     def _take_away(self, below: dict[str, Any]) -> None:
-        place = next(n for n, one in enumerate(self._below) if one is below)
-        del self._below[place]
+        index = next(n for n, layer in enumerate(self._below) if layer is below)
+        del self._below[index]
         for name, value in below.items():
-            above = next((one for one in self._below[place:] if name in one), None)
+            above = next((layer for layer in self._below[index:] if name in layer), None)
             if above is not None:
                 above[name] = value
             else:
@@ -48,17 +48,12 @@ _ahead = Layers(ahead.configure)
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """Process-wide settings while policies are in place.
+    """Process-wide settings while policies are in place."""
 
-    Attributes:
-        offload: settings of :func:`ebb.offload.configure`; empty: unchanged.
-        ahead: False disables replays ahead of backward; True leaves them as configured.
-        pages: True if the policies use page pools, which get new sizes.
-    """
-
+    # Settings of ebb.offload.configure; empty: unchanged.
     offload: Mapping[str, int] = field(default_factory=dict)
-    ahead: bool = True
-    pages: bool = False
+    ahead: bool = True  # False disables replays ahead of backward; True leaves them as configured
+    pages: bool = False  # True if the policies use page pools, which get new sizes
 
     def put(self, undo: ExitStack) -> None:
         """Put the settings in place until `undo` is closed."""

@@ -1,16 +1,14 @@
-"""Profiles: a record of one step, with each operator and its time."""
+"""Profile. In: the record of one step, from C++ or a file. Out: operators, values and memory."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ebb import _C
-from ebb._support import devices
 from ebb._support.shown import shown
 
 _FORMAT = 2  # version of the file format
@@ -116,8 +114,8 @@ class Profile:
     def peak(self) -> int:
         """The peak of the bytes that the step allocated."""
         now = most = 0
-        for _, _, taken in self.allocations:
-            now += taken
+        for _, _, size in self.allocations:
+            now += size
             most = max(most, now)
         return most
 
@@ -147,68 +145,18 @@ class Profile:
             raise ValueError(f"ebb: {shown(str(path))} is no profile: {error}") from error
 
 
-def profile_of(found: dict[str, Any]) -> Profile:
+def profile_of(fields: dict[str, Any]) -> Profile:
     """Build a profile from the dictionary that C++ or a file gives."""
-    operators = tuple(
-        Operator(**one | {"inputs": tuple(one["inputs"]), "outputs": tuple(one["outputs"])})
-        for one in found.pop("operators")
-    )
-    values = tuple(Value(**one | {"shape": tuple(one["shape"])}) for one in found.pop("values"))
-    replays = tuple((name, start, runtime) for name, start, runtime in found.pop("replays"))
-    allocations = tuple((time, place, taken) for time, place, taken in found.pop("allocations"))
-    return Profile(
-        operators=operators, replays=replays, values=values, allocations=allocations, **found
-    )
-
-
-def profile(step: Callable[[], object], *, steps: int = 3, warmup: int = 1) -> Profile:
-    """Run a step several times, and record all operators in its regions.
-
-    Operator times are medians over the steps; everything else is from the step whose duration is
-    the median. During the recording replays do not run ahead of backward, and torch's profiler
-    cannot be started, since ebb uses it.
-
-    Args:
-        step: runs a forward with regions, and its backward. Each call must do the same.
-        steps: how many steps are recorded.
-        warmup: how many steps run before them, since first steps take longer.
-
-    Raises:
-        TypeError: ``steps`` or ``warmup`` is no int.
-        ValueError: ``steps`` is less than 1, or ``warmup`` is less than 0.
-        RuntimeError: the calls of ``step`` ran different operators; or a profile is being recorded
-            already; or torch's profiler runs.
-
-    Example:
-        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
-        >>> x = torch.ones(2, 8)
-        >>> def step():
-        ...     with ebb.region(ebb.policies.save_all):
-        ...         loss = net(x).sum()
-        ...     loss.backward()
-        >>> [one.func_name for one in ebb.profile(step).operators][:2]
-        ['aten::addmm.default', 'aten::gelu.default']
-    """
-    for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"ebb: {name} must be an int; got {type(value).__name__}")
-        if value < least:
-            raise ValueError(f"ebb: {name} must be {least} or more; got {value}")
-    # Warm-up is recorded too: the CPU's allocator knows the sizes only of recorded allocations.
-    for _ in range(warmup):
-        _recorded(step)
-    return median_of([_recorded(step) for _ in range(steps)])
-
-
-def _recorded(step: Callable[[], object]) -> Profile:
-    devices.wait()
-    _C.begin_profile()
-    try:
-        step()
-        devices.wait()
-    finally:
-        found = _C.end_profile()
-    return profile_of(found)
+    converted = {
+        "operators": tuple(
+            Operator(**op | {"inputs": tuple(op["inputs"]), "outputs": tuple(op["outputs"])})
+            for op in fields["operators"]
+        ),
+        "replays": tuple(map(tuple, fields["replays"])),
+        "values": tuple(Value(**v | {"shape": tuple(v["shape"])}) for v in fields["values"]),
+        "allocations": tuple(map(tuple, fields["allocations"])),
+    }
+    return Profile(**fields | converted)
 
 
 def median_of(profiles: list[Profile]) -> Profile:
@@ -217,16 +165,14 @@ def median_of(profiles: list[Profile]) -> Profile:
     Raises:
         RuntimeError: the steps ran different operators.
     """
-    _check_same([one.operators for one in profiles])
-    middle = statistics.median_low(one.duration for one in profiles)
-    chosen = next(one for one in profiles if one.duration == middle)
-    runtimes = [
-        statistics.median(calls)
-        for calls in zip(*([o.runtime for o in one.operators] for one in profiles), strict=True)
-    ]
+    _check_same([profile.operators for profile in profiles])
+    middle = statistics.median_low(profile.duration for profile in profiles)
+    chosen = next(profile for profile in profiles if profile.duration == middle)
     operators = tuple(
-        replace(operator, runtime=runtime)
-        for operator, runtime in zip(chosen.operators, runtimes, strict=True)
+        replace(calls[0], runtime=statistics.median(call.runtime for call in calls[1:]))
+        for calls in zip(
+            chosen.operators, *(profile.operators for profile in profiles), strict=True
+        )
     )
     return replace(chosen, operators=operators, values=_with_most_rows(chosen, profiles))
 
@@ -234,30 +180,30 @@ def median_of(profiles: list[Profile]) -> Profile:
 def _with_most_rows(chosen: Profile, profiles: list[Profile]) -> tuple[Value, ...]:
     """The values of `chosen`, each with the most valid rows of all profiles."""
     if not any(value.rows for value in chosen.values) or any(
-        [value.rows for value in one.values] != [value.rows for value in chosen.values]
-        for one in profiles
+        [value.rows for value in profile.values] != [value.rows for value in chosen.values]
+        for profile in profiles
     ):
         return chosen.values
     return tuple(
         replace(values[0], live_rows=max(value.live_rows for value in values))
-        for values in zip(chosen.values, *(one.values for one in profiles), strict=True)
+        for values in zip(chosen.values, *(profile.values for profile in profiles), strict=True)
     )
 
 
 def _check_same(steps: list[tuple[Operator, ...]]) -> None:
-    what = [f.name for f in fields(Operator) if f.name not in ("start", "runtime")]
+    names = [f.name for f in fields(Operator) if f.name not in ("start", "runtime")]
 
-    def known(operators: Iterable[Operator]) -> list[tuple[Any, ...]]:
-        return [tuple(getattr(one, name) for name in what) for one in operators]
+    def facts(operators: Iterable[Operator]) -> list[tuple[Any, ...]]:
+        return [tuple(getattr(operator, name) for name in names) for operator in operators]
 
-    first = known(steps[0])
+    first = facts(steps[0])
     for number, operators in enumerate(steps[1:], 2):
-        for place, (one, other) in enumerate(zip(first, known(operators), strict=False)):
-            if one != other:
+        for index, (expected, seen) in enumerate(zip(first, facts(operators), strict=False)):
+            if expected != seen:
                 raise RuntimeError(
-                    f"ebb: step {number} is not like step 1: operator {place} is "
-                    f"{shown(str(other[0]))}, not {shown(str(one[0]))}, or reads or makes other "
-                    "values"
+                    f"ebb: step {number} is not like step 1: operator {index} is "
+                    f"{shown(str(seen[0]))}, not {shown(str(expected[0]))}, or reads or makes "
+                    "other values"
                 )
         if len(first) != len(operators):
             raise RuntimeError(

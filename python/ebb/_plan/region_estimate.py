@@ -1,4 +1,4 @@
-"""Estimates what one region holds, recomputes and offloads under a choice."""
+"""One region under a choice. In: a `Step`, a call and a `Choice`. Out: what is needed when."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ebb._plan.changes import Changes, highest, union
+from ebb._plan.changes import Changes, Span, during, highest, union
 from ebb._plan.choice import Choice
 from ebb._plan.pages import Paged, has_rows
 from ebb._plan.replays import Replays
-from ebb._plan.step import JUST, Call, Step
+from ebb._plan.step import EPSILON, Call, Step
 from ebb._plan.transfers import Sent
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Need:
     """A time in which a memory (an index in ``Step.memories``) is needed."""
 
     memory: int
@@ -27,16 +27,8 @@ class Stretch:
 class RegionEstimate:
     """Estimate for one call of a region. The methods model how ebb records and replays.
 
-    Attributes:
-        stretches: when the call needs which memory.
-        sent: storages that are offloaded.
-        paged: storages whose rows go to pools.
-        copies: times, and bytes that copies and replays allocate or free in addition.
-        replays: operators that are recomputed.
-
     Args:
-        step: the step of the call.
-        call: the call.
+        step, call: the call of a recorded step.
         choice: decisions for its operators' results.
         least: smaller storages are not offloaded.
         begins: when its replays begin at the latest; infinity: when backward unpacks a value.
@@ -48,42 +40,47 @@ class RegionEstimate:
         self._step, self._call, self._least = step, call, least
         first = call.operators.start
         self._rows = Rows(step, call, choice)
-        self._stays = step.stays | self._rows.stays
-        self._kept = kept_in_the_end(step, {first + one for one in choice.kept}, self._stays)
-        self._leaving = {first + one for one in choice.offloaded} & self._kept
-        self._paging = {first + one for one in choice.paged} & self._kept
-        self._each_time = {first + one for one in choice.each_time}
+        self._always_kept = step.always_kept | self._rows.kept
+        kept = {first + index for index in choice.kept}
+        self._kept = kept_in_the_end(step, kept, self._always_kept)
+        self._offloaded = {first + index for index in choice.offloaded} & self._kept
+        self._paged = {first + index for index in choice.paged} & self._kept
+        self._each_time = {first + index for index in choice.each_time}
         self._needed = self._find_needed()
         self.replays = Replays(step, call, self._kept, self._each_time, begins)
-        self.sent: list[Sent] = []
-        self.paged: list[Paged] = []
-        # By memory that the program still holds: when replays hold another block of its size.
-        self._beside: dict[int, list[tuple[float, float]]] = defaultdict(list)
-        self.stretches = [
+        self.sent: list[Sent] = []  # storages that are offloaded
+        self.paged: list[Paged] = []  # storages whose rows go to pools
+        # By memory that the program still holds: when replays need another block of its size.
+        self._beside: dict[int, list[Span]] = defaultdict(list)
+        self.needs = [
             *self._of_results(),
             *self._of_inputs(choice),
             *self._of_lasting(self._find_lasting()),
         ]
+        # Times, and bytes that copies and replays allocate or free in addition.
         self.copies = [
             *self._copies_before_writes(),
             *self._copies_in_passing(),
             *self._copies_before_replayed_writes(),
             *self._copies_for_replays(),
-            *self._made_beside(),
+            *self._second_blocks(),
             *self._workspaces(),
             *self._in_passing_ahead(),
         ]
 
+    def _size(self, value: int) -> int:
+        return self._step.memories[self._step.memory_of[value]].size
+
     def _find_needed(self) -> set[int]:
         """Operators that may have to be recomputed."""
         needed: set[int] = set()
-        for number in reversed(self._call.operators):
-            if number in self._kept:
+        for op in reversed(self._call.operators):
+            if op in self._kept:
                 continue
-            for value in self._step.operators[number].outputs:
+            for value in self._step.operators[op].outputs:
                 read = any(reader in needed for reader in self._step.readers[value])
                 if self._step.values[value].saved or read:
-                    needed.add(number)
+                    needed.add(op)
                     break
         return needed
 
@@ -92,351 +89,351 @@ class RegionEstimate:
         holds a value that depends on their results and may write to it; with the time until which
         they last."""
         step = self._step
-        found: dict[int, float] = {}
-        for number in reversed(self._call.operators):
-            if number in self.replays:
+        lasting: dict[int, float] = {}
+        for op in reversed(self._call.operators):
+            if op in self.replays:
                 continue
             until = []
-            for value in step.operators[number].outputs:
-                if step.values[value].saved and step.let_go(value) > self._call.left:
+            for value in step.operators[op].outputs:
+                if step.values[value].saved and step.released(value) > self._call.next_allocation:
                     until.append(step.needed_until[value])
-                if number not in self._kept:
-                    until += [found[one] for one in step.readers[value] if one in found]
+                if op not in self._kept:
+                    readers = step.readers[value]
+                    until += [lasting[reader] for reader in readers if reader in lasting]
             if until:
-                found[number] = max(until)
-        return found
+                lasting[op] = max(until)
+        return lasting
 
-    def _of_lasting(self, lasting: dict[int, float]) -> Iterable[Stretch]:
+    def _of_lasting(self, lasting: dict[int, float]) -> Iterable[Need]:
         """The inputs of lasting operators, as far as they are in memory."""
         step = self._step
-        for number, until in lasting.items():
-            for value in step.operators[number].inputs:
-                place, maker = step.memory_of.get(value), step.maker.get(value)
-                is_there = maker is None or (
+        for op, until in lasting.items():
+            for value in step.operators[op].inputs:
+                memory, maker = step.memory_of.get(value), step.maker.get(value)
+                is_resident = maker is None or (
                     maker in self._kept
-                    and maker not in self._leaving | self._paging
+                    and maker not in self._offloaded | self._paged
                     and value not in step.overwritten
                 )
-                if place is not None and is_there:
+                if memory is not None and is_resident:
                     begin = step.values[value].made
-                    yield Stretch(place, begin, max(begin, until))
+                    yield Need(memory, begin, max(begin, until))
 
-    def _of_results(self) -> Iterable[Stretch]:
+    def _of_results(self) -> Iterable[Need]:
         step = self._step
-        for number in self._call.operators:
-            for value in step.operators[number].outputs:
-                place = step.memory_of.get(value)
-                if place is None:
+        for op in self._call.operators:
+            for value in step.operators[op].outputs:
+                memory = step.memory_of.get(value)
+                if memory is None:
                     continue
-                taken = step.memories[place].taken
-                yield Stretch(place, taken, step.program_has(value))
-                if number in self._leaving and self._leaves(value, place):
-                    self.sent.append(self._sent(value, place))
-                elif number in self._paging and self._pages(value):
-                    self._page(self._sent(value, place), value)
-                elif number in self._kept:
-                    yield Stretch(place, taken, self._kept_until(value))
-                for time in self.replays.runs.get(number, ()):
-                    if self._passes_ahead(number, time):
+                allocated = step.memories[memory].allocated
+                program_until = step.program_holds_until[value]
+                yield Need(memory, allocated, program_until)
+                if op in self._offloaded and self._may_offload(value):
+                    self.sent.append(self._sent(value))
+                elif op in self._paged and self._may_page(value):
+                    self._page(self._sent(value), value)
+                elif op in self._kept:
+                    yield Need(memory, allocated, self._kept_until(value))
+                for time in self.replays.runs.get(op, ()):
+                    if self._passes_ahead(op, time):
                         continue
-                    until = max(self._replayed_until(value, number, time), time + JUST)
-                    if step.program_has(value) > time:  # the program holds a later state of it
-                        self._beside[place].append((time, until))
+                    until = max(self._replayed_until(value, op, time), time + EPSILON)
+                    if program_until > time:  # the program holds a later state of it
+                        self._beside[memory].append((time, until))
                     else:
-                        yield Stretch(place, time, until)
+                        yield Need(memory, time, until)
 
     def _needed_until(self, value: int) -> float:
         """When autograd no longer needs a value."""
-        about = self._step.values[value]
-        return self._step.needed_until[value] if about.saved else about.made
+        record = self._step.values[value]
+        return self._step.needed_until[value] if record.saved else record.made
+
+    def _last_need(self, value: int) -> float:
+        """When autograd and replays no longer need a value."""
+        return max([*self._read_by_replays(value), self._needed_until(value)])
 
     def _kept_until(self, value: int) -> float:
         step = self._step
-        until = max([*self._read_by_replays(value), self._needed_until(value)])
+        until = self._last_need(value)
         if step.readers[value]:  # the recipes of readers exist until the region ends
             until = max(until, self._call.ends)
         writer = step.overwritten.get(value)
         return until if writer is None else min(until, step.operators[writer].start)
 
-    def _replayed_until(self, value: int, operator: int, time: float) -> float:
+    def _replayed_until(self, value: int, op: int, time: float) -> float:
         """Until when a recomputed value is in memory."""
         replays = self.replays
-        read = self._read_by_replays(value, (operator, time))
-        if not replays.is_passing(operator, time):
+        read = self._read_by_replays(value, (op, time))
+        if not replays.is_passing(op, time):
             return max([*read, self._needed_until(value)])
-        end = replays.end(operator, time)
-        return max((one for one in read if time <= one <= end), default=time)
+        end = replays.end(op, time)
+        return max((until for until in read if time <= until <= end), default=time)
 
-    def _leaves(self, value: int, place: int) -> bool:
+    def _may_offload(self, value: int) -> bool:
         """True if the value is large enough to be offloaded, and backward needs it."""
-        return self._step.memories[place].size >= self._least and self._asked(value) < math.inf
+        return self._size(value) >= self._least and self._first_need(value) < math.inf
 
-    def _pages(self, value: int) -> bool:
+    def _may_page(self, value: int) -> bool:
         """True if the value has rows, and backward needs it."""
-        return has_rows(self._step.values[value]) and self._asked(value) < math.inf
+        return has_rows(self._step.values[value]) and self._first_need(value) < math.inf
 
     def _page(self, sent: Sent, value: int) -> None:
         call = self._step.call_of[self._call.operators.start]
         self.paged.append(Paged(sent, self._step.values[value], call))
 
-    def _asked(self, value: int) -> float:
+    def _first_need(self, value: int) -> float:
         """When backward or a replay first needs a value; infinity: never."""
-        about = self._step.values[value]
-        first = [about.asked] if about.saved and about.asked >= 0 else []
+        record = self._step.values[value]
+        first = [record.asked] if record.saved and record.asked >= 0 else []
         runs = self.replays.runs
-        first += [runs[one][0] for one in self._step.readers[value] if one in runs]
+        first += [runs[reader][0] for reader in self._step.readers[value] if reader in runs]
         return min(first, default=math.inf)
 
-    def _sent(self, value: int, place: int) -> Sent:
-        step = self._step
-        memory, about = step.memories[place], step.values[value]
+    def _sent(self, value: int) -> Sent:
+        step, record = self._step, self._step.values[value]
+        memory = step.memory_of[value]
         # A value that only replays need leaves memory when the region ends.
-        packed = about.made if about.saved else self._call.ends
-        until = max([*self._read_by_replays(value), self._needed_until(value)])
-        asked = self._asked(value)
-        return Sent(place, memory.size, memory.taken, packed, asked, until)
+        packed = record.made if record.saved else self._call.ends
+        return Sent(
+            memory,
+            self._size(value),
+            step.memories[memory].allocated,
+            packed,
+            self._first_need(value),
+            self._last_need(value),
+        )
 
-    def _sent_input(self, value: int, place: int) -> Sent:
-        memory, about = self._step.memories[place], self._step.values[value]
-        asked = self._asked(value)
-        if asked == math.inf:
-            asked = self._call.asked[0][0]
+    def _sent_input(self, value: int) -> Sent:
+        step = self._step
+        index = step.memory_of[value]
+        memory, needed = step.memories[index], self._first_need(value)
+        if needed == math.inf:
+            needed = self._call.backward_begins
         until = max([*self._read_by_replays(value), memory.freed])
-        return Sent(place, memory.size, memory.taken, about.made, asked, until)
+        made = step.values[value].made
+        return Sent(index, memory.size, memory.allocated, made, needed, until)
 
-    def _read_by_replays(self, value: int, made: tuple[int, float] | None = None) -> list[float]:
-        """When each replay that reads a value has ended. `made`: as for `Replays.read`."""
-        readers = [one for one in self._step.readers[value] if one in self._needed]
-        return self.replays.read(made, readers)
+    def _read_by_replays(self, value: int, maker: tuple[int, float] | None = None) -> list[float]:
+        """When each replay that reads a value has ended. `maker`: as for `Replays.read`."""
+        readers = [reader for reader in self._step.readers[value] if reader in self._needed]
+        return self.replays.read(maker, readers)
 
-    def _of_inputs(self, choice: Choice) -> Iterable[Stretch]:
+    def _of_inputs(self, choice: Choice) -> Iterable[Need]:
         step = self._step
         for value in step.inputs_of(self._call):
-            place = step.memory_of.get(value)
-            if place is None:
+            memory = step.memory_of.get(value)
+            if memory is None:
                 continue
             begin = step.values[value].made
-            if not step.may_leave(value):
-                end = max([begin, *self._read_by_replays(value), self._needed_until(value)])
-            elif choice.paged_inputs and has_rows(step.values[value]) and self._call.asked:
-                self._page(self._sent_input(value, place), value)
+            if not step.may_offload(value):
+                end = max(begin, self._last_need(value))
+            elif choice.paged_inputs and has_rows(step.values[value]) and self._call.unpacked:
+                self._page(self._sent_input(value), value)
                 end = begin
-            elif choice.inputs and step.memories[place].size >= self._least and self._call.asked:
-                self.sent.append(self._sent_input(value, place))
+            elif choice.inputs and self._size(value) >= self._least and self._call.unpacked:
+                self.sent.append(self._sent_input(value))
                 end = begin
             else:
-                end = step.memories[place].freed
-            yield Stretch(place, begin, max(begin, end))
+                end = step.memories[memory].freed
+            yield Need(memory, begin, max(begin, end))
 
-    def _made_beside(self) -> Iterable[tuple[float, int]]:
-        for place, stretches in self._beside.items():
-            size = self._step.memories[place].size
-            for begin, end in union(stretches):
-                yield from [(begin, size), (end, -size)]
+    def _second_blocks(self) -> Iterable[tuple[float, int]]:
+        for memory, spans in self._beside.items():
+            for begin, end in union(spans):
+                yield from during(begin, end, self._step.memories[memory].size)
 
     def _workspaces(self) -> Iterable[tuple[float, int]]:
-        for number, time in self.replays.all():
-            if (size := self._step.workspace[number]) and (number, time) not in self.replays.early:
-                yield from [(time, size), (time + JUST / 2, -size)]
+        for op, time in self.replays.all():
+            if (size := self._step.workspace[op]) and (op, time) not in self.replays.early:
+                yield from during(time, time + EPSILON / 2, size)
 
-    def _passes_ahead(self, operator: int, time: float) -> bool:
-        return (operator, time) in self.replays.early and self.replays.is_passing(operator, time)
+    def _passes_ahead(self, op: int, time: float) -> bool:
+        return (op, time) in self.replays.early and self.replays.is_passing(op, time)
 
     def _in_passing_ahead(self) -> Iterable[tuple[float, int]]:
         """Temporary memory of replays ahead. Their timing beside the backward of another region is
         unknown, so their peak counts for the whole time."""
         step, replays = self._step, self.replays
         changes = []
-        for number, time in replays.early:
-            size = step.workspace[number]
-            changes += [(time, size), (time + JUST / 2, -size)]
-            for value in step.operators[number].outputs:
-                place = step.memory_of.get(value)
-                if place is not None and replays.is_passing(number, time):
-                    size = step.memories[place].size
-                    end = max(self._replayed_until(value, number, time), time + JUST)
-                    changes += [(time, size), (end, -size)]
+        for op, time in replays.early:
+            changes += during(time, time + EPSILON / 2, step.workspace[op])
+            for value in step.operators[op].outputs:
+                if value in step.memory_of and replays.is_passing(op, time):
+                    end = max(self._replayed_until(value, op, time), time + EPSILON)
+                    changes += during(time, end, self._size(value))
         most, _ = highest([Changes(changes)])
         if most > 0:
             begins = min(time for _, time in replays.early)
-            yield from [(begins, most), (self._call.asked[0][0], -most)]
+            yield from during(begins, self._call.backward_begins, most)
 
     def _copies_before_writes(self) -> Iterable[tuple[float, int]]:
         """Copies of saved values and inputs that the program overwrites while a replay still needs
         them."""
         step = self._step
-        for number in self._call.operators:
-            for value in step.operators[number].outputs:
+        for op in self._call.operators:
+            for value in step.operators[op].outputs:
                 writer = step.overwritten.get(value)
-                if writer is None or number not in self._kept:
+                if writer is None or op not in self._kept:
                     continue
-                used = [one for one in step.readers[value] if one in self.replays]
-                if used:
-                    size = step.memories[step.memory_of[value]].size
-                    asked = [asked for asked, _ in self._call.asked]
-                    last = max([self.replays.last(used) + JUST / 2, *asked])
-                    yield from [(step.operators[writer].start, size), (last, -size)]
+                readers = [reader for reader in step.readers[value] if reader in self.replays]
+                if readers:
+                    unpacked = [time for time, _ in self._call.unpacked]
+                    end = max([self.replays.last(readers) + EPSILON / 2, *unpacked])
+                    yield from during(step.operators[writer].start, end, self._size(value))
 
         for copied in step.copied.get(step.call_of[self._call.operators.start], ()):
-            used = [one for one in step.readers[copied.value] if one in self.replays]
-            if used:
-                last = self.replays.last(used) + JUST / 2
-                yield from [(copied.taken, copied.size), (last, -copied.size)]
+            readers = [reader for reader in step.readers[copied.value] if reader in self.replays]
+            if readers:
+                end = self.replays.last(readers) + EPSILON / 2
+                yield from during(copied.allocated, end, copied.size)
 
     def _copies_in_passing(self) -> Iterable[tuple[float, int]]:
         """Copies of recomputed values that an operator of ``each_time`` overwrites. A replay
         in passing copies them, since that operator will read them again. The last replay copies
         them only if something else still needs them. See Note [Made each time]."""
         step, runs = self._step, self.replays.runs
-        for number in self._each_time & runs.keys():
-            for value in step.operators[number].inputs:
+        for op in self._each_time & runs.keys():
+            for value in step.operators[op].inputs:
                 maker = step.maker.get(value)
-                if step.overwritten.get(value) != number or maker not in runs:
+                if step.overwritten.get(value) != op or maker not in runs:
                     continue
-                size = step.memories[step.memory_of[value]].size
-                for time in runs[number]:
-                    made = max((one for one in runs[maker] if one <= time), default=math.inf)
+                for time in runs[op]:
+                    made = max((run for run in runs[maker] if run <= time), default=math.inf)
                     if made == math.inf or self.replays.is_passing(maker, made):
                         continue
                     until = self._replayed_until(value, maker, made)
-                    is_needed = until > self.replays.end(number, time)
-                    if self.replays.is_passing(number, time) or is_needed:
-                        ends = self._last_state_until(number, time)
-                        ends = min(ends, until) if is_needed else ends
-                        yield from [(time, size), (max(ends, time + JUST), -size)]
+                    is_needed = until > self.replays.end(op, time)
+                    if self.replays.is_passing(op, time) or is_needed:
+                        end = self._last_state_until(op, time)
+                        end = min(end, until) if is_needed else end
+                        yield from during(time, max(end, time + EPSILON), self._size(value))
 
     def _copies_before_replayed_writes(self) -> Iterable[tuple[float, int]]:
         """Copies of recomputed values that are still needed when another replay overwrites them.
         That replay writes through a tensor with its own version counter (a chunk of the same
         storage): autograd raises an error for any other write to a saved tensor."""
         step, runs = self._step, self.replays.runs
-        for number in runs.keys() - self._each_time:
-            for value in step.operators[number].outputs:
+        for op in runs.keys() - self._each_time:
+            for value in step.operators[op].outputs:
                 writer = step.overwritten.get(value)
                 if writer not in runs or writer in self._each_time:
                     continue
-                made, written = runs[number][0], runs[writer][0]
-                until = self._replayed_until(value, number, made)
+                made, written = runs[op][0], runs[writer][0]
+                until = self._replayed_until(value, op, made)
                 if until > self.replays.end(writer, written) and written > made:
-                    size = step.memories[step.memory_of[value]].size
                     # At `both`, one of the two copies is freed.
                     both = min(until, self._last_state_until(writer, written))
-                    yield from [(written, size), (max(written, both), -size)]
+                    yield from during(written, max(written, both), self._size(value))
 
     def _last_state_until(self, writer: int | None, time: float) -> float:
         """Until when replays need the result of an operator's run, or results that other
         operators write over it."""
         runs, until = self.replays.runs, 0.0
         while writer in runs:
-            time = min((one for one in runs[writer] if one >= time), default=math.inf)
+            time = min((run for run in runs[writer] if run >= time), default=math.inf)
             if time == math.inf:
                 break
             for value in self._step.operators[writer].outputs:
                 until = max(until, self._replayed_until(value, writer, time))
-            writer = self._step.written_over(writer)
+            writer = self._step.overwriter_of(writer)
         return until
 
     def _copies_for_replays(self) -> Iterable[tuple[float, int]]:
         """Copies of values that backward unpacks while operators that read them may still be
         recomputed. See Note [Unpacked bytes may be written]."""
         step = self._step
-        inputs = [
-            (step.values[one].asked, one)
-            for one in step.inputs_of(self._call)
-            if one not in step.memory_of  # a parameter; computed inputs are not copied
+        parameters = [  # computed inputs are not copied
+            (step.values[value].asked, value)
+            for value in step.inputs_of(self._call)
+            if value not in step.memory_of
         ]
-        for asked, value in [*self._call.asked, *inputs]:
+        for time, value in [*self._call.unpacked, *parameters]:
             readers = step.readers[value]
             last = self.replays.last(readers)
-            could = last > self._slice_end(value, asked) or any(
-                self._could_run(one, asked) for one in readers if one in self._kept
+            could_run = last > self._slice_end(value, time) or any(
+                self._could_run(reader, time) for reader in readers if reader in self._kept
             )
-            if asked >= 0 and could:
-                size = step.values[value].memory
-                again = step.maker.get(value) in self.replays.runs
-                ends = max(step.needed_until[value], last if again else 0.0)
-                yield from [(asked, size), (ends, -size)]
+            if time >= 0 and could_run:
+                is_replayed = step.maker.get(value) in self.replays.runs
+                end = max(step.needed_until[value], last if is_replayed else 0.0)
+                yield from during(time, end, step.values[value].memory)
 
-    def _slice_end(self, value: int, asked: float) -> float:
+    def _slice_end(self, value: int, time: float) -> float:
         """When the replays end that backward waits for when it unpacks a value."""
         maker = self._step.maker.get(value)
         if maker not in self.replays.runs or maker in self._each_time:
-            return asked
-        return max(asked, self.replays.end(maker, self.replays.runs[maker][0]))
+            return time
+        return max(time, self.replays.end(maker, self.replays.runs[maker][0]))
 
-    def _could_run(self, operator: int, time: float) -> bool:
+    def _could_run(self, op: int, time: float) -> bool:
         """True if a saved operator's recipe still exists. The region's end drops the recipe, unless
         the program holds one of the operator's results."""
         step, call = self._step, self._call
-        if operator in self._stays or operator not in call.operators:
+        if op in self._always_kept or op not in call.operators:
             return False
-        outputs = step.operators[operator].outputs
-        if operator in self._paging and all(has_rows(step.values[value]) for value in outputs):
+        outputs = step.operators[op].outputs
+        if op in self._paged and all(has_rows(step.values[value]) for value in outputs):
             return False  # a value in a pool needs no recipe
-        saved = [value for value in outputs if step.needed_until.get(value, -1.0) > time]
-        has_it = any(step.let_go(value) > call.ends for value in outputs)
-        return bool(saved) and has_it
+        is_saved = any(step.needed_until.get(value, -1.0) > time for value in outputs)
+        return is_saved and any(step.released(value) > call.ends for value in outputs)
 
 
-def kept_in_the_end(step: Step, kept: set[int], stays: set[int]) -> set[int]:
+def kept_in_the_end(step: Step, kept: set[int], always_kept: set[int]) -> set[int]:
     """Operators whose results are saved in the end. If an operator overwrites a saved value, its
     result is saved instead; a value that can be recomputed is not copied. See
     Note [A write into a saved value] and Note [Copy on write]."""
-    found = set(kept)
-    for number in sorted(kept - stays):
-        while (writer := step.written_over(number)) is not None:
-            if len(step.operators[number].outputs) == 1:  # else other outputs are still saved
-                found.discard(number)
-            found.add(writer)
-            number = writer
-    return found | stays
+    in_the_end = set(kept)
+    for op in sorted(kept - always_kept):
+        while (writer := step.overwriter_of(op)) is not None:
+            if len(step.operators[op].outputs) == 1:  # else other outputs are still saved
+                in_the_end.discard(op)
+            in_the_end.add(writer)
+            op = writer
+    return in_the_end | always_kept
 
 
 class Rows:
-    """Effects of paging: padding rows come back with other contents. See Note [Rows].
-
-    Attributes:
-        stays: operators whose results must stay in memory because of that.
-    """
+    """Effects of paging: padding rows come back with other contents. See Note [Rows]."""
 
     def __init__(self, step: Step, call: Call, choice: Choice) -> None:
-        self.stays: set[int] = set()
+        self.kept: set[int] = set()  # operators whose results must stay in memory because of that
         self._lossy: set[int] = set()
         if not choice.pages:
             return
         if choice.paged_inputs:
             inputs = (value for value in step.inputs_of(call) if value in step.memory_of)
             self._lossy.update(value for value in inputs if has_rows(step.values[value]))
-        for number in call.operators:
-            operator = step.operators[number]
+        for op in call.operators:
+            operator = step.operators[op]
             looks = operator.reads_rows or operator.inplace  # an in-place write may be partial
             reads = looks and not self._lossy.isdisjoint(operator.inputs)
-            if reads or number - call.operators.start in choice.paged:
-                self._made(step, number, reads)
+            if reads or op - call.operators.start in choice.paged:
+                self._made(step, op, reads)
 
-    def _made(self, step: Step, number: int, reads: bool) -> None:
-        for value in step.operators[number].outputs:
-            about = step.values[value]
-            if about.live_rows > 0:
+    def _made(self, step: Step, op: int, reads: bool) -> None:
+        for value in step.operators[op].outputs:
+            record = step.values[value]
+            if record.live_rows > 0:
                 self._lossy.add(value)
-            if about.rows_mixed or (reads and about.live_rows == 0):
-                self.stays.add(number)
+            if record.rows_mixed or (reads and record.live_rows == 0):
+                self.kept.add(op)
 
 
-def plain_stretches(step: Step, call: Call) -> Iterable[Stretch]:
+def eager_needs(step: Step, call: Call) -> Iterable[Need]:
     """Memory that a block needs in eager."""
-    for number in call.operators:
-        for value in step.operators[number].outputs:
-            place = step.memory_of.get(value)
-            if place is not None:
-                memory, about = step.memories[place], step.values[value]
-                end = step.needed_until[value] if about.saved else memory.taken
-                yield Stretch(place, memory.taken, max(end, step.let_go(value)))
+    for op in call.operators:
+        for value in step.operators[op].outputs:
+            memory = step.memory_of.get(value)
+            if memory is not None:
+                begin = step.memories[memory].allocated
+                end = step.needed_until[value] if step.values[value].saved else begin
+                yield Need(memory, begin, max(end, step.released(value)))
     for value in step.inputs_of(call):
-        place = step.memory_of.get(value)
-        if place is not None:
-            about = step.values[value]
-            end = step.needed_until[value] if about.saved else about.made
-            if step.may_leave(value):
-                end = step.memories[place].freed
-            yield Stretch(place, about.made, end)
+        memory = step.memory_of.get(value)
+        if memory is not None:
+            record = step.values[value]
+            end = step.needed_until[value] if record.saved else record.made
+            if step.may_offload(value):
+                end = step.memories[memory].freed
+            yield Need(memory, record.made, end)

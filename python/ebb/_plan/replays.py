@@ -1,19 +1,15 @@
-"""When the operators of a region are recomputed."""
+"""When the operators of a region are recomputed. In: what is saved. Out: the times of replays."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
-from ebb._plan.step import JUST, Call, Step
+from ebb._plan.step import EPSILON, Call, Step
 
 
 class Replays:
     """Replays of a region's operators, slice by slice. See Note [Replay].
-
-    Attributes:
-        runs: for each recomputed operator, the times of its replays.
-        early: replays ahead of backward.
 
     Args:
         step, call: the recorded step, and the call of a region.
@@ -26,24 +22,24 @@ class Replays:
         self, step: Step, call: Call, kept: set[int], each_time: set[int], begins: float
     ) -> None:
         self._step, self._kept = step, kept
-        self.runs: dict[int, list[float]] = {}
-        self.early: set[tuple[int, float]] = set()
+        self.runs: dict[int, list[float]] = {}  # the times of each operator's replays
+        self.early: set[tuple[int, float]] = set()  # replays ahead of backward
         self._passing: set[tuple[int, float]] = set()
-        held: set[int] = set()
-        for asked, wanted in self._in_order(call, each_time, begins):
-            found = self._needed_for(wanted, asked, held)
+        resident: set[int] = set()
+        for begin, wanted in self._in_order(call, each_time, begins):
+            needed = self._needed_for(wanted, begin, resident)
             inner = step.inner_region(wanted)
-            for place, number in enumerate(sorted(found)):  # in sequence
-                time = asked + place * JUST
-                if asked == begins:
-                    self.early.add((number, time))
-                self.runs.setdefault(number, []).append(time)
-                backward_is_there = inner is not None and step.inner_region(number) == inner
-                if number in each_time and number != wanted and not backward_is_there:
-                    self._passing.add((number, time))
+            for index, op in enumerate(sorted(needed)):  # in sequence
+                time = begin + index * EPSILON
+                if begin == begins:
+                    self.early.add((op, time))
+                self.runs.setdefault(op, []).append(time)
+                backward_is_there = inner is not None and step.inner_region(op) == inner
+                if op in each_time and op != wanted and not backward_is_there:
+                    self._passing.add((op, time))
                 else:
-                    held.add(number)
-        self._ends = _ends_of_slices(self)
+                    resident.add(op)
+        self._ends = self._ends_of_slices()
 
     def _in_order(
         self, call: Call, each_time: set[int], begins: float
@@ -52,42 +48,30 @@ class Replays:
         ahead."""
         times = []
         # Backward may unpack several values before the first of them is recomputed. One slice of
-        # replays, which begins at `first`, then recomputes all of them, by the time `made`.
-        first = made = -1.0
-        for asked, value in call.asked:
-            if asked >= made:
-                first, made = asked, self._step.values[value].again
+        # replays, which begins at `first`, then recomputes all of them, by the time `ready`.
+        first = ready = -1.0
+        for time, value in call.unpacked:
+            if time >= ready:
+                first, ready = time, self._step.values[value].again
             wanted = self._step.maker[value]
             times.append((first if wanted in each_time else min(first, begins), wanted))
-        return sorted(times, key=lambda one: one[0])
+        return sorted(times, key=lambda pair: pair[0])
 
-    def _needed_for(self, wanted: int, asked: float, held: set[int]) -> set[int]:
-        waiting, found = [wanted], set()
+    def _needed_for(self, wanted: int, time: float, resident: set[int]) -> set[int]:
+        waiting, needed = [wanted], set()
         while waiting:
-            number = waiting.pop()
-            if number in held or number in found or number in self._kept:
+            op = waiting.pop()
+            if op in resident or op in needed or op in self._kept:
                 continue
-            if self._is_here(number, asked):
+            if self._step.resident_until[op] >= time:
                 continue
-            found.add(number)
-            waiting += [
-                self._step.maker[one]
-                for one in self._step.operators[number].inputs
-                if one in self._step.maker
-            ]
-        return found
+            needed.add(op)
+            inputs = self._step.operators[op].inputs
+            waiting += [self._step.maker[value] for value in inputs if value in self._step.maker]
+        return needed
 
-    def _is_here(self, operator: int, time: float) -> bool:
-        """True if the program still holds all results of an operator, and nothing has overwritten
-        them."""
-        step = self._step
-        return all(
-            one not in step.overwritten and step.let_go(one) >= time
-            for one in step.operators[operator].outputs
-        )
-
-    def __contains__(self, operator: int) -> bool:
-        return operator in self.runs
+    def __contains__(self, op: int) -> bool:
+        return op in self.runs
 
     @property
     def count(self) -> int:
@@ -97,49 +81,46 @@ class Replays:
     @property
     def kernels(self) -> float:
         """Milliseconds that the replayed kernels took in forward."""
-        return sum(
-            self._step.operators[one].runtime * len(times) for one, times in self.runs.items()
-        )
+        return sum(self._step.operators[op].runtime * len(times) for op, times in self.runs.items())
 
     def all(self) -> Iterable[tuple[int, float]]:
         """Operators and times of all replays."""
-        return ((one, time) for one, times in self.runs.items() for time in times)
+        return ((op, time) for op, times in self.runs.items() for time in times)
 
-    def last(self, operators: Iterable[int]) -> float:
+    def last(self, ops: Iterable[int]) -> float:
         """The last replay of any of these operators; 0 if there is none."""
-        return max((self.runs[one][-1] for one in operators if one in self.runs), default=0.0)
+        return max((self.runs[op][-1] for op in ops if op in self.runs), default=0.0)
 
-    def end(self, operator: int, time: float) -> float:
+    def end(self, op: int, time: float) -> float:
         """When the slice of a replay ends."""
-        return self._ends[operator, time]
+        return self._ends[op, time]
 
-    def is_passing(self, operator: int, time: float) -> bool:
+    def is_passing(self, op: int, time: float) -> bool:
         """True if the slice of a replay frees the replay's results."""
-        return (operator, time) in self._passing
+        return (op, time) in self._passing
 
-    def read(self, made: tuple[int, float] | None, readers: Iterable[int]) -> list[float]:
+    def read(self, maker: tuple[int, float] | None, readers: Iterable[int]) -> list[float]:
         """When each replay of the readers no longer needs a value.
 
         Args:
-            made: the replay that made the value; None: the value was in memory.
+            maker: the replay that made the value; None: the value was resident.
             readers: operators that read the value.
         """
-        own = None if made is None else self.end(*made)
+        own = None if maker is None else self.end(*maker)
         return [
             self.end(reader, time)  # a slice holds all values that existed when it began
             if self.end(reader, time) != own
-            else time + JUST / 2  # a value made in the slice is freed once it is read
+            else time + EPSILON / 2  # a value made in the slice is freed once it is read
             for reader in readers
             for time in self.runs.get(reader, ())
         ]
 
-
-def _ends_of_slices(replays: Replays) -> dict[tuple[int, float], float]:
-    """For each replay, the end of its slice: of replays directly after one another."""
-    found: dict[tuple[int, float], float] = {}
-    later = end = math.inf
-    for number, time in sorted(replays.all(), key=lambda one: -one[1]):
-        if later - time > 1.5 * JUST:
-            end = time + JUST / 2
-        found[number, time], later = end, time
-    return found
+    def _ends_of_slices(self) -> dict[tuple[int, float], float]:
+        """For each replay, the end of its slice: of replays directly after one another."""
+        ends: dict[tuple[int, float], float] = {}
+        later = end = math.inf
+        for op, time in sorted(self.all(), key=lambda replay: -replay[1]):
+            if later - time > 1.5 * EPSILON:
+                end = time + EPSILON / 2
+            ends[op, time], later = end, time
+        return ends

@@ -1,4 +1,4 @@
-"""Turns a plan's choice for a region into a policy."""
+"""Apply. In: a choice for a region. Out: a policy."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ Calls = Sequence[tuple[str, int]]
 
 
 def policy_of(choice: Choice, calls: Calls) -> Policy:
-    """The policy for a choice. Operators that the choice does not name are recomputed.
-
-    Args:
-        choice: for a region.
-        calls: all operator calls of the region.
-    """
+    """The policy for a choice. Operators that the choice does not name are recomputed."""
     rules = [rule for of_name in _rules_by_name(choice, calls).values() for rule in of_name]
     inputs = PAGE if choice.paged_inputs else OFFLOAD if choice.inputs else SAVE
     return Policy(rules, inputs=inputs)
@@ -49,7 +44,7 @@ def _rules_by_name(choice: Choice, calls: Calls) -> dict[str, list[Rule]]:
     by_name: dict[str, dict[int, Decision]] = {}
     for index, (name, number) in enumerate(calls):
         by_name.setdefault(name, {})[number] = decisions.get(index, RECOMPUTE)
-    return {name: _rules(name, found) for name, found in sorted(by_name.items())}
+    return {name: _rules(name, of_name) for name, of_name in sorted(by_name.items())}
 
 
 def _rules(name: str, decisions: Mapping[int, Decision]) -> list[Rule]:

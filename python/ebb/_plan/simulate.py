@@ -1,4 +1,4 @@
-"""Simulates time and memory of a step under other choices."""
+"""Simulate. In: a measured step, and a choice for each region. Out: an `Estimate` of the step."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ebb._plan.changes import Changes, curve, highest, union
-from ebb._plan.choice import PLAIN, Choice
+from ebb._plan.changes import Changes, Span, curve, during, highest, union
+from ebb._plan.choice import EAGER, Choice
 from ebb._plan.device_times import on_device
 from ebb._plan.measured import Measured
 from ebb._plan.pages import NO_PAGER, Paged, Pools
-from ebb._plan.region_estimate import RegionEstimate, Stretch, plain_stretches
+from ebb._plan.region_estimate import Need, RegionEstimate, eager_needs
 from ebb._plan.step import Call, Step
 from ebb._plan.transfers import NO_LINK, Sent, Transfers
 
@@ -23,31 +23,18 @@ _SLOWEST = 0.1  # maximum milliseconds that a replay takes in addition to its ke
 
 @dataclass(frozen=True)
 class CallEstimate:
-    """Simulated time and memory of one region.
+    """Simulated time and memory of one region."""
 
-    Attributes:
-        own: allocations and frees of memory that no other region uses.
-        shared: when the region needs memory that other regions use too, or that is offloaded.
-        sent: storages that are offloaded.
-        paged: storages whose rows go to pools.
-        replays: how many operators are recomputed.
-        kernels: time of their kernels in forward.
-        replaying: milliseconds of all replays.
-        early: milliseconds of replays ahead of backward.
-        recording: milliseconds that its operators take longer than outside of regions.
-        held: bytes of its own that it holds when forward ends.
-    """
-
-    own: Changes
-    shared: tuple[Stretch, ...]
-    sent: tuple[Sent, ...]
-    paged: tuple[Paged, ...]
-    replays: int
-    kernels: float
-    replaying: float
-    early: float
-    recording: float
-    held: int
+    own: Changes  # of memory that no other region uses
+    shared: tuple[Need, ...]  # of memory that other regions use too, or that is offloaded
+    sent: tuple[Sent, ...]  # storages that are offloaded
+    paged: tuple[Paged, ...]  # storages whose rows go to pools
+    resident: int  # bytes of its own that are in memory when forward ends
+    replays: int = 0  # how many operators are recomputed
+    kernels: float = 0.0  # time of their kernels in forward
+    replaying: float = 0.0  # milliseconds of all replays
+    early: float = 0.0  # milliseconds of replays ahead of backward
+    recording: float = 0.0  # milliseconds that its operators take longer than outside of regions
 
     @property
     def added(self) -> float:
@@ -57,32 +44,16 @@ class CallEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Simulated time and memory of a step.
+    """Simulated time and memory of a step."""
 
-    Attributes:
-        peak: peak bytes that the step allocates.
-        duration: in milliseconds.
-        replays: how many operators are recomputed.
-        peaks_at: time of the peak, in milliseconds of the recorded step.
-    """
-
-    peak: int
+    peak: int  # bytes that the step allocates
     duration: float
-    replays: int
-    peaks_at: float
+    replays: int  # how many operators are recomputed
+    peak_time: float  # in milliseconds of the recorded step
 
 
 class Simulator:
     """Simulates a measured step under other choices.
-
-    Attributes:
-        step: the recorded step.
-        link: speed of offloading.
-        window: bytes that may be in flight at a time, in each direction.
-        pager: how rows go to pools; None: no paging.
-        ahead: True if the next region is replayed ahead during a region's backward.
-        plain: the step without regions.
-        work: how many operators and replays have been simulated.
 
     Args:
         measured: of a step.
@@ -93,133 +64,133 @@ class Simulator:
         profile = measured.profile
         self.step = Step(on_device(profile) if measured.on_accelerator else profile)
         self.link = measured.link or NO_LINK
-        self.window = self._find_window()
+        self.window = self._find_window()  # bytes in flight at a time, in each direction
         self.pager = measured.pager
         self.ahead = ahead
         self._factor, self._each = 1.0, 0.0
         self._slowing = 0.0
-        self.work = 0
+        self.work = 0  # how many operators and replays have been simulated
         self._rest = Changes(self.step.rest)
-        self._found: dict[tuple[int, Choice | None, int | None], CallEstimate] = {}
-        everything = [self.of_call(call, Choice()) for call in range(len(self.step.calls))]
-        kernels = sum(one.kernels for one in everything)
+        self._known: dict[tuple[int, Choice | None, int | None], CallEstimate] = {}
+        recomputed = [self.of_call(call, Choice()) for call in range(len(self.step.calls))]
+        kernels = sum(estimate.kernels for estimate in recomputed)
         replaying = self.step.replaying
-        self._measure_replays(replaying, kernels, sum(one.replays for one in everything))
+        self._fit_replays(replaying, kernels, sum(estimate.replays for estimate in recomputed))
         recording = _RECORDING * len(self.step.operators)
-        self._plain = measured.duration - replaying - recording
-        if self._plain < kernels:  # the machine was slower during the recording
-            self._plain = measured.duration * (1 - replaying / self.step.duration)
-        self._found.clear()
-        self.plain = self.estimate([PLAIN] * len(self.step.calls))
-        self._slowing = self._measure_copies(measured.away)
+        self._eager_duration = measured.duration - replaying - recording
+        if self._eager_duration < kernels:  # the machine was slower during the recording
+            self._eager_duration = measured.duration * (1 - replaying / self.step.duration)
+        self._known.clear()
+        # The step without regions.
+        self.plain = self.estimate([EAGER] * len(self.step.calls))
+        self._slowing = self._fit_copies(measured.away)
 
     def _find_window(self) -> int:
         """Bytes for two copies of the largest storage that may be offloaded: one is made while ebb
         waits for the other."""
         sizes = [
-            self.step.memories[place].size
-            for value, place in self.step.memory_of.items()
-            if self.step.values[value].saved or self.step.may_leave(value)
+            self.step.memories[memory].size
+            for value, memory in self.step.memory_of.items()
+            if self.step.values[value].saved or self.step.may_offload(value)
         ]
         return 2 * max((size for size in sizes if size >= self.link.least), default=0)
 
     def with_step(self, step: Step) -> Simulator:
         """A simulator for a step with other regions, with the same measured times."""
-        other = copy.copy(self)
-        other.step = step
-        other._found = {}
-        return other
+        simulator = copy.copy(self)
+        simulator.step, simulator._known = step, {}
+        return simulator
+
+    def snapshot(self) -> Simulator:
+        """A copy with all that has been simulated so far."""
+        simulator = copy.copy(self)
+        simulator._known = dict(self._known)
+        return simulator
 
     def estimate(self, choices: Sequence[Choice | None]) -> Estimate:
-        """Simulate the step.
-
-        Args:
-            choices: a choice, or ``PLAIN``, for each of ``step.calls``.
-        """
+        """Simulate the step with a choice, or ``EAGER``, for each of ``step.calls``."""
         calls = self._of_calls(choices)
         transfers, pools = self._transfers(calls), self._pools(calls)
-        peak, when = highest(self._changes(calls, transfers, pools))
+        peak, peak_time = highest(self._changes(calls, transfers, pools))
         if pools.are_too_large:  # the real pools would be too small for the rows
             peak = sys.maxsize
-        added = self._added(calls, choices) + transfers.waited + self._slowed_by(transfers)
+        added = self._added(calls, choices) + transfers.waited + self._slowing * transfers.moved
         added += pools.took
-        return Estimate(peak, self._plain + added, sum(one.replays for one in calls), when)
+        replays = sum(call.replays for call in calls)
+        return Estimate(peak, self._eager_duration + added, replays, peak_time)
 
     def timeline(self, choices: Sequence[Choice | None]) -> list[tuple[float, int]]:
-        """Bytes that the step has allocated from each time on, in milliseconds of the profile.
-
-        Args:
-            choices: as for `estimate`.
-        """
+        """Bytes that the step has allocated from each time on, in milliseconds of the profile."""
         calls = self._of_calls(choices)
-        times, now = curve(self._changes(calls, self._transfers(calls), self._pools(calls)))
-        return list(zip(times.tolist(), now.tolist(), strict=True))
+        times, sizes = curve(self._changes(calls, self._transfers(calls), self._pools(calls)))
+        return list(zip(times.tolist(), sizes.tolist(), strict=True))
 
     def of_call(self, call: int, choice: Choice | None) -> CallEstimate:
         """Simulate one region, if all blocks are regions."""
         later = range(call + 1, len(self.step.calls)) if self.ahead else ()
-        return self._of_call(call, choice, next(filter(self._is_met, later), None))
+        return self._of_call(call, choice, next(filter(self._is_unpacked, later), None))
 
-    def _of_call(self, number: int, choice: Choice | None, later: int | None) -> CallEstimate:
-        found = self._found.get((number, choice, later))
-        if found is None:  # functools.cache would keep the memory until garbage collection
-            found = self._found[number, choice, later] = self._estimate_call(number, choice, later)
-        return found
+    def _of_call(self, call: int, choice: Choice | None, later: int | None) -> CallEstimate:
+        key = call, choice, later
+        if key not in self._known:  # functools.cache would keep the memory until garbage collection
+            self._known[key] = self._estimate_call(*key)
+        return self._known[key]
 
     def _of_calls(self, choices: Sequence[Choice | None]) -> list[CallEstimate]:
-        found = []
+        estimates = []
         later = None  # the region that backward reaches before this one
-        for number in reversed(range(len(choices))):
-            found.append(self._of_call(number, choices[number], later if self.ahead else None))
-            if choices[number] is not PLAIN and self._is_met(number):
-                later = number
-        return found[::-1]
+        for call in reversed(range(len(choices))):
+            estimates.append(self._of_call(call, choices[call], later if self.ahead else None))
+            if choices[call] is not EAGER and self._is_unpacked(call):
+                later = call
+        return estimates[::-1]
 
-    def _is_met(self, call: int) -> bool:
+    def _is_unpacked(self, call: int) -> bool:
         """True if backward unpacks a value of the region."""
-        return bool(self.step.calls[call].asked)
+        return bool(self.step.calls[call].unpacked)
 
     def replayed(self, call: int, choice: Choice) -> dict[int, int]:
         """How often each operator of a region is recomputed."""
-        found = RegionEstimate(self.step, self.step.calls[call], choice, self.link.least)
-        return {operator: len(times) for operator, times in found.replays.runs.items()}
+        region = RegionEstimate(self.step, self.step.calls[call], choice, self.link.least)
+        return {op: len(times) for op, times in region.replays.runs.items()}
 
-    def held_at(self, call: int, choice: Choice | None, time: float) -> int:
+    def needed_at(self, call: int, choice: Choice | None, time: float) -> int:
         """Bytes that a region needs at a time, without offloaded storages that are in flight."""
-        found = self.of_call(call, choice)
-        there = {one.memory for one in found.shared if one.begin <= time < one.end}
-        leaving = (*found.sent, *(one.sent for one in found.paged))
-        there |= {one.memory for one in leaving if one.asked <= time < one.ended}
-        return found.own.at(time) + sum(self.step.memories[one].size for one in there)
+        estimate = self.of_call(call, choice)
+        memories = {need.memory for need in estimate.shared if need.begin <= time < need.end}
+        all_sent = (*estimate.sent, *(paged.sent for paged in estimate.paged))
+        memories |= {sent.memory for sent in all_sent if sent.needed <= time < sent.ended}
+        sizes = (self.step.memories[memory].size for memory in memories)
+        return estimate.own.at(time) + sum(sizes)
 
     def pool_bytes(self, choices: Sequence[Choice | None]) -> int:
-        """Bytes of all page pools. `choices`: as for `estimate`."""
+        """Bytes of all page pools."""
         return self._pools(self._of_calls(choices)).nbytes
 
     @property
-    def all_away(self) -> list[Choice | None]:
+    def all_offloaded(self) -> list[Choice | None]:
         """Choices that offload all saved tensors."""
         calls = self.step.calls
-        return [Choice(offloaded=frozenset(range(len(one.operators)))) for one in calls]
+        return [Choice(offloaded=frozenset(range(len(call.operators)))) for call in calls]
 
-    def not_hidden(self, call: int, sent: Iterable[Sent]) -> float:
+    def copy_time(self, index: int, all_sent: Iterable[Sent]) -> float:
         """Milliseconds that a region's copies add: they slow its work, and may take longer than its
         work, in forward and in backward."""
-        one, step = self.step.calls[call], self.step
-        nbytes = sum(storage.size for storage in sent)
+        call, step = self.step.calls[index], self.step
+        nbytes = sum(sent.size for sent in all_sent)
         if nbytes == 0:
             return 0.0
-        slowed = self._slowing * nbytes
-        forward = step.working(one.begins, one.ends)
-        backward = step.working(one.asked[0][0], one.asked[-1][0]) if one.asked else 0.0
+        forward, backward = step.working(call.begins, call.ends), 0.0
+        if call.unpacked:
+            backward = step.working(call.backward_begins, call.unpacked[-1][0])
         out, back = nbytes / self.link.out - forward, nbytes / self.link.back - backward
-        return slowed + max(0.0, out) + max(0.0, back)
+        return self._slowing * nbytes + max(0.0, out) + max(0.0, back)
 
-    def replay_time(self, operator: int) -> float:
+    def replay_time(self, op: int) -> float:
         """Milliseconds that recomputing an operator takes."""
-        return self.step.operators[operator].runtime * self._factor + self._each
+        return self.step.operators[op].runtime * self._factor + self._each
 
-    def _measure_replays(self, took: float, kernels: float, replays: int) -> None:
+    def _fit_replays(self, took: float, kernels: float, replays: int) -> None:
         """Fit replay times to the step that recomputed everything: the overhead of a replay, or the
         ratio of its time to the kernel's time in forward."""
         if replays == 0:
@@ -229,115 +200,111 @@ class Simulator:
         elif kernels > 0:
             self._factor = max(took / kernels, 0.25)
 
-    def _measure_copies(self, away: float | None) -> float:
+    def _fit_copies(self, away: float | None) -> float:
         """Fit copies to the step that offloaded everything: milliseconds by which each byte slows
         the work, out and back together."""
-        nbytes = self._transfers(self._of_calls(self.all_away)).moved
-        if away is None or nbytes == 0:
+        if away is None:
             return 0.0
-        return max(0.0, away - self.estimate(self.all_away).duration) / nbytes
-
-    def _slowed_by(self, transfers: Transfers) -> float:
-        return self._slowing * transfers.moved
+        nbytes = self._transfers(self._of_calls(self.all_offloaded)).moved
+        if nbytes == 0:
+            return 0.0
+        return max(0.0, away - self.estimate(self.all_offloaded).duration) / nbytes
 
     def _added(self, calls: Sequence[CallEstimate], choices: Sequence[Choice | None]) -> float:
         if not self.ahead:
-            return sum(one.added for one in calls)
+            return sum(estimate.added for estimate in calls)
         added = 0.0
         later = None  # the region that backward reaches before this one
-        for number in reversed(range(len(calls))):
-            one, call = calls[number], self.step.calls[number]
+        for index in reversed(range(len(calls))):
+            estimate, call = calls[index], self.step.calls[index]
             meanwhile = 0.0
-            if later is not None and call.asked:
-                meanwhile = self.step.working(later.asked[0][0], call.asked[0][0])
-            if call.asked and choices[number] is not PLAIN:
+            if later is not None and call.unpacked:
+                meanwhile = self.step.working(later.backward_begins, call.backward_begins)
+            if call.unpacked and choices[index] is not EAGER:
                 later = call
-            added += one.added - min(one.early, max(0.0, meanwhile))
+            added += estimate.added - min(estimate.early, max(0.0, meanwhile))
         return added
 
     def _transfers(self, calls: Sequence[CallEstimate]) -> Transfers:
-        return Transfers((sent for one in calls for sent in one.sent), self.link, self.window)
+        return Transfers((sent for call in calls for sent in call.sent), self.link, self.window)
 
     def _pools(self, calls: Sequence[CallEstimate]) -> Pools:
-        return Pools((one for call in calls for one in call.paged), self.pager or NO_PAGER)
+        return Pools((paged for call in calls for paged in call.paged), self.pager or NO_PAGER)
 
     def _changes(
         self, calls: Sequence[CallEstimate], transfers: Transfers, pools: Pools
     ) -> list[Changes]:
-        all_stays = (*transfers.stays, *pools.stays)
-        needed: dict[int, list[tuple[float, float]]] = {
-            place: [self.step.outside(place)]
-            for place, memory in enumerate(self.step.memories)
-            if self.step.is_shared(place) and not memory.is_ours
-        }
-        for sent in (stays.sent for stays in all_stays):
-            if not self.step.memories[sent.memory].is_ours:
-                needed[sent.memory] = [self.step.outside(sent.memory)]
-        for one in calls:
-            for stretch in one.shared:
-                needed.setdefault(stretch.memory, []).append((stretch.begin, stretch.end))
-        for stays in all_stays:
-            sent = stays.sent
-            there = needed.setdefault(sent.memory, [])
-            there += [(sent.taken, min(stays.left, sent.ended)), (stays.fetched, sent.ended)]
+        absences = (*transfers.absences, *pools.absences)
+        needed = {memory: [span] for memory, span in self.step.shared_spans.items()}
+        for sent in (absence.sent for absence in absences):
+            if not self.step.memories[sent.memory].in_region:
+                needed[sent.memory] = [self.step.program_span(sent.memory)]
+        for call in calls:
+            for need in call.shared:
+                needed.setdefault(need.memory, []).append((need.begin, need.end))
+        for absence in absences:
+            sent = absence.sent
+            spans = needed.setdefault(sent.memory, [])
+            spans += [(sent.allocated, min(absence.left, sent.ended))]
+            spans += [(absence.fetched, sent.ended)]
         shared = Changes(self._changes_of(needed))
-        standing = Changes([(0.0, pools.nbytes)])
-        return [self._rest, shared, standing, pools.tickets, *(one.own for one in calls)]
+        of_pools = Changes([(0.0, pools.nbytes)])
+        return [self._rest, shared, of_pools, pools.tickets, *(call.own for call in calls)]
 
-    def _changes_of(
-        self, needed: Mapping[int, list[tuple[float, float]]]
-    ) -> Iterable[tuple[float, int]]:
-        for place, stretches in needed.items():
-            size = self.step.memories[place].size
-            for begin, end in union(stretches):
-                yield from [(begin, size), (end, -size)]
+    def _changes_of(self, needed: Mapping[int, list[Span]]) -> Iterable[tuple[float, int]]:
+        for memory, spans in needed.items():
+            for begin, end in union(spans):
+                yield from during(begin, end, self.step.memories[memory].size)
 
     def _split(
         self,
-        stretches: Iterable[Stretch],
+        needs: Sequence[Need],
         copies: Iterable[tuple[float, int]],
-        sent: Sequence[Sent] = (),
-        paged: Sequence[Paged] = (),
-    ) -> tuple[Changes, tuple[Stretch, ...], tuple[Sent, ...], tuple[Paged, ...]]:
-        own: dict[int, list[tuple[float, float]]] = {}
+        offloaded: Iterable[Sent],
+    ) -> tuple[Changes, tuple[Need, ...]]:
+        """The memory that only this region uses, and the needs of other memory."""
+        own: dict[int, list[Span]] = {}
         shared = []
-        leaving = {one.memory for one in (*sent, *(one.sent for one in paged))}
-        for one in stretches:
-            if self.step.is_shared(one.memory) or one.memory in leaving:
-                shared.append(one)
+        not_own = {sent.memory for sent in offloaded} | self.step.shared
+        for need in needs:
+            if need.memory in not_own:
+                shared.append(need)
                 continue
-            memory = self.step.memories[one.memory]
-            if one.memory not in own:
-                own[one.memory] = [] if memory.is_ours else [self.step.outside(one.memory)]
-            own[one.memory].append((one.begin, one.end))
-        of_its_own = Changes([*self._changes_of(own), *copies])
-        return of_its_own, tuple(shared), tuple(sent), tuple(paged)
+            if need.memory not in own:
+                in_region = self.step.memories[need.memory].in_region
+                own[need.memory] = [] if in_region else [self.step.program_span(need.memory)]
+            own[need.memory].append((need.begin, need.end))
+        return Changes([*self._changes_of(own), *copies]), tuple(shared)
 
-    def _estimate_call(self, number: int, choice: Choice | None, later: int | None) -> CallEstimate:
-        call = self.step.calls[number]
-        if choice is PLAIN:
-            plain = list(plain_stretches(self.step, call))
-            held = self._held(call, plain)
-            return CallEstimate(*self._split(plain, ()), 0, 0.0, 0.0, 0.0, 0.0, held)
+    def _estimate_call(self, index: int, choice: Choice | None, later: int | None) -> CallEstimate:
+        call = self.step.calls[index]
+        if choice is EAGER:
+            needs = list(eager_needs(self.step, call))
+            own, shared = self._split(needs, (), ())
+            return CallEstimate(own, shared, (), (), self._resident(call, needs))
         begins = math.inf
         if self.ahead and later is None:  # backward reaches this region first: nothing is freed
             choice = Choice(frozenset(range(len(call.operators))))
         elif later is not None:
-            begins = self.step.calls[later].asked[0][0]
-        found = RegionEstimate(self.step, call, choice, self.link.least, begins)
-        runs, kernels = found.replays.count, found.replays.kernels
-        self.work += len(call.operators) + runs
+            begins = self.step.calls[later].backward_begins
+        region = RegionEstimate(self.step, call, choice, self.link.least, begins)
+        all_sent = (*region.sent, *(paged.sent for paged in region.paged))
+        replays, kernels = region.replays.count, region.replays.kernels
+        self.work += len(call.operators) + replays
         return CallEstimate(
-            *self._split(found.stretches, found.copies, found.sent, found.paged),
-            runs,
+            *self._split(region.needs, region.copies, all_sent),
+            tuple(region.sent),
+            tuple(region.paged),
+            self._resident(call, region.needs),
+            replays,
             kernels,
-            kernels * self._factor + runs * self._each,
-            sum(self.replay_time(operator) for operator, _ in found.replays.early),
+            kernels * self._factor + replays * self._each,
+            sum(self.replay_time(op) for op, _ in region.replays.early),
             _RECORDING * len(call.operators),
-            self._held(call, found.stretches),
         )
 
-    def _held(self, call: Call, stretches: Iterable[Stretch]) -> int:
+    def _resident(self, call: Call, needs: Iterable[Need]) -> int:
         end = call.forward_ends
-        there = {one.memory for one in stretches if one.begin <= end < one.end}
-        return sum(self.step.memories[one].size for one in there if self.step.memories[one].is_ours)
+        memories = {need.memory for need in needs if need.begin <= end < need.end}
+        own = (self.step.memories[memory] for memory in memories)
+        return sum(memory.size for memory in own if memory.in_region)

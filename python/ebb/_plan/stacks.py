@@ -1,9 +1,9 @@
-"""Several blocks in one region: the module around them becomes the region, the blocks inner ones.
+"""Choose, for several blocks in one region. In: a simulated step. Out: a step with such regions.
 
-Values that one block passes to the next need not stay in memory: they are recomputed from earlier
-values. So memory for n blocks goes down to the inputs of each group of blocks and the results
-inside one group. Values inside the other blocks are recomputed in passing. See
-Note [Made each time].
+The module around the blocks becomes the region, and the blocks become inner regions. Values that
+one block passes to the next need not stay in memory: they are recomputed from earlier values. So
+memory for n blocks goes down to the inputs of each group of blocks and the results inside one
+group. Values inside the other blocks are recomputed in passing. See Note [Made each time].
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from ebb._plan.choice import Choice
+from ebb._plan.choice import Choice, Operators
 from ebb._plan.measured import Measured
 from ebb._plan.rules import policy_of
 from ebb._plan.simulate import Simulator
@@ -25,39 +25,29 @@ _MOST_SHARES = 8  # different shares of the blocks that are in groups
 
 @dataclass(frozen=True)
 class Stack:
-    """Blocks that one module calls one after the other.
+    """Blocks that one module calls one after the other."""
 
-    Attributes:
-        parent: name of that module.
-        calls: for each call of the module, its calls of blocks, in order.
-        handed_on: values that a block made and a later block of the same call reads: the reader's
-            index of the value, and the maker's index.
-    """
-
-    parent: str
-    calls: tuple[range, ...]
-    handed_on: Mapping[int, int]
+    parent: str  # name of that module
+    calls: tuple[range, ...]  # for each call of the module, its calls of blocks, in order
+    # Values that a block made and a later block of the same call reads: the reader's index of the
+    # value, and the maker's index.
+    passed_on: Mapping[int, int]
 
 
 def find_stacks(step: Step, parents: Mapping[str, str]) -> list[Stack]:
-    """Stacks in a step whose blocks are regions of their own.
-
-    Args:
-        step: the recorded step.
-        parents: by region name, the name of the module whose forward calls it.
-    """
+    """Stacks in a step whose blocks are regions of their own. `parents`: as in `Measured`."""
     runs: dict[str, list[range]] = {}
     for run in _runs(step, parents):
         if len(run) > 2:
             runs.setdefault(parents[step.calls[run.start].region], []).append(run)
-    found = []
+    stacks = []
     for parent, calls in runs.items():
-        handed_on: dict[int, int] = {}
+        passed_on: dict[int, int] = {}
         for run in calls:
-            handed_on |= _handed_on(step, run)
-        if handed_on and _are_alike(step, calls):
-            found.append(Stack(parent, tuple(calls), handed_on))
-    return found
+            passed_on |= _passed_on(step, run)
+        if passed_on and _are_alike(step, calls):
+            stacks.append(Stack(parent, tuple(calls), passed_on))
+    return stacks
 
 
 def _runs(step: Step, parents: Mapping[str, str]) -> Iterable[range]:
@@ -81,39 +71,33 @@ def _are_alike(step: Step, calls: Iterable[range]) -> bool:
     return len({tuple(step.calls[number].region for number in run) for run in calls}) == 1
 
 
-def _handed_on(step: Step, run: range) -> dict[int, int]:
-    found = {}
+def _passed_on(step: Step, run: range) -> dict[int, int]:
+    passed_on = {}
     last: dict[int, int] = {}  # the latest value in each memory
     for number in run:
         call = step.calls[number]
         for value in step.inputs_of(call):
-            place = step.memory_of.get(value)
-            if place in last and step.values[value].made >= step.values[last[place]].made:
-                found[value] = last[place]
-        for operator in call.operators:
-            for value in step.operators[operator].outputs:
+            memory = step.memory_of.get(value)
+            if memory in last and step.values[value].made >= step.values[last[memory]].made:
+                passed_on[value] = last[memory]
+        for op in call.operators:
+            for value in step.operators[op].outputs:
                 if value in step.memory_of:
                     last[step.memory_of[value]] = value
-    return found
+    return passed_on
 
 
 class Stacked:
     """A step in which modules around stacks of blocks are regions.
 
-    Attributes:
-        simulator: of that step.
-        choices: choices by the name of such a region.
-
     Args:
-        measured: of the step.
-        simulator: of the step in which blocks are regions.
+        measured, simulator: of the step in which blocks are regions.
         stacks: stacks of that step.
     """
 
     def __init__(self, measured: Measured, simulator: Simulator, stacks: list[Stack]) -> None:
         self._blocks = simulator.step
-        self._stacks = {_name(stack, measured): stack for stack in stacks}
-        self._whole = measured.whole
+        self._stacks = {stack.parent or measured.root: stack for stack in stacks}
         around = {
             number: (run.start, name)
             for name, stack in self._stacks.items()
@@ -121,7 +105,7 @@ class Stacked:
             for number in run
         }
         self.simulator = simulator.with_step(_joined(self._blocks, around, stacks))
-        self.choices = {
+        self.choices = {  # by the name of such a region
             name: list(_choices(self._blocks, stack)) for name, stack in self._stacks.items()
         }
 
@@ -132,47 +116,40 @@ class Stacked:
             return None
         run = stack.calls[0]
         first = self._blocks.calls[run.start].operators.start
-        found = {stack.parent: save_all}
+        policies = {stack.parent: save_all}
         for number in run:
             call = self._blocks.calls[number]
             begin, count = call.operators.start - first, len(call.operators)
 
-            def own(
-                operators: frozenset[int], begin: int = begin, count: int = count
-            ) -> frozenset[int]:
-                return frozenset(one - begin for one in operators if 0 <= one - begin < count)
+            def own(operators: Operators, begin: int = begin, count: int = count) -> Operators:
+                return frozenset(op - begin for op in operators if 0 <= op - begin < count)
 
-            found[call.region] = policy_of(choice.mapped(own), self._blocks.names_of(number))
-        return found
-
-
-def _name(stack: Stack, measured: Measured) -> str:
-    """The name of the stack's region."""
-    return stack.parent or measured.root
+            policies[call.region] = policy_of(choice.mapped(own), self._blocks.names_of(number))
+        return policies
 
 
 def _joined(step: Step, around: Mapping[int, tuple[int, str]], stacks: Iterable[Stack]) -> Step:
     """The step in which the calls of each stack are one region."""
-    handed_on = {value: maker for stack in stacks for value, maker in stack.handed_on.items()}
+    passed_on = {value: maker for stack in stacks for value, maker in stack.passed_on.items()}
     values = list(step.values)
-    for value, maker in handed_on.items():
-        about, own = values[value], values[maker]
-        asked = [one.asked for one in (about, own) if one.asked >= 0]
-        saved = about.saved or own.saved
-        values[maker] = replace(own, saved=saved, asked=min(asked, default=-1.0))
+    for value, maker in passed_on.items():
+        both = values[value], values[maker]
+        times = [record.asked for record in both if record.asked >= 0]
+        is_saved = any(record.saved for record in both)
+        values[maker] = replace(values[maker], saved=is_saved, asked=min(times, default=-1.0))
     operators = [
         replace(
-            one,
-            call=around[step.call_of[place]][0] if step.call_of[place] in around else -1 - one.call,
-            inputs=tuple(handed_on.get(value, value) for value in one.inputs),
+            operator,
+            call=around[step.call_of[op]][0] if step.call_of[op] in around else -1 - operator.call,
+            inputs=tuple(passed_on.get(value, value) for value in operator.inputs),
         )
-        for place, one in enumerate(step.operators)
+        for op, operator in enumerate(step.operators)
     ]
     profile = replace(step.profile, operators=tuple(operators), values=tuple(values))
     joined = Step(profile, dict(around.values()), step)
-    for value, maker in handed_on.items():
+    for value, maker in passed_on.items():
         if step.values[value].let_go >= 0:
-            joined.give_up(maker, step.gave_up(value))
+            joined.release_by(maker, step.input_released(value))
     return joined
 
 
@@ -180,30 +157,30 @@ def _choices(step: Step, stack: Stack) -> Iterable[Choice]:
     """Choices with groups of several lengths, of all blocks or the first ones."""
     run = stack.calls[0]
     first = step.calls[run.start].operators.start
-    outputs: dict[int, set[int]] = {number: set() for number in run}
-    for maker in stack.handed_on.values():
-        operator = step.maker[maker]
-        if step.call_of[operator] in outputs:
-            outputs[step.call_of[operator]].add(operator)
+    outputs: dict[int, set[int]] = {number: set() for number in run}  # operators, by call
+    for value in stack.passed_on.values():
+        maker = step.maker[value]
+        if step.call_of[maker] in outputs:
+            outputs[step.call_of[maker]].add(maker)
     results = {  # the parent module may save what blocks return to it
-        operator
-        for operator in range(first, step.calls[run[-1]].operators.stop)
-        if any(step.values[value].fate == "result" for value in step.operators[operator].outputs)
+        op
+        for op in range(first, step.calls[run[-1]].operators.stop)
+        if any(step.values[value].fate == "result" for value in step.operators[op].outputs)
     }.difference(*outputs.values())
     inside = [
-        operator
+        op
         for number in run
-        for operator in step.calls[number].operators
-        if operator not in outputs[number] | results | step.stays
+        for op in step.calls[number].operators
+        if op not in outputs[number] | results | step.always_kept
     ]
-    for length in (one for one in _LENGTHS if one < len(run)):
+    for length in (length for length in _LENGTHS if length < len(run)):
         groups = len(run) // length
         shares = {groups * share // _MOST_SHARES for share in range(1, _MOST_SHARES + 1)} - {0}
         for grouped in sorted(shares):
             ends = {run.start + length * (group + 1) - 1 for group in range(grouped)}
             alone = {number for number in run if number >= run.start + length * grouped}
-            saved = {one for number in ends | alone for one in outputs[number]} | results
+            saved = {op for number in ends | alone for op in outputs[number]} | results
             yield Choice(
-                frozenset(one - first for one in saved),
-                each_time=frozenset(one - first for one in inside),
+                frozenset(op - first for op in saved),
+                each_time=frozenset(op - first for op in inside),
             )

@@ -1,4 +1,4 @@
-"""Models offloading between forward and backward: copies, memory and waiting time."""
+"""Offloading. In: storages to offload, and a `Link`. Out: their copies and waiting time."""
 
 from __future__ import annotations
 
@@ -11,18 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Link:
-    """Speed and limits of offloading.
+    """Speed and limits of offloading."""
 
-    Attributes:
-        out, back: bytes per millisecond in each direction.
-        least: smaller storages are not offloaded.
-        room: bytes that may be offloaded at a time.
-    """
-
-    out: float
+    out: float  # bytes per millisecond
     back: float
-    least: int
-    room: int
+    least: int  # smaller storages are not offloaded
+    room: int  # bytes that may be offloaded at a time
 
 
 NO_LINK = Link(1.0, 1.0, sys.maxsize, 0)
@@ -31,28 +25,19 @@ NO_LINK = Link(1.0, 1.0, sys.maxsize, 0)
 
 @dataclass(frozen=True)
 class Sent:
-    """A storage that is offloaded.
+    """A storage that leaves memory."""
 
-    Attributes:
-        memory: its index in ``Step.memories``.
-        size: in bytes.
-        taken: when its memory was allocated.
-        packed: when it may be offloaded.
-        asked: when it must be back in memory.
-        ended: when nothing needs it any more.
-    """
-
-    memory: int
+    memory: int  # its index in Step.memories
     size: int
-    taken: float
-    packed: float
-    asked: float
-    ended: float
+    allocated: float  # when its memory was allocated
+    packed: float  # when it may leave
+    needed: float  # when it must be back in memory
+    ended: float  # when nothing needs it any more
 
 
 @dataclass(frozen=True)
-class Stays:
-    """A storage is in memory from ``sent.taken`` to ``left``, and again from ``fetched`` on."""
+class Absence:
+    """A storage is in memory from ``sent.allocated`` to ``left``, and again from ``fetched`` on."""
 
     sent: Sent
     left: float
@@ -67,88 +52,83 @@ class Transfers:
     device. Memory counts as free once the host has waited for the copy, which happens when a window
     of later bytes has been sent. So the predicted memory is an upper bound.
 
-    Attributes:
-        stays: when each storage is in memory.
-        waited: milliseconds that the step waits for copies.
-        moved: bytes that are offloaded.
-
-    Args:
-        all_sent: storages to offload.
-        link: speed and limits.
-        window: bytes that may be in flight, and bytes that may be fetched before backward needs
-            them.
+    `window`: bytes that may be in flight, and bytes that may be fetched before backward needs them.
     """
 
     def __init__(self, all_sent: Iterable[Sent], link: Link, window: int) -> None:
         self._link, self._window = link, window
-        order = sorted(all_sent, key=lambda one: (one.packed, one.memory))
-        gone, left, waited_out = self._send(order)
-        fetched, waited_back = self._fetch(gone, left)
-        self.stays = [
-            Stays(one, left.get(one, math.inf), fetched.get(one, one.asked)) for one in order
+        order = sorted(all_sent, key=lambda sent: (sent.packed, sent.memory))
+        offloaded, left, waited_out = self._send(order)
+        fetched, waited_back = self._fetch(offloaded, left)
+        self.absences = [
+            Absence(sent, left.get(sent, math.inf), fetched.get(sent, sent.needed))
+            for sent in order
         ]
-        self.waited = waited_out + waited_back
-        self.moved = sum(one.size for one in gone)
+        self.waited = waited_out + waited_back  # milliseconds that the step waits for copies
+        self.moved = sum(sent.size for sent in offloaded)
 
     def _send(self, order: Sequence[Sent]) -> tuple[list[Sent], dict[Sent, float], float]:
         """Storages that are offloaded, when each has left, and how long the host waits."""
-        gone: list[Sent] = []
+        offloaded: list[Sent] = []
         left: dict[Sent, float] = {}
-        under_way: deque[tuple[Sent, float]] = deque()  # with the end of the copy
+        in_flight: deque[tuple[Sent, float]] = deque()  # with the end of the copy
         used = flying = 0
         done = waited = 0.0
-        for one in order:
-            if used + one.size > self._link.room:
+        for sent in order:
+            if used + sent.size > self._link.room:
                 continue  # no room on the host: the storage stays
-            used += one.size
-            gone.append(one)
-            done = max(done, one.packed + waited) + one.size / self._link.out
-            under_way.append((one, done))
-            flying += one.size
+            used += sent.size
+            offloaded.append(sent)
+            done = max(done, sent.packed + waited) + sent.size / self._link.out
+            in_flight.append((sent, done))
+            flying += sent.size
             while flying > self._window:
-                first, its_end = under_way.popleft()
+                first, its_end = in_flight.popleft()
                 flying -= first.size
-                waited += max(0.0, its_end - (one.packed + waited))
-                left[first] = one.packed
-        return gone, left, waited
+                waited += max(0.0, its_end - (sent.packed + waited))
+                left[first] = sent.packed
+        return offloaded, left, waited
 
     def _fetch(
-        self, gone: Sequence[Sent], left: dict[Sent, float]
+        self, offloaded: Sequence[Sent], left: dict[Sent, float]
     ) -> tuple[dict[Sent, float], float]:
         """When each offloaded storage comes back, and how long the device waits for copies."""
         fetched: dict[Sent, float] = {}
         arrives: dict[Sent, float] = {}
         ahead: set[Sent] = set()
         done = waited = 0.0
-        places = {one: place for place, one in enumerate(gone)}
-        for one in sorted(gone, key=lambda one: one.asked):
-            ahead.discard(one)
-            now = one.asked + waited
-            wanted = [one] if one in left and one not in fetched else []
-            there = {*fetched, *wanted}
-            more = self._ahead_of(places[one], gone, left, there, sum(e.size for e in ahead))
+        indices = {sent: index for index, sent in enumerate(offloaded)}
+        for sent in sorted(offloaded, key=lambda sent: sent.needed):
+            ahead.discard(sent)
+            now = sent.needed + waited
+            wanted = [sent] if sent in left and sent not in fetched else []
+            more = self._ahead_of(
+                offloaded[: indices[sent]],
+                left,
+                {*fetched, *wanted},
+                sum(early.size for early in ahead),
+            )
             ahead.update(more)
-            for other in (*wanted, *more):
-                fetched[other] = one.asked
-                done = max(done, now) + other.size / self._link.back
-                arrives[other] = done
-            waited += max(0.0, arrives.get(one, now) - now)
+            for next_sent in (*wanted, *more):
+                fetched[next_sent] = sent.needed
+                done = max(done, now) + next_sent.size / self._link.back
+                arrives[next_sent] = done
+            waited += max(0.0, arrives.get(sent, now) - now)
         return fetched, waited
 
     def _ahead_of(
         self,
-        place: int,
-        gone: Sequence[Sent],
+        earlier: Sequence[Sent],
         left: Container[Sent],
-        there: Container[Sent],
+        fetched: Container[Sent],
         ahead: int,
     ) -> list[Sent]:
         """Storages to prefetch when one is unpacked: those sent before it, the last first."""
-        found = []
-        for one in reversed(gone[:place]):
-            if one in left and one not in there:
-                ahead += one.size
+        more = []
+        for sent in reversed(earlier):
+            if sent in left and sent not in fetched:
+                ahead += sent.size
                 if ahead > self._window:
                     break
-                found.append(one)
-        return found
+                more.append(sent)
+        return more
