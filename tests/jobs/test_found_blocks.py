@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 import ebb
 from ebb._launch import takeover
+from ebb._launch.assignment import Assignment
 from ebb._launch.found_blocks import FoundBlocks
-from ebb._launch.taken import Taken
 
 LAYERS = {f"layers.{i}" for i in range(4)}
 
@@ -154,7 +154,7 @@ def test_a_job_that_evaluates_first_is_told(install, capsys):
 
 def test_a_strict_job_that_ends_early_is_told(monkeypatch, capsys):
     monkeypatch.setenv("EBB_STRICT", "1")
-    taken = Taken(ebb.policies.recompute_all, "EBB=1", ())
+    taken = Assignment(ebb.policies.recompute_all, "EBB=1", ())
     blocks = FoundBlocks(taken, stay=False)
     blocks.meet(Small())
 

@@ -41,19 +41,12 @@ _sessions = itertools.count()
 
 @dataclass(frozen=True)
 class Offer:
-    """Measurements of a rank.
+    """Measurements of a rank."""
 
-    Attributes:
-        kind: identifies ranks that can share a plan.
-        peak: peak bytes of the recorded step.
-        budget: bytes, or a share. The plan of a kind uses the lowest budget.
-        duration, base: as in Measured.
-    """
-
-    kind: str
-    peak: int
-    budget: float
-    duration: float
+    kind: str  # identifies ranks that can share a plan
+    peak: int  # of the recorded step
+    budget: float  # bytes, or a share. The plan of a kind uses the lowest budget.
+    duration: float  # as in Measured
     base: int
 
 
@@ -110,33 +103,30 @@ class Ranks:
         Raises:
             Exception: other ranks did not come in time.
         """
-        here = self._here()
-        said = {"gave_up": gave_up, "offer": None if offer is None else asdict(offer)}
-        self._store.set(self._key(meeting, "said", self._rank), json.dumps(said))
-        if self._rank == here[0]:
-            self._store.set(self._key(meeting, "found"), json.dumps(self._judge(meeting, here)))
-        found = json.loads(self._wait(self._key(meeting, "found"), 2))
-        if found["missing"] and meeting != MEETINGS[-1]:
+        ranks = [n for n in range(self._size) if self._store.check([self._key("here", n)])]
+        message = {"gave_up": gave_up, "offer": None if offer is None else asdict(offer)}
+        self._store.set(self._key(meeting, "said", self._rank), json.dumps(message))
+        if self._rank == ranks[0]:
+            self._store.set(self._key(meeting, "found"), json.dumps(self._judge(meeting, ranks)))
+        verdict = json.loads(self._wait(self._key(meeting, "found"), 2))
+        if verdict["missing"] and meeting != MEETINGS[-1]:
             return True, None
         if offer is None:
             return False, None
-        most, leader = found["kinds"][offer.kind]
+        most, leader = verdict["kinds"][offer.kind]
         made = self._key(meeting, "plan", leader)
         if leader == self._rank:
             self._store.set(made, pickle.dumps(plan(Offer(**most))))
         return False, pickle.loads(self._wait(made, 4))
 
-    def _here(self) -> list[int]:
-        return [n for n in range(self._size) if self._store.check([self._key("here", n)])]
-
     def _judge(self, meeting: int, ranks: list[int]) -> dict[str, Any]:
         """Combine the offers of each kind, and find the rank that needs the most memory."""
         kinds: dict[str, tuple[dict[str, Any], int]] = {}
         missing = []
-        for rank, said in self._said(meeting, ranks).items():
-            offer = said["offer"]
+        for rank, message in self._messages(meeting, ranks).items():
+            offer = message["offer"]
             if offer is None:
-                missing += [] if said["gave_up"] else [rank]
+                missing += [] if message["gave_up"] else [rank]
                 continue
             most, leader = kinds.get(offer["kind"], (offer, rank))
             if _lack(offer) > _lack(most):
@@ -146,7 +136,7 @@ class Ranks:
             kinds[offer["kind"]] = (together, leader)
         return {"kinds": kinds, "missing": missing}
 
-    def _said(self, meeting: int, ranks: list[int]) -> dict[int, dict[str, Any]]:
+    def _messages(self, meeting: int, ranks: list[int]) -> dict[int, dict[str, Any]]:
         """Messages of the ranks that came in time."""
         keys = {rank: self._key(meeting, "said", rank) for rank in ranks}
         try:
@@ -161,8 +151,8 @@ class Ranks:
 
     def _wait(self, key: str, times: int) -> bytes:
         self._store.wait([key], times * _WAIT)
-        found: bytes = self._store.get(key)
-        return found
+        value: bytes = self._store.get(key)
+        return value
 
     def _key(self, *parts: object) -> str:
         return "/".join(map(str, (self._prefix, *parts)))
@@ -174,9 +164,9 @@ def _lack(offer: dict[str, Any]) -> float:
     return need
 
 
-def _most(one: Any, other: Any) -> Any:
+def _most(left: Any, right: Any) -> Any:
     """The larger value; None if a rank has not measured it."""
-    return None if one is None or other is None else max(one, other)
+    return None if left is None or right is None else max(left, right)
 
 
 def has_ranks() -> bool:

@@ -19,12 +19,12 @@ from _ebb_switches import is_set
 from ebb import _C
 from ebb._launch import agreeing
 from ebb._launch.agreeing import Offer, Ranks, has_ranks, ranks_of_job
+from ebb._launch.assignment import Assignment, InCall
 from ebb._launch.budgeted import Blocks, CallAround
 from ebb._launch.checking import Checking
 from ebb._launch.decided import Decided, decided_by, least_of
 from ebb._launch.measured_steps import Measuring, NoPlanError, Outcome, number_of_steps
 from ebb._launch.step_clock import StepClock
-from ebb._launch.taken import InCall, Taken
 from ebb._launch.watch import Watch
 from ebb._plan.budget import BudgetError, NothingToPlanError, allowed
 from ebb._plan.measured import Measured
@@ -81,16 +81,16 @@ class Budget:
         budget: bytes, or a share of the peak that a step without regions allocates.
         text: the user's text for it.
         patterns: globs over module names that select the blocks; empty: ebb finds the blocks.
-        taken: the policy for calls of torch.utils.checkpoint.
+        assignment: the policy for calls of torch.utils.checkpoint.
     """
 
     def __init__(
-        self, budget: int | float, text: str, patterns: tuple[str, ...], taken: Taken
+        self, budget: int | float, text: str, patterns: tuple[str, ...], assignment: Assignment
     ) -> None:
         self.blocks = Blocks(patterns)
         self._budget = budget
         self._text = text
-        self._taken = taken
+        self._assignment = assignment
         self._clock = StepClock(self._at_boundary, self._give_up)
         self._models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._measuring: Measuring | None = None  # while steps are measured
@@ -147,10 +147,10 @@ class Budget:
             f"ebb profiles {number_of_steps(self._models)} steps, then plans what these blocks "
             f"save: {shown}; EBB_DISABLE=1 turns it off"
         )
-        if self._taken.text.startswith("EBB="):
+        if self._assignment.text.startswith("EBB="):
             self._tell(
-                f"{self._taken.text} applies only to calls of torch.utils.checkpoint outside of "
-                "these blocks"
+                f"{self._assignment.text} applies only to calls of torch.utils.checkpoint outside "
+                "of these blocks"
             )
 
     def _tell(self, what: str) -> None:
@@ -175,8 +175,10 @@ class Budget:
         except NothingToPlanError as error:
             self._wait(str(error))
         except NoPlanError as error:
-            found = any(self.blocks.alive())
-            self._give_up(str(error) if found else "no module is a block, or matches EBB_MODULES")
+            has_blocks = any(self.blocks.alive())
+            self._give_up(
+                str(error) if has_blocks else "no module is a block, or matches EBB_MODULES"
+            )
             self._meet_ranks()
         except Exception as error:
             self._ranks = None
@@ -226,15 +228,12 @@ class Budget:
                 if self._ranks is None:
                     self._switch_or_choose_others(self._decide(outcome.measured))
 
-    def _switch_or_choose_others(self, found: Decided) -> None:
+    def _switch_or_choose_others(self, decided: Decided) -> None:
         assert self._outcome is not None
-        left = allowed(self._budget, self._outcome.measured.base, found.plain_peak)
-        if (
-            not found.too_small
-            or left <= 0
-            or not self._choose_other_blocks(found.too_small, found)
-        ):
-            self._switch(found)
+        left = allowed(self._budget, self._outcome.measured.base, decided.plain_peak)
+        why = decided.too_small
+        if not why or left <= 0 or not self._choose_other_blocks(why, decided):
+            self._switch(decided)
 
     def _choose_other_blocks(self, why: str, least: Decided | None = None) -> bool:
         """Choose other modules as blocks, and measure steps with them. See Note [Other blocks].
@@ -247,7 +246,7 @@ class Budget:
             False if no other blocks may be better.
         """
         here = self.blocks.candidate
-        if self._taken.announced:
+        if self._assignment.announced:
             return False  # the steps may fit because of the job's own checkpointing
         if has_ranks() or here in self._leasts or not (self._leasts or least):
             return False
@@ -470,7 +469,7 @@ class Budget:
 
 
 def _offer(measured: Measured, budget: float) -> Offer:
-    what = "\n".join(f"{one.func_name} {one.region}" for one in measured.profile.operators)
+    what = "\n".join(f"{op.func_name} {op.region}" for op in measured.profile.operators)
     return Offer(
         kind=f"{zlib.crc32(what.encode()):x}",
         peak=measured.profile.peak,

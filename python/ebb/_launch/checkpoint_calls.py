@@ -22,7 +22,7 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch.compiler import is_compiling
 from torch.utils.checkpoint import noop_context_fn
 
-from ebb._launch.taken import Taken
+from ebb._launch.assignment import Assignment
 from ebb._policy import from_sac
 from ebb._policy.policy import Policy
 from ebb._region.region import checkpointed, name_of
@@ -215,8 +215,8 @@ class Calls:
         policies: by context_fn and region name, the policy that context_fn's function gave.
     """
 
-    def __init__(self, taken: Taken) -> None:
-        self.taken = taken
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
         self.policies: weakref.WeakKeyDictionary[Any, dict[str, Policy]] = (
             weakref.WeakKeyDictionary()
         )
@@ -224,17 +224,17 @@ class Calls:
     def translated(self, context_fn: Any, name: str) -> tuple[Policy, AbstractContextManager[Any]]:
         """The policy for one call, and the context to enter in its region."""
         if context_fn is noop_context_fn:
-            return self.taken.policy, nullcontext()
+            return self.assignment.policy, nullcontext()
         known = self._known(context_fn)
         if name in known:
             return known[name], nullcontext()
         forward, recompute = context_fn()
         if not torch.is_grad_enabled():
-            return self.taken.policy, nullcontext()  # torch does not enter the context either
+            return self.assignment.policy, nullcontext()  # torch does not enter the context either
         if not isinstance(forward, torch_checkpoint._CachingTorchDispatchMode):
             if not isinstance(recompute, nullcontext) and not _is_composables(context_fn):
                 _warn_recompute_context()
-            return self.taken.policy, forward
+            return self.assignment.policy, forward
         function = forward.policy_fn
         ops = _listed(function)
         if ops is not None:
@@ -260,19 +260,19 @@ def region_of_call(
     """The region of a checkpointed function, and the context to enter in it."""
     calls = _calls
     assert calls is not None
-    calls.taken.announce()
-    in_call = calls.taken.in_call and calls.taken.in_call(function)
-    if calls.taken.in_call and not in_call:
+    calls.assignment.announce()
+    in_call = calls.assignment.in_call and calls.assignment.in_call(function)
+    if calls.assignment.in_call and not in_call:
         return nullcontext(), nullcontext()
     name = name_of(function)
     policy, inside = calls.translated(context_fn, name)
     return checkpointed(policy, name), in_call(inside) if in_call else inside
 
 
-def take_over(taken: Taken, undo: ExitStack) -> None:
+def take_over(assignment: Assignment, undo: ExitStack) -> None:
     """Make calls of torch.utils.checkpoint regions until `undo` is closed."""
     global _calls
-    _calls = Calls(taken)
+    _calls = Calls(assignment)
     undo.callback(_forget)
     undo.callback(_take_reentrant())
     if not _TELLS_GENERATOR:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ebb import _C
 from ebb._plan.measured import Measured
@@ -19,38 +19,22 @@ from ebb.policies import recompute_all
 
 @dataclass(frozen=True)
 class Decided:
-    """The result of planning.
+    """The result of planning."""
 
-    Attributes:
-        policies: of blocks, by their names; all other blocks run as in eager.
-        summary: the plan in words.
-        peak: predicted peak bytes that a step allocates.
-        plain_peak: the same without regions.
-        too_small: why the budget is too small; empty if the plan stays within it.
-        settings: process-wide settings that the policies need.
-        reported: the plan as reports show it; None: reports do not know the plan.
-    """
-
-    policies: Mapping[str, Policy]
-    summary: str
-    peak: int
-    plain_peak: int
-    too_small: str = ""
-    settings: ProcessSettings = field(default_factory=ProcessSettings)
-    reported: ReportedPlan | None = None
+    policies: Mapping[str, Policy]  # of blocks, by their names; other blocks run as in eager
+    summary: str  # the plan in words
+    peak: int  # predicted peak bytes that a step allocates
+    plain_peak: int  # the same without regions
+    too_small: str  # why the budget is too small; empty if the plan stays within it
+    settings: ProcessSettings  # that the policies need
+    reported: ReportedPlan | None  # the plan as reports show it; None: reports do not know it
 
 
 def decided_by(plan: Plan, too_small: str = "") -> Decided:
+    """The plan as the decision."""
     summary = plan.summary().removeprefix("ebb: ")
-    return Decided(
-        plan.policies,
-        summary,
-        plan.peak,
-        plan.plain_peak,
-        too_small,
-        plan.settings,
-        _reported(plan),
-    )
+    reported, peaks = _reported(plan), (plan.peak, plan.plain_peak)
+    return Decided(plan.policies, summary, *peaks, too_small, plan.settings, reported)
 
 
 def least_of(measured: Measured, budget: int | float, why: str) -> Decided:
@@ -61,7 +45,7 @@ def least_of(measured: Measured, budget: int | float, why: str) -> Decided:
     peak = measured.profile.peak
     if plan.peak < peak:
         return decided_by(plan, why)
-    names = dict.fromkeys(one.region for one in measured.profile.operators)
+    names = dict.fromkeys(operator.region for operator in measured.profile.operators)
     summary = (
         f"{len(names)} regions ({', '.join(in_ranges(names))}), where all is recomputed; such a "
         f"step allocated {size(peak)}"
@@ -73,16 +57,16 @@ def least_of(measured: Measured, budget: int | float, why: str) -> Decided:
         plan.plain_peak,
         why if peak > plan.budget else "",
         ProcessSettings(ahead=False),
-        reported=_reported(plan, measured),
+        _reported(plan, measured),
     )
 
 
 def _reported(plan: Plan, measured: Measured | None = None) -> ReportedPlan | None:
     """The plan as reports show it, without the measurements, which would stay in memory."""
     try:
-        found = plan._for_reports(measured)
-        found.keep_points(_C.is_reporting())
-        return found
+        reported = plan._for_reports(measured)
+        reported.keep_points(_C.is_reporting())
+        return reported
     except Exception:  # an error in reports must not end the plan
         log.info("reports do not know the plan", exc_info=True)
         return None

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import torch
 
+from ebb._launch.assignment import Assignment
 from ebb._launch.budgeted import Blocks
-from ebb._launch.taken import Taken
 from ebb._launch.variables import say_ignored
 from ebb._support.job import is_first, is_launcher, say
 from ebb._support.names import in_ranges
@@ -24,15 +24,11 @@ from ebb._support.shown import clipped, tell
 
 
 class FoundBlocks:
-    """Makes the blocks of each model regions.
+    """Makes the blocks of each model regions. `stay`: True if blocks stay regions even if the job
+    calls torch.utils.checkpoint."""
 
-    Args:
-        taken: holds the policy of the blocks.
-        stay: True if blocks stay regions even if the job calls torch.utils.checkpoint.
-    """
-
-    def __init__(self, taken: Taken, stay: bool) -> None:
-        self._taken = taken
+    def __init__(self, assignment: Assignment, stay: bool) -> None:
+        self._assignment = assignment
         self._stay = stay
         self._blocks = Blocks(())
         self._names: list[str] = []  # of blocks
@@ -40,7 +36,7 @@ class FoundBlocks:
         self._trains = False  # a model's first forward had gradients, or an optimizer has stepped
         self._told = False
         if not stay:
-            taken.when_announced = self._end
+            assignment.when_announced = self._end
 
     def start(self, undo: ExitStack) -> None:
         """Print the line at exit at the latest, and end the regions when `undo` is closed."""
@@ -52,10 +48,10 @@ class FoundBlocks:
         """Make the blocks of a model regions, before its first forward."""
         self._models.append(type(model).__name__)
         self._trains |= torch.is_grad_enabled()
-        if self._taken.announced and not self._stay:
+        if self._assignment.announced and not self._stay:
             return
         if len(list(self._blocks.of(model))) > 1:
-            self._names += self._blocks.add(model, self._taken.policy)
+            self._names += self._blocks.add(model, self._assignment.policy)
 
     def settled(self) -> None:
         """Optimizers have stepped. Raises as `tell`."""
@@ -81,11 +77,11 @@ class FoundBlocks:
         if self._told or not self._models or not self._trains or is_launcher():
             return
         self._told = True
-        if self._taken.announced and not self._stay:
+        if self._assignment.announced and not self._stay:
             self._blocks.use(0)  # restore the modules' own forward
         elif used := [block.name for block in self._blocks.called()]:
             self._tell_of(used)
-        elif not self._taken.announced:
+        elif not self._assignment.announced:
             self._tell_of_nothing()
 
     def _tell_of(self, names: list[str]) -> None:
@@ -94,14 +90,14 @@ class FoundBlocks:
         why = "" if self._stay else ", since the job does not call torch.utils.checkpoint"
         if is_first():
             tell(
-                f"ebb: {len(names)} {what}: {shown} ({self._taken.text}{why}); "
+                f"ebb: {len(names)} {what}: {shown} ({self._assignment.text}{why}); "
                 "EBB_MODULES=none turns this off"
             )
 
     def _tell_of_nothing(self) -> None:
         models = clipped(", ".join(dict.fromkeys(self._models)), 200)
         say_ignored(
-            f"ebb: {self._taken.text} has no effect so far",
+            f"ebb: {self._assignment.text} has no effect so far",
             f"the job does not call torch.utils.checkpoint, and no repeated block of {models} ran "
             "with gradients (compiled blocks do not count). Name modules to make them regions: "
             "EBB_MODULES='*.layers.*'. python -m ebb --list-modules SCRIPT lists their names",

@@ -8,18 +8,18 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ebb._launch.taken import Taken
+from ebb._launch.assignment import Assignment
 from ebb._launch.variables import say_ignored
 
 
-def watch(taken: Taken, undo: ExitStack) -> None:
+def watch(assignment: Assignment, undo: ExitStack) -> None:
     """Report rules that match no operator, after the first optimizer step, or at exit if ebb has
     taken something over. Stop when `undo` is closed.
 
     Raises:
         ValueError: EBB_STRICT is set; raised in the optimizer's step.
     """
-    policies = [policy._compiled for policy, _ in taken.modules()]
+    policies = [policy._compiled for policy, _ in assignment.modules()]
     if not any(policy.unmatched() for policy in policies):
         return
 
@@ -27,10 +27,10 @@ def watch(taken: Taken, undo: ExitStack) -> None:
         hook.remove()
         atexit.unregister(at_exit)
         for message in dict.fromkeys(line for policy in policies for line in policy.unmatched()):
-            say_ignored(f"ebb: {taken.text}", message)
+            say_ignored(f"ebb: {assignment.text}", message)
 
     def at_exit() -> None:
-        if taken.announced:
+        if assignment.announced:
             tell()
 
     hook = register_optimizer_step_post_hook(tell)

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ebb import _C
 from ebb._launch import models
-from ebb._launch.taken import Taken
+from ebb._launch.assignment import Assignment
 from ebb._region.blocks import block_candidates, find_blocks
 from ebb._region.modules import can_mark, mark, number_modules_once
 from ebb._region.region import run_in_region
@@ -40,7 +40,7 @@ class Listing:
     def start(self, undo: ExitStack) -> None:
         """Run models as regions until `undo` is closed."""
         undo.callback(_C.set_reporting, _C.set_reporting(1))
-        models.take_over(Taken(save_all, "", ()), undo, self)
+        models.take_over(Assignment(save_all, "", ()), undo, self)
         undo.callback(register_optimizer_step_post_hook(self._on_step).remove)
 
     def meet(self, model: torch.nn.Module) -> None:

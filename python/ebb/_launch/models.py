@@ -18,8 +18,8 @@ from torch.nn.modules.module import (
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ebb._launch.assignment import Assignment
 from ebb._launch.found_blocks import FoundBlocks
-from ebb._launch.taken import Taken
 from ebb._policy.policy import Policy
 from ebb._region.apply import select
 from ebb._region.module_names import plain_names
@@ -54,10 +54,6 @@ class Models:
     Args:
         looked_at: called with each new model, before its first forward.
         settled: called with all models when the forward hook is removed.
-
-    Attributes:
-        roots: the models that were looked at.
-        optimizers: optimizers that have stepped, with their number of parameter groups.
     """
 
     def __init__(
@@ -65,7 +61,8 @@ class Models:
         looked_at: Callable[[torch.nn.Module], None],
         settled: Callable[[list[torch.nn.Module]], None],
     ) -> None:
-        self.roots: list[weakref.ref[torch.nn.Module]] = []
+        self.roots: list[weakref.ref[torch.nn.Module]] = []  # models that were looked at
+        # Optimizers that have stepped, with their number of parameter groups.
         self.optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._looked_at = looked_at
         self._settled = settled
@@ -147,14 +144,14 @@ class Models:
 class ByName:
     """Makes modules regions by name, and numbers modules if rules refer to modules."""
 
-    def __init__(self, taken: Taken) -> None:
-        self._taken = taken
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
         self._lines: set[str] = set()  # messages about modules that became regions
         self._warned = False  # about patterns that match no module
 
     def mark(self, model: torch.nn.Module) -> None:
         made = []
-        for policy, patterns in self._taken.modules():
+        for policy, patterns in self._assignment.modules():
             made += self._mark(model, policy, patterns)
         if made:
             self._tell_of(made, model)
@@ -166,7 +163,7 @@ class ByName:
         for name, inner in select(model, patterns).items():
             marked = [marks_of(m) for m in inner.modules()]
             if can_mark(inner) and all(marks is None or marks.region is None for marks in marked):
-                self._taken.announce()
+                self._assignment.announce()
                 name = name or type(inner).__name__
                 mark(inner).region = functools.partial(run_in_region, (policy, name, "keep"))
                 made.append(name)
@@ -176,7 +173,7 @@ class ByName:
     def _tell_of(self, made: list[str], model: torch.nn.Module) -> None:
         what = "module is a region" if len(made) == 1 else "modules are regions"
         line = f"ebb: {len(made)} {what}: {', '.join(dict.fromkeys(in_ranges(made)))}"
-        names = [glob for _, globs in self._taken.others for glob in globs]
+        names = [glob for _, globs in self._assignment.others for glob in globs]
         missing = [glob for glob in names if not select(model, (glob,))]
         if missing:
             kind = clipped(type(model).__name__)
@@ -186,7 +183,7 @@ class ByName:
         self._lines.add(line)
 
     def warn_if_none(self, models: list[torch.nn.Module]) -> None:
-        patterns = [glob for _, globs in self._taken.modules() for glob in globs]
+        patterns = [glob for _, globs in self._assignment.modules() for glob in globs]
         if not patterns or self._lines or self._warned or not is_first():
             return
         self._warned = True
@@ -199,9 +196,9 @@ class ByName:
         )
 
     def _source(self) -> str:
-        if self._taken.others:
-            return clipped(self._taken.text)
-        return f"EBB_MODULES={clipped(','.join(self._taken.patterns))}"
+        if self._assignment.others:
+            return clipped(self._assignment.text)
+        return f"EBB_MODULES={clipped(','.join(self._assignment.patterns))}"
 
 
 _models: Models | None = None  # while ebb takes models over
@@ -213,17 +210,11 @@ class Meets(Protocol):
     def meet(self, model: torch.nn.Module) -> None: ...
 
 
-def take_over(taken: Taken, undo: ExitStack, blocks: Meets | None = None) -> None:
+def take_over(assignment: Assignment, undo: ExitStack, blocks: Meets | None = None) -> None:
     """Make modules with matching names regions, and number modules if rules refer to modules, in
-    all models that run until `undo` is closed.
-
-    Args:
-        taken: policies and globs over module names.
-        undo: closing it ends the takeover.
-        blocks: makes blocks of each model regions; ``meet`` is called with each model.
-    """
+    all models that run until `undo` is closed. `blocks` makes blocks of each model regions."""
     global _models
-    by_name = ByName(taken)
+    by_name = ByName(assignment)
 
     def looked_at(model: torch.nn.Module) -> None:
         by_name.mark(model)
@@ -238,7 +229,8 @@ def take_over(taken: Taken, undo: ExitStack, blocks: Meets | None = None) -> Non
     _models = Models(looked_at, settled)
     undo.callback(_forget)
     asked = any(
-        patterns or modules_are_asked_for(policy._compiled) for policy, patterns in taken.modules()
+        patterns or modules_are_asked_for(policy._compiled)
+        for policy, patterns in assignment.modules()
     )
     if asked or blocks is not None:
         _models.start(undo)

@@ -6,10 +6,10 @@ import glob
 from contextlib import ExitStack
 
 from ebb._launch import checkpoint_calls, late_rules, models
+from ebb._launch.assignment import Assignment
+from ebb._launch.auto_budget import AutoBudget
 from ebb._launch.budget import Budget
 from ebb._launch.found_blocks import FoundBlocks
-from ebb._launch.room import Room
-from ebb._launch.taken import Taken
 from ebb._plan.memory_limit import Limit
 from ebb._plan.module_policies import ModulePolicies
 from ebb._policy.policy import Policy
@@ -36,30 +36,21 @@ def install(
         stay: True if they stay regions in a job that calls torch.utils.checkpoint.
     """
     remove()
-    taken = Taken(policy, f"EBB={text}", patterns)
-    checkpoint_calls.take_over(taken, _undo)
-    late_rules.watch(taken, _undo)
-    blocks = FoundBlocks(taken, stay) if finds_blocks else None
-    models.take_over(taken, _undo, blocks)
+    assignment = Assignment(policy, f"EBB={text}", patterns)
+    blocks = FoundBlocks(assignment, stay) if finds_blocks else None
+    _take_over(assignment, blocks)
     if blocks is not None:
         blocks.start(_undo)
 
 
 def install_modules(policies: ModulePolicies, text: str) -> None:
     """Take over from now on, with a policy for each module. Calls of torch.utils.checkpoint become
-    regions that recompute everything.
-
-    Args:
-        policies: of modules, by name.
-        text: the user's text for it.
-    """
+    regions that recompute everything. `text`: the user's text for the policies."""
     remove()
     policies.settings.put(_undo)
     others = tuple((policy, tuple(map(glob.escape, names))) for policy, names in policies.groups())
-    taken = Taken(recompute_all, f"EBB={text}", (), others)
-    checkpoint_calls.take_over(taken, _undo)
-    late_rules.watch(taken, _undo)
-    models.take_over(taken, _undo)
+    assignment = Assignment(recompute_all, f"EBB={text}", (), others)
+    _take_over(assignment)
 
 
 def install_budget(
@@ -71,7 +62,7 @@ def install_budget(
     """Take over from now on, with a memory budget instead of policies for modules.
 
     Args:
-        budget: bytes or a share; or a limit, below which everything is saved, see :class:`Room`.
+        budget: bytes or a share; or a limit, below which everything is saved, see `AutoBudget`.
         text: the user's text for it.
         patterns: globs over names of modules that are planned; empty: ebb finds the blocks.
         calls: the policy of torch.utils.checkpoint calls outside planned modules, and the user's
@@ -79,18 +70,22 @@ def install_budget(
     """
     remove()
     policy, said = calls or (recompute_all, "")
-    taken = Taken(policy, f"EBB={said}" if said else f"EBB_BUDGET={text}", ())
+    assignment = Assignment(policy, f"EBB={said}" if said else f"EBB_BUDGET={text}", ())
     planned: Budget
     if isinstance(budget, Limit):
-        planned = Room(budget, text, patterns, taken)
+        planned = AutoBudget(budget, text, patterns, assignment)
     else:
-        planned = Budget(budget, text, patterns, taken)
-    taken.in_call = planned.checkpoint_call
-    checkpoint_calls.take_over(taken, _undo)
-    late_rules.watch(taken, _undo)
-    models.take_over(taken, _undo, planned)
+        planned = Budget(budget, text, patterns, assignment)
+    assignment.in_call = planned.checkpoint_call
+    _take_over(assignment, planned)
     planned.start(_undo)
     return planned
+
+
+def _take_over(assignment: Assignment, blocks: models.Meets | None = None) -> None:
+    checkpoint_calls.take_over(assignment, _undo)
+    late_rules.watch(assignment, _undo)
+    models.take_over(assignment, _undo, blocks)
 
 
 def remove() -> None:

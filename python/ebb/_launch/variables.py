@@ -169,14 +169,14 @@ def configure_from_file(path: str, sections: Mapping[str, Callable[..., object]]
     """
     try:
         with open(path, "rb") as file:
-            found = tomllib.load(file)
-        for section, settings in found.items():
+            sections_of_file = tomllib.load(file)
+        for section, settings in sections_of_file.items():
             if section not in sections or not isinstance(settings, dict):
                 raise ValueError(f"[{section}] is no section; {nearest(section, sections)}")
     except (OSError, ValueError) as error:
         say_value_ignored("EBB_CONFIG", error)
         return
-    for section, settings in found.items():
+    for section, settings in sections_of_file.items():
         configure = sections[section]
         for name, value in settings.items():
             known = signature(configure).parameters

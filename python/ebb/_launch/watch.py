@@ -15,19 +15,16 @@ _LESS = 0.98  # times the planned bytes: maximum for the next plan
 
 
 class Watch:
-    """Counts the bytes of tensors in each step.
-
-    Attributes:
-        peak: peak bytes that the last step allocated above those in use when it began. On an
-            accelerator, if the peak is not reset after each step: the peak since the last reset.
-        has_plan: True if a plan is in place, and `planned` is its prediction of `peak`.
-        was_over: True if the step before the last one exceeded the budget.
-    """
+    """Counts the bytes of tensors in each step."""
 
     def __init__(self) -> None:
         _C.count_host_tensors()
-        self.peak = self.planned = 0
-        self.has_plan = self.was_over = False
+        # Peak bytes that the last step allocated above those in use when it began. On an
+        # accelerator, if the peak is not reset after each step: the peak since the last reset.
+        self.peak = 0
+        self.has_plan = False  # True if a plan is in place
+        self.planned = 0  # its prediction of `peak`
+        self.was_over = False  # True if the step before the last one exceeded the budget
         self._began = self._next = 0  # bytes in use when the last step began, and when it ended
         self._whole: int | None = None  # the budget in total bytes
         self._beside = 0  # bytes of the program's other tensors, which the budget does not count

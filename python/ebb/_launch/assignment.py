@@ -1,4 +1,4 @@
-"""The checkpoint calls and modules that ebb takes over in a job."""
+"""Assigns policies to the checkpoint calls and modules that ebb takes over in a job."""
 
 from __future__ import annotations
 
@@ -16,28 +16,20 @@ InCall = AbstractContextManager[Any]
 
 
 @dataclass
-class Taken:
-    """Policies, and the calls and modules to which they apply.
+class Assignment:
+    """Policies, and the calls and modules to which they apply."""
 
-    Attributes:
-        policy: for calls of torch.utils.checkpoint without a policy of their own, and for modules.
-        text: the user's text for it, such as ``"EBB=1"``.
-        patterns: globs over module names.
-        others: further policies for modules, each with globs over their names.
-        in_call: for a function that torch.utils.checkpoint calls, returns a wrapper of the context
-            that its region enters. None: the call is no region.
-        when_announced: called when ebb first takes over a call of torch.utils.checkpoint or a
-            module by its name.
-        announced: True after that.
-    """
-
-    policy: Policy
-    text: str
-    patterns: tuple[str, ...]
+    policy: Policy  # of modules, and of torch.utils.checkpoint's calls without one of their own
+    text: str  # the user's text for it, such as "EBB=1"
+    patterns: tuple[str, ...]  # globs over module names
+    # Further policies for modules, each with globs over their names.
     others: tuple[tuple[Policy, tuple[str, ...]], ...] = ()
+    # For a function that torch.utils.checkpoint calls, returns a wrapper of the context that its
+    # region enters. None: the call is no region.
     in_call: Callable[[Callable[..., Any]], Callable[[InCall], InCall] | None] | None = None
+    # Called when ebb first takes over a call of torch.utils.checkpoint or a module by its name.
     when_announced: Callable[[], None] | None = None
-    announced: bool = False
+    announced: bool = False  # True after that
 
     def modules(self) -> tuple[tuple[Policy, tuple[str, ...]], ...]:
         """Policies of modules, with globs over the modules' names."""

@@ -8,8 +8,8 @@ import torch
 
 from ebb import _C
 from ebb._launch.agreeing import Ranks, ranks_of_job
+from ebb._launch.assignment import Assignment
 from ebb._launch.budget import Budget
-from ebb._launch.taken import Taken
 from ebb._plan.measured import base_bytes
 from ebb._plan.measuring import devices_of
 from ebb._plan.memory_limit import Limit
@@ -19,18 +19,16 @@ from ebb._support.names import in_ranges
 from ebb._support.shown import clipped
 
 
-class Room(Budget):
+class AutoBudget(Budget):
     """Saves all activations while the memory in use is below a limit. Once ebb has had to free
     what earlier regions saved, it measures steps and makes a plan. Ranks reach their limits at
     different steps; when the first rank does, all ranks measure. See Note [Ranks that agree].
-
-    Args:
-        limit: see :class:`Limit`.
-        text, patterns, taken: as for :class:`Budget`.
     """
 
-    def __init__(self, limit: Limit, text: str, patterns: tuple[str, ...], taken: Taken) -> None:
-        super().__init__(0, text, patterns, taken)  # the budget is set when a plan is made
+    def __init__(
+        self, limit: Limit, text: str, patterns: tuple[str, ...], assignment: Assignment
+    ) -> None:
+        super().__init__(0, text, patterns, assignment)  # the budget is set when a plan is made
         self._limit_as_given = limit
         self._limit = 0  # bytes, on the first device; 0: before the first model
         self._limited: set[torch.device] = set()  # devices that have a limit
