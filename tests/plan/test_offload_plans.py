@@ -135,7 +135,8 @@ def test_a_fast_link_is_used_and_a_slow_one_is_not():
     assert fast_plan.offload["in_flight_bytes"] == planning(programs.pre_ln).simulator.window
     assert slow_plan.offload == {}
     assert "  offloaded: " not in slow_plan.explain()
-    assert fast_plan.duration < slow_plan.duration
+    fast, slow = (plan.duration - plan.plain_duration for plan in (fast_plan, slow_plan))
+    assert fast < slow  # the steps were measured apart, and the machine was not as fast in both
 
 
 def test_where_the_host_has_no_room_values_stay():

@@ -152,9 +152,9 @@ def profile_of(fields: dict[str, Any]) -> Profile:
             Operator(**op | {"inputs": tuple(op["inputs"]), "outputs": tuple(op["outputs"])})
             for op in fields["operators"]
         ),
-        "replays": tuple(map(tuple, fields["replays"])),
+        "replays": tuple((name, start, took) for name, start, took in fields["replays"]),
         "values": tuple(Value(**v | {"shape": tuple(v["shape"])}) for v in fields["values"]),
-        "allocations": tuple(map(tuple, fields["allocations"])),
+        "allocations": tuple((time, at, size) for time, at, size in fields["allocations"]),
     }
     return Profile(**fields | converted)
 
