@@ -17,9 +17,9 @@
 #include "ahead/room.h"
 #include "ahead/worker.h"
 #include "graph/geometry.h"
-#include "memory/capturing.h"
 #include "memory/stillness.h"
 #include "paging/paging.h"
+#include "stream/capture.h"
 
 namespace ebb {
 namespace {

@@ -65,7 +65,7 @@ bool GraphReplay::mayRead(const Value& input, const c10::Storage& storage, const
 }
 
 c10::Storage GraphReplay::fetch(Value& input, const c10::Storage& living) {
-  forgetPassed();
+  forgetFreed();
   if (!lookahead_.take(input.nbytes)) {
     return {};
   }
@@ -77,7 +77,7 @@ c10::Storage GraphReplay::fetch(Value& input, const c10::Storage& living) {
     lookahead_.cameBack.push_back(input.stash);
   }
   if (input.handles == 0) {
-    passing_.push_back({c10::weak_intrusive_ptr<Value>::reclaim_copy(&input), input.nbytes});
+    intermediates_.push_back({c10::weak_intrusive_ptr<Value>::reclaim_copy(&input), input.nbytes});
   }
   return bytes;
 }
@@ -150,7 +150,7 @@ bool GraphReplay::hasSettings(const NumericSettings& settings) {
 }
 
 bool GraphReplay::takeRoomFor(const Recipe& recipe) {
-  forgetPassed();
+  forgetFreed();
   for (const Output& output : recipe.outputs) {
     const auto value = output.value.lock();
     if (!value || value->available()) {
@@ -160,22 +160,23 @@ bool GraphReplay::takeRoomFor(const Recipe& recipe) {
       return false;
     }
     if (value->handles == 0 || value->isMadeEachTime()) {
-      passing_.push_back({output.value, value->nbytes});
+      intermediates_.push_back({output.value, value->nbytes});
     }
   }
   return true;
 }
 
-void GraphReplay::forgetPassed() {
-  const auto passed = std::remove_if(passing_.begin(), passing_.end(), [&](const Passing& each) {
-    const auto value = each.value.lock();
-    const bool gone = !value || (value->isMadeEachTime() && !value->bytes);
-    if (gone) {
-      lookahead_.giveBack(each.nbytes);
-    }
-    return gone;
-  });
-  passing_.erase(passed, passing_.end());
+void GraphReplay::forgetFreed() {
+  const auto passed =
+      std::remove_if(intermediates_.begin(), intermediates_.end(), [&](const Intermediate& each) {
+        const auto value = each.value.lock();
+        const bool gone = !value || (value->isMadeEachTime() && !value->bytes);
+        if (gone) {
+          lookahead_.giveBack(each.nbytes);
+        }
+        return gone;
+      });
+  intermediates_.erase(passed, intermediates_.end());
 }
 
 }  // namespace ebb

@@ -40,7 +40,7 @@ class GraphReplay final : public AheadWatch {
  private:
   // Bytes of a value that no handle needs, or not yet; freed when the recipes that read the bytes
   // have run.
-  struct Passing {
+  struct Intermediate {
     c10::weak_intrusive_ptr<Value> value;
     size_t nbytes;
   };
@@ -51,14 +51,14 @@ class GraphReplay final : public AheadWatch {
   bool mayReadInputs(const Recipe& recipe);
   bool hasSettings(const NumericSettings& settings);
   bool takeRoomFor(const Recipe& recipe);
-  void forgetPassed();
+  void forgetFreed();
 
   Graph& graph_;
   Lookahead& lookahead_;
   const std::atomic<bool>& ends_;
   size_t next_ = 0;          // index into Lookahead::wanted
   bool isPartLeft_ = false;  // backward must materialise a value that was skipped
-  std::vector<Passing> passing_;
+  std::vector<Intermediate> intermediates_;
   std::optional<Stillness> still_;  // while a recipe runs
   std::optional<ReadAhead> reads_;  // while a recipe runs
   AheadEnd why_ = AheadEnd::Done;

@@ -10,14 +10,57 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "ahead/graph_replay.h"
-#include "ahead/side_stream.h"
-#include "ahead/upcoming.h"
 #include "ebb/ahead.h"
 #include "graph/lookahead.h"
 
 namespace ebb {
+
+// The stream beside the stream of backward, of one device, for one thread: see Note [Side streams].
+class SideStream {
+ public:
+  explicit SideStream(c10::Device device) : device_(device) {
+  }
+
+  // Returns the side stream, after making it wait for all work that produced the inputs of `graph`.
+  // `compute` is the stream on which `graph` was recorded, and backward will run. Called under the
+  // graph's lock.
+  c10::Stream after(c10::Stream compute, Graph& graph);
+
+ private:
+  const c10::Device device_;
+  std::optional<c10::Stream> stream_;  // created when first needed
+  std::optional<c10::Stream> waited_;  // the compute stream for which the side stream has waited
+  uint64_t waitedAfter_ = 0;           // Lookahead::closings() at that time
+};
+
+// Weak references to graphs that backward may reach next, and to graphs already replayed ahead.
+class Upcoming {
+ public:
+  // Strong references taken on the way. The caller drops them without a lock, since a graph may die
+  // with its last reference.
+  using Seen = std::vector<c10::intrusive_ptr<Graph>>;
+
+  void add(c10::ArrayRef<WeakGraph> graphs) {
+    candidates_.insert(candidates_.end(), graphs.begin(), graphs.end());
+  }
+
+  // Called when backward reaches another graph than expected.
+  void forgetAhead() {
+    ahead_.clear();
+  }
+
+  // Takes the most recently recorded candidate, since autograd reaches that graph first, and adds
+  // the graph to those replayed ahead. Null if there is no candidate, or if `most` graphs have been
+  // replayed ahead already.
+  c10::intrusive_ptr<Graph> take(size_t most, Seen& seen);
+
+ private:
+  std::vector<WeakGraph> candidates_;  // in no order
+  std::vector<WeakGraph> ahead_;       // replayed, not reached by backward yet
+};
 
 // The thread that replays one device's graphs ahead of backward, and the state that it shares with
 // backward's threads. Worker has many members: these two belong together.

@@ -1,6 +1,5 @@
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -10,8 +9,8 @@
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "paging/paging.h"
-#include "paging/pipeline_place.h"
 #include "paging/pool/pool.h"
+#include "paging/schedule.h"
 
 template <>
 struct pybind11::detail::type_caster<ebb::PageOverflowMode>
@@ -66,9 +65,8 @@ std::vector<at::Tensor> leavesBehind(const std::vector<at::Tensor>& roots) {
 std::vector<at::Generator> deviceGenerators() {
   std::vector<at::Generator> generators;
   const auto type = at::getAccelerator(false);
-  const auto count = type ? c10::impl::VirtualGuardImpl(*type).deviceCount() : 0;
   try {
-    for (c10::DeviceIndex index = 0; index < count; ++index) {
+    for (c10::DeviceIndex index = 0; index < at::accelerator::deviceCount(); ++index) {
       generators.push_back(at::globalContext().defaultGenerator({*type, index}));
     }
   } catch (const c10::Error&) {

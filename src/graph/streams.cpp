@@ -1,11 +1,11 @@
 #include "graph/streams.h"
 
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
 
 #include "graph/value.h"
+#include "stream/stream.h"
 
 namespace ebb {
 namespace {
@@ -22,17 +22,6 @@ uint8_t bitOf(size_t place) {
   return place < kBits - 1 ? static_cast<uint8_t>(1U << place) : 0;
 }
 
-void waitFor(c10::Stream maker, c10::Stream asker) {
-  c10::Event given(maker.device_type());
-  given.record(maker);
-  given.block(asker);
-}
-
-void tellOf(c10::Stream stream, const c10::Storage& storage) {
-  c10::impl::VirtualGuardImpl(stream.device_type())
-      .recordDataPtrOnStream(storage.data_ptr(), stream);
-}
-
 }  // namespace
 
 // The index of the current stream; all_.size() if the device has no streams.
@@ -40,7 +29,7 @@ size_t GraphStreams::currentOf(c10::Device device) {
   if (!c10::impl::hasDeviceGuardImpl(device.type())) {
     return all_.size();
   }
-  const c10::Stream current = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  const c10::Stream current = currentStream(device);
   if (last_ >= all_.size() || all_[last_] != current) {
     last_ = add(current);
   }
@@ -75,17 +64,17 @@ void GraphStreams::useOffCpu(Value& value, const c10::Storage& storage) {
     waitForMaker(value, current);
     value.orderedOn |= bitOf(current);
   }
-  tellOf(all_[current], storage);  // a value may have several storages
+  noteUse(storage, all_[current]);  // a value may have several storages
 }
 
 void GraphStreams::waitForMaker(const Value& value, size_t asker) {
   const size_t maker = value.madeOn;
   if (maker == kLastMaker) {  // or a later stream
     for (size_t i = kLastMaker - 1; i < all_.size(); ++i) {
-      waitFor(all_[i], all_[asker]);
+      orderAfter(all_[asker], all_[i]);
     }
   } else if (maker != 0 && maker != asker + 1) {
-    waitFor(all_[maker - 1], all_[asker]);
+    orderAfter(all_[asker], all_[maker - 1]);
   }
 }
 
@@ -95,7 +84,7 @@ void GraphStreams::takeOver(c10::Stream maker, c10::ArrayRef<c10::intrusive_ptr<
   if (current == place || current >= all_.size()) {
     return;
   }
-  waitFor(maker, all_[current]);
+  orderAfter(all_[current], maker);
   for (const auto& value : values) {
     if (value->madeOn == place + 1 && value->madeOn < kLastMaker) {
       value->orderedOn |= bitOf(current);
@@ -111,8 +100,8 @@ void GraphStreams::shareOffCpu(const c10::Storage& storage) {
   const c10::Stream current = all_[place];
   for (const c10::Stream& other : all_) {
     if (other != current && other.device() == current.device()) {
-      waitFor(current, other);
-      tellOf(other, storage);
+      orderAfter(other, current);
+      noteUse(storage, other);
     }
   }
 }

@@ -12,7 +12,7 @@
 
 #include "kernel/fingerprint.h"
 #include "memory/bytes.h"
-#include "memory/capturing.h"
+#include "stream/capture.h"
 
 namespace ebb {
 namespace {

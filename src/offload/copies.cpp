@@ -6,6 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "stream/stream.h"
+
 namespace ebb {
 namespace {
 
@@ -23,17 +25,14 @@ bool takeOut(std::deque<HostStash*>& list, const HostStash& stash) {
 }  // namespace
 
 void Copies::noticeCapture(c10::Device device) {
-  if (capture_ != 0) {
-    const c10::Stream stream = copied_ ? via_.outStream(*device_) : via_.computeStream(*device_);
-    if (via_.isCapturing(stream)) {
+  if (capture() != 0) {
+    if (!captures_.isOver(via_.computeStream(*device_), via_.outStream(*device_))) {
       return;
     }
     endCapture();
   }
   device_ = device;
-  if (via_.isCapturing(via_.computeStream(device))) {
-    capture_ = ++captures_;
-    copied_ = false;
+  if (captures_.begin(via_.computeStream(device))) {
     outside_ = std::exchange(now_, {});
   }
 }
@@ -47,40 +46,40 @@ void Copies::noticeCapture() {
 // Host memory of copies still in progress belongs to the captured graph, if the capture succeeded.
 void Copies::endCapture() {
   context_.host.captureIsOver();
-  capture_ = 0;
+  const uint64_t over = captures_.end();
   for (Leaving& leaving : now_.leaving) {
-    context_.drop(leaving.onDevice);
-    if (leaving.onHost) {
-      context_.host.giveToGraph(std::move(leaving.onHost));
-    }
+    give(leaving.memory, leaving.device, over);
   }
-  for (Held& held : now_.held) {
-    context_.drop(held.onDevice);
-    if (held.onHost) {
-      context_.host.giveToGraph(std::move(held.onHost));
-    }
-  }
+  releaseHeld(over, [](const HeldMemory::Held&) { return true; });
   now_ = std::exchange(outside_, {});
 }
 
 // Null for a stash of a capture that is over.
 Copies::UnderWay* Copies::placeOf(const HostStash& stash) {
-  return stash.capture == capture_ ? &now_ : stash.capture == 0 ? &outside_ : nullptr;
+  return stash.capture == capture() ? &now_ : stash.capture == 0 ? &outside_ : nullptr;
 }
 
 void Copies::give(c10::Storage& onHost, c10::Device device, uint64_t capture) {
+  if (!onHost) {
+    return;
+  }
   if (capture == 0) {
     context_.host.give(std::move(onHost), device);
-  } else if (capture == capture_) {
+  } else if (capture == this->capture()) {
     context_.host.giveToCapture(std::move(onHost), device);
   } else {
     context_.host.giveToGraph(std::move(onHost));
   }
 }
 
+void Copies::give(Memory& memory, c10::Device device, uint64_t capture) {
+  context_.drop(memory.onDevice);
+  give(memory.onHost, device, capture);
+}
+
 void Copies::send(HostStash& stash) {
-  stash.capture = capture_;
-  via_.used(stash.onDevice, stash.packedOn);
+  stash.capture = capture();
+  noteUse(stash.onDevice, stash.packedOn);
   ++now_.unfetched;
   now_.kept.push_back(&stash);
   while (now_.kept.size() > context_.settings.keepLast) {
@@ -99,11 +98,11 @@ void Copies::startLeaving(HostStash& stash) {
   const c10::Stream out = via_.outStream(stash.device);
   via_.wait(out, via_.record(stash.packedOn));
   via_.copy(stash.onHost, stash.onDevice, stash.nbytes, out);
-  copied_ = true;
+  captures_.join();
   stash.left = via_.record(out);
   stash.state = State::Leaving;
   now_.leaving.push_back(
-      {&stash, stash.left, stash.packedOn, stash.device, stash.account, stash.nbytes, {}, {}});
+      {&stash, stash.left, stash.packedOn, stash.device, stash.account, stash.nbytes, {}});
   now_.leavingBytes += stash.nbytes;
   OffloadStats& stats = context_.stats;
   stats.bytesSent += stash.nbytes;
@@ -136,15 +135,12 @@ void Copies::firstHasLeft() {
   now_.leaving.pop_front();
   now_.leavingBytes -= first.nbytes;
   if (first.stash == nullptr) {
-    context_.drop(first.onDevice);
-    if (first.onHost) {
-      give(first.onHost, first.device, capture_);
-    }
+    give(first.memory, first.device, capture());
     return;
   }
   HostStash& stash = *first.stash;
   if (stash.state != State::Leaving) {
-    give(stash.onHost, stash.device, capture_);  // the stash was fetched meanwhile
+    give(stash.onHost, stash.device, capture());  // the stash was fetched meanwhile
     return;
   }
   if (!first.left->error().empty()) {
@@ -186,7 +182,7 @@ void Copies::finishLeaving(HostStash& stash) {
 }
 
 // Keeps a stash on the device whose copy to the host failed.
-void Copies::stays(HostStash& stash, const Event& left) {
+void Copies::stays(HostStash& stash, const TransferEvent& left) {
   context_.warnOfFailure(stash, ", stays in memory: ", left.error());
   stash.state = State::Kept;
 }
@@ -218,7 +214,7 @@ void Copies::startReturning(HostStash& stash) {
 void Copies::takeReturning(HostStash& stash, c10::Stream compute) {
   const bool isStatic = context_.settings.isStatic;
   if (*stash.takenOn != compute) {
-    via_.used(stash.onDevice, compute);
+    noteUse(stash.onDevice, compute);
   }
   if (!stash.ahead || (!isStatic && !via_.isDone(*stash.returned))) {
     stash.account->waitedByDevice += stash.nbytes;
@@ -231,35 +227,31 @@ void Copies::takeReturning(HostStash& stash, c10::Stream compute) {
   }
   if (isStatic) {
     via_.wait(via_.outStream(stash.device), stash.returned);
-    give(stash.onHost, stash.device, capture_);
+    give(stash.onHost, stash.device, capture());
   } else {
-    now_.held.push_back({stash.returned, compute, {}, std::move(stash.onHost), stash.device});
+    now_.held.hold(stash.returned, compute, {{}, std::move(stash.onHost)});
   }
 }
 
 void Copies::handOver(HostStash& stash, c10::Stream compute) {
   if (stash.takenOn && *stash.takenOn != compute) {
     via_.wait(compute, via_.record(*stash.takenOn));
-    via_.used(stash.onDevice, compute);
+    noteUse(stash.onDevice, compute);
   }
 }
 
 void Copies::giveDeviceMemory(HostStash& stash) {
   UnderWay* place = placeOf(stash);
   if (place != nullptr && takeOut(place->returning, stash)) {
-    place->held.push_back(
-        {stash.returned,
-         *stash.takenOn,
-         std::move(stash.onDevice),
-         std::move(stash.onHost),
-         stash.device});
+    place->held.hold(
+        stash.returned, *stash.takenOn, {std::move(stash.onDevice), std::move(stash.onHost)});
   }
   context_.drop(stash.onDevice);  // the copy is done
 }
 
-bool Copies::isKnownDone(const Event& event) {
+bool Copies::isKnownDone(const TransferEvent& event) {
   try {
-    return !context_.settings.isStatic && capture_ == 0 && via_.isDone(event);
+    return !context_.settings.isStatic && capture() == 0 && via_.isDone(event);
   } catch (const c10::Error&) {
     return false;  // the device has failed: the user's next call raises the error
   }
@@ -269,11 +261,10 @@ bool Copies::isKnownDone(const Event& event) {
 // early.
 void Copies::giveHostMemory(HostStash& stash) {
   UnderWay* place = placeOf(stash);
-  const uint64_t capture = stash.capture;
   if (place != nullptr && stash.left && !isKnownDone(*stash.left)) {
-    place->held.push_back({stash.left, stash.packedOn, {}, std::move(stash.onHost), stash.device});
+    place->held.hold(stash.left, stash.packedOn, {{}, std::move(stash.onHost)});
   } else {
-    give(stash.onHost, stash.device, capture);
+    give(stash.onHost, stash.device, stash.capture);
   }
 }
 
@@ -296,8 +287,7 @@ void Copies::forget(HostStash& stash) {
     for (Leaving& leaving : place->leaving) {
       if (stash.onHost && leaving.stash == &stash) {
         leaving.stash = nullptr;
-        leaving.onDevice = std::move(stash.onDevice);
-        leaving.onHost = std::move(stash.onHost);
+        leaving.memory = {std::move(stash.onDevice), std::move(stash.onHost)};
       }
     }
     if (stash.state == State::Returning) {
@@ -315,26 +305,18 @@ void Copies::reap() {
     firstHasLeft();
   }
   while (!now_.returning.empty() && via_.isDone(*now_.returning.front()->returned)) {
-    firstHasReturned();
+    HostStash& stash = *now_.returning.front();
+    now_.returning.pop_front();
+    give(stash.onHost, stash.device, capture());
   }
-  while (!now_.held.empty() && via_.isDone(*now_.held.front().until)) {
-    releaseFirstHeld();
-  }
+  releaseHeld(capture(), [&](const HeldMemory::Held& held) { return via_.isDone(*held.until); });
 }
 
-void Copies::firstHasReturned() {
-  HostStash& stash = *now_.returning.front();
-  now_.returning.pop_front();
-  give(stash.onHost, stash.device, capture_);
-}
-
-void Copies::releaseFirstHeld() {
-  Held held = std::move(now_.held.front());
-  now_.held.pop_front();
-  context_.drop(held.onDevice);
-  if (held.onHost) {
-    give(held.onHost, held.device, capture_);
-  }
+// Releases memory that was held in `capture`, up to the first memory that is still in use.
+void Copies::releaseHeld(
+    uint64_t capture, const std::function<bool(const HeldMemory::Held&)>& isOver) {
+  now_.held.releaseWhile(
+      isOver, [&](HeldMemory::Held& held) { give(held.memory, held.stream.device(), capture); });
 }
 
 void Copies::reapUnused() {
@@ -365,14 +347,13 @@ void Copies::joinLeaving() {
 // The compute streams wait for all copies.
 void Copies::joinAll() {
   joinLeaving();
-  while (!now_.held.empty()) {
-    const Held& first = now_.held.front();
-    via_.wait(first.stream, first.until);
-    if (first.onHost) {
-      via_.wait(via_.outStream(first.device), first.until);
+  releaseHeld(capture(), [&](const HeldMemory::Held& held) {
+    via_.wait(held.stream, held.until);
+    if (held.memory.onHost) {
+      via_.wait(via_.outStream(held.stream.device()), held.until);
     }
-    releaseFirstHeld();
-  }
+    return true;  // for all later work on these streams
+  });
 }
 
 bool Copies::freeLeaving() {
@@ -399,10 +380,10 @@ void Copies::finishAll() {
 }
 
 bool Copies::finishOne() {
-  const EventPtr next = !now_.returning.empty() ? now_.returning.front()->returned
-                        : !now_.held.empty()    ? now_.held.front().until
-                        : !now_.leaving.empty() ? now_.leaving.front().left
-                                                : nullptr;
+  const TransferEventPtr next = !now_.returning.empty()    ? now_.returning.front()->returned
+                                : !now_.held.all().empty() ? now_.held.all().front().until
+                                : !now_.leaving.empty()    ? now_.leaving.front().left
+                                                           : nullptr;
   if (next) {
     via_.finish(*next);
   }

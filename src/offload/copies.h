@@ -7,11 +7,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <vector>
 
 #include "offload/host_stash.h"
 #include "offload/offload_context.h"
+#include "stream/capture.h"
+#include "stream/held_until.h"
 #include "transfer/transfer.h"
 
 namespace ebb {
@@ -40,9 +43,8 @@ namespace ebb {
 // is never freed: see Note [Whose host memory it is]. Captured work runs when the graph is launched
 // and other work runs at once, so neither may wait for the other. Copies in progress outside are
 // put aside when a capture begins. Copies that a failed capture left in progress are forgotten when
-// the capture is over. A capture is considered active while the outgoing stream is captured: that
-// stream joins the capture with the first copy, and does not join the next capture before the first
-// copy there.
+// the capture is over. The outgoing stream shows when a capture is over: that stream joins the
+// capture with the first copy.
 //
 // Copies has many methods: one for each event of a stash, and some for all stashes.
 class Copies {
@@ -57,7 +59,7 @@ class Copies {
 
   // The number of the current capture; 0: none.
   uint64_t capture() const {
-    return capture_;
+    return captures_.current();
   }
 
   // Sends a stash to the host, at once or after the next keepLast stashes.
@@ -119,37 +121,35 @@ class Copies {
   // True if the stash was sent in the current capture or, without a capture, outside of all
   // captures.
   bool isHere(const HostStash& stash) const {
-    return stash.capture == capture_;
+    return stash.capture == capture();
   }
 
  private:
-  // A copy to the host. If the stash dies before the copy is done, this struct holds the bytes.
-  struct Leaving {
-    HostStash* stash;  // see Note [Lists of stashes that may be dying]; null: the stash is dead
-    EventPtr left;
-    c10::Stream packedOn;
-    c10::Device device;
-    TransferAccountPtr account;
-    size_t nbytes;
+  // Both copies of a stash's bytes, or one of them. The host memory returns to the pool.
+  struct Memory {
     c10::Storage onDevice;
     c10::Storage onHost;
   };
 
-  // Memory that must live until an event.
-  struct Held {
-    EventPtr until;
-    c10::Stream stream;  // stream on which the memory was allocated
-    c10::Storage onDevice;
-    c10::Storage onHost;  // returned to the pool
+  // A copy to the host.
+  struct Leaving {
+    HostStash* stash;  // see Note [Lists of stashes that may be dying]; null: the stash is dead
+    TransferEventPtr left;
+    c10::Stream packedOn;
     c10::Device device;
+    TransferAccountPtr account;
+    size_t nbytes;
+    Memory memory;  // of a stash that died before the copy was done
   };
+
+  using HeldMemory = HeldUntil<TransferEventPtr, Memory>;
 
   // Copies in progress, either in a capture or outside of all captures.
   struct UnderWay {
     std::deque<HostStash*> kept;       // the latest stashes, not copied
     std::deque<Leaving> leaving;       // in the order of the copies
     std::deque<HostStash*> returning;  // in the order of the copies back
-    std::deque<Held> held;             // in the order of the events
+    HeldMemory held;                   // in the order of the events
     size_t leavingBytes = 0;
     size_t unfetched = 0;
   };
@@ -160,23 +160,21 @@ class Copies {
   void waitForFirst();
   void firstHasLeft();
   void finishLeaving(HostStash& stash);
-  void firstHasReturned();
-  void releaseFirstHeld();
-  void stays(HostStash& stash, const Event& left);
+  void releaseHeld(uint64_t capture, const std::function<bool(const HeldMemory::Held&)>& isOver);
+  void stays(HostStash& stash, const TransferEvent& left);
   void moveToCopy(HostStash& stash);
   void joinLeaving();
   void joinAll();
   void giveHostMemory(HostStash& stash);
   void give(c10::Storage& onHost, c10::Device device, uint64_t capture);
-  bool isKnownDone(const Event& event);
+  void give(Memory& memory, c10::Device device, uint64_t capture);
+  bool isKnownDone(const TransferEvent& event);
 
   OffloadContext& context_;
   Transfer& via_ = context_.via;
   UnderWay now_;
   UnderWay outside_;                   // put aside during a capture
-  uint64_t capture_ = 0;               // see capture()
-  uint64_t captures_ = 0;              // number of captures so far
-  bool copied_ = false;                // this capture has made a copy
+  CaptureWatch captures_;              // of the compute streams
   std::optional<c10::Device> device_;  // device of the last call; during a capture, the capture's
                                        // device
   std::vector<c10::Device> devices_;   // devices that values have left

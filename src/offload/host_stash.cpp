@@ -37,7 +37,7 @@ void HostStash::beforeWrite() {
   engine->beforeWrite(*this);
 }
 
-void HostStash::checkCameBack(const Event& event) const {
+void HostStash::checkCameBack(const TransferEvent& event) const {
   const std::string error = event.error();
   TORCH_CHECK(
       error.empty(),

@@ -80,7 +80,7 @@ struct EBB_API HostStash final : Stash, InArena {
   }
 
   // Throws if the copy before `event`, through which the bytes came back, failed.
-  void checkCameBack(const Event& event) const;
+  void checkCameBack(const TransferEvent& event) const;
 
   const std::shared_ptr<Offload> engine;  // that sent it
   const size_t nbytes;
@@ -88,16 +88,16 @@ struct EBB_API HostStash final : Stash, InArena {
   const c10::Stream packedOn;        // the compute stream at the time of sending
   const TransferAccountPtr account;  // where its transfers are booked
   State state = State::Kept;
-  bool lost = false;      // the storage got other memory before the copy was known to be done
-  bool ahead = false;     // prefetched and not needed yet
-  c10::Storage onDevice;  // null while away
-  const void* address;    // of the sent bytes
-  c10::Storage onHost;    // null when not needed any more
-  c10::Storage onDisk;    // room on disk; null unless needed
-  EventPtr left;          // the end of the copy to the host
-  EventPtr written;       // the end of the copy to disk
-  EventPtr read;          // the end of the copy from disk
-  EventPtr returned;      // the end of the copy back
+  bool lost = false;          // the storage got other memory before the copy was known to be done
+  bool ahead = false;         // prefetched and not needed yet
+  c10::Storage onDevice;      // null while away
+  const void* address;        // of the sent bytes
+  c10::Storage onHost;        // null when not needed any more
+  c10::Storage onDisk;        // room on disk; null unless needed
+  TransferEventPtr left;      // the end of the copy to the host
+  TransferEventPtr written;   // the end of the copy to disk
+  TransferEventPtr read;      // the end of the copy from disk
+  TransferEventPtr returned;  // the end of the copy back
   std::optional<c10::Stream> takenOn;  // stream that the fetch was for
   uint64_t capture = 0;                // capture in which the stash was sent; see Copies::capture()
   uint64_t sequence = 0;               // number in the order of sending

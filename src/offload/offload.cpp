@@ -8,6 +8,7 @@
 
 #include "memory/dropping_mutex.h"
 #include "memory/relief.h"
+#include "stream/capture.h"
 #include "transfer/disk.h"
 
 namespace ebb {
@@ -122,7 +123,7 @@ HostStashPtr Offload::send(
   enter(device);
   triesAhead_ = true;
   // If another stream is being captured, ebb's streams take part in that capture.
-  const bool ours = copies_.capture() == 0 || via_.isCapturing(via_.computeStream(device));
+  const bool ours = copies_.capture() == 0 || isCapturing(via_.computeStream(device));
   c10::Storage host = ours ? spill_.hostMemory(nbytes, device) : c10::Storage();
   if (!host) {
     context_.stats.bytesRefused += nbytes;

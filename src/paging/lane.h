@@ -2,17 +2,18 @@
 #pragma once
 
 #include <c10/core/Device.h>
-#include <c10/core/Event.h>
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <vector>
 
 #include "memory/dropping_mutex.h"
+#include "stream/capture.h"
+#include "stream/event.h"
+#include "stream/held_until.h"
 
 namespace ebb {
 
@@ -45,9 +46,9 @@ class PageLane {
  public:
   // A call, or the end of several calls.
   struct Call {
-    uint64_t number = 0;                      // 0: nothing to wait for
-    uint64_t capture = 0;                     // capture of the call; 0: none
-    std::shared_ptr<const c10::Event> end{};  // null on the CPU
+    uint64_t number = 0;   // 0: nothing to wait for
+    uint64_t capture = 0;  // capture of the call; 0: none
+    EventPtr end{};        // null on the CPU
   };
 
   // Work that a call runs after, besides the lane's previous call.
@@ -63,7 +64,7 @@ class PageLane {
   // Runs a call that nothing waits for individually.
   void give(const std::function<void()>& work, After after = After::Nothing);
 
-  // The end of all calls so far.
+  // The end of all calls so far. Nothing to wait for in a capture that the lane has not joined.
   Call mark();
 
   // Keeps `bytes`, allocated on the stream `made`, until that stream or another has waited for
@@ -93,23 +94,18 @@ class PageLane {
   }
 
  private:
-  struct Held {
-    Call until;
-    c10::Stream compute;  // stream that owns the memory, as far as known
-    std::vector<c10::Storage> storages;
-  };
+  using Storages = HeldUntil<Call, std::vector<c10::Storage>>;
+  using Held = Storages::Held;
 
-  bool isCaptured() const;
-  void letGo(const std::function<bool(const Held&)>& what, std::optional<c10::Stream> user);
+  void release(const std::function<bool(const Held&)>& isOver, std::optional<c10::Stream> user);
 
   const c10::Device device_;
   DroppingMutex& drops_;
   std::optional<c10::Stream> stream_;  // nothing on the CPU
   uint64_t last_ = 0;                  // numbers calls and marks
   uint64_t over_ = 0;                  // latest call that the host has waited for
-  uint64_t captures_ = 0;              // number of captures so far
-  uint64_t capture_ = 0;               // the current capture
-  std::vector<Held> held_;
+  CaptureWatch captures_;              // of the compute streams
+  Storages held_;
 };
 
 }  // namespace ebb

@@ -43,16 +43,16 @@ struct Use {
 
 size_t PageLog::stashed(
     const PoolKey& pool, int64_t rows, int64_t total, const ScheduleEntry& entry) {
-  const size_t number = events_.size();
-  events_.push_back({pool, rows, total, entry, number});
+  const size_t number = records_.size();
+  records_.push_back({pool, rows, total, entry, number});
   return number;
 }
 
 void PageLog::gone(size_t number) {
-  if (number < events_.size()) {
-    Event event = events_[number];
-    event.stash = number;
-    events_.push_back(event);
+  if (number < records_.size()) {
+    Record record = records_[number];
+    record.stash = number;
+    records_.push_back(record);
   }
 }
 
@@ -60,24 +60,24 @@ PageNeeds PageLog::needs(
     int64_t pageRows, const std::function<bool(const ScheduleEntry&)>& skipped) const {
   std::map<PoolKey, PageNeed> needs;
   std::map<PoolKey, Use> uses;
-  for (size_t place = 0; place < events_.size(); ++place) {
-    const Event& event = events_[place];
-    if (skipped(event.entry)) {
+  for (size_t place = 0; place < records_.size(); ++place) {
+    const Record& record = records_[place];
+    if (skipped(record.entry)) {
       continue;
     }
-    Use& use = uses[event.pool];
-    const int64_t pages = (event.rows + pageRows - 1) / pageRows;
-    if (event.stash == place) {
-      use.push(event.stash, pages, event.rows, event.total);
+    Use& use = uses[record.pool];
+    const int64_t pages = (record.rows + pageRows - 1) / pageRows;
+    if (record.stash == place) {
+      use.push(record.stash, pages, record.rows, record.total);
     } else {
-      use.remove(event.stash, pages, event.rows, event.total);
+      use.remove(record.stash, pages, record.rows, record.total);
     }
-    PageNeed& need = needs[event.pool];
+    PageNeed& need = needs[record.pool];
     need.pages = std::max(need.pages, use.pages);
     need.stackRows = std::max(need.stackRows, use.stackRows);
     need.rows = std::max(need.rows, use.rows);
     need.padded = std::max(need.padded, use.padded);
-    need.largest = std::max(need.largest, event.rows);
+    need.largest = std::max(need.largest, record.rows);
   }
   return needs;
 }

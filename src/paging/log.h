@@ -41,10 +41,10 @@ using PageNeeds = std::map<PoolKey, PageNeed>;
 class PageLog {
  public:
   void clear() {
-    events_.clear();
+    records_.clear();
   }
   bool isEmpty() const {
-    return events_.empty();
+    return records_.empty();
   }
 
   // Logs a tensor of `total` rows, of which `rows` are valid. Returns the tensor's number.
@@ -55,15 +55,15 @@ class PageLog {
   PageNeeds needs(int64_t pageRows, const std::function<bool(const ScheduleEntry&)>& skipped) const;
 
  private:
-  struct Event {
+  struct Record {
     PoolKey pool;
     int64_t rows;  // valid
     int64_t total;
     ScheduleEntry entry;
-    size_t stash;  // index of the stash's event; for a stash: the event's own index
+    size_t stash;  // index of the stash's record; for a stash: the record's own index
   };
 
-  std::vector<Event> events_;  // in order of occurrence
+  std::vector<Record> records_;  // in order of occurrence
 };
 
 }  // namespace ebb

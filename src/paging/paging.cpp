@@ -9,8 +9,8 @@
 
 #include "intercept/key.h"
 #include "memory/bytes.h"
-#include "memory/capturing.h"
-#include "paging/streams.h"
+#include "stream/capture.h"
+#include "stream/stream.h"
 
 namespace ebb {
 namespace {
@@ -274,7 +274,7 @@ void Paging::checkErrors(const PageStash& stash) {
   }
 }
 
-// Notes that the current stream made the bytes, so that other streams use takeOver().
+// Notes that the current stream made the bytes. Other streams must call takeOver().
 void Paging::noteMade(PageStash& stash) {
   if (!stash.device.is_cpu()) {
     stash.made = currentStream(stash.device);
@@ -283,7 +283,7 @@ void Paging::noteMade(PageStash& stash) {
 
 void Paging::takeOver(PageStash& stash) {
   if (stash.made) {
-    ebb::takeOver(stash.bytes, *stash.made);
+    useOnCurrent(stash.bytes, *stash.made);
   }
 }
 

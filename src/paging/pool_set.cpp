@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "memory/capturing.h"
+#include "stream/capture.h"
 
 namespace ebb {
 namespace {
@@ -239,7 +239,7 @@ int64_t PoolSet::readErrors() {
   startReading([](const TrackedPool& pool) { return pool.mayHaveChanged(); });
   int64_t errors = 0;
   bool spilled = false;
-  std::shared_ptr<const c10::Event> over;
+  EventPtr over;
   forEach([&](TrackedPool& pool) {
     if (!pool.reading()) {
       return;

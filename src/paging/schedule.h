@@ -12,6 +12,20 @@
 
 namespace ebb {
 
+// A position in a pipeline.
+struct PipelinePlace {
+  int32_t stage = 0;
+  std::optional<int32_t> microbatch;  // nothing: micro-batches are counted
+
+  bool operator==(const PipelinePlace&) const = default;
+};
+
+// The latest place that the user set on this thread.
+EBB_API PipelinePlace pipelinePlace();
+
+// Sets this thread's place and returns the previous place.
+EBB_API PipelinePlace exchangePipelinePlace(PipelinePlace place);
+
 // The forward or backward of one layer on one micro-batch. PageSchedule numbers the layers.
 struct ScheduleEntry {
   int32_t stage = 0;       // pipeline stage

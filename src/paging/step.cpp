@@ -4,8 +4,6 @@
 #include <iterator>
 #include <utility>
 
-#include "paging/pipeline_place.h"
-
 namespace ebb {
 namespace {
 

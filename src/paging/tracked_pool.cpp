@@ -110,8 +110,7 @@ void TrackedPool::giveBack(const SlotPtr& slot, std::vector<SlotPtr>& stays) {
     lane_.give([&] { pages_->giveBack(slot->ticket); }, afterGraphs());
   }
   if (of == 0 && now != 0) {
-    if (slot->givenBackIn != lane_.capture()) {
-      slot->givenBackIn = lane_.capture();
+    if (std::exchange(slot->givenBackIn, now) != now) {
       captured_ = true;
       kept_.push_back(slot);
     }

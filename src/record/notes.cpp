@@ -4,15 +4,15 @@
 
 #include "graph/recipe.h"
 #include "graph/rows.h"
-#include "memory/capturing.h"
 #include "record/value_map.h"
+#include "stream/capture.h"
 
 namespace ebb {
 
 namespace {
 
 // Holders of a value from outside, not counting autograd's handles.
-Held held(const c10::weak_intrusive_ptr<Value>& weak) {
+RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
   const auto value = weak.lock();
   if (!value || !value->bytes) {
     return {};

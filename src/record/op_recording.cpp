@@ -1,7 +1,5 @@
 #include "record/op_recording.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <algorithm>
 
 #include "graph/geometry.h"
@@ -10,7 +8,6 @@
 #include "kernel/convolutions.h"
 #include "kernel/fingerprint.h"
 #include "kernel/kernel_state.h"
-#include "memory/capturing.h"
 #include "record/fresh_results.h"
 #include "record/notes.h"
 #include "record/pinned.h"
@@ -18,6 +15,7 @@
 #include "record/run_again.h"
 #include "record/unsaid_writes.h"
 #include "record/written.h"
+#include "stream/event.h"
 #include "verify/compare.h"
 
 namespace ebb {
@@ -438,11 +436,8 @@ const char* OpRecording::findObstacle() const {
     }
   }
   for (const Argument& argument : arguments_.tensors()) {
-    const c10::Device device = argument.flags.device;
-    if (argument.tensor->defined() && !device.is_cpu() && !isCapturing(device)) {
-      note_->timer = std::make_unique<DeviceTimer>(
-          c10::impl::VirtualGuardImpl(device.type()).getStream(device));
-      break;
+    if (argument.tensor->defined() && !note_->timer) {
+      note_->timer = startTimer(argument.flags.device);
     }
   }
   note_->start = journal.now();

@@ -6,8 +6,8 @@
 
 #include "intercept/key.h"
 #include "memory/bytes.h"
-#include "memory/capturing.h"
 #include "memory/relief.h"
+#include "stream/capture.h"
 
 namespace ebb {
 namespace {
@@ -34,8 +34,7 @@ bool leavesNoTrace(const Call& call, const Arguments& arguments) {
 bool isCaptured(const Arguments& arguments) {
   return std::any_of(
       arguments.tensors().begin(), arguments.tensors().end(), [](const Argument& argument) {
-        const c10::Device device = argument.flags.device;
-        return !device.is_cpu() && isCapturing(device);
+        return isCapturing(argument.flags.device);
       });
 }
 

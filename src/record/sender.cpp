@@ -1,8 +1,6 @@
 #include "record/sender.h"
 
 #include <ATen/record_function.h>
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <utility>
@@ -15,6 +13,7 @@
 #include "paging/paging.h"
 #include "record/notes.h"
 #include "report/statistics.h"
+#include "stream/stream.h"
 
 namespace ebb {
 // Note [Offloaded values]
@@ -127,7 +126,7 @@ void Sender::sendOrWait(Value& value, const at::Tensor& tensor) {
 // bytes. So ebb remembers the streams of such values and waits for them.
 void Sender::noteStream(c10::Device device) {
   if (!device.is_cpu()) {
-    const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+    const c10::Stream stream = currentStream(device);
     if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) {
       streams_.push_back(stream);
     }
@@ -136,13 +135,7 @@ void Sender::noteStream(c10::Device device) {
 
 void Sender::joinStreams() {
   for (const c10::Stream& stream : streams_) {
-    const c10::impl::VirtualGuardImpl guard(stream.device_type());
-    const c10::Stream current = guard.getStream(stream.device());
-    if (stream != current) {
-      c10::Event given(stream.device_type());
-      given.record(stream);
-      given.block(current);
-    }
+    orderAfter(currentStream(stream.device()), stream);
   }
 }
 

@@ -3,7 +3,6 @@
 #include <ATen/core/List.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <cstring>
@@ -16,8 +15,8 @@
 #include "kernel/kernel_state.h"
 #include "kernel/random_state.h"
 #include "memory/bytes.h"
-#include "memory/capturing.h"
 #include "memory/relief.h"
+#include "stream/event.h"
 #include "verify/compare.h"
 #include "verify/poison.h"
 
@@ -367,14 +366,13 @@ class Rerun {
 
   // Null: all is on the CPU.
   std::unique_ptr<DeviceTimer> timerOnDevice() const {
+    std::unique_ptr<DeviceTimer> timer;
     for (const Input& input : inputs()) {
-      const c10::Device device = input.flags.device;
-      if (input.value && !device.is_cpu() && !isCapturing(device)) {
-        return std::make_unique<DeviceTimer>(
-            c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+      if (input.value && !timer) {
+        timer = startTimer(input.flags.device);
       }
     }
-    return nullptr;
+    return timer;
   }
 
   void noteRun(JournalTime waited, std::unique_ptr<DeviceTimer> timer) const {

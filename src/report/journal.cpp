@@ -143,18 +143,6 @@ void Journal::add(const char* kind, const std::string& name, JournalTime start, 
   spans_.push_back({kind, &*strings_.insert(name).first, start, duration, thread, nbytes});
 }
 
-DeviceTimer::DeviceTimer(c10::Stream stream)
-    : stream(stream),
-      first(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT),
-      last(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT) {
-  first.record(stream);
-}
-
-JournalTime DeviceTimer::elapsed() {
-  last.synchronize();
-  return static_cast<JournalTime>(first.elapsedTime(last) * 1e6);
-}
-
 uint64_t Journal::countRegion() {
   if (isProfile()) {
     look(now());
@@ -163,7 +151,7 @@ uint64_t Journal::countRegion() {
   return regions_++;
 }
 
-void Journal::watch(const Entry& entry, std::function<Held()> look) {
+void Journal::watch(const Entry& entry, std::function<RegionHold()> look) {
   std::lock_guard<std::mutex> lock(mutex_);
   watched_.emplace(entry.line(), std::move(look));
 }
@@ -180,12 +168,12 @@ void Journal::asked(const Entry& entry) {
 
 // Called without the lock, since the last reference to a value or to its bytes may be dropped here.
 void Journal::look(JournalTime now) {
-  std::vector<std::pair<Line*, std::function<Held()>>> watched;
+  std::vector<std::pair<Line*, std::function<RegionHold()>>> watched;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     watched.assign(watched_.begin(), watched_.end());
   }
-  std::vector<Held> seen;
+  std::vector<RegionHold> seen;
   std::unordered_map<const c10::StorageImpl*, size_t> regions;
   for (const auto& [line, lookAt] : watched) {
     seen.push_back(lookAt());

@@ -1,10 +1,8 @@
 // The fate of each value of a step, for ebb::reports().
 #pragma once
 
-#include <c10/core/Event.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/StorageImpl.h>
-#include <c10/core/Stream.h>
 #include <c10/util/DimVector.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
@@ -26,6 +24,7 @@
 #include "ebb/profile.h"
 #include "ebb/report.h"
 #include "report/python_stacks.h"
+#include "stream/event.h"
 
 namespace ebb {
 
@@ -88,19 +87,6 @@ struct Line {
   PythonStack stack;     // where it was made; null in profiles
 };
 
-// Measures the time between two points of a device's stream.
-struct DeviceTimer {
-  explicit DeviceTimer(c10::Stream stream);
-  void stop() {
-    last.record(stream);
-  }
-  JournalTime elapsed();  // waits for the device
-
-  const c10::Stream stream;
-  c10::Event first;
-  c10::Event last;
-};
-
 // In a profile: one call of an operator, with a member for each field of the profile. In a report:
 // one replay, with its inputs, its results, and the time that backward waited for it.
 struct OperatorLine {
@@ -121,7 +107,7 @@ struct OperatorLine {
 
 // A storage to which a region refers, and how many of the region's values and handles refer to it.
 // Null if none does.
-struct Held {
+struct RegionHold {
   const c10::StorageImpl* storage = nullptr;
   size_t holders = 0;
 };
@@ -217,7 +203,7 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   // Registers a value from outside. The journal calls `look` to find out if only regions hold the
   // value: when backward first unpacks, when a report is made, and, for profiles, when a region is
   // entered.
-  void watch(const Entry& entry, std::function<Held()> look);
+  void watch(const Entry& entry, std::function<RegionHold()> look);
   // Backward has unpacked the value of `entry`.
   void asked(const Entry& entry);
 
@@ -240,7 +226,7 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   std::vector<Line*> unused_;           // lines for reuse: no reference to the value is left
   std::deque<OperatorLine> operators_;  // of a profile; of a report, the replays
   uint64_t regions_ = 0;                // outermost ones
-  std::unordered_map<Line*, std::function<Held()>> watched_;  // values from outside, by line
+  std::unordered_map<Line*, std::function<RegionHold()>> watched_;  // values from outside, by line
   std::deque<Span> spans_;
   std::array<uint64_t, kAheadFates> ahead_{};  // regions, by AheadFate
   std::unordered_set<std::string> strings_;

@@ -1,32 +1,33 @@
 // Transfers through c10's device-neutral guards and events: one binary serves CPU and CUDA builds.
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/core/TensorBody.h>
-#include <c10/core/Event.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <optional>
 
 #include "intercept/key.h"
 #include "memory/bytes.h"
-#include "memory/capturing.h"
-#include "memory/events.h"
 #include "memory/pinned.h"
+#include "stream/event.h"
+#include "stream/stream.h"
 #include "transfer/transfer.h"
 
 namespace ebb {
 namespace {
 
-struct AcceleratorEvent final : Event {
+struct AcceleratorEvent final : TransferEvent {
   explicit AcceleratorEvent(c10::Stream stream) : event(recordEvent(stream)) {
   }
 
-  const std::shared_ptr<const c10::Event> event;
+  const EventPtr event;
 };
 
-const c10::Event& eventOf(const Event& event) {
+const c10::Event& eventOf(const TransferEvent& event) {
   return *static_cast<const AcceleratorEvent&>(event).event;
 }
 
@@ -37,7 +38,7 @@ class AcceleratorTransfer final : public Transfer {
   }
 
   c10::Stream computeStream(c10::Device device) override {
-    return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+    return currentStream(device);
   }
 
   c10::Stream outStream(c10::Device device) override {
@@ -48,19 +49,19 @@ class AcceleratorTransfer final : public Transfer {
     return streamsOf(device).in;
   }
 
-  EventPtr record(c10::Stream stream) override {
+  TransferEventPtr record(c10::Stream stream) override {
     return std::make_shared<const AcceleratorEvent>(stream);
   }
 
-  void wait(c10::Stream stream, const EventPtr& event) override {
+  void wait(c10::Stream stream, const TransferEventPtr& event) override {
     eventOf(*event).block(stream);
   }
 
-  bool isDone(const Event& event) override {
+  bool isDone(const TransferEvent& event) override {
     return eventOf(event).query();
   }
 
-  void finish(const Event& event) override {
+  void finish(const TransferEvent& event) override {
     eventOf(event).synchronize();
   }
 
@@ -70,15 +71,6 @@ class AcceleratorTransfer final : public Transfer {
 
   c10::Storage allocateOnHost(size_t nbytes, c10::Device device) override {
     return allocatePinned(nbytes, device);
-  }
-
-  void used(const c10::Storage& storage, c10::Stream stream) override {
-    c10::impl::VirtualGuardImpl(stream.device_type())
-        .recordDataPtrOnStream(storage.data_ptr(), stream);
-  }
-
-  bool isCapturing(c10::Stream stream) override {
-    return ebb::isCapturing(stream);
   }
 
   void copy(const c10::Storage& to, const c10::Storage& from, size_t nbytes, c10::Stream stream)
@@ -100,10 +92,7 @@ class AcceleratorTransfer final : public Transfer {
     if (known != streams_.end()) {
       return known->second;
     }
-    const c10::impl::VirtualGuardImpl guard(device.type());
-    // Other code seldom uses streams of high priority.
-    const Streams fresh{
-        guard.getStreamFromGlobalPool(device, true), guard.getStreamFromGlobalPool(device, true)};
+    const Streams fresh{streamFromPool(device, true), streamFromPool(device, true)};
     return streams_.emplace(device.index(), fresh).first->second;
   }
 
@@ -112,7 +101,23 @@ class AcceleratorTransfer final : public Transfer {
   std::map<c10::DeviceIndex, Streams> streams_;  // by device
 };
 
+// A build for an accelerator may run on a machine without a device.
+bool hasAccelerator() {
+  const auto type = at::getAccelerator(false);
+  return type && c10::impl::hasDeviceGuardImpl(*type) && at::accelerator::deviceCount() > 0;
+}
+
 }  // namespace
+
+// torch's built-in accelerator is known at once; a backend out of tree may be registered at any
+// time.
+bool acceleratorIsThere() {
+  static std::atomic<bool> isThere{hasAccelerator()};
+  if (!isThere.load(std::memory_order_relaxed) && c10::is_privateuse1_backend_registered()) {
+    isThere.store(hasAccelerator(), std::memory_order_relaxed);
+  }
+  return isThere.load(std::memory_order_relaxed);
+}
 
 Transfer& acceleratorTransfer() {
   // Leaked on purpose: threads that outlive static objects may use streams and events.

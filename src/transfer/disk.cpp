@@ -279,7 +279,7 @@ struct Disk::Job {
 // Runs jobs in order, on a thread of its own that lives as long as the process.
 class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
  public:
-  EventPtr push(Job job) {
+  TransferEventPtr push(Job job) {
     auto done = std::make_shared<DiskEvent>();
     job.done = done;
     {
@@ -295,7 +295,7 @@ class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
     return done;
   }
 
-  EventPtr last() {
+  TransferEventPtr last() {
     std::lock_guard<std::mutex> lock(mutex_);
     return last_;
   }
@@ -396,16 +396,16 @@ bool Disk::isCurrent(const c10::Storage& room) {
   return roomOf(room).process == ::getpid() && roomOf(room).file == file_;
 }
 
-EventPtr Disk::write(const c10::Storage& room, const c10::Storage& from, size_t nbytes) {
+TransferEventPtr Disk::write(const c10::Storage& room, const c10::Storage& from, size_t nbytes) {
   auto* memory = const_cast<char*>(static_cast<const char*>(from.data()));
   return start(true, room, memory, nbytes);
 }
 
-EventPtr Disk::read(const c10::Storage& to, const c10::Storage& room, size_t nbytes) {
+TransferEventPtr Disk::read(const c10::Storage& to, const c10::Storage& room, size_t nbytes) {
   return start(false, room, static_cast<char*>(to.mutable_data()), nbytes);
 }
 
-EventPtr Disk::start(bool isWrite, const c10::Storage& room, char* memory, size_t nbytes) {
+TransferEventPtr Disk::start(bool isWrite, const c10::Storage& room, char* memory, size_t nbytes) {
   adoptProcess();
   std::lock_guard<std::mutex> lock(mutex_);
   const Room& place = roomOf(room);
@@ -417,12 +417,12 @@ EventPtr Disk::start(bool isWrite, const c10::Storage& room, char* memory, size_
       ->push({place.file, place.offset, memory, nbytes, isWrite, refused, {}});
 }
 
-EventPtr Disk::lastWrite() {
+TransferEventPtr Disk::lastWrite() {
   std::lock_guard<std::mutex> lock(mutex_);
   return writes_->last();
 }
 
-EventPtr Disk::lastRead() {
+TransferEventPtr Disk::lastRead() {
   std::lock_guard<std::mutex> lock(mutex_);
   return reads_->last();
 }

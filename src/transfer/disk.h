@@ -62,7 +62,7 @@ class DiskFile {
 };
 
 // The end of one read or write.
-class DiskEvent final : public Event {
+class DiskEvent final : public TransferEvent {
  public:
   DiskEvent();
   static std::shared_ptr<DiskEvent> past();  // an event that is done
@@ -84,7 +84,7 @@ class DiskEvent final : public Event {
   std::string error_;
 };
 
-inline const DiskEvent& asDiskEvent(const Event& event) {
+inline const DiskEvent& asDiskEvent(const TransferEvent& event) {
   return static_cast<const DiskEvent&>(event);
 }
 
@@ -105,12 +105,12 @@ class Disk {
   bool isCurrent(const c10::Storage& room);
 
   // The memory must live until the event is done. Writes run in order, and so do reads.
-  EventPtr write(const c10::Storage& room, const c10::Storage& from, size_t nbytes);
-  EventPtr read(const c10::Storage& to, const c10::Storage& room, size_t nbytes);
+  TransferEventPtr write(const c10::Storage& room, const c10::Storage& from, size_t nbytes);
+  TransferEventPtr read(const c10::Storage& to, const c10::Storage& room, size_t nbytes);
 
   // The end of all writes, or of all reads, so far.
-  EventPtr lastWrite();
-  EventPtr lastRead();
+  TransferEventPtr lastWrite();
+  TransferEventPtr lastRead();
 
   size_t used();  // bytes of the current file
 
@@ -120,7 +120,7 @@ class Disk {
 
   Disk();
   void adoptProcess();
-  EventPtr start(bool isWrite, const c10::Storage& room, char* memory, size_t nbytes);
+  TransferEventPtr start(bool isWrite, const c10::Storage& room, char* memory, size_t nbytes);
 
   std::mutex mutex_;  // guards the members below
   int process_;       // owner of the threads and the file

@@ -47,7 +47,7 @@ class DiskTransfer final : public Transfer {
     return stream(kIn);
   }
 
-  EventPtr record(c10::Stream stream) override {
+  TransferEventPtr record(c10::Stream stream) override {
     switch (stream.id()) {
       case kOut:
         return Disk::get().lastWrite();
@@ -58,15 +58,15 @@ class DiskTransfer final : public Transfer {
     }
   }
 
-  void wait(c10::Stream, const EventPtr& event) override {
+  void wait(c10::Stream, const TransferEventPtr& event) override {
     finish(*event);
   }
 
-  bool isDone(const Event& event) override {
+  bool isDone(const TransferEvent& event) override {
     return asDiskEvent(event).isDone();
   }
 
-  void finish(const Event& event) override {
+  void finish(const TransferEvent& event) override {
     asDiskEvent(event).wait();
   }
 
@@ -99,7 +99,7 @@ class DiskTransfer final : public Transfer {
     return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCPU), number);
   }
 
-  const EventPtr past_ = DiskEvent::past();
+  const TransferEventPtr past_ = DiskEvent::past();
 };
 
 }  // namespace

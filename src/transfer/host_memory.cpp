@@ -1,10 +1,118 @@
 #include "transfer/host_memory.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <utility>
 
 namespace ebb {
+
+c10::Storage HostPool::allocate(size_t nbytes, c10::Device device) {
+  try {
+    return via_.allocateOnHost(nbytes, device);
+  } catch (const c10::Error&) {
+    return {};
+  }
+}
+
+// Note [Classes of sizes]
+// A tensor with another size in each step would find no memory of its size. At the limit, each step
+// would then free and allocate memory, and registering pinned memory with the device takes seconds
+// for some gigabytes. So if the pool must free memory in order to allocate, it rounds the new size
+// up to a size class; there are eight classes between a power of two and the next. At the limit,
+// the pool prefers free memory up to a quarter larger than the tensor over a new allocation. In a
+// step with constant sizes, or below the limit, memory exceeds the tensor's size by a twentieth at
+// most.
+size_t HostPool::classOf(size_t nbytes) {
+  const size_t step = std::max<size_t>(std::bit_floor(nbytes) / 8, 1);
+  return (nbytes + step - 1) / step * step;
+}
+
+c10::Storage HostPool::takeFitting(size_t nbytes, size_t most) {
+  const auto fitting = free_.lower_bound(nbytes);
+  if (fitting == free_.end() || fitting->first > most) {
+    return {};
+  }
+  c10::Storage memory = std::move(fitting->second.back());
+  fitting->second.pop_back();
+  if (fitting->second.empty()) {
+    free_.erase(fitting);
+  }
+  return memory;
+}
+
+c10::Storage HostPool::takeNew(size_t nbytes, c10::Device device, bool anyway) {
+  const bool replaces = !retain_ && !free_.empty() && held_ + nbytes > limit_;
+  const size_t wanted = replaces ? classOf(nbytes) : nbytes;
+  freeUntil(limit_ - std::min(wanted, limit_));
+  if (!anyway && (nbytes > limit_ || held_ > limit_ - nbytes)) {
+    return {};
+  }
+  c10::Storage memory = allocate(held_ + wanted <= limit_ ? wanted : nbytes, device);
+  if (!memory) {
+    freeUntil(0);
+    memory = allocate(nbytes, device);
+  }
+  held_ += memory ? memory.nbytes() : 0;
+  return memory;  // null: the caller falls back, and reports the refusal
+}
+
+c10::Storage HostPool::takeFree(size_t nbytes) {
+  const bool isFull = held_ + nbytes > limit_;
+  c10::Storage memory = takeFitting(nbytes, nbytes + nbytes / (isFull ? 4 : 20));
+  used_ += memory ? memory.nbytes() : 0;
+  return memory;
+}
+
+c10::Storage HostPool::take(size_t nbytes, c10::Device device, bool anyway) {
+  c10::Storage memory = takeFree(nbytes);
+  if (!memory) {
+    memory = takeNew(nbytes, device, anyway);
+    used_ += memory ? memory.nbytes() : 0;
+  }
+  return memory;
+}
+
+void HostPool::give(c10::Storage memory) {
+  used_ -= memory.nbytes();
+  if (!via_.isReusable(memory)) {
+    held_ -= memory.nbytes();
+    return;
+  }
+  free_[memory.nbytes()].push_back(std::move(memory));
+  if (held_ > limit_) {
+    freeUntil(limit_);
+  }
+}
+
+void HostPool::setLimit(size_t bytes, bool retain) {
+  limit_ = bytes;
+  retain_ = retain;
+  freeUntil(limit_);
+}
+
+void HostPool::trim() {
+  const bool retain = std::exchange(retain_, false);
+  freeUntil(0);
+  retain_ = retain;
+}
+
+// Frees the largest blocks first, so that the fewest are freed.
+void HostPool::freeUntil(size_t bytes) {
+  if (retain_) {
+    return;
+  }
+  while (held_ > bytes && !free_.empty()) {
+    const auto largest = std::prev(free_.end());
+    held_ -= largest->first;
+    largest->second.pop_back();
+    if (largest->second.empty()) {
+      free_.erase(largest);
+    }
+  }
+}
 
 c10::Storage HostMemory::take(size_t nbytes, c10::Device device, bool anyway) {
   HostPool& pool = poolOf(device);

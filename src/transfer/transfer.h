@@ -1,5 +1,6 @@
-// The offload engine's interface to hardware: streams, events, copies, memory. Nothing bypasses
-// this interface, so a fake implementation in tests detects every missing wait between streams.
+// The offload engine's interface to hardware: streams, events, copies, memory. Only noteUse() and
+// isCapturing() bypass this interface, so a fake implementation in tests detects every missing wait
+// between streams.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -14,16 +15,16 @@
 namespace ebb {
 
 // A point in a stream's work.
-class Event {
+class TransferEvent {
  public:
-  virtual ~Event() = default;
+  virtual ~TransferEvent() = default;
 
   // The error of the work before a finished event; empty on success.
   virtual std::string error() const {
     return {};
   }
 };
-using EventPtr = std::shared_ptr<const Event>;
+using TransferEventPtr = std::shared_ptr<const TransferEvent>;
 
 class Transfer {
  public:
@@ -45,15 +46,15 @@ class Transfer {
   virtual c10::Stream inStream(c10::Device device) = 0;
 
   // The end of all work given to `stream` so far.
-  virtual EventPtr record(c10::Stream stream) = 0;
+  virtual TransferEventPtr record(c10::Stream stream) = 0;
 
   // Work given to `stream` from now on runs after `event`. The host does not wait.
-  virtual void wait(c10::Stream stream, const EventPtr& event) = 0;
+  virtual void wait(c10::Stream stream, const TransferEventPtr& event) = 0;
 
-  virtual bool isDone(const Event& event) = 0;
+  virtual bool isDone(const TransferEvent& event) = 0;
 
   // The host waits for `event`.
-  virtual void finish(const Event& event) = 0;
+  virtual void finish(const TransferEvent& event) = 0;
 
   // `storage` is about to be offloaded; work given to computeStream() so far produces the bytes.
   virtual void packed(const c10::Storage& storage) {
@@ -64,16 +65,6 @@ class Transfer {
 
   // Uninitialised host memory for asynchronous copies. Throws if none is available.
   virtual c10::Storage allocateOnHost(size_t nbytes, c10::Device device) = 0;
-
-  // `stream` uses the storage's device memory, possibly allocated on another stream. Freed memory
-  // is not allocated again before the work given to `stream` by then is done.
-  virtual void used(const c10::Storage& storage, c10::Stream stream) {
-  }
-
-  // True if work given to `stream` is being captured in a graph instead of run.
-  virtual bool isCapturing(c10::Stream stream) {
-    return false;
-  }
 
   // True if host memory may be used for something else.
   virtual bool isReusable(const c10::Storage& host) const {

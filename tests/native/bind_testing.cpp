@@ -1,7 +1,6 @@
 // Tables of fields, transfers that are fake or instant, and what else only tests and benchmarks
 // use.
 #include <ATen/core/Generator.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
 
@@ -32,7 +31,6 @@
 #include "kernel/convolutions.h"
 #include "many_threads.h"
 #include "memory/bytes.h"
-#include "memory/capturing.h"
 #include "memory/in_use.h"
 #include "memory/pinned.h"
 #include "module.h"
@@ -43,6 +41,8 @@
 #include "record/made_values.h"
 #include "report/journal.h"
 #include "stand_in_generator.h"
+#include "stream/capture.h"
+#include "stream/stream.h"
 
 namespace ebb::bindings {
 
@@ -204,8 +204,7 @@ std::pair<bool, uint64_t> cudaCapture(uintptr_t stream) {
 // Whether the current stream of `device` is being captured: by the device, and by the stream.
 std::pair<bool, bool> capturesOf(const std::string& name) {
   const c10::Device device(name);
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  return {isCapturing(device), isCapturing(guard.getStream(guard.getDevice()))};
+  return {isCapturing(device), isCapturing(currentStream(device))};
 }
 
 py::dict replayedDraw(

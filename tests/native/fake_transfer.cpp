@@ -35,7 +35,7 @@ void freeHostBlock(void* context) {
 
 }  // namespace
 
-struct FakeTransfer::FakeEvent final : Event {
+struct FakeTransfer::FakeEvent final : TransferEvent {
   explicit FakeEvent(Clock given) : clock(std::move(given)) {
   }
   Clock clock;
@@ -72,11 +72,11 @@ bool FakeTransfer::isCompute(StreamId stream) const {
   return stream < kOut;
 }
 
-const FakeTransfer::Clock& FakeTransfer::clockOf(const Event& event) const {
+const FakeTransfer::Clock& FakeTransfer::clockOf(const TransferEvent& event) const {
   return static_cast<const FakeEvent&>(event).clock;
 }
 
-EventPtr FakeTransfer::record(c10::Stream stream) {
+TransferEventPtr FakeTransfer::record(c10::Stream stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (isCompute(stream.id())) {
     clocks_[stream.id()][stream.id()] = ++lastTick_;
@@ -84,7 +84,7 @@ EventPtr FakeTransfer::record(c10::Stream stream) {
   return std::make_shared<const FakeEvent>(clocks_[stream.id()]);
 }
 
-void FakeTransfer::wait(c10::Stream stream, const EventPtr& event) {
+void FakeTransfer::wait(c10::Stream stream, const TransferEventPtr& event) {
   std::lock_guard<std::mutex> lock(mutex_);
   Clock& clock = clocks_[stream.id()];
   for (const auto& [other, number] : clockOf(*event)) {
@@ -97,7 +97,7 @@ void FakeTransfer::wait(c10::Stream stream, const EventPtr& event) {
   }
 }
 
-bool FakeTransfer::isDone(const Event& event) {
+bool FakeTransfer::isDone(const TransferEvent& event) {
   std::lock_guard<std::mutex> lock(mutex_);
   ++counts_.asked;
   const bool done = allRan(clockOf(event));
@@ -107,7 +107,7 @@ bool FakeTransfer::isDone(const Event& event) {
   return done;
 }
 
-void FakeTransfer::finish(const Event& event) {
+void FakeTransfer::finish(const TransferEvent& event) {
   std::lock_guard<std::mutex> lock(mutex_);
   ++counts_.asked;
   if (!allRan(clockOf(event))) {

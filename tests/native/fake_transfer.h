@@ -39,10 +39,10 @@ class FakeTransfer final : public Transfer {
   c10::Stream computeStream(c10::Device device) override;
   c10::Stream outStream(c10::Device device) override;
   c10::Stream inStream(c10::Device device) override;
-  EventPtr record(c10::Stream stream) override;
-  void wait(c10::Stream stream, const EventPtr& event) override;
-  bool isDone(const Event& event) override;
-  void finish(const Event& event) override;
+  TransferEventPtr record(c10::Stream stream) override;
+  void wait(c10::Stream stream, const TransferEventPtr& event) override;
+  bool isDone(const TransferEvent& event) override;
+  void finish(const TransferEvent& event) override;
   void packed(const c10::Storage& storage) override;
   c10::Storage allocateOnDevice(size_t nbytes, c10::Device device) override;
   c10::Storage allocateOnHost(size_t nbytes, c10::Device device) override;
@@ -97,7 +97,7 @@ class FakeTransfer final : public Transfer {
 
   StreamId computeNumber() const;
   bool isCompute(StreamId stream) const;
-  const Clock& clockOf(const Event& event) const;
+  const Clock& clockOf(const TransferEvent& event) const;
   bool allRan(const Clock& clock) const;
   void runBefore(const Clock& clock);
   void run(Copy copy);

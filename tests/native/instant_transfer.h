@@ -28,15 +28,15 @@ class InstantTransfer final : public Transfer {
   c10::Stream inStream(c10::Device device) override {
     return stream(2);
   }
-  EventPtr record(c10::Stream stream) override {
+  TransferEventPtr record(c10::Stream stream) override {
     return event_;
   }
-  void wait(c10::Stream stream, const EventPtr& event) override {
+  void wait(c10::Stream stream, const TransferEventPtr& event) override {
   }
-  bool isDone(const Event& event) override {
+  bool isDone(const TransferEvent& event) override {
     return true;
   }
-  void finish(const Event& event) override {
+  void finish(const TransferEvent& event) override {
   }
   c10::Storage allocateOnDevice(size_t nbytes, c10::Device device) override {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -74,7 +74,7 @@ class InstantTransfer final : public Transfer {
 
   std::mutex mutex_;                                      // guards free_
   std::unordered_map<size_t, std::vector<Block*>> free_;  // by size; never given back
-  const EventPtr event_ = std::make_shared<Event>();
+  const TransferEventPtr event_ = std::make_shared<TransferEvent>();
 };
 
 }  // namespace ebb

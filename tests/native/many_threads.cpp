@@ -2,7 +2,6 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/Storage.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <array>
@@ -16,8 +15,9 @@
 #include <vector>
 
 #include "memory/arena.h"
-#include "memory/events.h"
 #include "memory/stillness.h"
+#include "stream/event.h"
+#include "stream/stream.h"
 
 namespace ebb {
 namespace {
@@ -75,8 +75,8 @@ bool arenaObjectsAreApart(size_t threads, size_t rounds) {
 
 // Threads meet nowhere else, so that they come at a time. What each has at the end it keeps.
 bool eventsAreApart(c10::Device device, size_t threads, size_t rounds) {
-  using Events = std::vector<std::shared_ptr<const c10::Event>>;
-  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  using Events = std::vector<EventPtr>;
+  const c10::Stream stream = currentStream(device);
   std::vector<Events> last(threads);
   const bool areThere = allRounds(threads, rounds, [&](size_t thread, size_t) {
     Events& events = last[thread];

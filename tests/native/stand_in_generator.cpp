@@ -14,7 +14,7 @@
 
 #include "intercept/op_traits.h"
 #include "kernel/random_state.h"
-#include "memory/capturing.h"
+#include "stream/capture.h"
 
 namespace ebb {
 namespace {

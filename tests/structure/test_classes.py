@@ -25,7 +25,7 @@ LARGE = {
     "Recipe": (7, 16),
     "Value": (32, 37),
     "OpTraits": (2, 33),
-    "Copies": (36, 9),
+    "Copies": (36, 7),
     "HostStash": (7, 21),
     "Offload": (25, 11),
     "PageStash": (13, 15),

@@ -3,13 +3,13 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/StringUtil.h>
 
 #include <cstring>
 #include <string>
 
 #include "paging/pool/movers.h"
+#include "stream/stream.h"
 
 namespace ebb {
 namespace {
@@ -30,7 +30,7 @@ PagePoolOptions withDeviceOfTensors(PagePoolOptions options) {
   if (options.device.is_cpu()) {
     options.device = c10::kCPU;
   } else if (!options.device.has_index()) {
-    options.device = c10::impl::VirtualGuardImpl(options.device.type()).getDevice();
+    options.device = currentDevice(options.device.type());
   }
   return options;
 }
@@ -192,11 +192,8 @@ PagePoolState* PagePool::pool() const {
 }
 
 void* PagePool::stream() const {
-  if (options_.device.is_cpu()) {
-    return nullptr;
-  }
-  const c10::impl::VirtualGuardImpl guard(options_.device.type());
-  return guard.getStream(options_.device).native_handle();
+  const c10::Device device = options_.device;
+  return device.is_cpu() ? nullptr : currentStream(device).native_handle();
 }
 
 PagePoolStatus PagePool::status() const {

@@ -192,7 +192,7 @@ PLACES: Places = {
             "false",
         ),
     ],
-    "src/ahead/upcoming.cpp": [
+    "src/ahead/worker.cpp": [
         (
             (ORDER + "::test_no_more_regions_are_ahead_than_are_asked_for",),
             "ahead-of-few-regions",
@@ -222,8 +222,6 @@ PLACES: Places = {
             "true",
             "AheadState::Recorded &&\n         !graph.lookahead->asked.load();",
         ),
-    ],
-    "src/ahead/worker.cpp": [
         (
             (ORDER + "::test_where_backward_went_elsewhere_nothing_is_waited_for",),
             "ahead-forgets-where-backward-went-elsewhere",
@@ -284,12 +282,10 @@ PLACES: Places = {
             "ahead-on-the-graphs-stream",
             "guard.emplace(settings.sideStream ? side_.after(own, graph) : own);",
         ),
-    ],
-    "src/ahead/side_stream.cpp": [
         (
             (DEVICE + "::test_each_wait_matters",),
             "ahead-beside-waits-for-compute",
-            "soFar.block(*stream_);",
+            "orderAfter(*stream_, compute);",
         ),
         (
             (DEVICE + "::test_streams_of_the_programs_own_of_which_all_forwards_come_first",),

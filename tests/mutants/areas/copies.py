@@ -24,7 +24,7 @@ TESTS = (
 )
 
 EACH = {
-    "src/offload/copies.cpp": r"\bvia_\.(wait|finish|used)\(|\bisDone\(\*(?!stash)",
+    "src/offload/copies.cpp": r"\bvia_\.(wait|finish)\(|\bnoteUse\(|\bisDone\(\*(?!stash)",
 }
 
 AROUND = "tests/accelerator/test_offload_around_captures.py"
@@ -42,6 +42,7 @@ ORDER = "tests/offload/test_offload_order.py"
 STATIC = "tests/offload/test_offload_static.py"
 
 copies = partial(Mutant, file="src/offload/copies.cpp")
+capture = partial(Mutant, file="src/stream/capture.h")
 
 MUTANTS = (
     copies(
@@ -49,9 +50,10 @@ MUTANTS = (
         text="endCapture();",
         tests=(f"{CAPTURES}::test_an_eager_step_between_replays_keeps_its_bytes",),
     ),
-    copies(
+    capture(
         "a-capture-has-copied-nothing",
-        text="copied_ = false;",
+        text="joined_ = false;",
+        within="++count_;\n      joined_ = false;",
         tests=(f"{CAPTURES}::test_a_graph_gives_what_eager_gives",),
     ),
     copies(
@@ -66,12 +68,12 @@ MUTANTS = (
     ),
     copies(
         "leaving-of-a-capture-is-its-graphs",
-        text="context_.host.giveToGraph(std::move(leaving.onHost));",
+        text="give(leaving.memory, leaving.device, over);",
         tests=(f"{CAPTURES}::test_host_memory_that_is_in_use_when_a_capture_ends",),
     ),
     copies(
         "held-of-a-capture-is-its-graphs",
-        text="context_.host.giveToGraph(std::move(held.onHost));",
+        text="releaseHeld(over, [](const HeldMemory::Held&) { return true; });",
         tests=(f"{CAPTURES}::test_host_memory_that_is_in_use_when_a_capture_ends",),
     ),
     copies(
@@ -88,26 +90,26 @@ MUTANTS = (
     ),
     copies(
         "host-memory-in-a-capture-again",
-        text="capture == capture_",
+        text="capture == this->capture()",
         instead="false",
-        within="} else if (capture == capture_) {",
+        within="} else if (capture == this->capture()) {",
         tests=(f"{CAPTURES}::test_several_steps_in_one_capture_use_the_same_host_memory",),
     ),
     copies(
         "host-memory-of-another-capture",
-        text="capture == capture_",
+        text="capture == this->capture()",
         instead="true",
-        within="} else if (capture == capture_) {",
+        within="} else if (capture == this->capture()) {",
         tests=(f"{CAPTURES}::test_host_memory_of_what_its_capture_never_fetched",),
     ),
     copies(
         "a-stash-is-of-a-capture",
-        text="stash.capture = capture_;",
+        text="stash.capture = capture();",
         tests=(f"{CAPTURES}::test_a_graph_gives_what_eager_gives",),
     ),
     copies(
         "packed-on-uses-what-leaves",
-        text="via_.used(stash.onDevice, stash.packedOn);",
+        text="noteUse(stash.onDevice, stash.packedOn);",
         tests=(f"{STREAMS}::test_what_leaves_when_the_region_ends_was_made_on_another_stream",),
     ),
     copies(
@@ -131,7 +133,7 @@ MUTANTS = (
     ),
     copies(
         "a-capture-has-copied",
-        text="copied_ = true;",
+        text="captures_.join();",
         tests=(f"{CAPTURES}::test_two_captures_one_right_after_the_other",),
     ),
     copies(
@@ -210,8 +212,8 @@ MUTANTS = (
     ),
     copies(
         "elsewhere-uses-what-came-ahead",
-        text="via_.used(stash.onDevice, compute);",
-        within="if (*stash.takenOn != compute) {\n    via_.used(stash.onDevice, compute);",
+        text="noteUse(stash.onDevice, compute);",
+        within="if (*stash.takenOn != compute) {\n    noteUse(stash.onDevice, compute);",
         tests=(f"{SEVERAL_STREAMS}::test_memory_that_came_ahead_for_another_stream",),
     ),
     copies(
@@ -237,11 +239,8 @@ MUTANTS = (
     ),
     copies(
         "held-until-returned",
-        text=(
-            "now_.held.push_back("
-            "{stash.returned, compute, {}, std::move(stash.onHost), stash.device});"
-        ),
-        instead="give(stash.onHost, stash.device, capture_);",
+        text="now_.held.hold(stash.returned, compute, {{}, std::move(stash.onHost)});",
+        instead="give(stash.onHost, stash.device, capture());",
         tests=(f"{WAITS}::test_all_is_in_order",),
     ),
     copies(
@@ -251,28 +250,25 @@ MUTANTS = (
     ),
     copies(
         "second-uses-what-was-fetched",
-        text="via_.used(stash.onDevice, compute);",
+        text="noteUse(stash.onDevice, compute);",
         within=(
             "via_.wait(compute, via_.record(*stash.takenOn));\n"
-            "    via_.used(stash.onDevice, compute);"
+            "    noteUse(stash.onDevice, compute);"
         ),
         tests=(f"{SEVERAL_STREAMS}::test_fetched_on_one_stream_and_asked_for_again_on_another",),
     ),
     copies(
         "held-until-returned-for-nobody",
         text=(
-            "place->held.push_back(\n"
-            "        {stash.returned,\n"
-            "         *stash.takenOn,\n"
-            "         std::move(stash.onDevice),\n"
-            "         std::move(stash.onHost),\n"
-            "         stash.device});"
+            "place->held.hold(\n"
+            "        stash.returned, *stash.takenOn, "
+            "{std::move(stash.onDevice), std::move(stash.onHost)});"
         ),
         tests=(f"{SEVERAL_STREAMS}::test_what_is_dropped_on_its_way_back",),
     ),
     copies(
         "nobody-asks-in-static-mode",
-        text="!context_.settings.isStatic && capture_ == 0 && via_.isDone(event)",
+        text="!context_.settings.isStatic && capture() == 0 && via_.isDone(event)",
         instead="via_.isDone(event)",
         tests=(f"{STEADY}::test_static_mode_asks_nothing_of_what_is_never_fetched",),
     ),
@@ -320,7 +316,7 @@ MUTANTS = (
     ),
     copies(
         "asks-whether-it-is-held",
-        text="via_.isDone(*now_.held.front().until)",
+        text="via_.isDone(*held.until)",
         instead="true",
         tests=(f"{ORDER}::test_backward_on_another_stream",),
     ),
@@ -351,12 +347,12 @@ MUTANTS = (
     ),
     copies(
         "joins-what-is-held",
-        text="via_.wait(first.stream, first.until);",
+        text="via_.wait(held.stream, held.until);",
         tests=(f"{SEVERAL_STREAMS}::test_what_is_dropped_on_its_way_back",),
     ),
     copies(
         "out-waits-held",
-        text="via_.wait(via_.outStream(first.device), first.until);",
+        text="via_.wait(via_.outStream(held.stream.device()), held.until);",
         tests=(f"{SEVERAL_STREAMS}::test_what_is_dropped_on_its_way_back",),
     ),
     copies(

@@ -30,7 +30,7 @@ FORKS = "tests/offload/test_offload_forks.py"
 spill = partial(Mutant, file="src/offload/spill.cpp")
 disk_transfer = partial(Mutant, file="src/transfer/disk_transfer.cpp")
 disk = partial(Mutant, file="src/transfer/disk.cpp")
-host_pool = partial(Mutant, file="src/transfer/host_pool.cpp")
+host_memory = partial(Mutant, file="src/transfer/host_memory.cpp")
 
 MUTANTS = (
     spill(
@@ -206,7 +206,7 @@ MUTANTS = (
         instead="true",
         tests=(f"{FORKS}::test_a_fork_while_something_is_written",),
     ),
-    host_pool(
+    host_memory(
         "only-what-is-reusable-is-given-back",
         text="!via_.isReusable(memory)",
         instead="false",

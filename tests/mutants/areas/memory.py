@@ -31,7 +31,7 @@ TESTS = (
 
 EACH = {
     "src/memory/arena.cpp": r"spares\(\)\.mutex",
-    "src/memory/events.cpp": r"mutex_(?=\);)",
+    "src/stream/event.cpp": r"mutex_(?=\);)",
 }
 
 PLACES: Places = {
@@ -164,7 +164,7 @@ PLACES: Places = {
             "dropped.clear(); mutex_.unlock();",
         ),
     ],
-    "src/memory/events.cpp": [
+    "src/stream/event.cpp": [
         (
             (OFFLOAD_STEADY + "::test_the_host_waits_for_nothing_and_asks_little",),
             "events-are-used-again",

@@ -45,7 +45,7 @@ offload = partial(Mutant, file="src/offload/offload.cpp")
 MUTANTS = (
     offload(
         "beside-a-capture-it-stays",
-        text="copies_.capture() == 0 || via_.isCapturing(via_.computeStream(device))",
+        text="copies_.capture() == 0 || isCapturing(via_.computeStream(device))",
         instead="true",
         tests=(f"{CAPTURES}::test_what_runs_beside_a_capture_stays_on_the_device",),
     ),

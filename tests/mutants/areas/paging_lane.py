@@ -27,7 +27,7 @@ TESTS = (
 EACH = dict.fromkeys(
     (
         "src/paging/lane.cpp",
-        "src/paging/streams.cpp",
+        "src/stream/stream.cpp",
     ),
     r"(?<!void )\b(noteUse|noteMade)\((?=stash|source|storage, user\);)|\bjoin(Lanes)?\(\);|joinAll\((?!bool)|\blane\(\)\.wait\(",
 )
@@ -38,15 +38,15 @@ PLACES: Places = {
             (PAGING_WAITS + "::test_the_host_neither_waits_nor_asks_in_a_steady_step",),
             "lane-waits-for-compute",
             "after == After::Compute",
-            "after == After::Compute && capture_ != 0",
+            "after == After::Compute && captures_.current() != 0",
             "if (after == After::Compute",
         ),
         (
             (PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",),
             "lane-joins-capture",
-            "joinsCapture",
+            "!captures_.areTogether()",
             "false",
-            "|| joinsCapture)",
+            "After::Compute || !captures_.areTogether())",
         ),
         (
             (PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",),
@@ -58,7 +58,7 @@ PLACES: Places = {
         (
             (PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",),
             "lane-holds-storages",
-            "held_.push_back({call, currentStream(device_), std::move(held)});",
+            "held_.hold(call, currentStream(device_), std::move(held));",
         ),
         (
             (PAGING_STREAMS + "::test_layers_on_two_streams",),
@@ -75,9 +75,9 @@ PLACES: Places = {
         (
             (PAGING_STREAMS + "::test_memory_of_one_stream_does_not_wait_for_another",),
             "lane-lets-go-of-own-only",
-            "held.compute == compute",
+            "held.stream == compute",
             "true",
-            "return held.compute == compute && isOverWith",
+            "return held.stream == compute && isOverWith",
         ),
         (
             (PAGING_COSTS + "::test_memory_of_what_has_left_after_what_is_written",),
@@ -94,9 +94,9 @@ PLACES: Places = {
         (
             (PAGING_COSTS + "::test_a_layer_waits_for_what_its_own_stream_has_paged",),
             "lane-joins-own-only",
-            "held.compute == compute",
+            "held.stream == compute",
             "true",
-            "if (held.compute == compute",
+            "if (held.stream == compute",
         ),
         (
             (PAGING_COSTS + "::test_the_last_of_what_has_left_is_waited_for",),
@@ -128,7 +128,7 @@ PLACES: Places = {
         (
             (PAGING_COSTS + "::test_what_has_left_is_free_when_the_step_ends_on_another_stream",),
             "lane-join-all-lets-go",
-            "letGo(isOfNow, currentStream(device_));",
+            "release(isOfNow, currentStream(device_));",
         ),
         (
             (PAGING_FAILURES + "::test_pools_that_go_while_something_is_on_its_way_back",),
@@ -158,9 +158,7 @@ PLACES: Places = {
         (
             (PAGING_COSTS + "::test_what_has_left_is_free_when_somebody_has_asked",),
             "lane-over-lets-go",
-            "letGo(isOver, std::nullopt);",
-            "",
-            "letGo(isOver, std::nullopt);\n  over_",
+            "release(isOver, std::nullopt);",
         ),
         (
             (PAGING_COSTS + "::test_pools_that_go_are_waited_for_once",),
@@ -180,48 +178,46 @@ PLACES: Places = {
         ),
         (
             (PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",),
-            "lane-asks-itself-whether-captured",
-            "*stream_",
-            "currentStream(device_)",
-            "on(*stream_);\n  return",
-        ),
-        (
-            (PAGING_CAPTURES + "::test_a_capture_that_failed",),
-            "lane-capture-goes-on-without-compute",
-            "!computes && capture_ == 0",
-            "!computes",
-        ),
-        (
-            (PAGING_CAPTURES + "::test_a_capture_right_after_one_that_failed",),
-            "lane-numbers-captures",
-            "++captures_",
-            "1",
-        ),
-        (
-            (PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",),
-            "lane-keeps-its-capture",
-            "!itself",
-            "true",
+            "lane-has-joined",
+            "captures_.join();",
         ),
         (
             (PAGING_CAPTURES + "::test_memory_of_a_capture_that_failed_is_given_up",),
             "lane-lets-go-of-old-captures",
-            "letGo(isOver, std::nullopt);",
-            "",
-            "letGo(isOver, std::nullopt);\n  return capture_;",
+            "release([&](const Held& held) { return held.until.capture == over; }, std::nullopt);",
         ),
         (
             (PAGING_BESIDE_CAPTURES + "::test_another_stream_pages_while_a_graph_is_captured",),
             "lane-lets-go-of-captures-only",
-            "held.until.capture != 0",
+            "held.until.capture == over",
             "true",
         ),
     ],
-    "src/paging/streams.cpp": [
+    "src/stream/capture.h": [
+        (
+            (PAGING_CAPTURES + "::test_a_capture_that_failed",),
+            "capture-goes-on-without-compute",
+            "joined_ ? own : compute",
+            "compute",
+        ),
+        (
+            (PAGING_CAPTURES + "::test_a_capture_right_after_one_that_failed",),
+            "capture-numbers",
+            "++count_",
+            "1",
+        ),
+        (
+            (PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",),
+            "capture-keeps-its-number",
+            "current_ == 0 && isCapturing(compute)",
+            "isCapturing(compute)",
+        ),
+    ],
+    "src/stream/stream.cpp": [
         (
             (PAGING_STREAMS + "::test_what_leaves_when_the_region_ends",),
             "streams-take-over-waits",
-            "recordEvent(made)->block(user);",
+            "orderAfter(user, maker);",
         ),
         (
             (
@@ -229,21 +225,19 @@ PLACES: Places = {
                 + "::test_what_another_stream_has_copied_comes_back_in_a_capture",
             ),
             "streams-take-over-not-in-a-capture",
-            "!isCapturing(made.device())",
+            "!isCapturing(user)",
             "true",
         ),
         (
             (PAGING_STREAMS + "::test_what_leaves_when_the_region_ends",),
             "streams-take-over-tells",
             "noteUse(storage, user);",
-            "",
-            "noteUse(storage, user);\n}\n\n}",
         ),
         (
             (PAGING_COSTS + "::test_the_stream_that_has_copied_rows_waits_for_nothing",),
             "streams-take-over-of-its-own",
-            "user == made",
-            "false",
+            "later != earlier",
+            "true",
         ),
     ],
 }

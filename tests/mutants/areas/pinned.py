@@ -17,10 +17,11 @@ TESTS = (
 
 EACH = {
     "src/memory/*.cpp": r"\bmadvise\(|\bforgetError\(\);",
+    "src/stream/*.cpp": r"\bforgetError\(\);",
 }
 
 PLACES: Places = {
-    "src/memory/capturing.cpp": [
+    "src/stream/capture.cpp": [
         (
             (DEVICE_MEMORY + "::test_whether_a_stream_is_captured",),
             "capturing-another",
@@ -43,9 +44,9 @@ PLACES: Places = {
         (
             (DEVICE_MEMORY + "::test_whether_a_stream_is_captured",),
             "capturing-on-the-cpu",
-            "device.is_cpu()",
+            "stream.device_type() == c10::kCPU",
             "false",
-            "if (device.is_cpu()",
+            "",
             (),
             "the CPU's guard says the same, and takes longer",
         ),
@@ -222,8 +223,6 @@ PLACES: Places = {
             "true",
             "if (pages->isRegistered)",
         ),
-    ],
-    "src/memory/numa_node.cpp": [
         (
             (PINNED_MEMORY + "::test_the_system_writes_names_of_devices_in_lower_case",),
             "numa-names-in-lower-case",

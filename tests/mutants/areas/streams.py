@@ -13,7 +13,7 @@ TESTS = (
 )
 
 EACH = {
-    "src/graph/streams.cpp": r"\b(waitFor|tellOf)\(all_|\b(waitFor|tellOf)\((current|other),",
+    "src/graph/streams.cpp": r"\borderAfter\((all_\[asker|other)|\bnoteUse\(",
     "src/[rs][eae]*/*.cpp": r"\bstreams\.(use|made|share|note)\(",
 }
 
@@ -36,21 +36,23 @@ value_map = partial(Mutant, file="src/record/value_map.cpp")
 MUTANTS = (
     streams(
         "asker-waits-for-unnumbered-makers",
-        text="waitFor(all_[i], all_[asker]);",
+        text="orderAfter(all_[asker], all_[i]);",
         tests=(f"{ORDER}::test_more_makers_than_are_told_apart",),
     ),
     streams(
-        "asker-waits-for-maker", text="waitFor(all_[maker - 1], all_[asker]);", tests=(STREAMS,)
+        "asker-waits-for-maker", text="orderAfter(all_[asker], all_[maker - 1]);", tests=(STREAMS,)
     ),
-    streams("allocator-is-told-of-users", text="tellOf(all_[current], storage);", tests=(STREAMS,)),
+    streams(
+        "allocator-is-told-of-users", text="noteUse(storage, all_[current]);", tests=(STREAMS,)
+    ),
     streams(
         "all-wait-for-what-is-shared",
-        text="waitFor(current, other);",
+        text="orderAfter(other, current);",
         tests=(f"{ORDER}::test_a_filled_escape_is_for_all_streams",),
     ),
     streams(
         "allocator-is-told-of-all",
-        text="tellOf(other, storage);",
+        text="noteUse(storage, other);",
         tests=(
             f"{SEVERAL_STREAMS}::test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it",
         ),

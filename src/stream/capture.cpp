@@ -1,10 +1,9 @@
-#include "memory/capturing.h"
+#include "stream/capture.h"
 
-#include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include "memory/cuda_runtime.h"
+#include "stream/stream.h"
 
 namespace ebb {
 namespace {
@@ -14,13 +13,12 @@ bool isAboutCaptures(int error) {
   return error >= 900 && error <= 908;
 }
 
-c10::Stream currentStream(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
 }  // namespace
 
 bool isCapturing(c10::Stream stream) {
+  if (stream.device_type() == c10::kCPU) {
+    return false;
+  }
 #if EBB_TORCH_VERSION >= 21200
   try {
     return stream.is_capturing();  // torch clears the CUDA error that it raises
@@ -35,9 +33,6 @@ bool isCapturing(c10::Stream stream) {
 }
 
 bool isCapturing(c10::Device device) {
-  if (device.is_cpu()) {
-    return false;
-  }
   try {
     return isCapturing(currentStream(device));
   } catch (const c10::Error&) {  // torch has no such device, or the machine has no GPU or driver

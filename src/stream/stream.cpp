@@ -1,14 +1,29 @@
-#include "paging/streams.h"
+#include "stream/stream.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "memory/capturing.h"
-#include "memory/events.h"
+#include "stream/capture.h"
+#include "stream/event.h"
 
 namespace ebb {
 
+c10::Device currentDevice(c10::DeviceType type) {
+  return c10::impl::VirtualGuardImpl(type).getDevice();
+}
+
 c10::Stream currentStream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+c10::Stream streamFromPool(c10::Device device, bool isHighPriority) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  return guard.getStreamFromGlobalPool(device, isHighPriority);
+}
+
+void orderAfter(c10::Stream later, c10::Stream earlier) {
+  if (later != earlier) {
+    recordEvent(earlier)->block(later);
+  }
 }
 
 void noteUse(const c10::Storage& storage, c10::Stream user) {
@@ -25,13 +40,10 @@ void noteUse(const c10::Storage& storage) {
 }
 
 // A captured stream waits for nothing outside of the capture: see Note [Pages in a CUDA graph].
-void takeOver(const c10::Storage& storage, c10::Stream made) {
-  const c10::Stream user = currentStream(made.device());
-  if (user == made) {
-    return;
-  }
-  if (!isCapturing(made.device())) {
-    recordEvent(made)->block(user);
+void useOnCurrent(const c10::Storage& storage, c10::Stream maker) {
+  const c10::Stream user = currentStream(maker.device());
+  if (!isCapturing(user)) {
+    orderAfter(user, maker);
   }
   noteUse(storage, user);
 }

@@ -1,0 +1,84 @@
+// Detects the capture of a graph, in which device work is recorded and not run.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "ebb/export.h"
+
+namespace ebb {
+
+// Note [Captures]
+// While a graph (of CUDA, or of any device whose guard reports captures) is captured, the host may
+// neither wait for the device nor query its progress. torch reports captures since 2.12; before,
+// ebb asks CUDA's runtime. The runtime gives an error if another thread captures and this thread is
+// on the legacy stream. Then the answer is yes, since a wait there would end that capture. The
+// error is cleared. The functions below never throw: the next call of torch reports any other
+// error.
+
+// True if a graph is being captured on this thread's current stream of `device`.
+EBB_API bool isCapturing(c10::Device device);
+
+// True if `stream` is part of a capture.
+EBB_API bool isCapturing(c10::Stream stream);
+
+// The number of the current capture; 0: none. Devices other than CUDA have no numbers: 1 for any
+// capture.
+uint64_t captureOf(c10::Device device);
+
+// Like isCapturing(), for a CUDA stream, and by CUDA's runtime alone.
+EBB_API bool isCapturingForCuda(void* stream);
+// Like captureOf(), for a CUDA stream, and by CUDA's runtime alone.
+EBB_API uint64_t captureForCuda(void* stream);
+
+// Numbers the captures in which a stream of ebb's, beside a compute stream, may take part. The
+// stream joins a capture with its first work there, and does not join the next capture before its
+// first work there.
+class CaptureWatch {
+ public:
+  // The number of the current capture; 0: none.
+  uint64_t current() const {
+    return current_;
+  }
+
+  // True if the current capture is over: the stream `own`, or `compute` before `own` has joined, is
+  // not captured any more.
+  bool isOver(c10::Stream compute, c10::Stream own) const {
+    return current_ != 0 && !isCapturing(joined_ ? own : compute);
+  }
+
+  // The current capture is over. Returns its number.
+  uint64_t end() {
+    return std::exchange(current_, 0);
+  }
+
+  // Begins a capture if there is none and `compute` is being captured. Returns whether one began.
+  bool begin(c10::Stream compute) {
+    const bool begins = current_ == 0 && isCapturing(compute);
+    if (begins) {
+      current_ = ++count_;
+      joined_ = false;
+    }
+    return begins;
+  }
+
+  // The stream has been given work in the current capture, if there is one.
+  void join() {
+    joined_ = true;
+  }
+
+  // True if the stream runs in the same capture as the compute stream, or both in none.
+  bool areTogether() const {
+    return current_ == 0 || joined_;
+  }
+
+ private:
+  uint64_t count_ = 0;    // captures so far
+  uint64_t current_ = 0;  // see current()
+  bool joined_ = false;   // the stream has joined the current capture
+};
+
+}  // namespace ebb

@@ -1,0 +1,74 @@
+#include "stream/event.h"
+
+#include <array>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "stream/capture.h"
+#include "stream/stream.h"
+
+namespace ebb {
+namespace {
+
+using OwnedEvent = std::unique_ptr<c10::Event>;
+
+// Events of one flag without an owner.
+class FreeEvents {
+ public:
+  static FreeEvents& of(c10::EventFlag flag) {
+    // Leaked on purpose: events may outlive static objects.
+    static auto* all = new std::array<FreeEvents, 2>;
+    return (*all)[flag == c10::EventFlag::PYTORCH_DEFAULT ? 0 : 1];
+  }
+
+  OwnedEvent take(c10::Device device, c10::EventFlag flag) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<OwnedEvent>& free = free_[device];
+    if (free.empty()) {
+      return std::make_unique<c10::Event>(device.type(), flag);
+    }
+    OwnedEvent event = std::move(free.back());
+    free.pop_back();
+    return event;
+  }
+
+  void give(OwnedEvent event) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    free_[event->device()].push_back(std::move(event));
+  }
+
+ private:
+  std::mutex mutex_;  // guards free_
+  std::unordered_map<c10::Device, std::vector<OwnedEvent>> free_;
+};
+
+}  // namespace
+
+EventPtr recordEvent(c10::Stream stream, c10::EventFlag flag) {
+  FreeEvents& events = FreeEvents::of(flag);
+  OwnedEvent event = events.take(stream.device(), flag);
+  event->record(stream);
+  return {event.release(), [&events](c10::Event* last) { events.give(OwnedEvent(last)); }};
+}
+
+DeviceTimer::DeviceTimer(c10::Stream stream)
+    : stream_(stream), first_(recordEvent(stream, c10::EventFlag::BACKEND_DEFAULT)) {
+}
+
+void DeviceTimer::stop() {
+  last_ = recordEvent(stream_, c10::EventFlag::BACKEND_DEFAULT);
+}
+
+int64_t DeviceTimer::elapsed() const {
+  last_->synchronize();
+  return static_cast<int64_t>(first_->elapsedTime(*last_) * 1e6);
+}
+
+std::unique_ptr<DeviceTimer> startTimer(c10::Device device) {
+  const bool isMeasured = !device.is_cpu() && !isCapturing(device);
+  return isMeasured ? std::make_unique<DeviceTimer>(currentStream(device)) : nullptr;
+}
+
+}  // namespace ebb
