@@ -30,7 +30,8 @@ def start() -> None:
             raise SystemExit(str(error)) from error
         if sys.stderr is not None:
             with suppress(OSError, ValueError):  # stderr may be closed
-                print(f"ebb is off: {type(error).__name__}: {error}", file=sys.stderr)
+                message = f"could not be imported, so the job runs without ebb: {error!r}"
+                print(f"ebb: {message}", file=sys.stderr)
 
 
 def lightning_callbacks() -> list[Any]:

@@ -34,5 +34,5 @@ def test_of_two_processes_one_prints_and_each_writes(tmp_path):
     assert len(lines) == 3
     assert "EBB_DISABLE=1 turns it off" in lines[0]
     assert lines[1] == "ebb: 6 modules are regions: layers.0-5"
-    assert "the report is in" in lines[2]
+    assert "; report: " in lines[2]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.rank1.txt", "r.txt"]

@@ -101,7 +101,7 @@ _OLD = {
 
 def __getattr__(name: str) -> _Any:
     if name in _OLD:
-        _warn_of_old(f"ebb.{name}", f"{_OLD[name]}.{name} in annotations, or no name")
+        _warn_of_old(f"ebb.{name}", f"{_OLD[name]}.{name}, only in type annotations")
         return getattr(_import_module(_OLD[name]), name)
     raise AttributeError(f"module 'ebb' has no attribute {name!r}")
 

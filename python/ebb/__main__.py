@@ -37,26 +37,41 @@ def describe() -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ebb", description=ebb.__doc__.splitlines()[0])
     parser.add_argument("--version", action="store_true", help="print the version")
-    parser.add_argument("--verbose", action="store_true", help="... and torch, compiler, features")
     parser.add_argument(
-        "--cmake-dir", action="store_true", help="print the folder for CMake's ebb_DIR"
+        "--verbose",
+        action="store_true",
+        help="with --version: also print the versions of torch, the compiler and Python",
     )
-    parser.add_argument("--policy", help="as the variable EBB; default 1, with a budget none")
-    parser.add_argument("--modules", help="as the variable EBB_MODULES")
+    parser.add_argument(
+        "--cmake-dir",
+        action="store_true",
+        help="print the folder to pass to CMake as -Debb_DIR=...",
+    )
+    parser.add_argument(
+        "--policy",
+        help="the policy, as in the variable EBB; default: 1 (recompute everything), or none with "
+        "--budget",
+    )
+    parser.add_argument("--modules", help="modules that become regions, as in EBB_MODULES")
     parser.add_argument(
         "--list-modules",
         action="store_true",
         help="run the first two steps of the program, and print which modules could be regions",
     )
-    parser.add_argument("--budget", help="as the variable EBB_BUDGET")
+    parser.add_argument("--budget", help="memory budget, as in EBB_BUDGET")
     parser.add_argument(
-        "--verify", nargs="?", const="raise", choices=["raise", "demote"], help="verify mode"
+        "--verify",
+        nargs="?",
+        const="raise",
+        choices=["raise", "demote"],
+        help="compare each recomputed value with the forward's, bit for bit; if they differ, raise "
+        "an error (the default) or warn and save that operator's outputs (demote)",
     )
-    parser.add_argument("--report", help="as the variable EBB_REPORT")
-    parser.add_argument("--trace", help="as the variable EBB_TRACE")
+    parser.add_argument("--report", help="file for the report, written at exit")
+    parser.add_argument("--trace", help="folder for Perfetto traces, written at exit")
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, not a file")
     parser.add_argument("script", nargs="?", help="the program to run with ebb")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
     options = parser.parse_args(arguments)
     if options.version:
         print(describe() if options.verbose else f"ebb {ebb.__version__}")

@@ -33,7 +33,7 @@ def find(running: str, native: Path = NATIVE) -> Path:
         raise ImportError(
             "ebb's C++ part is not built for this Python. Likely causes: 1. ebb is imported from a "
             "source checkout (run `pip install --no-build-isolation -e .` there); 2. the "
-            "installation was interrupted, or is another Python's (install ebb again)."
+            "installation was interrupted, or belongs to another Python (install ebb again)."
         )
     if release(running) not in folders:
         releases = sorted(folders, key=numbers)

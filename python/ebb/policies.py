@@ -40,8 +40,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     near = get_close_matches(name, __all__, 1)
-    hint = f"; the nearest is {near[0]!r}" if near else f"; there are {', '.join(__all__)}"
-    raise AttributeError(f"ebb.policies has no {shown(name)}{hint if name[:1] != '_' else ''}")
+    hint = f"; did you mean {near[0]!r}?" if near else f"; valid names: {', '.join(__all__)}"
+    raise AttributeError(
+        f"ebb.policies has no preset {shown(name)}{hint if name[:1] != '_' else ''}"
+    )
 
 
 def _preset(name: str) -> Policy:
@@ -49,48 +51,48 @@ def _preset(name: str) -> Policy:
 
 
 recompute_all: Policy = _preset("recompute_all")
-"""Keeps only region inputs and parameters: the lowest memory, the most recomputation."""
+"""Saves only region inputs and parameters: the lowest memory, the most recomputation."""
 
 save_all: Policy = _preset("save_all")
-"""Keeps all outputs that backward needs, as eager does."""
+"""Saves all outputs that backward needs, as eager does."""
 
 save_matmuls: Policy = _preset("save_matmuls")
-"""Keeps the outputs that are expensive to recompute: matrix products, convolutions, attention."""
+"""Saves the outputs that are expensive to recompute: matrix products, convolutions, attention."""
 
 offload_inputs: Policy = _preset("offload_inputs")
 """Recomputes everything, and offloads the region's inputs that have a ``grad_fn``: the activations
 between blocks."""
 
 torchtitan: Policy = _preset("torchtitan")
-"""torchtitan's SelectiveAC: keeps attention, collectives and every second matrix product.
+"""torchtitan's SelectiveAC: saves attention, collectives and every second matrix product.
 Source: https://github.com/pytorch/torchtitan"""
 
 torchtitan_full: Policy = recompute_all
 """torchtitan's FullAC, for use on each layer."""
 
 everything_saveable: Policy = save_all
-"""JAX's name of :data:`save_all`. Source of all of JAX's names here: https://docs.jax.dev,
+"""JAX's name for :data:`save_all`. Source of all of JAX's names here: https://docs.jax.dev,
 ``jax.checkpoint_policies``"""
 
 nothing_saveable: Policy = recompute_all
-"""JAX's name of :data:`recompute_all`."""
+"""JAX's name for :data:`recompute_all`."""
 
 dots_saveable: Policy = _preset("dots_saveable")
-"""Keeps matrix products and batched matrix products."""
+"""Saves matrix products and batched matrix products."""
 
 dots_with_no_batch_dims_saveable: Policy = Policy._from_compiled(
     PRESETS["dots_with_no_batch_dims_saveable"]
 )
-"""Keeps matrix products but not batched ones: products with weights, but not attention."""
+"""Saves matrix products but not batched ones: products with weights, but not attention."""
 
 offload_dot_with_no_batch_dims: Policy = Policy._from_compiled(
     PRESETS["offload_dot_with_no_batch_dims"]
 )
-"""Offloads the outputs that :data:`dots_with_no_batch_dims_saveable` keeps."""
+"""Offloads the outputs that :data:`dots_with_no_batch_dims_saveable` saves."""
 
 
 def save_only_these_names(*names: str) -> Policy:
-    """Keeps tensors that :func:`ebb.checkpoint_name` gave one of these names; recomputes the rest.
+    """Saves tensors that :func:`ebb.checkpoint_name` gave one of these names; recomputes the rest.
 
     Raises:
         TypeError: a name is not a string.
@@ -101,7 +103,7 @@ def save_only_these_names(*names: str) -> Policy:
 def save_and_offload_only_these_names(
     names_which_can_be_saved: Iterable[str], names_which_can_be_offloaded: Iterable[str]
 ) -> Policy:
-    """Keeps or offloads tensors with one of these names, and recomputes the rest.
+    """Saves or offloads tensors with one of these names, and recomputes the rest.
 
     Raises:
         TypeError: a name is not a string.
@@ -114,16 +116,16 @@ def save_and_offload_only_these_names(
 def either(*policies: Policy) -> Policy:
     """Joins policies: where a policy says RECOMPUTE, the next policy decides.
 
-    The result keeps what any of the policies keeps, as JAX's ``save_from_both_policies``.
+    The result saves what any of the policies saves, as JAX's ``save_from_both_policies``.
 
     Raises:
         TypeError: there is no policy, or an argument is not a policy.
     """
     if not policies:
-        raise TypeError("ebb: either takes at least one policy")
+        raise TypeError("ebb: either needs at least one policy")
     for policy in policies:
         if not isinstance(policy, Policy):
-            raise TypeError(f"ebb: either takes policies; got {type(policy).__name__}")
+            raise TypeError(f"ebb: either needs policies; got {type(policy).__name__}")
     return Policy._from_compiled(
         checked(functools.reduce(_C.either, [p._compiled for p in policies]))
     )
@@ -148,7 +150,7 @@ _MEGATRON: dict[str, list[Rule]] = {
 def megatron(*modules: str) -> Policy:
     """Megatron-LM's ``--recompute-granularity selective`` with these ``--recompute-modules``.
 
-    Recomputes the outputs of ops in these modules and keeps everything else. The rules match
+    Recomputes the outputs of ops in these modules and saves everything else. The rules match
     modules by the names in Megatron-Core's transformer layer, under :func:`ebb.apply` or in a
     region with ``root=``.
 
@@ -163,6 +165,9 @@ def megatron(*modules: str) -> Policy:
     """
     for name in modules:
         if not isinstance(name, str) or name not in _MEGATRON:
-            raise ValueError(f"ebb: {shown(name)} is none of {', '.join(sorted(_MEGATRON))}")
+            raise ValueError(
+                f"ebb: ebb.policies.megatron: unknown module {shown(name)}; "
+                f"valid names: {', '.join(sorted(_MEGATRON))}"
+            )
     rules = [rule for name in modules or ("core_attn",) for rule in _MEGATRON[name]]
     return Policy(rules, default=SAVE)

@@ -150,8 +150,9 @@ void checkInputs(const Graph& graph) {
       reader != nullptr ? *reader : "",
       " in region '",
       graph.names.front(),
-      "' ahead of backward, and one of its inputs has been written since. Write to it after "
-      "backward, put all forwards that share it in one region, or give ",
+      "' ahead of backward, and one of its inputs was written after that. Move the write after "
+      "backward, run all forwards that update this input (batch norm statistics, a momentum "
+      "buffer) in one region, or give ",
       reader != nullptr ? *reader : "",
       " the decision SAVE.");
 }

@@ -59,7 +59,7 @@ class RegionScope {
         !isOpen(),
         "ebb: region '",
         name_,
-        "' is entered already. One ebb.region object is one region: make another object to nest.");
+        "' is already open. Create a second ebb.region object to nest regions.");
     if (hasModes() && callMethod(self, "_is_traced").cast<bool>()) {
       isTraced_ = true;
       return;
@@ -80,7 +80,7 @@ class RegionScope {
     if (!policy_ || std::exchange(isTraced_, false)) {
       return;
     }
-    TORCH_CHECK(id_ != 0, "ebb: region '", name_, "' is not entered");
+    TORCH_CHECK(id_ != 0, "ebb: region '", name_, "' was left but had not been entered");
     if (emptiesEscapes_ && !failed && !passesThrough_) {
       leaveEmptyingEscapes(self);
     } else {

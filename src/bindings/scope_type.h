@@ -80,7 +80,11 @@ class ScopeType {
 
   static PyObject* configure(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
     HANDLE_TH_ERRORS
-    TORCH_CHECK(!scopeOf(self).isOpen(), "ebb: it cannot be initialised anew while it is entered");
+    TORCH_CHECK(
+        !scopeOf(self).isOpen(),
+        "ebb: __init__ was called on an open '",
+        Py_TYPE(self)->tp_name,
+        "' object; create a new object");
     scopeOf(self).configure(arguments, count);
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS

@@ -35,12 +35,12 @@ bool areTimed() {
 
 const char* convolutionsAreKept() {
   if (areTimed()) {
-    return "its kernel is chosen by timing (torch.backends.cudnn.benchmark); a rule with "
-           "force=True would run it again";
+    return "cuDNN picks the algorithm by timing (torch.backends.cudnn.benchmark), so a replay may "
+           "give other bits; a rule with force=True recomputes it anyway";
   }
   if (hasFailed.load(std::memory_order_relaxed)) {
-    return "its kernel is chosen by free memory, and a workspace could not be allocated; a rule "
-           "with force=True would run it again";
+    return "a convolution's workspace could not be allocated, so a replay may use another "
+           "algorithm; a rule with force=True recomputes it anyway";
   }
   return nullptr;
 }

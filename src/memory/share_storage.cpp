@@ -116,9 +116,8 @@ void shareStorage(const at::Tensor& dst, const at::Tensor& src) {
   }
   TORCH_CHECK_VALUE(
       to.resizable(),
-      "ebb: share_storage needs a dst whose storage is resizable; this one's memory belongs to "
-      "somebody else (numpy, from_blob), or another tensor shows it since an earlier "
-      "share_storage");
+      "ebb: share_storage needs a dst whose storage is resizable; the memory of this one belongs "
+      "to other code (numpy, from_blob), or an earlier share_storage used it as src");
   share(to, from, src.storage().nbytes());
 }
 

@@ -183,7 +183,7 @@ void Copies::finishLeaving(HostStash& stash) {
 
 // Keeps a stash on the device whose copy to the host failed.
 void Copies::stays(HostStash& stash, const TransferEvent& left) {
-  context_.warnOfFailure(stash, ", stays in memory: ", left.error());
+  context_.warnOfFailure(stash, "stays in memory", left.error());
   stash.state = State::Kept;
 }
 

@@ -41,11 +41,12 @@ void HostStash::checkCameBack(const TransferEvent& event) const {
   const std::string error = event.error();
   TORCH_CHECK(
       error.empty(),
-      "ebb: cannot bring back ",
+      "ebb: cannot restore ",
       account->of,
       ": ",
       error,
-      ". Run forward again, with a disk tier elsewhere or none (ebb.offload.configure(disk='')).");
+      ". Run the forward again, with another folder for the disk tier or without one "
+      "(ebb.offload.configure(disk='')).");
 }
 
 void StashesInOrder::add(HostStash& stash) {

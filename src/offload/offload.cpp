@@ -102,9 +102,9 @@ bool Offload::takes(const at::Tensor& tensor) {
   }
   if (!via_.isDevice(tensor.device())) {
     TORCH_WARN_ONCE(
-        "ebb: OFFLOAD means SAVE for a tensor on ",
+        "ebb: tensors on ",
         tensor.device(),
-        ": there is no accelerator that it could leave, and no disk tier "
+        " are saved instead of offloaded: OFFLOAD needs an accelerator or a disk tier "
         "(ebb.offload.configure(disk=...)). Shown once.");
     return false;
   }
@@ -179,12 +179,12 @@ c10::Storage Offload::fetchOnce(HostStash& stash, const c10::Storage& living) {
 void Offload::checkPlace(const HostStash& stash) const {
   TORCH_CHECK(
       copies_.isHere(stash),
-      "ebb: cannot bring back ",
+      "ebb: cannot restore ",
       stash.account->of,
       ": it was offloaded ",
-      stash.capture == 0 ? "before this CUDA graph was captured, "
-                         : "while a CUDA graph was captured, and is needed outside of it, ",
-      "where nothing can wait for the copy. Capture forward and backward together, or give its "
+      stash.capture == 0 ? "before this CUDA graph capture and is needed inside it"
+                         : "inside a CUDA graph capture and is needed outside of it",
+      ", where nothing can wait for the copy. Capture forward and backward together, or give its "
       "operator the decision SAVE.");
 }
 
@@ -204,7 +204,7 @@ void Offload::bringBack(HostStash& stash, c10::Stream compute) {
   }
   TORCH_CHECK(
       onDevice ? stash.hasWhatWasSent() : !stash.lost,
-      "ebb: cannot bring back ",
+      "ebb: cannot restore ",
       stash.account->of,
       ": its storage was freed or resized while it was being copied to the host. Free it after "
       "backward, or give its operator the decision SAVE.");
@@ -314,7 +314,7 @@ void Offload::enter(c10::Device device) {
   copies_.noticeCapture(device);
   TORCH_CHECK(
       copies_.capture() == 0 || context_.settings.isStatic,
-      "ebb: while a CUDA graph is captured OFFLOAD works in static mode only. Call "
+      "ebb: OFFLOAD works during CUDA graph capture only in static mode. Call "
       "ebb.offload.configure(static=True), and run a few steps, forward and backward, before the "
       "capture.");
   reap();

@@ -23,7 +23,14 @@ OffloadContext::OffloadContext(Transfer& transfer)
 void OffloadContext::warnOfFailure(
     const HostStash& stash, const char* remains, const std::string& error) {
   if (!std::exchange(shared.warnedOfFailure, true)) {
-    TORCH_WARN("ebb: ", stash.account->of, remains, error, " (Other tensors too; shown once.)");
+    TORCH_WARN(
+        "ebb: copying ",
+        stash.account->of,
+        " failed, so it ",
+        remains,
+        ": ",
+        error,
+        " (Shown once; other tensors may be affected.)");
   }
 }
 

@@ -36,11 +36,11 @@ c10::Storage Spill::hostMemoryOfCapture(size_t nbytes, c10::Device device) {
   c10::Storage memory = context_.host.takeForCapture(nbytes, device);
   TORCH_CHECK(
       memory || !context_.host.hasRoomFor(nbytes),
-      "ebb: OFFLOAD found no free host memory for ",
+      "ebb: OFFLOAD has no free host memory for ",
       nbytes,
-      " bytes, and while a CUDA graph is captured none can be allocated. Run a few steps, forward "
-      "and backward, with ebb.offload.configure(static=True) right before each capture: it keeps "
-      "the host memory that it takes.");
+      " bytes, and none can be allocated during CUDA graph capture. Run a few steps, forward and "
+      "backward, with ebb.offload.configure(static=True) right before each capture, because each "
+      "captured graph keeps its host memory.");
   return memory;
 }
 
@@ -131,10 +131,10 @@ void Spill::bringToHost(HostStash& stash) {
   }
   TORCH_CHECK(
       memory,
-      "ebb: cannot bring back ",
+      "ebb: cannot restore ",
       stash.account->of,
-      ": there is no host memory to read it from disk into. Free some, or lower pinned_limit in "
-      "ebb.offload.configure.");
+      " from disk: no host memory could be allocated for it. Free host memory, or let ebb take "
+      "less of it (pinned_limit of ebb.offload.configure).");
   startReading(stash, std::move(memory));
   settle(stash);
   stash.checkCameBack(*stash.read);
@@ -170,7 +170,7 @@ void Spill::wasRead(HostStash& stash) {
 
 void Spill::wasWritten(HostStash& stash) {
   if (const std::string error = stash.written->error(); !error.empty()) {
-    context_.warnOfFailure(stash, ", stays in host memory: ", error);
+    context_.warnOfFailure(stash, "stays in host memory", error);
     stash.onDisk = c10::Storage();
   } else {
     stash.state = State::Spilled;

@@ -16,11 +16,11 @@ void PageSource::checkCount(int64_t live, const PageGroup& group) const {
       live >= 0 && live <= totalRows,
       "ebb: cannot page ",
       describe(group),
-      ": ebb.mark_rows said that ",
+      ": ebb.mark_rows was given ",
       live,
-      " of its ",
+      " valid rows, but the tensor has ",
       totalRows,
-      " rows live.");
+      " rows.");
 }
 
 PageStash::PageStash(const PageSource& source, PageGroupPtr of, uint64_t number)
@@ -74,11 +74,11 @@ void PageStash::checkNotCondemned() const {
   const int64_t errors = pool ? pool->condemned() : 0;
   TORCH_CHECK(
       errors == 0,
-      "ebb: cannot bring back a tensor that was paged in region '",
+      "ebb: cannot restore a tensor that was paged in region '",
       group->region,
-      "': its pool has had an error since (",
+      "': its page pool failed in the meantime (",
       describePageErrors(errors),
-      "). Run its forward again.");
+      "). Run the forward again.");
 }
 
 c10::Storage PageStash::copyBack(PageFill fill) const {

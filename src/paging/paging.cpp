@@ -39,9 +39,9 @@ PagingSettings Paging::settings() {
 
 [[gnu::cold]] void Paging::warnThatItStays(c10::Device device) {
   TORCH_WARN_ONCE(
-      "ebb: PAGE means SAVE for a tensor on ",
+      "ebb: tensors on ",
       device,
-      ": there are page pools on CUDA devices and the CPU. Shown once.");
+      " are saved instead of paged: PAGE supports only CUDA devices and the CPU. Shown once.");
 }
 
 // Raises an overflow after the engine's lock is released: making Python's exception takes the GIL,
@@ -102,8 +102,8 @@ void Paging::copyRows(PageStash& stash, const PageSource& source) {
       !isCapturing(stash.device),
       "ebb: cannot page ",
       source.describe(*stash.group),
-      " while a CUDA graph is captured: pools are made after a step that ran without. Run one step "
-      "before the capture, with the same shapes.");
+      " during CUDA graph capture: ebb sizes the page pools in a first step without pools. Run one "
+      "step with the same shapes before the capture.");
   const int64_t live = source.count.item<int64_t>();
   source.checkCount(live, *stash.group);
   stash.liveRows = live;
@@ -148,12 +148,15 @@ void Paging::checkOverflow(TrackedPool& pool, const PageSource& source, const Pa
 
 void Paging::tellOverflow(int64_t errors, const std::string& what) {
   noteErrors(errors);
+  const char* remedy = errors == kPagesUsedUp
+                           ? ": clear them and run the step again, or use ebb.paging.run_step()."
+                           : ". Check the row counts that are passed to ebb.mark_rows.";
   const auto message = c10::str(
       "ebb: ",
       what,
       describePageErrors(errors),
-      ". The gradients of this step are of no use; the next step runs unpaged, and larger pools "
-      "are made after it.");
+      ". The gradients of this step are invalid",
+      remedy);
   TORCH_CHECK_VALUE(errors == kPagesUsedUp, message);
   throw PageOverflow({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message);
 }
@@ -252,9 +255,10 @@ void Paging::takeRestored(PageStash& stash) {
   const uint64_t capture = stash.slot->stashed.capture;
   TORCH_CHECK(
       capture == 0 || lane.capture() != 0,
-      "ebb: cannot bring back a tensor that was paged in region '",
+      "ebb: cannot restore a tensor that region '",
       stash.group->region,
-      "' while a CUDA graph was captured: only the graph's own backward can, in the capture.");
+      "' paged during CUDA graph capture: its backward must be in the same capture. Capture "
+      "forward and backward together.");
   startRestoring(stash);
   lane.wait(stash.restoring);
   noteUse(stash.bytes);
@@ -371,8 +375,8 @@ void Paging::beginStep(bool fixedOrder, bool raisesLate) {
   const auto below = belowEverything();
   TORCH_CHECK(
       !step_.isBracketed(),
-      "ebb: a step of ebb.paging is going on already; steps of one process come one after the "
-      "other.");
+      "ebb: a step of ebb.paging is already open in this process. Calls of ebb.paging.step() and "
+      "run_step() cannot be nested or overlap.");
   stepEnds();
   stepBegins();
   step_.openBracket(fixedOrder, raisesLate);
@@ -395,8 +399,9 @@ void Paging::stepBegins() {
   if (step_.isToBeRecorded()) {
     TORCH_CHECK(
         !pools_.isCapturing(),
-        "ebb: a step of paging that is to be recorded begins while a CUDA graph is captured: pools "
-        "are made after a step that ran without. Run one step before the capture.");
+        "ebb: a step of ebb.paging cannot begin during CUDA graph capture: ebb sizes the page "
+        "pools in a first step without pools. Run one step with the same shapes before the "
+        "capture.");
     unreportedErrors_ |= pools_.drop() & ~reportedErrors_;
   }
   reportedErrors_ = 0;
@@ -434,7 +439,8 @@ bool Paging::stepOk() {
   const auto below = belowEverything();
   TORCH_CHECK(
       !pools_.isCapturing(),
-      "ebb: step_ok() waits for the device, and a CUDA graph is being captured: see found_inf().");
+      "ebb: step_ok() waits for the device, which is not possible during CUDA graph capture. Use "
+      "ebb.paging.found_inf() instead.");
   const int64_t errors = pools_.readErrors() | std::exchange(unreportedErrors_, 0);
   if (errors == 0 && reportedErrors_ == 0) {
     return true;
@@ -442,9 +448,10 @@ bool Paging::stepOk() {
   noteErrors(errors);
   TORCH_CHECK(
       (reportedErrors_ & ~kPagesUsedUp) == 0,
-      "ebb: paging went wrong in this step: ",
+      "ebb: paging failed in this step, so its gradients are invalid: ",
       describePageErrors(reportedErrors_),
-      ". Its gradients are of no use. Check the counts that ebb.mark_rows is given.");
+      ". Check the row counts that are passed to ebb.mark_rows, and the order in which CUDA graphs "
+      "are replayed.");
   return false;
 }
 
@@ -486,7 +493,9 @@ void Paging::setThrow(void (*throwOverflow)(const std::string& message)) {
 
 void Paging::reset() {
   const Lock lock(mutex_);
-  TORCH_CHECK(!step_.isBracketed(), "ebb: a step of ebb.paging is going on; reset after it.");
+  TORCH_CHECK(
+      !step_.isBracketed(),
+      "ebb: ebb.paging.reset() cannot be called inside a step of ebb.paging.");
   const auto below = belowEverything();
   unreportedErrors_ |= pools_.drop() & ~reportedErrors_;
   pools_.clear();

@@ -36,16 +36,16 @@ void checkTakesLargest(const PagePoolOptions& options, int64_t largestRows, size
   const int64_t largest = pagesFor(largestRows, options);
   TORCH_CHECK_VALUE(
       std::max(options.devicePages, options.hostPages) >= largest,
-      "ebb: within the device limit of ",
+      "ebb: device_limit of ebb.paging.configure, ",
       most,
-      " bytes (device_limit of ebb.paging.configure) the page pool for rows of ",
+      " bytes, is too small: a tensor with rows of ",
       options.rowBytes,
-      " bytes has ",
-      options.devicePages,
+      " bytes needs ",
+      largest,
       " pages of ",
       options.pageRows,
-      " rows, and one tensor needs ",
-      largest,
+      " rows, and its page pool gets ",
+      options.devicePages,
       ". Raise the limit, or give the pool a second tier in pinned memory "
       "(host_headroom of ebb.paging.configure).");
 }
@@ -84,9 +84,10 @@ TrackedPoolPtr makePool(PagePoolOptions options, PageLane& lane) {
       return std::make_shared<TrackedPool>(options, lane);
     } catch (const NoPinnedMemory& error) {
       TORCH_WARN(
-          "ebb: there is no pinned memory for the second tier of a page pool, ",
+          "ebb: could not allocate ",
           options.hostPages * options.pageRows * options.rowBytes,
-          " bytes, so it has none. Lower host_headroom of ebb.paging.configure. (",
+          " bytes of pinned memory for the second tier of a page pool, so the pool has no second "
+          "tier. Lower host_headroom of ebb.paging.configure. (",
           error.what_without_backtrace(),
           ")");
       options.hostPages = 0;
@@ -94,8 +95,9 @@ TrackedPoolPtr makePool(PagePoolOptions options, PageLane& lane) {
   }
   const auto warn = [](const c10::Error& error) {
     TORCH_WARN(
-        "ebb: there is no memory for page pools, so steps run unpaged and the host waits for each "
-        "tensor. Lower device_limit of ebb.paging.configure, or have fewer values paged. (",
+        "ebb: could not allocate the page pools, so steps run without them and the host waits for "
+        "each tensor. Lower device_limit of ebb.paging.configure, or give fewer operators the "
+        "decision PAGE. (",
         error.what_without_backtrace(),
         ")");
   };

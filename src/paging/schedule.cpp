@@ -104,14 +104,15 @@ void PageSchedule::throwDiffers(const std::string& came, size_t place) {
   isRecorded_ = false;
   TORCH_CHECK(
       false,
-      "ebb: the step runs in another order than the one that was recorded for paging: entry ",
+      "ebb: this step of ebb.paging runs its layers in another order than the recorded step: "
+      "entry ",
       place,
       " is ",
       came,
-      ", and was ",
+      ", but was ",
       expected,
-      ". The next step is recorded again. If steps are not all alike, use "
-      "ebb.paging.step(fixed_order=False): what is paged then does not depend on the order.");
+      ". ebb records the next step again; if your steps differ, use "
+      "ebb.paging.step(fixed_order=False).");
 }
 
 bool PageSchedule::isTurningPoint(const ScheduleEntry& forward) const {

@@ -14,14 +14,16 @@ void check(bool good, const char* what) {
 }  // namespace
 
 void checkSettings(const PagingSettings& settings) {
-  check(settings.pageRows >= 1, "a page has at least one row");
-  check(settings.headroom >= 1 && settings.headroom <= kMostHeadroom, "headroom is from 1 to 1000");
+  check(settings.pageRows >= 1, "page_rows must be at least 1");
+  check(
+      settings.headroom >= 1 && settings.headroom <= kMostHeadroom,
+      "headroom must be from 1 to 1000");
   check(
       settings.hostHeadroom >= 0 && settings.hostHeadroom <= kMostHeadroom,
-      "host_headroom is from 0 to 1000");
+      "host_headroom must be from 0 to 1000");
   check(
       settings.prefetch >= -1 && settings.prefetch <= 1,
-      "prefetch is 0 or 1 layers, or -1 for what suits the device");
+      "prefetch must be 0, 1, or -1 (the device's default)");
 }
 
 void configurePaging(const PagingSettings& settings) {

@@ -122,7 +122,8 @@ void TrackedPool::giveBack(const SlotPtr& slot, std::vector<SlotPtr>& stays) {
 void TrackedPool::assertGood() {
   const auto assertOnDevice = [&] {
     const at::Tensor good = at::eq(pages_->flags().narrow(0, 0, 1), 0);
-    at::_assert_async(good, "ebb: a page pool has no room, or a count of rows cannot be");
+    at::_assert_async(
+        good, "ebb: a page pool was too small, or ebb.mark_rows was given an invalid row count");
   };
   lane_.give(assertOnDevice);
 }

@@ -31,23 +31,23 @@ const char* nameOf(Decision decision) {
 std::string conditionsOf(const Rule& rule) {
   std::vector<std::string> all;
   if (!rule.module.empty()) {
-    all.push_back(c10::str("in a module '", rule.module, "'"));
+    all.push_back(c10::str("in modules that match '", rule.module, "'"));
   }
   const char* counted = rule.perModule ? " of a module" : " of a region";
   if (rule.nth > 0) {
     all.push_back(c10::str("for call ", rule.nth, counted));
   }
   if (rule.every > 1) {
-    all.push_back(c10::str("for every ", rule.every, "th call", counted));
+    all.push_back(c10::str("for calls ", rule.every, ", ", 2 * rule.every, ", ..", counted));
   }
   if (!rule.name.empty()) {
-    all.push_back(c10::str("if named '", rule.name, "'"));
+    all.push_back(c10::str("with name '", rule.name, "'"));
   }
   if (rule.minBytes > 0) {
-    all.push_back(c10::str("from ", rule.minBytes, " bytes"));
+    all.push_back(c10::str("of at least ", rule.minBytes, " bytes"));
   }
   if (rule.maxBytes < SIZE_MAX) {
-    all.push_back(c10::str("up to ", rule.maxBytes, " bytes"));
+    all.push_back(c10::str("of at most ", rule.maxBytes, " bytes"));
   }
   if (rule.dtype) {
     all.push_back(c10::str("of dtype ", *rule.dtype));
@@ -91,7 +91,7 @@ std::string explain(const Policy& policy, const std::string& op) {
         text += c10::str("  ", nameOf(alternative.fallback), " by default\n");
       }
       if (i < policy.rules().size() || &alternative != &policy.alternatives().back()) {
-        text += "  where that is RECOMPUTE:\n";
+        text += "  if that is RECOMPUTE, the next policy of ebb.policies.either decides:\n";
       }
     }
   }

@@ -44,13 +44,13 @@ std::string unknownInWords(
   }
   std::string nearest;
   for (const auto& name : nearestNames(pattern, {known.begin(), known.end()}, 3)) {
-    nearest += (nearest.empty() ? ". Nearest names: " : ", ") + name;
+    nearest += (nearest.empty() ? "; did you mean " : ", ") + name;
   }
-  return what + " matches no registered operator" + nearest;
+  return what + " matches no registered operator" + (nearest.empty() ? "." : nearest + "?");
 }
 
 constexpr const char* kImportFirst =
-    ". If a library defines the operator, import it before making the policy.";
+    " If a library defines the operator, import it before making the policy.";
 
 // True if the rule has a condition that is known when an op is called.
 bool isOnCall(const Rule& rule) {
@@ -68,7 +68,7 @@ void checkRule(const Rule& rule) {
   const auto check = [&](bool good, const char* what) {
     TORCH_CHECK_VALUE(good, "ebb: the rule '", rule.op, "' ", what);
   };
-  check(rule.every >= 1, "has every=0; the least is 1, each call.");
+  check(rule.every >= 1, "has every=0; it must be at least 1 (each call).");
   check(rule.every == 1 || rule.nth == 0, "has both every and nth; give one.");
   check(
       !rule.perModule || rule.every > 1 || rule.nth > 0,
@@ -76,18 +76,18 @@ void checkRule(const Rule& rule) {
   check(rule.minBytes <= rule.maxBytes, "has min_bytes larger than max_bytes: nothing matches.");
   check(
       rule.name.empty() || (rule.every == 1 && rule.nth == 0 && !rule.force),
-      "has a name with every, nth or force: a value is named after its op was called.");
+      "combines name with every, nth or force, but a value gets its name only after the op "
+      "has run (ebb.checkpoint_name).");
   check(
       !rule.force || !isGlob(rule.op),
-      "is a glob with force; name the operator exactly to have it replayed.");
+      "combines force with a glob; force needs the exact name of one operator.");
   check(
       !rule.force || !communicates(rule.op),
-      "has force for a collective. Each rank replays at moments of its own, so no collective can "
-      "run "
-      "again: its result is kept. Leave force out.");
+      "has force for a collective. Ranks replay at different times, so collectives cannot be "
+      "replayed and their results are saved; remove force.");
   check(
       !rule.force || !isOnResult(rule),
-      "has force with a condition on the result, which is not known before the op runs.");
+      "combines force with a condition on the result, which is not known before the op runs.");
 }
 
 bool matchesSize(const Rule& rule, const at::Tensor& result) {
@@ -144,7 +144,7 @@ Policy::Policy(std::vector<Rule> rules, Decision fallback, Decision inputs, Name
       table_(new std::atomic<const Candidates*>[kTableSize] {}) {
   TORCH_CHECK_VALUE(
       !recomputes(inputs_),
-      "ebb: a region's inputs have no recipe: their decision is SAVE, OFFLOAD or PAGE.");
+      "ebb: inputs of a region cannot be recomputed: inputs must be SAVE, OFFLOAD or PAGE.");
   for (Rule& rule : rules_) {
     rule.op = normalisedOperatorName(rule.op);
     checkRule(rule);
@@ -221,9 +221,9 @@ const Policy::Candidates& Policy::candidates(const OpTraits& op) const {
       candidates.size() <= kMostCandidates,
       "ebb: more than ",
       kMostCandidates,
-      " rules of a policy match ",
+      " rules match ",
       op.name,
-      ". Join some by a glob.");
+      " (the default counts as one). Merge some of them with a glob.");
   if (op.index < kTableSize) {
     table_[op.index].store(&candidates, std::memory_order_release);
   } else {
@@ -258,10 +258,8 @@ bool Policy::matchesModule(const Rule& rule, uint32_t module) const {
   if (module == 0) {
     if (!anyModuleHasNumber()) {
       TORCH_WARN_ONCE(
-          "ebb: a rule asks for module '",
-          rule.module,
-          "', but no module is known, so it does not match. Use ebb.apply, or "
-          "ebb.region(policy, root=model). Shown once.");
+          "ebb: rules with module= have no effect in this region, because it has no root model. "
+          "Use ebb.apply, or ebb.region(policy, root=model).");
     }
     return false;
   }

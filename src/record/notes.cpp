@@ -104,7 +104,7 @@ bool isReported(const Context& context, const at::Tensor& tensor) {
   Line line;
   value.entry->update([&](const Line& of) { line = of; });
   line.fate = Fate::Copied;
-  line.reason = "a replay needs what a write was about to change";
+  line.reason = "copied before an in-place write, because a replay needs the old contents";
   line.packed = false;
   value.entry = value.entry->journal().add(std::move(line));
 }

@@ -22,7 +22,7 @@ namespace ebb {
 namespace {
 
 constexpr const char* kFromElsewhere =
-    "not one of torch's operators: a rule with RECOMPUTE that names it would free it";
+    "custom operator, which may have hidden state; a rule with RECOMPUTE that names it applies";
 
 [[gnu::cold]] void noteUses(const Context& context, ValueMap& values, const Arguments& arguments) {
   for (const Argument& argument : arguments.tensors()) {
@@ -122,7 +122,7 @@ void OpRecording::writeRecipe() {
   if (obstacle_ == nullptr) {
     recipe_ = RecipeWriter(context_, values_, sender_, call_, arguments_).write();
     if (!recipe_) {
-      obstacle_ = "it read what ebb.opaque said was being written";
+      obstacle_ = "it read a tensor that ebb.opaque marked as being written";
     }
   }
   if (!recipe_) {
@@ -206,7 +206,7 @@ void OpRecording::runKernel() {
   lockAgain();
   if (unsaid.giveUp(values_)) {
     recipe_.reset();
-    obstacle_ = "it writes to an argument that its schema does not mark";
+    obstacle_ = "it writes to an argument that its schema does not declare as written";
   }
   lock_.unlock();
   unsaid.warn();
@@ -231,7 +231,7 @@ void OpRecording::runKernel() {
   auto drawn = random.finish();
   if (random.drewFromUnknown()) {
     recipe_.reset();
-    obstacle_ = "it is not known from which generator it drew";
+    obstacle_ = "it drew random numbers from a generator that ebb cannot identify";
   }
   if (recipe_) {
     if (drawn && op_.generatorArgument < 0 && !readsLossy()) {
@@ -392,14 +392,14 @@ void OpRecording::learnAlias(const at::Tensor& tensor) {
 // before, so the result becomes a leaf.
 const char* OpRecording::findObstacle() const {
   if (!arguments_.areRecordable() || !call_.repeatable) {
-    return "an argument is sparse, nested, of MKL-DNN or a class of its own";
+    return "an argument is sparse, nested, MKL-DNN or a tensor subclass, which ebb cannot replay";
   }
   if (op_.uninitialised) {
-    return "what fills it may not be seen";
+    return "uninitialized memory (torch.empty), which code outside of torch may fill";
   }
   if (op_.neverReplayed && !verdict_.forced) {
-    return op_.communicates ? "a collective is never run again"
-                            : "the operator is never run again; a rule with force=True would";
+    return op_.communicates ? "collectives are never recomputed"
+                            : "ebb recomputes this operator only by a rule with force=True";
   }
   const bool mayDiffer = op_.isConvolution && arguments_.areOffCpu() && !verdict_.forced;
   if (const char* why = mayDiffer ? convolutionsAreKept() : nullptr) {
@@ -409,7 +409,7 @@ const char* OpRecording::findObstacle() const {
     return kFromElsewhere;
   }
   return arguments_.writesCanBeReplayed() ? nullptr
-                                          : "it wrote to memory that was not made in the region";
+                                          : "it wrote to a tensor from outside of the region";
 }
 
 // For a profile: notes the call before it runs.
@@ -473,18 +473,18 @@ const char* OpRecording::findObstacle() const {
     return obstacle_;
   }
   if (arguments_.areOffCpu() && tensor.is_cpu()) {
-    return "it came from the device to the CPU";
+    return "copied from the device to the CPU";
   }
   if (!value.madeHere) {
-    return "others hold its memory too";
+    return "its memory is shared with another tensor";
   }
   if (readsLossy() && !value.rows) {
-    return "it is made of rows that were paged, and may mix them";
+    return "its operator reads paged rows, and may mix valid rows with padding";
   }
   if (op_.constantFill) {
     return "a constant that was read before an operator wrote to it";
   }
-  return "a condition of the operator's call";
+  return "this call of the operator cannot be replayed";
 }
 
 }  // namespace ebb

@@ -19,12 +19,10 @@ void RowMarks::clear() {
 void RowMarks::mark(const at::Tensor& tensor, const at::Tensor& rows) {
   TORCH_CHECK_VALUE(
       isRecordable(tensor) && tensor.dim() >= 1 && (tensor.numel() == 0 || isRowAfterRow(tensor)),
-      "ebb: mark_rows needs a tensor whose rows follow each other in a storage of its own; this "
-      "one "
-      "has shape ",
+      "ebb: mark_rows needs a contiguous tensor that covers its whole storage; this one, of shape ",
       tensor.sizes(),
-      ", and is a view of a part, in another order, or of a class of its own. Mark what it is a "
-      "view of, or a clone of it.");
+      ", is a partial view, not contiguous, or a tensor subclass. Mark its base tensor or a "
+      "clone.");
   const RowCountPtr count = countOf(tensor, rows);
   if (tensor.numel() == 0) {
     return;
@@ -37,8 +35,8 @@ void RowMarks::setRows(Value& value, const at::Tensor& tensor, const RowCountPtr
   const bool same = value.rows && value.rows->live == count;
   TORCH_CHECK_VALUE(
       !value.rows || same || !wasRead,
-      "ebb: mark_rows: this tensor has rows already, of another count, and operators have read it. "
-      "Mark it once, before it is used.");
+      "ebb: mark_rows: this tensor was already marked with another row count, and operators have "
+      "read it since. Mark it once, before it is used.");
   if (value.isPaged() && !value.rows && wasRead) {
     value.stay();  // earlier readers may have mixed its rows
     context_.counters->bytesNotPaged += value.nbytes;

@@ -38,7 +38,9 @@ void Sender::send(Value& value, const c10::Storage& storage) {
   value.slice.reset();
   context_.counters->bytesFellBack += value.nbytes;
   if (value.entry) {
-    value.entry->update([](Line& line) { line.reason = "no host memory was left to offload it"; });
+    value.entry->update([](Line& line) {
+      line.reason = "no pinned host memory was left for OFFLOAD (pinned_limit)";
+    });
   }
   if (value.recipe) {
     value.bytes = c10::Storage();

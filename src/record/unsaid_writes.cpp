@@ -44,9 +44,9 @@ void UnsaidWrites::warn() const {
       op_.name,
       " writes to its argument '",
       op_.op.schema().arguments()[written_->argument].name(),
-      "', which its schema does not mark. On the CPU that is noticed, elsewhere in verify mode "
-      "only: mark it (mutates_args of torch.library.custom_op), or put the call into "
-      "`with ebb.opaque(tensor):`.");
+      "', but its schema does not declare that. Declare it (mutates_args of "
+      "torch.library.custom_op), or wrap the call in `with ebb.opaque(tensor):`: ebb detects such "
+      "writes only on the CPU and in verify mode, and gradients may be wrong elsewhere.");
 }
 
 }  // namespace ebb

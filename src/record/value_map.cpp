@@ -299,7 +299,12 @@ ValueMap& ValueMap::settle() {
   leaf->writtenHere = !before->madeHere;
   leaf->opaque = before->opaque;
   if (context_.graph->journal) {
-    noteMade(context_, *leaf, tensor, "ebb.opaque", "what wrote it was not seen");
+    noteMade(
+        context_,
+        *leaf,
+        tensor,
+        "ebb.opaque",
+        "written by code that torch does not see (ebb.opaque)");
   }
   Value& now = *leaf;
   put(storageOf(tensor), std::move(leaf));

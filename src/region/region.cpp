@@ -156,8 +156,9 @@ class ThreadRegions {
       Abandoned::get().add(id);
       TORCH_CHECK(
           false,
-          "ebb: a region must be left in the thread that entered it. The entering thread drops the "
-          "region by itself the next time it enters one.");
+          "ebb: a region was left on another thread than the one that entered it, or after a "
+          "region around it. Use with-blocks within one thread; that thread closes the region when "
+          "it next enters one.");
     }
     const size_t open = frames_.size() - depth;
     const std::string inner = open > 0 ? frames_.back().name : "";
@@ -241,7 +242,7 @@ class ThreadRegions {
     if (found == graph.names.end()) {
       TORCH_CHECK(
           graph.names.size() < std::numeric_limits<uint16_t>::max(),
-          "ebb: more than 65,535 region names inside one region");
+          "ebb: more than 65,535 different region names inside one outermost region; reuse names");
       found = graph.names.insert(found, name);
     }
     return static_cast<uint16_t>(found - graph.names.begin());

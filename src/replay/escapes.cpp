@@ -59,11 +59,10 @@ Escaped emptyEscaped(
           value->recipe->op.name,
           " (",
           value->nbytes,
-          " bytes) was still referenced when region '",
+          " bytes) was read before backward restored it: region '",
           name,
-          "' ended, which has escapes='placeholder': its memory was given up and comes back in the "
-          "region's backward. Return it from the region or name it with region.returns(), read it "
-          "inside the region, or use escapes='keep'."));
+          "' has escapes='placeholder' and freed it at its end. Return it from the region or name "
+          "it with region.returns(), read it inside the region, or use escapes='keep'."));
   return {value, std::move(storage)};
 }
 

@@ -207,12 +207,12 @@ class Slice {
   void checkUnchanged(bool changed, const Recipe& consumer) const {
     TORCH_CHECK(
         !changed || graph_.verify != VerifyMode::Off,
-        "one of the variables needed for gradient computation has been modified without moving "
-        "its version: ebb must recompute ",
+        "one of the variables needed for gradient computation has been modified without a change "
+        "of its version counter: ebb must recompute ",
         where(graph_, consumer),
-        ", and one of its inputs has other contents than in the forward. Likely causes: a write "
-        "through .data, a fused optimizer step, batch norm statistics, or numpy, before backward. "
-        "Write after backward, or give ",
+        ", but one of its inputs has changed since the forward. Likely causes: a write through "
+        ".data, a fused optimizer step, batch norm statistics, or numpy, before backward. Move the "
+        "write after backward, or give ",
         consumer.op.name,
         " the decision SAVE.");
   }
@@ -247,7 +247,8 @@ class Slice {
         value.state() != ValueState::Unneeded,
         "ebb: cannot recompute ",
         who,
-        ": an earlier attempt failed half way. Run forward again.");
+        ": an earlier backward of this graph failed while it recomputed the inputs. Run the "
+        "forward again.");
     TORCH_CHECK(
         false,
         "one of the variables needed for gradient computation has been modified by an inplace "
@@ -257,8 +258,8 @@ class Slice {
         value.written.counter.enabled() ? value.written.counter.current_version() : 0,
         "; expected version ",
         value.written.version,
-        " instead. Write to it after backward, put all forwards that share it in one region, or "
-        "give ",
+        " instead. Move the write after backward, run all forwards that update this input (batch "
+        "norm statistics, a momentum buffer) in one region, or give ",
         consumer.op.name,
         " the decision SAVE.");
   }
@@ -288,7 +289,9 @@ c10::Storage materialise(Graph& graph, Value& value) {
   }
   TORCH_CHECK(
       value.recipe,
-      "ebb: a saved tensor cannot be recomputed: an earlier attempt failed half way. Run forward "
+      "ebb: cannot recompute a tensor saved in region '",
+      graph.names.front(),
+      "': an earlier backward of this graph failed while it recomputed the tensor. Run the forward "
       "again.");
   Slice slice(graph, value);
   slice.collect();

@@ -142,9 +142,12 @@ class Rerun {
     const c10::Storage storage = input.value->available();
     TORCH_CHECK(
         storage,
-        "ebb: an input of ",
+        "ebb: cannot recompute ",
         where(graph_, recipe_),
-        " was written or freed by another thread while it was being recomputed");
+        ": another thread wrote or freed one of its inputs meanwhile. Let that thread wait for "
+        "backward, or give ",
+        recipe_.op.name,
+        " the decision SAVE.");
     graph_.streams.use(*input.value, storage);
     return show(storage, input, shape);
   }
@@ -225,8 +228,9 @@ class Rerun {
         random.drewTheSame() && resultIsTheSame(),
         "ebb: cannot recompute ",
         where(graph_, recipe_),
-        ": it draws other random numbers than in the forward, where another thread drew from the "
-        "same generator while it ran. Give that thread a torch.Generator of its own, or give ",
+        ": its replay draws other random numbers than the forward, because another thread used the "
+        "same generator during the forward. Give that thread a torch.Generator of its own, or "
+        "give ",
         recipe_.op.name,
         " the decision SAVE.");
     random.putBack();
@@ -253,9 +257,11 @@ class Rerun {
         false,
         "ebb: cannot recompute ",
         where(graph_, recipe_),
-        ": in a replay on this thread the device had no memory for a convolution's workspace, so "
-        "torch chose another algorithm, whose results may differ in the last bits. From now on "
-        "convolutions are kept. Leave more of the device's memory free, give ",
+        ": a replay on this thread had no memory for a convolution's workspace, so torch uses "
+        "another "
+        "algorithm there, whose results may differ in the last bits. From now on ebb saves the "
+        "results "
+        "of convolutions. Leave more of the device's memory free, give ",
         recipe_.op.name,
         " the decision SAVE, or write a rule with force=True to accept such results.");
   }
@@ -287,9 +293,9 @@ class Rerun {
         "ebb: cannot recompute ",
         where(graph_, recipe_),
         ": it drew random numbers ",
-        recipe_.random->capture == 0 ? "outside of" : "in the capture of",
-        " a CUDA graph, and must draw them again in another place. Capture forward and backward "
-        "together, or give ",
+        recipe_.random->capture == 0 ? "outside of" : "inside",
+        " a CUDA graph capture, and its replay is not in the same place. Capture forward and "
+        "backward together, or give ",
         recipe_.op.name,
         " the decision SAVE.");
   }
@@ -299,10 +305,9 @@ class Rerun {
         recipe_.precision == productPrecision(recipe_.op.precision, recipe_.keys),
         "ebb: cannot recompute ",
         where(graph_, recipe_),
-        ": the precision of products (set_float32_matmul_precision, fp32_precision, allow_tf32, "
+        ": a matmul precision setting (set_float32_matmul_precision, fp32_precision, allow_tf32, "
         "allow_fp16_accumulation, allow_.._reduced_precision_reduction, preferred_blas_library) "
-        "was "
-        "changed after the forward. Change it between steps, or give ",
+        "was changed after the forward. Change it between steps, or give ",
         recipe_.op.name,
         " the decision SAVE.");
   }

@@ -24,8 +24,8 @@ std::atomic<int64_t> liveJournals{0};
 constexpr size_t kMostSpans = 1'000'000;  // in one step
 
 const std::vector<std::string> kNoFrames;
-const char* const kOnlyHere = "made outside of the region; only ebb holds it";
-const char* const kHandedOn = "another region's backward needs it; only ebb holds it";
+const char* const kOnlyHere = "made outside of the region, now referenced only by ebb";
+const char* const kHandedOn = "needed by another region's backward, now referenced only by ebb";
 
 const char* nameOf(Fate fate) {
   switch (fate) {

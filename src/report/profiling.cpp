@@ -44,17 +44,21 @@ bool change(Going next) {
   return changes;
 }
 
+constexpr const char* kAlreadyRecording =
+    "ebb: another ebb.profile or ebb.plan is already recording in this process; run one at a time";
+
 }  // namespace
 
 void beginProfile() {
-  TORCH_CHECK(!going().journal, "ebb: a profile has begun already");
+  TORCH_CHECK(!going().journal, kAlreadyRecording);
   TORCH_CHECK(
       !MemoryLog::isTaken(),
-      "ebb: torch's profiler runs on this thread, and a profile takes its place: end it before");
+      "ebb: torch.profiler is active on this thread, and a profile of ebb needs its place; stop it "
+      "first");
   const auto journal = std::make_shared<Journal>(0, Journal::For::Profile);
   const auto memory =
       std::make_shared<MemoryLog>([journal] { return static_cast<double>(journal->now()) * 1e-6; });
-  TORCH_CHECK(change({journal, memory}), "ebb: a profile has begun already");
+  TORCH_CHECK(change({journal, memory}), kAlreadyRecording);
   memory->install(memory);
   putJournalInPlace(journal);
 }
@@ -65,7 +69,7 @@ Profile endProfile() {
   putJournalInPlace(nullptr);
   TORCH_CHECK(
       memory->close(),
-      "ebb: the profile began on another thread, and ends there; nothing more is recorded");
+      "ebb: a profile must end on the thread on which it began; nothing more is recorded");
   change({});
   Profile found = journal->profile();
   found.allocations = memory->take();

@@ -79,7 +79,7 @@ TransferAccountPtr statisticsTransfers(const std::string& region, const std::str
   TransferAccountPtr& account = shared.transfers[region][op];
   if (!account) {
     account = std::make_shared<TransferAccount>(
-        (op == "input" ? "an input" : "an output of " + op) + ", offloaded in region '" + region +
+        (op == "input" ? "an input" : "an output of " + op) + " offloaded in region '" + region +
         "'");
   }
   return account;

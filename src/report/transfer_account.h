@@ -15,7 +15,7 @@ namespace ebb {
 struct TransferAccount {
   explicit TransferAccount(std::string given) : of(std::move(given)) {
   }
-  const std::string of;  // "an output of aten::sin.default, offloaded in region 'block'"
+  const std::string of;  // "an output of aten::sin.default offloaded in region 'block'"
   std::atomic<uint64_t> sent{0};
   std::atomic<uint64_t> fetched{0};
   std::atomic<uint64_t> waitedByHost{0};

@@ -76,9 +76,9 @@ void Handle::checkTracer() const {
   TORCH_CHECK(
       !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer) || !saved_.isRebuilt() ||
           !saved_.isOfOpenRegion(),
-      "ebb: torch.jit.trace was started inside a region, and traces a gradient there: ",
+      "ebb: torch.jit.trace was started inside a region and traces a backward there: ",
       saved_.origin(),
-      ", would be a constant in its graph. Start torch.jit.trace outside of regions.");
+      " would be a constant in its graph. Start torch.jit.trace outside of regions.");
 }
 
 std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> Handle::retrieve_unpack_hook_data()

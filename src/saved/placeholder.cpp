@@ -21,7 +21,7 @@ Placeholder::Placeholder(const at::Tensor& tensor) {
       "ebb: ",
       saved_->origin(),
       " cannot be discarded: it is an input of the region, or its operator has the decision SAVE "
-      "or OFFLOAD. Give that the decision RECOMPUTE.");
+      "or OFFLOAD. Give the operator the decision RECOMPUTE.");
   counter_ = tensor.unsafeGetTensorImpl()->version_counter();
   version_ = counter_.enabled() ? counter_.current_version() : 0;
 }
@@ -33,14 +33,15 @@ void Placeholder::discard(const at::Tensor& tensor) {
       !counter_.enabled() || counter_.current_version() == version_,
       "ebb: ",
       saved_->origin(),
-      " was written after it was marked as discardable, so it cannot be made again. Mark it after "
-      "the write, inside the region.");
+      " was written after ebb.discardable marked it, so it cannot be recomputed. Mark it after the "
+      "write, inside the region.");
   c10::Storage storage = tensor.storage();
   TORCH_CHECK_VALUE(
       storage.resizable(),
       "ebb: ",
       saved_->origin(),
-      " cannot be discarded: its memory is not its own (numpy, from_blob, ebb.share_storage)");
+      " cannot be discarded: its memory belongs to other code (numpy, from_blob) or is shared by "
+      "ebb.share_storage. Mark a clone instead.");
   emptyStorage(
       storage,
       c10::str(
@@ -48,8 +49,8 @@ void Placeholder::discard(const at::Tensor& tensor) {
           saved_->origin(),
           " (",
           saved_->description(),
-          ") was discarded and comes back when backward reaches the tensor that ebb.discard was "
-          "given. Read it before ebb.discard, or give a tensor that backward reaches earlier."));
+          ") was read after ebb.discard freed it and before backward reached restore_at. Read it "
+          "before ebb.discard, or pass a restore_at that backward reaches earlier."));
   storage_ = std::move(storage);
   empty_ = true;
 }

@@ -313,32 +313,31 @@ c10::Storage SavedTensor::broughtBack() const {
       !value_->follows || value_->versionHolds(),
       "ebb: ",
       origin(),
-      ", an inner tensor of a wrapper or an alias with a version of its own, was written after "
-      "the region and freed. Write to it after backward, or keep a tensor that shows it alive.");
+      " was freed after a write through a tensor that does not share its version counter (an inner "
+      "tensor of a subclass, an alias from .data). Move the write after backward, or keep a "
+      "reference to the tensor until then.");
   TORCH_CHECK(
       !givenUp_,
       "ebb: ",
       origin(),
-      ", was recomputed for backward and freed with it, and is asked for again. Call backward "
-      "with retain_graph=True, or give its operator the decision SAVE.");
+      " is unpacked again, after backward has recomputed and freed it. Call backward with "
+      "retain_graph=True, or give its operator the decision SAVE.");
   const bool lost = value_->state() == ValueState::Held && value_->bytes.nbytes() != value_->nbytes;
   TORCH_CHECK(
       !lost,
       "ebb: the storage of ",
       origin(),
-      ", was freed or resized after the region, while it stood for what had been saved. Free it "
-      "after the last backward, or give ",
-      producer_ != nullptr ? producer_ : "the input",
-      " the decision SAVE.");
+      " was freed or resized after the region, but backward still needs it. Free it after the last "
+      "backward, or ",
+      howToSave());
   c10::Storage storage = materialise(*graph_, *value_);
   TORCH_CHECK(
       storage,
-      "ebb: cannot bring back ",
+      "ebb: cannot restore ",
       origin(),
-      ", which was offloaded: its storage was written, or an alias was given another one, "
-      "through a tensor with a version of its own. Do that after backward, or give ",
-      producer_ != nullptr ? producer_ : "the input",
-      " the decision SAVE.");
+      " after offloading: its storage was written or replaced through a tensor that does not share "
+      "its version counter (such as .data). Do this after backward, or ",
+      howToSave());
   return storage;
 }
 
@@ -362,6 +361,11 @@ at::Tensor SavedTensor::unpackKept() const {
       ", has no data any more: its storage was resized to zero after the forward (a parameter that "
       "was resharded, or a buffer that was freed). Restore it before backward.");
   return kept_;
+}
+
+std::string SavedTensor::howToSave() const {
+  return producer_ != nullptr ? c10::str("give ", producer_, " the decision SAVE.")
+                              : "use a policy with inputs=ebb.SAVE.";
 }
 
 std::string SavedTensor::origin() const {

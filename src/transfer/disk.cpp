@@ -86,11 +86,11 @@ DiskFile::DiskFile(std::string directory, size_t limit)
   }
   TORCH_CHECK_VALUE(
       descriptor_ >= 0,
-      "ebb: no file for the disk tier can be made in '",
+      "ebb: cannot create a file for the disk tier in '",
       directory_,
       "': ",
       std::strerror(errno),
-      ". disk must be a directory that can be written to.");
+      ". Set disk of ebb.offload.configure to a writable folder.");
 }
 
 DiskFile::~DiskFile() {
@@ -159,9 +159,9 @@ bool DiskFile::grow(size_t nbytes) {
   TORCH_WARN_ONCE(
       "ebb: the disk tier in '",
       directory_,
-      "' has no more room, though its limit is not reached: ",
+      "' cannot grow up to its limit: ",
       std::strerror(failed),
-      ". Values are recomputed or kept instead. Shown once.");
+      ". Further values are recomputed or stay in memory. Shown once.");
   return false;
 }
 
@@ -367,7 +367,7 @@ void Disk::adoptProcess() {
     try {
       file_ = std::make_shared<DiskFile>(directory_, limit_);
     } catch (const c10::Error& error) {
-      TORCH_WARN(error.what_without_backtrace(), " Values are recomputed or kept instead.");
+      TORCH_WARN(error.what_without_backtrace(), " Values are recomputed or stay in memory.");
     }
   }
 }

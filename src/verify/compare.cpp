@@ -221,23 +221,23 @@ std::string describe(const Mismatch& mismatch) {
           : c10::str(
                 "its input ",
                 mismatch.changedInputs,
-                " has other contents than in the forward: code that torch does not see changed it "
-                "after the op ran, or a write that moves no version (.data, a fused optimizer, "
-                "batch norm statistics, numpy)");
+                " has changed since the forward: by code that torch does not see, or by a write "
+                "that does not change the version counter (.data, a fused optimizer, batch norm "
+                "statistics, numpy)");
   return c10::str(
-      "ebb: replay mismatch: ",
+      "ebb: replay mismatch: the replay of ",
       op,
       " in region '",
       mismatch.region,
-      "', run again, gave other bits than in the forward: in ",
+      "' differs from the forward in ",
       mismatch.output,
-      ", ",
+      ": ",
       mismatch.differing,
       " of ",
       mismatch.elements,
-      " elements differ, the largest difference is ",
+      " elements, the largest difference is ",
       mismatch.largestDifference,
-      ", and backward needs a tensor that depends on it. Likely causes: ",
+      ". Likely causes: ",
       cause,
       ". Or give ",
       op,

@@ -45,7 +45,7 @@ void reportMismatch(VerifyMode mode, const Mismatch& mismatch) {
   if (mode == VerifyMode::Demote) {
     if (!mismatch.op->demoted.exchange(true)) {
       statisticsDemoted(mismatch.op->name);
-      TORCH_WARN(message, " It is saved from now on.");
+      TORCH_WARN(message, " ebb saves the outputs of ", mismatch.op->name, " from now on.");
     }
     return;
   }

@@ -64,7 +64,7 @@ def test_what_is_chosen_by_timing_is_kept(device, times, timed, forced):
     (row,) = rows_of_a_block(device, policy)
 
     kept = timed and not forced
-    assert ("chosen by timing" in row.reason) == kept
+    assert ("the algorithm by timing" in row.reason) == kept
     assert row.replays == (0 if kept else 1)
     assert (row.fate == "kept") == kept
 

@@ -48,10 +48,10 @@ def test_a_device_without_a_generator(device):
 
 def test_that_page_means_save_is_said_once(device):
     _testing.set_page_mover("late", 0)  # other tests may have given it one
-    with pytest.warns(UserWarning, match="PAGE means SAVE for a tensor on late:0") as caught:
+    with pytest.warns(UserWarning, match="tensors on late:0 are saved instead of paged") as caught:
         found = [step(5, device) for _ in range(2)]
 
-    assert len([w for w in caught if "PAGE means SAVE" in str(w.message)]) == 1
+    assert len([w for w in caught if "saved instead of paged" in str(w.message)]) == 1
     assert torch.equal(found[0].cpu(), found[1].cpu())
 
 

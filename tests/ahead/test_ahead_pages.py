@@ -239,7 +239,7 @@ def test_a_pool_that_is_gone_is_told_of_when_backward_arrives():
     def program():
         masked(x, 2, lambda y: y)[0].backward()
         loss = masked(x, 2, NextStep.apply)[0]
-        with pytest.raises(RuntimeError, match="its pool has had an error since"):
+        with pytest.raises(RuntimeError, match="its page pool failed in the meantime"):
             loss.backward()
         del loss
 
@@ -475,7 +475,7 @@ def test_a_step_that_cannot_end_where_backward_arrives():
         with ebb.region(ebb.policies.recompute_all):
             out = WaitInBackward.apply(h).exp().sin()
         total = out[:20].sum()
-        with pytest.raises(ValueError, match="one tensor needs"):
+        with pytest.raises(ValueError, match=r"device_limit .* is too small"):
             torch.autograd.grad(total, x, retain_graph=True)
         gradient = torch.autograd.grad(total, x)[0]
         assert ebb.stats()["paging"]["stashes"] == 0

@@ -34,9 +34,11 @@ def test_a_report_tells_what_ran_ahead():
         assert row.replays_ahead == row.replays
         assert row.ahead_seconds == row.replay_seconds
     assert {row.region for row in again} == {"blocks.0", "blocks.1", "blocks.2", "blocks.3"}
-    assert "regions: 4 in time, 1 held\n" in report.text()
-    (line,) = [line for line in report.text().splitlines() if line.startswith("ahead of backward")]
-    first, second = line.partition("; ")[0].removeprefix("ahead of backward: ").split(" of ")[:2]
+    assert "regions: 4 in time, 1 not freed\n" in report.text()
+    (line,) = [line for line in report.text().splitlines() if line.startswith("replayed ahead")]
+    first, second = (
+        line.partition("; ")[0].removeprefix("replayed ahead of backward: ").split(" of ")
+    )
     assert first == second
 
 
@@ -46,7 +48,7 @@ def test_without_it_nothing_ran_ahead():
     assert not any(report.ahead.values())
     assert sum(row.replays for row in report.rows) > 0
     assert all(row.replays_ahead == 0 and row.ahead_seconds == 0 for row in report.rows)
-    assert "ahead of backward" not in report.text()
+    assert "replayed ahead" not in report.text()
 
 
 def test_rows_that_are_put_together_add_up():

@@ -161,8 +161,8 @@ def test_a_budget_that_is_too_small(install, capsys):
     assert abs(plan.deviation["peak"]) < 0.03
     assert next(point for point in plan.points if point.is_plan).peak == plan.predicted.peak
     assert plan.budget < 0  # what is there when the step begins is more
-    less = f"{ebb._report.text.size(-plan.budget)} less than is there when the step begins"
-    assert f"the plan, for {less}:" in str(ebb.report())
+    less = f"{ebb._report.text.size(-plan.budget)} below the memory in use when the step begins"
+    assert f"plan for a budget of {less}:" in str(ebb.report())
 
 
 @can_be_shown
@@ -172,7 +172,7 @@ def test_the_page_of_a_budget_that_is_too_small(install, tmp_path):
 
     page = shown(ebb.report(), tmp_path)
 
-    assert " less than is there when the step begins" in page["plan-note"].text
+    assert " below the memory in use when the step begins" in page["plan-note"].text
     for drawing in ("memory", "plan-curve"):
         assert 'data-line="budget"' not in page[drawing].html
         assert "NaN" not in page[drawing].html
@@ -296,7 +296,7 @@ def run_job(path, steps=CHECKED + 2):
     program = "import ebb\n" + PROGRAM.format(steps=steps)
     run = fork_server.run(["-c", program], env=environment)
     assert run.returncode == 0, run.stderr
-    assert "the report is in" in run.stderr, run.stderr
+    assert "; report: " in run.stderr, run.stderr
     return run.stderr
 
 
@@ -313,9 +313,9 @@ def test_a_job_that_does_not_know_of_it_as_text(tmp_path):
     run_job(tmp_path / "r.txt")
 
     text = (tmp_path / "r.txt").read_text()
-    assert "the plan, for " in text
-    assert "  measured:    " in text
-    assert "no step" not in text
+    assert "plan for a budget of " in text
+    assert "  measured:  " in text
+    assert "not measured" not in text
 
 
 def test_a_job_that_does_not_know_of_it_as_page(tmp_path):

@@ -62,7 +62,10 @@ def test_settings_of_all_sections(read):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[ofload]\n", "EBB_CONFIG=FILE is ignored: [ofload] is no section; nearest: 'offload'"),
+        (
+            "[ofload]\n",
+            "EBB_CONFIG=FILE is ignored: [ofload] is no section; did you mean 'offload'?",
+        ),
         ("offload = 1\n", "EBB_CONFIG=FILE is ignored: [offload] is no section"),
         ("offload\n", "EBB_CONFIG=FILE is ignored: Expected '='"),
         ("[paging]\nhedroom = 2", "hedroom in [paging] of FILE is ignored: there is no such"),

@@ -206,9 +206,9 @@ def test_a_budget_that_makes_no_sense(longer):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ("2", "EBB=2: policy '2': '2' is no preset"),
+        ("2", "EBB=2: policy '2': '2' is neither a preset"),
         ("missing.toml", "No such file or directory: 'missing.toml'"),
-        ("mm:keep", "'keep' is no decision"),
+        ("mm:keep", "unknown decision 'keep'"),
     ],
 )
 def test_a_value_that_makes_no_sense_turns_ebb_off(script, policy, message):

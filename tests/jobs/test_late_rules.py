@@ -84,9 +84,9 @@ def test_a_misspelt_operator_is_told_of_when_an_optimizer_steps(text, library, c
             step(operator)
             told = capsys.readouterr().err
             assert told.count("the rule 'ebb_late::dequat' matches no registered op") == count
-            assert told.count("Nearest names: ebb_late::dequant") == count
+            assert told.count("did you mean ebb_late::dequant?") == count
     monkeypatch.setenv("EBB_STRICT", "1")
-    with taken_over(text("dequat")), pytest.raises(ValueError, match="Nearest names: ebb_late"):
+    with taken_over(text("dequat")), pytest.raises(ValueError, match="did you mean ebb_late"):
         step(operator)
 
 
@@ -125,5 +125,5 @@ def test_a_preset_may_be_followed_by_rules():
     assert ebb.Policy.parse("save_all,mm:recompute").default is ebb.SAVE
     assert ebb.Policy.parse("offload_inputs,mm:save").inputs is ebb.OFFLOAD
     for text in ("save_all,save_matmuls", "save_all,default:save"):
-        with pytest.raises(ValueError, match=r"is no preset|a preset has a default of its own"):
+        with pytest.raises(ValueError, match=r"is neither a preset|'preset' cannot be combined"):
             ebb.Policy.parse(text)

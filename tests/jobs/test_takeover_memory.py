@@ -204,7 +204,7 @@ def test_the_log_says_what_is_held_elsewhere(caplog):
             loss = layer(x)
         assert len(caplog.messages) == 1, number
         assert loss.requires_grad
-    assert "region 'layer' keeps 1.0 MiB that ebb_told::twice.default made" in caplog.text
+    assert "region 'layer' saves 1.0 MiB of results of ebb_told::twice.default" in caplog.text
     rule = ebb.Policy.parse("recompute_all,ebb_told::twice:recompute")
     for policy, count in ((ebb.policies.recompute_all, 1), (rule, 0)):
         with ebb.record_reports(), ebb.region(policy):

@@ -196,7 +196,7 @@ def test_the_ring_goes_round_many_times(device):
 @DEVICES
 @pytest.mark.parametrize(
     ("rows", "error", "words"),
-    [(-1, NEGATIVE, "fewer than no rows"), (9, TOO_MANY, "more rows"), (8, USED_UP, "no tier")],
+    [(-1, NEGATIVE, "negative"), (9, TOO_MANY, "more valid rows"), (8, USED_UP, "too small")],
 )
 def test_counts_that_cannot_be(device, rows, error, words):
     pool = PagePool(torch.device(device), 4, 4, 1, 0)
@@ -290,7 +290,7 @@ def test_tensors_that_do_not_fit():
     for count in (torch.tensor(1.0), torch.tensor([1, 2]), torch.tensor(1, dtype=torch.int32)):
         with pytest.raises(ValueError, match="must be one int64"):
             pool.stash(ticket, good, count)
-    with pytest.raises(ValueError, match="not -1"):
+    with pytest.raises(ValueError, match="got -1"):
         pool.make_ticket(-1)
     assert pool.status()["errors"] == 0
 

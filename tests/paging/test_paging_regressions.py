@@ -300,7 +300,7 @@ def test_what_a_dropped_pool_cannot_give_back_raises():
     innocent, full = loss_of(w, 1), loss_of(w, 60)
     del full
     ebb.paging.reset()
-    with pytest.raises(RuntimeError, match="its pool has had an error since"):
+    with pytest.raises(RuntimeError, match="its page pool failed in the meantime"):
         innocent.backward()
 
 
@@ -361,7 +361,7 @@ def test_steps_in_two_threads():
     thread.start()
     inside.wait()
     try:
-        with pytest.raises(RuntimeError, match="is going on already"):
+        with pytest.raises(RuntimeError, match="is already open"):
             ebb.paging.run_step(lambda: loss_of(w, 60).backward())
     finally:
         go.set()
@@ -415,8 +415,8 @@ def test_a_graph_that_is_kept_does_not_keep_recording_on():
 @pytest.mark.parametrize(
     ("rows", "error", "message"),
     [
-        (torch.tensor([2**62] * 4 + [1]), ValueError, "negative number of rows"),
-        (torch.tensor([1, 0]).to_sparse(), ValueError, "dense count"),
+        (torch.tensor([2**62] * 4 + [1]), ValueError, "rows is negative"),
+        (torch.tensor([1, 0]).to_sparse(), ValueError, "rows must be a dense tensor"),
     ],
 )
 def test_counts_that_cannot_be(rows, error, message):
@@ -426,9 +426,9 @@ def test_counts_that_cannot_be(rows, error, message):
 
 @pytest.mark.parametrize("headroom", [1e30, float("inf"), 10**400])
 def test_headroom_that_cannot_be(headroom):
-    with pytest.raises(ValueError, match="headroom is"):
+    with pytest.raises(ValueError, match="headroom must be"):
         ebb.paging.configure(headroom=headroom)
-    with pytest.raises(ValueError, match="below"), ebb.paging.microbatch(2**40):
+    with pytest.raises(ValueError, match="from 0 to 2147483647; got"), ebb.paging.microbatch(2**40):
         pass
 
 

@@ -87,7 +87,7 @@ def test_a_file_without_regions(tmp_path):
         ("regions = 3", "regions: must be an array of tables"),
         ("[[regions]]\ndefault = 'save'", r"regions\[0\]\.modules: must be an array of names"),
         ("[[regions]]\nmodules = [1]", r"regions\[0\]\.modules"),
-        ("[[regions]]\nmodules = ['a', 'a']", "'a' has a policy already"),
+        ("[[regions]]\nmodules = ['a', 'a']", "module 'a' is listed twice"),
         ("[[regions]]\nmodules = ['a']\ndefault = 'keep'", r"regions\[0\]\.default"),
         ("[[regions]]\nmodules = ['a']\n[[regions.rules]]\nop = 'aten::nothing_like'\n"
          "decision = 'save'", r"regions\[0\]\.rules\[0\]"),

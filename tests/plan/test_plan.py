@@ -24,7 +24,7 @@ def test_a_plan_is_applied_and_taken_back():
     handle = plan.apply(program.model)
 
     assert set(handle.names) == set(plan.policies) <= {f"layers.{i}" for i in range(4)}
-    with pytest.raises(ValueError, match="is a region already"):
+    with pytest.raises(ValueError, match="is already a region"):
         plan.apply(program.model)
     handle.remove()
     assert [layer.forward for layer in program.model.layers] == forwards
@@ -272,7 +272,7 @@ def test_a_model_with_regions():
     model = small()
     ebb.apply(model, modules="0")
 
-    with pytest.raises(ValueError, match="is a region already"):
+    with pytest.raises(ValueError, match="is already a region"):
         ebb.plan(model, step_of(model), 0.5)
 
 

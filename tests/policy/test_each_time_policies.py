@@ -95,7 +95,7 @@ def test_the_residual_stream_is_kept_and_the_inside_of_blocks_is_not():
 
 
 def test_it_is_no_decision_on_inputs():
-    with pytest.raises(ValueError, match="a region's inputs have no recipe"):
+    with pytest.raises(ValueError, match="inputs of a region cannot be recomputed"):
         Policy(inputs=RECOMPUTE_EACH_TIME)
 
 

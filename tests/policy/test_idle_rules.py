@@ -87,7 +87,7 @@ def test_rules_for_modules_want_a_root(monkeypatch):
     monkeypatch.setattr("ebb._C.any_module_has_number", lambda: False)
     policy = ebb.Policy([ebb.Rule("*", ebb.SAVE, module="0")])
 
-    with pytest.warns(UserWarning, match=r"Use ebb\.region\(policy, root=model\)"):
+    with pytest.warns(UserWarning, match="rules with module= have no effect in this region"):
         ebb.region(policy)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -99,9 +99,9 @@ def test_rules_for_modules_want_a_root(monkeypatch):
 def test_no_name_is_suggested_that_is_not_near_or_composite():
     with pytest.raises(ValueError, match="matches no registered operator") as error:
         ebb.Policy({"aten::xqzzykkw": ebb.SAVE})
-    assert "Nearest" not in str(error.value)
+    assert "did you mean" not in str(error.value)
 
-    with pytest.raises(ValueError, match="Nearest names: ") as error:
+    with pytest.raises(ValueError, match="did you mean ") as error:
         ebb.Policy({"aten::native_layer_norn": ebb.SAVE})
     assert "aten::native_layer_norm" in str(error.value)
 
@@ -109,5 +109,5 @@ def test_no_name_is_suggested_that_is_not_near_or_composite():
         ebb.Policy({"aten::layer_norn": ebb.SAVE})
     assert "aten::layer_norm" not in str(error.value)
 
-    with pytest.raises(ValueError, match=r"'2' is no preset \(there are 'recompute_all'"):
+    with pytest.raises(ValueError, match=r"'2' is neither a preset \(valid names: 'recompute_all'"):
         ebb.Policy.parse("2")

@@ -126,7 +126,7 @@ def is_refusal(eager: Observation, ours: Observation) -> bool:
     names = (
         "ebb must recompute aten::",
         "ebb: cannot recompute aten::",
-        "ebb: cannot bring back the output of aten::",
+        "ebb: cannot restore the output of aten::",
     )
     named = any(name in ours.message for name in names) and "in region '" in ours.message
     return ours.seen == "RuntimeError" and named and eager.refusable

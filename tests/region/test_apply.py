@@ -120,7 +120,7 @@ def test_remove_gives_the_forward_back(model):
     ebb.reset_stats()
     grads(model)
     assert entered() == set()
-    with pytest.raises(RuntimeError, match="called already"):
+    with pytest.raises(RuntimeError, match="already called"):
         handle.remove()
 
 
@@ -244,7 +244,7 @@ def test_no_match_gives_the_module_names(model):
 
 def test_applied_twice(model):
     ebb.apply(model, modules="layers.*")
-    with pytest.raises(ValueError, match=r"'layers.1' is a region already"):
+    with pytest.raises(ValueError, match=r"'layers.1' is already a region"):
         ebb.apply(model, modules="layers.1")
 
 
@@ -366,7 +366,7 @@ def test_forwards_that_take_no_self():
 
 def test_lazy_modules_are_refused_until_they_have_shapes():
     model = torch.nn.Sequential(torch.nn.LazyLinear(4))
-    with pytest.raises(ValueError, match=r"'0' has parameters without shapes .* run one forward"):
+    with pytest.raises(ValueError, match=r"'0' is a lazy module .* run one forward"):
         ebb.apply(model, modules="0")
     model(torch.randn(3, 4))
     ebb.apply(model, modules="0").remove()

@@ -70,7 +70,7 @@ def test_context_fn_is_refused_with_the_fix():
 
 
 def test_wrong_types():
-    with pytest.raises(TypeError, match="runs a function"):
+    with pytest.raises(TypeError, match="function must be callable"):
         ebb.checkpoint(3)
     with pytest.raises(TypeError, match=r"must be an ebb.Policy"):
         ebb.checkpoint(block, policy="save_all")

@@ -42,7 +42,7 @@ def test_a_recomputed_tensor_is_gone_after_its_function_ran():
     sine.register_hook(lambda *_: sine._saved_self)
 
     with pytest.raises(
-        RuntimeError, match=r"aten::mul.Tensor.*region 'region'.*asked for again.*retain_graph"
+        RuntimeError, match=r"aten::mul.Tensor.*region 'region'.*is unpacked again.*retain_graph"
     ):
         y.sum().backward()
 

@@ -107,12 +107,12 @@ def test_it_says_why():
     assert set(ours) == {f"block {i}" for i in range(4)}
     assert {row.op for row in ours.values()} == {"aten::neg.default"}
     assert {row.reason for row in ours.values()} == {
-        "another region's backward needs it; only ebb holds it"
+        "needed by another region's backward, now referenced only by ebb"
     }
 
     for program, reason in (
-        (weight_for_one_call, "made outside of the region; only ebb holds it"),
-        (made_in_the_region, "it wrote to memory that was not made in the region"),
+        (weight_for_one_call, "made outside of the region, now referenced only by ebb"),
+        (made_in_the_region, "it wrote to a tensor from outside of the region"),
     ):
         with ebb.record_reports():
             program().backward()

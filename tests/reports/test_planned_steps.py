@@ -274,16 +274,16 @@ def test_text():
     lines = str(report).splitlines()
 
     place = lines.index(
-        f"the plan, for {size(plan.budget)} above what is there when the step begins:"
+        f"plan for a budget of {size(plan.budget)} above the memory in use when the step begins:"
     )
     peak, duration = report.plan.measured.peak, report.plan.measured.duration
     assert lines[place + 1 : place + 4] == [
-        f"  predicted:   {size(plan.peak)} at most, {plan.duration:.2f} ms",
-        f"  measured:    {size(peak)} at most ({peak / plan.peak - 1:+.1%}), "
+        f"  predicted: peak {size(plan.peak)}, {plan.duration:.2f} ms",
+        f"  measured:  peak {size(peak)} ({peak / plan.peak - 1:+.1%}), "
         f"{duration:.2f} ms ({duration / plan.duration - 1:+.1%})",
-        f"  plain eager: {size(plan.plain_peak)} at most, {plan.plain_duration:.2f} ms",
+        f"  eager:     peak {size(plan.plain_peak)}, {plan.plain_duration:.2f} ms",
     ]
-    assert "  measured:    no step" in str(reported(measured=False)[2])
+    assert "  measured:  not measured" in str(reported(measured=False)[2])
 
 
 def test_json(tmp_path):
@@ -375,7 +375,7 @@ def test_the_page_shows_where_the_chosen_budget_cuts(tmp_path):
         for row, cut in zip(rows, point.cuts, strict=True):
             assert f">{cut.modules}<" in row
             assert all(op in row for op in (*cut.kept, *cut.again))
-            assert ("all: no region" in row) == (not cut.is_region)
+            assert ("everything (left eager)" in row) == (not cut.is_region)
     assert page["plan-budget"].html.count("<option") == len(points)
     assert page["plan-budget"].html.count("selected>") == 1
     assert ", the plan</option>" in page["plan-budget"].html
@@ -385,7 +385,7 @@ def test_the_page_shows_where_the_chosen_budget_cuts(tmp_path):
 def test_a_page_without_measurement_or_without_a_plan(tmp_path):
     _, _, report = reported(measured=False)
     page = shown(report, tmp_path)
-    assert "No step under the plan was measured" in page["plan-note"].text
+    assert "No step was measured under this plan" in page["plan-note"].text
     assert 'data-line="measured"' not in page["memory"].html
     assert 'data-line="predicted"' in page["memory"].html
 

@@ -90,7 +90,9 @@ def test_text_json_and_page_tell_the_same_sums(tmp_path):
     report = _reported(blocks(), torch.randn(8, 16), ebb.policies.save_matmuls)
 
     lines = str(report).splitlines()
-    place = next(i for i, line in enumerate(lines) if line.endswith("what plain eager holds"))
+    place = next(
+        i for i, line in enumerate(lines) if line.endswith("total that eager saves for backward")
+    )
     assert lines[place].split()[:2] == size(report.eager).split()
     told = [re.findall(r"[\d.]+ \w*B", line)[1] for line in lines[3:place]]
     parts = [sum(r.eager for r in report.rows if r.fate == fate) for fate in report.FATES]
@@ -115,7 +117,7 @@ def test_the_page_shows_the_parts(tmp_path):
     }
     assert sum(shares.values()) == report.eager
     assert shares["recomputed"] == report.totals["recomputed"]
-    assert f"= {size(report.eager)} that plain eager holds" in page["legend"].html
+    assert f"= {size(report.eager)} that eager saves for backward" in page["legend"].html
 
 
 class Twice(nn.Module):

@@ -48,7 +48,7 @@ def test_other_draws_are_refused_though_the_first_result_is_the_same(draw_otherw
         loss = with_noise(x)
     draw_otherwise(lambda *shape, **options: torch.rand(*shape, **options) + torch.rand(1))
 
-    with pytest.raises(RuntimeError, match="'block': it draws other random numbers"):
+    with pytest.raises(RuntimeError, match="'block': its replay draws other random numbers"):
         loss.backward()
 
 

@@ -144,7 +144,7 @@ def test_a_leaf_that_recipes_have_read_is_refused():
         loss = (x * leaf.exp()).sum()
         NOTHING(leaf)
 
-    with pytest.raises(RuntimeError, match="without moving its version"):
+    with pytest.raises(RuntimeError, match="without a change of its version counter"):
         loss.backward()
 
 

@@ -84,7 +84,7 @@ def test_names_of_the_last_release_work_and_warn(name, instead):
         found = eval(name)
 
     assert warned[0].filename == "<string>"  # where the name is used
-    assert f"ebb: {name} will be removed" in str(warned[0].message)
+    assert f"ebb: {name} is deprecated" in str(warned[0].message)
     assert instead in str(warned[0].message)
     assert found == eval(instead)
 

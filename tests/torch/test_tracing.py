@@ -360,15 +360,15 @@ def test_a_traced_region_keeps_the_rules_of_a_region():
         with region, region:
             return x
 
-    with pytest.raises(RuntimeError, match="is entered already"):
+    with pytest.raises(RuntimeError, match="is already open"):
         make_fx(enters_twice)(torch.ones(1))
-    with pytest.raises(RuntimeError, match="is not entered"):
+    with pytest.raises(RuntimeError, match="had not been entered"):
         region.__exit__(None, None, None)
 
 
 def test_a_tracer_is_told_of_once():
     tracing._warn.cache_clear()
-    with pytest.warns(UserWarning, match="another tracer, which decides by itself"):
+    with pytest.warns(UserWarning, match="other tracers, which decide themselves"):
         make_fx(with_block(None))(*inputs(0))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="ebb:")

@@ -35,9 +35,9 @@ def checkpoint_name(x: torch.Tensor, name: str) -> torch.Tensor:
     if is_compiling():
         return x
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"ebb: checkpoint_name names a tensor; got {type(x).__name__}")
+        raise TypeError(f"ebb: checkpoint_name: x must be a tensor; got {type(x).__name__}")
     if not isinstance(name, str):
-        raise TypeError(f"ebb: a name must be a str; got {shown(name)}")
+        raise TypeError(f"ebb: checkpoint_name: name must be a str; got {shown(name)}")
     for inner in plain_tensors(x):
         _C.name_value(inner, as_utf8(name))
     return x

@@ -14,16 +14,16 @@ class Decision(enum.IntEnum):
     __module__ = "ebb"  # the name for users and pickles
 
     SAVE = 0
-    """Keep the bytes, if backward or a replay will need them."""
+    """Keep the bytes in memory, if backward or a replay needs them."""
     RECOMPUTE = 1
-    """Drop the bytes and run the op again in backward."""
+    """Free the bytes, and recompute them in backward."""
     OFFLOAD = 2
     """Move the bytes to pinned host memory, overlapped with compute. See :mod:`ebb.offload`."""
     PAGE = 3
     """Move the valid rows to a page pool on the device. See :mod:`ebb.paging`."""
     RECOMPUTE_EACH_TIME = 4
-    """Drop the bytes and run the op again each time that a replay needs them. The bytes stay in
-    memory only if backward itself unpacks them."""
+    """Free the bytes, and recompute them for each replay that needs them. They stay in memory only
+    once backward itself unpacks them."""
 
 
 SAVE = Decision.SAVE
@@ -33,4 +33,4 @@ PAGE = Decision.PAGE
 RECOMPUTE_EACH_TIME = Decision.RECOMPUTE_EACH_TIME
 
 MADE_AGAIN = (RECOMPUTE, RECOMPUTE_EACH_TIME)
-"""Decisions that run an op again."""
+"""Decisions that recompute an op."""

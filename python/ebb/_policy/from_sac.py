@@ -27,7 +27,7 @@ _DECISIONS = {
     CheckpointPolicy.PREFER_SAVE: SAVE,
     CheckpointPolicy.MUST_CPU_OFFLOAD: OFFLOAD,
 }
-_NAMES = {SAVE: "ebb: torch's policy says SAVE", OFFLOAD: "ebb: torch's policy says OFFLOAD"}
+_NAMES = {SAVE: "SAVE by context_fn", OFFLOAD: "OFFLOAD by context_fn"}
 
 
 class AskingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

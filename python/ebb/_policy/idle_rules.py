@@ -118,6 +118,6 @@ def warn_of_modules(rules: Iterable[Rule], names: Iterable[str]) -> None:
 def warn_of_no_root() -> None:
     """Warns, once, of a policy with rules for modules in a region without a root."""
     _warn(
-        "ebb: the policy has rules for modules, but this region does not know the model, so those "
-        "rules have no effect. Use ebb.region(policy, root=model) or ebb.apply."
+        "ebb: rules with module= have no effect in this region, because it has no root model. "
+        "Use ebb.apply, or ebb.region(policy, root=model)."
     )

@@ -52,8 +52,8 @@ def check_rules_of_operators(policy: Any) -> None:
     op, most = count.most_common(1)[0]
     if most > _MOST_OF_ONE_OPERATOR:
         raise ValueError(
-            f"ebb: more than {_MOST_OF_ONE_OPERATOR} rules of a policy match {op}, its default "
-            "counted. Join some by a glob."
+            f"ebb: more than {_MOST_OF_ONE_OPERATOR} rules match {op} (the default counts as one). "
+            "Merge some of them with a glob."
         )
 
 

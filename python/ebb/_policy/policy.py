@@ -63,7 +63,7 @@ class Policy:
         for rule in given:
             if not isinstance(rule, Rule):
                 raise TypeError(
-                    f"ebb: rules must be a mapping or a sequence of ebb.Rule; it holds "
+                    f"ebb: rules must be a mapping or a sequence of ebb.Rule; one entry is "
                     f"{shown(rule)}"
                 )
         check_number(len(given))

@@ -19,7 +19,7 @@ _ANY_SIZE = 2**64 - 1
 def _dtype(name: str) -> torch.dtype:
     found = vars(torch).get(name.removeprefix("torch."))
     if not isinstance(found, torch.dtype):
-        raise ValueError(f"ebb: {shown(name)} is no dtype of torch, such as 'bfloat16'")
+        raise ValueError(f"ebb: unknown dtype {shown(name)}; use a name such as 'bfloat16'")
     return found
 
 

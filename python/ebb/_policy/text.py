@@ -36,7 +36,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Text for an error message: the known name nearest to `name`, or all if none is near."""
     known = list(known)
     found = get_close_matches(name[:100], known, 1)
-    return f"nearest: {found[0]!r}" if found else f"there are {', '.join(map(repr, known))}"
+    if found:
+        return f"did you mean {found[0]!r}?"
+    return f"valid names: {', '.join(map(repr, known))}"
 
 
 class _At:
@@ -64,7 +66,7 @@ class _At:
             raise self.error(f"must be a table; got {shown(value)}")
         for key in value:
             if key not in known:
-                raise (self / key).error(f"there is no such key; {nearest(key, known)}")
+                raise (self / key).error(f"unknown key; {nearest(key, known)}")
         return value
 
     def array(self, value: object) -> list[Any]:
@@ -74,7 +76,9 @@ class _At:
 
     def decision(self, value: object) -> Decision:
         if not isinstance(value, str) or value.lower() not in _DECISIONS:
-            raise self.error(f"{shown(value)} is no decision; {nearest(shown(value), _DECISIONS)}")
+            raise self.error(
+                f"unknown decision {shown(value)}; {nearest(shown(value), _DECISIONS)}"
+            )
         return _DECISIONS[value.lower()]
 
 
@@ -131,18 +135,23 @@ def _policy(table: object, at: _At, presets: Presets) -> _C.Policy:
     rules = _rules(given.get("rules", []), at / "rules")
     inputs = (at / "inputs").decision(given.get("inputs", "save"))
     if inputs in MADE_AGAIN:
-        raise (at / "inputs").error("a region's inputs have no recipe: 'save', 'offload' or 'page'")
+        raise (at / "inputs").error(
+            "inputs of a region cannot be recomputed: must be 'save', 'offload' or 'page'"
+        )
     default = (at / "default").decision(given.get("default", "recompute"))
     if "preset" in given:
         base = _preset(given["preset"], at / "preset", presets)
         if "default" in given or "either" in given:
-            raise at.error("a preset has a default of its own; leave out 'default', 'either'")
+            raise at.error("'preset' cannot be combined with 'default' or 'either'")
         inputs = inputs if "inputs" in given else Decision(base.inputs())
         first, *rest = parts_of(base)
         parts = [((*rules, *first[0]), first[1]), *rest]
     elif "either" in given:
         if "default" in given or "rules" in given:
-            raise at.error("'either' stands alone; give each of its policies rules, default")
+            raise at.error(
+                "'either' cannot be combined with 'rules' or 'default'; put them into each "
+                "[[either]] table"
+            )
         parts = [
             _part(table, at / "either" / i)
             for i, table in enumerate((at / "either").array(given["either"]))
@@ -165,7 +174,7 @@ def _part(table: object, at: _At) -> Part:
 
 def _preset(name: object, at: _At, presets: Presets) -> _C.Policy:
     if not isinstance(name, str) or name not in presets:
-        raise at.error(f"{shown(name)} is no preset; {nearest(shown(name), presets)}")
+        raise at.error(f"unknown preset {shown(name)}; {nearest(shown(name), presets)}")
     return presets[name]
 
 
@@ -208,7 +217,9 @@ def loaded_regions(
             raise (here / "modules").error("must be an array of names")
         for name in names:
             if name in known:
-                raise (here / "modules").error(f"{shown(name)} has a policy already")
+                raise (here / "modules").error(
+                    f"module {shown(name)} is listed twice; give each module one policy"
+                )
             known.add(name)
         found.append((names, _policy(given, here, presets)))
     return found, _offload(whole.get("offload", {}), at / "offload"), ahead
@@ -293,13 +304,16 @@ def parsed(text: str, presets: Presets, late: bool = False) -> _C.Policy:
             table["preset"] = entry
         elif not colon or op.endswith(":"):
             raise at.error(
-                f"{shown(entry)} is no preset ({nearest(entry, presets)}) and has no decision, as "
-                "in 'mm:save'"
+                f"{shown(entry)} is neither a preset ({nearest(entry, presets)}) nor a rule "
+                "such as 'mm:save'"
             )
         elif op in ("default", "inputs"):
             table[op] = decision
         else:
             table["rules"].append({"op": op, "decision": decision})
     if not entries:
-        raise at.error("is empty; write 'mm:save,gelu:recompute', say, or the name of a preset")
+        raise ValueError(
+            "ebb: the policy text is empty; write for example 'mm:save,gelu:recompute', or the "
+            "name of a preset"
+        )
     return _policy(table, at, presets)

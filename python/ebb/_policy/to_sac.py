@@ -18,9 +18,9 @@ from ebb._policy.rule import Part, Rule
 @functools.cache
 def _warn_conditions() -> None:
     warnings.warn(
-        "ebb: under torch.compile a policy is handed to torch's selective checkpointing, which "
-        "knows nothing of modules, names, sizes and dtypes: rules that ask for them match nothing "
-        "there.",
+        "ebb: Policy.to_sac: torch's selective checkpointing sees no module names, value names, "
+        "sizes and dtypes. Rules with module=, name=, per_module=, min_bytes=, max_bytes= or "
+        "dtype= never match there.",
         stacklevel=3,
     )
 

@@ -14,8 +14,8 @@ from ebb._policy.policy import Policy
 from ebb._region.blocks import find_blocks, has_forward
 from ebb._region.module_names import modules_of, names_of, plain_names
 from ebb._region.modules import (
-    can_mark,
     can_unmark,
+    check_can_mark,
     mark,
     marks_of,
     modules_are_asked_for,
@@ -52,7 +52,7 @@ class RegionHandle:
                 or class since (undo that first). Nothing has changed then.
         """
         if self._modules is None:
-            raise RuntimeError("ebb: remove() was called already on this handle")
+            raise RuntimeError("ebb: remove() was already called on this handle")
         for name, module in self._modules.items():
             if not can_unmark(module):
                 raise RuntimeError(
@@ -137,8 +137,8 @@ def apply(
     """Make the forward of each matching module a region.
 
     The model's state_dict, parameters and hooks do not change. A matching module's class becomes
-    a subclass of the same name, so ``isinstance`` still holds. Copies are regions too; a pickle
-    holds the original class.
+    a subclass of the same name, so ``isinstance`` still holds. Copies (``copy.deepcopy``) are
+    regions too; pickling stores the original class.
 
     Args:
         model: the model to change in place.
@@ -152,7 +152,8 @@ def apply(
             layers of a transformer. If the model repeats none, its large parts become regions, such
             as an encoder and a decoder. If there are fewer than two such modules, the whole model
             becomes one region. The empty name, ``""``, makes any model one region: that frees
-            activations, but backward recomputes most of them at once, so the peak memory stays.
+            activations, but backward recomputes most of them at once, so the
+            peak memory does not go down.
             Rules with ``module=`` see the names of the modules in ``model`` at this call.
         escapes: as for :class:`ebb.region`.
 
@@ -161,8 +162,8 @@ def apply(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: no module matches, a matching module is a region already or has parameters
-            without shapes, or ``escapes`` is unknown. Nothing has changed then.
+        ValueError: no module matches, a matching module is already a region or is a lazy module
+            with uninitialized parameters, or ``escapes`` is unknown. Nothing has changed then.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
@@ -180,16 +181,15 @@ def apply(
     if not chosen:
         names = plain_names([model])
         shown = ", ".join(names[:20]) + (f", ... ({len(names)} in all)" if len(names) > 20 else "")
-        raise ValueError(f"ebb: no module matches {_in_words(wanted)}. The modules are: {shown}")
+        raise ValueError(f"ebb: no module matches {_in_words(wanted)}. Module names: {shown}")
     for name, module in chosen.items():
         marks = marks_of(module)
         if marks is not None and marks.region is not None:
-            raise ValueError(f"ebb: module {name!r} is a region already; remove() that first")
-        if not can_mark(module):
             raise ValueError(
-                f"ebb: module {name!r} has parameters without shapes and will get another class; "
-                "run one forward first"
+                f"ebb: module {name!r} is already a region; call remove() on the handle that the "
+                "earlier ebb.apply returned"
             )
+        check_can_mark(module, repr(name))
     for name, module in chosen.items():
         settings = (policy, name or type(module).__name__, escapes)
         mark(module).region = functools.partial(run_in_region, settings)

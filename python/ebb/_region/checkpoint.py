@@ -50,8 +50,9 @@ def checkpoint(
     Every keyword of torch's function is accepted. ebb ignores ``use_reentrant``,
     ``determinism_check``, ``debug``, ``early_stop`` and ``preserve_rng_state``: the function is
     called once, ebb recomputes only what backward needs, and random ops always draw the same
-    numbers again. Operators of libraries are recomputed too, as under torch's function. On the CPU,
-    such an operator raises a RuntimeError in backward if its replay gives different bits.
+    numbers again. Custom operators (``torch.library``) are recomputed too, as under torch's
+    function. On the CPU, such an operator raises a RuntimeError in backward if its replay gives
+    different bits.
 
     Args:
         function: called once, with ``*args`` and ``**kwargs``.
@@ -81,7 +82,9 @@ def checkpoint(
         tracing.region_is_traced()
         return function(*args, **kwargs)
     if not callable(function):
-        raise TypeError(f"ebb: checkpoint runs a function; got {type(function).__name__}")
+        raise TypeError(
+            f"ebb: checkpoint: function must be callable; got {type(function).__name__}"
+        )
     if context_fn is not noop_context_fn:
         raise ValueError(
             "ebb: checkpoint takes a policy instead of a context_fn. Write the operators that your "

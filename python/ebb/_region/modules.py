@@ -213,11 +213,7 @@ def mark(module: torch.nn.Module) -> Marks:
     marks = marks_of(module)
     if marks is not None:
         return marks
-    if not can_mark(module):
-        raise ValueError(
-            f"ebb: {type(module).__name__} has parameters without shapes and will get another "
-            "class; run one forward first"
-        )
+    check_can_mark(module, type(module).__name__)
     marks = Marks()
     own = module.__dict__.get("forward")
     if own is not None:
@@ -231,6 +227,15 @@ def mark(module: torch.nn.Module) -> Marks:
 def can_mark(module: torch.nn.Module) -> bool:
     """False for a lazy module before its first forward, which replaces its class."""
     return not (isinstance(module, LazyModuleMixin) and module.has_uninitialized_params())
+
+
+def check_can_mark(module: torch.nn.Module, name: str) -> None:
+    """Raises ValueError if `module`, which messages call `name`, cannot be marked."""
+    if not can_mark(module):
+        raise ValueError(
+            f"ebb: {name} is a lazy module with uninitialized parameters; run one forward before "
+            "it becomes a region"
+        )
 
 
 def unmark(module: torch.nn.Module) -> None:

@@ -24,7 +24,7 @@ def refuse(region: str) -> None:
     found = getattr(hooks[0], "__qualname__", "") if hooks else ""
     deepspeed = sys.modules.get("deepspeed.runtime.activation_checkpointing.checkpointing")
     if _OFFLOADS.search(found):
-        what = f"the saved-tensor hooks around it ({found.split('.')[0]})"
+        what = f"saved-tensor hooks around it ({found.split('.')[0]})"
         remedy = "set activation_offloading=False in TRL's config"
     elif getattr(deepspeed, "CPU_CHECKPOINT", False):
         what = "DeepSpeed's activation checkpointing"
@@ -32,6 +32,6 @@ def refuse(region: str) -> None:
     else:
         return
     raise RuntimeError(
-        f"ebb: the policy of region {region!r} offloads, and so does {what}: everything would move "
-        f"twice. Either {remedy}, or use a policy without OFFLOAD."
+        f"ebb: the tensors of region {region!r} would be offloaded twice, by its policy and by "
+        f"{what}. Either {remedy}, or use a policy without OFFLOAD."
     )

@@ -40,7 +40,7 @@ class _Discarded(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **(kwargs or {}))
         except RuntimeError as error:
-            if "was discarded and comes back" in str(error):
+            if "was read after ebb.discard freed it" in str(error):
                 raise PlaceholderError(str(error)) from None
             raise
 
@@ -59,7 +59,7 @@ def discardable(tensor: torch.Tensor) -> torch.Tensor:
         ValueError: no region is open on this thread, or the region does not recompute the tensor.
     """
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"ebb: a discardable tensor must be a tensor; got {type(tensor).__name__}")
+        raise TypeError(f"ebb: ebb.discardable needs a tensor; got {type(tensor).__name__}")
     if not is_traced():
         setattr(tensor, _MARK, _C.Placeholder(tensor))
     return tensor
@@ -107,7 +107,10 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
             "ebb.checkpoint(..., discard_output=True) returned"
         )
     if not restore_at.requires_grad:
-        raise ValueError("ebb: restore_at must need grad: backward does not reach it otherwise")
+        raise ValueError(
+            "ebb: restore_at must require grad; otherwise backward does not reach it and never "
+            "restores the tensor"
+        )
     # An alias shares the storage but not the tensor's autograd state.
     aliases = [tensor.detach()]
     placeholder.discard(aliases[0])

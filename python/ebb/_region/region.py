@@ -44,8 +44,8 @@ def _check_policy(policy: object) -> Policy:
 def _warn_hooks_disabled() -> None:
     reason = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() or ""
     warnings.warn(
-        f"ebb: saved-tensor hooks are disabled here ({reason.strip()}), so this region passes "
-        "through: gradients are right, no memory is saved. Shown once.",
+        "ebb: regions have no effect here, because saved-tensor hooks are disabled "
+        f"({reason.strip()}). Gradients are correct, but no memory is freed. Shown once.",
         stacklevel=4,
     )
 
@@ -130,7 +130,7 @@ class region(_C.Region):
         checked = _check_policy(policy)
         if root is not None:
             if not isinstance(root, torch.nn.Module):
-                raise TypeError(f"ebb: root must be a module; got {type(root).__name__}")
+                raise TypeError(f"ebb: root must be a torch.nn.Module; got {type(root).__name__}")
             if modules_are_asked_for(checked._compiled):
                 number_modules_once(root)
                 if root not in checked._roots:  # walking all its modules takes time
@@ -213,7 +213,9 @@ class region(_C.Region):
 
     def __call__(self, function: F) -> F:
         if not callable(function):
-            raise TypeError(f"ebb: a region decorates a function; got {type(function).__name__}")
+            raise TypeError(
+                f"ebb: a region can decorate only a callable; got {type(function).__name__}"
+            )
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
             raise TypeError(
                 "ebb: a region cannot decorate a generator or a coroutine, whose body runs after "

@@ -28,10 +28,10 @@ _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 @functools.cache
 def _warn() -> None:
     warnings.warn(
-        "ebb: a region is traced by torch.compile or another tracer, which decides by itself what "
-        "is kept there. To give torch.compile the policy: torch.utils.checkpoint.checkpoint("
-        "function, ..., use_reentrant=False, context_fn=policy.to_sac()), for a function that "
-        "writes to nothing but its results.",
+        "ebb: regions have no effect under torch.compile and other tracers, which decide "
+        "themselves what stays in memory. To pass the policy to torch.compile, call "
+        "torch.utils.checkpoint.checkpoint(function, ..., use_reentrant=False, "
+        "context_fn=policy.to_sac()), if the function writes only to its results.",
         stacklevel=2,
     )
 

@@ -70,7 +70,7 @@ class verify:
 
     def __init__(self, mode: str = "raise") -> None:
         if mode not in _MODES:
-            raise ValueError(f"ebb: verify takes 'raise', 'demote' or 'off'; got {shown(mode)}")
+            raise ValueError(f"ebb: mode must be 'raise', 'demote' or 'off'; got {shown(mode)}")
         self._before = _C.set_verify_mode(_MODES.index(mode))
 
     def __enter__(self) -> verify:

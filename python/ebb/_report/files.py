@@ -18,8 +18,7 @@ from ebb._support.job import is_first, is_launcher, label, rank
 
 _TRACED_STEPS = 10
 _HINT = (
-    ". In a program that does not use ebb, set EBB, and EBB_MODULES if it does not call "
-    "torch.utils.checkpoint"
+    "If the program itself does not call ebb, set EBB=1 (and EBB_MODULES, if ebb finds no blocks)"
 )
 
 
@@ -75,13 +74,16 @@ def _write(report: str, trace: str, process: int, began: float) -> None:
             path = _unwritten(path, began)
             last.save(path)
             if is_first():
-                print(f"ebb: {headline(last)}; the report is in {path}", file=sys.stderr)
+                print(f"ebb: {headline(last)}; report: {path}", file=sys.stderr)
         for step in recorded if trace else ():
             name = f"{label() or 'rank0'}-step{step.step}.json"
             write_trace(step, _unwritten(Path(trace) / name, began))
     except Exception as error:
         where = f" of {label()}" if label() else ""
-        print(f"ebb: no report{where}: {type(error).__name__}: {error}", file=sys.stderr)
+        print(
+            f"ebb: could not write the report{where}: {type(error).__name__}: {error}",
+            file=sys.stderr,
+        )
 
 
 def _tell_of_nothing(report: Path, began: float) -> None:
@@ -99,7 +101,7 @@ def _tell_of_nothing(report: Path, began: float) -> None:
         print(f"ebb: the reports are in {report.parent}: {names}{more}", file=sys.stderr)
     else:
         print(
-            f"ebb: no region was entered, so there is no report in {report}{_HINT}",
+            f"ebb: no report was written to {report}, because no region ran. {_HINT}",
             file=sys.stderr,
         )
 
@@ -128,6 +130,6 @@ def write_trace(report: Report, path: Path) -> None:
         place = {"pid": rank(), "tid": threads[thread]}
         events.append(event | time | place | ({"args": {"bytes": nbytes}} if nbytes else {}))
     for when, held, eager in report.timeline:
-        counter = {"name": "bytes held for backward", "ph": "C", "ts": when * 1e6, "pid": rank()}
-        events.append(counter | {"args": {"with ebb": held, "plain eager": eager}})
+        counter = {"name": "bytes saved for backward", "ph": "C", "ts": when * 1e6, "pid": rank()}
+        events.append(counter | {"args": {"ebb": held, "eager": eager}})
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")

@@ -58,8 +58,8 @@ def note_error(error: BaseException | None) -> None:
     recorded = [report for report in reports() if report.rows]
     if recorded:
         short._ebb_has_told = True  # type: ignore[attr-defined]
-        where = f" in {label()}" if label() else ""
-        print(f"ebb: out of memory{where}. What its regions know of this step:", file=sys.stderr)
+        where = f" on {label()}" if label() else ""
+        print(f"ebb: out of memory{where}. Report of the step up to this point:", file=sys.stderr)
         print(recorded[-1], file=sys.stderr, flush=True)
 
 

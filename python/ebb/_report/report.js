@@ -44,28 +44,33 @@ function tip(event, text) {
 const legend = entries => entries.map(([name, colour, title]) =>
   `<span title="${escaped(title || "")}"><i style="background:${colour}"></i>${escaped(name)}</span>`).join("");
 
+// Of the regions for which replays ran ahead.
+const outcomes = { in_time: "replayed ahead in time", late: "replayed ahead late", in_vain: "replayed ahead unused",
+  held: "not freed", stopped: "replayed ahead in part" };
+
 function figures() {
-  const all = [[size(report.peak_held), "held for backward at most"], [size(report.peak_eager), "in plain eager"]];
-  if (report.peak_held) all.push([(report.peak_eager / report.peak_held).toFixed(1) + "×", "less held"]);
+  const all = [[size(report.peak_held), "peak saved for backward"], [size(report.peak_eager), "in eager"]];
+  if (report.peak_held) all.push([(report.peak_eager / report.peak_held).toFixed(1) + "×", "less memory"]);
   all.push([sum(report.rows, "replays"), "results recomputed"],
-    [milliseconds(sum(report.rows, "replay_seconds")) + " ms", "spent on that (host)"]);
+    [milliseconds(sum(report.rows, "replay_seconds")) + " ms", "spent recomputing (host time)"]);
   const ahead = sum(report.rows, "ahead_seconds");
-  if (ahead) all.push([milliseconds(ahead) + " ms", "of it ahead of backward"]);
+  if (ahead) all.push([milliseconds(ahead) + " ms", "of that, ahead of backward"]);
   for (const [fate, count] of Object.entries(report.ahead))
-    if (count) all.push([count, "regions " + fate.replace("_", " ")]);
+    if (count) all.push([count, "regions " + outcomes[fate]]);
   $("title").textContent = "ebb: step " + report.step;
-  $("headline").textContent = "Each storage counts once. Sizes are those of storages; times are the host's.";
+  $("headline").textContent = "Each storage is counted once. Sizes are storage sizes; times are host times.";
   $("figures").innerHTML = all.map(([value, name]) => `<div><b>${escaped(value)}</b><span>${escaped(name)}</span></div>`).join("");
   const parts = Object.keys(report.fates).map(fate => [fate, sum(report.rows.filter(row => row.fate === fate), "eager")])
     .filter(([, bytes]) => bytes);
   $("sum").innerHTML = parts.map(([fate, bytes]) =>
     `<div style="flex:${bytes};background:${colour(fate)}" title="${fate} ${size(bytes)}"></div>`).join("");
   $("legend").innerHTML = legend(parts.map(([fate, bytes]) => [`${size(bytes)} ${fate}`, colour(fate), report.fates[fate]])) +
-    `<span>= ${size(report.eager)} that plain eager holds for backward</span>`;
+    `<span>= ${size(report.eager)} that eager saves for backward</span>`;
   const saved = sum(report.rows.filter(row => ["saved", "kept", "escaped"].includes(row.fate)), "eager");
-  const other = [[saved, "of these"], [report.held - saved - report.totals.result, "only replays read"],
-    [report.totals.result, "results that the program holds"]];
-  $("held").textContent = `ebb holds ${size(report.held)} when the regions end: ` +
+  const other = [[saved, "saved for backward (part of the bytes above)"],
+    [report.held - saved - report.totals.result, "that only replays need"],
+    [report.totals.result, "of results that the program still references"]];
+  $("held").textContent = `When the regions end, ${size(report.held)} are in memory: ` +
     other.filter(([bytes]) => bytes).map(([bytes, what]) => `${size(bytes)} ${what}`).join(", ") + ".";
 }
 
@@ -132,7 +137,7 @@ function follow(svg, end, words) {
 }
 
 const orange = "var(--kept)";
-const courses = [["plain eager, predicted", "plain", "var(--plain)"], ["predicted", "predicted", "var(--saved)"],
+const courses = [["eager, predicted", "plain", "var(--plain)"], ["predicted", "predicted", "var(--saved)"],
   ["measured", "measured", "var(--recomputed)"]];
 
 // Under a plan what the step allocates, predicted and measured; else what is held for backward.
@@ -162,8 +167,8 @@ function memory() {
       `y2="${y(budget)}" stroke="${orange}" stroke-dasharray="6 4"/>`);
   $("memory-legend").innerHTML = legend([...lines.map(line => [line.name, line.colour]),
     ...(budget === null ? [] : [[`budget, ${size(budget)}`, orange]])]);
-  $("memory-note").textContent = plan ? "All that the step allocates above what is there when it begins." :
-    "What is held for backward, by ebb's regions and in plain eager. The strip shows when each region runs, and when backward needs it.";
+  $("memory-note").textContent = plan ? "All memory that the step allocates, relative to its start." :
+    "Memory saved for backward, with ebb and in eager. The strip below shows when each region runs forward and backward.";
   follow($("memory"), end, at => `${at.toFixed(2)} ms\n` + lines.map(line =>
     `${line.name}: ${size(levelAt(line.points, at, line.place))}`).join("\n"));
 }
@@ -201,7 +206,7 @@ function advice() {
 
 const signed = share => `${share < 0 ? "−" : "+"}${Math.abs(share * 100).toFixed(1)} %`;
 const percent = share => `${(share * 100).toFixed(1)} %`;
-const budgetInWords = ({ budget }) => budget < 0 ? `${size(-budget)} less than is` : `${size(budget)} above what is`;
+const budgetInWords = ({ budget }) => budget < 0 ? `${size(-budget)} below` : `${size(budget)} above`;
 
 function planFigures(plan) {
   const figure = (value, show, deviation) => value === null ? "–" : show(value) + (deviation === null ? "" : ` (${signed(deviation)})`);
@@ -212,15 +217,15 @@ function planFigures(plan) {
     `<td class="number">${figure(duration, milliseconds => milliseconds.toFixed(2) + " ms", more.duration)}</td>` +
     `<td class="number">${figure(duration && duration / plan.plain.duration, percent, null)}</td></tr>`;
   $("plan-figures").innerHTML = row("predicted", plan.predicted, none) +
-    row("measured", plan.measured || none, plan.deviation) + row("plain eager", plan.plain, none);
-  $("plan-note").textContent = `Budget: ${budgetInWords(plan)} there when the step begins. ` +
-    "All that the step allocates counts, outside of regions too." +
-    (!plan.measured ? " No step under the plan was measured." : plan.measured.peak === null ?
-      " Bytes are not measured where replays run ahead." : "");
+    row("measured", plan.measured || none, plan.deviation) + row("eager", plan.plain, none);
+  $("plan-note").textContent = `Budget: ${budgetInWords(plan)} the memory in use when the step begins. ` +
+    "It covers everything that the step allocates, inside and outside of regions." +
+    (!plan.measured ? " No step was measured under this plan." : plan.measured.peak === null ?
+      " Bytes are not measured while replay ahead is on." : "");
 }
 
 const added = (plan, point) => point.duration - plan.plain.duration;
-const inWords = (plan, point) => `${size(point.budget)}: ${size(point.peak)} at most, ` +
+const inWords = (plan, point) => `${size(point.budget)}: peak ${size(point.peak)}, ` +
   `${added(plan, point).toFixed(2)} ms added (${signed(added(plan, point) / plan.plain.duration)})` +
   (point.is_plan ? ", the plan" : "");
 
@@ -260,9 +265,9 @@ function planCuts(plan, shown) {
   const each = (found, words) => Object.entries(found).map(([op, what]) => `${escaped(op)} ${words(what)}`).join(", ");
   $("plan-cuts").innerHTML = shown.cuts.map(cut => `<tr><td class="wide names">${escaped(cut.modules)}</td><td class="number">${cut.count}</td>` +
     `<td class="number">${size(cut.held)}</td><td class="number">${cut.added.toFixed(2)} ms</td>` +
-    `<td class="wide">${cut.is_region ? each(cut.kept, size) || "nothing" : "all: no region"}</td>` +
+    `<td class="wide">${cut.is_region ? each(cut.kept, size) || "nothing" : "everything (left eager)"}</td>` +
     `<td class="wide">${each(cut.away, size) || "nothing"}</td>` +
-    `<td class="wide">${Object.entries(cut.again).map(([op, what]) => `${escaped(op)} (${what.bytes ? size(what.bytes) + " given up, " : ""}` +
+    `<td class="wide">${Object.entries(cut.again).map(([op, what]) => `${escaped(op)} (${what.bytes ? size(what.bytes) + " freed, " : ""}` +
       `${what.duration.toFixed(2)} ms${cut.often[op] ? `, ${cut.often[op]} times` : ""})`).join(", ") || "nothing"}</td></tr>`).join("");
   for (const circle of $("plan-curve").querySelectorAll(".point"))
     circle.setAttribute("stroke", plan.points[circle.dataset.point] === shown ? "var(--ink)" : "none");
@@ -320,7 +325,7 @@ function tree() {
       tiles.push(row);
     });
   });
-  $("tree").innerHTML = svg || `<text x="16" y="28">nothing is held or recomputed</text>`;
+  $("tree").innerHTML = svg || `<text x="16" y="28">nothing is saved or recomputed</text>`;
   const rowAt = event => tiles[event.target.dataset.tile];
   $("tree").onmousemove = event => {
     const row = rowAt(event);
@@ -341,7 +346,7 @@ function choose(row) {
 
 const columns = [
   ["bytes", row => row.bytes, row => size(row.bytes), "number"],
-  ["n", row => row.count, row => row.count, "number"],
+  ["count", row => row.count, row => row.count, "number"],
   ["fate", row => row.fate, row =>
     `<span class="chip" style="background:${colour(row.fate)}" title="${escaped(report.fates[row.fate])}">${row.fate}</span>`],
   ["operator", row => row.op, row => `<code>${cell(short(row.op), 30)}</code>`],
@@ -350,7 +355,7 @@ const columns = [
   ["line", sourceOf, row => cell(fileOf(sourceOf(row)), 24)],
   ["replays", row => row.replays, row => row.replays || "", "number"],
   ["replay ms", row => row.replay_seconds, row => milliseconds(row.replay_seconds), "number"],
-  ["why", why, row => cell(why(row), 28)]];
+  ["rule or reason", why, row => cell(why(row), 28)]];
 const words = new Map();  // of rows, in which a filter looks
 const wordsOf = row => words.get(row) || words.set(row, [row.op, layers(row), row.region, row.fate, row.dtype,
   row.shape.join("×"), sourceOf(row), row.rule, row.reason].join(" ").toLowerCase()).get(row);
@@ -396,7 +401,7 @@ $("body").onclick = event => {
 };
 for (const id of ["search", "apart", "outside"]) $(id).oninput = table;
 $("idle").hidden = !report.idle_rules.length;
-$("idle-count").textContent = `${report.idle_rules.length} rules decided on nothing`;
+$("idle-count").textContent = `${report.idle_rules.length} rules without effect in this step`;
 $("idle-rules").textContent = report.idle_rules.join("\n");
 figures(); memory(); advice(); plan(); tree(); table();
 if (found.length) choose(found[0]);

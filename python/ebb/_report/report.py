@@ -26,7 +26,7 @@ class Report(Step):
         rows: one :class:`Row` for all storages that are alike; each storage is in one row.
         ahead: the regions for which replays ran ahead, counted by outcome: ``in_time``, ``late``,
             ``in_vain``, ``held`` and ``stopped``; see ``"ahead"`` of :func:`ebb.stats`.
-        idle_rules: rules that had no effect, in words.
+        idle_rules: rules that had no effect in the step, in words.
         peak_held: the most bytes saved for backward at a time.
         peak_eager: the most bytes that eager would have saved for backward.
         values: for each storage of the rows a tuple: index in ``rows``, bytes, and True if autograd
@@ -89,7 +89,7 @@ _SUFFIXES = (".txt", ".json", ".html")
 def check_path(path: Path) -> None:
     if path.suffix not in _SUFFIXES:
         raise ValueError(
-            f"ebb: a report is written to {', '.join(_SUFFIXES)}; got {shown(str(path))}"
+            f"ebb: a report's file name must end in .txt, .json or .html; got {shown(str(path))}"
         )
 
 

@@ -10,16 +10,20 @@ from ebb._support.names import ranges, template
 from ebb._support.renamed import Renamed
 
 FATES = {
-    "saved": "kept on the device: the policy says so",
-    "kept": "kept though the policy would recompute it, or made outside and held by ebb alone",
-    "recomputed": "dropped in the forward, made again in backward",
-    "offloaded": "moved to host memory, fetched in backward",
-    "paged": "its live rows moved to a page pool, and back in backward",
-    "escaped": "could be dropped, but the program (a cache, an attribute, an output) still held it",
-    "result": "held by the program when the region ended, and not for its backward",
-    "copied": "a copy, made because a replay needs what a write was about to change",
-    "outside": "made outside of the region (inputs, parameters): held by others or in another row",
-    "unneeded": "made again on the way to something else; held by nobody",
+    "saved": "saved on the device, as the policy decides",
+    "kept": "in memory although the policy would recompute it, or made outside of the region and "
+    "now referenced only by ebb",
+    "recomputed": "freed in forward, recomputed in backward",
+    "offloaded": "moved to host memory or disk, copied back in backward",
+    "paged": "valid rows moved to a page pool, and back in backward",
+    "escaped": "recomputable, but still referenced by the program when the region ended (a cache, "
+    "an attribute, an output)",
+    "result": "referenced by the program when the region ended, and not needed by the region's "
+    "backward (such as a return value)",
+    "copied": "a copy, made before a write because a replay needs the old contents",
+    "outside": "made outside of the region (inputs, parameters): referenced by other code, or "
+    "counted in another row",
+    "unneeded": "not needed by autograd; recomputed only as an input of another replay",
 }
 # Fates of memory that was allocated in the region and is on the device when the region ends.
 HELD = ("saved", "kept", "escaped", "copied", "result")
@@ -37,7 +41,7 @@ class Row:
         dtype: dtype of the operator's result, such as ``"float32"``.
         fate: what happened to them; a key of ``Report.FATES``.
         rule: the rule that matched.
-        reason: why they were kept although the policy says otherwise.
+        reason: why they are in memory against the policy's decision.
         count: the number of storages.
         bytes: the bytes of all storages together.
         eager: the part of ``bytes`` that eager would save for backward.

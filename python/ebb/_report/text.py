@@ -11,6 +11,12 @@ from ebb._report.rows import Row
 from ebb._report.step import Step
 
 _MOST_RULES, _MOST_ADVICE, _MOST_FRAMES = 5, 5, 8  # limits for the output
+_IDLE = "rules without effect in this step (misspelt, or decided by earlier rules)"
+_OUTCOMES = {
+    "in_vain": "unused",
+    "held": "not freed",
+    "stopped": "replayed in part",
+}  # of replays ahead
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -34,8 +40,8 @@ def headline(report: Step) -> str:
     if report.peak_held > 0:
         saving = f" ({report.peak_eager / report.peak_held:.1f} times as much)"
     return (
-        f"step {report.step}: at most {size(report.peak_held)} held for backward; "
-        f"{size(report.peak_eager)} in plain eager{saving}"
+        f"step {report.step}: peak saved for backward {size(report.peak_held)}; "
+        f"{size(report.peak_eager)} in eager{saving}"
     )
 
 
@@ -49,11 +55,24 @@ def text(report: Step, most: int) -> str:
     if report.plan is not None:
         lines += ["", *_plan(report.plan)]
     if report.advice:
-        lines += ["", "each of these rules, put above the others, would save about:"]
+        lines += [
+            "",
+            "each of these rules, added as the first rule, would save about this much time:",
+        ]
         lines += [f"  {_advice(one)}" for one in report.advice[:_MOST_ADVICE]]
-    lines += ["", "largest first:"]
+    lines += ["", "storages, largest first:"]
     where = "module or region"
-    header = ["bytes", "n", "fate", "operator", "shape", where, "line", "replay", "why"]
+    header = [
+        "bytes",
+        "count",
+        "fate",
+        "operator",
+        "shape",
+        where,
+        "line",
+        "replay",
+        "rule or reason",
+    ]
     lines += _table(header, [_cells(row) for row in rows[:most]])
     if len(rows) > most:
         lines.append(f"... and {len(rows) - most} more; report.text(rows=...) shows them")
@@ -63,7 +82,7 @@ def text(report: Step, most: int) -> str:
     if report.idle_rules:
         shown = "; ".join(report.idle_rules[:_MOST_RULES])
         more = len(report.idle_rules) - _MOST_RULES
-        lines += ["", f"decided on nothing: {shown}" + (f"; and {more} more" if more > 0 else "")]
+        lines += ["", f"{_IDLE}: {shown}" + (f"; and {more} more" if more > 0 else "")]
     return "\n".join(lines)
 
 
@@ -76,33 +95,35 @@ def _advice(one: Advice) -> str:
 
 def _ahead(report: Step) -> str:
     regions = ", ".join(
-        f"{count} {fate.replace('_', ' ')}" for fate, count in report.ahead.items() if count
+        f"{count} {_OUTCOMES.get(fate, fate.replace('_', ' '))}"
+        for fate, count in report.ahead.items()
+        if count
     )
     ahead = sum(row.ahead_seconds for row in report.rows)
     replays = sum(row.replay_seconds for row in report.rows)
     return (
-        f"ahead of backward: {duration(ahead) or '0 ms'} of {duration(replays) or '0 ms'} of "
-        f"replays; regions: {regions}"
+        f"replayed ahead of backward: {duration(ahead) or '0 ms'} of "
+        f"{duration(replays) or '0 ms'}; regions: {regions}"
     )
 
 
 def _plan(plan: ReportedPlan) -> list[str]:
-    budget = f"{size(abs(plan.budget))} {'less than' if plan.budget < 0 else 'above what'}"
-    lines = [f"the plan, for {budget} is there when the step begins:"]
-    lines.append(f"  predicted:   {_course(plan.predicted)}")
+    budget = f"{size(abs(plan.budget))} {'below' if plan.budget < 0 else 'above'}"
+    lines = [f"plan for a budget of {budget} the memory in use when the step begins:"]
+    lines.append(f"  predicted: {_course(plan.predicted)}")
     if plan.measured is None:
-        lines.append("  measured:    no step")
+        lines.append("  measured:  not measured")
     else:
         more = plan.deviation
-        lines.append(f"  measured:    {_course(plan.measured, more['peak'], more['duration'])}")
-    lines.append(f"  plain eager: {_course(plan.plain)}")
+        lines.append(f"  measured:  {_course(plan.measured, more['peak'], more['duration'])}")
+    lines.append(f"  eager:     {_course(plan.plain)}")
     return lines
 
 
 def _course(course: Course, more_bytes: float | None = None, more_time: float | None = None) -> str:
     parts = []
     if course.peak is not None:
-        parts.append(f"{size(course.peak)} at most{_deviation(more_bytes)}")
+        parts.append(f"peak {size(course.peak)}{_deviation(more_bytes)}")
     if course.duration is not None:
         parts.append(f"{course.duration:.2f} ms{_deviation(more_time)}")
     return ", ".join(parts)
@@ -129,7 +150,7 @@ def _totals(report: Step) -> list[list[str]]:
                     meaning,
                 ]
             )
-    return [*found, ["", "", "", size(report.eager), "", "", "what plain eager holds"]]
+    return [*found, ["", "", "", size(report.eager), "", "", "total that eager saves for backward"]]
 
 
 def _cells(row: Row) -> list[str]:
@@ -151,7 +172,7 @@ def _cells(row: Row) -> list[str]:
 
 def _table(header: list[str], rows: Sequence[list[str]]) -> list[str]:
     widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
-    right = {"bytes", "in eager", "n", "storages", "replays", "replay time", "replay"}
+    right = {"bytes", "in eager", "count", "storages", "replays", "replay time", "replay"}
     lines = []
     for line in [header, *rows]:
         cells = [

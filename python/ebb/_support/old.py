@@ -12,5 +12,5 @@ def warn_of_old(name: str, instead: str) -> None:
         name: the deprecated name.
         instead: the replacement.
     """
-    message = f"ebb: {name} will be removed in the next release: use {instead}"
+    message = f"ebb: {name} is deprecated and will be removed in the next release: use {instead}"
     warnings.warn(message, FutureWarning, stacklevel=3)

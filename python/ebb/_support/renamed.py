@@ -21,7 +21,8 @@ class Renamed:
 
     def __get__(self, instance: object, owner: type[Any]) -> Any:
         warnings.warn(
-            f"ebb: {owner.__name__}.{self._old} is now called {self._new}",
+            f"ebb: {owner.__name__}.{self._old} is deprecated and will be removed in the next "
+            f"release: use {self._new}",
             DeprecationWarning,
             stacklevel=2,
         )

@@ -23,7 +23,7 @@ def shown(value: object) -> str:
     try:
         return clipped(repr(value))
     except Exception:  # a number of more than 4,300 digits, a foreign __repr__
-        return f"what cannot be shown, of type {type(value).__name__}"
+        return f"an object of type {type(value).__name__} (its repr failed)"
 
 
 def as_utf8(text: str) -> str:

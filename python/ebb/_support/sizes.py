@@ -29,10 +29,11 @@ def number_of_bytes(name: str, value: object) -> int:
     return whole_number(name, value, "bytes")
 
 
-def whole_number(name: str, value: object, unit: str) -> int:
+def whole_number(name: str, value: object, unit: str = "", most: int = _LARGEST) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"ebb: {name} must be an int{' or a str' if unit == 'bytes' else ''}; "
                         f"got {shown(value)} of type {type(value).__name__}")  # fmt: skip
-    if not 0 <= value <= _LARGEST:
-        raise ValueError(f"ebb: {name} must be from 0 to {_LARGEST} {unit}; got {shown(value)}")
+    if not 0 <= value <= most:
+        limits = f"from 0 to {most} {unit}".rstrip()
+        raise ValueError(f"ebb: {name} must be {limits}; got {shown(value)}")
     return value

@@ -34,16 +34,15 @@ _BROKEN = "broken"  # paging failed, and this process cannot run the step again
 _FAILED = "failed"  # the function raised an error unrelated to paging
 
 USED = (
-    "ebb found this after an optimizer in run_step()'s function had stepped, or after step_ok() "
-    "had returned True. That update cannot be undone, so the step cannot be run again, and "
-    "parameters may be those of half a step. Give each optimizer, with the forwards and backwards "
-    "before it, a run_step() of its own."
+    "An optimizer inside run_step() had already stepped, or step_ok() had returned True, so the "
+    "step cannot be run again, and some parameters may already be updated. Call run_step() once "
+    "for each optimizer, with the forwards and backwards that belong to it."
 )
 _HALF_WAY = (
-    "ebb: paging failed ({errors}), and run_step()'s function raised half way. Other processes may "
-    "wait in collectives that it did not reach, so the step cannot be run again. Let the function "
-    "return. Check for non-finite gradients after run_step(), or inside it after "
-    "ebb.paging.step_ok() has returned True in all processes."
+    "ebb: paging failed ({errors}), and the function passed to run_step() raised before it "
+    "returned, so the step cannot be run again: other processes may wait in collectives that this "
+    "process did not reach. Do not raise inside the function: check for non-finite gradients "
+    "after run_step(), or after ebb.paging.step_ok() has returned True in all processes."
 )
 
 # True if some process is not at the end; and pairs of rank and error word.
@@ -58,8 +57,9 @@ class _Peers:
         store: Any = dist.distributed_c10d._get_process_group_store(group)
         if store is None:
             raise NotImplementedError(
-                "ebb: ebb.paging.run_step() and step_ok() need the store of the process group, and "
-                f"a group of the backend {dist.get_backend(group)} has none."
+                "ebb: ebb.paging.run_step() and step_ok() need a process group with a store, which "
+                f"the backend {dist.get_backend(group)} does not have. Pass group=, a group "
+                "with the backend gloo or nccl."
             )
         # Uses a separate connection, because a waiting connection blocks other threads.
         self._store: Any = dist.distributed_c10d.PrefixStore("ebb/paging", store.clone())
@@ -98,12 +98,12 @@ class _Peers:
                 found = cast(Found, json.loads(self._store.get(f"{key}/found")))
             except RuntimeError as error:
                 raise RuntimeError(
-                    f"ebb: {self._arrived(key)} of {expected} processes have come to the point at "
-                    "which all agree on whether a step of ebb.paging was good, and rank "
-                    f"{self._rank} waits no longer (the limit is init_process_group's timeout). "
-                    "Likely causes: 1. a process does not call run_step() or step_ok(), or has "
-                    "ended; 2. a process waits in a collective that the function passed to "
-                    "run_step() calls after the optimizer. Move that collective after run_step()."
+                    f"ebb: rank {self._rank} timed out: {self._arrived(key)} of {expected} "
+                    "processes reached the check whether the step of ebb.paging is valid (the "
+                    "timeout is init_process_group's). Likely causes: 1. a process does not call "
+                    "run_step() or step_ok(), or has ended; 2. a process waits in a collective "
+                    "that the function passed to run_step() calls after the optimizer. Move that "
+                    "collective after run_step()."
                 ) from error
         self._read.append(key)
         return found
@@ -207,19 +207,19 @@ class Agreement:
         return going_on
 
     def _describe(self, ranks: list[int], is_broken: bool) -> str:
-        where = "" if self.is_alone else f" on rank {', '.join(map(str, ranks))} of its group"
+        where = "" if self.is_alone else f" on rank {', '.join(map(str, ranks))} of the group"
         if is_broken:
             return (
-                f"ebb: paging failed{where} in a way that running the step again does not mend. "
-                "Gradients are of no use in all processes of the group. See what that rank raised."
+                f"ebb: paging failed{where}, and running the step again would not help. The "
+                "gradients are invalid in all processes of the group; see the error of that rank."
             )
-        what = f"ebb: a page pool had too little room{where}, so gradients are of no use. "
+        what = f"ebb: a page pool was too small{where}, so the gradients of this step are invalid. "
         if self.used:
             return what + USED
         if self._absent:
             return what + (
-                "The step cannot be run again, since another process has left it with an error of "
-                "its own."
+                "The step cannot be run again, because another process has raised another error in "
+                "it."
             )
         return what + "ebb.paging.run_step() catches this error and runs the step again."
 

@@ -25,7 +25,9 @@ class Before:
             elif isinstance(part, torch.Tensor):
                 self._written.append((part, part.detach().clone()))
             else:
-                raise TypeError(f"ebb: state takes modules and tensors; got {type(part).__name__}")
+                raise TypeError(
+                    f"ebb: state must consist of modules and tensors; got {type(part).__name__}"
+                )
 
     def keep_gradients_of(self, outputs: Iterable[Any], inputs: Iterable[Any]) -> None:
         """Call before a backward from `outputs`, for these inputs or all leaves."""

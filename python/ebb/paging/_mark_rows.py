@@ -42,8 +42,8 @@ def mark_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: ``x`` is not laid out row after row, ``rows`` is on another device, or, on the
-            CPU, out of range. On other devices the host does not wait for the count;
+        ValueError: ``x`` is not contiguous or not a whole storage, ``rows`` is on another device,
+            or, on the CPU, out of range. On other devices the host does not wait for the count;
             :func:`ebb.paging.step_ok` reports an invalid one.
 
     Example:
@@ -58,7 +58,7 @@ def mark_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return x
     for name, value in (("x", x), ("rows", rows)):
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"ebb: mark_rows takes a tensor as {name}; got {type(value).__name__}")
+            raise TypeError(f"ebb: mark_rows: {name} must be a tensor; got {type(value).__name__}")
     guard_optimizers()
     marks[_attempt.is_any()] += torch.is_grad_enabled()
     for inner in plain_tensors(x):

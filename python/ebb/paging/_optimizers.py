@@ -34,12 +34,12 @@ def _check_gradients(optimizer: Any) -> None:
     with contextlib.suppress(RuntimeError):
         _C.paging_step_ok()  # makes ebb record the next step
     advice = (
-        "Ask ebb.paging.step_ok() before the optimizer, clear the gradients and run the step "
-        "again, or let ebb.paging.run_step() do all of it."
+        "Call ebb.paging.step_ok() before the optimizer, and if it returns False, clear the "
+        "gradients and run the step again; ebb.paging.run_step() does all of this."
     )
     raise PageOverflowError(
-        f"ebb: an optimizer is about to use the gradients of a step in which paging failed: "
-        f"{_C.describe_page_errors(errors)}. They are of no use. "
+        f"ebb: an optimizer is about to use invalid gradients, because paging failed in this step: "
+        f"{_C.describe_page_errors(errors)}. "
         f"{advice if attempt is None else USED}"
     )
 

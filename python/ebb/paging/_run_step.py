@@ -27,10 +27,11 @@ def _check_what_came_before() -> None:
     errors = _C.paging_errors()
     if errors and not _C.paging_was_told():
         raise PageOverflowError(
-            f"ebb: paging failed in a backward that ran before this step, outside of "
-            f"ebb.paging.run_step(): {_C.describe_page_errors(errors)}. Its gradients are of no "
-            "use. Let run_step() run all that adds to them, or ask ebb.paging.step_ok() before, "
-            "and clear the gradients if they are not."
+            "ebb: paging failed in a backward that ran before this step, outside of "
+            "ebb.paging.run_step(), so its gradients are invalid: "
+            f"{_C.describe_page_errors(errors)}. Run every backward that accumulates into them "
+            "inside run_step(), or call ebb.paging.step_ok() after that backward and clear the "
+            "gradients if it returns False."
         )
 
 
@@ -78,9 +79,10 @@ def run_step(
 
     Raises:
         PageOverflowError: a pool was too small in the second run too; or in an earlier backward,
-            without a report to the program; or the step cannot be run again, because an optimizer
-            has used the gradients or the function raised in one of several processes. Every process
-            of the group raises this, except those that raise an error of their own.
+            after which the program did not call :func:`step_ok`; or the step cannot be run again,
+            because an optimizer has used the gradients or the function raised in one of several
+            processes. Every process of the group raises this, except those that raise an error of
+            their own.
         RuntimeError: a count of rows is invalid; see :func:`step_ok`. Or other processes have not
             arrived within the time limit of the process group.
         NotImplementedError: the process group has no store (MPI).
@@ -105,8 +107,8 @@ def run_step(
     is_good, result = _run(again or function, fixed_order, Attempt(agreement, None))
     if not is_good:
         raise PageOverflowError(
-            "ebb: a page pool had too little room in the second run of a step too. If the step is "
-            "a CUDA graph's replay, give run_step an eager function as `again`."
+            "ebb: a page pool was too small in the second run of the step, too. If the function "
+            "replays a CUDA graph, pass again=, a function that runs the same step without it."
         )
     return cast(T, result)
 

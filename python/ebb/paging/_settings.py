@@ -19,7 +19,9 @@ def _factor(name: str, value: object, least: int) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"ebb: {name} must be a number; got {shown(value)}")
     if not least <= value <= _MOST_HEADROOM:
-        raise ValueError(f"ebb: {name} is from {least} to {_MOST_HEADROOM}; got {shown(value)}")
+        raise ValueError(
+            f"ebb: {name} must be from {least} to {_MOST_HEADROOM}; got {shown(value)}"
+        )
     return float(value)
 
 
@@ -50,8 +52,8 @@ def configure(
         headroom: the size of a pool, relative to the need of the recorded step; at least 1.
             Default 1.1.
         host_headroom: the size of a pool's second tier, in pinned host memory that kernels address
-            directly, as a factor of the same need. 0, the default: no second tier. If pinned memory
-            is missing, the pool has no second tier, and ebb warns.
+            directly, as a multiple of the same need. 0, the default: no second tier. If pinned
+            memory is missing, the pool has no second tier, and ebb warns.
         device_limit: the most bytes of all pools on one device, as a number or as text such as
             ``"4GiB"``; pools shrink in proportion. Default: no limit.
         overflow: what happens if a pool is full. ``"deferred"``, the default: the host does not
@@ -78,7 +80,7 @@ def configure(
         changed["page_rows"] = whole_number("page_rows", page_rows, "rows")
         if not 1 <= page_rows <= _MOST_PAGE_ROWS:
             raise ValueError(
-                f"ebb: page_rows is from 1 to {_MOST_PAGE_ROWS}; got {shown(page_rows)}"
+                f"ebb: page_rows must be from 1 to {_MOST_PAGE_ROWS}; got {shown(page_rows)}"
             )
     if headroom is not None:
         changed["headroom"] = _factor("headroom", headroom, 1)

@@ -73,8 +73,7 @@ def microbatch(index: int | None = None, stage: int = 0) -> Iterator[None]:
         ValueError: an argument is negative or too large.
     """
     for name, number in (("stage", stage), ("index", 0 if index is None else index)):
-        if whole_number(name, number, "as a number") >= 2**31:
-            raise ValueError(f"ebb: {name} must be below 2**31; got {number}")
+        whole_number(name, number, most=2**31 - 1)
     before = _C.exchange_paging_place(stage, index)
     try:
         yield

@@ -285,7 +285,8 @@ __global__ void resetKernel(PagePoolState* pool) {
 
 void check(cudaError_t error) {
   if (error != cudaSuccess) {
-    throw std::runtime_error(std::string("ebb: page kernel: ") + cudaGetErrorString(error));
+    throw std::runtime_error(
+        std::string("ebb: a kernel of a page pool failed: ") + cudaGetErrorString(error));
   }
 }
 

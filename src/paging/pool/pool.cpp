@@ -39,12 +39,12 @@ PagePoolOptions withDeviceOfTensors(PagePoolOptions options) {
 
 std::string describePageErrors(int64_t errors) {
   const std::pair<int64_t, const char*> all[] = {
-      {kPagesUsedUp, "no tier had pages for a tensor"},
-      {kTooManyRows, "more rows were said to be alive than a tensor has"},
-      {kNegativeRows, "fewer than no rows were said to be alive"},
-      {kNotStashed, "a tensor was restored twice, or was never stashed"},
-      {kStaleTicket, "a tensor was restored that was stashed before the pool was reset"},
-      {kAlreadyStashed, "a tensor was stashed twice"},
+      {kPagesUsedUp, "a page pool was too small"},
+      {kTooManyRows, "ebb.mark_rows was given more valid rows than the tensor has"},
+      {kNegativeRows, "ebb.mark_rows was given a negative number of valid rows"},
+      {kNotStashed, "a tensor was restored twice, or before it was paged"},
+      {kStaleTicket, "a tensor was restored that was paged before the pool was reset"},
+      {kAlreadyStashed, "a tensor was paged twice"},
   };
   std::string text;
   for (const auto& [bit, words] : all) {
@@ -104,7 +104,8 @@ void PagePool::warmUp() {
 }
 
 PageTicket PagePool::makeTicket(int64_t totalRows) const {
-  TORCH_CHECK_VALUE(totalRows >= 0, "ebb: a tensor has at least no rows, not ", totalRows);
+  TORCH_CHECK_VALUE(
+      totalRows >= 0, "ebb: a page ticket needs a number of rows of at least 0; got ", totalRows);
   const int64_t pages =
       options_.isStack ? 0 : (totalRows + options_.pageRows - 1) / options_.pageRows;
   constexpr int64_t kWords = sizeof(PageTicketState) / sizeof(int64_t);
@@ -143,7 +144,7 @@ void PagePool::stash(PageTicket& ticket, const at::Tensor& tensor, const at::Ten
   const PageRows whole = rowsOf(tensor, ticket);
   TORCH_CHECK_VALUE(
       rows.scalar_type() == at::kLong && rows.numel() == 1 && rows.device() == options_.device,
-      "ebb: the number of live rows must be one int64 on ",
+      "ebb: the number of valid rows must be one int64 on ",
       options_.device,
       "; got ",
       rows.toString(),

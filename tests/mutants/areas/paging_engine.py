@@ -323,7 +323,7 @@ PLACES: Places = {
             "engine-below-reset",
             "belowEverything()",
             "c10::impl::ForceDispatchKeyGuard(c10::impl::tls_local_dispatch_key_set())",
-            'reset after it.");\n  const auto below = belowEverything();',
+            'inside a step of ebb.paging.");\n  const auto below = belowEverything();',
         ),
     ],
     "src/paging/page_stash.cpp": [
