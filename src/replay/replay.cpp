@@ -247,8 +247,7 @@ class Slice {
         value.state() != ValueState::Unneeded,
         "ebb: cannot recompute ",
         who,
-        ": an earlier backward of this graph failed while it recomputed the inputs. Run the "
-        "forward again.");
+        ": an earlier backward failed while it recomputed the inputs. Run the forward again.");
     TORCH_CHECK(
         false,
         "one of the variables needed for gradient computation has been modified by an inplace "

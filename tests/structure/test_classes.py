@@ -118,7 +118,9 @@ def test_files_are_short():
 def test_large_classes_are_those_of_the_table():
     sizes = {name: (sum(map(is_method, s)), sum(map(is_member, s))) for _, name, _, s in CLASSES}
     large = {
-        name: size for name, size in sizes.items() if size[0] > MOST_METHODS or size[1] > MOST_MEMBERS
+        name: size
+        for name, size in sizes.items()
+        if size[0] > MOST_METHODS or size[1] > MOST_MEMBERS
     }
     assert large == LARGE
 

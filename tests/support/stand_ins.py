@@ -26,7 +26,7 @@ def failing_policy(at: int) -> Policy:
     Args:
         at: number of the op; views are not counted. Each region counts for itself.
 
-    Example:
+    Examples:
         >>> with ebb.region(failing_policy(2)):
         ...     y = torch.zeros(2).exp()
         Traceback (most recent call last):
@@ -47,7 +47,7 @@ def operator_facts(op: torch._ops.OpOverload) -> dict[str, Any]:
         whether torch moves its version when the operator writes it; ``random``;
         ``never_replayed``.
 
-    Example:
+    Examples:
         >>> operator_facts(torch.ops.aten.add_.Tensor)["uses"]
         {'self': 'write', 'other': 'read'}
     """

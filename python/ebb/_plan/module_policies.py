@@ -66,7 +66,7 @@ class ModulePolicies:
         ahead: False disables replays ahead of backward; True leaves them as
             :func:`ebb.ahead.configure` sets them.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
         >>> handle = ebb.ModulePolicies({"0": ebb.policies.recompute_all}).apply(model)
         >>> handle.names

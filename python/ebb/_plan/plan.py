@@ -310,7 +310,7 @@ def plan(
             needs the memory.
         RuntimeError: the calls of ``step`` ran different operators.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(32, 64),
         ...     torch.nn.GELU(), torch.nn.Linear(64, 32)) for _ in range(4)))
         >>> x = torch.ones(16, 32)

@@ -145,7 +145,7 @@ def profile(step: Callable[[], object], *, steps: int = 3, warmup: int = 1) -> P
         RuntimeError: the calls of ``step`` ran different operators; or a profile is being recorded
             already; or torch's profiler runs.
 
-    Example:
+    Examples:
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
         >>> x = torch.ones(2, 8)
         >>> def step():

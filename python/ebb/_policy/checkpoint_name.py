@@ -27,7 +27,7 @@ def checkpoint_name(x: torch.Tensor, name: str) -> torch.Tensor:
     Raises:
         TypeError: an argument has the wrong type.
 
-    Example:
+    Examples:
         >>> policy = ebb.policies.save_only_these_names("attn_out")
         >>> with ebb.region(policy):
         ...     h = ebb.checkpoint_name(torch.ones(2, requires_grad=True).exp(), "attn_out")

@@ -39,7 +39,7 @@ class Policy:
             ``inputs`` is RECOMPUTE or RECOMPUTE_EACH_TIME. Or there are more than 5,000 rules, or
             more than 64 match one operator.
 
-    Example:
+    Examples:
         >>> policy = ebb.Policy({"aten::mm": ebb.SAVE, "aten::_scaled_dot_product_*": ebb.SAVE})
         >>> policy.default.name
         'RECOMPUTE'
@@ -119,7 +119,7 @@ class Policy:
         Returns:
             A ``context_fn`` for ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False)``.
 
-        Example:
+        Examples:
             >>> from torch.utils.checkpoint import checkpoint
             >>> sac = ebb.policies.save_matmuls.to_sac()
             >>> x = torch.ones(3, requires_grad=True)
@@ -163,7 +163,7 @@ class Policy:
             TypeError: ``text`` is not a string.
             ValueError: ``text`` does not describe a policy.
 
-        Example:
+        Examples:
             >>> ebb.Policy.parse("mm:save,*norm*:recompute").rules[0]
             ebb.Rule('aten::mm', ebb.SAVE)
         """
@@ -181,7 +181,7 @@ class Policy:
             TypeError: ``op`` has the wrong type.
             ValueError: no registered operator matches; the message gives the nearest names.
 
-        Example:
+        Examples:
             >>> policy = ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, module="*.mlp.*")])
             >>> print(policy.explain("aten::mm.default"))
             aten::mm.default

@@ -165,7 +165,7 @@ def apply(
         ValueError: no module matches, a matching module is already a region or is a lazy module
             with uninitialized parameters, or ``escapes`` is unknown. Nothing has changed then.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
         >>> handle = ebb.apply(model, ebb.policies.recompute_all, modules="[01]")
         >>> handle.names

@@ -74,7 +74,7 @@ def checkpoint(
     Under ``torch.compile`` this function only calls ``function`` and warns once that the compiler
     decides what stays in memory; see :meth:`ebb.Policy.to_sac`.
 
-    Example:
+    Examples:
         >>> w = torch.ones(3, 3, requires_grad=True)
         >>> ebb.checkpoint(torch.mm, torch.ones(2, 3), w, use_reentrant=False).sum().backward()
     """

@@ -38,7 +38,7 @@ class opaque(_C.OpaqueWrites):
     Raises:
         TypeError: an argument is not a tensor.
 
-    Example:
+    Examples:
         >>> x = torch.ones(3, requires_grad=True)
         >>> with ebb.region():
         ...     h = x * 2

@@ -87,7 +87,7 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
         ValueError: ``tensor`` is not marked, or was written since; or ``restore_at`` does not
             require grad.
 
-    Example:
+    Examples:
         >>> x, w = torch.ones(2, 3, requires_grad=True), torch.ones(3, 3, requires_grad=True)
         >>> with ebb.region():
         ...     y = ebb.discardable(x.tanh())

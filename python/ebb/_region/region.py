@@ -101,7 +101,7 @@ class region(_C.Region):
             thread, or left before the regions inside it. Or the region is entered, its policy
             offloads, and another library offloads too. Later regions still work.
 
-    Example:
+    Examples:
         >>> @ebb.region(ebb.policies.save_matmuls)
         ... def block(x, w):
         ...     return torch.relu(x @ w)
@@ -197,7 +197,7 @@ class region(_C.Region):
         Raises:
             RuntimeError: the region is not entered.
 
-        Example:
+        Examples:
             >>> with ebb.region(escapes="placeholder") as region:
             ...     y = torch.ones(3, requires_grad=True).sin().cos()
             ...     region.returns(y)

@@ -27,7 +27,7 @@ def share_storage(dst: torch.Tensor, src: torch.Tensor) -> None:
             ``dst``'s storage is not resizable (numpy owns its memory, or another tensor shares it
             as ``src``). Nothing has changed then.
 
-    Example:
+    Examples:
         >>> a, b = torch.zeros(3), torch.ones(3)
         >>> view = a[1:]
         >>> _ = a.untyped_storage().resize_(0)

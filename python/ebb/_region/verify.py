@@ -60,7 +60,7 @@ class verify:
     Raises:
         ValueError: ``mode`` is none of these.
 
-    Example:
+    Examples:
         >>> x = torch.ones(3, requires_grad=True)
         >>> with ebb.verify():
         ...     with ebb.region():

@@ -129,7 +129,7 @@ def report() -> Report:
     Raises:
         RuntimeError: no step has been recorded.
 
-    Example:
+    Examples:
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
         >>> with ebb.record_reports(), ebb.region(ebb.policies.save_matmuls):
         ...     loss = net(torch.ones(2, 8)).sum()

@@ -70,7 +70,7 @@ def stats(flat: bool = False) -> dict[str, Any]:
           come back in reverse order, so that no page table is needed, and ``bytes``); ``schedule``
           (the entries of the step that :func:`ebb.paging.step` recorded, in words).
 
-    Example:
+    Examples:
         >>> ebb.stats()["open_regions"]
         0
     """

@@ -46,7 +46,7 @@ def mark_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
             or, on the CPU, out of range. On other devices the host does not wait for the count;
             :func:`ebb.paging.step_ok` reports an invalid one.
 
-    Example:
+    Examples:
         >>> policy = ebb.Policy({"aten::mm": ebb.PAGE})
         >>> x, w = torch.randn(64, 8), torch.randn(8, 8, requires_grad=True)
         >>> with ebb.region(policy):

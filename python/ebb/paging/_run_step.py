@@ -87,7 +87,7 @@ def run_step(
             arrived within the time limit of the process group.
         NotImplementedError: the process group has no store (MPI).
 
-    Example:
+    Examples:
         >>> net = torch.nn.Linear(4, 4)
         >>> ebb.paging.run_step(lambda: net(torch.ones(2, 4)).sum().backward())
     """

@@ -30,7 +30,7 @@ def step(fixed_order: bool = True) -> Iterator[None]:
         RuntimeError: the order of the step differs from the recorded one. The message names both
             entries, and ebb records the next step. Or a step is already open.
 
-    Example:
+    Examples:
         >>> x, n = torch.randn(8, 4, requires_grad=True), torch.tensor(3)
         >>> policy = ebb.Policy({"aten::mul": ebb.PAGE})
         >>> with ebb.paging.step():
