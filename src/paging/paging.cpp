@@ -148,15 +148,12 @@ void Paging::checkOverflow(TrackedPool& pool, const PageSource& source, const Pa
 
 void Paging::tellOverflow(int64_t errors, const std::string& what) {
   noteErrors(errors);
-  const char* remedy = errors == kPagesUsedUp
-                           ? ": clear them and run the step again, or use ebb.paging.run_step()."
-                           : ". Check the row counts that are passed to ebb.mark_rows.";
   const auto message = c10::str(
       "ebb: ",
       what,
       describePageErrors(errors),
-      ". The gradients of this step are invalid",
-      remedy);
+      ". The gradients of this step are invalid. ",
+      remedyOfPageErrors(errors));
   TORCH_CHECK_VALUE(errors == kPagesUsedUp, message);
   throw PageOverflow({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message);
 }
@@ -257,8 +254,7 @@ void Paging::takeRestored(PageStash& stash) {
       capture == 0 || lane.capture() != 0,
       "ebb: cannot restore a tensor that region '",
       stash.group->region,
-      "' paged during CUDA graph capture: its backward must be in the same capture. Capture "
-      "forward and backward together.");
+      "' paged during CUDA graph capture. Capture forward and backward together.");
   startRestoring(stash);
   lane.wait(stash.restoring);
   noteUse(stash.bytes);
@@ -399,9 +395,8 @@ void Paging::stepBegins() {
   if (step_.isToBeRecorded()) {
     TORCH_CHECK(
         !pools_.isCapturing(),
-        "ebb: a step of ebb.paging cannot begin during CUDA graph capture: ebb sizes the page "
-        "pools in a first step without pools. Run one step with the same shapes before the "
-        "capture.");
+        "ebb: a step of ebb.paging that sizes the page pools cannot begin during CUDA graph "
+        "capture. Run one step with the same shapes before the capture.");
     unreportedErrors_ |= pools_.drop() & ~reportedErrors_;
   }
   reportedErrors_ = 0;
@@ -439,8 +434,7 @@ bool Paging::stepOk() {
   const auto below = belowEverything();
   TORCH_CHECK(
       !pools_.isCapturing(),
-      "ebb: step_ok() waits for the device, which is not possible during CUDA graph capture. Use "
-      "ebb.paging.found_inf() instead.");
+      "ebb: step_ok() cannot wait during CUDA graph capture; use ebb.paging.found_inf() instead.");
   const int64_t errors = pools_.readErrors() | std::exchange(unreportedErrors_, 0);
   if (errors == 0 && reportedErrors_ == 0) {
     return true;
@@ -450,8 +444,7 @@ bool Paging::stepOk() {
       (reportedErrors_ & ~kPagesUsedUp) == 0,
       "ebb: paging failed in this step, so its gradients are invalid: ",
       describePageErrors(reportedErrors_),
-      ". Check the row counts that are passed to ebb.mark_rows, and the order in which CUDA graphs "
-      "are replayed.");
+      ". Check the row counts given to ebb.mark_rows, and the order of CUDA graph replays.");
   return false;
 }
 
@@ -493,9 +486,7 @@ void Paging::setThrow(void (*throwOverflow)(const std::string& message)) {
 
 void Paging::reset() {
   const Lock lock(mutex_);
-  TORCH_CHECK(
-      !step_.isBracketed(),
-      "ebb: ebb.paging.reset() cannot be called inside a step of ebb.paging.");
+  TORCH_CHECK(!step_.isBracketed(), "ebb: reset() was called inside a step of ebb.paging.");
   const auto below = belowEverything();
   unreportedErrors_ |= pools_.drop() & ~reportedErrors_;
   pools_.clear();

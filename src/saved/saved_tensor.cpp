@@ -25,6 +25,12 @@
 namespace ebb {
 namespace {
 
+// The remedy, for messages.
+std::string howToSave(const char* producer) {
+  return producer != nullptr ? c10::str("give ", producer, " the decision SAVE.")
+                             : "use a policy with inputs=ebb.SAVE.";
+}
+
 // True if torch generates this class of autograd functions. A dynamic_cast in each unpack would
 // cost more than the rest of unpack, so the answers for a few classes are cached.
 bool isTorchsOwn(const torch::autograd::Node& node) {
@@ -329,7 +335,7 @@ c10::Storage SavedTensor::broughtBack() const {
       origin(),
       " was freed or resized after the region, but backward still needs it. Free it after the last "
       "backward, or ",
-      howToSave());
+      howToSave(producer_));
   c10::Storage storage = materialise(*graph_, *value_);
   TORCH_CHECK(
       storage,
@@ -337,7 +343,7 @@ c10::Storage SavedTensor::broughtBack() const {
       origin(),
       " after offloading: its storage was written or replaced through a tensor that does not share "
       "its version counter (such as .data). Do this after backward, or ",
-      howToSave());
+      howToSave(producer_));
   return storage;
 }
 
@@ -361,11 +367,6 @@ at::Tensor SavedTensor::unpackKept() const {
       ", has no data any more: its storage was resized to zero after the forward (a parameter that "
       "was resharded, or a buffer that was freed). Restore it before backward.");
   return kept_;
-}
-
-std::string SavedTensor::howToSave() const {
-  return producer_ != nullptr ? c10::str("give ", producer_, " the decision SAVE.")
-                              : "use a policy with inputs=ebb.SAVE.";
 }
 
 std::string SavedTensor::origin() const {

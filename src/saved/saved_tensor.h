@@ -54,9 +54,6 @@ class SavedTensor {
  private:
   struct Parts;  // of a wrapper subclass
 
-  // The remedy, for messages: "give aten::mul.Tensor the decision SAVE."
-  std::string howToSave() const;
-
   at::Tensor rebuild();
   void noteAsked() const;
   void dropFromOutside();

@@ -272,7 +272,7 @@ def test_steps_do_not_nest_and_failing_ones_are_forgotten():
         with ebb.paging.step():
             stages.run(order, [20, 20])
         assert ebb.paging.step_ok()
-    with ebb.paging.step(), pytest.raises(RuntimeError, match="cannot be called inside a step"):
+    with ebb.paging.step(), pytest.raises(RuntimeError, match="was called inside a step"):
         ebb.paging.reset()
     ebb.paging.step_ok()
 

@@ -97,7 +97,7 @@ def test_other_names_raise():
 
 def test_a_policy_is_saved_by_its_old_name(tmp_path):
     policy = ebb.Policy({"aten::mm": ebb.SAVE})
-    with pytest.warns(FutureWarning, match=r"Policy.dump\(\) will be removed"):
+    with pytest.warns(FutureWarning, match=r"Policy.dump\(\) is deprecated"):
         text = policy.dump(tmp_path / "policy.toml")
 
     assert text == policy.to_toml() == (tmp_path / "policy.toml").read_text()

@@ -55,6 +55,11 @@ std::string describePageErrors(int64_t errors) {
   return text;
 }
 
+const char* remedyOfPageErrors(int64_t errors) {
+  return errors == kPagesUsedUp ? "Clear them and run the step again, or use ebb.paging.run_step()."
+                                : "Check the row counts given to ebb.mark_rows.";
+}
+
 // Allocators of pinned memory fail with errors of many types.
 at::Tensor allocateForPool(at::IntArrayRef shape, at::ScalarType dtype, c10::Device device) {
   const bool pinned = !device.is_cpu();
