@@ -73,7 +73,7 @@ def test_a_reader_that_backward_reaches_first_raises():
     z = y.sin()
     other = y.cos()
     ebb.discard(y, restore_at=z)
-    with pytest.raises(RuntimeError, match="was discarded"):
+    with pytest.raises(RuntimeError, match=r"was read after ebb.discard freed it"):
         torch.autograd.grad(other.sum(), x)
 
 
@@ -188,7 +188,7 @@ def test_training_goes_on_as_without():
 def test_marking_outside_of_a_region():
     with pytest.raises(ValueError, match="only inside the region"):
         ebb.discardable(torch.randn(3))
-    with pytest.raises(TypeError, match="must be a tensor; got int"):
+    with pytest.raises(TypeError, match="discardable needs a tensor; got int"):
         ebb.discardable(3)
 
 

@@ -228,7 +228,7 @@ def test_demote_warns_once_uses_the_right_bytes_and_saves_from_then_on(counter):
         return torch.autograd.grad(loss, x)[0], expected
 
     with ebb.verify("demote"):
-        with pytest.warns(UserWarning, match="replay mismatch: ebb_verify_test::count"):
+        with pytest.warns(UserWarning, match="replay mismatch: the replay of ebb_verify_test::count"):
             actual, expected = step()
         torch.testing.assert_close(actual, expected)
         assert ebb.stats()["demoted_ops"][-1] == "ebb_verify_test::count.default"
@@ -384,8 +384,8 @@ print(x.grad[0] == 2 * torch.tensor(7.0).cos())
     ("value", "output"),
     [
         ("0", "True"),
-        ("1", "ReplayMismatch: ebb: replay mismatch: aten::mul"),
-        ("demote", "UserWarning: ebb: replay mismatch: aten::mul"),
+        ("1", "ReplayMismatch: ebb: replay mismatch: the replay of aten::mul"),
+        ("demote", "UserWarning: ebb: replay mismatch: the replay of aten::mul"),
         ("yes", "EBB_VERIFY=yes is ignored: it must be 0, 1 or demote"),
     ],
 )

@@ -169,7 +169,7 @@ def is_refused(draw):
     try:
         assert torch.equal(torch.autograd.grad(total, x)[0], seen * seen.exp())
     except RuntimeError as error:
-        assert "aten::randn_like.default in region 'block': it draws" in str(error)  # noqa: PT017
+        assert "aten::randn_like.default in region 'block': its replay draws" in str(error)  # noqa: PT017
         return True
     return False
 
