@@ -252,7 +252,7 @@ def measured_too_large(run: Run, eager: Run, all_recomputed: Run, budget: int | 
     """Measured steps that took more than the budget, and than recomputing all or steps before; with
     other regions, which are measured only if there is memory for it, than those without ebb."""
     large, before = [], 0
-    others = [after for after, line in run.lines if "profiles steps with other regions" in line]
+    others = [after for after, line in run.lines if "profiles again with other modules" in line]
     for number, (step, other) in enumerate(zip(run.steps, all_recomputed.steps, strict=False)):
         limit = max(other.most, before)
         if others and number >= others[0]:
@@ -486,7 +486,7 @@ def survey_child(shows_lines: bool) -> list[dict[str, Any]]:
             broken.append(f"exit status {found.returncode}: {found.stderr[-300:]}")
         elif json.loads(found.stdout) != eager.bits:
             broken.append("bits differ")
-        if not any("the step will allocate" in line for _, line in lines):
+        if not any("; predicted peak " in line for _, line in lines):
             broken.append("no plan")
         if not fails:
             broken.append("without ebb it would have done, too")

@@ -24,7 +24,7 @@ def run(script: Path, *arguments: str, **environment: str) -> dict:
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert ("EBB_DISABLE=1 turns it off" in done.stderr) == bool(environment)
+    assert ("EBB_DISABLE=1 turns ebb off" in done.stderr) == bool(environment)
     found: dict = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -32,7 +32,7 @@ def test_of_two_processes_one_prints_and_each_writes(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line for line in done.stderr.splitlines() if line.startswith("ebb")]
     assert len(lines) == 3
-    assert "EBB_DISABLE=1 turns it off" in lines[0]
+    assert "EBB_DISABLE=1 turns ebb off" in lines[0]
     assert lines[1] == "ebb: 6 modules are regions: layers.0-5"
     assert "; report: " in lines[2]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.rank1.txt", "r.txt"]

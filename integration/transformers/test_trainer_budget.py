@@ -65,7 +65,7 @@ def test_unchanged_script_in_half_of_its_memory():
     assert (found["losses"], found["norms"]) == (plain["losses"], plain["norms"])
     assert len(lines) == 2
     assert "model.layers.0-5" in lines[0]
-    assert "the step will allocate" in lines[1]
+    assert "; predicted peak " in lines[1]
     assert int(peak) <= 0.5 * int(plain_peak)
 
 

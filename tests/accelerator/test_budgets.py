@@ -88,7 +88,7 @@ def test_a_job_beside_another_one_lives(install, device, capsys):
         found, _ = train(devices)
 
     assert all(map(same_bits, found, expected))
-    assert "there is no room to keep all" in capsys.readouterr().err
+    assert "memory is too small to save all" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("share", [0.4, 0.7])

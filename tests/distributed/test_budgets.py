@@ -85,7 +85,7 @@ def check_one_plan(wrap, budget=0.7):
     first, second = of_both(chosen)
     assert first == second != {}
     assert plans == 1
-    assert ("the step will allocate" in told) == (dist.get_rank() == 0), told
+    assert ("; predicted peak " in told) == (dist.get_rank() == 0), told
 
 
 @on_two_ranks

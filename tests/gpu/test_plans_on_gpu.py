@@ -177,4 +177,4 @@ def test_a_budget_of_a_job(tmp_path, budget):
 
     assert_ended_well(done)
     assert same(torch.load(tmp_path / "planned"), torch.load(tmp_path / "plain"))
-    assert "the step will allocate" in done.stderr, done.stderr[-2000:]
+    assert "; predicted peak " in done.stderr, done.stderr[-2000:]

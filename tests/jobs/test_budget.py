@@ -43,7 +43,7 @@ def test_a_job_is_measured_planned_and_switched(install, told):
     assert_same(found, expected)
     assert 0 < len(regions(found.model)) <= 4
     (line,) = told()
-    assert re.match(r"60%: \d regions? \(layers\.\S+\); the step will allocate .* more time", line)
+    assert re.match(r"60%: \d regions? \(layers\.\S+\); predicted peak .* more time", line)
 
 
 @pytest.mark.parametrize("budget", ["60%", "1GiB"])
@@ -107,7 +107,7 @@ def test_a_budget_that_is_too_small(install, told):
     assert_same(found, expected)
     assert len(regions(found.model)) == 4
     line = told()[-1]
-    assert "1KiB: a budget of 1.0 KiB is too small: the lowest possible budget is" in line
+    assert "1KiB: a budget of 1.0 KiB is too small; the lowest possible budget is" in line
     assert "the plan with the lowest peak: 4 regions" in line
 
 
@@ -136,7 +136,8 @@ def test_what_was_measured_counts_more_than_an_estimate(install, told, monkeypat
 
     assert set(regions(job.model).values()) == {ebb.policies.recompute_all}
     assert (
-        "60%: 4 regions (layers.0-3), where all is recomputed; such a step allocated" in told()[-1]
+        "60%: 4 regions (layers.0-3) that recompute everything; a profiled step of this kind "
+        "allocated" in told()[-1]
     )
 
 
@@ -176,7 +177,7 @@ def test_a_profiler_that_never_ends(install, told):
     with torch.profiler.profile():
         Job().train(25)
 
-    assert "since torch's profiler runs; all blocks are recomputed" in told()[-1]
+    assert "torch.profiler during the first steps; all blocks are recomputed" in told()[-1]
 
 
 def test_replays_ahead_are_off_only_while_it_is_measured(install, monkeypatch):

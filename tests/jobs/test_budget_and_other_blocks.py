@@ -63,7 +63,10 @@ def test_coarser_blocks_keep_a_budget_that_finer_ones_cannot(install, told, mode
     assert_same(found, expected)
     lines = told()
     assert "too small" in lines[1], lines
-    assert f"ebb profiles steps with other regions: {'UNet' if model is UNet else ''}" in lines[1]
+    assert (
+        f"ebb profiles again with other modules as regions: {'UNet' if model is UNet else ''}"
+        in lines[1]
+    )
     assert "too small" not in lines[-1]
     assert set(regions(found.model)) == {""}
     assert peaks[-1] <= 0.51 * plain[-1] + 4096
@@ -77,7 +80,7 @@ def test_without_free_memory_no_other_blocks_are_measured(install, told, monkeyp
     found, peaks = train(UNet, "60%", install)
 
     assert_same(found, expected)
-    assert [line for line in told() if "other regions" in line] == []
+    assert [line for line in told() if "other modules as regions" in line] == []
     assert "" not in regions(found.model)
     assert max(peaks[2:]) <= 1.02 * peaks[1]
 
@@ -90,7 +93,7 @@ def test_where_none_keeps_the_budget_those_that_need_least_are_taken(install, to
 
     assert_same(found, expected)
     lines = told()
-    assert sum("other regions" in line for line in lines) in (1, 2)
+    assert sum("other modules as regions" in line for line in lines) in (1, 2)
     assert "the plan with the lowest peak" in lines[-1]
     assert peaks[-1] <= min(peaks) + 4096
     assert peaks[-1] < 0.6 * plain[-1]
@@ -100,4 +103,4 @@ def test_named_blocks_stay(install, told):
     found = Pictures(UNet)
     install("50%", "down.*", "up.*")
     found.train(MORE)
-    assert [line for line in told() if "other regions" in line] == []
+    assert [line for line in told() if "other modules as regions" in line] == []

@@ -31,11 +31,11 @@ def test_a_line_that_is_written_over(install, monkeypatch):
     text, found = told_in_terminal(monkeypatch)
 
     assert_same(found, expected)
-    steps = re.findall(r"\r\x1b\[Kebb: EBB_BUDGET=60%: measuring: step (\d+) of (\d+)", text)
+    steps = re.findall(r"\r\x1b\[Kebb: EBB_BUDGET=60%: profiling: step (\d+) of (\d+)", text)
     assert steps == [(str(step), str(PLANNED)) for step in range(2, PLANNED + 1)]
     lines = text.rpartition("\r\x1b[K")[2].splitlines()
     assert lines[0].startswith("ebb: EBB_BUDGET=60%: ")
-    assert "the step will allocate" in lines[0]
+    assert "; predicted peak " in lines[0]
 
 
 def test_the_bar_of_rich(install, monkeypatch):
@@ -46,7 +46,7 @@ def test_the_bar_of_rich(install, monkeypatch):
 
     assert re.findall(rf"(\d)/{PLANNED}", text)[-1] == str(PLANNED)
     assert set(re.findall(rf"(\d)/{PLANNED}", text)) == set(map(str, range(2, PLANNED + 1)))
-    assert "the step will allocate" in text.splitlines()[-1]
+    assert "; predicted peak " in text.splitlines()[-1]
 
 
 def test_two_lines_where_there_is_no_terminal(install, capsys):
@@ -56,4 +56,4 @@ def test_two_lines_where_there_is_no_terminal(install, capsys):
 
     first, last = capsys.readouterr().err.splitlines()
     assert "ebb profiles 6 steps" in first
-    assert "the step will allocate" in last
+    assert "; predicted peak " in last

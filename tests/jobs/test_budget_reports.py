@@ -110,8 +110,8 @@ def test_the_plan_is_the_one_that_was_told(install, capsys):
 
     plan = plan_of_last_step()
     line = capsys.readouterr().err.splitlines()[-1]
-    assert f"will allocate {ebb._report.text.size(plan.predicted.peak)}, " in line
-    assert f"of {ebb._report.text.size(plan.plain.peak)}, " in line
+    assert f"predicted peak {ebb._report.text.size(plan.predicted.peak)} (" in line
+    assert f"of eager's {ebb._report.text.size(plan.plain.peak)}), " in line
 
 
 def test_a_batch_of_another_size_does_not_count(install):
@@ -245,7 +245,7 @@ def test_a_report_that_fails_costs_no_plan(install, monkeypatch, capsys):
     monkeypatch.setattr(ebb.Plan, "_for_reports", fails)
     install("60%")
     Job().train(CHECKED)
-    assert "the step will allocate" in capsys.readouterr().err
+    assert "; predicted peak " in capsys.readouterr().err
     assert plan_of_last_step() is None
 
 

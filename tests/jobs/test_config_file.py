@@ -64,11 +64,11 @@ def test_settings_of_all_sections(read):
     [
         (
             "[ofload]\n",
-            "EBB_CONFIG=FILE is ignored: [ofload] is no section; did you mean 'offload'?",
+            "EBB_CONFIG=FILE is ignored: unknown section [ofload]; did you mean 'offload'?",
         ),
-        ("offload = 1\n", "EBB_CONFIG=FILE is ignored: [offload] is no section"),
+        ("offload = 1\n", "EBB_CONFIG=FILE is ignored: offload must be a section"),
         ("offload\n", "EBB_CONFIG=FILE is ignored: Expected '='"),
-        ("[paging]\nhedroom = 2", "hedroom in [paging] of FILE is ignored: there is no such"),
+        ("[paging]\nhedroom = 2", "hedroom in [paging] of FILE is ignored: unknown setting"),
         ("[paging]\nheadroom = 'x'", "headroom in [paging] of FILE is ignored: headroom must be"),
         ("[offload]\nmin_bytes = -1", "min_bytes in [offload] of FILE is ignored: min_bytes must"),
         ("[ahead]\nbusy_cores = 1", "busy_cores in [ahead] of FILE is ignored: busy_cores must"),
@@ -121,4 +121,4 @@ def test_a_variable_of_the_last_release_counts_and_a_line_says_what_is_instead()
 
     assert offload["keep_last"] == 3
     (line,) = told.splitlines()
-    assert "write keep_last in the section [offload] of a file" in line
+    assert "set keep_last in section [offload] of a TOML file" in line

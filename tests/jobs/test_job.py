@@ -123,7 +123,7 @@ def test_spawned_ranks_know_their_number_from_the_process_group(script, out, tmp
     assert names(out / "traces") == ["rank0-step0.json", "rank1-step0.json"]
     trace = json.loads((out / "traces" / "rank1-step0.json").read_text())
     assert {event["pid"] for event in trace["traceEvents"]} == {1}
-    assert sum("EBB_DISABLE=1 turns it off" in line for line in lines) == 1
+    assert sum("EBB_DISABLE=1 turns ebb off" in line for line in lines) == 1
     assert sum("; report: " in line for line in lines) == 1
 
 
@@ -158,16 +158,18 @@ def test_settings_that_make_no_sense_are_told_once_in_a_job(script):
     lines = torchrun(script("import torch"), **mistakes)
 
     assert [line[:25] for line in lines] == [
-        "ebb: there is no environm",
+        "ebb: unknown environment ",
         "ebb: EBB_REPORT=/nowhere/",
-        "ebb is off: EBB=2: policy",
+        "ebb: EBB=2 is ignored, so",
     ]
 
 
 def test_modules_without_EBB_are_told_of_once_in_a_job(script):
     lines = torchrun(script("import torch, ebb"), EBB_MODULES="*")
 
-    assert lines == ["ebb: EBB_MODULES=* does nothing without EBB; EBB=1 recomputes all"]
+    assert lines == [
+        "ebb: EBB_MODULES=* has no effect without EBB; set EBB=1 to recompute these modules"
+    ]
 
 
 @pytest.mark.parametrize("environment", [{"EBB": "0"}, {"EBB_DISABLE": "1"}])

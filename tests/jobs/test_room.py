@@ -63,7 +63,7 @@ def test_nothing_is_recomputed_while_there_is_room(script):
     found, errors = job(script, -1, "auto:100GiB")
 
     assert found == expected | {"given_up": 0, "replayed": 0}
-    assert "ebb keeps all activations while less than 100.0 GiB is in use" in errors
+    assert "ebb saves all activations while less than 100.0 GiB of memory is in use" in errors
     assert "0-3" in errors
 
 
@@ -74,7 +74,7 @@ def test_without_room_a_plan_is_made_and_no_step_is_lost(script):
     assert found["losses"] == expected["losses"]
     assert found["given_up"] == 3  # in the one step, after which there is a plan
     assert found["replayed"] > 0
-    assert "there is no room to keep all activations: ebb profiles steps" in errors
+    assert "memory is too small to save all activations: ebb profiles steps" in errors
     assert "is too small" in errors  # all that there is is in use: what needs least was planned
 
 
@@ -143,7 +143,7 @@ def test_an_allocation_that_fails_costs_no_step(limited):
     assert found["overcome"] > 0
     assert found["regions_given_up"] > 0
     assert errors.count("an allocation failed") == 1
-    assert "the step will allocate" in errors
+    assert "; predicted peak " in errors
 
 
 @pytest.mark.parametrize("budget", ["40%", "60MiB"])
@@ -153,4 +153,4 @@ def test_what_lives_recomputed_lives_while_it_is_measured(limited, budget):
 
     assert found["losses"] == expected["losses"]
     assert found["failures"] == 0
-    assert "the step will allocate" in errors
+    assert "; predicted peak " in errors

@@ -49,7 +49,7 @@ def test_sizes_as_text():
 @pytest.mark.parametrize(
     ("min_bytes", "keep_last", "settings", "ignored"),
     [
-        ("4KiB", "3", "4096 3", ["EBB_OFFLOAD_KEEP_LAST will be removed"]),
+        ("4KiB", "3", "4096 3", ["EBB_OFFLOAD_KEEP_LAST is deprecated"]),
         ("many", "x", "1048576 0", ["EBB_OFFLOAD_MIN_BYTES=many", "EBB_OFFLOAD_KEEP_LAST=x"]),
     ],
 )

@@ -376,7 +376,7 @@ def test_the_environment():
         EBB_PAGING_PREFETCH="0",
     )
     assert done.returncode == 0, done.stderr
-    assert "there is no environment variable" not in done.stderr
+    assert "unknown environment variable" not in done.stderr
     found = eval(done.stdout)
     assert found == {
         "page_rows": 16,

@@ -205,14 +205,14 @@ def test_a_file_that_is_no_profile(change, tmp_path, monkeypatch):
     change(document)
     path.write_text(json.dumps(document))
 
-    with pytest.raises(ValueError, match=r"profile\.json' is no profile"):
+    with pytest.raises(ValueError, match=r"profile\.json' is not a profile"):
         ebb.Profile.load(path)
 
 
 def test_steps_that_differ():
     nets = iter([model(), model(), model()[:2]])
 
-    with pytest.raises(RuntimeError, match="step 2 is not like step 1: it ran 4 operators"):
+    with pytest.raises(RuntimeError, match="step 2 ran 4 operators"):
         ebb.profile(lambda: step_of(next(nets))(), steps=2)
 
     sizes = iter([8, 8, 9])
@@ -225,7 +225,7 @@ def test_steps_that_differ():
             y = kinds[size](x.sin())
         y.sum().backward()
 
-    with pytest.raises(RuntimeError, match=r"operator 1 is 'aten::silu.default'"):
+    with pytest.raises(RuntimeError, match=r"operator 1: 'aten::silu.default' instead of"):
         ebb.profile(step, steps=2)
 
 

@@ -45,24 +45,24 @@ def test_what_is_read(written, read):
         (2**63, "from 0 to"),
         ("0", "more than 0 bytes"),
         ("0GiB", "more than 0 bytes"),
-        (0.0, "a share must be more than 0 and at most 1"),
-        (-0.5, "a share must be"),
-        (1.5, "Bytes are an int"),
+        (0.0, "a budget given as a share must be above 0 and at most 1"),
+        (-0.5, "as a share must be"),
+        (1.5, "For bytes, pass an int"),
         (24.0, "'24GiB'"),
-        (math.nan, "a share must be"),
-        (math.inf, "a share must be"),
-        ("140%", "a share must be"),
-        ("0%", "a share must be"),
+        (math.nan, "as a share must be"),
+        (math.inf, "as a share must be"),
+        ("140%", "as a share must be"),
+        ("0%", "as a share must be"),
         ("%", "'40%'"),
         ("half%", "'40%'"),
-        ("nan%", "a share must be"),
-        ("1e400%", "a share must be"),
-        ("1.5", "a share must be"),
-        ("", "Or a share"),
-        ("much", "Or a share"),
-        ("24 24GiB", "Or a share"),
-        ("-1GiB", "Or a share"),
-        ("4" * 5000, "Or a share"),
+        ("nan%", "as a share must be"),
+        ("1e400%", "as a share must be"),
+        ("1.5", "as a share must be"),
+        ("", "a share, such as '40%'"),
+        ("much", "a share, such as '40%'"),
+        ("24 24GiB", "a share, such as '40%'"),
+        ("-1GiB", "a share, such as '40%'"),
+        ("4" * 5000, "a share, such as '40%'"),
     ],
 )
 def test_what_makes_no_sense(budget, message):
@@ -105,7 +105,7 @@ def test_shares_are_of_the_plain_step():
 
 @pytest.mark.parametrize("text", ["1", "50", " 100 "])
 def test_a_small_number_without_a_unit_may_be_a_share(text):
-    with pytest.raises(ValueError, match=f"write '{text.strip()}%' for a share"):
+    with pytest.raises(ValueError, match=f"did you mean '{text.strip()}%'"):
         read_budget(text)
 
 

@@ -228,7 +228,9 @@ def test_demote_warns_once_uses_the_right_bytes_and_saves_from_then_on(counter):
         return torch.autograd.grad(loss, x)[0], expected
 
     with ebb.verify("demote"):
-        with pytest.warns(UserWarning, match="replay mismatch: the replay of ebb_verify_test::count"):
+        with pytest.warns(
+            UserWarning, match="replay mismatch: the replay of ebb_verify_test::count"
+        ):
             actual, expected = step()
         torch.testing.assert_close(actual, expected)
         assert ebb.stats()["demoted_ops"][-1] == "ebb_verify_test::count.default"

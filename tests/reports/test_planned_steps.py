@@ -228,7 +228,7 @@ def test_measuring_without_the_plan():
     found = planning(programs.pre_ln)
     plan = plan_of(found.measured, 0.6)
 
-    with pytest.raises(RuntimeError, match=r"ebb: a step under a plan .* call apply\(model\)"):
+    with pytest.raises(RuntimeError, match=r"ebb: Plan.measure needs .* call plan.apply\(model\)"):
         plan.measure(found.program.step)
     plan.apply(found.program.model).remove()
     with pytest.raises(RuntimeError, match="call apply"):

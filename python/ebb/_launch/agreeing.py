@@ -142,7 +142,7 @@ class Ranks:
         try:
             self._store.wait(list(keys.values()), _WAIT)
         except Exception as error:  # the type depends on the store
-            log.info("not all ranks come: %s", error)
+            log.info("budget: some ranks did not report their measurements in time: %s", error)
         return {
             rank: json.loads(self._store.get(key))
             for rank, key in keys.items()
@@ -182,6 +182,6 @@ def ranks_of_job() -> Ranks | None:
     try:
         store = dist.distributed_c10d._get_default_store()
     except Exception as error:  # the function is internal to torch; some backends have no store
-        log.info("there is no store: %s", error)
+        log.info("budget: the process group has no store, so this rank plans alone: %s", error)
         return None
     return Ranks(store, dist.get_rank(), dist.get_world_size())

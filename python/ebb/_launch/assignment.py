@@ -42,12 +42,12 @@ class Assignment:
         self.announced = True
         if self.when_announced is not None:
             self.when_announced()
-        log.info("taken over by %s, modules %s", self.text, self.patterns)
+        log.info("%s: checkpoint calls become regions, and modules %s", self.text, self.patterns)
         if not is_first():
             return
         modules = f", modules {clipped(','.join(self.patterns))}" if self.patterns else ""
-        also = "the modules that it names, and " if self.others else ""
+        also = " and the modules that the file lists" if self.others else ""
         tell(
-            f"ebb: {also}calls of torch.utils.checkpoint are regions{modules} ({self.text}); "
-            "EBB_DISABLE=1 turns it off"
+            f"ebb: calls of torch.utils.checkpoint{also} are regions{modules} ({self.text}); "
+            "EBB_DISABLE=1 turns ebb off"
         )

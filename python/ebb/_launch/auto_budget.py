@@ -59,9 +59,9 @@ class AutoBudget(Budget):
             self._announced = True
             shown_names = clipped(", ".join(dict.fromkeys(in_ranges(names))), 300)
             self._tell(
-                f"ebb keeps all activations while less than {size(self._limit)} is in use, then "
-                f"recomputes the earliest of these blocks: {shown_names}; EBB_DISABLE=1 turns it "
-                "off"
+                f"ebb saves all activations while less than {size(self._limit)} of memory is in "
+                f"use. Above that, it recomputes these blocks, earliest first: {shown_names}; "
+                "EBB_DISABLE=1 turns ebb off"
             )
 
     def _step_ended(self, is_step: bool) -> None:
@@ -85,14 +85,14 @@ class AutoBudget(Budget):
         if not self._has_told and self._has_risen("overcome"):
             self._has_told = True
             self._tell(
-                "an allocation failed; ebb freed the activations of the earliest blocks and tried "
-                "again: no step is lost"
+                "an allocation failed; ebb freed the activations of the earliest blocks and "
+                "retried it, and the step continued"
             )
         if self._others is not None:
             try:
                 return self._others.begin(self._kept_steps, is_full)
             except Exception as error:  # the type depends on the store
-                log.info("other ranks cannot be asked: %s", error)
+                log.info("budget: this rank plans alone, the others are not reachable: %s", error)
                 self._others = None
         return self._kept_steps if is_full else None
 
@@ -109,9 +109,9 @@ class AutoBudget(Budget):
         self._budget = max(1, self._limit - beside)
         self._ranks, self._others = self._others, None
         self._steps = self._kept_steps - first
-        what = size(self._budget) if beside < self._limit else "the lowest peak"
+        what = f"a budget of {size(self._budget)}" if beside < self._limit else "the lowest peak"
         self._tell(
-            f"there is no room to keep all activations: ebb profiles steps and plans for {what}. "
-            f"Of {size(self._limit)}, the program uses {size(beside)} beside weights, gradients "
-            "and optimizer states"
+            f"memory is too small to save all activations: ebb profiles steps, then plans for "
+            f"{what}. The limit is {size(self._limit)}; memory other than weights, gradients and "
+            f"optimizer states takes {size(beside)} of it"
         )

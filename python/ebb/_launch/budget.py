@@ -40,6 +40,10 @@ from ebb._support.progress import Progress
 from ebb._support.shown import clipped, tell
 from ebb.policies import recompute_all
 
+_NO_BLOCKS = (
+    "ebb found no repeated block, and no module matches EBB_MODULES. Name modules: "
+    "EBB_MODULES='*.layers.*' (python -m ebb --list-modules SCRIPT lists their names)"
+)
 _MOST_MEASURED = 5  # maximum number of times that steps are measured in a job
 _SOON = 64  # steps: an excess this soon after a plan means that a kind of step recurs
 _ROOM = 1.25  # times the peak without regions, see Note [Other blocks]
@@ -111,7 +115,7 @@ class Budget:
         self._checking: Checking | None = None  # while steps under the plan are measured
         self._has_ended = False  # ebb makes no more plans
         self._announced = False
-        self._progress = Progress(f"ebb: EBB_BUDGET={text}: measuring")
+        self._progress = Progress(f"ebb: EBB_BUDGET={text}: profiling")
 
     def start(self, undo: ExitStack) -> None:
         """Apply the budget until `undo` is closed."""
@@ -144,8 +148,8 @@ class Budget:
         self._announced = True
         shown = clipped(", ".join(dict.fromkeys(in_ranges(names))), 300)
         self._tell(
-            f"ebb profiles {number_of_steps(self._models)} steps, then plans what these blocks "
-            f"save: {shown}; EBB_DISABLE=1 turns it off"
+            f"ebb profiles {number_of_steps(self._models)} steps, then chooses what each of these "
+            f"blocks saves and recomputes: {shown}; EBB_DISABLE=1 turns ebb off"
         )
         if self._assignment.text.startswith("EBB="):
             self._tell(
@@ -176,9 +180,7 @@ class Budget:
             self._wait(str(error))
         except NoPlanError as error:
             has_blocks = any(self.blocks.alive())
-            self._give_up(
-                str(error) if has_blocks else "no module is a block, or matches EBB_MODULES"
-            )
+            self._give_up(str(error) if has_blocks else _NO_BLOCKS)
             self._meet_ranks()
         except Exception as error:
             self._ranks = None
@@ -189,7 +191,8 @@ class Budget:
 
     def _fail(self, error: Exception) -> None:
         log.info("budget", exc_info=True)
-        self._give_up(f"{type(error).__name__}: {error}")
+        name = type(error).__name__
+        self._give_up(f"an error in ebb (TORCH_LOGS=ebb shows its stack): {name}: {error}")
 
     def _step_ended(self, is_step: bool) -> None:
         self._steps += 1
@@ -215,7 +218,7 @@ class Budget:
         elif self._measuring is not None:
             try:
                 if calls == 0 and self.blocks.candidate > 0:
-                    raise NothingToPlanError("the model does not call these regions")
+                    raise NothingToPlanError("the model's forward does not call these modules")
                 outcome = self._measuring.step_ended(calls, self._watch.peak)
             except (NoPlanError, NothingToPlanError) as error:
                 if self._choose_other_blocks(str(error)):
@@ -263,7 +266,7 @@ class Budget:
         self._begin()
         names = clipped(", ".join(in_ranges(block.name for block in self.blocks.alive())), 300)
         reason, _, _ = clipped(why, 300).partition(". ")
-        self._tell(f"{reason}; ebb profiles steps with other regions: {names}")
+        self._tell(f"{reason}; ebb profiles again with other modules as regions: {names}")
         return True
 
     def _begin(self) -> None:
@@ -296,7 +299,7 @@ class Budget:
         self._outcome, self._waits = None, True
         self._watch.has_replayed()
         reason = clipped(why.removeprefix("ebb: "), 300)
-        self._tell(f"no plan yet: {reason}; until then all blocks are recomputed")
+        self._tell(f"no plan yet: {reason}; all blocks are recomputed until there is one")
 
     def _give_up(self, why: str) -> None:
         if self._has_ended:
@@ -307,7 +310,9 @@ class Budget:
             self._add_all()
         self.blocks.put(recompute_all)
         has_blocks = any(self.blocks.alive())
-        holds = "all blocks are recomputed" if has_blocks else "the job runs as without a budget"
+        holds = (
+            "all blocks are recomputed" if has_blocks else "the job runs as if no budget were set"
+        )
         self._tell(f"no plan: {clipped(why, 300)}; {holds}")
 
     def _stop(self) -> None:
@@ -333,7 +338,7 @@ class Budget:
                 self._steps, offer, self._has_ended, lambda most: self._decide_for(most, outcome)
             )
         except Exception as error:
-            log.info("ranks do not agree: %s", error)
+            log.info("budget: the ranks do not agree, so this rank plans alone: %s", error)
             again, decided = False, None
             if outcome is not None:
                 decided = self._decide(outcome.measured)
@@ -343,7 +348,9 @@ class Budget:
         if self._has_ended:
             return
         if decided is None:
-            raise NoPlanError("steps differ too much to be measured")
+            raise NoPlanError(
+                "the ranks could not profile their steps in time, because the steps differ too much"
+            )
         self._switch(decided)
 
     def _decide_for(self, most: Offer, outcome: Outcome | None) -> Decided:
@@ -375,8 +382,9 @@ class Budget:
             raise BudgetError(f"ebb: EBB_BUDGET={self._text}: {decided.too_small}")
         if self.blocks.met_hooks() and self._measured == 0:
             self._tell(
-                "the job has saved-tensor hooks around its blocks: they do not see what blocks "
-                "save, and a budget in percent is a share of a step without these hooks"
+                "the job's saved-tensor hooks (such as save_on_cpu) do not get the tensors that "
+                "blocks save, so these stay on the device. A budget in percent counts from the "
+                "peak without these hooks; prefer a budget in bytes"
             )
         self._put_in_place(decided)
         if self._outcome.varies and self._measured == 0:
@@ -402,7 +410,7 @@ class Budget:
         self.blocks.follow(decided.policies)
         if decided.too_small:
             why = clipped(decided.too_small, 500)
-            self._tell(f"{why}; the plan with the lowest peak: {decided.summary}")
+            self._tell(f"{why}; ebb uses the plan with the lowest peak instead: {decided.summary}")
         else:
             self._tell(decided.summary)
         self._begin_plan(decided.reported)
@@ -460,7 +468,10 @@ class Budget:
         # The plan's own tensors must not count as the program's.
         decided = decided_by(plan_of(measured, measured.base + watch.less(), at_least=True))
         if decided.peak >= planned_peak or not decided.policies:
-            self._tell(f"{why}; the plan is the one with the lowest peak already")
+            self._tell(
+                f"{why}; the current plan already has the lowest possible peak. Use a smaller "
+                "batch or a larger budget"
+            )
             watch.accept()
             return
         self._tell(f"{why}; ebb made a plan with a lower peak")

@@ -45,7 +45,10 @@ class Checking:
             if self._todo:
                 self._begin_recording()
         except Exception:  # an error in reports must not end the plan
-            log.info("steps under the plan are not measured", exc_info=True)
+            log.info(
+                "could not measure steps under the plan; reports will not show measured values",
+                exc_info=True,
+            )
             self._todo = []
         return bool(self._todo)
 

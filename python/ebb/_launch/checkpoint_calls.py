@@ -180,8 +180,9 @@ def _take_reentrant() -> Callable[[], None]:
 @functools.cache
 def _warn_recompute_context() -> None:
     warnings.warn(
-        "ebb: a context_fn gave a context for the recomputation, which is never entered: ebb does "
-        "not run the function again, only the operators that backward needs.",
+        "ebb: the recomputation context that a context_fn returned is ignored, because ebb "
+        "does not call the checkpointed function again, but replays the operators that backward "
+        "needs. If recomputation depends on that context, run the job without ebb (EBB_DISABLE=1).",
         stacklevel=5,
     )
 

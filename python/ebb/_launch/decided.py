@@ -47,8 +47,8 @@ def least_of(measured: Measured, budget: int | float, why: str) -> Decided:
         return decided_by(plan, why)
     names = dict.fromkeys(operator.region for operator in measured.profile.operators)
     summary = (
-        f"{len(names)} regions ({', '.join(in_ranges(names))}), where all is recomputed; such a "
-        f"step allocated {size(peak)}"
+        f"{len(names)} regions ({', '.join(in_ranges(names))}) that recompute everything; a "
+        f"profiled step of this kind allocated {size(peak)}"
     )
     return Decided(
         dict.fromkeys(names, recompute_all),
@@ -68,5 +68,5 @@ def _reported(plan: Plan, measured: Measured | None = None) -> ReportedPlan | No
         reported.keep_points(_C.is_reporting())
         return reported
     except Exception:  # an error in reports must not end the plan
-        log.info("reports do not know the plan", exc_info=True)
+        log.info("could not prepare the plan for reports; they will not show it", exc_info=True)
         return None

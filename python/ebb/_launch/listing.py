@@ -84,7 +84,7 @@ def _table(model: torch.nn.Module, rows: list[Row]) -> Iterable[str]:
     """One line for each set of modules that could be regions."""
     total = sum(row.bytes for row in rows)
     yield f"ebb: {type(model).__name__}: autograd saves {size(total)} of activations"
-    yield "    modules  bytes in them  names"
+    yield "    modules    saved bytes  names"
     for number, names in enumerate(block_candidates(model)):
         inside = sum(
             row.bytes

@@ -140,12 +140,14 @@ class Measuring:
             if self._uncounted > _MOST_AGAIN:
                 if calls == 0:
                     raise NothingToPlanError(
-                        "no block has a backward; what torch.compile has compiled is none"
+                        "no block ran a backward in eager mode (blocks compiled by torch.compile "
+                        "do not count)"
                     )
                 raise NoPlanError(
-                    "the number of calls of blocks varies from step to step"
+                    "the blocks run a different number of times in each step"
                     if ended is not None
-                    else "steps could not be recorded, since torch's profiler runs"
+                    else "ebb cannot profile steps while torch.profiler is active; stop "
+                    "torch.profiler during the first steps"
                 )
         if self._todo:
             self._prepare()

@@ -177,7 +177,7 @@ class ByName:
         missing = [glob for glob in names if not select(model, (glob,))]
         if missing:
             kind = clipped(type(model).__name__)
-            line += f"; {kind} has no {clipped(', '.join(in_ranges(missing)), 300)}"
+            line += f"; {kind} has no module named {clipped(', '.join(in_ranges(missing)), 300)}"
         if line not in self._lines and is_first():
             tell(line)
         self._lines.add(line)
@@ -190,8 +190,8 @@ class ByName:
         names = [type(model).__name__ for model in models] + plain_names(models)
         shown = list(dict.fromkeys(in_ranges(names)))
         warnings.warn(
-            f"ebb: {self._source()} matches no module. "
-            f"Modules are: {', '.join(shown[:20])}{', ...' if len(shown) > 20 else ''}",
+            f"ebb: no module matches {self._source()}, so none becomes a region. "
+            f"Module names: {', '.join(shown[:20])}{', ...' if len(shown) > 20 else ''}",
             stacklevel=2,
         )
 

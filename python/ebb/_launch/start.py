@@ -37,7 +37,10 @@ _SECTIONS: dict[str, Callable[..., object]] = {
 def _tell_of_modules_alone() -> None:
     modules = os.environ.get("EBB_MODULES")
     if modules and "EBB" not in os.environ and not _budget_text():
-        say(f"ebb: EBB_MODULES={clipped(modules)} does nothing without EBB; EBB=1 recomputes all")
+        say(
+            f"ebb: EBB_MODULES={clipped(modules)} has no effect without EBB; set EBB=1 to "
+            "recompute these modules"
+        )
 
 
 def _is_file(text: str) -> bool:
@@ -64,7 +67,7 @@ def _check_rank() -> None:
     except ValueError:
         value = -1
     if not 0 <= value < 2**31:
-        say_value_ignored("RANK", f"it must be a process's number, from 0; got {shown(text)}")
+        say_value_ignored("RANK", f"it must be an integer of 0 or more; got {shown(text)}")
 
 
 def _check_verify() -> None:
@@ -118,7 +121,7 @@ def _globs() -> tuple[str, ...]:
         for glob in globs:
             checked_name("a glob", glob)
             if glob in _NO_GLOBS and len(globs) > 1:
-                raise ValueError(f"{glob!r} must be the only glob")
+                raise ValueError(f"{glob!r} cannot be combined with module names")
     except ValueError as error:
         say_value_ignored("EBB_MODULES", error)
         return ()
@@ -157,7 +160,7 @@ def _take_over() -> None:
         from ebb._launch import takeover
 
         if text and _is_file(text) and has_regions(text):
-            names_them = f"EBB={clipped(text)} names modules, and what they keep"
+            names_them = f"the file of EBB={clipped(text)} lists the modules and their policies"
             if globs:
                 say_value_ignored("EBB_MODULES", names_them)
             if budget is not None:
@@ -171,10 +174,13 @@ def _take_over() -> None:
         else:
             calls = (policy, clipped(text)) if text else None
             if globs == ("none",):
-                say_value_ignored("EBB_MODULES", "a budget needs blocks")
+                say_value_ignored(
+                    "EBB_MODULES",
+                    "a budget needs modules to plan for. Leave EBB_MODULES unset, or name modules",
+                )
             takeover.install_budget(budget, clipped(_budget_text()), named, calls)
     except Exception as error:
-        say_ignored(f"ebb is off: {said}", error)
+        say_ignored(f"ebb: {said} is ignored, so the job runs without ebb", error)
 
 
 def start() -> None:

@@ -57,7 +57,10 @@ class StepClock:
         if is_compiling():
             return
         if torch._C._current_graph_task_id() != -1:
-            self._has_no_end("an optimizer steps while backward runs, so no step has an end")
+            self._has_no_end(
+                "an optimizer steps during backward, so ebb cannot tell where a step ends; use "
+                "ebb.apply with a policy instead of a budget"
+            )
             return
         if _C.in_region():
             return
@@ -66,7 +69,9 @@ class StepClock:
         if self._thread != get_ident() and self._elsewhere <= _SILENT:
             return  # reported on the first thread: a recording must end where it began
         if self._elsewhere:
-            self._has_no_end("optimizers step on several threads, so no step has an end")
+            self._has_no_end(
+                "optimizers step on several threads, so ebb cannot tell where a step ends"
+            )
             return
         self.optimizers.add(optimizer)
         leader = self._leader and self._leader()

@@ -57,8 +57,8 @@ VARIABLES = {
     "EBB_MODULES": Variable(
         "globs, separated by commas; `auto` or `none`",
         "the blocks, if the job does not call checkpoint",
-        "modules that become regions, in every model; `auto`: the blocks of each model, in every "
-        "job; `none`: no module",
+        "modules that become regions, in every model; `auto`: the blocks of each model, even "
+        "if the job calls checkpoint; `none`: no module",
     ),
     "EBB_BUDGET": Variable(
         "size, share or `auto`",
@@ -82,7 +82,8 @@ VARIABLES = {
     "EBB_AHEAD": Variable(
         "number, size or `auto`",
         "0",
-        "how many regions ebb recomputes ahead of backward, or the byte limit for one region",
+        "number of regions that ebb recomputes ahead of backward; a size: one region, with this "
+        "byte limit; `auto`: one region",
     ),
     "EBB_CONFIG": Variable(
         "file", "none", "TOML file with settings of OFFLOAD, PAGE and replays ahead; see below"
@@ -152,8 +153,8 @@ def configure_from(section: str, names: Iterable[str], configure: Callable[..., 
             continue
         if variable in OLD:
             say(
-                f"ebb: {variable} will be removed: write {name} in the section [{section}] of a "
-                "file, and name the file in EBB_CONFIG"
+                f"ebb: {variable} is deprecated and will be removed in the next release: set "
+                f"{name} in section [{section}] of a TOML file, and set EBB_CONFIG to its path"
             )
 
 
@@ -171,8 +172,10 @@ def configure_from_file(path: str, sections: Mapping[str, Callable[..., object]]
         with open(path, "rb") as file:
             sections_of_file = tomllib.load(file)
         for section, settings in sections_of_file.items():
-            if section not in sections or not isinstance(settings, dict):
-                raise ValueError(f"[{section}] is no section; {nearest(section, sections)}")
+            if section not in sections:
+                raise ValueError(f"unknown section [{section}]; {nearest(section, sections)}")
+            if not isinstance(settings, dict):
+                raise ValueError(f"{section} must be a section, [{section}]")
     except (OSError, ValueError) as error:
         say_value_ignored("EBB_CONFIG", error)
         return
@@ -182,7 +185,7 @@ def configure_from_file(path: str, sections: Mapping[str, Callable[..., object]]
             known = signature(configure).parameters
             try:
                 if name not in known:
-                    raise ValueError(f"there is no such setting; {nearest(name, known)}")
+                    raise ValueError(f"unknown setting; {nearest(name, known)}")
                 configure(**{name: value})
             except (TypeError, ValueError) as error:
                 say_ignored(f"ebb: {name} in [{section}] of {clipped(path)} is ignored", error)
@@ -192,6 +195,6 @@ def tell_of_unknown() -> None:
     """Report variables that look like ebb's but do not exist."""
     for name in unknown_names():
         nearest = get_close_matches(name[:100], VARIABLES, 1)
-        what = f"ebb: there is no environment variable {clipped(name)}"
+        what = f"ebb: unknown environment variable {clipped(name)}"
         others = "docs/reference/environment.md has all of them"
-        say_ignored(what, f"the nearest is {nearest[0]}" if nearest else others)
+        say_ignored(what, f"did you mean {nearest[0]}?" if nearest else others)

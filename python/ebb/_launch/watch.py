@@ -105,10 +105,12 @@ class Watch:
     def in_words(self) -> str:
         """Describe the last step's memory."""
         if self._whole is None:
-            return f"a step allocated {size(self.peak)}, and the budget is {size(self._share)}"
+            return (
+                f"a step allocated {size(self.peak)}, more than the budget of {size(self._share)}"
+            )
         return (
-            f"a step allocated {size(self.peak)}, and the budget left "
-            f"{size(max(0, self._allowed))} for it"
+            f"a step allocated {size(self.peak)}, but the budget leaves only "
+            f"{size(max(0, self._allowed))} for a step"
         )
 
     def less(self) -> int:

@@ -55,16 +55,16 @@ def read_budget(budget: object) -> int | float:
     if isinstance(budget, float):
         if not math.isfinite(budget) or not 0 < budget <= 1:
             raise ValueError(
-                f"ebb: a share must be more than 0 and at most 1 (100%); got {shown(budget)}. "
-                "Bytes are an int, or have a unit: '24GiB'"
+                f"ebb: a budget given as a share must be above 0 and at most 1 (100%); got "
+                f"{shown(budget)}. For bytes, pass an int or text with a unit, such as '24GiB'"
             )
         return budget
     if number_of_bytes("a budget", budget) == 0:
         raise ValueError("ebb: a budget must be more than 0 bytes")
     if budget <= _MOST_PERCENT and not has_unit:
         raise ValueError(
-            f"ebb: a budget of {budget} bytes can hold nothing; write '{budget}%' for a share, or "
-            f"a unit: '{budget}GiB'"
+            f"ebb: a budget of {budget} bytes is too small for any step; did you mean "
+            f"'{budget}%' or '{budget}GiB'?"
         )
     return budget
 
@@ -85,7 +85,7 @@ def _number(text: str) -> int | float:
     try:
         return number_of_bytes("a budget", digits)
     except ValueError as error:
-        raise ValueError(f"{error}. Or a share: '40%', '0.4'") from None
+        raise ValueError(f"{error}; a share, such as '40%' or '0.4', is valid too") from None
 
 
 def allowed(budget: int | float, base: int, plain_peak: int) -> int:

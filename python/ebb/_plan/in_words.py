@@ -45,8 +45,8 @@ def summary(plan: Plan) -> str:
     many = "region" if len(plan.policies) == 1 else "regions"
     ahead = "" if plan.settings.ahead else ", without replays ahead of backward"
     return (
-        f"ebb: {len(plan.policies)} {many} ({regions}); the step will allocate {size(plan.peak)}, "
-        f"{share:.0%} of {size(plan.plain_peak)}, and take {_more_time(plan)}{ahead}"
+        f"ebb: {len(plan.policies)} {many} ({regions}); predicted peak {size(plan.peak)} "
+        f"({share:.0%} of eager's {size(plan.plain_peak)}), {_more_time(plan)}{ahead}"
     )
 
 
@@ -56,7 +56,7 @@ def _more_time(plan: Plan) -> str:
     if plan.spread < _EQUAL:
         return f"{ratio - 1:.1%} more time"
     if plan.spread > _UNKNOWN:
-        return "more time (unknown: the times of profiled steps differ too much)"
+        return "unknown additional time (the times of profiled steps vary too much)"
     least = max(0.0, ratio / (1 + plan.spread) - 1)
     return f"{least:.0%} to {ratio * (1 + plan.spread) - 1:.0%} more time"
 
@@ -71,7 +71,7 @@ def explained(plan: Plan, chooser: Chooser, chosen: Chosen) -> str:
 
 def _paragraph(cut: Cut) -> list[str]:
     if not cut.is_region:
-        return [f"{cut.modules}: no region; each saves {size(cut.held)}, as in eager"]
+        return [f"{cut.modules}: left eager; each saves {size(cut.held)}"]
     lines = [f"{cut.modules}: each saves {size(cut.held)} and takes {cut.added:.2f} ms more"]
     if cut.kept:
         lines.append("  saved: " + _sizes(cut.kept))
@@ -115,10 +115,10 @@ def least_explained(
     uses = chooser.users_of_peak(chosen)
     parts = ", ".join(f"{size(nbytes)} {use}" for use, nbytes in uses[:4])
     return (
-        f"ebb: a budget of {given} is too small: the lowest possible budget is {least}. "
-        f"{size(base)} exist when the step begins, and the step adds {size(peak)} with everything "
-        f"recomputed: {parts}. Use a smaller batch, or move parameters or optimizer states "
-        "elsewhere"
+        f"ebb: a budget of {given} is too small; the lowest possible budget is {least}. "
+        f"{size(base)} are in use when the step begins, and the step allocates {size(peak)} even "
+        f"with everything recomputed: {parts}. Use a smaller batch, or move parameters or "
+        "optimizer states off the device (sharding, CPU offload)"
     )
 
 

@@ -54,7 +54,7 @@ def _rounds(device: torch.device, size: int) -> list[tuple[float, float]]:
         with transfers_of(in_flight_bytes=0, prefetch_bytes=0):
             rounds = [_round(device, size) for _ in range(_ROUNDS)]
     except RuntimeError as error:  # such as no memory for the probe
-        log.info("plans: copies of %d bytes were not measured, since one failed: %s", size, error)
+        log.info("plan: could not time OFFLOAD copies of %d bytes: %s", size, error)
         return []
     return [times for times in rounds if times is not None]
 

@@ -172,8 +172,8 @@ def _check_regions(profile: Profile, known: set[str]) -> None:
     others = {operator.region for operator in profile.operators} - known
     if others:
         raise ValueError(
-            f"ebb: the step has a region already: {shown(min(others))}. A plan decides which "
-            "modules become regions; take that one out first"
+            f"ebb: the step already runs a region, {shown(min(others))}. ebb.plan chooses the "
+            "regions itself: remove that ebb.apply, ebb.region or checkpoint call first"
         )
 
 

@@ -52,7 +52,9 @@ def limit_of(text: str) -> Limit | None:
     if colon:
         limit = number_of_bytes("a limit", given)
         if limit == 0:
-            raise ValueError(f"ebb: a limit must be more than 0 bytes; got {shown(text)}")
+            raise ValueError(
+                f"ebb: the limit after `auto:` must be more than 0 bytes; got {shown(text)}"
+            )
         return Limit(limit)
     return Limit()
 
@@ -72,7 +74,10 @@ def there_is(device: torch.device, root: str = _CGROUP) -> int:
     if total := _in_meminfo("MemTotal:"):
         limits.append(total)
     if not limits:
-        raise ValueError("ebb: nothing tells how much memory there is; write auto:20GiB, say")
+        raise ValueError(
+            "ebb: cannot find out how much memory this machine has; give the limit, for example "
+            "auto:20GiB"
+        )
     return min(limits)
 
 

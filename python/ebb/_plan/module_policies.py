@@ -17,9 +17,9 @@ from ebb._region.apply import RegionHandle, apply
 from ebb._support.names import in_ranges
 
 _HEAD = """\
-# Modules that are regions, and what each keeps. Used by
+# Policies of modules that become regions. Load them with
 #     ebb.ModulePolicies.load("{name}").apply(model)
-# or, without touching the job, by EBB={name}
+# or, without changing the job's code, with EBB={name}
 """
 
 

@@ -51,7 +51,7 @@ class Pareto(Sequence[ParetoPoint]):
         return self._points[index]
 
     def __str__(self) -> str:
-        lines = ["  budget        peak  of plain     time  of plain  replays"]
+        lines = ["  budget        peak  of eager  time ms  of eager  replays"]
         for point, (peak, time) in zip(self._points, self._shares(), strict=True):
             lines.append(
                 f"{size(point.budget):>10}  {size(point.peak):>10}  {peak:8.1%}  "
@@ -97,10 +97,10 @@ class Pareto(Sequence[ParetoPoint]):
         axes = figure.subplots()
         peaks, times = zip(*self._shares(), strict=True)
         axes.step(peaks, times, where="post", marker="o", markersize=3, color="#2f6fb5")
-        axes.plot([1.0], [1.0], "s", color="#444444", label="plain eager")
+        axes.plot([1.0], [1.0], "s", color="#444444", label="eager")
         budget = self.budget / max(1, self.plain_peak)
         axes.axvline(budget, color="#c4642d", label="the plan's budget")
-        axes.set_xlabel("peak, of plain eager's")
-        axes.set_ylabel("time, of plain eager's")
+        axes.set_xlabel("peak memory relative to eager")
+        axes.set_ylabel("step time relative to eager")
         axes.legend()
         figure.savefig(path, dpi=120)

@@ -109,7 +109,9 @@ class Plan(ModulePolicies):
             RuntimeError: the plan is not applied; or as :func:`ebb.profile`.
         """
         if self._reported is None or not planned.is_in_place(self._reported):
-            raise RuntimeError("ebb: a step under a plan is measured: call apply(model) first")
+            raise RuntimeError(
+                "ebb: Plan.measure needs an applied plan: call plan.apply(model) first"
+            )
         profile, duration = measure_again(step)
         self._reported.measured = measured_course(profile, duration)
         return profile
@@ -122,8 +124,8 @@ class Plan(ModulePolicies):
             TypeError: always.
         """
         raise TypeError(
-            "ebb: a file has the policies of a plan, and not what was measured for it: "
-            f"ebb.ModulePolicies.load({str(path)!r}) reads them"
+            "ebb: Plan.load is not supported, because a file has a plan's policies but not its "
+            f"measurements. Use ebb.ModulePolicies.load({str(path)!r})"
         )
 
     def summary(self) -> str:
@@ -213,8 +215,9 @@ def plan_of(
     simulator = chooser.simulator
     if not any(call.unpacked for call in simulator.step.calls):
         raise NothingToPlanError(
-            "ebb: there is nothing to plan: no module that could be a region ran forward and "
-            "backward in the step"
+            "ebb: there is nothing to plan: no block of the model ran forward and backward in the "
+            "step. Check that the step runs the model's backward, or name modules (modules=, "
+            "EBB_MODULES)"
         )
     plain = simulator.plain.peak
     bytes_allowed = allowed(budget, measured.base, plain)
@@ -321,8 +324,8 @@ def plan(
     """
     if isinstance(step, torch.nn.Module) and not isinstance(model, torch.nn.Module):
         warnings.warn(
-            "ebb: ebb.plan takes the model first: ebb.plan(model, step, budget). The next release "
-            "does not take it second.",
+            "ebb: ebb.plan(step, model, ..) is deprecated and will be removed in the next release: "
+            "use ebb.plan(model, step, budget)",
             FutureWarning,
             stacklevel=2,
         )
@@ -344,11 +347,13 @@ def plan(
     least, _ = min(tried, key=lambda pair: pair[0].minimum)
     lowest = "; ".join(f"{size(error.minimum)} with {clipped(what, 100)}" for error, what in tried)
     raise BudgetError(
-        f"{least}. The lowest budgets of all regions that were tried: {lowest}", least.minimum
+        f"{least}. Lowest possible budget for each choice of regions: {lowest}", least.minimum
     )
 
 
 def _globs(modules: str | Iterable[str]) -> Sequence[str]:
     if not isinstance(modules, Iterable):
-        raise TypeError(f"ebb: modules must be a string or several; got {shown(modules)}")
+        raise TypeError(
+            f"ebb: modules must be a string or an iterable of strings; got {shown(modules)}"
+        )
     return [modules] if isinstance(modules, str) else list(modules)

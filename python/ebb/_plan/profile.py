@@ -138,11 +138,13 @@ class Profile:
         """
         try:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
-            if document.pop("format") != _FORMAT:
-                raise ValueError(f"its format is not {_FORMAT}")
+            if (version := document.pop("format")) != _FORMAT:
+                raise ValueError(f"its format version is {shown(version)}, expected {_FORMAT}")
             return profile_of(document)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"ebb: {shown(str(path))} is no profile: {error}") from error
+            raise ValueError(
+                f"ebb: {shown(str(path))} is not a profile of this release: {error}"
+            ) from error
 
 
 def profile_of(fields: dict[str, Any]) -> Profile:
@@ -200,13 +202,14 @@ def _check_same(steps: list[tuple[Operator, ...]]) -> None:
     for number, operators in enumerate(steps[1:], 2):
         for index, (expected, seen) in enumerate(zip(first, facts(operators), strict=False)):
             if expected != seen:
+                op, other = shown(str(seen[0])), shown(str(expected[0]))
+                how = "with other inputs or outputs" if op == other else f"instead of {other}"
                 raise RuntimeError(
-                    f"ebb: step {number} is not like step 1: operator {index} is "
-                    f"{shown(str(seen[0]))}, not {shown(str(expected[0]))}, or reads or makes "
-                    "other values"
+                    f"ebb: step {number} differs from step 1 at operator {index}: {op} {how}. "
+                    "All steps must run the same operators on the same shapes"
                 )
         if len(first) != len(operators):
             raise RuntimeError(
-                f"ebb: step {number} is not like step 1: it ran {len(operators)} operators in "
-                f"regions, not {len(first)}"
+                f"ebb: step {number} ran {len(operators)} operators in regions, but step 1 ran "
+                f"{len(first)}. All steps must run the same operators on the same shapes"
             )
