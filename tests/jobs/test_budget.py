@@ -108,7 +108,7 @@ def test_a_budget_that_is_too_small(install, told):
     assert len(regions(found.model)) == 4
     line = told()[-1]
     assert "1KiB: a budget of 1.0 KiB is too small; the lowest possible budget is" in line
-    assert "the plan with the lowest peak: 4 regions" in line
+    assert "the plan with the lowest peak instead: 4 regions" in line
 
 
 def test_a_budget_that_is_too_small_ends_a_strict_job(install, monkeypatch):
@@ -234,7 +234,10 @@ def test_what_fails_ends_no_job(install, told, monkeypatch):
     found = Job().train()
 
     assert_same(found, expected)
-    assert told()[-1] == "60%: no plan: RuntimeError: a fault; all blocks are recomputed"
+    assert told()[-1] == (
+        "60%: no plan: an error in ebb (TORCH_LOGS=ebb shows its stack): RuntimeError: a fault; "
+        "all blocks are recomputed"
+    )
 
 
 def test_taking_it_away_in_the_middle(install):

@@ -296,7 +296,7 @@ def test_two_threads_that_train(install, told):
     thread.join()
     jobs[0].train(PLANNED)
 
-    assert "optimizers step on several threads, so no step has an end" in told()[-1]
+    assert "optimizers step on several threads, so ebb cannot tell where a step ends" in told()[-1]
     _C.begin_profile()  # none goes on
     _C.end_profile()
 

@@ -205,7 +205,7 @@ def test_another_order_raises_and_names_both_entries():
     with ebb.paging.step():
         stages.run(one_f_one_b(2, 1, 0), [20])
     message = (
-        r"entry 1 is the forward of 'layers.0', stage 0, micro-batch 1, and was the forward of "
+        r"entry 1 is the forward of 'layers.0', stage 0, micro-batch 1, but was the forward of "
         r"'layers.1', stage 0, micro-batch 0"
     )
     with pytest.raises(RuntimeError, match=message), ebb.paging.step():
@@ -224,7 +224,7 @@ def test_a_step_that_is_too_short_or_too_long_raises():
     with ebb.paging.step():
         stages.run(order, [20, 20])
     with (
-        pytest.raises(RuntimeError, match="entry 6 is the end of the step, and was the backward"),
+        pytest.raises(RuntimeError, match="entry 6 is the end of the step, but was the backward"),
         ebb.paging.step(),
     ):
         stages.run(order[:6], [20, 20])
@@ -232,7 +232,7 @@ def test_a_step_that_is_too_short_or_too_long_raises():
     with ebb.paging.step():
         stages.run(order, [20, 20])
     with (
-        pytest.raises(RuntimeError, match=r"is the forward of .*, and was the end of the step"),
+        pytest.raises(RuntimeError, match=r"is the forward of .*, but was the end of the step"),
         ebb.paging.step(),
     ):
         stages.run([*order, ("F", 0, 2)], [20, 20, 20])

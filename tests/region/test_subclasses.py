@@ -264,5 +264,5 @@ def test_an_inner_tensor_written_after_the_region_and_freed_is_refused():
     with torch.no_grad():
         h.first.mul_(3)
     del h
-    with pytest.raises(RuntimeError, match=r"in region 'block', an inner tensor of a wrapper"):
+    with pytest.raises(RuntimeError, match=r"in region 'block' was freed after a write through"):
         out.sum().backward()

@@ -231,7 +231,7 @@ def test_measuring_without_the_plan():
     with pytest.raises(RuntimeError, match=r"ebb: Plan.measure needs .* call plan.apply\(model\)"):
         plan.measure(found.program.step)
     plan.apply(found.program.model).remove()
-    with pytest.raises(RuntimeError, match="call apply"):
+    with pytest.raises(RuntimeError, match="needs an applied plan"):
         plan.measure(found.program.step)
 
 

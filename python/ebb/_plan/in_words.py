@@ -56,7 +56,7 @@ def _more_time(plan: Plan) -> str:
     if plan.spread < _EQUAL:
         return f"{ratio - 1:.1%} more time"
     if plan.spread > _UNKNOWN:
-        return "unknown additional time (the times of profiled steps vary too much)"
+        return "more time by an unknown amount (the times of profiled steps vary too much)"
     least = max(0.0, ratio / (1 + plan.spread) - 1)
     return f"{least:.0%} to {ratio * (1 + plan.spread) - 1:.0%} more time"
 
