@@ -212,7 +212,7 @@ def test_a_job_of_no_blocks_with_a_backward(install, told):
         (y * weight).sum().backward()
         optimizer.step()
 
-    assert told()[-1].startswith("60%: no plan yet: no block has a backward")
+    assert told()[-1].startswith("60%: no plan yet: no block ran a backward")
 
 
 # Several models and optimizers -------------------------------------------------------------------
