@@ -154,12 +154,15 @@ def test_another_stream_pages_while_a_graph_is_captured(device):
         del loss
         with stream:
             scratch = [torch.zeros_like(x) for _ in range(4)]
+    with step.stream:
+        more = paged(x, step.n)  # the end of the capture is noticed
     with stream:
         scratch += [torch.zeros_like(x) for _ in range(4)]
         found = kept[0][0].saved_tensors[0].clone()
     accelerator.synchronize()
     assert is_right(found, x, 1)
     assert not any(tensor.any() for tensor in scratch)
+    assert more is not None
 
 
 def test_what_a_capture_that_failed_has_paged_is_dropped_without_asking(device):

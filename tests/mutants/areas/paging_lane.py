@@ -195,7 +195,7 @@ PLACES: Places = {
     ],
     "src/stream/capture.h": [
         (
-            (PAGING_CAPTURES + "::test_a_capture_that_failed",),
+            (PAGING_CAPTURES + "::test_two_graphs_on_two_streams",),
             "capture-goes-on-without-compute",
             "joined_ ? own : compute",
             "compute",
