@@ -296,7 +296,9 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   values_.settle();
   auto* known = values_.find(tensor);
   if (known == nullptr && !sender_.offloadsInput(tensor) && !isReported(context_, tensor)) {
-    return {.fromOutside = !isParameter(tensor)};
+    Packed packed;
+    packed.fromOutside = !isParameter(tensor);
+    return packed;
   }
   return pack(known ? values_.current(*known, tensor) : values_.current(tensor), tensor, part);
 }

@@ -317,8 +317,9 @@ PLACES: Places = {
         (
             (ORDER + "::test_who_looks_at_a_saved_tensor_is_not_backward",),
             "ahead-only-backward-arrives",
+            "!isInBackward()",
+            "false",
             "if (!isInBackward()) {",
-            "if (false) {",
         ),
         (
             (

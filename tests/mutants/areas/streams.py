@@ -191,12 +191,12 @@ MUTANTS = (
     sender("a-keepers-stream-is-remembered", text="noteStream(tensor.device());", tests=(STREAMS,)),
     value_map(
         "copied-on-write-is-used",
-        text="streams.use(value, value.bytes);",
+        text="graph.streams.use(value, value.bytes);",
         tests=(f"{STREAMS}::test_state_that_was_copied_when_the_region_ended_goes",),
     ),
     value_map(
         "copied-on-write-is-made",
-        text="streams.made(value, value.bytes);",
+        text="graph.streams.made(value, value.bytes);",
         tests=(f"{ORDER}::test_a_copy_before_a_write_was_made_on_another_stream",),
     ),
 )
