@@ -28,6 +28,20 @@ def pytest_xdist_make_scheduler(config, log):
     return work_units.Scheduling(config, log)
 
 
+def pytest_configure(config):
+    """Names a failed test at once: a whole run takes many minutes."""
+
+    class Failures:
+        @staticmethod
+        def pytest_runtest_logreport(report):
+            terminal = config.pluginmanager.get_plugin("terminalreporter")
+            if report.failed and terminal is not None:
+                terminal.write_line(f"\nFAILED {report.nodeid}")
+
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(Failures())
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         import work_units
