@@ -16,6 +16,9 @@ from new_environment import PROGRAM
 import ebb
 from ebb import _testing
 
+pytestmark = pytest.mark.slow  # builds a wheel: two minutes of CPU time
+
+
 ROOT = Path(__file__).resolve().parents[2]
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 

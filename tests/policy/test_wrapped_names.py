@@ -194,5 +194,5 @@ def test_a_module_that_is_called_so_keeps_its_name():
 
 def test_messages_name_modules_without_their_wrappers():
     net, _ = wrapped(("ddp",))
-    with pytest.raises(ValueError, match=r"The modules are: layers, layers\.0, layers\.0\.up"):
+    with pytest.raises(ValueError, match=r"Module names: layers, layers\.0, layers\.0\.up"):
         ebb.apply(net, modules="blocks.*")

@@ -273,9 +273,10 @@ ON_A_DEVICE = {
 }
 
 
+@pytest.mark.parametrize("share", [10, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("environment", ON_A_DEVICE.values(), ids=ON_A_DEVICE)
-def test_random_programs_on_the_test_device(environment):
-    count = int(os.environ.get("EBB_TEST_PROGRAMS", "2000")) // 2
+def test_random_programs_on_the_test_device(environment, share):
+    count = int(os.environ.get("EBB_TEST_PROGRAMS", "2000")) // share
     base = os.environ.get("EBB_TEST_SEED")
 
     came_to = check_in_a_fresh_process(count, None if base is None else int(base), **environment)

@@ -185,7 +185,7 @@ class Policy:
             >>> policy = ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, module="*.mlp.*")])
             >>> print(policy.explain("aten::mm.default"))
             aten::mm.default
-              SAVE by rule 0, 'aten::mm', in a module '*.mlp.*'
+              SAVE by rule 0, 'aten::mm', in modules that match '*.mlp.*'
               RECOMPUTE by default
         """
         return self._compiled.explain(operator_name(op))
