@@ -24,26 +24,30 @@ namespace {
 constexpr const char* kFromElsewhere =
     "custom operator, which may have hidden state; a rule with RECOMPUTE that names it applies";
 
-[[gnu::cold]] void noteUses(const Context& context, ValueMap& values, const Arguments& arguments) {
+// Calls `act` with each argument whose storage has a known value, and with that value's map entry.
+template <class Act>
+void forEachKnown(ValueMap& values, const Arguments& arguments, const Act& act) {
   for (const Argument& argument : arguments.tensors()) {
     if (argument.tensor->defined()) {
       if (auto* known = values.find(*argument.tensor)) {
-        context.graph->streams.use(**known, argument.tensor->storage());
+        act(*argument.tensor, *known);
       }
     }
   }
 }
 
+[[gnu::cold]] void noteUses(const Context& context, ValueMap& values, const Arguments& arguments) {
+  forEachKnown(values, arguments, [&](const at::Tensor& tensor, const auto& value) {
+    context.graph->streams.use(*value, tensor.storage());
+  });
+}
+
 // An operator without a recipe may write arguments marked as read, and may move only the counter of
 // an alias: see Note [Version stamps].
 [[gnu::cold]] void learnReads(ValueMap& values, const Arguments& arguments) {
-  for (const Argument& argument : arguments.tensors()) {
-    if (argument.tensor->defined()) {
-      if (auto* known = values.find(*argument.tensor)) {
-        values.current(*known, *argument.tensor);
-      }
-    }
-  }
+  forEachKnown(values, arguments, [&](const at::Tensor& tensor, auto& slot) {
+    values.current(slot, tensor);
+  });
 }
 
 // See Note [Threads that draw outside of regions]

@@ -166,7 +166,7 @@ MUTANTS = (
     ),
     op_recording(
         "an-op-uses-its-arguments",
-        text="context.graph->streams.use(**known, argument.tensor->storage());",
+        text="context.graph->streams.use(*value, tensor.storage());",
         tests=(STREAMS,),
     ),
     op_recording(
