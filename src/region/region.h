@@ -14,8 +14,8 @@
 
 namespace ebb {
 
-// Which operators of other libraries ebb may replay: only those that a rule names, or all. The
-// latter holds in a checkpointed call. See Note [Operators from elsewhere].
+// Selects the custom operators that ebb may replay: those that a rule names, or all. Checkpointed
+// calls use All. See Note [Operators from elsewhere].
 enum class Repeats { IfRulesSaySo, All };
 
 // Enters a region on this thread. The outermost region is the boundary of recomputation. Inner

@@ -19,7 +19,7 @@ every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.
 
 @st.composite
 def regions(draw):
-    """Choices of a region that nobody ran."""
+    """Choices of a region whose costs the test gives, without running a step."""
     often = st.sampled_from([True, True, True, False])
     return Choices(
         [

@@ -108,7 +108,7 @@ class EBB_API PagePool {
 // Explains the error bits in words; empty for 0.
 EBB_API std::string describePageErrors(int64_t errors);
 
-// What to do after these errors, as a sentence.
+// Tells the user how to avoid these errors, in one sentence.
 const char* remedyOfPageErrors(int64_t errors);
 
 }  // namespace ebb
