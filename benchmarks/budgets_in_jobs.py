@@ -15,335 +15,30 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import gc
-import io
 import json
 import os
 import re
 import resource
 import subprocess
 import sys
-import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from budget_job_kinds import KINDS, Job
-from environment import environment
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ebb import _C
-from ebb._launch import takeover
-from ebb._launch.budget import Budget
-from ebb._launch.step_clock import StepClock
-from ebb._plan.budget import BudgetError, read_budget
-from ebb._plan.measured import base_bytes
-from ebb._plan.plan import plan_of
+# The first three fill KINDS.
+from budget_jobs import loops, loops_that_change, loops_with_extras  # noqa: F401
+from budget_jobs.job import KINDS, Job
+from budget_jobs.judge import bits_that_differ, judge, prediction
+from budget_jobs.run import Step, run_job
+from environment import environment
+
 from report import table
 
-OVER, SLACK = 1.02, 4096  # of a budget, and bytes beside it, above which a step is over it
-SHARES = 0.1  # by which the bytes of a share may be more than that share of eager's peak
-STEADY = 0.005  # by which peaks of steps without ebb differ that are thought to be alike
 QUICK = ("plain", "GAN", "growing batch", "optimizer in backward", "short", "memory that grows")
 BUDGETS = ("60%", "35%", "75% in bytes")
 BUDGETS_OF_MODELS = ("50%", "least")
-
-
-@dataclass
-class Step:
-    """What lies between two steps of the optimizer that tells the steps.
-
-    Attributes:
-        began: bytes of tensors that were there when it began, those of other jobs left out.
-        most: the most that were there at a time.
-        between: the most while ebb worked, after it.
-        phase: "measured", "planned", or "" (another).
-        planned, accepted, share, beside: of the plan that is in place: bytes that it predicts, that
-            a step may take although they are above the budget, that a share comes to, and those of
-            the program's other tensors, which no budget counts.
-    """
-
-    began: int = 0
-    most: int = 0
-    between: int = 0
-    phase: str = ""
-    planned: int = 0
-    accepted: int = 0
-    share: int = 0
-    beside: int = 0
-
-    @property
-    def peak(self) -> int:
-        return max(0, self.most - self.began)
-
-
-@dataclass
-class Run:
-    """One job under one budget, or without.
-
-    Attributes:
-        lines: what ebb told, each with the number of steps that had ended by then.
-        held: bytes of the job's other tensors, which are not weights, gradients or states, when the
-            third step began.
-        beside: likewise, as ebb counted them; they may be weights of models that do not train.
-        error: the traceback of what the job raised.
-    """
-
-    bits: list[dict[str, str]] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    lines: list[tuple[int, str]] = field(default_factory=list)
-    held: int = 0
-    beside: int | None = None
-    least: int | None = None
-    error: str = ""
-    seconds: float = 0.0
-
-
-class Meter:
-    """Counts the bytes of each step of a job; ebb's own counting goes on beside it."""
-
-    def __init__(self, run: Run, job: Job, budget: Budget | None) -> None:
-        self._run, self._job, self._budget = run, job, budget
-        self._clock = StepClock(self._at_boundary, lambda why: None)
-        self._now = Step()
-        self._most = 0
-        self._ended = False
-        self._outside = 0
-
-    @contextmanager
-    def counting(self, outside: int, install: Callable[[], Budget | None]) -> Iterator[None]:
-        """ebb comes in between what is read before and after it at the end of a step."""
-        self._outside = outside
-        read = _C.tensor_bytes
-
-        def reading() -> tuple[int, int]:  # what counts begins anew in the midst of a step's end
-            now, most = read()
-            self._most = max(self._most, most)
-            return now, most
-
-        before = register_optimizer_step_post_hook(self._clock._on_step)
-        self._budget = install()
-        after = register_optimizer_step_post_hook(self._after)
-        _C.tensor_bytes = reading
-        self._begin()
-        try:
-            yield
-        finally:
-            _C.tensor_bytes = read
-            before.remove()
-            after.remove()
-
-    def _bytes(self) -> tuple[int, int]:
-        now, _ = _C.tensor_bytes()
-        most, self._most = self._most, 0
-        _C.reset_most_tensor_bytes()
-        return now - self._outside, most - self._outside
-
-    def _begin(self) -> None:
-        budget = self._budget
-        self._now = Step(began=self._bytes()[0])
-        if len(self._run.steps) == 2:
-            base = base_bytes(self._job.models(), self._job.optimizers())
-            self._run.held = self._now.began - base
-        if budget is None:
-            return
-        watch = budget._watch
-        if budget._measuring is not None:
-            self._now.phase = "measured"
-        elif watch.has_plan and not budget._has_ended:
-            self._now.phase = "planned"
-            self._now.planned, self._now.share = watch.planned, watch._share
-            self._now.accepted = watch._accepted
-            outcome = budget._outcome
-            self._now.beside = 0 if outcome is None else outcome.beside - self._outside
-
-    def _at_boundary(self, is_step: bool) -> None:
-        now, _ = _C.tensor_bytes()
-        self._now.most = self._most - self._outside
-        self._most = now
-        self._run.steps.append(self._now)
-        self._ended = True
-
-    def _after(self, *_: Any) -> None:
-        if self._ended:
-            self._ended = False
-            ended, (_, ended.between) = self._now, self._bytes()
-            self._begin()
-
-
-class Told(io.TextIOBase):
-    """In place of stderr."""
-
-    def __init__(self, run: Run) -> None:
-        self._run, self._text = run, ""
-
-    def write(self, text: str) -> int:
-        *lines, self._text = (self._text + text).split("\n")
-        self._run.lines += [(len(self._run.steps), line) for line in lines if line]
-        return len(text)
-
-
-def run_job(make: Callable[[], Job], text: str = "", *, gives_up: bool = False) -> Run:
-    """Trains under a budget, or without; gives_up: it is never planned, and all is recomputed."""
-    run = Run()
-    gc.collect()
-    _C.count_host_tensors()
-    outside = _C.tensor_bytes()[0]
-    found: list[Budget] = []
-
-    def install() -> Budget | None:
-        if not text:
-            return None
-        found.append(takeover.install_budget(read_budget(text), text, ()))
-        if gives_up:
-            found[0]._give_up("all is recomputed")
-        return found[0]
-
-    began, stderr = time.perf_counter(), sys.stderr
-    try:
-        sys.stderr = Told(run)
-        job = make()
-        with Meter(run, job, None).counting(outside, install):
-            gc.freeze()
-            for _ in job.train():
-                gc.collect()
-        run.bits = job.bits
-        job.close()
-    except Exception:
-        run.error = traceback.format_exc()
-    finally:
-        sys.stderr = stderr
-        takeover.remove()
-        gc.unfreeze()
-    run.seconds = time.perf_counter() - began
-    if found:
-        run.beside = None if found[0]._beside is None else found[0]._beside - outside
-        if found[0]._outcome is not None:
-            try:
-                plan_of(found[0]._outcome.measured, 1)
-            except BudgetError as error:
-                run.least = error.minimum
-    return run
-
-
-# Results of a run ------------------------------------------------------------------------------
-
-
-def bits_that_differ(run: Run, eager: Run) -> str:
-    if len(run.bits) != len(eager.bits):
-        return f"{len(run.bits)} steps, not {len(eager.bits)}"
-    for step, (one, other) in enumerate(zip(run.bits, eager.bits, strict=True)):
-        different = [what for what in other if one.get(what) != other[what]]
-        if different:
-            return f"step {step}: {', '.join(different)}"
-    return ""
-
-
-def steps_in_words(run: Run, numbers: list[int]) -> str:
-    shown = (f"{n} ({run.steps[n].most:,} in all, {run.steps[n].peak:,})" for n in numbers[:6])
-    return ", ".join(shown) + (f" and {len(numbers) - 6} more" if len(numbers) > 6 else "")
-
-
-def measured_too_large(run: Run, eager: Run, all_recomputed: Run, budget: int | float) -> list[int]:
-    """Measured steps that took more than the budget, and than recomputing all or steps before; with
-    other regions, which are measured only if there is memory for it, than those without ebb."""
-    large, before = [], 0
-    others = [after for after, line in run.lines if "profiles again with other modules" in line]
-    for number, (step, other) in enumerate(zip(run.steps, all_recomputed.steps, strict=False)):
-        limit = max(other.most, before)
-        if others and number >= others[0]:
-            limit = max(limit, eager.steps[number].most)
-        if isinstance(budget, int):
-            limit = max(limit, budget + max(run.held, run.beside or 0))
-        if step.phase == "measured" and step.most > OVER * limit + SLACK:
-            large.append(number)
-        before = max(before, step.most)
-    return large
-
-
-def planned_too_large(run: Run, budget: int | float) -> list[int]:
-    """Steps under a plan that took more than the budget, and than what was said to be the least."""
-    large: list[int] = []
-    for number, step in enumerate(run.steps):
-        if step.phase != "planned" or step.peak <= step.accepted:
-            continue
-        if isinstance(budget, int):
-            is_over = step.most - step.beside > OVER * budget + SLACK
-        else:
-            is_over = step.peak > OVER * step.share + SLACK
-        if is_over:
-            large.append(number)
-    return large
-
-
-def shares_of_eager(run: Run, eager: Run, budget: float) -> list[float]:
-    """What each plan takes as the budget, over that share of what measured steps take in eager."""
-    found, most, share = [], 0, 0
-    for number, (step, other) in enumerate(zip(run.steps, eager.steps, strict=False)):
-        if step.phase == "measured":
-            is_first = number == 0 or run.steps[number - 1].phase != "measured"
-            most = 0 if is_first else max(most, other.peak)  # what stays is made in the first one
-        elif step.phase == "planned" and step.share != share:
-            share = step.share
-            found.append(share / (budget * most) if most else 1.0)
-    return found
-
-
-def prediction(run: Run, eager: Run) -> tuple[int, int] | None:
-    """Predicted and measured bytes of the steps under the first plan that are like those before."""
-    first = next((n for n, step in enumerate(run.steps) if step.phase == "planned"), None)
-    if first is None:
-        return None
-    like = max(step.peak for step in eager.steps[max(0, first - 4) : first])
-    found = []
-    for step, other in zip(run.steps[first:], eager.steps[first:], strict=False):
-        if step.phase != "planned" or step.planned != run.steps[first].planned:
-            break
-        if abs(other.peak - like) <= STEADY * like:
-            found.append(step.peak)
-    found = found[1:] or found  # the first step under a plan may be another
-    return (run.steps[first].planned, max(found)) if found else None
-
-
-def judge(job: type[Job] | Job, run: Run, eager: Run, all_recomputed: Run, text: str) -> list[str]:
-    """The rules that are broken."""
-    if run.error:
-        return [f"raises: {run.error.strip().splitlines()[-1]}"]
-    broken = []
-    different = bits_that_differ(run, eager)
-    if different:
-        broken.append(f"bits differ: {different}")
-    budget = read_budget(text)
-    large = measured_too_large(run, eager, all_recomputed, budget)
-    if large:
-        broken.append(f"measured steps are too large: {steps_in_words(run, large)}")
-    if isinstance(budget, float) and not job.saves_less_itself:
-        shares = shares_of_eager(run, eager, budget)
-        if any(share > 1 + SHARES for share in shares):
-            words = ", ".join(f"{share:.1%}" for share in shares)
-            broken.append(f"plans are for {words} of that share of what steps take without ebb")
-    large = planned_too_large(run, budget)
-    if any({n, n + 1, n + 2} <= set(large) for n in large):
-        broken.append(f"over the budget for long: {steps_in_words(run, large)}")
-    told = {after for after, line in run.lines if "a step allocated" in line}
-    silent = [n for n in large if n + 1 not in told]
-    if silent:
-        broken.append(f"over the budget, and not told: {steps_in_words(run, silent)}")
-    lines = [line for _, line in run.lines if line.startswith("ebb: EBB_BUDGET")]
-    is_planned = any(step.phase == "planned" for step in run.steps)
-    why_not = [line for line in lines if "no plan" in line]
-    if not is_planned and job.expected != "silent" and len(why_not) != 1:
-        broken.append(f"no plan, and {len(why_not)} lines say why")
-    if job.expected == "plan" and not is_planned:
-        broken.append("there should be a plan")
-    others = [line for _, line in run.lines if not line.startswith("ebb: EBB_BUDGET")]
-    if any("Traceback" in line or "Error" in line for line in others):
-        broken.append(f"stderr: {others}")
-    return broken
 
 
 def survey(
@@ -435,8 +130,6 @@ def cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-# A process with little address space --------------------------------------------------------------
-
 CHILD = "a process with little address space"
 MEBIBYTE = 1 << 20
 
@@ -510,9 +203,6 @@ def survey_child(shows_lines: bool) -> list[dict[str, Any]]:
     return rows
 
 
-# The command --------------------------------------------------------------------------------------
-
-
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", default=["*"], help="globs over names of jobs")
@@ -541,7 +231,7 @@ def main() -> int:
     if "kinds" in options.sections:
         jobs += [("kinds", name, made, BUDGETS) for name, made in KINDS.items()]
     if "models" in options.sections:
-        from budget_job_models import model_jobs
+        from budget_jobs.models import model_jobs
 
         jobs += [("models", name, made, BUDGETS_OF_MODELS) for name, made in model_jobs()]
     for section, name, made, budgets in jobs:

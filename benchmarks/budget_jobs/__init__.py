@@ -1,0 +1,1 @@
+"""Jobs that know nothing of a budget, for `budgets_in_jobs.py`."""

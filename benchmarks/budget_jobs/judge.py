@@ -1,0 +1,124 @@
+"""The rules that a run under a budget must keep."""
+
+from __future__ import annotations
+
+from budget_jobs.job import Job
+from budget_jobs.run import Run
+from ebb._plan.budget import read_budget
+
+OVER, SLACK = 1.02, 4096  # of a budget, and bytes beside it, above which a step is over it
+SHARES = 0.1  # by which the bytes of a share may be more than that share of eager's peak
+STEADY = 0.005  # by which peaks of steps without ebb differ that are thought to be alike
+
+
+def bits_that_differ(run: Run, eager: Run) -> str:
+    if len(run.bits) != len(eager.bits):
+        return f"{len(run.bits)} steps, not {len(eager.bits)}"
+    for step, (one, other) in enumerate(zip(run.bits, eager.bits, strict=True)):
+        different = [what for what in other if one.get(what) != other[what]]
+        if different:
+            return f"step {step}: {', '.join(different)}"
+    return ""
+
+
+def steps_in_words(run: Run, numbers: list[int]) -> str:
+    shown = (f"{n} ({run.steps[n].most:,} in all, {run.steps[n].peak:,})" for n in numbers[:6])
+    return ", ".join(shown) + (f" and {len(numbers) - 6} more" if len(numbers) > 6 else "")
+
+
+def measured_too_large(run: Run, eager: Run, all_recomputed: Run, budget: int | float) -> list[int]:
+    """Measured steps that took more than the budget, and than recomputing all or steps before; with
+    other regions, which are measured only if there is memory for it, than those without ebb."""
+    large, before = [], 0
+    others = [after for after, line in run.lines if "profiles again with other modules" in line]
+    for number, (step, other) in enumerate(zip(run.steps, all_recomputed.steps, strict=False)):
+        limit = max(other.most, before)
+        if others and number >= others[0]:
+            limit = max(limit, eager.steps[number].most)
+        if isinstance(budget, int):
+            limit = max(limit, budget + max(run.held, run.beside or 0))
+        if step.phase == "measured" and step.most > OVER * limit + SLACK:
+            large.append(number)
+        before = max(before, step.most)
+    return large
+
+
+def planned_too_large(run: Run, budget: int | float) -> list[int]:
+    """Steps under a plan that took more than the budget, and than what was said to be the least."""
+    large: list[int] = []
+    for number, step in enumerate(run.steps):
+        if step.phase != "planned" or step.peak <= step.accepted:
+            continue
+        if isinstance(budget, int):
+            is_over = step.most - step.beside > OVER * budget + SLACK
+        else:
+            is_over = step.peak > OVER * step.share + SLACK
+        if is_over:
+            large.append(number)
+    return large
+
+
+def shares_of_eager(run: Run, eager: Run, budget: float) -> list[float]:
+    """What each plan takes as the budget, over that share of what measured steps take in eager."""
+    found, most, share = [], 0, 0
+    for number, (step, other) in enumerate(zip(run.steps, eager.steps, strict=False)):
+        if step.phase == "measured":
+            is_first = number == 0 or run.steps[number - 1].phase != "measured"
+            most = 0 if is_first else max(most, other.peak)  # what stays is made in the first one
+        elif step.phase == "planned" and step.share != share:
+            share = step.share
+            found.append(share / (budget * most) if most else 1.0)
+    return found
+
+
+def prediction(run: Run, eager: Run) -> tuple[int, int] | None:
+    """Predicted and measured bytes of the steps under the first plan that are like those before."""
+    first = next((n for n, step in enumerate(run.steps) if step.phase == "planned"), None)
+    if first is None:
+        return None
+    like = max(step.peak for step in eager.steps[max(0, first - 4) : first])
+    found = []
+    for step, other in zip(run.steps[first:], eager.steps[first:], strict=False):
+        if step.phase != "planned" or step.planned != run.steps[first].planned:
+            break
+        if abs(other.peak - like) <= STEADY * like:
+            found.append(step.peak)
+    found = found[1:] or found  # the first step under a plan may be another
+    return (run.steps[first].planned, max(found)) if found else None
+
+
+def judge(job: type[Job] | Job, run: Run, eager: Run, all_recomputed: Run, text: str) -> list[str]:
+    """The rules that are broken."""
+    if run.error:
+        return [f"raises: {run.error.strip().splitlines()[-1]}"]
+    broken = []
+    different = bits_that_differ(run, eager)
+    if different:
+        broken.append(f"bits differ: {different}")
+    budget = read_budget(text)
+    large = measured_too_large(run, eager, all_recomputed, budget)
+    if large:
+        broken.append(f"measured steps are too large: {steps_in_words(run, large)}")
+    if isinstance(budget, float) and not job.saves_less_itself:
+        shares = shares_of_eager(run, eager, budget)
+        if any(share > 1 + SHARES for share in shares):
+            words = ", ".join(f"{share:.1%}" for share in shares)
+            broken.append(f"plans are for {words} of that share of what steps take without ebb")
+    large = planned_too_large(run, budget)
+    if any({n, n + 1, n + 2} <= set(large) for n in large):
+        broken.append(f"over the budget for long: {steps_in_words(run, large)}")
+    told = {after for after, line in run.lines if "a step allocated" in line}
+    silent = [n for n in large if n + 1 not in told]
+    if silent:
+        broken.append(f"over the budget, and not told: {steps_in_words(run, silent)}")
+    lines = [line for _, line in run.lines if line.startswith("ebb: EBB_BUDGET")]
+    is_planned = any(step.phase == "planned" for step in run.steps)
+    why_not = [line for line in lines if "no plan" in line]
+    if not is_planned and job.expected != "silent" and len(why_not) != 1:
+        broken.append(f"no plan, and {len(why_not)} lines say why")
+    if job.expected == "plan" and not is_planned:
+        broken.append("there should be a plan")
+    others = [line for _, line in run.lines if not line.startswith("ebb: EBB_BUDGET")]
+    if any("Traceback" in line or "Error" in line for line in others):
+        broken.append(f"stderr: {others}")
+    return broken
