@@ -16,13 +16,7 @@ struct AheadSettings {
   bool busyCores = false;          // on a CPU, replay ahead even if no core is idle
   bool sideStream = false;         // on a device, replay on a separate stream instead of backward's
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"regions", &AheadSettings::regions},
-        Field{"limit", &AheadSettings::limit},
-        Field{"busy_cores", &AheadSettings::busyCores},
-        Field{"side_stream", &AheadSettings::sideStream});
-  }
+  EBB_FIELDS(AheadSettings, regions, limit, busyCores, sideStream)
 };
 
 // The settings apply to the whole process, from the next outermost region on.
@@ -41,18 +35,8 @@ struct AheadStats {
   uint64_t mostBytes = 0;       // peak of `bytes`
   uint64_t workers = 0;         // current number of threads
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"regions_in_time", &AheadStats::regionsInTime},
-        Field{"regions_late", &AheadStats::regionsLate},
-        Field{"regions_in_vain", &AheadStats::regionsInVain},
-        Field{"regions_held", &AheadStats::regionsHeld},
-        Field{"regions_stopped", &AheadStats::regionsStopped},
-        Field{"failures", &AheadStats::failures},
-        Field{"bytes", &AheadStats::bytes},
-        Field{"most_bytes", &AheadStats::mostBytes},
-        Field{"workers", &AheadStats::workers});
-  }
+  EBB_FIELDS(AheadStats, regionsInTime, regionsLate, regionsInVain, regionsHeld, regionsStopped,
+             failures, bytes, mostBytes, workers)
 };
 
 EBB_API AheadStats aheadStats();
@@ -71,13 +55,7 @@ struct RoomStats {
   uint64_t failures = 0;  // allocations that failed inside operations that ebb can retry
   uint64_t overcome = 0;  // operators, replays and copies that succeeded after a failed allocation
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"regions_given_up", &RoomStats::regionsGivenUp},
-        Field{"bytes_given_up", &RoomStats::bytesGivenUp},
-        Field{"failures", &RoomStats::failures},
-        Field{"overcome", &RoomStats::overcome});
-  }
+  EBB_FIELDS(RoomStats, regionsGivenUp, bytesGivenUp, failures, overcome)
 };
 
 EBB_API RoomStats roomStats();

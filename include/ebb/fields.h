@@ -1,24 +1,55 @@
-// Tables of fields: code that visits every field of a struct (sums, dictionaries, documents)
-// iterates over a table beside the struct.
+// Lists of fields: code that visits every field of a struct (sums, dictionaries, documents)
+// iterates over the struct's list.
 //
-// A struct with a table has
-//   static constexpr auto fields(auto function) {
-//     return function(Field{"row_bytes", &Pool::rowBytes}, ...);
-//   }
-// Using a table that does not name each member exactly once is a compile error.
+// A struct with a list has EBB_FIELDS(Pool, pages, rowBytes, isStack): all members, in any order.
+// Their names in Python's dictionaries and in documents are then pages, row_bytes and stack.
+// A list that does not name each member exactly once is a compile error.
 #pragma once
 
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <string_view>
 
 namespace ebb {
 
+using FieldName = std::array<char, 32>;  // ends with a zero
+
+// "rowBytes" becomes "row_bytes", and "isStack" becomes "stack".
+consteval FieldName fieldName(std::string_view member) {
+  constexpr auto isCapital = [](char letter) { return letter >= 'A' && letter <= 'Z'; };
+  const bool isQuestion = member.starts_with("is") && isCapital(member[2]);
+  FieldName name{};
+  char* end = name.data();
+  for (const char letter : member.substr(isQuestion ? 2 : 0)) {
+    if (isCapital(letter) && end != name.data()) {
+      *end++ = '_';
+    }
+    *end++ = isCapital(letter) ? static_cast<char>(letter - 'A' + 'a') : letter;
+  }
+  return name;
+}
+
 template <class Struct, class Type>
 struct Field {
-  const char* name;  // the key in Python's dictionaries and in documents
+  FieldName name;
   Type Struct::* member;
 };
+
+// A static method that calls `function` with a Field for each listed member. A macro cannot call
+// itself, so EBB_EACH asks for itself again, and EBB_SCAN answers, up to 64 times.
+#define EBB_FIELDS(Struct, ...)                               \
+  static constexpr auto fields(auto function) {               \
+    return function(EBB_SCAN(EBB_EACH(Struct, __VA_ARGS__))); \
+  }
+#define EBB_EACH(Struct, member, ...)                                  \
+  ::ebb::Field{::ebb::fieldName(#member), &Struct::member} __VA_OPT__( \
+      , EBB_EACH_AGAIN EBB_NOTHING(Struct, __VA_ARGS__))
+#define EBB_EACH_AGAIN() EBB_EACH
+#define EBB_NOTHING ()
+#define EBB_SCAN(...) EBB_SCAN16(EBB_SCAN16(EBB_SCAN16(EBB_SCAN16(__VA_ARGS__))))
+#define EBB_SCAN16(...) EBB_SCAN4(EBB_SCAN4(EBB_SCAN4(EBB_SCAN4(__VA_ARGS__))))
+#define EBB_SCAN4(...) __VA_ARGS__
 
 template <class Struct>
 concept HasFields = requires { Struct::fields([](auto...) {}); };
@@ -44,7 +75,7 @@ namespace detail {
 
 template <class One, class Other>
 constexpr bool areTheSame(One one, Other other) {
-  bool same = std::string_view(one.name) == other.name;
+  bool same = one.name == other.name;
   if constexpr (std::same_as<One, Other>) {
     same |= one.member == other.member;
   }
@@ -62,10 +93,10 @@ constexpr bool namesEachMemberOnce() {
 
 }  // namespace detail
 
-// Calls `function` with each row of the struct's table, in order.
+// Calls `function` with each Field of the struct's list, in order.
 template <HasFields Struct, class Function>
 constexpr void forEachField(Function&& function) {
-  static_assert(detail::namesEachMemberOnce<Struct>(), "the table must name each member once");
+  static_assert(detail::namesEachMemberOnce<Struct>(), "the list must name each member once");
   Struct::fields([&](auto... field) { (function(field), ...); });
 }
 

@@ -21,17 +21,8 @@ struct OffloadSettings {
   size_t diskLimit = size_t{64} << 30;       // most bytes on disk
   bool isStatic = false;                     // for CUDA graphs: the host never queries or waits
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"min_bytes", &OffloadSettings::minBytes},
-        Field{"pinned_limit", &OffloadSettings::pinnedLimit},
-        Field{"in_flight_bytes", &OffloadSettings::inFlightBytes},
-        Field{"prefetch_bytes", &OffloadSettings::prefetchBytes},
-        Field{"keep_last", &OffloadSettings::keepLast},
-        Field{"disk", &OffloadSettings::disk},
-        Field{"disk_limit", &OffloadSettings::diskLimit},
-        Field{"static", &OffloadSettings::isStatic});
-  }
+  EBB_FIELDS(OffloadSettings, minBytes, pinnedLimit, inFlightBytes, prefetchBytes, keepLast, disk,
+             diskLimit, isStatic)
 };
 
 // The settings apply to the whole process, from the next value on. Throws c10::ValueError if ebb
@@ -54,21 +45,9 @@ struct OffloadStats {
   uint64_t bytesSpilled = 0;   // moved from host memory to disk
   uint64_t diskBytesUsed = 0;  // current
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"bytes_sent", &OffloadStats::bytesSent},
-        Field{"bytes_fetched", &OffloadStats::bytesFetched},
-        Field{"bytes_refused", &OffloadStats::bytesRefused},
-        Field{"host_waits", &OffloadStats::hostWaits},
-        Field{"fetched_late", &OffloadStats::fetchedLate},
-        Field{"most_in_flight", &OffloadStats::mostInFlight},
-        Field{"in_flight_bytes", &OffloadStats::inFlightBytes},
-        Field{"host_bytes_held", &OffloadStats::hostBytesHeld},
-        Field{"host_bytes_used", &OffloadStats::hostBytesUsed},
-        Field{"stashes", &OffloadStats::stashes},
-        Field{"bytes_spilled", &OffloadStats::bytesSpilled},
-        Field{"disk_bytes_used", &OffloadStats::diskBytesUsed});
-  }
+  EBB_FIELDS(OffloadStats, bytesSent, bytesFetched, bytesRefused, hostWaits, fetchedLate,
+             mostInFlight, inFlightBytes, hostBytesHeld, hostBytesUsed, stashes, bytesSpilled,
+             diskBytesUsed)
 };
 
 EBB_API OffloadStats offloadStats();

@@ -50,16 +50,8 @@ struct PagingSettings {
   DeadRows deadRows = DeadRows::Repeat;
   int32_t prefetch = -1;  // layers whose pages are prefetched: 0 or 1; -1: 1 on accelerators only
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"page_rows", &PagingSettings::pageRows},
-        Field{"headroom", &PagingSettings::headroom},
-        Field{"host_headroom", &PagingSettings::hostHeadroom},
-        Field{"device_limit", &PagingSettings::deviceLimit},
-        Field{"overflow", &PagingSettings::overflow},
-        Field{"dead_rows", &PagingSettings::deadRows},
-        Field{"prefetch", &PagingSettings::prefetch});
-  }
+  EBB_FIELDS(PagingSettings, pageRows, headroom, hostHeadroom, deviceLimit, overflow, deadRows,
+             prefetch)
 };
 
 // The settings apply to the whole process, from the next pool on. Throws c10::ValueError for
@@ -88,17 +80,8 @@ struct PagePoolStats {
   bool isStack = false;  // rows are freed in reverse order of stashing, so the pool needs no table
   uint64_t bytes = 0;    // on the device
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"device", &PagePoolStats::device},
-        Field{"dtype", &PagePoolStats::dtype},
-        Field{"row_bytes", &PagePoolStats::rowBytes},
-        Field{"page_rows", &PagePoolStats::pageRows},
-        Field{"device_pages", &PagePoolStats::devicePages},
-        Field{"host_pages", &PagePoolStats::hostPages},
-        Field{"stack", &PagePoolStats::isStack},
-        Field{"bytes", &PagePoolStats::bytes});
-  }
+  EBB_FIELDS(PagePoolStats, device, dtype, rowBytes, pageRows, devicePages, hostPages, isStack,
+             bytes)
 };
 
 // Counts of the paging engine since the process started, and the current state.
@@ -118,22 +101,8 @@ struct PagingStats {
   std::vector<PagePoolStats> pools;
   std::vector<std::string> schedule;  // schedule of the recorded step
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"steps", &PagingStats::steps},
-        Field{"recorded_steps", &PagingStats::recordedSteps},
-        Field{"overflows", &PagingStats::overflows},
-        Field{"spilled_steps", &PagingStats::spilledSteps},
-        Field{"stashed", &PagingStats::stashed},
-        Field{"resident", &PagingStats::resident},
-        Field{"stashes", &PagingStats::stashes},
-        Field{"padded_bytes", &PagingStats::paddedBytes},
-        Field{"live_bytes", &PagingStats::liveBytes},
-        Field{"pool_bytes", &PagingStats::poolBytes},
-        Field{"host_pool_bytes", &PagingStats::hostPoolBytes},
-        Field{"pools", &PagingStats::pools},
-        Field{"schedule", &PagingStats::schedule});
-  }
+  EBB_FIELDS(PagingStats, steps, recordedSteps, overflows, spilledSteps, stashed, resident, stashes,
+             paddedBytes, liveBytes, poolBytes, hostPoolBytes, pools, schedule)
 };
 
 EBB_API PagingStats pagingStats();

@@ -35,25 +35,8 @@ struct ProfileValue {
   int64_t liveRows = 0;       // valid rows, at least 1
   bool rowsMixed = false;     // saved by an operator that may mix rows
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"memory", &ProfileValue::memory},
-        Field{"shape", &ProfileValue::shape},
-        Field{"dtype", &ProfileValue::dtype},
-        Field{"fate", &ProfileValue::fate},
-        Field{"reason", &ProfileValue::reason},
-        Field{"saved", &ProfileValue::saved},
-        Field{"address", &ProfileValue::address},
-        Field{"made", &ProfileValue::made},
-        Field{"let_go", &ProfileValue::letGo},
-        Field{"asked", &ProfileValue::asked},
-        Field{"again", &ProfileValue::again},
-        Field{"again_address", &ProfileValue::againAddress},
-        Field{"ended", &ProfileValue::ended},
-        Field{"rows", &ProfileValue::rows},
-        Field{"live_rows", &ProfileValue::liveRows},
-        Field{"rows_mixed", &ProfileValue::rowsMixed});
-  }
+  EBB_FIELDS(ProfileValue, memory, shape, dtype, fate, reason, saved, address, made, letGo, asked,
+             again, againAddress, ended, rows, liveRows, rowsMixed)
 };
 
 // One operator call in a forward, in order of recording.
@@ -71,21 +54,8 @@ struct ProfileOperator {
   bool replayable = false;        // can be replayed
   bool readsRows = false;         // ebb knows which rows of the inputs are valid
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"func_name", &ProfileOperator::funcName},
-        Field{"region", &ProfileOperator::region},
-        Field{"module", &ProfileOperator::module},
-        Field{"call", &ProfileOperator::call},
-        Field{"start", &ProfileOperator::start},
-        Field{"runtime", &ProfileOperator::runtime},
-        Field{"inputs", &ProfileOperator::inputs},
-        Field{"outputs", &ProfileOperator::outputs},
-        Field{"random", &ProfileOperator::random},
-        Field{"inplace", &ProfileOperator::inplace},
-        Field{"replayable", &ProfileOperator::replayable},
-        Field{"reads_rows", &ProfileOperator::readsRows});
-  }
+  EBB_FIELDS(ProfileOperator, funcName, region, module, call, start, runtime, inputs, outputs,
+             random, inplace, replayable, readsRows)
 };
 
 // An allocation, or a free (`bytes` < 0), on any device.
@@ -94,12 +64,7 @@ struct ProfileAllocation {
   uint64_t address = 0;
   int64_t bytes = 0;
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"time", &ProfileAllocation::time},
-        Field{"address", &ProfileAllocation::address},
-        Field{"bytes", &ProfileAllocation::bytes});
-  }
+  EBB_FIELDS(ProfileAllocation, time, address, bytes)
 };
 
 // One replay for backward.
@@ -108,12 +73,7 @@ struct ProfileReplay {
   double start = 0;
   double runtime = 0;  // host time
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"func_name", &ProfileReplay::funcName},
-        Field{"start", &ProfileReplay::start},
-        Field{"runtime", &ProfileReplay::runtime});
-  }
+  EBB_FIELDS(ProfileReplay, funcName, start, runtime)
 };
 
 struct Profile {
@@ -123,14 +83,7 @@ struct Profile {
   std::vector<ProfileValue> values;
   std::vector<ProfileAllocation> allocations;  // by this thread, and by autograd on its behalf
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"duration", &Profile::duration},
-        Field{"operators", &Profile::operators},
-        Field{"replays", &Profile::replays},
-        Field{"values", &Profile::values},
-        Field{"allocations", &Profile::allocations});
-  }
+  EBB_FIELDS(Profile, duration, operators, replays, values, allocations)
 };
 
 // Starts a profile: everything that regions of the process do from now on goes to the profile and

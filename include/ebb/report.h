@@ -33,44 +33,22 @@ struct RegionCounters {
 
   EBB_API RegionCounters& operator+=(const RegionCounters& other);
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"entered", &RegionCounters::entered},
-        Field{"ops_seen", &RegionCounters::opsSeen},
-        Field{"ops_recorded", &RegionCounters::opsRecorded},
-        Field{"ops_replayed", &RegionCounters::opsReplayed},
-        Field{"ops_replayed_ahead", &RegionCounters::opsReplayedAhead},
-        Field{"bytes_saved", &RegionCounters::bytesSaved},
-        Field{"bytes_packed", &RegionCounters::bytesPacked},
-        Field{"bytes_dropped", &RegionCounters::bytesDropped},
-        Field{"bytes_copied", &RegionCounters::bytesCopied},
-        Field{"bytes_offloaded", &RegionCounters::bytesOffloaded},
-        Field{"bytes_fell_back", &RegionCounters::bytesFellBack},
-        Field{"bytes_paged", &RegionCounters::bytesPaged},
-        Field{"bytes_not_paged", &RegionCounters::bytesNotPaged},
-        Field{"bytes_escaped", &RegionCounters::bytesEscaped},
-        Field{"bytes_from_outside", &RegionCounters::bytesFromOutside});
-  }
+  EBB_FIELDS(RegionCounters, entered, opsSeen, opsRecorded, opsReplayed, opsReplayedAhead,
+             bytesSaved, bytesPacked, bytesDropped, bytesCopied, bytesOffloaded, bytesFellBack,
+             bytesPaged, bytesNotPaged, bytesEscaped, bytesFromOutside)
 };
 
 // Transfers of the offloaded values of one op of one region, in bytes.
 struct TransferCounters {
-  uint64_t sent = 0;            // copied to the host
-  uint64_t fetched = 0;         // copied back
-  uint64_t waitedByHost = 0;    // copies that the host waited for
-  uint64_t waitedByDevice = 0;  // fetched so late that the compute stream had to wait
-  uint64_t refused = 0;         // not sent, for lack of host memory
-  uint64_t spilled = 0;         // moved from host memory to disk
+  uint64_t bytesOffloaded = 0;     // copied to the host
+  uint64_t bytesReloaded = 0;      // copied back
+  uint64_t bytesWaitedHost = 0;    // copies that the host waited for
+  uint64_t bytesWaitedDevice = 0;  // fetched so late that the compute stream had to wait
+  uint64_t bytesFellBack = 0;      // not sent, for lack of host memory
+  uint64_t bytesSpilled = 0;       // moved from host memory to disk
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"bytes_offloaded", &TransferCounters::sent},
-        Field{"bytes_reloaded", &TransferCounters::fetched},
-        Field{"bytes_waited_host", &TransferCounters::waitedByHost},
-        Field{"bytes_waited_device", &TransferCounters::waitedByDevice},
-        Field{"bytes_fell_back", &TransferCounters::refused},
-        Field{"bytes_spilled", &TransferCounters::spilled});
-  }
+  EBB_FIELDS(TransferCounters, bytesOffloaded, bytesReloaded, bytesWaitedHost, bytesWaitedDevice,
+             bytesFellBack, bytesSpilled)
 };
 
 // Counters of the last step. A step begins when an outermost region is entered after a backward.
@@ -78,23 +56,14 @@ struct Stats {
   std::map<std::string, RegionCounters> regions;                             // by region name
   RegionCounters total;                                                      // sum over regions
   std::map<std::string, std::map<std::string, TransferCounters>> transfers;  // by region and op
-  std::vector<std::string> demoted;  // ops that verify mode saves from now on
-  uint64_t step = 0;                 // steps begun since the start or the last reset
-  int64_t liveRecipes = 0;           // current recipes of the whole process
-  int64_t liveHandles = 0;           // current handles
-  int64_t openRegions = 0;           // current open outermost regions
+  std::vector<std::string> demotedOps;  // ops that verify mode saves from now on
+  uint64_t step = 0;                    // steps begun since the start or the last reset
+  int64_t liveRecipes = 0;              // current recipes of the whole process
+  int64_t liveHandles = 0;              // current handles
+  int64_t openRegions = 0;              // current open outermost regions
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"step", &Stats::step},
-        Field{"regions", &Stats::regions},
-        Field{"total", &Stats::total},
-        Field{"transfers", &Stats::transfers},
-        Field{"demoted_ops", &Stats::demoted},
-        Field{"live_recipes", &Stats::liveRecipes},
-        Field{"live_handles", &Stats::liveHandles},
-        Field{"open_regions", &Stats::openRegions});
-  }
+  EBB_FIELDS(Stats, step, regions, total, transfers, demotedOps, liveRecipes, liveHandles,
+             openRegions)
 };
 
 EBB_API Stats stats();
@@ -126,25 +95,8 @@ struct ReportRow {
   double aheadSeconds = 0;    // part of replaySeconds that ran before backward needed the results
   std::vector<std::string> stack;  // Python stack at the op's call, innermost frame first
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"region", &ReportRow::region},
-        Field{"module", &ReportRow::module},
-        Field{"op", &ReportRow::op},
-        Field{"shape", &ReportRow::shape},
-        Field{"dtype", &ReportRow::dtype},
-        Field{"fate", &ReportRow::fate},
-        Field{"rule", &ReportRow::rule},
-        Field{"reason", &ReportRow::reason},
-        Field{"count", &ReportRow::count},
-        Field{"bytes", &ReportRow::bytes},
-        Field{"eager", &ReportRow::eager},
-        Field{"replays", &ReportRow::replays},
-        Field{"replays_ahead", &ReportRow::replaysAhead},
-        Field{"replay_seconds", &ReportRow::replaySeconds},
-        Field{"ahead_seconds", &ReportRow::aheadSeconds},
-        Field{"stack", &ReportRow::stack});
-  }
+  EBB_FIELDS(ReportRow, region, module, op, shape, dtype, fate, rule, reason, count, bytes, eager,
+             replays, replaysAhead, replaySeconds, aheadSeconds, stack)
 };
 
 // One storage of a row.
@@ -153,12 +105,7 @@ struct ReportValue {
   uint64_t bytes = 0;
   bool packed = false;  // by autograd
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"row", &ReportValue::row},
-        Field{"bytes", &ReportValue::bytes},
-        Field{"packed", &ReportValue::packed});
-  }
+  EBB_FIELDS(ReportValue, row, bytes, packed)
 };
 
 // One replay: places in Report::values of what it read and made.
@@ -167,12 +114,7 @@ struct ReportReplay {
   std::vector<uint64_t> outputs;
   double seconds = 0;  // that backward waited: of the device if it ran there, else of the host
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"inputs", &ReportReplay::inputs},
-        Field{"outputs", &ReportReplay::outputs},
-        Field{"seconds", &ReportReplay::seconds});
-  }
+  EBB_FIELDS(ReportReplay, inputs, outputs, seconds)
 };
 
 // Bytes resident for backward in the step's regions, and the bytes that eager would hold.
@@ -181,12 +123,7 @@ struct ReportPoint {
   uint64_t held = 0;   // bytes
   uint64_t eager = 0;  // bytes
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"seconds", &ReportPoint::seconds},
-        Field{"held", &ReportPoint::held},
-        Field{"eager", &ReportPoint::eager});
-  }
+  EBB_FIELDS(ReportPoint, seconds, held, eager)
 };
 
 // One piece of ebb's work.
@@ -201,15 +138,7 @@ struct ReportSpan {
   uint64_t thread = 0;
   uint64_t bytes = 0;  // moved
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"kind", &ReportSpan::kind},
-        Field{"name", &ReportSpan::name},
-        Field{"start", &ReportSpan::start},
-        Field{"seconds", &ReportSpan::seconds},
-        Field{"thread", &ReportSpan::thread},
-        Field{"bytes", &ReportSpan::bytes});
-  }
+  EBB_FIELDS(ReportSpan, kind, name, start, seconds, thread, bytes)
 };
 
 // Outcomes of a step's outermost regions while replays run ahead, in regions; see AheadStats.
@@ -220,14 +149,7 @@ struct ReportAhead {
   uint64_t held = 0;
   uint64_t stopped = 0;
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"in_time", &ReportAhead::inTime},
-        Field{"late", &ReportAhead::late},
-        Field{"in_vain", &ReportAhead::inVain},
-        Field{"held", &ReportAhead::held},
-        Field{"stopped", &ReportAhead::stopped});
-  }
+  EBB_FIELDS(ReportAhead, inTime, late, inVain, held, stopped)
 };
 
 // Report of one step.
@@ -243,19 +165,8 @@ struct Report {
   uint64_t peakHeld = 0;               // of the timeline, in bytes
   uint64_t peakEager = 0;              // peak of eager, in bytes
 
-  static constexpr auto fields(auto function) {
-    return function(
-        Field{"step", &Report::step},
-        Field{"rows", &Report::rows},
-        Field{"values", &Report::values},
-        Field{"replays", &Report::replays},
-        Field{"timeline", &Report::timeline},
-        Field{"spans", &Report::spans},
-        Field{"ahead", &Report::ahead},
-        Field{"idle_rules", &Report::idleRules},
-        Field{"peak_held", &Report::peakHeld},
-        Field{"peak_eager", &Report::peakEager});
-  }
+  EBB_FIELDS(Report, step, rows, values, replays, timeline, spans, ahead, idleRules, peakHeld,
+             peakEager)
 };
 
 // Records reports of the last `steps` steps; 0, the initial setting, turns reports off. Returns the

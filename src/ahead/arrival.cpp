@@ -18,7 +18,7 @@
 #include "ahead/worker.h"
 #include "graph/geometry.h"
 #include "memory/stillness.h"
-#include "paging/paging.h"
+#include "paging/paging_engine.h"
 #include "stream/capture.h"
 
 namespace ebb {

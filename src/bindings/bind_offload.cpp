@@ -4,7 +4,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
-#include "offload/offload.h"
+#include "offload/offload_engine.h"
 
 namespace ebb::bindings {
 

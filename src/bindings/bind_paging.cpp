@@ -8,7 +8,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
-#include "paging/paging.h"
+#include "paging/paging_engine.h"
 #include "paging/pool/pool.h"
 #include "paging/schedule.h"
 

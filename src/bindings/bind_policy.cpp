@@ -5,9 +5,9 @@
 #include "bindings/bind_policy.h"
 #include "bindings/bindings.h"
 #include "ebb/region.h"
+#include "policy/compiled_policy.h"
 #include "policy/explain.h"
 #include "policy/module_scope.h"
-#include "policy/policy.h"
 
 namespace ebb::bindings {
 

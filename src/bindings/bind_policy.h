@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "policy/policy.h"
+#include "policy/compiled_policy.h"
 
 namespace ebb::bindings {
 

@@ -4,7 +4,7 @@
 
 #include "ahead/arrival.h"
 #include "bindings/bindings.h"
-#include "region/region.h"
+#include "region/enter_region.h"
 #include "replay/escapes.h"
 #include "verify/mode.h"
 

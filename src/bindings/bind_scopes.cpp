@@ -21,7 +21,7 @@
 #include "bindings/scope_type.h"
 #include "intercept/key.h"
 #include "policy/module_scope.h"
-#include "region/region.h"
+#include "region/enter_region.h"
 #include "support/python_support.h"
 
 namespace ebb::bindings {

@@ -1,5 +1,5 @@
-// Conversion of structs with a table of fields to and from Python dictionaries, keyed by the names
-// in the table.
+// Conversion of structs with a list of fields to and from Python dictionaries, keyed by the names
+// of the fields.
 #pragma once
 
 #include <torch/csrc/python_headers.h>
@@ -17,7 +17,7 @@ namespace ebb::bindings {
 template <HasFields Struct>
 pybind11::dict toDict(const Struct& from) {
   pybind11::dict dict;
-  forEachField<Struct>([&](auto field) { dict[field.name] = from.*field.member; });
+  forEachField<Struct>([&](auto field) { dict[field.name.data()] = from.*field.member; });
   return dict;
 }
 
@@ -26,12 +26,12 @@ Struct fromDict(const pybind11::dict& dict) {
   Struct to;
   forEachField<Struct>([&](auto field) {
     using Type = std::remove_reference_t<decltype(to.*field.member)>;
-    to.*field.member = dict[field.name].template cast<Type>();
+    to.*field.member = dict[field.name.data()].template cast<Type>();
   });
   return to;
 }
 
-// Converts a struct to a Python tuple, in the order of the table.
+// Converts a struct to a Python tuple, in the order of the list.
 template <HasFields Struct>
 struct TupleCaster {
   static constexpr auto name = pybind11::detail::const_name("tuple");

@@ -72,7 +72,7 @@ std::optional<c10::SafePyObject> flatten(const at::Tensor& tensor, std::vector<a
 }
 
 // Called when a region ends. An error in logging must not break the region.
-void tellPinned(const std::string& op, const std::string& region, size_t bytes) {
+void tellUnrepeatable(const std::string& op, const std::string& region, size_t bytes) {
   if (!Py_IsInitialized()) {
     return;
   }
@@ -111,7 +111,7 @@ void installPythonSupport(py::module_& module) {
        &unpackHook,
        &flatten,
        &throwReplayMismatch,
-       &tellPinned,
+       &tellUnrepeatable,
        &unflatten});
 }
 

@@ -88,9 +88,9 @@ struct OpTraits {
   c10::SmallVector<ArgType, 4> results;  // one per result
   std::string name;                      // "aten::mm.default", as in rules and messages
   std::atomic<bool> registered{true};    // false once the defining library is gone
-  mutable std::atomic<bool> writesUnsaid{false};  // the user was told; see Note [Unsaid writes]
-  mutable std::atomic<bool> movesFirst{false};    // see Note [Versions that move first]
-  mutable std::atomic<bool> toldPinned{false};    // the log was told; see Pinned
+  mutable std::atomic<bool> writesUnsaid{false};      // the user was told; see Note [Unsaid writes]
+  mutable std::atomic<bool> movesFirst{false};        // see Note [Versions that move first]
+  mutable std::atomic<bool> toldUnrepeatable{false};  // the log was told; see Unrepeatable
 
   // Some uses depend on a condition: see conditionArgument.
   ArgUse useOf(size_t argument, bool condition) const {

@@ -6,7 +6,7 @@
 #include <iterator>
 #include <string>
 
-#include "offload/offload.h"
+#include "offload/offload_engine.h"
 
 namespace ebb {
 

@@ -3,7 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "memory/bytes.h"
-#include "paging/paging.h"
+#include "paging/paging_engine.h"
 
 namespace ebb {
 

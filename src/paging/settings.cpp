@@ -1,6 +1,6 @@
 #include <c10/util/Exception.h>
 
-#include "paging/paging.h"
+#include "paging/paging_engine.h"
 
 namespace ebb {
 namespace {

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "policy/compiled_policy.h"
 #include "policy/operator_names.h"
-#include "policy/policy.h"
 
 namespace ebb {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "policy/compiled_policy.h"
 #include "policy/operator_names.h"
-#include "policy/policy.h"
 
 namespace ebb {
 namespace {

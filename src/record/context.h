@@ -11,18 +11,18 @@
 
 namespace ebb {
 
-class Pinned;
+class Unrepeatable;
 class Results;
 
 // The open outermost region, and the settings of the innermost one.
 struct Context {
-  c10::intrusive_ptr<Graph> graph;     // shared with the handles; null between regions
-  Decider* decider = nullptr;          // of the innermost region
-  RegionCounters* counters = nullptr;  // of the innermost region
-  uint16_t region = 0;                 // index of the innermost region in Graph::names
-  bool allRepeat = false;              // see Note [Operators from elsewhere]
-  const Results* results = nullptr;    // results of earlier regions of the thread
-  Pinned* pinned = nullptr;            // of the outermost region
+  c10::intrusive_ptr<Graph> graph;       // shared with the handles; null between regions
+  Decider* decider = nullptr;            // of the innermost region
+  RegionCounters* counters = nullptr;    // of the innermost region
+  uint16_t region = 0;                   // index of the innermost region in Graph::names
+  bool allRepeat = false;                // see Note [Operators from elsewhere]
+  const Results* results = nullptr;      // results of earlier regions of the thread
+  Unrepeatable* unrepeatable = nullptr;  // of the outermost region
 
   const std::string& regionName() const {
     return graph->names[region];

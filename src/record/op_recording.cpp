@@ -10,9 +10,9 @@
 #include "kernel/kernel_state.h"
 #include "record/fresh_results.h"
 #include "record/notes.h"
-#include "record/pinned.h"
 #include "record/recipe_writer.h"
 #include "record/run_again.h"
+#include "record/unrepeatable.h"
 #include "record/unsaid_writes.h"
 #include "record/written.h"
 #include "stream/event.h"
@@ -311,7 +311,7 @@ void OpRecording::addOutput(
 [[gnu::noinline]] void OpRecording::pinIfFromElsewhere(
     const c10::intrusive_ptr<Value>& value, const Verdict& verdict) {
   if (obstacle_ == kFromElsewhere && recomputes(verdict.decision) && value->madeHere) {
-    context_.pinned->add(value, op_);
+    context_.unrepeatable->add(value, op_);
   }
 }
 

@@ -8,7 +8,7 @@
 #include "intercept/install.h"
 #include "intercept/key.h"
 #include "memory/stash.h"
-#include "paging/paging.h"
+#include "paging/paging_engine.h"
 #include "record/notes.h"
 #include "record/op_recording.h"
 #include "replay/escapes.h"
@@ -360,7 +360,7 @@ void Recorder::close() {
     context_.graph->lookahead->close();
   }
   values_.settle();
-  pinned_.closing();
+  unrepeatable_.closing();
   for (const auto& entry : values_.all()) {
     closeOwned(*entry.second);
   }

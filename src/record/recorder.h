@@ -12,11 +12,11 @@
 #include "intercept/interceptor.h"
 #include "policy/decider.h"
 #include "record/context.h"
-#include "record/pinned.h"
 #include "record/results.h"
 #include "record/retention.h"
 #include "record/row_marks.h"
 #include "record/sender.h"
+#include "record/unrepeatable.h"
 #include "record/value_map.h"
 
 namespace ebb {
@@ -34,7 +34,7 @@ class Recorder final : public Interceptor {
  public:
   Recorder() {
     context_.results = &results_;
-    context_.pinned = &pinned_;
+    context_.unrepeatable = &unrepeatable_;
   }
 
   void call(Call& call) override;
@@ -67,9 +67,9 @@ class Recorder final : public Interceptor {
   // Ends the outermost region. By then autograd has counted all writes.
   void close();
 
-  // Called after close(), without a lock: see Pinned.
-  void tellPinned(const std::string& region) {
-    pinned_.tell(region);
+  // Called after close(), without a lock: see Unrepeatable.
+  void tellUnrepeatable(const std::string& region) {
+    unrepeatable_.tell(region);
   }
 
   // Called just before close(). Empties escapes, except for the storages of `results`. If
@@ -97,7 +97,7 @@ class Recorder final : public Interceptor {
   RowMarks rows_{context_, values_, sender_};
   Results results_;
   ReadResults readResults_;
-  Pinned pinned_;
+  Unrepeatable unrepeatable_;
   WeakGraph last_{c10::intrusive_ptr<Graph>()};    // the latest graph
   WeakGraph before_{c10::intrusive_ptr<Graph>()};  // the graph before the latest
 };

@@ -57,7 +57,7 @@ void statisticsBackwardSeen() {
 void statisticsDemoted(const std::string& op) {
   Books& shared = books();
   std::lock_guard<std::mutex> lock(shared.mutex);
-  shared.step.demoted.push_back(op);
+  shared.step.demotedOps.push_back(op);
 }
 
 void statisticsAdd(const std::string& region, const RegionCounters& counters) {

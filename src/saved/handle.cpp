@@ -71,7 +71,7 @@ void Handle::checkVersion() const {
 
 // torch.jit.trace follows tensors by identity, and is not visible while autograd packs. So ebb
 // cannot step aside if a trace was started inside a region. See also isTraced() in
-// region/region.cpp.
+// region/enter_region.cpp.
 void Handle::checkTracer() const {
   TORCH_CHECK(
       !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer) || !saved_.isRebuilt() ||

@@ -29,7 +29,7 @@ struct PythonSupport {
   // Raises ebb.ReplayMismatch.
   void (*throwReplayMismatch)(const std::string& message, const Mismatch& mismatch);
   // Logs how many bytes of an operator's results a region holds, and how to free them.
-  void (*tellPinned)(const std::string& op, const std::string& region, size_t bytes);
+  void (*tellUnrepeatable)(const std::string& op, const std::string& region, size_t bytes);
   at::Tensor (*unflatten)(const c10::SafePyObject& parts, const std::vector<at::Tensor>& inner);
 };
 

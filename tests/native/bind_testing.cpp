@@ -34,7 +34,7 @@
 #include "memory/in_use.h"
 #include "memory/pinned.h"
 #include "module.h"
-#include "offload/offload.h"
+#include "offload/offload_engine.h"
 #include "paging/pool/movers.h"
 #include "policy/module_scope.h"
 #include "preferred_node.h"
@@ -53,7 +53,7 @@ namespace {
 template <HasFields Struct>
 py::list namesOfFields() {
   py::list names;
-  forEachField<Struct>([&](auto field) { names.append(field.name); });
+  forEachField<Struct>([&](auto field) { names.append(field.name.data()); });
   return names;
 }
 

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "intercept/op_traits.h"
+#include "policy/compiled_policy.h"
 #include "policy/decider.h"
-#include "policy/policy.h"
 
 namespace ebb {
 namespace {

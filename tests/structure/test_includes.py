@@ -43,6 +43,11 @@ def test_includes_keep_the_order_of_the_folders():
     assert faults(arrows, folder_of, [("include",), *((folder,) for folder in table())]) == []
 
 
+def test_no_two_headers_have_one_name():
+    names = [file.name for folder in ("src", "include") for file in (ROOT / folder).rglob("*.h")]
+    assert sorted(names) == sorted({*names})
+
+
 def test_folders_include_what_the_table_allows_and_no_less():
     used = {folder: set() for folder in table()}
     for source, target in arrows_of(ROOT):

@@ -70,7 +70,7 @@ PLACES: Places = {
             "true",
         ),
     ],
-    "src/paging/paging.cpp": [
+    "src/paging/paging_engine.cpp": [
         (
             (DEVICE + "::test_what_came_back_and_has_been_read_is_gone",),
             "ahead-bytes-are-handed-out",

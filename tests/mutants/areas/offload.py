@@ -24,7 +24,7 @@ TESTS = (
 )
 
 EACH = {
-    "src/offload/offload.cpp": r"\bcheckPlace\(stash\);|\bnoticeCapture\(",
+    "src/offload/offload_engine.cpp": r"\bcheckPlace\(stash\);|\bnoticeCapture\(",
 }
 
 AROUND = "tests/accelerator/test_offload_around_captures.py"
@@ -40,7 +40,7 @@ MEMORY = "tests/offload/test_offload_memory.py"
 ORDER = "tests/offload/test_offload_order.py"
 STATIC = "tests/offload/test_offload_static.py"
 
-offload = partial(Mutant, file="src/offload/offload.cpp")
+offload = partial(Mutant, file="src/offload/offload_engine.cpp")
 
 MUTANTS = (
     offload(

@@ -36,14 +36,14 @@ TESTS = (
 # What each of these must be in.
 EACH = dict.fromkeys(
     (
-        "src/paging/paging.cpp",
+        "src/paging/paging_engine.cpp",
         "src/paging/page_stash.cpp",
     ),
     r"(?<!void )\b(noteUse|noteMade)\((?=stash|source|storage, user\);)|\bjoin(Lanes)?\(\);|joinAll\((?!bool)|\blane\(\)\.wait\(",
 )
 
 PLACES: Places = {
-    "src/paging/paging.cpp": [
+    "src/paging/paging_engine.cpp": [
         (
             (PAGING_CAPTURES + "::test_a_forward_that_nobody_wants_inside_a_capture",),
             "engine-forget-settles-in-a-capture",

@@ -1,4 +1,4 @@
-#include "record/pinned.h"
+#include "record/unrepeatable.h"
 
 #include <map>
 
@@ -6,14 +6,14 @@
 
 namespace ebb {
 
-void Pinned::closing() {
+void Unrepeatable::closing() {
   for (Result& result : all_) {
     const auto value = result.value.lock();
     result.saved = value && value->packed > 0 ? value->nbytes : 0;
   }
 }
 
-void Pinned::tell(const std::string& region) {
+void Unrepeatable::tell(const std::string& region) {
   std::map<const OpTraits*, size_t> bytes;
   for (const Result& result : all_) {
     const auto value = result.value.lock();
@@ -24,8 +24,8 @@ void Pinned::tell(const std::string& region) {
   all_.clear();
   const PythonSupport* python = pythonSupport();
   for (const auto& [op, held] : bytes) {
-    if (held > 0 && python != nullptr && !op->toldPinned.exchange(true)) {
-      python->tellPinned(op->name, region, held);
+    if (held > 0 && python != nullptr && !op->toldUnrepeatable.exchange(true)) {
+      python->tellUnrepeatable(op->name, region, held);
     }
   }
 }

@@ -1,4 +1,4 @@
-#include "paging/paging.h"
+#include "paging/paging_engine.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/record_function.h>

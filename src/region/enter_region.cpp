@@ -1,4 +1,4 @@
-#include "region/region.h"
+#include "region/enter_region.h"
 
 #include <ATen/SavedTensorHooks.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -274,7 +274,7 @@ class ThreadRegions {
         const auto graph = recorder_.graph();
         recorder_.close();
         closed(graph);
-        recorder_.tellPinned(frames_.back().name);
+        recorder_.tellUnrepeatable(frames_.back().name);
       }
     }
     if (!frames_.empty()) {

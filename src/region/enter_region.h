@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "graph/graph.h"
-#include "policy/policy.h"
+#include "policy/compiled_policy.h"
 
 namespace ebb {
 

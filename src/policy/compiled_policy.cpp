@@ -1,4 +1,4 @@
-#include "policy/policy.h"
+#include "policy/compiled_policy.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 

@@ -13,7 +13,7 @@ namespace ebb {
 
 // Results of one outermost region that are kept against the policy's decision to recompute: see
 // Note [Operators from elsewhere].
-class Pinned {
+class Unrepeatable {
  public:
   void add(const c10::intrusive_ptr<Value>& result, const OpTraits& op) {
     all_.push_back({c10::weak_intrusive_ptr<Value>(result), &op});

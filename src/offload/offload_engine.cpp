@@ -1,4 +1,4 @@
-#include "offload/offload.h"
+#include "offload/offload_engine.h"
 
 #include <unistd.h>
 
