@@ -1,5 +1,5 @@
-// Tables of fields: code that visits every field of a struct (sums, dictionaries, documents)
-// iterates over a table beside the struct.
+// Tables of fields: a struct lists its members once. Code that visits every member (to add structs,
+// or to convert them to Python dictionaries) iterates over this table.
 //
 // A struct with a table has
 //   static constexpr auto fields(auto function) {
@@ -16,7 +16,7 @@ namespace ebb {
 
 template <class Struct, class Type>
 struct Field {
-  const char* name;  // the key in Python's dictionaries and in documents
+  const char* name;  // the key in Python's dictionaries and in the documentation
   Type Struct::* member;
 };
 

@@ -72,7 +72,7 @@ struct Output {
   uint64_t fingerprint = 0;
 };
 
-// Recipe has many members: each op allocates one, as a single block of memory.
+// Recipe has many members, so that each op allocates a single block of memory.
 struct Recipe final : c10::intrusive_ptr_target {
   // Note [A recipe is one block]
   // A recipe, its non-tensor arguments, its inputs and their shapes share one allocation. The
