@@ -118,8 +118,8 @@ bool GraphReplay::mayReadInputs(const Recipe& recipe) {
 }
 
 // Note [What is not replayed ahead]
-// 1. Operators from elsewhere: ebb knows nothing of their state, nor whether they may run beside
-//    other operators. Their kernels may be Python.
+// 1. Custom operators: ebb knows nothing of their state, nor whether they may run beside other
+//    operators. Their kernels may be Python.
 // 2. Random operators without a Generator argument: a replay has to set the device's own generator,
 //    and the program may draw from it at any time.
 // 3. Recipes that need other settings of the process than the current ones.

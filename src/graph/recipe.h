@@ -67,8 +67,7 @@ struct Output {
   bool written = false;  // the op wrote an argument; else a result
   uint16_t slot = 0;     // index of the argument or of the result
   int32_t element = -1;  // index in a list; -1: not a list
-  // Fingerprint of the output in the forward, for an operator from elsewhere on the CPU; 0:
-  // unknown.
+  // Fingerprint of the output in the forward, for a custom operator on the CPU; 0: unknown.
   uint64_t fingerprint = 0;
 };
 

@@ -46,15 +46,15 @@ class OpRecording {
   void runRandomKernel();
   void recover(bool draws);
   // Note [Operators from elsewhere]
-  // An operator from outside torch may keep state that no schema shows: a step counter, a
-  // generator, a cache. A second run would then silently give another result. So ebb keeps the
-  // results, with two exceptions. A rule of the policy that matches the operator declares it
-  // repeatable. A checkpointed call declares all inner operators repeatable (Context::allRepeat),
-  // since torch's checkpoint would run them again. In both cases, ebb compares the results of the
-  // replay with the forward's: on the CPU by fingerprints, on other devices in verify mode only. In
-  // a checkpointed call on the CPU, such an operator may also fill a result of `empty`. There a
-  // fingerprint shows that no other code has written to the memory before, so a replay may use new
-  // memory.
+  // A custom operator, that is, one from outside torch, may keep state that no schema shows: a step
+  // counter, a generator, a cache. A second run would then silently give another result. So ebb
+  // keeps the results, with two exceptions. A rule of the policy that matches the operator declares
+  // it repeatable. A checkpointed call declares all inner operators repeatable
+  // (Context::allRepeat), since torch's checkpoint would run them again. In both cases, ebb
+  // compares the results of the replay with the forward's: on the CPU by fingerprints, on other
+  // devices in verify mode only. In a checkpointed call on the CPU, such an operator may also fill
+  // a result of `empty`. There a fingerprint shows that no other code has written to the memory
+  // before, so a replay may use new memory.
   bool isTrusted(const Verdict& verdict) const {
     return !op_.untrusted || context_.allRepeat || verdict.named;
   }
