@@ -28,8 +28,8 @@ struct AheadStats {
   uint64_t regionsInTime = 0;   // recomputed before backward reached them
   uint64_t regionsLate = 0;     // backward arrived during the replay and finished the region
   uint64_t regionsInVain = 0;   // recomputed, but backward never came
-  uint64_t regionsHeld = 0;     // kept in memory, since no other region was entered before backward
-  uint64_t regionsStopped = 0;  // left to backward in part
+  uint64_t regionsHeld = 0;     // never freed: backward came before another region was entered
+  uint64_t regionsStopped = 0;  // recomputed in part; backward did the rest
   uint64_t failures = 0;        // replays that raised; backward runs them again
   uint64_t bytes = 0;           // currently recomputed and not yet needed
   uint64_t mostBytes = 0;       // peak of `bytes`
@@ -41,10 +41,10 @@ struct AheadStats {
 
 EBB_API AheadStats aheadStats();
 
-// Recomputable values stay in memory while memory is free, in the whole process. When a region is
-// entered, the earliest regions free theirs if the bytes in use, plus the most that one region has
-// kept so far, exceed `limit`. "In use" means bytes allocated on the device; on the CPU, the
-// process's resident memory. 0, the default, turns the option off.
+// For the whole process: regions keep recomputable values in memory while memory is free. On entry
+// to a region, ebb adds the bytes in use to the most that one region has kept so far. If the sum
+// exceeds `limit`, the earliest regions free their kept values. "In use" means bytes allocated on
+// the device; on the CPU, the process's resident memory. 0, the default, turns the option off.
 EBB_API void keepWhileThereIsRoom(size_t limit);
 
 // Regions and bytes freed because memory was short, and failed allocations, since the process
@@ -60,10 +60,10 @@ struct RoomStats {
 
 EBB_API RoomStats roomStats();
 
-// Waits for the running recipe and ends all threads. Threads restart when needed.
+// Ends all threads that replay ahead, after their running recipes. The threads restart when needed.
 EBB_API void stopAhead();
 
-// Ends all threads for good, before the program exits.
+// Ends these threads for good, before the program exits.
 EBB_API void endAhead();
 
 }  // namespace ebb

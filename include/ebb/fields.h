@@ -1,5 +1,5 @@
-// Lists of fields: code that visits every field of a struct (sums, dictionaries, documents)
-// iterates over the struct's list.
+// Lists of fields: a struct lists its members once. Code that visits every member (to add structs,
+// or to convert them to Python dictionaries) iterates over this list.
 //
 // A struct with a list has EBB_FIELDS(Pool, pages, rowBytes, isStack): all members, in any order.
 // Their names in Python's dictionaries and in documents are then pages, row_bytes and stack.
@@ -32,12 +32,12 @@ consteval FieldName fieldName(std::string_view member) {
 
 template <class Struct, class Type>
 struct Field {
-  FieldName name;
+  FieldName name;  // the key in Python's dictionaries and in the documentation
   Type Struct::* member;
 };
 
 // A static method that calls `function` with a Field for each listed member. A macro cannot call
-// itself, so EBB_EACH asks for itself again, and EBB_SCAN answers, up to 64 times.
+// itself, so EBB_EACH ends in EBB_EACH_AGAIN, and EBB_SCAN expands that up to 64 times.
 #define EBB_FIELDS(Struct, ...)                               \
   static constexpr auto fields(auto function) {               \
     return function(EBB_SCAN(EBB_EACH(Struct, __VA_ARGS__))); \

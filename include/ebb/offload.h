@@ -14,9 +14,9 @@ namespace ebb {
 struct OffloadSettings {
   size_t minBytes = size_t{1} << 20;         // smaller storages stay on the device
   size_t pinnedLimit = size_t{16} << 30;     // most pinned bytes; beyond, values are recomputed
-  size_t inFlightBytes = size_t{1} << 30;    // most bytes in flight; the host waits. 0: no overlap
+  size_t inFlightBytes = size_t{1} << 30;    // bytes in flight above which the host waits
   size_t prefetchBytes = size_t{512} << 20;  // most bytes prefetched for backward
-  size_t keepLast = 0;                       // number of latest values that stay on the device
+  size_t keepLast = 0;                       // a value leaves after this many later values
   std::string disk;                          // directory of the disk tier; empty: no disk tier
   size_t diskLimit = size_t{64} << 30;       // most bytes on disk
   bool isStatic = false;                     // for CUDA graphs: the host never queries or waits

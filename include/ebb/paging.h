@@ -15,17 +15,17 @@
 
 namespace ebb {
 
-// Declares that only the first rows of `tensor` are valid: `rows` is an integer on the tensor's
+// Declares that only the first rows of `tensor` are valid. `rows` is an integer on the tensor's
 // device, or a tensor of counts whose sum is the number of valid rows. Contents of padding rows
-// must not affect anything that the program computes. Operators of the region that keep rows apart
-// pass the mark on to their results; a value with the decision Page is paged only if the mark has
-// reached the value. Outside of regions markRows does nothing.
-// Throws c10::ValueError if the tensor's rows are not contiguous in a storage of their own, or if
-// the host knows `rows` and the number is impossible; c10::TypeError if `rows` is not an integer
-// tensor.
+// must not affect anything that the program computes. An operator of the region passes the mark on
+// if row i of its result depends only on row i of the marked arguments and on data common to all
+// rows. A value with the decision Page is paged only if the mark has reached the value. Outside of
+// regions markRows does nothing. Throws c10::ValueError if the tensor's rows are not contiguous in
+// a storage of their own, or if the host knows `rows` and the number is impossible; c10::TypeError
+// if `rows` is not an integer tensor.
 EBB_API void markRows(const at::Tensor& tensor, const at::Tensor& rows);
 
-// The reaction to an overflow of a page pool, after which the step's gradients are invalid.
+// How ebb reports an overflow of a page pool. After an overflow the step's gradients are invalid.
 enum class PageOverflowMode : uint8_t {
   Deferred,  // pagingStepOk() reports the overflow; until then the host never waits
   Blocking,  // throws PageOverflow in the step; the host waits for each stash
@@ -44,7 +44,7 @@ enum class DeadRows : uint8_t {
 struct PagingSettings {
   int64_t pageRows = 64;          // rows in a page
   double headroom = 1.1;          // size of a pool relative to the recorded step's need
-  double hostHeadroom = 0;        // the same, for the second tier in pinned memory
+  double hostHeadroom = 0;        // the same for a second tier in pinned memory; 0: none
   size_t deviceLimit = SIZE_MAX;  // most bytes of all pools of a device
   PageOverflowMode overflow = PageOverflowMode::Deferred;
   DeadRows deadRows = DeadRows::Repeat;
@@ -86,10 +86,10 @@ struct PagePoolStats {
 
 // Counts of the paging engine since the process started, and the current state.
 struct PagingStats {
-  uint64_t steps = 0;          // steps that stashed a value, and explicit steps
+  uint64_t steps = 0;          // steps with a stash, and steps that the user has begun
   uint64_t recordedSteps = 0;  // steps without pools
   uint64_t overflows = 0;      // steps that found too little room
-  uint64_t spilledSteps = 0;   // steps with rows in the second tier, among those passed to
+  uint64_t spilledSteps = 0;   // steps with rows in the second tier; counted only by
                                // pagingStepOk()
   uint64_t stashed = 0;        // values
   uint64_t resident = 0;       // values that stayed on the device, since their backward came next

@@ -48,9 +48,10 @@ struct Rule {
 class Policy;
 using PolicyPtr = std::shared_ptr<const Policy>;
 
-// An ordered list of rules and a default; the first matching rule decides. `inputs` decides on
-// values that a region reads and another autograd function computed: Save, Offload or Page. Throws
-// c10::ValueError for a rule that names no registered operator, and suggests the nearest names.
+// An ordered list of rules and a default; the first matching rule decides. `inputs` is the decision
+// (Save, Offload or Page) for inputs of a region that an autograd function outside the region has
+// computed. Throws c10::ValueError for a rule that names no registered operator, and suggests the
+// nearest names.
 EBB_API PolicyPtr makePolicy(
     std::vector<Rule> rules,
     Decision fallback = Decision::Recompute,
@@ -73,11 +74,12 @@ EBB_API PolicyPtr saveMatmuls();
 // Source: https://github.com/pytorch/torchtitan, torchtitan/distributed/activation_checkpoint.py
 EBB_API PolicyPtr torchtitan();
 
-// Recomputes everything, and offloads values that the region reads and another function computed.
+// Recomputes everything, and offloads inputs that a function outside the region has computed.
 EBB_API PolicyPtr offloadInputs();
 
-// Policies under JAX's names: matrix products with or without batched ones; all else is recomputed.
-// Source: https://docs.jax.dev, jax.checkpoint_policies
+// Policies under JAX's names. dotsSaveable() saves all matrix products; the others save or offload
+// only products without batch dimensions. All else is recomputed. Source: https://docs.jax.dev,
+// jax.checkpoint_policies
 EBB_API PolicyPtr dotsSaveable();
 EBB_API PolicyPtr dotsWithNoBatchDimsSaveable();
 EBB_API PolicyPtr offloadDotWithNoBatchDims();

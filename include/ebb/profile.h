@@ -26,14 +26,14 @@ struct ProfileValue {
   bool saved = false;    // autograd saved the value
   uint64_t address = 0;  // of the bytes when the value was made
   double made = 0;
-  double letGo = -1;          // values from outside: when ebb found only regions referring to it
+  double letGo = -1;          // inputs: when ebb first found that only regions refer to it
   double asked = -1;          // first unpack in backward
   double again = -1;          // when the value was recomputed or fetched
   uint64_t againAddress = 0;  // of the bytes after recomputation or fetch
   double ended = -1;          // when the last reference ended
   int64_t rows = 0;           // rows of the storage if ebb knows which are valid; else 0
   int64_t liveRows = 0;       // valid rows, at least 1
-  bool rowsMixed = false;     // saved by an operator that may mix rows
+  bool rowsMixed = false;     // saved by an operator whose results may mix several rows
 
   EBB_FIELDS(ProfileValue, memory, shape, dtype, fate, reason, saved, address, made, letGo, asked,
              again, againAddress, ended, rows, liveRows, rowsMixed)

@@ -25,8 +25,8 @@ class EBB_API Region {
   uint64_t id_;  // identifies this entry
 };
 
-// Names the value that `tensor` shows, for rules with a name. If no earlier rule decided on the
-// value when the op ran, the first rule with this name decides now. Does nothing outside of
+// Names the value that `tensor` shows, for rules with a name. The first rule with this name decides
+// on the value now, unless a rule above it decided when the op ran. Does nothing outside of
 // regions, or for a value that no region computed.
 EBB_API void nameValue(const at::Tensor& tensor, const std::string& name);
 

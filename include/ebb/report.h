@@ -25,11 +25,11 @@ struct RegionCounters {
   uint64_t bytesDropped = 0;      // made in the region, packed by autograd, not kept
   uint64_t bytesCopied = 0;       // copied before a write, because a recipe still needed them
   uint64_t bytesOffloaded = 0;    // sent to the host
-  uint64_t bytesFellBack = 0;     // to be offloaded, but kept or recomputed: no host memory
+  uint64_t bytesFellBack = 0;     // decision Offload; kept or recomputed for lack of host memory
   uint64_t bytesPaged = 0;        // storages whose valid rows went to pages
   uint64_t bytesNotPaged = 0;     // decision Page, but kept: the valid rows are unknown
   uint64_t bytesEscaped = 0;      // recomputable, but in use by the program at the region's end
-  uint64_t bytesFromOutside = 0;  // inputs to which only ebb refers in the end
+  uint64_t bytesFromOutside = 0;  // inputs whose last reference was ebb's
 
   EBB_API RegionCounters& operator+=(const RegionCounters& other);
 
@@ -112,7 +112,7 @@ struct ReportValue {
 struct ReportReplay {
   std::vector<uint64_t> inputs;
   std::vector<uint64_t> outputs;
-  double seconds = 0;  // that backward waited: of the device if it ran there, else of the host
+  double seconds = 0;  // time that backward waited: device time on a device, else host time
 
   EBB_FIELDS(ReportReplay, inputs, outputs, seconds)
 };
@@ -141,7 +141,7 @@ struct ReportSpan {
   EBB_FIELDS(ReportSpan, kind, name, start, seconds, thread, bytes)
 };
 
-// Outcomes of a step's outermost regions while replays run ahead, in regions; see AheadStats.
+// Numbers of the step's outermost regions, by the outcome of their replay ahead; see AheadStats.
 struct ReportAhead {
   uint64_t inTime = 0;
   uint64_t late = 0;

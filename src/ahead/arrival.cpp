@@ -132,7 +132,7 @@ class Ahead {
   std::mutex mutex_;  // guards all members below
   AheadSettings settings_;
   std::atomic<size_t> regions_{0};  // settings_.regions, read without the lock
-  std::atomic<uint32_t> forks_{0};  // about to happen, and the end of the process
+  std::atomic<uint32_t> forks_{0};  // forks about to happen, plus 1 at the end of the process
   std::map<c10::Device, Worker, Order> workers_;
 };
 

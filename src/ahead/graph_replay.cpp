@@ -118,13 +118,13 @@ bool GraphReplay::mayReadInputs(const Recipe& recipe) {
 }
 
 // Note [What is not replayed ahead]
-// 1. Operators from elsewhere: ebb knows nothing of their state, nor whether they may run beside
-//    other operators. Their kernels may be Python.
+// 1. Custom operators: ebb knows nothing of their state, nor whether they may run beside other
+//    operators. Their kernels may be Python.
 // 2. Random operators without a Generator argument: a replay has to set the device's own generator,
 //    and the program may draw from it at any time.
 // 3. Recipes that need other settings of the process than the current ones.
 // 4. Recipes that read a storage whose memory has been replaced, or one with a hand on it: see Note
-//    [Hands on a storage]. No recipe reads a value that an unseen write in the region has changed.
+//    [Hands on a storage].
 // 5. Recipes that need pages of a pool that had an error or belongs to a CUDA graph: see Note
 //    [Pages that come back ahead].
 // 6. Recipes that read a recomputable value that the program holds too: if the program writes to
@@ -144,7 +144,7 @@ bool GraphReplay::hasSettings(const NumericSettings& settings) {
     return leave(AheadEnd::Threads);
   }
   if (settings.flushDenormals && now.threads > 1) {
-    return false;  // the setting of an intra-op thread is the one it started with
+    return false;  // an intra-op thread keeps the setting with which it started
   }
   return settings.equalsForProcess(now);
 }

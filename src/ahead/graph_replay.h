@@ -38,8 +38,8 @@ class GraphReplay final : public AheadWatch {
   void end() override;
 
  private:
-  // Bytes of a value that no handle needs, or not yet; freed when the recipes that read the bytes
-  // have run.
+  // A value recomputed only for other values, or RECOMPUTE_EACH_TIME. Its bytes are freed when the
+  // recipes that read the bytes have run.
   struct Intermediate {
     c10::weak_intrusive_ptr<Value> value;
     size_t nbytes;

@@ -114,8 +114,8 @@ double quotaOfCgroups(const std::string& file, const std::string& root) {
   return least;
 }
 
-// The smaller of this process's own cores and of its share of the job's cores. The job's cores are
-// those of the launcher, since each rank may be pinned to its own cores; a CPU quota limits them.
+// The smaller of this process's own cores and its share of the job's cores. The job may use the
+// cores of its launcher, within the CPU quota; this process may be pinned to some of them.
 double countCores() {
   const cpu_set_t set = coresOfProcess();
   const cpu_set_t launcher = coresOf(::getppid());

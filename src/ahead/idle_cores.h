@@ -14,9 +14,9 @@ namespace ebb {
 // are small and use one thread. To find out, ebb measures a backward during which nothing runs
 // ahead, and divides the CPU time of all threads by the time passed. The first backward is
 // measured, then one after each 64 backwards with replays ahead. ebb counts the cores that the
-// process had when the OpenMP runtime was loaded, since OMP_PROC_BIND may have bound the main
-// thread to one core since. Quotas of cgroups count, and the ranks of a machine (LOCAL_WORLD_SIZE)
-// share its cores.
+// process had when the OpenMP runtime was loaded, because OMP_PROC_BIND may have bound the main
+// thread to one core afterwards. A CPU quota of cgroups limits the number, and the ranks on a
+// machine (LOCAL_WORLD_SIZE) share its cores.
 
 // Backward has reached a region; returns true if replays may run beside backward.
 bool haveIdleCore();

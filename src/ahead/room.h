@@ -19,15 +19,15 @@
 namespace ebb {
 
 // Note [Kept while there is room]
-// How much memory a step leaves free is not known in advance. So every value can be recorded as
-// recomputable and still be kept in memory, where autograd finds it as in eager. On entry to a
-// region, ebb adds the bytes in use on a device to the most that any one region has kept there so
-// far. If the sum exceeds the device's limit, the earliest regions free their kept values, and
-// backward recomputes them. Backward reaches the earliest regions last, when the memory of the
-// others is free. Otherwise ebb treats such values as in Note [Replays ahead of backward], without
-// the limit there. A failed allocation in a region or a replay has the same effect: the earliest
-// regions free their kept values, open regions last, and the limit is lower from then on. See Note
-// [Allocations that fail].
+// The memory that a step leaves free is not known in advance. So ebb records values as recomputable
+// and still keeps them in memory, where autograd finds them as in eager. On entry to a region, ebb
+// adds the bytes in use on a device to the most that any one region has kept there so far. If the
+// sum exceeds the device's limit, the earliest regions free their kept values, and backward
+// recomputes them. Backward reaches the earliest regions last, when the memory of the others is
+// free. In all other respects ebb treats kept values as in Note [Replays ahead of backward]; the
+// limit of that note does not apply. A failed allocation in a region or a replay has the same
+// effect: the earliest regions free their kept values, open regions last, and the limit is lower
+// from then on. See Note [Allocations that fail].
 class EBB_API Room {
  public:
   static Room& get();

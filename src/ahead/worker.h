@@ -18,7 +18,7 @@
 
 namespace ebb {
 
-// The stream beside the stream of backward, of one device, for one thread: see Note [Side streams].
+// The side stream of one worker thread: see Note [Side streams].
 class SideStream {
  public:
   explicit SideStream(c10::Device device) : device_(device) {
@@ -39,8 +39,8 @@ class SideStream {
 // Weak references to graphs that backward may reach next, and to graphs already replayed ahead.
 class Upcoming {
  public:
-  // Strong references taken on the way. The caller drops them without a lock, since a graph may die
-  // with its last reference.
+  // Strong references that the methods have taken. The caller drops them without a lock, since a
+  // graph may die with its last reference.
   using Seen = std::vector<c10::intrusive_ptr<Graph>>;
 
   void add(c10::ArrayRef<WeakGraph> graphs) {
@@ -63,7 +63,7 @@ class Upcoming {
 };
 
 // The thread that replays one device's graphs ahead of backward, and the state that it shares with
-// backward's threads. Worker has many members: these two belong together.
+// backward's threads. Worker has many members, because the thread and this state belong together.
 class Worker {
  public:
   // `forks`: no thread starts while the number is not 0.

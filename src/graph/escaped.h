@@ -14,10 +14,11 @@ namespace ebb {
 // storage is an error whose message names the fix. ebb refills the storage by sharing the
 // recomputed memory, at the earlier of two times: before a backward node of the region unpacks a
 // saved tensor, or before the grad_fn of one of the region's results runs. The latter comes after
-// the hooks on that result's gradient: FSDP gathers parameters in such a hook.
-// Results of the region must stay. Gradients of a backward inside the region must stay too. ebb
-// recognises such a backward because grad mode is off, or because it unpacks a saved tensor. A
-// with-block declares no results, so every value without a reader in the region counts as a result.
+// the hooks on that result's gradient: FSDP gathers parameters in such a hook. Results of the
+// region must stay. Gradients of a backward inside the region must stay too: ebb does not empty
+// values made with grad mode off, and empties nothing if a saved tensor was unpacked inside the
+// region. A with-block declares no results, so every value without a reader in the region counts as
+// a result.
 struct Escaped {
   c10::intrusive_ptr<Value> value;
   c10::Storage storage;  // emptied

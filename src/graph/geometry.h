@@ -9,9 +9,10 @@
 
 namespace ebb {
 
-// True if ebb can rebuild `tensor` from a storage and a geometry. Such a tensor is dense, strided
-// and unnamed, has a storage of its own device, and belongs to no Python subclass with a dispatch
-// of its own. All other tensors are not recorded and so become leaves.
+// True if ebb can rebuild `tensor` from a storage and a geometry. Such a tensor is strided and
+// unnamed, and has a storage and concrete sizes. It is no Python subclass with a dispatch of its
+// own, no functorch wrapper, and not quantised. All other tensors are not recorded and so become
+// leaves.
 bool isRecordable(const at::Tensor& tensor);
 
 // The storage of a recordable tensor, without the check that other tensors need.

@@ -30,13 +30,13 @@ struct PageGroup;
 // Note [What only ebb holds]
 // The program holds most inputs of regions itself, such as parameters and a batch. The program
 // drops others, such as an activation between two blocks, or a weight dequantised for one call.
-// Such a storage then stays alive for backward alone. ebb notices when the storage is freed: if ebb
-// drops the last reference, only ebb held the storage. The last reference may belong to a value, a
-// handle or a replay. A value does not know its region, so ebb marks the value and the graph counts
-// the bytes. Handles and replays count bytes directly. If the recorder's map has the last
-// reference, backward did not need the storage, and it does not count.
+// Such a storage then stays alive for backward alone. ebb notices this only when the storage is
+// freed: the storage counts if ebb drops the last reference. The last reference may belong to a
+// value, a handle or a replay. Handles and replays count the bytes directly. A value does not know
+// its region, so ebb marks the value and the graph counts the bytes. If the recorder's map has the
+// last reference, backward did not need the storage, which then does not count.
 //
-// Graph has many members: the classes that record a region store there what backward needs.
+// Graph has many members, because all classes that record a region store data for backward here.
 struct EBB_API Graph final : c10::intrusive_ptr_target {
   PythonMutex mutex;                    // See Note [One lock per graph]
   std::vector<std::string> names;       // names of the nested regions; the outermost is first

@@ -74,21 +74,20 @@ struct AheadCounts {
 
 // Note [Replays ahead of backward]
 // While backward works on one region, another thread materialises values for the handles of the
-// next region. The data tells which region is next: a region reads results of earlier regions, and
-// autograd takes the latest first. Where results pass through other code in between, ebb takes the
-// previously recorded region. As far as the limit allows, ebb keeps a region's packed tensors until
-// the same thread enters the next outermost region. So the region needed first by backward is
-// complete. The recorder treats ebb's reference to such a tensor as a reference of the program.
-// Bytes held after packing and bytes replayed ahead count against one limit until backward reaches
-// the graph or the graph dies. If the program also held a storage when the region closed, the
-// program may have written to the storage without moving a version, and then dropped it. Handles
-// then show the storage, as eager's saved tensors do, and recipes that read the value recompute it
-// first.
+// next region. Candidates for the next region are the regions whose results the current region
+// reads; the latest recorded candidate is first, as in autograd. If results pass through code
+// between regions, ebb takes the previously recorded region. As far as the limit allows, ebb keeps
+// a region's packed tensors until the same thread enters the next outermost region. So the last
+// region, which backward needs first, needs no replay. The recorder treats ebb's reference to such
+// a tensor as a reference of the program. Bytes held after packing and bytes replayed ahead count
+// against one limit until backward reaches the graph or the graph dies. If the program also held a
+// storage when the region closed, the program may have written to the storage without moving a
+// version, and then dropped it. Handles then show the storage, as eager's saved tensors do, and
+// recipes that read the value recompute it first.
 //
-// Lookahead has many members. They are not in Graph, because graphs need them only for replays
-// ahead. The graph's lock guards all members that are not atomic. A graph has no Lookahead while
-// replays do not run ahead, nor in verify mode, which compares each replay where backward would
-// need it.
+// Lookahead has many members, which graphs need only for replays ahead. The graph's lock guards all
+// members that are not atomic. A graph has no Lookahead while replays do not run ahead, nor in
+// verify mode, which compares each replay at the time at which backward needs the value.
 //
 // Note [Writes under a replay ahead]
 // The program may write to a leaf while a replay reads the leaf. A version moves only after the
@@ -98,11 +97,11 @@ struct AheadCounts {
 // the error that a replay at that time would raise.
 //
 // Note [Side streams]
-// On a device, a replay ahead runs either on the graph's own stream or on a side stream. The
-// graph's own stream, where backward will run, hides the host's time. A side stream also hides the
-// kernels' time. The side stream waits for the graph's stream when a replay begins on a region
-// recorded since the last wait. Backward's stream waits for the side stream when backward arrives.
-// The allocator records both streams, as in Note [Bytes of several streams].
+// On a device, a replay ahead runs either on the graph's own stream or on a side stream. On the
+// graph's own stream, where backward will run, only the host's work overlaps with backward. On a
+// side stream, the kernels overlap too. The side stream waits for the graph's stream when a replay
+// begins on a region recorded since the last wait. Backward's stream waits for the side stream when
+// backward arrives. The allocator records both streams, as in Note [Bytes of several streams].
 struct EBB_API Lookahead {
   // A value packed by autograd that must be recomputed.
   struct Wanted {
@@ -147,8 +146,8 @@ struct EBB_API Lookahead {
   // A replay ahead reads `leaf`: see Note [Writes under a replay ahead].
   void hasRead(const Value& leaf, const std::string& op);
 
-  // The name of an operator that a replay ahead ran and of which an input has been written since,
-  // by its version counter; null if there is none.
+  // Finds a leaf whose version counter has moved since a replay ahead read the leaf. Returns the
+  // name of the operator that read the leaf; null if there is no such leaf.
   const std::string* readerOfWritten() const;
 
   // Counts `fate` for the process and for the step's report.
@@ -167,7 +166,7 @@ struct EBB_API Lookahead {
   std::vector<Wanted> wanted;  // in the order of packing
   // graphs whose results this one reads; if none, the last graph before
   std::vector<WeakGraph> before;
-  std::vector<c10::intrusive_ptr<Stash>> cameBack;  // brought back ahead; wait for backward
+  std::vector<c10::intrusive_ptr<Stash>> cameBack;  // fetched ahead; see awaitsBackward()
   size_t taken = 0;                                 // bytes taken from the budget
   std::optional<c10::Stream> side;   // the side stream for replays ahead; none: they use backward's
   std::vector<ReadLeaf> leavesRead;  // see hasRead()

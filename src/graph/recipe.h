@@ -67,12 +67,11 @@ struct Output {
   bool written = false;  // the op wrote an argument; else a result
   uint16_t slot = 0;     // index of the argument or of the result
   int32_t element = -1;  // index in a list; -1: not a list
-  // Fingerprint of the output in the forward, for an operator from elsewhere on the CPU; 0:
-  // unknown.
+  // Fingerprint of the output in the forward, for a custom operator on the CPU; 0: unknown.
   uint64_t fingerprint = 0;
 };
 
-// Recipe has many members: each op allocates one, as a single block of memory.
+// Recipe has many members, so that each op allocates a single block of memory.
 struct Recipe final : c10::intrusive_ptr_target {
   // Note [A recipe is one block]
   // A recipe, its non-tensor arguments, its inputs and their shapes share one allocation. The

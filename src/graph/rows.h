@@ -22,9 +22,9 @@ namespace ebb {
 // of each. All other operators may mix rows, so their results have no rows.
 // The contents of padding rows must not matter to the program, and ebb does not restore them: see
 // Note [Dead rows] in paging/paging_engine.h. So a value computed from such rows cannot be
-// recomputed exactly, but only row by row: the value is `lossy`. If an operator may mix rows of lossy values,
-// ebb keeps its results and does not replay it. If such an operator saves a lossy value for its
-// backward, ebb keeps the whole value.
+// recomputed exactly, but only row by row: the value is `lossy`. If an operator may mix rows of
+// lossy values, ebb keeps its results and does not replay it. If such an operator saves a lossy
+// value for its backward, ebb keeps the whole value.
 
 // Throws unless `rows` is a valid argument of ebb::markRows for `tensor`: one integer, or a list of
 // integers.

@@ -47,7 +47,7 @@ struct CounterStamp : VersionStamp, InArena {
 
 // The state of a value follows from what the value owns.
 enum class ValueState : uint8_t {
-  Unneeded,      // nothing: an unused leaf, a freed value, or one lost half way
+  Unneeded,      // nothing: an unused leaf, a freed value, or a buffer lost in a failed replay
   Recomputable,  // a recipe; `home` may still hold the contents
   Held,          // bytes: a leaf that something needs, or a materialised value
   Kept,          // both: other code may write to the bytes; or see Note [Made each time]
@@ -66,8 +66,8 @@ enum class ValueState : uint8_t {
 // A materialised value stays Held until nothing refers to it, so each op is replayed at most once.
 // For the exceptions see Note [Made each time].
 //
-// Value has many members: each storage that an op produced has a Value, one block of memory.
-// Rare members are behind a pointer.
+// Value has many members, so that each storage that an op produced needs one block of memory. Rare
+// members are behind a pointer.
 struct Value final : c10::intrusive_ptr_target, InArena {
   Value();
   ~Value() override;
@@ -77,7 +77,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   c10::intrusive_ptr<Recipe> recipe;  // how to recompute the value; null for a leaf
   VersionStamp written;               // version of the last writer of the storage
   c10::intrusive_ptr<Stash> stash;    // see Note [Offloaded values]; else null
-  std::unique_ptr<SavedSlice> slice;  // the stash's present or future part; null: all
+  std::unique_ptr<SavedSlice> slice;  // the part that is or will be in the stash; null: all
   std::unique_ptr<Rows> rows;         // see Note [Rows]; null: valid rows are unknown
   c10::Storage redefined;             // see Note [Silent writes]; else null
   // Counters of other writers of this storage: aliases with their own counters, such as the results
@@ -113,7 +113,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   // alias with a counter of its own. Eager's backward sees such writes, so handles show the new
   // contents.
   bool follows : 1 = false;
-  bool wasLast : 1 = false;  // ended as the last holder of bytes from outside
+  bool wasLast : 1 = false;  // dropped the last reference to bytes from outside
 
   ValueState state() const {
     return stash             ? ValueState::Away

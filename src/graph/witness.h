@@ -12,7 +12,7 @@
 
 namespace ebb {
 
-// The start of a difference between a replay's bits and the forward's.
+// The first output, in the order of replays, whose bits differ from the forward's.
 struct Mismatch {
   std::string region;            // name of the region that recorded the op
   const OpTraits* op;            // the op

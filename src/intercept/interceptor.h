@@ -15,7 +15,7 @@ struct OpTraits;
 struct Call {
   const OpTraits& op;
   c10::DispatchKeySet below;  // the keys of the kernels that will run
-  bool repeatable;            // the kernels depend on `below` only, and not on the caller
+  bool repeatable;            // a call with the keys `below` runs the same kernels
   c10::IValue* arguments;     // valid until `run`; a generator may be replaced
   // Runs the op; returns the results, which are valid as long as this call.
   c10::function_ref<const c10::IValue*()> run;

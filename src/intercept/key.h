@@ -50,8 +50,9 @@ inline c10::impl::ForceDispatchKeyGuard belowEverything() {
   return {c10::DispatchKeySet(c10::DispatchKey::BackendSelect), keysAboveKernels()};
 }
 
-// True if a __torch_dispatch__ called this op, so below autograd, where torch counts no writes.
-// Such functions run with every key above Python excluded, and no other code excludes Conjugate.
+// True if a __torch_dispatch__ called this op. Such an op runs below autograd, where torch counts
+// no writes. A __torch_dispatch__ runs with every key above Python excluded, and no other code
+// excludes Conjugate.
 inline bool insidePythonDispatch() {
   return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Conjugate);
 }

@@ -77,8 +77,9 @@ constexpr std::array<std::string_view, 5> kNeverReplayedNamespaces{
 //
 // ebb sees no operator for the program's wait, so it treats the written value as in transit. Three
 // rules follow. The value is not offloaded, since the copy could miss data that has not arrived.
-// Its fingerprint is taken when the region ends. A version that moved before ebb looks at the value
-// was moved by the collective: gloo's threads end with operators of their own.
+// Its fingerprint is taken when the region ends. If the version has moved when ebb next looks at
+// the value, ebb attributes the move to the collective: gloo's threads end with operators of their
+// own.
 struct ReadArgument {
   std::string_view name;
   std::string_view argument;

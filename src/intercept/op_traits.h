@@ -23,7 +23,8 @@ enum class ArgUse : uint8_t {
   Unread,     // only shape, dtype and device matter
 };
 
-// The arguments that hold tensors. Lists of lists are only scanned, and never passed again.
+// The arguments that hold tensors. ebb scans lists of lists, and does not replay operators that
+// take them.
 enum class ArgType : uint8_t { Other, Tensor, TensorList, TensorLists };
 
 // The treatment of an op's calls.
@@ -47,12 +48,12 @@ enum class RowRule : uint8_t {
   OneArgument,  // result row i depends on row i of one argument, and on all of the others
   Groups,       // result row i depends on row i of argument 0, if argument 1 is a stack of matrices
   Batches,      // batched matrix products
-  TrailingDims,  // normalises over the last dimensions, as many as a list has sizes
+  TrailingDims,  // normalises over the last dimensions; rowArgument lists their sizes
   AlongDims,     // works along given dimensions
   ShapeOnly,     // reads only the argument's shape
 };
 
-// All facts about one operator: many members, read-only after the first call.
+// All facts about one operator; read-only after the first call, except for atomics.
 struct OpTraits {
   explicit OpTraits(c10::OperatorHandle handle) : op(std::move(handle)) {
   }
@@ -76,7 +77,7 @@ struct OpTraits {
   bool readsRequiresGrad = false;  // kernel choice depends on requires_grad and grad mode
   int16_t generatorArgument = -1;  // index of a Generator? argument
   int16_t dropoutArgument = -1;    // index of dropout_p: at 0 the op draws nothing
-  int16_t conditionArgument = -1;  // `uses` hold if this bool is true, or this number is 0
+  int16_t conditionArgument = -1;  // index of a bool that must be true or a number that must be 0
   bool conditionIsFlag = false;    // the condition is declared as a bool
   RowRule rows = RowRule::Unknown;
   // The argument with rows (OneArgument), or the argument with the sizes or dimensions for `rows`.
@@ -110,7 +111,8 @@ bool passesThrough(const c10::OperatorHandle& op);
 // True if an operator of this name is torch's. See Note [Operators from elsewhere].
 bool isTorchsOwn(std::string_view name);
 
-// Called by the registration listener: another operator may get the handle's address.
+// Called when an operator is removed. Forgets the address of its handle, which another operator may
+// get.
 void forgetOpTraits(const c10::OperatorHandle& op);
 
 // "aten::mm.default": includes the overload, as in Python.

@@ -16,8 +16,8 @@ namespace ebb {
 // results to the interceptor as borrowed IValues, so both kinds of kernel share the code that
 // records.
 //
-// Four more operators are listed because boxing loses an effect of their kernels for quantised
-// tensors, which put another tensor in the place of `out`.
+// Four more operators are listed because of their kernels for quantised tensors: such a kernel
+// assigns another tensor to `out`, and boxing loses this assignment.
 //
 // Returns nothing for all other operators, which use the boxed function.
 std::optional<c10::KernelFunction> unboxedKernel(const c10::OperatorHandle& op);

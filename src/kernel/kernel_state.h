@@ -69,9 +69,9 @@ class KernelStates {
   const KernelState* last_ = nullptr;   // usually the current state
 };
 
-// The precision settings of products in a kernel of `keys`, as one number. A replay under other
-// settings raises: ebb cannot restore them, because torch has an old and a new interface for them,
-// and raises if a program uses both.
+// The precision settings that products read in the kernel that `keys` select, as one number. A
+// replay under other settings raises: ebb cannot restore them, because torch has an old and a new
+// interface for them, and raises if a program uses both.
 uint32_t productPrecision(PrecisionRead read, c10::DispatchKeySet keys);
 
 // Runs kernels as the forward did: below autograd, dispatch modes, functorch and interception, with

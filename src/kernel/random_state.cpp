@@ -37,8 +37,8 @@ void setState(at::Generator& generator, const at::Tensor& state) {
   generator.set_state(state);
 }
 
-// The device whose default generator an op without a Generator argument draws from. Unknown for an
-// operator from elsewhere without tensor and device arguments.
+// The device whose default generator an op without a Generator argument draws from. Unknown for a
+// custom operator without tensor and device arguments.
 std::optional<c10::Device> deviceOf(
     const OpTraits& op, c10::DispatchKeySet keys, const c10::IValue* arguments) {
   const auto key = keys.remove(c10::DispatchKey::PythonDispatcher).highestPriorityTypeId();
@@ -169,8 +169,8 @@ RandomScope::RandomScope(
   if (!recorded) {
     return;
   }
-  // An operator from elsewhere may draw without a tag, and its kernel may be Python. So states
-  // before and after are compared, and no lock is held.
+  // A custom operator may draw without a tag, and its kernel may be Python. So states before and
+  // after are compared, and no lock is held.
   confirm_ = !op.random;
   state_ = std::make_unique<RandomState>();
   state_->generator = given ? arguments[op.generatorArgument].toGenerator()

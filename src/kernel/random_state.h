@@ -22,12 +22,12 @@ namespace ebb {
 // The recipe of an op that draws holds the generator's state before the draw (CPU: the engine's
 // state; CUDA: philox seed and offset). If the op takes a Generator argument, the replay passes a
 // private clone in that state and touches nothing else. Other ops draw from the device's default
-// generator, which is set for the replay and put back. Two threads in regions must not draw in
-// between, so all such runs, first or replayed, hold one process-wide lock. A thread that records
-// and holds a graph's lock must never wait for the lock of draws, since replays take the lock of
-// draws with the graph's lock held. Where possible, ebb exchanges the state object of CUDA's
-// generator, and does not set the state: after a set, cuDNN's recurrent layers begin their masks
-// anew, unlike in eager.
+// generator, which is set for the replay and put back. Meanwhile no other thread in a region may
+// draw, so all such runs, first or replayed, hold one process-wide lock. A thread that records and
+// holds a graph's lock must never wait for the lock of draws, since replays take the lock of draws
+// with the graph's lock held. Where possible, ebb exchanges the state object of CUDA's generator,
+// and does not set the state: after a set, cuDNN's recurrent layers begin their masks anew, unlike
+// in eager.
 //
 // Note [Random numbers in a capture]
 // While a graph is captured, the offset of CUDA's generator counts from the beginning of the
@@ -132,7 +132,7 @@ class EBB_API RandomReplay {
   at::Generator clone_;                // drawn from, if the op takes a generator
   at::Generator generator_;            // the shared generator to restore, if any
   at::Tensor outer_;                   // the state to restore, if the generator was set
-  at::Generator lender_;               // the state to restore, if the generator was lent one
+  at::Generator lender_;               // the generator's own state, if the replay exchanged it
   std::unique_lock<std::mutex> lock_;  // see Note [Random state]
 };
 

@@ -10,11 +10,10 @@ namespace ebb {
 // Note [The arena]
 // For each op a region makes a recipe, a value and one or two handles, and sometimes a stash.
 // Backward frees these objects in about the reverse order. With so many small objects, malloc and
-// free would take most of the time of recording, and a larger part the more objects exist. So the
-// arena cuts objects one after the other from chunks that belong to the recording thread. A chunk
-// counts its objects and is reused when the last object is freed, on any thread. An object with a
-// long life keeps only its chunk of 16 KiB: memory that its neighbours referred to was freed with
-// the neighbours.
+// free would take most of the time of recording. Their share would grow with the number of objects.
+// So the arena cuts objects one after the other from chunks that belong to the recording thread. A
+// chunk counts its objects and is reused when the last object is freed, on any thread. A long-lived
+// object keeps its chunk of 16 KiB, but not the memory to which freed neighbours referred.
 EBB_API void* arenaAllocate(size_t bytes);
 EBB_API void arenaFree(void* object) noexcept;
 
@@ -28,7 +27,7 @@ struct InArena {
   }
 };
 
-// For containers whose nodes come and go at the same rate.
+// For containers whose nodes live about as long as such objects.
 template <typename T>
 struct ArenaAllocator {
   using value_type = T;

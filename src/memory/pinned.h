@@ -17,16 +17,16 @@ namespace ebb {
 // [Memory near the device], and Note [Classes of sizes] for the cases where the pool asks for
 // slightly more.
 //
-// Registration takes long, a second for some gigabytes. Most of this time goes into giving memory
-// to pages, one after the other. So ebb asks for huge pages, and several threads touch them first.
+// Registration takes long, a second for some gigabytes. Most of this time is page faults, one after
+// the other. So ebb asks for huge pages, and several threads touch them first.
 //
 // Note [Pinned memory and fork]
-// A fork copies pinned pages at once, or takes them from under the device at the next write, and
-// data loaders fork. So a child process gets zeros in place of these pages (MADV_WIPEONFORK). The
-// child cannot miss the contents: they are copied to a device or to the disk tier, a child cannot
-// use the device, and the disk tier refuses to read the parent's data in a child. The addresses
-// stay mapped, unlike with MADV_DONTFORK. Otherwise a child that drops a tensor with such memory
-// would unmap new memory at the same place.
+// Data loaders fork. A fork either copies pinned pages at once, or the parent's next write moves
+// the parent to a copy while the device still uses the old page. So a child process gets zeros in
+// place of these pages (MADV_WIPEONFORK). The child cannot miss the contents: they are copied to a
+// device or to the disk tier, a child cannot use the device, and the disk tier refuses to read the
+// parent's data in a child. The addresses stay mapped, unlike with MADV_DONTFORK. Otherwise a child
+// that drops a tensor with such memory would unmap new memory at the same place.
 EBB_API c10::Storage allocatePinned(size_t nbytes, c10::Device device);
 
 }  // namespace ebb

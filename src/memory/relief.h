@@ -28,8 +28,9 @@ enum class Shortage : uint8_t { None, Host, Device };
 // The parts of ebb with memory to free, in the order in which they are asked.
 enum class Reserve : uint8_t { Leaving, Kept };
 
-// Frees some memory of the given kind; returns false if there is none. Called with locks held, a
-// graph's lock among them, so the function only tries to lock another graph.
+// Frees some memory of the given kind; returns false if there is none. The caller may hold a
+// graph's lock and others. So the function must not wait for another graph's lock; it may only try
+// the lock.
 using GiveBack = bool (*)(Shortage);
 
 // Sets the function of `reserve` for the whole process; null: none. Returns the function before.

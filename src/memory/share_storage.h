@@ -14,8 +14,8 @@ namespace ebb {
 // dst's storage gets a pointer to the memory of src's storage, and a deleter that owns a reference
 // to src's storage. So every view of dst, made before or after, shows src's data; src may die
 // first; the memory is freed with the last of both. No version moves: dst shows the intended data.
-// dst points to the current memory of src's storage, so that storage may not get other memory: it
-// is not resizable from then on, and cannot be a dst itself.
+// dst points to the current memory of src's storage, so src's storage must keep this memory: it is
+// not resizable from then on, and cannot be a dst itself.
 
 // From now on `dst` and all tensors on its storage show the memory of `src`. Both must have the
 // same dtype, device, sizes, strides and offset. src's storage must be as large as dst's was, or,

@@ -14,11 +14,12 @@ namespace ebb {
 // Note [Nothing moves under a replay ahead]
 // A replay that backward asks for runs at the time, and on the thread, at which eager would read
 // the saved tensor. A replay ahead runs beside the rest of the program, which may switch oneDNN off
-// and on again in a hook, or reshard a parameter. So there are two sides. A replay ahead runs one
-// recipe at a time, under a Stillness, and only if no Commotion exists. A Commotion is held by the
-// setters of torch's settings, by a replay under settings other than the process's, and by code
-// that resizes a storage. A Commotion waits for the recipe that is running, never for another
-// Commotion. A replay ahead never waits for a Commotion: it ends, and backward does the work.
+// and on again in a hook, or reshard a parameter. Two objects exclude each other. A replay ahead
+// holds a Stillness while it runs one recipe, and runs only if no Commotion exists. Three kinds of
+// code hold a Commotion: the setters of torch's settings, a replay under settings other than the
+// process's, and code that resizes a storage. A Commotion waits for the recipe that is running,
+// never for another Commotion. A replay ahead never waits for a Commotion: it ends, and backward
+// does the work.
 
 // If holds() is true, a new Commotion waits for the end of this object.
 class EBB_API Stillness {

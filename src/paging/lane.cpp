@@ -10,8 +10,8 @@
 namespace ebb {
 namespace {
 
-// Held calls belong to the current capture, or were over when that capture began, so numbers
-// suffice.
+// Comparing numbers suffices: held calls belong to the current capture, or were over when that
+// capture began.
 bool isOverWith(const PageLane::Call& call, const PageLane::Call& last) {
   return call.number <= last.number;
 }
@@ -132,7 +132,7 @@ void PageLane::release(
   });
 }
 
-// If only the lane is captured, the caller is outside of the capture.
+// Returns 0 if only the lane is captured: the caller is outside of that capture.
 uint64_t PageLane::capture() {
   if (!stream_) {
     return 0;

@@ -26,10 +26,9 @@ namespace ebb {
 // The tensor is held until the compute stream has waited for the call: later work on that stream
 // may then reuse the memory. A wait releases only tensors held for the waiting stream, so freeing
 // one stream's memory never depends on another stream. When a step is over, one stream waits for
-// all remaining calls, and ebb notifies the allocator of that stream (noteUse). ebb also notifies
-// the allocator when a stream reads memory that another stream allocated. With a single compute
-// stream, neither notification has an effect.
-// On the CPU there is no lane: calls are done when they return.
+// all remaining calls, and ebb records that stream with the allocator (noteUse). ebb does the same
+// when a stream reads memory that another stream allocated. With a single compute stream, noteUse
+// has no effect. On the CPU there is no lane: calls are done when they return.
 //
 // Note [Pages in a CUDA graph]
 // All calls can be captured. A captured stream may not wait for an event from outside of the
@@ -38,10 +37,10 @@ namespace ebb {
 // when the graph is launched (torch.cuda.graph waits for the device first); calls given in a
 // capture have not run yet. Memory held for a captured call is released when the capture is over,
 // successful or not. Before a capture ends, the compute stream must have waited for the lane's last
-// call; it has done so once every stash is restored. Captured calls run later, on other streams. So
-// if a graph uses a pool, all calls of the pool run after all work given to the compute stream. In
-// that case the compute stream waits for every call, and for the pages released at the end of a
-// step.
+// call; it has done so once every stash is restored. Captured calls run when the graph is launched,
+// and not on the lane. So if a graph uses a pool, all calls of the pool run after all work given to
+// the compute stream, and the compute stream waits for every call, including those that release
+// pages at the end of a step.
 class PageLane {
  public:
   // A call, or the end of several calls.
@@ -64,7 +63,8 @@ class PageLane {
   // Runs a call that nothing waits for individually.
   void give(const std::function<void()>& work, After after = After::Nothing);
 
-  // The end of all calls so far. Nothing to wait for in a capture that the lane has not joined.
+  // The end of all calls so far. In a capture that the lane has not joined, returns a call with
+  // number 0.
   Call mark();
 
   // Keeps `bytes`, allocated on the stream `made`, until that stream or another has waited for

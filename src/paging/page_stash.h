@@ -58,8 +58,8 @@ struct PageSource {
   void checkCount(int64_t live, const PageGroup& group) const;
 };
 
-// Only the engine accesses the members, under the engine's lock. The members are many, so that a
-// stash is one block of memory.
+// Only the engine accesses the members, under the engine's lock. PageStash has many members, so
+// that a stash is one block of memory.
 struct PageStash final : Stash, InArena {
   enum class State : uint8_t {
     Resident,   // the storage itself is kept: its backward comes next

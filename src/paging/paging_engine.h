@@ -37,8 +37,8 @@ void checkSettings(const PagingSettings& settings);
 // Note [Dead rows]
 // The contents of padding rows do not matter: the user declares so with mark_rows. But kernels
 // compute with padding rows: 0 / 0 in a row whose gradient is zero is NaN, and a product over all
-// rows spreads the NaN. So padding rows come back as copies of the first valid row, and cause
-// nothing that the valid row does not cause. If no row is valid, the first padding row is paged for
+// rows spreads the NaN. So padding rows come back as copies of the first valid row, which cause no
+// NaN that the valid row does not cause. If no row is valid, the first padding row is paged for
 // this purpose. In verify mode (not with demote, which promises correct gradients) padding rows
 // come back as NaN, to expose a program that depends on their contents.
 //

@@ -141,7 +141,8 @@ TrackedPoolPtr PoolSet::find(const PoolKey& key) const {
   return found == pools_.end() ? nullptr : found->second;
 }
 
-// If all rows come back in reverse order, a stack needs no more rows than pages do.
+// Chooses a stack if it needs no more rows than pages do, as when all rows come back in reverse
+// order.
 PagePoolOptions PoolSet::sizeOf(
     const PoolKey& key, const PageNeed& need, const PagingSettings& settings) const {
   PagePoolOptions options;

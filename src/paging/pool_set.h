@@ -81,7 +81,8 @@ class PoolSet {
   std::map<PoolKey, TrackedPoolPtr> pools_;     // in use
   std::vector<TrackedPoolPtr> retired_;         // dropped, but used by a CUDA graph
   std::map<PoolKey, int64_t> grown_;            // least number of rows, for pools that overflowed;
-                                                // never stacks, since the order may be the cause
+                                                // never stacks: the order may have caused the
+                                                // overflow
   PageNeeds needs_;                             // of the latest recorded step
   uint64_t spilledSteps_ = 0;                   // see PagingStats
 };

@@ -100,9 +100,10 @@ void TrackedPool::settleFreed() {
   stack_.insert(stack_.end(), stay.rbegin(), stay.rend());
 }
 
-// If a slot was stashed before a capture and freed in the capture, the graph's first launch gives
-// the pages back, unless they were given back before. A slot stashed in a capture is left to the
-// graph: outside of the capture nothing was stashed.
+// If a slot was stashed before a capture and freed in the capture, the call is captured, and the
+// graph's first launch gives the pages back. The slot also stays in the list: the next call outside
+// of captures gives the pages back, unless a launch has done so. A slot stashed in a capture has no
+// pages outside of that capture, so only the graph gives its pages back.
 void TrackedPool::giveBack(const SlotPtr& slot, std::vector<SlotPtr>& stays) {
   const uint64_t now = lane_.capture();
   const uint64_t of = slot->stashed.capture;
@@ -118,7 +119,8 @@ void TrackedPool::giveBack(const SlotPtr& slot, std::vector<SlotPtr>& stays) {
   }
 }
 
-// Runs on the lane after the stash to be checked, which runs after all work of graphs.
+// Runs on the lane after the stash to be checked. The stash runs after all earlier launches of
+// graphs.
 void TrackedPool::assertGood() {
   const auto assertOnDevice = [&] {
     const at::Tensor good = at::eq(pages_->flags().narrow(0, 0, 1), 0);

@@ -25,7 +25,7 @@ class TrackedPool {
   struct Slot {
     PageTicket ticket;
     PageLane::Call stashed;    // call that stashed the rows
-    uint64_t givenBackIn = 0;  // if stashed outside: capture in which the pages were given back
+    uint64_t givenBackIn = 0;  // if not stashed in a capture: capture that gave the pages back
     bool free = false;         // the rows are not needed any more
   };
   using SlotPtr = std::shared_ptr<Slot>;
@@ -51,8 +51,8 @@ class TrackedPool {
   // Asserts on the device that the pool had no error.
   void assertGood();
 
-  // Outside of captures: orders later work of a CUDA graph that uses the pool after all calls given
-  // so far.
+  // If a CUDA graph uses the pool: later launches of the graph run after all calls given so far.
+  // Called outside of captures.
   void letGraphsWait();
 
   // Adds error bits to a tensor of one int64; runs on the lane.

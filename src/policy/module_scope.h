@@ -10,10 +10,11 @@
 namespace ebb {
 
 // Note [Modules by number]
-// Rules may ask for the running module. The code that tracks modules gives each name a number once:
-// the Python package does so through subclasses whose forward enters a scope. Entering and leaving
-// then only exchange a thread's number. Numbers are never reused, so there are as many as a model
-// has modules. 0 is no module. Rules match either of a module's names.
+// A rule may have a condition on the running module. The code that tracks modules gives each
+// module's name a number once; the Python package tracks modules through subclasses whose forward
+// enters a scope. To enter or leave a scope then only sets the thread's current number. Numbers are
+// never reused, so there are as many as a model has modules. 0 is no module. Rules match either of
+// a module's names.
 struct ModuleNames {
   std::string plain;  // without the parts that wrappers (DDP, FSDP) insert
   std::string full;   // as in the model

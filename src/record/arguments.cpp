@@ -123,12 +123,14 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
 }
 
 // Note [Versions that move first]
-// torch's own operators move the version of an argument after the kernel has written it. An
-// operator made by torch.library.custom_op moves the version before its kernel, so the recorder
-// sees a version one ahead. An unseen write could have the same effect. The recorder accepts the
-// move as the operator's own after one call whose kernel was not followed by a move. Where
-// fingerprints of results would reveal an unseen write, the recorder accepts the move at once. The
-// counter of a factory's result is new to the recorder: see Note [Version stamps].
+// torch's own operators move the version of an argument after the kernel has written the argument.
+// An operator made by torch.library.custom_op moves the version before its kernel, so the recorder
+// sees a version one ahead. An unseen write could have the same effect. So the recorder does not
+// trust the version in the operator's first call, and watches whether the version moves after the
+// kernel. If not, the operator moves versions first, and later calls are trusted. Where
+// fingerprints of results would reveal an unseen write, the first call is trusted too. A counter
+// that the recorder has not seen yet, such as that of a factory's result, began at version 0: see
+// Note [Version stamps].
 [[gnu::cold]] bool Arguments::isAhead(const at::Tensor& tensor) {
   auto* known = values_.find(tensor);
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();

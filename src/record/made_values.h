@@ -63,7 +63,7 @@ class MadeValues {
   size_t fullAt_ = kFewest;     // size at which all entries are examined
   size_t forgotten_ = 0;        // number of entries forgotten
   size_t sweeps_ = 0;           // number of partial sweeps
-  // by level: entries added in all when a sweep last reached the level
+  // by depth of sweep: entries ever added, as of the last sweep of this depth
   std::array<size_t, 24> madeAt_{};
 };
 

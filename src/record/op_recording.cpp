@@ -60,7 +60,8 @@ uint64_t fingerprintOfResult(const OpTraits& op, const c10::IValue* results) {
   return whole ? fingerprint(result.storage()) : 0;
 }
 
-// True if ebb could free memory after a failed allocation: memory kept by regions, or leaving.
+// True if ebb could free memory after a failed allocation: values that regions keep, or values on
+// their way to the host.
 bool hasReserve(const Context& context) {
   return context.graph->lookahead || context.counters->bytesOffloaded != 0;
 }

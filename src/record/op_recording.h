@@ -21,8 +21,8 @@ namespace ebb {
 // costs time. Code for few ops is marked `gnu::cold`, so the compiler places the code elsewhere.
 // Code for many but not all ops is marked `gnu::noinline`. See docs/design/record.md.
 //
-// OpRecording is one call of an operator, from arguments to results. OpRecording has many members:
-// stages of the call need results of earlier stages.
+// OpRecording is one call of an operator, from arguments to results. OpRecording has many members,
+// since later stages of the call need the results of earlier stages.
 class OpRecording {
  public:
   // Takes the lock of the context's graph.
@@ -46,14 +46,15 @@ class OpRecording {
   void runRandomKernel();
   void recover(bool draws);
   // Note [Operators from elsewhere]
-  // An operator from outside torch may keep state that no schema shows: a step counter, a
-  // generator, a cache. A second run would then silently give another result. So ebb keeps the
-  // results, unless a rule of the policy matches the operator: by the rule, the user calls the
-  // operator repeatable. A checkpointed call says so for all inner operators (Context::allRepeat),
-  // since torch's checkpoint would run them again. On the CPU, fingerprints compare the results of
-  // both runs in both cases. On other devices only verify mode compares. In a checkpointed call on
-  // the CPU, such an operator may also fill a result of `empty`: there ebb can rule out other
-  // writers of the memory, so a replay may use new memory.
+  // A custom operator, that is, one from outside torch, may keep state that no schema shows: a step
+  // counter, a generator, a cache. A second run would then silently give another result. So ebb
+  // keeps the results, with two exceptions. A rule of the policy that matches the operator declares
+  // it repeatable. A checkpointed call declares all inner operators repeatable
+  // (Context::allRepeat), since torch's checkpoint would run them again. In both cases, ebb
+  // compares the results of the replay with the forward's: on the CPU by fingerprints, on other
+  // devices in verify mode only. In a checkpointed call on the CPU, such an operator may also fill
+  // a result of `empty`. There a fingerprint shows that no other code has written to the memory
+  // before, so a replay may use new memory.
   bool isTrusted(const Verdict& verdict) const {
     return !op_.untrusted || context_.allRepeat || verdict.named;
   }

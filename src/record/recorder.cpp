@@ -230,7 +230,8 @@ void Recorder::markRows(const at::Tensor& tensor, const at::Tensor& rows) {
 // Note [Names]
 // The user names a value after its op has returned, when autograd may already have packed the
 // value. If the name makes ebb keep the value, the bytes are held at once for existing handles and
-// recipes, and as usual for later ones. A value packed as kept stays kept.
+// recipes, and as usual for later ones. If autograd has packed the value as kept, a name does not
+// free its bytes.
 void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   if (!isRecordable(tensor)) {
     return;

@@ -48,15 +48,17 @@ class RowMarks {
  private:
   // The first `count` rows of `tensor`, which shows `value`, are valid.
   void setRows(Value& value, const at::Tensor& tensor, const RowCountPtr& count);
-  // The shared count for `rows`: an operator may read all tensors of one count together.
+  // The count for `rows`. Tensors with the same count share one object, so that an operator may
+  // combine them.
   RowCountPtr countOf(const at::Tensor& tensor, const at::Tensor& rows);
 
   const Context& context_;
   ValueMap& values_;
   Sender& sender_;
   std::vector<RowCountPtr> counts_;  // counts given in the outermost region
-  // Storages with rows packed by autograd since the last op. The next op has packed them, if that
-  // op is torch's own: such an op packs inputs before the run. Compared, never dereferenced.
+  // Storages with rows that autograd has packed since the last op. If the next op is torch's own,
+  // it has packed them, because autograd packs inputs before the op reaches ebb. Compared, never
+  // dereferenced.
   c10::SmallVector<c10::StorageImpl*, 4> packedSince_;
 };
 

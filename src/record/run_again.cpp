@@ -14,12 +14,12 @@ namespace {
 
 // Note [Operators that are tried again]
 // A kernel may throw after a part of its work. The failed run leaves no trace under four
-// conditions: the op writes to no argument; the op is torch's own and so keeps no state; the op
-// does not communicate; and its random numbers can be drawn again. During a capture, launched work
-// would be a part of the graph, so ebb does not try again. A boxed call takes its arguments from
-// the stack, some before the failure. So ebb holds the arguments during the run, if ebb has memory
-// to free. Likewise ebb copies and restores the small buffers that an op writes beside its results,
-// such as the running statistics of batch norm.
+// conditions: the op writes to no argument except small buffers beside its results, such as the
+// running statistics of batch norm; the op is torch's own and so keeps no state; the op does not
+// communicate; and its random numbers can be drawn again. During a capture, launched work would be
+// a part of the graph, so ebb does not try again. A boxed call may have taken arguments from the
+// stack before it fails. So if ebb has memory to free, ebb holds the arguments and copies of the
+// small buffers during the run, and restores them before the next run.
 bool leavesNoTrace(const Call& call, const Arguments& arguments) {
   const auto isSmall = [](const Write& write) {
     constexpr size_t kSmall = size_t{1} << 20;

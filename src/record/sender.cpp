@@ -18,16 +18,16 @@
 namespace ebb {
 // Note [Offloaded values]
 // ebb sends an offloaded value when autograd packs the value. A value read only by recipes stays on
-// the device first, since most recipes are never needed. ebb sends such a value when the region
-// ends and a handle needs the value. A sweep of the map sends the value too, if a handle would need
-// it at an end of the region there. ebb treats a value in the same way if all packs and recipes
-// show the same small slice. Then only the slice is sent, see Note [Saved slices]. After sending, a
-// stash stands for the bytes, and the value needs no recipe. A visible write waits for the copy, so
-// the stash surely holds the state before the write (isPrivate). After an unseen write the version
-// has moved, and reading the old state raises, as for a leaf. If no host memory is left, ebb
-// recomputes the value, or keeps a value without a recipe. ebb pages a value in the same way, to a
-// page pool and as a whole, if the value has rows; see Note [Rows]. A value without rows when
-// autograd packs it is kept.
+// the device first, since most recipes are never needed. When the region ends, ebb sends such a
+// value if a handle needs it. A sweep of the map decides as if the region ended at that time. ebb
+// treats a value in the same way if all packs and recipes show the same small slice. Then only the
+// slice is sent, see Note [Saved slices]. After sending, a stash stands for the bytes, and the
+// value needs no recipe. A visible write waits for the copy, so the stash surely holds the state
+// before the write (isPrivate). After an unseen write the version has moved, and reading the old
+// state raises, as for a leaf. If no host memory is left, ebb recomputes the value, or keeps a
+// value without a recipe. A value with the decision PAGE goes to a page pool in the same way, but
+// never as a slice. If the value has no rows (Note [Rows]) when autograd packs it, ebb keeps the
+// value.
 void Sender::send(Value& value, const c10::Storage& storage) {
   value.due = false;
   // False if other code resized the storage: there is nothing to send.

@@ -37,7 +37,7 @@ class Sender {
   // small slice: the rest of the value may never be needed.
   void sendOrWait(Value& value, const at::Tensor& tensor);
 
-  // `tensor` shows more of the value than the stash's present or future slice.
+  // Called when `tensor` shows other elements than the value's slice: the whole value will be sent.
   void needAll(Value& value, const at::Tensor& tensor);
 
   // True if the value, shown by `tensor`, may be sent to its destination.

@@ -1,4 +1,4 @@
-// Results kept by regions because no rule calls their operator from elsewhere repeatable.
+// Results of custom operators, kept because no rule declares the operator repeatable.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>

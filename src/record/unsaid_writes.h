@@ -1,4 +1,4 @@
-// Detects undeclared writes of an operator from elsewhere.
+// Detects undeclared writes of a custom operator.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -11,9 +11,9 @@
 namespace ebb {
 
 // Note [Unsaid writes]
-// ebb's tables list torch's operators whose schemas omit writes. For an operator from elsewhere (a
-// C++ kernel in a torch.library) there is no such list, and a write below torch moves no version.
-// So on the CPU, where reading bytes waits for nothing, ebb compares fingerprints of the read-only
+// ebb's tables list torch's operators whose schemas omit writes. For a custom operator (a C++
+// kernel in a torch.library) there is no such list, and a write below torch moves no version. So on
+// the CPU, where reading bytes waits for nothing, ebb compares fingerprints of the read-only
 // arguments before and after the run. A changed argument counts as an opaque write, and the
 // operator is not replayed.
 class UnsaidWrites {

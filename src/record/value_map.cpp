@@ -234,7 +234,7 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
   }
   const auto needed = [&] { return !value->recipe && value->recipeReaders() > indifferent; };
   if (needed()) {
-    dropUnused(made_.size());  // recipes kept alive only by the map need nothing
+    dropUnused(made_.size());  // frees recipes that only the map keeps alive
   }
   if (needed()) {
     makePrivate(*context_.graph, *value, *context_.counters);
@@ -344,9 +344,9 @@ void ValueMap::sweep() {
   });
 }
 
-// Values to be sent among the last `window` that would be needed if the region ended here. All
-// `window` values are in the map. Excludes values read only by recipes without saved results so
-// far: most such recipes are never needed.
+// Of the last `window` values, which are all in the map: values that are to be sent and that a
+// handle would need if the region ended now. Excludes values whose only readers are recipes without
+// saved results so far: most such recipes are never needed.
 std::vector<c10::intrusive_ptr<Value>> ValueMap::neededToSend(size_t window) const {
   const auto latest = made_.latest(window);
   std::vector<c10::intrusive_ptr<Value>> found;

@@ -20,7 +20,7 @@ class Sender;
 
 // A written value whose version torch may still move: see Note [Version stamps].
 struct Unsettled {
-  c10::intrusive_ptr<Value> after;   // the new state; its stamp may be one short
+  c10::intrusive_ptr<Value> after;   // the new state; its version may yet move by one
   c10::intrusive_ptr<Value> before;  // the old state, if autograd had packed it
   c10::Storage storage;              // of both states; set only if `before` is
   c10::VariableVersion viewed;       // counter moved by an in-place view; else empty
@@ -60,8 +60,8 @@ class ValueMap {
     values_.erase(storage);
   }
 
-  // The storage of `value` is about to be written: see Note [Copy on write]. `indifferent` of the
-  // recipe inputs with `value` do not need the old state.
+  // The storage of `value` is about to be written: see Note [Copy on write]. `indifferent`: number
+  // of recipe inputs that refer to `value` and do not need its old contents.
   void supersede(const c10::intrusive_ptr<Value>& value, size_t indifferent);
 
   // An unseen write changes `tensor`. Returns the new state, a leaf.

@@ -57,7 +57,8 @@ c10::intrusive_ptr<Value> stateAfter(
   return after;
 }
 
-// If the kernel shrank an `out=`, the write was not whole: views still show the rest.
+// False if a whole write no longer covers the storage: the kernel has shrunk an `out=`, and views
+// still show the rest.
 bool canBeRepeated(const Write& write) {
   return !write.sideEffect && (!write.whole || coversStorage(write.tensor));
 }

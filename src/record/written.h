@@ -10,8 +10,8 @@
 
 namespace ebb {
 
-// The op is about to write: what other recipes still need of the old contents is copied. `recipe`:
-// the op's, or null.
+// The op is about to write: copies old contents that other recipes still need. `recipe`: the op's,
+// or null.
 void prepareWrites(ValueMap& values, const Arguments& arguments, const Recipe* recipe);
 
 // The state that `op` left, with the policy's decision; without a recipe as yet. `rows`: the valid

@@ -1,4 +1,4 @@
-// Values recomputed in a slice for other values of the slice, and freed again.
+// Values that a slice (see Note [Replay]) recomputes only for other values, and frees again.
 #pragma once
 
 #include <c10/util/SmallVector.h>

@@ -274,11 +274,12 @@ class Slice {
 }  // namespace
 
 // Note [Replay]
-// ebb collects the needed recipes backwards from the wanted value and stops at values whose bytes
-// are available. The recipes run in the order of recording, with autograd, dispatch modes and ebb's
-// key excluded. Each referenced result gets its bytes and drops its recipe. Inputs without other
-// users are freed with the recipe. So a slice holds as little memory as possible, and no recipe
-// runs twice, unless the policy says so: see Note [Made each time].
+// To materialise a value, ebb collects the needed recipes backwards from the value and stops at
+// values whose bytes are available. These recipes are a slice. They run in the order of recording,
+// with autograd, dispatch modes and ebb's key excluded. Each referenced result gets its bytes and
+// drops its recipe. Inputs without other users are freed with the recipe. So a slice holds as
+// little memory as possible, and no recipe runs twice, unless the policy says so: see Note [Made
+// each time].
 c10::Storage materialise(Graph& graph, Value& value) {
   if (value.state() == ValueState::Away) {
     return bringBack(graph, value);

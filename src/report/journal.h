@@ -54,7 +54,7 @@ constexpr size_t kAheadFates = 5;
 using JournalTime = int64_t;  // nanoseconds since the step began
 constexpr JournalTime kNever = -1;
 
-// All facts about one value: many members, as a report has many columns.
+// All facts about one value: a member for each column of a report or profile.
 struct Line {
   const std::string* region = nullptr;  // strings belong to the journal
   const std::string* module = nullptr;
@@ -68,7 +68,7 @@ struct Line {
   Fate fate = Fate::Unneeded;
   bool packed = false;    // by autograd
   bool wasLast = false;   // made outside, and ebb dropped the last reference
-  uint32_t storages = 0;  // for values from outside: storages that autograd's handles hold
+  uint32_t storages = 0;  // from outside: number of autograd's handles that hold the storage
   uint32_t replays = 0;
   uint32_t replaysAhead = 0;   // replays before backward asked
   JournalTime replayTime = 0;  // host time in replayed kernels
@@ -83,7 +83,7 @@ struct Line {
   int64_t rows = 0;              // for profiles: as in ProfileValue
   int64_t liveRows = 0;
   bool rowsMixed = false;
-  bool wasRead = false;  // by a replay, of a report
+  bool wasRead = false;  // input of a replay in a report
   PythonStack stack;     // where it was made; null in profiles
 };
 
@@ -105,8 +105,8 @@ struct OperatorLine {
   bool readsRows = false;
 };
 
-// A storage to which a region refers, and how many of the region's values and handles refer to it.
-// Null if none does.
+// The storage that a value from outside holds, and the number of references to the storage, without
+// those of autograd's handles. Null if the value holds no storage.
 struct RegionHold {
   const c10::StorageImpl* storage = nullptr;
   size_t holders = 0;
@@ -155,7 +155,7 @@ using EntryPtr = c10::intrusive_ptr<Entry>;
 // are not recorded.
 void noteLast(const EntryPtr& entry);
 
-// The lines, calls and spans of one step: many members, all written under one lock.
+// The lines, calls and spans of one step; one lock guards all of them.
 class Journal final : public std::enable_shared_from_this<Journal> {
  public:
   enum class For : uint8_t { Report, Profile };

@@ -1,4 +1,4 @@
-// Where in a program, which is Python, operators were called: for reports.
+// Python stacks at the calls of operators, for reports.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -10,7 +10,7 @@
 
 namespace ebb {
 
-// torch's CapturedTraceback. Its frames get names when somebody asks for them.
+// torch's CapturedTraceback. framesOf() looks up the names of its frames.
 using PythonStack = std::shared_ptr<c10::GatheredContext>;
 
 // The Python stack of this thread. Takes the GIL.

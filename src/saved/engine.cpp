@@ -23,10 +23,10 @@ using NodePointer = std::shared_ptr<autograd::Node>;
 
 // Note [Handles without Python]
 // SavedVariable asks the default engine for saved-tensor hooks, and hooks are a C++ interface. So
-// ebb puts its own engine in front of the default one. ebb's engine forwards everything, except the
-// question for hooks in a region. Pack and unpack are then plain virtual calls: no Python object,
-// no GIL. Hooks pushed inside the region win, because innermost hooks win. Hooks pushed outside see
-// tensors packed outside.
+// ebb puts its own engine in front of the default one. In a region, ebb's engine answers the call
+// for hooks, and forwards all other calls. Pack and unpack are then plain virtual calls: no Python
+// object, no GIL. Hooks pushed inside the region win, because innermost hooks win. Hooks pushed
+// outside see tensors packed outside.
 //
 // If there is an interpreter, the default engine is the Python engine: a static object that torch
 // rebuilds in place after a fork. So a reference to the engine stays valid.

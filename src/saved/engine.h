@@ -1,4 +1,4 @@
-// A forwarding autograd engine with ebb's handles.
+// An autograd engine that creates ebb's handles in regions, and forwards all other calls.
 #pragma once
 
 namespace ebb {

@@ -51,9 +51,10 @@ at::Tensor Handle::unpack() {
 }
 
 // Note [Version checks]
-// Saved-tensor hooks disable autograd's own check, so no other check is left. A handle raises
-// exactly where eager raises: when the version of the packed tensor has moved since packing. In
-// addition, a replay raises if a leaf that it reads has changed; see Slice::throwLostLeaf.
+// Saved-tensor hooks disable autograd's own version check, so a handle checks the version. The
+// handle raises exactly where eager raises: when the version of the packed tensor has moved since
+// packing. In addition, a replay raises if a leaf that it reads has changed; see
+// Slice::throwLostLeaf.
 void Handle::checkVersion() const {
   TORCH_CHECK(
       !counter_.enabled() || counter_.current_version() == version_,
@@ -69,9 +70,9 @@ void Handle::checkVersion() const {
       " instead. Hint: eager raises here too; write to a copy (out of place), or after backward.");
 }
 
-// torch.jit.trace follows tensors by identity, and is not visible while autograd packs. So ebb
-// cannot step aside if a trace was started inside a region. See also isTraced() in
-// region/enter_region.cpp.
+// torch.jit.trace follows tensors by identity, so a rebuilt tensor would be a constant in the
+// trace. While autograd packs, ebb cannot see that a trace runs. So if a trace was started inside a
+// region, unpacking raises. See also isTraced() in region/enter_region.cpp.
 void Handle::checkTracer() const {
   TORCH_CHECK(
       !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer) || !saved_.isRebuilt() ||

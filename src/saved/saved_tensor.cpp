@@ -58,7 +58,8 @@ bool isLastUnpack() {
   return node != nullptr && isTorchsOwn(*node);
 }
 
-// Inside the region the map's reference counts too. The result is an extra copy with the same bits.
+// Inside the region this is true too often, because the recorder's map refers to the value. The
+// only effect is an extra copy.
 bool isReadByRecipes(const c10::intrusive_ptr<Value>& value, const c10::Storage& storage) {
   if (onlyHandlesOwn(value)) {
     return false;
@@ -85,13 +86,13 @@ struct SavedTensor::Parts {
 // Note [What a handle keeps]
 //   1. A value to be recomputed: the value and the geometry. No bytes.
 //   2. A wrapper around such values: each inner tensor, and how to rebuild the wrapper.
-//   3. A kept value that has a grad_fn, or that the policy saves: its storage and the geometry.
-//   Never
-//      the tensor: it owns the node that owns this handle, or belongs to the program too. Reference
-//      counts tell whether other code holds the storage, see ownsItsBytes.
-//   4. Everything else (parameters, inputs, other subclasses, sparse tensors): the tensor itself,
-//      as in eager, so that unpack gives the same object.
-// In the last two cases the handle shares the bytes with the living tensor exactly as in eager.
+//   3. A kept value that has a grad_fn, or that the policy saves: its storage and the geometry. Not
+//      the tensor, which owns the node that owns this handle, or belongs to the program too.
+//      Reference counts tell whether other code holds the storage, see ownsItsBytes.
+//   4. Any other tensor without a grad_fn (parameters, inputs): the tensor itself, as in eager, so
+//      that unpack gives the same object.
+//   5. Any other tensor (sparse tensors, other subclasses): an alias without the grad_fn.
+// In cases 3 to 5 the handle shares the bytes with the living tensor exactly as in eager.
 void SavedTensor::pack(Recorder& recorder, const at::Tensor& tensor, bool part) {
   graph_ = recorder.graph();
   requiresGrad_ = tensor.requires_grad();
@@ -143,8 +144,8 @@ SavedTensor::~SavedTensor() {
   }
 }
 
-// See Note [What only ebb holds]. A Python object may refer to the tensor. If the tensor outlives
-// this reference, other code still holds that object.
+// See Note [What only ebb holds]. A Python object may refer to the tensor. So ebb drops its own
+// reference: if the tensor lives on, other code holds it.
 void SavedTensor::dropFromOutside() {
   unpacked_.reset();
   bool wasLast = storage_ && storage_.use_count() == 1;
@@ -209,10 +210,11 @@ bool SavedTensor::isOffloaded() const {
 }
 
 // Note [One tensor for all unpacks]
-// If a saved tensor needs no grad, eager's unpack gives the saved tensor itself. The engine then
-// sees another owner of a gradient taken from there, and does not write to the gradient. ebb does
-// the same from the first unpack on. If the tensor needs grad, torch makes a new tensor from the
-// result of unpack, with and without hooks.
+// If a saved tensor needs no grad, eager's unpack gives the saved tensor itself. If a backward
+// function returns this tensor as a gradient, the engine sees another owner and does not write to
+// the gradient in place. So ebb keeps the tensor of the first unpack and gives the same tensor
+// again. If the tensor needs grad, torch makes a new tensor from the result of unpack, with and
+// without hooks.
 at::Tensor SavedTensor::unpack() {
   if (entry_) [[unlikely]] {
     noteAsked();
@@ -250,10 +252,10 @@ void SavedTensor::shareWithAllStreams(const at::Tensor& unpacked) {
 }
 
 // Note [Given up when unpacked]
-// Autograd keeps the saved tensors of a function until the function's results are checked, and the
-// check may need memory. So a recomputed tensor held only by this handle is freed together with the
-// function's own variables, as in torch.utils.checkpoint. Until then a second unpack, such as a
-// hook's, finds the tensor.
+// Autograd holds the saved tensors of a function until it has validated the function's gradients,
+// which may need memory. So ebb frees a recomputed tensor that only this handle holds together with
+// the function's own variables, as torch.utils.checkpoint does. Until then a second unpack, such as
+// a hook's, finds the tensor.
 void SavedTensor::giveUp() {
   const bool only = recompute_ && value_->isPrivate && value_->bytes && !value_->redefined &&
                     value_->handles == 1 && onlyHandlesOwn(value_) &&

@@ -12,8 +12,7 @@
 
 namespace ebb {
 
-// SavedTensor has many members: each saved tensor allocates a SavedTensor, as a single block of
-// memory.
+// SavedTensor has many members, so that a saved tensor needs a single block of memory.
 class SavedTensor {
  public:
   SavedTensor() = default;

@@ -16,8 +16,8 @@ namespace ebb {
 // neither wait for the device nor query its progress. torch reports captures since 2.12; before,
 // ebb asks CUDA's runtime. The runtime gives an error if another thread captures and this thread is
 // on the legacy stream. Then the answer is yes, since a wait there would end that capture. The
-// error is cleared. The functions below never throw: the next call of torch reports any other
-// error.
+// error is cleared. The functions below never throw; any other error shows in the next call of
+// torch.
 
 // True if a graph is being captured on this thread's current stream of `device`.
 EBB_API bool isCapturing(c10::Device device);
@@ -34,9 +34,9 @@ EBB_API bool isCapturingForCuda(void* stream);
 // Like captureOf(), for a CUDA stream, and by CUDA's runtime alone.
 EBB_API uint64_t captureForCuda(void* stream);
 
-// Numbers the captures in which a stream of ebb's, beside a compute stream, may take part. The
-// stream joins a capture with its first work there, and does not join the next capture before its
-// first work there.
+// For a stream of ebb's beside a compute stream: numbers the captures of the compute stream, and
+// records whether ebb's stream has joined the current capture. ebb's stream joins a capture with
+// its first work in that capture.
 class CaptureWatch {
  public:
   // The number of the current capture; 0: none.
@@ -44,8 +44,8 @@ class CaptureWatch {
     return current_;
   }
 
-  // True if the current capture is over: the stream `own`, or `compute` before `own` has joined, is
-  // not captured any more.
+  // True if the current capture is over. Asks ebb's stream `own` if it has joined the capture, else
+  // `compute`.
   bool isOver(c10::Stream compute, c10::Stream own) const {
     return current_ != 0 && !isCapturing(joined_ ? own : compute);
   }

@@ -17,7 +17,7 @@ namespace ebb {
 //
 // The order of all locks, in which a thread may take one while it holds others:
 //   1. Graph::mutex                          see Note [One lock per graph]
-//   2. the lock of draws, in random_state.cpp   not while an operator from elsewhere runs
+//   2. the lock of draws, in random_state.cpp   not while a custom operator runs
 //   3. the lock of the offload engines, that of the paging engine; neither under the other
 //   4. all other mutexes, which guard a few members each; code that holds one calls nothing that
 //      could take another lock or the GIL.

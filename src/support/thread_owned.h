@@ -16,9 +16,10 @@ namespace ebb {
 // loaded late gets all its thread_locals from the static TLS that the process has left: some 1,500
 // bytes after `import torch`, of which libgomp (scikit-learn, xgboost, faiss) needs a part too. So
 // a thread_local of libebb is a pointer to a heap object, or a number, and never an object that
-// needs a guard. All thread_locals together take under 64 bytes; a test adds up the sizes.
-// The heap objects end with the thread, while other objects that end then may still dispatch. So a
-// pointer is null before its object is deleted; later use creates a new object, which ends too.
+// needs a guard. All thread_locals together take under 64 bytes; a test adds up the sizes. The heap
+// objects are deleted when the thread ends. Destructors of other objects may still call operators
+// after that. So the pointer becomes null before its object is deleted; a later use creates a new
+// object, which is deleted in turn.
 
 // Calls `end(argument)` when this thread ends, even if the thread is ending already.
 inline void atThreadExit(void (*end)(void*), void* argument) {

@@ -14,20 +14,22 @@
 namespace ebb {
 
 // Note [Page pools]
-// A pool holds rows of one width in pages of a fixed number of rows. There are two tiers: device
-// memory, and pinned host memory that kernels address directly. Only the device knows the number of
-// a tensor's valid rows, so kernels, and not the host, take pages and give pages back. A tensor is
-// wholly in one tier, the device's if there is room. Free pages are a circular queue of ids. `head`
-// and `tail` only grow: the slot is the counter modulo the capacity, and `tail - head` pages are
-// free. A tensor's ticket lists the tensor's pages, so tensors may come back in any order. If
-// tensors come back in reverse order, no list is needed. Such a pool is a stack: pages have one
-// row, `head` is the number of pages taken, `tail` stays the capacity, and a tensor's rows are
-// contiguous from `first`. Setting `head` to `first` gives the rows back, so a tensor's rows must
-// not be given back before those of all tensors stashed later. Errors are sticky: `errors` gets a
-// bit, and nothing is taken or given back until reset, since the step's results are invalid. A
-// tensor restored after an error is filled with NaN, which makes the error visible. Source of the
-// protocol: Megatron-LM's paged stash, https://github.com/NVIDIA/Megatron-LM, and torchtitan's,
-// https://github.com/pytorch/torchtitan/pull/3216.
+// A pool holds rows of one width in pages of a fixed number of rows. Only the device knows the
+// number of a tensor's valid rows, so kernels, and not the host, take pages and give pages back.
+// * Tiers: device memory, and pinned host memory that kernels address directly. A tensor is wholly
+//   in one tier, the device's if there is room.
+// * Free pages are a circular queue of ids. `head` and `tail` only grow: the slot is the counter
+//   modulo the capacity, and `tail - head` pages are free.
+// * A tensor's ticket lists the tensor's pages, so tensors may come back in any order.
+// * A stack is a pool without these lists, for tensors that come back in reverse order. Its pages
+//   have one row, `head` is the number of pages taken, `tail` stays the capacity, and a tensor's
+//   rows are contiguous from `first`. Setting `head` to `first` gives the rows back, so a tensor's
+//   rows must not be given back before those of all tensors stashed later.
+// * Errors are sticky: `errors` gets a bit, and nothing is taken or given back until reset, since
+//   the step's results are invalid. A tensor restored after an error is filled with NaN, which
+//   makes the error visible.
+// Source of the protocol: Megatron-LM's paged stash, https://github.com/NVIDIA/Megatron-LM, and
+// torchtitan's, https://github.com/pytorch/torchtitan/pull/3216.
 
 // Bits of PagePoolState::errors.
 constexpr int64_t kPagesUsedUp = 1;      // neither tier had room for the tensor
@@ -86,9 +88,8 @@ struct PageRows {
 };
 
 // The contents of padding rows after a restore. Untouched: not written. Filled: bytes of
-// PageFill::dead. FirstRow: copies of the first valid row, which add no NaN that the valid rows
-// lack; without a valid row, bytes of PageFill::dead. The engine never restores a tensor without a
-// row: see RowCount::kept.
+// PageFill::dead. FirstRow: copies of the first valid row; without a valid row, bytes of
+// PageFill::dead. The engine never restores a tensor without a row: see RowCount::kept.
 enum class PageDeadRows : unsigned char { Untouched, Filled, FirstRow };
 
 // How a tensor is restored.
