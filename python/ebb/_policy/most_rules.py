@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 _MOST = 5_000
-_MOST_OF_ONE_OPERATOR = 64  # kMostCandidates in src/policy/compiled_policy.cpp, which counts the same way
+_MOST_OF_ONE_OPERATOR = 64  # as kMostCandidates in src/policy/compiled_policy.cpp
 _ANY_SIZE = 2**64 - 1
 
 
