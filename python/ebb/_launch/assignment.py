@@ -24,8 +24,8 @@ class Assignment:
     patterns: tuple[str, ...]  # globs over module names
     # Further policies for modules, each with globs over their names.
     others: tuple[tuple[Policy, tuple[str, ...]], ...] = ()
-    # For a function that torch.utils.checkpoint calls, returns a wrapper of the context that its
-    # region enters. None: the call is no region.
+    # Called with the function of each torch.utils.checkpoint call. Returns a wrapper for the context
+    # that the call's region enters, or None if the call is no region.
     in_call: Callable[[Callable[..., Any]], Callable[[InCall], InCall] | None] | None = None
     # Called when ebb first takes over a call of torch.utils.checkpoint or a module by its name.
     when_announced: Callable[[], None] | None = None

@@ -1,4 +1,4 @@
-"""Apply, for the process. In: settings that policies need. Out: the settings are in place."""
+"""Applies process-wide settings that policies need, and restores the earlier ones."""
 
 from __future__ import annotations
 
