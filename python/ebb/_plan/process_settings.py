@@ -1,4 +1,4 @@
-"""Applies process-wide settings that policies need, and restores the earlier ones."""
+"""Applies process-wide settings. In: settings that policies need. Out: the settings in force."""
 
 from __future__ import annotations
 

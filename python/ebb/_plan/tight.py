@@ -1,5 +1,4 @@
-"""Chooses for less memory in backward than all results of a region take. In: a simulated region.
-Out: such choices.
+"""Chooses for less memory than a region's results take. In: a simulated region. Out: choices.
 
 Some values are recomputed each time that something needs them. See Note [Made each time].
 """
