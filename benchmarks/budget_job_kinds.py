@@ -1,4 +1,4 @@
-"""Kinds of training loops that know nothing of a budget, for `budgets_in_jobs.py`."""
+"""Training loops of many kinds, written without regard to ebb, for `budgets_in_jobs.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 WIDTH = 32
 ROWS = 512
 DEPTH = 6
-CHANGE = 14  # the step from which on a job that changes is another
+CHANGE = 14  # the step at which jobs that change do so
 
 
 def add_bits(digest: Any, tensors: Iterable[Tensor | None]) -> None:
