@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / "build" / "late"
 DRAWS = ("from device", "from cpu", "from both", "from hidden")
 DEVICES = 2
-TELLS_OF_CAPTURES = hasattr(torch.Stream, "is_capturing")  # before 2.12 only CUDA's do
+TELLS_OF_CAPTURES = hasattr(torch.Stream, "is_capturing")  # torch 2.12 and later
 
 
 def _library() -> Path:
