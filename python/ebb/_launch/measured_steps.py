@@ -182,8 +182,8 @@ class Measuring:
         self._recording.begin(self._todo[0])
 
     def _counts(self, calls: int) -> bool:
-        """True if the step calls blocks as often as those before. After two steps in a row with
-        another number of calls, the measurement starts again."""
+        """True if the step calls blocks as often as those before. Two steps in a row with the same
+        other number of calls start the measurement again."""
         if calls == 0:
             return False
         if self._calls is None or calls == self._calls:

@@ -290,8 +290,8 @@ class RegionEstimate:
 
     def _copies_in_passing(self) -> Iterable[tuple[float, int]]:
         """Copies of recomputed values that an operator of ``each_time`` overwrites. If the slice
-        frees the operator's results, the replay writes to a copy, since it will read the values
-        again. The last replay does so only if something else still needs them. See
+        frees the operator's results, the replay writes to a copy, since a later replay will read
+        the values again. The last replay does so only if something else still needs them. See
         Note [Made each time]."""
         step, runs = self._step, self.replays.runs
         for op in self._each_time & runs.keys():

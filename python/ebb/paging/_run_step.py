@@ -50,8 +50,8 @@ def run_step(
     second run ebb allocates larger pools.
 
     In a distributed job all processes of ``group`` run the step again if one of them must. They
-    agree twice: before the run's first optimizer step (or ``GradScaler.unscale_``), and after the
-    function returns. Each process waits for all others there. They agree through the store of the
+    agree before the run's first optimizer step (or ``GradScaler.unscale_``), and after the function
+    returns. Each process waits for all others there. They agree through the store of the
     process group, so ``run_step`` cannot interfere with the program's collectives. Until they
     agree, no overflow raises, not even with ``overflow="blocking"``, so all processes reach the
     same collectives. If the function raises in one process, that process raises its error at once;
