@@ -1,13 +1,13 @@
-"""Which blocks `ebb.apply` finds in models of many libraries, and what it saves with them.
+"""Finds the blocks of many libraries' models with `ebb.apply`, and measures the memory it saves.
 
     OMP_NUM_THREADS=1 python benchmarks/blocks_of_libraries.py
     OMP_NUM_THREADS=1 python benchmarks/blocks_of_libraries.py --only "timm*" "*resnet*"
 
 Each model runs two steps: eager, with the library's own checkpointing, and with
 `ebb.apply(model, ebb.policies.recompute_all)`. A model passes if loss, gradients and buffers have
-eager's bits, and if ebb saves at least as many bytes as the library's checkpointing. Where the
-library has no checkpointing, ebb has to save 40 % of the bytes that eager holds. The exit status is
-1 if a model fails and `library_models.py` does not say why.
+eager's bits, and if ebb frees at least as many bytes as the library's checkpointing. If the library
+has no checkpointing, ebb must free 40 % of the bytes that eager holds. The exit status is 1 if a
+model fails and `library_models.py` gives no reason.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ebb._support.shown import clipped
 from report import environment_line, table, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
-GOAL = 0.4  # of the bytes that eager holds, where a library has no checkpointing of its own
+GOAL = 0.4  # of the bytes that eager holds, if a library has no checkpointing of its own
 Row = dict[str, Any]
 Bits = dict[str, Tensor]
 

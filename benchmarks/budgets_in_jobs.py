@@ -1,14 +1,14 @@
-"""Training jobs under EBB_BUDGET, beside plain eager: bits, bytes of each step, and what is told.
+"""Compares jobs under EBB_BUDGET with eager: bits, bytes of each step, and the printed lines.
 
     OMP_NUM_THREADS=1 python benchmarks/budgets_in_jobs.py
     OMP_NUM_THREADS=1 python benchmarks/budgets_in_jobs.py --only "gradient*" --lines
     OMP_NUM_THREADS=1 python benchmarks/budgets_in_jobs.py --sections models
 
 Each job runs without ebb, with all blocks recomputed, and under each budget, in one process. The
-rules: bits are eager's; no measured step takes more than the budget, or than recomputing all does,
-or than steps took before; a share is of what steps take without ebb; under a plan no three steps in
-a row are over the budget, and each that is over it is told; there is a plan, or one line says why
-not. The exit status is 1 if one is broken.
+rules: all bits are eager's; a measured step exceeds the budget only if recomputing all, or an
+earlier step, takes as much; a share is of eager's peak; under a plan no three steps in a row exceed
+the budget, and ebb prints a line for each that does; ebb makes a plan, or prints one line with the
+reason. The exit status is 1 if a rule is broken.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What steps cost inside CUDA graphs: eager, recomputed, offloaded and paged.
+"""Measures steps in CUDA graphs: eager, recomputed, offloaded and paged.
 
     python benchmarks/captures.py --output results
 
-Each system's step runs eagerly, is captured, and replays; all compute the same gradients, and the
-exit status is 1 if one does not.
+Each system's step runs without a graph, is captured, and replays. The exit status is 1 if a system
+gives other gradients than eager.
 """
 
 from __future__ import annotations

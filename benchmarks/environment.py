@@ -1,4 +1,4 @@
-"""Where a run took place."""
+"""The machine and the software of a run."""
 
 from __future__ import annotations
 

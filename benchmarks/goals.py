@@ -1,4 +1,4 @@
-"""The project's goals, each beside what was measured."""
+"""The project's goals, each with the measured value."""
 
 from __future__ import annotations
 

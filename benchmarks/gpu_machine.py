@@ -1,6 +1,6 @@
-"""The machine that on_gpu.py runs on: what it is, what it has, and ebb built for its GPU.
+"""Describes the machine of on_gpu.py, checks its software, and builds ebb for its GPU.
 
-Nothing here imports torch in this process, which would take memory of the device.
+This process does not import torch, so it uses no memory of the device.
 """
 
 from __future__ import annotations

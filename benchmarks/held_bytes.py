@@ -1,4 +1,4 @@
-"""Bytes that a step holds between forward and backward, and the most that are alive at any time."""
+"""Bytes that a step holds between forward and backward, and its peak memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host memory: malloc's settings and what it counts."""
+"""Host memory: malloc's settings, and the bytes that malloc has allocated."""
 
 from __future__ import annotations
 

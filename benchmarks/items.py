@@ -1,6 +1,6 @@
-"""Runs a list of commands one after the other, goes on after failures, and writes the results.
+"""Runs a list of commands one after the other, also after failures, and writes the results.
 
-Nothing here knows of GPUs, or imports torch: see on_gpu.py.
+This file knows nothing of GPUs and does not import torch: see on_gpu.py.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Row = dict[str, Any]
 PASSED, FAILED, TIMED_OUT = "passed", "FAILED", "TIMED OUT"
 NOT_INSTALLED = "not installed"
 FAILURES = (FAILED, TIMED_OUT)
-FOLDER = "{folder}"  # in a command: where it may write
-LINES_SHOWN = 25  # of the output of what failed
-LONGEST = 300  # characters of a message in what is written
+FOLDER = "{folder}"  # in a command: replaced by a folder for its files
+LINES_SHOWN = 25  # of the output of a failed command
+LONGEST = 300  # characters of a message in the results
 
 
 @dataclass(frozen=True)

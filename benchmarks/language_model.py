@@ -1,4 +1,4 @@
-"""Llama-shaped language models, and their sizes: in bfloat16 for a GPU, a tiny one to try."""
+"""Llama-shaped language models in bfloat16 for a GPU, and a tiny one for quick runs."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What offloading and placeholders cost.
+"""Measures the cost of offloading and of placeholders.
 
     python benchmarks/offload.py
     python benchmarks/offload.py --output results
 
-The engine's own host time per tensor, what restoring discarded tensors takes, and the disk tier, on
-any machine; offload_on_gpu.py has what only a GPU can tell. The exit status is 1 if any gradient
-differs from eager's.
+Measures the engine's own host time per tensor, the restoring of discarded tensors, and the disk
+tier. No GPU is needed; offload_on_gpu.py has the measurements on a GPU. The exit status is 1 if a
+gradient differs from eager's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ sys.path.append(str(ROOT / "tests" / "support"))
 from stand_ins import instant_accelerator  # noqa: E402
 
 MIB = 1 << 20
-HELD = 24 * MIB  # of each discarded output
+HELD = 24 * MIB  # bytes of each discarded output
 RESTORE = "ebb.benchmark.restore"
 Row = dict[str, Any]
 

@@ -1,8 +1,8 @@
-"""What only a GPU can tell of offloading: bandwidths, step time, memory that is really freed.
+"""Measures offloading on a GPU: bandwidths, step time, freed memory.
 
     python benchmarks/offload_on_gpu.py --output results
 
-The exit status is 1 if gradients differ. What any machine can tell: offload.py.
+The exit status is 1 if gradients differ from eager's. offload.py has the part that needs no GPU.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Everything that only a GPU can tell: what `make gpu`, `make test-gpu` and `make bench-gpu` run.
+"""Tests and benchmarks that need a GPU, for `make gpu`, `make test-gpu` and `make bench-gpu`.
 
     python benchmarks/on_gpu.py all --seconds 570
     python benchmarks/on_gpu.py tests
     python benchmarks/on_gpu.py bench --list
 
-Builds ebb for the GPU that is found, in the checkout, with the Python and the torch that run this.
-Goes on after a failure, and ends with a table. With --seconds it ends in that time, and the same
-command again goes on with the items that are left. Results go to benchmarks/results, together with
+Builds ebb in the checkout for this machine's GPU, with the Python and the torch that run this file.
+Continues after a failure, and ends with a table. With --seconds it ends in that time; the same
+command then continues with the remaining items. Results go to benchmarks/results, together with
 those of earlier commands on such a machine: one JSON and one Markdown file for tests, and for
 benchmarks. Logs are in build/on_gpu. The exit status is 1 if anything failed, 2 if the machine
-lacks what is needed.
+lacks a requirement.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from items import (
     table,
 )
 
-TURN_SECONDS = 570.0  # the items of turn 1, and the build, fit into a command of so many
+TURN_SECONDS = 570.0  # enough for the build and the items of turn 1
 RESULTS = "benchmarks/results"
 WORK = "build/on_gpu"
 PYTHON = sys.executable
 SANITIZER = "compute-sanitizer"
 POOLS = "tests/gpu/page_pool_program.py"
-# Of tests that run elsewhere too, those for a GPU. Files and not folders, since others there import
-# what may not be installed.
+# The GPU tests in files that also have other tests. These are files, not folders, since other files
+# there import packages that may be missing.
 NEEDS_CUDA = ("-m", "needs_cuda")
 SCHEDULES = ("tests/paging/test_page_pool.py", "tests/paging/test_page_stack.py")
 DEVICES = (

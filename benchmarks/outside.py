@@ -1,7 +1,7 @@
-"""What ebb costs outside of any region: the same eager program with and without it.
+"""Measures ebb's cost outside of any region: the same eager program with and without ebb.
 
-An import cannot be undone, so each timing is a process of its own; those with and those without
-ebb take turns. Run as a script it is one such process:
+An import cannot be undone, so each timing runs in a process of its own. Processes with and without
+ebb take turns. As a script, this file is one such process:
 
     python benchmarks/outside.py {with,without} SECONDS
 """

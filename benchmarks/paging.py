@@ -1,10 +1,10 @@
-"""What paging costs and holds: bandwidth of stash and restore, host time per tensor, pool sizes.
+"""Measures paging: bandwidth of stash and restore, host time per tensor, pool sizes.
 
     python benchmarks/paging.py
     python benchmarks/paging.py --output results
 
-Bandwidth and bytes are those of the device: a GPU where there is one, else the CPU. The exit status
-is 1 if a gradient differs from eager's.
+Bandwidth and bytes are those of the GPU, or of the CPU if there is no GPU. The exit status is 1 if
+a gradient differs from eager's.
 """
 
 from __future__ import annotations

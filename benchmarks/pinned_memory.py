@@ -1,9 +1,9 @@
-"""What it takes to pin host memory, and how fast copies to and from it are.
+"""Measures the time to pin host memory, and the speed of copies to and from it.
 
     python benchmarks/pinned_memory.py --output results
 
-Memory is registered with CUDA as ebb does it, with and without huge pages asked for, with pages
-that are there already or not; beside it torch's own pinned memory.
+Registers memory with CUDA as ebb does: with and without a request for huge pages, and with pages
+that exist already or not. Measures torch's own pinned memory for comparison.
 """
 
 from __future__ import annotations

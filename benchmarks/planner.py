@@ -1,13 +1,13 @@
-"""Plans for budgets of memory: what they say beside what steps do, and beside what others do.
+"""Compares plans for memory budgets with measured steps, and with other tools.
 
     OMP_NUM_THREADS=1 python benchmarks/planner.py
     OMP_NUM_THREADS=1 python benchmarks/planner.py --sections accuracy --only "U-Net"
 
-Each model is measured once and planned for several budgets; plans and the plain step take turns in
-one process. Then one transformer in all ways that there are to give up memory; policies drawn at
-random beside plans for the same peak; how long a plan takes for 100 layers, and for a recurrent
-cell in a loop; and what watching each step costs a job. The exit status is 1 if a goal is missed,
-gradients among them.
+Sections: accuracy measures each model once, plans for several budgets, and runs the plans and the
+plain step in turns in one process; curves runs one transformer under plans and under all other
+tools; hands compares random policies with plans for the same peak; planning times plans for 100
+layers and for a recurrent cell in a loop; watching measures the cost of counting each step's bytes.
+The exit status is 1 if a goal is missed, also if gradients differ.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ from report import environment_line, table, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = ("accuracy", "curves", "hands", "planning", "watching")
-BUDGET = 0.45  # for which the times below are goals
+BUDGET = 0.45  # the budget for GOALS
 GOALS = {PLANS: 1.08, AHEAD: 1.02}
 LAYERS, SECONDS_OF_A_PLAN = 100, 1.0
-TIMES, STEPS_OF_A_PLAN = 100, 20  # of a recurrent cell; at least a second
+# Runs of a recurrent cell; the time limit of its plan, in steps (or a second, if that is longer).
+TIMES, STEPS_OF_A_PLAN = 100, 20
 
 
 def measure_planning() -> dict[str, Any]:

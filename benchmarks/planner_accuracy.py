@@ -1,4 +1,4 @@
-"""What plans say that a step will take and hold, beside what it does."""
+"""Compares the predicted time and peak memory of plans with measured ones."""
 
 from __future__ import annotations
 

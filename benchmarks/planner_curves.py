@@ -1,4 +1,4 @@
-"""Time against peak of a transformer, by plans and by what they are compared with."""
+"""Time and peak memory of a transformer under plans and under other tools."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BUDGETS_AHEAD = (0.8, 0.6, 0.45, 0.3)
 KNAPSACKS = (0.25, 0.5, 0.75)
 COMPILED_BUDGETS = (1.0, 0.75, 0.5, 0.25, 0.0)
 NO_PEERS = (EAGER, PLANS, AHEAD, COMPILED)  # compiled kernels are faster than eager's
-NOISE = 0.02  # by which times of the same program differ
+NOISE = 0.02  # relative difference between times of the same program
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Plans beside policies that somebody might write by hand, at the same peak."""
+"""Compares plans with random policies, such as a user might write, at the same peak memory."""
 
 from __future__ import annotations
 

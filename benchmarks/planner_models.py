@@ -1,4 +1,4 @@
-"""The models whose plans are measured: of the shapes that real ones have, in plain torch, small."""
+"""Models for the benchmarks of plans: small, in plain torch, with the structure of real models."""
 
 from __future__ import annotations
 

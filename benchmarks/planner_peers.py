@@ -1,4 +1,4 @@
-"""What plans are compared with: checkpointing of blocks, SAC, and torch's knapsack."""
+"""Tools to compare plans with: checkpointed blocks, SAC, torch's knapsack, torch.compile."""
 
 from __future__ import annotations
 

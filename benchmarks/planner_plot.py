@@ -1,4 +1,4 @@
-"""Time against peak of plans and of what they are compared with. Needs matplotlib."""
+"""Plots time over peak memory of plans and other tools. Needs matplotlib."""
 
 from __future__ import annotations
 

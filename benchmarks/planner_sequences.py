@@ -1,4 +1,4 @@
-"""Models of sequences whose plans are measured: transformers of several kinds, and Mamba."""
+"""Sequence models for the benchmarks of plans: transformers of several kinds, and Mamba."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs a job on the CPU that a budget counts the bytes of each step."""
+"""Measures the cost of counting the bytes of each step, for a job with a budget on the CPU."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import ebb
 from ebb._launch.watch import Watch
 
 MODEL = "GPT"
-MOST = 0.002  # of a step
+MOST = 0.002  # largest cost, as a share of a step
 ROUNDS = 3 if quick() else 30
 SIZES = (64, 4096, 1 << 20)  # bytes; the last has an entry in a table
 
-# Allocations in a process of their own: what counts them stays in place.
+# Runs in a process of its own, since counting cannot be switched off.
 ALLOCATING = f"""
 import json, sys, time, torch, ebb
 if sys.argv[1] == "counted":

@@ -1,11 +1,11 @@
-"""A GPT-2 sized model and its optimizer on a GPU: plans and replays ahead, beside the peers.
+"""Compares plans and replays ahead with other tools, for a model of GPT-2's size on a GPU.
 
     python benchmarks/plans_on_gpu.py --output results
     EBB_BENCH_QUICK=1 python benchmarks/plans_on_gpu.py
 
-For each way to run a step: its time, the peak of what is allocated and of what the allocator has
-reserved, and for plans what was predicted. Gradients are compared with eager's, bit for bit, but
-for torch.compile, which has other kernels. The exit status is 1 if any differ.
+Measures, for each way to run a step, its time and the peaks of allocated and of reserved memory;
+for plans, also the prediction. Gradients are compared with eager's, bit for bit, except under
+torch.compile, which uses other kernels. The exit status is 1 if any differ.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time against bytes held, all systems, with the Pareto front. Needs matplotlib."""
+"""Plots time over held bytes of all systems, with the Pareto front. Needs matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch-remat at its best: what it saves is marked in the source, through `workloads.product`."""
+"""torch-remat in its fastest form: `workloads.product` marks the products to save in the source."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import workloads
 from torch import Tensor
 from workloads import Block
 
-# Only CUDA builds of torch have the binding with which torch-remat makes the placeholder of a
-# skipped product complain when it is read. No workload here reads one, so nothing is lost if it
-# stays silent, and nothing costs less.
+# torch-remat makes reads of a skipped product's placeholder raise, with a binding that only CUDA
+# builds of torch have. No workload here reads a placeholder, so other builds get a binding that
+# does nothing; this does not change the measured time.
 if not hasattr(torch._C, "_set_storage_data_ptr_access_error_msg"):
 
     def stay_silent(storage_ptr: int, s: str) -> None:

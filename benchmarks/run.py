@@ -1,4 +1,4 @@
-"""Runs ebb and its peers on the same programs and writes what they cost.
+"""Measures ebb and other tools on the same programs, and writes the results.
 
     python benchmarks/run.py
     python benchmarks/run.py --only "Llama" --sections steps --output results

@@ -1,20 +1,21 @@
-"""What one op, one saved tensor and one region cost: slopes of times over their number.
+"""The cost of one op, one saved tensor and one region: slopes of times over their number.
 
 Two chains of n ops on eight elements: `neg`, for which autograd saves nothing, and `sin`, which
-saves its input. Each phase is timed for several n, all systems and all n taking turns, and a line
-is fitted to the minima. Per op, in the forward of a system against the forward of eager:
+saves its input. Each phase is timed for several n, all systems and all n in turns, and a line is
+fitted to the minima. A cost per op is a system's slope minus eager's:
 
-* recording: the `neg` chain, with gradients and without (`requires_grad` False);
-* pack: how much more the `sin` chain adds than the `neg` chain;
-* replay: one tensor at the chain's end is unpacked, which brings n ops back; eager's slope is that
+* recording: the forward of the `neg` chain, with gradients and without (`requires_grad` False);
+* pack: the additional cost of the `sin` chain's forward over that of the `neg` chain;
+* replay: one tensor at the chain's end is unpacked, which recomputes n ops; eager's slope is that
   of its forward;
-* unpack: what the backward of the `sin` chain adds, less that replay where ops are replayed, and
-  less what the backward of the `neg` chain adds;
-* release: dropping the result of the `neg` chain, and with it the graph and what was recorded.
+* unpack: the additional cost of the `sin` chain's backward, without replays and without the
+  additional cost of the `neg` chain's backward;
+* release: dropping the result of the `neg` chain, and with it the graph and the recipes.
 
-A region's entry and exit: the slope over the number of regions (peers: calls) with nothing inside.
+The cost of a region's entry and exit is the slope over the number of empty regions (for other
+tools: calls).
 
-On a GPU these are times of the host, which gives out work to a device that is idle at first.
+On a GPU these are host times; the device is idle at first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The systems that are compared, each as its users would run it at its best.
+"""The systems that are compared, each with the fastest settings that its users could choose.
 
-torch.utils.checkpoint is told not to keep the random state and not to compare shapes, which no
-workload here needs; torch-remat does neither by itself.
+For torch.utils.checkpoint these do not preserve the random state and do not compare shapes. No
+workload here needs that, and torch-remat never does it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     python benchmarks/trainer.py
     python benchmarks/trainer.py --rounds 5 --steps 10
 
-Each round runs the script once in each way, in a process of its own; the least time counts. The
-exit status is 1 if a loss or a gradient norm differs from the plain run's, or a goal is missed.
+Each round runs the script once with each set of variables, in a process of its own; the lowest time
+counts. The exit status is 1 if a loss or a gradient norm differs from that of the run without ebb,
+or if a goal is missed.
 """
 
 from __future__ import annotations

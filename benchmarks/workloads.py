@@ -1,7 +1,7 @@
 """The programs that the benchmarks run: random weights, plain torch, no randomness.
 
-Every block calls its matrix products, convolutions and attention through `product`, a plain call
-unless a system that saves regions of source code (torch-remat) has put its own in place.
+Every block calls its matrix products, convolutions and attention through `product`. This is a plain
+call, unless a system that saves regions of source code (torch-remat) replaces it.
 """
 
 from __future__ import annotations

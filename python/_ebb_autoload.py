@@ -35,8 +35,8 @@ def start() -> None:
 
 
 def lightning_callbacks() -> list[Any]:
-    """Callbacks for each Lightning trainer. Lightning does not call its modules as modules, so ebb
-    would not see their first forward otherwise.
+    """Callbacks for each Lightning trainer. Lightning calls methods of a module, such as
+    ``training_step``, and not the module itself, so ebb's forward hook does not see the module.
     """
     models = sys.modules.get("ebb._launch.models")
     return [] if models is None else [models.lightning_callback()]

@@ -1,1 +1,1 @@
-"""Jobs that know nothing of a budget, for `budgets_in_jobs.py`."""
+"""Training jobs written without regard to ebb, for `budgets_in_jobs.py`."""

@@ -1,4 +1,4 @@
-"""A job that trains a small network and knows nothing of a budget."""
+"""A job that trains a small network, written without regard to ebb."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 WIDTH = 32
 ROWS = 512
 DEPTH = 6
-CHANGE = 14  # the step from which on a job that changes is another
+CHANGE = 14  # the step at which jobs that change do so
 
 
 def add_bits(digest: Any, tensors: Iterable[Tensor | None]) -> None:

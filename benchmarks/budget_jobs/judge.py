@@ -6,9 +6,9 @@ from budget_jobs.job import Job
 from budget_jobs.run import Run
 from ebb._plan.budget import read_budget
 
-OVER, SLACK = 1.02, 4096  # of a budget, and bytes beside it, above which a step is over it
-SHARES = 0.1  # by which the bytes of a share may be more than that share of eager's peak
-STEADY = 0.005  # by which peaks of steps without ebb differ that are thought to be alike
+OVER, SLACK = 1.02, 4096  # times a budget plus these bytes: a larger step exceeds the budget
+SHARES = 0.1  # a share may come to so much more bytes than that share of eager's peak
+STEADY = 0.005  # relative difference up to which peaks of steps without ebb count as equal
 
 
 def bits_that_differ(run: Run, eager: Run) -> str:

@@ -19,7 +19,7 @@ W = 32  # width
 class ModelJob(Job):
     """Trains what `made` makes."""
 
-    steps = 32  # enough for those where other regions are measured
+    steps = 32  # enough also for jobs in which ebb measures steps again with other regions
     expected = "any"
     made: Callable[[], Made]
 

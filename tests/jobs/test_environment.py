@@ -155,7 +155,7 @@ def test_modules(script):
     found, errors = job(script, EBB="recompute_all", EBB_MODULES="*layers.?, other")
     names = ["layers.0", "layers.1", "layers.2"]
     assert found == expected | {"ebb": True, "regions": names, "saved": 0}
-    assert "modules *layers.?,other (EBB=recompute_all)" in errors
+    assert "modules that match *layers.?,other (EBB=recompute_all)" in errors
 
 
 @pytest.fixture(scope="module")

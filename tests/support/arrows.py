@@ -1,12 +1,12 @@
-"""Arrows between files: whether they keep the order of their folders, and run in no circle."""
+"""Checks dependencies between files: they follow the order of the folders and have no cycle."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 
-Arrow = tuple[str, str]  # from a file to one that it needs
-Floors = Sequence[Sequence[str]]  # folders, lowest first; those of one floor do not know each other
+Arrow = tuple[str, str]  # a file, and a file that it needs
+Floors = Sequence[Sequence[str]]  # folders, lowest first; folders of one floor are independent
 
 
 def faults(arrows: Iterable[Arrow], folder_of: Callable[[str], str], floors: Floors) -> list[str]:

@@ -1,4 +1,4 @@
-"""Jobs that do not know of a budget, and what they come to."""
+"""Jobs, written without regard to ebb, and their results under a budget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ebb._region.modules import marks_of
 
 WIDTH = 16
 ROWS = 256
-PLANNED = measured_steps.number_of_steps([])  # steps, after which there is a plan
+PLANNED = measured_steps.number_of_steps([])  # steps until ebb has made a plan
 STEPS = PLANNED + 3
 
 

@@ -1,4 +1,4 @@
-"""Steps with OFFLOAD, for graphs of the device for tests."""
+"""Steps with OFFLOAD that graphs of the test accelerator capture."""
 
 from __future__ import annotations
 

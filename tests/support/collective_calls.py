@@ -14,7 +14,7 @@ from operator_inputs import arguments_by_name, schemas, writes
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-Made = Any  # works and tensors to be waited for
+Made = Any  # works and tensors to wait for
 
 
 def t(rank: int, *shape: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Shared by the tests of policies: what a policy keeps, and a module to keep things of."""
+"""Shared by the tests of policies: counts the bytes that a policy keeps; a module to try it on."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ebb import RECOMPUTE, RECOMPUTE_EACH_TIME, SAVE, Policy, Rule
 
 EACH_TIME = Policy(default=RECOMPUTE_EACH_TIME)
 ALL = ebb.policies.recompute_all
-COUNT, SIZE = 12, 1 << 14  # of the chain: values, and elements of each
+COUNT, SIZE = 12, 1 << 14  # values in the chain, and elements of each
 NBYTES = SIZE * 8
 
 

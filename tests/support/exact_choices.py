@@ -1,8 +1,8 @@
-"""The best choices for a region, by SciPy's integer programs: what fronts are compared with.
+"""The best choices for a region, by SciPy's integer programs, for comparison with fronts.
 
-Of each operator it is decided whether it runs again. Its results can be had if it does or if they
-are kept; what runs again, and autograd, must have what it reads. The time of what runs again is
-least, the bytes of what is kept are within a budget.
+For each operator the program decides whether it is recomputed. An operator's results are available
+if it is recomputed or if they are kept. Recomputed operators, and autograd, need their inputs to be
+available. The time of recomputed operators is minimal; the kept bytes are within a budget.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scipy import optimize, sparse
 from ebb._plan.choice import Operators
 from ebb._plan.front import Choices
 
-_MOST_SECONDS = 10.0  # for one budget
+_MOST_SECONDS = 10.0  # time limit for one budget
 
 
 def optima(choices: Choices, points: int = 20) -> list[Operators]:

@@ -32,16 +32,16 @@ POLICIES = {
 }
 
 FILES = "rule*", "regressions", "memory", "functions_and_hooks", "handles", "subclasses", "opaque"
-LEAST_TESTS = 230  # of exactness, that can run everywhere
+LEAST_TESTS = 230  # exactness tests that run on each device
 TESTS = Path(__file__).parents[1]
 PYTEST = sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not once"
 OFFLOADING = "EBB_TEST_OFFLOAD" in os.environ  # see test_offload_exactness.py
 PAGING = "EBB_TEST_PAGING" in os.environ  # see test_paging_exactness.py
 EACH_TIME = "EBB_TEST_EACH_TIME" in os.environ  # see test_each_time_exactness.py
 DEVICE = os.environ.get("EBB_TEST_DEVICE", "cpu")  # see test_late_device.py
-KEY = "CPU" if DEVICE == "cpu" else "PrivateUse1"  # of its kernels
+KEY = "CPU" if DEVICE == "cpu" else "PrivateUse1"  # dispatch key of the device's kernels
 
-FAILING = "EBB_TEST_FAILING" in os.environ  # allocations do: see test_random_programs.py
+FAILING = "EBB_TEST_FAILING" in os.environ  # allocations fail: see test_random_programs.py
 AHEAD = os.environ.get("EBB_TEST_AHEAD")  # see test_ahead_exactness.py
 
 if FAILING:

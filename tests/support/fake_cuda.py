@@ -1,4 +1,4 @@
-"""CUDA's runtime and torch's guard for it, for processes of tests: see fake_cuda.cpp."""
+"""A fake CUDA runtime and device guard for test processes: see fake_cuda.cpp."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-# What a program of a test begins with. The name is as in archives of libtorch.
+# The first lines of a test program. The name is as in archives of libtorch.
 LOAD = """
 import ctypes, os, sys
 import torch, ebb._testing

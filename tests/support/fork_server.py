@@ -1,11 +1,11 @@
-"""Python programs that begin with torch imported: `run` is `subprocess.run` of a Python program, in
-a tenth of the time.
+"""Runs Python programs in forks of a process that has imported torch. `run` replaces
+`subprocess.run` and takes a tenth of its time.
 
-Each process of tests has one server, which imports torch and nothing of ebb, and forks for each
-program. The program then loads backends as `import torch` does, and imports ebb itself: variables
-of ebb are read in its process. `run` starts a process of its own where a variable differs that
-Python or torch may read when they start. It cannot know that a program does something before it
-imports torch, or never does: such a test sets `is_fresh`.
+Each test process has one server, which imports torch and nothing of ebb, and forks for each
+program. The program then loads backends as `import torch` does, and imports ebb itself, which
+reads ebb's variables. If another variable differs, which Python or torch may read when they start,
+`run` starts a new process. It also does so with `is_fresh`, for programs that do something before
+they import torch, or never import it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-# Variables that nothing reads before ebb is imported, or that a child handles.
+# Variables that are not read before ebb is imported, or that a forked child applies itself.
 MAY_DIFFER = (
     "EBB", "_EBB", AUTOLOAD, "PYTHONPATH", "PYTEST_", "TORCHINDUCTOR_CACHE_DIR",
     "RANK", "LOCAL_", "WORLD_SIZE", "GROUP_RANK", "ROLE_", "MASTER_", "SLURM_", "OMPI_", "PMI_",

@@ -1,6 +1,6 @@
 """Two gloo ranks in one process.
 
-A group of one rank would not do: there most collectives change nothing.
+One rank is not enough: in a group of one rank most collectives change nothing.
 """
 
 from __future__ import annotations

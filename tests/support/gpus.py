@@ -1,4 +1,4 @@
-"""What the tests in tests/gpu share."""
+"""Shared by the tests in tests/gpu."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ NEEDS_TWO_GPUS = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices"),
 ]
 
-# Half a second and more at the clocks of today's GPUs: far more than the host takes for what a
-# test gives to the device meanwhile.
+# More than half a second at the clocks of today's GPUs. The host needs far less time to launch the
+# work of a test.
 CYCLES = 1_000_000_000
 
 OFFLOAD_ALL = ebb.Policy(default=ebb.OFFLOAD, inputs=ebb.OFFLOAD)

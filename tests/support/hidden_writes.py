@@ -1,4 +1,4 @@
-"""What operators write without saying so in their schemas, found by comparing bytes."""
+"""Finds writes of operators that their schemas do not declare, by comparing bytes."""
 
 from __future__ import annotations
 

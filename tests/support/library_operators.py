@@ -1,4 +1,4 @@
-"""Layers that call operators of a `torch.library`, as libraries of kernels have them."""
+"""Layers that call custom operators (`torch.library`), such as those of kernel libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long something may take, on a machine that has other things to do as well."""
+"""Time limits for tests on a machine that runs other work too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-HANGS = 600  # seconds; what ends at all ends in a small part of that
+HANGS = 600  # seconds; work that does not hang takes far less
 
 
 @contextlib.contextmanager

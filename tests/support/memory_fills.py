@@ -1,4 +1,4 @@
-"""What new memory holds: glibc's malloc can fill it, for torch's tensors on the CPU too."""
+"""Lets glibc's malloc fill new memory with a byte, also for torch's tensors on the CPU."""
 
 from __future__ import annotations
 

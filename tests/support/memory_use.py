@@ -1,4 +1,4 @@
-"""What torch allocates, and writes to memory of which it knows nothing."""
+"""Counts torch's allocations, and writes to memory without torch's knowledge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel of dist in a new environment with one torch release, without a compiler on the path.
+"""Tests the wheel in dist in a new environment with one torch release and without a compiler.
 
 ``python tests/support/new_environment.py 2.13.0`` installs torch and the wheel, trains, compares
 with eager and makes a report. `make test-wheel` does this for each release that the wheel has.

@@ -1,4 +1,4 @@
-"""Torch's own database of operators: those for the CPU, and their samples."""
+"""The operators of torch's own test database that run on the CPU, and their sample inputs."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import torch
 Schema = Any  # torch._C.FunctionSchema
 Named = dict[str, Any]
 
-# What packed weights, layouts and process groups are registered under.
+# Dispatch keys of operators on packed weights, layouts and process groups.
 BACKENDS = ("CPU", "QuantizedCPU", "MkldnnCPU", "SparseCPU", "SparseCsrCPU", "NestedTensorCPU")
 
 SHAPES = (

@@ -1,4 +1,4 @@
-"""What other threads do meanwhile."""
+"""Work on other threads, at the same time as a test."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Small programs to plan in which of padded buffers only some rows live.
+"""Small programs to plan, with padded buffers of which some rows are valid.
 
-Their steps are run by ``ebb.paging.run_step``, so plans may page. See `planned_programs`.
+They run their steps with ``ebb.paging.run_step``, so plans may page. See `planned_programs`.
 """
 
 from __future__ import annotations

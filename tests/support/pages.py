@@ -1,4 +1,4 @@
-"""What the page of a report shows: its script is run, where there is something that can."""
+"""Runs the script of a report's page with node, if installed, and reads the shown elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by the tests of paging: programs with rows that live and rows that do not."""
+"""Shared by the tests of paging: programs with valid rows and padding rows."""
 
 from __future__ import annotations
 

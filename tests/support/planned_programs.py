@@ -1,7 +1,7 @@
 """Small programs to plan: each a model whose blocks become regions, and a step of it.
 
-Together they have what plans can get wrong: results that several regions read, writes in place,
-random operators, buffers, views, what the program itself holds, and blocks that run twice.
+Together they have all that is hard to plan: results that several regions read, in-place writes,
+random operators, buffers, views, tensors that the program itself holds, and blocks that run twice.
 """
 
 from __future__ import annotations

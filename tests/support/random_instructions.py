@@ -1,4 +1,4 @@
-"""Instructions of random programs that make tensors; each takes the machine and three operands."""
+"""Instructions of random programs that make tensors. Arguments: the machine and three operands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from random_programs import Skip
 
-# What suits an instruction.
+# Conditions on operands.
 
 
 def is_float(t: torch.Tensor) -> bool:

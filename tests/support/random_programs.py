@@ -1,11 +1,11 @@
-"""Random programs: data that a small machine runs, in plain eager or in regions.
+"""Random programs: lists of instructions that a small interpreter runs, in eager or in regions.
 
 A program is a list of instructions `(kind, a, b, c)` of small integers, the writes that follow the
 forward, and a plan for backward. Every list of integers is a valid program: an operand picks among
 the tensors that suit it (0: the youngest), and an instruction that finds none is skipped. So the
 same data makes the same program in eager and under ebb, and shrinks well.
 
-An instruction may raise, as in eager; the program goes on, and what was raised is compared.
+An instruction may raise, as in eager. The program continues, and the errors are compared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Instructions of random programs that write, differentiate or say where the next ones run."""
+"""Instructions of random programs that write, differentiate, or set where the next ones run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ebb
 
-# Writes. Each reaches its tensor directly, or in a way that autograd or versions do not see.
+# Writes: ordinary ones, and ones that autograd or version counters do not notice.
 
 
 def grow_and_fill(t: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Small real models with random weights: what each is built from, fed with, and divided into."""
+"""Small real models with random weights: their configurations, inputs and blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host memory as ebb makes it, by hand: pages of its own, told to CUDA."""
+"""Pinned host memory, made as ebb makes it: own pages, registered with CUDA."""
 
 from __future__ import annotations
 

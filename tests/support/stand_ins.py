@@ -1,6 +1,6 @@
-"""What stands in for a device or a policy in tests and benchmarks, and what ebb knows of operators.
+"""Fake devices and policies for tests and benchmarks, and ebb's facts about operators.
 
-The module ebb._testing, which this goes through, is built from `tests/native`.
+All of this uses the module ebb._testing, which is built from `tests/native`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One call, made plainly and in regions, with everything that a program can see of it compared."""
+"""Runs one call in eager and in regions, and compares everything that a program can observe."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import ebb
 
-# What the region is around. Where the inputs are made inside, they must be recomputed as well;
-# where they are not, they are leaves, and in-place operators write to the region's surroundings.
+# Code inside the region. Inputs that are made inside must be recomputed too. Other inputs are
+# leaves from outside of the region, and in-place operators write to them.
 CALL = "the call"
 INPUTS = "inputs and call"
 EVERYTHING = "inputs, call and backward"

@@ -1,4 +1,4 @@
-"""The file of the disk tier, and what it may meet."""
+"""The file of the disk tier, for tests that replace it or fill its disk."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The units in which pytest-xdist gives tests to its workers.
 
-A unit is a file, so that its fixtures are made once. Some tests of a few seconds each are a unit
-each, and come first: a worker that is given them last would leave the others without work.
+A unit is a file, so that its fixtures are made once. Tests that take several seconds are units by
+themselves and start first: started last, such a test would run while the other workers are idle.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ _sessions = itertools.count()
 
 # Note [Ranks that agree]
 # Ranks exchange data through the store of the default process group, not by collectives: a rank
-# that trains nothing never comes, and the others must not hang. Ranks meet at the end of steps with
-# fixed numbers, even if some have measured nothing yet. If a rank waited at any other step, the
-# rank that it waits for might be blocked in a collective of the next step that needs both. Each
-# wait has a timeout. A rank whose wait times out plans for itself, so plans may differ. The
-# difference costs memory or time on a rank; gradients do not change.
+# that trains nothing takes no part, and the others must not hang. Ranks meet at the end of steps
+# with fixed numbers, even if some have measured nothing yet. At any other step, a rank could wait
+# for a rank that is already blocked in a collective of the next step, which needs both. Each wait
+# has a timeout. A rank whose wait times out plans for itself, so plans may differ. The difference
+# costs memory or time on a rank; gradients do not change.
 #
 # Ranks with the same blocks and operators (data parallelism) form a kind. They all get the plan of
 # the rank that needs the most memory; it plans with the largest values that any of them measured.
@@ -35,8 +35,8 @@ _sessions = itertools.count()
 #
 # With EBB_BUDGET=auto, the first rank without room for all activations writes to the store at which
 # step all ranks begin to measure. That step is far enough ahead for the other ranks, since hosts do
-# not wait for devices. A rank that reads it too late still counts from that step, so it comes to
-# the same meetings.
+# not wait for devices. A rank that reads the number too late still counts from that step, so it
+# takes part in the same meetings.
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Ranks:
         self._store.set(self._key("here", self._rank), "1")
 
     def begin(self, step: int, is_full: bool) -> int | None:
-        """Ask at the end of each step at which step all ranks begin to measure.
+        """Find out when all ranks begin to measure. Call at the end of each step.
 
         Args:
             step: number of the step that has ended.

@@ -24,8 +24,8 @@ class Assignment:
     patterns: tuple[str, ...]  # globs over module names
     # Further policies for modules, each with globs over their names.
     others: tuple[tuple[Policy, tuple[str, ...]], ...] = ()
-    # For a function that torch.utils.checkpoint calls, returns a wrapper of the context that its
-    # region enters. None: the call is no region.
+    # Called with the function of each torch.utils.checkpoint call. Returns a wrapper for the
+    # context that the call's region enters, or None if the call is no region.
     in_call: Callable[[Callable[..., Any]], Callable[[InCall], InCall] | None] | None = None
     # Called when ebb first takes over a call of torch.utils.checkpoint or a module by its name.
     when_announced: Callable[[], None] | None = None
@@ -45,7 +45,8 @@ class Assignment:
         log.info("%s: checkpoint calls become regions, and modules %s", self.text, self.patterns)
         if not is_first():
             return
-        modules = f", modules {clipped(','.join(self.patterns))}" if self.patterns else ""
+        globs = clipped(",".join(self.patterns))
+        modules = f", and so are modules that match {globs}" if self.patterns else ""
         also = " and the modules that the file lists" if self.others else ""
         tell(
             f"ebb: calls of torch.utils.checkpoint{also} are regions{modules} ({self.text}); "

@@ -72,11 +72,11 @@ class AutoBudget(Budget):
                 self.blocks.take()
                 return
             self._begin_to_plan(first)
-            is_step = False  # earlier steps were of another kind
+            is_step = False  # the ended step saved everything, unlike those to be measured
         super()._step_ended(is_step)
 
     def _first_measured(self) -> int | None:
-        """The step from whose end on ebb measures; None while there is room."""
+        """The number of the step after which ebb measures steps; None while there is room."""
         if self._kept_steps == 1:
             self._others = ranks_of_job()
             if self._others is not None:
@@ -100,7 +100,7 @@ class AutoBudget(Budget):
         return _C.room_stats()[count] > self._before[count]
 
     def _begin_to_plan(self, first: int) -> None:
-        """Plan from now on. `first`: the step at whose end all ranks begin."""
+        """Plan from now on. `first`: the number of the step after which all ranks begin."""
         self._is_full = True
         self._limit = _C.room_limit()  # lower than before if an allocation has failed
         _C.keep_while_there_is_room(0)

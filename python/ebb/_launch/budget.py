@@ -45,9 +45,9 @@ _NO_BLOCKS = (
     "EBB_MODULES='*.layers.*' (python -m ebb --list-modules SCRIPT lists their names)"
 )
 _MOST_MEASURED = 5  # maximum number of times that steps are measured in a job
-_SOON = 64  # steps: an excess this soon after a plan means that a kind of step recurs
+_SOON = 64  # steps after a plan in which a single excess does not mean that steps have changed
 _ROOM = 1.25  # times the peak without regions, see Note [Other blocks]
-_LONG, _LONG_STEPS = 1.0, 20  # longer planning is reported: seconds, and durations of a step
+_LONG, _LONG_STEPS = 1.0, 20  # seconds, and steps: ebb reports planning that takes more than both
 
 
 # Note [The phases of a budget]
@@ -74,8 +74,9 @@ _LONG, _LONG_STEPS = 1.0, 20  # longer planning is reported: seconds, and durati
 # are recomputed from the next step on, and ebb measures steps again. If a single step exceeds the
 # budget soon after a plan, ebb assumes a recurring kind of step that was not measured, and plans
 # for less memory from the existing measurements. The first time ebb scales the target by
-# allowed / allocated bytes. After that ebb extrapolates the line through the last two such steps.
-# If no plan needs less memory, a line says so, and the job continues.
+# allowed / allocated bytes. After that ebb extrapolates linearly from the planned and the allocated
+# bytes of the last two such steps. If no plan needs less memory, ebb prints that, and the job
+# continues.
 
 
 class Budget:
@@ -135,8 +136,8 @@ class Budget:
             self._fail(error)
 
     def checkpoint_call(self, function: Callable[..., Any]) -> Callable[[InCall], InCall] | None:
-        """The wrapper of what the region of a torch.utils.checkpoint call enters. None if the call
-        becomes no region: inside a block, around a block, and in steps measured without regions.
+        """A wrapper for the context that the region of a torch.utils.checkpoint call enters. None
+        if the call is no region, because it is inside or around a block.
         """
         if self.blocks.are_plain or _C.in_region() or self.blocks.are_inside(function):
             return None
@@ -250,7 +251,7 @@ class Budget:
         """
         here = self.blocks.candidate
         if self._assignment.announced:
-            return False  # the steps may fit because of the job's own checkpointing
+            return False  # inside a larger block, the job's own checkpointing would have no effect
         if has_ranks() or here in self._leasts or not (self._leasts or least):
             return False
         self._leasts[here] = math.inf if least is None else least.peak
@@ -465,7 +466,7 @@ class Budget:
         assert self._outcome is not None
         measured, watch = self._outcome.measured, self._watch
         planned_peak, why = watch.planned, watch.in_words()
-        # The plan's own tensors must not count as the program's.
+        # `base` was measured without a plan, so it does not include tensors of a plan's own.
         decided = decided_by(plan_of(measured, measured.base + watch.less(), at_least=True))
         if decided.peak >= planned_peak or not decided.policies:
             self._tell(

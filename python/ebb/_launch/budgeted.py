@@ -297,7 +297,7 @@ class Blocks:
             name = name or type(root).__name__
             if caller is None or not _can_be_around(caller):
                 continue
-            if known.setdefault(name, caller) is caller:  # else a module of another model has it
+            if known.setdefault(name, caller) is caller:  # else the name is another module's
                 parents[block.name] = name, (caller, root)
         return parents
 
@@ -325,7 +325,7 @@ def _can_be_around(module: torch.nn.Module) -> bool:
 
 
 def _is_region(module: torch.nn.Module) -> bool:
-    """True if the module itself is a region. A copy of a block shares its marks but is none."""
+    """True if the module itself is a region; a copy of a block, which has its marks, is not."""
     marks = marks_of(module)
     if marks is None or marks.region is None:
         return False

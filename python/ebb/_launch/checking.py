@@ -9,8 +9,8 @@ from ebb._plan.recording import Purpose, Recording
 from ebb._report.planned import ReportedPlan
 from ebb._support.log import log
 
-# A recorded step has no report, and a job may end after any step. So the first step is not
-# recorded, nor is the one after a step that did not count.
+# While ebb records a profile, the step has no report, and a job may end after any step. So ebb does
+# not record the first step under a plan, nor a step directly after one that did not count.
 _ORDER = (Purpose.TIME, Purpose.WARM_UP, Purpose.PROFILE, Purpose.TIME, Purpose.TIME)
 _LEAST = 0.9  # of the predicted bytes; a step with fewer has other sizes
 

@@ -253,8 +253,8 @@ class Calls:
 _calls: Calls | None = None  # while ebb takes them over
 
 
-# Not a generator-based context manager: an exception from a signal handler can leave one with its
-# region open until the frames that refer to it are freed.
+# Not a generator-based context manager. If a signal handler raised in one, its region could stay
+# open until the frames that refer to the generator are freed.
 def region_of_call(
     function: Callable[..., Any], context_fn: Any
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

@@ -38,8 +38,8 @@ def decided_by(plan: Plan, too_small: str = "") -> Decided:
 
 
 def least_of(measured: Measured, budget: int | float, why: str) -> Decided:
-    """The option with the lowest peak: a plan, or all blocks recomputed as measured, whose peak is
-    not estimated.
+    """The option with the lowest peak: the plan with the lowest predicted peak, or recomputation of
+    all blocks, whose peak was measured.
     """
     plan = plan_of(measured, budget, at_least=True)
     peak = measured.profile.peak

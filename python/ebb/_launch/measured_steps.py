@@ -1,4 +1,4 @@
-"""Measures a job's own steps. In: the end of each step. Out: the input of a plan.
+"""Measures steps of a running job, and gives the input of a plan.
 
 See Note [Steps that are measured].
 """
@@ -55,7 +55,7 @@ class Outcome:
     measured: Measured  # input for a plan
     varies: bool  # True if the peaks of steps differ
     growth: float  # ratio of the largest step's peak to the recorded step's peak
-    more: int  # the same difference in bytes; a lower bound of it for the step without regions
+    more: int  # the difference of these peaks in bytes; without regions it is at least as large
     beside: int  # bytes of the program's other tensors, which are not in `measured.base`
 
 
@@ -92,7 +92,7 @@ class Measuring:
 
     def begin(self) -> None:
         """Begin the first measured step."""
-        ahead.configure(regions=0)  # measure the full time of replays, not what stays visible
+        ahead.configure(regions=0)  # replays ahead would hide part of the replay time
         self._device = device_of(self._blocks.roots())
         self._link = measure_link(self._device)
         self._again = StepsThatRunAgain()
@@ -182,7 +182,8 @@ class Measuring:
         self._recording.begin(self._todo[0])
 
     def _counts(self, calls: int) -> bool:
-        """True if a step is like those before. Two equal other steps in a row start anew."""
+        """True if the step calls blocks as often as those before. Two steps in a row with the same
+        other number of calls start the measurement again."""
         if calls == 0:
             return False
         if self._calls is None or calls == self._calls:

@@ -7,7 +7,7 @@ from ebb._report.text import size
 from ebb._support import devices
 
 _OVER = 1.02  # times the budget, above which a step exceeds it
-_MUCH_MORE = 1.25  # the same, once a line has said that no plan needs less
+_MUCH_MORE = 1.25  # times the last step's peak: the limit from the second `accept` on
 _SLACK = 4096  # bytes in addition, since small allocations are rounded up
 _FAR_BELOW = 0.85  # times the planned bytes
 _STEPS_BELOW = 32  # consecutive steps below that, after which steps count as changed

@@ -1,4 +1,4 @@
-"""When a recorded step allocated and freed memory. In: a profile. Out: blocks of memory."""
+"""Allocations of a recorded step. In: a profile. Out: each block of memory, with its times."""
 
 from __future__ import annotations
 

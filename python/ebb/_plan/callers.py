@@ -1,4 +1,4 @@
-"""Who calls modules. In: modules and those around them. Out: which run in whose forward."""
+"""Callers. In: modules, each with the one around it. Out: those that ran in its forward."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 
 class Callers:
-    """Observes by hooks, until closed, in which forward modules run. A module may be called by
-    another module than its parent, or by a method of the parent that is not its forward.
+    """Observes with hooks, until `close`, whether modules run in the forward of the module around
+    them. Another module may call them, or another method of that module.
 
     Args:
         pairs: tuples of a module's name, the module, and the module around it.

@@ -1,4 +1,4 @@
-"""Choose, for all regions. In: a `Simulator` and a budget. Out: the fastest choices within it."""
+"""Chooses for all regions. In: a `Simulator`, a budget. Out: the fastest choices within it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Chosen = Mapping[str, Point]
 
 _MOST_TRIED = 300  # choices tried for the lowest peak
 _MOST_WORK = 12_000  # operators simulated for that, in about 0.1 s
-_MOST_TIGHT_WORK = 30_000  # operators simulated if even that peak exceeds the budget
+_MOST_TIGHT_WORK = 30_000  # operators simulated for lower peaks, with repeated replays
 _MOST_IMPROVED = 60  # choices for single regions that the last stage tries
 
 
 # Note [How a plan is chosen]
-# Regions that ran the same (operators, sizes and dependencies) share one front of choices, see
-# `front`. All regions begin with the choice that needs the fewest bytes. Then the chooser takes
+# Regions with the same operators, sizes and dependencies share one front of choices, see `front`.
+# All regions begin with the choice that needs the fewest bytes. Then the chooser takes
 # steps along the hulls of the fronts, those with the largest gain in time per byte first. Each step
 # is taken by as many regions as the budget allows, found by bisection. The latest regions come
 # first, since backward frees their saved tensors first. Also, backward begins with the last region,
@@ -50,12 +50,12 @@ class Chooser:
         for number, call in enumerate(simulator.step.calls):
             self.calls[call.region].append(number)
         self.fronts: dict[str, list[Point]] = {}
-        self.alike: dict[str, int] = {}  # equal numbers for regions that ran the same
+        self.alike: dict[str, int] = {}  # equal numbers for regions that share a front
         self._find_fronts()
-        # Searches for low peaks simulate a limited number of operators, not counting those that are
-        # known. So they begin with the same knowledge, whatever was chosen before.
+        # Searches for low peaks simulate a limited number of operators; cached results do not count.
+        # All searches begin with this cache, so their result does not depend on earlier choices.
         self._after_fronts = simulator.snapshot()
-        self._groups: dict[int, list[str]] = defaultdict(list)  # regions that ran the same
+        self._groups: dict[int, list[str]] = defaultdict(list)  # regions that share a front
         for region, number in self.alike.items():
             self._groups[number].append(region)
 
@@ -108,9 +108,9 @@ class Chooser:
 
     @cached_property
     def least_made_once(self) -> Chosen:
-        """The choice with the lowest peak if no operator is recomputed twice. To save a result from
-        which others are recomputed may lower the peak in backward. To save nothing may do so too,
-        even if the memory before backward is the same."""
+        """The choice with the lowest peak if no operator is recomputed twice. A saved result from
+        which others are recomputed may lower the peak in backward. So may a choice that saves
+        nothing, even if the memory before backward is the same."""
         simulator = self._after_fronts
         best = self.recomputed()
         costs = self._costs(best, simulator)
@@ -147,8 +147,9 @@ class Chooser:
         return recomputed_each_time(self.simulator, self.calls[region][0])
 
     def made_once(self, budget: int) -> Chosen | None:
-        """A choice with few bytes within the budget, if no operator is recomputed twice; or None.
-        The choice with the lowest peak takes long to find: it is tried last."""
+        """A choice within the budget that recomputes no operator twice; None if there is none. The
+        choice with the lowest peak takes long to find, so the one with the fewest bytes is tried
+        first."""
         fewest = {region: points[0] for region, points in self.fronts.items()}
         if self.estimate(fewest).peak <= budget:
             return fewest
@@ -247,7 +248,7 @@ class Chooser:
         return chosen
 
     def _improve(self, chosen: dict[str, Point], budget: int) -> None:
-        """Improve single regions: one may save more at a time when others hold less."""
+        """Let single regions save more than those like them, where the budget allows it."""
         tries = (
             (region, point) for region, points in self.fronts.items() for point in reversed(points)
         )
@@ -300,7 +301,7 @@ class Chooser:
 
 
 def _signature(step: Step, call: Call) -> Hashable:
-    """Equal for calls that ran the same."""
+    """Equal for calls with the same operators, sizes and dependencies."""
     numbers: dict[int, int] = {}
 
     def number(value: int) -> int:

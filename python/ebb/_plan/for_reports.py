@@ -1,4 +1,4 @@
-"""Describe, for reports. In: a plan, or a measured step under it. Out: what reports show."""
+"""Describes plans for reports. In: a plan, or a measured step under it. Out: data of reports."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Choose, for one region. In: a simulated region. Out: its front, the choices worth considering.
+"""Chooses for one region. In: a simulated region. Out: its front, the choices worth considering.
 
 Saving a result costs its bytes. A result that is needed but not saved is recomputed, with all that
-it reads, down to saved results. So the cheapest choice at a price for bytes is a minimum cut, as
-Jain et al. ("Checkmate", 2020) state the problem and torch's partitioner solves it for two graphs.
+it reads, down to saved results. So the cheapest choice at a price for bytes is a minimum cut. Jain
+et al. ("Checkmate", 2020) state this problem; torch's partitioner solves it by a minimum cut, too.
 Each operator has two nodes: "result is available" and "operator is recomputed". The cut between
 them costs the bytes; the cut below the second node costs the time. Prices from zero to infinity
 give the lower hull of bytes and time. A greedy search fills the space between its corners.
@@ -136,7 +136,7 @@ class Choices:
         return choices
 
     def all(self) -> Iterable[Operators]:
-        """Corners, choices between them, and choices that save one operator less."""
+        """Corners, choices between them, and each of these without one of its saved operators."""
         choices = dict.fromkeys([frozenset(), *self.corners])
         for low, high in itertools.pairwise(self.corners):
             if len(choices) < self.most_points:

@@ -1,4 +1,4 @@
-"""Describe. In: a plan and its choices. Out: words, and what each kind of region keeps."""
+"""Describes plans in words. In: a plan and its choices. Out: text, a `Cut` for each region kind."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def measure(
         RuntimeError: as :func:`ebb.profile`.
     """
     regions = ahead.configure()["regions"]
-    ahead.configure(regions=0)  # measure the full time of replays, not what stays visible
+    ahead.configure(regions=0)  # replays ahead would hide part of the replay time
     try:
         return _measure(step, model, modules, budget)
     finally:

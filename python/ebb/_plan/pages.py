@@ -24,7 +24,9 @@ from ebb.paging._run_step import runs
 _PROBE = 4 * 2**20  # bytes of one timed copy
 _ROUNDS = 5
 _EACH = 0.01  # host milliseconds for one storage, out and back
-_STATE, _NUMBER, _TICKET = 128, 8, 5  # bytes: of a pool, of a page number; numbers in a ticket
+# Bytes of a pool's state, and of a number. A ticket records on the device where a tensor is paged:
+# _TICKET numbers, and one for each page.
+_STATE, _NUMBER, _TICKET = 128, 8, 5
 
 Kind = tuple[str, int]
 """Identifies storages that share a pool: their dtype, and the bytes of a row."""
@@ -38,8 +40,8 @@ class Pager:
     page_rows: int = 64  # as in ebb.paging.configure
     headroom: float = 1.1
     limit: float = math.inf  # maximum bytes of all pools
-    # True if copies run beside the compute stream. Then a paged storage stays in memory until the
-    # next region pages something.
+    # True if copies run on a stream of ebb's. Then a paged storage stays in memory until the next
+    # region pages something.
     beside: bool = False
     # As in ebb.paging.step: values that backward needs next stay in memory.
     fixed_order: bool = False

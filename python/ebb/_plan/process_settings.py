@@ -1,4 +1,4 @@
-"""Apply, for the process. In: settings that policies need. Out: the settings are in place."""
+"""Applies process-wide settings. In: settings that policies need. Out: the settings in force."""
 
 from __future__ import annotations
 

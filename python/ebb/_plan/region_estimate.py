@@ -1,4 +1,4 @@
-"""One region under a choice. In: a `Step`, a call and a `Choice`. Out: what is needed when."""
+"""One region under a choice. In: a `Step`, a call, a `Choice`. Out: when memory is needed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RegionEstimate:
         self.replays = Replays(step, call, self._kept, self._each_time, begins)
         self.sent: list[Sent] = []  # storages that are offloaded
         self.paged: list[Paged] = []  # storages whose rows go to pools
-        # By memory that the program still holds: when replays need another block of its size.
+        # For memory that the program still holds: when replays need a second block of its size.
         self._beside: dict[int, list[Span]] = defaultdict(list)
         self.needs = [
             *self._of_results(),
@@ -85,9 +85,9 @@ class RegionEstimate:
         return needed
 
     def _find_lasting(self) -> dict[int, float]:
-        """Operators that are not recomputed but whose recipes outlive the region, since the program
-        holds a value that depends on their results and may write to it; with the time until which
-        they last."""
+        """Operators that are not recomputed but whose recipes outlive the region, and until when.
+        Such a recipe stays because the program holds a value that depends on the operator's
+        results, and may write to that value."""
         step = self._step
         lasting: dict[int, float] = {}
         for op in reversed(self._call.operators):
@@ -289,9 +289,10 @@ class RegionEstimate:
                 yield from during(copied.allocated, end, copied.size)
 
     def _copies_in_passing(self) -> Iterable[tuple[float, int]]:
-        """Copies of recomputed values that an operator of ``each_time`` overwrites. A replay
-        in passing copies them, since that operator will read them again. The last replay copies
-        them only if something else still needs them. See Note [Made each time]."""
+        """Copies of recomputed values that an operator of ``each_time`` overwrites. If the slice
+        frees the operator's results, the replay writes to a copy, since a later replay will read
+        the values again. The last replay does so only if something else still needs them. See
+        Note [Made each time]."""
         step, runs = self._step, self.replays.runs
         for op in self._each_time & runs.keys():
             for value in step.operators[op].inputs:
@@ -322,12 +323,12 @@ class RegionEstimate:
                 made, written = runs[op][0], runs[writer][0]
                 until = self._replayed_until(value, op, made)
                 if until > self.replays.end(writer, written) and written > made:
-                    # At `both`, one of the two copies is freed.
+                    # From `both` on, only one of the two storages is needed.
                     both = min(until, self._last_state_until(writer, written))
                     yield from during(written, max(written, both), self._size(value))
 
     def _last_state_until(self, writer: int | None, time: float) -> float:
-        """Until when replays need the result of an operator's run, or results that other
+        """When replays no longer need the result of an operator's run, or results that later
         operators write over it."""
         runs, until = self.replays.runs, 0.0
         while writer in runs:
@@ -360,7 +361,7 @@ class RegionEstimate:
                 yield from during(time, end, step.values[value].memory)
 
     def _slice_end(self, value: int, time: float) -> float:
-        """When the replays end that backward waits for when it unpacks a value."""
+        """The end of the replays for which backward waits when it unpacks a value."""
         maker = self._step.maker.get(value)
         if maker not in self.replays.runs or maker in self._each_time:
             return time

@@ -1,4 +1,4 @@
-"""When the operators of a region are recomputed. In: what is saved. Out: the times of replays."""
+"""Replays of a region. In: the saved operators. Out: when the others are recomputed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from ebb._plan.step import EPSILON, Call, Step
 
 
 class Replays:
-    """Replays of a region's operators, slice by slice. See Note [Replay].
+    """Replays of a region's operators. The replays that one unpack causes are a slice. See
+    Note [Replay].
 
     Args:
         step, call: the recorded step, and the call of a region.

@@ -1,4 +1,4 @@
-"""Apply. In: a choice for a region. Out: a policy."""
+"""Converts choices to policies. In: a choice for a region. Out: a policy."""
 
 from __future__ import annotations
 

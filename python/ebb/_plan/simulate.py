@@ -1,4 +1,4 @@
-"""Simulate. In: a measured step, and a choice for each region. Out: an `Estimate` of the step."""
+"""Simulates a step. In: a measured step, and a choice for each region. Out: an `Estimate`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Choose, for several blocks in one region. In: a simulated step. Out: a step with such regions.
+"""Chooses for several blocks in one region. In: a simulated step. Out: a step with such regions.
 
 The module around the blocks becomes the region, and the blocks become inner regions. Values that
 one block passes to the next need not stay in memory: they are recomputed from earlier values. So
 memory for n blocks goes down to the inputs of each group of blocks and the results inside one
-group. Values inside the other blocks are recomputed in passing. See Note [Made each time].
+group. Values inside a block stay resident only when backward has reached the block; replays for
+other blocks free such values again. See Note [Made each time].
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ebb._policy.policy import Policy
 from ebb.policies import save_all
 
 _LENGTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)  # blocks in a group
-_MOST_SHARES = 8  # different shares of the blocks that are in groups
+_MOST_SHARES = 8  # how many numbers of groups are tried for a length
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class Stack:
 
     parent: str  # name of that module
     calls: tuple[range, ...]  # for each call of the module, its calls of blocks, in order
-    # Values that a block made and a later block of the same call reads: the reader's index of the
-    # value, and the maker's index.
+    # Values that a block made and a later block of the same call reads. Each has two indices. This
+    # maps its index as the later block's input to its index as the earlier block's result.
     passed_on: Mapping[int, int]
 
 

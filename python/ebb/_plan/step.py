@@ -1,4 +1,4 @@
-"""Simulate: the facts. In: a profile in which everything was recomputed. Out: a `Step`.
+"""Facts about a step. In: a profile in which everything was recomputed. Out: a `Step`.
 
 The profile shows which memory the program itself holds. It also shows what autograd would hold: a
 saved value is needed until autograd frees its recomputed memory. So ebb never has to run a step
@@ -49,7 +49,7 @@ class Call:
     operators: range  # indices
     begins: float
     ends: float
-    # The program's first allocation after the end. Only the region held what was freed before that.
+    # The program's first allocation after `ends`. Only the region held memory freed before that.
     next_allocation: float = math.inf
     unpacked: list[tuple[float, int]] = field(default_factory=list)  # times and values, in order
     forward_ends: float = 0.0  # just before backward next unpacks a value of any region
@@ -188,7 +188,8 @@ class Step:
 
     def input_released(self, value: int) -> float:
         """When the program released an input of a region. ebb notices that only when the next
-        region begins or backward unpacks a value; in the latter case the release was earlier."""
+        region begins or backward unpacks a value. If backward noticed it, the release was earlier:
+        it counts as at the end of the forward."""
         record = self.values[value]
         calls = [call for call in self.calls if record.made < call.ends <= record.let_go]
         return min([record.let_go, *(call.forward_ends for call in calls)])
@@ -315,8 +316,8 @@ class Step:
         return copies
 
     def _shorten_by_regions(self) -> None:
-        """Shorten memories that only regions held at last, since they recompute: the program had
-        released them earlier."""
+        """Shorten the lives of memories that only regions still held, for recomputation, after the
+        program had released them."""
         outside: dict[int, list[int]] = defaultdict(list)
         for value, memory in self.memory_of.items():
             # In a region, torch.rand(3) fills a storage made outside of it. The value before that

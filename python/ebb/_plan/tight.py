@@ -1,4 +1,4 @@
-"""Choose, below one region. In: a simulated region. Out: choices with less memory in backward.
+"""Chooses for less memory than a region's results take. In: a simulated region. Out: choices.
 
 Some values are recomputed each time that something needs them. See Note [Made each time].
 """
@@ -16,9 +16,10 @@ _MOST_PAIRED = 6
 
 
 def recomputed_each_time(simulator: Simulator, call: int) -> Iterable[Choice]:
-    """Choices by cuts of a region's operators. A value made before a cut is resident only if an
-    operator after the cut reads it, so backward of the operators after the cut keeps nothing else
-    from before it. Values before the last cut are recomputed from those resident at the cut before.
+    """Choices that cut the sequence of a region's operators once or twice. A value made before a
+    cut stays resident only if an operator after the cut reads it; the others are recomputed each
+    time. So backward of the operators after a cut needs no other memory from before it. Values
+    before the last cut are recomputed from those that are resident at the cut before.
     """
     count = len(simulator.step.calls[call].operators)
     cuts = _spread(range(1, count + 1), _MOST_CUTS)

@@ -69,7 +69,7 @@ def policy_of_answers(answers: dict[Any, list[Decision | None]]) -> Policy | Non
             if decisions[0] is not None:
                 rules.append(Rule(op, decisions[0]))
             continue
-        before = 0  # earlier rules for this op; a later rule does not count their calls
+        before = 0  # rules for this op so far; `nth` does not count the calls that they match
         for call, decision in enumerate(decisions, start=1):
             if decision is not None:
                 rules.append(Rule(op, decision, nth=call - before))

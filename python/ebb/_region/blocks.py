@@ -28,12 +28,13 @@ Search = Callable[[nn.Module, int], Found]
 # that is too small saves nothing: a Linear by itself has no activations inside to free. The search
 # order is:
 #
-# 1. Lists (ModuleList, Sequential) with at least two entries of one class: the entries are blocks.
-#    If the entries differ, as stages of a ResNet do, and contain such lists, the entries of those
-#    lists are blocks. Modules beside the lists are blocks too if they have submodules (a stem, a
-#    decoder) or are recurrent layers, unless they contain the blocks under another name.
+# 1. Lists (ModuleList, Sequential) with at least two entries of one class: the entries are blocks,
+#    if they have at least two layers each. If the entries differ, as stages of a ResNet do, and
+#    contain such lists, the entries of those lists are blocks. Modules beside the lists are blocks
+#    too if they have submodules (a stem, a decoder) or are recurrent layers, unless they contain
+#    the blocks under another name.
 # 2. Without such lists: attributes whose names differ by a number, as down1 and down2 of a U-Net.
-# 3. Rules 1 and 2 again, with blocks of one layer allowed.
+# 3. Rules 1 and 2 again, for blocks of one layer.
 # 4. Otherwise the submodules of the model that have submodules; or the model.
 
 
@@ -71,7 +72,7 @@ def _names_of(model: nn.Module, wanted: Found) -> tuple[str, ...]:
 
 
 def _in_lists(module: nn.Module, least: int) -> Found:
-    """The repeated entries of lists that have at least `least` layers, outermost lists first."""
+    """The repeated entries of lists, outermost lists first. A block has at least `least` layers."""
     inner = {part: _in_lists(part, least) for part in _parts(module).values()}
     if isinstance(module, _LISTS):
         entries = [part for part in inner if _is_block(part, least, module)]

@@ -1,7 +1,7 @@
-"""Calls that must not run during a replay ahead of backward; each waits for the replay to end.
+"""Watches commotions: calls that must not run during a replay ahead, and wait for it to end.
 
 Settings are global to the process, so a kernel that is replayed on another thread would see a
-temporary change. The kernel would also see that a storage loses its memory. See
+temporary change. If the program resized a storage, the kernel could access freed memory. See
 Note [Nothing moves under a replay ahead].
 """
 
@@ -81,8 +81,8 @@ def _capturing(graph: Any) -> None:
     graph.capture_begin, graph.capture_end = capture_begin, capture_end
 
 
-# Methods after which memory may be written without a change of version. ``set_`` and DLPack create
-# such an alias of an argument.
+# Functions that give the program an alias of a tensor's memory. A write through the alias does not
+# move the tensor's version counter. ``set_`` and DLPack make an alias of an argument.
 ALIASING = (
     (torch._C.TensorBase, "data"),
     (torch._C.TensorBase, "data_ptr"),

@@ -31,12 +31,12 @@ _KEY = "_ebb"  # in a module's instance dictionary: its Marks
 
 @dataclass
 class Marks:
-    """The wrappers around one module's forward."""
+    """How ebb wraps one module's forward."""
 
     region: Callable[..., Any] | None = None  # calls a function in a region; None: no region
     number: int = 0  # number of the module's name, for rules with module=; 0: not needed
     asked_by: int = 0  # how many calls of `number_modules` need the number
-    is_root: bool = False  # True if the modules inside have numbers for their names in this module
+    is_root: bool = False  # True after `number_modules_once` for this module
 
     def __copy__(self) -> Marks:
         return replace(self)
@@ -60,9 +60,10 @@ class Marks:
 
 
 class _NoSubclass:
-    """Comes first in the method resolution order, so that a class's own __init_subclass__ does not
-    see ebb's subclass. The mixin is no base: CPython would compare its layout with that of the
-    original's first base, and refuse the class of a module such as ``Layer(abc.ABC, nn.Module)``.
+    """Follows ebb's subclass in the method resolution order, so that the original class's
+    __init_subclass__ does not see the subclass. It is not a base: CPython would compare its layout
+    with that of the original's first base, and refuse to set the class of a module such as
+    ``Layer(abc.ABC, nn.Module)``.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -71,10 +72,11 @@ class _NoSubclass:
 
 
 class _Forward:
-    """A module's forward with marks around it. The class shows the original forward.
+    """The forward of ebb's subclass: a module gets the forward that applies its marks, the class
+    itself gets the original forward.
 
     transformers' layers read the class's forward to check that their checkpointing is the outermost
-    wrapper. A subclass created later (FSDP2's) finds the forward with marks in its base.
+    wrapper. A subclass created later (FSDP2's) inherits the forward that applies the marks.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -177,7 +179,8 @@ def _marked_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
         },
     )
     made.append(swapped)
-    # Not methods, because a wrapper that forwards attribute access would seem to have them.
+    # Not __copy__ and __deepcopy__, because a wrapper that forwards attribute access would seem to
+    # have these methods.
     copy._deepcopy_dispatch[swapped] = lambda module, memo: _copied(  # type: ignore[attr-defined]
         module, lambda plain: copy.deepcopy(plain, memo)
     )
@@ -269,7 +272,8 @@ def number_modules_once(root: torch.nn.Module) -> None:
 
 
 def number_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
-    """Makes the modules inside `root` tell ebb when they run, under their names in `root`.
+    """Numbers the modules inside `root` by their names in `root`, for rules with ``module=`` and
+    for reports.
 
     Modules that are added later are not included.
 

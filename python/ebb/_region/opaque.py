@@ -24,10 +24,10 @@ class opaque(_C.OpaqueWrites):
 
     Code that bypasses torch (ctypes, numpy, pybind, raw Triton) can write into a tensor that was
     computed in a region. A replay of the op that computed the tensor would lose the written data.
-    Put the write in this context manager: ebb saves the tensors' contents at its end, as it saves
-    an input. The results of ``torch.empty`` do not need it, nor do those of ``zeros``, ``ones`` and
-    ``full`` if they are written before torch reads them. :class:`ebb.verify` finds writes that need
-    it.
+    Put the write in this context manager. When the context ends, ebb saves the tensors' contents,
+    as it saves an input. The results of ``torch.empty`` do not need it, nor do those of ``zeros``,
+    ``ones`` and ``full`` if they are written before torch reads them. :class:`ebb.verify` finds
+    writes that need it.
 
     If an earlier region may need a tensor's old contents, opaque increments the tensor's version as
     an in-place op does. If backward needs the old contents, it then raises.

@@ -98,8 +98,8 @@ class region(_C.Region):
         TypeError: the policy, the name or the root has the wrong type.
         ValueError: ``escapes`` is neither of the two.
         RuntimeError: the region is entered while it is open, left while it is not, left in another
-            thread, or left before the regions inside it. Or the region is entered, its policy
-            offloads, and another library offloads too. Later regions still work.
+            thread, or left before the regions inside it; or the policy offloads, and another
+            library offloads the region's tensors too. Later regions still work.
 
     Examples:
         >>> @ebb.region(ebb.policies.save_matmuls)

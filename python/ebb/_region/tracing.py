@@ -42,8 +42,8 @@ def region_is_traced() -> bool:
     return True
 
 
-# Same effect as torch.compiler.assume_constant_result, which would import Dynamo: a second in each
-# process.
+# torch.compiler.assume_constant_result has the same effect, but imports Dynamo. That takes a second
+# in each process.
 region_is_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -56,7 +56,7 @@ def is_optimized_module(module: Any) -> bool:
 def makes_a_graph() -> bool:
     """True if this thread runs under make_fx, AOT, torch.export, torch.jit.trace or Dynamo.
 
-    Dynamo does not run the code that it traces, so it never gets beyond the first line.
+    When Dynamo traces this function, it stops at the first return.
     """
     if is_dynamo_compiling():
         return True

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ebb._support.shown import tell
 
-# Variables of launchers that do not set RANK: srun, mpirun, and Lightning (only the last).
+# Launchers that do not set RANK set one of these: srun, mpirun, Lightning (LOCAL_RANK).
 _OTHERS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "LOCAL_RANK")
 _LAUNCHERS = (
     "torch.distributed.launcher.api",

@@ -17,8 +17,8 @@ from ebb.paging._overflow import PageOverflowError
 
 # Note [Ranks agree on a step]
 # Ranks agree through the store of their process group, never by a collective. If the function
-# raised on this rank, other ranks may wait in a collective that this rank did not reach. They would
-# match any collective that this rank starts in the group with theirs.
+# raised on this rank, other ranks may wait in a collective that this rank did not reach. Any
+# collective that this rank started in the group would be matched with that one.
 #
 # Each run of a step's function has its own meetings, numbered from 0. A process joins a meeting:
 #  1. before the first optimizer of the run steps;
@@ -45,9 +45,9 @@ _HALF_WAY = (
     "after run_step(), or after ebb.paging.step_ok() has returned True in all processes."
 )
 
-# True if some process is not at the end; and pairs of rank and error word.
+# True if some process has not finished its part of the run; and pairs of rank and error word.
 Found = tuple[bool, list[tuple[int, str]]]
-_FIELD = 20  # bits of each of three counts in one number: arrived, not at the end, with an error
+_FIELD = 20  # bits of each of three counts in one number: arrived, not finished, with an error
 
 
 class _Peers:
@@ -75,7 +75,7 @@ class _Peers:
             self._store.set(f"{key}/{self._rank}", word)
         total = self._store.add(key, 1 | (not at_end) << _FIELD | bool(word) << 2 * _FIELD)
         if total % 2**_FIELD == 1 and len(self._read) == 2:
-            # All have joined the last meeting, so all have read the outcome before it.
+            # All have joined the last meeting, so all have read the outcome of the one before it.
             self._store.delete_key(self._read[0])
             self._store.delete_key(f"{self._read[0]}/found")
         if total % 2**_FIELD < expected:
@@ -185,7 +185,7 @@ class Agreement:
         return not self.refusal
 
     def _meet(self, is_good: Callable[[], bool], at_end: bool) -> bool:
-        """True if some process is not at the end."""
+        """True if some process has not finished its part of the run."""
         try:
             word = "" if is_good() else _OVERFLOW
         except RuntimeError:

@@ -17,7 +17,7 @@ from ebb.paging._overflow import PageOverflowError
 
 
 def _has_no_errors() -> bool:
-    return _C.paging_errors() == 0 or _C.paging_step_ok()  # 0 during graph capture
+    return _C.paging_errors() == 0 or _C.paging_step_ok()  # no errors during graph capture
 
 
 def _check_gradients(optimizer: Any) -> None:
@@ -28,7 +28,7 @@ def _check_gradients(optimizer: Any) -> None:
         if not attempt.agreement.ask(_has_no_errors):
             raise PageOverflowError(attempt.agreement.refusal)
         return
-    errors = _C.paging_errors()  # 0 during graph capture: see found_inf
+    errors = _C.paging_errors()  # always 0 during graph capture: see found_inf
     if not errors or (_C.paging_was_told() and _are_finite(optimizer)):
         return
     with contextlib.suppress(RuntimeError):
@@ -45,8 +45,8 @@ def _check_gradients(optimizer: Any) -> None:
 
 
 def _are_finite(optimizer: Any) -> bool:
-    """True if the optimizer's gradients are finite. Called if the user was already told of the
-    error, because the optimizer may belong to another model."""
+    """True if the optimizer's gradients are finite. After ebb has reported the error, an optimizer
+    with finite gradients may step, because it may belong to another model."""
     tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     grads = [tensor.grad for tensor in tensors if tensor.grad is not None]
     return all(bool(grad.isfinite().all()) for grad in grads)

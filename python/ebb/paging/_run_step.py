@@ -50,15 +50,15 @@ def run_step(
     second run ebb allocates larger pools.
 
     In a distributed job all processes of ``group`` run the step again if one of them must. They
-    agree before the first optimizer of the run steps (or ``GradScaler.unscale_``), and after the
-    function returns. Each process waits for all others there. They agree through the store of the
+    agree before the run's first optimizer step (or ``GradScaler.unscale_``), and after the function
+    returns. Each process waits for all others there. They agree through the store of the
     process group, so ``run_step`` cannot interfere with the program's collectives. Until they
     agree, no overflow raises, not even with ``overflow="blocking"``, so all processes reach the
     same collectives. If the function raises in one process, that process raises its error at once;
     the others continue, as in eager.
 
     Args:
-        function: runs the step's forwards and backwards. It may run optimizers, last: the first
+        function: runs the step's forwards and backwards. It may end with optimizer steps: the first
             one raises if gradients are invalid in any process, and the step runs again. An overflow
             after an optimizer has stepped raises, because the step cannot be run again. No
             collective may follow the optimizers. All other state that the function changes must

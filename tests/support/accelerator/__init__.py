@@ -1,8 +1,8 @@
-"""A device for tests, "late": built when it is first asked for, by torch version.
+"""A simulated accelerator for tests, "late". Built on first use, for each torch version.
 
-It is registered for the whole process, and torch's accelerator from then on. Two devices. Memory
-that the host cannot touch; streams that run when somebody waits, or late at random; a detector of
-races; graphs; an allocator and a page mover.
+Once registered, it is torch's accelerator for the rest of the process. It has two devices, memory
+that the host cannot access, streams that run when something waits for them or after random delays,
+a race detector, graphs, an allocator and a page mover.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / "build" / "late"
 DRAWS = ("from device", "from cpu", "from both", "from hidden")
 DEVICES = 2
-TELLS_OF_CAPTURES = hasattr(torch.Stream, "is_capturing")  # before torch 2.12 only CUDA can
+TELLS_OF_CAPTURES = hasattr(torch.Stream, "is_capturing")  # torch 2.12 and later
 
 
 def _library() -> Path:

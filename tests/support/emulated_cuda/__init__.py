@@ -1,5 +1,5 @@
-"""CUDA kernels on the CPU: compiled by the host's compiler, over fibers with a random scheduler,
-each access watched. See Note [Emulated kernels] in emulator.h."""
+"""Runs CUDA kernels on the CPU: compiled by the host's compiler, on fibers with a random scheduler.
+Each memory access is checked. See Note [Emulated kernels] in emulator.h."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ EMULATOR = ("emulator", "fibers", "hooks", "memory", "order")
 # Constants of page kernels that fuzz.cpp chooses: fields of Sizes in emulator.h.
 SIZES = ("kThreads", "kWarp", "kPiece", "kBlocksPerProcessor", "kResetBlocks")
 
-# What the compiler does not show to us, or what is not emulated.
+# Accesses that the compiler does not report, and features that are not emulated.
 UNSEEN = r"\b(memcpy|memmove|memset|std::copy\w*|std::fill\w*|asm|volatile|extern __shared__)\b"
 
 FLAGS = ["-std=c++20", "-O1", "-w", "-U_FORTIFY_SOURCE"]
 FLAGS += [f"-I{HERE}", f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}"]
 
-# Accesses to memory are seen by hooks.cpp; local arrays are not memory on a device, and trap.
+# hooks.cpp sees accesses to memory. Local arrays, which are not device memory, trap out of bounds.
 WATCHED = ["-fsanitize=thread", "-fsanitize=bounds", "-fsanitize-undefined-trap-on-error"]
 
 
