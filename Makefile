@@ -31,9 +31,10 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist loadf
 test: $(VENV)/.ebb-test
 	$(PYTEST) -m "not slow" $(TESTS)
 
-# All samples of torch's operator and module databases, and each under several fills of new memory.
+# What takes long: all samples of torch's operator and module databases, random programs, and the
+# tests of exactness again under each engine and on the test device.
 sweep: $(VENV)/.ebb-test
-	$(PYTEST) -m sweep tests/torch
+	$(PYTEST) -m sweep $(TESTS)
 
 # Both at once, without the tests whose samples the sweep has too.
 test-and-sweep: $(VENV)/.ebb-test

@@ -16,6 +16,7 @@ pytest.importorskip("lightning")
 SCRIPT = Path(__file__).with_name("train.py")
 
 
+@pytest.mark.sweep
 @pytest.mark.not_sanitized
 def test_unchanged_script():
     check(SCRIPT, "--checkpoint")

@@ -69,6 +69,7 @@ def test_unchanged_script_in_half_of_its_memory():
     assert int(peak) <= 0.5 * int(plain_peak)
 
 
+@pytest.mark.sweep
 @pytest.mark.not_sanitized
 def test_its_own_checkpointing_is_planned_too():
     (*_, plain), _ = run(SCRIPT)

@@ -394,12 +394,13 @@ def test_inference_mode_and_no_grad_leave_nothing():
             assert ebb.stats()["ahead"]["bytes"] == 0
 
 
-@pytest.mark.parametrize("how", ["1", "at once"])
+@pytest.mark.parametrize("how", ["1", pytest.param("at once", marks=pytest.mark.sweep)])
 def test_the_rules_hold_with_replays_ahead(how):
     """The tests of exactness again; "at once": each region is replayed as soon as it is left."""
     assert_tests_of_exactness_pass(EBB_TEST_AHEAD=how)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("how", ["1", "at once"])
 def test_random_programs_with_replays_ahead(how):
     assert run_random_programs(500, EBB_TEST_AHEAD=how)["replayed"] > 150

@@ -71,7 +71,7 @@ def test_a_job_has_the_same_bits(disk, install, told):
     found = Job().train(STEPS + 2)
 
     assert_same(found, expected)
-    assert "; predicted peak " in told()[-1]
+    assert any("; predicted peak " in line for line in told())
 
 
 @pytest.mark.not_sanitized
@@ -123,4 +123,4 @@ def test_a_probe_that_fails_ends_no_job(disk, install, told, monkeypatch):
     found = Job().train(STEPS)
 
     assert_same(found, expected)
-    assert "; predicted peak " in told()[-1]
+    assert any("; predicted peak " in line for line in told())

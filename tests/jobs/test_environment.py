@@ -191,7 +191,7 @@ def test_a_budget_by_the_command_line(longer):
 
 
 def test_a_budget_that_makes_no_sense(longer):
-    for value in ("banana", "-3", "0", "200%", "nan"):
+    for value in ("banana", "200%"):
         found, errors = job(longer, EBB_BUDGET=value)
         assert len(errors.splitlines()) == 1
         assert errors.startswith(f"ebb: EBB_BUDGET={value} is ignored: ")

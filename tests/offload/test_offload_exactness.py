@@ -15,6 +15,12 @@ from torch.nn.functional import gelu
 
 import ebb
 
+# How soon copies of the fake accelerator are done.
+ENGINES = [
+    "late",
+    *(pytest.param(how, marks=pytest.mark.sweep) for how in ("prompt", "static", "disk")),
+]
+
 
 class Block(nn.Module):
     def __init__(self, width=16):
@@ -58,7 +64,7 @@ def test_a_transformer_has_the_bits_of_eager(policy, prefetch, in_flight):
         assert ebb.stats()["offload"]["host_bytes_used"] == 0
 
 
-@pytest.mark.parametrize("how", ["late", "prompt", "static", "disk"])
+@pytest.mark.parametrize("how", ENGINES)
 def test_the_rules_hold_with_offload(how):
     """The tests of exactness again, with policies that offload."""
     assert_tests_of_exactness_pass(EBB_TEST_OFFLOAD=how)
@@ -129,7 +135,7 @@ def test_every_dtype_and_geometry_comes_back(accelerator, dtype, view):
     assert (Keeps.seen.stride(), Keeps.seen.storage_offset()) == (strides, offset)
 
 
-@pytest.mark.parametrize("how", ["late", "prompt", "static", "disk"])
+@pytest.mark.parametrize("how", ENGINES)
 def test_random_programs_with_offload(how):
     assert run_random_programs(300, EBB_TEST_OFFLOAD=how)["replayed"] > 60
 

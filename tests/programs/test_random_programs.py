@@ -248,6 +248,7 @@ FAILING_TOO = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("environment", FAILING_TOO.values(), ids=FAILING_TOO)
 def test_random_programs_whose_allocations_fail(environment):
     """One in eight of those that ebb could try again, and of those that it cannot: then the program
@@ -273,10 +274,10 @@ ON_A_DEVICE = {
 }
 
 
-@pytest.mark.parametrize("share", [10, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.sweep
 @pytest.mark.parametrize("environment", ON_A_DEVICE.values(), ids=ON_A_DEVICE)
-def test_random_programs_on_the_test_device(environment, share):
-    count = int(os.environ.get("EBB_TEST_PROGRAMS", "2000")) // share
+def test_random_programs_on_the_test_device(environment):
+    count = int(os.environ.get("EBB_TEST_PROGRAMS", "2000")) // 4
     base = os.environ.get("EBB_TEST_SEED")
 
     came_to = check_in_a_fresh_process(count, None if base is None else int(base), **environment)

@@ -33,6 +33,7 @@ def test_the_rules_hold_in_verify_mode():
     assert_rules_hold_in_verify_mode(EBB_TEST_EACH_TIME="1")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("environment", WITH.values(), ids=WITH)
 def test_random_programs(environment):
     """Each decision by itself, and all mixed at random."""

@@ -37,6 +37,7 @@ def run_on_it(names, which):
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("group", GROUPS)
 def test_on_a_device_out_of_tree(group):
     done = run_on_it(GROUPS[group], "not slow")
@@ -71,7 +72,10 @@ ENVIRONMENTS = {
 }
 
 
-@pytest.mark.parametrize("kind", ENVIRONMENTS)
+@pytest.mark.parametrize(
+    "kind",
+    ["recompute", *(pytest.param(kind, marks=pytest.mark.sweep) for kind in ("offload", "page"))],
+)
 def test_the_rules_hold_on_it(kind):
     assert_tests_of_exactness_pass(*MORE, **ENVIRONMENTS[kind])
 

@@ -115,6 +115,7 @@ def test_a_quick_run_draws_a_plot(quick_run):
     assert "<svg" in only_file(folder, "svg").read_text()
 
 
+@pytest.mark.sweep
 def test_a_quick_run_plans_every_model_and_compares_all_ways(tmp_path):
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / "planner.py"), "--output", str(tmp_path)],

@@ -338,6 +338,7 @@ def test_profilers_see_replays():
     }
 
 
+@pytest.mark.sweep
 def test_the_rules_hold_while_reports_are_recorded():
     files = find_tests("rule*", "regressions", "handles")
     program = "import sys, ebb, pytest; ebb.record_reports(2); sys.exit(pytest.main(sys.argv[1:]))"

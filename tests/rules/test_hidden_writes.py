@@ -79,17 +79,20 @@ def few() -> Findings:
     return findings(samples=2, enough=3, count=40)
 
 
+@pytest.mark.sweep
 @pytest.mark.not_sanitized
 def test_what_is_written_unsaid_is_in_the_table(few):
     assert_known(few)
 
 
+@pytest.mark.sweep
 @pytest.mark.not_sanitized
 def test_most_operators_are_run(few):
     assert sum(finding["calls"] > 0 for finding in few.values()) > 2700
     assert sum(finding["calls"] for finding in few.values()) > 30_000
 
 
+@pytest.mark.sweep
 @pytest.mark.not_sanitized
 def test_collectives_write_as_the_table_says(few):
     unsaid = hidden(few)
@@ -152,6 +155,7 @@ def test_ebb_takes_them_for_writes(name):
         assert uses[argument] != "read", argument
 
 
+@pytest.mark.sweep
 @pytest.mark.not_sanitized
 def test_ebb_takes_nothing_for_a_write_that_never_happens(few):
     never = []

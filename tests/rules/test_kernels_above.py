@@ -197,6 +197,7 @@ def unexplained(wrong: list[str]) -> list[str]:
     return [w for w in wrong if not w.startswith(UNINITIALISED)]
 
 
+@pytest.mark.sweep
 @pytest.mark.not_sanitized
 def test_kernels_above_leave_results_and_gradients_as_they_are():
     ran, wrong, loud = sweep(count=12, enough=2)

@@ -373,6 +373,7 @@ def assert_exact_where_they_write(jobs: list[tuple[type, str]]) -> set[str]:
     return writing
 
 
+@pytest.mark.sweep
 @pytest.mark.not_sanitized
 def test_methods_that_are_no_operators_leave_gradients_as_they_are_where_they_write():
     jobs = [job for job in methods() if job[0] is not torch.Tensor or job[1] not in operators()]

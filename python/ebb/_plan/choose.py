@@ -52,8 +52,8 @@ class Chooser:
         self.fronts: dict[str, list[Point]] = {}
         self.alike: dict[str, int] = {}  # equal numbers for regions that share a front
         self._find_fronts()
-        # Searches for low peaks simulate a limited number of operators; cached results do not count.
-        # All searches begin with this cache, so their result does not depend on earlier choices.
+        # Searches for low peaks simulate a limited number of operators; cached results do not
+        # count. All searches begin with this cache, so earlier choices do not change their results.
         self._after_fronts = simulator.snapshot()
         self._groups: dict[int, list[str]] = defaultdict(list)  # regions that share a front
         for region, number in self.alike.items():
