@@ -10,8 +10,12 @@ import torch
 pytest.importorskip("megatron.core", reason="needs Megatron-Core")
 
 import megatron_on_cpu
-from comparing import assert_exact
+from comparing import assert_exact, describe, run
+from exactness import same_bits
 from two_ranks import on_two_ranks
+
+import ebb
+from ebb._launch import takeover
 
 STEPS, MICROBATCHES, ROWS, TOKENS, WORDS = 3, 2, 2, 8, 32
 
@@ -52,6 +56,56 @@ def test_layers(kind):
             assert_exact(train)
         finally:
             parallel_state.destroy_model_parallel()
+
+
+# Megatron's own recomputation, which EBB=1 takes over.
+FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+BLOCK = {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 2}
+
+
+def selective(*modules):
+    return {"recompute_granularity": "selective", "recompute_modules": [*modules]}
+
+
+OWN = [
+    ("not parallel", FULL),
+    ("not parallel", BLOCK),
+    ("not parallel", selective("core_attn", "layernorm")),
+    ("tensor", FULL),
+    ("tensor", selective("core_attn", "layernorm")),
+    ("sequence", FULL),
+    ("sequence", selective("layernorm")),
+    ("pipeline", FULL),
+    ("expert", FULL),
+    ("expert", selective("moe", "layernorm")),
+    ("sequence and expert", FULL),
+    ("sequence and expert", selective("layernorm")),
+]
+
+
+@pytest.mark.parametrize(("kind", "own"), OWN)
+@on_two_ranks
+def test_own_recomputation_in_regions(kind, own):
+    from megatron.core import parallel_state
+
+    settings = KINDS[kind]
+    sizes = {name: size for name, size in settings.items() if name.endswith("_parallel_size")}
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        megatron_on_cpu.stub(monkeypatch)
+        parallel_state.initialize_model_parallel(**sizes)
+        try:
+            expected = run(lambda _: train_steps(gpt(settings)), None)
+            takeover.install(ebb.policies.recompute_all, "1", ())
+            ebb.reset_stats()
+            actual = run(lambda _: train_steps(gpt(settings | own)), None)
+        finally:
+            takeover.remove()
+            parallel_state.destroy_model_parallel()
+
+    differing = [name for name in expected if not same_bits(actual[name], expected[name])]
+    assert not differing, describe(differing, actual, expected)
+    assert ebb.stats()["total"]["ops_replayed"] > 0
 
 
 def gpt(settings):

@@ -41,6 +41,9 @@ LAZY_AND_BACK = {
     ("ebb._launch.checkpoint_calls", "ebb._launch.checkpoint_calls"): (
         "its code runs in torch's functions, with torch's globals"
     ),
+    ("ebb._launch.frameworks.calls", "ebb._launch.frameworks.calls"): (
+        "its code runs in functions of frameworks, with their globals"
+    ),
 }
 
 

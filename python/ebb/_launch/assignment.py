@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ebb._policy.policy import Policy
@@ -13,6 +13,7 @@ from ebb._support.log import log
 from ebb._support.shown import clipped, tell
 
 InCall = AbstractContextManager[Any]
+TORCHS = "torch.utils.checkpoint"
 
 
 @dataclass
@@ -27,28 +28,31 @@ class Assignment:
     # Called with the function of each torch.utils.checkpoint call. Returns a wrapper for the
     # context that the call's region enters, or None if the call is no region.
     in_call: Callable[[Callable[..., Any]], Callable[[InCall], InCall] | None] | None = None
-    # Called when ebb first takes over a call of torch.utils.checkpoint or a module by its name.
+    # Called when ebb first takes over a checkpoint call or a module by its name.
     when_announced: Callable[[], None] | None = None
-    announced: bool = False  # True after that
+    # Checkpoint functions whose calls have become regions; TORCHS also if modules by name have.
+    announced: set[str] = field(default_factory=set)
 
     def modules(self) -> tuple[tuple[Policy, tuple[str, ...]], ...]:
         """Policies of modules, with globs over the modules' names."""
         return ((self.policy, self.patterns), *self.others)
 
-    def announce(self) -> None:
-        """Print one line, in the job's first process, when ebb first takes something over."""
-        if self.announced:
+    def announce(self, source: str = TORCHS) -> None:
+        """Print one line, in the job's first process, when ebb first makes a call of the function
+        `source`, or a module, a region."""
+        if source in self.announced:
             return
-        self.announced = True
-        if self.when_announced is not None:
+        is_only_one = not self.announced
+        self.announced.add(source)
+        if is_only_one and self.when_announced is not None:
             self.when_announced()
-        log.info("%s: checkpoint calls become regions, and modules %s", self.text, self.patterns)
+        log.info("%s: calls of %s become regions, and modules %s", self.text, source, self.patterns)
         if not is_first():
             return
         globs = clipped(",".join(self.patterns))
         modules = f", and so are modules that match {globs}" if self.patterns else ""
         also = " and the modules that the file lists" if self.others else ""
         tell(
-            f"ebb: calls of torch.utils.checkpoint{also} are regions{modules} ({self.text}); "
+            f"ebb: calls of {source}{also} are regions{modules} ({self.text}); "
             "EBB_DISABLE=1 turns ebb off"
         )

@@ -22,7 +22,7 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch.compiler import is_compiling
 from torch.utils.checkpoint import noop_context_fn
 
-from ebb._launch.assignment import Assignment
+from ebb._launch.assignment import TORCHS, Assignment
 from ebb._policy import from_sac
 from ebb._policy.policy import Policy
 from ebb._region.region import checkpointed, name_of
@@ -49,7 +49,7 @@ def _code_of_generator(
 
     given = (fn, preserve_rng_state, context_fn, determinism_check, debug, *args)
     torchs = checkpoint_calls._TORCHS_GENERATOR
-    if checkpoint_calls._is_traced():
+    if checkpoint_calls.is_traced():
         yield from torchs(*given, **kwargs)
         return
     checkpoint_calls._check(lambda: torchs(*given, **kwargs), determinism_check, debug)
@@ -72,7 +72,7 @@ def _code_of_later_generator(
 
     options |= {"context_fn": context_fn, "determinism_check": determinism_check, "debug": debug}
     torchs = checkpoint_calls._TORCHS_GENERATOR
-    if checkpoint_calls._is_traced():
+    if checkpoint_calls.is_traced():
         yield from torchs(fn, args, kwargs, **options)
         return
     checkpoint_calls._check(lambda: torchs(fn, args, kwargs, **options), determinism_check, debug)
@@ -81,7 +81,7 @@ def _code_of_later_generator(
         yield
 
 
-def _copy_of(function: types.FunctionType) -> Callable[..., Any]:
+def copy_of(function: types.FunctionType) -> Callable[..., Any]:
     """A copy that keeps the function's current code."""
     copy = types.FunctionType(
         function.__code__,
@@ -94,7 +94,7 @@ def _copy_of(function: types.FunctionType) -> Callable[..., Any]:
     return copy
 
 
-def _exchange(function: types.FunctionType, code: types.FunctionType) -> Callable[[], None]:
+def exchange(function: types.FunctionType, code: types.FunctionType) -> Callable[[], None]:
     """Give `function` the code of another function; return a function that undoes it."""
     before = (function.__code__, function.__defaults__, function.__kwdefaults__)
     signature = inspect.signature(function)
@@ -117,14 +117,14 @@ _GENERATOR: types.FunctionType = getattr(
 )
 
 
-def _is_traced() -> bool:
+def is_traced() -> bool:
     """True under torch.compile, also while a Dynamo graph is traced, which only later versions of
     torch report in `is_compiling`."""
     return is_compiling() or torch._guards.TracingContext.try_get() is not None
 
 
 # Under torch.compile, torch's own functions turn a policy into tags of the graph.
-_TORCHS_CHECKPOINT, _TORCHS_GENERATOR = _copy_of(_CHECKPOINT), _copy_of(_GENERATOR)
+_TORCHS_CHECKPOINT, _TORCHS_GENERATOR = copy_of(_CHECKPOINT), copy_of(_GENERATOR)
 _TORCHS_APPLY: Any = torch.autograd.Function.__dict__["apply"]  # written in C since torch 2.15
 # True if torch forwards an exception of the function to its generator, as torch 2.13 and later do.
 _TELLS_GENERATOR = _LATER or "throw" in _CHECKPOINT.__code__.co_names
@@ -160,7 +160,7 @@ def _check(generator: Callable[[], Iterator[None]], determinism_check: Any, debu
 
 def _run_reentrant(cls: Any, *given: Any) -> Any:
     """CheckpointFunction.apply in a region: calls the function once, with gradients."""
-    if cls is not torch_checkpoint.CheckpointFunction or _is_traced():
+    if cls is not torch_checkpoint.CheckpointFunction or is_traced():
         return _TORCHS_APPLY.__get__(None, cls)(*given)
     function, _preserve_rng_state, *args = given
     outer, inner = region_of_call(function, noop_context_fn)
@@ -256,12 +256,12 @@ _calls: Calls | None = None  # while ebb takes them over
 # Not a generator-based context manager. If a signal handler raised in one, its region could stay
 # open until the frames that refer to the generator are freed.
 def region_of_call(
-    function: Callable[..., Any], context_fn: Any
+    function: Callable[..., Any], context_fn: Any, source: str = TORCHS
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """The region of a checkpointed function, and the context to enter in it."""
+    """The region of a function that `source` checkpoints, and the context to enter in it."""
     calls = _calls
     assert calls is not None
-    calls.assignment.announce()
+    calls.assignment.announce(source)
     in_call = calls.assignment.in_call and calls.assignment.in_call(function)
     if calls.assignment.in_call and not in_call:
         return nullcontext(), nullcontext()
@@ -277,9 +277,9 @@ def take_over(assignment: Assignment, undo: ExitStack) -> None:
     undo.callback(_forget)
     undo.callback(_take_reentrant())
     if not _TELLS_GENERATOR:
-        undo.callback(_exchange(_CHECKPOINT, _code_of_checkpoint))  # type: ignore[arg-type]
+        undo.callback(exchange(_CHECKPOINT, _code_of_checkpoint))  # type: ignore[arg-type]
     generator = _code_of_later_generator if _LATER else _code_of_generator
-    undo.callback(_exchange(_GENERATOR, generator))  # type: ignore[arg-type]
+    undo.callback(exchange(_GENERATOR, generator))  # type: ignore[arg-type]
 
 
 def _forget() -> None:

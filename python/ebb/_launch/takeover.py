@@ -10,6 +10,7 @@ from ebb._launch.assignment import Assignment
 from ebb._launch.auto_budget import AutoBudget
 from ebb._launch.budget import Budget
 from ebb._launch.found_blocks import FoundBlocks
+from ebb._launch.frameworks import takeover as frameworks
 from ebb._plan.memory_limit import Limit
 from ebb._plan.module_policies import ModulePolicies
 from ebb._policy.policy import Policy
@@ -84,6 +85,7 @@ def install_budget(
 
 def _take_over(assignment: Assignment, blocks: models.Meets | None = None) -> None:
     checkpoint_calls.take_over(assignment, _undo)
+    frameworks.take_over(_undo)
     late_rules.watch(assignment, _undo)
     models.take_over(assignment, _undo, blocks)
 

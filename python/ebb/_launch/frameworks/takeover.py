@@ -1,0 +1,124 @@
+"""Takes over the checkpoint functions of frameworks, now or when a framework is imported."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from importlib import metadata
+from operator import attrgetter
+from types import FunctionType, ModuleType
+from typing import Any
+
+from ebb._launch.checkpoint_calls import copy_of, exchange
+from ebb._launch.frameworks.after_import import AfterImport, Then
+from ebb._launch.frameworks.calls import ORIGINALS, VERSIONS
+from ebb._launch.frameworks.table import FRAMEWORKS, OTHERS, Framework
+from ebb._launch.variables import say_ignored
+from ebb._support.job import is_first
+from ebb._support.shown import tell
+
+_counts: Counter[str] = Counter()  # calls of the functions of OTHERS
+
+
+def take_over(undo: ExitStack) -> None:
+    """Make the checkpoint calls of frameworks regions until `undo` is closed."""
+    wanted: dict[str, Then] = {
+        framework.module: functools.partial(_take, framework, undo) for framework in FRAMEWORKS
+    }
+    for module, function, name in OTHERS:
+        wanted[module] = functools.partial(_count, function, name, undo)
+    finder = AfterImport(wanted)
+    finder.install()
+    undo.callback(finder.remove)
+    atexit.register(tell_of_others)
+    undo.callback(atexit.unregister, tell_of_others)
+    undo.callback(_counts.clear)
+
+
+def _take(framework: Framework, undo: ExitStack, module: ModuleType) -> None:
+    version = _version_of(framework, module)
+    if ".".join(version.split(".")[:2]) not in framework.tested:
+        _leave(framework, version, f"tested with ebb are {', '.join(framework.tested)}")
+        return
+    functions = {name: _function(module, name) for name in framework.functions}
+    for name, function in functions.items():
+        code = framework.functions[name]
+        if function is None or not _takes_the_same(function, code):
+            _leave(framework, version, f"{framework.module}.{name} is not the function it was")
+            return
+    tested = ", ".join(framework.tested)
+    VERSIONS[framework.name] = f"{framework.name} {version} (tested: {tested})"
+    for name, function in functions.items():
+        code = framework.functions[name]
+        assert function is not None
+        ORIGINALS[code.__name__] = copy_of(function)
+        undo.callback(exchange(function, code))  # type: ignore[arg-type]
+
+
+def _version_of(framework: Framework, module: ModuleType) -> str:
+    try:
+        return metadata.version(framework.distribution)
+    except metadata.PackageNotFoundError:
+        return "of an unknown version"
+
+
+def _function(module: ModuleType, name: str) -> FunctionType | None:
+    """The innermost function behind decorators, if the module defines it."""
+    try:
+        function = inspect.unwrap(attrgetter(name)(module))
+    except (AttributeError, ValueError):
+        return None
+    is_own = isinstance(function, FunctionType) and function.__module__ == module.__name__
+    return function if is_own else None
+
+
+def _takes_the_same(function: FunctionType, code: Callable[..., Any]) -> bool:
+    """True if `code` takes the arguments of `function`, and perhaps any keywords besides."""
+    given, taken = (
+        [(p.name, p.kind) for p in inspect.signature(one).parameters.values()]
+        for one in (function, code)
+    )
+    more = taken[len(given) :]
+    is_more = not more or [kind for _, kind in more] == [inspect.Parameter.VAR_KEYWORD]
+    return taken[: len(given)] == given and is_more and not function.__closure__
+
+
+def _leave(framework: Framework, version: str, why: str) -> None:
+    say_ignored(
+        f"ebb: checkpoint calls of {framework.name} {version} are no regions",
+        f"{why}. Name its blocks instead, such as EBB_MODULES='*.layers.*', and turn "
+        f"{framework.name}'s own recomputation off",
+    )
+
+
+def _count(name: str, shown: str, undo: ExitStack, module: ModuleType) -> None:
+    """Count the calls of a function of which ebb only tells that it ran."""
+    *owners, last = name.split(".")
+    try:
+        owner = attrgetter(".".join(owners))(module) if owners else module
+        function = getattr(owner, last)
+    except AttributeError:
+        return  # another version
+
+    @functools.wraps(function)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        _counts[shown] += 1
+        return function(*args, **kwargs)
+
+    setattr(owner, last, counted)
+    undo.callback(setattr, owner, last, function)
+
+
+def tell_of_others() -> None:
+    """At exit: name the functions that recomputed by themselves."""
+    for name, count in _counts.items():
+        if is_first():
+            tell(
+                f"ebb: {name} ran {count} times by itself: ebb does not take over its calls. Turn "
+                "it off, and name its modules to make them regions, such as "
+                "EBB_MODULES='*.layers.*'"
+            )

@@ -1,0 +1,269 @@
+"""Frameworks with checkpoint functions of their own, here stand-ins with the same names. The real
+ones are tested in integration/."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+import torch
+
+import ebb
+from ebb._launch import takeover
+from ebb._launch.frameworks import takeover as frameworks
+from ebb._launch.frameworks.after_import import AfterImport
+from ebb._launch.frameworks.table import FRAMEWORKS
+
+MEGATRON = "megatron.core.tensor_parallel.random"
+SOURCE = """
+import torch
+
+RAN = []
+
+class FP8GlobalStateManager:
+    on = False
+    @classmethod
+    def is_fp8_enabled(cls):
+        return cls.on
+
+def checkpoint(function, distribute_saved_activations, *args):
+    RAN.append("checkpoint")
+    return function(*args)
+
+class CheckpointWithoutOutput:
+    def __init__(self, fp8=False):
+        self.fp8 = fp8 is not None
+
+    def checkpoint(self, run_function, *args):
+        RAN.append("without output")
+        return run_function(*args)
+
+    def discard_output_and_register_recompute(self, hook_tensor):
+        RAN.append("discard")
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Writes a module and the version of its distribution, and forgets both after the test."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("_EBB_TOLD", "")  # lines that were printed once
+    known = {name for name in sys.modules if name.split(".")[0] in TOPS}
+    for name in known:
+        monkeypatch.delitem(sys.modules, name)
+
+    def write(module, source, distribution="megatron-core", version="0.16.9"):
+        folder = tmp_path
+        *packages, last = module.split(".")
+        for part in packages:
+            folder /= part
+            folder.mkdir(exist_ok=True)
+            (folder / "__init__.py").touch()
+        (folder / f"{last}.py").write_text(source)
+        info = tmp_path / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Name: {distribution}\nVersion: {version}\n")
+        importlib.invalidate_caches()
+
+    yield write
+    takeover.remove()
+    for name in [name for name in sys.modules if name.split(".")[0] in TOPS]:
+        del sys.modules[name]
+
+
+TOPS = {framework.module.split(".")[0] for framework in FRAMEWORKS} | {"transformer_engine"}
+
+
+def install():
+    takeover.install(ebb.policies.recompute_all, "1", ())
+
+
+def block(x):
+    return (x * 2).sin().exp()
+
+
+def entered(call):
+    """The gradient of a call's results, and how many regions it entered."""
+    ebb.reset_stats()
+    x = torch.randn(4, 4, requires_grad=True)
+    call(x).sum().backward()
+    return x.grad, ebb.stats()["total"]["entered"]
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_calls_are_regions(package, is_early, capfd):
+    package(MEGATRON, SOURCE)
+    if is_early:
+        random = importlib.import_module(MEGATRON)
+    install()
+    random = importlib.import_module(MEGATRON)
+
+    _, count = entered(lambda x: random.checkpoint(block, False, x))
+    random.checkpoint(block, False, torch.ones(1))
+
+    assert count == 1
+    assert random.RAN == []
+    lines = capfd.readouterr().err.splitlines()
+    assert lines == [
+        "ebb: calls of checkpoint of Megatron-Core 0.16.9 (tested: 0.14, 0.15, 0.16) are regions "
+        "(EBB=1); EBB_DISABLE=1 turns ebb off"
+    ]
+
+
+def test_functions_are_the_frameworks_own_again(package):
+    package(MEGATRON, SOURCE)
+    install()
+    random = importlib.import_module(MEGATRON)
+    takeover.remove()
+
+    _, count = entered(lambda x: random.checkpoint(block, False, x))
+
+    assert (count, random.RAN) == (0, ["checkpoint"])
+    assert not any(isinstance(finder, AfterImport) for finder in sys.meta_path)
+
+
+@pytest.mark.parametrize(
+    ("version", "source", "why"),
+    [
+        ("0.99.0", SOURCE, "Megatron-Core 0.99.0 are no regions: tested with ebb are 0.14"),
+        ("0.16.9", SOURCE.replace("distribute_saved_activations, ", ""), "not the function"),
+        ("0.16.9", SOURCE.replace("def discard_output_and", "def drop_output_and"), "not the"),
+        ("0.16.9", SOURCE + "from torch.utils.checkpoint import checkpoint", "not the function"),
+    ],
+)
+def test_other_functions_are_left_alone(package, version, source, why, capfd):
+    package(MEGATRON, source, version=version)
+    install()
+
+    importlib.import_module(MEGATRON)
+
+    (line,) = capfd.readouterr().err.splitlines()
+    assert why in line
+    assert "EBB_MODULES='*.layers.*'" in line
+
+
+def test_a_strict_job_ends(package, monkeypatch):
+    package(MEGATRON, SOURCE, version="0.99.0")
+    monkeypatch.setenv("EBB_STRICT", "1")
+    install()
+
+    with pytest.raises(ValueError, match=r"Megatron-Core 0\.99\.0"):
+        importlib.import_module(MEGATRON)
+
+
+def test_distributed_activations_are_left_to_megatron(package, capfd):
+    package(MEGATRON, SOURCE)
+    install()
+    random = importlib.import_module(MEGATRON)
+
+    _, count = entered(lambda x: random.checkpoint(block, True, x))
+
+    assert (count, random.RAN) == (0, ["checkpoint"])
+    assert "--distribute-saved-activations is on" in capfd.readouterr().err
+
+
+def without_output(random, function, **settings):
+    """A block whose result the next function saves, and which is discarded after that."""
+
+    def call(x):
+        held = random.CheckpointWithoutOutput(**settings)
+        y = held.checkpoint(function, x)
+        call.sizes = [y.untyped_storage().nbytes()]
+        z = y * y
+        held.discard_output_and_register_recompute(z)
+        call.sizes.append(y.untyped_storage().nbytes())
+        return z
+
+    return call
+
+
+def test_results_are_discarded(package):
+    package(MEGATRON, SOURCE)
+    install()
+    random = importlib.import_module(MEGATRON)
+    call = without_output(random, block)
+    torch.manual_seed(1)
+
+    found, count = entered(call)
+
+    assert (count, random.RAN) == (1, [])
+    assert call.sizes == [64, 0]
+    assert torch.equal(found, gradient_of_square(1))
+
+
+def gradient_of_square(seed):
+    torch.manual_seed(seed)
+    x = torch.randn(4, 4, requires_grad=True)
+    y = block(x)
+    (y * y).sum().backward()
+    return x.grad
+
+
+def test_a_result_that_is_kept_is_not_discarded(package):
+    package(MEGATRON, SOURCE)
+    install()
+    random = importlib.import_module(MEGATRON)
+    call = without_output(random, lambda x: x.view(2, 8))  # of an input: nothing to recompute
+
+    _, count = entered(call)
+
+    assert count == 1
+    assert call.sizes == [64, 64]
+
+
+def test_real_fp8_is_left_to_megatron(package, capfd):
+    package(MEGATRON, SOURCE)
+    install()
+    random = importlib.import_module(MEGATRON)
+    random.FP8GlobalStateManager.on = True
+
+    _, count = entered(without_output(random, block))
+
+    assert (count, random.RAN) == (0, ["without output", "discard"])
+    assert "FP8 is on" in capfd.readouterr().err
+
+
+def test_the_warm_up_of_a_graph_is_left_to_megatron(package):
+    package(MEGATRON, SOURCE)
+    package("megatron.core.transformer.cuda_graphs", "def is_graph_warmup(): return True", "x")
+    install()
+    random = importlib.import_module(MEGATRON)
+    importlib.import_module("megatron.core.transformer.cuda_graphs")
+
+    _, count = entered(without_output(random, block))
+
+    assert (count, random.RAN) == (0, ["without output", "discard"])
+
+
+def test_calls_of_others_are_counted(package, capfd):
+    package(
+        "transformer_engine.pytorch.distributed", "def checkpoint(f, *args): return f(*args)", "y"
+    )
+    install()
+    distributed = importlib.import_module("transformer_engine.pytorch.distributed")
+    for _ in range(3):
+        distributed.checkpoint(block, torch.ones(2))
+
+    frameworks.tell_of_others()
+
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("ebb: transformer_engine's checkpoint ran 3 times by itself")
+
+
+def test_a_module_that_fails_to_import_raises_its_own_error(package):
+    package(MEGATRON, "raise RuntimeError('no GPU')")
+    install()
+
+    with pytest.raises(RuntimeError, match="no GPU"):
+        importlib.import_module(MEGATRON)
+
+
+def test_the_loader_stays_what_it_is(package):
+    package(MEGATRON, SOURCE)
+    install()
+    random = importlib.import_module(MEGATRON)
+
+    assert "exec_module" not in vars(random.__loader__)
+    assert random.__spec__.loader.get_source(MEGATRON) == SOURCE
+    assert importlib.reload(random).RAN == []
