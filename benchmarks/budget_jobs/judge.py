@@ -7,7 +7,7 @@ from budget_jobs.run import Run
 from ebb._plan.budget import read_budget
 
 OVER, SLACK = 1.02, 4096  # times a budget plus these bytes: a larger step exceeds the budget
-SHARES = 0.1  # a share may come to so much more bytes than that share of eager's peak
+SHARES = 0.1  # a share may come to so much, and SLACK bytes, more than that share of eager's peak
 STEADY = 0.005  # relative difference up to which peaks of steps without ebb count as equal
 
 
@@ -59,7 +59,8 @@ def planned_too_large(run: Run, budget: int | float) -> list[int]:
 
 
 def shares_of_eager(run: Run, eager: Run, budget: float) -> list[float]:
-    """What each plan takes as the budget, over that share of what measured steps take in eager."""
+    """The bytes of each plan's budget less SLACK, over that share of eager's peak in the measured
+    steps."""
     found, most, share = [], 0, 0
     for number, (step, other) in enumerate(zip(run.steps, eager.steps, strict=False)):
         if step.phase == "measured":
@@ -67,7 +68,7 @@ def shares_of_eager(run: Run, eager: Run, budget: float) -> list[float]:
             most = 0 if is_first else max(most, other.peak)  # what stays is made in the first one
         elif step.phase == "planned" and step.share != share:
             share = step.share
-            found.append(share / (budget * most) if most else 1.0)
+            found.append((share - SLACK) / (budget * most) if most else 1.0)
     return found
 
 
