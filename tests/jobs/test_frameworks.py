@@ -4,8 +4,11 @@ ones are tested in integration/."""
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import time
 
+import fork_server
 import pytest
 import torch
 
@@ -267,3 +270,35 @@ def test_the_loader_stays_what_it_is(package):
     assert "exec_module" not in vars(random.__loader__)
     assert random.__spec__.loader.get_source(MEGATRON) == SOURCE
     assert importlib.reload(random).RAN == []
+
+
+SCRIPT = """
+import torch
+import ebb
+from megatron.core.tensor_parallel.random import checkpoint
+
+x = torch.randn(4, 4, requires_grad=True)
+checkpoint(lambda x: x.sin().exp(), False, x).sum().backward()
+print(ebb.stats()["total"]["entered"])
+"""
+
+
+@pytest.mark.parametrize(("value", "regions"), [("1", "1"), ("0", "0")])
+def test_an_unchanged_job(package, tmp_path, value, regions):
+    package(MEGATRON, SOURCE)
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    done = fork_server.run([tmp_path / "train.py"], env=os.environ | {"EBB": value}, check=True)
+
+    assert done.stdout.split() == [regions]
+    assert ("calls of checkpoint of Megatron-Core" in done.stderr) == (value == "1")
+
+
+def test_a_job_without_frameworks_pays_nothing():
+    finder = AfterImport(dict.fromkeys(framework.module for framework in FRAMEWORKS))
+
+    begin = time.perf_counter()
+    for _ in range(1000):
+        finder.find_spec("json.decoder", None)
+
+    assert time.perf_counter() - begin < 0.01  # 1,000 imports

@@ -1,0 +1,226 @@
+"""Checkpointing of frameworks by themselves and as regions (EBB=1), on one CPU process: time of a
+step, bytes held for backward, peak, and whether the gradients are bit-identical.
+
+    pip install --no-deps megatron-core einops fairscale && pip install deepspeed
+    OMP_NUM_THREADS=1 python benchmarks/frameworks.py
+
+Frameworks that are not installed are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from held_bytes import held_and_peak_of
+from timing import interleaved, steady_memory
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ebb
+from ebb._launch import takeover
+from report import table
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "integration" / "megatron"))
+
+WIDTH, TOKENS, ROWS, LAYERS, WORDS = 256, 128, 4, 4, 256
+Loss = Callable[[], Tensor]
+Made = tuple[nn.Module, Loss]
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.qkv(self.norms[0](x)).unflatten(-1, (3, 8, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.out(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norms[1](x))))
+
+
+def stack(wrap: Callable[[Layer], Callable[[Tensor], Tensor]]) -> Made:
+    """Layers, each called by what `wrap` makes of it."""
+    layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+    calls = [wrap(layer) for layer in layers]  # type: ignore[arg-type]
+    x = torch.randn(ROWS, TOKENS, WIDTH, requires_grad=True)  # else reentrant ones do nothing
+
+    def loss() -> Tensor:
+        y = x
+        for call in calls:
+            y = call(y)
+        return y.square().mean()
+
+    return layers, loss
+
+
+def megatron(**settings: Any) -> Made:
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+
+    seed()
+    config = TransformerConfig(
+        num_layers=LAYERS,
+        hidden_size=WIDTH,
+        num_attention_heads=8,
+        use_cpu_initialization=True,
+        **settings,
+    )
+    model = GPTModel(config, get_gpt_layer_local_spec(), WORDS, TOKENS)
+    words = torch.randint(WORDS, (ROWS, TOKENS + 1))
+    positions = torch.arange(TOKENS).expand(ROWS, TOKENS)
+    hidden = torch.ones(1, 1, TOKENS, TOKENS).triu(1) > 0
+
+    def loss() -> Tensor:
+        return model(words[:, :-1], positions, hidden, labels=words[:, 1:]).mean()
+
+    return model, loss
+
+
+def megatron_full() -> Made:
+    full = {"recompute_method": "uniform", "recompute_num_layers": 1}
+    return megatron(recompute_granularity="full", **full)
+
+
+def megatron_selective() -> Made:
+    modules = ["core_attn", "layernorm"]
+    return megatron(recompute_granularity="selective", recompute_modules=modules)
+
+
+def deepspeed() -> Made:
+    from deepspeed.runtime.activation_checkpointing.checkpointing import checkpoint
+
+    return stack(lambda layer: lambda x: checkpoint(layer, x))
+
+
+def fairscale() -> Made:
+    from fairscale.nn.checkpoint import checkpoint_wrapper
+
+    return stack(checkpoint_wrapper)
+
+
+def plain_stack() -> Made:
+    return stack(lambda layer: layer)
+
+
+CASES: dict[str, tuple[Callable[[], Made], Callable[[], Made]]] = {
+    "Megatron-Core, full": (megatron, megatron_full),
+    "Megatron-Core, core_attn and layernorm": (megatron, megatron_selective),
+    "DeepSpeed checkpoint": (plain_stack, deepspeed),
+    "fairscale checkpoint_wrapper": (plain_stack, fairscale),
+}
+
+
+@contextlib.contextmanager
+def one_rank() -> Iterator[None]:
+    """A process group of one, and Megatron without CUDA, if Megatron is installed."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        try:
+            import megatron_on_cpu
+            from megatron.core import parallel_state
+            from megatron.core.tensor_parallel import random
+
+            megatron_on_cpu.stub(monkeypatch)
+            # What CheckpointWithoutOutput takes from TransformerEngine.
+            no_fp8 = SimpleNamespace(is_fp8_enabled=lambda: False)
+            monkeypatch.setattr(random, "FP8GlobalStateManager", no_fp8, raising=False)
+            for name in ("activation_recompute_forward", "fp8_autocast"):
+                monkeypatch.setattr(
+                    random, name, lambda **_: contextlib.nullcontext(), raising=False
+                )
+            parallel_state.initialize_model_parallel()
+        except ImportError:
+            pass
+        yield
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def as_regions() -> Iterator[None]:
+    takeover.install(ebb.policies.recompute_all, "1", ())
+    try:
+        yield
+    finally:
+        takeover.remove()
+
+
+def seed() -> None:
+    """Of torch's generators, and of Megatron's, which its own tracker switches."""
+    torch.manual_seed(2)
+    if random := sys.modules.get("megatron.core.tensor_parallel.random"):
+        random.model_parallel_cuda_manual_seed(5, force_reset_rng=True)
+
+
+class Way:
+    """One of: plain, by the framework itself, as regions."""
+
+    def __init__(self, make: Callable[[], Made], during: Callable[[], AbstractContextManager[Any]]):
+        self.during = during
+        with during():
+            torch.manual_seed(1)
+            self.model, self.loss = make()
+
+    def step(self) -> dict[str, float]:
+        with self.during():
+            seed()
+            start = time.perf_counter()
+            self.loss().backward()  # type: ignore[no-untyped-call]
+            return {"step": time.perf_counter() - start}
+
+    def bits(self) -> list[Tensor]:
+        self.model.zero_grad()
+        self.step()
+        return [p.grad.clone() for p in self.model.parameters() if p.grad is not None]
+
+    def bytes(self) -> dict[str, int]:
+        with self.during():
+            return held_and_peak_of(self.loss)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rows = []
+    seconds = float(os.environ.get("EBB_BENCH_SECONDS", "10"))
+    with one_rank():
+        for name, (plain, own) in CASES.items():
+            try:
+                ways = {
+                    "plain": Way(plain, contextlib.nullcontext),
+                    "by itself": Way(own, contextlib.nullcontext),
+                    "EBB=1": Way(own, as_regions),
+                }
+                expected = ways["plain"].bits()
+                same = {
+                    key: all(map(torch.equal, way.bits(), expected)) for key, way in ways.items()
+                }
+            except ImportError as error:
+                print(f"{name} is left out: {error}", file=sys.stderr)
+                continue
+            sizes = {key: way.bytes() for key, way in ways.items()}
+            with steady_memory():
+                times = interleaved({key: way.step for key, way in ways.items()}, seconds)
+            for key in ways:
+                ratio = times[key]["step"].least / times["plain"]["step"].least
+                held, peak = (sizes[key][f"{what}_bytes"] / 2**20 for what in ("held", "peak"))
+                exact = "yes" if same[key] else "no"
+                rows.append([name, key, f"{ratio:.2f}", f"{held:.1f}", f"{peak:.1f}", exact])
+    print(table(["", "", "time", "held MiB", "peak MiB", "identical"], rows))
+
+
+if __name__ == "__main__":
+    main()
