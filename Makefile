@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist loadfile --durations 100 --durations-min 2
 
 test: $(VENV)/.ebb-test
-	$(PYTEST) -m "not slow" $(TESTS)
+	$(PYTEST) -m "not (slow or sweep)" $(TESTS)
 
 # What takes long: all samples of torch's operator and module databases, random programs, and the
 # tests of exactness again under each engine and on the test device.
@@ -78,7 +78,7 @@ LIBRARY = $$($(CXX) -print-file-name=$(1))
 define test-sanitized
 	rm -rf $(1)/package $(1)/report.*
 	EBB_SANITIZE=$(2) EBB_BUILD_DIR=$(1)/build $(BUILD) install --no-build-isolation --no-deps --target $(1)/package .
-	status=0; $(3) PYTHONPATH=$(1)/package $(BIN)/python -m pytest -q -m "not slow and not not_sanitized" $(4) || status=$$?; \
+	status=0; $(3) PYTHONPATH=$(1)/package $(BIN)/python -m pytest -q -m "not (slow or sweep or not_sanitized)" $(4) || status=$$?; \
 	for report in $$(grep -lE "ERROR: |runtime error: |WARNING: Thread" $(1)/report.* 2>/dev/null); do \
 		cat "$$report"; status=1; done; \
 	exit $$status

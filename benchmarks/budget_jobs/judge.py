@@ -52,7 +52,7 @@ def planned_too_large(run: Run, budget: int | float) -> list[int]:
         if isinstance(budget, int):
             is_over = step.most - step.beside > OVER * budget + SLACK
         else:
-            is_over = step.peak > OVER * step.share + SLACK
+            is_over = step.peak + step.freed > OVER * (step.share + step.freed) + SLACK
         if is_over:
             large.append(number)
     return large
@@ -68,7 +68,8 @@ def shares_of_eager(run: Run, eager: Run, budget: float) -> list[float]:
             most = 0 if is_first else max(most, other.peak)  # what stays is made in the first one
         elif step.phase == "planned" and step.share != share:
             share = step.share
-            found.append((share - SLACK) / (budget * most) if most else 1.0)
+            whole = budget * (most + step.freed)
+            found.append((share + step.freed - SLACK) / whole if most else 1.0)
     return found
 
 

@@ -36,6 +36,8 @@ class Step:
         planned, accepted, share, beside: of the plan that is in place: bytes that it predicts, that
             a step may take although they are above the budget, that a share comes to, and those of
             the program's other tensors, which no budget counts.
+        freed: of these bytes, those that steps free first, such as gradients. All bytes here count
+            from `began`, and ebb's count from what is left then.
     """
 
     began: int = 0
@@ -46,6 +48,7 @@ class Step:
     accepted: int = 0
     share: int = 0
     beside: int = 0
+    freed: int = 0
 
     @property
     def peak(self) -> int:
@@ -127,8 +130,10 @@ class Meter:
             self._now.phase = "measured"
         elif watch.has_plan and not budget._has_ended:
             self._now.phase = "planned"
-            self._now.planned, self._now.share = watch.planned, watch._share
-            self._now.accepted = watch._accepted
+            self._now.freed = watch._freed
+            self._now.planned = watch.planned - watch._freed
+            self._now.share = watch._share - watch._freed
+            self._now.accepted = watch._accepted - watch._freed
             outcome = budget._outcome
             self._now.beside = 0 if outcome is None else outcome.beside - self._outside
 

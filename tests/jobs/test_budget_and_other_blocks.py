@@ -58,7 +58,7 @@ def test_coarser_blocks_keep_a_budget_that_finer_ones_cannot(install, told, mode
     _C.count_host_tensors()
     expected, plain = train(model)
 
-    found, peaks = train(model, "50%", install)
+    found, peaks = train(model, "55%", install)
 
     assert_same(found, expected)
     lines = told()
@@ -69,7 +69,9 @@ def test_coarser_blocks_keep_a_budget_that_finer_ones_cannot(install, told, mode
     )
     assert "too small" not in lines[-1]
     assert set(regions(found.model)) == {""}
-    assert peaks[-1] <= 0.51 * plain[-1] + 4096
+    # A step frees the gradients of the one before first, and a share counts from there.
+    gradients = sum(parameter.nbytes for parameter in found.model.parameters())
+    assert peaks[-1] + gradients <= 0.56 * (plain[-1] + gradients) + 4096
 
 
 def test_without_free_memory_no_other_blocks_are_measured(install, told, monkeypatch):

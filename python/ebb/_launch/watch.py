@@ -19,14 +19,16 @@ class Watch:
 
     def __init__(self) -> None:
         _C.count_host_tensors()
-        # Peak bytes that the last step allocated above those in use when it began. On an
-        # accelerator, if the peak is not reset after each step: the peak since the last reset.
+        # Peak bytes that the last step allocated. They count from Note [Where a step begins];
+        # without a plan, from the end of the step before. On an accelerator, if the peak is not
+        # reset after each step: the peak since the last reset.
         self.peak = 0
         self.has_plan = False  # True if a plan is in place
         self.planned = 0  # its prediction of `peak`
         self.was_over = False  # True if the step before the last one exceeded the budget
         self._began = self._next = 0  # bytes in use when the last step began, and when it ended
         self._whole: int | None = None  # the budget in total bytes
+        self._freed = 0  # bytes that are freed between the end of a step and the next one's begin
         self._beside = 0  # bytes of the program's other tensors, which the budget does not count
         self._share = 0  # the budget as bytes that a step may allocate
         self._accepted = 0  # accepted peak of a step above the budget, if no plan needs less
@@ -41,6 +43,7 @@ class Watch:
         planned: int,
         *,
         fits: bool,
+        freed: int = 0,
         whole: int | None = None,
         beside: int = 0,
         share: int = 0,
@@ -51,11 +54,12 @@ class Watch:
             planned: predicted bytes.
             fits: True if the prediction is within the budget; if not, steps may take as much as
                 was planned.
+            freed: bytes that are freed between the end of a step and the next one's begin.
             whole: bytes that tensors may take in total; None: `share` counts.
             beside: bytes of tensors that ``whole`` does not count.
             share: bytes that a step may allocate.
         """
-        self.has_plan, self.planned = True, planned
+        self.has_plan, self.planned, self._freed = True, planned, freed
         self.was_over = self._is_over = False
         self._whole, self._beside, self._share = whole, beside, share
         self._accepted, self._times_accepted = 0 if fits else int(_OVER * planned), 0
@@ -63,7 +67,7 @@ class Watch:
 
     def end(self) -> None:
         """Stop comparing: no plan is in place."""
-        self.has_plan = False
+        self.has_plan, self._freed = False, 0
 
     def step_ended(self, is_counted: bool) -> None:
         """Count the step that has ended, and begin the next one.
@@ -73,7 +77,7 @@ class Watch:
                 this also resets torch.accelerator.max_memory_allocated().
         """
         self.was_over = self._is_over
-        self._began = self._next
+        self._began = self._next - self._freed
         self._next, most = _C.tensor_bytes()
         self.peak = max(0, most - self._began)
         slack = _SLACK + (_OVER - 1) * (self._share if self._whole is None else self._whole)

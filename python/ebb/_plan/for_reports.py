@@ -11,7 +11,7 @@ from ebb._plan.choose import Chooser, Chosen
 from ebb._plan.in_words import Plan, cuts_of
 from ebb._plan.measured import Measured
 from ebb._plan.pages import pool_bytes
-from ebb._plan.profile import Profile
+from ebb._plan.profile import Profile, from_first_operator
 from ebb._plan.step import EPSILON, Step
 from ebb._report.planned import BudgetPoint, Course, Points, ReportedPlan, thinned
 
@@ -76,7 +76,7 @@ def measured_course(profile: Profile | None, duration: float) -> Course:
     replays ahead, so the memory of plans with replays ahead is unknown."""
     if profile is None or ahead.configure()["regions"] > 0:
         return Course(None, duration)
-    return course_of(profile, duration, pool_bytes())
+    return course_of(from_first_operator(profile)[0], duration, pool_bytes())
 
 
 def _predicted(chooser: Chooser, chosen: Chosen, duration: float) -> tuple[tuple[float, int], ...]:

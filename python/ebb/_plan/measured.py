@@ -20,7 +20,10 @@ class Measured:
 
     profile: Profile
     duration: float  # milliseconds of such a step, without recording
-    base: int  # bytes in use when a step begins, such as parameters and optimizer states
+    # Bytes in use when a step begins, such as parameters and optimizer states. See Note [Where a
+    # step begins].
+    base: int
+    freed: int = 0  # bytes that are freed between the end of a step and this begin
     whole: str | None = None  # name of the region that is the model itself; None: there is none
     root: str = ""  # name that such a region would have
     # By region name, the name of the module whose forward calls it, "" for the model; without an

@@ -14,7 +14,7 @@ from ebb._plan.callers import Callers
 from ebb._plan.link import measure_link, transfers_of
 from ebb._plan.measured import Measured, base_bytes
 from ebb._plan.pages import StepsThatRunAgain
-from ebb._plan.profile import Profile, median_of
+from ebb._plan.profile import Profile, from_first_operator, median_of
 from ebb._plan.recording import Purpose, run
 from ebb._plan.simulate import Simulator
 from ebb._plan.transfers import Link
@@ -52,11 +52,14 @@ def measured_of(
     again: StepsThatRunAgain,
 ) -> Measured:
     """The input of a plan. The lowest duration counts, since other work on the machine only makes
-    steps slower. `again` was made before the steps."""
+    steps slower. `base`: bytes in use when the last step ended. `again` was made before the steps.
+    """
+    profile, freed = from_first_operator(profile)
     return Measured(
         profile,
         min(durations),
-        base,
+        base - freed,
+        freed=freed,
         link=link,
         pager=again.pager(profile, device),
         on_accelerator=device.type != "cpu",
@@ -182,6 +185,6 @@ def measure_again(step: Callable[[], object]) -> tuple[Profile, float]:
     steps = _C.set_reporting(0)
     try:
         profiles, durations = run(step, _UNDER_A_PLAN)
-        return profiles[0], min(durations)
+        return from_first_operator(profiles[0])[0], min(durations)
     finally:
         _C.set_reporting(steps)

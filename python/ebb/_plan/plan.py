@@ -14,6 +14,7 @@ from typing import NoReturn
 import torch
 
 from ebb import ahead
+from ebb._plan.as_before import as_before
 from ebb._plan.budget import BudgetError, NothingToPlanError, allowed, in_all, read_budget
 from ebb._plan.choice import EAGER
 from ebb._plan.choose import Chooser, Chosen
@@ -287,8 +288,9 @@ def plan(
 
     Runs the step about eight times, with every block recomputed. Then decides for each saved
     tensor whether saving or recomputing it costs less. Blocks that run the same operators get the
-    same decisions where the budget allows it. The model is not changed: ``plan.apply(model)`` does
-    that.
+    same decisions where the budget allows it. ``plan.apply(model)`` makes the blocks regions; until
+    then the model is as before. The model's gradients and buffers, and torch's random states, are
+    restored at the end. Other effects of the steps remain, such as an optimizer's step.
 
     Args:
         model: must not contain a region yet.
@@ -335,8 +337,19 @@ def plan(
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"ebb: model must be a torch.nn.Module; got {type(model).__name__}")
     given = read_budget(budget)
+    chosen = None if modules is None else _globs(modules)
+    with as_before(model):
+        return _planned(model, step, given, chosen)
+
+
+def _planned(
+    model: torch.nn.Module,
+    step: Callable[[], object],
+    given: int | float,
+    modules: Sequence[str] | None,
+) -> Plan:
     if modules is not None:
-        return plan_of(measure(step, model, _globs(modules), given), given)
+        return plan_of(measure(step, model, modules, given), given)
     tried: list[tuple[BudgetError, str]] = []
     for names in block_candidates(model):
         measured = measure(step, model, [glob.escape(name) for name in names], given)

@@ -161,6 +161,29 @@ def profile_of(fields: dict[str, Any]) -> Profile:
     return Profile(**fields | converted)
 
 
+# Note [Where a step begins]
+# Many loops call zero_grad() first. Then the bytes in use when the last step ended include
+# gradients that are freed at once, and bytes counted from there would hide as many bytes of
+# activations. So a step's bytes count from those in use when its first region runs, less what the
+# step has allocated before.
+
+
+def from_first_operator(profile: Profile) -> tuple[Profile, int]:
+    """The profile without the frees, before its first operator, of memory that is older than the
+    step; and the bytes of these frees. See Note [Where a step begins]."""
+    first = min((operator.start for operator in profile.operators), default=0.0)
+    known: set[int] = set()
+    kept, freed = [], 0
+    for event in profile.allocations:
+        time, address, nbytes = event
+        if nbytes < 0 and time < first and address not in known:
+            freed -= nbytes
+        else:
+            kept.append(event)
+        known.add(address)
+    return replace(profile, allocations=tuple(kept)), freed
+
+
 def median_of(profiles: list[Profile]) -> Profile:
     """Combine profiles of the same step.
 
