@@ -22,6 +22,7 @@ def test_unchanged_script():
     check(SCRIPT, "--checkpoint")
 
 
+@pytest.mark.sweep
 def test_of_two_processes_one_prints_and_each_writes(tmp_path):
     """Lightning starts the second one itself, and gives it no RANK."""
     settings = {"EBB": "1", "EBB_MODULES": "*layers.*", "EBB_REPORT": f"{tmp_path}/r.txt"}

@@ -36,6 +36,7 @@ def test_the_library_can_be_imported(library, order):
     imports(*(name or library for name in order))
 
 
+@pytest.mark.sweep
 def test_all_of_them_together():
     here = [library for library in LIBRARIES if is_here(library)]
     if len(here) < 2:

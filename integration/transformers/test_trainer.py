@@ -10,6 +10,7 @@ from unchanged_script import check
 pytest.importorskip("transformers")
 
 
+@pytest.mark.sweep
 @pytest.mark.not_sanitized
 def test_unchanged_script():
     check(Path(__file__).with_name("train.py"), "--gradient-checkpointing")

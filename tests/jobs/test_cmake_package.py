@@ -28,6 +28,7 @@ def configure(source, build, *options):
     )
 
 
+@pytest.mark.sweep
 def test_the_example_trains_and_is_exact(package, tmp_path):
     done = configure(ROOT / "examples/cpp", tmp_path, f"-Debb_DIR={package}")
     assert done.returncode == 0, done.stderr

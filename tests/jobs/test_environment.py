@@ -181,6 +181,7 @@ def test_a_budget(longer):
     assert told[1].startswith("ebb: EBB_BUDGET=90%: ")
 
 
+@pytest.mark.sweep
 def test_a_budget_by_the_command_line(longer):
     expected, _ = job(longer)
     found, errors = job("-m", "ebb", "--budget", "1GiB", longer)
@@ -260,6 +261,7 @@ def test_where_torch_does_not_load_backends_ebb_is_imported_by_hand(script):
     assert found["calls"] == 3
 
 
+@pytest.mark.sweep
 def test_launcher(script):
     expected, _ = job(script, EBB="save_matmuls", EBB_MODULES="layers.?")
     assert expected["saved"] == 3 * 128
@@ -316,6 +318,7 @@ def test_spawned_workers_inherit_it(script):
     assert "ebb:" not in done.stderr
 
 
+@pytest.mark.sweep
 def test_torchrun(script):
     for launcher in (["-m", "ebb", script], [script]):
         done = run(

@@ -102,6 +102,7 @@ def test_what_launchers_say(monkeypatch, environment, rank):
     assert job.is_first() == (rank == 0)
 
 
+@pytest.mark.sweep
 def test_spawned_processes_write_files_of_their_own(script, out):
     path = script(TRAIN, SPAWN)
 
@@ -113,6 +114,7 @@ def test_spawned_processes_write_files_of_their_own(script, out):
     assert lines == [f"ebb: the reports are in {out}: r.process1.txt, r.process2.txt"]
 
 
+@pytest.mark.sweep
 def test_spawned_ranks_know_their_number_from_the_process_group(script, out, tmp_path):
     path = script(CHECKPOINTS, SPAWN)
 
@@ -133,6 +135,7 @@ def torchrun(path, **environment):
     )
 
 
+@pytest.mark.sweep
 def test_a_launcher_has_nothing_to_report(script, out):
     path = script(TRAIN, "train()")
 

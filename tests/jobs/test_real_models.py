@@ -128,7 +128,7 @@ def check(eager, name, dtype, policy, way, step=one_step, optimizer=None, prepar
     assert policy not in NAMED or training.replayed > 0
 
 
-WAYS = pytest.mark.parametrize("way", ["region", "apply"])
+WAYS = pytest.mark.parametrize("way", ["region", pytest.param("apply", marks=pytest.mark.sweep)])
 POLICY = pytest.mark.parametrize("policy", ["recompute_all", "save_matmuls", "random 0"])
 
 

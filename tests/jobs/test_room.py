@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 
+import fork_server
 import pytest
 
 SCRIPT = """
@@ -40,14 +40,7 @@ def job(path, full_at, budget):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("EBB_BUDGET")}
     if budget:
         environment["EBB_BUDGET"] = budget
-    done = subprocess.run(
-        [sys.executable, str(path), str(full_at)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    done = fork_server.run([path, str(full_at)], env=environment, timeout=120, check=True)
     return json.loads(done.stdout), done.stderr
 
 
@@ -146,7 +139,8 @@ def test_an_allocation_that_fails_costs_no_step(limited):
     assert "; predicted peak " in errors
 
 
-@pytest.mark.parametrize("budget", ["60MiB", pytest.param("40%", marks=pytest.mark.sweep)])
+@pytest.mark.sweep
+@pytest.mark.parametrize("budget", ["40%", "60MiB"])
 def test_what_lives_recomputed_lives_while_it_is_measured(limited, budget):
     """No measured step keeps what there is no room for."""
     expected, found, errors = limited(85 << 20, budget)

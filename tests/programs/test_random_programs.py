@@ -218,8 +218,9 @@ def assert_not_vacuous(came_to: Counter[str], count: int) -> None:
     assert came_to["eager differs"] < 0.002 * count
 
 
-def test_random_programs_give_what_eager_gives():
-    count = int(os.environ.get("EBB_TEST_PROGRAMS", "2000"))
+@pytest.mark.parametrize("share", [4, pytest.param(1, marks=pytest.mark.sweep)])
+def test_random_programs_give_what_eager_gives(share):
+    count = int(os.environ.get("EBB_TEST_PROGRAMS", "2000")) // share
     base = os.environ.get("EBB_TEST_SEED")
 
     came_to = check_in_a_fresh_process(count, None if base is None else int(base))

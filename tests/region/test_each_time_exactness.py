@@ -17,7 +17,7 @@ WITH = {
 }
 # In each of the others the same tests take minutes; random programs run there in any case.
 RULES = [
-    pytest.param(environment, id=name, marks=[pytest.mark.slow] if environment else [])
+    pytest.param(environment, id=name, marks=pytest.mark.slow if environment else pytest.mark.sweep)
     for name, environment in WITH.items()
 ]
 

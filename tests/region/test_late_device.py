@@ -72,10 +72,8 @@ ENVIRONMENTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["recompute", *(pytest.param(kind, marks=pytest.mark.sweep) for kind in ("offload", "page"))],
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", ENVIRONMENTS)
 def test_the_rules_hold_on_it(kind):
     assert_tests_of_exactness_pass(*MORE, **ENVIRONMENTS[kind])
 
