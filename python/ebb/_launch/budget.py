@@ -168,7 +168,7 @@ class Budget:
         if self._measuring is not None and not self._has_ended and self._announced:
             self._tell(
                 f"the job ended after {self._steps} steps, before the plan was ready; all blocks "
-                "were recomputed"
+                "were recomputed. Run more steps, or save a plan of ebb.plan and set EBB=plan.toml"
             )
 
     # Between two steps ----------------------------------------------------------------------------

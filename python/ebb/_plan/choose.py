@@ -16,6 +16,7 @@ from ebb._plan.tight import recomputed_each_time
 Chosen = Mapping[str, Point]
 """The point for each region, by the region's name."""
 
+OUTSIDE = "outside of regions"  # a use of the peak
 _MOST_TRIED = 300  # choices tried for the lowest peak
 _MOST_WORK = 12_000  # operators simulated for that, in about 0.1 s
 _MOST_TIGHT_WORK = 30_000  # operators simulated for lower peaks, with repeated replays
@@ -88,10 +89,14 @@ class Chooser:
         for number, choice in enumerate(self._of_calls(chosen)):
             call, time = self.simulator.step.calls[number], estimate.peak_time
             works = call.unpacked and call.backward_begins <= time <= call.unpacked[-1][0]
-            use = f"in {call.region} while its backward runs" if works else "saved by other blocks"
+            use = (
+                f"in {call.region} while its backward runs"
+                if works
+                else "saved by blocks for their backward"
+            )
             counts[use] += self.simulator.needed_at(number, choice, time)
         counts["in page pools"] = self.pool_bytes(chosen)
-        counts["outside of regions"] = max(0, estimate.peak - counts.total())
+        counts[OUTSIDE] = max(0, estimate.peak - counts.total())
         return [(use, nbytes) for use, nbytes in counts.most_common() if nbytes > 0]
 
     def plain(self) -> Chosen:

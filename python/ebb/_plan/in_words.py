@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from ebb._plan.choice import EAGER
-from ebb._plan.choose import Chooser, Chosen
+from ebb._plan.choose import OUTSIDE, Chooser, Chosen
 from ebb._plan.pages import has_rows
 from ebb._plan.process_settings import ProcessSettings
 from ebb._plan.profile import Value
@@ -117,8 +117,20 @@ def least_explained(
     return (
         f"ebb: a budget of {given} is too small; the lowest possible budget is {least}. "
         f"{size(base)} are in use when the step begins, and the step allocates {size(peak)} even "
-        f"with everything recomputed: {parts}. Use a smaller batch, or move parameters or "
-        "optimizer states off the device (sharding, CPU offload)"
+        f"with everything recomputed: {parts}. {_remedy(uses[0][0])}"
+    )
+
+
+def _remedy(use: str) -> str:
+    """A remedy for a peak with this main use."""
+    if use == OUTSIDE:
+        return (
+            "Move the operators between blocks into the forward of a module, so that ebb can "
+            "recompute them, or use a smaller batch"
+        )
+    return (
+        "Use a smaller batch, or move parameters or optimizer states off the device (sharding, CPU "
+        "offload)"
     )
 
 
