@@ -134,7 +134,7 @@ def test_models_that_are_gone_are_not_kept(install):
 def test_the_warning_that_nothing_matches_comes_once(install):
     install("layers.*")
     with pytest.warns(
-        UserWarning, match=r"no module matches .*layers.*, .* Module names: Sequential, 0-1"
+        UserWarning, match=r"no module matches .*layers.*, .* Module names of Sequential: 0-1"
     ):
         train(net(), 2)
 

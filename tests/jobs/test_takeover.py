@@ -377,7 +377,7 @@ def test_names_that_match_nothing(by_name):
     model = net()
     step(model, torch.randn(4, 4))
     with pytest.warns(
-        UserWarning, match=r"no module matches .*\*\.layres\.\*, .* Module names: Sequential, 0-1"
+        UserWarning, match=r"no module matches .*\*\.layres\.\*, .* Module names of Sequential: 0-1"
     ):
         step(model, torch.randn(4, 4))
 

@@ -178,7 +178,7 @@ class Budget:
             self._step_ended(is_step)
             self._meet_ranks()
         except NothingToPlanError as error:
-            self._wait(str(error))
+            self._wait(str(error) if any(self.blocks.alive()) else _NO_BLOCKS)
         except NoPlanError as error:
             has_blocks = any(self.blocks.alive())
             self._give_up(str(error) if has_blocks else _NO_BLOCKS)
@@ -300,7 +300,7 @@ class Budget:
         self._outcome, self._waits = None, True
         self._watch.has_replayed()
         reason = clipped(why.removeprefix("ebb: "), 300)
-        self._tell(f"no plan yet: {reason}; all blocks are recomputed until there is one")
+        self._tell(f"no plan yet: {reason}; {self._without_plan()} until there is one")
 
     def _give_up(self, why: str) -> None:
         if self._has_ended:
@@ -310,11 +310,13 @@ class Budget:
         with suppress(Exception):  # finding blocks may be what failed
             self._add_all()
         self.blocks.put(recompute_all)
+        self._tell(f"no plan: {clipped(why, 300)}; {self._without_plan()}")
+
+    def _without_plan(self) -> str:
         has_blocks = any(self.blocks.alive())
-        holds = (
+        return (
             "all blocks are recomputed" if has_blocks else "the job runs as if no budget were set"
         )
-        self._tell(f"no plan: {clipped(why, 300)}; {holds}")
 
     def _stop(self) -> None:
         self._has_ended = True

@@ -187,11 +187,12 @@ class ByName:
         if not patterns or self._lines or self._warned or not is_first():
             return
         self._warned = True
-        names = [type(model).__name__ for model in models] + plain_names(models)
-        shown = list(dict.fromkeys(in_ranges(names)))
+        shown = list(dict.fromkeys(in_ranges(plain_names(models))))
+        kinds = ", ".join(dict.fromkeys(type(model).__name__ for model in models))
         warnings.warn(
             f"ebb: no module matches {self._source()}, so none becomes a region. "
-            f"Module names: {', '.join(shown[:20])}{', ...' if len(shown) > 20 else ''}",
+            f"Module names of {clipped(kinds)}: {', '.join(shown[:20])}"
+            f"{', ...' if len(shown) > 20 else ''}",
             stacklevel=2,
         )
 
