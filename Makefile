@@ -17,7 +17,7 @@ BUILD := PATH="$(BIN):$$PATH" EBB_TESTING=1 $(PIP)
 
 SOURCES := $(shell find src include tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu') CMakeLists.txt $(wildcard cmake/*) setup.py pyproject.toml
 
-.PHONY: demo setup wheel test-wheel test sweep test-and-sweep test-full test-asan test-tsan mutants gpu test-gpu bench-gpu compile-clang bench docs lint format clean FORCE
+.PHONY: demo setup wheel test-wheel test sweep frameworks test-and-sweep test-full test-asan test-tsan mutants gpu test-gpu bench-gpu compile-clang bench docs lint format clean FORCE
 
 demo: $(VENV)/.ebb-built
 	$(BIN)/python examples/train_gpt.py
@@ -30,6 +30,12 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist loadf
 
 test: $(VENV)/.ebb-test
 	$(PYTEST) -m "not (slow or sweep)" $(TESTS)
+
+# Frameworks of integration/ that no extra of ebb installs. Half a minute.
+frameworks: $(VENV)/.ebb-test
+	$(PIP) install --no-deps megatron-core==0.16.1
+	$(PIP) install einops hjson py-cpuinfo msgpack psutil tqdm pydantic packaging
+	DS_BUILD_OPS=0 $(PIP) install --no-deps --no-build-isolation deepspeed==0.19.8 fairscale==0.4.13
 
 # What takes long: all samples of torch's operator and module databases, random programs, and the
 # tests of exactness again under each engine and on the test device.

@@ -22,7 +22,7 @@ def as_before(model: torch.nn.Module) -> Iterator[None]:
         (module, name, buffer, _copy(buffer))
         for module in model.modules()
         for name, buffer in module._buffers.items()
-        if buffer is not None and buffer.device.type != "meta"
+        if buffer is not None and buffer.device.type != "meta" and not buffer.is_inference()
     ]
     with ExitStack() as random:
         random.enter_context(torch.random.fork_rng(devices=[]))
