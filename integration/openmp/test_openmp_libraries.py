@@ -13,6 +13,9 @@ LIBRARIES = ["sklearn.linear_model", "xgboost", "faiss"]
 STEP = "x = torch.ones(3, requires_grad=True)\nwith ebb.region(): y = x.sin().sum()\ny.backward()"
 
 
+pytestmark = pytest.mark.sweep  # imports large libraries
+
+
 def is_here(library):
     return importlib.util.find_spec(library.split(".")[0]) is not None
 
@@ -36,7 +39,6 @@ def test_the_library_can_be_imported(library, order):
     imports(*(name or library for name in order))
 
 
-@pytest.mark.sweep
 def test_all_of_them_together():
     here = [library for library in LIBRARIES if is_here(library)]
     if len(here) < 2:

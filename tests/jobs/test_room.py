@@ -71,6 +71,7 @@ def test_without_room_a_plan_is_made_and_no_step_is_lost(script):
     assert "is too small" in errors  # all that there is is in use: what needs least was planned
 
 
+@pytest.mark.sweep
 def test_a_senseless_limit_is_ignored(script):
     expected, _ = job(script, -1, "")
     found, errors = job(script, -1, "auto:banana")
@@ -129,6 +130,7 @@ def limited(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.sweep
 def test_an_allocation_that_fails_costs_no_step(limited):
     expected, found, errors = limited(70 << 20, "auto:100GiB")
 

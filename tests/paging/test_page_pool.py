@@ -146,9 +146,9 @@ def schedules(draw):
     return (width, page, *tiers), steps
 
 
-# 10,000 schedules a run, in four kinds. A tenth of it on a GPU, for which each check waits; more
+# 3,200 schedules a run, in four kinds. Fewer on a GPU, for which each check waits; more
 # schedules of the kernels are in test_page_kernels_emulated.py.
-EACH = settings(max_examples=2500, database=None)
+EACH = settings(max_examples=800, database=None)
 ON_A_GPU = settings(max_examples=250, database=None)
 ORDERS = {"last first": lambda n: n - 1, "first first": lambda n: 0, "middle": lambda n: n // 2}
 

@@ -61,6 +61,7 @@ def only_file(folder: Path, kind: str) -> Path:
     return found
 
 
+@pytest.mark.sweep
 def test_a_quick_run_measures_every_system_on_every_workload(quick_run):
     folder, _ = quick_run
     results = json.loads(only_file(folder, "json").read_text())
@@ -77,6 +78,7 @@ def test_a_quick_run_measures_every_system_on_every_workload(quick_run):
     assert all(row["ratio"] > 0 and row["held_bytes"] > 0 for row in rows)
 
 
+@pytest.mark.sweep
 def test_a_quick_run_writes_every_section(quick_run):
     folder, _ = quick_run
     results = json.loads(only_file(folder, "json").read_text())
@@ -94,6 +96,7 @@ def test_a_quick_run_writes_every_section(quick_run):
         assert goal["what"] in text
 
 
+@pytest.mark.sweep
 def test_torch_remat_takes_part_where_it_is_installed(quick_run):
     folder, output = quick_run
     if not installed("torch_remat"):
@@ -106,6 +109,7 @@ def test_torch_remat_takes_part_where_it_is_installed(quick_run):
     assert {f"torch-remat {p}" for p in ("recompute all", "torchtitan", "matmuls")} <= systems
 
 
+@pytest.mark.sweep
 def test_a_quick_run_draws_a_plot(quick_run):
     folder, output = quick_run
     if not installed("matplotlib"):

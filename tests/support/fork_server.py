@@ -167,7 +167,8 @@ def exactly(channel: socket.socket, count: int) -> bytes:
 
 def serve(channel: socket.socket) -> None:
     """Until the tests end. Returns in children, which have a program to run."""
-    import torch  # noqa: F401
+    import torch
+    import torch._dynamo  # noqa: F401 -- the first optimizer would import it, in a second
 
     gc.collect()
     gc.freeze()
