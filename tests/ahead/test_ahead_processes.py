@@ -24,7 +24,13 @@ def forward():
 
 @pytest.mark.parametrize(
     "end",
-    ["sys.exit(3)", "os._exit(3)", "raise SystemExit(3)", "threading._shutdown(); sys.exit(3)"],
+    [
+        "sys.exit(3)",
+        *(
+            pytest.param(end, marks=pytest.mark.sweep)
+            for end in ("os._exit(3)", "raise SystemExit(3)", "threading._shutdown(); sys.exit(3)")
+        ),
+    ],
 )
 def test_the_interpreter_ends_while_it_works(end):
     script = (

@@ -157,11 +157,11 @@ def settings_of_a_job(value):
 @pytest.mark.parametrize(
     ("value", "regions", "limit"),
     [
-        ("", 0, 2**30),
-        ("0", 0, 2**30),
-        ("3", 3, 2**30),
         ("512MiB", 1, 2**29),
-        ("auto", 1, 2**30),
+        *(
+            pytest.param(*case, 2**30, marks=pytest.mark.sweep)
+            for case in (("", 0), ("0", 0), ("3", 3), ("auto", 1))
+        ),
     ],
 )
 def test_the_environment_sets_it(value, regions, limit):
@@ -171,7 +171,9 @@ def test_the_environment_sets_it(value, regions, limit):
     assert "EBB_AHEAD" not in errors
 
 
-@pytest.mark.parametrize("value", ["yes", "-1", "1 mile"])
+@pytest.mark.parametrize(
+    "value", ["yes", *(pytest.param(v, marks=pytest.mark.sweep) for v in ("-1", "1 mile"))]
+)
 def test_an_environment_that_makes_no_sense_is_told(value):
     found, errors = settings_of_a_job(value)
 

@@ -72,6 +72,7 @@ def project(folder, before="", version=""):
     return folder
 
 
+@pytest.mark.sweep
 def test_after_find_package_torch(package, tmp_path):
     source = project(tmp_path, TORCH_TARGETS, "0.1")
     done = configure(source, tmp_path / "build", f"-Debb_DIR={package}")
@@ -107,6 +108,7 @@ def test_another_torch(package, tmp_path):
     assert "this project uses 2.1. Build ebb with that torch" in " ".join(done.stderr.split())
 
 
+@pytest.mark.sweep
 def test_a_library_for_a_libtorch_archive(tmp_path):
     """Such a folder has no version.py; the package is laid out for a prefix."""
     archive = tmp_path / "libtorch"

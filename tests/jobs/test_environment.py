@@ -112,7 +112,10 @@ def test_checkpoints_become_regions(script, is_fresh):
 
 @pytest.mark.parametrize(
     ("policy", "saved"),
-    [("save_matmuls", 3 * 128), ("mm:save,default:recompute", 3 * 128), ("default:save", 6 * 128)],
+    [
+        ("mm:save,default:recompute", 3 * 128),
+        pytest.param("default:save", 6 * 128, marks=pytest.mark.sweep),
+    ],
 )
 def test_policies(script, policy, saved):
     found, _ = job(script, "checkpoint", EBB=policy)

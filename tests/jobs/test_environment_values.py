@@ -243,7 +243,17 @@ def test_a_job_without_stderr_runs():
     assert job(program, is_fresh=True, **variables).stdout == "done\n"
 
 
-@pytest.mark.parametrize("name", ["EBB", "RANK", "EBB_BUDGET", "EBB_OFFLOAD_DISK", "EBB_MODULS"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "EBB",
+        "EBB_MODULS",
+        *(
+            pytest.param(n, marks=pytest.mark.sweep)
+            for n in ("RANK", "EBB_BUDGET", "EBB_OFFLOAD_DISK")
+        ),
+    ],
+)
 def test_one_bad_value_ends_a_strict_job(name):
     variables = {"EBB": "1", "EBB_STRICT": "1", name: BAD.get(name, "mm:keep")}
     done = job("import torch; print('done')", **variables)

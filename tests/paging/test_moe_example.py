@@ -32,6 +32,7 @@ def test_as_it_is(tmp_path):
     assert found["steps"][0]["least"] < found["steps"][0]["most"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("skew", ["3", "30"])
 def test_loads_from_none_to_all_with_overflow(tmp_path, skew):
     found = run(tmp_path, "--skew", skew, "--steps", "12", "--layers", "3", "--tokens", "300")
@@ -51,6 +52,7 @@ def test_spill(tmp_path):
     assert found["paging"]["spilled_steps"] >= 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mode", ["blocking", "deferred"])
 def test_capacity_factors(tmp_path, mode):
     for factor in ("1.5", "16"):

@@ -19,6 +19,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = {"GPU": "NVIDIA H100 80GB HBM3", "driver": "580.1", "torch": "2.11.0", "CUDA": "13.0"}
 
+pytestmark = pytest.mark.sweep  # starts many processes, for the commands of a machine with a GPU
+
 
 @pytest.fixture
 def items(monkeypatch):

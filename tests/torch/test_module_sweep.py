@@ -24,7 +24,9 @@ WITH_DTYPES = [
     for dtype in DTYPES
     if dtype in info.supported_dtypes("cpu")
 ]
-MODES = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+MODES = pytest.mark.parametrize(
+    "training", [True, pytest.param(False, marks=pytest.mark.sweep)], ids=["training", "evaluation"]
+)
 
 # Modules of whose results nothing is recomputed, and why.
 FILLED_BY_PARTS = "it fills empty memory part by part, and that stays kept"
