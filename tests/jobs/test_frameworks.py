@@ -4,9 +4,14 @@ ones are tested in integration/."""
 from __future__ import annotations
 
 import importlib
+import importlib.abc
+import importlib.util
 import os
 import sys
 import time
+import types
+import warnings
+from importlib.machinery import ModuleSpec
 
 import fork_server
 import pytest
@@ -302,3 +307,104 @@ def test_a_job_without_frameworks_pays_nothing():
         finder.find_spec("json.decoder", None)
 
     assert time.perf_counter() - begin < 0.01  # 1,000 imports
+
+
+DEEPSPEED = "deepspeed.runtime.activation_checkpointing.checkpointing"
+
+
+def test_keywords_have_any_name(package):
+    source = "def checkpoint(function, *args, **kwargs): return function(*args, **kwargs)\n"
+    package(
+        DEEPSPEED, source + source.replace("def c", "def non_reentrant_c"), "deepspeed", "0.19.1"
+    )
+    install()
+    checkpoint = importlib.import_module(DEEPSPEED).checkpoint
+
+    def function(x, *, original, framework, what):
+        return x * original * framework * what
+
+    x = torch.ones(2, requires_grad=True)
+    found = checkpoint(function, x, original=2.0, framework=3.0, what=4.0)
+
+    assert torch.equal(found, torch.full((2,), 24.0))
+
+
+@pytest.mark.parametrize("kind", ["returned twice", "discarded twice", "written"])
+def test_what_megatron_allows_is_no_error(package, kind):
+    package(MEGATRON, SOURCE)
+    install()
+    held = importlib.import_module(MEGATRON).CheckpointWithoutOutput()
+
+    def program(x):
+        y = held.checkpoint(lambda x: (x.sin(),) * (2 if kind == "returned twice" else 1), x)[0]
+        z = y.exp() if kind == "written" else y * 3
+        if kind == "written":
+            y.mul_(2)
+        for _ in range(2 if kind == "discarded twice" else 1):
+            held.discard_output_and_register_recompute(z)
+        return z
+
+    found, count = entered(program)
+
+    assert count == 1
+    assert found.shape == (4, 4)
+
+
+class OldFinder:
+    """Without find_spec, as import hooks before Python 3.4."""
+
+    def find_module(self, name, path=None):
+        return None
+
+
+class OldLoader:
+    def load_module(self, name):
+        module = sys.modules[name] = types.ModuleType(name)
+        module.checkpoint = "its own"
+        return module
+
+
+class FixedLoader(importlib.abc.Loader):
+    __slots__ = ()
+
+    def exec_module(self, module):
+        module.checkpoint = "its own"
+
+
+@pytest.mark.parametrize("loader", [OldLoader, FixedLoader])
+def test_import_hooks_of_other_kinds_work(monkeypatch, loader, package):
+    package("megatron.core.tensor_parallel.other", "")
+
+    class Finder(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path, target=None):
+            return ModuleSpec(name, loader()) if name == MEGATRON else None
+
+    monkeypatch.setattr(sys, "meta_path", [OldFinder(), Finder(), *sys.meta_path])
+    install()
+
+    with warnings.catch_warnings(action="ignore"):
+        assert importlib.import_module(MEGATRON).checkpoint == "its own"
+
+
+class SharedLoader(importlib.abc.Loader):
+    """One for several modules, as that of a zip file."""
+
+    def exec_module(self, module):
+        module.checkpoint = "its own"
+
+
+def test_a_loader_of_several_modules(package, monkeypatch, capfd):
+    package("megatron.core.tensor_parallel.other", "")
+    loader = SharedLoader()
+
+    class Finder(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path, target=None):
+            return ModuleSpec(name, loader) if name.startswith(f"{MEGATRON[:-7]}.") else None
+
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    install()
+
+    importlib.util.find_spec(MEGATRON)  # it is only looked for
+    importlib.import_module("megatron.core.tensor_parallel.layers")
+
+    assert capfd.readouterr().err == ""

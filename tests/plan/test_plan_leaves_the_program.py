@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -105,3 +107,103 @@ def test_a_buffer_that_a_step_replaces():
 
     assert [block.seen for block in model] == buffers
     assert all(block.seen == 0 for block in model)
+
+
+class Changing(Block):
+    """Changes a buffer in each forward."""
+
+    def __init__(self, change, buffer):
+        super().__init__()
+        self.register_buffer("seen", buffer, persistent=False)
+        self.change = change
+
+    def forward(self, x):
+        self.change(self)
+        return super().forward(x)
+
+
+CHANGES = {
+    "filled": (lambda m: setattr(m, "seen", torch.ones(3)), None),
+    "deleted": (lambda m: delattr(m, "seen") if hasattr(m, "seen") else None, torch.ones(3)),
+    "resized": (lambda m: m.seen.resize_(m.seen.numel() + 1), torch.zeros(1)),
+    "transposed": (lambda m: m.seen.t_(), torch.rand(2, 3)),
+    "of another type": (lambda m: setattr(m.seen, "data", m.seen.data.double()), torch.rand(3)),
+    "expanded": (lambda m: None, torch.ones(1).expand(16)),
+    "in place": (lambda m: m.seen.add_(1), torch.rand(3)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_buffers_are_as_they_were(change):
+    function, buffer = CHANGES[change]
+    before = None if buffer is None else buffer.clone()
+    model = nn.Sequential(*(Changing(function, buffer) for _ in range(4)))
+    x = torch.randn(64, 16)
+
+    ebb.plan(model, lambda: model(x).square().mean().backward(), 1.0)
+
+    for block in model:
+        assert block.seen is buffer
+        assert "seen" in block._non_persistent_buffers_set
+    if buffer is not None:
+        assert buffer.dtype == before.dtype
+        assert torch.equal(buffer, before)
+
+
+def test_a_buffer_in_memory_that_cannot_be_written(tmp_path):
+    numpy.save(tmp_path / "table.npy", numpy.ones(4096, numpy.float32))
+    model = nn.Sequential(*(Block() for _ in range(4)))
+    with warnings.catch_warnings(action="ignore"):  # torch's, that it must not be written
+        table = torch.from_numpy(numpy.load(tmp_path / "table.npy", mmap_mode="r"))
+    model.register_buffer("table", table)
+    x = torch.randn(64, 16)
+
+    ebb.plan(model, lambda: (model(x) + model.table[:16]).square().mean().backward(), 1.0)
+
+    assert model.table is table
+
+
+def test_generators_of_modules():
+    model = nn.Sequential(*(Block() for _ in range(4)))
+    model.own = torch.Generator().manual_seed(3)
+    x = torch.randn(64, 16)
+
+    def step():
+        noise = torch.rand(64, 16, generator=model.own)
+        model(x + noise).square().mean().backward()
+
+    ebb.plan(model, step, 1.0)
+
+    assert torch.equal(model.own.get_state(), torch.Generator().manual_seed(3).get_state())
+
+
+def test_a_buffer_that_is_registered_in_the_step_is_told():
+    def register(block):
+        if "late" not in block._buffers:
+            block.register_buffer("late", torch.ones(1))
+
+    model = nn.Sequential(*(Changing(register, torch.ones(1)) for _ in range(4)))
+    x = torch.randn(64, 16)
+
+    with pytest.warns(UserWarning, match="buffers of 0 .* registered late; run one"):
+        ebb.plan(model, lambda: model(x).square().mean().backward(), 1.0)
+
+
+def test_lazy_modules_are_refused():
+    model = nn.Sequential(nn.LazyLinear(16), *(Block() for _ in range(4)))
+
+    with pytest.raises(ValueError, match=r"0\.weight is uninitialized \(lazy\)"):
+        ebb.plan(model, lambda: model(torch.ones(8, 16)).sum().backward(), 0.5)
+
+
+def test_a_graph_of_before_can_still_run_backward():
+    model = nn.Sequential(*(Block() for _ in range(4)))
+    model.register_buffer("mask", torch.rand(16))
+    weight = torch.rand(16, requires_grad=True)
+    x = torch.randn(64, 16)
+    loss = (weight * model.mask).sum()
+
+    ebb.plan(model, lambda: (model(x) * model.mask).square().mean().backward(), 1.0)
+    loss.backward()
+
+    assert torch.equal(weight.grad, model.mask)

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ebb._plan.measuring import devices_of
 
 
 @contextmanager
 def as_before(model: torch.nn.Module) -> Iterator[None]:
-    """Restore at the end: torch's random states, the model's gradients, and its buffers. Not
-    restored: parameters and optimizer states that a step changes, and anything outside of torch.
+    """Restore at the end: the states of torch's default generators and of the modules' own, the
+    model's gradients, and its buffers. Not restored: parameters and optimizer states that a step
+    changes, and anything outside of torch.
 
-    The copies are in host memory, so that they do not count as memory of the step.
+    Raises:
+        ValueError: the model has parameters or buffers that its first forward creates.
     """
-    gradients = [(p, p.grad, None if p.grad is None else _copy(p.grad)) for p in model.parameters()]
-    buffers = [
-        (module, name, buffer, _copy(buffer))
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and buffer.device.type != "meta" and not buffer.is_inference()
-    ]
+    restore: list[tuple[str, Callable[[], None]]] = []
+    for name, parameter in model.named_parameters():
+        _check_not_lazy(name, parameter)
+        restore.append((f"the gradient of {name}", _gradient_of(parameter)))
+    for name, module in model.named_modules():
+        restore.append((f"buffers of {name or 'the model'}", _buffers_of(name, module)))
     with ExitStack() as random:
         random.enter_context(torch.random.fork_rng(devices=[]))
         for device in devices_of(model):
@@ -34,16 +37,94 @@ def as_before(model: torch.nn.Module) -> Iterator[None]:
         try:
             yield
         finally:
-            with torch.no_grad():
-                for parameter, gradient, saved in gradients:
-                    parameter.grad = gradient
-                    if gradient is not None and saved is not None:
-                        gradient.copy_(saved)
-                for module, name, buffer, values in buffers:
-                    module._buffers[name] = buffer
-                    buffer.copy_(values)
+            for what, undo in restore:
+                try:
+                    with torch.no_grad():
+                        undo()
+                except Exception as error:  # an error of the step must not be hidden
+                    warnings.warn(
+                        f"ebb: ebb.plan could not restore {what} after its steps, so training may "
+                        f"differ from training without a plan: {error}",
+                        stacklevel=2,
+                    )
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    return tensor.detach().to("cpu", copy=True) if is_plain else tensor.detach().clone()
+def _check_not_lazy(name: str, tensor: torch.Tensor) -> None:
+    if is_lazy(tensor):
+        raise ValueError(
+            f"ebb: {name} is uninitialized (lazy). Run one forward of the model before ebb.plan"
+        )
+
+
+def _gradient_of(parameter: torch.Tensor) -> Callable[[], None]:
+    gradient = parameter.grad
+    restore = None if gradient is None else _values_of(gradient)
+
+    def undo() -> None:
+        parameter.grad = gradient
+        if restore is not None:
+            restore()
+
+    return undo
+
+
+def _buffers_of(name: str, module: torch.nn.Module) -> Callable[[], None]:
+    buffers = dict(module._buffers.items())
+    transient = set(module._non_persistent_buffers_set)
+    restore = []
+    for key, buffer in buffers.items():
+        if buffer is not None:
+            _check_not_lazy(f"{name}.{key}", buffer)
+            restore.append(_values_of(buffer))
+
+    generators = [own for own in vars(module).values() if isinstance(own, torch.Generator)]
+    states = [(generator, generator.get_state()) for generator in generators]
+
+    def undo() -> None:
+        for generator, state in states:
+            generator.set_state(state)
+        for key, buffer in buffers.items():
+            module._buffers[key] = buffer
+        module._non_persistent_buffers_set |= transient
+        for values in restore:
+            values()
+        added = [key for key, _ in module._buffers.items() if key not in buffers]
+        if added:  # other attributes of the module may say that they exist
+            raise RuntimeError(f"the steps registered {', '.join(added)}; run one step before")
+
+    return undo
+
+
+def _values_of(tensor: torch.Tensor) -> Callable[[], None]:
+    """Restores the values of a tensor, from a copy in host memory, so that the copy does not count
+    as memory of the step. Writes nothing if nothing has changed: the memory may be read-only, and a
+    graph may have saved the tensor."""
+    if tensor.device.type == "meta" or tensor.is_inference():
+        return lambda: None
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    try:
+        copy = tensor.detach().to("cpu", copy=True) if is_plain else tensor.detach().clone()
+    except RuntimeError:  # a layout without copies, such as MKL-DNN's
+        return lambda: None
+
+    def undo() -> None:
+        is_alike = tensor.shape == copy.shape and tensor.dtype == copy.dtype
+        if is_alike and _same(tensor.detach(), copy):
+            return
+        if is_alike:
+            tensor.copy_(copy)
+        else:
+            tensor.data = copy.to(tensor.device)
+
+    return undo
+
+
+def _same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
+    """True if the bits are equal; false if they cannot be compared."""
+    try:
+        now = tensor.to(copy.device)
+        if now.layout is torch.strided and not now.is_quantized:
+            now, copy = (t.contiguous().reshape(-1).view(torch.uint8) for t in (now, copy))
+        return torch.equal(now, copy)
+    except RuntimeError:  # of a layout without comparison
+        return False

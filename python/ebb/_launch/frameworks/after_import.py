@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.abc
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -34,22 +35,30 @@ class AfterImport(importlib.abc.MetaPathFinder):
         then = self._wanted.get(name)
         if then is None:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        specs = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in specs if spec is not None), None)
-        if spec is not None and spec.loader is not None:
-            _call_after(spec.loader, then)
-        return spec
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if find is None else find(name, path, target)
+            if spec is not None:
+                _call_after(spec, then)
+                return spec
+        return None
 
 
-def _call_after(loader: importlib.abc.Loader, then: Then) -> None:
-    """Make the next module that `loader` executes the argument of `then`. The loader stays what it
-    is: others ask it for source and resources."""
-    execute = loader.exec_module
+def _call_after(spec: ModuleSpec, then: Then) -> None:
+    """Call `then` with the module of `spec` once it was executed. The loader stays what it is:
+    others ask it for source and resources. A loader of another kind is left alone."""
+    loader = spec.loader
+    execute = getattr(loader, "exec_module", None)
+    if loader is None or execute is None:
+        return
 
     def exec_module(module: ModuleType) -> None:
+        if module.__spec__ is not spec:  # the loader may load others, as a zip file's does
+            execute(module)
+            return
         del loader.exec_module
         execute(module)
         then(module)
 
-    loader.exec_module = exec_module  # type: ignore[method-assign]
+    with suppress(AttributeError):  # of an object without attributes of its own
+        loader.exec_module = exec_module  # type: ignore[method-assign]

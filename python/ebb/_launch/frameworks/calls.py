@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ def _region(
 
 
 def _in_region(
-    framework: str, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+    framework: str, what: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
     outer, inner = _region(framework, what, function)
     with outer, inner:
@@ -104,6 +104,7 @@ def megatron(function: Callable[..., Any], distribute: bool, *args: Any) -> Any:
 def without_output(itself: Any, function: Callable[..., Any], *args: Any) -> Any:
     """CheckpointWithoutOutput.checkpoint: the results are marked for `discard_output`."""
     original = ORIGINALS["code_of_without_output"]
+    vars(itself).pop("ebb_discardable", None)
     if checkpoint_calls.is_traced() or _warms_up_a_graph():
         return original(itself, function, *args)
     if _computes_in_fp8(itself):
@@ -117,7 +118,8 @@ def without_output(itself: Any, function: Callable[..., Any], *args: Any) -> Any
     outer, inner = _region("Megatron-Core", "CheckpointWithoutOutput", function)
     with outer, inner:
         outputs = function(*args)
-        itself.ebb_discardable = [leaf for leaf in tree_leaves(outputs) if _is_discardable(leaf)]
+        leaves = {id(leaf): leaf for leaf in tree_leaves(outputs)}
+        itself.ebb_discardable = [leaf for leaf in leaves.values() if _is_discardable(leaf)]
     return outputs
 
 
@@ -131,12 +133,16 @@ def _is_discardable(output: Any) -> bool:
 
 
 def discard_output(itself: Any, hook_tensor: torch.Tensor) -> None:
-    """CheckpointWithoutOutput.discard_output_and_register_recompute."""
-    outputs = vars(itself).pop("ebb_discardable", None)
+    """CheckpointWithoutOutput.discard_output_and_register_recompute. A second call does nothing."""
+    outputs = vars(itself).get("ebb_discardable")
     if outputs is None:
         ORIGINALS["code_of_discard"](itself, hook_tensor)
-    elif hook_tensor.requires_grad:
-        for output in outputs:
+        return
+    itself.ebb_discardable = []
+    if not hook_tensor.requires_grad:
+        return
+    for output in outputs:
+        with suppress(ValueError):  # written since: the result keeps its memory
             discard(output, restore_at=hook_tensor)
 
 
@@ -153,7 +159,7 @@ def _computes_in_fp8(itself: Any) -> bool:
     return bool(itself.fp8 and manager is not None and manager.is_fp8_enabled())
 
 
-def deepspeed(original: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def deepspeed(original: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """deepspeed.checkpointing.checkpoint and non_reentrant_checkpoint."""
     settings = sys.modules["deepspeed.runtime.activation_checkpointing.checkpointing"]
     if checkpoint_calls.is_traced():
@@ -174,7 +180,7 @@ def deepspeed(original: str, function: Callable[..., Any], *args: Any, **kwargs:
 
 
 def fairscale(
-    forward: Callable[..., Any], owner: Any, offloads: bool, *args: Any, **kwargs: Any
+    forward: Callable[..., Any], owner: Any, offloads: bool, /, *args: Any, **kwargs: Any
 ) -> Any:
     """The forward of a module in fairscale's checkpoint_wrapper."""
     own = sys.modules["fairscale.nn.checkpoint.checkpoint_activations"]

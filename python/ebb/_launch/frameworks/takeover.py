@@ -40,6 +40,8 @@ def take_over(undo: ExitStack) -> None:
 
 
 def _take(framework: Framework, undo: ExitStack, module: ModuleType) -> None:
+    """Exchange the functions of a framework. Raises ValueError if EBB_STRICT is set and they cannot
+    be exchanged."""
     version = _version_of(framework, module)
     if ".".join(version.split(".")[:2]) not in framework.tested:
         _leave(framework, version, f"tested with ebb are {', '.join(framework.tested)}")
