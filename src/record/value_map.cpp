@@ -344,9 +344,9 @@ void ValueMap::sweep() {
   });
 }
 
-// Of the last `window` values, which are all in the map: values that are to be sent and that a
-// handle would need if the region ended now. Excludes values whose only readers are recipes without
-// saved results so far: most such recipes are never needed.
+// Looks at the last `window` values, which are all in the map. Returns those that are to be sent
+// and that a handle would need if the region ended now. Leaves out values whose only readers are
+// recipes without saved results so far: most such recipes are never needed.
 std::vector<c10::intrusive_ptr<Value>> ValueMap::neededToSend(size_t window) const {
   const auto latest = made_.latest(window);
   std::vector<c10::intrusive_ptr<Value>> found;

@@ -42,9 +42,9 @@ class Assignment:
         `source`, or a module, a region."""
         if source in self.announced:
             return
-        is_only_one = not self.announced
+        is_first_source = not self.announced
         self.announced.add(source)
-        if is_only_one and self.when_announced is not None:
+        if is_first_source and self.when_announced is not None:
             self.when_announced()
         log.info("%s: calls of %s become regions, and modules %s", self.text, source, self.patterns)
         if not is_first():

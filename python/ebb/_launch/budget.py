@@ -394,19 +394,12 @@ class Budget:
             self._tell("the peak memory of steps varies; the plan is for the largest profiled step")
         self._measured += 1
         self._since = 0
-        freed = self._outcome.measured.freed
         if isinstance(self._budget, int):
-            self._watch.begin(
-                decided.peak,
-                fits=not decided.too_small,
-                freed=freed,
-                whole=self._budget,
-                beside=self._outcome.beside,
-            )
+            limit = {"whole": self._budget, "beside": self._outcome.beside}
         else:
-            share = round(self._budget * (decided.plain_peak + self._outcome.more))
-            fits = not decided.too_small
-            self._watch.begin(decided.peak, fits=fits, freed=freed, share=share)
+            limit = {"share": round(self._budget * (decided.plain_peak + self._outcome.more))}
+        fits, freed = not decided.too_small, self._outcome.measured.freed
+        self._watch.begin(decided.peak, fits=fits, freed=freed, **limit)
 
     def _put_in_place(self, decided: Decided) -> None:
         self._moved.close()

@@ -31,9 +31,7 @@ def as_before(model: torch.nn.Module) -> Iterator[None]:
         random.enter_context(torch.random.fork_rng(devices=[]))
         for device in devices_of(model):
             if device.type != "cpu" and hasattr(torch.get_device_module(device), "get_rng_state"):
-                index = torch.accelerator.current_device_index()
-                which = [device.index if device.index is not None else index]
-                random.enter_context(torch.random.fork_rng(which, device_type=device.type))
+                random.enter_context(torch.random.fork_rng([device.index], device_type=device.type))
         try:
             yield
         finally:

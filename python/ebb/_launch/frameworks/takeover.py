@@ -42,26 +42,25 @@ def take_over(undo: ExitStack) -> None:
 def _take(framework: Framework, undo: ExitStack, module: ModuleType) -> None:
     """Exchange the functions of a framework. Raises ValueError if EBB_STRICT is set and they cannot
     be exchanged."""
-    version = _version_of(framework, module)
+    version = _version_of(framework)
     if ".".join(version.split(".")[:2]) not in framework.tested:
         _leave(framework, version, f"tested with ebb are {', '.join(framework.tested)}")
         return
-    functions = {name: _function(module, name) for name in framework.functions}
-    for name, function in functions.items():
-        code = framework.functions[name]
+    found: list[tuple[FunctionType, Callable[..., Any]]] = []
+    for name, code in framework.functions.items():
+        function = _function(module, name)
         if function is None or not _takes_the_same(function, code):
             _leave(framework, version, f"{framework.module}.{name} is not the function it was")
             return
+        found.append((function, code))
     tested = ", ".join(framework.tested)
     VERSIONS[framework.name] = f"{framework.name} {version} (tested: {tested})"
-    for name, function in functions.items():
-        code = framework.functions[name]
-        assert function is not None
+    for function, code in found:
         ORIGINALS[code.__name__] = copy_of(function)
         undo.callback(exchange(function, code))  # type: ignore[arg-type]
 
 
-def _version_of(framework: Framework, module: ModuleType) -> str:
+def _version_of(framework: Framework) -> str:
     try:
         return metadata.version(framework.distribution)
     except metadata.PackageNotFoundError:
@@ -98,7 +97,7 @@ def _leave(framework: Framework, version: str, why: str) -> None:
 
 
 def _count(name: str, shown: str, undo: ExitStack, module: ModuleType) -> None:
-    """Count the calls of a function of which ebb only tells that it ran."""
+    """Count the calls of a function that ebb leaves alone, for the line at exit."""
     *owners, last = name.split(".")
     try:
         owner = attrgetter(".".join(owners))(module) if owners else module
@@ -117,10 +116,10 @@ def _count(name: str, shown: str, undo: ExitStack, module: ModuleType) -> None:
 
 def tell_of_others() -> None:
     """At exit: name the functions that recomputed by themselves."""
+    if not is_first():
+        return
     for name, count in _counts.items():
-        if is_first():
-            tell(
-                f"ebb: {name} ran {count} times by itself: ebb does not take over its calls. Turn "
-                "it off, and name its modules to make them regions, such as "
-                "EBB_MODULES='*.layers.*'"
-            )
+        tell(
+            f"ebb: {name} ran {count} times by itself: ebb does not take over its calls. Turn it "
+            "off, and name its modules to make them regions, such as EBB_MODULES='*.layers.*'"
+        )
