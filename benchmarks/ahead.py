@@ -38,7 +38,7 @@ from report import environment_line, table, write_results
 ROOT = Path(__file__).resolve().parents[1]
 AHEAD = "ebb recompute_all, ahead"
 WITHOUT = "ebb recompute_all"
-ALLOWED_WHERE_BUSY = 1.02  # times the time without replays ahead, if no core is idle
+ALLOWED_WHERE_BUSY = 1.02  # step time over the time without replays ahead, if no core is idle
 
 
 DEMO_PROGRAM = ROOT / "examples" / "train_gpt.py"
@@ -49,7 +49,7 @@ DEMO_GOAL = 1.05
 
 @dataclass(frozen=True)
 class Case:
-    """A program, and the most that a step may take with replays ahead, as a multiple of eager."""
+    """A program, and the goal: the longest allowed step with replays ahead, over eager's."""
 
     make: Callable[[], Workload]
     goal: float
@@ -98,7 +98,7 @@ def gradients(workload: Workload, system: System) -> list[Tensor | None]:
 
 
 def held_by_a_region(workload: Workload) -> int:
-    """The most bytes that autograd keeps of one of its blocks, and that would be recomputed."""
+    """The most bytes that a region around one block drops in forward and recomputes."""
     ebb.reset_stats()
     numbers = iter(range(1 << 20))
 
@@ -149,7 +149,7 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
 
 
 def where_busy(seconds: float) -> dict[str, float]:
-    """The time with replays ahead over that without, with as many threads as cores."""
+    """Step time with replays ahead over step time without, with as many threads as cores."""
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
     torch.set_num_threads(cores)
     try:
@@ -162,7 +162,7 @@ def where_busy(seconds: float) -> dict[str, float]:
 
 
 def demo(threads: int | None = None) -> dict[str, float]:
-    """A training step of the demo's variants over the plain one's. `threads`: None, as here."""
+    """Step time of each policy of the demo over eager's. `threads` None: as in the environment."""
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "figures.json"
         steps = "2" if quick() else "100"

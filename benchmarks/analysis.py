@@ -11,10 +11,10 @@ class Line:
     """y = slope * x + intercept, by least squares.
 
     Attributes:
-        slope: of the line.
-        intercept: its value at zero.
-        residual: the largest distance between a measured y and the line, over the range of the xs,
-            so in the unit of the slope: by how much the slope is in doubt.
+        slope: the increase of y per unit of x.
+        intercept: y at x = 0.
+        residual: an error estimate of the slope: the largest distance between a measured y and the
+            line, divided by the range of the xs.
     """
 
     slope: float
@@ -39,7 +39,7 @@ def fit_line(xs: Sequence[float], ys: Sequence[float]) -> Line:
 
 
 def pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that no other point beats in both coordinates, where less is better; by x."""
+    """The points that no other point beats in both coordinates, sorted by x; less is better."""
     front: list[tuple[float, float]] = []
     for point in sorted(set(points)):
         if not front or point[1] < front[-1][1]:

@@ -37,13 +37,13 @@ from ebb._support.shown import clipped
 from report import environment_line, table, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
-GOAL = 0.4  # of the bytes that eager holds, if a library has no checkpointing of its own
+GOAL = 0.4  # share of eager's held bytes to free, if a library has no checkpointing
 Row = dict[str, Any]
 Bits = dict[str, Tensor]
 
 
 def loss_of(output: Any) -> Tensor:
-    """The loss that the model returns, or one that depends on all that it returns."""
+    """The model's loss. If the model returns none, a loss that depends on all its outputs."""
     if getattr(output, "loss", None) is not None:
         return output.loss  # type: ignore[no-any-return]
     leaves = tree_leaves(dict(output) if hasattr(output, "keys") else output)
@@ -61,7 +61,7 @@ def bits_of(model: nn.Module, loss: Tensor) -> Bits:
 
 
 def difference(ours: list[Bits], eagers: list[Bits]) -> str:
-    """The first bits that are not eager's; empty if there are none."""
+    """The first value whose bits differ from eager's; empty if all are equal."""
     for step, (one, other) in enumerate(zip(ours, eagers, strict=True)):
         if one.keys() != other.keys():
             return f"step {step}: {sorted(one.keys() ^ other.keys())[0]} is missing or new"
@@ -72,7 +72,7 @@ def difference(ours: list[Bits], eagers: list[Bits]) -> str:
 
 
 def train(model: nn.Module, case: Case) -> tuple[dict[str, int], list[Bits], float]:
-    """Held and peak bytes of the second step, the bits of both, and seconds of the first."""
+    """Runs two steps: bytes of the second, results of both, and seconds of the first."""
     torch.manual_seed(1)
     random.seed(1)
     batch = case.batch()
@@ -127,7 +127,7 @@ def run(case: Case) -> Row:
 
 
 def saved(row: Row, way: str) -> float:
-    """The share of eager's held bytes that a way saves."""
+    """The share of eager's held bytes that `way` ("ebb" or "own") frees."""
     return 1 - row[way]["held_bytes"] / row["eager"]["held_bytes"]
 
 
@@ -141,7 +141,7 @@ def verdict_of(row: Row) -> str:
 
 
 def of_eager(row: Row, way: str) -> str:
-    """What a way saves, and its peak, as shares of eager's."""
+    """The held bytes that `way` frees, and its peak, as shares of eager's."""
     peak = row[way]["peak_bytes"] / row["eager"]["peak_bytes"]
     return f"{saved(row, way):.1%}, {peak:.0%}"
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-# The first three fill KINDS.
+# Importing these three modules fills KINDS.
 from budget_jobs import loops, loops_that_change, loops_with_extras  # noqa: F401
 from budget_jobs.job import KINDS, Job
 from budget_jobs.judge import bits_that_differ, judge, prediction
@@ -44,7 +44,7 @@ BUDGETS_OF_MODELS = ("50%", "least")
 def survey(
     section: str, name: str, make: Any, budgets: tuple[str, ...], shows_lines: bool
 ) -> list[dict[str, Any]]:
-    """One job under all budgets."""
+    """Runs one job eager and under each budget; one row for each budget."""
     rows = []
     eager = run_job(make)
     if eager.error:
@@ -135,7 +135,7 @@ MEBIBYTE = 1 << 20
 
 
 class Large(Job):
-    """Tensors that malloc takes from the system one by one."""
+    """Trains with tensors so large that malloc maps the memory of each by itself."""
 
     steps = 12
 
@@ -144,7 +144,7 @@ class Large(Job):
 
 
 def train_with_little_address_space(more: int) -> None:
-    """What the child does; more: bytes of address space beside what it has when it begins."""
+    """Runs in the child. `more`: bytes of address space beyond the current use; 0: no limit."""
     torch.set_num_threads(1)
     job = Large()
     if more:
@@ -157,7 +157,7 @@ def train_with_little_address_space(more: int) -> None:
 
 
 def survey_child(shows_lines: bool) -> list[dict[str, Any]]:
-    """EBB_BUDGET where memory for a step without ebb is not to be had."""
+    """Runs a job under EBB_BUDGET in a child whose memory is too small for an eager step."""
     eager = run_job(Large)
     usual = max(step.peak for step in eager.steps[2:6])
 

@@ -37,7 +37,7 @@ SYSTEMS: dict[str, Region] = {
 
 
 class Model:
-    """Layers whose rows live up to a count that only the device knows."""
+    """Layers on padded rows. The number of valid rows is a tensor on the device."""
 
     def __init__(self, rows: int, width: int, layers: int) -> None:
         self.rows, self.width = rows, width
@@ -61,7 +61,7 @@ class Model:
 
 
 def milliseconds(work: Callable[[], object], rounds: int) -> float:
-    """The least, from an idle device to an idle device."""
+    """The shortest time of `work` in ms, synchronised before and after."""
     least = float("inf")
     for _ in range(rounds):
         torch.cuda.synchronize()
@@ -73,7 +73,7 @@ def milliseconds(work: Callable[[], object], rounds: int) -> float:
 
 
 def captured(work: Callable[[], tuple[Tensor, ...]]) -> tuple[Row, Callable[[], None], Any]:
-    """How long the capture took and what its memory pool holds; a replay; and its results."""
+    """Captures `work`: time and memory of the capture, a function that launches it, the results."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -91,7 +91,7 @@ def captured(work: Callable[[], tuple[Tensor, ...]]) -> tuple[Row, Callable[[], 
 
 
 def one_system(model: Model, name: str, rounds: int, expected: list[Tensor]) -> Row:
-    """`expected` is filled by the first, eager."""
+    """Measures one system. The first, eager, fills `expected` with its gradients."""
 
     def work() -> tuple[Tensor, ...]:
         return model.gradients(SYSTEMS[name], marks=name == "ebb page")
@@ -117,7 +117,7 @@ def measure(rows: int, width: int, layers: int, rounds: int) -> list[Row]:
         torch.cuda.empty_cache()
         try:
             found.append(one_system(model, name, rounds, expected))
-        except RuntimeError as error:  # the others are still worth knowing
+        except RuntimeError as error:  # measure the other systems, too
             found.append({"system": name, "error": str(error).splitlines()[0]})
     return found
 

@@ -49,11 +49,11 @@ def environment() -> dict[str, Any]:
 
 
 def slug(found: dict[str, Any]) -> str:
-    """The name that results are filed under: the GPU's, else the processor's."""
+    """The file name of the results: the name of the GPU, or without a GPU of the processor."""
     name = str(found["gpu"] or found["processor"]).lower()
     return "-".join("".join(c if c.isalnum() else " " for c in name).split())
 
 
 def quick() -> bool:
-    """EBB_BENCH_QUICK=1: everything tiny, to try the benchmarks themselves."""
+    """True if EBB_BENCH_QUICK=1: tiny workloads, to test the benchmarks themselves."""
     return os.environ.get("EBB_BENCH_QUICK") == "1"

@@ -53,10 +53,10 @@ class Layer(nn.Module):
 
 
 def stack(wrap: Callable[[Layer], Callable[[Tensor], Tensor]]) -> Made:
-    """Layers, each called by what `wrap` makes of it."""
+    """A stack of layers, and its loss. `wrap` adds checkpointing to a layer's call."""
     layers = nn.ModuleList(Layer() for _ in range(LAYERS))
     calls = [wrap(layer) for layer in layers]  # type: ignore[arg-type]
-    x = torch.randn(ROWS, TOKENS, WIDTH, requires_grad=True)  # else reentrant ones do nothing
+    x = torch.randn(ROWS, TOKENS, WIDTH, requires_grad=True)  # for reentrant checkpoints
 
     def loss() -> Tensor:
         y = x
@@ -136,7 +136,7 @@ def one_rank() -> Iterator[None]:
             from megatron.core.tensor_parallel import random
 
             megatron_on_cpu.stub(monkeypatch)
-            # What CheckpointWithoutOutput takes from TransformerEngine.
+            # CheckpointWithoutOutput uses these names, which TransformerEngine would provide.
             no_fp8 = SimpleNamespace(is_fp8_enabled=lambda: False)
             monkeypatch.setattr(random, "FP8GlobalStateManager", no_fp8, raising=False)
             for name in ("activation_recompute_forward", "fp8_autocast"):
@@ -160,14 +160,14 @@ def as_regions() -> Iterator[None]:
 
 
 def seed() -> None:
-    """Of torch's generators, and of Megatron's, which its own tracker switches."""
+    """Seeds torch's generators and those of Megatron's RNG tracker."""
     torch.manual_seed(2)
     if random := sys.modules.get("megatron.core.tensor_parallel.random"):
         random.model_parallel_cuda_manual_seed(5, force_reset_rng=True)
 
 
 class Way:
-    """One of: plain, by the framework itself, as regions."""
+    """A model run in one way: eager, with the framework's checkpointing, or as regions."""
 
     def __init__(self, make: Callable[[], Made], during: Callable[[], AbstractContextManager[Any]]):
         self.during = during

@@ -12,7 +12,7 @@ Results = dict[str, Any]
 
 NOT_MEASURED = "not measured"
 
-# Workload, system, the most that a step may take as a multiple of eager's.
+# Workload, system, goal: the largest step time over eager's.
 RATIOS = [
     ("Llama block, tiny", "ebb torchtitan", 1.20),
     ("Llama block, tiny", "ebb recompute_all", 1.25),
@@ -54,7 +54,8 @@ def host_memory(results: Results) -> str:
 
 
 def bytes_against_peers(results: Results, column: str) -> str:
-    """In how many cases ebb holds at most what the best peer of its family holds, and the worst."""
+    """Text: how often ebb needs no more bytes than the best other tool of its family, and the
+    worst excess. `column` names the kind of bytes."""
     cases = 0
     excesses: list[tuple[int, str]] = []
     rows = results["steps"]
@@ -95,7 +96,7 @@ def unevenness(results: Results, series: str) -> str:
 
 
 def goals(results: Results) -> list[Row]:
-    """One row for each goal: what, the goal, what was measured."""
+    """One row for each goal: the quantity, its goal and its measured value."""
     found = [
         (f"{workload}: {system}, time over eager's", f"{most:g}", ratio(results, workload, system))
         for workload, system, most in RATIOS

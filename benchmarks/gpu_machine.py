@@ -73,7 +73,7 @@ def driver() -> str:
 
 
 def described(found: dict[str, Any]) -> dict[str, Any]:
-    """The machine, as results name it."""
+    """The fields that identify the machine in results."""
     return {
         "GPU": found["GPU"],
         "driver": driver(),
@@ -83,7 +83,7 @@ def described(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def slug(name: str) -> str:
-    """The name that results are filed under."""
+    """The name as part of a file name: lower case, words joined by hyphens."""
     return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
 
 
@@ -96,7 +96,7 @@ def nvcc() -> str | None:
 
 
 def variables() -> dict[str, str]:
-    """Of the environment of all that is run: this ebb, and the tools beside this Python."""
+    """Environment variables for all commands: paths of this ebb, Python's tools and nvcc."""
     folders = [str(Path(sys.executable).parent)]
     compiler = nvcc()
     if compiler is not None:
@@ -108,7 +108,7 @@ def variables() -> dict[str, str]:
         ),
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
-        # Recurrent layers and products give the same bits each time.
+        # cuBLAS gives the same bits each time.
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     }
 
@@ -118,7 +118,7 @@ def is_installed(module: str) -> bool:
 
 
 def missing(tests: bool) -> list[str]:
-    """What has to be installed first, in words."""
+    """Messages, one for each missing requirement. `tests`: include those of the tests."""
     path = variables()["PATH"]
     found = [
         f"{name} is not on the path"
@@ -142,7 +142,7 @@ def missing(tests: bool) -> list[str]:
 
 
 def digest(places: Iterable[str]) -> str:
-    """Of the sources in these files and folders, without copies that a build has made."""
+    """A hash of the sources in these files and folders, without files that a build copies."""
     found = hashlib.sha256()
     for place in places:
         path = ROOT / place
@@ -159,7 +159,7 @@ def torch_release() -> str:
 
 
 def package(capability: str) -> Path:
-    """The archive of what these sources, this Python and torch, and such a GPU come to."""
+    """The archive of a build of these sources for this Python and torch and this kind of GPU."""
     python = sys.implementation.cache_tag
     name = f"ebb-{digest(CPP)}-torch-{torch_release()}-{python}-sm{capability}.tar.gz"
     return ROOT / "build" / "on_gpu" / name

@@ -19,10 +19,11 @@ BOUNDARY = "ebb.benchmark.backward"
 
 
 def held_and_peak_on_cpu(workload: Workload, system: System) -> dict[str, int]:
-    """From the profiler's record of every allocation (positive) and release (negative).
+    """Measures with torch's profiler, which records each allocation and release.
 
-    Gradients exist before, so they count on neither side. The profiler sees what this thread
-    allocates: what another one replays ahead is added to the peak without it, at its most.
+    The bytes do not include gradients, since these exist before the step. The profiler records
+    only this thread. With replays ahead, the peak is the sum of two parts: the peak of this thread
+    without replays ahead, and the largest number of bytes that replays ahead hold.
     """
     with system.during():
         found = held_and_peak_of_this_thread(workload, system)
@@ -33,8 +34,8 @@ def held_and_peak_on_cpu(workload: Workload, system: System) -> dict[str, int]:
 
 
 def most_bytes_ahead(workload: Workload, system: System) -> int:
-    """The most that is there before backward needs it, looked at wherever a region is entered or
-    its backward has come by."""
+    """The most bytes that replays ahead hold at a time, sampled at the end of each block's forward
+    and at the start of its backward."""
     most = 0
 
     def look(*_: object) -> None:
@@ -60,9 +61,9 @@ def held_and_peak_of_this_thread(workload: Workload, system: System) -> dict[str
 
 
 def held_and_peak_of(forward: Callable[[], Tensor]) -> dict[str, int]:
-    """Of a step that `forward` and a backward of its loss make: what it allocates on this thread.
+    """Measures a step, `forward` and the backward of its loss, with torch's profiler.
 
-    Frees of other memory do not count: the profiler does not know their sizes.
+    Counts only memory that this thread allocates during the step.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         loss = forward()
@@ -94,7 +95,7 @@ def all_of(events: Iterable[Any]) -> Iterator[Any]:
 
 
 def held_and_peak_on_cuda(workload: Workload, system: System) -> dict[str, int]:
-    """From the caching allocator: bytes above those of the parameters and their gradients."""
+    """Measures with the caching allocator: bytes above parameters and their gradients."""
     system.step(workload)
     gc.collect()
     torch.cuda.synchronize()

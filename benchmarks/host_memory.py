@@ -16,10 +16,10 @@ _M_MMAP_MAX = -4
 
 
 def keep_freed_memory() -> None:
-    """Lets malloc keep what is freed, instead of giving it back to the system (glibc only).
+    """Lets malloc keep freed memory instead of returning it to the system (glibc only).
 
-    Otherwise a step is slower by the page faults of its next allocations, a tenth of the time of
-    the wider models here, and which system meets them depends on the order in which others freed.
+    Returned memory causes page faults in later allocations: a tenth of a step's time in the wider
+    models. The faults may hit another system than the one that freed the memory.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -59,8 +59,8 @@ def allocated() -> int | None:
 
 
 def bytes_held_by(make: Callable[[], Tensor]) -> int | None:
-    """Host memory that exists because the result of `make` does, tensors on the CPU included."""
-    make()  # what is allocated once
+    """Bytes of host memory that the result of `make` keeps alive, including CPU tensors."""
+    make()  # the first call may allocate memory that stays
     gc.collect()
     before = allocated()
     result = make()
@@ -71,8 +71,10 @@ def bytes_held_by(make: Callable[[], Tensor]) -> int | None:
 
 
 def most_allocated(step: Callable[[], None]) -> int:
-    """The most that a step allocates at a time, on all threads, as malloc says it to one that looks
-    every fifth of a millisecond; with what malloc needs beside, a percent of small tensors."""
+    """The peak of the bytes that a step allocates, on all threads. Asks malloc every 0.2 ms.
+
+    The bytes include malloc's own overhead: about one percent for small tensors.
+    """
     gc.collect()
     before = most = allocated() or 0
     done = threading.Event()

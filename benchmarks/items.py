@@ -26,7 +26,7 @@ Row = dict[str, Any]
 PASSED, FAILED, TIMED_OUT = "passed", "FAILED", "TIMED OUT"
 NOT_INSTALLED = "not installed"
 FAILURES = (FAILED, TIMED_OUT)
-FOLDER = "{folder}"  # in a command: replaced by a folder for its files
+FOLDER = "{folder}"  # commands contain this; it stands for the folder of their files
 LINES_SHOWN = 25  # of the output of a failed command
 LONGEST = 300  # characters of a message in the results
 
@@ -37,15 +37,15 @@ class Item:
 
     Attributes:
         name: as the table shows it; unique among items of its kind.
-        turn: items of a lower turn run first. 0: runs in every command, before all else; where it
-            fails nothing else runs.
-        command: the program and its arguments. What it writes as ``{folder}/*.json`` and
-            ``{folder}/*.md`` becomes part of the results, and ``{folder}/junit.xml`` is read.
-        seconds: after so many it is ended. It is begun only where so many are left.
-        kind: which results it belongs to; empty: to those of each kind.
-        program: what must be installed for it; where it is not, that is no failure.
-        refusal: what the program says where it cannot work on this machine.
-        variables: of its environment.
+        turn: items with lower turns run first. Items of turn 0 run each time, before all others; if
+            one fails, no further item runs.
+        command: the program and its arguments. The results include its files ``{folder}/*.json``
+            and ``{folder}/*.md``, and the tests in ``{folder}/junit.xml``.
+        seconds: time limit. With less time left, the item does not start.
+        kind: the results that the item belongs to, such as tests; empty: to all kinds.
+        program: a program that the item needs; if missing, the item is skipped and has not failed.
+        refusal: text that the command prints if it cannot work on this machine.
+        variables: environment variables of the command.
     """
 
     name: str
@@ -69,14 +69,14 @@ def run_items(
     tell: Callable[[Item, Row], None] = lambda item, row: None,
     variables: Mapping[str, str] | None = None,
 ) -> tuple[list[Row], list[Item]]:
-    """Runs the items that fit into `seconds`, and gives their rows and the items that are left. An
-    item whose own limit is longer than the time that remains is left: that time would be lost if
-    the item were ended before its limit.
+    """Runs the items that fit into `seconds`; returns their rows and the items that did not run.
+
+    An item does not start if its time limit exceeds the remaining time. Items of turn 0 always run.
 
     Args:
-        folder: for logs, and what the commands write.
-        tell: gets each row as soon as it is there.
-        variables: added to every item's environment.
+        folder: for logs, and the files of the commands.
+        tell: called with each row when its item has ended.
+        variables: environment variables for all items.
     """
     environment = os.environ | dict(variables or {})
     until = time.monotonic() + seconds
@@ -98,7 +98,7 @@ def run_items(
 
 
 def pending(items: Iterable[Item], results: Mapping[str, Results], ebb: str) -> list[Item]:
-    """The items that have no row of this state of ebb, in their order; then those that failed."""
+    """Items without a result for this state of ebb, by turn; then items that failed with it."""
 
     def result(item: Item) -> str | None:
         if item.turn == 0:
@@ -140,7 +140,10 @@ def run_item(item: Item, folder: Path, environment: dict[str, str]) -> Row:
 def run_command(
     command: Sequence[str], seconds: float, log: Path, environment: Mapping[str, str]
 ) -> int | None:
-    """The exit status; None if it was ended, with all that it had started, for want of time."""
+    """Runs a command and ends all processes that it started; None if it exceeds `seconds`.
+
+    Returns the exit status otherwise.
+    """
     with log.open("wb") as output:
         try:
             process = subprocess.Popen(
@@ -158,12 +161,12 @@ def run_command(
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
-        finally:  # also what it has left behind, and where we are interrupted
+        finally:  # also ends its child processes, also after an interrupt
             end_all(process)
 
 
 def end_all(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process that leads a group, and the group; waits a little, not for ever."""
+    """Ends a process group by its leader: with SIGTERM, and after a while with SIGKILL."""
     for number, patience in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 10.0)):
         try:
             os.killpg(process.pid, number)
@@ -199,7 +202,7 @@ def judge(item: Item, status: int | None, seconds: float, own: Path) -> Row:
 
 
 def tests_of(file: Path) -> Row:
-    """Of a report in JUnit's format: how many tests there were, and what failed or was skipped."""
+    """Reads a JUnit report: counts of tests by result, and the failed and the skipped tests."""
     try:
         cases = list(ET.parse(file).getroot().iter("testcase"))
     except (OSError, ET.ParseError):
@@ -225,19 +228,19 @@ def counted(counts: Mapping[str, int]) -> str:
 
 
 def without_places(message: str) -> str:
-    """The first lines of a message on one line, with the names of files for their paths."""
+    """The beginning of a message as one line, with absolute paths cut to file names."""
     text = " ".join(line.strip() for line in message.splitlines() if line.strip())
     return re.sub(r"(?<![\w.])/(?:[\w.+@-]+/)+", "", text)[:LONGEST]
 
 
 def merge(before: Iterable[Row], now: Iterable[Row], order: Sequence[str]) -> list[Row]:
-    """Rows by name, the newest of each, in this order; what is not in it any more is dropped."""
+    """The newest row of each name in `order`, in that order. Other rows are dropped."""
     rows = {row["name"]: row for row in (*before, *now)}
     return [rows[name] for name in order if name in rows]
 
 
 def read_rows(file: Path, machine: Mapping[str, Any]) -> list[Row]:
-    """The rows that were written before on such a machine, with whichever driver."""
+    """The rows of a file if it is of such a machine, with any driver version; otherwise none."""
 
     def without_driver(found: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in found.items() if name != "driver"}
@@ -251,11 +254,11 @@ def read_rows(file: Path, machine: Mapping[str, Any]) -> list[Row]:
 
 
 class Results:
-    """The rows of one kind: those of earlier commands on such a machine, and new ones.
+    """The rows of one kind of items: from earlier commands on such a machine, and new ones.
 
     Args:
         order: names of the items, in the order of the rows. Rows of other names are dropped.
-        read_from, write_to: files, without the ending. Later ones have newer rows.
+        read_from, write_to: files without extension. In `read_from`, later files have newer rows.
     """
 
     def __init__(
@@ -272,7 +275,7 @@ class Results:
             self.rows = merge(self.rows, read_rows(Path(f"{base}.json"), machine), order)
 
     def add(self, row: Row) -> None:
-        """Writes all of them, so that nothing is lost if the command is ended."""
+        """Adds a row and writes all rows to the files, so that an interrupt loses none."""
         self.rows = merge(self.rows, [row], self.order)
         results = {"machine": dict(self.machine), "items": self.rows}
         page = markdown(self.title, self.machine, self.rows, self.order)
@@ -319,7 +322,7 @@ def cell(text: str) -> str:
 
 
 def within(page: str) -> str:
-    """A page without its title, its headings one level lower."""
+    """A Markdown page as a section of another: without title, headings one level lower."""
     lines = page.strip().splitlines()
     if lines and lines[0].startswith("# "):
         lines = lines[1:]
@@ -327,7 +330,7 @@ def within(page: str) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """For the end of the output."""
+    """The rows as a table for the terminal, printed after all items."""
     width = max(len(row["name"]) for row in rows)
     return "\n".join(
         f"{row['name']:{width}}  {row['result']:13}  {row['seconds']:6.1f} s  {row['detail']}"
@@ -340,7 +343,7 @@ def exit_status(rows: Iterable[Row]) -> int:
 
 
 def show_list(items: Iterable[Item]) -> None:
-    """The items in their order, without running them."""
+    """Prints the items in the order in which they would run."""
     ordered = sorted(items, key=lambda item: item.turn)
     for turn in sorted({item.turn for item in ordered}):
         chosen = [item for item in ordered if item.turn == turn]

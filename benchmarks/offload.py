@@ -50,8 +50,10 @@ def check(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
 
 
 def host_time(lengths: list[int], seconds: float) -> list[Row]:
-    """Chains of ops on 64 bytes, whose results are saved: kept, or offloaded to an accelerator
-    whose copies are done at once. The limits hold as many tensors as the defaults hold of 1 MiB.
+    """Times chains of ops on 64 bytes: eager, with results saved, and with results offloaded.
+
+    A fake accelerator completes each copy at once. The limits allow as many 64-byte tensors as the
+    default limits allow 1-MiB tensors.
     """
     x = torch.randn(16, requires_grad=True)
     rows = []
@@ -100,11 +102,11 @@ def timed(function: Callable[[], object]) -> Callable[[], dict[str, float]]:
 
 
 def restoring(counts: list[int], nbytes: int) -> list[Row]:
-    """Megatron-LM's case: outputs are discarded after they were read, and restored in backward.
+    """Discards outputs after they were read, as Megatron-LM does, and restores them in backward.
 
     Returns:
-        For each count the bytes that were allocated at most while the outputs were restored, as
-        multiples of what the outputs hold, and the bytes that were copied.
+        For each count: ``peak``, the peak of the bytes allocated while ebb restores the outputs, as
+        a multiple of the outputs' bytes; ``copies``, the number of copies meanwhile.
     """
     rows = []
     for count in counts:
@@ -120,7 +122,7 @@ def restore(inputs: list[torch.Tensor]) -> Row:
     for y in outputs:
         ebb.discard(y, restore_at=total)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        # The first hook on the way runs them all; what follows is ordinary backward.
+        # Restores run before this hook is called. The rest of backward is not measured.
         marks: list[Any] = [record_function(RESTORE)]
         handle = total.register_hook(lambda _: marks[0].__exit__(None, None, None))
         marks[0].__enter__()
@@ -149,7 +151,7 @@ def within_restore(profiler: Any, nbytes: int) -> Row:
 
 
 def ten_steps() -> None:
-    """Ten training steps with every block's first half discarded give eager's parameters."""
+    """Checks that ten steps give eager's parameters if each block's first half is discarded."""
 
     def train(discards: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -204,7 +206,7 @@ print(held, least)
 
 
 def disk(length: int, elements: int) -> Row:
-    """A chain on the CPU with and without the disk tier, each in a process of its own."""
+    """Measures a chain on the CPU with and without the disk tier, each in its own process."""
     found: Row = {"bytes": 4 * length * elements}
     with tempfile.TemporaryDirectory(dir=ROOT) as folder:
         for name, argument in (("in memory", ""), ("on disk", folder)):

@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 def seconds(work: Callable[[], object], repeats: int = 20) -> float:
-    """The least duration on the GPU, by events."""
+    """The shortest duration of `work` on the GPU, measured with events."""
     least = float("inf")
     for _ in range(repeats + 2):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -58,7 +58,7 @@ def raw_bandwidths(nbytes: int) -> dict[str, float]:
 
 
 def until_idle(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds until the GPU has done `work` and all copies, and what `work` gave."""
+    """Seconds until the GPU has finished `work` and all copies; and the result of `work`."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     result = work()
@@ -67,8 +67,10 @@ def until_idle(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def engine_bandwidths(nbytes: int, count: int = 32) -> dict[str, float]:
-    """GB/s of the engine's copies, of work that is little beside them: `count` tensors that go out
-    in forward and come back in backward, and both at once for two graphs.
+    """GB/s of the offload engine's copies in steps that compute little besides copying.
+
+    Forward offloads `count` tensors ("out"), backward fetches them ("in"). "both": the backward of
+    one graph and the forward of the next.
     """
     ebb.offload.configure(min_bytes=0, in_flight_bytes="16GiB", prefetch_bytes="16GiB")
     x = torch.randn(nbytes // 4, device="cuda", requires_grad=True)
@@ -83,7 +85,7 @@ def engine_bandwidths(nbytes: int, count: int = 32) -> dict[str, float]:
         return forward()
 
     least = dict.fromkeys(("out", "in", "both"), float("inf"))
-    for _ in range(6):  # the first ones allocate
+    for _ in range(6):  # the first rounds allocate memory
         out, loss = until_idle(forward)
         both, loss = until_idle(lambda loss=loss: backward_and_forward(loss))
         back, _ = until_idle(lambda loss=loss: torch.autograd.grad(loss, x))
@@ -98,7 +100,7 @@ def engine_bandwidths(nbytes: int, count: int = 32) -> dict[str, float]:
 
 
 def offloaded_inputs(width: int = 8192, tokens: int = 16384, layers: int = 8) -> dict[str, Any]:
-    """Blocks whose inputs are offloaded and everything else recomputed, against recomputing all."""
+    """Compares `offload_inputs` with `recompute_all` on a stack of blocks."""
     ebb.offload.configure(min_bytes="1MiB", in_flight_bytes="1GiB", prefetch_bytes="512MiB")
     torch.manual_seed(0)
     options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
@@ -114,7 +116,7 @@ def offloaded_inputs(width: int = 8192, tokens: int = 16384, layers: int = 8) ->
     x = torch.randn(tokens, width, **options, requires_grad=True)
 
     def forward(policy: ebb.Policy) -> torch.Tensor:
-        h = x * 1  # which we do not hold
+        h = x * 1  # not x itself, which stays in memory
         for block in blocks:
             with ebb.region(policy):
                 h = h + block(h)
@@ -130,7 +132,7 @@ def offloaded_inputs(width: int = 8192, tokens: int = 16384, layers: int = 8) ->
         before = torch.cuda.memory_allocated()
         loss = forward(policy)
         torch.cuda.synchronize()
-        ebb.stats()["offload"]  # takes note of copies that are done
+        ebb.stats()["offload"]  # reading the statistics frees the memory of finished copies
         found = torch.cuda.memory_allocated() - before
         loss.backward()  # type: ignore[no-untyped-call]
         return found
@@ -150,7 +152,7 @@ def offloaded_inputs(width: int = 8192, tokens: int = 16384, layers: int = 8) ->
         found[name] = {"seconds": seconds(lambda p=policy: run(p), 10), "held": held(policy)}
     if not all(map(torch.equal, *gradients)):
         sys.exit("offload_inputs: other gradients than recompute_all")
-    recorded = ebb.stats()["total"]["bytes_offloaded"]  # by the last of the forwards
+    recorded = ebb.stats()["total"]["bytes_offloaded"]  # by the forward in held()
     freed = found["recompute_all"]["held"] - found["offload_inputs"]["held"]
     waits = ebb.stats()["offload"]["host_waits"] - waits_before
     return found | {"recorded": recorded, "freed": freed, "host_waits": waits}

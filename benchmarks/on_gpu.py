@@ -68,7 +68,7 @@ def build(capability: str) -> Item:
 
 
 def tests_in(name: str, turn: int, seconds: float, *arguments: str) -> Item:
-    """Tests in a process of their own, so that what an error leaves behind stays there."""
+    """Tests in their own process, since a CUDA error makes the process unusable."""
     options = ["-v", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=60"]
     report = f"--junitxml={FOLDER}/junit.xml"
     return Item(name, turn, [PYTHON, "-m", "pytest", *options, report, *arguments], seconds)
@@ -86,8 +86,7 @@ def sanitizer(tool: str, turn: int, seconds: float, *options: str) -> Item:
     )
 
 
-# In turns: first the items without which nothing about GPUs can be said, last those that say more
-# of what an earlier one has shown.
+# Items of turn 1 test the basic functions on a GPU. Items of later turns test more details.
 def tests() -> list[Item]:
     gpu = "tests/gpu/test_"
     return [
@@ -138,13 +137,13 @@ TARGETS = {"tests": "test-gpu", "bench": "bench-gpu", "all": "gpu"}
 
 
 def items_of(what: str) -> list[Item]:
-    """Those of one kind, or of all."""
+    """The items of one kind ("tests", "bench"), or of all kinds ("all")."""
     kinds = LISTS if what == "all" else {what: LISTS[what]}
     return [replace(item, kind=kind) for kind, listed in kinds.items() for item in listed()]
 
 
 def without_environment(row: Row, gpu: str) -> Row:
-    """Which machine it was is said once, and without its processor."""
+    """Removes the machine's description from a row: the results name the machine once."""
     for figures in row.get("figures", {}).values():
         if isinstance(figures, dict):
             figures.pop("environment", None)
@@ -178,7 +177,7 @@ def main() -> int:
     if options.list:
         show_list([build("90"), *items])
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended with us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also ends the running command
     found = ask_torch()
     lacking = [found["error"]] if "error" in found else missing(tests=options.what != "bench")
     for line in lacking:
@@ -196,12 +195,12 @@ def main() -> int:
     )
     built = package(capability)
     if built.exists() and options.output.resolve() != ROOT / RESULTS:
-        shutil.copy(built, options.output)  # so that another machine need not build
+        shutil.copy(built, options.output)  # another machine can unpack this build
     return status
 
 
 def results_of(items: list[Item], machine: dict[str, str], output: Path) -> dict[str, Results]:
-    """By kind. They are kept in build/on_gpu too, for a checkout that is made anew."""
+    """Results by kind. A second copy is in build/on_gpu, which git ignores."""
     always = [item.name for item in items if not item.kind]
     found = {}
     for kind in dict.fromkeys(item.kind for item in items if item.kind):
@@ -225,7 +224,7 @@ def run(
     ebb = digest(ALL_OF_EBB)
     if again:
         for row in (row for found in results.values() for row in found.rows):
-            row.pop("ebb", None)  # so that the next command goes on with those too
+            row.pop("ebb", None)  # without this key, the row counts as one that is still to run
     print(", ".join(f"{k} {v}" for k, v in machine.items()), flush=True)
 
     def tell(item: Item, row: Row) -> None:

@@ -20,9 +20,9 @@ def measure_outside(pairs: int, seconds: float) -> dict[str, Any]:
     """Times a step of the tiny Llama block in `pairs` pairs of processes.
 
     Returns:
-        For each variant the minimum of each process in seconds, the ratio of the least ones, of
-        the medians, and ``noise``: the largest over the smallest minimum of the processes without
-        ebb, the difference that two equal programs show here.
+        For each variant, the shortest step of each process in seconds. ``ratio`` divides the minima
+        of these, ``ratio_of_medians`` their medians. ``noise`` shows how much equal processes
+        differ: the longest over the shortest of the processes without ebb.
     """
     minima: dict[str, list[float]] = {"with": [], "without": []}
     for pair in range(pairs):

@@ -31,7 +31,8 @@ Row = dict[str, Any]
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """On a GPU the device's own: the host is ahead, since the device sleeps first."""
+    """Duration of `function`. On a GPU, time on the device: a sleep kernel lets the host launch
+    all kernels before the first one runs."""
     if device().type == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
@@ -65,7 +66,7 @@ def interleaved_minima(
 
 
 def bandwidth(rounds: int) -> list[Row]:
-    """Of a tensor, there and back, in pages and in a stack; a copy of the same bytes is 1."""
+    """Bandwidth of stash and restore, in pages and in a stack, over that of plain copies."""
     sizes = (4, 64) if device().type == "cuda" else (16,)
     return [
         one_bandwidth(rounds, mebibytes, row_bytes)
@@ -105,7 +106,7 @@ def one_bandwidth(rounds: int, mebibytes: int, row_bytes: int) -> Row:
 
 
 def host_cost(rounds: int, tensors: int) -> Row:
-    """Host time of one small tensor that is paged, over one that is saved; forward and backward."""
+    """Added host time of paging a small tensor instead of saving it, in forward and backward."""
     x = torch.randn(64, 16, device=device(), requires_grad=True)
     live = torch.tensor(48, device=device())
 
@@ -118,7 +119,7 @@ def host_cost(rounds: int, tensors: int) -> Row:
         x.grad = None
 
     ebb.paging.reset()
-    step(PAGES)  # recorded
+    step(PAGES)  # the recorded step, which sizes the pools
     saved, paged = interleaved_minima(
         [lambda: step(SAVES), lambda: step(PAGES)], rounds, host_seconds
     )
@@ -126,7 +127,7 @@ def host_cost(rounds: int, tensors: int) -> Row:
 
 
 def pool_sizes() -> list[Row]:
-    """Of six layers' rows at each capacity factor; forward then backward, and 1F1B."""
+    """Sizes of the pools for six layers, at each capacity factor, in two pipeline schedules."""
     rows = []
     for factor in (2, 4, 8, 16):
         for order in ("forward, backward", "1F1B"):

@@ -37,7 +37,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def registering(nbytes: int, rounds: int = 3) -> list[Row]:
-    """Seconds per GiB of each step, the least of some rounds, each with memory of its own."""
+    """Seconds per GiB to touch, register and unregister memory. Each round uses new memory."""
     rows = []
     for huge in (False, True):
         for touched in (False, True):
@@ -54,13 +54,13 @@ def registering(nbytes: int, rounds: int = 3) -> list[Row]:
 
 
 def torchs_own(nbytes: int) -> float:
-    """Seconds per GiB of torch's pinned memory, the first time."""
+    """Seconds per GiB to allocate torch's pinned memory, without torch's cache."""
     torch.empty(MIB, dtype=torch.uint8, pin_memory=True)
     return timed(lambda: torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)) * GIB / nbytes
 
 
 def bandwidths(nbytes: int) -> list[Row]:
-    """GB/s of copies."""
+    """GB/s of copies between the GPU and each kind of pinned memory."""
     on_device = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
     memories = {
         "registered": Registered(nbytes),

@@ -39,12 +39,12 @@ SECTIONS = ("accuracy", "curves", "hands", "planning", "watching")
 BUDGET = 0.45  # the budget for GOALS
 GOALS = {PLANS: 1.08, AHEAD: 1.02}
 LAYERS, SECONDS_OF_A_PLAN = 100, 1.0
-# Runs of a recurrent cell; the time limit of its plan, in steps (or a second, if that is longer).
+# Calls of the recurrent cell; limit of its planning time, in steps (or 1 s, if that is longer).
 TIMES, STEPS_OF_A_PLAN = 100, 20
 
 
 def measure_planning() -> dict[str, Any]:
-    """Seconds that plans for a model of many layers take."""
+    """Measures how long ebb takes to plan a model of many layers."""
     torch.manual_seed(0)
     layers = 10 if quick() else LAYERS
     module = Transformer(16, layers)
@@ -85,7 +85,7 @@ class Recurrent(torch.nn.Module):
 
 
 def measure_planning_of_a_loop() -> dict[str, Any]:
-    """Seconds that plans for regions of many operators take."""
+    """Measures how long ebb takes to plan regions of many operators."""
     module = torch.nn.Sequential(Recurrent(32), Recurrent(32))
     x = torch.randn(10 if quick() else TIMES, 16, 32)
     measured = measure(lambda: module(x).square().sum().backward(), module, ["[0-9]"])
@@ -123,7 +123,7 @@ def goals_of_curves(rows: list[dict[str, Any]]) -> dict[str, bool]:
     plans = [row for row in rows if row["family"] in (PLANS, AHEAD)]
     inside = all(row["share"] <= row["budget"] for row in plans if row["family"] == PLANS)
     met[f"{PLANS}: never above the budget"] = inside
-    # malloc's own part is in what was seen of plans with replays ahead
+    # Peaks with replays ahead are measured by malloc, so they include malloc's overhead.
     inside = all(row["share"] <= 1.02 * row["budget"] for row in plans)
     met[f"{AHEAD}: never above the budget, 2% for malloc's own part aside"] = inside
     ours_and_eager = [row for row in rows if row["family"] != COMPILED]
@@ -260,7 +260,7 @@ def main() -> int:
             draw(found["curves"], path.with_suffix(".svg"))
         except ModuleNotFoundError:
             print("matplotlib is not installed, so there is no plot: pip install -e '.[bench]'")
-    if quick():  # at such sizes times say nothing
+    if quick():  # times of tiny models mean nothing
         return 0 if all(row["exact"] for row in found["accuracy"] + found["curves"]) else 1
     return 0 if all(found["goals"].values()) else 1
 

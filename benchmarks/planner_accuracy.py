@@ -22,7 +22,7 @@ from ebb._region.blocks import find_blocks
 
 Row = dict[str, Any]
 
-SHARES = (0.8, 0.6, 0.45, 0.3)  # of a plain step's peak
+SHARES = (0.8, 0.6, 0.45, 0.3)  # budgets, as shares of eager's peak
 PEAK_ERROR = 0.03
 TIME_ERROR = 0.10
 LEAST = "least"
@@ -33,7 +33,7 @@ def blocks_of(module: torch.nn.Module) -> list[str]:
 
 
 def least_plan(measured: Measured, plain_peak: int) -> tuple[Plan, float]:
-    """The plan for the least budget that there is one for, and that as a share of plain's peak."""
+    """The plan for the lowest possible budget, and this budget as a share of eager's peak."""
     try:
         plan_of(measured, 1)
     except BudgetError as error:
@@ -42,7 +42,7 @@ def least_plan(measured: Measured, plain_peak: int) -> tuple[Plan, float]:
 
 
 def plans_of(measured: Measured, plain_peak: int) -> list[tuple[str, float, Plan]]:
-    """Name, budget as a share of plain's peak, and plan, of each budget for which there is one."""
+    """For each possible budget: its name, its share of eager's peak, and its plan."""
     found = []
     least, least_share = least_plan(measured, plain_peak)
     for share in SHARES:
@@ -52,7 +52,7 @@ def plans_of(measured: Measured, plain_peak: int) -> list[tuple[str, float, Plan
 
 
 def state_after_step(model: Model) -> list[Tensor | None]:
-    """Gradients of one step, and the buffers after it, which are set back."""
+    """Gradients and buffers after one step. Restores the model's own gradients and buffers."""
     before = [buffer.clone() for buffer in model.module.buffers()]
     held = [parameter.grad for parameter in model.module.parameters()]
     model.clear_gradients()
@@ -81,11 +81,11 @@ def measure_model(name: str, seconds: float) -> list[Row]:
     """One row for each budget.
 
     Args:
-        name: of the model.
-        seconds: for which all steps together are timed.
+        name: the model's name.
+        seconds: total time for timing steps.
     """
     model = make(name, quick())
-    model.step()  # gradients exist from here on, so they are no part of a step's peak
+    model.step()  # allocates the gradients, so peaks do not include them
     measured = measure(model.step, model.module, blocks_of(model.module))
     plain_peak = ebb.profile(model.step, steps=1).peak
     plans = plans_of(measured, plain_peak)
@@ -196,7 +196,7 @@ HEAD = (
 
 
 def cells(row: Row) -> list[str]:
-    """Peaks are in MiB and as a share of plain's, times as a multiple of plain's."""
+    """Formats a row: peaks in MiB and as shares of eager's, times over eager's."""
 
     def mib(size: int) -> str:
         return f"{size / 2**20:.1f} ({size / row['plain_peak']:.1%})"

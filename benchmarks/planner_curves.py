@@ -28,19 +28,19 @@ BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.17, 0.14)
 BUDGETS_AHEAD = (0.8, 0.6, 0.45, 0.3)
 KNAPSACKS = (0.25, 0.5, 0.75)
 COMPILED_BUDGETS = (1.0, 0.75, 0.5, 0.25, 0.0)
-NO_PEERS = (EAGER, PLANS, AHEAD, COMPILED)  # compiled kernels are faster than eager's
+NO_PEERS = (EAGER, PLANS, AHEAD, COMPILED)  # not compared with plans by the goals
 NOISE = 0.02  # relative difference between times of the same program
 
 
 @dataclass
 class Entry:
-    """What is measured.
+    """One way to run the transformer, to be measured.
 
     Attributes:
-        name, family: as the results show it.
-        during: what is entered around a step, and not timed.
-        predicted: peak in bytes, and time as a share of eager's, if it is a plan.
-        budget: of a plan, as a share of eager's peak.
+        name, family: shown in the results.
+        during: makes the context in which a step runs; entering it is not timed.
+        predicted: for a plan, its predicted peak in bytes and its predicted time over eager's.
+        budget: for a plan, its budget as a share of eager's peak.
     """
 
     name: str
@@ -54,14 +54,14 @@ class Curves:
     """Measures all ways to run one transformer.
 
     Args:
-        width, depth: its own.
+        width, depth: size of the transformer.
     """
 
     def __init__(self, width: int, depth: int) -> None:
         torch.manual_seed(0)
         self.module = Transformer(width, depth)
         self.x = torch.randn(2, 128 if width > 100 else 16, width)
-        self.step()  # gradients exist from here on
+        self.step()  # allocates the gradients, so peaks do not include them
         self.measured = measure(self.step, self.module, blocks_of(self.module))
         self.plain_peak = ebb.profile(self.step, steps=1).peak
         self.entries = [Entry(EAGER, EAGER, nullcontext)]
@@ -86,10 +86,12 @@ class Curves:
             self.module.way = in_turn
 
     def add_plans(self, peaks: dict[str, int]) -> None:
-        """Plans for the budgets, and for what each peer came to, if there is one.
+        """Adds plans for the fixed budgets and for each peer's peak as a budget.
+
+        A budget that is too small is left out.
 
         Args:
-            peaks: of the peers, by name.
+            peaks: peak bytes of each peer by name.
         """
         self._add_plans(PLANS, nullcontext, BUDGETS, peaks)
         with replays_ahead():
@@ -137,9 +139,9 @@ class Curves:
             yield
 
     def peak(self, entry: Entry) -> int:
-        """The most bytes that a step allocates at a time."""
+        """The peak of the bytes that a step allocates."""
         with entry.during():
-            if entry.family == AHEAD:  # on two threads, of which a profile sees one
+            if entry.family == AHEAD:  # a profile records only one of the two threads
                 self.step()
                 return most_allocated(self.step)
             return ebb.profile(self.step, steps=1).peak
@@ -164,7 +166,7 @@ class Curves:
 
 
 def measure_curves(seconds: float) -> list[Row]:
-    """One row for each way, eager first."""
+    """Measures all entries; one row for each, eager first."""
     curves = Curves(*((64, 4) if quick() else (512, 12)))
     curves.add_peers()
     peaks = {one.name: curves.peak(one) for one in curves.entries}
@@ -198,7 +200,7 @@ def measure_curves(seconds: float) -> list[Row]:
 
 
 def beaten(rows: list[Row], family: str) -> list[tuple[Row, Row]]:
-    """Plans, each with a peer that takes no more memory and less time, noise aside."""
+    """Pairs of a plan and a peer that beats it: no more memory, and less time by over NOISE."""
     peers = [row for row in rows if row["family"] not in NO_PEERS]
     return [
         (ours, peer)
@@ -210,7 +212,7 @@ def beaten(rows: list[Row], family: str) -> list[tuple[Row, Row]]:
 
 
 def not_matched(rows: list[Row]) -> list[Row]:
-    """Peers for whose peak there is no plan that is as fast, noise aside."""
+    """Peers without an equal plan: one with at most their peak, and at most NOISE slower."""
     ours = [row for row in rows if row["family"] == PLANS]
     peers = [row for row in rows if row["family"] not in NO_PEERS]
     return [

@@ -20,7 +20,7 @@ from ebb._plan.plan import Plan, plan_of
 Row = dict[str, Any]
 
 MODELS = ("GPT", "MoE", "U-Net")
-SEEDS = range(10)  # of each model
+SEEDS = range(10)  # one random policy for each seed and model
 NOISE = 0.02
 
 
@@ -43,11 +43,11 @@ def measure_model(name: str, seconds: float) -> list[Row]:
     """One row for each seed.
 
     Args:
-        name: of the model.
-        seconds: for which all steps together are timed.
+        name: the model's name.
+        seconds: total time for timing steps.
     """
     model = make(name, quick())
-    model.step()  # gradients exist from here on
+    model.step()  # allocates the gradients, so peaks do not include them
     blocks = blocks_of(model.module)
     measured = measure(model.step, model.module, blocks)
     ways: dict[str, Hand | Plan | None] = {"plain": None}
@@ -99,7 +99,7 @@ def measure_hands(only: str, seconds: float) -> list[Row]:
 
 
 def is_beaten(row: Row) -> bool:
-    """Whether no plan takes as little of both as the policy by hand, noise aside."""
+    """True if the random policy beats the plan: no more memory, less time by over NOISE."""
     return row["plan_ratio"] is None or (
         row["hand_ratio"] < row["plan_ratio"] * (1 - NOISE) and row["hand_peak"] <= row["plan_peak"]
     )

@@ -68,7 +68,7 @@ class TwoConvolutions(nn.Sequential):
 
 
 class UNet(nn.Module):
-    """Down, up again, and what was on the way down beside what is on the way up."""
+    """A U-Net: the up path concatenates the results of the down path (skip connections)."""
 
     def __init__(self, widths: tuple[int, ...]) -> None:
         super().__init__()
@@ -113,12 +113,12 @@ class VisionTransformer(nn.Module):
 
 @dataclass
 class Model:
-    """A model and what it is trained on.
+    """A model and its training data.
 
     Attributes:
-        name: as the results show it.
-        module: its weights.
-        loss: of the same batch each time.
+        name: shown in the results.
+        module: the network.
+        loss: computes the loss of one fixed batch.
     """
 
     name: str
@@ -126,7 +126,8 @@ class Model:
     loss: Callable[[], Tensor]
 
     def step(self) -> None:
-        """A forward and a backward, of the same random numbers each time; gradients add up."""
+        """Runs forward and backward with the same random numbers each time. Accumulates
+        gradients."""
         torch.manual_seed(1)
         self.loss().backward()  # type: ignore[no-untyped-call]
 
@@ -142,7 +143,7 @@ def _tokens(batch: int, length: int) -> Tensor:
 
 
 def language(name: str, module: nn.Module, batch: int, length: int) -> Model:
-    """A language model that learns what comes next."""
+    """A `Model` that predicts the next token of random text."""
     tokens = _tokens(batch, length + 1)
 
     def loss() -> Tensor:
@@ -228,7 +229,7 @@ MODELS: dict[str, Callable[[bool], Model]] = {
 
 
 def make(name: str, small: bool) -> Model:
-    """One of `MODELS`, with the same weights and batch each time; small: tiny."""
+    """Makes a model of `MODELS`, always with the same weights and batch; `small`: a tiny one."""
     torch.manual_seed(0)
     model = MODELS[name](small)
     model.module.train()

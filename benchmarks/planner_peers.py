@@ -34,15 +34,15 @@ SEGMENTS, EVERY, FIRST, SAC, KNAPSACK, COMPILED = (
     "torch.compile, activation_memory_budget",
 )
 
-# The transformer in the data that was published with the paper on DTR, Kirisame et al., "Dynamic
-# Tensor Rematerialization" (ICLR 2021), Figure 4: data_files/data-full.json in
-# github.com/uwsampl/dtr-prototype; a GPU, 512 tokens, batches of 10. Its most memory and its GPU
-# time (medians) over those of the run without DTR.
+# Published results for the transformer in Figure 4 of Kirisame et al., "Dynamic Tensor
+# Rematerialization" (ICLR 2021): data_files/data-full.json in github.com/uwsampl/dtr-prototype;
+# a GPU, 512 tokens, batches of 10. Each pair: peak memory and GPU time (medians) with DTR, over
+# those without DTR.
 DTR = [(0.825, 1.112), (0.628, 1.142), (0.425, 1.187), (0.236, 1.592)]
 
 
 class Transformer(nn.Module):
-    """Pre-LN blocks, run in a way that can be set."""
+    """Pre-LN blocks. The attribute `way` is the function that runs the blocks."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def in_turn(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
 
 
 def each(runner_of: Callable[[int], Runner]) -> Way:
-    """Each block by a runner of its own."""
+    """A way that runs block number i with `runner_of(i)`."""
 
     def way(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
         for number, block in enumerate(blocks):
@@ -83,7 +83,7 @@ def in_segments(count: int) -> Way:
 
 
 def checkpointing(depth: int) -> dict[str, tuple[str, Way]]:
-    """By name: the family, and the way."""
+    """Ways to checkpoint blocks with torch.utils.checkpoint: family and way by name."""
     ac = in_checkpoint()
     found: dict[str, tuple[str, Way]] = {}
     for every in (1, 2, 3, 4):
@@ -101,18 +101,20 @@ def checkpointing(depth: int) -> dict[str, tuple[str, Way]]:
 
 
 def knapsack(profile: Profile, shares: Sequence[float]) -> dict[str, tuple[str, Way]]:
-    """torch's knapsack over the results that autograd saves, as torch.compile's partitioner puts
-    it: each is worth the time of its operator, whatever else that would need.
+    """Policies for SAC, chosen by the knapsack solvers of torch.compile's partitioner.
+
+    A result is an item if autograd saves it. The item's value is the time of its own operator, as
+    in the partitioner.
 
     Args:
-        profile: of a step in which each block is a region.
-        shares: of the bytes of all those results, how many may be saved.
+        profile: a profile of a step in which each block is a region.
+        shares: budgets: shares of the bytes of all items.
     """
     items, sizes, times = [], [], []
     for call in dict.fromkeys(one.call for one in profile.operators):
         operators = [one for one in profile.operators if one.call == call]
         counts: Counter[str] = Counter()
-        for one in operators[:-1]:  # the last one's result is the next block's input
+        for one in operators[:-1]:  # the last result is the next block's input
             counts[one.func_name] += 1
             size = sum(profile.values[value].memory for value in one.outputs)
             if size and any(profile.values[value].saved for value in one.outputs):
@@ -135,8 +137,7 @@ def knapsack(profile: Profile, shares: Sequence[float]) -> dict[str, tuple[str, 
 
 
 def compiled(budgets: Sequence[float]) -> dict[str, tuple[str, Way]]:
-    """torch.compile with budgets of its own: shares of the bytes that it would save without one. It
-    fuses kernels, too."""
+    """torch.compile with each `activation_memory_budget`. It also fuses kernels."""
 
     def way_of(budget: float) -> Way:
         def run(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
@@ -158,7 +159,7 @@ def compiled(budgets: Sequence[float]) -> dict[str, tuple[str, Way]]:
 
 
 def saving(saved: set[tuple[str, int]]) -> Callable[[], Any]:
-    """Contexts of a policy that saves these calls of operators: name, and the how-manieth."""
+    """A SAC policy that saves the given calls: (operator name, count of its call from 1)."""
 
     def decide(
         calls: dict[bool, Counter[str]], context: Any, op: Any, *args: Any, **kwargs: Any

@@ -37,7 +37,7 @@ class Encoder(nn.Module):
 
 
 class Words(nn.Module):
-    """Tokens and their places, and what comes next: the two ends of a language model."""
+    """The ends of a language model: embeddings of tokens and positions, and the output head."""
 
     def __init__(self, vocabulary: int, length: int, width: int) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class RootMeanSquare(nn.Module):
 
 
 class T5Attention(nn.Module):
-    """Written out, as T5 does: scores, a bias by distance, softmax, dropout."""
+    """Attention in single operators, as in T5: scores, relative bias, softmax, dropout."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class T5Block(nn.Module):
 
 
 class T5Stack(nn.Module):
-    """An encoder, or a decoder that reads what one made; one bias for all of its blocks."""
+    """T5's encoder or decoder. All blocks share one relative position bias."""
 
     def __init__(self, width: int, heads: int, depth: int, is_decoder: bool) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ class T5Stack(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """T5: the decoder reads what the encoder made."""
+    """T5: the decoder attends to the encoder's output."""
 
     def __init__(self, vocabulary: int, width: int, depth: int, heads: int = 4) -> None:
         super().__init__()

@@ -17,9 +17,9 @@ from ebb._launch.watch import Watch
 MODEL = "GPT"
 MOST = 0.002  # largest cost, as a share of a step
 ROUNDS = 3 if quick() else 30
-SIZES = (64, 4096, 1 << 20)  # bytes; the last has an entry in a table
+SIZES = (64, 4096, 1 << 20)  # bytes; ebb keeps the size of the largest in a table
 
-# Runs in a process of its own, since counting cannot be switched off.
+# A program that times allocations. It has its own process, since counting cannot be disabled.
 ALLOCATING = f"""
 import json, sys, time, torch, ebb
 if sys.argv[1] == "counted":
@@ -39,14 +39,14 @@ print(json.dumps(found))
 
 
 def _allocating(how: str) -> dict[int, float]:
-    """Seconds of an allocation, by its size."""
+    """Seconds of one allocation for each size. `how`: "counted" or "not counted"."""
     command = [sys.executable, "-c", ALLOCATING, how]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return {int(size): seconds for size, seconds in json.loads(found).items()}
 
 
 def measure_watching() -> dict[str, Any]:
-    """Seconds for each allocation and each step, and what that is of a model's step."""
+    """Time that counting adds to each allocation and each step, and its share of a step."""
     runs = [(_allocating("not counted"), _allocating("counted")) for _ in range(3)]
     more = {
         size: max(0.0, min(c[size] for _, c in runs) - min(p[size] for p, _ in runs))

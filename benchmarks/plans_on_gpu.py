@@ -67,10 +67,10 @@ class Way:
     """How to run a step.
 
     Attributes:
-        loss: forward; None: the training's own.
-        during: what is entered around its steps.
-        predicted: milliseconds, and bytes above what is there before, of a plan.
-        exact: whether its gradients are to have eager's bits.
+        loss: computes the loss; None: ``Training.loss``.
+        during: makes the context in which the steps run.
+        predicted: for a plan, its predicted milliseconds and peak bytes of a step.
+        exact: True if its gradients must have eager's bits.
     """
 
     loss: Callable[[], Tensor] | None = None
@@ -104,7 +104,7 @@ def with_runner(
 
 
 def planned(share: float) -> Callable[[Training], Way]:
-    """For the least budget where there is no plan for that share of eager's peak."""
+    """Plans for a share of eager's peak; if that is too small, for the lowest budget."""
 
     def make(training: Training) -> Way:
         try:
@@ -146,7 +146,7 @@ def synchronize() -> None:
 
 
 def peaks(step: Callable[[], None]) -> Row:
-    """Of a step, above what is there before it, gradients included; none on the CPU."""
+    """Peak bytes of a step, above the memory in use before it; 0 on the CPU."""
     gc.collect()
     if device().type != "cuda":
         step()
@@ -165,7 +165,7 @@ def peaks(step: Callable[[], None]) -> Row:
 
 
 def milliseconds(step: Callable[[], None], seconds: float) -> float:
-    """The median."""
+    """The median duration of a step."""
     times = []
     until = time.perf_counter() + seconds
     while len(times) < 5 or time.perf_counter() < until:
@@ -178,7 +178,7 @@ def milliseconds(step: Callable[[], None], seconds: float) -> float:
 
 
 def gradients_of(training: Training, way: Way) -> list[Tensor | None]:
-    """Some kernels add in another order each time, unless they are told not to."""
+    """Gradients of a step with deterministic kernels."""
     torch.use_deterministic_algorithms(device().type == "cuda")
     try:
         training.step(way.loss)
@@ -189,7 +189,7 @@ def gradients_of(training: Training, way: Way) -> list[Tensor | None]:
 
 
 def measure(training: Training, way: Way, expected: list[Tensor | None], seconds: float) -> Row:
-    """`expected`: eager's gradients; it is filled if it is empty."""
+    """Measures one way. `expected`: eager's gradients; the first call, eager, fills it."""
     exact = None
     with way.during():
         if way.exact:
@@ -214,7 +214,7 @@ def measure_all(shape: Shape, seconds: float) -> list[Row]:
     for name, make in WAYS.items():
         try:
             row = measure(training, make(training), expected, seconds)
-        except Exception as error:  # a peer that cannot, or too little memory: the others go on
+        except Exception as error:  # unsupported, or out of memory: go on with the others
             row = {"failed": f"{type(error).__name__}: {error}"[:200]}
         training.optimizer.zero_grad(set_to_none=True)
         rows.append({"way": name} | row)

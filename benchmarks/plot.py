@@ -59,7 +59,7 @@ def draw_panel(axes: Any, rows: list[Row]) -> None:
 
 
 def label_points(axes: Any, rows: list[Row], points: list[tuple[float, float]]) -> None:
-    """Names to the right of the points, each at the nearest height where nothing is covered."""
+    """Writes each name right of its point, at the nearest height where it covers nothing."""
     to_axes = axes.transData + axes.transAxes.inverted()
     centres = [tuple(to_axes.transform(point)) for point in points]
     covered = [(x - 0.012, x + 0.012, y) for x, y in centres]  # left, right, height
@@ -84,7 +84,7 @@ def label_points(axes: Any, rows: list[Row], points: list[tuple[float, float]]) 
 
 
 def free(covered: list[tuple[float, float, float]], left: float, right: float, y: float) -> bool:
-    """Whether a line of text fits there, in fractions of the panel."""
+    """True if a line of text covers nothing at height `y`. Units: fractions of the panel."""
     return 0 <= y <= 1 and not any(
         left < other_right and other_left < right and abs(y - height) < 0.034
         for other_left, other_right, height in covered

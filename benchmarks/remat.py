@@ -25,13 +25,12 @@ if not hasattr(torch._C, "_set_storage_data_ptr_access_error_msg"):
 class Remat:
     """Runs blocks in torch_remat.checkpoint.
 
-    Each product's region is made once per block, not once per call; a result that only feeds what
-    is never replayed is not kept; and the end of a block, which no backward needs, is not replayed
-    (torch-remat has no early stop).
+    Makes the region of each product once per block, not once per call. Saves the block's last
+    product, as torch-remat has no early stop and would replay it; no replay needs its result.
 
     Args:
-        saves: whether to save a product, from its operator and its number among the products of
-            that operator in the block.
+        saves: called with a product's operator and its index among the block's products of that
+            operator; True saves the product.
     """
 
     def __init__(self, saves: Callable[[str, int], bool]) -> None:
@@ -56,11 +55,11 @@ class Remat:
 
 
 class _Calls:
-    """The products of one block, in the order in which it calls them."""
+    """The products of one block, in the order of their calls."""
 
     def __init__(self, saves: Callable[[str, int], bool]) -> None:
         self._saves = saves
-        self._plan: list[Callable[..., Any] | None] = []  # a region, or None: replayed
+        self._plan: list[Callable[..., Any] | None] = []  # by product; None: it is replayed
         self._numbers: dict[str, int] = {}
         self._next = 0
 

@@ -57,7 +57,7 @@ def goals_table(rows: list[Row]) -> str:
 
 
 def steps_table(rows: list[Row], absent: Sequence[str] = ()) -> str:
-    """One workload's systems; `rows` are of one workload. `absent`: what is not installed."""
+    """A table of the systems on one workload. `absent`: systems that are not installed."""
     on_gpu = "host_seconds" in rows[0]
     header = ["system", "keeps", "time [median]", "held bytes", "peak bytes", ""]
     if on_gpu:
@@ -172,7 +172,7 @@ def outside_table(found: Row) -> str:
 
 
 def summary_table(rows: list[Row]) -> str:
-    """For each system the time over eager's and the held bytes over eager's, main workloads."""
+    """A table: each system's time and held bytes over eager's, on the main workloads."""
     workloads = [name for name in names(rows, "workload") if name in MAIN]
     cells = {(row["workload"], row["system"]): row for row in rows}
     lines = []
@@ -187,7 +187,7 @@ def summary_table(rows: list[Row]) -> str:
 
 
 def markdown(results: Results) -> str:
-    """All results; `time` is the ratio of minima to eager's, in brackets of medians."""
+    """The page of all results."""
     parts = ["# Benchmark results", environment_line(results["environment"])]
     if results["goals"]:
         parts += ["## Goals", goals_table(results["goals"])]

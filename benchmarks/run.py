@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Read once, as torch loads: repeatable cuBLAS, and no log lines from torch's profiler.
+# torch reads these on import: repeatable cuBLAS, and no log lines of its profiler.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 

@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 def chain(regions: int, operations: int) -> Workload:
     x = torch.randn(8, requires_grad=True)
-    # No gradient: reentrant AC adds the parts of a shared weight's gradient in another order.
+    # Without gradient, since reentrant AC sums a shared weight's gradient in another order.
     scale = torch.randn(8)
     block = chain_of_elementwise(operations)
     return blocks_in_turn(f"{regions} x {operations} ops", [block] * regions, x, scale)
@@ -35,17 +35,17 @@ def time_chain(
     operations: int,
     seconds: float,
 ) -> list[Row]:
-    """One row for each system: microseconds per op of a step, and what it adds to eager's.
+    """One row for each system: a step's time per op, and the part that the system adds to eager.
 
     Args:
-        region_cost: for each system, microseconds for a region's entry and exit, which are no
-            part of the cost per op.
+        region_cost: for each system, microseconds to enter and leave a region. The added time per
+            op does not include them.
     """
     torch.manual_seed(0)
     workload = chain(regions, operations)
     check_exactness(workload, systems)
     cpu = torch.device("cpu")
-    steps = max(1, 1_000 // (regions * operations))  # short steps several times, in warm caches
+    steps = max(1, 1_000 // (regions * operations))  # short steps are timed several at once
 
     def trial(system: System) -> Trial:
         def run_steps() -> None:
@@ -79,9 +79,9 @@ def time_chain(
 
 
 def add_marginal_cost(rows: Sequence[Row]) -> None:
-    """Adds to each row what a further op adds: between its number of ops and the one before.
+    """Adds to each row the cost of one more op: the slope from the previous row of its system.
 
-    What a step costs once, however many ops it has, is no part of it.
+    The slope does not include the fixed cost of a step.
     """
     before: dict[str, tuple[int, float]] = {}
     for row in rows:
@@ -108,7 +108,7 @@ def measure_scaling(
     largest: int,
     most_regions: int,
 ) -> dict[str, Any]:
-    """Both series, up to `largest` ops and `most_regions`, and how even each system's costs are."""
+    """Measures chains in one region, and many regions; and how constant the cost per op is."""
     series: dict[str, list[Row]] = {"ops_per_region": [], "regions": []}
     for operations in OPS_PER_REGION:
         if operations <= largest:
@@ -141,10 +141,10 @@ def measure_scaling(
 
 
 def measure_host_memory(systems: Sequence[System], operations: int) -> list[Row]:
-    """Bytes of host memory per op, of a chain of which only the result and its graph are alive.
+    """Bytes of host memory per op that the result of a chain and its graph hold.
 
-    Autograd saves one tensor, at the end of the chain, so that the whole chain is recorded for it
-    and no other tensor is alive.
+    Autograd saves one tensor, at the end of the chain. So ebb keeps the recipes of the whole
+    chain, and no other tensor is alive.
     """
     x = torch.randn(8, requires_grad=True)
     block = negatives(operations)

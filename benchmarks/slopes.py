@@ -59,7 +59,7 @@ CHAINS = {"neg": negatives, "sin": sines}
 
 
 def saved_by_last_sine(output: Tensor) -> Callable[[], Tensor] | None:
-    """What unpacks the tensor that the chain's last `sin` saved; None if the graph hides it."""
+    """A function that unpacks the tensor saved by the chain's last `sin`; None if not found."""
     node: Any = output.grad_fn
     while node is not None and not hasattr(type(node), "_saved_self"):
         node = node.next_functions[0][0] if node.next_functions else None
@@ -67,7 +67,7 @@ def saved_by_last_sine(output: Tensor) -> Callable[[], Tensor] | None:
 
 
 def seconds_now(x: Tensor) -> float:
-    """The time, once the device has nothing to do."""
+    """Waits for the device, then reads the clock."""
     if x.is_cuda:
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -163,7 +163,7 @@ def slopes_of(system: System, lines: Lines) -> dict[str, Any]:
     pack = added("sin", "forward") - recording
     replay = unpack = None
     if (system.name, "neg", "replay") in lines:
-        # Both backwards replay their chain once; where nothing is replayed both slopes are zero.
+        # Each backward replays its chain once. Without replays both slopes are zero.
         replay = slope(system.name, "neg", "replay")
         unpack = added("sin", "backward") - slope(system.name, "sin", "replay")
         unpack -= added("neg", "backward") - replay

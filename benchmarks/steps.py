@@ -18,7 +18,7 @@ Row = dict[str, Any]
 def state_after_step(
     workload: Workload, system: System
 ) -> tuple[list[Tensor | None], list[Tensor]]:
-    """The gradients of one step, and the buffers after it, which are set back."""
+    """Gradients and buffers after one step. Restores the buffers, clears the gradients."""
     before = [buffer.clone() for buffer in workload.buffers]
     workload.clear_gradients()
     system.step(workload)
@@ -41,12 +41,12 @@ def check_exactness(workload: Workload, systems: Sequence[System]) -> dict[str, 
     """Compares every system with eager, bit for bit.
 
     Returns:
-        For each system what is different although the gradients are right; empty if nothing is.
+        For each system a note if buffers differ from eager's, otherwise an empty string.
 
     Raises:
         SystemExit: a system gives other gradients than eager.
     """
-    # On a GPU some kernels add in another order each time, unless they are told not to.
+    # By default, some GPU kernels sum in another order each time.
     torch.use_deterministic_algorithms(workload.device.type == "cuda")
     gradients, buffers = state_after_step(workload, EAGER)
     notes = {}
@@ -66,7 +66,7 @@ def measure_steps(
     seconds: float,
     rounds: int,
 ) -> list[Row]:
-    """One row for each system: the least and the median time of a step, ratios to eager, bytes."""
+    """One row for each system: shortest and median step time, ratios to eager, bytes."""
     torch.manual_seed(0)
     with device:
         workload = make()
@@ -93,7 +93,7 @@ def measure_steps(
             "seconds": phases["step"].least,
             "median_seconds": phases["step"].median,
             "steps": phases["step"].trials,
-            # On a GPU: until the last kernel is launched.
+            # On a GPU: the time until the last kernel is launched.
             **({"host_seconds": phases["host"].least} if "host" in phases else {}),
             **memory(workload, system),
             "note": notes[system.name],

@@ -38,10 +38,10 @@ class System:
     """A way to run a block.
 
     Attributes:
-        name: as the results show it.
-        family: what it keeps; systems of one family should hold the same bytes.
+        name: shown in the results.
+        family: the values that the system saves; one family should hold the same bytes.
         run: runs a block.
-        during: what is entered around each step, and not timed.
+        during: makes the context in which a step runs; entering it is not timed.
     """
 
     name: str
@@ -55,7 +55,7 @@ class System:
 
 
 def operators(*patterns: str) -> set[Any]:
-    """All overloads of the aten operators with these names, or names that begin so (`name*`)."""
+    """All overloads of the aten operators with these names, or with this prefix (`name*`)."""
     found = set()
     for name in torch._C._dispatch_get_all_op_names():
         base, _, overload = name.removeprefix("aten::").partition(".")
@@ -67,7 +67,7 @@ def operators(*patterns: str) -> set[Any]:
 
 
 def matmuls() -> set[Any]:
-    """What `ebb.policies.save_matmuls` saves."""
+    """The operators whose results `ebb.policies.save_matmuls` saves."""
     return operators(
         "mm",
         "addmm",
@@ -103,7 +103,7 @@ def torchtitan_contexts() -> Callable[[], Any]:
     mm = torch.ops.aten.mm.default
 
     def contexts() -> Any:
-        calls = {False: 0, True: 0}  # by whether it is the recomputation
+        calls = {False: 0, True: 0}  # count of `mm` calls; key: True in a recomputation
 
         def decide(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
             if op is mm:
@@ -138,7 +138,7 @@ def in_region(policy: ebb.Policy) -> Runner:
 
 @contextmanager
 def replays_ahead() -> Iterator[None]:
-    """Of one region, where a core is idle for it."""
+    """Enables replays ahead of one region. They run only while a core is idle."""
     ebb.ahead.configure(regions=1)
     try:
         yield
@@ -170,7 +170,7 @@ def torch_systems() -> list[System]:
 
 
 def remat_systems() -> list[System]:
-    """torch-remat's; none where it is not installed."""
+    """Systems with torch-remat; empty if it is not installed."""
     try:
         from remat import Remat
     except ModuleNotFoundError:
@@ -196,7 +196,7 @@ CUDA = torch.cuda.is_available()
 
 
 def offload_systems() -> list[System]:
-    """What autograd saves is in host memory between forward and backward."""
+    """Systems that offload the tensors that autograd saves to host memory."""
     policies = {
         "ebb offload_inputs": ebb.policies.offload_inputs,
         "ebb offload all": ebb.Policy(default=ebb.OFFLOAD, inputs=ebb.OFFLOAD),

@@ -28,7 +28,7 @@ class Seconds:
 
 @contextmanager
 def steady_memory() -> Iterator[None]:
-    """Keeps the garbage collector from running inside what is timed."""
+    """Disables the garbage collector inside the with-block."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -42,15 +42,15 @@ def steady_memory() -> Iterator[None]:
 def interleaved(
     trials: Mapping[Key, Trial], seconds: float, rounds: int = 5
 ) -> dict[Key, dict[str, Seconds]]:
-    """Runs every trial once in each round, in a new order, until the time is used up.
+    """Runs every trial once in each round until the time is used up, after some warm-up runs.
 
-    In a new order, because a trial that follows one which leaves cold caches or garbage behind
-    would pay for it every time.
+    Each round has another order: in a fixed order, one trial would always run with the cold caches
+    and garbage that its predecessor leaves.
 
     Args:
-        trials: what to run; each measures its phases itself.
-        seconds: for how long, all together, after the first runs, which warm up.
-        rounds: the least number of rounds, however long they take.
+        trials: functions that return the durations of their phases.
+        seconds: total time of the rounds, without warm-up.
+        rounds: the lowest number of rounds, however long they take.
     """
     order = list(trials.items())
     shuffle = random.Random(0).shuffle
@@ -71,7 +71,7 @@ def interleaved(
                 for phase, duration in trial().items():
                     durations[key].setdefault(phase, []).append(duration)
             done += 1
-            # Peers leave cycles behind; they are collected now and then, and not while timed.
+            # Other tools leave reference cycles, which are collected between rounds.
             if done % 10 == 0 or time.perf_counter() - started > 0.5:
                 gc.collect()
     return {
@@ -87,8 +87,8 @@ def time_step(step: Callable[[], None], device: torch.device) -> dict[str, float
     """Seconds of one training step.
 
     Returns:
-        ``"step"``: until it is done; on a GPU by events, from an idle device on. There also
-        ``"host"``: until the last kernel is launched, so the rest is how far the host is ahead.
+        ``"step"``: duration of the step; on a GPU measured with events, after a synchronisation.
+        On a GPU also ``"host"``: the time until the host has launched the last kernel.
     """
     if device.type != "cuda":
         start = time.perf_counter()

@@ -26,7 +26,7 @@ from unchanged_script import run  # noqa: E402
 SCRIPT = ROOT / "integration" / "transformers" / "train.py"
 CHECKPOINTED = "--gradient-checkpointing"
 BLOCKS = {"EBB_MODULES": "*layers.*"}
-# Name: arguments of the script, and variables.
+# For each way to run the script: its arguments and environment variables.
 WAYS: dict[str, tuple[list[str], dict[str, str]]] = {
     "plain": ([], {}),
     "gradient checkpointing": ([CHECKPOINTED], {}),

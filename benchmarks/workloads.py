@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Block: TypeAlias = Callable[..., Tensor]
-Runner: TypeAlias = Callable[..., Tensor]  # (block, *inputs): runs a block as a system would
+Runner: TypeAlias = Callable[..., Tensor]  # (block, *inputs): runs a block in some way
 Product: TypeAlias = Callable[..., Tensor]  # (operator, function, *arguments, last=False)
 
 
@@ -25,7 +25,7 @@ def plain_call(
 ) -> Tensor:
     """Calls `function`, whose one expensive op is `operator`.
 
-    last: nothing after it in the block reads the result, so a replay can do without it.
+    `last`: no later op of the block needs the result for backward, so no replay needs it.
     """
     return function(*arguments)
 
@@ -49,10 +49,10 @@ class Workload:
     """A program to measure.
 
     Attributes:
-        name: as the results show it.
-        forward: runs the program, each of its blocks by the runner that it is given; the loss.
-        leaves: what backward gives gradients.
-        buffers: state that forward updates, and that must not depend on the system.
+        name: shown in the results.
+        forward: computes the loss; runs each block with the given runner.
+        leaves: the tensors that get gradients.
+        buffers: state that forward updates; must be the same under each system.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Workload:
 
 
 def run_directly(block: Block, *inputs: Tensor) -> Tensor:
-    """The runner of eager: no system at all."""
+    """The runner of eager: calls the block."""
     return block(*inputs)
 
 
@@ -88,7 +88,7 @@ def blocks_in_turn(name: str, blocks: list[Any], x: Tensor, *others: Tensor) -> 
 
     modules = [block for block in blocks if isinstance(block, nn.Module)]
     leaves = [x, *(p for module in modules for p in module.parameters())]
-    # A chain of ops is no module; its weights are among the other inputs.
+    # A chain of ops is no module: `others` contains its weights.
     leaves += [other for other in others if other.requires_grad]
     return Workload(name, forward, leaves, [b for module in modules for b in module.buffers()])
 
@@ -223,7 +223,7 @@ def chain_with_products(operations: int) -> Block:
 
 
 def chain_of_elementwise(operations: int) -> Block:
-    """A chain of elementwise ops that save an input, an output, both, or nothing."""
+    """A chain of elementwise ops that save their inputs, their output, or nothing."""
 
     def block(h: Tensor, scale: Tensor) -> Tensor:
         for _ in range(operations // 5):
