@@ -22,7 +22,7 @@ from paging import Masked
 
 @contextlib.contextmanager
 def replays_ahead(regions: int = 1, limit: int | str = "1GiB") -> Iterator[None]:
-    """Wherever there are cores or not; nothing is under way before and after."""
+    """Enables replays ahead, also without an idle core. Waits for them at the end."""
     before = ebb.ahead.configure()
     ebb.ahead.configure(regions=regions, limit=limit, busy_cores=True)
     try:
@@ -33,7 +33,7 @@ def replays_ahead(regions: int = 1, limit: int | str = "1GiB") -> Iterator[None]
 
 
 def wait_for_replays() -> None:
-    """Until all that can be replayed ahead for now has been."""
+    """Waits until no more replays can run ahead for now."""
     until = time.monotonic() + 60
     while not _testing.replays_ahead_are_idle():
         assert time.monotonic() < until
@@ -42,7 +42,7 @@ def wait_for_replays() -> None:
 
 @contextlib.contextmanager
 def delays(microseconds: int) -> Iterator[None]:
-    """Before each recipe the worker sleeps, up to so long."""
+    """The worker sleeps before each replay, for a random time up to `microseconds`."""
     _testing.delay_replays_ahead(microseconds)
     try:
         yield
@@ -51,8 +51,10 @@ def delays(microseconds: int) -> Iterator[None]:
 
 
 def give_other_memory(tensor: torch.Tensor) -> None:
-    """As compiled programs do: by no function that Python could replace, nor by an object of the
-    storage, which would hold it. What is there then is anything."""
+    """Gives the tensor's storage other memory with arbitrary contents, as compiled programs do.
+
+    Calls only operators: ebb sees neither a method of `torch.Tensor` nor a Python storage object.
+    """
     storage_of, address = tensor.detach(), torch._C.TensorBase.data_ptr
     before, others = address(tensor), []
     while address(tensor) == before:
@@ -62,7 +64,7 @@ def give_other_memory(tensor: torch.Tensor) -> None:
 
 
 class WaitInBackward(torch.autograd.Function):
-    """Gives the worker all the time that it wants, where backward comes by."""
+    """Its backward waits until no more replays can run ahead."""
 
     @staticmethod
     def forward(ctx, x: torch.Tensor) -> torch.Tensor:
@@ -75,7 +77,7 @@ class WaitInBackward(torch.autograd.Function):
 
 
 def counts(program: Callable[[], object]) -> dict[str, int]:
-    """What replays ahead did while it ran."""
+    """How the counts of `ebb.stats()["ahead"]` change while `program` runs."""
     wait_for_replays()
     before = ebb.stats()["ahead"]
     program()
@@ -85,21 +87,23 @@ def counts(program: Callable[[], object]) -> dict[str, int]:
 
 
 class WaitingLayers(Masked):
-    """Padded rows, and the worker has time between two layers."""
+    """Layers on padded rows. Backward waits for the worker before each layer."""
 
     def layer(self, h: torch.Tensor, index: int) -> torch.Tensor:
         return super().layer(WaitInBackward.apply(h), index)
 
 
 def many_products(x: torch.Tensor, n: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
-    """Each is read by one operator, for whose result backward waits, and by nothing else."""
+    """Products on marked rows. Only one operator reads each, and backward needs its result."""
     h = ebb.mark_rows(x.mul(1.5), n)
     return torch.stack([((h @ weight) * 2).sin() for weight in weights]).sum(0)
 
 
 def bytes_in_use_between_regions(device: torch.device, policy: ebb.Policy) -> int:
-    """On the test accelerator, when backward is between two regions of many products, and the
-    worker has done what it can."""
+    """Bytes in use on the test accelerator when backward is between two regions of products.
+
+    Reads them after all possible replays ahead have run.
+    """
     weights = [(torch.randn(8, 8) / 3).to(device) for _ in range(8)]
     x, n = torch.randn(40, 8).to(device).requires_grad_(), torch.tensor(20).to(device)
     seen: list[int] = []
@@ -149,7 +153,7 @@ def parameters(modules: list[Block]) -> list[nn.Parameter]:
 def in_a_process(
     script: str, *, seconds: int = 120, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs it where what tests import can be imported."""
+    """Runs `script` in another process that can import the modules of the tests."""
     path = [str(TESTS / "support"), *sys.path]
     return fork_server.run(
         ["-W", "ignore", "-c", script],

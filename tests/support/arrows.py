@@ -10,7 +10,7 @@ Floors = Sequence[Sequence[str]]  # folders, lowest first; folders of one floor 
 
 
 def faults(arrows: Iterable[Arrow], folder_of: Callable[[str], str], floors: Floors) -> list[str]:
-    """What is wrong with them, in words."""
+    """Messages, one for each dependency or folder that breaks the order."""
     arrows = sorted(set(arrows))
     floor_of = {folder: floor for floor, folders in enumerate(floors) for folder in folders}
     files = sorted({file for arrow in arrows for file in arrow})
@@ -27,7 +27,7 @@ def faults(arrows: Iterable[Arrow], folder_of: Callable[[str], str], floors: Flo
 
 
 def circle(arrows: Iterable[Arrow]) -> list[str]:
-    """One of the circles in which they run, if there is one."""
+    """A message about one dependency cycle; empty if there is none."""
     needed: dict[str, set[str]] = {}
     for source, target in arrows:
         needed.setdefault(source, set()).add(target)

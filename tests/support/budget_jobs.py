@@ -45,10 +45,10 @@ class Net(nn.Module):
 
 
 class Job:
-    """A training: what it came to, and what it told.
+    """A training job that records its results.
 
     Attributes:
-        bits: losses, gradients and parameters of each step.
+        bits: for each step its loss, gradients, parameters and random state.
     """
 
     def __init__(self, model=Net, rows=lambda step: ROWS, **settings):
@@ -86,7 +86,7 @@ def assert_same(found, expected):
 
 
 def regions(model):
-    """Modules that are regions, and their policies."""
+    """The policy of each module that is a region, by name."""
     return {
         name: block.region.policy
         for name, inner in model.named_modules()
@@ -97,7 +97,7 @@ def regions(model):
 
 
 def peak_of(job):
-    """Bytes of the next step, above what is there and with it."""
+    """Peak bytes of the next step, without and with the memory in use before the step."""
     before = base_bytes([job.model], [job.optimizer])
     _C.begin_profile()
     job.step(len(job.bits))
@@ -110,7 +110,7 @@ def peak_of(job):
 
 
 class Quiet(Job):
-    """Keeps no copies, which would count as memory of the step."""
+    """A job that records no results, since the copies would count as the step's memory."""
 
     def note(self, loss):
         self.bits.append([])

@@ -10,7 +10,7 @@ from paging import Masked, gradients, region, same
 
 
 class Step:
-    """A step whose inputs stay where they are, and what it computes."""
+    """A step for graph captures: its inputs keep their addresses; `found` has its gradients."""
 
     def __init__(self, device, live=30, **options):
         self.net = Masked(device=device, **options)
@@ -42,7 +42,7 @@ class Step:
         return graph
 
     def capture_forward(self, kept):
-        """Fails behind it; what it has computed is in `kept`."""
+        """Captures a forward and raises before the capture ends. Appends the loss to `kept`."""
         with accelerator.Graph().capture(self.stream):
             kept.append(self.net(self.x, self.n, region))
             raise KeyError("the program's own")

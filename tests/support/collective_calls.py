@@ -14,7 +14,7 @@ from operator_inputs import arguments_by_name, schemas, writes
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-Made = Any  # works and tensors to wait for
+Made = Any  # `Work` objects and tensors to wait for
 
 
 def t(rank: int, *shape: int) -> torch.Tensor:
@@ -29,7 +29,7 @@ def with_autograd(name: str) -> Callable[..., Any]:
     return getattr(torch.ops._c10d_functional_autograd, name)
 
 
-# What each rank calls; g is its group, and n the group's name.
+# Calls that each rank makes. r: rank, g: process group, n: name of the group.
 CALLS: tuple[Callable[[int, Group, str], Made], ...] = (
     lambda r, g, n: g.allreduce([t(r, 4)]),
     lambda r, g, n: g.allreduce_coalesced([t(r, 4), t(r, 2)]),
@@ -82,7 +82,7 @@ if torch.__version__ >= (2, 15):
 
 
 class Remember(TorchDispatchMode):
-    """Keeps each operator's arguments, and what they held before."""
+    """Records each collective's tensor arguments, and copies of their contents before the call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def run(call: Callable[[int, Group, str], Made], rank: int, group: Group) -> Non
 
 
 def examine_collectives() -> dict[str, Finding]:
-    """Calls each as either rank, with the other one on another thread."""
+    """Runs each call of `CALLS` on two threads, one for each rank, and finds written arguments."""
     findings: dict[str, Finding] = {}
     groups = two_ranks()
     for call in CALLS:

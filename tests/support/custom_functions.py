@@ -6,7 +6,7 @@ from torch.autograd import Function
 
 
 class GivesWhatItSaved(Function):
-    """Its gradient is the tensor that it saved, which AccumulateGrad may take for its own."""
+    """Returns its saved tensor as the gradient. AccumulateGrad may keep it as `.grad`, uncopied."""
 
     @staticmethod
     def forward(ctx, a):
@@ -19,7 +19,7 @@ class GivesWhatItSaved(Function):
 
 
 class Scratch(Function):
-    """Uses what it saved as scratch memory in backward, as some fused kernels do."""
+    """Overwrites its saved tensor in backward, as some fused kernels do."""
 
     @staticmethod
     def forward(ctx, a):
@@ -35,7 +35,7 @@ class Scratch(Function):
 
 
 class SilentScratch(Scratch):
-    """The same, by a write that moves no version."""
+    """`Scratch`, but the write does not increment the version counter."""
 
     @staticmethod
     def backward(ctx, grad):

@@ -10,7 +10,7 @@ import ebb
 
 
 def saved(rules, function, *args, **region):
-    """How many bytes the policy keeps of what the function makes; gradients are compared."""
+    """Bytes that the policy saves of the results of `function`. Also compares gradients."""
     policy = rules if isinstance(rules, ebb.Policy) else ebb.Policy(rules)
     inputs = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
     expected = torch.autograd.grad(function(*args).sum(), inputs)

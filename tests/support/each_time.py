@@ -18,7 +18,7 @@ NBYTES = SIZE * 8
 
 
 def each_time(*ops, but=(), default=RECOMPUTE):
-    """Those operators' results each time; those of `but` held; all others as `default` says."""
+    """A policy: RECOMPUTE_EACH_TIME for `ops`, RECOMPUTE for `but`, `default` for others."""
     rules = dict.fromkeys(but, RECOMPUTE) | dict.fromkeys(ops, RECOMPUTE_EACH_TIME)
     return Policy(rules, default=default)
 
@@ -28,7 +28,7 @@ def held_every(k):
 
 
 def chain(region, count=COUNT):
-    """Each sine saves what it reads: x, then the result of the one before it."""
+    """A chain of sines in `region`. Autograd saves the input of each."""
     x = torch.linspace(0, 3, SIZE, dtype=torch.float64, requires_grad=True)
     with region:
         h = x
@@ -39,14 +39,14 @@ def chain(region, count=COUNT):
 
 
 def backward_of_chain(policy):
-    """The gradient, and the most bytes that its backward added."""
+    """The chain's gradient under `policy`, and the peak of the bytes that backward allocates."""
     x, loss = chain(ebb.region(policy))
     peak = peak_bytes(loss.backward)
     return x.grad, peak
 
 
 def recipes_run(policy, program, *inputs):
-    """How many recipes ran in backward; its gradients are compared with eager's."""
+    """The number of replays in the backward of `program`. Compares gradients with eager's."""
 
     def gradients(region):
         torch.manual_seed(1)

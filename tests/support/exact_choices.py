@@ -21,8 +21,8 @@ def optima(choices: Choices, points: int = 20) -> list[Operators]:
     """The best choices for budgets from the fewest bytes to the most.
 
     Args:
-        choices: of the region.
-        points: how many budgets.
+        choices: the region's operators and their costs.
+        points: number of budgets.
     """
     corners = choices.corners
     least, most = choices.cost(corners[0])[0], choices.cost(corners[-1])[0]
@@ -33,11 +33,11 @@ def optima(choices: Choices, points: int = 20) -> list[Operators]:
 
 
 def optimum(choices: Choices, budget: int) -> Operators | None:
-    """The choice that takes the least time; None if there is none.
+    """The values to save for the least time of recomputation; None if no choice fits.
 
     Args:
-        choices: of the region.
-        budget: bytes that may be kept.
+        choices: the region's operators and their costs.
+        budget: bytes of the saved values, at most.
     """
     costs = choices.costs
     operators = [one for one in range(len(costs)) if not costs[one].free]
@@ -45,19 +45,19 @@ def optimum(choices: Choices, budget: int) -> Operators | None:
         return frozenset()
     places = {one: place for place, one in enumerate(operators)}
     count = len(operators)
-    # Of each operator: whether it runs again, and, after all of those, whether it can be had.
+    # Variables: for each operator "recomputed", then for each operator "available".
     rows: list[dict[int, float]] = []
     for one, place in places.items():
-        rows.append({count + place: 1.0, place: -1.0})  # what runs again can be had
+        rows.append({count + place: 1.0, place: -1.0})  # a recomputed result is available
         for maker in costs[one].reads:
             if maker in places:
                 rows.append({count + places[maker]: 1.0, place: -1.0})
-    scale = max(1, max(cost.size for cost in costs))  # bytes are large, and times are small
+    scale = max(1, max(cost.size for cost in costs))  # similar size as the times
     kept = {place: -costs[one].size / scale for one, place in places.items()}
     kept |= {count + place: costs[one].size / scale for one, place in places.items()}
     least = [0.0] * count + [float(costs[one].needed) for one in operators]
     fixed = [count + place for one, place in places.items() if not costs[one].lasting]
-    rows += [{place - count: 1.0, place: -1.0} for place in fixed]  # had only if it runs again
+    rows += [{place - count: 1.0, place: -1.0} for place in fixed]  # overwritten later
     found = optimize.milp(
         c=[costs[one].time for one in operators] + [0.0] * count,
         integrality=[1] * count + [0] * count,
@@ -75,7 +75,7 @@ def optimum(choices: Choices, budget: int) -> Operators | None:
 
 
 def _kept(choices: Choices, again: set[int]) -> Operators:
-    """What must be kept if these operators run again."""
+    """The operators whose results must be saved if those of `again` are recomputed."""
     costs = choices.costs
     wanted = {one for one, cost in enumerate(costs) if cost.needed}
     for one in again:

@@ -110,9 +110,10 @@ if EACH_TIME:
 
 
 def accelerator() -> contextlib.AbstractContextManager[object]:
-    """What EBB_TEST_OFFLOAD says: a fake one whose copies run as soon as can be ("prompt") or as
-    late ("late"), or one that asks and waits for nothing ("static"), or the disk tier ("disk"), or
-    the one that EBB_TEST_DEVICE says ("device").
+    """The device for OFFLOAD that EBB_TEST_OFFLOAD names.
+
+    Fake accelerators: "prompt" runs copies at once, "late" as late as possible, "static" is for
+    static mode. "disk": the disk tier. "device": the device of EBB_TEST_DEVICE.
     """
     match os.environ.get("EBB_TEST_OFFLOAD"):
         case None:
@@ -130,8 +131,10 @@ def accelerator() -> contextlib.AbstractContextManager[object]:
 
 
 def is_harmless(finding: str) -> bool:
-    """What was asked for before it had left may be written while its copy goes on, which nobody
-    will read. One that somebody reads shows: streams run as late as they may.
+    """True for a write during a copy to the host that nothing will read.
+
+    Backward may need a value before its copy is done. The value then stays on the device and may
+    be written. A needed copy would give wrong bits, since streams run as late as possible.
     """
     return OFFLOADING and finding.startswith("read and write: copy to host")
 
@@ -153,12 +156,12 @@ def disk_tier() -> Iterator[None]:
 
 
 def resident_kib() -> int:
-    """Memory of this process that is in RAM."""
+    """Resident memory of this process in KiB."""
     return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
 
 
 def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
-    """Equal bit for bit; NaN equals NaN."""
+    """True if both have the same bits (so NaN equals NaN), or both are None."""
     if a is None or b is None:
         return a is b
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -167,7 +170,7 @@ def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 
 
 def as_bytes(t: torch.Tensor) -> torch.Tensor:
-    """On the CPU."""
+    """The tensor's bytes, on the CPU."""
     flat = torch.empty(t.numel(), dtype=t.dtype, device="cpu").copy_(t.detach().reshape(-1))
     return flat.view(torch.uint8) if t.numel() else torch.empty(0, dtype=torch.uint8, device="cpu")
 
@@ -184,23 +187,23 @@ def run(
     policy: ebb.Policy | None,
     after: Callable[..., None] | None = None,
 ) -> list[torch.Tensor | None]:
-    """The outputs of `program` and the gradients of `inputs`; `policy` None is plain eager."""
+    """The outputs of `program` and the gradients of `inputs`. `policy` None: eager."""
     if not PAGING or policy is None:
         return run_once(program, inputs, policy, after)
     inputs = list(inputs)
     ebb.paging.reset()
-    run_once(program, inputs, policy, after)  # to size the pools
+    run_once(program, inputs, policy, after)  # records a step, which sizes the page pools
     results = run_once(program, inputs, policy, after)
     assert ebb.paging.step_ok()
     return results
 
 
 def mark_all_rows(tensors: Iterable[torch.Tensor]) -> None:
-    """All rows live, so nothing is dead that might matter; counts of one size are one tensor."""
+    """Marks all rows as valid. Tensors with the same number of rows share the count tensor."""
     counts: dict[int, torch.Tensor] = {}
     for tensor in tensors:
         rows = len(tensor) if tensor.dim() > 0 else 0
-        with contextlib.suppress(ValueError):  # a view, or marked already and read
+        with contextlib.suppress(ValueError):  # views, and marked tensors that were read
             ebb.mark_rows(tensor, counts.setdefault(rows, torch.tensor(rows)))
 
 
@@ -226,7 +229,7 @@ def run_once(
     torch.manual_seed(2)
     weights = [torch.randn_like(o) for o in differentiable]
     results += torch.autograd.grad(differentiable, wanted, weights, allow_unused=True)
-    results.append(torch.rand(1))  # the outer random state went on as in eager
+    results.append(torch.rand(1))  # compares the random state afterwards
     return results
 
 
@@ -236,7 +239,7 @@ def assert_exact(
     policies: Iterable[str] = tuple(POLICIES),
     after: Callable[..., None] | None = None,
 ) -> None:
-    """`program` gives the same bits in a region under each policy as in plain eager."""
+    """Checks that `program` gives eager's bits in a region under each policy."""
     inputs = list(inputs)
     expected = run(program, inputs, None, after)
     for name in policies:
@@ -249,7 +252,7 @@ def assert_exact(
 def assert_same_error(
     program: Program, inputs: Iterable[torch.Tensor], after: Callable[..., None] | None = None
 ) -> str:
-    """Eager raises RuntimeError, and so does every policy; returns the last message."""
+    """Checks that eager and each policy raise RuntimeError. Returns the last message."""
     inputs = list(inputs)
     message = error_of(program, inputs, None, after)
     assert message is not None, "eager itself does not raise"
@@ -277,7 +280,7 @@ def replayed() -> int:
 
 
 def find_tests(*names: str) -> list[str]:
-    """The files test_NAME.py that run in any process; each name finds one at least."""
+    """All files test_NAME.py outside of accelerator folders. Each name must have a file."""
     files = {
         name: [str(f) for f in TESTS.rglob(f"test_{name}.py") if f.parent.name != "accelerator"]
         for name in names
@@ -287,7 +290,7 @@ def find_tests(*names: str) -> list[str]:
 
 
 def run_random_programs(count: int, **environment: str) -> dict[str, int]:
-    """What so many random programs came to, with these variables; each must be exact."""
+    """Runs random programs with these variables. Returns the number of programs by outcome."""
     script = TESTS / "programs" / "test_random_programs.py"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(script), str(count)],
@@ -300,8 +303,9 @@ def run_random_programs(count: int, **environment: str) -> dict[str, int]:
 
 
 def assert_tests_of_exactness_pass(*more: str, **environment: str) -> None:
-    """Runs the tests of the rules, of programs that were wrong once, and of `more` files again with
-    these variables. Tests that are marked as `once` are left out.
+    """Runs the exactness tests and the tests of `more` with these variables.
+
+    Skips tests with the marker `once`.
     """
     files = find_tests(*FILES, *more)
     done = subprocess.run(
@@ -318,9 +322,11 @@ def assert_tests_of_exactness_pass(*more: str, **environment: str) -> None:
 
 
 def assert_rules_hold_in_verify_mode(*but: str, **environment: str) -> None:
-    """The tests of the rules with verify mode on, but for those with one of `but` in their name."""
-    # But for a backward that writes to a living tensor unseen: eager allows it, verify mode reports
-    # it, since the gradients depend on how long that tensor lives. And nothing is given up early.
+    """Runs the tests of the rules in verify mode, except tests with one of `but` in their names."""
+    # Two tests do not hold in verify mode:
+    # 1. A backward writes to a saved tensor without a version change. Verify mode reports it, as
+    #    gradients depend on how long that tensor is alive.
+    # 2. A recomputed tensor is freed right after its function. Verify mode frees it later.
     files = find_tests("rule*", "regressions", "handles")
     but = ("overwrites_what_several_unpack", "gone_after_its_function", *but)
     deselected = ("-k", " and ".join(f"not {name}" for name in but))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-# The first lines of a test program. The name is as in archives of libtorch.
+# The first lines of a test program. libtorch archives name the CUDA runtime like this.
 LOAD = """
 import ctypes, os, sys
 import torch, ebb._testing
@@ -22,7 +22,7 @@ cuda.fake_cuda_capture.argtypes = [ctypes.c_uint64, ctypes.c_int]
 
 
 def skip_where_torch_has_the_real_one() -> None:
-    """A build of torch with CUDA has its runtime and guard, which say that there is no driver."""
+    """Skips the test if torch is built with CUDA: its real runtime would find no driver."""
     if torch.version.cuda is not None:
         pytest.skip("torch is built with CUDA, whose runtime and guard are found first")
 
@@ -40,7 +40,7 @@ def build(folder: Path) -> Path:
 
 
 def run(library: Path, program: str) -> list[str]:
-    """What `program` prints, after LOAD."""
+    """The lines that `program` prints. It runs after `LOAD`."""
     done = fork_server.run(
         ["-c", LOAD + program, library],
         env=os.environ | {"PYTHONUNBUFFERED": "1"},

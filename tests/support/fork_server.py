@@ -27,7 +27,8 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-# Variables that are not read before ebb is imported, or that a forked child applies itself.
+# Prefixes of variables that a forked child can change: no code reads them before ebb is imported,
+# or the child applies them itself.
 MAY_DIFFER = (
     "EBB", "_EBB", AUTOLOAD, "PYTHONPATH", "PYTEST_", "TORCHINDUCTOR_CACHE_DIR",
     "RANK", "LOCAL_", "WORLD_SIZE", "GROUP_RANK", "ROLE_", "MASTER_", "SLURM_", "OMPI_", "PMI_",
@@ -46,14 +47,14 @@ def run(
     check: bool = False,
     is_fresh: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python with these arguments: a script, or -c, -m or -W and what follows them.
+    """Runs Python with these arguments: a script, or the options -c, -m or -W.
 
     Args:
-        is_fresh: in a process of its own in any case.
+        is_fresh: always starts a new process.
 
     Raises:
-        subprocess.TimeoutExpired: it takes longer than `timeout` seconds, and is killed.
-        subprocess.CalledProcessError: it fails, and `check` is set.
+        subprocess.TimeoutExpired: the process ran longer than `timeout` seconds and was killed.
+        subprocess.CalledProcessError: the process failed, and `check` is set.
     """
     arguments = [os.fspath(argument) for argument in arguments]
     env = dict(os.environ if env is None else env)
@@ -96,7 +97,7 @@ class Server:
                 env=self.env | {AUTOLOAD: "0"},
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,  # what a program writes to is no terminal either
+                stdout=subprocess.PIPE,  # so that sys.stdout is no terminal, as in `subprocess.run`
             )
 
     def run(
@@ -166,7 +167,7 @@ def exactly(channel: socket.socket, count: int) -> bytes:
 
 
 def serve(channel: socket.socket) -> None:
-    """Until the tests end. Returns in children, which have a program to run."""
+    """Forks a child for each request until the tests end. Returns only in a child."""
     import torch
     import torch._dynamo  # noqa: F401 -- the first optimizer would import it, in a second
 
@@ -195,7 +196,7 @@ def serve(channel: socket.socket) -> None:
 
 
 def become(request: dict[str, Any], files: list[int], base: list[str]) -> None:
-    """A process that was started with these arguments and variables."""
+    """Gives this child the files, folder, variables and arguments of the request."""
     for target, file in enumerate(files):
         os.dup2(file, target)
         os.close(file)
@@ -247,7 +248,7 @@ def start() -> None:
 
 
 def fail(error: BaseException) -> NoReturn:
-    """As Python ends a program, whose traceback begins in the program."""
+    """Ends the process as Python does after an exception. Cuts this file from the traceback."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next

@@ -29,8 +29,8 @@ NEEDS_TWO_GPUS = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices"),
 ]
 
-# More than half a second at the clocks of today's GPUs. The host needs far less time to launch the
-# work of a test.
+# Cycles of a sleep kernel: more than half a second on today's GPUs. The host launches the kernels
+# of a test in far less time.
 CYCLES = 1_000_000_000
 
 OFFLOAD_ALL = ebb.Policy(default=ebb.OFFLOAD, inputs=ebb.OFFLOAD)
@@ -43,7 +43,7 @@ def same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
 
 
 def bits_of_eager(run: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
-    """What eager computes; the test is skipped where eager itself gives other bits each time."""
+    """Eager's results. Skips the test if two eager runs give different bits."""
     first, second = run(), run()
     if not same(first, second):
         pytest.skip("eager itself gives other bits from run to run")
@@ -51,7 +51,7 @@ def bits_of_eager(run: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
 
 
 def chain(x: Tensor, length: int = 6) -> Tensor:
-    """Ops each of which saves its input."""
+    """A chain of ops that save their inputs."""
     for _ in range(length):
         x = x.sin().cos()
     return x
@@ -62,16 +62,16 @@ def leaf(mebibytes: int = 4, device: str = "cuda") -> Tensor:
 
 
 def notice_finished_copies() -> None:
-    """All copies are done, and the engine of OFFLOAD has seen it."""
+    """Waits for all copies, and lets the offload engine process the finished ones."""
     torch.cuda.synchronize()
     ebb.stats()["offload"]
 
 
 def is_back_before_the_device(work: Callable[[], object]) -> bool:
-    """Whether `work` returns while the device, which was put to sleep before, still sleeps.
+    """True if `work` does not wait for the device: it returns while a sleep kernel still runs.
 
-    Call it twice and look at the second answer: the first run may load kernels and allocate memory,
-    for which CUDA may wait.
+    Call this twice and use the second result: the first run may load kernels and allocate memory,
+    which can wait for the device.
     """
     torch.cuda.synchronize()
     torch.cuda._sleep(CYCLES)
@@ -85,7 +85,7 @@ def is_back_before_the_device(work: Callable[[], object]) -> bool:
 
 @contextlib.contextmanager
 def offloading(**settings: object) -> Iterator[None]:
-    """With these settings of OFFLOAD, sizes of any kind; afterwards nothing is under way."""
+    """Changes settings of OFFLOAD and offloads tensors of any size. Waits for copies at the end."""
     before = ebb.offload.configure()
     ebb.offload.configure(min_bytes=0, **settings)
     try:
@@ -98,7 +98,7 @@ def offloading(**settings: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def memory_nearly_full(room: int) -> Iterator[None]:
-    """Of the device's memory no more than `room` bytes can be had."""
+    """Allocates all of the device's free memory except `room` bytes."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -116,7 +116,7 @@ def memory_nearly_full(room: int) -> Iterator[None]:
 def run_in_a_process(
     code: str, seconds: float = 100, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """For what leaves CUDA, or torch's allocator, in a state that nothing can run after."""
+    """Runs code in another process, as it may make CUDA or torch's allocator unusable."""
     folders = [str(Path(ebb.__file__).parents[1]), str(Path(__file__).parent)]
     path = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(
@@ -133,7 +133,7 @@ def assert_ended_well(done: subprocess.CompletedProcess[str]) -> None:
 
 
 def warmed_up_stream(work: Callable[[], object], runs: int = 3) -> torch.cuda.Stream:
-    """The stream on which `work` ran a few times, as torch asks for before a capture."""
+    """Runs `work` a few times on a side stream, as torch requires before a capture."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

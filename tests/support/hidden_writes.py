@@ -36,16 +36,16 @@ from torch.utils._pytree import tree_leaves
 
 @dataclasses.dataclass
 class Finding:
-    """What is known of one operator; sums of all calls."""
+    """Results for one operator, summed over all calls."""
 
     calls: int = 0
-    hidden: dict[str, str] = dataclasses.field(default_factory=dict)  # argument: with what
-    times: Counter[str] = dataclasses.field(default_factory=Counter)  # of each hidden one
+    hidden: dict[str, str] = dataclasses.field(default_factory=dict)  # argument: a call
+    times: Counter[str] = dataclasses.field(default_factory=Counter)  # by argument
     declared: set[str] = dataclasses.field(default_factory=set)  # arguments seen written
     errors: Counter[str] = dataclasses.field(default_factory=Counter)
 
     def written(self) -> dict[str, str]:
-        """Hidden writes, but for those seen once in hundreds of calls: somebody else's."""
+        """Hidden writes. Excludes writes in fewer than 1 of 200 calls: other code made them."""
         return {key: how for key, how in self.hidden.items() if self.times[key] * 200 >= self.calls}
 
     def add(self, other: Finding) -> None:
@@ -57,7 +57,7 @@ class Finding:
 
 
 def parts_of(x: torch.Tensor) -> list[torch.Tensor]:
-    """The dense tensors in whose memory a tensor's contents are."""
+    """The dense tensors that hold a tensor's contents: indices, values and so on."""
     if x.is_nested and x.layout is torch.jagged:
         return [x.values()]
     if x.layout is torch.sparse_coo:
@@ -72,7 +72,7 @@ def parts_of(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def contents(x: torch.Tensor) -> tuple[Any, ...]:
-    """Geometry and bytes, the whole storages; what an operator may change."""
+    """All that a write can change: the shape, and the bytes of the whole storages."""
     if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
         return ()
     x = x.detach()
@@ -120,9 +120,9 @@ def storages_of(tensors: list[torch.Tensor]) -> set[int]:
 def observe(
     name: str, args: Any, kwargs: Named, finding: Finding, function: Callable[..., Any]
 ) -> Any:
-    """Calls an operator and notes which arguments' bytes have changed; returns its result.
+    """Calls an operator, records which arguments' bytes changed, and returns the result.
 
-    An argument that shares memory with one that the schema marks is not looked at.
+    Ignores an argument that shares memory with an argument that the schema declares as written.
     """
     named = arguments_by_name(name, args, kwargs)
     says = {a.name for a in schemas()[name].arguments if writes(a)}
@@ -147,10 +147,10 @@ def observe(
 
 
 class Watch(TorchDispatchMode):
-    """Observes each operator that real calls come down to, and keeps examples of arguments."""
+    """Observes each operator that a program dispatches, and keeps some calls as examples."""
 
     KEPT = 4
-    SMALL = 1 << 16  # bytes of an example
+    SMALL = 1 << 16  # elements of an example, at most
 
     def __init__(self, findings: dict[str, Finding], examples: dict[str, list[Named]]) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class Watch(TorchDispatchMode):
 def attempts(
     name: str, examples: list[Named], skipped: frozenset[int], count: int
 ) -> Iterator[tuple[int, Any, Named]]:
-    """Calls that may be made: the examples with flags flipped, then guesses."""
+    """Calls to try: examples, examples with a flag flipped, then guesses."""
     number = 0
     arguments = {a.name for a in schemas()[name].arguments}
     own = [e for e in examples if set(e) <= arguments]
@@ -208,7 +208,7 @@ def examine(
     enough: int,
     count: int,
 ) -> Finding:
-    """Calls one operator until it has run `enough` times; adds to the examples what runs."""
+    """Calls an operator until `enough` calls succeed. Adds successful calls to `examples`."""
     finding = Finding()
     function = overload(name)
     for number, args, kwargs in attempts(name, examples, skipped, count):
@@ -228,7 +228,7 @@ def examine(
 
 
 MOST_CRASHES = 8
-ATTEMPTS = 100_000  # more than one operator can have
+ATTEMPTS = 100_000  # more than one operator has; offset between numbers of variants
 
 
 def examine_variants(
@@ -240,7 +240,7 @@ def examine_variants(
     enough: int,
     count: int,
 ) -> dict[str, Finding]:
-    """Calls all variants of an operator; what runs of one is an example for the next."""
+    """Calls all variants of an operator. A successful call is an example for later variants."""
     findings = {}
     for place, name in enumerate(sorted(variants()[base], key=lambda n: (len(n), n))):
         if not runs_on_the_cpu(name):
@@ -264,7 +264,7 @@ def go_back(made: Any) -> None:
 
 
 def watch_programs(findings: dict[str, Finding], examples: dict[str, list[Named]]) -> None:
-    """Those that one build has no engine for raise."""
+    """Runs all programs. Ignores errors: some builds of torch lack an engine or a library."""
     for program in [*PROGRAMS, *library_examples.programs()]:
         with Watch(findings, examples), contextlib.suppress(Exception):
             go_back(program())
@@ -273,7 +273,7 @@ def watch_programs(findings: dict[str, Finding], examples: dict[str, list[Named]
 def watch_databases(
     findings: dict[str, Finding], examples: dict[str, list[Named]], samples: int
 ) -> None:
-    """Runs samples of torch's own database of operators, and their backward."""
+    """Runs samples of torch's test database of operators, forward and backward."""
     from operator_database import ON_THE_CPU, dtypes_of, samples_of
 
     for op in ON_THE_CPU:
@@ -287,9 +287,9 @@ def watch_databases(
 
 
 def examine_all(samples: int, enough: int, count: int) -> dict[str, Finding]:
-    """What is known of each operator of the dispatcher; none of those that tests register."""
+    """Findings for each operator of the dispatcher, without operators that tests register."""
     library_examples.programs()
-    schemas()  # as they are before the test database registers operators of its own
+    schemas()  # cached before the test database registers its own operators
     findings: dict[str, Finding] = {}
     examples: dict[str, list[Named]] = {}
     watch_programs(findings, examples)
@@ -310,7 +310,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        findings = examine_all(*map(int, sys.argv[1:]))  # some operators write files
+        findings = examine_all(*map(int, sys.argv[1:]))  # operators may write files
     from collective_calls import examine_collectives
 
     for name, finding in examine_collectives().items():

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-MEMORY = 6 << 30  # bytes of address space beyond what the parent has
+MEMORY = 6 << 30  # bytes of address space that a child may add to its parent's
 
-Progress = Callable[[int], None]  # told the number of the attempt that comes next
+Progress = Callable[[int], None]  # called with the number of the next attempt
 
 
 def each_isolated(
@@ -26,14 +26,13 @@ def each_isolated(
     seconds: float = 5,
     crashes: int = 8,
 ) -> Iterator[tuple[Any, Any, list[str]]]:
-    """Yields each job with what `work` made of it, and how its attempts ended that ended a child.
+    """Yields each job, its result, and a message for each attempt that ended a child process.
 
     Args:
-        work: gets a job, a function to be told the number of each attempt before it is made, and
-            the numbers of those that have crashed, which it leaves out.
-        seconds: of the processor's time that one attempt may take; of waiting, a hundred times as
-            many.
-        crashes: after so many a job is given up; its result is None.
+        work: does a job. Its arguments: the job; a function to call with the number of each attempt
+            before the attempt; and the numbers of attempts to skip, since they crashed.
+        seconds: processor time that an attempt may take. Its wall time may be 100 times as long.
+        crashes: a job with so many crashed attempts is abandoned, and its result is None.
     """
     waiting = list(jobs)[::-1]
     crashed: dict[int, tuple[set[int], list[str]]] = {}
@@ -41,7 +40,7 @@ def each_isolated(
     while waiting:
         for result in one_child(waiting, work, crashed, attempt, seconds):
             yield waiting.pop(), result, crashed.pop(len(waiting), (set(), []))[1]
-        if waiting:  # the child died of this job
+        if waiting:  # the last of these jobs ended the child
             number = struct.unpack("q", attempt[:8])[0]
             skipped, ends = crashed.setdefault(len(waiting) - 1, (set(), []))
             skipped.add(number)
@@ -52,7 +51,7 @@ def each_isolated(
 
 
 def one_child(waiting, work, crashed, attempt, seconds) -> Iterator[Any]:
-    """The results of a child that does the jobs from the last, until it dies."""
+    """Yields results of a child that does `waiting` from the end, until the child ends."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -84,16 +83,16 @@ def one_child(waiting, work, crashed, attempt, seconds) -> Iterator[Any]:
 
 
 class Moment:
-    """A moment in the life of a process, which may have to wait for the processor."""
+    """A start time in the processor time of a process, and in wall time."""
 
     def __init__(self, pid: int) -> None:
-        # As clock_getcpuclockid makes it, of which Python knows nothing.
+        # The clock of clock_getcpuclockid(pid), a function that Python lacks.
         self._processor = ~pid << 3 | 2
         self._used = time.clock_gettime(self._processor)
         self._wall = time.monotonic()
 
     def is_past(self, seconds: float) -> bool:
-        """Whether the process used that long since, or a hundred times that long went by."""
+        """True after `seconds` of processor time, or 100 times as much wall time."""
         used = time.clock_gettime(self._processor) - self._used
         return used > seconds or time.monotonic() - self._wall > 100 * seconds
 

@@ -44,12 +44,12 @@ def of_torchaudio() -> list[Callable[[], Any]]:
 
 
 def programs() -> list[Callable[[], Any]]:
-    """Importing a library registers its operators."""
+    """The calls of all installed libraries. Imports these, which registers their operators."""
     found: list[Callable[[], Any]] = []
     for name, make in zip(LIBRARIES, (of_torchvision, of_torchaudio), strict=True):
         with contextlib.suppress(
             ImportError, OSError, RuntimeError
-        ):  # not here, or for another torch
+        ):  # not installed, or built for another torch
             importlib.import_module(name)
             found += make()
     return found

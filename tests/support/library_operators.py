@@ -55,7 +55,7 @@ def _drop(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @custom_op("ebb_library::looped", mutates_args=())
 def _looped(x: torch.Tensor) -> torch.Tensor:
-    out = torch.empty_like(x)  # as a kernel that torch does not see fills it
+    out = torch.empty_like(x)  # filled like this by kernels that torch does not see
     out.numpy()[:] = np.tanh(x.detach().numpy())
     return out
 
@@ -135,7 +135,7 @@ def _in_place(x, w):
     return y.sin()
 
 
-# Each takes activations and an integer weight.
+# Each function takes activations and an integer weight.
 LAYERS = {
     "saves its output": lambda x, w: _squash(x).exp(),
     "dequantised weight": lambda x, w: (x @ _dequantise(w)).sin(),

@@ -11,8 +11,9 @@ HANGS = 600  # seconds; work that does not hang takes far less
 
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """What is inside takes no more time of the processor, in this thread. The clock on the wall
-    goes on while others have the processor.
+    """Checks that the with-block takes less than `seconds` of this thread's processor time.
+
+    Wall time would depend on other work on the machine.
     """
     begin = time.thread_time()
     yield

@@ -11,10 +11,10 @@ M_PERTURB = -6  # glibc's malloc.h
 
 @contextlib.contextmanager
 def new_memory_filled_with(byte: int) -> Iterator[None]:
-    """Memory that malloc gives is full of `byte`, and freed memory of its complement."""
+    """malloc fills new memory with `byte`, and freed memory with its complement."""
     mallopt = ctypes.CDLL(None).mallopt
-    # malloc fills with the complement of what it is told; 0 would switch that off, so 0xff is not
-    # to be had.
+    # malloc fills new memory with the complement of M_PERTURB. 0 disables M_PERTURB, so 0xff is not
+    # possible.
     assert 0 <= byte < 0xFF
     assert mallopt(M_PERTURB, byte ^ 0xFF) == 1
     try:

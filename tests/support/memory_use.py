@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def allocations(function):
-    """The bytes that each allocation adds and each release takes while `function` runs."""
+    """Sizes of all allocations (positive) and releases (negative) while `function` runs."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         function()
     events = sorted(profiler.profiler.kineto_results.events(), key=lambda e: e.start_ns())
@@ -19,13 +19,14 @@ def allocations(function):
 
 
 def peak_bytes(function):
-    """The most bytes that were alive at a time while `function` ran."""
+    """The peak of the bytes that `function` allocates."""
     return max(accumulate(allocations(function)), default=0)
 
 
 def least_growth(function, times=3):
-    """KiB by which the process grows in each of so many calls, at least. What leaks does so in all
-    of them; what the process, or another library, sets aside for later does so in one.
+    """The smallest growth of resident memory, in KiB, in one of `times` calls.
+
+    A leak grows in each call; a cache or a reserve of an allocator grows only in some.
     """
     grown = []
     for _ in range(times):
@@ -36,7 +37,7 @@ def least_growth(function, times=3):
 
 
 def address_of(tensor):
-    """Where kernels find its first byte, when all that was given to its device is done."""
+    """The address of the tensor's first byte for kernels. Waits for its device."""
     if tensor.device.type != "late":
         return tensor.data_ptr()
     torch.accelerator.synchronize(tensor.device)

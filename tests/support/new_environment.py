@@ -15,7 +15,7 @@ from pathlib import Path
 
 DIST = Path(__file__).resolve().parents[2] / "dist"
 
-# Trains a model with dropout, eager and with regions; prints which ebb and torch did it.
+# Trains a model with dropout, eager and with regions, and prints the ebb and torch in use.
 PROGRAM = """
 import torch
 import ebb

@@ -23,14 +23,14 @@ POLICIES = {
 
 
 def chain_of_sines(x, length=3):
-    """Each function's input is saved; each but the first is a result that nothing else holds."""
+    """A chain whose ops save their inputs. Nothing else refers to these inputs, except `x`."""
     for _ in range(length):
         x = x.sin().cos()
     return x
 
 
 def finish_copies(fake):
-    """All queued copies run, and the engine notices, as it does at each pack and unpack."""
+    """Runs all queued copies of the fake, and lets the engine process the finished copies."""
     fake.advance(1 << 30)
     ebb.stats()["offload"]
 
@@ -40,7 +40,7 @@ def gradients(loss, inputs):
 
 
 def drawn_settings(draw: Random):
-    """Little room or much, for each kind of room."""
+    """Random settings of OFFLOAD: each limit is small or large."""
     return {
         "in_flight_bytes": draw.choice([0, 64, 1 << 30]),
         "prefetch_bytes": draw.choice([0, 64, 1 << 30]),
@@ -50,9 +50,10 @@ def drawn_settings(draw: Random):
 
 
 def check_random_schedule(draw: Random, x, *, steps, actions=(), longest=5, fake=None):
-    """Forwards, backwards, early releases and retained graphs, and what `actions` names, in any
-    order: what is needed next may be anywhere, or on its way. Each gradient is right, and no graph
-    is left.
+    """Runs random actions and compares each gradient with eager's.
+
+    Actions are forwards, backwards (also with a retained graph), dropped graphs, and those that
+    `actions` names. So backward may need values that are on the host, on the device, or in a copy.
     """
     policies = [OFFLOAD_ALL, SINES, *POLICIES.values()]
     lengths = range(1, longest + 1)

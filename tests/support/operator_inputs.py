@@ -17,7 +17,7 @@ import torch
 Schema = Any  # torch._C.FunctionSchema
 Named = dict[str, Any]
 
-# Dispatch keys of operators on packed weights, layouts and process groups.
+# Dispatch keys of kernels for tensors in the CPU's memory.
 BACKENDS = ("CPU", "QuantizedCPU", "MkldnnCPU", "SparseCPU", "SparseCsrCPU", "NestedTensorCPU")
 
 SHAPES = (
@@ -56,7 +56,7 @@ STRINGS_BY_NAME = {
 
 @functools.cache
 def schemas() -> dict[str, Schema]:
-    """By name, as the dispatcher spells it: "aten::add.out", "aten::relu"."""
+    """All schemas by the dispatcher's names, such as "aten::add.out" and "aten::relu"."""
     known = set(torch._C._dispatch_get_all_op_names())
     spelt = {
         s.name + (f".{s.overload_name}" if s.overload_name else ""): s
@@ -72,7 +72,7 @@ def overload(name: str) -> Callable[..., Any]:
 
 
 def runs_on_the_cpu(name: str) -> bool:
-    """Whether some kernel would be reached by tensors in the CPU's memory, or by none at all."""
+    """True if a call with CPU tensors, or without tensors, reaches a kernel."""
     has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
     own = torch._C._dispatch_has_kernel_for_dispatch_key
     return any(has(name, key) for key in BACKENDS) or own(name, "BackendSelect")
@@ -83,7 +83,7 @@ def writes(argument: Any) -> bool:
 
 
 def base_of(name: str) -> str:
-    """What variants of one operator share: "add" of "aten::add_.Tensor"."""
+    """The name that all variants of an operator share: "add" for "aten::add_.Tensor"."""
     base = name.partition("::")[2].partition(".")[0].strip("_")
     for suffix in ("_copy", "_functional", "_out", "_legit"):
         base = base.removesuffix(suffix)
@@ -101,7 +101,7 @@ LAYOUTS_BY_KEY = {
 
 @functools.cache
 def layouts_of(base: str) -> tuple[str, ...]:
-    """For which layouts some variant of an operator has a kernel."""
+    """The layouts for which a variant of the operator has a kernel."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return tuple(
         layout
@@ -120,12 +120,12 @@ def variants() -> dict[str, list[str]]:
 
 
 class Guess:
-    """One attempt at arguments: a theme of shape and dtype, from which single ones depart.
+    """One guess of arguments. Most tensors have one common shape and dtype; some differ.
 
     Args:
         name: an operator.
-        number: of the attempt.
-        examples: arguments by name, of calls to variants of the operator that are known to run.
+        number: the number of the guess, which seeds all random choices.
+        examples: arguments by name of calls to variants of the operator that succeeded.
     """
 
     def __init__(self, name: str, number: int, examples: list[Named] = []) -> None:  # noqa: B006
@@ -136,9 +136,9 @@ class Guess:
         self.shape = self.one_of(SHAPES[:4] if number % 3 == 1 else SHAPES)
         self.dtype = torch.float32 if number % 3 else self.one_of(DTYPES)
         self.layout = self.layout_for(name) if number % 2 else ""
-        self.count = self.one_of((1, 2, 2, 3, 4))  # of lists of tensors
-        self.strict = number % 5 < 2  # tensors are all of the theme
-        self.daring = number % 4 == 3  # fills what has a default
+        self.count = self.one_of((1, 2, 2, 3, 4))  # length of lists of tensors
+        self.strict = number % 5 < 2  # all tensors have the common shape and dtype
+        self.daring = number % 4 == 3  # also guesses arguments that have a default
         self.example: Named = {}
         if examples and number % 5:
             self.example = examples[number % len(examples)]
@@ -256,7 +256,7 @@ class Guess:
 
     def integer(self, name: str) -> int:
         if name in ("dtype", "out_dtype", "acc_dtype", "output_dtype"):
-            return self.one_of((6, 7, 4, 13, 12))  # float, double, long, quint8, qint8
+            return self.one_of((6, 7, 4, 13, 12))  # dtype codes: float, double, long, quint8, qint8
         if "dim" in name or "axis" in name:
             return self.one_of((0, 0, -1, 1))
         if "zero_point" in name:
@@ -297,7 +297,7 @@ class Guess:
         return self.draw(shape, self.dtype if keeps else self.one_of(DTYPES))
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """In (0, 1), or whole and from 1 to 3: valid for most functions, and never zero."""
+        """Numbers in (0, 1), or integers from 1 to 3: most functions accept these."""
         numbers = torch.rand(shape, generator=self.source) * 0.9 + 0.05
         if dtype == torch.bool:
             return numbers > 0.4
@@ -331,7 +331,7 @@ def with_layout(x: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def packed(kind: str, one_of: Callable[[Any], Any]) -> Any:
-    """An object of one of the classes of packed weights."""
+    """An object of the class `kind`, such as a packed weight."""
     q = torch.ops.quantized
 
     def weight(*shape: int) -> torch.Tensor:
@@ -374,7 +374,7 @@ def packed(kind: str, one_of: Callable[[Any], Any]) -> Any:
 
 
 def copy_of(value: Any) -> Any:
-    """The same arguments in other memory, tensors with the whole of their storages."""
+    """A copy of the arguments. Copies whole storages, so that views keep their geometry."""
     if isinstance(value, torch.Tensor):
         return copy_of_tensor(value)
     if isinstance(value, list | tuple):

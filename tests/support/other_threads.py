@@ -24,7 +24,7 @@ def in_thread(function: Callable[[], Result]) -> Result:
 
 @contextlib.contextmanager
 def another_thread(work: Callable[[threading.Event], object]) -> Iterator[None]:
-    """Inside. It ends soon after what it is given has been set."""
+    """Runs `work` on another thread. `work` must end soon after its event is set."""
     over = threading.Event()
     thread = threading.Thread(target=work, args=(over,))
     thread.start()
@@ -37,8 +37,9 @@ def another_thread(work: Callable[[threading.Event], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def another_thread_draws(allowed: Callable[[], object]) -> Iterator[list[torch.Tensor]]:
-    """Outside of regions, whenever `allowed` returns; yields the list of its draws. Each takes as
-    many numbers as the state of a Mersenne Twister has.
+    """Another thread, outside of regions, draws random numbers while `allowed` returns True.
+
+    Yields the list of draws. Each draw uses all numbers of a Mersenne Twister's state.
     """
     draws = []
 
@@ -52,7 +53,7 @@ def another_thread_draws(allowed: Callable[[], object]) -> Iterator[list[torch.T
 
 @contextlib.contextmanager
 def another_thread_has(generator: torch.Generator) -> Iterator[None]:
-    """Now and then, under its lock, as kernels that draw; and leaves it as it was."""
+    """Another thread often locks the generator and changes and restores its state."""
 
     def work(over: threading.Event) -> None:
         while not over.wait(1e-3):

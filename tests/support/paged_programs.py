@@ -24,7 +24,7 @@ PAGER = Pager(speed=1e6)
 
 
 class Experts(nn.Module):
-    """Reads padded rows, and makes such."""
+    """An MLP on padded rows."""
 
     def __init__(self, gated: bool = False) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Experts(nn.Module):
 
 
 class Layer(nn.Module):
-    """A part of the tokens, which varies, goes to experts."""
+    """Sends a varying part of the tokens to the experts."""
 
     def __init__(self, share: float, gated: bool = False) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Layer(nn.Module):
 
 
 class Mixing(nn.Module):
-    """Saves marked values for operators that may mix their rows, and writes parts of them."""
+    """Has operators that mix valid rows with padding rows, and writes to parts of values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,25 +93,25 @@ def in_steps(model: nn.Module, **arguments: bool) -> Callable[[], object]:
 
 
 def experts() -> Program:
-    """Regions are what reads and makes padded rows, and no more."""
+    """Each region contains only operators on padded rows."""
     model = nn.Sequential(*(Layer(0.2 + 0.05 * place) for place in range(4)))
     return Program(model, in_steps(model), ("*.experts",))
 
 
 def layers() -> Program:
-    """Regions have what makes padded rows, and what reads them, too."""
+    """Each region also contains the operators that create and read padded rows."""
     model = nn.Sequential(*(Layer(0.25, gated=True) for place in range(4)))
     return Program(model, in_steps(model), ("[0-9]",))
 
 
 def fixed_order() -> Program:
-    """The layer whose backward comes first is not paged."""
+    """Steps with `fixed_order`: ebb does not page the last layer."""
     model = nn.Sequential(*(Layer(0.3) for place in range(3)))
     return Program(model, in_steps(model, fixed_order=True), ("*.experts",))
 
 
 def mixing() -> Program:
-    """What is kept since rows were paged."""
+    """A model with marked values that ebb cannot page: operators that may mix rows save them."""
     model = nn.Sequential(*(Mixing() for _ in range(4)))
     return Program(model, in_steps(model), ("[0-9]",))
 
@@ -121,7 +121,7 @@ PAGED = (experts, layers, fixed_order, mixing)
 
 @functools.cache
 def paging(make: Callable[[], Program], pager: Pager = PAGER) -> Planning:
-    """As `planned_programs.planning`, with pages."""
+    """Like `planned_programs.planning`, for plans that may page."""
     program = built(make)
     if make is fixed_order:
         pager = replace(pager, fixed_order=True)

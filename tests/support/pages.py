@@ -24,10 +24,10 @@ class Shown:
     """What one element of a page shows.
 
     Attributes:
-        html: what is in it.
-        text: if it is text.
-        hidden: whether it is not shown.
-        moved: what is told when the mouse is over its middle.
+        html: its inner HTML.
+        text: its text.
+        hidden: True if it is not shown.
+        moved: the tooltip for the mouse at its centre.
     """
 
     html: str
@@ -36,7 +36,7 @@ class Shown:
     moved: str = ""
 
     def line(self, name: str) -> list[tuple[float, float]]:
-        """The corners of a path that is drawn."""
+        """The points of the path with the attribute `data-line` `name`."""
         (path,) = re.findall(rf'<path data-line="{name}" d="([^"]+)"', self.html)
         return [(float(x), float(y)) for x, y in re.findall(r"[ML]([-\d.e]+),([-\d.e]+)", path)]
 
@@ -45,8 +45,8 @@ def shown(report: ebb.Report, folder: Path, budget: int | None = None) -> dict[s
     """The elements of a report's page that its script fills.
 
     Args:
-        folder: for the page.
-        budget: which point of the plan is chosen.
+        folder: receives the page.
+        budget: index of the budget to select in the plan's curve.
     """
     page = folder / "page.html"
     report.save(page)
@@ -60,7 +60,7 @@ def shown(report: ebb.Report, folder: Path, budget: int | None = None) -> dict[s
 
 
 def data_of(page: Path) -> dict[str, Any]:
-    """What a page was made from."""
+    """The JSON data in a page."""
     text = page.read_text(encoding="utf-8").split('id="data">')[1].split("</script>")[0]
     found: dict[str, Any] = json.loads(text)
     return found

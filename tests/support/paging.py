@@ -19,7 +19,7 @@ PAGES = {"everything": EVERYTHING, "products": PRODUCTS}
 
 
 class Keep(torch.autograd.Function):
-    """Whose saved tensor, of `Keep.last`, is asked for where the test likes."""
+    """Saves its input. A test can unpack it at any time by `Keep.last.saved_tensors`."""
 
     last: torch.autograd.function.FunctionCtx | None = None
 
@@ -35,7 +35,11 @@ class Keep(torch.autograd.Function):
 
 
 def paged(x, n, names=("only",)):
-    """What has saved `x + 1`, `x + 2`, .. in regions with these names; and what keeps it alive."""
+    """Pages `x + 1`, `x + 2`, .. in regions with these names.
+
+    Returns a pair for each: the context whose saved tensor it is, and a tensor that keeps the graph
+    alive.
+    """
     kept = []
     for number, name in enumerate(names, 1):
         with ebb.region(EVERYTHING, name):
@@ -45,18 +49,18 @@ def paged(x, n, names=("only",)):
 
 
 def page_and_bring_back(x, n):
-    """One layer, while its graph is alive: torch 2.11 has no saved tensors to show afterwards."""
+    """Pages and restores one layer while its graph is alive (torch 2.11 requires this)."""
     ((ctx, _alive),) = paged(x, n)
     assert ctx.saved_tensors
 
 
 def is_right(found, x, number):
-    """It is `x + number`, where rows live."""
+    """True if the valid rows of `found` equal those of `x + number`."""
     return torch.equal(found[:20].cpu(), (x + number)[:20].detach().cpu())
 
 
 def wait_for_all(device, streams):
-    """The current stream, and then each of these, waits for all of them."""
+    """Makes the current stream and all of `streams` wait for each other."""
     current = torch.accelerator.current_stream(device)
     for stream in streams:
         current.wait_stream(stream)
@@ -65,7 +69,10 @@ def wait_for_all(device, streams):
 
 
 def asks_when_it_dies(storage):
-    """Python's storage: what is given has then whether another thread could ask the engine."""
+    """Checks, when `storage` is freed, that another thread can call `ebb.paging.stats`.
+
+    Returns a list that then contains one bool.
+    """
     found = []
 
     def ask():
@@ -79,7 +86,7 @@ def asks_when_it_dies(storage):
 
 
 def forget():
-    """Pools, and errors that no test has asked for."""
+    """Drops all pools, and overflow errors that no test has read."""
     ebb.paging.reset()
     with contextlib.suppress(RuntimeError):
         ebb.paging.step_ok()
@@ -88,7 +95,7 @@ def forget():
 
 @contextlib.contextmanager
 def fresh(**settings: object) -> Iterator[None]:
-    """Paging that knows of nothing, with these settings; as it was afterwards."""
+    """Runs the with-block without pools and with these settings. Restores the settings."""
     before = {k: v for k, v in ebb.paging.configure().items() if v is not None}
     forget()
     ebb.paging.configure(**settings)  # type: ignore[arg-type]
@@ -102,7 +109,7 @@ def fresh(**settings: object) -> Iterator[None]:
 
 
 class Seen(TorchDispatchMode):
-    """The operators that a mode sees."""
+    """A dispatch mode that records the names of operators."""
 
     def __init__(self):
         super().__init__()
@@ -114,7 +121,7 @@ class Seen(TorchDispatchMode):
 
 
 class Mlp:
-    """Layers on padded rows. Dead rows of what it reads hold what they like."""
+    """Layers on padded rows. Padding rows of the input may have any contents."""
 
     def __init__(self, layers=3, width=8, rows=40, seed=0, device=None):
         generator = torch.Generator().manual_seed(seed)
@@ -137,7 +144,7 @@ class Mlp:
         return x.to(self.device).requires_grad_()
 
     def __call__(self, x, n, region=contextlib.nullcontext):
-        """`region` is entered around each layer; the layer's input is marked there."""
+        """Runs each layer in `region`, and marks the layer's input there."""
         for index in range(len(self.weights) // 2):
             with region():
                 h = ebb.mark_rows(x.mul(1.5), n)
@@ -146,7 +153,7 @@ class Mlp:
 
 
 class Masked(Mlp):
-    """The same, and the host never asks how many rows live."""
+    """An `Mlp` whose forward never reads the number of valid rows on the host."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -179,6 +186,6 @@ def region():
 
 
 def run(net, live, seed=0):
-    """What eager gives, and one step with pages."""
+    """Eager's gradients, and the gradients of a step with PAGE."""
     x, n = net.inputs(seed), torch.tensor(live)
     return gradients(net, x, n), gradients(net, x, n, region)
