@@ -35,11 +35,11 @@ Step = Callable[[], object]
 
 @dataclass
 class Program:
-    """What is planned.
+    """A program for which tests make plans.
 
     Attributes:
-        model: has the blocks.
-        step: a forward and a backward.
+        model: contains the blocks.
+        step: runs a forward and a backward.
         blocks: globs of modules that become regions.
     """
 
@@ -48,7 +48,7 @@ class Program:
     blocks: tuple[str, ...]
 
     def run(self) -> list[torch.Tensor | None]:
-        """Gradients and buffers after one step that begins without gradients."""
+        """Clears the gradients and runs a step. Returns the gradients and buffers."""
         self.model.zero_grad(set_to_none=True)
         torch.manual_seed(3)
         self.step()
@@ -57,7 +57,7 @@ class Program:
 
 
 def repeatable(program: Program) -> Callable[[], list[torch.Tensor | None]]:
-    """Runs it each time from the buffers that it has now: copies of gradients and buffers."""
+    """Returns a function that restores the buffers, runs a step, and copies its results."""
     buffers = {name: one.clone() for name, one in program.model.named_buffers()}
 
     def run() -> list[torch.Tensor | None]:
@@ -130,7 +130,7 @@ class Llama(nn.Module):
 
 
 class Residual(nn.Module):
-    """Of a ResNet, with relu in place."""
+    """A block of a ResNet, with relu in place."""
 
     def __init__(self, channels: int = 8) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Residual(nn.Module):
 
 
 class Shortcut(nn.Module):
-    """Adds a shortcut in place, and gives the result of a relu_, which autograd saves."""
+    """Adds a shortcut in place. Returns the result of a relu_, which autograd saves."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class Shortcut(nn.Module):
 
 
 class Chain(nn.Module):
-    """Writes in place, one after the other, into what autograd saved and what it did not."""
+    """Writes in place several times, to tensors that autograd saved and to others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ class TwoReads(nn.Module):
 
 
 class Branching(nn.Module):
-    """What its first block made is read by all others."""
+    """All later blocks read a result of the first block."""
 
     def __init__(self, blocks: int = 4) -> None:
         super().__init__()
@@ -345,7 +345,7 @@ def holding() -> Program:
 
 
 def checkpointed() -> Program:
-    """Between its regions is a part that torch's checkpoint runs again."""
+    """torch.utils.checkpoint runs the layer between the two regions."""
     model = nn.Sequential(PreLN(), PreLN(), PreLN())
     x = torch.randn(4, LENGTH, WIDTH)
 
@@ -358,7 +358,7 @@ def checkpointed() -> Program:
 
 
 def recurrent() -> Program:
-    """Calls of one operator by the dozen."""
+    """Cells in a Python loop: one region calls the same operators dozens of times."""
 
     class Cell(nn.Module):
         def __init__(self) -> None:
@@ -390,7 +390,7 @@ def mixed_precision() -> Program:
 
 
 def frozen() -> Program:
-    """The first layers are not trained, and others half."""
+    """The embedding and the first layer are frozen, and half of another layer."""
     model = Stack(*(PreLN() for _ in range(4)))
     for part in (model.embedding, model.layers[0], model.layers[2].mlp):
         part.requires_grad_(False)
@@ -404,7 +404,7 @@ PROGRAMS = (
 
 
 def built(make: Callable[[], Program]) -> Program:
-    """Whose first calls are over: the gradients are there, and are added to."""
+    """Makes a program and runs a step. So later steps accumulate into existing gradients."""
     torch.manual_seed(1)
     program = make()
     program.step()
@@ -417,8 +417,9 @@ def profiled(program: Program, policy: ebb.Policy) -> ebb.Profile:
 
 
 def with_steady_times(profile: ebb.Profile) -> ebb.Profile:
-    """In place of those that the clock told: products of matrices take longer than other reads and
-    writes of as many bytes, and nothing takes no time."""
+    """Replaces measured times by times computed from bytes, which are the same in each run.
+
+    Matrix products take six times as long per byte."""
     hard = re.compile("mm|convolution|attention")
 
     def runtime(one: Operator) -> float:
@@ -430,7 +431,7 @@ def with_steady_times(profile: ebb.Profile) -> ebb.Profile:
 
 
 def measured(program: Program) -> Measured:
-    """As `ebb.plan` measures, with times that do not depend on what else the machine does."""
+    """Measures as `ebb.plan` does, but with computed times."""
     base = base_bytes([program.model])
     found = with_steady_times(profiled(program, ebb.policies.recompute_all))
     return Measured(found, 131.0, base)
@@ -438,23 +439,23 @@ def measured(program: Program) -> Measured:
 
 @dataclass
 class Planning:
-    """A program, and what plans of it are made with."""
+    """A program, with the measurements and the chooser for its plans."""
 
     program: Program
     measured: Measured
     chooser: Chooser
-    plain_peak: int = 0  # that was measured
+    plain_peak: int = 0  # the measured peak of an eager step
 
     @property
     def simulator(self) -> Simulator:
         return self.chooser.simulator
 
     def chosen(self, choices: Mapping[str, Choice | None]) -> dict[str, Point]:
-        """As a chooser gives it."""
+        """The choices in the form that a chooser returns."""
         return {region: Point(choice, 0, 0.0) for region, choice in choices.items()}
 
     def policies(self, chosen: Chosen) -> ModulePolicies:
-        """Which do that."""
+        """The policies for these choices."""
         found = {}
         for region, point in chosen.items():
             if point.choice is not EAGER:
@@ -463,12 +464,12 @@ class Planning:
         return ModulePolicies(found)
 
     def peak(self, chosen: Chosen) -> int:
-        """Of a step that does that."""
+        """The measured peak of a step with these choices."""
         with self.policies(chosen).apply(self.program.model):
             return ebb.profile(self.program.step, steps=1).peak
 
     def random_sets(self, seed: int) -> dict[str, Choice | None]:
-        """What each region could keep, likely or not; some are none."""
+        """Random choices for each region: saved operators, or EAGER."""
         rng = random.Random(seed)
         found: dict[str, Choice | None] = {}
         for region, calls in self.chooser.calls.items():
@@ -482,7 +483,7 @@ class Planning:
 
 @functools.cache
 def planning(make: Callable[[], Program]) -> Planning:
-    """Made once: nothing of it changes but gradients."""
+    """The planning for a program. Cached: tests change nothing in it except gradients."""
     program = built(make)
     found = measured(program)
     plain = ebb.profile(program.step, steps=1)

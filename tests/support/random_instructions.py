@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from random_programs import Skip
 
-# Conditions on operands.
+# Conditions that a tensor must meet to be an operand.
 
 
 def is_float(t: torch.Tensor) -> bool:
@@ -45,7 +45,7 @@ def choose(table: tuple, operand: int) -> Callable:
     return table[operand % len(table)]
 
 
-# Results of their own.
+# Operators whose results have their own storage.
 
 UNARY = (
     torch.sin, torch.tanh, torch.sigmoid, torch.relu, F.gelu, F.silu, torch.cos, torch.abs,
@@ -77,8 +77,8 @@ BINARY = (
     lambda a, b: a.masked_fill(b > 0, 0.5), F.mse_loss, F.smooth_l1_loss, torch.logaddexp,
     lambda a, b: torch.addcmul(a, a, b), lambda a, b: torch.sigmoid(a) * b,
 )  # fmt: skip
-# Eager itself reads memory that is not its own: median of an expanded tensor, group_norm with a
-# strided weight or before sgn.
+# Avoids calls for which eager reads memory outside of its tensors: median of an expanded tensor,
+# group_norm with a strided weight, group_norm before sgn.
 SEVERAL = (
     lambda t, d: t.sort(d), lambda t, d: t.topk(2, d), lambda t, d: t.max(d),
     lambda t, d: t.min(d, True), lambda t, d: t.contiguous().median(d), lambda t, d: t.cummax(d),

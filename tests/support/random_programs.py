@@ -33,28 +33,28 @@ Instruction = tuple[int, int, int, int]
 
 
 class Plan(NamedTuple):
-    """How backward goes."""
+    """Parameters of the backward."""
 
     way: int
     outputs: tuple[int, int, int]
     inputs: int
-    alive: int  # which tensors are
+    alive: int  # selects the tensors that stay alive during backward
 
 
 class Program(NamedTuple):
-    wide: int  # odd: float64
-    begin: int  # before which instruction the first region begins
-    policy: int  # its policy
+    wide: int  # odd: float64, even: float32
+    begin: int  # index of the first instruction in a region
+    policy: int  # selects the first region's policy
     body: list[Instruction]
-    writes: list[Instruction]  # after the forward
+    writes: list[Instruction]  # run after the forward
     plan: Plan
 
 
 WAYS = ("grad",) * 8 + ("accumulate",) * 5 + ("one by one",) * 3 + ("twice", "double") * 4
-WAYS += ("released",)  # a second time without retain_graph
+WAYS += ("released",)  # two backwards, the first without retain_graph
 
 
-# What is saved tests less.
+# With offloading or paging, these replace SAVE, which would test less.
 KEEPING = ebb.PAGE if PAGING else ebb.OFFLOAD if OFFLOADING else ebb.SAVE
 DECISIONS = [KEEPING, ebb.RECOMPUTE, ebb.RECOMPUTE]
 if EACH_TIME:
@@ -66,8 +66,8 @@ NAMES = ("a", "b")
 
 
 def random_policy(seed: int) -> ebb.Policy:
-    """Decides by the first letter of an operator's name, by how often it was called, by what its
-    result is, or by what that is named.
+    """A policy whose rules depend on the first letter of an operator's name, the count of its
+    calls, the size and dtype of its result, or the result's `ebb.checkpoint_name`.
     """
     draw = random.Random(seed)
     rules = [
@@ -92,7 +92,7 @@ BACKWARD = ("differentiate", "accumulate")
 
 
 class Skip(Exception):
-    """No tensor suits the instruction."""
+    """Raised if no tensor suits the instruction."""
 
 
 class Record:
@@ -101,8 +101,8 @@ class Record:
     __slots__ = ("computed", "exposed")
 
     def __init__(self, computed: bool) -> None:
-        self.computed = computed  # made inside a region
-        self.exposed = False  # a region that could see it has ended
+        self.computed = computed  # True if an operator inside a region made the storage
+        self.exposed = False  # True if a region that could read it has ended
 
 
 @dataclass(eq=False)
@@ -112,13 +112,13 @@ class Slot:
     tensor: torch.Tensor
     storage: int
     record: Record
-    own_counter: bool  # its version counter is not that of the tensor which made the storage
-    swapped: bool = False  # its version counter is also that of a storage it showed before
+    own_counter: bool  # has another version counter than the first tensor of the storage
+    swapped: bool = False  # has the version counter of a storage that the tensor had before
 
 
 @dataclass
 class Observation:
-    """One thing that eager and ebb must agree on."""
+    """A result or an error that must be the same in eager and under ebb."""
 
     what: str
     seen: object
@@ -137,13 +137,13 @@ class Machine:
         self.open: list[ebb.region | None] = []
         self.observed: list[Observation] = []
         self.refusable = False  # see `touch`
-        self.recorded_backward = False  # some backward ran with create_graph
-        self.entered = False  # there has been a region
+        self.recorded_backward = False  # True if some backward ran with create_graph
+        self.entered = False  # True after the first region has begun
         self.replays = 0
-        self.failures = 0  # of allocations
-        self.findings: list[str] = []  # of the test device
-        self.halted = False  # a backward raised: how far it came is not promised
-        self.no_grad = self.autocast = 0  # instructions that it still holds for
+        self.failures = 0  # count of failed allocations
+        self.findings: list[str] = []  # errors that the test device reports
+        self.halted = False  # a backward raised, which ends the program
+        self.no_grad = self.autocast = 0  # number of following instructions in this mode
         self.streams: list[torch.Stream] = []
         if DEVICE != "cpu":
             default = torch.accelerator.current_stream(DEVICE)
@@ -163,10 +163,10 @@ class Machine:
             self.push(tensor)
         return inputs
 
-    # The pool.
+    # The pool of tensors that later instructions may use.
 
     def push(self, tensor: object, like: Slot | None = None, own_counter: bool = False) -> None:
-        """Adds a tensor, or those of a list; `like` is the one that it may be a view of."""
+        """Adds a tensor, or the first three of a list. They may be views of `like`."""
         if isinstance(tensor, (tuple, list)):
             for element in tensor[:3]:
                 self.push(element, like, own_counter)
@@ -191,7 +191,7 @@ class Machine:
                 self.records.pop(slot.storage, None)
 
     def slot(self, operand: int, suits: Callable[[torch.Tensor], bool]) -> Slot:
-        """The operand's tensor among those that suit: 0 is the youngest, and young ones prevail."""
+        """Picks a suitable tensor: operand 0 picks the newest; most operands pick a new one."""
         suiting = [slot for slot in reversed(self.pool) if suits(slot.tensor)]
         if not suiting:
             raise Skip
@@ -213,7 +213,7 @@ class Machine:
         return next(slot for slot in self.pool if slot.tensor is wanted)
 
     def rebind(self, tensor: torch.Tensor) -> None:
-        """`tensor` shows another storage now, which another version counter made."""
+        """Notes that `tensor` got another storage, whose first tensor has another counter."""
         storage = tensor.untyped_storage()._cdata
         record = Record(bool(self.open))
         for slot in self.pool:
@@ -225,20 +225,21 @@ class Machine:
         self.records[storage] = record
 
     def touch(self, slot: Slot, silent: bool = False, unseen: bool = False) -> None:
-        """Called before each write.
+        """Called before each write. Raises Skip if ebb need not notice the write.
 
-        A write to what an ended region may need for its replay may be refused. One that no version
-        counter of the region shows, to a tensor which that region computed, is the shortcoming
-        "any of a living computed tensor are not noticed": such writes are left out. So are, on a
-        device, those to what came from outside, which carries a fingerprint on the CPU only; and
-        outside regions those to what may have left for host memory or pages before.
+        If the storage may be read by the replays of an ended region, ebb may refuse this write
+        (`refusable`). Skipped are writes to such a storage that move no version that ebb reads:
 
-        With `sees_all`, two more kinds are left out: writes outside regions to what an ended region
-        saw, and writes that no operator does.
+        * to a tensor that the region computed (a shortcoming, see docs/shortcomings.md);
+        * on a device, to a tensor from outside: ebb takes fingerprints only on the CPU;
+        * outside of regions, if the value may have been offloaded or paged already.
+
+        With `sees_all`, also skips writes outside of regions to storages that an ended region could
+        read, and writes by code other than operators (`unseen`).
         """
         if self.sees_all and (unseen or (slot.record.exposed and not self.open)):
             raise Skip
-        self.refusable |= slot.swapped  # what it showed before seems to be written
+        self.refusable |= slot.swapped  # ebb sees a write to the old storage
         if slot.record.exposed:
             if silent and (slot.record.computed or DEVICE != "cpu"):
                 raise Skip
@@ -249,12 +250,12 @@ class Machine:
             self.refusable = True
 
     def touch_gradients(self) -> None:
-        """Called before a backward that adds to `.grad`, which the pool may hold."""
+        """Called before a backward that adds to `.grad`, a write to a tensor of the pool."""
         for t in self.inputs:
             record = t.grad is not None and self.records.get(t.grad.untyped_storage()._cdata)
             self.refusable |= bool(record and record.exposed)
 
-    # Regions.
+    # Entering and leaving regions.
 
     def enter(self, choice: int) -> None:
         if len(self.open) == 3:
@@ -262,7 +263,7 @@ class Machine:
         self.entered = True
         region = None
         if self.with_regions:
-            if not self.open:  # the counts may begin anew
+            if not self.open:  # reset_stats() must run outside of regions
                 self.replays += replayed()
                 ebb.reset_stats()
             region = ebb.region(CHOICES[choice % len(CHOICES)], f"r{len(self.open)}")
@@ -281,7 +282,7 @@ class Machine:
             for slot in self.pool:
                 slot.record.exposed = True
 
-    # Running.
+    # Running instructions and observing their results.
 
     def step(self, what: str, function: Callable[[], object]) -> bool:
         """Runs `function` and observes what it returns or raises."""
@@ -322,14 +323,14 @@ class Machine:
             states += [torch.late.get_rng_state(device) for device in range(2)]
         self.observe_tensors(f"random state {what}", states)
 
-    # Backward.
+    # The backward after all instructions.
 
     def attempt(self, what: str, function: Callable[[], object]) -> None:
         if not self.halted:
             self.halted = not self.step(what, function)
 
     def backward(self, plan: Plan, between: Callable[[], None]) -> None:
-        """Gradients of some outputs for some inputs; `between` writes before the second time."""
+        """Computes gradients as `plan` says. `between` writes before a second backward."""
         reachable = [slot for slot in reversed(self.pool) if slot.tensor.requires_grad]
         computed = [slot for slot in reachable if slot.tensor.grad_fn is not None]
         if not computed:
@@ -339,13 +340,13 @@ class Machine:
         if plan.inputs > 200:
             wanted.append(reachable[plan.inputs % len(reachable)].tensor)
         draw = {"generator": torch.Generator("cpu").manual_seed(3), "device": "cpu"}
-        if plan.alive % 4 == 0:  # some outputs, which stay alive, as may the rest
+        if plan.alive % 4 == 0:  # backward from some outputs, which stay alive
             chosen = sorted({len(computed) * o**2 >> 16 for o in plan.outputs})
             slots = [computed[i] for i in chosen]
             outputs = [slot.tensor for slot in slots]
             weights = [torch.rand(o.shape, **draw).add(0.5).to(o.device, o.dtype) for o in outputs]
             self.drop([s for s in self.pool if plan.alive % 8 == 0 and s not in slots])
-        else:  # losses that depend on many; everything else is freed
+        else:  # backward from losses of many outputs; the pool is freed
             mask = plan.outputs[0] | plan.outputs[1] ^ 255
             slots = [slot for i, slot in enumerate(computed) if mask >> i % 8 & 1] or computed[:1]
             outputs = [slot.tensor.mul(0.1 + i).sum() for i, slot in enumerate(slots)]

@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 import ebb
 
-# Writes: ordinary ones, and ones that autograd or version counters do not notice.
+# Ordinary writes, and writes that autograd or version counters do not notice.
 
 
 def grow_and_fill(t: torch.Tensor) -> torch.Tensor:
     if t.is_inference():
-        raise Skip  # it would grow, with what is in memory, and then refuse to be filled
+        raise Skip  # resize_ would leave uninitialised bytes, and fill_ would raise
     return t.resize_(t.numel() + 4).fill_(0.2)
 
 
@@ -62,14 +62,14 @@ FILLS = (
 
 
 def write(m: Machine, operand: int, way: int, function: Callable) -> None:
-    slot = m.slot(operand & ~3, is_vector)  # whether it requires grad or not
-    if way >= 64:  # a copy, which nothing has saved
+    slot = m.slot(operand & ~3, is_vector)  # & ~3: any tensor, not only those that require grad
+    if way >= 64:  # write to a copy that autograd has not saved
         m.push(slot.tensor * 0.5)
         slot = m.pool[-1]
     silent = way % 8 == 7
     m.touch(slot, silent)
     t = slot.tensor
-    if way % 8 >= 4 or (t.is_leaf and t.requires_grad and way > 8):  # eager refuses some others
+    if way % 8 >= 4 or (t.is_leaf and t.requires_grad and way > 8):  # eager refuses leaves
         with torch.no_grad():
             function(t.data if silent else t.detach() if way % 8 == 6 else t)
     else:
@@ -90,7 +90,7 @@ def write_random(m, a, b, c):
 
 
 def write_input(m, a, b, c):
-    """As an optimizer or a buffer's update does."""
+    """Writes to an input without gradients, as an optimizer or a buffer's update does."""
     slot = m.input_slot(a)
     m.touch(slot, silent=c % 4 == 3)
     with torch.no_grad():
@@ -98,8 +98,10 @@ def write_input(m, a, b, c):
 
 
 def write_behind_torch(m, a, b, c):
-    """Into what came from outside: a computed tensor is the shortcoming that `touch` names, and an
-    offloaded one may have been copied already.
+    """Writes with numpy to a tensor from outside of regions.
+
+    Skips computed tensors (see `Machine.touch`), and all tensors with offloading or paging, since
+    the bytes may have been copied already.
     """
     slot = m.slot(a, lambda t: is_float(t) and t.dtype != torch.bfloat16)
     if slot.record.computed or OFFLOADING or PAGING:
@@ -110,7 +112,7 @@ def write_behind_torch(m, a, b, c):
 
 
 def write_result(m, a, b, c):
-    """An `out=` into fresh memory."""
+    """Calls an operator with new tensors as `out=`."""
     first = m.pick(a, is_vector)
     other = m.pick(b, fits(first)).detach()
     first = first.detach()
@@ -153,7 +155,7 @@ class SavesOutput(Function):
 
 
 class SavesIntermediate(Function):
-    """Two results, and an intermediate both saved and kept as an attribute."""
+    """Has two results. Keeps an intermediate as an attribute, and saves another."""
 
     @staticmethod
     def forward(ctx, a):
@@ -169,7 +171,7 @@ class SavesIntermediate(Function):
 
 
 class Scratch(Function):
-    """Uses what it saved as scratch memory in backward; a second backward finds what it expects."""
+    """Overwrites its saved tensor in backward. A second backward gives the same result."""
 
     @staticmethod
     def forward(ctx, a):
@@ -197,7 +199,7 @@ class Doubles(Function):
 
 
 class DoublesUnseen(Doubles):
-    """Writes behind the dispatcher, and says so."""
+    """Writes without the dispatcher, and declares it by `mark_dirty`."""
 
     @staticmethod
     def forward(ctx, a):
@@ -216,7 +218,7 @@ class GivesAView(Function):
         return grad * 3
 
 
-# Autograd, and where the instructions run.
+# Instructions for autograd, regions and modes.
 
 CUSTOM = (
     SavesInput, SavesOutput, SavesIntermediate, GivesWhatItSaved, GivesAView, Doubles,
@@ -232,14 +234,14 @@ def custom(m, a, b, c):
 
 
 def custom_scratch(m, a, b, c):
-    """No other node has saved what it overwrites, but a recipe may read it."""
+    """`Scratch` on a tensor that no other node has saved, but that a recipe may read."""
     h = m.pick(a, is_vector) * 1.5
     m.push(h + 1)
     m.push(Scratch.apply(h))
 
 
 def custom_unseen(m, a, b, c):
-    """The old state is lost to recipes that read it, unless it can be made again."""
+    """Writes without an operator. Recipes that read the old bytes are refused if these are lost."""
     slot = m.slot(a, lambda t: is_vector(t) and not t.is_inference())
     m.touch(slot, unseen=True)
     if slot.own_counter:
@@ -252,18 +254,18 @@ def hook(m, a, b, c):
     t = m.pick(a, is_differentiable)
     if c % 2:
         t.retain_grad()
-    elif t.is_leaf or t.grad_fn:  # torch crashes unless a view's grad_fn is up to date
+    elif t.is_leaf or t.grad_fn:  # reading grad_fn updates it for views; torch crashes otherwise
         t.register_hook(lambda grad: grad * 2)
 
 
 def user_hooks(m, a, b, c):
-    """Saved-tensor hooks inside the region: the innermost win."""
+    """An op under the user's saved-tensor hooks, which take precedence over the region's."""
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), lambda t: t):
         m.map(a, is_float, choose(UNARY, b))
 
 
 def toggle(m, a, b, c):
-    """Not off once regions have saved it, which is the shortcoming that `swap_data` names."""
+    """Toggles an input's requires_grad. See `swap_data` for the skipped case."""
     t = m.inputs[a % 5]
     if t.requires_grad and m.entered:
         raise Skip
@@ -278,7 +280,7 @@ def set_storage(m, a, b, c):
 
 
 def checkpointed(m, a, b, c):
-    """torch's checkpointing, or ebb's as a nested region."""
+    """Calls torch's checkpoint, or ebb's as a nested region."""
     t = m.pick(a, is_float)
 
     def block(u):
@@ -293,10 +295,10 @@ def checkpointed(m, a, b, c):
 
 
 def swap_data(m, a, b, c):
-    """A parameter gets another storage; what was computed from the old one needs the old one.
+    """Gives an input another storage. Earlier results still need the old one.
 
-    Not where a backward has been recorded: what that unpacked is the shortcoming "parameters that
-    need grad are unpacked as a new tensor object".
+    Skipped after a backward with create_graph: its graph holds another tensor object for the input
+    ("Parameters that need grad are unpacked as a new tensor object" in docs/shortcomings.md).
     """
     if m.recorded_backward:
         raise Skip
@@ -306,7 +308,7 @@ def swap_data(m, a, b, c):
 
 
 def differentiate(m, a, b, c):
-    """Gradients in the midst of the program, inside a region or not."""
+    """Computes gradients before the program ends, maybe inside a region."""
     out, of = m.pick(a, is_differentiable), m.pick(b, is_differentiable)
     m.recorded_backward |= c % 4 == 1
     grads = torch.autograd.grad(
@@ -329,7 +331,7 @@ def enter(m, a, b, c):
 
 def leave(m, a, b, c):
     if len(m.open) == 1 and c % 4:
-        raise Skip  # most instructions should find themselves in a region
+        raise Skip  # stay: most instructions should run in a region
     m.leave()
 
 
@@ -352,11 +354,11 @@ def inference(m, a, b, c):
         m.map(a, is_float, choose(UNARY, b))
 
 
-# Where there are several streams and devices.
+# Instructions for devices with several streams, and for several devices.
 
 
 def switch_stream(m, a, b, c):
-    """From here on all runs on another stream, or on the same one."""
+    """Makes one of the streams the current stream."""
     stream = m.streams[a % len(m.streams)]
     stream.wait_stream(torch.accelerator.current_stream())
     for slot in m.pool:
@@ -366,7 +368,7 @@ def switch_stream(m, a, b, c):
 
 
 def other_device(m, a, b, c):
-    """There and back, and something happens there."""
+    """Copies a tensor to the other device, runs an op there, and copies the result back."""
     t = m.pick(a, is_float)
     there = t.to("late:1" if t.device.index == 0 else "late:0")
     m.push(choose(UNARY, b)(there).to(t.device))

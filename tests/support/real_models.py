@@ -28,7 +28,10 @@ def adamw(parameters, **settings):
 
 @dataclass(frozen=True)
 class Family:
-    """A model gives its loss, or an object with a `loss`, for a batch of keyword arguments."""
+    """How to build and train a model.
+
+    Called with a batch as keyword arguments, it returns a loss or an object with a `loss`.
+    """
 
     build: Callable[[], nn.Module]
     batch: Callable[[], Batch]
@@ -95,7 +98,7 @@ GROUPED_EXPERTS = {
 
 def hugging_face(batch, blocks, model, config, optimizer=adamw, **settings) -> Family:
     def build() -> nn.Module:
-        # From the configuration alone: nothing is downloaded.
+        # Built from its configuration, so nothing is downloaded.
         return getattr(transformers, model)(getattr(transformers, config)(**settings))
 
     return Family(build, batch, blocks, optimizer)
@@ -113,7 +116,7 @@ HUGGING_FACE = {
     "Qwen3": decoder("Qwen3", head_dim=8),
     "Gemma2": decoder("Gemma2", **WINDOW, attn_implementation="eager"),  # soft-capped logits
     "Gemma3": decoder("Gemma3", config="Gemma3TextConfig", **WINDOW),
-    # The two ways to run experts: a loop with index_add_, and one grouped product.
+    # Experts: "eager" is a loop with index_add_, "grouped_mm" one grouped product.
     "Mixtral": decoder("Mixtral", tokens, **EXPERTS, experts_implementation="eager"),
     "Mixtral, grouped": decoder("Mixtral", **EXPERTS, experts_implementation="grouped_mm"),
     "Mixtral, jitter": decoder(
@@ -287,7 +290,7 @@ class Stage(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """A U-Net that predicts the noise which it is shown, as in diffusion."""
+    """A U-Net for diffusion: predicts the noise in its input."""
 
     def __init__(self):
         super().__init__()

@@ -11,11 +11,11 @@ HUGE_PAGE = 2 << 20
 
 
 class Registered:
-    """Anonymous memory that CUDA has been told of, so that copies need no buffer in between.
+    """Anonymous host memory, registered with CUDA, so that copies need no staging buffer.
 
     Args:
-        nbytes: how many; a multiple of 2 MiB.
-        huge: whether to ask for huge pages first (MADV_HUGEPAGE).
+        nbytes: size, a multiple of 2 MiB.
+        huge: True requests huge pages (MADV_HUGEPAGE).
     """
 
     def __init__(self, nbytes: int, huge: bool = False) -> None:
@@ -28,16 +28,16 @@ class Registered:
         self._registered = False
 
     def tensor(self) -> torch.Tensor:
-        """The bytes."""
+        """The memory as a tensor of bytes."""
         view = memoryview(self._memory)[self._offset : self._offset + self._nbytes]
         return torch.frombuffer(view, dtype=torch.uint8)
 
     def touch(self) -> None:
-        """Gives it pages, as a first write to each does."""
+        """Writes to each page, so that the system allocates it."""
         self.tensor()[:: mmap.PAGESIZE] = 0
 
     def register(self) -> None:
-        """Pins its pages; gives it some first, where it has none."""
+        """Pins the pages. The system allocates missing pages first."""
         self._check(torch.cuda.cudart().cudaHostRegister(self._address, self._nbytes, 0))
         self._registered = True
 

@@ -24,7 +24,7 @@ def failing_policy(at: int) -> Policy:
     """Recomputes everything, and makes a region's `at`-th op (from 1) raise before it runs.
 
     Args:
-        at: number of the op; views are not counted. Each region counts for itself.
+        at: number of the op, counted from the start of each region, without views.
 
     Examples:
         >>> with ebb.region(failing_policy(2)):
@@ -39,13 +39,13 @@ def failing_policy(at: int) -> Policy:
 
 
 def operator_facts(op: torch._ops.OpOverload) -> dict[str, Any]:
-    """What ebb takes an operator for.
+    """How ebb classifies an operator.
 
     Returns:
-        ``kind``: "recorded", "in-place view" or "passes through"; ``uses``: by argument that holds
-        tensors, "read", "write", "overwrite", "scratch" or "unread"; ``counted``: by argument,
-        whether torch moves its version when the operator writes it; ``random``;
-        ``never_replayed``.
+        ``kind``: "recorded", "in-place view" or "passes through". ``uses``: for each tensor
+        argument "read", "write", "overwrite", "scratch" or "unread". ``counted``: for each
+        argument, True if torch increments its version when the operator writes it. ``random``:
+        True if it draws random numbers. ``never_replayed``: True if ebb saves its results.
 
     Examples:
         >>> operator_facts(torch.ops.aten.add_.Tensor)["uses"]
@@ -59,19 +59,18 @@ def operator_facts(op: torch._ops.OpOverload) -> dict[str, Any]:
 def fake_accelerator(
     host_bytes: int = 1 << 40, *, min_bytes: int = 0, **settings: Any
 ) -> Iterator[_testing.FakeAccelerator]:
-    """Lets CPU tensors count as tensors of a device, whose copies run when the test says so.
+    """Treats CPU tensors as tensors of a fake device whose copies the test controls.
 
-    In the with-block values with the decision OFFLOAD are copied by a fake that runs a copy when
-    :meth:`advance` is called, or at the last moment: when a stream or the host waits for it. It
-    reports every copy that nothing orders, and every copy that finds its memory freed. At the end
-    all copies are run, and the settings are what they were.
+    In the with-block, a copy of OFFLOAD runs when the test calls :meth:`advance`, or as late as
+    possible: when a stream or the host waits for it. The fake reports copies without stream order
+    and copies from or to freed memory. The end runs all copies and restores the settings.
 
     Args:
-        host_bytes: pinned memory that the host has.
+        host_bytes: bytes of pinned memory that the host has.
         min_bytes, settings: for :func:`ebb.offload.configure`.
 
     Raises:
-        AssertionError: at the end, there was a violation.
+        AssertionError: at the end, if the fake has reported a copy.
     """
     before = offload.configure()
     fake = _testing.FakeAccelerator(host_bytes)
@@ -90,9 +89,9 @@ def fake_accelerator(
 def instant_accelerator(
     *, min_bytes: int = 0, **settings: Any
 ) -> Iterator[_testing.InstantAccelerator]:
-    """Lets CPU tensors count as tensors of a device, whose copies are done at once.
+    """Treats CPU tensors as tensors of a fake device whose copies complete at once.
 
-    For measurements: there is no driver, so what offloading costs is the engine's own.
+    For measurements of the offload engine's own time, without a driver.
 
     Args:
         min_bytes, settings: for :func:`ebb.offload.configure`.

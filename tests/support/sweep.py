@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import ebb
 
-# Code inside the region. Inputs that are made inside must be recomputed too. Other inputs are
-# leaves from outside of the region, and in-place operators write to them.
+# Extents: the code that the region contains. If the region computes the inputs, ebb must recompute
+# them, too. Otherwise inputs are leaves, and in-place operators write to leaves.
 CALL = "the call"
 INPUTS = "inputs and call"
 EVERYTHING = "inputs, call and backward"
@@ -31,7 +31,7 @@ NUMBERS = "uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex
 MULTIPLIABLE = {torch.bool, *(getattr(torch, name) for name in NUMBERS.split())}
 
 Seen = dict[str, Any]
-Plan = list[tuple[str, str]]  # extents and policies
+Plan = list[tuple[str, str]]  # pairs of an extent and a policy's name
 
 
 def every_way() -> Plan:
@@ -44,9 +44,10 @@ def one_policy_per_extent(turn: int) -> Plan:
 
 @functools.cache
 def random_policy(seed: int) -> ebb.Policy:
-    """Each overload of torch's is kept, or recomputed, or every second of its calls is kept.
+    """A random decision for each overload of torch's operators.
 
-    Or it is made each time, or every second of its calls is: see test_each_time_exactness.py.
+    SAVE for all of its calls or for every second call, or RECOMPUTE. For the tests in
+    test_each_time_exactness.py also RECOMPUTE_EACH_TIME, for all or for every second call.
     """
     rules = []
     for name in sorted(torch._C._dispatch_get_all_op_names()):
@@ -67,9 +68,9 @@ def policy_named(name: str, seed: int) -> ebb.Policy:
 
 
 def compare(where: str, call: Call, plan: Plan, tally: Counter[str]) -> bool:
-    """Fails unless every run in `plan` shows what eager shows, and eager shows it twice.
+    """Checks that each run of `plan` gives eager's results, and that two eager runs agree.
 
-    Returns whether that is an error.
+    Returns True if eager raises.
     """
     expected = call.run()
     assert_same(call.run(), expected, f"{where}: eager does not reproduce itself")
@@ -97,7 +98,7 @@ def assert_same(actual: Seen, expected: Seen, where: str) -> None:
 
 
 def difference(expected: Any, actual: Any) -> Any:
-    """The parts that differ; of bytes, how many."""
+    """The parts that differ; for bytes, the number of different bytes."""
     if isinstance(expected, bytes) and isinstance(actual, bytes):
         count = sum(a != b for a, b in zip(expected, actual, strict=False))
         return f"{count} of {len(expected)} bytes, {len(actual)} there"
@@ -108,12 +109,12 @@ def difference(expected: Any, actual: Any) -> Any:
 
 
 class Call:
-    """A function and its arguments; each run has copies of its own and the same randomness.
+    """A function and its arguments. Each run uses new copies and the same random numbers.
 
     Args:
-        function: anything that is called; a module is copied for each run, and its parameters
-            and buffers are compared too.
-        args, kwargs: its arguments, trees with tensors in them.
+        function: a callable. A module is copied for each run, and its parameters and buffers are
+            compared, too.
+        args, kwargs: arguments: pytrees that contain tensors.
     """
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
@@ -131,7 +132,7 @@ class Call:
     ) -> Seen:
         seen: Seen = {}
         leaves = Leaves(self.arguments)
-        function = copy.deepcopy(self.function)  # only a module is more than itself
+        function = copy.deepcopy(self.function)  # copies a module
         torch.default_generator.manual_seed(3)
         with contextlib.ExitStack() as stack:
             try:
@@ -145,7 +146,7 @@ class Call:
                 see(seen, "output", outputs)
                 see(seen, "argument as the call left it", tree_leaves((args, kwargs)))
                 results = leaves.used_again(outputs)
-                del args, kwargs, outputs  # what backward needs, it must have saved or make again
+                del args, kwargs, outputs  # now only autograd and ebb keep them
                 if extent != EVERYTHING:
                     stack.close()
                 seen["random state after the call"] = random_state()
@@ -155,7 +156,7 @@ class Call:
                     grads = torch.autograd.grad(
                         results, wanted, self.weights_of(results), allow_unused=True
                     )
-                    # Whether torch summed them in place, their version shows, and only that.
+                    # Cloned, since the version depends on whether torch summed gradients in place.
                     see(seen, "gradient", [g if g is None else g.clone() for g in grads])
             except Exception as error:
                 seen["error"] = stage, type(error), comparable(str(error), stage)
@@ -165,7 +166,7 @@ class Call:
         return seen
 
     def weights_of(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What backward starts from; made by the first run, which is in no region."""
+        """Gradients of the results, random. The first run, outside of regions, creates them."""
         for i, result in enumerate(results[len(self.weights) :], start=len(self.weights)):
             wide = torch.complex128 if result.is_complex() else torch.float64
             source = torch.Generator().manual_seed(i)
@@ -180,7 +181,7 @@ class Leaves:
     def __init__(self, arguments: Any) -> None:
         self.probe = torch.ones(1, dtype=torch.float64, requires_grad=True)
         self.tensors = [self.probe]
-        self.numbers: dict[int, int] = {}  # of the caller's tensors, by identity
+        self.numbers: dict[int, int] = {}  # index of each of the caller's tensors, by id()
         self.geometries: list[Any] = [None]
         self.arguments = arguments
         for tensor in tensors_in(arguments):
@@ -191,14 +192,14 @@ class Leaves:
     def add(self, x: torch.Tensor) -> None:
         leaf, geometry = x.detach().clone(), None
         if x.layout == torch.strided and not same_layout(x, leaf):
-            # Copy the whole storage, and look at it as the caller's tensor does.
+            # Copy the whole storage, and apply the geometry of the caller's tensor.
             leaf = torch.empty(0, dtype=x.dtype).set_(x.detach().untyped_storage()).clone()
             geometry = x.shape, x.stride(), x.storage_offset()
         self.tensors.append(leaf.requires_grad_(x.requires_grad))
         self.geometries.append(geometry)
 
     def as_arguments(self) -> Any:
-        """The arguments, made of the leaves by recorded ops; one tensor twice is one again."""
+        """Arguments, computed from the leaves by ops. A tensor that occurs twice stays one."""
         made: dict[int, torch.Tensor] = {}
 
         def make(x: Any) -> Any:
@@ -214,7 +215,7 @@ class Leaves:
         return tree_map(make, self.arguments)
 
     def used_again(self, outputs: Iterable[Any]) -> list[torch.Tensor]:
-        """Results whose backward needs the outputs themselves: masks and indices as well."""
+        """Multiplies outputs, also masks and indices, so that autograd saves each of them."""
         results = []
         for out in tensors_in(list(outputs)):
             if out.layout != torch.strided:
@@ -246,7 +247,7 @@ def see(seen: Seen, what: str, values: Iterable[Any]) -> None:
 
 
 def facts(x: torch.Tensor) -> tuple[Any, ...]:
-    """What there is to know of a tensor, read without an op that would be recorded."""
+    """All properties and bytes of a tensor, read without an op that ebb would record."""
     about = (x.shape, x.dtype, x.layout, x.requires_grad, type(x.grad_fn).__name__, x._version)
     x = x.detach()
     if x.layout == torch.strided:
@@ -267,7 +268,7 @@ def bytes_of(x: torch.Tensor) -> bytes:
         return b""
     x = x.detach().resolve_conj().resolve_neg()
     x = x.reshape(-1) if x.dim() > 64 else x  # numpy's limit
-    if x.dtype == torch.bfloat16 or x.dtype not in MULTIPLIABLE:  # numpy does not have it
+    if x.dtype == torch.bfloat16 or x.dtype not in MULTIPLIABLE:  # numpy lacks these dtypes
         x = x.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.itemsize])
     return x.numpy().tobytes()
 
@@ -277,5 +278,5 @@ def random_state() -> bytes:
 
 
 def comparable(message: str, stage: str) -> str:
-    """An error's message; where a saved tensor was written, ebb says more than eager does."""
+    """An error's message, without the details that ebb adds if a saved tensor was written."""
     return message.split(": [")[0] if stage == "backward" else message

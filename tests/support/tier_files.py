@@ -11,7 +11,7 @@ import ebb
 
 
 def descriptor_of_the_file(folder):
-    """The file has no name, but the process has it open."""
+    """The descriptor of the disk tier's file. The file has no name, so /proc/self/fd lists it."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}").startswith(f"{folder}/"):
@@ -21,7 +21,7 @@ def descriptor_of_the_file(folder):
 
 @contextlib.contextmanager
 def replaced_by(path, descriptor, flags):
-    """`descriptor` leads to another file for a while."""
+    """Makes `descriptor` refer to another file inside the with-block."""
     saved = os.dup(descriptor)
     other = os.open(path, flags)
     os.dup2(other, descriptor)
@@ -34,7 +34,7 @@ def replaced_by(path, descriptor, flags):
 
 
 def preallocate(x):
-    """The file grows now; later there is no room for more than that."""
+    """Runs a step, so that the disk tier's file grows before the test fills the disk."""
     with ebb.region(OFFLOAD_ALL):
         y = chain_of_sines(x, 9).sum()
     gradients(y, x)

@@ -12,18 +12,18 @@ import zlib
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# Each runs a suite of tests, or many random programs, in a process of its own.
+# Tests that run many other tests or random programs in another process.
 STARTS_A_LONG_PROCESS = re.compile(
     r"::test_(the_rules_hold|random_programs|more_random_programs|on_a_device_out_of_tree)"
 )
 SWEEPS = re.compile(r"/test_\w+_sweep\.py::test_(first|every|results)_")
-PARTS = 16  # of each sweep
+PARTS = 16  # number of units for each sweep
 
 
 def unit_of(nodeid: str) -> str:
     if STARTS_A_LONG_PROCESS.search(nodeid):
         return nodeid
-    file = nodeid.split("::", 1)[0]  # the name of an operator has colons too
+    file = nodeid.split("::", 1)[0]  # split once: names of operators contain "::", too
     if SWEEPS.search(nodeid):
         return f"{file} {zlib.crc32(nodeid.encode()) % PARTS}"
     return file
