@@ -5,7 +5,7 @@
 
 All systems may use the same cores, and take turns in one process. Gradients are compared with
 eager's, bit for bit. With as many intra-op threads as cores, replays run ahead only if backward
-leaves a core idle; then a step may take at most 2 % longer than without replays ahead. The exit
+leaves a core idle. The goal for this case: at most 2 % longer than without replays ahead. The exit
 status is 1 if a goal is missed.
 """
 

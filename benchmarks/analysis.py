@@ -1,4 +1,4 @@
-"""A line through measurements, and the Pareto front of systems."""
+"""Fits a line to measurements, and finds the Pareto front of systems."""
 
 from __future__ import annotations
 

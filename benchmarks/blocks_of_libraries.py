@@ -7,7 +7,7 @@ Each model runs two steps: eager, with the library's own checkpointing, and with
 `ebb.apply(model, ebb.policies.recompute_all)`. A model passes if loss, gradients and buffers have
 eager's bits, and if ebb frees at least as many bytes as the library's checkpointing. If the library
 has no checkpointing, ebb must free 40 % of the bytes that eager holds. The exit status is 1 if a
-model fails and `library_models.py` gives no reason.
+model fails and its case in `library_models` gives no reason.
 """
 
 from __future__ import annotations

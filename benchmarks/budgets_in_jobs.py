@@ -4,11 +4,15 @@
     OMP_NUM_THREADS=1 python benchmarks/budgets_in_jobs.py --only "gradient*" --lines
     OMP_NUM_THREADS=1 python benchmarks/budgets_in_jobs.py --sections models
 
-Each job runs without ebb, with all blocks recomputed, and under each budget, in one process. The
-rules: all bits are eager's; a measured step exceeds the budget only if recomputing all, or an
-earlier step, takes as much; a share is of eager's peak; under a plan no three steps in a row exceed
-the budget, and ebb prints a line for each that does; ebb makes a plan, or prints one line with the
-reason. The exit status is 1 if a rule is broken.
+Each job runs without ebb, with all blocks recomputed, and under each budget, in one process. Rules:
+
+* All bits are eager's.
+* A measured step exceeds the budget only if recomputing all, or an earlier step, needs as much.
+* The bytes of a budget such as 40% are this share of eager's peak.
+* Under a plan, no three steps in a row exceed the budget, and ebb reports each step that does.
+* ebb makes a plan, or prints one line with the reason.
+
+The exit status is 1 if a job breaks a rule.
 """
 
 from __future__ import annotations

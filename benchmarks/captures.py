@@ -2,8 +2,8 @@
 
     python benchmarks/captures.py --output results
 
-Each system's step runs without a graph, is captured, and replays. The exit status is 1 if a system
-gives other gradients than eager.
+Each system's step runs without a graph and then as the launch of a captured graph. The exit status
+is 1 if a system gives other gradients than eager.
 """
 
 from __future__ import annotations

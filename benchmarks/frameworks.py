@@ -1,5 +1,7 @@
-"""Checkpointing of frameworks by themselves and as regions (EBB=1), on one CPU process: time of a
-step, bytes held for backward, peak, and whether the gradients are bit-identical.
+"""Measures frameworks' own checkpointing, and the same calls as regions (EBB=1).
+
+Prints step time, bytes held for backward and peak, and compares gradients with eager's. One process
+on the CPU:
 
     pip install --no-deps megatron-core einops fairscale && pip install deepspeed
     OMP_NUM_THREADS=1 python benchmarks/frameworks.py

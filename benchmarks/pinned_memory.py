@@ -2,8 +2,8 @@
 
     python benchmarks/pinned_memory.py --output results
 
-Registers memory with CUDA as ebb does: with and without a request for huge pages, and with pages
-that exist already or not. Measures torch's own pinned memory for comparison.
+Registers memory with CUDA as ebb does: with and without huge pages, and with pages that were
+written before or not. Measures torch's own pinned memory for comparison.
 """
 
 from __future__ import annotations

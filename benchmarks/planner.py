@@ -3,11 +3,15 @@
     OMP_NUM_THREADS=1 python benchmarks/planner.py
     OMP_NUM_THREADS=1 python benchmarks/planner.py --sections accuracy --only "U-Net"
 
-Sections: accuracy measures each model once, plans for several budgets, and runs the plans and the
-plain step in turns in one process; curves runs one transformer under plans and under all other
-tools; hands compares random policies with plans for the same peak; planning times plans for 100
-layers and for a recurrent cell in a loop; watching measures the cost of counting each step's bytes.
-The exit status is 1 if a goal is missed, also if gradients differ.
+Sections:
+
+* accuracy: compares each model's predicted and measured time and peak under plans.
+* curves: runs one transformer under plans and under all other tools.
+* hands: compares random policies with plans for the same peak.
+* planning: measures how long ebb plans 100 layers, and a recurrent cell in a loop.
+* watching: measures the cost of counting each step's bytes.
+
+The exit status is 1 if a goal is missed or gradients differ.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""torch-remat in its fastest form: `workloads.product` marks the products to save in the source."""
+"""Runs torch-remat with its fastest API: regions in the source code, around products."""
 
 from __future__ import annotations
 

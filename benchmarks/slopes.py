@@ -6,11 +6,11 @@ fitted to the minima. A cost per op is a system's slope minus eager's:
 
 * recording: the forward of the `neg` chain, with gradients and without (`requires_grad` False);
 * pack: the additional cost of the `sin` chain's forward over that of the `neg` chain;
-* replay: one tensor at the chain's end is unpacked, which recomputes n ops; eager's slope is that
-  of its forward;
-* unpack: the additional cost of the `sin` chain's backward, without replays and without the
+* replay: unpacks one tensor at the chain's end, which recomputes n ops. Eager's slope is that of
+  its forward;
+* unpack: the additional cost of the `sin` chain's backward, minus its replays and minus the
   additional cost of the `neg` chain's backward;
-* release: dropping the result of the `neg` chain, and with it the graph and the recipes.
+* release: frees the result of the `neg` chain, and with it the graph and the recipes.
 
 The cost of a region's entry and exit is the slope over the number of empty regions (for other
 tools: calls).

@@ -1,7 +1,7 @@
 """The systems that are compared, each with the fastest settings that its users could choose.
 
-For torch.utils.checkpoint these do not preserve the random state and do not compare shapes. No
-workload here needs that, and torch-remat never does it.
+torch.utils.checkpoint runs without preserving the random state and without comparing shapes. No
+workload here needs these checks, and torch-remat has neither.
 """
 
 from __future__ import annotations

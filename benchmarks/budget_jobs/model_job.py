@@ -1,4 +1,4 @@
-"""Trains one model of a table in a plain loop."""
+"""A job that trains one model of the table `MODELS`."""
 
 from __future__ import annotations
 

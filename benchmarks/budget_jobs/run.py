@@ -1,4 +1,4 @@
-"""One run of a job under a budget: what each step took, said and left."""
+"""Runs a job under a budget and records each step's memory, printed lines and results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's own checkpointing beside regions, and offloading in one of both only."""
+"""DeepSpeed's checkpointing with regions. Offloading by both raises an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An unchanged script, with ebb by environment variables alone."""
+"""Runs an unchanged script, with ebb enabled only by environment variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Megatron-Core takes from CUDA, TransformerEngine and Apex by name, from the CPU instead."""
+"""Replaces functions of CUDA, TransformerEngine and Apex, so that Megatron-Core runs on a CPU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Megatron-Core's GPT with its layers in regions, on two ranks: collectives in place, one global
-buffer for all layers, generators that its own tracker switches.
+"""Megatron-Core's GPT with its layers in regions, on two ranks.
+
+Megatron-Core runs collectives in place, shares one global buffer between layers, and switches
+between random generators with its own tracker.
 """
 
 from __future__ import annotations

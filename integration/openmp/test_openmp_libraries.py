@@ -1,4 +1,4 @@
-"""Libraries that bring an OpenMP runtime of their own, which wants static TLS as ebb does."""
+"""Imports ebb together with libraries whose OpenMP runtime needs static TLS, as ebb does."""
 
 from __future__ import annotations
 

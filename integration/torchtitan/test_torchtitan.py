@@ -1,4 +1,4 @@
-"""torchtitan's policies for activation checkpointing under EBB=1, and ours in their place."""
+"""torchtitan's activation-checkpointing policies under EBB=1, and ebb's policy `EbbAC`."""
 
 from __future__ import annotations
 

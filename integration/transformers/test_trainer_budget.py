@@ -1,4 +1,4 @@
-"""An unchanged script under EBB_BUDGET: planned after some steps, with the bits of plain eager."""
+"""Runs an unchanged script under EBB_BUDGET: ebb makes a plan, and all bits are eager's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TRL's own offloading and ours are not used together."""
+"""TRL's activation offloading: with an OFFLOAD policy it raises, other policies are exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Custom autograd functions whose backward treats what it saved in unusual ways."""
+"""Custom autograd functions whose backward returns or overwrites a saved tensor."""
 
 from __future__ import annotations
 

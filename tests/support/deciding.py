@@ -1,4 +1,4 @@
-"""Shared by the tests of policies: counts the bytes that a policy keeps; a module to try it on."""
+"""Shared by the tests of policies: a count of the bytes that a policy saves, and a module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts torch's allocations, and writes to memory without torch's knowledge."""
+"""Functions that count torch's allocations, or write to tensors without torch's knowledge."""
 
 from __future__ import annotations
 

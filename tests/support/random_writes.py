@@ -1,4 +1,4 @@
-"""Instructions of random programs that write, differentiate, or set where the next ones run."""
+"""Instructions of random programs that write, differentiate, or change regions and modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pinned host memory, made as ebb makes it: own pages, registered with CUDA."""
+"""Pinned host memory, allocated as ebb does: with mmap, then registered with CUDA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fake devices and policies for tests and benchmarks, and ebb's facts about operators.
+"""Fake devices and policies for tests and benchmarks, and how ebb classifies operators.
 
 All of this uses the module ebb._testing, which is built from `tests/native`.
 """
