@@ -91,7 +91,7 @@ struct OpTraits {
   std::atomic<bool> registered{true};    // false once the defining library is gone
   mutable std::atomic<bool> writesUnsaid{false};      // the user was told; see Note [Unsaid writes]
   mutable std::atomic<bool> movesFirst{false};        // see Note [Versions that move first]
-  mutable std::atomic<bool> toldUnrepeatable{false};  // the log was told; see Unrepeatable
+  mutable std::atomic<bool> toldUnrepeatable{false};  // logged once; see Unrepeatable
 
   // Some uses depend on a condition: see conditionArgument.
   ArgUse useOf(size_t argument, bool condition) const {

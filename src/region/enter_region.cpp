@@ -44,9 +44,9 @@ size_t hookDepth() {
   return at::SavedTensorDefaultHooks::get_tls_state().stack.size();
 }
 
-// True if a tracer started inside the region follows this thread's tensors by identity. A handle
-// unpacks a new tensor, and a new tensor would be a constant in the tracer's graph. Python does not
-// enter a region during a trace.
+// True if this thread runs under a tracer that identifies tensors by object. Such a tracer would
+// record each tensor that a handle unpacks as a constant. The tracer was started inside the region,
+// because Python does not enter a region during a trace.
 bool isTraced() {
   using c10::impl::TorchDispatchModeKey;
   using c10::impl::TorchDispatchModeTLS;

@@ -22,7 +22,7 @@ struct Value;
 bool poisonWhenFreed(
     const c10::Storage& storage, c10::ScalarType dtype, const c10::intrusive_ptr<Value>& owner);
 
-// The owner given to poisonWhenFreed() no longer has its bytes in `storage`, and gets no copy.
+// Call this when the owner's bytes are no longer in `storage`: the deleter then makes no copy.
 void forgetOwner(const c10::Storage& storage);
 
 }  // namespace ebb

@@ -217,7 +217,7 @@ class Blocks:
         return calls, has_new
 
     def count_calls(self) -> int:
-        """Calls with gradients since the last `take`."""
+        """The number of calls with gradients since the last `take`."""
         return sum(block.calls for block in self._all)
 
     def are_inside(self, function: Callable[..., Any]) -> bool:

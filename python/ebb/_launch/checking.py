@@ -16,7 +16,7 @@ _LEAST = 0.9  # of the predicted bytes; a step with fewer has other sizes
 
 
 class Checking:
-    """Measures the first steps under a plan, which receives the measurements."""
+    """Measures the first steps under a plan, and passes the results to the reported plan."""
 
     def __init__(self, plan: ReportedPlan) -> None:
         self._plan = plan

@@ -147,8 +147,8 @@ def _leaving_its_generator(*args: Any, **kwargs: Any) -> Any:
 
 
 def _check(generator: Callable[[], Iterator[None]], determinism_check: Any, debug: Any) -> None:
-    """Raise the errors that torch raises for these arguments. Without gradients, torch's generator
-    only checks them.
+    """Raise the errors that torch raises for these arguments. With gradients disabled, torch's
+    generator checks its arguments and does nothing else.
     """
     if determinism_check in ("default", "none") and not (
         debug or torch_checkpoint._checkpoint_debug_enabled

@@ -23,7 +23,7 @@ class Changes:
         self.freed = _times_and_bytes([change for change in changes if change[1] < 0])
 
     def at(self, time: float) -> int:
-        """Bytes that are allocated at a time."""
+        """Bytes that are allocated at the time `time`."""
         parts = (self.allocated, self.freed)
         return sum(int(sizes[times <= time].sum()) for times, sizes in parts)
 

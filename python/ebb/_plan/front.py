@@ -1,4 +1,4 @@
-"""Chooses for one region. In: a simulated region. Out: its front, the choices worth considering.
+"""Chooses what one region saves. In: a simulated region. Out: its front, the best choices.
 
 Saving a result costs its bytes. A result that is needed but not saved is recomputed, with all that
 it reads, down to saved results. So the cheapest choice at a price for bytes is a minimum cut. Jain

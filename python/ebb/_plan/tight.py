@@ -1,4 +1,4 @@
-"""Chooses for less memory than a region's results take. In: a simulated region. Out: choices.
+"""Choices for budgets below the bytes of a region's results. In: a simulated region. Out: choices.
 
 Some values are recomputed each time that something needs them. See Note [Made each time].
 """

@@ -116,7 +116,7 @@ def warn_of_modules(rules: Iterable[Rule], names: Iterable[str]) -> None:
 
 @functools.cache
 def warn_of_no_root() -> None:
-    """Warns, once, of a policy with rules for modules in a region without a root."""
+    """Warns once: the policy has rules with `module=`, but the region has no `root`."""
     _warn(
         "ebb: rules with module= have no effect in this region, because it has no root model. "
         "Use ebb.apply, or ebb.region(policy, root=model)."

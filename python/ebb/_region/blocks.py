@@ -98,7 +98,7 @@ def _numbered(module: nn.Module, least: int) -> Found:
 
 
 def _with_rest(inner: dict[nn.Module, Found]) -> Found:
-    """The blocks found in the parts, and those parts that contain none of the blocks."""
+    """The blocks in `inner`, and the other parts of the module, if they contain no block."""
     known = {one for found in inner.values() for one in found}
     return [
         one

@@ -206,7 +206,7 @@ class _MarkedForward:
 
 
 def marks_of(module: torch.nn.Module) -> Marks | None:
-    """A module's marks, if it has any."""
+    """The `Marks` of a module; None if ebb does not wrap its forward."""
     own = module.__dict__.get("forward")
     return own.marks if isinstance(own, _MarkedForward) else module.__dict__.get(_KEY)
 

@@ -53,7 +53,7 @@ def _are_finite(optimizer: Any) -> bool:
 
 
 def _before_optimizer(optimizer: Any, args: Any, kwargs: Any) -> Any:
-    """Checks at once, or after the closure if a closure computes the gradients."""
+    """Checks the gradients before an optimizer steps: at once, or after its closure ran."""
     closure = kwargs.get("closure") or next(filter(callable, args[1:]), None)
     if closure is None:
         _check_gradients(optimizer)
