@@ -13,8 +13,10 @@ CHECKPOINTS = {"EBB": "1"}
 
 
 def run(script: Path, *arguments: str, **environment: str) -> dict:
-    """What the script prints last. Each large block is mapped on its own, so that resident memory
-    is what is held: glibc keeps much of what is freed otherwise, differently from run to run.
+    """Runs the script and returns the JSON in its last line.
+
+    malloc maps large blocks one by one, so that freed memory leaves resident memory at once.
+    Otherwise glibc keeps a varying part of it.
     """
     env = {key: value for key, value in os.environ.items() if not key.startswith("EBB")}
     done = subprocess.run(
@@ -30,7 +32,7 @@ def run(script: Path, *arguments: str, **environment: str) -> dict:
 
 
 def check(script: Path, checkpoint: str) -> None:
-    """The losses and what training came to are the same bits; memory is lower, or no more."""
+    """Checks that losses and gradient norms are eager's, and that peak memory is low enough."""
     plain = run(script)
     modules = run(script, **MODULES)
     checkpointed = run(script, checkpoint)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 WIDTH = 32
 ROWS = 512
 DEPTH = 6
-CHANGE = 14  # the step at which jobs that change do so
+CHANGE = 14  # the step at which some jobs change
 
 
 def add_bits(digest: Any, tensors: Iterable[Tensor | None]) -> None:
-    """Takes no memory of torch's: copies, where there must be some, are NumPy's."""
+    """Adds the tensors' bytes to a digest. Does not allocate tensors: NumPy makes any copies."""
     for tensor in tensors:
         if tensor is None:
             digest.update(b"none")
@@ -43,11 +43,12 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Blocks and a head.
+    """A stack of blocks and a head.
 
     Args:
-        depth, block: how many blocks, and what makes one.
-        call: how one is called; default: by its input.
+        depth: number of blocks.
+        block: makes a block.
+        call: calls a block with an input; default: ``block(x)``.
     """
 
     def __init__(
@@ -69,14 +70,15 @@ class Net(nn.Module):
 
 
 class Job:
-    """A training of one model; subclasses say what is different.
+    """A job that trains one model. Subclasses change parts of it.
 
     Attributes:
-        steps: how many there are.
-        bits: of each step: digests of losses, gradients, parameters, buffers and random state.
-        expected: "plan", "none" (one line says why there is no plan), "silent" (no line does), or
-            "any".
-        saves_less_itself: by checkpointing or hooks of its own, which a share does not count.
+        steps: number of steps.
+        bits: for each step, digests of losses, gradients, parameters, buffers and random state.
+        expected: "plan": ebb makes a plan; "none": ebb prints one line with the reason; "silent":
+            no plan and no line; "any": a plan or a line.
+        saves_less_itself: True if the job saves less than eager by its own checkpointing or hooks.
+            The bytes of a budget such as 40% are then not checked.
     """
 
     steps = 20
@@ -97,7 +99,7 @@ class Job:
         return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def models(self) -> list[nn.Module]:
-        """Those that train."""
+        """The models that the job trains."""
         return [one for one in vars(self).values() if isinstance(one, nn.Module)]
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -120,13 +122,13 @@ class Job:
         self.optimizer.step()
 
     def note(self, *losses: Tensor) -> None:
-        """Losses, and the gradients that are there."""
+        """Adds losses and the present gradients to the digests."""
         add_bits(self._digests["losses"], losses)
         gradients = (p.grad for model in self.models() for p in model.parameters())
         add_bits(self._digests["gradients"], gradients)
 
     def close(self) -> None:
-        """After training."""
+        """Called after training."""
 
     def train(self) -> Iterator[int]:
         for step in range(self.steps):

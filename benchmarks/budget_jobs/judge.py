@@ -7,7 +7,7 @@ from budget_jobs.run import Run
 from ebb._plan.budget import read_budget
 
 OVER, SLACK = 1.02, 4096  # times a budget plus these bytes: a larger step exceeds the budget
-SHARES = 0.1  # a share may come to so much, and SLACK bytes, more than that share of eager's peak
+SHARES = 0.1  # tolerance of a share's bytes, relative to this share of eager's peak
 STEADY = 0.005  # relative difference up to which peaks of steps without ebb count as equal
 
 
@@ -27,8 +27,11 @@ def steps_in_words(run: Run, numbers: list[int]) -> str:
 
 
 def measured_too_large(run: Run, eager: Run, all_recomputed: Run, budget: int | float) -> list[int]:
-    """Measured steps that took more than the budget, and than recomputing all or steps before; with
-    other regions, which are measured only if there is memory for it, than those without ebb."""
+    """Measured steps that exceed the budget and all other limits.
+
+    A step may need as much as with all blocks recomputed, or as an earlier step. Steps with larger
+    modules as regions may need as much as eager: ebb measures these only if memory allows it.
+    """
     large, before = [], 0
     others = [after for after, line in run.lines if "profiles again with other modules" in line]
     for number, (step, other) in enumerate(zip(run.steps, all_recomputed.steps, strict=False)):
@@ -44,7 +47,7 @@ def measured_too_large(run: Run, eager: Run, all_recomputed: Run, budget: int | 
 
 
 def planned_too_large(run: Run, budget: int | float) -> list[int]:
-    """Steps under a plan that took more than the budget, and than what was said to be the least."""
+    """Steps under a plan that exceed the budget and the bytes that ebb has announced for them."""
     large: list[int] = []
     for number, step in enumerate(run.steps):
         if step.phase != "planned" or step.peak <= step.accepted:
@@ -59,13 +62,15 @@ def planned_too_large(run: Run, budget: int | float) -> list[int]:
 
 
 def shares_of_eager(run: Run, eager: Run, budget: float) -> list[float]:
-    """The bytes of each plan's budget less SLACK, over that share of eager's peak in the measured
-    steps."""
+    """For each plan, the bytes of its budget over the same share of eager's peak, less SLACK.
+
+    Eager's peak is that of the steps in which ebb measured for this plan.
+    """
     found, most, share = [], 0, 0
     for number, (step, other) in enumerate(zip(run.steps, eager.steps, strict=False)):
         if step.phase == "measured":
             is_first = number == 0 or run.steps[number - 1].phase != "measured"
-            most = 0 if is_first else max(most, other.peak)  # what stays is made in the first one
+            most = 0 if is_first else max(most, other.peak)  # the first step allocates more
         elif step.phase == "planned" and step.share != share:
             share = step.share
             whole = budget * (most + step.freed)
@@ -74,7 +79,7 @@ def shares_of_eager(run: Run, eager: Run, budget: float) -> list[float]:
 
 
 def prediction(run: Run, eager: Run) -> tuple[int, int] | None:
-    """Predicted and measured bytes of the steps under the first plan that are like those before."""
+    """Predicted and measured peak under the first plan, of steps as large as those before it."""
     first = next((n for n, step in enumerate(run.steps) if step.phase == "planned"), None)
     if first is None:
         return None
@@ -85,12 +90,12 @@ def prediction(run: Run, eager: Run) -> tuple[int, int] | None:
             break
         if abs(other.peak - like) <= STEADY * like:
             found.append(step.peak)
-    found = found[1:] or found  # the first step under a plan may be another
+    found = found[1:] or found  # the first step may differ
     return (run.steps[first].planned, max(found)) if found else None
 
 
 def judge(job: type[Job] | Job, run: Run, eager: Run, all_recomputed: Run, text: str) -> list[str]:
-    """The rules that are broken."""
+    """Messages, one for each rule that the run breaks."""
     if run.error:
         return [f"raises: {run.error.strip().splitlines()[-1]}"]
     broken = []

@@ -162,7 +162,7 @@ class InBackward(Job):
         ]
 
     def close(self) -> None:
-        for handle in self.handles:  # the garbage collector does not see them
+        for handle in self.handles:  # else the garbage collector never frees the job
             handle.remove()
 
     def one_step(self, p: Tensor, own: torch.optim.Optimizer) -> None:

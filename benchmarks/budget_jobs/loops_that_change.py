@@ -97,7 +97,7 @@ class InTuples(Growing):
 
 
 class Crossing(Block):
-    """Reads a second argument."""
+    """A block that attends to a second argument."""
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(x + torch.softmax(x @ memory.T, -1) @ memory)
@@ -234,7 +234,7 @@ class Stochastic(Job):
 
 @kind("memory that grows")
 class Keeping(Job):
-    """A tensor more is kept after each step, up to a tenth of what a step takes."""
+    """Keeps another tensor after each of 20 steps: in the end, a tenth of a step's bytes."""
 
     steps = 44
 
@@ -250,7 +250,7 @@ class Keeping(Job):
 
 @kind("data in memory, and a batch that grows a little")
 class Holding(Job):
-    """Five times a step's bytes are data, which no budget counts; batches grow by a tenth."""
+    """Holds data of five times a step's bytes, which no budget counts. Batches grow by a tenth."""
 
     steps = 32
 
@@ -282,7 +282,7 @@ class Idle(Job):
 
 @kind("a second stage")
 class Staged(Job):
-    """Another model and optimizer from some step on."""
+    """Replaces the model and the optimizer at step CHANGE."""
 
     steps = 32
 

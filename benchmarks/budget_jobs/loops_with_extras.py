@@ -92,7 +92,7 @@ class Evaluating(Job):
 
 @kind("evaluation with gradients on")
 class EvaluatingWithGradients(Job):
-    """A forward for a validation loss whose graph is dropped."""
+    """Computes a validation loss with gradients enabled, and drops its graph."""
 
     def step(self, step: int) -> None:
         super().step(step)
@@ -249,7 +249,7 @@ class Reentrant(Job):
 
 
 class Rerun(torch.autograd.Function):
-    """A checkpoint as people write it."""
+    """Activation checkpointing as a user might write it."""
 
     @staticmethod
     def forward(ctx: Any, layer: nn.Module, x: Tensor, *_: Tensor) -> Tensor:
@@ -281,7 +281,7 @@ class OwnFunction(Job):
 
 @kind("hooks on saved tensors")
 class Packed(Job):
-    """What is saved goes to NumPy's memory around blocks."""
+    """Saved-tensor hooks around each block copy saved tensors to NumPy arrays."""
 
     saves_less_itself = True
 

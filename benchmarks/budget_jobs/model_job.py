@@ -17,9 +17,9 @@ W = 32  # width
 
 
 class ModelJob(Job):
-    """Trains what `made` makes."""
+    """Trains the model that `made` builds."""
 
-    steps = 32  # enough also for jobs in which ebb measures steps again with other regions
+    steps = 32  # enough if ebb measures a second time with other regions
     expected = "any"
     made: Callable[[], Made]
 
@@ -47,8 +47,11 @@ MODELS: dict[str, tuple[Callable[[], Made], type[ModelJob]]] = {}
 
 
 def model(name: str, job: type[ModelJob] = ModelJob) -> Callable[[Any], Any]:
-    """Of a function that gives a module and a function of its loss, or of a module's class, which
-    is called by a batch of its `shape`, (256, W) by default."""
+    """Decorator that adds a model to MODELS.
+
+    Decorates a function that returns a module and a function of its loss; or a module's class,
+    whose attribute `shape` is the shape of a batch, (256, W) by default.
+    """
 
     def put(made: Any) -> Any:
         def of_class() -> Made:

@@ -10,7 +10,7 @@ from pathlib import Path
 import planner_models
 from torch import Tensor
 
-# The first two fill MODELS.
+# Importing these two modules fills MODELS.
 from budget_jobs import models_by_layer, models_by_shape  # noqa: F401
 from budget_jobs.model_job import MODELS, Made, ModelJob
 from budget_jobs.models_of_transformers import HUGGING_FACE, of_transformers
@@ -41,7 +41,7 @@ def of_tests(name: str) -> Callable[[], Made]:
 
 
 def model_jobs() -> Iterator[tuple[str, type[ModelJob]]]:
-    """Names, and jobs that train what they name."""
+    """Yields the name of each model and a job that trains it."""
     found = dict(MODELS)
     found |= {f"planner: {name}": (of_planner(name), ModelJob) for name in planner_models.MODELS}
     if find_spec("transformers"):

@@ -132,7 +132,7 @@ stack("DenseNet", 6, Dense, 4, 8, 16, 16)
 
 
 class Inverted(nn.Module):
-    """MobileNet's, with squeeze and excitation, in place."""
+    """MobileNet's block, with squeeze and excitation, in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ stack("Inception", 5, lambda _: Inception(), 4, 16, 16, 16)
 
 
 class Gated(nn.Module):
-    """WaveNet's: a dilated convolution, a gate, and what is skipped to the end."""
+    """WaveNet's block: a dilated convolution, a gate, and a skip connection to the end."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ def wavenet() -> Made:
 
 
 class Coupling(nn.Module):
-    """RealNVP's."""
+    """RealNVP's coupling layer."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -259,7 +259,7 @@ model("graph attention")(lambda: graph_network(True))
 
 
 class Generated(nn.Module):
-    """Its weights are made by a network."""
+    """A layer whose weights a second network computes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -236,7 +236,7 @@ class Supervised(nn.Module):
 
 @model("tree")
 class Tree(nn.Module):
-    """Recursion over halves."""
+    """Splits the batch into halves recursively, and joins their results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ class UNet(nn.Module):
 
 @model("segments with a memory")
 class Segments(nn.Module):
-    """Transformer-XL: what the last segment came to is attended to."""
+    """Transformer-XL: each segment also attends to the previous segment."""
 
     shape = (8, 64, W)
 

@@ -26,18 +26,18 @@ from ebb._plan.plan import plan_of
 
 @dataclass
 class Step:
-    """What lies between two steps of the optimizer that tells the steps.
+    """The work from the end of one optimizer step to the end of the next.
 
     Attributes:
-        began: bytes of tensors that were there when it began, those of other jobs left out.
-        most: the most that were there at a time.
-        between: the most while ebb worked, after it.
-        phase: "measured", "planned", or "" (another).
-        planned, accepted, share, beside: of the plan that is in place: bytes that it predicts, that
-            a step may take although they are above the budget, that a share comes to, and those of
-            the program's other tensors, which no budget counts.
-        freed: of these bytes, those that steps free first, such as gradients. All bytes here count
-            from `began`, and ebb's count from what is left then.
+        began: bytes of the job's tensors at the beginning.
+        most: peak of these bytes.
+        between: peak while ebb worked after the step.
+        phase: "measured", "planned", or "" for other steps.
+        planned: bytes that the present plan predicts. All of the plan's bytes count above `began`.
+        accepted: bytes that a step under the plan may need although they exceed the budget.
+        share: bytes of a budget such as 40%.
+        beside: bytes of the program's other tensors, which no budget counts.
+        freed: bytes that steps free first, such as gradients. ebb counts above `began` - `freed`.
     """
 
     began: int = 0
@@ -57,14 +57,15 @@ class Step:
 
 @dataclass
 class Run:
-    """One job under one budget, or without.
+    """The results of one job under one budget, or without ebb.
 
     Attributes:
-        lines: what ebb told, each with the number of steps that had ended by then.
-        held: bytes of the job's other tensors, which are not weights, gradients or states, when the
-            third step began.
-        beside: likewise, as ebb counted them; they may be weights of models that do not train.
-        error: the traceback of what the job raised.
+        lines: lines that ebb printed, each with the number of steps that had ended before.
+        held: bytes of other tensors than weights, gradients and optimizer states, at the beginning
+            of the third step.
+        beside: the same as counted by ebb; may include weights of models that do not train.
+        least: the lowest possible budget in bytes, if known.
+        error: the traceback of an exception in the job.
     """
 
     bits: list[dict[str, str]] = field(default_factory=list)
@@ -78,7 +79,7 @@ class Run:
 
 
 class Meter:
-    """Counts the bytes of each step of a job; ebb's own counting goes on beside it."""
+    """Counts the bytes of each step of a job, independently of ebb's own count."""
 
     def __init__(self, run: Run, job: Job, budget: Budget | None) -> None:
         self._run, self._job, self._budget = run, job, budget
@@ -90,11 +91,12 @@ class Meter:
 
     @contextmanager
     def counting(self, outside: int, install: Callable[[], Budget | None]) -> Iterator[None]:
-        """ebb comes in between what is read before and after it at the end of a step."""
+        """Counts inside the with-block. Hooks on optimizer steps read the bytes before and after
+        ebb's hook, which `install` adds."""
         self._outside = outside
         read = _C.tensor_bytes
 
-        def reading() -> tuple[int, int]:  # what counts begins anew in the midst of a step's end
+        def reading() -> tuple[int, int]:  # ebb reads, then resets the peak
             now, most = read()
             self._most = max(self._most, most)
             return now, most
@@ -152,7 +154,7 @@ class Meter:
 
 
 class Told(io.TextIOBase):
-    """In place of stderr."""
+    """Replaces stderr, and records the printed lines."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._text = run, ""
@@ -164,7 +166,7 @@ class Told(io.TextIOBase):
 
 
 def run_job(make: Callable[[], Job], text: str = "", *, gives_up: bool = False) -> Run:
-    """Trains under a budget, or without; gives_up: it is never planned, and all is recomputed."""
+    """Trains under a budget, or without ebb. `gives_up`: all blocks stay recomputed, no plan."""
     run = Run()
     gc.collect()
     _C.count_host_tensors()

@@ -19,12 +19,13 @@ class Case:
     """A model of a library.
 
     Attributes:
-        make: makes it, given the library's module and the keywords in `own`.
-        batch: its positional arguments as a tuple, or its keywords as a dictionary.
-        own: the library's checkpointing: a method of the model, keywords of `make`, or a function
-            of the model; None if it has none.
-        loss: of what the model returns.
-        why: why ebb saves too little, if so.
+        library: name of the package.
+        name: name of the model.
+        make: builds the model; arguments: the library's module, and keywords from `own`.
+        batch: makes a batch: positional arguments as a tuple, or keyword arguments as a dictionary.
+        own: how to enable the library's checkpointing: the name of a method of the model, keywords
+            of `make`, or a function of the model; None if the library has none.
+        why: if ebb frees too little, the reason.
     """
 
     library: str
@@ -63,7 +64,7 @@ MODULES = {
     "kornia": "kornia.models.vit",
 }
 CASES: list[Case] = []
-# Libraries' checkpointing of larger units than ebb's blocks.
+# The reason if a library checkpoints larger units than ebb's blocks.
 LARGER = (
     "the library checkpoints {} as one unit, which holds less; recomputing the unit at once gives "
     "it a higher peak"

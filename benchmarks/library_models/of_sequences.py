@@ -83,7 +83,7 @@ TEXT_OF_BERT = {
 
 
 def sentences(of: Any) -> Any:
-    """A small BERT with pooling, from a folder, as a trained one would be."""
+    """A small BERT with pooling, saved to a folder and loaded, as trained models are."""
     from sentence_transformers import models
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
@@ -213,7 +213,7 @@ def graph() -> Any:
 
 
 class DeepGcn(nn.Module):
-    """As in the library's example: layers of its class in a list."""
+    """A ModuleList of the library's layers, as in the library's example."""
 
     def __init__(self, of: Any, **more: Any) -> None:
         super().__init__()

@@ -51,6 +51,6 @@ for tokens in loader:
         optimizer.zero_grad()
     losses.append(loss.item())
 total = sum(p.double().abs().sum().item() for p in model.parameters())
-status = Path("/proc/self/status").read_text()  # not getrusage, which knows the parent's peak
+status = Path("/proc/self/status").read_text()  # getrusage would include the parent's peak
 peak = int(status.split("VmHWM:")[1].split()[0]) / 1024
 print(json.dumps({"losses": losses, "norms": [total], "peak_mib": peak}))

@@ -59,7 +59,7 @@ def taken_over():
 
 
 def gradients(call):
-    """Of two blocks, one with two results, and the random state after them."""
+    """Results of two blocks under `call`: loss, gradients, and a random number drawn after."""
     torch.manual_seed(2)
     w = torch.randn(16, 16, requires_grad=True)
     x = torch.randn(4, 16, requires_grad=True)

@@ -15,7 +15,7 @@ checkpoint_wrapper = pytest.importorskip(
 
 
 class Block(nn.Module):
-    """With normalisation, whose statistics must be updated once, and a keyword."""
+    """A block with a keyword argument and BatchNorm, whose statistics must change once."""
 
     def __init__(self):
         super().__init__()

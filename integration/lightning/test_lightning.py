@@ -24,7 +24,7 @@ def test_unchanged_script():
 
 @pytest.mark.sweep
 def test_of_two_processes_one_prints_and_each_writes(tmp_path):
-    """Lightning starts the second one itself, and gives it no RANK."""
+    """Lightning starts the second process itself, without setting RANK."""
     settings = {"EBB": "1", "EBB_MODULES": "*layers.*", "EBB_REPORT": f"{tmp_path}/r.txt"}
 
     done = subprocess.run(

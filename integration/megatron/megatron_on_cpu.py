@@ -37,7 +37,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> None:
     replace(torch, zeros=zeros_on_cpu(torch.zeros))
     replace(moe_utils, te_general_gemm=None)
     replace(token_dispatcher, maybe_move_tensor_to_cpu=as_it_is)
-    replace(WrappedTorchNorm, __new__=layer_norm)  # which asserts no sequence parallelism
+    replace(WrappedTorchNorm, __new__=layer_norm)  # the original forbids sequence parallelism
 
 
 def zeros_on_cpu(zeros: Any) -> Any:

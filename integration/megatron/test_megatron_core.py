@@ -111,7 +111,7 @@ def test_own_recomputation_in_regions(kind, own):
 
 
 def gpt(settings):
-    """The same one each time, as if Megatron had just started."""
+    """Builds a GPT with the same weights each time, and resets Megatron's global state."""
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -139,7 +139,7 @@ def gpt(settings):
 
 
 def train_steps(model):
-    """Losses, and gradients and parameters of this rank, of each step, by name."""
+    """Trains, and returns this rank's losses, gradients and parameters of each step by name."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 LIBRARIES = ["sklearn.linear_model", "xgboost", "faiss"]
-# Which of the package's functions run does not matter: loading its libraries is what may fail.
+# Loading the libraries may fail; which functions run afterwards does not matter.
 STEP = "x = torch.ones(3, requires_grad=True)\nwith ebb.region(): y = x.sin().sum()\ny.backward()"
 
 
@@ -21,7 +21,7 @@ def is_here(library):
 
 
 def imports(*names):
-    """Imports them in this order in a fresh process, and then trains a step."""
+    """Imports the packages in this order in a new process, and trains a step."""
     program = "\n".join([*(f"import {name}" for name in names), STEP])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -15,10 +15,10 @@ import ebb
 
 
 class EbbAC(ActivationCheckpointing):
-    """Decides op by op, as ``ebb.apply(model, policy, "layers.*")``; needs no wrapper modules.
+    """Makes the layers regions, as ``ebb.apply(model, policy, "layers.*")`` does.
 
-    Nothing is run twice that need not be, so ``preserve_rng_state``, ``determinism_check`` and
-    ``debug`` have nothing to choose.
+    Needs no wrapper modules, and no settings ``preserve_rng_state``, ``determinism_check`` and
+    ``debug``: ebb always restores the random state, and does not run Python code again.
     """
 
     @dataclass(kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from ebb._launch import takeover
 
 
 class Decoder(torch.nn.Module):
-    """Laid out as torchtitan's models, whose attention does not train on a CPU."""
+    """A model with torchtitan's module names. torchtitan's own attention does not run on a CPU."""
 
     def __init__(self):
         super().__init__()
@@ -37,7 +37,7 @@ def gradients(config=None):
     model = Decoder()
     if config is not None:
         config.build().apply(model)
-    for _ in range(2):  # a selective policy's function is asked in the first forward
+    for _ in range(2):  # a selective policy decides in the first forward
         ebb.reset_stats()
         model.zero_grad()
         torch.manual_seed(1)

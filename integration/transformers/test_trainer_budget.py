@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 SCRIPT = Path(__file__).with_name("train.py")
 STEPS = 17
-# Runs the script, and records what each step allocates, in ebb's place: a profile of no region.
+# Runs the script without regions, and prints the peak of the bytes that its last step allocates.
 MEASURED = """
 import runpy, sys, torch
 from torch.optim.optimizer import register_optimizer_step_post_hook

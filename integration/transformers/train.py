@@ -50,7 +50,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
-status = Path("/proc/self/status").read_text()  # not getrusage, which knows the parent's peak
+status = Path("/proc/self/status").read_text()  # getrusage would include the parent's peak
 peak = int(status.split("VmHWM:")[1].split()[0]) / 1024
 print(json.dumps({"losses": losses, "norms": norms, "peak_mib": peak,
                   "seconds": result.metrics["train_runtime"]}))  # fmt: skip
