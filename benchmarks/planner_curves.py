@@ -28,7 +28,7 @@ BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.17, 0.14)
 BUDGETS_AHEAD = (0.8, 0.6, 0.45, 0.3)
 KNAPSACKS = (0.25, 0.5, 0.75)
 COMPILED_BUDGETS = (1.0, 0.75, 0.5, 0.25, 0.0)
-NO_PEERS = (EAGER, PLANS, AHEAD, COMPILED)  # not compared with plans by the goals
+NO_PEERS = (EAGER, PLANS, AHEAD, COMPILED)  # no peers of plans; COMPILED has faster kernels
 NOISE = 0.02  # relative difference between times of the same program
 
 

@@ -25,8 +25,9 @@ if not hasattr(torch._C, "_set_storage_data_ptr_access_error_msg"):
 class Remat:
     """Runs blocks in torch_remat.checkpoint.
 
-    Makes the region of each product once per block, not once per call. Saves the block's last
-    product, as torch-remat has no early stop and would replay it; no replay needs its result.
+    Makes the region of each product once per block, not once per call. The block's last product is
+    neither replayed nor saved, since no replay needs it. Without this region torch-remat, which has
+    no early stop, would replay it.
 
     Args:
         saves: called with a product's operator and its index among the block's products of that

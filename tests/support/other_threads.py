@@ -37,7 +37,7 @@ def another_thread(work: Callable[[threading.Event], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def another_thread_draws(allowed: Callable[[], object]) -> Iterator[list[torch.Tensor]]:
-    """Another thread, outside of regions, draws random numbers while `allowed` returns True.
+    """Another thread, outside of regions, draws random numbers each time `allowed` returns True.
 
     Yields the list of draws. Each draw uses all numbers of a Mersenne Twister's state.
     """

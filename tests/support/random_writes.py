@@ -69,7 +69,7 @@ def write(m: Machine, operand: int, way: int, function: Callable) -> None:
     silent = way % 8 == 7
     m.touch(slot, silent)
     t = slot.tensor
-    if way % 8 >= 4 or (t.is_leaf and t.requires_grad and way > 8):  # eager refuses leaves
+    if way % 8 >= 4 or (t.is_leaf and t.requires_grad and way > 8):  # others raise for leaves
         with torch.no_grad():
             function(t.data if silent else t.detach() if way % 8 == 6 else t)
     else:
