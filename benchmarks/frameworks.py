@@ -58,7 +58,7 @@ def stack(wrap: Callable[[Layer], Callable[[Tensor], Tensor]]) -> Made:
     """A stack of layers, and its loss. `wrap` adds checkpointing to a layer's call."""
     layers = nn.ModuleList(Layer() for _ in range(LAYERS))
     calls = [wrap(layer) for layer in layers]  # type: ignore[arg-type]
-    x = torch.randn(ROWS, TOKENS, WIDTH, requires_grad=True)  # for reentrant checkpoints
+    x = torch.randn(ROWS, TOKENS, WIDTH, requires_grad=True)  # reentrant checkpoints need a grad
 
     def loss() -> Tensor:
         y = x

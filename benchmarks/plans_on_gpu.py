@@ -69,7 +69,7 @@ class Way:
     Attributes:
         loss: computes the loss; None: ``Training.loss``.
         during: makes the context in which the steps run.
-        predicted: for a plan, its predicted milliseconds and peak bytes of a step.
+        predicted: for a plan: milliseconds, and peak bytes above the memory before a step.
         exact: True if its gradients must have eager's bits.
     """
 

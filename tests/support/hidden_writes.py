@@ -72,7 +72,7 @@ def parts_of(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def contents(x: torch.Tensor) -> tuple[Any, ...]:
-    """All that a write can change: the shape, and the bytes of the whole storages."""
+    """All that a write can change: geometry, and the bytes of the whole storages."""
     if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
         return ()
     x = x.detach()

@@ -263,7 +263,7 @@ class Machine:
         self.entered = True
         region = None
         if self.with_regions:
-            if not self.open:  # reset_stats() must run outside of regions
+            if not self.open:  # outside of regions, so reset the counts
                 self.replays += replayed()
                 ebb.reset_stats()
             region = ebb.region(CHOICES[choice % len(CHOICES)], f"r{len(self.open)}")
