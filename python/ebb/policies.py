@@ -150,9 +150,10 @@ _MEGATRON: dict[str, list[Rule]] = {
 def megatron(*modules: str) -> Policy:
     """Megatron-LM's ``--recompute-granularity selective`` with these ``--recompute-modules``.
 
-    Recomputes the outputs of ops in these modules and saves everything else. The rules match
-    modules by the names in Megatron-Core's transformer layer, under :func:`ebb.apply` or in a
-    region with ``root=``.
+    Recomputes the outputs of ops in these modules and saves everything else. ``layernorm``
+    recomputes norms in any module, ``moe_act`` only activation functions. The rules match modules
+    by the names in Megatron-Core's transformer layer, under :func:`ebb.apply` or in a region with
+    ``root=``.
 
     Args:
         modules: some of ``core_attn``, ``layernorm``, ``mla_up_proj``, ``mlp``, ``moe``,

@@ -91,7 +91,7 @@ class ModulePolicies:
         ``settings`` in place.
 
         Args:
-            model: has modules of these names, with or without those of wrappers.
+            model: has modules of these names, with or without the parts that wrappers add.
 
         Returns:
             A handle. Its ``remove()`` undoes all changes; the handle is also a context manager.

@@ -43,7 +43,8 @@ class Plan(ModulePolicies):
 
     Attributes:
         policies: policy by the module's fully qualified name. Modules without one stay unchanged.
-        budget: bytes that the step may allocate above those in use when it begins.
+        budget: bytes that the step may allocate above those in use when it begins, after gradients
+            that the step frees first.
         peak: predicted peak of the step's allocations, in bytes.
         duration: predicted time of the step, in milliseconds.
         plain_peak, plain_duration: the same for the step without regions.
@@ -286,11 +287,11 @@ def plan(
     """Choose which activations to save, so that a step stays within a memory budget and takes the
     least time.
 
-    Runs the step about eight times, with every block recomputed. Then decides for each saved
-    tensor whether saving or recomputing it costs less. Blocks that run the same operators get the
-    same decisions where the budget allows it. ``plan.apply(model)`` makes the blocks regions; until
-    then the model is as before. The model's gradients and buffers, and torch's random states, are
-    restored at the end. Other effects of the steps remain, such as an optimizer's step.
+    ebb runs the step about eight times, with every block recomputed. Then ebb decides for each
+    saved tensor whether saving or recomputing it costs less. Blocks that run the same operators get
+    the same decisions where the budget allows it. ``plan.apply(model)`` makes the blocks regions;
+    until then the model is as before. The model's gradients and buffers, and torch's random states,
+    are restored at the end. Other effects of the steps remain, such as an optimizer's step.
 
     Args:
         model: must not contain a region yet.
@@ -301,8 +302,9 @@ def plan(
             on an accelerator, all that is allocated there. Or a share, a float or text such as
             ``"40%"``, of the step's peak without regions.
         modules: globs of modules that may become regions, as for :func:`ebb.apply`. Default: the
-            repeated blocks of the model. If the budget is too small for these, since they do not
-            cover activations between them: the model's parts, or the model as one region.
+            repeated blocks of the model. Blocks do not cover the activations between them. So if no
+            plan with blocks fits the budget, ebb tries the model's parts, then the model as one
+            region.
 
     Returns:
         A :class:`Plan`. If the step fits unchanged, no module becomes a region.

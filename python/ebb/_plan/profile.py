@@ -68,7 +68,7 @@ class Value:
         ended: when nothing referred to it any more; -1: not before the step's end.
         rows: rows of the storage, if its valid rows are known (:func:`ebb.mark_rows`); else 0.
         live_rows: how many of them are valid; at least one.
-        rows_mixed: True if an operator that may mix its rows saved it.
+        rows_mixed: True if autograd saved it for an operator that may mix its rows.
     """
 
     memory: int
@@ -91,12 +91,13 @@ class Value:
 
 @dataclass(frozen=True)
 class Profile:
-    """A record of one step. Times are in milliseconds since it began. See :func:`ebb.profile`.
+    """A record of one step: see :func:`ebb.profile`. Times are in milliseconds since its begin.
 
-    Names are those of ``torch.distributed._tools.sac_estimator.SACStats`` where they mean the same.
+    Fields with the meaning of a field of ``torch.distributed._tools.sac_estimator.SACStats`` have
+    its name.
 
     Attributes:
-        duration: of the step.
+        duration: duration of the step.
         operators: calls in regions, in order: an :class:`Operator` each.
         replays: operators recomputed for backward: tuples of name, start and host time.
         values: inputs and outputs of the operators: a :class:`Value` each.

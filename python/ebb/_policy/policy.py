@@ -29,8 +29,8 @@ class Policy:
         rules: a mapping from operators to decisions, in order, or a sequence of :class:`Rule`.
         default: the decision for operators that no rule matches.
         inputs: the decision for a region's input activations, that is inputs with a ``grad_fn``,
-            such as the activations between blocks. SAVE, OFFLOAD, or PAGE for inputs that
-            :func:`ebb.mark_rows` has marked.
+            such as the activations between blocks: SAVE, OFFLOAD or PAGE. PAGE affects only inputs
+            that :func:`ebb.mark_rows` has marked.
 
     Raises:
         TypeError: a decision or an operator has the wrong type.
@@ -155,9 +155,10 @@ class Policy:
         """Read a policy from one line: operators and decisions, the name of a preset, or both.
 
         Args:
-            text: such as ``"mm:save,gelu:recompute,default:save"``, in order. torch's own operators
-                need no ``aten::``. ``default`` and ``inputs`` are as for :class:`Policy`. A preset,
-                as in ``"save_matmuls,mm:recompute"``, adds its rules after these, and its default.
+            text: rules in order, such as ``"mm:save,gelu:recompute,default:save"``. torch's own
+                operators need no ``aten::``. ``default`` and ``inputs`` are as for :class:`Policy`.
+                A preset, as in ``"save_matmuls,mm:recompute"``, adds its rules after these, and its
+                default.
 
         Raises:
             TypeError: ``text`` is not a string.

@@ -36,7 +36,7 @@ def check_decision(decision: object, where: str) -> Decision:
 
 @dataclass(frozen=True, repr=False)
 class Rule:
-    """One line of a policy. A rule matches an operator's output if all its conditions hold.
+    """One entry of a policy. A rule matches an operator's output if all its conditions hold.
 
     Args:
         op: the operators that the rule matches: ``"aten::mm"`` (all overloads),
@@ -47,7 +47,8 @@ class Rule:
         every: match only every n-th call, counted per region; later rules decide on the other
             calls. A call is counted if it reaches this rule in a matching module.
         force: also recompute an operator that ebb otherwise always keeps, such as one with packed
-            weights. ``op`` must not be a glob or a collective.
+            weights. ``op`` must not be a glob or a collective; conditions on the output (``name``,
+            sizes, ``dtype``) are not allowed.
         nth: match only the n-th call, from 1, counted as for ``every``.
         per_module: count calls per module, not per region.
         module: a glob over the fully qualified name of the innermost running module, such as

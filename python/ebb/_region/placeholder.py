@@ -66,7 +66,7 @@ def discardable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
-    """Free a tensor's memory now; backward restores it when it reaches ``restore_at``.
+    """Free a tensor's memory now; backward restores the data on reaching ``restore_at``.
 
     Use discard for a tensor that a region computes and that functions outside of the region save.
     Those functions keep its storage, so recomputation by the region alone frees nothing. discard
@@ -79,8 +79,8 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
         tensor: marked by :func:`ebb.discardable` inside its region, or returned by
             ``ebb.checkpoint(..., discard_output=True)``, and not written since.
         restore_at: a tensor that requires grad and depends on all readers of ``tensor``, such as
-            the result of the last function that read it. Backward computes its gradient before
-            theirs.
+            the result of the last function that read it. Backward reaches ``restore_at`` before
+            those readers.
 
     Raises:
         TypeError: an argument is not a tensor.

@@ -17,7 +17,8 @@ class ReplayMismatch(RuntimeError):
         region: the name of the region in which the difference begins.
         op: the first operator whose output differs, such as ``"aten::mul.Tensor"``.
         output: the output of ``op`` that differs, such as ``"result 0"``.
-        largest_difference: between two elements of the output; infinity if one of them is NaN.
+        largest_difference: the largest difference between an element of the forward's output and
+            the same element of the replay's; infinity if one of them is NaN.
     """
 
     __module__ = "ebb"  # the name for users and pickles

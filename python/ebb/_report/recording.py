@@ -13,11 +13,11 @@ class record_reports:
     """Records the fate of each storage for :func:`ebb.report`, in the whole process.
 
     The call itself switches recording on, for outermost regions that are entered from now on; as a
-    context manager, record_reports restores the earlier setting at the end. Recorded steps stay.
-    Recording changes no decision and costs about a microsecond for each operator. If the program, a
-    multiprocessing process or the ``with`` block ends with a failed allocation, ebb prints the
-    report to stderr. Reports name modules if recording is on when ``ebb.apply`` is called, or when
-    a region is given its ``root``.
+    context manager, record_reports restores the earlier setting at the end. Steps recorded so far
+    remain. Recording changes no decision and costs about a microsecond for each operator. If the
+    program, a multiprocessing process or the ``with`` block ends with a failed allocation, ebb
+    prints the report to stderr. Reports name modules if recording is on when ``ebb.apply`` is
+    called, or when a region is given its ``root``.
 
     Args:
         steps: how many of the last steps to keep; 0 switches recording off.

@@ -23,7 +23,7 @@ class Report(Step):
 
     Attributes:
         step: the step's number, as in :func:`ebb.stats`.
-        rows: one :class:`Row` for all storages that are alike; each storage is in one row.
+        rows: one :class:`Row` for all storages that are alike; a storage's bytes count in one row.
         ahead: the regions for which replays ran ahead, counted by outcome: ``in_time``, ``late``,
             ``in_vain``, ``held`` and ``stopped``; see ``"ahead"`` of :func:`ebb.stats`.
         idle_rules: rules that had no effect in the step, in words.
@@ -122,9 +122,9 @@ def latest(all_steps: Iterable[Report]) -> Report | None:
 def report() -> Report:
     """Return the report of the last recorded step: each storage's operator and its fate.
 
-    A step begins when an outermost region is entered after a backward. Each storage is in one row,
-    so the rows sum to the totals. ``Report.held`` is the memory that the allocator has allocated
-    for the regions' results.
+    A step begins when an outermost region is entered after a backward. A storage's bytes count in
+    one row, so the rows sum to the totals. ``Report.held`` is the memory of the regions' results
+    that is still on the device when the regions end.
 
     Raises:
         RuntimeError: no step has been recorded.

@@ -32,15 +32,16 @@ def stats(flat: bool = False) -> dict[str, Any]:
           ``bytes_fell_back`` (OFFLOAD bytes that were saved or recomputed because host memory was
           full), ``bytes_paged`` (of storages whose valid rows went to pages),
           ``bytes_not_paged`` (PAGE bytes that were saved because their valid rows are not known),
-          ``bytes_escaped`` (dropped by ebb and read inside the region, but still referenced by the
+          ``bytes_escaped`` (recomputable and read inside the region, but still referenced by the
           program when the region ended), ``bytes_from_outside`` (computed outside of the outermost
-          region, kept for its backward, and referenced by nothing else when it ended);
+          region, kept for its backward, and referenced only by ebb when freed);
         * ``"transfers"``: for each region name, for each op with the decision OFFLOAD
           (``"input"`` for inputs), in bytes: ``bytes_offloaded``, ``bytes_reloaded``,
           ``bytes_waited_host`` (of copies that the host waited for), ``bytes_waited_device``
           (bytes whose copy back had not finished when backward needed them),
           ``bytes_fell_back``, ``bytes_spilled`` (moved on to disk);
-        * ``"demoted_ops"``: operators that :class:`ebb.verify` found must be saved;
+        * ``"demoted_ops"``: operators whose outputs ebb saves since :class:`ebb.verify` found a
+          difference;
         * ``"live_recipes"``, ``"live_handles"``, ``"open_regions"``: objects that exist now, in
           the whole process;
         * ``"ahead"``: replays ahead, since the process began or now:
