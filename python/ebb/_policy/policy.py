@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +21,14 @@ from ebb._policy.text import loaded, parsed, to_toml
 from ebb._policy.to_sac import sac_context_fn
 from ebb._support.old import warn_of_old
 from ebb._support.shown import shown
+
+_numbers = itertools.count(1)
+_by_number: weakref.WeakValueDictionary[int, Policy] = weakref.WeakValueDictionary()
+
+
+def policy_of_number(number: int) -> Policy | None:
+    """The policy with this `_number`, by which compiled graphs refer to it; None if it is gone."""
+    return _by_number.get(number)
 
 
 class Policy:
@@ -83,8 +92,10 @@ class Policy:
 
     def _take(self, compiled: _C.Policy) -> None:
         self._compiled = compiled
-        # built here, because Dynamo cannot trace its construction
+        # made here, because Dynamo cannot trace its construction
         self._sac_context_fn = sac_context_fn(self._parts)
+        self._number = next(_numbers)
+        _by_number[self._number] = self
 
     @functools.cached_property
     def _roots(self) -> weakref.WeakSet[Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from typing import Any
 
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from ebb._policy.decision import MADE_AGAIN, RECOMPUTE
+from ebb._policy.decider import Decider
+from ebb._policy.decision import MADE_AGAIN
 from ebb._policy.operators import qualified_name
 from ebb._policy.rule import Part, Rule
 
@@ -41,27 +41,14 @@ def sac_context_fn(parts_of: Callable[[], tuple[Part, ...]]) -> Callable[..., An
 
     def contexts() -> Any:
         parts = [
-            ([rule for rule in rules if _is_known_to_torch(rule)], default)
+            (tuple(rule for rule in rules if _is_known_to_torch(rule)), default)
             for rules, default in parts_of()
         ]
-        calls: dict[tuple[bool, int], int] = {}
-
-        def matches(rule: Rule, name: str, is_recompute: bool) -> bool:
-            pattern = str(rule.op)
-            if not (fnmatchcase(name.rsplit(".", 1)[0], pattern) or fnmatchcase(name, pattern)):
-                return False
-            key = (is_recompute, id(rule))
-            calls[key] = call = calls.get(key, 0) + 1
-            return call == rule.nth if rule.nth else call % rule.every == 0
+        forward, recompute = Decider(parts), Decider(parts)
 
         def decide(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-            name = qualified_name(op)
-            decision = RECOMPUTE
-            for rules, default in parts:
-                is_recompute = bool(context.is_recompute)
-                deciding = next((r for r in rules if matches(r, name, is_recompute)), None)
-                if decision is RECOMPUTE:
-                    decision = deciding.decision if deciding else default
+            decider = recompute if context.is_recompute else forward
+            [decision] = decider.decide(qualified_name(op), [None])
             # torch offloads only in compiled graphs, and has no pages
             saved = decision not in MADE_AGAIN
             return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE

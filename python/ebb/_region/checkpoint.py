@@ -13,9 +13,8 @@ from torch.utils.checkpoint import checkpoint as _torch_checkpoint
 from torch.utils.checkpoint import noop_context_fn
 
 from ebb._policy.policy import Policy
-from ebb._region import tracing
 from ebb._region.placeholder import discardable
-from ebb._region.region import _check_policy, checkpointed, name_of
+from ebb._region.region import _check_policy, checkpointed, name_of, run_in_region
 
 # Keywords that later versions of torch added. ebb accepts and ignores them.
 _LATER_KEYWORDS = frozenset(inspect.signature(_torch_checkpoint).parameters) - {
@@ -79,8 +78,7 @@ def checkpoint(
         >>> ebb.checkpoint(torch.mm, torch.ones(2, 3), w, use_reentrant=False).sum().backward()
     """
     if is_dynamo_compiling():
-        tracing.region_is_traced()
-        return function(*args, **kwargs)
+        return run_in_region((policy, None, escapes), function, *args, **kwargs)
     if not callable(function):
         raise TypeError(
             f"ebb: checkpoint: function must be callable; got {type(function).__name__}"

@@ -6,7 +6,8 @@ import functools
 import inspect
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from ebb import _C
 from ebb import policies as _policies
 from ebb._policy.idle_rules import warn_of_modules, warn_of_no_root
 from ebb._policy.policy import Policy
-from ebb._region import offload_twice, tracing
+from ebb._region import in_graph, offload_twice, tracing
 from ebb._region.module_names import names_of
 from ebb._region.modules import modules_are_asked_for, number_modules_once
 from ebb._support.log import log
@@ -53,20 +54,31 @@ def _warn_hooks_disabled() -> None:
 class _TracedRegion:
     """Stands for a region while Dynamo traces, because Dynamo cannot trace C++."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        tracing.region_is_traced()
+    def __init__(self, policy: Policy | None = None, name: str | None = None, **_: Any) -> None:
+        self._settings = (policy, name, "keep")
 
     def __enter__(self) -> _TracedRegion:
+        self._context = _annotated(*self._settings)
+        self._context.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        self._context.__exit__(None, None, None)
 
     def returns(self, *_: Any) -> None:
         pass
 
     def __call__(self, function: F) -> F:
-        return function
+        return functools.partial(run_in_region, self._settings, function)  # type: ignore[return-value]
+
+
+@contextmanager
+def _annotated(policy: Policy | None, name: str | None, _: str) -> Iterator[None]:
+    """Marks what Dynamo traces inside as operators of a region with these settings."""
+    number = (policy or _policies.recompute_all)._number
+    annotation = {in_graph.REGION: in_graph.enter(number, name or "region")}
+    with torch.fx.traceback.annotate(annotation):
+        yield
 
 
 class region(_C.Region):
@@ -262,8 +274,8 @@ def run_in_region(
     """Call a function in a region with these settings, and return its results."""
     policy, name, escapes = settings
     if is_dynamo_compiling():
-        tracing.region_is_traced()
-        return function(*args, **kwargs)
+        with _annotated(*settings):
+            return function(*args, **kwargs)
     with region(policy, name, escapes=escapes) as entered:
         results = function(*args, **kwargs)
         entered.returns(results)

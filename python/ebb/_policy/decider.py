@@ -1,0 +1,89 @@
+"""Decides on operators that torch describes by name, as a region does on those that it intercepts.
+
+torch's selective checkpointing and its partitioner ask once for each operator.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+
+from ebb._policy.decision import RECOMPUTE, Decision
+from ebb._policy.rule import Part, Rule
+
+
+@dataclass(frozen=True)
+class Result:
+    """One output of a call.
+
+    Args:
+        nbytes: size of its storage.
+        dtype: its dtype.
+    """
+
+    nbytes: int
+    dtype: torch.dtype
+
+
+class Decider:
+    """The decisions of one region's policy. Counts calls for rules with ``every`` and ``nth``.
+
+    Args:
+        parts: the policy's rules and defaults.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        self._calls: Counter[Hashable] = Counter()
+
+    def decide(
+        self, op: str, results: Sequence[Result | None], modules: tuple[str, ...] = ()
+    ) -> list[Decision]:
+        """The decision for each result of one call.
+
+        Args:
+            op: the operator with its overload, such as ``aten::mm.default``.
+            results: the call's outputs; None matches only rules without conditions on an output.
+            modules: names of the innermost running module; empty if unknown.
+        """
+        called: dict[int, bool] = {}
+
+        def is_called(rule: Rule) -> bool:
+            if id(rule) not in called:
+                called[id(rule)] = self._matches_call(rule, op, modules)
+            return called[id(rule)]
+
+        return [self._decide_on(result, is_called) for result in results]
+
+    def _decide_on(self, result: Result | None, is_called: Callable[[Rule], bool]) -> Decision:
+        decision = RECOMPUTE
+        for rules, default in self._parts:
+            matching = (r.decision for r in rules if _matches_result(r, result) and is_called(r))
+            found = next(matching, default)
+            if decision is RECOMPUTE:
+                decision = found
+        return decision
+
+    def _matches_call(self, rule: Rule, op: str, modules: tuple[str, ...]) -> bool:
+        pattern = str(rule.op)
+        if not (fnmatchcase(op.rsplit(".", 1)[0], pattern) or fnmatchcase(op, pattern)):
+            return False
+        if rule.module is not None and not any(fnmatchcase(m, rule.module) for m in modules):
+            return False
+        key = (id(rule), modules if rule.per_module else ())
+        self._calls[key] += 1
+        call = self._calls[key]
+        return call == rule.nth if rule.nth else call % rule.every == 0
+
+
+def _matches_result(rule: Rule, result: Result | None) -> bool:
+    if rule.name is not None:
+        return False  # torch does not know the names that ebb.checkpoint_name gave
+    if result is None:
+        return rule.dtype is None and rule.max_bytes is None and not rule.min_bytes
+    most = result.nbytes if rule.max_bytes is None else int(rule.max_bytes)
+    return int(rule.min_bytes) <= result.nbytes <= most and rule.dtype in (None, result.dtype)

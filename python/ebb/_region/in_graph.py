@@ -1,0 +1,219 @@
+"""Hands the policies of regions in a compiled graph to torch's partitioner.
+
+Note [Regions in compiled graphs]
+Under torch.compile ebb does not intercept operators: AOTAutograd traces forward and backward into
+one joint graph, and torch's partitioner decides which results forward saves. So ebb marks results
+for the partitioner, with the tags of torch's selective checkpointing:
+
+1. While Dynamo traces a region, torch.fx.traceback.annotate adds the region's number to the nodes.
+   Nothing else changes: side effects and graph breaks are those of the function without ebb.
+2. `_tag` runs on the joint graph before the partitioner. For each forward node with a number, the
+   region's policy decides: SAVE, OFFLOAD and PAGE become MUST_SAVE, RECOMPUTE becomes
+   PREFER_RECOMPUTE.
+
+Recomputation in backward is wrong if it reads a graph input that forward has written: a compiled
+graph does not keep the old contents. torch's checkpointing gives wrong gradients there. So each
+node that reads such an input becomes MUST_SAVE. Operators that are not torch's own become MUST_SAVE
+too, as a region keeps their results.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ebb._policy.decider import Decider, Result
+from ebb._policy.decision import MADE_AGAIN, SAVE
+from ebb._policy.operators import qualified_name
+from ebb._policy.policy import policy_of_number
+from ebb._support.log import log
+
+REGION = "ebb_region"  # annotation: the region's unit and number, see `enter`
+MODULE = "ebb_module"  # annotation: the names of the innermost running module
+
+_numbers = itertools.count(1)
+_entered: dict[int, tuple[int, str]] = {}  # a region's number: the number of its policy, its name
+
+
+def enter(policy: int, name: str) -> str:
+    """The annotation of a region that Dynamo traces.
+
+    Args:
+        policy: the policy's number.
+
+    Returns:
+        Two numbers with a colon between them: of the outermost region, which backward recomputes as
+        a unit, and of this region.
+    """
+    _install()
+    number = next(_numbers)
+    _entered[number] = (policy, name)
+    outer = torch.fx.traceback.current_meta.get("custom", {}).get(REGION)
+    return f"{outer.split(':')[0] if outer else number}:{number}"
+
+
+# torch.compiler.assume_constant_result has the same effect, but imports Dynamo. That takes a second
+# in each process.
+enter._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+class _Pass:
+    """A value for torch._functorch.config.joint_custom_pass; calls the value before it too."""
+
+    def __init__(self, before: Callable[..., Any] | None) -> None:
+        self.before = before
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Any) -> torch.fx.GraphModule:
+        if self.before is not None:
+            graph = self.before(graph, inputs)
+        _tag(graph)
+        return graph
+
+
+def _install() -> None:
+    config = torch._functorch.config  # type: ignore[attr-defined]
+    if not isinstance(config.joint_custom_pass, _Pass):
+        config.joint_custom_pass = _Pass(config.joint_custom_pass)
+    # The cache's key does not contain the annotations, so the cache would return a graph that was
+    # partitioned without this policy.
+    config.enable_autograd_cache = False
+
+
+def _tag(module: torch.fx.GraphModule) -> None:
+    nodes = list(module.graph.nodes)
+    forward = [n for n in nodes if n.meta.get("partitioner_tag") == "is_forward"]
+    regions = [n for n in forward if REGION in _annotation(n) and "recompute" not in n.meta]
+    if not regions:
+        return
+    written = _written_inputs(nodes)
+    if written is None:
+        log.warning("ebb: a compiled graph's written inputs are unknown: regions do nothing in it")
+        return
+    for node in regions:
+        node.meta["ac_graph_id"] = int(_annotation(node)[REGION].split(":")[0])
+    _decide(regions)
+    _save_readers(forward, written)
+
+
+def _annotation(node: torch.fx.Node) -> dict[str, Any]:
+    custom = node.meta.get("custom")
+    return custom if isinstance(custom, dict) else {}
+
+
+def _written_inputs(nodes: list[torch.fx.Node]) -> set[torch.fx.Node] | None:
+    """The graph's inputs that the graph writes; None if that is unknown."""
+    inputs = {str(n.meta.get("desc")): n for n in nodes if n.op == "placeholder"}
+    written = {
+        node.args[0] for node in nodes if node.op == "call_function" and _writes_an_input(node)
+    }
+    outputs = nodes[-1].meta.get("desc")
+    if outputs is None:
+        return None
+    for output in outputs:
+        if hasattr(output, "mutated_input"):
+            input = inputs.get(str(output.mutated_input))
+            if input is None:
+                return None
+            written.add(input)
+    return written  # type: ignore[return-value]
+
+
+def _writes_an_input(node: torch.fx.Node) -> bool:
+    target = node.args[0] if node.args else None
+    is_input = isinstance(target, torch.fx.Node) and target.op == "placeholder"
+    schema = getattr(node.target, "_schema", None)
+    return is_input and schema is not None and schema.is_mutable
+
+
+def _decide(nodes: Iterable[torch.fx.Node]) -> None:
+    deciders: dict[int, Decider | None] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    for node in nodes:
+        number = int(_annotation(node)[REGION].split(":")[1])
+        policy_number, name = _entered.get(number, (0, ""))
+        if number not in deciders:
+            policy = policy_of_number(policy_number)
+            deciders[number] = None if policy is None else Decider(policy._parts())
+        decider = deciders[number]
+        results = _results(node)
+        if decider is None or not results or node.target is operator.getitem:
+            continue
+        for saved, marked in _marks(node, decider, results):
+            tag = CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+            marked.meta["recompute"] = tag
+        counts[name, "recomputed" if _is_recomputed(node) else "saved"] += 1
+    for name in dict.fromkeys(name for name, _ in counts):
+        log.info(
+            "region %s in a compiled graph: %d operators saved, %d recomputed",
+            name,
+            counts[name, "saved"],
+            counts[name, "recomputed"],
+        )
+
+
+def _results(node: torch.fx.Node) -> list[Result | None]:
+    """An operator's outputs, None for an output that is no tensor; empty if none is a tensor."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else [value]
+    results = [
+        Result(_hint(v.numel() * v.element_size()), v.dtype)
+        if isinstance(v, torch.Tensor)
+        else None
+        for v in values
+    ]
+    return results if any(result is not None for result in results) else []
+
+
+def _hint(size: Any) -> int:
+    """The size in the first call, without a guard on it; 0 if it depends on data."""
+    if isinstance(size, torch.SymInt):
+        return int(size.node.hint or 0)
+    return int(size)
+
+
+def _marks(
+    node: torch.fx.Node, decider: Decider, results: list[Result | None]
+) -> list[tuple[bool, torch.fx.Node]]:
+    """For each node of an operator and of its outputs: is it saved."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        modules = tuple(_annotation(node).get(MODULE, "").split("\n"))
+        decisions = decider.decide(qualified_name(node.target), results, modules)
+    else:
+        decisions = [SAVE] * len(results)  # a higher-order operator
+    namespace = getattr(node.target, "namespace", "")
+    saved = [namespace not in ("aten", "prims") or d not in MADE_AGAIN for d in decisions]
+    if not isinstance(node.meta["val"], (tuple, list)):
+        return [(saved[0], node)]
+    items = [(saved[user.args[1]], user) for user in node.users if user.target is operator.getitem]  # type: ignore[index]
+    return [(all(saved), node), *items]
+
+
+def _is_recomputed(node: torch.fx.Node) -> bool:
+    return node.meta.get("recompute") == CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _save_readers(forward: list[torch.fx.Node], written: set[torch.fx.Node]) -> None:
+    """Saves what is computed from inputs that the graph writes."""
+    aliases = set(written)
+    for node in forward:
+        if not aliases.intersection(node.all_input_nodes):
+            continue
+        if _is_view(node):
+            aliases.add(node)
+            node.meta.pop("recompute", None)
+        else:
+            for result in (node, *(user for user in node.users if user.target is operator.getitem)):
+                result.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return node.target is operator.getitem
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
