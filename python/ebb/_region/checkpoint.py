@@ -70,8 +70,8 @@ def checkpoint(
         ValueError: a ``context_fn`` is given, ``escapes`` is unknown, or ``discard_output`` is set
             and the policy does not recompute an output.
 
-    Under ``torch.compile`` this function only calls ``function`` and warns once that the compiler
-    decides what stays in memory; see :meth:`ebb.Policy.to_sac`.
+    Under ``torch.compile`` the compiler saves and recomputes what the policy says; see
+    docs/how-to/use-torch-compile.md.
 
     Examples:
         >>> w = torch.ones(3, 3, requires_grad=True)

@@ -19,19 +19,23 @@ too, as a region keeps their results.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.compiler import is_exporting
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ebb._policy.decider import Decider, Result
-from ebb._policy.decision import MADE_AGAIN, SAVE
+from ebb._policy.decision import MADE_AGAIN, PAGE, SAVE
 from ebb._policy.operators import qualified_name
-from ebb._policy.policy import policy_of_number
+from ebb._policy.policy import Policy, policy_of_number
+from ebb._region import tracing
 from ebb._support.log import log
 
 REGION = "ebb_region"  # annotation: the region's unit and number, see `enter`
@@ -49,9 +53,13 @@ def enter(policy: int, name: str) -> str:
 
     Returns:
         Two numbers with a colon between them: of the outermost region, which backward recomputes as
-        a unit, and of this region.
+        a unit, and of this region. Empty under torch.export, whose graph outlives the process.
     """
+    if is_exporting():
+        tracing.region_is_traced()
+        return ""
     _install()
+    _warn_of_conditions(policy_of_number(policy))
     number = next(_numbers)
     _entered[number] = (policy, name)
     outer = torch.fx.traceback.current_meta.get("custom", {}).get(REGION)
@@ -76,8 +84,25 @@ class _Pass:
         return graph
 
 
+def _warn_of_conditions(policy: Policy | None) -> None:
+    if policy is None:
+        return
+    elsewhere = policy._offloads or policy._compiled.gives(int(PAGE)) or policy.inputs is not SAVE
+    if elsewhere or any(rule.name is not None for rule in policy.rules):
+        _warn_once()
+
+
+@functools.cache
+def _warn_once() -> None:
+    warnings.warn(
+        "ebb: in a graph of torch.compile, OFFLOAD and PAGE mean SAVE, and rules with name= match "
+        "nothing.",
+        stacklevel=2,
+    )
+
+
 def _install() -> None:
-    config = torch._functorch.config  # type: ignore[attr-defined]
+    config = torch._functorch.config
     if not isinstance(config.joint_custom_pass, _Pass):
         config.joint_custom_pass = _Pass(config.joint_custom_pass)
     # The cache's key does not contain the annotations, so the cache would return a graph that was
@@ -88,7 +113,7 @@ def _install() -> None:
 def _tag(module: torch.fx.GraphModule) -> None:
     nodes = list(module.graph.nodes)
     forward = [n for n in nodes if n.meta.get("partitioner_tag") == "is_forward"]
-    regions = [n for n in forward if REGION in _annotation(n) and "recompute" not in n.meta]
+    regions = [n for n in forward if _annotation(n).get(REGION) and "recompute" not in n.meta]
     if not regions:
         return
     written = _written_inputs(nodes)

@@ -22,6 +22,7 @@ from torch.compiler import is_compiling
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from ebb import _C
+from ebb._region import in_graph
 from ebb._region.module_names import modules_of
 from ebb._region.tracing import is_optimized_module
 from ebb._support.shown import as_utf8
@@ -35,6 +36,7 @@ class Marks:
 
     region: Callable[..., Any] | None = None  # calls a function in a region; None: no region
     number: int = 0  # number of the module's name, for rules with module=; 0: not needed
+    names: str = ""  # the names with that number, in lines; for compiled graphs
     asked_by: int = 0  # how many calls of `number_modules` need the number
     is_root: bool = False  # True after `number_modules_once` for this module
 
@@ -48,8 +50,11 @@ class Marks:
         return (Marks, ())
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self.number == 0 or is_compiling():
+        if self.number == 0:
             return self._run_in_region(function, *args, **kwargs)
+        if is_compiling():
+            with torch.fx.traceback.annotate({in_graph.MODULE: self.names}):
+                return self._run_in_region(function, *args, **kwargs)
         with _C.RunningModule(self.number):
             return self._run_in_region(function, *args, **kwargs)
 
@@ -286,6 +291,7 @@ def number_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
         if not is_unmarkable and can_mark(module):
             marks = mark(module)
             marks.number = _C.module_number(as_utf8(plain), as_utf8(full))
+            marks.names = "\n".join(dict.fromkeys((plain, full)))
             marks.asked_by += 1
             numbered.append(module)
     return numbered

@@ -41,6 +41,11 @@ def _check_policy(policy: object) -> Policy:
     )
 
 
+def check_escapes(escapes: object) -> None:
+    if escapes not in _ESCAPES:
+        raise ValueError(f"ebb: escapes must be 'keep' or 'placeholder'; got {shown(escapes)}")
+
+
 @functools.cache
 def _warn_hooks_disabled() -> None:
     reason = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() or ""
@@ -87,9 +92,9 @@ class region(_C.Region):
     A context manager and a decorator. Regions nest: backward recomputes the outermost region as a
     unit; inner regions change the policy, and the region name in messages and statistics. A region
     belongs to the thread that enters it. Where saved-tensor hooks are disabled (``torch.func``
-    transforms), a region frees no memory and warns once. If a region is traced (``torch.compile``,
-    ``torch.export``, ``make_fx``, ``torch.jit.trace``), the tracer decides what stays in memory,
-    and ebb warns once.
+    transforms), a region frees no memory and warns once. So does a region that is traced
+    (``torch.export``, ``make_fx``, ``torch.jit.trace``). Under ``torch.compile`` the compiler saves
+    and recomputes what the policy says; see docs/how-to/use-torch-compile.md.
 
     Args:
         policy: what happens to each op's outputs; default ``ebb.policies.recompute_all``.
@@ -137,8 +142,7 @@ class region(_C.Region):
     ) -> None:
         if name is not None and not isinstance(name, str):
             raise TypeError(f"ebb: name must be a str; got {type(name).__name__}")
-        if escapes not in _ESCAPES:
-            raise ValueError(f"ebb: escapes must be 'keep' or 'placeholder'; got {shown(escapes)}")
+        check_escapes(escapes)
         checked = _check_policy(policy)
         if root is not None:
             if not isinstance(root, torch.nn.Module):

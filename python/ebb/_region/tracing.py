@@ -4,10 +4,7 @@ A tracer follows tensors by identity, but in a region backward gets another tens
 one that autograd saved. The traced graph would contain that object as a constant, and give wrong
 gradients for other inputs.
 
-Under torch.compile ebb does not see the ops of the graph. ebb could hand a traced region to
-torch.utils.checkpoint, so that torch's partitioner gets the policy. But a function that writes to a
-buffer, or draws random numbers without the partitioner's knowledge, would then give other
-gradients. So the user, who knows the function, must opt in with ``policy.to_sac()``.
+Under torch.compile a region's policy reaches torch's partitioner: Note [Regions in compiled graphs].
 """
 
 from __future__ import annotations
@@ -28,10 +25,9 @@ _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 @functools.cache
 def _warn() -> None:
     warnings.warn(
-        "ebb: regions have no effect under torch.compile and other tracers, which decide "
-        "themselves what stays in memory. To pass the policy to torch.compile, call "
-        "torch.utils.checkpoint.checkpoint(function, ..., use_reentrant=False, "
-        "context_fn=policy.to_sac()), if the function writes only to its results.",
+        "ebb: regions have no effect under torch.export, make_fx, torch.jit.trace and other "
+        "tracers. Enter the region where the traced function is called, or use torch.compile, "
+        "which gets the region's policy.",
         stacklevel=2,
     )
 
@@ -40,11 +36,6 @@ def region_is_traced() -> bool:
     """Warns once. Called under a tracer."""
     _warn()
     return True
-
-
-# torch.compiler.assume_constant_result has the same effect, but imports Dynamo. That takes a second
-# in each process.
-region_is_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_optimized_module(module: Any) -> bool:
