@@ -1,21 +1,4 @@
-"""Hands the policies of regions in a compiled graph to torch's partitioner.
-
-Note [Regions in compiled graphs]
-Under torch.compile ebb does not intercept operators: AOTAutograd traces forward and backward into
-one joint graph, and torch's partitioner decides which results forward saves. So ebb marks results
-for the partitioner, with the tags of torch's selective checkpointing:
-
-1. While Dynamo traces a region, torch.fx.traceback.annotate adds the region's number to the nodes.
-   Nothing else changes: side effects and graph breaks are those of the function without ebb.
-2. `_tag` runs on the joint graph before the partitioner. For each forward node with a number, the
-   region's policy decides: SAVE, OFFLOAD and PAGE become MUST_SAVE, RECOMPUTE becomes
-   PREFER_RECOMPUTE.
-
-Recomputation in backward is wrong if it reads a graph input that forward has written: a compiled
-graph does not keep the old contents. torch's checkpointing gives wrong gradients there. So each
-node that reads such an input becomes MUST_SAVE. Operators that are not torch's own become MUST_SAVE
-too, as a region keeps their results.
-"""
+"""Hands the policies of regions in a compiled graph to torch's partitioner."""
 
 from __future__ import annotations
 
@@ -37,6 +20,22 @@ from ebb._policy.operators import qualified_name
 from ebb._policy.policy import Policy, policy_of_number
 from ebb._region import tracing
 from ebb._support.log import log
+
+# Note [Regions in compiled graphs]
+# Under torch.compile ebb does not intercept operators: AOTAutograd traces forward and backward into
+# one joint graph, and torch's partitioner decides which results forward saves. So ebb marks results
+# for the partitioner, with the tags of torch's selective checkpointing:
+#
+# 1. While Dynamo traces a region, torch.fx.traceback.annotate adds the region's number to the nodes.
+#    Nothing else changes: side effects and graph breaks are those of the function without ebb.
+# 2. `_tag` runs on the joint graph before the partitioner. For each forward node with a number, the
+#    region's policy decides: SAVE, OFFLOAD and PAGE become MUST_SAVE, RECOMPUTE becomes
+#    PREFER_RECOMPUTE.
+#
+# Recomputation in backward is wrong if it reads a graph input that forward has written: a compiled
+# graph does not keep the old contents. torch's checkpointing gives wrong gradients there. So each
+# node that reads such an input becomes MUST_SAVE. Operators that are not torch's own become MUST_SAVE
+# too, as a region keeps their results.
 
 REGION = "ebb_region"  # annotation: the region's unit and number, see `enter`
 MODULE = "ebb_module"  # annotation: the names of the innermost running module

@@ -4,7 +4,7 @@ A tracer follows tensors by identity, but in a region backward gets another tens
 one that autograd saved. The traced graph would contain that object as a constant, and give wrong
 gradients for other inputs.
 
-Under torch.compile a region's policy reaches torch's partitioner: Note [Regions in compiled graphs].
+torch.compile is no such tracer: see Note [Regions in compiled graphs].
 """
 
 from __future__ import annotations
