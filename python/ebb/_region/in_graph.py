@@ -27,15 +27,16 @@ from ebb._support.log import log
 # for the partitioner, with the tags of torch's selective checkpointing:
 #
 # 1. While Dynamo traces a region, torch.fx.traceback.annotate adds the region's number to the nodes.
-#    Nothing else changes: side effects and graph breaks are those of the function without ebb.
+#    Side effects are those of the function without ebb. At a graph break inside the region Dynamo
+#    gives up the frame; the region then runs in eager mode, around the compiled parts.
 # 2. `_tag` runs on the joint graph before the partitioner. For each forward node with a number, the
 #    region's policy decides: SAVE, OFFLOAD and PAGE become MUST_SAVE, RECOMPUTE becomes
 #    PREFER_RECOMPUTE.
 #
 # Recomputation in backward is wrong if it reads a graph input that forward has written: a compiled
 # graph does not keep the old contents. torch's checkpointing gives wrong gradients there. So each
-# node that reads such an input becomes MUST_SAVE. Operators that are not torch's own become MUST_SAVE
-# too, as a region keeps their results.
+# node that reads such an input becomes MUST_SAVE. Operators that are not torch's own become
+# MUST_SAVE too, as a region keeps their results.
 
 REGION = "ebb_region"  # annotation: the region's unit and number, see `enter`
 MODULE = "ebb_module"  # annotation: the names of the innermost running module
