@@ -451,3 +451,10 @@ def test_lazy_models_run(by_name):
     model = nn.Sequential(nn.Sequential(nn.LazyLinear(4)))
     model(torch.randn(3, 4))
     model(torch.randn(3, 4))
+
+
+def test_the_context_fn_of_a_policy_keeps_all_its_rules(taken):
+    policy = ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, max_bytes=64)])
+    assert saved_by(policy.to_sac()) == 128
+    policy = ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, max_bytes=63)])
+    assert saved_by(policy.to_sac()) == 0

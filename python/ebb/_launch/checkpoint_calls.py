@@ -226,6 +226,9 @@ class Calls:
         """The policy for one call, and the context to enter in its region."""
         if context_fn is noop_context_fn:
             return self.assignment.policy, nullcontext()
+        own = getattr(context_fn, "policy", None)
+        if isinstance(own, Policy):  # Policy.to_sac() made it
+            return own, nullcontext()
         known = self._known(context_fn)
         if name in known:
             return known[name], nullcontext()

@@ -93,7 +93,7 @@ class Policy:
     def _take(self, compiled: _C.Policy) -> None:
         self._compiled = compiled
         # made here, because Dynamo cannot trace its construction
-        self._sac_context_fn = sac_context_fn(self._parts)
+        self._sac_context_fn = sac_context_fn(self)
         self._number = next(_numbers)
         _by_number[self._number] = self
 

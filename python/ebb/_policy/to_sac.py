@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from ebb._policy.decider import Decider
 from ebb._policy.decision import MADE_AGAIN
 from ebb._policy.operators import qualified_name
-from ebb._policy.rule import Part, Rule
+from ebb._policy.rule import Rule
 
 
 @functools.cache
@@ -33,16 +33,17 @@ def _is_known_to_torch(rule: Rule) -> bool:
     return True
 
 
-def sac_context_fn(parts_of: Callable[[], tuple[Part, ...]]) -> Callable[..., Any]:
-    """A ``context_fn`` for torch.utils.checkpoint with the decisions of a policy of these parts.
+def sac_context_fn(policy: Any) -> Callable[..., Any]:
+    """A ``context_fn`` for torch.utils.checkpoint with the decisions of a policy.
 
-    Rules with ``every`` and ``nth`` count calls per checkpointed function, not per region.
+    Rules with ``every`` and ``nth`` count calls per checkpointed function, not per region. If ebb
+    takes the checkpoint call over, it uses the policy itself.
     """
 
     def contexts() -> Any:
         parts = [
             (tuple(rule for rule in rules if _is_known_to_torch(rule)), default)
-            for rules, default in parts_of()
+            for rules, default in policy._parts()
         ]
         forward, recompute = Decider(parts), Decider(parts)
 
@@ -55,4 +56,5 @@ def sac_context_fn(parts_of: Callable[[], tuple[Part, ...]]) -> Callable[..., An
 
         return create_selective_checkpoint_contexts(decide)  # type: ignore[no-untyped-call]
 
+    contexts.policy = policy  # type: ignore[attr-defined]
     return contexts
