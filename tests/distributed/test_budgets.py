@@ -1,9 +1,10 @@
-"""A budget in a job of two ranks: one plan for both, the bits of eager, nobody waits for long."""
+"""A budget in a job of two ranks: one plan, the bits of eager, no rank waits for another."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import time
 
 import torch
@@ -18,8 +19,9 @@ import ebb
 from ebb._launch import agreeing, checking, takeover
 from ebb._region.modules import marks_of
 
-STEPS = agreeing.MEETINGS[0] + 2
+STEPS = 18  # more than ebb measures
 WIDTH = 16
+PAUSE = 6  # seconds
 
 
 def policies(model):
@@ -33,7 +35,13 @@ def policies(model):
     }
 
 
-def train(wrap=lambda model: model, budget=None, rows=lambda rank: 64, steps=STEPS):
+def train(
+    wrap=lambda model: model,
+    budget=None,
+    rows=lambda rank: 64,
+    steps=STEPS,
+    prepare=lambda optimizer: None,
+):
     """Losses and parameters; the policies at the end; what was told; how many plans were made."""
     planned = None
     told = io.StringIO()
@@ -44,6 +52,7 @@ def train(wrap=lambda model: model, budget=None, rows=lambda rank: 64, steps=STE
         try:
             model = wrap(Net(4, WIDTH))
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            prepare(optimizer)
             found = [step(model, optimizer, number, rows) for number in range(steps)]
         finally:
             takeover.remove()
@@ -113,17 +122,195 @@ def test_the_rank_that_needs_most_decides():
     assert len(chosen) > len(alone)
 
 
-@on_two_ranks
-def test_a_rank_that_trains_nothing_is_not_waited_for():
+def seconds_of(train):
     begin = time.monotonic()
+    found = train()
+    return time.monotonic() - begin, found
+
+
+@on_two_ranks
+def test_no_rank_waits_for_one_that_trains_nothing():
     if dist.get_rank() == 1:
-        *_, plans = train(budget=0.7)
+        seconds, (*_, plans) = seconds_of(lambda: train(budget=0.7))
         assert plans == 1
+        assert seconds < PAUSE
     else:
-        next(agreeing._sessions)  # later tests meet under the same number
+        next(agreeing._sessions)  # later tests begin the same session
     dist.barrier()
 
-    assert time.monotonic() - begin < agreeing._WAIT.total_seconds()
+
+@on_two_ranks
+def test_no_rank_waits_for_one_that_is_busy():
+    """Rank 0 pauses before each of its steps. Rank 1 trains on, and then plans alone."""
+    before = agreeing._PATIENCE
+    agreeing._PATIENCE = 8
+    is_busy = dist.get_rank() == 0
+
+    def paused(model):
+        model.register_forward_pre_hook(lambda *_: time.sleep(PAUSE / STEPS if is_busy else 0))
+        return model
+
+    try:
+        seconds, (*_, told, plans) = seconds_of(lambda: train(paused, 0.7, steps=2 * STEPS))
+    finally:
+        agreeing._PATIENCE = before
+
+    assert plans == 1, told
+    assert (seconds > 2 * PAUSE) == is_busy
+
+
+@on_two_ranks
+def test_a_rank_that_skips_steps_of_its_optimizer_gets_the_same_plan():
+    """Such as a rank whose gradients overflow: it counts fewer steps."""
+
+    def skips(optimizer):
+        if dist.get_rank() == 1:
+            calls, real = [], optimizer.step
+
+            def step():
+                calls.append(1)
+                return None if len(calls) == 3 else real()
+
+            optimizer.step = step
+
+    _, chosen, told, plans = train(DistributedDataParallel, 0.7, prepare=skips)
+
+    first, second = of_both(chosen)
+    assert first == second != {}
+    assert of_both(plans) == [1, 1], told
+
+
+@on_two_ranks
+def test_a_second_model_on_one_rank_stops_no_other():
+    seconds, (*_, plans) = seconds_of(lambda: train(budget=0.7))
+    if dist.get_rank() == 1:
+        *_, plans = train(budget=0.7)
+    else:
+        next(agreeing._sessions)
+
+    assert seconds < PAUSE
+    assert plans == 1
+    dist.barrier()
+
+
+@on_two_ranks
+def test_a_rank_that_leaves_before_its_plan_stops_no_other():
+    """Rank 0 has the larger need, so it should plan, and it ends its training before."""
+    before = agreeing._PATIENCE
+    agreeing._PATIENCE = 4
+    try:
+        steps = 3 * STEPS if dist.get_rank() == 1 else 5
+        *_, plans = train(budget=0.7, steps=steps)
+    finally:
+        agreeing._PATIENCE = before
+    dist.barrier()
+
+    assert plans == dist.get_rank()
+
+
+def test_an_attempt_after_a_restart_does_not_read_the_plan_of_the_one_before(monkeypatch):
+    prefixes = set()
+    for attempt in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+        monkeypatch.setattr(agreeing, "_sessions", itertools.count())
+        prefixes.add(agreeing.Ranks(None, 0, 2)._prefix)
+    assert len(prefixes) == 2
+
+
+class Store:
+    """A store in this process, as torch's."""
+
+    def __init__(self):
+        self.values = {}
+
+    def set(self, key, value):
+        self.values[key] = value
+
+    def get(self, key):
+        return self.values[key]
+
+    def check(self, keys):
+        return all(key in self.values for key in keys)
+
+    def add(self, key, number):
+        self.values[key] = self.values.get(key, 0) + number
+        return self.values[key]
+
+    def compare_set(self, key, _expected, value):
+        self.values.setdefault(key, value)
+
+
+def ranks_of(size):
+    store, session = Store(), next(agreeing._sessions)
+    made = []
+    for rank in range(size):
+        made.append(agreeing.Ranks(store, rank, size))
+        made[-1]._prefix = str(session)
+        made[-1].join()
+    return made
+
+
+def offer(kind="a", peak=100, budget=50, base=0, duration=1.0):
+    return agreeing.Offer(kind, peak, budget, duration, base)
+
+
+def plans_of(ranks, offers, looks=1):
+    """Each rank's plan after so many looks: the offer that it was made for."""
+    found = [None] * len(ranks)
+    for _ in range(looks):
+        for n, (rank, said) in enumerate(zip(ranks, offers, strict=True)):
+            if found[n] is None:
+                is_done, plan = rank.look(said, said is None, lambda most: most)
+                found[n] = plan if is_done else None
+    return found
+
+
+def test_the_rank_that_lacks_most_plans_for_the_largest_values():
+    offers = [
+        offer(peak=100, budget=90, base=5),
+        offer(peak=95, budget=50, base=7, duration=2.0),  # lacks most
+        offer(peak=100, budget=60, base=1),
+        offer(kind="b", peak=7),
+    ]
+    found = plans_of(ranks_of(4), offers, looks=3)
+    together = agreeing.Offer("a", 100, 50, 2.0, 7)
+    assert found == [together] * 3 + [offers[3]]
+    kinds = agreeing._combined([{"rank": n, "offer": vars(o)} for n, o in enumerate(offers)])
+    assert {kind: entry["leader"] for kind, entry in kinds.items()} == {"a": 1, "b": 3}
+
+
+def test_a_rank_that_gave_up_is_not_needed():
+    assert plans_of(ranks_of(3), [offer(), None, offer()], looks=2) == [offer(), None, offer()]
+
+
+def test_a_rank_without_others_offers_plans_alone_after_a_while():
+    first, second = ranks_of(2)
+    for _ in range(agreeing._PATIENCE):
+        assert first.look(offer(), False, lambda most: most) == (False, None)
+    assert first.look(offer(), False, lambda most: most) == (True, offer())
+    assert second.look(None, False, None) == (False, None)
+
+
+def test_a_leader_that_leaves_keeps_no_other_from_its_plan():
+    first, leader = ranks_of(2)
+    assert first.look(offer(), False, lambda most: most) == (False, None)
+    leader._say(offer(peak=1000))
+    for _ in range(2 * agreeing._PATIENCE - 1):
+        assert first.look(offer(), False, lambda most: most) == (False, None)
+    assert first.look(offer(), False, lambda most: most) == (True, offer())
+
+
+def test_a_rank_that_comes_later_gets_the_plan_of_its_kind():
+    [first] = ranks_of(1)
+    assert first.look(offer(), False, lambda most: most) == (True, offer())
+    late = agreeing.Ranks(first._store, 1, 2)
+    late._prefix = first._prefix
+    late.join()
+    assert late.look(offer(peak=1000), False, None) == (True, offer())
+    other = agreeing.Ranks(first._store, 2, 3)
+    other._prefix = first._prefix
+    other.join()
+    assert other.look(offer(kind="b"), False, lambda most: most) == (True, offer(kind="b"))
 
 
 @on_two_ranks
@@ -142,24 +329,10 @@ def test_stages_of_a_pipeline_plan_for_themselves():
 
 
 @on_two_ranks
-def test_a_rank_that_leaves_is_waited_for_once():
-    waits = agreeing._WAIT
-    agreeing._WAIT = waits / 30
-    try:
-        steps = STEPS if dist.get_rank() == 0 else 5
-        *_, plans = train(budget=0.7, steps=steps)
-    finally:
-        agreeing._WAIT = waits
-    dist.barrier()
-
-    assert plans == (dist.get_rank() == 0)
-
-
-@on_two_ranks
 def test_a_rank_whose_steps_differ_keeps_no_other_from_its_plan():
-    """Rank 1 has no plan at the last meeting."""
-    before = agreeing.MEETINGS
-    agreeing.MEETINGS = (16, 20)
+    """Rank 1 never has an offer."""
+    before = agreeing._PATIENCE
+    agreeing._PATIENCE = 4
     try:
         unsteady = dist.get_rank() == 1
 
@@ -176,7 +349,7 @@ def test_a_rank_whose_steps_differ_keeps_no_other_from_its_plan():
 
         *_, plans = train(shortened, 0.7, steps=23)
     finally:
-        agreeing.MEETINGS = before
+        agreeing._PATIENCE = before
 
     assert of_both(plans) == [1, 0]
 

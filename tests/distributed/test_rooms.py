@@ -92,21 +92,21 @@ def test_the_rank_that_has_least_decides():
 
 
 @on_two_ranks
-def test_a_rank_that_sees_it_late_comes_to_the_same_meeting():
+def test_a_rank_that_sees_it_late_gets_the_same_plan():
     """Rank 0 does not ask for some steps."""
-    begin = agreeing.Ranks.begin
+    begins = agreeing.Ranks.begins
     late = 3 * agreeing._ASKS
 
     def begin_late(self, number, is_full):
-        return begin(self, number, is_full) if number >= late or is_full else None
+        return (number >= late or is_full) and begins(self, number, is_full)
 
     if dist.get_rank() == 0:
-        agreeing.Ranks.begin = begin_late
+        agreeing.Ranks.begins = begin_late
     try:
         expected, *_ = train(False, steps=ALL_STEPS + 32)
         found, chosen, told, plans = train(True, (1,), steps=ALL_STEPS + 32)
     finally:
-        agreeing.Ranks.begin = begin
+        agreeing.Ranks.begins = begins
 
     assert_same(found, expected)
     first, second = of_both(chosen)

@@ -4,39 +4,37 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import pickle
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from ebb._support.log import log
 
-# Steps at whose end ranks exchange data, counted from the job's first step.
-MEETINGS = (16, 32, 64)
 _ASKS = 4  # interval in steps at which a rank asks if another rank has no more room
-_WAIT = timedelta(seconds=30)  # timeout for other ranks; twice that for a rank that plans
+_PATIENCE = 32  # steps for which a measured rank trains on without a plan of its kind
 _sessions = itertools.count()
 
 
 # Note [Ranks that agree]
 # Ranks exchange data through the store of the default process group, not by collectives: a rank
-# that trains nothing takes no part, and the others must not hang. Ranks meet at the end of steps
-# with fixed numbers, even if some have measured nothing yet. At any other step, a rank could wait
-# for a rank that is already blocked in a collective of the next step, which needs both. Each wait
-# has a timeout. A rank whose wait times out plans for itself, so plans may differ. The difference
-# costs memory or time on a rank; gradients do not change.
+# that trains nothing takes no part, and the others must not hang. No rank ever waits: each looks
+# into the store at the end of its steps, and trains on with all blocks recomputed until its plan is
+# there. So ranks may change to the plan at different steps. Gradients do not depend on the plan.
 #
-# Ranks with the same blocks and operators (data parallelism) form a kind. They all get the plan of
-# the rank that needs the most memory; it plans with the largest values that any of them measured.
-# Stages of a pipeline are of different kinds.
+# 1. Each rank writes an offer once it has measured. The last one combines all offers.
+# 2. Ranks with the same blocks and operators (data parallelism) form a kind. They all get the plan
+#    of the rank that needs the most memory; it plans with the largest values that any of them
+#    measured. Stages of a pipeline are of different kinds.
+# 3. If offers or a plan are missing after _PATIENCE steps, a rank plans for itself, so plans may
+#    differ. The difference costs memory or time on a rank.
 #
 # With EBB_BUDGET=auto, the first rank without room for all activations writes to the store at which
 # step all ranks begin to measure. That step is far enough ahead for the other ranks, since hosts do
-# not wait for devices. A rank that reads the number too late still counts from that step, so it
-# takes part in the same meetings.
+# not wait for devices.
 
 
 @dataclass(frozen=True)
@@ -57,22 +55,21 @@ class Ranks:
         self._store = store
         self._rank = rank
         self._size = size
-        self._prefix = f"ebb/budget/{next(_sessions)}"
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # its store may be the same
+        self._prefix = f"ebb/budget/{attempt}/{next(_sessions)}"
         self._has_called = False  # this rank has asked the others to measure
+        self._looks = 0  # with an offer
 
     def join(self) -> None:
-        """Make the other ranks wait for this one from now on."""
-        self._store.set(self._key("here", self._rank), "1")
+        """Count this rank among those whose offers the others need."""
+        self._store.add(self._key("joined"), 1)
 
-    def begin(self, step: int, is_full: bool) -> int | None:
-        """Find out when all ranks begin to measure. Call at the end of each step.
+    def begins(self, step: int, is_full: bool) -> bool:
+        """Find out if all ranks begin to measure. Call at the end of each step.
 
         Args:
             step: number of the step that has ended.
             is_full: this rank has no room for more activations.
-
-        Returns:
-            The step from which all ranks count; None if it is not known or not reached.
 
         Raises:
             Exception: the store failed.
@@ -82,80 +79,87 @@ class Ranks:
             first = step + _ASKS + -step % _ASKS
             self._store.compare_set(self._key("full"), "", str(first))
         if step % _ASKS or not self._store.check([self._key("full")]):
-            return None
-        first = int(self._store.get(self._key("full")))
-        return first if step >= first else None
+            return False
+        return step >= int(self._store.get(self._key("full")))
 
-    def agree(
-        self, meeting: int, offer: Offer | None, gave_up: bool, plan: Callable[[Offer], Any]
+    def look(
+        self, offer: Offer | None, gave_up: bool, plan: Callable[[Offer], Any]
     ) -> tuple[bool, Any]:
-        """Exchange offers with all ranks at a meeting.
+        """Exchange offers and plans with other ranks. Call at the end of each step; never waits.
 
         Args:
-            meeting: number of the meeting's step.
             offer: None if this rank has not measured yet.
             gave_up: this rank will never have an offer.
-            plan: makes the plan of a kind from its combined offer; runs on one rank of the kind.
+            plan: makes a plan from a combined offer.
 
         Returns:
-            True if there is another meeting, since a rank has no offer yet; and the plan.
+            True if there is nothing more to exchange, and this rank's plan.
 
         Raises:
-            Exception: other ranks did not come in time.
+            Exception: the store failed.
         """
-        ranks = [n for n in range(self._size) if self._store.check([self._key("here", n)])]
-        message = {"gave_up": gave_up, "offer": None if offer is None else asdict(offer)}
-        self._store.set(self._key(meeting, "said", self._rank), json.dumps(message))
-        if self._rank == ranks[0]:
-            self._store.set(self._key(meeting, "found"), json.dumps(self._judge(meeting, ranks)))
-        verdict = json.loads(self._wait(self._key(meeting, "found"), 2))
-        if verdict["missing"] and meeting != MEETINGS[-1]:
-            return True, None
         if offer is None:
+            if gave_up and self._looks == 0:
+                self._say(None)
+            return gave_up, None
+        self._looks += 1
+        if self._looks == 1:
+            self._say(offer)
+        if not self._store.check([self._key("kinds")]):
+            return self._own_if_late(1, offer, plan)
+        combined = json.loads(self._store.get(self._key("kinds"))).get(offer.kind)
+        if combined is None:  # this rank came after the others had their plans
+            return True, plan(offer)
+        made = self._key("plan", combined["leader"])
+        if combined["leader"] == self._rank:
+            found = plan(Offer(**combined["offer"]))
+            self._store.set(made, pickle.dumps(found))
+            return True, found
+        if not self._store.check([made]):
+            return self._own_if_late(2, offer, plan)
+        return True, pickle.loads(self._store.get(made))
+
+    def _own_if_late(
+        self, times: int, offer: Offer, plan: Callable[[Offer], Any]
+    ) -> tuple[bool, Any]:
+        """A plan of this rank alone, if the others had so many times _PATIENCE steps."""
+        if self._looks <= times * _PATIENCE:
             return False, None
-        most, leader = verdict["kinds"][offer.kind]
-        made = self._key(meeting, "plan", leader)
-        if leader == self._rank:
-            self._store.set(made, pickle.dumps(plan(Offer(**most))))
-        return False, pickle.loads(self._wait(made, 4))
+        log.info("budget: offers or the plan of other ranks are missing, so this rank plans alone")
+        return True, plan(offer)
 
-    def _judge(self, meeting: int, ranks: list[int]) -> dict[str, Any]:
-        """Combine the offers of each kind, and find the rank that needs the most memory."""
-        kinds: dict[str, tuple[dict[str, Any], int]] = {}
-        missing = []
-        for rank, message in self._messages(meeting, ranks).items():
-            offer = message["offer"]
-            if offer is None:
-                missing += [] if message["gave_up"] else [rank]
-                continue
-            most, leader = kinds.get(offer["kind"], (offer, rank))
-            if _lack(offer) > _lack(most):
-                leader = rank
-            together = {name: _most(most[name], offer[name]) for name in most}
-            together["budget"] = min(most["budget"], offer["budget"])
-            kinds[offer["kind"]] = (together, leader)
-        return {"kinds": kinds, "missing": missing}
-
-    def _messages(self, meeting: int, ranks: list[int]) -> dict[int, dict[str, Any]]:
-        """Messages of the ranks that came in time."""
-        keys = {rank: self._key(meeting, "said", rank) for rank in ranks}
-        try:
-            self._store.wait(list(keys.values()), _WAIT)
-        except Exception as error:  # the type depends on the store
-            log.info("budget: some ranks did not report their measurements in time: %s", error)
-        return {
-            rank: json.loads(self._store.get(key))
-            for rank, key in keys.items()
-            if self._store.check([key])
-        }
-
-    def _wait(self, key: str, times: int) -> bytes:
-        self._store.wait([key], times * _WAIT)
-        value: bytes = self._store.get(key)
-        return value
+    def _say(self, offer: Offer | None) -> None:
+        """Write this rank's offer; the last rank to do so combines all."""
+        place = self._store.add(self._key("places"), 1)
+        message = {"rank": self._rank, "offer": None if offer is None else asdict(offer)}
+        self._store.set(self._key("offer", place), json.dumps(message))
+        count = self._store.add(self._key("written"), 1)
+        if count >= self._store.add(self._key("joined"), 0):
+            keys = [self._key("offer", n + 1) for n in range(count)]
+            messages = [json.loads(self._store.get(key)) for key in keys]
+            # a rank that came later changes nothing
+            self._store.compare_set(self._key("kinds"), "", json.dumps(_combined(messages)))
 
     def _key(self, *parts: object) -> str:
         return "/".join(map(str, (self._prefix, *parts)))
+
+
+def _combined(messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """For each kind the combined offer, and the rank that needs the most memory."""
+    kinds: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    for message in messages:
+        if message["offer"] is not None:
+            kinds.setdefault(message["offer"]["kind"], []).append(
+                (message["rank"], message["offer"])
+            )
+    combined = {}
+    for kind, members in kinds.items():
+        leader, most = max(members, key=lambda member: (_lack(member[1]), -member[0]))
+        for _, offer in members:
+            most = {name: _most(most[name], offer[name]) for name in most}
+        most["budget"] = min(offer["budget"] for _, offer in members)
+        combined[kind] = {"leader": leader, "offer": most}
+    return combined
 
 
 def _lack(offer: dict[str, Any]) -> float:

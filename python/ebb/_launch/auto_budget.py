@@ -67,16 +67,15 @@ class AutoBudget(Budget):
     def _step_ended(self, is_step: bool) -> None:
         if not self._is_full:
             self._kept_steps += 1
-            first = self._first_measured()
-            if first is None:
+            if not self._begins():
                 self.blocks.take()
                 return
-            self._begin_to_plan(first)
+            self._begin_to_plan()
             is_step = False  # the ended step saved everything, unlike those to be measured
         super()._step_ended(is_step)
 
-    def _first_measured(self) -> int | None:
-        """The number of the step after which ebb measures steps; None while there is room."""
+    def _begins(self) -> bool:
+        """True if ebb measures steps from now on; False while there is room."""
         if self._kept_steps == 1:
             self._others = ranks_of_job()
             if self._others is not None:
@@ -90,17 +89,17 @@ class AutoBudget(Budget):
             )
         if self._others is not None:
             try:
-                return self._others.begin(self._kept_steps, is_full)
+                return self._others.begins(self._kept_steps, is_full)
             except Exception as error:  # the type depends on the store
                 log.info("budget: this rank plans alone, the others are not reachable: %s", error)
                 self._others = None
-        return self._kept_steps if is_full else None
+        return is_full
 
     def _has_risen(self, count: str) -> bool:
         return _C.room_stats()[count] > self._before[count]
 
-    def _begin_to_plan(self, first: int) -> None:
-        """Plan from now on. `first`: the number of the step after which all ranks begin."""
+    def _begin_to_plan(self) -> None:
+        """Plan from now on."""
         self._is_full = True
         self._limit = _C.room_limit()  # lower than before if an allocation has failed
         _C.keep_while_there_is_room(0)
@@ -108,7 +107,6 @@ class AutoBudget(Budget):
         beside = max(0, _C.bytes_in_use() - base_bytes(models, optimizers))
         self._budget = max(1, self._limit - beside)
         self._ranks, self._others = self._others, None
-        self._steps = self._kept_steps - first
         what = f"a budget of {size(self._budget)}" if beside < self._limit else "the lowest peak"
         self._tell(
             f"memory is too small to save all activations: ebb profiles steps, then plans for "

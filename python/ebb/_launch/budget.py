@@ -17,7 +17,6 @@ import torch
 from _ebb_switches import is_set
 
 from ebb import _C
-from ebb._launch import agreeing
 from ebb._launch.agreeing import Offer, Ranks, has_ranks, ranks_of_job
 from ebb._launch.assignment import Assignment, InCall
 from ebb._launch.budgeted import Blocks, CallAround
@@ -53,8 +52,8 @@ _LONG, _LONG_STEPS = 1.0, 20  # seconds, and steps: ebb reports planning that ta
 # Note [The phases of a budget]
 # 1. All blocks are recomputed from the first forward on.
 # 2. From the end of the first step on, ebb measures steps. See Note [Steps that are measured].
-# 3. At the end of the last measured step ebb makes the plan and puts it in place. Ranks wait until
-#    they meet, see Note [Ranks that agree].
+# 3. At the end of the last measured step ebb makes the plan and puts it in place. If there are
+#    several ranks, see Note [Ranks that agree].
 # 4. Under the plan ebb counts the bytes of each step. See Note [Steps over the budget].
 # Blocks change only between two steps. If a new model comes, another optimizer marks the steps, or
 # steps change for good, ebb begins again at 2. If no plan can be made, all blocks stay recomputed:
@@ -176,13 +175,13 @@ class Budget:
     def _at_boundary(self, is_step: bool) -> None:
         try:
             self._step_ended(is_step)
-            self._meet_ranks()
+            self._look_at_ranks()
         except NothingToPlanError as error:
             self._wait(str(error) if any(self.blocks.alive()) else _NO_BLOCKS)
         except NoPlanError as error:
             has_blocks = any(self.blocks.alive())
             self._give_up(str(error) if has_blocks else _NO_BLOCKS)
-            self._meet_ranks()
+            self._look_at_ranks()
         except Exception as error:
             self._ranks = None
             if isinstance(error, BudgetError) and is_set("EBB_STRICT"):
@@ -330,31 +329,25 @@ class Budget:
 
     # Plans ----------------------------------------------------------------------------------------
 
-    def _meet_ranks(self) -> None:
-        """Meet other ranks at fixed steps. A rank without a plan comes too: others wait for it."""
-        if self._ranks is None or self._steps not in agreeing.MEETINGS:
+    def _look_at_ranks(self) -> None:
+        """Put the plan of the ranks in place, once it is there."""
+        if self._ranks is None:
             return
         outcome = self._outcome
         offer = None if outcome is None else _offer(outcome.measured, self._budget)
         try:
-            again, decided = self._ranks.agree(
-                self._steps, offer, self._has_ended, lambda most: self._decide_for(most, outcome)
+            is_done, decided = self._ranks.look(
+                offer, self._has_ended, lambda most: self._decide_for(most, outcome)
             )
         except Exception as error:
             log.info("budget: the ranks do not agree, so this rank plans alone: %s", error)
-            again, decided = False, None
+            is_done, decided = True, None
             if outcome is not None:
                 decided = self._decide(outcome.measured)
-        if again and not self._has_ended:
-            return
-        self._ranks = None
-        if self._has_ended:
-            return
-        if decided is None:
-            raise NoPlanError(
-                "the ranks could not profile their steps in time, because the steps differ too much"
-            )
-        self._switch(decided)
+        if is_done:
+            self._ranks = None
+        if decided is not None and not self._has_ended:
+            self._switch(decided)
 
     def _decide_for(self, most: Offer, outcome: Outcome | None) -> Decided:
         """Plan for all ranks of a kind: this rank's profile, with the kind's largest values."""
