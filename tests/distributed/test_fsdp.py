@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from two_ranks import on_two_ranks
 
 import ebb
+from ebb._support.log import log
 
 
 @pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
@@ -141,9 +143,24 @@ def test_fsdp2_accumulates_without_sync():
     assert_exact(train)
 
 
+class Records(logging.Handler):
+    """Texts of ebb's log, while it is entered."""
+
+    def __enter__(self):
+        self.texts = []
+        log.addHandler(self)
+        return self.texts
+
+    def __exit__(self, *_):
+        log.removeHandler(self)
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+
 @on_two_ranks
-def test_one_region_around_all_of_fsdp2():
-    """Refused where parameters are gone when they are read again: see the design's shortcomings."""
+def test_a_with_block_around_several_units():
+    """Its replay needs parameters that FSDP has freed, and ebb cannot move the region."""
     mesh = init_device_mesh("cpu", (2,))
 
     def train(inside):
@@ -152,6 +169,66 @@ def test_one_region_around_all_of_fsdp2():
 
     with pytest.raises(RuntimeError, match=r"aten::.* in region 'region'.*resized|was resized"):
         assert_exact(train, ["recompute_all"])
+
+
+@pytest.mark.parametrize("order", ["apply first", "shard first"])
+@pytest.mark.parametrize("how", ["fsdp2", "fsdp1"])
+@on_two_ranks
+def test_a_region_around_several_units_moves_to_them(how, order):
+    mesh = init_device_mesh("cpu", (2,))
+
+    def shard(model):
+        if how == "fsdp2":
+            return sharded(model, mesh, reshard_after_forward=True)
+        return FullyShardedDataParallel(
+            model,
+            auto_wrap_policy=ModuleWrapPolicy({Block}),
+            use_orig_params=True,
+            device_id=torch.device("cpu"),
+        )
+
+    def train(inside):
+        model = Net()
+        if order == "apply first":
+            inside.apply(model, "")
+        model = shard(model)
+        if order == "shard first":
+            inside.apply(model, "")
+        return train_steps(model)
+
+    with Records() as texts:
+        assert_exact(train)
+    assert "these modules are regions in its place: " in texts[0]
+    assert all(f"layers.{n}" in texts[0] for n in range(3))
+
+
+@on_two_ranks
+def test_a_region_stays_whole_if_fsdp_keeps_parameters():
+    mesh = init_device_mesh("cpu", (2,))
+
+    def train(inside):
+        model = sharded(Net(), mesh, reshard_after_forward=False)
+        inside.apply(model, "")
+        return train_steps(model)
+
+    with Records() as texts:
+        assert_exact(train)
+    assert texts == []
+
+
+@on_two_ranks
+def test_remove_after_a_region_has_moved():
+    mesh = init_device_mesh("cpu", (2,))
+    model = sharded(Net(), mesh, reshard_after_forward=True)
+    classes = [type(module) for module in model.modules()]
+    handle = ebb.apply(model, ebb.policies.recompute_all, "")
+    train_steps(model)
+    assert any(type(module) not in classes for module in model.modules())
+    handle.remove()
+    assert [type(module) for module in model.modules()] == classes
+    ebb.reset_stats()
+    train_steps(model)
+    assert ebb.stats()["total"]["entered"] == 0
 
 
 class KeepsHidden(Block):

@@ -60,10 +60,11 @@ class RegionHandle:
                     "undo that before calling remove()"
                 )
         for module in self._modules.values():
-            marks = mark(module)
-            marks.region = None
-            if marks.number == 0:
-                unmark(module)
+            for region in (*(mark(module).units or ()), module):
+                marks = mark(region)
+                marks.region = None
+                if marks.number == 0 and can_unmark(region):
+                    unmark(region)
         unnumber(self._numbered)
         self._modules = None
 

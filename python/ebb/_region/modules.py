@@ -23,8 +23,10 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from ebb import _C
 from ebb._region import in_graph
+from ebb._region.fsdp_units import units_inside
 from ebb._region.module_names import modules_of
 from ebb._region.tracing import is_optimized_module
+from ebb._support.log import log
 from ebb._support.shown import as_utf8
 
 _KEY = "_ebb"  # in a module's instance dictionary: its Marks
@@ -39,12 +41,14 @@ class Marks:
     names: str = ""  # the names with that number, in lines; for compiled graphs
     asked_by: int = 0  # how many calls of `number_modules` need the number
     is_root: bool = False  # True after `number_modules_once` for this module
+    # See Note [Regions around FSDP units]. None before the first forward.
+    units: tuple[torch.nn.Module, ...] | None = None
 
     def __copy__(self) -> Marks:
-        return replace(self)
+        return replace(self, units=None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Marks:
-        return replace(self)
+        return replace(self, units=None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Marks, ())
@@ -59,9 +63,40 @@ class Marks:
             return self._run_in_region(function, *args, **kwargs)
 
     def _run_in_region(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.units is None and not is_compiling():
+            self._move_to_units(getattr(function, "__self__", None))
         if self.region is None:
             return function(*args, **kwargs)
         return self.region(function, *args, **kwargs)
+
+    # Note [Regions around FSDP units]
+    # Backward recomputes a region at once. If a region contains several modules whose parameters
+    # FSDP frees after forward, backward would need all parameters at once, but FSDP gathers them
+    # unit by unit. So at the first forward of such a region, its units become regions in its place.
+    def _move_to_units(self, module: Any) -> None:
+        self.units = ()
+        # a region of EBB_BUDGET is another kind of callable; it is always a block
+        if not isinstance(self.region, functools.partial) or not isinstance(
+            module, torch.nn.Module
+        ):
+            return
+        units = units_inside(module)
+        if not units:
+            return
+        policy, outer, escapes = self.region.args[0]
+        for name, unit in units.items():
+            marks = mark(unit)
+            if marks.region is None:
+                settings = (policy, f"{outer}.{name}", escapes)
+                marks.region = functools.partial(self.region.func, settings)
+                self.units += (unit,)
+        self.region = None
+        log.warning(
+            "ebb: FSDP frees parameters inside region %s after forward, so these modules are "
+            "regions in its place: %s",
+            outer,
+            ", ".join(units),
+        )
 
 
 class _NoSubclass:
