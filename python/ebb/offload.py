@@ -11,7 +11,7 @@ from typing import Any
 from ebb import _C
 from ebb._support.old import warn_of_old
 from ebb._support.shown import shown
-from ebb._support.sizes import Bytes, number_of_bytes, whole_number
+from ebb._support.sizes import Bytes, bytes_of_rank, number_of_bytes, whole_number
 
 __all__ = ["configure"]
 
@@ -30,7 +30,8 @@ def configure(
     """Set how values with the decision OFFLOAD move, for the whole process, from now on.
 
     Settings that are not given keep their value. Sizes are in bytes, as a number or as text such as
-    ``"512MiB"``. In a job, the section ``[offload]`` of the file that ``EBB_CONFIG`` names has
+    ``"512MiB"``. A limit such as ``"64GiB/node"`` is for all ranks of a node together, which each
+    get an equal part. In a job, the section ``[offload]`` of the file that ``EBB_CONFIG`` names has
     these settings; ``EBB_OFFLOAD_MIN_BYTES``, ``EBB_OFFLOAD_PINNED_LIMIT`` and
     ``EBB_OFFLOAD_DISK`` override that file.
 
@@ -58,8 +59,9 @@ def configure(
 
     Raises:
         TypeError: a setting has the wrong type.
-        ValueError: a setting is negative, too large, or text that is not a size; or no file can be
-            made in ``disk``.
+        ValueError: a setting is negative, too large, or text that is not a size; no file can be
+            made in ``disk``; or a limit is per node, and the launcher does not say how many ranks
+            run there.
     """
     given = {
         "min_bytes": min_bytes,
@@ -69,7 +71,9 @@ def configure(
         "disk_limit": disk_limit,
     }
     changed: dict[str, Any] = {
-        name: number_of_bytes(name, value) for name, value in given.items() if value is not None
+        name: (bytes_of_rank if name.endswith("_limit") else number_of_bytes)(name, value)
+        for name, value in given.items()
+        if value is not None
     }
     if keep_last is not None:
         changed["keep_last"] = whole_number("keep_last", keep_last, "values")

@@ -8,6 +8,7 @@ import fork_server
 import pytest
 
 import ebb
+from ebb._support import job
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,41 @@ def test_sizes_as_text():
     assert found["prefetch_bytes"] == 3 << 20
     assert found["in_flight_bytes"] == 7
     assert ebb.offload.configure() == before
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Sets the variables of a launcher, and restores ebb's settings."""
+    for name in (*job._LOCAL_SIZES, "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    before = ebb.offload.configure()
+    yield lambda **variables: [monkeypatch.setenv(n, v) for n, v in variables.items()]
+    ebb.offload.configure(**before)
+
+
+@pytest.mark.parametrize(
+    ("variables", "ranks"),
+    [
+        ({}, 1),
+        ({"LOCAL_WORLD_SIZE": "8", "WORLD_SIZE": "16"}, 8),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, 3),
+        ({"SLURM_NTASKS_PER_NODE": "4", "WORLD_SIZE": "1"}, 4),
+    ],
+)
+def test_a_limit_of_a_node_is_divided_among_its_ranks(launched, variables, ranks):
+    launched(**variables)
+    found = ebb.offload.configure(pinned_limit="1GiB/node", disk_limit="10 GiB/Node")
+    assert found["pinned_limit"] == (1 << 30) // ranks
+    assert found["disk_limit"] == (10 << 30) // ranks
+
+
+def test_a_limit_of_a_node_needs_the_number_of_its_ranks(launched):
+    launched(WORLD_SIZE="16")
+    with pytest.raises(ValueError, match=r"pinned_limit is given per node.*set LOCAL_WORLD_SIZE"):
+        ebb.offload.configure(pinned_limit="1GiB/node")
+    for setting in ({"min_bytes": "1MiB/node"}, {"disk_limit": "/node"}):
+        with pytest.raises(ValueError, match="must be a number of bytes"):
+            ebb.offload.configure(**setting)
 
 
 @pytest.mark.parametrize(

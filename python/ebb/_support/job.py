@@ -13,6 +13,13 @@ from ebb._support.shown import tell
 
 # Launchers that do not set RANK set one of these: srun, mpirun, Lightning (LOCAL_RANK).
 _OTHERS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "LOCAL_RANK")
+# How many ranks run on a node: torchrun, mpirun, MPICH, srun.
+_LOCAL_SIZES = (
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "SLURM_NTASKS_PER_NODE",
+)
 _LAUNCHERS = (
     "torch.distributed.launcher.api",
     "accelerate.commands.launch",
@@ -46,6 +53,24 @@ def rank() -> int:
     if "RANK" in os.environ:
         return _number("RANK")
     return next(filter(None, map(_number, _OTHERS)), 0)
+
+
+def ranks_of_node(name: str) -> int:
+    """How many ranks of the job run on this machine; `name` is the setting that needs it.
+
+    Raises:
+        ValueError: the job has several ranks, and its launcher does not say how many run here.
+    """
+    found = next(filter(None, map(_number, _LOCAL_SIZES)), 0)
+    if found:
+        return found
+    size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if max(size, _number("WORLD_SIZE")) > 1:
+        raise ValueError(
+            f"ebb: {name} is given per node, but the launcher does not say how many ranks run on "
+            "this node; set LOCAL_WORLD_SIZE, or give the limit of one rank"
+        )
+    return 1
 
 
 def _is_helper() -> bool:

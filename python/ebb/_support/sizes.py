@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TypeAlias
 
+from ebb._support.job import ranks_of_node
 from ebb._support.shown import shown
 
 Bytes: TypeAlias = "int | str"
@@ -27,6 +28,18 @@ def number_of_bytes(name: str, value: object) -> int:
             )
         value = round(float(found[1]) * unit) if "." in found[1] else int(found[1]) * unit
     return whole_number(name, value, "bytes")
+
+
+def bytes_of_rank(name: str, value: object) -> int:
+    """A limit of this process. A text such as ``"64GiB/node"`` is a limit for all ranks of a node,
+    which each get an equal part.
+
+    Raises:
+        ValueError: the text is no size, or the number of ranks on the node is unknown.
+    """
+    if isinstance(value, str) and value.rstrip().lower().endswith("/node"):
+        return number_of_bytes(name, value.rstrip()[: -len("/node")]) // ranks_of_node(name)
+    return number_of_bytes(name, value)
 
 
 def whole_number(name: str, value: object, unit: str = "", most: int = _LARGEST) -> int:
