@@ -14,7 +14,9 @@ from budget_jobs import (
     WIDTH,
     Job,
     Net,
+    Quiet,
     assert_same,
+    peak_of,
     regions,
 )
 from exactness import same_bits
@@ -98,6 +100,39 @@ class Closures(Job):
             return loss
 
         self.note(self.optimizer.step(closure))
+
+
+class EvaluatingMuch(Quiet):
+    """Before each n-th step: 16 times the rows of a step."""
+
+    def __init__(self, every, **settings):
+        super().__init__(**settings)
+        self.every = every
+
+    def step(self, step):
+        if step % self.every == self.every - 1:
+            with torch.no_grad():
+                batch = self.batch(step).repeat(16, 1)
+                results = [self.model(batch) for _ in range(2)]
+            del batch, results
+        super().step(step)
+
+
+@pytest.mark.parametrize("every", [1, 2, 7])
+@pytest.mark.parametrize("budget", ["60%", "bytes"])
+def test_evaluation_does_not_count_as_part_of_the_step(install, told, every, budget):
+    if budget == "bytes":
+        step, total = peak_of(Quiet().train(3))
+        budget = total - step // 3
+    expected = EvaluatingMuch(every).train(4 * PLANNED)
+    planned = install(str(budget))
+
+    found = EvaluatingMuch(every).train(4 * PLANNED)
+
+    assert all(map(same_bits, found.model.parameters(), expected.model.parameters()))
+    assert "too small" not in told()
+    assert "a step allocated" not in told()
+    assert planned._measured == 1
 
 
 @pytest.mark.parametrize("kind", [Accumulating, Scaled, Evaluating, Idle, Closures])

@@ -188,6 +188,8 @@ class Budget:
                 self._stop()
                 raise
             self._fail(error)
+        finally:
+            self.blocks.evaluation.step_ended()
 
     def _fail(self, error: Exception) -> None:
         log.info("budget", exc_info=True)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
+from ebb import _C
 from ebb._launch.agreeing import has_ranks
 from ebb._plan.callers import Callers
 from ebb._policy.policy import Policy
@@ -34,11 +35,42 @@ from ebb._support.log import log
 _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
+# Note [Evaluation between steps]
+# Many jobs evaluate, or generate samples, between two optimizer steps, without gradients. No plan
+# can lower the memory of that, so it does not count as memory of the step that follows: the peak is
+# reset when the first block runs with gradients, and a profile leaves out what was allocated and
+# freed before.
+
+
+class Evaluation:
+    """Notices calls of blocks without gradients before a step's first call with gradients."""
+
+    def __init__(self) -> None:
+        self.has_run = False  # since the last step ended
+        self._is_over = False  # a block has run with gradients since then
+
+    def called(self, has_gradients: bool) -> None:
+        if self._is_over:
+            return
+        if not has_gradients:
+            self.has_run = True
+            return
+        self._is_over = True
+        if self.has_run:
+            _C.reset_most_tensor_bytes()
+
+    def step_ended(self) -> None:
+        self.has_run = self._is_over = False
+
+
 class Block:
     """A module that is a region under `policy`; if `policy` is None, its calls are only counted."""
 
-    def __init__(self, name: str, module: torch.nn.Module, root: torch.nn.Module) -> None:
+    def __init__(
+        self, name: str, module: torch.nn.Module, root: torch.nn.Module, evaluation: Evaluation
+    ) -> None:
         self.name = name  # unique, from the module's name in its model
+        self._evaluation = evaluation
         self.module = weakref.ref(module)
         self.root = weakref.ref(root)
         self.policy: Policy | None = None
@@ -48,7 +80,11 @@ class Block:
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # Without gradients autograd saves nothing, so a region would free no memory.
-        if is_compiling() or not torch.is_grad_enabled():
+        if is_compiling():
+            return function(*args, **kwargs)
+        has_gradients = torch.is_grad_enabled()
+        self._evaluation.called(has_gradients)
+        if not has_gradients:
             return function(*args, **kwargs)
         self.calls += 1
         if self.policy is None:
@@ -122,6 +158,7 @@ class Blocks:
         self.are_plain = False  # True if no block is a region now
         # Modules or code of checkpointed functions that run a block.
         self.functions_around: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.evaluation = Evaluation()
         self.candidate = 0  # index of the blocks in `block_candidates` of a model
         self._patterns = patterns
         self._all: list[Block] = []
@@ -139,7 +176,7 @@ class Blocks:
         for plain, module in self.of(root):
             if _is_free(module):
                 name = self._name_of(module, plain, root)
-                block = Block(name, module, root)
+                block = Block(name, module, root, self.evaluation)
                 block.put(policy)
                 self._all.append(block)
                 self._new.append(block)
@@ -252,7 +289,7 @@ class Blocks:
                 self._all.remove(block)
                 self._used.discard(block)
         for name, (module, root) in around.items():
-            block = Block(name, module, root)
+            block = Block(name, module, root, self.evaluation)
             block.put(policies[name])
             self._around.append(block)
 

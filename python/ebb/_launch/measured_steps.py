@@ -27,7 +27,7 @@ from ebb._plan.measuring import (
     sending_all,
 )
 from ebb._plan.pages import StepsThatRunAgain
-from ebb._plan.profile import Profile, median_of
+from ebb._plan.profile import Profile, median_of, without_evaluation
 from ebb._plan.recording import Purpose, Recording
 from ebb.policies import recompute_all
 
@@ -198,6 +198,8 @@ class Measuring:
 
     def _note(self, purpose: Purpose, peak: int, duration: float, profile: Profile | None) -> None:
         if profile is not None:
+            if self._blocks.evaluation.has_run:
+                profile = without_evaluation(profile)
             self._profiles.append((peak, profile))
         elif purpose is Purpose.TIME and self._is_away:
             self._times_away.append(duration)

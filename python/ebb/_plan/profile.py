@@ -185,6 +185,23 @@ def from_first_operator(profile: Profile) -> tuple[Profile, int]:
     return replace(profile, allocations=tuple(kept)), freed
 
 
+def without_evaluation(profile: Profile) -> Profile:
+    """The profile without memory that was allocated and freed before its first operator."""
+    first = min((operator.start for operator in profile.operators), default=0.0)
+    kept: list[tuple[float, int, int]] = []
+    began: dict[int, int] = {}  # by address: where the allocation is in `kept`
+    dropped = set()
+    for event in profile.allocations:
+        time, address, nbytes = event
+        if nbytes > 0:
+            began[address] = len(kept)
+        elif time < first and address in began:
+            dropped |= {began.pop(address), len(kept)}
+        kept.append(event)
+    allocations = tuple(event for n, event in enumerate(kept) if n not in dropped)
+    return replace(profile, allocations=allocations)
+
+
 def median_of(profiles: list[Profile]) -> Profile:
     """Combine profiles of the same step.
 
