@@ -161,3 +161,66 @@ def test_a_strict_job_that_ends_early_is_told(monkeypatch, capsys):
     blocks._at_exit()
 
     assert "EBB=1 has no effect so far" in lines(capsys)[0]
+
+
+def whole(model):
+    return torch.compile(model, backend="aot_eager")
+
+
+def each(model):
+    for n, layer in enumerate(model.layers):
+        model.layers[n] = torch.compile(layer, backend="aot_eager")
+    return model
+
+
+def in_place(model):
+    for layer in model.layers:
+        layer.compile(backend="aot_eager")
+    return model
+
+
+@pytest.mark.parametrize("compiled", [whole, each, in_place])
+def test_compiled_blocks_are_regions_in_their_graphs(install, capsys, compiled):
+    def steps():
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = Net(dropout=0.0)
+        call = compiled(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        found = []
+        for _ in range(3):
+            y = call(torch.randn(64, 16))
+            found.append(saved_bytes(y.grad_fn, model))
+            y.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return found, [p.detach().clone() for p in model.parameters()]
+
+    eager_saved, expected = steps()
+    install()
+    before = torch._functorch.config.joint_custom_pass
+    try:
+        saved, found = steps()
+    finally:
+        torch._functorch.config.joint_custom_pass = before
+        torch._dynamo.reset()
+
+    assert all(map(torch.equal, found, expected))
+    assert max(saved) < 0.4 * min(eager_saved)
+    assert "4 modules are regions: layers.0-3 (EBB=1" in lines(capsys)[0]
+
+
+def saved_bytes(node, model):
+    """Bytes that compiled graphs save for backward, without parameters."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    found, nodes, seen = {}, [node], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [following for following, _ in node.next_functions]
+        for tensor in node.saved_tensors if "CompiledFunction" in node.name() else ():
+            storage = tensor.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+    return sum(nbytes for at, nbytes in found.items() if at not in own)

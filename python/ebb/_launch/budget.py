@@ -30,6 +30,7 @@ from ebb._plan.measured import Measured
 from ebb._plan.measuring import device_of
 from ebb._plan.memory_limit import free
 from ebb._plan.plan import plan_of
+from ebb._region.tracing import is_optimized_module
 from ebb._report import planned
 from ebb._report.planned import ReportedPlan
 from ebb._support.job import is_first
@@ -115,6 +116,7 @@ class Budget:
         self._checking: Checking | None = None  # while steps under the plan are measured
         self._has_ended = False  # ebb makes no more plans
         self._announced = False
+        self._has_compiled = False  # torch.compile has compiled a module of a model
         self._progress = Progress(f"ebb: EBB_BUDGET={text}: profiling")
 
     def start(self, undo: ExitStack) -> None:
@@ -129,6 +131,7 @@ class Budget:
         try:
             self._models.add(model)
             names = self.blocks.add(model, recompute_all)
+            self._has_compiled |= any(is_optimized_module(inner) for inner in model.modules())
             if names and torch.is_grad_enabled():
                 self._announce(names)
         except Exception as error:
@@ -164,6 +167,12 @@ class Budget:
             tell(f"ebb: EBB_BUDGET={self._text}: {what}")
 
     def _at_exit(self) -> None:
+        if self._has_compiled and self._steps and not self._announced and not self._has_ended:
+            self._tell(
+                "no plan: torch.compile has compiled all blocks, and chooses what their graphs "
+                "save. Set torch._functorch.config.activation_memory_budget, or a policy by "
+                "ebb.apply"
+            )
         if self._measuring is not None and not self._has_ended and self._announced:
             self._tell(
                 f"the job ended after {self._steps} steps, before the plan was ready; all blocks "

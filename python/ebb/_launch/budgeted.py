@@ -74,6 +74,7 @@ class Block:
         self.module = weakref.ref(module)
         self.root = weakref.ref(root)
         self.policy: Policy | None = None
+        self.in_graphs = False  # True: a region also under torch.compile
         self.calls = 0  # with gradients since the last `Blocks.take`
         self.met_hooks = False  # True if the job had saved-tensor hooks in place during a call
         mark(module).region = self
@@ -81,7 +82,9 @@ class Block:
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # Without gradients autograd saves nothing, so a region would free no memory.
         if is_compiling():
-            return function(*args, **kwargs)
+            if self.policy is None or not self.in_graphs:
+                return function(*args, **kwargs)
+            return run_in_region((self.policy, self.name, "keep"), function, *args, **kwargs)
         has_gradients = torch.is_grad_enabled()
         self._evaluation.called(has_gradients)
         if not has_gradients:
@@ -151,16 +154,21 @@ def _told_apart_by(function: Any) -> Any:
 
 
 class Blocks:
-    """All blocks of a job. `patterns`: globs over module names that select the blocks; empty: ebb
-    finds the blocks."""
+    """All blocks of a job.
 
-    def __init__(self, patterns: tuple[str, ...]) -> None:
+    Args:
+        patterns: globs over module names that select the blocks; empty: ebb finds the blocks.
+        in_graphs: True if blocks that torch.compile compiles are blocks too.
+    """
+
+    def __init__(self, patterns: tuple[str, ...], *, in_graphs: bool = False) -> None:
         self.are_plain = False  # True if no block is a region now
         # Modules or code of checkpointed functions that run a block.
         self.functions_around: weakref.WeakSet[Any] = weakref.WeakSet()
         self.evaluation = Evaluation()
         self.candidate = 0  # index of the blocks in `block_candidates` of a model
         self._patterns = patterns
+        self._in_graphs = in_graphs
         self._all: list[Block] = []
         self._used: set[Block] = set()  # called with gradients at least once
         self._new: list[Block] = []  # added since the last `take`
@@ -177,6 +185,7 @@ class Blocks:
             if _is_free(module):
                 name = self._name_of(module, plain, root)
                 block = Block(name, module, root, self.evaluation)
+                block.in_graphs = self._in_graphs
                 block.put(policy)
                 self._all.append(block)
                 self._new.append(block)
@@ -194,11 +203,10 @@ class Blocks:
         compiled = {
             inner for module in root.modules() if _is_compiled(module) for inner in module.modules()
         }
-        return [
-            (plain, module)
-            for name, plain, module in modules_of(root)
-            if name in wanted and module not in compiled
+        found = [
+            (plain, _inside(module)) for name, plain, module in modules_of(root) if name in wanted
         ]
+        return found if self._in_graphs else [(plain, m) for plain, m in found if m not in compiled]
 
     def _name_of(self, module: torch.nn.Module, plain: str, root: torch.nn.Module) -> str:
         """A unique name for a block: models of one class have the same module names."""
@@ -367,6 +375,11 @@ def _is_region(module: torch.nn.Module) -> bool:
     if marks is None or marks.region is None:
         return False
     return not isinstance(marks.region, Block) or marks.region.module() is module
+
+
+def _inside(module: torch.nn.Module) -> torch.nn.Module:
+    """The module itself, or the one that torch.compile has wrapped."""
+    return (is_optimized_module(module) and module._modules["_orig_mod"]) or module
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

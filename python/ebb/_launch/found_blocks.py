@@ -8,8 +8,9 @@ from contextlib import ExitStack
 import torch
 
 from ebb._launch.assignment import Assignment
-from ebb._launch.budgeted import Blocks
+from ebb._launch.budgeted import Block, Blocks
 from ebb._launch.variables import say_ignored
+from ebb._region import in_graph
 from ebb._support.job import is_first, is_launcher, say
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped, tell
@@ -30,7 +31,7 @@ class FoundBlocks:
     def __init__(self, assignment: Assignment, stay: bool) -> None:
         self._assignment = assignment
         self._stay = stay
-        self._blocks = Blocks(())
+        self._blocks = Blocks((), in_graphs=True)
         self._names: list[str] = []  # of blocks
         self._models: list[str] = []  # classes of models
         self._trains = False  # a model's first forward had gradients, or an optimizer has stepped
@@ -79,7 +80,7 @@ class FoundBlocks:
         self._told = True
         if self._assignment.announced and not self._stay:
             self._blocks.use(0)  # restore the modules' own forward
-        elif used := [block.name for block in self._blocks.called()]:
+        elif used := [block.name for block in self._blocks.alive() if _has_run(block)]:
             self._tell_of(used)
         elif not self._assignment.announced:
             self._tell_of_nothing()
@@ -99,6 +100,11 @@ class FoundBlocks:
         say_ignored(
             f"ebb: {self._assignment.text} has no effect so far",
             f"the job does not call torch.utils.checkpoint, and no repeated block of {models} ran "
-            "with gradients (compiled blocks do not count). Name modules to make them regions: "
+            "with gradients. Name modules to make them regions: "
             "EBB_MODULES='*.layers.*'. python -m ebb --list-modules SCRIPT lists their names",
         )
+
+
+def _has_run(block: Block) -> bool:
+    """True if the block has run with gradients, or is a region in a compiled graph."""
+    return block.calls > 0 or block.name in in_graph.names_entered()

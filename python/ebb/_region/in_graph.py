@@ -66,6 +66,11 @@ def enter(policy: int, name: str) -> str:
     return f"{outer.split(':')[0] if outer else number}:{number}"
 
 
+def names_entered() -> set[str]:
+    """Names of all regions that Dynamo has traced."""
+    return {name for _, name in _entered.values()}
+
+
 # torch.compiler.assume_constant_result has the same effect, but imports Dynamo. That takes a second
 # in each process.
 enter._dynamo_marked_constant = True  # type: ignore[attr-defined]
