@@ -19,10 +19,18 @@ RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
   }
   auto* storage = value->bytes.unsafeGetStorageImpl();
   const size_t holders = c10::raw::intrusive_ptr::use_count(storage);
-  return {storage, holders - std::min<size_t>(holders, value->entry->line()->storages)};
+  return {storage, holders - std::min<size_t>(holders, value->entry->line()->use.storages)};
 }
 
 }  // namespace
+
+[[gnu::cold]] Origin originOf(const Context& context, const std::string& op) {
+  JournalNames& names = context.graph->journal->names();
+  return {
+      names.intern(context.regionName()),
+      names.intern(context.decider->module()),
+      names.intern(op)};
+}
 
 [[gnu::cold]] void noteMade(
     const Context& context,
@@ -32,16 +40,15 @@ RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
     const char* reason) {
   Journal& journal = *context.graph->journal;
   Line line;
-  line.region = journal.intern(context.regionName());
-  line.module = journal.intern(context.decider->module());
-  line.op = journal.intern(op);
-  line.rule =
-      value.madeHere ? journal.ruleThatDecided(context.decider->ruleInWords(value.rule)) : nullptr;
+  line.origin = originOf(context, op);
+  line.rule = value.madeHere
+                  ? journal.names().ruleThatDecided(context.decider->ruleInWords(value.rule))
+                  : nullptr;
   line.reason = reason;
   line.dtype = tensor.scalar_type();
   line.sizes = tensor.sizes();
-  line.nbytes = value.nbytes;
-  line.address = value.address;
+  line.memory.nbytes = value.nbytes;
+  line.memory.address = value.address;
   line.stack = journal.isProfile() ? nullptr : pythonStack();
   value.entry = journal.add(std::move(line));
   noteRows(value);
@@ -53,19 +60,19 @@ RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
 
 [[gnu::cold]] void noteRule(const Context& context, const Value& value) {
   const std::string* rule =
-      context.graph->journal->ruleThatDecided(context.decider->ruleInWords(value.rule));
-  value.entry->update([&](Line& line) { line.rule = rule; });
+      context.graph->journal->names().ruleThatDecided(context.decider->ruleInWords(value.rule));
+  Entry::update(value.entry, [&](Line& line) { line.rule = rule; });
 }
 
 [[gnu::cold]] void noteRows(Value& value) {
-  if (!value.rows || !value.entry->journal().isProfile() ||
+  if (!value.entry || !value.rows || !value.entry->journal().isProfile() ||
       isCapturing(value.rows->live->kept.device())) {
     return;
   }
   const int64_t live = value.rows->live->keptNow();
-  value.entry->update([&](Line& line) {
-    line.rows = value.rows->total;
-    line.liveRows = live;
+  Entry::update(value.entry, [&](Line& line) {
+    line.rows.total = value.rows->total;
+    line.rows.live = live;
   });
 }
 
@@ -76,9 +83,9 @@ bool isReported(const Context& context, const at::Tensor& tensor) {
 }
 
 [[gnu::cold]] void notePacked(Value& value, const at::Tensor& tensor, bool kept) {
-  value.entry->update([&](Line& line) {
-    line.packed = true;
-    line.storages += tensor.grad_fn() != nullptr;
+  Entry::update(value.entry, [&](Line& line) {
+    line.use.packed = true;
+    line.use.storages += tensor.grad_fn() != nullptr;
     if (line.fate == Fate::Offloaded || line.fate == Fate::Paged) {
       return;
     }
@@ -91,21 +98,24 @@ bool isReported(const Context& context, const at::Tensor& tensor) {
 }
 
 [[gnu::cold]] void noteSent(
-    Value& value, Fate fate, const char* kind, const std::string& of, size_t nbytes) {
+    Value& value, Fate fate, const char* kind, std::string_view of, size_t nbytes) {
+  if (!value.entry) {
+    return;
+  }
   Journal& journal = value.entry->journal();
-  value.entry->update([&](Line& line) {
+  Entry::update(value.entry, [&](Line& line) {
     line.fate = fate;
-    line.sent = journal.now();
+    line.times.sent = journal.now();
   });
-  journal.add(kind, of, journal.now(), nbytes);
+  journal.add(kind, std::string(of), journal.now(), nbytes);
 }
 
 [[gnu::cold]] void noteCopied(Value& value) {
   Line line;
-  value.entry->update([&](const Line& of) { line = of; });
+  Entry::update(value.entry, [&](const Line& of) { line = of; });
   line.fate = Fate::Copied;
   line.reason = "copied before an in-place write, because a replay needs the old contents";
-  line.packed = false;
+  line.use.packed = false;
   value.entry = value.entry->journal().add(std::move(line));
 }
 
@@ -127,8 +137,8 @@ bool isReported(const Context& context, const at::Tensor& tensor) {
     const bool kept = value && value->bytes;
     const bool escaped = value && last.droppable;
     const auto home = last.home.lock();
-    last.entry->update([&](Line& line) {
-      const bool lives = home && home->nbytes() == line.nbytes;
+    Entry::update(last.entry, [&](Line& line) {
+      const bool lives = home && home->nbytes() == line.memory.nbytes;
       if (line.fate == Fate::Recomputed) {
         line.fate = escaped ? Fate::Escaped : line.fate;
       } else if (line.fate != Fate::Unneeded) {

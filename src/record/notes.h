@@ -4,6 +4,7 @@
 #include <ATen/core/TensorBody.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "graph/value.h"
@@ -13,6 +14,9 @@
 namespace ebb {
 
 class ValueMap;
+
+// The op `op` of the region and module that run now.
+Origin originOf(const Context& context, const std::string& op);
 
 // Adds a line for a new value to the report. `op` produced the value, and `tensor` is the result;
 // value.rule must be set. `reason`: why the value cannot be recomputed; null if it can be, or need
@@ -38,7 +42,7 @@ void noteRows(Value& value);
 void notePacked(Value& value, const at::Tensor& tensor, bool kept);
 
 // The value has been sent away. `kind` is the term for this in traces.
-void noteSent(Value& value, Fate fate, const char* kind, const std::string& of, size_t nbytes);
+void noteSent(Value& value, Fate fate, const char* kind, std::string_view of, size_t nbytes);
 
 // The value has got bytes of its own. Handles still know the report line of its former storage.
 void noteCopied(Value& value);

@@ -424,9 +424,7 @@ const char* OpRecording::findObstacle() const {
     return;
   }
   note_ = std::make_unique<OperatorLine>();
-  note_->region = journal.intern(context_.regionName());
-  note_->module = journal.intern(context_.decider->module());
-  note_->op = journal.intern(op_.name);
+  note_->origin = originOf(context_, op_.name);
   note_->call = context_.graph->numberInJournal;
   note_->random = mayDraw(op_, call_.arguments);
   note_->inplace = !arguments_.writes().empty();

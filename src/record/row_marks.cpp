@@ -44,9 +44,7 @@ void RowMarks::setRows(Value& value, const at::Tensor& tensor, const RowCountPtr
   const bool lossy = value.isPaged() || (value.rows && value.rows->lossy);
   value.rows = std::make_unique<Rows>(Rows{count, tensor.size(0), tensor.scalar_type(), lossy});
   value.due |= value.isPaged() && value.packed == 0 && !value.stash;
-  if (value.entry) {
-    noteRows(value);
-  }
+  noteRows(value);
 }
 
 void RowMarks::needDeadRows(const at::Tensor& tensor) {
@@ -56,9 +54,7 @@ void RowMarks::needDeadRows(const at::Tensor& tensor) {
     return;
   }
   Value& value = **known;
-  if (value.entry) {
-    value.entry->update([](Line& line) { line.rowsMixed = true; });
-  }
+  Entry::update(value.entry, [](Line& line) { line.rows.mixed = true; });
   const bool whole = value.bytes && (value.isPrivate || !value.recipe);
   if (!value.rows->lossy || whole) {
     return;
@@ -71,12 +67,10 @@ void RowMarks::needDeadRows(const at::Tensor& tensor) {
   value.rows->lossy = false;
   value.backsHandles = true;
   sender_.keep(value, tensor);
-  if (value.entry) {
-    value.entry->update([](Line& line) {
-      line.fate = Fate::Kept;
-      line.reason = "an operator that may mix its rows has saved it";
-    });
-  }
+  Entry::update(value.entry, [](Line& line) {
+    line.fate = Fate::Kept;
+    line.reason = "an operator that may mix its rows has saved it";
+  });
 }
 
 RowCountPtr RowMarks::countOf(const at::Tensor& tensor, const at::Tensor& rows) {

@@ -37,11 +37,9 @@ void Sender::send(Value& value, const c10::Storage& storage) {
   }
   value.slice.reset();
   context_.counters->bytesFellBack += value.nbytes;
-  if (value.entry) {
-    value.entry->update([](Line& line) {
-      line.reason = "no pinned host memory was left for OFFLOAD (pinned_limit)";
-    });
-  }
+  Entry::update(value.entry, [](Line& line) {
+    line.reason = "no pinned host memory was left for OFFLOAD (pinned_limit)";
+  });
   if (value.recipe) {
     value.bytes = c10::Storage();
   }
@@ -64,9 +62,7 @@ bool Sender::sendToHost(Value& value, const c10::Storage& storage) {
   }
   value.send(std::move(stash));
   context_.counters->bytesOffloaded += nbytes;
-  if (value.entry) {
-    noteSent(value, Fate::Offloaded, "offload", account->of, nbytes);
-  }
+  noteSent(value, Fate::Offloaded, "offload", account->of, nbytes);
   return true;
 }
 
@@ -84,15 +80,11 @@ bool Sender::sendToPages(Value& value, const c10::Storage& storage) {
   if (context_.graph->pages->resident) {
     context_.counters->bytesSaved += value.nbytes;
     context_.counters->bytesPacked += value.nbytes;
-    if (value.entry) {
-      value.entry->update([](Line& line) { line.fate = Fate::Saved; });
-    }
+    Entry::update(value.entry, [](Line& line) { line.fate = Fate::Saved; });
     return true;
   }
   context_.counters->bytesPaged += value.nbytes;
-  if (value.entry) {
-    noteSent(value, Fate::Paged, "stash", op, value.nbytes);
-  }
+  noteSent(value, Fate::Paged, "stash", op, value.nbytes);
   return true;
 }
 

@@ -127,9 +127,9 @@ class ThreadRegions {
     const uint16_t region = nameIndex(*recorder_.graph(), name);
     const JournalPtr& journal = recorder_.graph()->journal;
     const JournalTime now = journal ? journal->now() : 0;
-    if (journal && journal->isNewPolicy(policy)) {
+    if (journal && journal->names().isNewPolicy(policy)) {
       for (size_t rule = 0; rule < policy->rules().size(); ++rule) {
-        journal->addRule(ruleInWords(*policy, static_cast<uint16_t>(rule)));
+        journal->names().addRule(ruleInWords(*policy, static_cast<uint16_t>(rule)));
       }
     }
     if (!frames_.empty() && frames_.back().repeats == Repeats::All) {

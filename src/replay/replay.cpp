@@ -21,10 +21,10 @@ namespace {
 [[gnu::cold]] void noteReloaded(Value& value, JournalTime start) {
   Journal& journal = value.entry->journal();
   std::string op;
-  value.entry->update([&](Line& line) {
-    line.back = journal.now();
-    line.backAt = value.bytes.data();
-    op = *line.op;
+  Entry::update(value.entry, [&](Line& line) {
+    line.times.back = journal.now();
+    line.memory.backAt = value.bytes.data();
+    op = *line.origin.op;
   });
   journal.add("reload", op, start, value.nbytes);
 }

@@ -401,17 +401,17 @@ class Rerun {
   // The time of the run counts for its first result.
   void note(Value& value, JournalTime start) const {
     const bool ahead = asker_ == Asker::Nobody;
-    value.entry->update([&](Line& line) {
+    Entry::update(value.entry, [&](Line& line) {
       const JournalTime now = value.entry->journal().now();
       if (!value.recipe) {  // else the bytes are soon freed
-        line.back = now;
-        line.backAt = value.bytes.data();
+        line.times.back = now;
+        line.memory.backAt = value.bytes.data();
       }
       const JournalTime took = start == kNever ? 0 : now - start;
-      line.replayTime += took;
-      line.aheadTime += ahead ? took : 0;
-      ++line.replays;
-      line.replaysAhead += ahead ? 1 : 0;
+      line.replays.time += took;
+      line.replays.timeAhead += ahead ? took : 0;
+      ++line.replays.count;
+      line.replays.ahead += ahead ? 1 : 0;
     });
   }
 

@@ -27,30 +27,21 @@ const std::vector<std::string> kNoFrames;
 const char* const kOnlyHere = "made outside of the region, now referenced only by ebb";
 const char* const kHandedOn = "needed by another region's backward, now referenced only by ebb";
 
+// By Fate.
+constexpr std::array kFates{
+    "unneeded",
+    "saved",
+    "kept",
+    "recomputed",
+    "offloaded",
+    "paged",
+    "escaped",
+    "result",
+    "copied",
+    "outside"};
+
 const char* nameOf(Fate fate) {
-  switch (fate) {
-    case Fate::Unneeded:
-      return "unneeded";
-    case Fate::Saved:
-      return "saved";
-    case Fate::Kept:
-      return "kept";
-    case Fate::Recomputed:
-      return "recomputed";
-    case Fate::Offloaded:
-      return "offloaded";
-    case Fate::Paged:
-      return "paged";
-    case Fate::Escaped:
-      return "escaped";
-    case Fate::Result:
-      return "result";
-    case Fate::Copied:
-      return "copied";
-    case Fate::Outside:
-      return "outside";
-  }
-  return "?";
+  return kFates[static_cast<size_t>(fate)];
 }
 
 double inSeconds(JournalTime time) {
@@ -67,17 +58,21 @@ Entry::~Entry() {
   decltype(Journal::watched_)::node_type watched;  // destroyed after the lock is released
   std::lock_guard<std::mutex> lock(journal_->mutex_);
   watched = journal_->watched_.extract(&line_);
-  line_.ended = journal_->now();
-  if (line_.fate == Fate::Unneeded && line_.replays == 0 && !line_.wasRead &&
+  line_.times.ended = journal_->now();
+  if (line_.fate == Fate::Unneeded && line_.replays.count == 0 && !line_.use.wasRead &&
       !journal_->isProfile()) {
-    journal_->unused_.push_back(&line_);
+    journal_->lines_.remove(line_);
   }
 }
 
-void noteLast(const EntryPtr& entry) {
-  if (entry) {
-    entry->update([](Line& line) { line.wasLast = true; });
+Line& Lines::add(Line line) {
+  isEmpty_ = false;
+  if (unused_.empty()) {
+    return all_.emplace_back(std::move(line));
   }
+  Line& place = *unused_.back();
+  unused_.pop_back();
+  return place = std::move(line);
 }
 
 Journal::Journal(uint64_t step, For what) : step_(step), what_(what), start_(c10::getTime()) {
@@ -96,51 +91,21 @@ JournalTime Journal::now() const {
   return c10::getTime() - start_;
 }
 
-const std::string* Journal::intern(const std::string& text) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return &*strings_.insert(text).first;
-}
-
-const std::string* Journal::ruleThatDecided(const std::string& text) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return *decidingRules_.insert(&*strings_.insert(text).first).first;
-}
-
-bool Journal::isNewPolicy(std::shared_ptr<const void> policy) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return policies_.insert(std::move(policy)).second;
-}
-
-void Journal::addRule(const std::string& text) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const std::string* rule = &*strings_.insert(text).first;
-  if (std::find(rules_.begin(), rules_.end(), rule) == rules_.end()) {
-    rules_.push_back(rule);
-  }
-}
-
 EntryPtr Journal::add(Line line) {
-  line.made = now();
+  line.times.made = now();
   std::lock_guard<std::mutex> lock(mutex_);
-  isEmpty_ = false;
-  if (unused_.empty()) {
-    lines_.emplace_back();
-    unused_.push_back(&lines_.back());
-  }
-  Line& place = *unused_.back();
-  unused_.pop_back();
-  place = std::move(line);
-  return c10::make_intrusive<Entry>(shared_from_this(), place);
+  return c10::make_intrusive<Entry>(shared_from_this(), lines_.add(std::move(line)));
 }
 
 void Journal::add(const char* kind, const std::string& name, JournalTime start, size_t nbytes) {
   const JournalTime duration = now() - start;
   const uint64_t thread = std::hash<std::thread::id>()(std::this_thread::get_id());
+  const std::string* known = names_.intern(name);
   std::lock_guard<std::mutex> lock(mutex_);
   if (spans_.size() == kMostSpans) {
     return;  // a step without a backward may be endless
   }
-  spans_.push_back({kind, &*strings_.insert(name).first, start, duration, thread, nbytes});
+  spans_.push_back({kind, known, start, duration, thread, nbytes});
 }
 
 uint64_t Journal::countRegion() {
@@ -162,7 +127,7 @@ void Journal::asked(const Entry& entry) {
     look(time);
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  JournalTime& asked = entry.line()->asked;
+  JournalTime& asked = entry.line()->times.asked;
   asked = asked == kNever ? time : asked;
 }
 
@@ -184,8 +149,8 @@ void Journal::look(JournalTime now) {
     const auto& [storage, holders] = seen[i];
     const bool isOurs = storage != nullptr && holders <= regions[storage];
     Line& line = *watched[i].first;
-    if (isOurs && line.letGo == kNever) {
-      line.letGo = now;
+    if (isOurs && line.times.letGo == kNever) {
+      line.times.letGo = now;
     }
   }
 }
@@ -193,7 +158,7 @@ void Journal::look(JournalTime now) {
 void Journal::add(OperatorLine call) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (Line* input : call.inputs) {
-    input->wasRead = true;
+    input->use.wasRead = true;
   }
   operators_.push_back(std::move(call));
 }
@@ -206,7 +171,7 @@ void Journal::add(AheadFate ofRegion) {
 std::vector<PythonStack> Journal::stacks() const {
   std::vector<PythonStack> found;
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const Line& line : lines_) {
+  for (const Line& line : lines_.all()) {
     found.push_back(line.stack);
   }
   return found;
@@ -222,27 +187,27 @@ class ReportRows {
   }
 
   void add(const Line& line) {
-    if (line.fate == Fate::Unneeded && line.replays == 0) {
+    if (line.fate == Fate::Unneeded && line.replays.count == 0) {
       return;
     }
     const uint64_t index = rowOf(line);
     ReportRow& row = report_.rows[index];
     ++row.count;
-    row.bytes += line.fate == Fate::Unneeded ? 0 : line.nbytes;
-    row.replays += line.replays;
-    row.replaysAhead += line.replaysAhead;
-    row.replaySeconds += inSeconds(line.replayTime);
-    row.aheadSeconds += inSeconds(line.aheadTime);
+    row.bytes += line.fate == Fate::Unneeded ? 0 : line.memory.nbytes;
+    row.replays += line.replays.count;
+    row.replaysAhead += line.replays.ahead;
+    row.replaySeconds += inSeconds(line.replays.time);
+    row.aheadSeconds += inSeconds(line.replays.timeAhead);
     values_.emplace(&line, report_.values.size());
-    report_.values.push_back({index, line.nbytes, line.packed});
+    report_.values.push_back({index, line.memory.nbytes, line.use.packed});
   }
 
   // Called after the last line was added.
   void addEager() {
     for (const auto& [line, index] : values_) {
       ReportValue& value = report_.values[values_.at(&ours_.first(*line))];
-      value.packed |= line->packed;
-      report_.rows[value.row].eager += ours_.isInEager(*line) ? line->nbytes : 0;
+      value.packed |= line->use.packed;
+      report_.rows[value.row].eager += ours_.isInEager(*line) ? line->memory.nbytes : 0;
     }
   }
 
@@ -273,13 +238,21 @@ class ReportRows {
     const auto named = frames_.find(line.stack.get());
     const auto& stack = named == frames_.end() ? kNoFrames : named->second;
     const Key key{
-        line.region, line.module, line.op, line.rule, reason, line.dtype, line.sizes, fate, stack};
+        line.origin.region,
+        line.origin.module,
+        line.origin.op,
+        line.rule,
+        reason,
+        line.dtype,
+        line.sizes,
+        fate,
+        stack};
     const auto [row, isNew] = rows_.emplace(key, report_.rows.size());
     if (isNew) {
       report_.rows.push_back(
-          {.region = textOf(line.region),
-           .module = textOf(line.module),
-           .op = textOf(line.op),
+          {.region = textOf(line.origin.region),
+           .module = textOf(line.origin.module),
+           .op = textOf(line.origin.op),
            .shape = {line.sizes.begin(), line.sizes.end()},
            .dtype = line.dtype,
            .fate = nameOf(fate),
@@ -317,10 +290,11 @@ ReportSpan reported(const Span& span) {
 class BackwardSpans {
  public:
   void add(const Line& line) {
-    if (line.asked != kNever) {
-      auto& [first, last] = spans_.try_emplace(line.region, line.asked, 0).first->second;
-      first = std::min(first, line.asked);
-      last = std::max(last, line.asked);
+    if (line.times.asked != kNever) {
+      auto& [first, last] =
+          spans_.try_emplace(line.origin.region, line.times.asked, 0).first->second;
+      first = std::min(first, line.times.asked);
+      last = std::max(last, line.times.asked);
     }
   }
 
@@ -341,17 +315,18 @@ Report Journal::report() {
   look(now());
   const auto frames = framesOf(stacks());
   const std::vector<JournalTime> durations = durationsOfOperators();
-  std::lock_guard<std::mutex> lock(mutex_);
   Report report;
   report.step = step_;
+  report.idleRules = names_.idleRules();
+  std::lock_guard<std::mutex> lock(mutex_);
   const auto& [inTime, late, inVain, held, stopped] = ahead_;
   report.ahead = {inTime, late, inVain, held, stopped};
-  const OnlyOurs ours(lines_);
+  const OnlyOurs ours(lines_.all());
   ReportRows rows(report, ours, frames);
   BackwardSpans backwards;
   Timeline timeline;
   const JournalTime now = this->now();
-  for (const Line& line : lines_) {
+  for (const Line& line : lines_.all()) {
     timeline.add(line, now, ours);
     backwards.add(line);
     rows.add(line);
@@ -361,11 +336,6 @@ Report Journal::report() {
     rows.add(operators_[i], durations[i]);
   }
   timeline.writeTo(report);
-  for (const std::string* rule : rules_) {
-    if (decidingRules_.count(rule) == 0) {
-      report.idleRules.push_back(*rule);
-    }
-  }
   backwards.writeTo(report);
   for (const Span& span : spans_) {
     report.spans.push_back(reported(span));
@@ -381,22 +351,22 @@ double inMilliseconds(JournalTime time) {
 
 ProfileValue profiled(const Line& line) {
   return {
-      line.nbytes,
+      line.memory.nbytes,
       {line.sizes.begin(), line.sizes.end()},
       line.dtype,
       nameOf(line.fate),
       line.reason == nullptr ? "" : line.reason,
-      line.packed,
-      reinterpret_cast<uintptr_t>(line.address),
-      inMilliseconds(line.made),
-      inMilliseconds(line.letGo),
-      inMilliseconds(line.asked),
-      inMilliseconds(line.back),
-      reinterpret_cast<uintptr_t>(line.backAt),
-      inMilliseconds(line.ended),
-      line.rows,
-      line.liveRows,
-      line.rowsMixed};
+      line.use.packed,
+      reinterpret_cast<uintptr_t>(line.memory.address),
+      inMilliseconds(line.times.made),
+      inMilliseconds(line.times.letGo),
+      inMilliseconds(line.times.asked),
+      inMilliseconds(line.times.back),
+      reinterpret_cast<uintptr_t>(line.memory.backAt),
+      inMilliseconds(line.times.ended),
+      line.rows.total,
+      line.rows.live,
+      line.rows.mixed};
 }
 
 // `indices`: of lines in Profile::values.
@@ -412,9 +382,9 @@ ProfileOperator profiled(
     return found;
   };
   return {
-      *call.op,
-      *call.region,
-      *call.module,
+      *call.origin.op,
+      *call.origin.region,
+      *call.origin.module,
       call.call,
       inMilliseconds(call.start),
       inMilliseconds(duration),
@@ -451,7 +421,7 @@ Profile Journal::profile() const {
   const std::vector<JournalTime> durations = durationsOfOperators();
   std::lock_guard<std::mutex> lock(mutex_);
   std::unordered_map<const Line*, uint64_t> indices;
-  for (const Line& line : lines_) {
+  for (const Line& line : lines_.all()) {
     indices.emplace(&line, indices.size());
     profile.values.push_back(profiled(line));
   }

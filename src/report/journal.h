@@ -14,15 +14,14 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "ebb/profile.h"
 #include "ebb/report.h"
+#include "report/journal_names.h"
 #include "report/python_stacks.h"
 #include "stream/event.h"
 
@@ -54,45 +53,72 @@ constexpr size_t kAheadFates = 5;
 using JournalTime = int64_t;  // nanoseconds since the step began
 constexpr JournalTime kNever = -1;
 
-// All facts about one value: a member for each column of a report or profile.
-struct Line {
-  const std::string* region = nullptr;  // strings belong to the journal
+// An operator and where it was called. The strings belong to the journal.
+struct Origin {
+  const std::string* region = nullptr;
   const std::string* module = nullptr;
   const std::string* op = nullptr;
-  const std::string* rule = nullptr;  // null: no policy was asked
-  const char* reason = nullptr;       // why the value is kept against the policy; else null
-  c10::ScalarType dtype = c10::ScalarType::Undefined;
-  c10::DimVector sizes;           // of the tensor that the op made
-  size_t nbytes = 0;              // of the storage
-  const void* address = nullptr;  // of the bytes
-  Fate fate = Fate::Unneeded;
+};
+
+// The memory of a value.
+struct LineMemory {
+  size_t nbytes = 0;  // of the storage
+  const void* address = nullptr;
+  const void* backAt = nullptr;  // address of the bytes after they were recomputed or fetched
+};
+
+// The users of a value.
+struct LineUse {
   bool packed = false;    // by autograd
+  bool wasRead = false;   // input of a replay in a report
   bool wasLast = false;   // made outside, and ebb dropped the last reference
   uint32_t storages = 0;  // from outside: number of autograd's handles that hold the storage
-  uint32_t replays = 0;
-  uint32_t replaysAhead = 0;   // replays before backward asked
-  JournalTime replayTime = 0;  // host time in replayed kernels
-  JournalTime aheadTime = 0;   // the part of replayTime before backward asked
+};
+
+// The replays of a value.
+struct LineReplays {
+  uint32_t count = 0;
+  uint32_t ahead = 0;         // before backward asked
+  JournalTime time = 0;       // host time in replayed kernels
+  JournalTime timeAhead = 0;  // the part of `time` before backward asked
+};
+
+struct LineTimes {
   JournalTime made = 0;
-  JournalTime letGo = kNever;    // for values from outside: first seen held by regions alone
-  JournalTime asked = kNever;    // backward unpacked the value
-  JournalTime sent = kNever;     // to the host
-  JournalTime back = kNever;     // recomputed or fetched
-  const void* backAt = nullptr;  // address of the bytes at that time
-  JournalTime ended = kNever;    // the last value and handle are gone
-  int64_t rows = 0;              // for profiles: as in ProfileValue
-  int64_t liveRows = 0;
-  bool rowsMixed = false;
-  bool wasRead = false;  // input of a replay in a report
-  PythonStack stack;     // where it was made; null in profiles
+  JournalTime letGo = kNever;  // for values from outside: first seen held by regions alone
+  JournalTime asked = kNever;  // backward unpacked the value
+  JournalTime sent = kNever;   // to the host
+  JournalTime back = kNever;   // recomputed or fetched
+  JournalTime ended = kNever;  // the last value and handle are gone
+};
+
+// For profiles: as in ProfileValue.
+struct LineRows {
+  int64_t total = 0;
+  int64_t live = 0;
+  bool mixed = false;
+};
+
+// All facts about one value.
+struct Line {
+  Origin origin;                      // the op that made the value
+  const std::string* rule = nullptr;  // null: no policy was asked
+  const char* reason = nullptr;       // why the value is kept against the policy; else null
+  Fate fate = Fate::Unneeded;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  c10::DimVector sizes;  // of the tensor that the op made
+  LineMemory memory;
+  LineUse use;
+  LineReplays replays;
+  LineTimes times;
+  LineRows rows;
+  PythonStack stack;  // where the value was made; null in profiles
 };
 
 // In a profile: one call of an operator, with a member for each field of the profile. In a report:
 // one replay, with its inputs, its results, and the time that backward waited for it.
 struct OperatorLine {
-  const std::string* region = nullptr;
-  const std::string* module = nullptr;
-  const std::string* op = nullptr;
+  Origin origin;
   uint64_t call = 0;  // Graph::numberInJournal
   JournalTime start = 0;
   JournalTime duration = 0;            // host time
@@ -122,7 +148,9 @@ struct Span {
   size_t nbytes;
 };
 
+class Entry;
 class Journal;
+using EntryPtr = c10::intrusive_ptr<Entry>;
 using JournalPtr = std::shared_ptr<Journal>;
 
 // The reference of a value and its handles to their line. The line ends when the last reference
@@ -133,9 +161,10 @@ class Entry final : public c10::intrusive_ptr_target {
   }
   ~Entry() override;
 
-  // Calls `change` on the line, under the journal's lock.
+  // Calls `change` on the entry's line, under the journal's lock. Does nothing without an entry,
+  // that is, while reports are not recorded.
   template <class Change>
-  void update(const Change& change);
+  static void update(const EntryPtr& entry, const Change& change);
 
   Journal& journal() const {
     return *journal_;
@@ -149,11 +178,30 @@ class Entry final : public c10::intrusive_ptr_target {
   JournalPtr journal_;
   Line& line_;  // belongs to the journal
 };
-using EntryPtr = c10::intrusive_ptr<Entry>;
+// The lines of a journal. Lines never move.
+class Lines {
+ public:
+  Line& add(Line line);
 
-// Notes that ebb dropped the last reference to a storage from outside. `entry` is null if reports
-// are not recorded.
-void noteLast(const EntryPtr& entry);
+  // `line` is used again: no reference to its value is left.
+  void remove(Line& line) {
+    unused_.push_back(&line);
+  }
+
+  const std::deque<Line>& all() const {
+    return all_;
+  }
+
+  // True until the first line. Needs no lock.
+  bool isEmpty() const {
+    return isEmpty_;
+  }
+
+ private:
+  std::atomic<bool> isEmpty_{true};
+  std::deque<Line> all_;
+  std::vector<Line*> unused_;
+};
 
 // The lines, calls and spans of one step; one lock guards all of them.
 class Journal final : public std::enable_shared_from_this<Journal> {
@@ -161,8 +209,6 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   enum class For : uint8_t { Report, Profile };
   explicit Journal(uint64_t step, For what = For::Report);
   ~Journal();
-  Journal(const Journal&) = delete;
-  Journal& operator=(const Journal&) = delete;
 
   // The number of journals that exist.
   EBB_API static int64_t live();
@@ -174,22 +220,14 @@ class Journal final : public std::enable_shared_from_this<Journal> {
 
   // True until the first storage gets a line. Takes no lock.
   bool isEmpty() const {
-    return isEmpty_;
+    return lines_.isEmpty();
   }
 
   JournalTime now() const;
 
-  // A string that lives as long as the journal.
-  const std::string* intern(const std::string& text);
-
-  // Like intern(), for a rule that has decided on a value.
-  const std::string* ruleThatDecided(const std::string& text);
-
-  // True at the first call for this policy. The policy lives as long as the journal.
-  bool isNewPolicy(std::shared_ptr<const void> policy);
-
-  // Adds a policy's rule, in words.
-  void addRule(const std::string& text);
+  JournalNames& names() {
+    return names_;
+  }
 
   EntryPtr add(Line line);
   void add(const char* kind, const std::string& name, JournalTime start, size_t nbytes = 0);
@@ -218,27 +256,29 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   friend class Entry;  // writes its line, under the lock
   const uint64_t step_;
   const For what_;
-  const int64_t start_;  // of the clock, in nanoseconds
-  std::atomic<bool> isEmpty_{true};
+  const int64_t start_;                // of the clock, in nanoseconds
   std::atomic<bool> wasAsked_{false};  // backward has unpacked a value
-  mutable std::mutex mutex_;           // guards all members below
-  std::deque<Line> lines_;
-  std::vector<Line*> unused_;           // lines for reuse: no reference to the value is left
+  JournalNames names_;
+  mutable std::mutex mutex_;  // guards all members below
+  Lines lines_;
   std::deque<OperatorLine> operators_;  // of a profile; of a report, the replays
   uint64_t regions_ = 0;                // outermost ones
   std::unordered_map<Line*, std::function<RegionHold()>> watched_;  // values from outside, by line
   std::deque<Span> spans_;
   std::array<uint64_t, kAheadFates> ahead_{};  // regions, by AheadFate
-  std::unordered_set<std::string> strings_;
-  std::set<std::shared_ptr<const void>> policies_;
-  std::vector<const std::string*> rules_;       // of all policies
-  std::set<const std::string*> decidingRules_;  // rules that decided on a value
 };
 
 template <class Change>
-void Entry::update(const Change& change) {
-  std::lock_guard<std::mutex> lock(journal_->mutex_);
-  change(line_);
+void Entry::update(const EntryPtr& entry, const Change& change) {
+  if (entry) {
+    std::lock_guard<std::mutex> lock(entry->journal_->mutex_);
+    change(entry->line_);
+  }
+}
+
+// Notes that ebb dropped the last reference to a storage from outside.
+inline void noteLast(const EntryPtr& entry) {
+  Entry::update(entry, [](Line& line) { line.use.wasLast = true; });
 }
 
 }  // namespace ebb

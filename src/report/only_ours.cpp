@@ -14,7 +14,7 @@ bool isThere(const Line& line) {
 OnlyOurs::OnlyOurs(const std::deque<Line>& lines) {
   for (const Line& line : lines) {
     if (isThere(line) || has(line)) {
-      lines_.emplace(line.address, &line);
+      lines_.emplace(line.memory.address, &line);
     }
   }
   for (const auto& [address, line] : lines_) {
@@ -28,11 +28,11 @@ OnlyOurs::OnlyOurs(const std::deque<Line>& lines) {
 }
 
 bool OnlyOurs::has(const Line& line) {
-  return line.fate == Fate::Outside && (line.wasLast || line.letGo != kNever);
+  return line.fate == Fate::Outside && (line.use.wasLast || line.times.letGo != kNever);
 }
 
 bool OnlyOurs::isInEager(const Line& line) const {
-  return line.packed && (line.fate != Fate::Outside || has(line)) && !wasPackedBefore(line);
+  return line.use.packed && (line.fate != Fate::Outside || has(line)) && !wasPackedBefore(line);
 }
 
 const Line& OnlyOurs::first(const Line& line) const {
@@ -42,20 +42,20 @@ const Line& OnlyOurs::first(const Line& line) const {
 
 bool OnlyOurs::wasPackedBefore(const Line& line) const {
   const Line* other = has(line) ? before(line) : nullptr;
-  return other != nullptr && (other->packed || wasPackedBefore(*other));
+  return other != nullptr && (other->use.packed || wasPackedBefore(*other));
 }
 
 // The last line before `line` about the same storage. The line of a result ended with its region,
 // but counts.
 const Line* OnlyOurs::before(const Line& line) const {
   const Line* last = nullptr;
-  const auto [begin, end] = lines_.equal_range(line.address);
+  const auto [begin, end] = lines_.equal_range(line.memory.address);
   for (auto place = begin; place != end; ++place) {
     const Line& other = *place->second;
-    const bool lasts =
-        other.fate == Fate::Result || other.ended == kNever || other.ended > line.made;
-    if (other.nbytes == line.nbytes && other.made < line.made && lasts &&
-        (last == nullptr || other.made > last->made)) {
+    const bool lasts = other.fate == Fate::Result || other.times.ended == kNever ||
+                       other.times.ended > line.times.made;
+    if (other.memory.nbytes == line.memory.nbytes && other.times.made < line.times.made && lasts &&
+        (last == nullptr || other.times.made > last->times.made)) {
       last = &other;
     }
   }

@@ -11,13 +11,13 @@ constexpr size_t kMostPoints = 1000;
 }  // namespace
 
 void Timeline::add(const Line& line, JournalTime now, const OnlyOurs& ours) {
-  const JournalTime end = line.ended == kNever ? now : line.ended;
+  const JournalTime end = line.times.ended == kNever ? now : line.times.ended;
   switch (line.fate) {
     case Fate::Unneeded:
     case Fate::Result:
       return;
     case Fate::Copied:
-      held_.push_back({line.address, line.made, end, line.nbytes});
+      held_.push_back({line.memory.address, line.times.made, end, line.memory.nbytes});
       return;
     case Fate::Outside:
       if (!OnlyOurs::has(line)) {
@@ -27,21 +27,21 @@ void Timeline::add(const Line& line, JournalTime now, const OnlyOurs& ours) {
     case Fate::Saved:
     case Fate::Kept:
     case Fate::Escaped:
-      held_.push_back({line.address, line.made, end, line.nbytes});
+      held_.push_back({line.memory.address, line.times.made, end, line.memory.nbytes});
       break;
     case Fate::Offloaded:
     case Fate::Paged:
-      held_.push_back({line.address, line.made, line.sent, line.nbytes});
+      held_.push_back({line.memory.address, line.times.made, line.times.sent, line.memory.nbytes});
       [[fallthrough]];
     case Fate::Recomputed:
-      if (line.back != kNever) {
-        held_.push_back({line.backAt, line.back, end, line.nbytes});
+      if (line.times.back != kNever) {
+        held_.push_back({line.memory.backAt, line.times.back, end, line.memory.nbytes});
       }
       break;
   }
   if (ours.isInEager(line)) {
-    events_.push_back({line.made, 0, static_cast<int64_t>(line.nbytes)});
-    events_.push_back({end, 0, -static_cast<int64_t>(line.nbytes)});
+    events_.push_back({line.times.made, 0, static_cast<int64_t>(line.memory.nbytes)});
+    events_.push_back({end, 0, -static_cast<int64_t>(line.memory.nbytes)});
   }
 }
 

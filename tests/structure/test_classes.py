@@ -34,9 +34,6 @@ LARGE = {
     "TrackedPool": (26, 11),
     "OpRecording": (27, 14),
     "Rerun": (26, 8),
-    "Line": (0, 29),
-    "OperatorLine": (0, 13),
-    "Journal": (23, 18),
     "SavedTensor": (22, 15),
     "FakeTransfer": (29, 15),
 }
