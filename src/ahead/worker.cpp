@@ -86,6 +86,21 @@ c10::Stream SideStream::after(c10::Stream compute, Graph& graph) {
   return *stream_;
 }
 
+bool Bell::wait(bool atOnce) {
+  const auto isOver = [&] { return rings_.load() != heard_ || ends_.load(); };
+  const auto until = std::chrono::steady_clock::now() + (atOnce ? std::chrono::seconds(0) : kSpin);
+  while (!isOver() && std::chrono::steady_clock::now() < until) {
+    for (int i = 0; i < 32; ++i) {
+      relax();
+    }
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  sleeps_ = true;
+  wake_.wait(lock, isOver);
+  sleeps_ = false;
+  return !ends_.load();
+}
+
 Worker::Worker(c10::Device device, const std::atomic<uint32_t>& forks)
     : side_(device), forks_(forks) {
 }
@@ -103,11 +118,8 @@ void Worker::reached(
     }
     upcoming_.add(before);
     settings_ = settings;
-    posts_.fetch_add(1);
-    if (sleeps_) {
-      wake_.notify_one();
-    }
   }
+  bell_.ring();
   if (!running_.load()) {
     start();
   }
@@ -122,7 +134,7 @@ void Worker::start() {
   if (thread_.joinable()) {
     thread_.join();
   }
-  ends_.store(false);
+  bell_.begin();
   running_.store(true);
   try {
     thread_ = std::thread([this] { loop(); });
@@ -135,11 +147,7 @@ void Worker::start() {
 void Worker::stop() {
   const WithoutGil withoutGil;
   std::lock_guard<std::mutex> life(lifeMutex_);
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ends_.store(true);
-    wake_.notify_one();
-  }
+  bell_.end();
   if (thread_.joinable()) {
     thread_.join();
   }
@@ -152,42 +160,26 @@ void Worker::loop() {
   const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
   const auto leave = c10::make_scope_exit([&] { running_.store(false); });
   AheadEnd last = AheadEnd::Done;
-  while (!ends_.load()) {
+  while (!bell_.ends()) {
     if (const auto graph = next()) {
       last = replay(*graph);
       if (last == AheadEnd::Threads) {
         return;  // a new thread gets the number that the program has set since
       }
-    } else if (!waitForWork(last == AheadEnd::Stopped)) {
+    } else if (!bell_.wait(last == AheadEnd::Stopped)) {
       return;
     }
   }
 }
 
 bool Worker::isIdle() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return !running_.load() || (sleeps_ && posts_.load() == seen_);
-}
-
-bool Worker::waitForWork(bool atOnce) {
-  const uint64_t seen = seen_;  // written by this thread only
-  const auto until = std::chrono::steady_clock::now() + (atOnce ? std::chrono::seconds(0) : kSpin);
-  while (posts_.load() == seen && !ends_.load() && std::chrono::steady_clock::now() < until) {
-    for (int i = 0; i < 32; ++i) {
-      relax();
-    }
-  }
-  std::unique_lock<std::mutex> lock(mutex_);
-  sleeps_ = true;
-  wake_.wait(lock, [&] { return posts_.load() != seen || ends_.load(); });
-  sleeps_ = false;
-  return !ends_.load();
+  return !running_.load() || bell_.isSilent();
 }
 
 c10::intrusive_ptr<Graph> Worker::next() {
   Upcoming::Seen seen;
+  bell_.listen();
   std::lock_guard<std::mutex> lock(mutex_);
-  seen_ = posts_.load();
   return upcoming_.take(settings_.regions, seen);
 }
 
@@ -244,7 +236,7 @@ AheadEnd Worker::replayOnStream(Graph& graph) {
       guard.emplace(settings.sideStream ? side_.after(own, graph) : own);
     }
   }
-  return GraphReplay(graph, ends_).run();
+  return GraphReplay(graph, bell_.ends()).run();
 }
 
 }  // namespace ebb

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -62,8 +63,57 @@ class Upcoming {
   std::vector<WeakGraph> ahead_;       // replayed, not reached by backward yet
 };
 
+// New work rings the bell of a worker's thread. The thread calls listen() before it looks for work,
+// so no ring is lost between the look and wait().
+class Bell {
+ public:
+  void ring() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    rings_.fetch_add(1);
+    if (sleeps_) {
+      wake_.notify_one();
+    }
+  }
+
+  // Tells the thread to end; a new thread starts with begin().
+  void end() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ends_.store(true);
+    wake_.notify_one();
+  }
+  void begin() {
+    ends_.store(false);
+  }
+  const std::atomic<bool>& ends() const {
+    return ends_;
+  }
+
+  void listen() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    heard_ = rings_.load();
+  }
+
+  // Waits until the bell has rung since listen(). Returns false if the thread is to end. `atOnce`:
+  // sleep without spinning first.
+  bool wait(bool atOnce);
+
+  // True if the thread sleeps and has looked for work after the last ring.
+  bool isSilent() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return sleeps_ && rings_.load() == heard_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool sleeps_ = false;
+  std::atomic<uint64_t> rings_{0};
+  uint64_t heard_ = 0;  // rings before the last listen()
+  std::atomic<bool> ends_{false};
+};
+
 // The thread that replays one device's graphs ahead of backward, and the state that it shares with
-// backward's threads. Worker has many members, because the thread and this state belong together.
+// backward's threads.
 class Worker {
  public:
   // `forks`: no thread starts while the number is not 0.
@@ -89,27 +139,22 @@ class Worker {
  private:
   void start();
   void loop();
-  // Returns false if the thread is to end. `atOnce`: sleep without spinning first.
-  bool waitForWork(bool atOnce);
   c10::intrusive_ptr<Graph> next();
   void leave(Graph& done, AheadState now);
   AheadEnd replay(Graph& graph);
   AheadEnd replayOnStream(Graph& graph);
 
-  SideStream side_;   // used by the thread only
-  std::mutex mutex_;  // guards all members below, except atomics
-  std::condition_variable wake_;
+  // The next two are used by the thread only. outOfMemoryAfter_: the number of closed graphs when
+  // an allocation last failed. The worker leaves all of those graphs to backward, since each failed
+  // allocation empties the allocator's cache.
+  SideStream side_;
+  uint64_t outOfMemoryAfter_ = 0;
+  Bell bell_;
+  std::atomic<bool> running_{false};
+  std::mutex mutex_;  // guards upcoming_ and settings_
   Upcoming upcoming_;
   AheadSettings settings_;  // as of the last time backward reached a graph
-  bool sleeps_ = false;
-  uint64_t seen_ = 0;               // value of posts_ when the worker last looked for work
-  std::atomic<uint64_t> posts_{0};  // number of times that new work arrived
-  std::atomic<bool> ends_{false};
-  std::atomic<bool> running_{false};
-  // The number of closed graphs when an allocation last failed. The worker leaves all of those
-  // graphs to backward, since each failed allocation empties the allocator's cache.
-  uint64_t outOfMemoryAfter_ = 0;
-  std::mutex lifeMutex_;  // guards thread_; never taken while mutex_ is held
+  std::mutex lifeMutex_;    // guards thread_; never taken while mutex_ is held
   std::thread thread_;
   const std::atomic<uint32_t>& forks_;
 };

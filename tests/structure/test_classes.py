@@ -19,7 +19,6 @@ MOST_MEMBERS = 12
 # Classes over these limits: their methods and members today. These numbers may only fall, and the
 # comment above each class says why the class is large.
 LARGE = {
-    "Worker": (14, 15),
     "Graph": (4, 15),
     "Lookahead": (16, 16),
     "Recipe": (7, 16),

@@ -238,12 +238,12 @@ PLACES: Places = {
         (
             (THREADS + "::test_it_ends_when_told_and_starts_again",),
             "ahead-ends-when-told",
-            "ends_.store(true);",
+            "bell_.end();",
         ),
         (
             (THREADS + "::test_it_ends_when_told_and_starts_again",),
             "ahead-begins-again",
-            "ends_.store(false);",
+            "bell_.begin();",
         ),
         (
             (THREADS + "::test_denormals_are_not_flushed_because_who_starts_the_worker_does",),
