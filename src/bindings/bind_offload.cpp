@@ -45,7 +45,7 @@ bool optedOut(const at::Tensor& tensor) {
 }  // namespace
 
 void bindOffload(py::module_& module) {
-  Offload::setOptOut(&optedOut);
+  setOffloadOptOut(&optedOut);
   module.def("offload_settings", torch::wrap_pybind_function(&offloadSettings));
   module.def("offload_stats", torch::wrap_pybind_function(&offloadStats));
   module.def("configure_offload", torch::wrap_pybind_function(&configureOffload));

@@ -13,15 +13,6 @@ namespace {
 
 using State = HostStash::State;
 
-bool takeOut(std::deque<HostStash*>& list, const HostStash& stash) {
-  const auto place = std::find(list.begin(), list.end(), &stash);
-  const bool found = place != list.end();
-  if (found) {
-    list.erase(place);
-  }
-  return found;
-}
-
 }  // namespace
 
 void Copies::noticeCapture(c10::Device device) {
@@ -56,7 +47,7 @@ void Copies::endCapture() {
 
 // Null for a stash of a capture that is over.
 Copies::UnderWay* Copies::placeOf(const HostStash& stash) {
-  return stash.capture == capture() ? &now_ : stash.capture == 0 ? &outside_ : nullptr;
+  return stash.sent.capture == capture() ? &now_ : stash.sent.capture == 0 ? &outside_ : nullptr;
 }
 
 void Copies::give(c10::Storage& onHost, c10::Device device, uint64_t capture) {
@@ -78,8 +69,8 @@ void Copies::give(Memory& memory, c10::Device device, uint64_t capture) {
 }
 
 void Copies::send(HostStash& stash) {
-  stash.capture = capture();
-  noteUse(stash.onDevice, stash.packedOn);
+  stash.sent.capture = capture();
+  noteUse(stash.onDevice, stash.sent.stream);
   ++now_.unfetched;
   now_.kept.push_back(&stash);
   while (now_.kept.size() > context_.settings.keepLast) {
@@ -92,22 +83,28 @@ void Copies::send(HostStash& stash) {
 }
 
 void Copies::startLeaving(HostStash& stash) {
-  if (std::find(devices_.begin(), devices_.end(), stash.device) == devices_.end()) {
-    devices_.push_back(stash.device);
+  if (std::find(devices_.begin(), devices_.end(), stash.device()) == devices_.end()) {
+    devices_.push_back(stash.device());
   }
-  const c10::Stream out = via_.outStream(stash.device);
-  via_.wait(out, via_.record(stash.packedOn));
-  via_.copy(stash.onHost, stash.onDevice, stash.nbytes, out);
+  const c10::Stream out = via_.outStream(stash.device());
+  via_.wait(out, via_.record(stash.sent.stream));
+  via_.copy(stash.onHost, stash.onDevice, stash.sent.nbytes, out);
   captures_.join();
   stash.left = via_.record(out);
   stash.state = State::Leaving;
   now_.leaving.push_back(
-      {&stash, stash.left, stash.packedOn, stash.device, stash.account, stash.nbytes, {}});
-  now_.leavingBytes += stash.nbytes;
+      {&stash,
+       stash.left,
+       stash.sent.stream,
+       stash.device(),
+       stash.account,
+       stash.sent.nbytes,
+       {}});
+  now_.leavingBytes += stash.sent.nbytes;
   OffloadStats& stats = context_.stats;
-  stats.bytesSent += stash.nbytes;
+  stats.bytesSent += stash.sent.nbytes;
   stats.mostInFlight = std::max<uint64_t>(stats.mostInFlight, now_.leavingBytes);
-  stash.account->sent += stash.nbytes;
+  stash.account->sent += stash.sent.nbytes;
   while (now_.leavingBytes > context_.settings.inFlightBytes) {
     waitForFirst();
   }
@@ -140,7 +137,7 @@ void Copies::firstHasLeft() {
   }
   HostStash& stash = *first.stash;
   if (stash.state != State::Leaving) {
-    give(stash.onHost, stash.device, capture());  // the stash was fetched meanwhile
+    give(stash.onHost, stash.device(), capture());  // the stash was fetched meanwhile
     return;
   }
   if (!first.left->error().empty()) {
@@ -164,13 +161,13 @@ void Copies::beforeWrite(HostStash& stash) {
 }
 
 void Copies::finishLeaving(HostStash& stash) {
-  via_.wait(via_.computeStream(stash.device), stash.left);
+  via_.wait(via_.computeStream(stash.device()), stash.left);
   const auto place =
       std::find_if(now_.leaving.begin(), now_.leaving.end(), [&](const Leaving& leaving) {
         return leaving.stash == &stash;
       });
   now_.leaving.erase(place);
-  now_.leavingBytes -= stash.nbytes;
+  now_.leavingBytes -= stash.sent.nbytes;
   if (!stash.left->error().empty()) {
     stays(stash, *stash.left);
     moveToCopy(stash);
@@ -189,53 +186,53 @@ void Copies::stays(HostStash& stash, const TransferEvent& left) {
 
 // Copies the bytes of a stash that could not leave, before a write to the storage.
 void Copies::moveToCopy(HostStash& stash) {
-  c10::Storage copy = via_.allocateOnDevice(stash.nbytes, stash.device);
-  std::memcpy(copy.mutable_data(), stash.onDevice.data(), stash.nbytes);
+  c10::Storage copy = via_.allocateOnDevice(stash.sent.nbytes, stash.device());
+  std::memcpy(copy.mutable_data(), stash.onDevice.data(), stash.sent.nbytes);
   context_.drop(stash.onDevice);
-  stash.address = copy.data();
+  stash.sent.address = copy.data();
   stash.onDevice = std::move(copy);
 }
 
 void Copies::startReturning(HostStash& stash) {
-  stash.onDevice = via_.allocateOnDevice(stash.nbytes, stash.device);
-  const c10::Stream in = via_.inStream(stash.device);
-  stash.takenOn = via_.computeStream(stash.device);
-  via_.wait(in, via_.record(*stash.takenOn));
+  stash.onDevice = via_.allocateOnDevice(stash.sent.nbytes, stash.device());
+  const c10::Stream in = via_.inStream(stash.device());
+  stash.back.stream = via_.computeStream(stash.device());
+  via_.wait(in, via_.record(*stash.back.stream));
   via_.wait(in, stash.left);
-  via_.copy(stash.onDevice, stash.onHost, stash.nbytes, in);
-  stash.returned = via_.record(in);
+  via_.copy(stash.onDevice, stash.onHost, stash.sent.nbytes, in);
+  stash.back.end = via_.record(in);
   stash.state = State::Returning;
   StashesInOrder::takeOut(stash);
   now_.returning.push_back(&stash);
-  context_.stats.bytesFetched += stash.nbytes;
-  stash.account->fetched += stash.nbytes;
+  context_.stats.bytesFetched += stash.sent.nbytes;
+  stash.account->fetched += stash.sent.nbytes;
 }
 
 void Copies::takeReturning(HostStash& stash, c10::Stream compute) {
   const bool isStatic = context_.settings.isStatic;
-  if (*stash.takenOn != compute) {
+  if (*stash.back.stream != compute) {
     noteUse(stash.onDevice, compute);
   }
-  if (!stash.ahead || (!isStatic && !via_.isDone(*stash.returned))) {
-    stash.account->waitedByDevice += stash.nbytes;
+  if (!stash.back.ahead || (!isStatic && !via_.isDone(*stash.back.end))) {
+    stash.account->waitedByDevice += stash.sent.nbytes;
   }
-  via_.wait(compute, stash.returned);
-  stash.checkCameBack(*stash.returned);
+  via_.wait(compute, stash.back.end);
+  stash.checkCameBack(*stash.back.end);
   // A stash that is not in the list was known to be done.
   if (!takeOut(now_.returning, stash)) {
     return;
   }
   if (isStatic) {
-    via_.wait(via_.outStream(stash.device), stash.returned);
-    give(stash.onHost, stash.device, capture());
+    via_.wait(via_.outStream(stash.device()), stash.back.end);
+    give(stash.onHost, stash.device(), capture());
   } else {
-    now_.held.hold(stash.returned, compute, {{}, std::move(stash.onHost)});
+    now_.held.hold(stash.back.end, compute, {{}, std::move(stash.onHost)});
   }
 }
 
 void Copies::handOver(HostStash& stash, c10::Stream compute) {
-  if (stash.takenOn && *stash.takenOn != compute) {
-    via_.wait(compute, via_.record(*stash.takenOn));
+  if (stash.back.stream && *stash.back.stream != compute) {
+    via_.wait(compute, via_.record(*stash.back.stream));
     noteUse(stash.onDevice, compute);
   }
 }
@@ -244,7 +241,7 @@ void Copies::giveDeviceMemory(HostStash& stash) {
   UnderWay* place = placeOf(stash);
   if (place != nullptr && takeOut(place->returning, stash)) {
     place->held.hold(
-        stash.returned, *stash.takenOn, {std::move(stash.onDevice), std::move(stash.onHost)});
+        stash.back.end, *stash.back.stream, {std::move(stash.onDevice), std::move(stash.onHost)});
   }
   context_.drop(stash.onDevice);  // the copy is done
 }
@@ -262,9 +259,9 @@ bool Copies::isKnownDone(const TransferEvent& event) {
 void Copies::giveHostMemory(HostStash& stash) {
   UnderWay* place = placeOf(stash);
   if (place != nullptr && stash.left && !isKnownDone(*stash.left)) {
-    place->held.hold(stash.left, stash.packedOn, {{}, std::move(stash.onHost)});
+    place->held.hold(stash.left, stash.sent.stream, {{}, std::move(stash.onHost)});
   } else {
-    give(stash.onHost, stash.device, stash.capture);
+    give(stash.onHost, stash.device(), stash.sent.capture);
   }
 }
 
@@ -304,10 +301,10 @@ void Copies::reap() {
   while (!now_.leaving.empty() && via_.isDone(*now_.leaving.front().left)) {
     firstHasLeft();
   }
-  while (!now_.returning.empty() && via_.isDone(*now_.returning.front()->returned)) {
+  while (!now_.returning.empty() && via_.isDone(*now_.returning.front()->back.end)) {
     HostStash& stash = *now_.returning.front();
     now_.returning.pop_front();
-    give(stash.onHost, stash.device, capture());
+    give(stash.onHost, stash.device(), capture());
   }
   releaseHeld(capture(), [&](const HeldMemory::Held& held) { return via_.isDone(*held.until); });
 }
@@ -380,7 +377,7 @@ void Copies::finishAll() {
 }
 
 bool Copies::finishOne() {
-  const TransferEventPtr next = !now_.returning.empty()    ? now_.returning.front()->returned
+  const TransferEventPtr next = !now_.returning.empty()    ? now_.returning.front()->back.end
                                 : !now_.held.all().empty() ? now_.held.all().front().until
                                 : !now_.leaving.empty()    ? now_.leaving.front().left
                                                            : nullptr;

@@ -121,7 +121,7 @@ class Copies {
   // True if the stash was sent in the current capture or, without a capture, outside of all
   // captures.
   bool isHere(const HostStash& stash) const {
-    return stash.capture == capture();
+    return stash.sent.capture == capture();
   }
 
  private:

@@ -2,10 +2,10 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <iterator>
 #include <string>
 
+#include "memory/relief.h"
 #include "offload/offload_engine.h"
 
 namespace ebb {
@@ -17,12 +17,9 @@ HostStash::HostStash(
     TransferAccountPtr bookedOn,
     c10::Stream stream)
     : engine(std::move(sender)),
-      nbytes(size),
-      device(bytes.device()),
-      packedOn(stream),
       account(std::move(bookedOn)),
       onDevice(std::move(bytes)),
-      address(onDevice.data()) {
+      sent{size, stream, onDevice.data()} {
 }
 
 HostStash::~HostStash() {
@@ -30,7 +27,7 @@ HostStash::~HostStash() {
 }
 
 c10::Storage HostStash::fetch(const c10::Storage& living) {
-  return engine->fetch(*this, living);
+  return withRelief([&] { return engine->fetch(*this, living); });
 }
 
 void HostStash::beforeWrite() {
@@ -51,14 +48,13 @@ void HostStash::checkCameBack(const TransferEvent& event) const {
 
 void StashesInOrder::add(HostStash& stash) {
   takeOut(stash);
-  stash.in = &stashes_;
-  stash.at = stashes_.emplace_hint(stashes_.end(), stash.sequence, &stash);
+  stash.listed = {&stashes_, stashes_.emplace_hint(stashes_.end(), stash.sent.sequence, &stash)};
 }
 
 void StashesInOrder::takeOut(HostStash& stash) {
-  if (stash.in != nullptr) {
-    stash.in->erase(stash.at);
-    stash.in = nullptr;
+  if (stash.listed.in != nullptr) {
+    stash.listed.in->erase(stash.listed.at);
+    stash.listed.in = nullptr;
   }
 }
 
@@ -76,15 +72,6 @@ HostStashPtr ifAlive(HostStash* listed) {
   HostStashPtr stash = weak.lock();
   weak.release();
   return stash;
-}
-
-bool takeOut(std::deque<HostStashPtr>& queue, HostStash& stash) {
-  const auto place = std::find(queue.begin(), queue.end(), HostStashPtr::reclaim_copy(&stash));
-  const bool found = place != queue.end();
-  if (found) {
-    queue.erase(place);
-  }
-  return found;
 }
 
 }  // namespace ebb

@@ -47,8 +47,7 @@ class StashesInOrder {
   Map stashes_;  // by sequence
 };
 
-// Only the engine that sent the stash accesses the members, under the engine's lock. The members
-// are many, so that a stash, the cost of one offloaded value, is one block of memory.
+// Only the engine that sent the stash accesses the members, under the engine's lock.
 struct EBB_API HostStash final : Stash, InArena {
   enum class State : uint8_t {
     Kept,       // still on the device: one of the latest values, not copied
@@ -76,40 +75,63 @@ struct EBB_API HostStash final : Stash, InArena {
 
   // True if the storage on the device still has the memory that was sent.
   bool hasWhatWasSent() const {
-    return onDevice.nbytes() >= nbytes && onDevice.data() == address;
+    return onDevice.nbytes() >= sent.nbytes && onDevice.data() == sent.address;
   }
 
   // Throws if the copy before `event`, through which the bytes came back, failed.
   void checkCameBack(const TransferEvent& event) const;
 
+  c10::Device device() const {
+    return sent.stream.device();
+  }
+
+  struct Sent {
+    size_t nbytes;
+    c10::Stream stream;  // the compute stream at the time of sending
+    const void* address;
+    uint64_t capture = 0;   // capture in which the stash was sent; see Copies::capture()
+    uint64_t sequence = 0;  // number in the order of sending
+  };
+
+  // The copies to and from disk.
+  struct OnDisk {
+    c10::Storage room;         // null unless needed
+    TransferEventPtr written;  // the end of the copy to disk
+    TransferEventPtr read;     // the end of the copy from disk
+  };
+
+  // The copy back to the device.
+  struct Return {
+    TransferEventPtr end;
+    std::optional<c10::Stream> stream;  // stream that the fetch was for
+    bool ahead = false;                 // prefetched and not needed yet
+  };
+
+  struct Listed {
+    StashesInOrder::Map* in = nullptr;  // list that contains the stash, or null
+    StashesInOrder::Map::iterator at;   // position in `in`
+  };
+
   const std::shared_ptr<Offload> engine;  // that sent it
-  const size_t nbytes;
-  const c10::Device device;
-  const c10::Stream packedOn;        // the compute stream at the time of sending
-  const TransferAccountPtr account;  // where its transfers are booked
+  const TransferAccountPtr account;       // where its transfers are booked
   State state = State::Kept;
-  bool lost = false;          // the storage got other memory before the copy was known to be done
-  bool ahead = false;         // prefetched and not needed yet
-  c10::Storage onDevice;      // null while away
-  const void* address;        // of the sent bytes
-  c10::Storage onHost;        // null when not needed any more
-  c10::Storage onDisk;        // room on disk; null unless needed
-  TransferEventPtr left;      // the end of the copy to the host
-  TransferEventPtr written;   // the end of the copy to disk
-  TransferEventPtr read;      // the end of the copy from disk
-  TransferEventPtr returned;  // the end of the copy back
-  std::optional<c10::Stream> takenOn;  // stream that the fetch was for
-  uint64_t capture = 0;                // capture in which the stash was sent; see Copies::capture()
-  uint64_t sequence = 0;               // number in the order of sending
-  StashesInOrder::Map* in = nullptr;   // list that contains the stash, or null
-  StashesInOrder::Map::iterator at;    // position in `in`
+  c10::Storage onDevice;  // null while away
+  Sent sent;
+  bool lost = false;      // the storage got other memory before the copy was known to be done
+  TransferEventPtr left;  // the end of the copy to the host
+  c10::Storage onHost;    // null when not needed any more
+  OnDisk disk;
+  Return back;
+  Listed listed;
 };
 
 // Null if the last reference is being dropped: see Note [Lists of stashes that may be dying].
 HostStashPtr ifAlive(HostStash* listed);
 
-// Removes `stash`, to which the caller has a reference, from `queue`. False if `queue` lacks
-// `stash`.
-bool takeOut(std::deque<HostStashPtr>& queue, HostStash& stash);
+// Removes `stash` from `queue`. False if `queue` lacks `stash`.
+template <class Queue>
+bool takeOut(Queue& queue, const HostStash& stash) {
+  return std::erase_if(queue, [&](const auto& queued) { return &*queued == &stash; }) > 0;
+}
 
 }  // namespace ebb

@@ -17,10 +17,6 @@ namespace {
 using Lock = std::lock_guard<DroppingMutex>;
 using State = HostStash::State;
 
-DroppingMutex& mutex() {
-  return OffloadShared::get().mutex;
-}
-
 // Leaked on purpose: handles may outlive static objects.
 struct Engines {
   std::shared_ptr<Offload> instead;  // a test's engine, or null
@@ -33,14 +29,20 @@ Engines& engines() {
   return *instance;
 }
 
+bool isOptedOut(const at::Tensor& tensor) {
+  const auto optedOut = engines().optedOut;
+  return optedOut != nullptr && optedOut(tensor);
+}
+
 // Makes room after a failed allocation. The engine between memory and disk frees host memory.
 bool giveBackLeaving(Shortage shortage) {
-  Offload& engine = Offload::get();
+  Offload& engine = offloadEngine();
   return (shortage == Shortage::Device || engine.transfer().isDevice(c10::kCPU)) &&
          engine.makeRoom();
 }
 
 Offload& leaked(Transfer& via) {
+  setReserve(Reserve::Leaving, &giveBackLeaving);
   const std::shared_ptr<Transfer> borrowed(&via, [](Transfer*) {});
   return **new std::shared_ptr<Offload>(std::make_shared<Offload>(borrowed));
 }
@@ -49,53 +51,11 @@ Offload& leaked(Transfer& via) {
 
 Offload::Offload(std::shared_ptr<Transfer> via)
     : owned_(std::move(via)), via_(*owned_), context_(via_), process_(::getpid()) {
-  setReserve(Reserve::Leaving, &giveBackLeaving);
-}
-
-// Creates the engine at the first send or query, not at import: querying the accelerator
-// initialises it, and the program may want to do so later, in a child process.
-Offload& Offload::get() {
-  if (engines().instead) {
-    return *engines().instead;
-  }
-  if (acceleratorIsThere()) {
-    static Offload& accelerated = leaked(acceleratorTransfer());
-    return accelerated;
-  }
-  static Offload& toDisk = leaked(diskTransfer());
-  engines().toDisk = &toDisk;
-  return toDisk;
-}
-
-void Offload::putInPlace(std::shared_ptr<Offload> instead) {
-  get().drain();
-  const Lock lock(mutex());
-  engines().instead = std::move(instead);
-}
-
-void Offload::configure(const OffloadSettings& settings) {
-  const Lock lock(mutex());
-  Disk::get().configure(settings.disk, settings.diskLimit);
-  if (engines().toDisk != nullptr) {
-    engines().toDisk->context_.host.trim();  // free room in the host pool may be in the old file
-  }
-  OffloadShared& shared = OffloadShared::get();
-  shared.settings = settings;
-  shared.warnedOfFailure = false;
-}
-
-OffloadSettings Offload::settings() {
-  const Lock lock(mutex());
-  return OffloadShared::get().settings;
-}
-
-void Offload::setOptOut(bool (*optedOut)(const at::Tensor&)) {
-  engines().optedOut = optedOut;
 }
 
 bool Offload::takes(const at::Tensor& tensor) {
   {
-    const Lock lock(mutex());
+    const Lock lock(context_.shared.mutex);
     if (tensor.storage().nbytes() < std::max<size_t>(context_.settings.minBytes, 1)) {
       return false;
     }
@@ -112,13 +72,12 @@ bool Offload::takes(const at::Tensor& tensor) {
   constexpr size_t kAlignment = 64;
   const bool aligned =
       !tensor.is_cpu() || reinterpret_cast<uintptr_t>(tensor.storage().data()) % kAlignment == 0;
-  const auto optedOut = engines().optedOut;
-  return aligned && (optedOut == nullptr || !optedOut(tensor));
+  return aligned && !isOptedOut(tensor);
 }
 
 HostStashPtr Offload::send(
     const c10::Storage& storage, size_t nbytes, const TransferAccountPtr& account) {
-  const Lock lock(mutex());
+  const Lock lock(context_.shared.mutex);
   const c10::Device device = storage.device();
   enter(device);
   triesAhead_ = true;
@@ -134,30 +93,25 @@ HostStashPtr Offload::send(
       shared_from_this(), storage, nbytes, account, via_.computeStream(device));
   via_.packed(storage);
   stash->onHost = std::move(host);
-  stash->sequence = ++lastSequence_;
+  stash->sent.sequence = ++lastSequence_;
   copies_.send(*stash);
   return stash;
 }
 
-// Memory is freed only after the lock is released, so each attempt takes the lock anew.
-c10::Storage Offload::fetch(HostStash& stash, const c10::Storage& living) {
-  return withRelief([&] { return fetchOnce(stash, living); });
-}
-
 bool Offload::makeRoom() {
-  const Lock lock(mutex());
+  const Lock lock(context_.shared.mutex);
   return copies_.freeLeaving();
 }
 
-c10::Storage Offload::fetchOnce(HostStash& stash, const c10::Storage& living) {
-  const Lock lock(mutex());
-  enter(stash.device);
-  const c10::Stream compute = via_.computeStream(stash.device);
+c10::Storage Offload::fetch(HostStash& stash, const c10::Storage& living) {
+  const Lock lock(context_.shared.mutex);
+  enter(stash.device());
+  const c10::Stream compute = via_.computeStream(stash.device());
   if (stash.state == State::Back) {
     copies_.handOver(stash, compute);
     return stash.onDevice;
   }
-  if (stash.capture != 0) {
+  if (stash.sent.capture != 0) {
     checkPlace(stash);
   }
   if (living) {
@@ -182,8 +136,8 @@ void Offload::checkPlace(const HostStash& stash) const {
       "ebb: cannot restore ",
       stash.account->of,
       ": it was offloaded ",
-      stash.capture == 0 ? "before this CUDA graph capture and is needed inside it"
-                         : "inside a CUDA graph capture and is needed outside of it",
+      stash.sent.capture == 0 ? "before this CUDA graph capture and is needed inside it"
+                              : "inside a CUDA graph capture and is needed outside of it",
       ", where nothing can wait for the copy. Capture forward and backward together, or give its "
       "operator the decision SAVE.");
 }
@@ -223,14 +177,14 @@ void Offload::takeBack(HostStash& stash, c10::Stream compute) {
   notAheadAnyMore(stash);
   StashesInOrder::takeOut(stash);
   copies_.fetched(stash);
-  stash.onDisk = c10::Storage();
-  stash.takenOn = compute;
+  stash.disk.room = c10::Storage();
+  stash.back.stream = compute;
 }
 
 void Offload::beforeWrite(HostStash& stash) {
-  const Lock lock(mutex());
+  const Lock lock(context_.shared.mutex);
   if (stash.state == State::Kept || stash.state == State::Leaving) {
-    copies_.noticeCapture(stash.device);
+    copies_.noticeCapture(stash.device());
     checkPlace(stash);
     copies_.beforeWrite(stash);
   }
@@ -241,11 +195,11 @@ void Offload::beforeWrite(HostStash& stash) {
 // memory, the value is fetched when needed, and prefetching stops until the next forward, since
 // each failed allocation empties the allocator's cache.
 void Offload::fetchAhead(const HostStash& stash) {
-  uint64_t sequence = stash.sequence;
+  uint64_t sequence = stash.sent.sequence;
   HostStash* next = nullptr;
   while (triesAhead_ && (next = lastBefore(sequence)) != nullptr) {
-    sequence = next->sequence;
-    if (aheadBytes_ + next->nbytes > context_.settings.prefetchBytes) {
+    sequence = next->sent.sequence;
+    if (aheadBytes_ + next->sent.nbytes > context_.settings.prefetchBytes) {
       return;
     }
     const HostStashPtr alive = ifAlive(next);
@@ -256,15 +210,15 @@ void Offload::fetchAhead(const HostStash& stash) {
       if (!spill_.readAhead(*next)) {
         return;
       }
-    } else if (next->packedOn == stash.packedOn && !next->lost) {
+    } else if (next->sent.stream == stash.sent.stream && !next->lost) {
       try {
         copies_.startReturning(*next);
       } catch (const c10::OutOfMemoryError&) {
         triesAhead_ = false;
         return;
       }
-      next->ahead = true;
-      aheadBytes_ += next->nbytes;
+      next->back.ahead = true;
+      aheadBytes_ += next->sent.nbytes;
     }
   }
 }
@@ -274,14 +228,14 @@ HostStash* Offload::lastBefore(uint64_t sequence) const {
   HostStash* onHost = context_.away.lastBefore(sequence);
   HostStash* onDisk = context_.spilled.lastBefore(sequence);
   const bool hostIsLater =
-      onDisk == nullptr || (onHost != nullptr && onHost->sequence > onDisk->sequence);
+      onDisk == nullptr || (onHost != nullptr && onHost->sent.sequence > onDisk->sent.sequence);
   return hostIsLater ? onHost : onDisk;
 }
 
 // Ends the stash's share of the prefetched bytes.
 void Offload::notAheadAnyMore(HostStash& stash) {
-  if (std::exchange(stash.ahead, false)) {
-    aheadBytes_ -= stash.nbytes;
+  if (std::exchange(stash.back.ahead, false)) {
+    aheadBytes_ -= stash.sent.nbytes;
   }
 }
 
@@ -289,11 +243,11 @@ void Offload::notAheadAnyMore(HostStash& stash) {
 // by destructors, perhaps during error handling, so exceptions are swallowed: a device error is
 // raised again by the next call.
 void Offload::forget(HostStash& stash) {
-  const Lock lock(mutex());
+  const Lock lock(context_.shared.mutex);
   notAheadAnyMore(stash);
   StashesInOrder::takeOut(stash);
-  context_.drop(stash.onDisk);
-  copies_.noticeCapture(stash.device);
+  context_.drop(stash.disk.room);
+  copies_.noticeCapture(stash.device());
   copies_.forget(stash);
   if (copies_.unfetchedHere() > 0 && !context_.settings.isStatic) {
     return;
@@ -341,7 +295,7 @@ void Offload::reap() {
 }
 
 void Offload::drain() {
-  const Lock lock(mutex());
+  const Lock lock(context_.shared.mutex);
   copies_.finishAll();
   spill_.finishAll();
   copies_.reap();
@@ -349,8 +303,13 @@ void Offload::drain() {
   context_.host.trim();
 }
 
+void Offload::trim() {
+  const Lock lock(context_.shared.mutex);
+  context_.host.trim();
+}
+
 OffloadStats Offload::stats() {
-  const Lock lock(mutex());
+  const Lock lock(context_.shared.mutex);
   copies_.noticeCapture();
   reap();
   OffloadStats now = context_.stats;
@@ -364,16 +323,52 @@ OffloadStats Offload::stats() {
   return now;
 }
 
+// Creates the engine at the first send or query, not at import: querying the accelerator
+// initialises it, and the program may want to do so later, in a child process.
+Offload& offloadEngine() {
+  if (engines().instead) {
+    return *engines().instead;
+  }
+  if (acceleratorIsThere()) {
+    static Offload& accelerated = leaked(acceleratorTransfer());
+    return accelerated;
+  }
+  static Offload& toDisk = leaked(diskTransfer());
+  engines().toDisk = &toDisk;
+  return toDisk;
+}
+
+void putInPlace(std::shared_ptr<Offload> instead) {
+  offloadEngine().drain();
+  const Lock lock(OffloadShared::get().mutex);
+  engines().instead = std::move(instead);
+}
+
+void setOffloadOptOut(bool (*optedOut)(const at::Tensor&)) {
+  engines().optedOut = optedOut;
+}
+
 void configureOffload(const OffloadSettings& settings) {
-  Offload::configure(settings);
+  OffloadShared& shared = OffloadShared::get();
+  {
+    const Lock lock(shared.mutex);
+    Disk::get().configure(settings.disk, settings.diskLimit);
+    shared.settings = settings;
+    shared.warnedOfFailure = false;
+  }
+  if (engines().toDisk != nullptr) {
+    engines().toDisk->trim();  // free room in the host pool may be in the old file
+  }
 }
 
 OffloadSettings offloadSettings() {
-  return Offload::settings();
+  OffloadShared& shared = OffloadShared::get();
+  const Lock lock(shared.mutex);
+  return shared.settings;
 }
 
 OffloadStats offloadStats() {
-  return Offload::get().stats();
+  return offloadEngine().stats();
 }
 
 }  // namespace ebb

@@ -25,22 +25,9 @@ namespace ebb {
 // Events, host memory and streams belong to a transfer. The default transfer changes when a backend
 // is registered or a test installs a fake. So each transfer has an engine, and a stash stays with
 // the engine that sent the stash. All engines share settings, counts and the lock.
-//
-// Offload has many methods. Values, users and stashes call the public ones; the private ones are
-// events of a stash.
 class EBB_API Offload : public std::enable_shared_from_this<Offload> {
  public:
   explicit Offload(std::shared_ptr<Transfer> via);
-
-  // The engine for new stashes: for torch's accelerator, or between memory and disk without an
-  // accelerator, unless a test has installed another.
-  static Offload& get();
-
-  // Installs a test's engine; null restores the default.
-  static void putInPlace(std::shared_ptr<Offload> instead);
-
-  static void configure(const OffloadSettings& settings);
-  static OffloadSettings settings();
 
   Transfer& transfer() {
     return via_;
@@ -49,16 +36,14 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
   // True if a tensor's storage may be sent: on a device, large enough, and not marked by the user.
   bool takes(const at::Tensor& tensor);
 
-  // Sets the test for tensors that the user has excluded. Called once, at import.
-  static void setOptOut(bool (*optedOut)(const at::Tensor&));
-
   // Starts to move `nbytes` of `storage` away; the caller drops its own reference. Null if there is
   // no host memory.
   HostStashPtr send(const c10::Storage& storage, size_t nbytes, const TransferAccountPtr& account);
 
   // The bytes on the device, for the current stream. Starts to prefetch values that were sent
   // before the stash. `living` is the sent storage if other code still holds the storage; then
-  // nothing is copied. Throws if the storage got other memory during the copy.
+  // nothing is copied. Throws if the storage got other memory during the copy. After a failed
+  // allocation the caller may try again: memory is freed only when the lock is released.
   c10::Storage fetch(HostStash& stash, const c10::Storage& living = {});
 
   // The sent storage is about to be written on the current stream.
@@ -76,10 +61,12 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
   // Waits for all copies and frees unused host memory.
   void drain();
 
+  // Frees unused host memory.
+  void trim();
+
  private:
   void enter(c10::Device device);
   void reap();
-  c10::Storage fetchOnce(HostStash& stash, const c10::Storage& living);
   void checkPlace(const HostStash& stash) const;
   void takeLiving(HostStash& stash, const c10::Storage& living);
   void bringBack(HostStash& stash, c10::Stream compute);
@@ -100,5 +87,15 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
   bool wasStatic_ = false;     // static mode in the last call
   int process_;                // process that owns the host memory
 };
+
+// The engine for new stashes: for torch's accelerator, or between memory and disk without an
+// accelerator, unless a test has installed another.
+EBB_API Offload& offloadEngine();
+
+// Installs a test's engine; null restores the default.
+EBB_API void putInPlace(std::shared_ptr<Offload> instead);
+
+// Sets the test for tensors that the user has excluded from offloading. Called once, at import.
+EBB_API void setOffloadOptOut(bool (*optedOut)(const at::Tensor&));
 
 }  // namespace ebb

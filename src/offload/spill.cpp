@@ -56,8 +56,8 @@ bool Spill::makeRoom(size_t nbytes) {
   startSpilling(std::max(nbytes, settings.pinnedLimit / 8));
   if (!spilling_.empty()) {
     const HostStash& first = *spilling_.front();
-    first.account->waitedByHost += first.nbytes;
-    asDiskEvent(*first.written).wait();
+    first.account->waitedByHost += first.sent.nbytes;
+    asDiskEvent(*first.disk.written).wait();
   } else if (!copies_.finishOne()) {
     return false;
   }
@@ -71,7 +71,7 @@ bool Spill::makeRoom(size_t nbytes) {
 void Spill::startSpilling(size_t nbytes) {
   size_t freeing = 0;
   for (const HostStashPtr& stash : spilling_) {
-    freeing += stash->nbytes;
+    freeing += stash->sent.nbytes;
   }
   while (freeing < nbytes) {
     HostStash* first = context_.away.first();
@@ -79,10 +79,10 @@ void Spill::startSpilling(size_t nbytes) {
       return;
     }
     const HostStashPtr alive = ifAlive(first);
-    if (!alive || first->capture != 0) {
+    if (!alive || first->sent.capture != 0) {
       StashesInOrder::takeOut(*first);
     } else if (context_.via.isDone(*first->left) && startWriting(*first)) {
-      freeing += first->nbytes;
+      freeing += first->sent.nbytes;
     } else {
       return;
     }
@@ -90,21 +90,21 @@ void Spill::startSpilling(size_t nbytes) {
 }
 
 bool Spill::startWriting(HostStash& stash) {
-  c10::Storage room = Disk::get().allocate(stash.nbytes);
+  c10::Storage room = Disk::get().allocate(stash.sent.nbytes);
   if (!room) {
     return false;
   }
-  stash.onDisk = std::move(room);
-  stash.written = Disk::get().write(stash.onDisk, stash.onHost, stash.nbytes);
+  stash.disk.room = std::move(room);
+  stash.disk.written = Disk::get().write(stash.disk.room, stash.onHost, stash.sent.nbytes);
   StashesInOrder::takeOut(stash);
   spilling_.push_back(HostStashPtr::reclaim_copy(&stash));
-  context_.stats.bytesSpilled += stash.nbytes;
-  stash.account->spilled += stash.nbytes;
+  context_.stats.bytesSpilled += stash.sent.nbytes;
+  stash.account->spilled += stash.sent.nbytes;
   return true;
 }
 
 void Spill::startReading(HostStash& stash, c10::Storage memory) {
-  stash.read = Disk::get().read(memory, stash.onDisk, stash.nbytes);
+  stash.disk.read = Disk::get().read(memory, stash.disk.room, stash.sent.nbytes);
   stash.onHost = std::move(memory);
   stash.state = State::Reading;
   StashesInOrder::takeOut(stash);
@@ -112,7 +112,7 @@ void Spill::startReading(HostStash& stash, c10::Storage memory) {
 }
 
 bool Spill::readAhead(HostStash& stash) {
-  c10::Storage memory = context_.host.take(stash.nbytes, stash.device);
+  c10::Storage memory = context_.host.take(stash.sent.nbytes, stash.device());
   const bool found = memory;
   if (found) {
     startReading(stash, std::move(memory));
@@ -125,9 +125,9 @@ void Spill::bringToHost(HostStash& stash) {
   if (stash.state != State::Spilled) {
     return;
   }
-  c10::Storage memory = hostMemory(stash.nbytes, stash.device);
+  c10::Storage memory = hostMemory(stash.sent.nbytes, stash.device());
   if (!memory) {
-    memory = context_.host.take(stash.nbytes, stash.device, true);
+    memory = context_.host.take(stash.sent.nbytes, stash.device(), true);
   }
   TORCH_CHECK(
       memory,
@@ -137,56 +137,56 @@ void Spill::bringToHost(HostStash& stash) {
       "less of it (pinned_limit of ebb.offload.configure).");
   startReading(stash, std::move(memory));
   settle(stash);
-  stash.checkCameBack(*stash.read);
+  stash.checkCameBack(*stash.disk.read);
 }
 
 void Spill::settle(HostStash& stash) {
-  if (stash.written) {
-    asDiskEvent(*stash.written).wait();
+  if (stash.disk.written) {
+    asDiskEvent(*stash.disk.written).wait();
     takeOut(spilling_, stash);
-    stash.written = nullptr;
-    stash.onDisk = c10::Storage();  // the value is needed now, and still in host memory
+    stash.disk.written = nullptr;
+    stash.disk.room = c10::Storage();  // the value is needed now, and still in host memory
   }
   if (stash.state == State::Reading) {
     ++context_.stats.hostWaits;
-    stash.account->waitedByHost += stash.nbytes;
-    asDiskEvent(*stash.read).wait();
+    stash.account->waitedByHost += stash.sent.nbytes;
+    asDiskEvent(*stash.disk.read).wait();
     takeOut(reading_, stash);
     wasRead(stash);
   }
 }
 
 void Spill::wasRead(HostStash& stash) {
-  if (stash.read->error().empty()) {
+  if (stash.disk.read->error().empty()) {
     stash.state = State::Away;
-    stash.onDisk = c10::Storage();
+    stash.disk.room = c10::Storage();
     context_.away.add(stash);
   } else {
     stash.state = State::Spilled;
     context_.spilled.add(stash);
-    context_.host.give(std::move(stash.onHost), stash.device);
+    context_.host.give(std::move(stash.onHost), stash.device());
   }
 }
 
 void Spill::wasWritten(HostStash& stash) {
-  if (const std::string error = stash.written->error(); !error.empty()) {
+  if (const std::string error = stash.disk.written->error(); !error.empty()) {
     context_.warnOfFailure(stash, "stays in host memory", error);
-    stash.onDisk = c10::Storage();
+    stash.disk.room = c10::Storage();
   } else {
     stash.state = State::Spilled;
     context_.spilled.add(stash);
-    context_.host.give(std::move(stash.onHost), stash.device);
+    context_.host.give(std::move(stash.onHost), stash.device());
   }
-  stash.written = nullptr;
+  stash.disk.written = nullptr;
 }
 
 void Spill::reap() {
-  while (!spilling_.empty() && asDiskEvent(*spilling_.front()->written).isDone()) {
+  while (!spilling_.empty() && asDiskEvent(*spilling_.front()->disk.written).isDone()) {
     const HostStashPtr stash = std::move(spilling_.front());
     spilling_.pop_front();
     wasWritten(*stash);
   }
-  while (!reading_.empty() && asDiskEvent(*reading_.front()->read).isDone()) {
+  while (!reading_.empty() && asDiskEvent(*reading_.front()->disk.read).isDone()) {
     const HostStashPtr stash = std::move(reading_.front());
     reading_.pop_front();
     wasRead(*stash);
@@ -195,10 +195,10 @@ void Spill::reap() {
 
 void Spill::finishAll() {
   for (const HostStashPtr& stash : spilling_) {
-    asDiskEvent(*stash->written).wait();
+    asDiskEvent(*stash->disk.written).wait();
   }
   for (const HostStashPtr& stash : reading_) {
-    asDiskEvent(*stash->read).wait();
+    asDiskEvent(*stash->disk.read).wait();
   }
 }
 

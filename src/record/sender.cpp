@@ -56,7 +56,7 @@ bool Sender::sendToHost(Value& value, const c10::Storage& storage) {
   const auto gather = [&] { return withRelief([&] { return value.slice->gather(storage); }); };
   const auto account =
       statisticsTransfers(context_.regionName(), value.recipe ? value.recipe->op.name : kInput);
-  auto stash = Offload::get().send(value.slice ? gather() : storage, nbytes, account);
+  auto stash = offloadEngine().send(value.slice ? gather() : storage, nbytes, account);
   if (!stash) {
     return false;
   }
@@ -90,7 +90,7 @@ bool Sender::sendToPages(Value& value, const c10::Storage& storage) {
 
 bool Sender::canLeave(const Value& value, const at::Tensor& tensor) {
   return value.isPaged() ? value.rows != nullptr && Paging::takes(tensor.device())
-                         : Offload::get().takes(tensor);
+                         : offloadEngine().takes(tensor);
 }
 
 void Sender::sendOrWait(Value& value, const at::Tensor& tensor) {

@@ -90,14 +90,14 @@ py::dict fields() {
 class InPlace {
  public:
   explicit InPlace(std::shared_ptr<Transfer> given) {
-    Offload::putInPlace(std::make_shared<Offload>(std::move(given)));
+    putInPlace(std::make_shared<Offload>(std::move(given)));
   }
   ~InPlace() {
     close();
   }
   void close() {
     if (std::exchange(open_, false)) {
-      Offload::putInPlace(nullptr);
+      putInPlace(nullptr);
     }
   }
 
@@ -131,11 +131,11 @@ class InstantAccelerator {
     std::vector<HostStashPtr> stashes;
     stashes.reserve(count);
     for (size_t i = 0; i < count; ++i) {
-      const c10::Storage bytes = Offload::get().transfer().allocateOnDevice(nbytes, c10::kCPU);
-      stashes.push_back(Offload::get().send(bytes, nbytes, account));
+      const c10::Storage bytes = offloadEngine().transfer().allocateOnDevice(nbytes, c10::kCPU);
+      stashes.push_back(offloadEngine().send(bytes, nbytes, account));
     }
     for (; !stashes.empty(); stashes.pop_back()) {
-      Offload::get().fetch(*stashes.back());
+      offloadEngine().fetch(*stashes.back());
     }
   }
 
@@ -278,7 +278,7 @@ void bindTesting(py::module_& module) {
     return std::make_pair(names.plain, names.full);
   });
   module.def("forget_failed_workspaces", &forgetFailedWorkspaces);
-  module.def("drain_offload", torch::wrap_pybind_function_no_gil([] { Offload::get().drain(); }));
+  module.def("drain_offload", torch::wrap_pybind_function_no_gil([] { offloadEngine().drain(); }));
   module.def("pinned_memory", torch::wrap_pybind_function_no_gil([](size_t nbytes, int8_t device) {
                return bytesOf(allocatePinned(nbytes, c10::Device(c10::kCUDA, device)));
              }));

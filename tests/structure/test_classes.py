@@ -25,8 +25,6 @@ LARGE = {
     "Value": (32, 37),
     "OpTraits": (2, 33),
     "Copies": (36, 7),
-    "HostStash": (7, 21),
-    "Offload": (25, 11),
     "PageStash": (13, 15),
     "Paging": (45, 10),
     "PageStep": (25, 12),

@@ -104,12 +104,12 @@ MUTANTS = (
     ),
     copies(
         "a-stash-is-of-a-capture",
-        text="stash.capture = capture();",
+        text="stash.sent.capture = capture();",
         tests=(f"{CAPTURES}::test_a_graph_gives_what_eager_gives",),
     ),
     copies(
         "packed-on-uses-what-leaves",
-        text="noteUse(stash.onDevice, stash.packedOn);",
+        text="noteUse(stash.onDevice, stash.sent.stream);",
         tests=(f"{STREAMS}::test_what_leaves_when_the_region_ends_was_made_on_another_stream",),
     ),
     copies(
@@ -123,12 +123,12 @@ MUTANTS = (
     ),
     copies(
         "devices-that-were-left",
-        text="devices_.push_back(stash.device);",
+        text="devices_.push_back(stash.device());",
         tests=(f"{STEADY}::test_host_memory_of_static_mode_is_freed_after_its_copies",),
     ),
     copies(
         "out-waits-packed-on",
-        text="via_.wait(out, via_.record(stash.packedOn));",
+        text="via_.wait(out, via_.record(stash.sent.stream));",
         tests=(f"{STREAMS}::test_a_kept_tensor_leaves_behind_the_stream_on_which_it_was_packed",),
     ),
     copies(
@@ -181,7 +181,7 @@ MUTANTS = (
     ),
     copies(
         "writer-waits-left",
-        text="via_.wait(via_.computeStream(stash.device), stash.left);",
+        text="via_.wait(via_.computeStream(stash.device()), stash.left);",
         tests=(f"{STREAMS}::test_a_write_on_another_stream_comes_after_the_copy",),
     ),
     copies(
@@ -197,7 +197,7 @@ MUTANTS = (
     ),
     copies(
         "in-waits-compute",
-        text="via_.wait(in, via_.record(*stash.takenOn));",
+        text="via_.wait(in, via_.record(*stash.back.stream));",
         tests=(f"{CAPTURES}::test_a_graph_gives_what_eager_gives",),
     ),
     copies(
@@ -213,17 +213,17 @@ MUTANTS = (
     copies(
         "elsewhere-uses-what-came-ahead",
         text="noteUse(stash.onDevice, compute);",
-        within="if (*stash.takenOn != compute) {\n    noteUse(stash.onDevice, compute);",
+        within="if (*stash.back.stream != compute) {\n    noteUse(stash.onDevice, compute);",
         tests=(f"{SEVERAL_STREAMS}::test_memory_that_came_ahead_for_another_stream",),
     ),
     copies(
         "compute-waits-returned",
-        text="via_.wait(compute, stash.returned);",
+        text="via_.wait(compute, stash.back.end);",
         tests=(f"{STREAMS}::test_a_kept_tensor_leaves_behind_the_stream_on_which_it_was_packed",),
     ),
     copies(
         "failed-to-come-back",
-        text="stash.checkCameBack(*stash.returned);",
+        text="stash.checkCameBack(*stash.back.end);",
         tests=(f"{DISK}::test_a_file_that_was_cut_short_is_an_error",),
     ),
     copies(
@@ -234,25 +234,25 @@ MUTANTS = (
     ),
     copies(
         "out-waits-returned",
-        text="via_.wait(via_.outStream(stash.device), stash.returned);",
+        text="via_.wait(via_.outStream(stash.device()), stash.back.end);",
         tests=(f"{WAITS}::test_all_is_in_order",),
     ),
     copies(
         "held-until-returned",
-        text="now_.held.hold(stash.returned, compute, {{}, std::move(stash.onHost)});",
-        instead="give(stash.onHost, stash.device, capture());",
+        text="now_.held.hold(stash.back.end, compute, {{}, std::move(stash.onHost)});",
+        instead="give(stash.onHost, stash.device(), capture());",
         tests=(f"{WAITS}::test_all_is_in_order",),
     ),
     copies(
         "second-waits-taken-on",
-        text="via_.wait(compute, via_.record(*stash.takenOn));",
+        text="via_.wait(compute, via_.record(*stash.back.stream));",
         tests=(f"{SEVERAL_STREAMS}::test_fetched_on_one_stream_and_asked_for_again_on_another",),
     ),
     copies(
         "second-uses-what-was-fetched",
         text="noteUse(stash.onDevice, compute);",
         within=(
-            "via_.wait(compute, via_.record(*stash.takenOn));\n"
+            "via_.wait(compute, via_.record(*stash.back.stream));\n"
             "    noteUse(stash.onDevice, compute);"
         ),
         tests=(f"{SEVERAL_STREAMS}::test_fetched_on_one_stream_and_asked_for_again_on_another",),
@@ -261,7 +261,7 @@ MUTANTS = (
         "held-until-returned-for-nobody",
         text=(
             "place->held.hold(\n"
-            "        stash.returned, *stash.takenOn, "
+            "        stash.back.end, *stash.back.stream, "
             "{std::move(stash.onDevice), std::move(stash.onHost)});"
         ),
         tests=(f"{SEVERAL_STREAMS}::test_what_is_dropped_on_its_way_back",),
@@ -310,7 +310,7 @@ MUTANTS = (
     ),
     copies(
         "asks-whether-it-returned",
-        text="via_.isDone(*now_.returning.front()->returned)",
+        text="via_.isDone(*now_.returning.front()->back.end)",
         instead="true",
         tests=(f"{WAITS}::test_all_is_in_order",),
     ),

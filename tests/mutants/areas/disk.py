@@ -42,7 +42,7 @@ MUTANTS = (
     ),
     spill(
         "host-waits-for-the-disk",
-        text="asDiskEvent(*first.written).wait();",
+        text="asDiskEvent(*first.disk.written).wait();",
         tests=(f"{SPILLING}::test_several_are_written_at_once_and_the_first_is_waited_for",),
     ),
     spill(
@@ -53,7 +53,7 @@ MUTANTS = (
     ),
     spill(
         "dying-and-captured-is-not-written",
-        text="!alive || first->capture != 0",
+        text="!alive || first->sent.capture != 0",
         instead="!alive",
         tests=(f"{AROUND}::test_what_a_capture_has_left_does_not_go_to_disk",),
     ),
@@ -77,7 +77,7 @@ MUTANTS = (
     ),
     spill(
         "needed-while-written",
-        text="asDiskEvent(*stash.written).wait();",
+        text="asDiskEvent(*stash.disk.written).wait();",
         tests=(f"{SPILLING}::test_what_is_needed_while_it_is_written_is_waited_for",),
     ),
     spill(
@@ -91,17 +91,17 @@ MUTANTS = (
     ),
     spill(
         "host-waits-for-a-read",
-        text="asDiskEvent(*stash.read).wait();",
+        text="asDiskEvent(*stash.disk.read).wait();",
         tests=(f"{SPILLING}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",),
     ),
     spill(
         "failed-to-be-read",
-        text="stash.checkCameBack(*stash.read);",
+        text="stash.checkCameBack(*stash.disk.read);",
         tests=(f"{DISK}::test_a_file_that_was_cut_short_is_an_error",),
     ),
     spill(
         "failed-to-be-read-stays-on-disk",
-        text="stash.read->error().empty()",
+        text="stash.disk.read->error().empty()",
         instead="true",
         tests=(f"{DISK}::test_a_file_that_was_cut_short_is_an_error",),
     ),
@@ -113,7 +113,7 @@ MUTANTS = (
     ),
     spill(
         "asks-whether-it-was-written",
-        text="asDiskEvent(*spilling_.front()->written).isDone()",
+        text="asDiskEvent(*spilling_.front()->disk.written).isDone()",
         instead="true",
         tests=(
             f"{SPILLING}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",
@@ -123,7 +123,7 @@ MUTANTS = (
     ),
     spill(
         "asks-whether-it-was-read",
-        text="asDiskEvent(*reading_.front()->read).isDone()",
+        text="asDiskEvent(*reading_.front()->disk.read).isDone()",
         instead="true",
         tests=(
             f"{SPILLING}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",
@@ -132,12 +132,12 @@ MUTANTS = (
     ),
     spill(
         "a-drain-waits-for-writes",
-        text="asDiskEvent(*stash->written).wait();",
+        text="asDiskEvent(*stash->disk.written).wait();",
         tests=(f"{SPILLING}::test_several_are_written_at_once_and_the_first_is_waited_for",),
     ),
     spill(
         "a-drain-waits-for-reads",
-        text="asDiskEvent(*stash->read).wait();",
+        text="asDiskEvent(*stash->disk.read).wait();",
         tests=(f"{SPILLING}::test_a_drain_waits_for_what_is_read_ahead",),
     ),
     disk_transfer(

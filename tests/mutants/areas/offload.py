@@ -62,7 +62,7 @@ MUTANTS = (
     offload(
         "of-a-capture-is-not-fetched-outside",
         text="checkPlace(stash);",
-        within=("if (stash.capture != 0) {\n    checkPlace(stash);"),
+        within=("if (stash.sent.capture != 0) {\n    checkPlace(stash);"),
         tests=(f"{CAPTURES}::test_a_capture_that_failed",),
     ),
     offload(
@@ -103,13 +103,13 @@ MUTANTS = (
     ),
     offload(
         "remembers-for-whom-it-was-taken",
-        text="stash.takenOn = compute;",
+        text="stash.back.stream = compute;",
         tests=(f"{SEVERAL_STREAMS}::test_fetched_on_one_stream_and_asked_for_again_on_another",),
     ),
     offload(
         "a-write-notices-a-capture",
-        text="copies_.noticeCapture(stash.device);",
-        within=("copies_.noticeCapture(stash.device);\n    checkPlace"),
+        text="copies_.noticeCapture(stash.device());",
+        within=("copies_.noticeCapture(stash.device());\n    checkPlace"),
         tests=(f"{CAPTURES}::test_a_write_in_a_capture_to_what_is_leaving",),
     ),
     offload(
@@ -126,14 +126,14 @@ MUTANTS = (
     ),
     offload(
         "ahead-on-the-stream-it-was-packed-on",
-        text="next->packedOn == stash.packedOn && !next->lost",
+        text="next->sent.stream == stash.sent.stream && !next->lost",
         instead="!next->lost",
         tests=(f"{WAITS}::test_all_is_in_order",),
     ),
     offload(
         "lost-is-not-fetched-ahead",
-        text="next->packedOn == stash.packedOn && !next->lost",
-        instead="next->packedOn == stash.packedOn",
+        text="next->sent.stream == stash.sent.stream && !next->lost",
+        instead="next->sent.stream == stash.sent.stream",
         tests=(f"{ORDER}::test_what_was_lost_is_not_fetched_ahead",),
     ),
     offload(
@@ -144,13 +144,13 @@ MUTANTS = (
     offload(
         "forgotten-is-in-no-list",
         text="StashesInOrder::takeOut(stash);",
-        within=("StashesInOrder::takeOut(stash);\n  context_.drop(stash.onDisk);"),
+        within=("StashesInOrder::takeOut(stash);\n  context_.drop(stash.disk.room);"),
         tests=(f"{LIFETIMES}::test_what_was_dropped_is_in_no_list",),
     ),
     offload(
         "a-death-notices-a-capture",
-        text="copies_.noticeCapture(stash.device);",
-        within=("copies_.noticeCapture(stash.device);\n  copies_.forget"),
+        text="copies_.noticeCapture(stash.device());",
+        within=("copies_.noticeCapture(stash.device());\n  copies_.forget"),
         tests=(f"{AROUND}::test_what_dies_in_a_capture",),
     ),
     offload(
@@ -211,7 +211,7 @@ MUTANTS = (
     offload(
         "a-drain-waits",
         text="copies_.finishAll();",
-        within=("const Lock lock(mutex());\n  copies_.finishAll();"),
+        within=("const Lock lock(context_.shared.mutex);\n  copies_.finishAll();"),
         tests=(f"{STEADY}::test_host_memory_of_static_mode_is_freed_after_its_copies",),
     ),
     offload(
