@@ -35,12 +35,7 @@ c10::Storage HostPool::takeFitting(size_t nbytes, size_t most) {
   if (fitting == free_.end() || fitting->first > most) {
     return {};
   }
-  c10::Storage memory = std::move(fitting->second.back());
-  fitting->second.pop_back();
-  if (fitting->second.empty()) {
-    free_.erase(fitting);
-  }
-  return memory;
+  return std::move(free_.extract(fitting).mapped());
 }
 
 c10::Storage HostPool::takeNew(size_t nbytes, c10::Device device, bool anyway) {
@@ -81,7 +76,8 @@ void HostPool::give(c10::Storage memory) {
     held_ -= memory.nbytes();
     return;
   }
-  free_[memory.nbytes()].push_back(std::move(memory));
+  const size_t nbytes = memory.nbytes();
+  free_.emplace_hint(free_.lower_bound(nbytes), nbytes, std::move(memory));
   if (held_ > limit_) {
     freeUntil(limit_);
   }
@@ -107,10 +103,7 @@ void HostPool::freeUntil(size_t bytes) {
   while (held_ > bytes && !free_.empty()) {
     const auto largest = std::prev(free_.end());
     held_ -= largest->first;
-    largest->second.pop_back();
-    if (largest->second.empty()) {
-      free_.erase(largest);
-    }
+    free_.erase(largest);
   }
 }
 
@@ -139,17 +132,12 @@ c10::Storage HostMemory::takeForCapture(size_t nbytes, c10::Device device) {
   if (fitting == ofCapture_.end() || fitting->first > most) {
     return poolOf(device).takeFree(nbytes);
   }
-  c10::Storage memory = std::move(fitting->second.back());
-  fitting->second.pop_back();
-  if (fitting->second.empty()) {
-    ofCapture_.erase(fitting);
-  }
-  return memory;
+  return std::move(ofCapture_.extract(fitting).mapped());
 }
 
 void HostMemory::captureIsOver() {
   for (auto& [size, free] : std::exchange(ofCapture_, {})) {
-    std::move(free.begin(), free.end(), std::back_inserter(ofGraphs_));
+    ofGraphs_.push_back(std::move(free));
   }
 }
 

@@ -51,8 +51,8 @@ class HostPool {
   c10::Storage allocate(size_t nbytes, c10::Device device);
   void freeUntil(size_t bytes);
 
-  Transfer& via_;                                     // allocates the memory
-  std::map<size_t, std::vector<c10::Storage>> free_;  // unused memory by size
+  Transfer& via_;                             // allocates the memory
+  std::multimap<size_t, c10::Storage> free_;  // unused memory by size, of a size the latest first
   bool retain_ = false;
   size_t limit_ = 0;  // bytes
   size_t held_ = 0;   // bytes, in use or not
@@ -87,7 +87,8 @@ class HostMemory {
   // nothing fits.
   c10::Storage takeForCapture(size_t nbytes, c10::Device device);
   void giveToCapture(c10::Storage memory, c10::Device device) {
-    ofCapture_[{device.index(), memory.nbytes()}].push_back(std::move(memory));
+    const std::pair size(device.index(), memory.nbytes());
+    ofCapture_.emplace_hint(ofCapture_.lower_bound(size), size, std::move(memory));
   }
   void captureIsOver();
 
@@ -106,7 +107,7 @@ class HostMemory {
     return pools_.try_emplace(device.index(), via_).first->second;
   }
 
-  using BySize = std::map<std::pair<c10::DeviceIndex, size_t>, std::vector<c10::Storage>>;
+  using BySize = std::multimap<std::pair<c10::DeviceIndex, size_t>, c10::Storage>;
 
   Transfer& via_;                               // allocates the memory
   std::map<c10::DeviceIndex, HostPool> pools_;  // memory used outside of captures
