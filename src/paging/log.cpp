@@ -1,6 +1,7 @@
 #include "paging/log.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace ebb {
 namespace {
@@ -41,6 +42,13 @@ struct Use {
 
 }  // namespace
 
+void PageLog::stepBegins() {
+  if (std::exchange(next_, false)) {
+    recording_ = true;
+    records_.clear();
+  }
+}
+
 size_t PageLog::stashed(
     const PoolKey& pool, int64_t rows, int64_t total, const ScheduleEntry& entry) {
   const size_t number = records_.size();
@@ -56,8 +64,8 @@ void PageLog::gone(size_t number) {
   }
 }
 
-PageNeeds PageLog::needs(
-    int64_t pageRows, const std::function<bool(const ScheduleEntry&)>& skipped) const {
+PageNeeds PageLog::takeNeeds(
+    int64_t pageRows, const std::function<bool(const ScheduleEntry&)>& skipped) {
   std::map<PoolKey, PageNeed> needs;
   std::map<PoolKey, Use> uses;
   for (size_t place = 0; place < records_.size(); ++place) {
@@ -79,6 +87,7 @@ PageNeeds PageLog::needs(
     need.padded = std::max(need.padded, use.padded);
     need.largest = std::max(need.largest, record.rows);
   }
+  records_.clear();
   return needs;
 }
 

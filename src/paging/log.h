@@ -1,4 +1,5 @@
-// A log of when a step takes pages and gives them back, from which ebb computes the sizes of pools.
+// Recorded steps: a log of when a step takes pages and gives them back, from which ebb computes the
+// sizes of pools.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -38,21 +39,40 @@ struct PageNeed {
 };
 using PageNeeds = std::map<PoolKey, PageNeed>;
 
+// The log of recorded steps. See Note [How pools are sized].
 class PageLog {
  public:
-  void clear() {
-    records_.clear();
+  // A step begins; it is recorded if recordNext() was called.
+  void stepBegins();
+  void recordNext() {
+    next_ = true;
   }
-  bool isEmpty() const {
-    return records_.empty();
+  bool isToBeRecorded() const {
+    return next_;
+  }
+
+  // True if the current step is recorded: its valid rows are copied instead of paged.
+  bool isRecording() const {
+    return recording_;
+  }
+
+  // True if the log of the recorded step can size pools.
+  bool isComplete() const {
+    return recording_ && !records_.empty();
+  }
+
+  // Pools exist now, so steps are no longer recorded.
+  void hasPools() {
+    recording_ = false;
   }
 
   // Logs a tensor of `total` rows, of which `rows` are valid. Returns the tensor's number.
   size_t stashed(const PoolKey& pool, int64_t rows, int64_t total, const ScheduleEntry& entry);
   void gone(size_t number);
 
-  // The needs without the entries for which `skipped` is true, which are not paged.
-  PageNeeds needs(int64_t pageRows, const std::function<bool(const ScheduleEntry&)>& skipped) const;
+  // Empties the log. Returns the needs without the entries for which `skipped` is true, which are
+  // not paged.
+  PageNeeds takeNeeds(int64_t pageRows, const std::function<bool(const ScheduleEntry&)>& skipped);
 
  private:
   struct Record {
@@ -64,6 +84,8 @@ class PageLog {
   };
 
   std::vector<Record> records_;  // in order of occurrence
+  bool recording_ = true;
+  bool next_ = false;  // the next step is to be recorded
 };
 
 }  // namespace ebb

@@ -25,9 +25,8 @@ void PageSource::checkCount(int64_t live, const PageGroup& group) const {
 
 PageStash::PageStash(const PageSource& source, PageGroupPtr of, uint64_t number)
     : nbytes(source.storage.nbytes()),
-      device(source.storage.device()),
-      dtype(source.dtype),
       whole{source.totalRows, static_cast<int64_t>(source.storage.nbytes()) / source.totalRows},
+      kind{source.storage.device(), source.dtype, whole.bytes},
       showDeadRows(source.showDeadRows),
       group(std::move(of)),
       step(number) {
@@ -42,7 +41,7 @@ PageStash::~PageStash() {
 }
 
 bool PageStash::hasNan() const {
-  return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
+  return c10::isFloatingType(kind.dtype) || c10::isComplexType(kind.dtype);
 }
 
 PageFill PageStash::fill(DeadRows deadRows) const {
@@ -71,7 +70,7 @@ bool PageStash::mayComeAhead() const {
 }
 
 void PageStash::checkNotCondemned() const {
-  const int64_t errors = pool ? pool->condemned() : 0;
+  const int64_t errors = pool ? pool->flags().condemned() : 0;
   TORCH_CHECK(
       errors == 0,
       "ebb: cannot restore a tensor that was paged in region '",
@@ -82,11 +81,12 @@ void PageStash::checkNotCondemned() const {
 }
 
 c10::Storage PageStash::copyBack(PageFill fill) const {
-  c10::Storage all = allocate(nbytes, device);
+  const int64_t live = copied->rows;
+  c10::Storage all = allocate(nbytes, kind.device);
   const at::Tensor to = rowsIn(all, whole);
-  to.narrow(0, 0, liveRows).copy_(rowsIn(bytes, live()), true);
-  const at::Tensor dead = to.narrow(0, liveRows, whole.count - liveRows);
-  if (fill.deadRows == PageDeadRows::FirstRow && liveRows > 0) {
+  to.narrow(0, 0, live).copy_(rowsIn(bytes, {live, whole.bytes}), true);
+  const at::Tensor dead = to.narrow(0, live, whole.count - live);
+  if (fill.deadRows == PageDeadRows::FirstRow && live > 0) {
     dead.copy_(to.narrow(0, 0, 1).expand_as(dead));
   } else if (fill.deadRows != PageDeadRows::Untouched) {
     dead.fill_(fill.dead);

@@ -58,8 +58,7 @@ struct PageSource {
   void checkCount(int64_t live, const PageGroup& group) const;
 };
 
-// Only the engine accesses the members, under the engine's lock. PageStash has many members, so
-// that a stash is one block of memory.
+// Only the engine accesses the members, under the engine's lock.
 struct PageStash final : Stash, InArena {
   enum class State : uint8_t {
     Resident,   // the storage itself is kept: its backward comes next
@@ -68,6 +67,12 @@ struct PageStash final : Stash, InArena {
     Returning,  // being restored
     Ahead,      // fetched before backward arrived: the engine still counts the stash as away
     Back,       // fetched: the engine is done with the stash
+  };
+
+  // The valid rows, if they were copied in a recorded step.
+  struct Copied {
+    int64_t rows;
+    size_t logged;  // number in the step's PageLog
   };
 
   PageStash(const PageSource& source, PageGroupPtr of, uint64_t number);
@@ -79,13 +84,6 @@ struct PageStash final : Stash, InArena {
     return true;
   }
   void beforeWrite() override;
-
-  PoolKey kind() const {
-    return {device, dtype, whole.bytes};
-  }
-  PageRows live() const {
-    return {liveRows, whole.bytes};
-  }
 
   // How the rows are to come back.
   PageFill fill(DeadRows deadRows) const;
@@ -101,21 +99,18 @@ struct PageStash final : Stash, InArena {
   c10::Storage copyBack(PageFill fill) const;
 
   const size_t nbytes;
-  const c10::Device device;
-  const c10::ScalarType dtype;
   const PageRows whole;
+  const PoolKey kind;
   const bool showDeadRows;
   const PageGroupPtr group;
   const uint64_t step;  // step of the stash
   State state = State::Resident;
   c10::Storage bytes;               // Resident, Returning, Back: all rows; Copied: the valid rows
-  int64_t liveRows = 0;             // if Copied
   std::optional<c10::Stream> made;  // stream that made `bytes`, unless `bytes` is the original
                                     // storage
-  std::optional<size_t> logged;     // index in the step's PageLog
+  std::optional<Copied> copied;     // unset if the rows went to a pool
   TrackedPoolPtr pool;              // if Paged or Returning
   TrackedPool::SlotPtr slot;        // slot in `pool`
-  PageLane::Call restoring;         // call that restores the rows
 };
 
 }  // namespace ebb

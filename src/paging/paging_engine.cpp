@@ -81,7 +81,7 @@ c10::intrusive_ptr<Stash> Paging::sendLocked(const PageSource& source, const Pag
   step_.stashed(*stash);
   ++alive_;
   ++counts_.stashed;
-  const TrackedPoolPtr pool = step_.isRecording() ? nullptr : pools_.find(stash->kind());
+  const TrackedPoolPtr pool = step_.log().isRecording() ? nullptr : pools_.find(stash->kind);
   if (group->resident) {
     stash->bytes = source.storage;
     ++counts_.resident;
@@ -95,27 +95,27 @@ c10::intrusive_ptr<Stash> Paging::sendLocked(const PageSource& source, const Pag
 
 // See Note [How pools are sized]
 void Paging::copyRows(PageStash& stash, const PageSource& source) {
-  if (!step_.isRecording()) {
-    step_.recordNext();  // the recorded step had no tensor of this kind
+  if (!step_.log().isRecording()) {
+    step_.log().recordNext();  // the recorded step had no tensor of this kind
   }
   TORCH_CHECK(
-      !isCapturing(stash.device),
+      !isCapturing(stash.kind.device),
       "ebb: cannot page ",
       source.describe(*stash.group),
       " during CUDA graph capture: ebb sizes the page pools in a first step without pools. Run one "
       "step with the same shapes before the capture.");
   const int64_t live = source.count.item<int64_t>();
   source.checkCount(live, *stash.group);
-  stash.liveRows = live;
-  const PageRows rows = stash.live();
-  stash.bytes = allocate(rows.count * rows.bytes, stash.device);
+  const PageRows rows{live, stash.whole.bytes};
+  stash.bytes = allocate(rows.count * rows.bytes, stash.kind.device);
   noteMade(stash);
   if (live > 0) {
     rowsIn(stash.bytes, rows).copy_(rowsIn(source.storage, rows), true);
     noteUse(source.storage);
   }
   stash.state = State::Copied;
-  step_.copied(stash);
+  stash.copied = {
+      live, step_.log().stashed(stash.kind, live, stash.whole.count, stash.group->forward)};
 }
 
 void Paging::sendToPool(PageStash& stash, const PageSource& source, const TrackedPoolPtr& pool) {
@@ -231,7 +231,7 @@ void Paging::giveUp(PageStash& stash) {
   if (stash.pool) {
     stash.pool->free(stash.slot);
     if (stash.made) {
-      stash.pool->lane().hold(stash.restoring, *stash.made, stash.bytes);
+      stash.pool->lane().hold(stash.slot->restored, *stash.made, stash.bytes);
     }
   }
   mutex_.drop(stash.bytes);
@@ -240,7 +240,7 @@ void Paging::giveUp(PageStash& stash) {
 void Paging::takeCopied(PageStash& stash) {
   RECORD_USER_SCOPE("ebb::restore");
   takeOver(stash);
-  if (isCapturing(stash.device)) {
+  if (isCapturing(stash.kind.device)) {
     ofGraphs_.push_back(stash.bytes);  // the graph reads the rows at each replay
   }
   stash.bytes = stash.copyBack(stash.fill(settings_.deadRows));
@@ -256,7 +256,7 @@ void Paging::takeRestored(PageStash& stash) {
       stash.group->region,
       "' paged during CUDA graph capture. Capture forward and backward together.");
   startRestoring(stash);
-  lane.wait(stash.restoring);
+  lane.wait(stash.slot->restored);
   noteUse(stash.bytes);
 }
 
@@ -276,8 +276,8 @@ void Paging::checkErrors(const PageStash& stash) {
 
 // Notes that the current stream made the bytes. Other streams must call takeOver().
 void Paging::noteMade(PageStash& stash) {
-  if (!stash.device.is_cpu()) {
-    stash.made = currentStream(stash.device);
+  if (!stash.kind.device.is_cpu()) {
+    stash.made = currentStream(stash.kind.device);
   }
 }
 
@@ -294,7 +294,7 @@ void Paging::backwardBegins(PageGroup& group) {
     return;
   }
   const bool wanted = settings_.prefetch < 0
-                          ? pools_.laneOf(group.stashes.front()->device).isBesideCompute()
+                          ? pools_.laneOf(group.stashes.front()->kind.device).isBesideCompute()
                           : settings_.prefetch > 0;
   if (!wanted || outOfMemoryIn_ == step_.number()) {
     return;
@@ -311,9 +311,9 @@ void Paging::backwardBegins(PageGroup& group) {
 void Paging::startRestoring(PageStash& stash) {
   if (stash.state == State::Paged) {
     RECORD_USER_SCOPE("ebb::restore");
-    stash.bytes = allocate(stash.nbytes, stash.device);
+    stash.bytes = allocate(stash.nbytes, stash.kind.device);
     noteMade(stash);
-    stash.restoring = stash.pool->restore(stash.slot, stash.bytes, stash.fill(settings_.deadRows));
+    stash.pool->restore(stash.slot, stash.bytes, stash.fill(settings_.deadRows));
     stash.state = State::Returning;
     stash.pool->letGraphsWait();
   }
@@ -392,7 +392,7 @@ void Paging::abandonStep() {
 
 // Errors of dropped pools are kept until the user is told.
 void Paging::stepBegins() {
-  if (step_.isToBeRecorded()) {
+  if (step_.log().isToBeRecorded()) {
     TORCH_CHECK(
         !pools_.isCapturing(),
         "ebb: a step of ebb.paging that sizes the page pools cannot begin during CUDA graph "
@@ -405,18 +405,18 @@ void Paging::stepBegins() {
 
 // During a capture no pools can be made; the recorded step then ends when the next step begins.
 void Paging::stepEnds() {
-  if (!step_.isRecorded() || pools_.isCapturing()) {
+  if (!step_.log().isComplete() || pools_.isCapturing()) {
     return;
   }
   ++counts_.recordedSteps;
   if (pools_.make(step_.takeNeeds(settings_.pageRows), settings_)) {
-    step_.hasPools();
+    step_.log().hasPools();
   }
 }
 
 void Paging::recordNext() {
   const Lock lock(mutex_);
-  step_.recordNext();
+  step_.log().recordNext();
 }
 
 // The step is invalid, and the next step is recorded.
@@ -425,7 +425,7 @@ void Paging::noteErrors(int64_t errors) {
     ++counts_.overflows;
   }
   reportedErrors_ |= errors;
-  step_.recordNext();
+  step_.log().recordNext();
   pools_.growUsedUp();
 }
 

@@ -189,7 +189,7 @@ int64_t PoolSet::drop() {
     if (pool->isCaptured()) {
       retired_.push_back(std::move(pool));
     } else {
-      pool->condemn();
+      pool->flags().condemn();
     }
   }
   pools_.clear();
@@ -229,7 +229,7 @@ void PoolSet::startReading(const std::function<bool(const TrackedPool&)>& which)
     if (!reading.empty()) {
       const PageLane::Call copied = lane.mark();
       for (TrackedPool* pool : reading) {
-        pool->noteReading(copied);
+        pool->flags().noteReading(copied);
       }
     }
   }
@@ -244,17 +244,18 @@ int64_t PoolSet::readErrors() {
   bool spilled = false;
   EventPtr over;
   forEach([&](TrackedPool& pool) {
-    if (!pool.reading()) {
+    PoolFlags& flags = pool.flags();
+    if (!flags.reading()) {
       return;
     }
-    if (const auto end = pool.reading()->end; end && end != over) {
+    if (const auto end = flags.reading()->end; end && end != over) {
       end->synchronize();
-      pool.lane().noteOver(*pool.reading());
+      pool.lane().noteOver(*flags.reading());
       over = end;
     }
-    const TrackedPool::Flags flags = pool.readFlags();
-    errors |= flags.errors;
-    spilled |= flags.spilled;
+    flags.endReading();
+    errors |= flags.errors();
+    spilled |= flags.spilled();
   });
   spilledSteps_ += spilled ? 1 : 0;
   return errors;
@@ -263,7 +264,7 @@ int64_t PoolSet::readErrors() {
 void PoolSet::growUsedUp() {
   for (const auto& [key, pool] : pools_) {
     const PagePoolOptions& options = pool->options();
-    if ((pool->errorsSeen() & kPagesUsedUp) != 0) {
+    if ((pool->flags().errors() & kPagesUsedUp) != 0) {
       grown_[key] = scaled(options.devicePages * options.pageRows, kGrowth);
     }
   }

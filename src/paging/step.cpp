@@ -14,10 +14,7 @@ constexpr uint64_t kEndless = 10'000;
 }  // namespace
 
 void PageStep::begin() {
-  if (std::exchange(recordNext_, false)) {
-    recording_ = true;
-    log_.clear();
-  }
+  log_.stepBegins();
   schedule_.restartCounts();
   groups_.clear();
   count_ = 0;
@@ -40,7 +37,7 @@ void PageStep::closeBracket() {
   try {
     schedule_.end();
   } catch (...) {
-    recordNext_ = true;
+    log_.recordNext();
     throw;
   }
 }
@@ -48,7 +45,9 @@ void PageStep::closeBracket() {
 void PageStep::abandonBracket() {
   bracketed_ = open_ = false;
   schedule_.abandon();
-  recordNext_ |= recording_ || !schedule_.isRecorded();
+  if (log_.isRecording() || !schedule_.isRecorded()) {
+    log_.recordNext();
+  }
 }
 
 bool PageStep::isOver() const {
@@ -76,11 +75,6 @@ void PageStep::stashed(PageStash& stash) {
   ++count_;
 }
 
-void PageStep::copied(PageStash& stash) {
-  stash.logged =
-      log_.stashed(stash.kind(), stash.liveRows, stash.whole.count, stash.group->forward);
-}
-
 PageGroupPtr PageStep::backwardBegins(PageGroup& group) {
   if (std::exchange(group.cameBack, true) || group.step != number_) {
     return nullptr;
@@ -104,8 +98,8 @@ void PageStep::countBack(const PageStash& stash) {
   }
   if (stash.step == number_) {
     --count_;
-    if (stash.logged) {
-      log_.gone(*stash.logged);
+    if (stash.copied) {
+      log_.gone(stash.copied->logged);
     }
   }
 }
@@ -120,10 +114,8 @@ bool PageStep::endUnlessBracketed() {
 }
 
 PageNeeds PageStep::takeNeeds(int64_t pageRows) {
-  PageNeeds needs = log_.needs(
+  return log_.takeNeeds(
       pageRows, [this](const ScheduleEntry& forward) { return schedule_.isTurningPoint(forward); });
-  log_.clear();
-  return needs;
 }
 
 // The number increases, so earlier stashes belong to no step.

@@ -16,17 +16,14 @@ namespace ebb {
 
 // The paging engine's view of the current step. The user begins and ends an explicit step
 // (ebb.paging.step(), run_step()). Any other step begins with the first stash and ends when no
-// stash is left. See Note [Page schedules]. PageStep has many methods; each is one event in a step.
+// stash is left. See Note [Page schedules].
 class PageStep {
  public:
-  // Begins a step. If isToBeRecorded() is set, the new step is recorded: see Note [How pools are
-  // sized].
   void begin();
-  bool isToBeRecorded() const {
-    return recordNext_;
-  }
-  void recordNext() {
-    recordNext_ = true;
+
+  // Decides which steps are recorded.
+  PageLog& log() {
+    return log_;
   }
 
   // The user begins a step. With `fixedOrder` the step has a schedule. With `raisesLate` an
@@ -50,7 +47,6 @@ class PageStep {
   bool enter(const PageGroupPtr& group);
 
   void stashed(PageStash& stash);
-  void copied(PageStash& stash);  // the valid rows were copied, since the step is recorded
 
   // Called for each fetch of `group`. The first call adds the group's backward to the schedule, and
   // returns the group whose backward comes next. Null if unknown.
@@ -74,21 +70,8 @@ class PageStep {
   // Ends the step, unless it is an explicit step. Returns whether the step has ended.
   bool endUnlessBracketed();
 
-  // True if the log of the recorded step can size pools.
-  bool isRecorded() const {
-    return recording_ && !log_.isEmpty();
-  }
-
   // The pools' sizes by the log; empties the log.
   PageNeeds takeNeeds(int64_t pageRows);
-
-  // Pools exist now, so steps are no longer recorded.
-  void hasPools() {
-    recording_ = false;
-  }
-  bool isRecording() const {
-    return recording_;
-  }
 
   // Forgets all state.
   void clear();
@@ -100,13 +83,11 @@ class PageStep {
 
  private:
   PageSchedule schedule_;
-  PageLog log_;                                               // of a recorded step
+  PageLog log_;
   std::map<ScheduleEntry, std::weak_ptr<PageGroup>> groups_;  // of this step, by forward
   uint64_t number_ = 0;                                       // of this step
   uint64_t count_ = 0;          // stashes of this step that are not back
   uint64_t groupsEntered_ = 0;  // regions that stashed in this step
-  bool recording_ = true;       // valid rows are copied instead of paged
-  bool recordNext_ = false;     // the next step is to be recorded
   bool bracketed_ = false;      // the user has begun a step
   bool raisesLate_ = false;     // see openBracket
   bool open_ = false;           // a step has begun and not ended

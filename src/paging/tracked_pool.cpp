@@ -13,9 +13,26 @@ at::Tensor rowsIn(const c10::Storage& storage, PageRows rows) {
   return bytesOf(storage, rows.count * rows.bytes).view({rows.count, rows.bytes});
 }
 
+PoolFlags::PoolFlags(c10::Device device) : seen_(allocateForPool({2}, at::kLong, device).zero_()) {
+}
+
+void PoolFlags::startReading(PageLane& lane, const at::Tensor& flags, PageLane::After after) {
+  lane.give([&] { seen_.copy_(flags, true); }, after);
+}
+
+void PoolFlags::noteReading(PageLane::Call copied) {
+  reading_ = std::move(copied);
+  used_ = false;
+}
+
+void PoolFlags::endReading() {
+  reading_.reset();
+  used_ |= errors() != 0;  // without an error, the flags stay the same until the next use
+}
+
 // Allocates the pool on the lane: the memory belongs to the lane's stream.
-TrackedPool::TrackedPool(const PagePoolOptions& options, PageLane& lane) : lane_(lane) {
-  seen_ = allocateForPool({2}, at::kLong, options.device).zero_();
+TrackedPool::TrackedPool(const PagePoolOptions& options, PageLane& lane)
+    : lane_(lane), flags_(options.device) {
   lane.give([&] { pages_.emplace(options); });
 }
 
@@ -39,7 +56,7 @@ TrackedPool::SlotPtr TrackedPool::stash(
   auto slot = std::make_shared<Slot>();
   lane_.give([&] { slot->ticket = pages_->makeTicket(whole.count); });
   captured_ |= lane_.capture() != 0;
-  used_ = true;
+  flags_.used();
   if (options().isStack) {
     stack_.push_back(slot);
   }
@@ -54,8 +71,7 @@ TrackedPool::SlotPtr TrackedPool::stash(
   return slot;
 }
 
-PageLane::Call TrackedPool::restore(
-    const SlotPtr& slot, const c10::Storage& storage, PageFill fill) {
+void TrackedPool::restore(const SlotPtr& slot, const c10::Storage& storage, PageFill fill) {
   const bool onTop = !stack_.empty() && stack_.back() == slot;
   fill.keepsPages = options().isStack && !onTop;
   const auto copyBack = [&] {
@@ -63,7 +79,7 @@ PageLane::Call TrackedPool::restore(
     pages_->restore(slot->ticket, to, fill);
   };
   lane_.give(copyBack, PageLane::After::Compute);  // the callers wait, so the lane holds nothing
-  const PageLane::Call call = lane_.mark();
+  const PageLane::Call call = slot->restored = lane_.mark();
   captured_ |= call.capture != 0;
   if (call.capture != slot->stashed.capture) {
     kept_.push_back(slot);
@@ -73,7 +89,6 @@ PageLane::Call TrackedPool::restore(
   if (onTop) {
     stack_.pop_back();
   }
-  return call;
 }
 
 void TrackedPool::free(const SlotPtr& slot) {
@@ -146,19 +161,7 @@ int64_t TrackedPool::errorsInSight() const {
 }
 
 void TrackedPool::startReading() {
-  lane_.give([&] { seen_.copy_(pages_->flags(), true); }, afterGraphs());
-}
-
-void TrackedPool::noteReading(PageLane::Call copied) {
-  reading_ = std::move(copied);
-  used_ = false;
-}
-
-TrackedPool::Flags TrackedPool::readFlags() {
-  reading_.reset();
-  const auto* flags = seen_.const_data_ptr<int64_t>();
-  used_ |= flags[0] != 0;  // without an error, the flags stay the same until the next use
-  return {flags[0], flags[1] != 0};
+  flags_.startReading(lane_, pages_->flags(), afterGraphs());
 }
 
 void TrackedPool::reset() {

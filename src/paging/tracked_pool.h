@@ -17,29 +17,75 @@ namespace ebb {
 // The bytes of `storage` as contiguous rows.
 at::Tensor rowsIn(const c10::Storage& storage, PageRows rows);
 
+// A pool's flags, as last copied to the host.
+class PoolFlags {
+ public:
+  explicit PoolFlags(c10::Device device);
+
+  // The pool was used, so its flags may differ from the copy.
+  void used() {
+    used_ = true;
+  }
+  bool mayHaveChanged() const {
+    return used_;
+  }
+
+  // Starts to copy `flags`, the pool's flags on the device.
+  void startReading(PageLane& lane, const at::Tensor& flags, PageLane::After after);
+
+  // `copied` is the end of the copy.
+  void noteReading(PageLane::Call copied);
+  const std::optional<PageLane::Call>& reading() const {
+    return reading_;
+  }
+
+  // Ends the reading; the caller must have waited for reading().
+  void endReading();
+
+  // Error bits of the last reading, see pool/layout.h; 0 before the first.
+  int64_t errors() const {
+    return seen_.const_data_ptr<int64_t>()[0];
+  }
+  bool spilled() const {
+    return seen_.const_data_ptr<int64_t>()[1] != 0;
+  }
+
+  // The pool's memory is about to be freed. Remembers the error bits read last.
+  void condemn() {
+    condemned_ = errors();
+  }
+  int64_t condemned() const {
+    return condemned_;
+  }
+
+ private:
+  at::Tensor seen_;                        // pinned memory
+  std::optional<PageLane::Call> reading_;  // the end of the copy to seen_
+  bool used_ = false;                      // since the last reading began
+  int64_t condemned_ = 0;
+};
+
 // A pool whose calls run on its device's lane. Not thread-safe: the engine's lock guards the pool.
-// TrackedPool has many methods: the steps in a tensor's life, and the errors of the pool.
 class TrackedPool {
  public:
   // The rows of one tensor.
   struct Slot {
     PageTicket ticket;
     PageLane::Call stashed;    // call that stashed the rows
+    PageLane::Call restored;   // call that restores the rows
     uint64_t givenBackIn = 0;  // if not stashed in a capture: capture that gave the pages back
     bool free = false;         // the rows are not needed any more
   };
   using SlotPtr = std::shared_ptr<Slot>;
 
   TrackedPool(const PagePoolOptions& options, PageLane& lane);
-  TrackedPool(const TrackedPool&) = delete;
-  TrackedPool& operator=(const TrackedPool&) = delete;
   ~TrackedPool();
 
   // Copies the valid rows of `storage`; `count` is their number.
   SlotPtr stash(const c10::Storage& storage, PageRows whole, const at::Tensor& count);
 
   // Copies the rows back to `storage`, with padding rows as in `fill`.
-  PageLane::Call restore(const SlotPtr& slot, const c10::Storage& storage, PageFill fill);
+  void restore(const SlotPtr& slot, const c10::Storage& storage, PageFill fill);
 
   // Marks the rows of `slot` as not needed. Makes no device call, since a destructor may call this
   // on any thread; settleFreed() gives the pages back.
@@ -61,39 +107,16 @@ class TrackedPool {
   // Error bits that the host can read without waiting: on the CPU all, elsewhere 0.
   int64_t errorsInSight() const;
 
-  // The pool's flags, as copied to the host.
-  struct Flags {
-    int64_t errors = 0;  // bits, see pool/layout.h
-    bool spilled = false;
-  };
   // True if the flags may differ from the last reading.
   bool mayHaveChanged() const {
-    return used_ || captured_;  // a CUDA graph with this pool may have been replayed
+    return flags_.mayHaveChanged() || captured_;  // a CUDA graph with this pool may have been
+                                                  // replayed
   }
 
   // Starts to copy the flags to the host.
   void startReading();
-
-  // `copied` is the end of the copy.
-  void noteReading(PageLane::Call copied);
-  const std::optional<PageLane::Call>& reading() const {
-    return reading_;
-  }
-
-  // The flags; the caller must have waited for reading().
-  Flags readFlags();
-
-  // Error bits of the last reading; 0 before the first.
-  int64_t errorsSeen() const {
-    return seen_.const_data_ptr<int64_t>()[0];
-  }
-
-  // The pool's memory is about to be freed. Remembers the error bits read last.
-  void condemn() {
-    condemned_ = errorsSeen();
-  }
-  int64_t condemned() const {
-    return condemned_;
+  PoolFlags& flags() {
+    return flags_;
   }
 
   // True if a CUDA graph has recorded the pool's address.
@@ -120,14 +143,11 @@ class TrackedPool {
 
   PageLane& lane_;
   std::optional<PagePool> pages_;
-  std::vector<SlotPtr> stack_;             // in a stack: slots that hold rows
-  std::vector<SlotPtr> freed_;             // slots for settleFreed()
-  std::vector<SlotPtr> kept_;              // slots whose addresses a CUDA graph has recorded
-  at::Tensor seen_;                        // the pool's flags on the host; pinned memory
-  std::optional<PageLane::Call> reading_;  // the end of the copy to seen_
-  bool used_ = false;                      // since the last reading began
+  std::vector<SlotPtr> stack_;  // in a stack: slots that hold rows
+  std::vector<SlotPtr> freed_;  // slots for settleFreed()
+  std::vector<SlotPtr> kept_;   // slots whose addresses a CUDA graph has recorded
+  PoolFlags flags_;
   bool captured_ = false;
-  int64_t condemned_ = 0;
 };
 using TrackedPoolPtr = std::shared_ptr<TrackedPool>;
 

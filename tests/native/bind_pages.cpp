@@ -12,15 +12,29 @@ namespace py = pybind11;
 
 namespace {
 
-py::dict toDict(const PagePoolStatus& status) {
+// The ids from head to tail; empty in a stack.
+std::vector<int64_t> freeIds(const PagePool& pool, const PageTier& tier, int which) {
+  std::vector<int64_t> found;
+  const at::Tensor ids = pool.freeIds(which).cpu();
+  for (int64_t at = tier.head; at < tier.tail && !pool.options().isStack; ++at) {
+    found.push_back(ids.const_data_ptr<int64_t>()[at % tier.capacity]);
+  }
+  return found;
+}
+
+// The state in the pool's memory; waits for the device.
+py::dict status(const PagePool& pool) {
+  const at::Tensor copy = pool.state().cpu();
+  const auto& state = *static_cast<const PagePoolState*>(copy.const_data_ptr());
+  const auto& [first, second] = state.tiers;
   py::dict dict;
-  dict["errors"] = status.errors;
-  dict["error_text"] = describePageErrors(status.errors);
-  dict["spilled"] = status.spilled;
-  dict["epoch"] = status.epoch;
-  dict["head"] = py::make_tuple(status.head[0], status.head[1]);
-  dict["tail"] = py::make_tuple(status.tail[0], status.tail[1]);
-  dict["free"] = py::make_tuple(status.freeIds[0], status.freeIds[1]);
+  dict["errors"] = state.errors;
+  dict["error_text"] = describePageErrors(state.errors);
+  dict["spilled"] = state.spilled != 0;
+  dict["epoch"] = state.epoch;
+  dict["head"] = py::make_tuple(first.head, second.head);
+  dict["tail"] = py::make_tuple(first.tail, second.tail);
+  dict["free"] = py::make_tuple(freeIds(pool, first, 0), freeIds(pool, second, 1));
   return dict;
 }
 
@@ -70,9 +84,7 @@ void bindPages(py::module_& module) {
           py::arg("keep_pages") = false)
       .def("give_back", torch::wrap_pybind_function(&PagePool::giveBack))
       .def("reset", torch::wrap_pybind_function(&PagePool::reset))
-      .def("status", torch::wrap_pybind_function([](const PagePool& pool) {
-             return toDict(pool.status());
-           }));
+      .def("status", torch::wrap_pybind_function(&status));
 }
 
 }  // namespace ebb::bindings

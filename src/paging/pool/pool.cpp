@@ -202,23 +202,4 @@ void* PagePool::stream() const {
   return device.is_cpu() ? nullptr : currentStream(device).native_handle();
 }
 
-PagePoolStatus PagePool::status() const {
-  const at::Tensor copy = state_.cpu();
-  const auto& state = *static_cast<const PagePoolState*>(copy.const_data_ptr());
-  PagePoolStatus found;
-  found.errors = state.errors;
-  found.spilled = state.spilled != 0;
-  found.epoch = state.epoch;
-  for (int which = 0; which < 2; ++which) {
-    const PageTier& tier = state.tiers[which];
-    const at::Tensor ids = free_[which].cpu();
-    found.head[which] = tier.head;
-    found.tail[which] = tier.tail;
-    for (int64_t at = tier.head; at < tier.tail && !options_.isStack; ++at) {
-      found.freeIds[which].push_back(ids.const_data_ptr<int64_t>()[at % tier.capacity]);
-    }
-  }
-  return found;
-}
-
 }  // namespace ebb

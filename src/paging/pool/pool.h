@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "ebb/export.h"
 #include "paging/pool/mover.h"
@@ -21,16 +20,6 @@ struct PagePoolOptions {
   int64_t hostPages = 0;  // in pinned memory, for when the device has no room
   bool isStack = false;   // tensors come back in reverse order; pages of one row, no list of free
                           // pages
-};
-
-// The state in the pool's memory; reading waits for the device.
-struct PagePoolStatus {
-  int64_t errors = 0;  // bits, see pool/layout.h
-  bool spilled = false;
-  int64_t epoch = 0;
-  int64_t head[2] = {0, 0};         // by tier, as in PageTier
-  int64_t tail[2] = {0, 0};         // by tier
-  std::vector<int64_t> freeIds[2];  // ids from head to tail; empty in a stack
 };
 
 // Thrown if there is no pinned memory for a pool.
@@ -76,7 +65,13 @@ class EBB_API PagePool {
   // Frees all pages, clears errors and invalidates tickets.
   void reset();
 
-  PagePoolStatus status() const;
+  // The bookkeeping on the pool's device: a PagePoolState, and the ids of free pages by tier.
+  const at::Tensor& state() const {
+    return state_;
+  }
+  const at::Tensor& freeIds(int tier) const {
+    return free_[tier];
+  }
 
   // Two int64 on the pool's device: error bits, see pool/layout.h, and whether a tensor went to the
   // second tier.

@@ -152,7 +152,7 @@ PLACES: Places = {
             "engine-restoring-made",
             "noteMade(stash);",
             "",
-            "noteMade(stash);\n    stash.restoring",
+            "noteMade(stash);\n    stash.pool",
         ),
         (
             (PAGING_CAPTURES + "::test_what_a_capture_has_paged_does_not_come_back_outside",),
@@ -163,7 +163,7 @@ PLACES: Places = {
         (
             (PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",),
             "engine-waits-for-restored",
-            "lane.wait(stash.restoring);",
+            "lane.wait(stash.slot->restored);",
         ),
         (
             (PAGING_POOLS + "::test_padded_memory_is_free_between_forward_and_backward",),
@@ -192,7 +192,7 @@ PLACES: Places = {
         (
             (PAGING_FAILURES + "::test_a_graph_that_is_dropped_after_the_device_failed",),
             "engine-give-up-holds",
-            "stash.pool->lane().hold(stash.restoring, *stash.made, stash.bytes);",
+            "stash.pool->lane().hold(stash.slot->restored, *stash.made, stash.bytes);",
         ),
         (
             (PAGING_CAPTURES + "::test_a_forward_that_nobody_wants_before_a_capture",),
@@ -208,9 +208,9 @@ PLACES: Places = {
         (
             (PAGING_CAPTURES + "::test_a_capture_before_any_step",),
             "engine-copy-refuses-captures",
-            "!isCapturing(stash.device)",
+            "!isCapturing(stash.kind.device)",
             "true",
-            "      !isCapturing(stash.device),",
+            "      !isCapturing(stash.kind.device),",
         ),
         (
             (PAGING_BESIDE_CAPTURES + "::test_a_step_that_is_to_be_recorded_begins_in_no_capture",),

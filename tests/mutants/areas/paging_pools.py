@@ -86,9 +86,7 @@ PLACES: Places = {
         (
             (PAGING_WAITS + "::test_a_bracketed_step_is_asked_about_before_its_end",),
             "pool-stash-uses",
-            "used_ = true;",
-            "",
-            "used_ = true;\n  if (options().isStack)",
+            "flags_.used();",
         ),
         (
             (PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",),
@@ -221,21 +219,21 @@ PLACES: Places = {
             "pool-flags-behind-graphs",
             "afterGraphs()",
             "PageLane::After::Nothing",
-            "true); }, afterGraphs()",
+            "pages_->flags(), afterGraphs()",
         ),
         (
             (PAGING_WAITS + "::test_asking_between_forward_and_backward_waits_for_pools_alone",),
             "pool-flags-behind-nothing-else",
             "afterGraphs()",
             "PageLane::After::Compute",
-            "true); }, afterGraphs()",
+            "pages_->flags(), afterGraphs()",
         ),
         (
             (PAGING_WAITS + "::test_the_host_neither_waits_nor_asks_in_a_steady_step",),
             "pool-flags-do-not-block",
             "true",
             "false",
-            "pages_->flags(), true)",
+            "copy_(flags, true)",
         ),
         (
             (PAGING_WAITS + "::test_asking_waits_for_one_event_of_each_device",),
@@ -252,7 +250,7 @@ PLACES: Places = {
         (
             (PAGING_OVERFLOW + "::test_optimizers_refuse_gradients_that_are_of_no_use",),
             "pool-errors-are-read-again",
-            "used_ |= flags[0] != 0;",
+            "used_ |= errors() != 0;",
         ),
         (
             (PAGING_BESIDE_CAPTURES + "::test_a_replay_right_after_its_pools_were_reset",),
@@ -264,8 +262,8 @@ PLACES: Places = {
         (
             (PAGING_CAPTURES + "::test_a_backward_in_a_capture_of_a_forward_before_it",),
             "pool-graphs-may-have-changed",
-            "used_ || captured_",
-            "used_",
+            "flags_.mayHaveChanged() || captured_",
+            "flags_.mayHaveChanged()",
         ),
     ],
     "src/paging/pool_set.cpp": [
@@ -277,7 +275,7 @@ PLACES: Places = {
         (
             (PAGING_COSTS + "::test_pools_that_go_are_waited_for_once",),
             "set-notes-over",
-            "pool.lane().noteOver(*pool.reading());",
+            "pool.lane().noteOver(*flags.reading());",
         ),
         (
             (PAGING_WAITS + "::test_asking_waits_for_one_event_of_each_device",),
@@ -370,7 +368,7 @@ PLACES: Places = {
         (
             (PAGING_REGRESSIONS + "::test_what_a_dropped_pool_cannot_give_back_raises",),
             "set-condemns",
-            "pool->condemn();",
+            "pool->flags().condemn();",
         ),
         (
             (PAGING_CAPTURES + "::test_a_captured_step_that_finds_no_room",),
