@@ -1,10 +1,7 @@
 // A deterministic accelerator for tests: CPU tensors count as tensors of a device.
 #pragma once
 
-#include <c10/util/intrusive_ptr.h>
-
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -12,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "copy_queue.h"
 #include "transfer/transfer.h"
 
 namespace ebb {
@@ -30,7 +28,6 @@ namespace ebb {
 // 4. a copy to the device was queued that need not run after what the caller's compute stream was
 //    given: the memory it writes to may still be in use.
 // Memory that is allocated, and host memory that is freed, is filled with 0xA5.
-// Its methods are many: the interface, what tests ask of it, and one for each fault.
 class FakeTransfer final : public Transfer {
  public:
   explicit FakeTransfer(size_t hostBytes);
@@ -77,48 +74,23 @@ class FakeTransfer final : public Transfer {
   std::vector<std::string> takeViolations();  // since the last call
 
  private:
-  using StreamId = int64_t;
-  using Clock = std::map<StreamId, uint64_t>;  // per stream: the copy up to which all are before
-  struct FakeEvent;
-  struct Copy {
-    uint64_t number;
-    StreamId stream;
-    Clock after;  // copies that run before it
-    c10::weak_intrusive_ptr<c10::StorageImpl> to;
-    c10::weak_intrusive_ptr<c10::StorageImpl> from;
-    const void* toAddress;
-    const void* fromAddress;
-    size_t nbytes;
-  };
   struct Packing {
     StreamId stream;
     uint64_t tick;  // of that stream, then
   };
 
   StreamId computeNumber() const;
-  bool isCompute(StreamId stream) const;
-  const Clock& clockOf(const TransferEvent& event) const;
-  bool allRan(const Clock& clock) const;
-  void runBefore(const Clock& clock);
-  void run(Copy copy);
-  void hostKnows(const Clock& clock);
-  void checkOrder(const Copy& copy);
-  void checkBehindCompute(const Copy& copy, const c10::Storage& from);
-  void report(std::string violation);
 
   std::mutex mutex_;  // guards everything below
   std::function<void()> onDeviceAllocation_;
   const size_t hostLimit_;                               // bytes
-  uint64_t lastCopy_ = 0;                                // numbers them
   uint64_t lastTick_ = 0;                                // numbers the events of compute streams
   uint64_t tickOfLastCopy_ = 0;                          // lastTick_ when the last copy was queued
   std::map<const c10::StorageImpl*, Packing> packings_;  // the last of each storage
-  std::deque<Copy> queue_;                               // in the order of queueing
-  std::deque<Copy> ran_;              // those that the host does not know to be done
-  std::map<StreamId, Clock> clocks_;  // what each stream's next copy runs after
+  CopyQueue queue_;
+  std::map<StreamId, Clock> clocks_;                    // what each stream's next copy runs after
   std::map<std::thread::id, StreamId> computeNumbers_;  // of threads that use another than 0
-  std::vector<std::string> violations_;                 // in the order in which they were found
-  Counts counts_;                                       // but for `queued`
+  Counts counts_;                                       // but for those of the queue
   size_t allocationsLeft_ = SIZE_MAX;                   // on the device
   std::shared_ptr<size_t> hostBytes_;                   // shared with the deleters of host memory
 };

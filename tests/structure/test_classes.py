@@ -29,7 +29,6 @@ LARGE = {
     "OpRecording": (27, 14),
     "Rerun": (26, 8),
     "SavedTensor": (22, 15),
-    "FakeTransfer": (29, 15),
 }
 
 
