@@ -9,6 +9,7 @@
 
 #include "intercept/key.h"
 #include "memory/bytes.h"
+#include "paging/pool/movers.h"
 #include "stream/capture.h"
 #include "stream/stream.h"
 
@@ -37,11 +38,15 @@ PagingSettings Paging::settings() {
   return settings_;
 }
 
-[[gnu::cold]] void Paging::warnThatItStays(c10::Device device) {
-  TORCH_WARN_ONCE(
-      "ebb: tensors on ",
-      device,
-      " are saved instead of paged: PAGE supports only CUDA devices and the CPU. Shown once.");
+bool Paging::takes(c10::Device device) {
+  const bool taken = hasPageMover(device.type());
+  if (!taken) {
+    TORCH_WARN_ONCE(
+        "ebb: tensors on ",
+        device,
+        " are saved instead of paged: PAGE supports only CUDA devices and the CPU. Shown once.");
+  }
+  return taken;
 }
 
 // Raises an overflow after the engine's lock is released: making Python's exception takes the GIL,
@@ -59,38 +64,32 @@ auto Paging::telling(const F& locked) {
 }
 
 c10::intrusive_ptr<Stash> Paging::send(const PageSource& source, const PageGroupPtr& group) {
-  return telling([&] { return sendLocked(source, group); });
-}
-
-c10::Storage Paging::fetch(PageStash& stash, const c10::Storage& living) {
-  return telling([&] { return fetchLocked(stash, living); });
-}
-
-c10::intrusive_ptr<Stash> Paging::sendLocked(const PageSource& source, const PageGroupPtr& group) {
-  const Lock lock(mutex_);
-  const auto below = belowEverything();
-  pools_.laneOf(source.storage.device());  // throws on a device without pages
-  if (step_.isOver() || (!step_.isBracketed() && reportedErrors_ != 0)) {
-    stepEnds();
-    stepBegins();
-  }
-  if (step_.enter(group)) {
-    pools_.joinLanes();  // frees the memory of the previous layer, now away, for this layer
-  }
-  auto stash = c10::make_intrusive<PageStash>(source, group, step_.number());
-  step_.stashed(*stash);
-  ++alive_;
-  ++counts_.stashed;
-  const TrackedPoolPtr pool = step_.log().isRecording() ? nullptr : pools_.find(stash->kind);
-  if (group->resident) {
-    stash->bytes = source.storage;
-    ++counts_.resident;
-  } else if (pool) {
-    sendToPool(*stash, source, pool);
-  } else {
-    copyRows(*stash, source);
-  }
-  return stash;
+  return telling([&] {
+    const Lock lock(mutex_);
+    const auto below = belowEverything();
+    pools_.laneOf(source.storage.device());  // throws on a device without pages
+    if (step_.isOver() || (!step_.isBracketed() && reportedErrors_ != 0)) {
+      stepEnds();
+      stepBegins();
+    }
+    if (step_.enter(group)) {
+      pools_.joinLanes();  // frees the memory of the previous layer, now away, for this layer
+    }
+    auto stash = c10::make_intrusive<PageStash>(source, group, step_.number());
+    step_.stashed(*stash);
+    ++alive_;
+    ++counts_.stashed;
+    const TrackedPoolPtr pool = step_.log().isRecording() ? nullptr : pools_.find(stash->kind);
+    if (group->resident) {
+      stash->bytes = source.storage;
+      ++counts_.resident;
+    } else if (pool) {
+      sendToPool(*stash, source, pool);
+    } else {
+      copyRows(*stash, source);
+    }
+    return stash;
+  });
 }
 
 // See Note [How pools are sized]
@@ -158,27 +157,31 @@ void Paging::tellOverflow(int64_t errors, const std::string& what) {
   throw PageOverflow({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message);
 }
 
-c10::Storage Paging::fetchLocked(PageStash& stash, const c10::Storage& living) {
-  const Lock lock(mutex_);
-  const auto below = belowEverything();
-  if (stash.state == State::Back) {
-    takeOver(stash);
-    return stash.bytes;
-  }
-  backwardBegins(*stash.group);
-  step_.noteComeback(stash);
-  bring(stash, living);
-  checkErrors(stash);
-  c10::Storage bytes = stash.bytes;
-  noteMade(stash);  // if what follows throws, the stash is fetched again
-  isBack(stash);
-  return bytes;
+c10::Storage Paging::fetch(PageStash& stash, const c10::Storage& living) {
+  return telling([&] {
+    const Lock lock(mutex_);
+    const auto below = belowEverything();
+    if (stash.state == State::Back) {
+      takeOver(stash);
+      return stash.bytes;
+    }
+    backwardBegins(*stash.group);
+    step_.noteComeback(stash);
+    bring(stash, living);
+    checkErrors(stash);
+    c10::Storage bytes = stash.bytes;
+    noteMade(stash);  // if what follows throws, the stash is fetched again
+    isBack(stash);
+    return bytes;
+  });
 }
 
 // Brings the bytes to where the current stream may use them.
 void Paging::bring(PageStash& stash, const c10::Storage& living) {
   if (living) {
-    takeLiving(stash, living);
+    giveUp(stash);
+    stash.pool.reset();
+    stash.bytes = living;
   } else if (stash.state == State::Copied) {
     takeCopied(stash);
   } else if (stash.state == State::Resident) {
@@ -217,12 +220,6 @@ void Paging::backwardArrives(PageGroup& group, std::vector<c10::intrusive_ptr<St
       isBack(stash);
     }
   });
-}
-
-void Paging::takeLiving(PageStash& stash, const c10::Storage& living) {
-  giveUp(stash);
-  stash.pool.reset();
-  stash.bytes = living;
 }
 
 // Releases the rows, and the memory of a restore in progress. Makes no device call: a destructor

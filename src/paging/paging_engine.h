@@ -14,7 +14,6 @@
 #include "memory/dropping_mutex.h"
 #include "memory/stash.h"
 #include "paging/page_stash.h"
-#include "paging/pool/movers.h"
 #include "paging/pool_set.h"
 #include "paging/step.h"
 
@@ -52,13 +51,7 @@ class EBB_API Paging {
   PagingSettings settings();
 
   // True if ebb has page pools on this device; warns if not.
-  static bool takes(c10::Device device) {
-    const bool taken = hasPageMover(device.type());
-    if (!taken) {
-      warnThatItStays(device);
-    }
-    return taken;
-  }
+  static bool takes(c10::Device device);
 
   // Stashes the valid rows; the caller drops its reference to the storage. Throws c10::ValueError
   // if the host knows the count and the count is impossible, and PageOverflow in blocking mode.
@@ -119,11 +112,8 @@ class EBB_API Paging {
   void reset();
 
  private:
-  static void warnThatItStays(c10::Device device);
   template <class F>
   auto telling(const F& locked);
-  c10::intrusive_ptr<Stash> sendLocked(const PageSource& source, const PageGroupPtr& group);
-  c10::Storage fetchLocked(PageStash& stash, const c10::Storage& living);
   void bring(PageStash& stash, const c10::Storage& living);
   void stepBegins();
   void stepEnds();
@@ -131,7 +121,6 @@ class EBB_API Paging {
   void sendToPool(PageStash& stash, const PageSource& source, const TrackedPoolPtr& pool);
   void checkOverflow(TrackedPool& pool, const PageSource& source, const PageStash& stash);
   void backwardBegins(PageGroup& group);
-  void takeLiving(PageStash& stash, const c10::Storage& living);
   void giveUp(PageStash& stash);
   void takeCopied(PageStash& stash);
   void takeRestored(PageStash& stash);

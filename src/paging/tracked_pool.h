@@ -62,7 +62,7 @@ class PoolFlags {
   at::Tensor seen_;                        // pinned memory
   std::optional<PageLane::Call> reading_;  // the end of the copy to seen_
   bool used_ = false;                      // since the last reading began
-  int64_t condemned_ = 0;
+  int64_t condemned_ = 0;                  // see condemn()
 };
 
 // A pool whose calls run on its device's lane. Not thread-safe: the engine's lock guards the pool.

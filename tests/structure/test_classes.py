@@ -25,7 +25,7 @@ LARGE = {
     "Value": (32, 37),
     "OpTraits": (2, 33),
     "Copies": (36, 7),
-    "Paging": (45, 10),
+    "Paging": (41, 10),
     "OpRecording": (27, 14),
     "Rerun": (26, 8),
     "SavedTensor": (22, 15),

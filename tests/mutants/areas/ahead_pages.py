@@ -122,7 +122,7 @@ PLACES: Places = {
             "engine-living-has-no-pool",
             "stash.pool.reset();",
             "",
-            "stash.pool.reset();\n  stash.bytes = living;",
+            "stash.pool.reset();\n    stash.bytes = living;",
         ),
     ],
 }

@@ -100,7 +100,7 @@ PLACES: Places = {
             "engine-back-taken-over",
             "takeOver(stash);",
             "",
-            "State::Back) {\n    takeOver(stash);",
+            "State::Back) {\n      takeOver(stash);",
         ),
         (
             (PAGING_ASKERS + "::test_a_write_on_another_stream_to_what_stays",),
@@ -267,14 +267,16 @@ PLACES: Places = {
             "engine-below-send",
             "belowEverything()",
             "c10::impl::ForceDispatchKeyGuard(c10::impl::tls_local_dispatch_key_set())",
-            "PageGroupPtr& group) {\n  const Lock lock(mutex_);\n  const auto below = belowEverything();",
+            "PageGroupPtr& group) {\n  return telling([&] {\n"
+            "    const Lock lock(mutex_);\n    const auto below = belowEverything();",
         ),
         (
             (PAGING_MODES + "::test_what_comes_back",),
             "engine-below-fetch",
             "belowEverything()",
             "c10::impl::ForceDispatchKeyGuard(c10::impl::tls_local_dispatch_key_set())",
-            "c10::Storage& living) {\n  const Lock lock(mutex_);\n  const auto below = belowEverything();",
+            "c10::Storage& living) {\n  return telling([&] {\n"
+            "    const Lock lock(mutex_);\n    const auto below = belowEverything();",
         ),
         (
             (PAGING_MODES + "::test_a_step_that_begins_makes_pools",),
