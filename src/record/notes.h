@@ -1,4 +1,5 @@
-// A recorder's entries for reports. Called only while reports are recorded: see Note [The journal].
+// A recorder's entries for reports: see Note [The journal]. Called only while reports are recorded,
+// except noteRows() and noteSent().
 #pragma once
 
 #include <ATen/core/TensorBody.h>

@@ -39,6 +39,7 @@ constexpr std::array kFates{
     "result",
     "copied",
     "outside"};
+static_assert(kFates.size() == static_cast<size_t>(Fate::Outside) + 1);
 
 const char* nameOf(Fate fate) {
   return kFates[static_cast<size_t>(fate)];
@@ -63,6 +64,42 @@ Entry::~Entry() {
       !journal_->isProfile()) {
     journal_->lines_.remove(line_);
   }
+}
+
+const std::string* JournalNames::intern(const std::string& text) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return &strings_.try_emplace(text).first->first;
+}
+
+const std::string* JournalNames::ruleThatDecided(const std::string& text) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto rule = strings_.try_emplace(text).first;
+  rule->second = true;
+  return &rule->first;
+}
+
+bool JournalNames::isNewPolicy(std::shared_ptr<const void> policy) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return policies_.insert(std::move(policy)).second;
+}
+
+void JournalNames::addRule(const std::string& text) {
+  const std::string* rule = intern(text);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (std::find(rules_.begin(), rules_.end(), rule) == rules_.end()) {
+    rules_.push_back(rule);
+  }
+}
+
+std::vector<std::string> JournalNames::idleRules() const {
+  std::vector<std::string> idle;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const std::string* rule : rules_) {
+    if (!strings_.at(*rule)) {
+      idle.push_back(*rule);
+    }
+  }
+  return idle;
 }
 
 Line& Lines::add(Line line) {
@@ -218,9 +255,7 @@ class ReportRows {
 
  private:
   using Key = std::tuple<
-      const std::string*,
-      const std::string*,
-      const std::string*,
+      Origin,
       const std::string*,
       const char*,
       c10::ScalarType,
@@ -237,16 +272,7 @@ class ReportRows {
     }
     const auto named = frames_.find(line.stack.get());
     const auto& stack = named == frames_.end() ? kNoFrames : named->second;
-    const Key key{
-        line.origin.region,
-        line.origin.module,
-        line.origin.op,
-        line.rule,
-        reason,
-        line.dtype,
-        line.sizes,
-        fate,
-        stack};
+    const Key key{line.origin, line.rule, reason, line.dtype, line.sizes, fate, stack};
     const auto [row, isNew] = rows_.emplace(key, report_.rows.size());
     if (isNew) {
       report_.rows.push_back(

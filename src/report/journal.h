@@ -9,11 +9,13 @@
 
 #include <array>
 #include <atomic>
+#include <compare>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -21,7 +23,6 @@
 
 #include "ebb/profile.h"
 #include "ebb/report.h"
-#include "report/journal_names.h"
 #include "report/python_stacks.h"
 #include "stream/event.h"
 
@@ -58,6 +59,8 @@ struct Origin {
   const std::string* region = nullptr;
   const std::string* module = nullptr;
   const std::string* op = nullptr;
+
+  auto operator<=>(const Origin&) const = default;
 };
 
 // The memory of a value.
@@ -178,6 +181,31 @@ class Entry final : public c10::intrusive_ptr_target {
   JournalPtr journal_;
   Line& line_;  // belongs to the journal
 };
+// The strings and rules of a journal. Strings live as long as the journal, so lines compare and
+// copy them as pointers.
+class JournalNames {
+ public:
+  const std::string* intern(const std::string& text);
+
+  // Like intern(), for a rule that has decided on a value.
+  const std::string* ruleThatDecided(const std::string& text);
+
+  // True at the first call for this policy. The policy lives as long as the journal.
+  bool isNewPolicy(std::shared_ptr<const void> policy);
+
+  // Adds a policy's rule, in words.
+  void addRule(const std::string& text);
+
+  // The rules that decided on nothing.
+  std::vector<std::string> idleRules() const;
+
+ private:
+  mutable std::mutex mutex_;                       // guards all members below
+  std::unordered_map<std::string, bool> strings_;  // true for rules that decided on a value
+  std::set<std::shared_ptr<const void>> policies_;
+  std::vector<const std::string*> rules_;  // of all policies
+};
+
 // The lines of a journal. Lines never move.
 class Lines {
  public:
