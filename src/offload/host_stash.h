@@ -85,6 +85,7 @@ struct EBB_API HostStash final : Stash, InArena {
     return sent.stream.device();
   }
 
+  // The bytes, and when they were sent.
   struct Sent {
     size_t nbytes;
     c10::Stream stream;  // the compute stream at the time of sending
@@ -107,6 +108,7 @@ struct EBB_API HostStash final : Stash, InArena {
     bool ahead = false;                 // prefetched and not needed yet
   };
 
+  // The place in a list.
   struct Listed {
     StashesInOrder::Map* in = nullptr;  // list that contains the stash, or null
     StashesInOrder::Map::iterator at;   // position in `in`

@@ -1,7 +1,5 @@
 #include "offload/offload_engine.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <mutex>
 #include <utility>
@@ -20,18 +18,12 @@ using State = HostStash::State;
 // Leaked on purpose: handles may outlive static objects.
 struct Engines {
   std::shared_ptr<Offload> instead;  // a test's engine, or null
-  Offload* toDisk = nullptr;         // the engine without an accelerator, once created
   bool (*optedOut)(const at::Tensor&) = nullptr;
 };
 
 Engines& engines() {
   static auto* instance = new Engines;
   return *instance;
-}
-
-bool isOptedOut(const at::Tensor& tensor) {
-  const auto optedOut = engines().optedOut;
-  return optedOut != nullptr && optedOut(tensor);
 }
 
 // Makes room after a failed allocation. The engine between memory and disk frees host memory.
@@ -50,7 +42,7 @@ Offload& leaked(Transfer& via) {
 }  // namespace
 
 Offload::Offload(std::shared_ptr<Transfer> via)
-    : owned_(std::move(via)), via_(*owned_), context_(via_), process_(::getpid()) {
+    : owned_(std::move(via)), via_(*owned_), context_(via_) {
 }
 
 bool Offload::takes(const at::Tensor& tensor) {
@@ -72,7 +64,8 @@ bool Offload::takes(const at::Tensor& tensor) {
   constexpr size_t kAlignment = 64;
   const bool aligned =
       !tensor.is_cpu() || reinterpret_cast<uintptr_t>(tensor.storage().data()) % kAlignment == 0;
-  return aligned && !isOptedOut(tensor);
+  const auto optedOut = engines().optedOut;
+  return aligned && (optedOut == nullptr || !optedOut(tensor));
 }
 
 HostStashPtr Offload::send(
@@ -276,10 +269,6 @@ void Offload::enter(c10::Device device) {
 
 // Handles copies that are done.
 void Offload::reap() {
-  if (via_.isDisk() && process_ != ::getpid()) {
-    process_ = ::getpid();
-    context_.host.trim();  // free room in the parent's file
-  }
   const bool isStatic = context_.settings.isStatic;
   const bool captures = copies_.capture() != 0;
   if (!captures && std::exchange(wasStatic_, isStatic) != isStatic) {
@@ -300,11 +289,6 @@ void Offload::drain() {
   spill_.finishAll();
   copies_.reap();
   spill_.reap();
-  context_.host.trim();
-}
-
-void Offload::trim() {
-  const Lock lock(context_.shared.mutex);
   context_.host.trim();
 }
 
@@ -334,11 +318,10 @@ Offload& offloadEngine() {
     return accelerated;
   }
   static Offload& toDisk = leaked(diskTransfer());
-  engines().toDisk = &toDisk;
   return toDisk;
 }
 
-void putInPlace(std::shared_ptr<Offload> instead) {
+void putEngineInPlace(std::shared_ptr<Offload> instead) {
   offloadEngine().drain();
   const Lock lock(OffloadShared::get().mutex);
   engines().instead = std::move(instead);
@@ -350,15 +333,10 @@ void setOffloadOptOut(bool (*optedOut)(const at::Tensor&)) {
 
 void configureOffload(const OffloadSettings& settings) {
   OffloadShared& shared = OffloadShared::get();
-  {
-    const Lock lock(shared.mutex);
-    Disk::get().configure(settings.disk, settings.diskLimit);
-    shared.settings = settings;
-    shared.warnedOfFailure = false;
-  }
-  if (engines().toDisk != nullptr) {
-    engines().toDisk->trim();  // free room in the host pool may be in the old file
-  }
+  const Lock lock(shared.mutex);
+  Disk::get().configure(settings.disk, settings.diskLimit);
+  shared.settings = settings;
+  shared.warnedOfFailure = false;
 }
 
 OffloadSettings offloadSettings() {

@@ -61,9 +61,6 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
   // Waits for all copies and frees unused host memory.
   void drain();
 
-  // Frees unused host memory.
-  void trim();
-
  private:
   void enter(c10::Device device);
   void reap();
@@ -85,7 +82,6 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
   bool triesAhead_ = true;     // no prefetch has failed for lack of device memory since the last
                                // send
   bool wasStatic_ = false;     // static mode in the last call
-  int process_;                // process that owns the host memory
 };
 
 // The engine for new stashes: for torch's accelerator, or between memory and disk without an
@@ -93,7 +89,7 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
 EBB_API Offload& offloadEngine();
 
 // Installs a test's engine; null restores the default.
-EBB_API void putInPlace(std::shared_ptr<Offload> instead);
+EBB_API void putEngineInPlace(std::shared_ptr<Offload> instead);
 
 // Sets the test for tensors that the user has excluded from offloading. Called once, at import.
 EBB_API void setOffloadOptOut(bool (*optedOut)(const at::Tensor&));

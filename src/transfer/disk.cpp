@@ -284,7 +284,6 @@ class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
     job.done = done;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      last_ = done;
       jobs_.push_back(std::move(job));
       if (!running_) {
         running_ = true;
@@ -293,11 +292,6 @@ class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
     }
     changed_.notify_one();
     return done;
-  }
-
-  TransferEventPtr last() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return last_;
   }
 
  private:
@@ -328,8 +322,7 @@ class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::deque<Job> jobs_;
-  std::shared_ptr<DiskEvent> last_ = DiskEvent::past();  // event of the latest job
-  bool running_ = false;                                 // the thread exists
+  bool running_ = false;  // the thread exists
 };
 
 Disk& Disk::get() {
@@ -391,11 +384,6 @@ c10::Storage Disk::allocate(size_t nbytes) {
       c10::DataPtr(nullptr, room, &giveRoom, c10::Device(c10::kCPU)));
 }
 
-bool Disk::isCurrent(const c10::Storage& room) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return roomOf(room).process == ::getpid() && roomOf(room).file == file_;
-}
-
 TransferEventPtr Disk::write(const c10::Storage& room, const c10::Storage& from, size_t nbytes) {
   auto* memory = const_cast<char*>(static_cast<const char*>(from.data()));
   return start(true, room, memory, nbytes);
@@ -415,16 +403,6 @@ TransferEventPtr Disk::start(bool isWrite, const c10::Storage& room, char* memor
           : "it went to disk before the process forked, and belongs to the parent";
   return (isWrite ? writes_ : reads_)
       ->push({place.file, place.offset, memory, nbytes, isWrite, refused, {}});
-}
-
-TransferEventPtr Disk::lastWrite() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return writes_->last();
-}
-
-TransferEventPtr Disk::lastRead() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return reads_->last();
 }
 
 size_t Disk::used() {

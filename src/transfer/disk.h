@@ -29,8 +29,6 @@ class DiskFile {
   // Throws c10::ValueError if the directory does not exist or ebb cannot create a file there.
   DiskFile(std::string directory, size_t limit);
   ~DiskFile();
-  DiskFile(const DiskFile&) = delete;
-  DiskFile& operator=(const DiskFile&) = delete;
 
   static constexpr size_t kNone = SIZE_MAX;
 
@@ -101,16 +99,9 @@ class Disk {
   // Room for `nbytes`, as a storage without memory. Null if the disk has no room.
   c10::Storage allocate(size_t nbytes);
 
-  // True if `room` belongs to the current file and to this process.
-  bool isCurrent(const c10::Storage& room);
-
   // The memory must live until the event is done. Writes run in order, and so do reads.
   TransferEventPtr write(const c10::Storage& room, const c10::Storage& from, size_t nbytes);
   TransferEventPtr read(const c10::Storage& to, const c10::Storage& room, size_t nbytes);
-
-  // The end of all writes, or of all reads, so far.
-  TransferEventPtr lastWrite();
-  TransferEventPtr lastRead();
 
   size_t used();  // bytes of the current file
 

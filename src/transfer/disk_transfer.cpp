@@ -1,6 +1,8 @@
 // Transfers between memory and disk, for training without an accelerator.
 #include <malloc.h>
 
+#include <array>
+
 #include "memory/bytes.h"
 #include "transfer/disk.h"
 #include "transfer/transfer.h"
@@ -48,14 +50,7 @@ class DiskTransfer final : public Transfer {
   }
 
   TransferEventPtr record(c10::Stream stream) override {
-    switch (stream.id()) {
-      case kOut:
-        return Disk::get().lastWrite();
-      case kIn:
-        return Disk::get().lastRead();
-      default:
-        return past_;
-    }
+    return last_[stream.id()];
   }
 
   void wait(c10::Stream, const TransferEventPtr& event) override {
@@ -81,17 +76,10 @@ class DiskTransfer final : public Transfer {
     return room;
   }
 
-  bool isReusable(const c10::Storage& host) const override {
-    return Disk::get().isCurrent(host);
-  }
-
   void copy(const c10::Storage& to, const c10::Storage& from, size_t nbytes, c10::Stream stream)
       override {
-    if (stream.id() == kOut) {
-      Disk::get().write(to, from, nbytes);
-    } else {
-      Disk::get().read(to, from, nbytes);
-    }
+    last_[stream.id()] = stream.id() == kOut ? Disk::get().write(to, from, nbytes)
+                                             : Disk::get().read(to, from, nbytes);
   }
 
  private:
@@ -99,7 +87,8 @@ class DiskTransfer final : public Transfer {
     return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCPU), number);
   }
 
-  const TransferEventPtr past_ = DiskEvent::past();
+  // The latest copy, by stream.
+  std::array<TransferEventPtr, 3> last_{DiskEvent::past(), DiskEvent::past(), DiskEvent::past()};
 };
 
 }  // namespace

@@ -66,11 +66,6 @@ class Transfer {
   // Uninitialised host memory for asynchronous copies. Throws if none is available.
   virtual c10::Storage allocateOnHost(size_t nbytes, c10::Device device) = 0;
 
-  // True if host memory may be used for something else.
-  virtual bool isReusable(const c10::Storage& host) const {
-    return true;
-  }
-
   // Copies the first `nbytes` on `stream`, between a device and the host. The stream holds neither
   // storage, so both must live until an event after the copy is done.
   virtual void copy(

@@ -90,14 +90,14 @@ py::dict fields() {
 class InPlace {
  public:
   explicit InPlace(std::shared_ptr<Transfer> given) {
-    putInPlace(std::make_shared<Offload>(std::move(given)));
+    putEngineInPlace(std::make_shared<Offload>(std::move(given)));
   }
   ~InPlace() {
     close();
   }
   void close() {
     if (std::exchange(open_, false)) {
-      putInPlace(nullptr);
+      putEngineInPlace(nullptr);
     }
   }
 

@@ -65,11 +65,12 @@ def test_the_room_is_used_again(disk):
     for _ in range(4):
         with ebb.region(OFFLOAD_ALL):
             y = chain_of_sines(x, 8).sum()
+        used.append(ebb.stats()["offload"]["disk_bytes_used"])
         gradients(y, x)
         while ebb.stats()["offload"]["in_flight_bytes"]:
             time.sleep(0.001)  # what was needed before it was written is still being written
-        used.append(ebb.stats()["offload"]["disk_bytes_used"])
     assert used == used[:1] * 4
+    assert ebb.stats()["offload"]["disk_bytes_used"] == 0
     ebb.offload.configure(disk="")
     assert ebb.stats()["offload"]["disk_bytes_used"] == 0
 

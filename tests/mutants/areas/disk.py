@@ -146,15 +146,6 @@ MUTANTS = (
         tests=(f"{DISK}::test_cpu_tensors_go_to_disk_and_come_back",),
     ),
     disk_transfer(
-        "room-of-another-file-is-not-used",
-        text="Disk::get().isCurrent(host)",
-        instead="true",
-        tests=(
-            f"{DISK}::test_the_folder_may_change_while_values_are_away",
-            f"{DISK}::test_another_folder_is_used_at_once",
-        ),
-    ),
-    disk_transfer(
         "host-waits-for-a-job",
         text="asDiskEvent(event).wait();",
         tests=(f"{DISK}::test_cpu_tensors_go_to_disk_and_come_back",),
@@ -168,18 +159,6 @@ MUTANTS = (
         "a-child-has-queues-of-its-own",
         text=("writes_ = std::make_shared<Queue>();\n  reads_ = std::make_shared<Queue>();"),
         tests=(f"{FORKS}::test_a_forked_child_has_a_file_of_its_own",),
-    ),
-    disk(
-        "room-of-another-file",
-        text="roomOf(room).process == ::getpid() && roomOf(room).file == file_",
-        instead="roomOf(room).process == ::getpid()",
-        tests=(f"{DISK}::test_room_in_another_file_is_not_used_again",),
-    ),
-    disk(
-        "room-of-another-process",
-        text="roomOf(room).process == ::getpid() && roomOf(room).file == file_",
-        instead="roomOf(room).file == file_",
-        tests=(f"{FORKS}::test_a_forked_child_uses_no_room_of_its_parents",),
     ),
     disk(
         "room-of-a-parent-is-not-given-back",
@@ -208,7 +187,7 @@ MUTANTS = (
     ),
     host_memory(
         "only-what-is-reusable-is-given-back",
-        text="!via_.isReusable(memory)",
+        text="via_.isDisk()",
         instead="false",
         tests=(
             f"{DISK}::test_the_folder_may_change_while_values_are_away",

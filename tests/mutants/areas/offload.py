@@ -178,12 +178,6 @@ MUTANTS = (
         tests=(f"{CAPTURES}::test_not_in_static_mode_it_says_so",),
     ),
     offload(
-        "a-child-has-no-room-of-its-parents",
-        text="context_.host.trim();",
-        within="context_.host.trim();  // free room in the parent",
-        tests=(f"{FORKS}::test_a_forked_child_uses_no_room_of_its_parents",),
-    ),
-    offload(
         "a-change-of-mode-waits",
         text="!captures && std::exchange(wasStatic_, isStatic) != isStatic",
         instead="false",
