@@ -104,7 +104,7 @@ class Bell {
   }
 
  private:
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards all members below, except atomics
   std::condition_variable wake_;
   bool sleeps_ = false;
   std::atomic<uint64_t> rings_{0};
@@ -119,8 +119,6 @@ class Worker {
   // `forks`: no thread starts while the number is not 0.
   Worker(c10::Device device, const std::atomic<uint32_t>& forks);
   ~Worker();
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
 
   // Backward has reached a graph; the graphs in `before` may come next. `expected`: the reached
   // graph had been replayed ahead, at least in part.
@@ -144,10 +142,10 @@ class Worker {
   AheadEnd replay(Graph& graph);
   AheadEnd replayOnStream(Graph& graph);
 
-  // The next two are used by the thread only. outOfMemoryAfter_: the number of closed graphs when
-  // an allocation last failed. The worker leaves all of those graphs to backward, since each failed
-  // allocation empties the allocator's cache.
-  SideStream side_;
+  SideStream side_;  // used by the thread only
+  // Used by the thread only: the number of closed graphs when an allocation last failed. The worker
+  // leaves all of those graphs to backward, since each failed allocation empties the allocator's
+  // cache.
   uint64_t outOfMemoryAfter_ = 0;
   Bell bell_;
   std::atomic<bool> running_{false};
