@@ -1,0 +1,87 @@
+"""Blocks that torch.compile compiles, as regions in their graphs, under each strategy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from comparing import POLICIES, describe, run
+from exactness import same_bits
+from models import Net, train_steps
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+from two_ranks import on_two_ranks
+
+from ebb._region import in_graph
+
+
+def assert_exact(train):
+    """As in comparing.py, for regions that are in graphs."""
+    expected = run(train, None)
+    for name in ("recompute_all", "save_matmuls"):
+        in_graph._entered.clear()
+        found = run(train, POLICIES[name])
+        differing = [key for key in expected if not same_bits(found.get(key), expected[key])]
+        assert not differing, f"policy {name}: {describe(differing, found, expected)}"
+        assert len(in_graph.names_entered()) == 3
+
+
+def data_parallel(model, mesh):
+    return DistributedDataParallel(model)
+
+
+def sharded(model, mesh):
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    return fully_shard(model, mesh=mesh)
+
+
+def tensor_parallel(model, mesh):
+    for layer in model.layers:
+        parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return model
+
+
+def compile_blocks(model):
+    for layer in model.layers:
+        layer.compile(backend="aot_eager")
+
+
+@pytest.mark.parametrize("order", ["compile first", "apply first"])
+@pytest.mark.parametrize("strategy", [data_parallel, sharded, tensor_parallel])
+@on_two_ranks
+def test_compiled_blocks(strategy, order):
+    mesh = init_device_mesh("cpu", (2,))
+
+    def train(inside):
+        torch._dynamo.reset()
+        model = Net()
+        if order == "apply first":
+            inside.apply(model, "layers.*")
+        compile_blocks(model)
+        model = strategy(model, mesh)
+        if order == "compile first":
+            inside.apply(model, "*layers.?")
+        return train_steps(model, same=strategy is tensor_parallel)
+
+    assert_exact(train)
+
+
+@on_two_ranks
+def test_a_compiled_model_that_ddp_splits():
+    """DDP's optimizer splits the graph at its buckets, also within regions."""
+
+    def train(inside):
+        torch._dynamo.reset()
+        model = Net()
+        inside.apply(model, "layers.*")
+        parallel = DistributedDataParallel(model, bucket_cap_mb=1e-3)
+        compiled = torch.compile(parallel, backend="aot_eager")
+        return train_steps(compiled)
+
+    assert_exact(train)
