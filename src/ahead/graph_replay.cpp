@@ -133,9 +133,9 @@ bool GraphReplay::mayReadInputs(const Recipe& recipe) {
 // When a replay ahead meets 1 to 6, backward does the rest of the graph, since most later recipes
 // depend on the missing value.
 bool GraphReplay::allows(const Recipe& recipe) {
-  const bool sets =
-      recipe.random && (recipe.op.generatorArgument < 0 || recipe.random->capture != 0);
-  return !recipe.op.untrusted && !sets && hasSettings(recipe.state->settings);
+  const bool sets = recipe.kernel.random &&
+                    (recipe.op.random.generatorArgument < 0 || recipe.kernel.random->capture != 0);
+  return !recipe.op.limits.untrusted && !sets && hasSettings(recipe.kernel.state->settings);
 }
 
 bool GraphReplay::hasSettings(const NumericSettings& settings) {

@@ -52,15 +52,15 @@ bool isWrite(ArgUse use) {
 
 Arguments::Arguments(const Call& call, ValueMap& values, bool allRepeat)
     : op_(call.op), values_(values), allRepeat_(allRepeat) {
-  if (op_.conditionArgument >= 0) {
-    const c10::IValue& given = call.arguments[op_.conditionArgument];
-    condition_ = op_.conditionIsFlag ? given.isBool() && given.toBool()
-                                     : given.isScalar() && given.toScalar().equal(0);
+  if (op_.arguments.condition >= 0) {
+    const c10::IValue& given = call.arguments[op_.arguments.condition];
+    condition_ = op_.arguments.conditionIsFlag ? given.isBool() && given.toBool()
+                                               : given.isScalar() && given.toScalar().equal(0);
   }
   forEachTensor(
-      call.arguments, op_.types, [&](const at::Tensor& tensor, size_t i, int32_t element) {
-        scan(tensor, i, element);
-      });
+      call.arguments,
+      op_.arguments.types,
+      [&](const at::Tensor& tensor, size_t i, int32_t element) { scan(tensor, i, element); });
 }
 
 void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element) {
@@ -80,11 +80,12 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
     }
     return;
   }
-  if (op_.untrusted && use == ArgUse::Write && allRepeat_ && isUnfilled(tensor)) {
+  if (op_.limits.untrusted && use == ArgUse::Write && allRepeat_ && isUnfilled(tensor)) {
     use = ArgUse::Overwrite;
   }
   GeometryFlags flags = geometryFlags(tensor);
-  flags.requiresGrad = (op_.readsRequiresGrad || op_.untrusted) && tensor.requires_grad();
+  flags.requiresGrad =
+      (op_.kernel.readsRequiresGrad || op_.limits.untrusted) && tensor.requires_grad();
   shapeCount_ += Input::shapeCount(flags, use);
   tensors_.push_back({&tensor, flags, use, index, element});
   if (device_.is_cpu()) {
@@ -92,14 +93,15 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
   }
   storages_.push_back(storageOf(tensor));
   if (isWritten) {
-    addWrite(tensor, use, argument, element, op_.counted[argument] && !insidePythonDispatch());
+    addWrite(
+        tensor, use, argument, element, op_.arguments.counted[argument] && !insidePythonDispatch());
   }
 }
 
 [[gnu::noinline]] void Arguments::addWrite(
     const at::Tensor& tensor, ArgUse use, size_t argument, int32_t element, bool counted) {
   const bool whole = use == ArgUse::Overwrite && coversStorage(tensor);
-  const bool ahead = op_.untrusted && op_.counted[argument] && isAhead(tensor);
+  const bool ahead = op_.limits.untrusted && op_.arguments.counted[argument] && isAhead(tensor);
   c10::StorageImpl* storage = storageOf(tensor);
   const auto same = std::find_if(
       writes_.begin(), writes_.end(), [&](const Write& write) { return write.storage == storage; });
@@ -144,7 +146,7 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
   if (!isWriters || counter.current_version() != before + 1) {
     return false;
   }
-  if (op_.movesFirst.load(std::memory_order_relaxed) || (allRepeat_ && tensor.is_cpu())) {
+  if (op_.state.movesFirst.load(std::memory_order_relaxed) || (allRepeat_ && tensor.is_cpu())) {
     isNew ? value.learn(counter) : value.allowOne(counter);
   }
   return true;

@@ -52,7 +52,7 @@ void forEachKnown(ValueMap& values, const Arguments& arguments, const Act& act) 
 
 // See Note [Threads that draw outside of regions]
 uint64_t fingerprintOfResult(const OpTraits& op, const c10::IValue* results) {
-  if (op.returnCount == 0 || !results[0].isTensor()) {
+  if (op.results.empty() || !results[0].isTensor()) {
     return 0;
   }
   const at::Tensor& result = results[0].toTensor();
@@ -88,9 +88,9 @@ void OpRecording::run() {
   if (context_.graph->journal) [[unlikely]] {
     noteCall();
   }
-  if (op_.isConvolution && arguments_.areOffCpu()) [[unlikely]] {
+  if (op_.kernel.isConvolution && arguments_.areOffCpu()) [[unlikely]] {
     runConvolution();
-  } else if (op_.untrusted && !op_.communicates) [[unlikely]] {
+  } else if (op_.limits.untrusted && !op_.limits.communicates) [[unlikely]] {
     runUntrusted();
   } else {
     runKernel();
@@ -116,7 +116,7 @@ void OpRecording::writeRecipe() {
     noteStream();
   }
   verdict_ = context_.decider->decide(op_);
-  if (op_.demoted.load(std::memory_order_relaxed)) {
+  if (op_.state.demoted.load(std::memory_order_relaxed)) {
     verdict_.decision = Decision::Save;
     verdict_.perResult = 0;
   }
@@ -155,7 +155,7 @@ void OpRecording::writeRecipe() {
       flow_->add(*argument.tensor, argument.index, value);
     }
   }
-  const bool mixes = op_.rows != RowRule::ShapeOnly && !flow_->keepsApart();
+  const bool mixes = op_.rows.rule != RowRule::ShapeOnly && !flow_->keepsApart();
   for (const Argument& argument : arguments_.tensors()) {
     if (mixes && argument.tensor->defined()) {
       marks_.needDeadRows(*argument.tensor);
@@ -225,7 +225,7 @@ void OpRecording::runKernel() {
     recipe_.reset();
     obstacle_ = convolutionsAreKept();
   } else if (recipe_) {
-    recipe_->forced = verdict_.forced;
+    recipe_->kernel.forced = verdict_.forced;
   }
 }
 
@@ -239,17 +239,17 @@ void OpRecording::runKernel() {
     obstacle_ = "it drew random numbers from a generator that ebb cannot identify";
   }
   if (recipe_) {
-    if (drawn && op_.generatorArgument < 0 && !readsLossy()) {
+    if (drawn && op_.random.generatorArgument < 0 && !readsLossy()) {
       drawn->fingerprint = fingerprintOfResult(op_, results_);
     }
-    recipe_->random = std::move(drawn);
+    recipe_->kernel.random = std::move(drawn);
   }
 }
 
 [[gnu::noinline]] void OpRecording::recordWrites() {
   for (const Write& write : arguments_.writes()) {
     const Value& before = *write.before;
-    if (op_.communicates && !before.madeHere) {
+    if (op_.limits.communicates && !before.madeHere) {
       moveVersionOfComputed(write.tensor, 0);  // see Note [Communication]
     }
     const Verdict verdict = verdictOn(write.tensor);
@@ -284,7 +284,7 @@ void OpRecording::giveRecipe(
   const bool wasLossy = !write.whole && before.rows && before.rows->lossy;
   const bool exact = after->rows || !(readsLossy() || wasLossy);
   if (recipe_ && exact && isTrusted(verdict) && canBeRepeated(write)) {
-    const uint64_t print = op_.untrusted ? fingerprint(write.tensor.storage()) : 0;
+    const uint64_t print = op_.limits.untrusted ? fingerprint(write.tensor.storage()) : 0;
     addOutput(
         after,
         write.tensor,
@@ -339,17 +339,17 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   value->madeHere = onlyResultsHold(op_, results_, tensor);
   const Verdict verdict = verdictOn(tensor);
   value->rows = flow_ ? flow_->of(tensor) : nullptr;
-  value->underWay = op_.communicates;
+  value->underWay = op_.limits.communicates;
   decideOnResult(value, tensor, verdict, static_cast<uint16_t>(slot), element);
   if (value->rows) {
     value->rows->lossy |= value->isPaged();
   }
   pinIfFromElsewhere(value, verdict);
-  if (op_.uninitialised && context_.allRepeat && tensor.is_cpu()) {
+  if (op_.limits.uninitialised && context_.allRepeat && tensor.is_cpu()) {
     value->unfilled = true;
     value->fingerprint = fingerprint(tensor.storage(), FingerprintOf::Everything);
   }
-  if (!value->recipe || op_.constantFill) {
+  if (!value->recipe || op_.limits.constantFill) {
     value->mustBeKept();
   }
   if (context_.graph->journal) {
@@ -364,8 +364,8 @@ void OpRecording::decideOnResult(
     const Verdict& verdict,
     uint16_t slot,
     int32_t element) {
-  const bool pages = verdict.decision == Decision::Page && value->madeHere && !op_.uninitialised &&
-                     !op_.communicates;
+  const bool pages = verdict.decision == Decision::Page && value->madeHere &&
+                     !op_.limits.uninitialised && !op_.limits.communicates;
   if (pages) {  // with or without a recipe
     value->decide(Decision::Page, false);
   }
@@ -375,7 +375,7 @@ void OpRecording::decideOnResult(
     value->rule = verdict.rule;
     const bool stays = verdict.decision == Decision::Page && !pages;
     value->decide(stays ? Decision::Save : verdict.decision);
-    const uint64_t print = op_.untrusted ? fingerprintOfShown(tensor) : 0;
+    const uint64_t print = op_.limits.untrusted ? fingerprintOfShown(tensor) : 0;
     addOutput(value, tensor, {.slot = slot, .element = element, .fingerprint = print});
   }
 }
@@ -399,14 +399,14 @@ const char* OpRecording::findObstacle() const {
   if (!arguments_.areRecordable() || !call_.repeatable) {
     return "an argument is sparse, nested, MKL-DNN or a tensor subclass, which ebb cannot replay";
   }
-  if (op_.uninitialised) {
+  if (op_.limits.uninitialised) {
     return "uninitialized memory (torch.empty), which code outside of torch may fill";
   }
-  if (op_.neverReplayed && !verdict_.forced) {
-    return op_.communicates ? "collectives are never recomputed"
-                            : "ebb recomputes this operator only by a rule with force=True";
+  if (op_.limits.neverReplayed && !verdict_.forced) {
+    return op_.limits.communicates ? "collectives are never recomputed"
+                                   : "ebb recomputes this operator only by a rule with force=True";
   }
-  const bool mayDiffer = op_.isConvolution && arguments_.areOffCpu() && !verdict_.forced;
+  const bool mayDiffer = op_.kernel.isConvolution && arguments_.areOffCpu() && !verdict_.forced;
   if (const char* why = mayDiffer ? convolutionsAreKept() : nullptr) {
     return why;
   }
@@ -460,7 +460,7 @@ const char* OpRecording::findObstacle() const {
     Value& value, const at::Tensor& tensor, const Verdict& verdict) {
   lockAgain();
   const bool wanted = recomputes(verdict.decision) && !value.isSaved();
-  const bool can = value.recipe && !op_.constantFill;
+  const bool can = value.recipe && !op_.limits.constantFill;
   if (!value.recipe) {
     value.rule = verdict.rule;
   }
@@ -486,7 +486,7 @@ const char* OpRecording::findObstacle() const {
   if (readsLossy() && !value.rows) {
     return "its operator reads paged rows, and may mix valid rows with padding";
   }
-  if (op_.constantFill) {
+  if (op_.limits.constantFill) {
     return "a constant that was read before an operator wrote to it";
   }
   return "this call of the operator cannot be replayed";

@@ -56,7 +56,7 @@ class OpRecording {
   // a result of `empty`. There a fingerprint shows that no other code has written to the memory
   // before, so a replay may use new memory.
   bool isTrusted(const Verdict& verdict) const {
-    return !op_.untrusted || context_.allRepeat || verdict.named;
+    return !op_.limits.untrusted || context_.allRepeat || verdict.named;
   }
   Verdict verdictOn(const at::Tensor& result) const;
   void noteMade(Value& value, const at::Tensor& tensor, const Verdict& verdict);

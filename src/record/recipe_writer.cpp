@@ -18,13 +18,13 @@ c10::intrusive_ptr<Recipe> RecipeWriter::write() {
   Graph& graph = *context_.graph;
   recipe_ = Recipe::make(
       op_, static_cast<uint32_t>(arguments_.tensors().size()), arguments_.shapeCount());
-  recipe_->keys = call_.below;
+  recipe_->kernel.keys = call_.below;
   recipe_->sequence = ++graph.lastSequence;
   recipe_->region = context_.region;
-  recipe_->gradMode = c10::GradMode::is_enabled();
-  recipe_->state = &graph.kernelStates.current();
-  if (op_.precision != PrecisionRead::None) {
-    recipe_->precision = productPrecision(op_.precision, call_.below);
+  recipe_->kernel.gradMode = c10::GradMode::is_enabled();
+  recipe_->kernel.state = &graph.kernelStates.current();
+  if (op_.kernel.precision != PrecisionRead::None) {
+    recipe_->kernel.precision = productPrecision(op_.kernel.precision, call_.below);
   }
   addOthers();
   addInputs();
@@ -33,9 +33,9 @@ c10::intrusive_ptr<Recipe> RecipeWriter::write() {
 
 void RecipeWriter::addOthers() {
   c10::IValue* other = recipe_->others;
-  for (const uint16_t i : op_.others) {
+  for (const uint16_t i : op_.arguments.others) {
     const c10::IValue& argument = call_.arguments[i];
-    if (op_.types[i] == ArgType::TensorList && argument.isList()) {
+    if (op_.arguments.types[i] == ArgType::TensorList && argument.isList()) {
       // An empty list of the same type: a replay appends the inputs to a copy.
       *other = argument.isTensorList() ? c10::IValue(c10::List<at::Tensor>())
                                        : c10::IValue(c10::List<std::optional<at::Tensor>>());
@@ -96,9 +96,9 @@ int32_t RecipeWriter::earlierInput(size_t index) const {
 int64_t RecipeWriter::bytesOfStandIn(const Argument& argument) const {
   const bool scratch = argument.use == ArgUse::Scratch;
   return static_cast<int64_t>(
-      scratch                          ? argument.tensor->storage().nbytes()
-      : op_.rows == RowRule::ShapeOnly ? 0
-                                       : bytesShown(*argument.tensor));
+      scratch                               ? argument.tensor->storage().nbytes()
+      : op_.rows.rule == RowRule::ShapeOnly ? 0
+                                            : bytesShown(*argument.tensor));
 }
 
 void RecipeWriter::addValue(Input& input, const at::Tensor& tensor) {

@@ -57,7 +57,7 @@ void decideAgain(RegionCounters& counters, Value& value, Decision decision) {
   // Earlier readers may have mixed rows, and paging would not restore padding rows.
   const bool tooLate = decision == Decision::Page && value.recipeReaders() > 0;
   value.decide(tooLate ? Decision::Save : decision);
-  if (value.recipe->op.constantFill) {
+  if (value.recipe->op.limits.constantFill) {
     value.mustBeKept();
   }
   counters.bytesNotPaged += tooLate ? value.nbytes : 0;
@@ -150,7 +150,7 @@ void Recorder::call(Call& call) {
       callInplaceView(call);
       return;
     case OpKind::Recorded:
-      if (call.op.writes && readResults_.any()) {
+      if (call.op.arguments.writes && readResults_.any()) {
         readResults_.beforeCall(call, *context_.counters);
       }
       OpRecording(context_, values_, sender_, rows_, call).run();
@@ -196,7 +196,8 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     if (storage.nbytes() == before->nbytes) {
       // resize_ and resize_as_ count if they change the sizes.
-      const bool counted = call.op.counted[0] || tensor.sizes() != c10::IntArrayRef(sizes);
+      const bool counted =
+          call.op.arguments.counted[0] || tensor.sizes() != c10::IntArrayRef(sizes);
       if (counted && !insidePythonDispatch()) {
         values_.owe({std::move(before), nullptr, {}, std::move(counter), true});
       }
@@ -402,8 +403,8 @@ void Recorder::emptyEscapes(
     const bool wasRead = value->recipeReaders() > 0;
     c10::Storage storage = escapedStorage(*value);
     if (storage && storage.resizable() && storage.nbytes() > 0 &&
-        value->written.counter.enabled() && value->recipe->gradMode && (onlyResults || wasRead) &&
-        !isResult(storage)) {
+        value->written.counter.enabled() && value->recipe->kernel.gradMode &&
+        (onlyResults || wasRead) && !isResult(storage)) {
       context_.graph->escapes.push_back(
           emptyEscaped(value, std::move(storage), context_.regionName()));
       context_.graph->hasEscapes.store(true, std::memory_order_relaxed);

@@ -59,12 +59,13 @@ void ReadResults::add(
 }
 
 [[gnu::cold]] void ReadResults::beforeCall(const Call& call, RegionCounters& counters) {
-  forEachTensor(call.arguments, call.op.types, [&](const at::Tensor& tensor, size_t i, int32_t) {
-    const ArgUse use = call.op.uses[i];
-    if (tensor.defined() && use != ArgUse::Read && use != ArgUse::Unread) {
-      beforeWrite(tensor, counters);
-    }
-  });
+  forEachTensor(
+      call.arguments, call.op.arguments.types, [&](const at::Tensor& tensor, size_t i, int32_t) {
+        const ArgUse use = call.op.arguments.uses[i];
+        if (tensor.defined() && use != ArgUse::Read && use != ArgUse::Unread) {
+          beforeWrite(tensor, counters);
+        }
+      });
 }
 
 [[gnu::cold]] void ReadResults::beforeWrite(const at::Tensor& tensor, RegionCounters& counters) {

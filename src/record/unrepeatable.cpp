@@ -24,7 +24,7 @@ void Unrepeatable::tell(const std::string& region) {
   all_.clear();
   const PythonSupport* python = pythonSupport();
   for (const auto& [op, held] : bytes) {
-    if (held > 0 && python != nullptr && !op->toldUnrepeatable.exchange(true)) {
+    if (held > 0 && python != nullptr && !op->state.toldUnrepeatable.exchange(true)) {
       python->tellUnrepeatable(op->name, region, held);
     }
   }

@@ -255,7 +255,7 @@ ValueMap& ValueMap::settle() {
     }
     const bool counted = entry.counted && !after.versionHolds();
     if (entry.ahead != nullptr && entry.counted && !counted) {
-      entry.ahead->movesFirst.store(true, std::memory_order_relaxed);
+      entry.ahead->state.movesFirst.store(true, std::memory_order_relaxed);
     }
     if (counted) {
       ++after.written.version;  // by one: a larger move means that other code wrote too

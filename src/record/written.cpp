@@ -50,8 +50,8 @@ c10::intrusive_ptr<Value> stateAfter(
   after->opaque = before.opaque;
   after->rows = std::move(rows);
   after->rule = verdict.rule;
-  after->underWay = op.communicates;
-  if (!write.sideEffect && before.madeHere && !op.communicates) {
+  after->underWay = op.limits.communicates;
+  if (!write.sideEffect && before.madeHere && !op.limits.communicates) {
     decideOnWritten(*after, before, verdict);
   }
   return after;

@@ -104,9 +104,9 @@ class Slice {
         statisticsAdd(graph_.names[region], std::exchange(counters, {}));
         region = recipe->region;
       }
-      if (recipe->state != state) {
+      if (recipe->kernel.state != state) {
         guard.reset();
-        state = recipe->state;
+        state = recipe->kernel.state;
         guard.emplace(*state, watch_ ? Changes::OfThread : Changes::OfProcess);
       }
       rerun(graph_, *recipe, stack, passing_, watch_ ? Asker::Nobody : Asker::Backward);
@@ -219,7 +219,7 @@ class Slice {
 
   void checkRegistered(const Recipe& recipe) const {
     TORCH_CHECK(
-        recipe.op.registered.load(std::memory_order_acquire),
+        recipe.op.state.registered.load(std::memory_order_acquire),
         "ebb: cannot recompute ",
         where(graph_, recipe),
         ": the operator was unregistered after the forward. Keep its library alive until backward "

@@ -85,7 +85,7 @@ class Rerun {
   }
 
   void pushArguments() {
-    stack_.resize(recipe_.op.argumentCount);
+    stack_.resize(recipe_.op.arguments.types.size());
     pushOthers();
     const int64_t* shape = recipe_.shapes;
     c10::SmallVector<at::Tensor, 8> tensors;
@@ -107,7 +107,7 @@ class Rerun {
 
   void pushOthers() {
     const c10::IValue* other = recipe_.others;
-    for (const uint16_t i : recipe_.op.others) {
+    for (const uint16_t i : recipe_.op.arguments.others) {
       // Lists of tensors are stored empty; each run fills new lists.
       if (other->isTensorList()) {
         stack_[i] = c10::List<at::Tensor>();
@@ -216,13 +216,13 @@ class Rerun {
   void runKernel() {
     checkPrecision();
     checkCapture();
-    c10::AutoGradMode gradMode(recipe_.gradMode);
-    RandomReplay random(recipe_.op, recipe_.random.get(), stack_);
+    c10::AutoGradMode gradMode(recipe_.kernel.gradMode);
+    RandomReplay random(recipe_.op, recipe_.kernel.random.get(), stack_);
     began_ = true;
-    if (recipe_.op.isConvolution && !recipe_.forced) [[unlikely]] {
+    if (recipe_.op.kernel.isConvolution && !recipe_.kernel.forced) [[unlikely]] {
       runConvolution();
     } else {
-      recipe_.op.op.redispatchBoxed(recipe_.keys, &stack_);
+      recipe_.op.op.redispatchBoxed(recipe_.kernel.keys, &stack_);
     }
     TORCH_CHECK(
         random.drewTheSame() && resultIsTheSame(),
@@ -242,12 +242,12 @@ class Rerun {
       return input.value && !input.flags.device.is_cpu();
     });
     if (onDevice == inputs().end()) {
-      recipe_.op.op.redispatchBoxed(recipe_.keys, &stack_);
+      recipe_.op.op.redispatchBoxed(recipe_.kernel.keys, &stack_);
       return;
     }
     const WorkspaceWatch watch(onDevice->flags.device);
     if (!choosesOtherwise()) {
-      recipe_.op.op.redispatchBoxed(recipe_.keys, &stack_);
+      recipe_.op.op.redispatchBoxed(recipe_.kernel.keys, &stack_);
       if (!watch.sawFailure()) {
         return;
       }
@@ -283,17 +283,17 @@ class Rerun {
 
   // See Note [Threads that draw outside of regions]
   bool resultIsTheSame() const {
-    return recipe_.random == nullptr || recipe_.random->fingerprint == 0 ||
-           fingerprint(stack_.front().toTensor().storage()) == recipe_.random->fingerprint;
+    return recipe_.kernel.random == nullptr || recipe_.kernel.random->fingerprint == 0 ||
+           fingerprint(stack_.front().toTensor().storage()) == recipe_.kernel.random->fingerprint;
   }
 
   void checkCapture() const {
     TORCH_CHECK(
-        recipe_.random == nullptr || recipe_.random->canBeSetNow(),
+        recipe_.kernel.random == nullptr || recipe_.kernel.random->canBeSetNow(),
         "ebb: cannot recompute ",
         where(graph_, recipe_),
         ": it drew random numbers ",
-        recipe_.random->capture == 0 ? "outside of" : "inside",
+        recipe_.kernel.random->capture == 0 ? "outside of" : "inside",
         " a CUDA graph capture, and its replay is not in the same place. Capture forward and "
         "backward together, or give ",
         recipe_.op.name,
@@ -302,7 +302,8 @@ class Rerun {
 
   void checkPrecision() const {
     TORCH_CHECK(
-        recipe_.precision == productPrecision(recipe_.op.precision, recipe_.keys),
+        recipe_.kernel.precision ==
+            productPrecision(recipe_.op.kernel.precision, recipe_.kernel.keys),
         "ebb: cannot recompute ",
         where(graph_, recipe_),
         ": a matmul precision setting (set_float32_matmul_precision, fp32_precision, allow_tf32, "

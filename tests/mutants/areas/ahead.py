@@ -103,7 +103,7 @@ PLACES: Places = {
         (
             (COMMOTIONS + "::test_operators_from_elsewhere_run_where_backward_does",),
             "ahead-from-elsewhere-is-not-run",
-            "!recipe.op.untrusted",
+            "!recipe.op.limits.untrusted",
             "true",
         ),
         (
