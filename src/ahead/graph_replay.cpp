@@ -34,10 +34,10 @@ bool GraphReplay::makeNext() {
     return isPartLeft_ && leave(AheadEnd::Stopped);
   }
   const auto value = lookahead_.wanted[next_++].value.lock();
-  if (!value || value->handles == 0 || value->redefined) {
+  if (!value || value->uses.handles() == 0 || value->uses.redefined()) {
     return true;
   }
-  if (value->isMadeEachTime()) {  // see Note [Made each time]
+  if (value->decision.isMadeEachTime()) {  // see Note [Made each time]
     isPartLeft_ |= !value->available();
     return true;
   }
@@ -53,10 +53,10 @@ bool GraphReplay::leave(AheadEnd why) {
 }
 
 bool GraphReplay::mayRead(const Value& input, const c10::Storage& storage, const Recipe& by) {
-  if (input.isPrivate) {
+  if (input.home.isPrivate()) {
     return true;
   }
-  const bool sameMemory = input.address == nullptr || storage.data() == input.address;
+  const bool sameMemory = input.home.address() == nullptr || storage.data() == input.home.address();
   if (input.recipe || !sameMemory) {
     return false;
   }
@@ -66,7 +66,7 @@ bool GraphReplay::mayRead(const Value& input, const c10::Storage& storage, const
 
 c10::Storage GraphReplay::fetch(Value& input, const c10::Storage& living) {
   forgetFreed();
-  if (!lookahead_.take(input.nbytes)) {
+  if (!lookahead_.take(input.home.nbytes())) {
     return {};
   }
   c10::Storage bytes = input.stash->fetchAhead(living);
@@ -76,8 +76,9 @@ c10::Storage GraphReplay::fetch(Value& input, const c10::Storage& living) {
   if (input.stash->awaitsBackward()) {
     lookahead_.cameBack.push_back(input.stash);
   }
-  if (input.handles == 0) {
-    intermediates_.push_back({c10::weak_intrusive_ptr<Value>::reclaim_copy(&input), input.nbytes});
+  if (input.uses.handles() == 0) {
+    intermediates_.push_back(
+        {c10::weak_intrusive_ptr<Value>::reclaim_copy(&input), input.home.nbytes()});
   }
   return bytes;
 }
@@ -109,8 +110,8 @@ bool GraphReplay::mayReadInputs(const Recipe& recipe) {
   std::vector<c10::Storage> leaves;
   for (uint32_t i = 0; i < recipe.inputCount; ++i) {
     const auto& value = recipe.inputs[i].value;
-    if (value && !value->isPrivate && value->bytes) {
-      leaves.push_back(value->bytes);
+    if (value && !value->home.isPrivate() && value->home.bytes()) {
+      leaves.push_back(value->home.bytes());
     }
   }
   reads_.emplace(std::move(leaves), lookahead_.closed);
@@ -156,11 +157,11 @@ bool GraphReplay::takeRoomFor(const Recipe& recipe) {
     if (!value || value->available()) {
       continue;
     }
-    if (!lookahead_.take(value->nbytes)) {
+    if (!lookahead_.take(value->home.nbytes())) {
       return false;
     }
-    if (value->handles == 0 || value->isMadeEachTime()) {
-      intermediates_.push_back({output.value, value->nbytes});
+    if (value->uses.handles() == 0 || value->decision.isMadeEachTime()) {
+      intermediates_.push_back({output.value, value->home.nbytes()});
     }
   }
   return true;
@@ -170,7 +171,7 @@ void GraphReplay::forgetFreed() {
   const auto passed =
       std::remove_if(intermediates_.begin(), intermediates_.end(), [&](const Intermediate& each) {
         const auto value = each.value.lock();
-        const bool gone = !value || (value->isMadeEachTime() && !value->bytes);
+        const bool gone = !value || (value->decision.isMadeEachTime() && !value->home.bytes());
         if (gone) {
           lookahead_.giveBack(each.nbytes);
         }

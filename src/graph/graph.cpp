@@ -26,7 +26,7 @@ void Graph::countFromOutside() {
   size_t nbytes = 0;
   for (const auto& value : fromOutside) {
     const Value* ended = value._unsafe_get_target();
-    nbytes += ended->wasLast ? ended->nbytes : 0;
+    nbytes += ended->facts.wasLast ? ended->home.nbytes() : 0;
   }
   fromOutside.clear();
   if (nbytes > 0) {

@@ -63,14 +63,15 @@ void Lookahead::wants(Value& value, const c10::Storage& storage) {
   if (wanted.empty()) {
     device = storage.device();
   }
-  value.heldAhead = hasRoom || (!value.isMadeEachTime() && take(value.nbytes));
-  if (value.heldAhead) {
+  const bool isHeld = hasRoom || (!value.decision.isMadeEachTime() && take(value.home.nbytes()));
+  value.uses.holdAhead(isHeld);
+  if (isHeld) {
     holds.store(true);
   }
   wanted.push_back(
       {c10::weak_intrusive_ptr<Value>::reclaim_copy(&value),
-       value.heldAhead ? storage : c10::Storage(),
-       value.nbytes});
+       isHeld ? storage : c10::Storage(),
+       value.home.nbytes()});
 }
 
 void Lookahead::dropHeld() {
@@ -82,7 +83,7 @@ void Lookahead::dropHeld() {
       continue;
     }
     if (const auto value = each.value.lock()) {
-      value->heldAhead = false;
+      value->uses.holdAhead(false);
     }
     if (!hasRoom) {
       giveBack(each.nbytes);
@@ -114,9 +115,9 @@ std::atomic<uint64_t> allClosings{0};
 // True if only the caller holds `storage`, and it still has the value's bytes. False for a kept
 // value: the value holds the storage too.
 bool isAlone(const Value& value, const c10::Storage& storage) {
-  return value.recipe && !value.slice && !value.redefined && !value.superseded &&
-         value.written.counter.enabled() && value.versionHolds() &&
-         storage.nbytes() == value.nbytes && storage.data() == value.address &&
+  return value.recipe && !value.slice && !value.uses.redefined() && !value.home.isSuperseded() &&
+         value.versions.areCounted() && value.versions.hold() &&
+         storage.nbytes() == value.home.nbytes() && storage.data() == value.home.address() &&
          storage.use_count() == 1;
 }
 
@@ -135,10 +136,7 @@ uint64_t Lookahead::closings() {
 }
 
 void Lookahead::hasRead(const Value& leaf, const std::string& op) {
-  leavesRead.push_back({leaf.written, &op});
-  for (const auto* stamp = leaf.otherCounters.get(); stamp != nullptr; stamp = stamp->next.get()) {
-    leavesRead.push_back({*stamp, &op});
-  }
+  leaf.versions.forEach([&](const VersionStamp& stamp) { leavesRead.push_back({stamp, &op}); });
 }
 
 const std::string* Lookahead::readerOfWritten() const {
@@ -161,11 +159,10 @@ std::vector<c10::intrusive_ptr<Value>> Lookahead::reached() {
     if (!value) {
       continue;
     }
-    value->heldAhead = false;
+    value->uses.holdAhead(false);
     if (each.held && isAlone(*value, each.held)) {
-      if (each.wasShared && value->recipeReaders() > 0) {
-        value->superseded = true;
-        value->redefined = std::move(each.held);
+      if (each.wasShared && value->uses.readers() > 0) {
+        value->supersede(each.held);
       } else {
         value->materialise(std::move(each.held), true);
       }

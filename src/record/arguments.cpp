@@ -140,14 +140,14 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
     return false;
   }
   Value& value = **known;
-  const bool isNew = !value.knows(counter);
-  const uint32_t before = isNew ? 0 : value.written.version;
-  const bool isWriters = isNew || sameCounter(counter, value.written.counter);
+  const bool isNew = !value.versions.know(counter);
+  const uint32_t before = isNew ? 0 : value.versions.written().version;
+  const bool isWriters = isNew || value.versions.isWriters(counter);
   if (!isWriters || counter.current_version() != before + 1) {
     return false;
   }
   if (op_.state.movesFirst.load(std::memory_order_relaxed) || (allRepeat_ && tensor.is_cpu())) {
-    isNew ? value.learn(counter) : value.allowOne(counter);
+    isNew ? value.versions.learn(counter) : value.versions.allowOne(counter);
   }
   return true;
 }
@@ -155,8 +155,8 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
 // See Note [Operators from elsewhere]
 [[gnu::cold]] bool Arguments::isUnfilled(const at::Tensor& tensor) const {
   const auto* known = values_.find(tensor);
-  return known != nullptr && (*known)->unfilled && coversStorage(tensor) &&
-         fingerprint(tensor.storage(), FingerprintOf::Everything) == (*known)->fingerprint;
+  return known != nullptr && (*known)->facts.unfilled && coversStorage(tensor) &&
+         fingerprint(tensor.storage(), FingerprintOf::Everything) == (*known)->home.fingerprint();
 }
 
 // Note [Writes to leaves]
@@ -168,7 +168,7 @@ bool Arguments::writesCanBeReplayed() const {
   return std::all_of(writes_.begin(), writes_.end(), [&](const Write& write) {
     const Value& before = *write.before;
     const bool toCpu = areOffCpu() && write.tensor.is_cpu();
-    return write.sideEffect || (before.madeHere && !toCpu && (write.whole || before.recipe));
+    return write.sideEffect || (before.facts.madeHere && !toCpu && (write.whole || before.recipe));
   });
 }
 

@@ -14,10 +14,10 @@ namespace {
 // Holders of a value from outside, not counting autograd's handles.
 RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
   const auto value = weak.lock();
-  if (!value || !value->bytes) {
+  if (!value || !value->home.bytes()) {
     return {};
   }
-  auto* storage = value->bytes.unsafeGetStorageImpl();
+  auto* storage = value->home.bytes().unsafeGetStorageImpl();
   const size_t holders = c10::raw::intrusive_ptr::use_count(storage);
   return {storage, holders - std::min<size_t>(holders, value->entry->line()->storages)};
 }
@@ -35,17 +35,18 @@ RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
   line.region = journal.intern(context.regionName());
   line.module = journal.intern(context.decider->module());
   line.op = journal.intern(op);
-  line.rule =
-      value.madeHere ? journal.ruleThatDecided(context.decider->ruleInWords(value.rule)) : nullptr;
+  line.rule = value.facts.madeHere
+                  ? journal.ruleThatDecided(context.decider->ruleInWords(value.facts.rule))
+                  : nullptr;
   line.reason = reason;
   line.dtype = tensor.scalar_type();
   line.sizes = tensor.sizes();
-  line.nbytes = value.nbytes;
-  line.address = value.address;
+  line.nbytes = value.home.nbytes();
+  line.address = value.home.address();
   line.stack = journal.isProfile() ? nullptr : pythonStack();
   value.entry = journal.add(std::move(line));
   noteRows(value);
-  if (!value.madeHere) {
+  if (!value.facts.madeHere) {
     const auto weak = c10::weak_intrusive_ptr<Value>::reclaim_copy(&value);
     journal.watch(*value.entry, [weak] { return held(weak); });
   }
@@ -53,7 +54,7 @@ RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
 
 [[gnu::cold]] void noteRule(const Context& context, const Value& value) {
   const std::string* rule =
-      context.graph->journal->ruleThatDecided(context.decider->ruleInWords(value.rule));
+      context.graph->journal->ruleThatDecided(context.decider->ruleInWords(value.facts.rule));
   value.entry->update([&](Line& line) { line.rule = rule; });
 }
 
@@ -82,7 +83,7 @@ bool isReported(const Context& context, const at::Tensor& tensor) {
     if (line.fate == Fate::Offloaded || line.fate == Fate::Paged) {
       return;
     }
-    if (!value.madeHere) {
+    if (!value.facts.madeHere) {
       line.fate = Fate::Outside;
     } else {
       line.fate = !kept ? Fate::Recomputed : line.reason != nullptr ? Fate::Kept : Fate::Saved;
@@ -115,7 +116,7 @@ bool isReported(const Context& context, const at::Tensor& tensor) {
     if (value->entry) {
       const bool droppable = static_cast<bool>(escapedStorage(*value));
       closing.push_back(
-          {value->entry, c10::weak_intrusive_ptr<Value>(value), value->home, droppable});
+          {value->entry, c10::weak_intrusive_ptr<Value>(value), value->home.storage(), droppable});
     }
   }
   return closing;
@@ -124,7 +125,7 @@ bool isReported(const Context& context, const at::Tensor& tensor) {
 [[gnu::cold]] void noteClosed(const std::vector<Closing>& closing) {
   for (const Closing& last : closing) {
     const auto value = last.value.lock();
-    const bool kept = value && value->bytes;
+    const bool kept = value && value->home.bytes();
     const bool escaped = value && last.droppable;
     const auto home = last.home.lock();
     last.entry->update([&](Line& line) {

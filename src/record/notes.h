@@ -15,8 +15,9 @@ namespace ebb {
 class ValueMap;
 
 // Adds a line for a new value to the report. `op` produced the value, and `tensor` is the result;
-// value.rule must be set. `reason`: why the value cannot be recomputed; null if it can be, or need
-// not be. For values from outside, ebb checks later if the program still refers to them.
+// value.facts.rule must be set. `reason`: why the value cannot be recomputed; null if it can
+// be, or need not be. For values from outside, ebb checks later if the program still refers to
+// them.
 void noteMade(
     const Context& context,
     Value& value,

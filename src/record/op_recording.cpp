@@ -249,14 +249,14 @@ void OpRecording::runKernel() {
 [[gnu::noinline]] void OpRecording::recordWrites() {
   for (const Write& write : arguments_.writes()) {
     const Value& before = *write.before;
-    if (op_.limits.communicates && !before.madeHere) {
+    if (op_.limits.communicates && !before.facts.madeHere) {
       moveVersionOfComputed(write.tensor, 0);  // see Note [Communication]
     }
     const Verdict verdict = verdictOn(write.tensor);
     auto rows = flow_ ? flow_->ofWritten(write.tensor, before) : nullptr;
     auto after = stateAfter(write, op_, verdict, std::move(rows));
     giveRecipe(after, write, verdict);
-    if (after->writtenHere) {
+    if (after->facts.writtenHere) {
       sender_.noteStream(write.tensor.device());
     }
     if (storageOf(write.tensor) != write.storage) {
@@ -266,7 +266,7 @@ void OpRecording::runKernel() {
     if (context_.graph->journal) {
       noteMade(*after, write.tensor, verdict);
     }
-    const bool followed = before.packed > 0;
+    const bool followed = before.uses.packed() > 0;
     values_.owe(
         {after,
          followed ? write.before : nullptr,
@@ -291,11 +291,11 @@ void OpRecording::giveRecipe(
         {.written = true, .slot = write.argument, .element = write.element, .fingerprint = print});
   }
   if (after->rows) {
-    after->rows->lossy |= after->isPaged() || wasLossy;
+    after->rows->lossy |= after->decision.isPaged() || wasLossy;
   }
   pinIfFromElsewhere(after, verdict);
   if (!after->recipe) {
-    after->mustBeKept();
+    after->decision.mustBeKept();
   }
 }
 
@@ -311,7 +311,7 @@ void OpRecording::addOutput(
 
 [[gnu::noinline]] void OpRecording::pinIfFromElsewhere(
     const c10::intrusive_ptr<Value>& value, const Verdict& verdict) {
-  if (obstacle_ == kFromElsewhere && recomputes(verdict.decision) && value->madeHere) {
+  if (obstacle_ == kFromElsewhere && recomputes(verdict.decision) && value->facts.madeHere) {
     context_.unrepeatable->add(value, op_);
   }
 }
@@ -336,21 +336,21 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   }
   auto value = c10::make_intrusive<Value>();
   value->stamp(tensor);
-  value->madeHere = onlyResultsHold(op_, results_, tensor);
+  value->facts.madeHere = onlyResultsHold(op_, results_, tensor);
   const Verdict verdict = verdictOn(tensor);
   value->rows = flow_ ? flow_->of(tensor) : nullptr;
-  value->underWay = op_.limits.communicates;
+  value->facts.underWay = op_.limits.communicates;
   decideOnResult(value, tensor, verdict, static_cast<uint16_t>(slot), element);
   if (value->rows) {
-    value->rows->lossy |= value->isPaged();
+    value->rows->lossy |= value->decision.isPaged();
   }
   pinIfFromElsewhere(value, verdict);
   if (op_.limits.uninitialised && context_.allRepeat && tensor.is_cpu()) {
-    value->unfilled = true;
-    value->fingerprint = fingerprint(tensor.storage(), FingerprintOf::Everything);
+    value->facts.unfilled = true;
+    value->home.setFingerprint(fingerprint(tensor.storage(), FingerprintOf::Everything));
   }
   if (!value->recipe || op_.limits.constantFill) {
-    value->mustBeKept();
+    value->decision.mustBeKept();
   }
   if (context_.graph->journal) {
     noteMade(*value, tensor, verdict);
@@ -364,17 +364,17 @@ void OpRecording::decideOnResult(
     const Verdict& verdict,
     uint16_t slot,
     int32_t element) {
-  const bool pages = verdict.decision == Decision::Page && value->madeHere &&
+  const bool pages = verdict.decision == Decision::Page && value->facts.madeHere &&
                      !op_.limits.uninitialised && !op_.limits.communicates;
   if (pages) {  // with or without a recipe
-    value->decide(Decision::Page, false);
+    value->decision.decide(Decision::Page, false);
   }
   const bool fromDevice = arguments_.areOffCpu() && tensor.is_cpu();
   const bool exact = value->rows || !readsLossy();
-  if (recipe_ && value->madeHere && !fromDevice && isTrusted(verdict) && exact) {
-    value->rule = verdict.rule;
+  if (recipe_ && value->facts.madeHere && !fromDevice && isTrusted(verdict) && exact) {
+    value->facts.rule = verdict.rule;
     const bool stays = verdict.decision == Decision::Page && !pages;
-    value->decide(stays ? Decision::Save : verdict.decision);
+    value->decision.decide(stays ? Decision::Save : verdict.decision);
     const uint64_t print = op_.limits.untrusted ? fingerprintOfShown(tensor) : 0;
     addOutput(value, tensor, {.slot = slot, .element = element, .fingerprint = print});
   }
@@ -384,9 +384,9 @@ void OpRecording::decideOnResult(
 void OpRecording::learnAlias(const at::Tensor& tensor) {
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
   const auto* known = values_.find(tensor);
-  if (known != nullptr && counter.enabled() && !(*known)->knows(counter)) {
+  if (known != nullptr && counter.enabled() && !(*known)->versions.know(counter)) {
     lockAgain();
-    (*known)->learn(counter);
+    (*known)->versions.learn(counter);
   }
 }
 
@@ -459,10 +459,10 @@ const char* OpRecording::findObstacle() const {
 [[gnu::cold]] void OpRecording::noteMade(
     Value& value, const at::Tensor& tensor, const Verdict& verdict) {
   lockAgain();
-  const bool wanted = recomputes(verdict.decision) && !value.isSaved();
+  const bool wanted = recomputes(verdict.decision) && !value.decision.isSaved();
   const bool can = value.recipe && !op_.limits.constantFill;
   if (!value.recipe) {
-    value.rule = verdict.rule;
+    value.facts.rule = verdict.rule;
   }
   const char* why = wanted && !can ? whyNotRecomputed(value, tensor) : nullptr;
   ebb::noteMade(context_, value, tensor, op_.name, why);
@@ -480,7 +480,7 @@ const char* OpRecording::findObstacle() const {
   if (arguments_.areOffCpu() && tensor.is_cpu()) {
     return "copied from the device to the CPU";
   }
-  if (!value.madeHere) {
+  if (!value.facts.madeHere) {
     return "its memory is shared with another tensor";
   }
   if (readsLossy() && !value.rows) {

@@ -104,10 +104,11 @@ int64_t RecipeWriter::bytesOfStandIn(const Argument& argument) const {
 void RecipeWriter::addValue(Input& input, const at::Tensor& tensor) {
   input.wholeOverwrite = input.use == ArgUse::Overwrite && coversStorage(tensor);
   const auto& value = values_.current(tensor);
-  readsOpaque_ |= value->opaque;
-  if (input.use == ArgUse::Read && value->isKept() && !value->bytes && !value->stash) {
+  readsOpaque_ |= value->facts.opaque;
+  if (input.use == ArgUse::Read && value->decision.isKept() && !value->home.bytes() &&
+      !value->stash) {
     sender_.keep(*value, tensor);
-    if (value->due && !value->isPaged() && !readsBeyond(op_.name)) {
+    if (value->decision.isDue() && !value->decision.isPaged() && !readsBeyond(op_.name)) {
       value->slice = SavedSlice::ofSmall(tensor);
     }
   } else if (value->slice && !input.wholeOverwrite) {
@@ -116,7 +117,7 @@ void RecipeWriter::addValue(Input& input, const at::Tensor& tensor) {
     }
   }
   input.value = value;
-  value->gainReader();
+  value->uses.gainReader();
 }
 
 }  // namespace ebb

@@ -44,7 +44,7 @@ void RowFlow::add(const at::Tensor& tensor, size_t argument, const Value* value)
   }
   const Rows& rows = *value->rows;
   lossy_ |= rows.lossy;
-  const int64_t shown = rowsShown(tensor, rows, value->nbytes);
+  const int64_t shown = rowsShown(tensor, rows, value->home.nbytes());
   const bool first = live_ == nullptr;
   if (first) {
     live_ = rows.live;
@@ -106,7 +106,7 @@ std::unique_ptr<Rows> RowFlow::ofWritten(const at::Tensor& argument, const Value
   }
   const Rows& rows = *before.rows;
   const bool same = live_ == rows.live && total_ == rows.total && keepsApart() &&
-                    rowsShown(argument, rows, before.nbytes) == leading_;
+                    rowsShown(argument, rows, before.home.nbytes()) == leading_;
   return live_ && same ? std::make_unique<Rows>(Rows{live_, total_, rows.dtype, lossy_}) : nullptr;
 }
 

@@ -41,9 +41,7 @@ void fillAll(Graph& graph) {
     fillStorage(escaped.storage, bytes);
     // The value refers to this storage from now on. Other code can write to the storage, so ebb
     // checks its version.
-    value.bytes = escaped.storage;
-    value.address = escaped.storage.data();
-    value.isPrivate = false;
+    value.home.share(escaped.storage);
   }
   graph.hasEscapes.store(!graph.escapes.empty(), std::memory_order_relaxed);
 }
@@ -58,7 +56,7 @@ Escaped emptyEscaped(
           "ebb: an output of ",
           value->recipe->op.name,
           " (",
-          value->nbytes,
+          value->home.nbytes(),
           " bytes) was read before backward restored it: region '",
           name,
           "' has escapes='placeholder' and freed it at its end. Return it from the region or name "

@@ -30,7 +30,7 @@ Passing::Passing(const Value& wanted, bool isBackward)
   }
   for (const Output& output : wanted.recipe->outputs) {
     const auto value = output.value.lock();
-    if (value && value->isMadeEachTime() && value->handles > 0) {
+    if (value && value->decision.isMadeEachTime() && value->uses.handles() > 0) {
       wanted_.push_back(value.get());
     }
   }
@@ -47,7 +47,7 @@ Passing::~Passing() {
 void Passing::giveUp(Value& value, Read& read) {
   read.made = false;
   if (value.recipe) {  // else a kernel in Python has unpacked the value: it is held
-    value.giveUpAgain();
+    value.home.hold(c10::Storage(), false);
   }
 }
 
@@ -66,7 +66,7 @@ bool Passing::made(Value& value, c10::Storage bytes) {
     return false;
   }
   read->second.made = true;
-  value.materialiseInPassing(std::move(bytes));
+  value.home.hold(std::move(bytes), true);
   return true;
 }
 

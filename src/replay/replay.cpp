@@ -23,18 +23,18 @@ namespace {
   std::string op;
   value.entry->update([&](Line& line) {
     line.back = journal.now();
-    line.backAt = value.bytes.data();
+    line.backAt = value.home.bytes().data();
     op = *line.op;
   });
-  journal.add("reload", op, start, value.nbytes);
+  journal.add("reload", op, start, value.home.nbytes());
 }
 
 // Restores the bytes of an offloaded value on the device. Null if the storage was written unseen
 // before the copy to the host was safe, or if `watch` does not allow the copy yet.
 c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) {
   RECORD_USER_SCOPE("ebb::reload");
-  const c10::Storage living = value.living();
-  if (!living && !value.isPrivate && !value.versionHolds()) {
+  const c10::Storage living = value.home.living();
+  if (!living && !value.home.isPrivate() && !value.versions.hold()) {
     return {};
   }
   const JournalTime start = value.entry ? value.entry->journal().now() : 0;
@@ -45,19 +45,19 @@ c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) 
       return {};
     }
     if (value.slice) {
-      const auto scatter = [&] { return value.slice->scatter(bytes, value.nbytes); };
+      const auto scatter = [&] { return value.slice->scatter(bytes, value.home.nbytes()); };
       bytes = watch ? scatter() : withRelief(scatter);
     }
   }
   value.materialise(std::move(bytes), !living);
   if (!living) {
-    graph.streams.made(value, value.bytes);
+    graph.streams.made(value, value.home.bytes());
   }
   value.slice.reset();
   if (value.entry) {
     noteReloaded(value, start);
   }
-  return value.bytes;
+  return value.home.bytes();
 }
 
 // The recipes that one value needs.
@@ -135,7 +135,7 @@ class Slice {
   };
 
   void pin(const Value& value, c10::Storage storage) {
-    const bool fromOutside = !value.madeHere && storage.data() == value.address;
+    const bool fromOutside = !value.facts.madeHere && storage.data() == value.home.address();
     pinned_.push_back({std::move(storage), fromOutside, value.entry});
   }
 
@@ -172,7 +172,7 @@ class Slice {
       // a replay ahead checks after the kernel
       const bool changed = !watch_ && hasChanged(value, storage);
       if (changed && value.recipe) {
-        becomeRecomputable(value, std::move(storage));
+        becomeRecomputable(value, storage);
         add(value.recipe);
         return true;
       }
@@ -190,17 +190,15 @@ class Slice {
   }
 
   bool hasChanged(const Value& value, const c10::Storage& storage) const {
-    return value.tampered || (!value.isPrivate && ebb::hasChanged(value, storage, graph_.verify));
+    return value.facts.tampered ||
+           (!value.home.isPrivate() && ebb::hasChanged(value, storage, graph_.verify));
   }
 
   // For a value that outlives the region and that an unseen write has changed. Recipes read the
   // recomputed value. Handles show the new contents, as eager's saved tensors do.
-  void becomeRecomputable(Value& value, c10::Storage written) {
-    value.superseded = true;
-    value.bytes = c10::Storage();
-    if (value.packed > 0) {
-      value.redefined = std::move(written);
-    }
+  static void becomeRecomputable(Value& value, const c10::Storage& written) {
+    value.supersede(written);
+    value.home.take();
   }
 
   // In verify mode the comparison of results decides: the change may not matter.
@@ -229,15 +227,15 @@ class Slice {
   // See Note [Version checks]
   [[noreturn]] void throwLostLeaf(const Value& value, const Recipe& consumer) const {
     const std::string who = where(graph_, consumer);
-    const bool freed = value.bytes && value.bytes.nbytes() != value.nbytes;
+    const bool freed = value.home.bytes() && value.home.bytes().nbytes() != value.home.nbytes();
     TORCH_CHECK(
         !freed,
         "ebb: cannot recompute ",
         who,
         ": the storage of one of its inputs was resized from ",
-        value.nbytes,
+        value.home.nbytes(),
         " to ",
-        value.bytes ? value.bytes.nbytes() : 0,
+        value.home.bytes() ? value.home.bytes().nbytes() : 0,
         " bytes after the region (a parameter that was resharded, or a buffer that was freed). "
         "Restore it before backward, make each block whose parameters are resharded a region of "
         "its own (ebb.apply), or give ",
@@ -254,9 +252,9 @@ class Slice {
         "operation: ebb must recompute ",
         who,
         ", and one of its inputs is at version ",
-        value.written.counter.enabled() ? value.written.counter.current_version() : 0,
+        value.versions.areCounted() ? value.versions.written().counter.current_version() : 0,
         "; expected version ",
-        value.written.version,
+        value.versions.written().version,
         " instead. Move the write after backward, run all forwards that update this input (batch "
         "norm statistics, a momentum buffer) in one region, or give ",
         consumer.op.name,
@@ -296,8 +294,8 @@ c10::Storage materialise(Graph& graph, Value& value) {
   Slice slice(graph, value);
   slice.collect();
   slice.run();
-  TORCH_INTERNAL_ASSERT(value.bytes);
-  return value.bytes;
+  TORCH_INTERNAL_ASSERT(value.home.bytes());
+  return value.home.bytes();
 }
 
 bool materialiseAhead(Graph& graph, Value& value, AheadWatch& watch) {

@@ -65,7 +65,7 @@ class Rerun {
     bool undone = !over_;
     for (Buffer& buffer : buffers_) {
       if (buffer.isTaken && !began_) {
-        buffer.value->bytes = std::move(buffer.storage);
+        buffer.value->home.hold(std::move(buffer.storage), true);
       }
       undone &= !(buffer.isTaken && began_);
     }
@@ -177,10 +177,9 @@ class Rerun {
     c10::Storage storage;
     bool isTaken = false;
     if (!contentsMatter) {
-      storage = allocate(value.nbytes, input.flags.device);
+      storage = allocate(value.home.nbytes(), input.flags.device);
     } else if (mayBeTaken(value) && nothingNeeds(input, ours)) {
-      storage = std::move(value.bytes);
-      value.bytes = c10::Storage();
+      storage = value.home.take();
       isTaken = true;
     } else {
       storage = value.available();
@@ -194,7 +193,7 @@ class Rerun {
   // True if no other code can be using the bytes, on any stream, and a failed replay need not
   // restore the bytes.
   bool mayBeTaken(const Value& value) const {
-    return value.isPrivate && !graph_.streams.areSeveral() && asker_ == Asker::Backward;
+    return value.home.isPrivate() && !graph_.streams.areSeveral() && asker_ == Asker::Backward;
   }
 
   // True if only this replay needs the bytes of `input`. `ours`: how many inputs of the recipe
@@ -269,7 +268,8 @@ class Rerun {
   // Other threads may have written to an input during the run.
   void checkInputsAreStill() const {
     for (const Input& input : inputs()) {
-      if (!input.value || input.value->isPrivate || input.isStandIn() || input.wholeOverwrite) {
+      if (!input.value || input.value->home.isPrivate() || input.isStandIn() ||
+          input.wholeOverwrite) {
         continue;
       }
       const c10::Storage storage = input.value->available();
@@ -321,13 +321,13 @@ class Rerun {
       }
       c10::Storage storage = storageOf(output);
       TORCH_CHECK(
-          storage.nbytes() == value->nbytes,
+          storage.nbytes() == value->home.nbytes(),
           "ebb: replaying ",
           where(graph_, recipe_),
           " gave ",
           storage.nbytes(),
           " bytes where the forward gave ",
-          value->nbytes,
+          value->home.nbytes(),
           ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input "
           "was "
           "changed by code that bypasses torch. Give this operator the decision SAVE.");
@@ -337,7 +337,7 @@ class Rerun {
       } else if (!passing_.made(*value, std::move(storage))) {
         continue;
       }
-      graph_.streams.made(*value, value->bytes);
+      graph_.streams.made(*value, value->home.bytes());
       if (value->entry) {
         note(*value, std::exchange(start, kNever));
       }
@@ -406,7 +406,7 @@ class Rerun {
       const JournalTime now = value.entry->journal().now();
       if (!value.recipe) {  // else the bytes are soon freed
         line.back = now;
-        line.backAt = value.bytes.data();
+        line.backAt = value.home.bytes().data();
       }
       const JournalTime took = start == kNever ? 0 : now - start;
       line.replayTime += took;
@@ -420,7 +420,7 @@ class Rerun {
   void verify(Value& value) const {
     if (value.witness) {
       compareReplay(graph_, recipe_, value);
-      poisonWhenFreed(value.bytes, value.witness->dtype, {});
+      poisonWhenFreed(value.home.bytes(), value.witness->dtype, {});
     }
   }
 

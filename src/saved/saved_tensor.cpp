@@ -131,13 +131,13 @@ SavedTensor::SavedTensor(const SavedTensor& other)
       producer_(other.producer_),
       entry_(other.entry_) {
   if (value_) {
-    ++value_->handles;
+    value_->uses.gainHandle();
   }
 }
 
 SavedTensor::~SavedTensor() {
   if (value_) {
-    --value_->handles;
+    value_->uses.loseHandle();
   }
   if (fromOutside_) {
     dropFromOutside();
@@ -257,13 +257,13 @@ void SavedTensor::shareWithAllStreams(const at::Tensor& unpacked) {
 // the function's own variables, as torch.utils.checkpoint does. Until then a second unpack, such as
 // a hook's, finds the tensor.
 void SavedTensor::giveUp() {
-  const bool only = recompute_ && value_->isPrivate && value_->bytes && !value_->redefined &&
-                    value_->handles == 1 && onlyHandlesOwn(value_) &&
-                    graph_->verify == VerifyMode::Off;
+  const bool only = recompute_ && value_->home.isPrivate() && value_->home.bytes() &&
+                    !value_->uses.redefined() && value_->uses.handles() == 1 &&
+                    onlyHandlesOwn(value_) && graph_->verify == VerifyMode::Off;
   if (!only || !isLastUnpack()) {
     return;
   }
-  value_->moveHome();
+  value_->home.moveOut();
   givenUp_ = true;
 }
 
@@ -289,11 +289,11 @@ at::Tensor SavedTensor::rebuild() {
 // all handles on a value give the same storage: the living one, if there is one. If recipes still
 // read the value, the recipes get a copy from then on.
 c10::Storage SavedTensor::materialised() const {
-  if (value_->redefined) {
-    graph_->streams.use(*value_, value_->redefined);
-    return value_->redefined;  // see also Note [Silent writes]
+  if (value_->uses.redefined()) {
+    graph_->streams.use(*value_, value_->uses.redefined());
+    return value_->uses.redefined();  // see also Note [Silent writes]
   }
-  c10::Storage storage = recompute_ ? value_->living() : storage_;
+  c10::Storage storage = recompute_ ? value_->home.living() : storage_;
   if (storage && value_->stash) {
     materialise(*graph_, *value_);  // the storage lives: nothing is copied back
   }
@@ -308,9 +308,10 @@ c10::Storage SavedTensor::materialised() const {
   }
   if (isReadByRecipes(value_, storage)) {
     value_->materialise(withRelief([&] { return copyOf(storage); }), true);
-    graph_->streams.made(*value_, value_->bytes);  // ordered after the work that made `storage`
+    // ordered after the work that made `storage`
+    graph_->streams.made(*value_, value_->home.bytes());
     if (recompute_) {
-      value_->redefined = storage;
+      value_->uses.redefine(storage);
     }
   }
   return storage;
@@ -318,7 +319,7 @@ c10::Storage SavedTensor::materialised() const {
 
 c10::Storage SavedTensor::broughtBack() const {
   TORCH_CHECK(
-      !value_->follows || value_->versionHolds(),
+      !value_->facts.follows || value_->versions.hold(),
       "ebb: ",
       origin(),
       " was freed after a write through a tensor that does not share its version counter (an inner "
@@ -330,7 +331,8 @@ c10::Storage SavedTensor::broughtBack() const {
       origin(),
       " is unpacked again, after backward has recomputed and freed it. Call backward with "
       "retain_graph=True, or give its operator the decision SAVE.");
-  const bool lost = value_->state() == ValueState::Held && value_->bytes.nbytes() != value_->nbytes;
+  const bool lost =
+      value_->state() == ValueState::Held && value_->home.bytes().nbytes() != value_->home.nbytes();
   TORCH_CHECK(
       !lost,
       "ebb: the storage of ",

@@ -84,8 +84,8 @@ std::string changedInputsOf(const Recipe& recipe) {
       continue;
     }
     const Value& value = *input.value;
-    const c10::Storage storage = value.isPrivate ? c10::Storage() : value.available();
-    if (value.tampered || (storage && hasChanged(value, storage, VerifyMode::Raise))) {
+    const c10::Storage storage = value.home.isPrivate() ? c10::Storage() : value.available();
+    if (value.facts.tampered || (storage && hasChanged(value, storage, VerifyMode::Raise))) {
       const auto& argument = recipe.op.op.schema().arguments()[input.argument];
       changed += (changed.empty() ? "'" : ", '") + argument.name() + "'";
     }
@@ -112,7 +112,7 @@ std::string changedInputsOf(const Recipe& recipe) {
 }
 
 [[gnu::cold]] void stateEnds(Value& value, bool seen) {
-  const auto living = value.home.lock();
+  const auto living = value.home.storage().lock();
   if (!living) {
     return;
   }
@@ -129,8 +129,8 @@ std::string changedInputsOf(const Recipe& recipe) {
 }
 
 [[gnu::cold]] void compareReplay(const Graph& graph, const Recipe& recipe, Value& value) {
-  const c10::Storage truth = trueBytes(value, value.bytes);
-  if (!truth || sameBytes(value.bytes, truth)) {
+  const c10::Storage truth = trueBytes(value, value.home.bytes());
+  if (!truth || sameBytes(value.home.bytes(), truth)) {
     return;
   }
   for (uint32_t i = 0; i < recipe.inputCount; ++i) {
@@ -158,7 +158,7 @@ const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage&
       mismatch->output += c10::str(" (element ", record.output.element, " of the list)");
     }
     mismatch->changedInputs = record.changedInputs;
-    measure(*mismatch, value.bytes, truth, record.dtype);
+    measure(*mismatch, value.home.bytes(), truth, record.dtype);
     record.mismatch = std::move(mismatch);
   }
   return *record.mismatch;
@@ -193,12 +193,12 @@ const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage&
       return record.bytes;
     }
   }
-  if (value.superseded || !value.versionHolds()) {
+  if (value.home.isSuperseded() || !value.versions.hold()) {
     return {};
   }
-  auto living = value.home.lock();
-  return living && living->nbytes() == value.nbytes ? c10::Storage(std::move(living))
-                                                    : c10::Storage();
+  auto living = value.home.storage().lock();
+  return living && living->nbytes() == value.home.nbytes() ? c10::Storage(std::move(living))
+                                                           : c10::Storage();
 }
 
 bool sameBits(const Geometry& geometry, const c10::Storage& a, const c10::Storage& b) {

@@ -22,7 +22,6 @@ LARGE = {
     "Worker": (14, 15),
     "Graph": (4, 15),
     "Lookahead": (16, 16),
-    "Value": (32, 37),
     "Copies": (36, 7),
     "HostStash": (7, 21),
     "Offload": (25, 11),

@@ -48,16 +48,16 @@ PLACES: Places = {
         (
             (ORDER + "::test_what_no_handle_needs_is_not_made",),
             "ahead-what-nobody-waits-for-is-not-made",
-            "value->handles == 0",
+            "value->uses.handles() == 0",
             "false",
-            "!value || value->handles == 0",
+            "!value || value->uses.handles() == 0",
         ),
         (
             (ORDER + "::test_what_no_handle_needs_is_not_made",),
             "ahead-redefined-is-not-made",
-            "value->redefined",
+            "value->uses.redefined()",
             "false",
-            "|| value->redefined",
+            "|| value->uses.redefined()",
         ),
         (
             (COMMOTIONS + "::test_nothing_runs_ahead_in_a_commotion",),
@@ -76,13 +76,13 @@ PLACES: Places = {
         (
             (ORDER, EXACTNESS + "::test_writes_in_place"),
             "ahead-private-bytes-may-be-read",
-            "input.isPrivate",
+            "input.home.isPrivate()",
             "false",
         ),
         (
             (COMMOTIONS + "::test_a_storage_that_has_other_memory_is_not_read_ahead",),
             "ahead-moved-memory-is-not-read",
-            "storage.data() == input.address",
+            "storage.data() == input.home.address()",
             "true",
         ),
         (
@@ -139,7 +139,7 @@ PLACES: Places = {
         (
             (ORDER + "::test_no_more_regions_are_ahead_than_are_asked_for",),
             "ahead-what-is-made-counts",
-            "!lookahead_.take(value->nbytes)",
+            "!lookahead_.take(value->home.nbytes())",
             "false",
         ),
         (
@@ -398,7 +398,7 @@ PLACES: Places = {
         (
             (WRITES + "::test_an_error_is_raised_each_time_and_leaves_no_bytes_in_the_budget",),
             "ahead-versions-of-aliases",
-            "leavesRead.push_back({*stamp, &op});",
+            "leavesRead.push_back({stamp, &op});",
         ),
         (
             (WRITES + "::test_an_error_is_raised_each_time_and_leaves_no_bytes_in_the_budget",),
@@ -409,7 +409,7 @@ PLACES: Places = {
         (
             (HELD + "::test_it_was_written",),
             "ahead-held-and-written-is-not-the-values",
-            "value.versionHolds()",
+            "value.versions.hold()",
             "true",
         ),
         (
@@ -421,7 +421,7 @@ PLACES: Places = {
         (
             (HELD + "::test_it_was_written_in_the_region",),
             "ahead-held-and-superseded-is-not-the-values",
-            "!value.superseded",
+            "!value.home.isSuperseded()",
             "true",
             "",
             ("ahead-held-and-written-is-not-the-values",),
@@ -429,7 +429,7 @@ PLACES: Places = {
         (
             (HELD + "::test_it_was_resized",),
             "ahead-held-and-resized-is-not-the-values",
-            "storage.nbytes() == value.nbytes",
+            "storage.nbytes() == value.home.nbytes()",
             "true",
             "",
             ("ahead-held-and-moved-is-not-the-values",),
@@ -437,7 +437,7 @@ PLACES: Places = {
         (
             (HELD + "::test_it_has_other_memory",),
             "ahead-held-and-moved-is-not-the-values",
-            "storage.data() == value.address",
+            "storage.data() == value.home.address()",
             "true",
         ),
     ],

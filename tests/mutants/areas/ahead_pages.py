@@ -22,20 +22,21 @@ PLACES: Places = {
                 PAGES + "::test_the_limit_holds_and_what_has_been_read_is_given_back",
             ),
             "ahead-what-is-fetched-counts",
-            "!lookahead_.take(input.nbytes)",
+            "!lookahead_.take(input.home.nbytes())",
             "false",
         ),
         (
             (PAGES + "::test_the_limit_holds_and_what_has_been_read_is_given_back",),
             "ahead-what-was-fetched-passes",
-            "intermediates_.push_back({c10::weak_intrusive_ptr<Value>::reclaim_copy(&input), input.nbytes});",
+            "intermediates_.push_back(\n"
+            "        {c10::weak_intrusive_ptr<Value>::reclaim_copy(&input), input.home.nbytes()});",
         ),
         (
             (PAGES + "::test_what_has_been_read_makes_room_for_what_is_fetched_next",),
             "ahead-what-passed-is-given-back-before-a-fetch",
             "forgetFreed();",
             "",
-            "forgetFreed();\n  if (!lookahead_.take(input.nbytes))",
+            "forgetFreed();\n  if (!lookahead_.take(input.home.nbytes()))",
         ),
         (
             (PAGES + "::test_backward_begins_where_it_does_and_nothing_is_back_before",),

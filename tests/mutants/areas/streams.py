@@ -59,12 +59,12 @@ MUTANTS = (
     ),
     streams(
         "made-is-remembered",
-        text="value.madeOn = static_cast<uint8_t>(std::min(current + 1, kLastMaker));",
+        text="value.streams.madeOn = static_cast<uint8_t>(std::min(current + 1, kLastMaker));",
         tests=(STREAMS,),
     ),
     streams(
         "made-is-not-ordered-yet",
-        text="value.orderedOn = 0;",
+        text="value.streams.orderedOn = 0;",
         tests=(f"{ORDER}::test_who_used_it_in_forward_waits_for_it_in_backward",),
     ),
     streams(
@@ -89,7 +89,7 @@ MUTANTS = (
         tests=(f"{ORDER}::test_more_streams_than_are_told_apart",),
     ),
     replay(
-        "brought-back-is-made", text="graph.streams.made(value, value.bytes);", tests=(STREAMS,)
+        "brought-back-is-made", text="graph.streams.made(value, value.home.bytes());", tests=(STREAMS,)
     ),
     rerun(
         "a-replay-uses-its-inputs",
@@ -101,11 +101,11 @@ MUTANTS = (
         text="graph_.streams.use(value, storage);",
         tests=(f"{SEVERAL_STREAMS}::test_a_replay_writes_to_a_copy_of_what_another_stream_made",),
     ),
-    rerun("a-replay-makes", text="graph_.streams.made(*value, value->bytes);", tests=(STREAMS,)),
+    rerun("a-replay-makes", text="graph_.streams.made(*value, value->home.bytes());", tests=(STREAMS,)),
     rerun(
         "a-buffer-is-taken-on-one-stream",
-        text="value.isPrivate && !graph_.streams.areSeveral()",
-        instead="value.isPrivate",
+        text="value.home.isPrivate() && !graph_.streams.areSeveral()",
+        instead="value.home.isPrivate()",
         tests=(f"{SEVERAL_STREAMS}::test_a_replay_writes_to_a_copy_of_what_another_stream_made",),
     ),
     escapes(
@@ -134,7 +134,7 @@ MUTANTS = (
     ),
     saved_tensor(
         "redefined-is-used",
-        text="graph_->streams.use(*value_, value_->redefined);",
+        text="graph_->streams.use(*value_, value_->uses.redefined());",
         tests=(STREAMS,),
     ),
     saved_tensor(
@@ -142,7 +142,7 @@ MUTANTS = (
     ),
     saved_tensor(
         "a-copy-for-recipes-is-made",
-        text="graph_->streams.made(*value_, value_->bytes);",
+        text="graph_->streams.made(*value_, value_->home.bytes());",
         tests=(f"{ORDER}::test_a_copy_for_recipes_was_made_on_another_stream",),
     ),
     placeholder(
@@ -191,12 +191,12 @@ MUTANTS = (
     sender("a-keepers-stream-is-remembered", text="noteStream(tensor.device());", tests=(STREAMS,)),
     value_map(
         "copied-on-write-is-used",
-        text="graph.streams.use(value, value.bytes);",
+        text="graph.streams.use(value, value.home.bytes());",
         tests=(f"{STREAMS}::test_state_that_was_copied_when_the_region_ended_goes",),
     ),
     value_map(
         "copied-on-write-is-made",
-        text="graph.streams.made(value, value.bytes);",
+        text="graph.streams.made(value, value.home.bytes());",
         tests=(f"{ORDER}::test_a_copy_before_a_write_was_made_on_another_stream",),
     ),
 )
