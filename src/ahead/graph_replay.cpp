@@ -60,7 +60,7 @@ bool GraphReplay::mayRead(const Value& input, const c10::Storage& storage, const
   if (input.recipe || !sameMemory) {
     return false;
   }
-  lookahead_.hasRead(input, by.op.name);
+  lookahead_.onArrival.hasRead(input, by.op.name);
   return true;
 }
 
@@ -74,7 +74,7 @@ c10::Storage GraphReplay::fetch(Value& input, const c10::Storage& living) {
     return {};
   }
   if (input.stash->awaitsBackward()) {
-    lookahead_.cameBack.push_back(input.stash);
+    lookahead_.onArrival.cameBack.push_back(input.stash);
   }
   if (input.uses.handles() == 0) {
     intermediates_.push_back(

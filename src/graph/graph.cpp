@@ -1,6 +1,5 @@
 #include "graph/graph.h"
 
-#include "graph/escaped.h"
 #include "report/statistics.h"
 
 namespace ebb {
@@ -15,7 +14,7 @@ Graph::~Graph() {
 void Graph::release_resources() {
   countFromOutside();
   lookahead.reset();
-  escapes.clear();
+  escapes.all.clear();
   pages.reset();
   journal.reset();
   names.clear();

@@ -35,7 +35,7 @@ Lookahead::Lookahead(uint64_t number, JournalPtr journal, bool hasRoom)
 
 Lookahead::~Lookahead() {
   const AheadState last = state.load();
-  if (last != AheadState::Recorded && last != AheadState::Reached) {
+  if (last != AheadState::Recorded && last < AheadState::Reached) {
     became(AheadFate::InVain);
   }
   giveBack(taken);
@@ -135,11 +135,11 @@ uint64_t Lookahead::closings() {
   return allClosings.load();
 }
 
-void Lookahead::hasRead(const Value& leaf, const std::string& op) {
+void OnArrival::hasRead(const Value& leaf, const std::string& op) {
   leaf.versions.forEach([&](const VersionStamp& stamp) { leavesRead.push_back({stamp, &op}); });
 }
 
-const std::string* Lookahead::readerOfWritten() const {
+const std::string* OnArrival::readerOfWritten() const {
   const auto written = std::find_if(leavesRead.begin(), leavesRead.end(), [](const ReadLeaf& read) {
     return !read.stamp.holds();
   });

@@ -427,7 +427,7 @@ const char* OpRecording::findObstacle() const {
   note_->region = journal.intern(context_.regionName());
   note_->module = journal.intern(context_.decider->module());
   note_->op = journal.intern(op_.name);
-  note_->call = context_.graph->numberInJournal;
+  note_->call = context_.numberInJournal;
   note_->random = mayDraw(op_, call_.arguments);
   note_->inplace = !arguments_.writes().empty();
   note_->replayable = recipe_.defined();

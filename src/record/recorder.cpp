@@ -84,7 +84,7 @@ void addHandle(Graph& graph, Value& value, const c10::Storage& storage, Retentio
     graph.streams.use(value, storage);  // autograd does not hold the storage
   }
   const bool first = retention == Retention::Recomputed && value.uses.packed() == 1;
-  if (graph.lookahead && first && !graph.lookahead->arrived) {
+  if (graph.lookahead && first && !graph.lookahead->hasArrived()) {
     graph.lookahead->wants(value, storage);
   }
   value.uses.gainHandle();
@@ -132,6 +132,8 @@ void Recorder::open(c10::intrusive_ptr<Graph> graph) {
   dropHeldOf(last_);
   before_ = std::exchange(last_, WeakGraph(graph));
   context_.graph = std::move(graph);
+  const JournalPtr& journal = context_.graph->journal;
+  context_.numberInJournal = journal ? journal->countRegion() : 0;
 }
 
 void Recorder::enter(Decider* decider, uint16_t region, RegionCounters* counters, bool allRepeat) {
@@ -413,9 +415,9 @@ void Recorder::emptyEscapes(
     c10::Storage storage = escapedStorage(*value);
     if (storage && storage.resizable() && storage.nbytes() > 0 && value->versions.areCounted() &&
         value->recipe->kernel.gradMode && (onlyResults || wasRead) && !isResult(storage)) {
-      context_.graph->escapes.push_back(
+      context_.graph->escapes.all.push_back(
           emptyEscaped(value, std::move(storage), context_.regionName()));
-      context_.graph->hasEscapes.store(true, std::memory_order_relaxed);
+      context_.graph->escapes.any.store(true, std::memory_order_relaxed);
     }
   }
 }

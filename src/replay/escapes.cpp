@@ -16,7 +16,7 @@ namespace {
 
 // Requires the graph's lock; the caller does not hold the GIL.
 void fillAll(Graph& graph) {
-  auto emptied = std::exchange(graph.escapes, {});
+  auto emptied = std::exchange(graph.escapes.all, {});
   while (!emptied.empty()) {
     Escaped escaped = std::move(emptied.back());
     emptied.pop_back();
@@ -29,11 +29,11 @@ void fillAll(Graph& graph) {
       // again, because a missing input may be available then, such as a parameter that is gathered
       // later.
       emptyStorage(escaped.storage, error.what_without_backtrace());
-      graph.escapes.push_back(std::move(escaped));
+      graph.escapes.all.push_back(std::move(escaped));
       continue;
     } catch (...) {  // from Python, perhaps an interrupt
-      std::move(emptied.begin(), emptied.end(), std::back_inserter(graph.escapes));
-      graph.escapes.push_back(std::move(escaped));
+      std::move(emptied.begin(), emptied.end(), std::back_inserter(graph.escapes.all));
+      graph.escapes.all.push_back(std::move(escaped));
       throw;
     }
     graph.streams.use(value, bytes);
@@ -43,7 +43,7 @@ void fillAll(Graph& graph) {
     // checks its version.
     value.home.share(escaped.storage);
   }
-  graph.hasEscapes.store(!graph.escapes.empty(), std::memory_order_relaxed);
+  graph.escapes.any.store(!graph.escapes.all.empty(), std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -65,7 +65,7 @@ Escaped emptyEscaped(
 }
 
 void refill(Graph& graph) {
-  if (graph.hasEscapes.load(std::memory_order_relaxed)) {
+  if (graph.escapes.any.load(std::memory_order_relaxed)) {
     WithoutGil withoutGil;
     std::lock_guard<PythonMutex> lock(graph.mutex);
     fillAll(graph);

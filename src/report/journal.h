@@ -93,7 +93,7 @@ struct OperatorLine {
   const std::string* region = nullptr;
   const std::string* module = nullptr;
   const std::string* op = nullptr;
-  uint64_t call = 0;  // Graph::numberInJournal
+  uint64_t call = 0;  // Context::numberInJournal
   JournalTime start = 0;
   JournalTime duration = 0;            // host time
   std::unique_ptr<DeviceTimer> timer;  // device time, if the op ran on a device

@@ -20,8 +20,6 @@ MOST_MEMBERS = 12
 # comment above each class says why the class is large.
 LARGE = {
     "Worker": (14, 15),
-    "Graph": (4, 15),
-    "Lookahead": (16, 16),
     "Copies": (36, 7),
     "HostStash": (7, 21),
     "Offload": (25, 11),

@@ -95,7 +95,7 @@ PLACES: Places = {
         (
             (WRITES + "::test_no_half_of_a_write_is_read",),
             "ahead-remembers-what-was-read",
-            "lookahead_.hasRead(input, by.op.name);",
+            "lookahead_.onArrival.hasRead(input, by.op.name);",
             "",
             "",
             ("ahead-looks-at-inputs-again",),
@@ -303,7 +303,7 @@ PLACES: Places = {
         (
             (DEVICE + "::test_each_wait_matters",),
             "ahead-beside-is-known",
-            "graph.lookahead->side = *stream_;",
+            "graph.lookahead->onArrival.side = *stream_;",
         ),
     ],
     "src/ahead/arrival.cpp": [
@@ -332,7 +332,7 @@ PLACES: Places = {
         (
             (DEVICE + "::test_each_wait_matters",),
             "ahead-backward-waits-for-the-side",
-            "graph.streams.takeOver(*lookahead.side, values);",
+            "graph.streams.takeOver(*lookahead.onArrival.side, values);",
         ),
         (
             (DEVICE + "::test_nothing_runs_ahead_while_a_graph_is_captured",),

@@ -41,7 +41,7 @@ PLACES: Places = {
         (
             (PAGES + "::test_backward_begins_where_it_does_and_nothing_is_back_before",),
             "ahead-keeps-what-awaits-backward",
-            "lookahead_.cameBack.push_back(input.stash);",
+            "lookahead_.onArrival.cameBack.push_back(input.stash);",
         ),
         (
             (REPLAYS + "::test_what_was_offloaded_and_has_been_read_is_gone",),
@@ -54,7 +54,7 @@ PLACES: Places = {
         (
             (PAGES + "::test_all_but_the_last_layer_are_there_in_time",),
             "ahead-pages-hear-of-backward",
-            "Paging::get().backwardArrives(*graph.pages, lookahead.cameBack);",
+            "Paging::get().backwardArrives(*graph.pages, lookahead.onArrival.cameBack);",
         ),
     ],
     "src/paging/page_stash.cpp": [
