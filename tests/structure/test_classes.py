@@ -32,7 +32,6 @@ LARGE = {
     "Line": (0, 29),
     "OperatorLine": (0, 13),
     "Journal": (23, 18),
-    "SavedTensor": (22, 15),
     "FakeTransfer": (29, 15),
 }
 

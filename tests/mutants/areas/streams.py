@@ -89,7 +89,9 @@ MUTANTS = (
         tests=(f"{ORDER}::test_more_streams_than_are_told_apart",),
     ),
     replay(
-        "brought-back-is-made", text="graph.streams.made(value, value.home.bytes());", tests=(STREAMS,)
+        "brought-back-is-made",
+        text="graph.streams.made(value, value.home.bytes());",
+        tests=(STREAMS,),
     ),
     rerun(
         "a-replay-uses-its-inputs",
@@ -101,7 +103,9 @@ MUTANTS = (
         text="graph_.streams.use(value, storage);",
         tests=(f"{SEVERAL_STREAMS}::test_a_replay_writes_to_a_copy_of_what_another_stream_made",),
     ),
-    rerun("a-replay-makes", text="graph_.streams.made(*value, value->home.bytes());", tests=(STREAMS,)),
+    rerun(
+        "a-replay-makes", text="graph_.streams.made(*value, value->home.bytes());", tests=(STREAMS,)
+    ),
     rerun(
         "a-buffer-is-taken-on-one-stream",
         text="value.home.isPrivate() && !graph_.streams.areSeveral()",
@@ -124,7 +128,7 @@ MUTANTS = (
     ),
     saved_tensor(
         "unpacked-again-is-used",
-        text="graph_->streams.use(*value_, unpacked_.storage());",
+        text="graph_->streams.use(*packed_.value, unpacked_.storage());",
         tests=(f"{ORDER}::test_a_saved_tensor_that_needs_no_gradient_is_unpacked_twice",),
     ),
     saved_tensor(
@@ -134,15 +138,15 @@ MUTANTS = (
     ),
     saved_tensor(
         "redefined-is-used",
-        text="graph_->streams.use(*value_, value_->uses.redefined());",
+        text="graph_->streams.use(*packed_.value, packed_.value->uses.redefined());",
         tests=(STREAMS,),
     ),
     saved_tensor(
-        "unpacked-is-used", text="graph_->streams.use(*value_, storage);", tests=(STREAMS,)
+        "unpacked-is-used", text="graph_->streams.use(*packed_.value, storage);", tests=(STREAMS,)
     ),
     saved_tensor(
         "a-copy-for-recipes-is-made",
-        text="graph_->streams.made(*value_, value_->home.bytes());",
+        text="graph_->streams.made(*packed_.value, packed_.value->home.bytes());",
         tests=(f"{ORDER}::test_a_copy_for_recipes_was_made_on_another_stream",),
     ),
     placeholder(
