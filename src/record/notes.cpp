@@ -4,8 +4,11 @@
 
 #include "graph/recipe.h"
 #include "graph/rows.h"
+#include "kernel/random_state.h"
+#include "record/arguments.h"
 #include "record/value_map.h"
 #include "stream/capture.h"
+#include "stream/event.h"
 
 namespace ebb {
 
@@ -68,6 +71,48 @@ RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
     line.rows = value.rows->total;
     line.liveRows = live;
   });
+}
+
+[[gnu::cold]] std::unique_ptr<OperatorLine> noteCall(
+    const Context& context,
+    ValueMap& values,
+    const Call& call,
+    const Arguments& arguments,
+    bool replayable) {
+  Journal& journal = *context.graph->journal;
+  if (!journal.isProfile()) {
+    return nullptr;
+  }
+  auto note = std::make_unique<OperatorLine>();
+  note->region = journal.intern(context.regionName());
+  note->module = journal.intern(context.decider->module());
+  note->op = journal.intern(call.op.name);
+  note->call = context.numberInJournal;
+  note->random = mayDraw(call.op, call.arguments);
+  note->inplace = !arguments.writes().empty();
+  note->replayable = replayable;
+  for (const Argument& argument : arguments.tensors()) {
+    const bool whole = argument.use == ArgUse::Overwrite && coversStorage(*argument.tensor);
+    const bool reads = argument.tensor->defined() && !whole && !Input::isStandIn(argument.use);
+    const auto* known = reads ? values.find(*argument.tensor) : nullptr;
+    if (known != nullptr && (*known)->entry) {
+      note->inputs.push_back((*known)->entry->line());
+    }
+  }
+  for (const Argument& argument : arguments.tensors()) {
+    if (argument.tensor->defined() && !note->timer) {
+      note->timer = startTimer(argument.flags.device);
+    }
+  }
+  note->start = journal.now();
+  return note;
+}
+
+[[gnu::cold]] void noteRun(const Journal& journal, OperatorLine& note) {
+  note.duration = journal.now() - note.start;
+  if (note.timer) {
+    note.timer->stop();
+  }
 }
 
 bool isReported(const Context& context, const at::Tensor& tensor) {

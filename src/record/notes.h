@@ -3,6 +3,7 @@
 
 #include <ATen/core/TensorBody.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,18 @@
 namespace ebb {
 
 class ValueMap;
+class Arguments;
+struct Call;
+
+// For a profile: notes a call before it runs. Null if no profile is recorded.
+std::unique_ptr<OperatorLine> noteCall(
+    const Context& context,
+    ValueMap& values,
+    const Call& call,
+    const Arguments& arguments,
+    bool replayable);
+// The call's kernel has run.
+void noteRun(const Journal& journal, OperatorLine& note);
 
 // Adds a line for a new value to the report. `op` produced the value, and `tensor` is the result;
 // value.facts.rule must be set. `reason`: why the value cannot be recomputed; null if it can

@@ -159,7 +159,7 @@ void Recorder::call(Call& call) {
       if (call.op.arguments.writes && readResults_.any()) {
         readResults_.beforeCall(call, *context_.counters);
       }
-      OpRecording(context_, values_, sender_, rows_, call).run();
+      OpRecording(context_, values_, rows_, call).run();
       return;
   }
 }
