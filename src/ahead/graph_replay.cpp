@@ -108,8 +108,8 @@ void GraphReplay::end() {
 // See Note [Hands on a storage]
 bool GraphReplay::mayReadInputs(const Recipe& recipe) {
   std::vector<c10::Storage> leaves;
-  for (uint32_t i = 0; i < recipe.inputCount; ++i) {
-    const auto& value = recipe.inputs[i].value;
+  for (const Input& input : recipe.inputs()) {
+    const auto& value = input.value;
     if (value && !value->home.isPrivate() && value->home.bytes()) {
       leaves.push_back(value->home.bytes());
     }

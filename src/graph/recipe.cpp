@@ -65,21 +65,21 @@ c10::intrusive_ptr<Recipe> Recipe::make(
   return c10::intrusive_ptr<Recipe>::unsafe_steal_from_new(recipe);
 }
 
-Recipe::Recipe(const OpTraits& traits, uint32_t inputCount_) : op(traits), inputCount(inputCount_) {
+Recipe::Recipe(const OpTraits& traits, uint32_t inputCount) : op(traits), inputCount_(inputCount) {
   others = reinterpret_cast<c10::IValue*>(this + 1);
-  inputs = reinterpret_cast<Input*>(others + op.arguments.others.size());
-  shapes = reinterpret_cast<int64_t*>(inputs + inputCount);
+  inputs_ = reinterpret_cast<Input*>(others + op.arguments.others.size());
+  shapes = reinterpret_cast<int64_t*>(inputs_ + inputCount);
   std::uninitialized_default_construct_n(others, op.arguments.others.size());
-  std::uninitialized_default_construct_n(inputs, inputCount);
+  std::uninitialized_default_construct_n(inputs_, inputCount);
   count(liveCounts().recipes, 1);
 }
 
 Recipe::~Recipe() {
   count(liveCounts().recipes, -1);
-  for (uint32_t i = 0; i < inputCount; ++i) {
-    drop(std::move(inputs[i].value));
+  for (Input& input : inputs()) {
+    drop(std::move(input.value));
   }
-  std::destroy_n(inputs, inputCount);
+  std::destroy_n(inputs_, inputCount_);
   std::destroy_n(others, op.arguments.others.size());
 }
 

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "graph/geometry.h"
@@ -90,14 +91,16 @@ struct Recipe final : c10::intrusive_ptr_target {
       const OpTraits& op, uint32_t inputCount, uint32_t shapeCount);
   ~Recipe() override;
 
+  std::span<Input> inputs() const {
+    return {inputs_, inputCount_};
+  }
+
   const OpTraits& op;
   uint64_t sequence = 0;  // order of recording; replays run in this order
   uint32_t visit = 0;     // Graph::lastVisit of the last search that visited this recipe
-  uint32_t inputCount = 0;
-  uint16_t region = 0;  // index in Graph::names
+  uint16_t region = 0;    // index in Graph::names
   KernelInputs kernel;
   c10::IValue* others;  // see ArgumentTraits::others; lists of tensors are stored empty
-  Input* inputs;
   int64_t* shapes;
   c10::SmallVector<Output, 1> outputs;
 
@@ -108,6 +111,9 @@ struct Recipe final : c10::intrusive_ptr_target {
   static void* operator new(size_t size, size_t extra, Extra);
   static void operator delete(void* block, size_t extra, Extra);
   Recipe(const OpTraits& traits, uint32_t inputCount);
+
+  Input* inputs_;
+  uint32_t inputCount_;
 };
 
 // "aten::mm.default in region 'block'", for messages.

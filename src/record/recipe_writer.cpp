@@ -53,7 +53,7 @@ void RecipeWriter::addInputs() {
   for (size_t i = 0; i < arguments_.tensors().size(); ++i) {
     const Argument& argument = arguments_.tensors()[i];
     const at::Tensor& tensor = *argument.tensor;
-    Input& input = recipe_->inputs[i];
+    Input& input = recipe_->inputs()[i];
     input.flags = argument.flags;
     input.use = argument.use;
     input.argument = argument.index;
@@ -84,7 +84,7 @@ int32_t RecipeWriter::earlierInput(size_t index) const {
   const auto& tensors = arguments_.tensors();
   for (size_t e = 0; tensors[index].element < 0 && e < index; ++e) {
     if (tensors[e].element < 0 && tensors[e].tensor->is_same(*tensors[index].tensor) &&
-        !recipe_->inputs[e].isStandIn()) {
+        !recipe_->inputs()[e].isStandIn()) {
       return static_cast<int32_t>(e);
     }
   }

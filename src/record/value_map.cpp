@@ -31,9 +31,9 @@ class Dying {
       next_.pop_back();
       const auto& recipe = dead.recipe;
       if (recipe && ++released_[recipe.get()] == recipe.use_count()) {
-        for (uint32_t i = 0; i < recipe->inputCount; ++i) {
-          if (recipe->inputs[i].value) {
-            giveUp(*recipe->inputs[i].value);
+        for (const Input& input : recipe->inputs()) {
+          if (input.value) {
+            giveUp(*input.value);
           }
         }
       }

@@ -30,8 +30,8 @@ void prepareWrites(ValueMap& values, const Arguments& arguments, const Recipe* r
     // If the recipe gives the op a buffer with other contents, the op does not need the old state.
     size_t indifferent = 0;
     if (recipe) {
-      indifferent = std::count_if(
-          recipe->inputs, recipe->inputs + recipe->inputCount, [&](const Input& input) {
+      indifferent =
+          std::count_if(recipe->inputs().begin(), recipe->inputs().end(), [&](const Input& input) {
             return input.value == write.before && input.wholeOverwrite;
           });
     }

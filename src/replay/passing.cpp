@@ -79,8 +79,8 @@ void Passing::hasRun(const Recipe& reader) {
   if (reads_.empty()) {
     return;
   }
-  for (uint32_t i = 0; i < reader.inputCount; ++i) {
-    const auto read = reads_.find(reader.inputs[i].value.get());
+  for (const Input& input : reader.inputs()) {
+    const auto read = reads_.find(input.value.get());
     if (read != reads_.end() && isOver(read->second, reader)) {
       giveUp(*read->first, read->second);
     }

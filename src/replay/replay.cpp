@@ -74,8 +74,7 @@ class Slice {
     add(wanted_.recipe);
     for (size_t next = 0; next < recipes_.size(); ++next) {
       const Recipe& recipe = *recipes_[next];
-      for (uint32_t i = 0; i < recipe.inputCount; ++i) {
-        const Input& input = recipe.inputs[i];
+      for (const Input& input : recipe.inputs()) {
         if (input.value && !input.wholeOverwrite && !need(*input.value, recipe)) {
           return false;
         }

@@ -78,8 +78,7 @@ void measure(
 // not.
 std::string changedInputsOf(const Recipe& recipe) {
   std::string changed;
-  for (uint32_t i = 0; i < recipe.inputCount; ++i) {
-    const Input& input = recipe.inputs[i];
+  for (const Input& input : recipe.inputs()) {
     if (!input.value) {
       continue;
     }
@@ -133,10 +132,9 @@ std::string changedInputsOf(const Recipe& recipe) {
   if (!truth || sameBytes(value.home.bytes(), truth)) {
     return;
   }
-  for (uint32_t i = 0; i < recipe.inputCount; ++i) {
-    const auto& input = recipe.inputs[i].value;
-    if (input && input->witness && input->witness->mismatch) {
-      value.witness->mismatch = input->witness->mismatch;
+  for (const Input& input : recipe.inputs()) {
+    if (input.value && input.value->witness && input.value->witness->mismatch) {
+      value.witness->mismatch = input.value->witness->mismatch;
       return;
     }
   }

@@ -27,7 +27,6 @@ LARGE = {
     "Paging": (45, 10),
     "PageStep": (25, 12),
     "TrackedPool": (26, 11),
-    "Rerun": (26, 8),
     "Line": (0, 29),
     "OperatorLine": (0, 13),
     "Journal": (23, 18),

@@ -25,6 +25,7 @@ STREAMS = "tests/accelerator/test_streams.py"
 streams = partial(Mutant, file="src/graph/streams.cpp")
 replay = partial(Mutant, file="src/replay/replay.cpp")
 rerun = partial(Mutant, file="src/replay/rerun.cpp")
+buffers = partial(Mutant, file="src/replay/buffers.cpp")
 escapes = partial(Mutant, file="src/replay/escapes.cpp")
 saved_tensor = partial(Mutant, file="src/saved/saved_tensor.cpp")
 placeholder = partial(Mutant, file="src/saved/placeholder.cpp")
@@ -98,7 +99,7 @@ MUTANTS = (
         text="graph_.streams.use(*input.value, storage);",
         tests=(STREAMS,),
     ),
-    rerun(
+    buffers(
         "a-replay-uses-what-it-copies",
         text="graph_.streams.use(value, storage);",
         tests=(f"{SEVERAL_STREAMS}::test_a_replay_writes_to_a_copy_of_what_another_stream_made",),
@@ -106,7 +107,7 @@ MUTANTS = (
     rerun(
         "a-replay-makes", text="graph_.streams.made(*value, value->home.bytes());", tests=(STREAMS,)
     ),
-    rerun(
+    buffers(
         "a-buffer-is-taken-on-one-stream",
         text="value.home.isPrivate() && !graph_.streams.areSeveral()",
         instead="value.home.isPrivate()",
@@ -156,26 +157,26 @@ MUTANTS = (
     ),
     op_recording(
         "streams-of-ops-are-noted",
-        text="noteStream();",
-        within=("if (arguments_.areOffCpu()) {\n    noteStream();"),
+        text="noteStream(context_, values_, arguments_);",
         tests=(STREAMS,),
     ),
-    op_recording(
-        "the-stream-of-an-op", text="streams.note(arguments_.device());", tests=(STREAMS,)
-    ),
+    op_recording("the-stream-of-an-op", text="streams.note(arguments.device());", tests=(STREAMS,)),
     op_recording(
         "uses-of-arguments-are-noted",
-        text="noteUses(context_, values_, arguments_);",
+        text=(
+            "forEachKnown(values, arguments, [&](const at::Tensor& tensor, const auto& value) {\n"
+            "      streams.use(*value, tensor.storage());\n    });"
+        ),
         tests=(STREAMS,),
     ),
     op_recording(
         "an-op-uses-its-arguments",
-        text="context.graph->streams.use(*value, tensor.storage());",
+        text="streams.use(*value, tensor.storage());",
         tests=(STREAMS,),
     ),
     op_recording(
         "a-writers-stream-is-remembered",
-        text="sender_.noteStream(write.tensor.device());",
+        text="values_.sender().noteStream(write.tensor.device());",
         tests=(STREAMS,),
     ),
     recorder(
