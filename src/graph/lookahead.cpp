@@ -92,18 +92,11 @@ void Lookahead::dropHeld() {
   }
 }
 
-size_t Lookahead::keptBytes() const {
+size_t Lookahead::keptBytes(std::optional<bool> ofHost) const {
   size_t nbytes = 0;
   for (const Wanted& each : wanted) {
-    nbytes += each.held ? each.nbytes : 0;
-  }
-  return nbytes;
-}
-
-size_t Lookahead::keptBytes(bool ofHost) const {
-  size_t nbytes = 0;
-  for (const Wanted& each : wanted) {
-    nbytes += each.held && each.held.device().is_cpu() == ofHost ? each.nbytes : 0;
+    const bool counts = each.held && (!ofHost || each.held.device().is_cpu() == *ofHost);
+    nbytes += counts ? each.nbytes : 0;
   }
   return nbytes;
 }

@@ -142,10 +142,8 @@ struct EBB_API Lookahead {
   // Releases the held storages: the thread has entered another region.
   void dropHeld();
 
-  // Bytes of all held storages.
-  size_t keptBytes() const;
-  // Bytes of the held storages in host memory, or of those on devices.
-  size_t keptBytes(bool ofHost) const;
+  // Bytes of all held storages; `ofHost`: only of those in host memory, or of those on devices.
+  size_t keptBytes(std::optional<bool> ofHost = std::nullopt) const;
 
   bool hasArrived() const {
     return state.load(std::memory_order_acquire) == AheadState::Checked;

@@ -72,8 +72,8 @@ class Uses {
   bool relyOnBytes() const {
     return relyOnBytes_;
   }
-  void letRelyOnBytes() {
-    relyOnBytes_ = true;
+  void letRelyOnBytes(bool rely = true) {
+    relyOnBytes_ |= rely;
   }
 
   // See Note [Silent writes]; else null.
@@ -136,12 +136,6 @@ class ValueDecision {
     decision_ = verdict;
     byPolicy_ = policy && !recomputes(verdict);
     due_ = verdict == Decision::Offload || verdict == Decision::Page;
-  }
-
-  // The decision becomes SAVE: the bytes stay in memory.
-  void stay() {
-    decision_ = Decision::Save;
-    due_ = false;
   }
 
   // The bytes must not be freed, whatever the policy says. OFFLOAD and PAGE still apply.

@@ -264,9 +264,7 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   const bool needed = value->uses.packed() > 0 || value->uses.readers() > 0;
   if (!wasKept && value->decision.isKept() && needed && !value->home.bytes()) {
     sender_.keep(*value, tensor);
-    if (value->uses.packed() > 0) {
-      value->uses.letRelyOnBytes();
-    }
+    value->uses.letRelyOnBytes(value->uses.packed() > 0);
   } else if (!value->decision.isKept() && !value->uses.relyOnBytes()) {
     value->home.take();
   }
@@ -327,9 +325,7 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
        .byPolicy = value->decision.isSaved(),
        .hasRecipe = value->recipe.defined()});
   countPacked(*context_.counters, *value, retention);
-  if (retention == Retention::Away) {
-    value->uses.letRelyOnBytes();
-  }
+  value->uses.letRelyOnBytes(retention == Retention::Away);
   packed.fromOutside = !isParameter(tensor) && isResident(retention) && !value->facts.madeHere;
   if (value->entry) {
     const bool stays = value->decision.isPaged() && value->stash && context_.graph->pages->resident;

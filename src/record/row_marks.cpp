@@ -38,7 +38,7 @@ void RowMarks::setRows(Value& value, const at::Tensor& tensor, const RowCountPtr
       "ebb: mark_rows: this tensor was already marked with another row count, and operators have "
       "read it since. Mark it once, before it is used.");
   if (value.decision.isPaged() && !value.rows && wasRead) {
-    value.decision.stay();  // earlier readers may have mixed its rows
+    value.decision.undo(/*hasRecipe=*/false);  // earlier readers may have mixed its rows
     context_.counters->bytesNotPaged += value.home.nbytes();
   }
   const bool lossy = value.decision.isPaged() || (value.rows && value.rows->lossy);

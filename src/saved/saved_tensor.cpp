@@ -68,10 +68,6 @@ bool isReadByRecipes(const c10::intrusive_ptr<Value>& value, const c10::Storage&
   return read && read.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
 }
 
-[[gnu::cold]] void noteAsked(const Entry& entry) {
-  entry.journal().asked(entry);
-}
-
 // Returns the replayed bytes if they are right. Otherwise throws, or returns the right bytes.
 [[gnu::cold]] c10::Storage verified(
     const Graph& graph, Value& value, const Geometry& geometry, const c10::Storage& replayed) {
@@ -223,7 +219,7 @@ bool SavedTensor::isOffloaded() const {
 // without hooks.
 at::Tensor SavedTensor::unpack() {
   if (packed_.entry) [[unlikely]] {
-    noteAsked(*packed_.entry);
+    packed_.entry->journal().asked(*packed_.entry);
   }
   asksFor(*graph_);  // see Note [Replays ahead of backward]
   refill(*graph_);   // see Note [Escapes]
