@@ -57,7 +57,7 @@ bool GraphReplay::mayRead(const Value& input, const c10::Storage& storage, const
     return true;
   }
   const bool sameMemory = input.home.address() == nullptr || storage.data() == input.home.address();
-  if (input.recipe || !sameMemory) {
+  if (input.recipe() || !sameMemory) {
     return false;
   }
   lookahead_.onArrival.hasRead(input, by.op.name);
@@ -69,12 +69,12 @@ c10::Storage GraphReplay::fetch(Value& input, const c10::Storage& living) {
   if (!lookahead_.take(input.home.nbytes())) {
     return {};
   }
-  c10::Storage bytes = input.stash->fetchAhead(living);
+  c10::Storage bytes = input.stash()->fetchAhead(living);
   if (!bytes) {
     return {};
   }
-  if (input.stash->awaitsBackward()) {
-    lookahead_.onArrival.cameBack.push_back(input.stash);
+  if (input.stash()->awaitsBackward()) {
+    lookahead_.onArrival.cameBack.push_back(input.stash());
   }
   if (input.uses.handles() == 0) {
     intermediates_.push_back(

@@ -17,16 +17,24 @@ Value::~Value() {
   noteEnd();
 }
 
+void Value::setRecipe(c10::intrusive_ptr<Recipe> recipe) {
+  recipe_ = std::move(recipe);
+}
+
+void Value::dropStash() {
+  stash_.reset();
+}
+
 void Value::send(c10::intrusive_ptr<Stash> away) {
-  stash = std::move(away);
+  stash_ = std::move(away);
   home.take();
-  recipe.reset();
+  recipe_.reset();
 }
 
 void Value::materialise(c10::Storage made, bool onlyOurs) {
   home.hold(std::move(made), onlyOurs);
-  stash.reset();
-  recipe.reset();
+  stash_.reset();
+  recipe_.reset();
 }
 
 void Value::stamp(const at::Tensor& tensor) {
@@ -47,17 +55,17 @@ c10::Storage Value::available() const {
                 (versions.hold() && !home.isSuperseded() && bytes.nbytes() == home.nbytes()))) {
     return bytes;
   }
-  return !versions.hold() || (witness && recipe) ? c10::Storage() : home.living();
+  return !versions.hold() || (witness && recipe_) ? c10::Storage() : home.living();
 }
 
 void Value::release_resources() {
   noteEnd();
-  recipe.reset();
+  recipe_.reset();
   home.take();
   home.leave();
   uses.redefine({});
-  stash.reset();
-  slice.reset();
+  stash_.reset();
+  slice_.reset();
   rows.reset();
   versions = Versions();
   witness.reset();

@@ -206,12 +206,9 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   ~Value() override;
 
   Home home;
-  c10::intrusive_ptr<Recipe> recipe;  // how to recompute the value; null for a leaf
-  c10::intrusive_ptr<Stash> stash;    // see Note [Offloaded values]; else null
-  std::unique_ptr<SavedSlice> slice;  // the part that is or will be in the stash; null: all
-  std::unique_ptr<Rows> rows;         // see Note [Rows]; null: valid rows are unknown
-  std::unique_ptr<Witness> witness;   // null outside verify mode
-  EntryPtr entry;                     // null unless reports are recorded; see Note [The journal]
+  std::unique_ptr<Rows> rows;        // see Note [Rows]; null: valid rows are unknown
+  std::unique_ptr<Witness> witness;  // null outside verify mode
+  EntryPtr entry;                    // null unless reports are recorded; see Note [The journal]
   Versions versions;
   Uses uses;
   ValueDecision decision;
@@ -219,15 +216,35 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   StreamsOfBytes streams;
 
   ValueState state() const {
-    return stash                    ? ValueState::Away
-           : home.bytes() && recipe ? ValueState::Kept
-           : home.bytes()           ? ValueState::Held
-           : recipe                 ? ValueState::Recomputable
-                                    : ValueState::Unneeded;
+    return stash_                    ? ValueState::Away
+           : home.bytes() && recipe_ ? ValueState::Kept
+           : home.bytes()            ? ValueState::Held
+           : recipe_                 ? ValueState::Recomputable
+                                     : ValueState::Unneeded;
+  }
+
+  // How to recompute the value; null for a leaf.
+  const c10::intrusive_ptr<Recipe>& recipe() const {
+    return recipe_;
+  }
+  void setRecipe(c10::intrusive_ptr<Recipe> recipe);
+
+  // See Note [Offloaded values]; else null.
+  const c10::intrusive_ptr<Stash>& stash() const {
+    return stash_;
+  }
+  // The part that is or will be in the stash; null: all.
+  const SavedSlice* slice() const {
+    return slice_.get();
+  }
+  void setSlice(std::unique_ptr<SavedSlice> slice) {
+    slice_ = std::move(slice);
   }
 
   // From now on `away` stands for the bytes.
   void send(c10::intrusive_ptr<Stash> away);
+  // The bytes do not come back from the stash.
+  void dropStash();
 
   // Sets the recomputed or returned bytes. `onlyOurs`: no other code can write to them.
   void materialise(c10::Storage made, bool onlyOurs);
@@ -247,6 +264,10 @@ struct Value final : c10::intrusive_ptr_target, InArena {
 
  private:
   void noteEnd();
+
+  c10::intrusive_ptr<Recipe> recipe_;
+  c10::intrusive_ptr<Stash> stash_;
+  std::unique_ptr<SavedSlice> slice_;
 };
 
 // True if only handles refer to `value`: no recipe, and no open region.

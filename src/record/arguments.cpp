@@ -168,7 +168,8 @@ bool Arguments::writesCanBeReplayed() const {
   return std::all_of(writes_.begin(), writes_.end(), [&](const Write& write) {
     const Value& before = *write.before;
     const bool toCpu = areOffCpu() && write.tensor.is_cpu();
-    return write.sideEffect || (before.facts.madeHere && !toCpu && (write.whole || before.recipe));
+    return write.sideEffect ||
+           (before.facts.madeHere && !toCpu && (write.whole || before.recipe()));
   });
 }
 

@@ -343,14 +343,14 @@ void OpRecording::giveRecipe(
     after->rows->lossy |= after->decision.isPaged() || wasLossy;
   }
   pinIfFromElsewhere(after, verdict);
-  if (!after->recipe) {
+  if (!after->recipe()) {
     after->decision.mustBeKept();
   }
 }
 
 void OpRecording::addOutput(
     const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, Output output) {
-  value->recipe = replay_.recipe;
+  value->setRecipe(replay_.recipe);
   output.value = c10::weak_intrusive_ptr<Value>(value);
   replay_.recipe->outputs.push_back(std::move(output));
   if (context_.graph->verify != VerifyMode::Off) {
@@ -398,7 +398,7 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
     value->facts.unfilled = true;
     value->home.setFingerprint(fingerprint(tensor.storage(), FingerprintOf::Everything));
   }
-  if (!value->recipe || op_.limits.constantFill) {
+  if (!value->recipe() || op_.limits.constantFill) {
     value->decision.mustBeKept();
   }
   if (context_.graph->journal) {
@@ -435,8 +435,8 @@ void OpRecording::decideOnResult(
     Value& value, const at::Tensor& tensor, const Verdict& verdict) {
   lockAgain(lock_);
   const bool wanted = recomputes(verdict.decision) && !value.decision.isSaved();
-  const bool can = value.recipe && !op_.limits.constantFill;
-  if (!value.recipe) {
+  const bool can = value.recipe() && !op_.limits.constantFill;
+  if (!value.recipe()) {
     value.facts.rule = verdict.rule;
   }
   const char* why = wanted && !can ? whyNotRecomputed(value, tensor) : nullptr;

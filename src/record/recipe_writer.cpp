@@ -106,13 +106,13 @@ void RecipeWriter::addValue(Input& input, const at::Tensor& tensor) {
   const auto& value = values_.current(tensor);
   readsOpaque_ |= value->facts.opaque;
   if (input.use == ArgUse::Read && value->decision.isKept() && !value->home.bytes() &&
-      !value->stash) {
+      !value->stash()) {
     sender_.keep(*value, tensor);
     if (value->decision.isDue() && !value->decision.isPaged() && !readsBeyond(op_.name)) {
-      value->slice = SavedSlice::ofSmall(tensor);
+      value->setSlice(SavedSlice::ofSmall(tensor));
     }
-  } else if (value->slice && !input.wholeOverwrite) {
-    if (input.use != ArgUse::Read || readsBeyond(op_.name) || !value->slice->isOf(tensor)) {
+  } else if (value->slice() && !input.wholeOverwrite) {
+    if (input.use != ArgUse::Read || readsBeyond(op_.name) || !value->slice()->isOf(tensor)) {
       sender_.needAll(*value, tensor);
     }
   }

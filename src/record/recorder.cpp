@@ -19,7 +19,7 @@ namespace {
 // True if only recipes read a kept value, and autograd did not pack it.
 bool isOnlyRead(const Value& value) {
   return value.uses.packed() == 0 && value.facts.rule != UINT16_MAX && !value.decision.isDue() &&
-         !value.stash;
+         !value.stash();
 }
 
 // Note [State that each forward updates]
@@ -40,7 +40,7 @@ void closeOwned(Value& value) {
     value.home.own();
     dropRecipe(value);
   } else if (
-      value.decision.isSaved() && !value.home.bytes() && !value.stash &&
+      value.decision.isSaved() && !value.home.bytes() && !value.stash() &&
       value.uses.readers() == 0) {
     // Handles hold the storage for autograd. Without another holder nothing will write to the
     // storage. The value then needs no recipe, and the recipe's inputs can be freed.
@@ -60,14 +60,14 @@ void decideAgain(RegionCounters& counters, Value& value, Decision decision) {
   // Earlier readers may have mixed rows, and paging would not restore padding rows.
   const bool tooLate = decision == Decision::Page && value.uses.readers() > 0;
   value.decision.decide(tooLate ? Decision::Save : decision);
-  if (value.recipe->op.limits.constantFill) {
+  if (value.recipe()->op.limits.constantFill) {
     value.decision.mustBeKept();
   }
   counters.bytesNotPaged += tooLate ? value.home.nbytes() : 0;
   if (value.rows) {
     value.rows->lossy |= value.decision.isPaged();
   }
-  value.slice.reset();
+  value.setSlice(nullptr);
 }
 
 void countPacked(RegionCounters& counters, Value& value, Retention retention) {
@@ -94,11 +94,11 @@ void addHandle(Graph& graph, Value& value, const c10::Storage& storage, Retentio
 void guardAgainstWrites(const Context& context, Sender& sender, Value& value) {
   if (value.uses.readers() > 0) {
     context.counters->bytesEscaped += escapedStorage(value) ? value.home.nbytes() : 0;
-    if (value.recipe || value.stash) {
+    if (value.recipe() || value.stash()) {
       sender.watchEscaped(value);
     }
   }
-  if (value.recipe && !value.versions.areCounted()) {
+  if (value.recipe() && !value.versions.areCounted()) {
     value.home.leave();  // an inference tensor: a write to it would not be noticed any more
   }
   if (value.facts.underWay && value.home.bytes() && !value.home.isPrivate() &&
@@ -193,8 +193,8 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
       counter = tensor.unsafeGetTensorImpl()->version_counter();
     }
   }
-  if (before && before->stash) {
-    before->stash->beforeWrite();  // the storage may get other memory
+  if (before && before->stash()) {
+    before->stash()->beforeWrite();  // the storage may get other memory
   }
   const c10::SmallVector<int64_t, 6> sizes(before ? tensor.sizes() : c10::IntArrayRef());
   call.run();
@@ -246,12 +246,12 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
   values_.settle();
   const auto* known = values_.find(tensor);
-  if (known == nullptr || !(*known)->recipe || !(*known)->versions.hold()) {
+  if (known == nullptr || !(*known)->recipe() || !(*known)->versions.hold()) {
     return;
   }
   const c10::intrusive_ptr<Value> value = *known;
   const auto verdict =
-      context_.decider->decideOnNamed(value->recipe->op, tensor, value->facts.rule, name);
+      context_.decider->decideOnNamed(value->recipe()->op, tensor, value->facts.rule, name);
   if (!verdict) {
     return;
   }
@@ -313,22 +313,23 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
 
 Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, bool part) {
   Packed packed;
-  if (value->recipe) {
-    packed.producer = value->recipe->op.name.c_str();
+  if (value->recipe()) {
+    packed.producer = value->recipe()->op.name.c_str();
   }
   value->facts.follows |=
       part || !value->versions.isWriters(tensor.unsafeGetTensorImpl()->version_counter());
   sendIfDue(*value, tensor);
   const Retention retention = retentionOf(
-      {.away = value->stash || value->slice,
+      {.away = value->stash() || value->slice(),
        .keeps = value->decision.isKept(),
        .byPolicy = value->decision.isSaved(),
-       .hasRecipe = value->recipe.defined()});
+       .hasRecipe = value->recipe().defined()});
   countPacked(*context_.counters, *value, retention);
   value->uses.letRelyOnBytes(retention == Retention::Away);
   packed.fromOutside = !isParameter(tensor) && isResident(retention) && !value->facts.madeHere;
   if (value->entry) {
-    const bool stays = value->decision.isPaged() && value->stash && context_.graph->pages->resident;
+    const bool stays =
+        value->decision.isPaged() && value->stash() && context_.graph->pages->resident;
     notePacked(*value, tensor, isResident(retention) || stays);
     packed.entry = value->entry;
   }
@@ -341,7 +342,7 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
 }
 
 void Recorder::sendIfDue(Value& value, const at::Tensor& tensor) {
-  if (value.slice && !value.slice->isOf(tensor)) {
+  if (value.slice() && !value.slice()->isOf(tensor)) {
     sender_.needAll(value, tensor);
   }
   if (value.rows) {
@@ -410,7 +411,7 @@ void Recorder::emptyEscapes(
     const bool wasRead = value->uses.readers() > 0;
     c10::Storage storage = escapedStorage(*value);
     if (storage && storage.resizable() && storage.nbytes() > 0 && value->versions.areCounted() &&
-        value->recipe->kernel.gradMode && (onlyResults || wasRead) && !isResult(storage)) {
+        value->recipe()->kernel.gradMode && (onlyResults || wasRead) && !isResult(storage)) {
       context_.graph->escapes.all.push_back(
           emptyEscaped(value, std::move(storage), context_.regionName()));
       context_.graph->escapes.any.store(true, std::memory_order_relaxed);

@@ -43,7 +43,7 @@ void RowMarks::setRows(Value& value, const at::Tensor& tensor, const RowCountPtr
   }
   const bool lossy = value.decision.isPaged() || (value.rows && value.rows->lossy);
   value.rows = std::make_unique<Rows>(Rows{count, tensor.size(0), tensor.scalar_type(), lossy});
-  if (value.decision.isPaged() && value.uses.packed() == 0 && !value.stash) {
+  if (value.decision.isPaged() && value.uses.packed() == 0 && !value.stash()) {
     value.decision.setDue(true);
   }
   if (value.entry) {
@@ -61,14 +61,14 @@ void RowMarks::needDeadRows(const at::Tensor& tensor) {
   if (value.entry) {
     value.entry->update([](Line& line) { line.rowsMixed = true; });
   }
-  const bool whole = value.home.bytes() && (value.home.isPrivate() || !value.recipe);
+  const bool whole = value.home.bytes() && (value.home.isPrivate() || !value.recipe());
   if (!value.rows->lossy || whole) {
     return;
   }
-  context_.counters->bytesPaged -= value.stash ? value.home.nbytes() : 0;
+  context_.counters->bytesPaged -= value.stash() ? value.home.nbytes() : 0;
   context_.counters->bytesNotPaged += value.decision.isPaged() ? value.home.nbytes() : 0;
-  value.stash.reset();
-  value.recipe.reset();
+  value.dropStash();
+  value.setRecipe({});
   value.decision.decide(Decision::Save, false);
   value.rows->lossy = false;
   value.uses.letRelyOnBytes();

@@ -36,30 +36,30 @@ void Sender::send(Value& value, const c10::Storage& storage) {
       (value.decision.isPaged() ? sendToPages(value, storage) : sendToHost(value, storage))) {
     return;
   }
-  value.slice.reset();
+  value.setSlice(nullptr);
   context_.counters->bytesFellBack += value.home.nbytes();
   if (value.entry) {
     value.entry->update([](Line& line) {
       line.reason = "no pinned host memory was left for OFFLOAD (pinned_limit)";
     });
   }
-  if (value.recipe) {
+  if (value.recipe()) {
     value.home.take();
   }
-  value.decision.undo(value.recipe.defined());
+  value.decision.undo(value.recipe().defined());
 }
 
 bool Sender::sendToHost(Value& value, const c10::Storage& storage) {
   RECORD_USER_SCOPE("ebb::offload");
-  const size_t nbytes = value.slice ? value.slice->nbytes() : value.home.nbytes();
+  const size_t nbytes = value.slice() ? value.slice()->nbytes() : value.home.nbytes();
   static const std::string kInput = "input";
-  if (value.slice) {
+  if (value.slice()) {
     context_.graph->streams.use(value, storage);  // the storage is released after the gather
   }
-  const auto gather = [&] { return withRelief([&] { return value.slice->gather(storage); }); };
+  const auto gather = [&] { return withRelief([&] { return value.slice()->gather(storage); }); };
   const auto account =
-      statisticsTransfers(context_.regionName(), value.recipe ? value.recipe->op.name : kInput);
-  auto stash = Offload::get().send(value.slice ? gather() : storage, nbytes, account);
+      statisticsTransfers(context_.regionName(), value.recipe() ? value.recipe()->op.name : kInput);
+  auto stash = Offload::get().send(value.slice() ? gather() : storage, nbytes, account);
   if (!stash) {
     return false;
   }
@@ -77,7 +77,7 @@ bool Sender::sendToPages(Value& value, const c10::Storage& storage) {
     context_.graph->pages = std::make_shared<PageGroup>(context_.graph->names.front());
   }
   const Rows& rows = *value.rows;
-  const char* op = value.recipe ? value.recipe->op.name.c_str() : "an input";
+  const char* op = value.recipe() ? value.recipe()->op.name.c_str() : "an input";
   const bool verify = context_.graph->verify == VerifyMode::Raise;
   value.send(
       Paging::get().send(
@@ -106,18 +106,18 @@ void Sender::sendOrWait(Value& value, const at::Tensor& tensor) {
   if (!value.home.bytes() && !value.decision.isPaged()) {
     if (auto slice = SavedSlice::ofSmall(tensor)) {
       keep(value, tensor);
-      value.slice = std::move(slice);
+      value.setSlice(std::move(slice));
     }
   }
-  if (!value.slice) {
+  if (!value.slice()) {
     send(value, tensor.storage());
   }
 }
 
 [[gnu::cold]] void Sender::needAll(Value& value, const at::Tensor& tensor) {
-  value.slice.reset();
-  if (value.stash) {
-    value.stash.reset();
+  value.setSlice(nullptr);
+  if (value.stash()) {
+    value.dropStash();
     value.decision.setDue(true);
     keep(value, tensor);
   }
@@ -174,7 +174,7 @@ void Sender::keep(Value& value, const at::Tensor& tensor) {
   }
   keptBytes_ += value.home.nbytes();
   if (!value.decision.isSaved()) {
-    value.recipe.reset();
+    value.setRecipe({});
     if (!value.facts.underWay) {
       takeFingerprint(value);
     }

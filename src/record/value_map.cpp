@@ -29,7 +29,7 @@ class Dying {
     while (!next_.empty()) {
       const Value& dead = *next_.back();
       next_.pop_back();
-      const auto& recipe = dead.recipe;
+      const auto& recipe = dead.recipe();
       if (recipe && ++released_[recipe.get()] == recipe.use_count()) {
         for (const Input& input : recipe->inputs()) {
           if (input.value) {
@@ -70,12 +70,12 @@ bool ownsItsBytes(const Value& value) {
 
 void dropRecipe(Value& value) {
   if (!value.decision.isDue()) {
-    value.recipe.reset();
+    value.setRecipe({});
   }
 }
 
 c10::Storage escapedStorage(const Value& value) {
-  if (!value.recipe || value.decision.isKept() || value.facts.opaque > 0 ||
+  if (!value.recipe() || value.decision.isKept() || value.facts.opaque > 0 ||
       value.home.storage().expired() || !value.versions.hold() ||
       (value.rows && value.rows->lossy)) {
     return {};
@@ -221,17 +221,17 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
   }
   value->home.supersede();
   value->home.leave();
-  if (value->slice && value->home.bytes()) {
+  if (value->slice() && value->home.bytes()) {
     sender_.send(*value, c10::Storage(value->home.bytes()));
   }
-  if (value->stash) {
-    value->stash->beforeWrite();
+  if (value->stash()) {
+    value->stash()->beforeWrite();
     value->home.own();
   }
   if (!value->home.bytes() || value->home.isPrivate()) {
     return;
   }
-  const auto needed = [&] { return !value->recipe && value->uses.readers() > indifferent; };
+  const auto needed = [&] { return !value->recipe() && value->uses.readers() > indifferent; };
   if (needed()) {
     dropUnused(made_.size());  // frees recipes that only the map keeps alive
   }
@@ -274,7 +274,7 @@ ValueMap& ValueMap::settle() {
     stateEnds(*value, false);
   }
   value->supersede(storage);
-  if (value->home.bytes() && !value->home.isPrivate() && !value->recipe) {
+  if (value->home.bytes() && !value->home.isPrivate() && !value->recipe()) {
     makePrivate(*context_.graph, *value, *context_.counters);
   }
   values_.erase(storage.unsafeGetStorageImpl());
@@ -370,7 +370,7 @@ std::vector<c10::intrusive_ptr<Value>> ValueMap::keptToSend() const {
     }
   }
   const auto sequence = [](const auto& value) {
-    return value->recipe ? value->recipe->sequence : 0;
+    return value->recipe() ? value->recipe()->sequence : 0;
   };
   std::sort(found.begin(), found.end(), [&](const auto& a, const auto& b) {
     return sequence(a) > sequence(b);

@@ -15,9 +15,9 @@ namespace {
 void decideOnWritten(Value& after, const Value& before, const Verdict& verdict) {
   if (recomputes(verdict.decision) && before.decision.isSaved()) {
     after.facts.rule = before.facts.rule;
-    after.decision.inherit(before.decision, before.stash.defined());
+    after.decision.inherit(before.decision, before.stash().defined());
   } else if (verdict.decision != Decision::Recompute) {
-    const bool wasToLeave = before.decision.isDue() || before.stash;
+    const bool wasToLeave = before.decision.isDue() || before.stash();
     const bool leaves = verdict.decision == Decision::Save && wasToLeave;
     after.decision.decide(leaves ? Decision::Offload : verdict.decision);
   }

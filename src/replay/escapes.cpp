@@ -54,7 +54,7 @@ Escaped emptyEscaped(
       storage,
       c10::str(
           "ebb: an output of ",
-          value->recipe->op.name,
+          value->recipe()->op.name,
           " (",
           value->home.nbytes(),
           " bytes) was read before backward restored it: region '",

@@ -23,12 +23,12 @@ namespace ebb {
 
 // The wanted values are determined once per slice, because handles die on any thread.
 Passing::Passing(const Value& wanted, bool isBackward)
-    : inner_(isBackward ? wanted.recipe->region : 0) {
+    : inner_(isBackward ? wanted.recipe()->region : 0) {
   wanted_.push_back(&wanted);
-  if (!isBackward || wanted.recipe->outputs.size() == 1) {
+  if (!isBackward || wanted.recipe()->outputs.size() == 1) {
     return;
   }
-  for (const Output& output : wanted.recipe->outputs) {
+  for (const Output& output : wanted.recipe()->outputs) {
     const auto value = output.value.lock();
     if (value && value->decision.isMadeEachTime() && value->uses.handles() > 0) {
       wanted_.push_back(value.get());
@@ -46,7 +46,7 @@ Passing::~Passing() {
 
 void Passing::giveUp(Value& value, Read& read) {
   read.made = false;
-  if (value.recipe) {  // else a kernel in Python has unpacked the value: it is held
+  if (value.recipe()) {  // else a kernel in Python has unpacked the value: it is held
     value.home.hold(c10::Storage(), false);
   }
 }
@@ -57,7 +57,7 @@ bool Passing::isWanted(const Value& value) const {
 }
 
 bool Passing::isOfInnerRegion(const Value& value) const {
-  return inner_ != 0 && value.recipe && value.recipe->region == inner_;
+  return inner_ != 0 && value.recipe() && value.recipe()->region == inner_;
 }
 
 bool Passing::made(Value& value, c10::Storage bytes) {
@@ -72,7 +72,7 @@ bool Passing::made(Value& value, c10::Storage bytes) {
 
 bool Passing::isLastToRead(const Recipe& reader, const Value& value) const {
   const auto read = reads_.find(const_cast<Value*>(&value));
-  return value.recipe && read != reads_.end() && isOver(read->second, reader);
+  return value.recipe() && read != reads_.end() && isOver(read->second, reader);
 }
 
 void Passing::hasRun(const Recipe& reader) {

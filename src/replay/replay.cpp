@@ -39,13 +39,13 @@ c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) 
   }
   const JournalTime start = value.entry ? value.entry->journal().now() : 0;
   c10::Storage bytes = living;
-  if (!value.slice || !living) {
-    bytes = watch ? watch->fetch(value, living) : value.stash->fetch(living);
+  if (!value.slice() || !living) {
+    bytes = watch ? watch->fetch(value, living) : value.stash()->fetch(living);
     if (!bytes) {
       return {};
     }
-    if (value.slice) {
-      const auto scatter = [&] { return value.slice->scatter(bytes, value.home.nbytes()); };
+    if (value.slice()) {
+      const auto scatter = [&] { return value.slice()->scatter(bytes, value.home.nbytes()); };
       bytes = watch ? scatter() : withRelief(scatter);
     }
   }
@@ -53,7 +53,7 @@ c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) 
   if (!living) {
     graph.streams.made(value, value.home.bytes());
   }
-  value.slice.reset();
+  value.setSlice(nullptr);
   if (value.entry) {
     noteReloaded(value, start);
   }
@@ -71,7 +71,7 @@ class Slice {
   // Returns false if the replay may not go on.
   bool collect() {
     ++graph_.lastVisit;
-    add(wanted_.recipe);
+    add(wanted_.recipe());
     for (size_t next = 0; next < recipes_.size(); ++next) {
       const Recipe& recipe = *recipes_[next];
       for (const Input& input : recipe.inputs()) {
@@ -170,15 +170,15 @@ class Slice {
       }
       // a replay ahead checks after the kernel
       const bool changed = !watch_ && hasChanged(value, storage);
-      if (changed && value.recipe) {
+      if (changed && value.recipe()) {
         becomeRecomputable(value, storage);
-        add(value.recipe);
+        add(value.recipe());
         return true;
       }
       checkUnchanged(changed, consumer);
       pin(value, std::move(storage));
-    } else if (value.recipe) {
-      add(value.recipe);
+    } else if (value.recipe()) {
+      add(value.recipe());
       passing_.needs(consumer, value);
     } else if (watch_) {
       return false;  // the bytes may return before backward, as a parameter of FSDP does
@@ -285,7 +285,7 @@ c10::Storage materialise(Graph& graph, Value& value) {
     return storage;
   }
   TORCH_CHECK(
-      value.recipe,
+      value.recipe(),
       "ebb: cannot recompute a tensor saved in region '",
       graph.names.front(),
       "': an earlier backward of this graph failed while it recomputed the tensor. Run the forward "
@@ -298,7 +298,7 @@ c10::Storage materialise(Graph& graph, Value& value) {
 }
 
 bool materialiseAhead(Graph& graph, Value& value, AheadWatch& watch) {
-  if (!value.recipe || value.available()) {
+  if (!value.recipe() || value.available()) {
     return true;
   }
   Slice slice(graph, value, &watch);

@@ -61,7 +61,7 @@ std::unique_ptr<DeviceTimer> timerOnDevice(const Recipe& recipe) {
 [[gnu::cold]] void note(Value& value, JournalTime start, bool ahead) {
   value.entry->update([&](Line& line) {
     const JournalTime now = value.entry->journal().now();
-    if (!value.recipe) {  // else the bytes are soon freed
+    if (!value.recipe()) {  // else the bytes are soon freed
       line.back = now;
       line.backAt = value.home.bytes().data();
     }

@@ -208,7 +208,7 @@ bool SavedTensor::isOfOpenRegion() const {
 }
 
 bool SavedTensor::isOffloaded() const {
-  return packed_.value && (packed_.value->stash || packed_.value->slice);
+  return packed_.value && (packed_.value->stash() || packed_.value->slice());
 }
 
 // Note [One tensor for all unpacks]
@@ -293,7 +293,7 @@ c10::Storage SavedTensor::materialised() const {
     return packed_.value->uses.redefined();  // see also Note [Silent writes]
   }
   c10::Storage storage = packed_.recompute ? packed_.value->home.living() : storage_;
-  if (storage && packed_.value->stash) {
+  if (storage && packed_.value->stash()) {
     materialise(*graph_, *packed_.value);  // the storage lives: nothing is copied back
   }
   if (packed_.recompute && packed_.value->witness) {

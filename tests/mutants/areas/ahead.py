@@ -88,9 +88,9 @@ PLACES: Places = {
         (
             (WRITES + "::test_to_a_value_that_can_be_made_again",),
             "ahead-what-can-be-made-again-is-not-read",
-            "input.recipe",
+            "input.recipe()",
             "false",
-            "input.recipe || !sameMemory",
+            "input.recipe() || !sameMemory",
         ),
         (
             (WRITES + "::test_no_half_of_a_write_is_read",),

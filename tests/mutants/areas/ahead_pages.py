@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """What comes back ahead of backward, from pages and from the host: what is counted, and what waits
 until backward arrives."""
 
@@ -41,12 +40,12 @@ PLACES: Places = {
         (
             (PAGES + "::test_backward_begins_where_it_does_and_nothing_is_back_before",),
             "ahead-keeps-what-awaits-backward",
-            "lookahead_.onArrival.cameBack.push_back(input.stash);",
+            "lookahead_.onArrival.cameBack.push_back(input.stash());",
         ),
         (
             (REPLAYS + "::test_what_was_offloaded_and_has_been_read_is_gone",),
             "ahead-keeps-what-awaits-backward-only",
-            "input.stash->awaitsBackward()",
+            "input.stash()->awaitsBackward()",
             "true",
         ),
     ],
