@@ -190,7 +190,7 @@ struct StreamsOfBytes {
 // Note [Ownership]
 //   autograd SavedVariable -> Handle -> Value -> Recipe -> input Values -> ...   strong, acyclic
 //   Recipe -> outputs                                                            weak
-//   Value -> StorageImpl (`home`)                                                weak
+//   Value -> StorageImpl (`Home::storage`)                                       weak
 //   Value -> Storage (`Home::bytes`)                          strong, only while it must be kept
 //   Recorder's map: StorageImpl* -> Value                     strong, dropped when the region ends
 // ebb tracks nothing globally: reference counting frees all memory. A weak reference also prevents

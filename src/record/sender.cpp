@@ -164,9 +164,8 @@ bool Sender::offloadsInput(const at::Tensor& tensor) const {
 }
 
 void Sender::keep(Value& value, const at::Tensor& tensor) {
-  if (!value.decision.isPaged()) {
-    value.decision.setDue(
-        value.decision.isDue() && canLeave(value, tensor));  // rows may be marked later
+  if (!value.decision.isPaged()) {  // else rows may be marked later
+    value.decision.setDue(value.decision.isDue() && canLeave(value, tensor));
   }
   value.home.hold(tensor.storage(), false);
   if (value.decision.isDue()) {

@@ -131,8 +131,8 @@ void ValueMap::clear() {
 // True if `tensor` shows the storage in the state of `value`. Notes the tensor's counter. See Note
 // [Version stamps].
 static bool isShownBy(Value& value, const at::Tensor& tensor) {
-  if (value.facts.underWay && value.uses.packed() == 0 &&
-      !value.home.bytes()) {  // see Note [Communication]
+  // See Note [Communication]
+  if (value.facts.underWay && value.uses.packed() == 0 && !value.home.bytes()) {
     value.versions.forgetOthers();
     value.stamp(tensor);
     return true;
