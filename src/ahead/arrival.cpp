@@ -142,7 +142,7 @@ bool isInBackward() {
 
 // See Note [Writes under a replay ahead]
 void checkInputs(const Graph& graph) {
-  const std::string* reader = graph.lookahead->readerOfWritten();
+  const std::string* reader = graph.lookahead->onArrival.readerOfWritten();
   TORCH_CHECK(
       reader == nullptr,
       "one of the variables needed for gradient computation has been modified by an inplace "
@@ -277,7 +277,7 @@ namespace {
 // caller only looks at a saved tensor, or backward has arrived before.
 std::vector<WeakGraph> arrive(Graph& graph, bool& expected) {
   Lookahead& lookahead = *graph.lookahead;
-  if (lookahead.arrived.load()) {
+  if (lookahead.hasArrived()) {
     return {};
   }
   if (!isInBackward()) {
@@ -288,14 +288,14 @@ std::vector<WeakGraph> arrive(Graph& graph, bool& expected) {
   const AheadState state = lookahead.state.exchange(AheadState::Reached);
   countArrival(lookahead, state);
   const auto values = lookahead.reached();
-  if (lookahead.side) {
-    graph.streams.takeOver(*lookahead.side, values);
+  if (lookahead.onArrival.side) {
+    graph.streams.takeOver(*lookahead.onArrival.side, values);
   }
   if (graph.pages) {
-    Paging::get().backwardArrives(*graph.pages, lookahead.cameBack);
+    Paging::get().backwardArrives(*graph.pages, lookahead.onArrival.cameBack);
   }
   checkInputs(graph);  // may throw: then the next unpack checks again
-  lookahead.arrived.store(true);
+  lookahead.state.store(AheadState::Checked);
   expected = state != AheadState::Recorded;
   return lookahead.before;
 }

@@ -27,7 +27,7 @@ void makeRoom();
 EBB_API void arriveAt(Graph& graph);
 
 inline void asksFor(Graph& graph) {
-  if (graph.lookahead && !graph.lookahead->arrived.load(std::memory_order_acquire)) [[unlikely]] {
+  if (graph.lookahead && !graph.lookahead->hasArrived()) [[unlikely]] {
     arriveAt(graph);
   }
 }

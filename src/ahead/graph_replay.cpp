@@ -34,10 +34,10 @@ bool GraphReplay::makeNext() {
     return isPartLeft_ && leave(AheadEnd::Stopped);
   }
   const auto value = lookahead_.wanted[next_++].value.lock();
-  if (!value || value->handles == 0 || value->redefined) {
+  if (!value || value->uses.handles() == 0 || value->uses.redefined()) {
     return true;
   }
-  if (value->isMadeEachTime()) {  // see Note [Made each time]
+  if (value->decision.isMadeEachTime()) {  // see Note [Made each time]
     isPartLeft_ |= !value->available();
     return true;
   }
@@ -53,31 +53,32 @@ bool GraphReplay::leave(AheadEnd why) {
 }
 
 bool GraphReplay::mayRead(const Value& input, const c10::Storage& storage, const Recipe& by) {
-  if (input.isPrivate) {
+  if (input.home.isPrivate()) {
     return true;
   }
-  const bool sameMemory = input.address == nullptr || storage.data() == input.address;
-  if (input.recipe || !sameMemory) {
+  const bool sameMemory = input.home.address() == nullptr || storage.data() == input.home.address();
+  if (input.recipe() || !sameMemory) {
     return false;
   }
-  lookahead_.hasRead(input, by.op.name);
+  lookahead_.onArrival.hasRead(input, by.op.name);
   return true;
 }
 
 c10::Storage GraphReplay::fetch(Value& input, const c10::Storage& living) {
   forgetFreed();
-  if (!lookahead_.take(input.nbytes)) {
+  if (!lookahead_.take(input.home.nbytes())) {
     return {};
   }
-  c10::Storage bytes = input.stash->fetchAhead(living);
+  c10::Storage bytes = input.stash()->fetchAhead(living);
   if (!bytes) {
     return {};
   }
-  if (input.stash->awaitsBackward()) {
-    lookahead_.cameBack.push_back(input.stash);
+  if (input.stash()->awaitsBackward()) {
+    lookahead_.onArrival.cameBack.push_back(input.stash());
   }
-  if (input.handles == 0) {
-    intermediates_.push_back({c10::weak_intrusive_ptr<Value>::reclaim_copy(&input), input.nbytes});
+  if (input.uses.handles() == 0) {
+    intermediates_.push_back(
+        {c10::weak_intrusive_ptr<Value>::reclaim_copy(&input), input.home.nbytes()});
   }
   return bytes;
 }
@@ -107,10 +108,10 @@ void GraphReplay::end() {
 // See Note [Hands on a storage]
 bool GraphReplay::mayReadInputs(const Recipe& recipe) {
   std::vector<c10::Storage> leaves;
-  for (uint32_t i = 0; i < recipe.inputCount; ++i) {
-    const auto& value = recipe.inputs[i].value;
-    if (value && !value->isPrivate && value->bytes) {
-      leaves.push_back(value->bytes);
+  for (const Input& input : recipe.inputs()) {
+    const auto& value = input.value;
+    if (value && !value->home.isPrivate() && value->home.bytes()) {
+      leaves.push_back(value->home.bytes());
     }
   }
   reads_.emplace(std::move(leaves), lookahead_.closed);
@@ -133,9 +134,9 @@ bool GraphReplay::mayReadInputs(const Recipe& recipe) {
 // When a replay ahead meets 1 to 6, backward does the rest of the graph, since most later recipes
 // depend on the missing value.
 bool GraphReplay::allows(const Recipe& recipe) {
-  const bool sets =
-      recipe.random && (recipe.op.generatorArgument < 0 || recipe.random->capture != 0);
-  return !recipe.op.untrusted && !sets && hasSettings(recipe.state->settings);
+  const bool sets = recipe.kernel.random &&
+                    (recipe.op.random.generatorArgument < 0 || recipe.kernel.random->capture != 0);
+  return !recipe.op.limits.untrusted && !sets && hasSettings(recipe.kernel.state->settings);
 }
 
 bool GraphReplay::hasSettings(const NumericSettings& settings) {
@@ -156,11 +157,11 @@ bool GraphReplay::takeRoomFor(const Recipe& recipe) {
     if (!value || value->available()) {
       continue;
     }
-    if (!lookahead_.take(value->nbytes)) {
+    if (!lookahead_.take(value->home.nbytes())) {
       return false;
     }
-    if (value->handles == 0 || value->isMadeEachTime()) {
-      intermediates_.push_back({output.value, value->nbytes});
+    if (value->uses.handles() == 0 || value->decision.isMadeEachTime()) {
+      intermediates_.push_back({output.value, value->home.nbytes()});
     }
   }
   return true;
@@ -170,7 +171,7 @@ void GraphReplay::forgetFreed() {
   const auto passed =
       std::remove_if(intermediates_.begin(), intermediates_.end(), [&](const Intermediate& each) {
         const auto value = each.value.lock();
-        const bool gone = !value || (value->isMadeEachTime() && !value->bytes);
+        const bool gone = !value || (value->decision.isMadeEachTime() && !value->home.bytes());
         if (gone) {
           lookahead_.giveBack(each.nbytes);
         }

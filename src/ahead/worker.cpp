@@ -82,7 +82,7 @@ c10::Stream SideStream::after(c10::Stream compute, Graph& graph) {
     waitedAfter_ = Lookahead::closings();
     orderAfter(*stream_, compute);
   }
-  graph.lookahead->side = *stream_;
+  graph.lookahead->onArrival.side = *stream_;
   return *stream_;
 }
 

@@ -4,6 +4,9 @@
 #include <c10/core/Storage.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
+#include <vector>
+
 #include "graph/value.h"
 
 namespace ebb {
@@ -22,6 +25,13 @@ namespace ebb {
 struct Escaped {
   c10::intrusive_ptr<Value> value;
   c10::Storage storage;  // emptied
+};
+
+// The escapes of one graph.
+struct Escapes {
+  std::vector<Escaped> all;      // to be refilled
+  std::atomic<bool> any{false};  // `all` is not empty
+  bool hadBackward = false;      // the recording thread began a backward inside the region
 };
 
 }  // namespace ebb

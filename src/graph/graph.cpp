@@ -1,6 +1,5 @@
 #include "graph/graph.h"
 
-#include "graph/escaped.h"
 #include "report/statistics.h"
 
 namespace ebb {
@@ -15,7 +14,7 @@ Graph::~Graph() {
 void Graph::release_resources() {
   countFromOutside();
   lookahead.reset();
-  escapes.clear();
+  escapes.all.clear();
   pages.reset();
   journal.reset();
   names.clear();
@@ -26,7 +25,7 @@ void Graph::countFromOutside() {
   size_t nbytes = 0;
   for (const auto& value : fromOutside) {
     const Value* ended = value._unsafe_get_target();
-    nbytes += ended->wasLast ? ended->nbytes : 0;
+    nbytes += ended->facts.wasLast ? ended->home.nbytes() : 0;
   }
   fromOutside.clear();
   if (nbytes > 0) {

@@ -3,13 +3,13 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "ebb/verify.h"
+#include "graph/escaped.h"
 #include "graph/lookahead.h"
 #include "graph/streams.h"
 #include "kernel/kernel_state.h"
@@ -24,7 +24,6 @@ namespace ebb {
 // not during the op's kernel. A replay holds the lock throughout, kernels included; see Note [Locks
 // and the GIL]. Destructors of handles, values and recipes take no lock of a graph: they only count
 // references.
-struct Escaped;
 struct PageGroup;
 
 // Note [What only ebb holds]
@@ -36,7 +35,7 @@ struct PageGroup;
 // its region, so ebb marks the value and the graph counts the bytes. If the recorder's map has the
 // last reference, backward did not need the storage, which then does not count.
 //
-// Graph has many members, because all classes that record a region store data for backward here.
+// The classes that record a region store data for backward here.
 struct EBB_API Graph final : c10::intrusive_ptr_target {
   PythonMutex mutex;                    // See Note [One lock per graph]
   std::vector<std::string> names;       // names of the nested regions; the outermost is first
@@ -45,12 +44,9 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   uint64_t lastSequence = 0;            // of the latest recipe; replays run in this order
   VerifyMode verify = VerifyMode::Off;  // see Note [Verify mode]
   JournalPtr journal;                   // null unless reports are recorded
-  uint64_t numberInJournal = 0;         // index among the graphs recorded into the journal
   uint32_t lastVisit = 0;               // marks recipes that a search has visited
   std::shared_ptr<PageGroup> pages;  // the values' rows in page pools; null until a value has some
-  std::vector<Escaped> escapes;      // to be refilled; see Note [Escapes]
-  std::atomic<bool> hasEscapes{false};  // `escapes` is not empty
-  bool hadBackward = false;             // the recording thread began a backward inside the region
+  Escapes escapes;                   // see Note [Escapes]
   std::vector<c10::weak_intrusive_ptr<Value>> fromOutside;  // see Note [What only ebb holds]
   // see Note [Replays ahead of backward]; null: no replays ahead
   std::unique_ptr<Lookahead> lookahead;

@@ -35,7 +35,7 @@ Lookahead::Lookahead(uint64_t number, JournalPtr journal, bool hasRoom)
 
 Lookahead::~Lookahead() {
   const AheadState last = state.load();
-  if (last != AheadState::Recorded && last != AheadState::Reached) {
+  if (last != AheadState::Recorded && last < AheadState::Reached) {
     became(AheadFate::InVain);
   }
   giveBack(taken);
@@ -63,14 +63,15 @@ void Lookahead::wants(Value& value, const c10::Storage& storage) {
   if (wanted.empty()) {
     device = storage.device();
   }
-  value.heldAhead = hasRoom || (!value.isMadeEachTime() && take(value.nbytes));
-  if (value.heldAhead) {
+  const bool isHeld = hasRoom || (!value.decision.isMadeEachTime() && take(value.home.nbytes()));
+  value.uses.holdAhead(isHeld);
+  if (isHeld) {
     holds.store(true);
   }
   wanted.push_back(
       {c10::weak_intrusive_ptr<Value>::reclaim_copy(&value),
-       value.heldAhead ? storage : c10::Storage(),
-       value.nbytes});
+       isHeld ? storage : c10::Storage(),
+       value.home.nbytes()});
 }
 
 void Lookahead::dropHeld() {
@@ -82,7 +83,7 @@ void Lookahead::dropHeld() {
       continue;
     }
     if (const auto value = each.value.lock()) {
-      value->heldAhead = false;
+      value->uses.holdAhead(false);
     }
     if (!hasRoom) {
       giveBack(each.nbytes);
@@ -91,18 +92,11 @@ void Lookahead::dropHeld() {
   }
 }
 
-size_t Lookahead::keptBytes() const {
+size_t Lookahead::keptBytes(std::optional<bool> ofHost) const {
   size_t nbytes = 0;
   for (const Wanted& each : wanted) {
-    nbytes += each.held ? each.nbytes : 0;
-  }
-  return nbytes;
-}
-
-size_t Lookahead::keptBytes(bool ofHost) const {
-  size_t nbytes = 0;
-  for (const Wanted& each : wanted) {
-    nbytes += each.held && each.held.device().is_cpu() == ofHost ? each.nbytes : 0;
+    const bool counts = each.held && (!ofHost || each.held.device().is_cpu() == *ofHost);
+    nbytes += counts ? each.nbytes : 0;
   }
   return nbytes;
 }
@@ -114,9 +108,9 @@ std::atomic<uint64_t> allClosings{0};
 // True if only the caller holds `storage`, and it still has the value's bytes. False for a kept
 // value: the value holds the storage too.
 bool isAlone(const Value& value, const c10::Storage& storage) {
-  return value.recipe && !value.slice && !value.redefined && !value.superseded &&
-         value.written.counter.enabled() && value.versionHolds() &&
-         storage.nbytes() == value.nbytes && storage.data() == value.address &&
+  return value.recipe() && !value.slice() && !value.uses.redefined() &&
+         !value.home.isSuperseded() && value.versions.areCounted() && value.versions.hold() &&
+         storage.nbytes() == value.home.nbytes() && storage.data() == value.home.address() &&
          storage.use_count() == 1;
 }
 
@@ -134,14 +128,11 @@ uint64_t Lookahead::closings() {
   return allClosings.load();
 }
 
-void Lookahead::hasRead(const Value& leaf, const std::string& op) {
-  leavesRead.push_back({leaf.written, &op});
-  for (const auto* stamp = leaf.otherCounters.get(); stamp != nullptr; stamp = stamp->next.get()) {
-    leavesRead.push_back({*stamp, &op});
-  }
+void OnArrival::hasRead(const Value& leaf, const std::string& op) {
+  leaf.versions.forEach([&](const VersionStamp& stamp) { leavesRead.push_back({stamp, &op}); });
 }
 
-const std::string* Lookahead::readerOfWritten() const {
+const std::string* OnArrival::readerOfWritten() const {
   const auto written = std::find_if(leavesRead.begin(), leavesRead.end(), [](const ReadLeaf& read) {
     return !read.stamp.holds();
   });
@@ -161,11 +152,10 @@ std::vector<c10::intrusive_ptr<Value>> Lookahead::reached() {
     if (!value) {
       continue;
     }
-    value->heldAhead = false;
+    value->uses.holdAhead(false);
     if (each.held && isAlone(*value, each.held)) {
-      if (each.wasShared && value->recipeReaders() > 0) {
-        value->superseded = true;
-        value->redefined = std::move(each.held);
+      if (each.wasShared && value->uses.readers() > 0) {
+        value->supersede(each.held);
       } else {
         value->materialise(std::move(each.held), true);
       }

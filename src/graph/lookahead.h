@@ -58,6 +58,7 @@ enum class AheadState : uint8_t {
   Done,      // all values have been materialised
   Stopped,   // the other values cannot be materialised ahead
   Reached,   // backward has arrived
+  Checked,   // backward has arrived, and no leaf that was read ahead has been written
 };
 
 // Process-wide counts of how replays ahead ended.
@@ -70,6 +71,26 @@ struct AheadCounts {
   }
 
   static AheadCounts& get();
+};
+
+// The results of a replay ahead that concern backward on its arrival.
+struct EBB_API OnArrival {
+  // A leaf that an operator has read ahead.
+  struct ReadLeaf {
+    VersionStamp stamp;
+    const std::string* op;  // the operator's name, which outlives this
+  };
+
+  // A replay ahead reads `leaf`: see Note [Writes under a replay ahead].
+  void hasRead(const Value& leaf, const std::string& op);
+
+  // Finds a leaf whose version counter has moved since a replay ahead read the leaf. Returns the
+  // name of the operator that read the leaf; null if there is no such leaf.
+  const std::string* readerOfWritten() const;
+
+  std::optional<c10::Stream> side;  // the side stream of the replay; none: it used backward's
+  std::vector<c10::intrusive_ptr<Stash>> cameBack;  // fetched ahead; see awaitsBackward()
+  std::vector<ReadLeaf> leavesRead;
 };
 
 // Note [Replays ahead of backward]
@@ -85,9 +106,9 @@ struct AheadCounts {
 // version, and then dropped it. Handles then show the storage, as eager's saved tensors do, and
 // recipes that read the value recompute it first.
 //
-// Lookahead has many members, which graphs need only for replays ahead. The graph's lock guards all
-// members that are not atomic. A graph has no Lookahead while replays do not run ahead, nor in
-// verify mode, which compares each replay at the time at which backward needs the value.
+// The graph's lock guards all members of Lookahead that are not atomic. A graph has no Lookahead
+// while replays do not run ahead, nor in verify mode, which compares each replay at the time at
+// which backward needs the value.
 //
 // Note [Writes under a replay ahead]
 // The program may write to a leaf while a replay reads the leaf. A version moves only after the
@@ -114,8 +135,6 @@ struct EBB_API Lookahead {
   // `hasRoom`: see Note [Kept while there is room].
   Lookahead(uint64_t number, JournalPtr journal, bool hasRoom);
   ~Lookahead();
-  Lookahead(const Lookahead&) = delete;
-  Lookahead& operator=(const Lookahead&) = delete;
 
   // Autograd has packed `value`, whose bytes are in `storage`.
   void wants(Value& value, const c10::Storage& storage);
@@ -123,11 +142,12 @@ struct EBB_API Lookahead {
   // Releases the held storages: the thread has entered another region.
   void dropHeld();
 
-  // Bytes of all held storages.
-  size_t keptBytes() const;
-  // Bytes of the held storages in host memory, or of those on devices.
-  size_t keptBytes(bool ofHost) const;
+  // Bytes of all held storages; `ofHost`: only of those in host memory, or of those on devices.
+  size_t keptBytes(std::optional<bool> ofHost = std::nullopt) const;
 
+  bool hasArrived() const {
+    return state.load(std::memory_order_acquire) == AheadState::Checked;
+  }
   // Backward has arrived. Values take over the held storages. Returns the living values.
   std::vector<c10::intrusive_ptr<Value>> reached();
 
@@ -136,19 +156,6 @@ struct EBB_API Lookahead {
 
   bool take(size_t nbytes);
   void giveBack(size_t nbytes);
-
-  // A leaf that an operator has read ahead.
-  struct ReadLeaf {
-    VersionStamp stamp;
-    const std::string* op;  // the operator's name, which outlives this
-  };
-
-  // A replay ahead reads `leaf`: see Note [Writes under a replay ahead].
-  void hasRead(const Value& leaf, const std::string& op);
-
-  // Finds a leaf whose version counter has moved since a replay ahead read the leaf. Returns the
-  // name of the operator that read the leaf; null if there is no such leaf.
-  const std::string* readerOfWritten() const;
 
   // Counts `fate` for the process and for the step's report.
   void became(AheadFate fate) const;
@@ -166,14 +173,11 @@ struct EBB_API Lookahead {
   std::vector<Wanted> wanted;  // in the order of packing
   // graphs whose results this one reads; if none, the last graph before
   std::vector<WeakGraph> before;
-  std::vector<c10::intrusive_ptr<Stash>> cameBack;  // fetched ahead; see awaitsBackward()
-  size_t taken = 0;                                 // bytes taken from the budget
-  std::optional<c10::Stream> side;   // the side stream for replays ahead; none: they use backward's
-  std::vector<ReadLeaf> leavesRead;  // see hasRead()
-  c10::Device device{c10::kCPU};     // of the value packed first
-  std::atomic<bool> holds{false};    // `wanted` holds bytes that could be freed
-  std::atomic<bool> asked{false};    // backward is about to unpack: the worker leaves
-  std::atomic<bool> arrived{false};  // backward has arrived and leavesRead was checked
+  OnArrival onArrival;
+  size_t taken = 0;                // bytes taken from the budget
+  c10::Device device{c10::kCPU};   // of the value packed first
+  std::atomic<bool> holds{false};  // `wanted` holds bytes that could be freed
+  std::atomic<bool> asked{false};  // backward is about to unpack: the worker leaves
   std::atomic<AheadState> state{AheadState::Recorded};
 };
 

@@ -22,7 +22,7 @@ void drop(c10::intrusive_ptr<Value>&& value) {
     return;
   }
   if (value.use_count() > 1) {  // else the value dies and no reader count is needed
-    value->loseReader();
+    value->uses.loseReader();
     value.reset();
     return;
   }
@@ -57,30 +57,30 @@ void Recipe::operator delete(void* block) {
 c10::intrusive_ptr<Recipe> Recipe::make(
     const OpTraits& op, uint32_t inputCount, uint32_t shapeCount) {
   static_assert(alignof(c10::IValue) <= alignof(Recipe) && alignof(Input) <= alignof(Recipe));
-  const size_t extra = op.others.size() * sizeof(c10::IValue) + inputCount * sizeof(Input) +
-                       shapeCount * sizeof(int64_t);
+  const size_t extra = op.arguments.others.size() * sizeof(c10::IValue) +
+                       inputCount * sizeof(Input) + shapeCount * sizeof(int64_t);
   auto* recipe = new (extra, Extra{}) Recipe(op, inputCount);
   // intrusive_ptr counts objects from one made by make_intrusive; unsafe_steal_from_new does the
   // same.
   return c10::intrusive_ptr<Recipe>::unsafe_steal_from_new(recipe);
 }
 
-Recipe::Recipe(const OpTraits& traits, uint32_t inputCount_) : op(traits), inputCount(inputCount_) {
+Recipe::Recipe(const OpTraits& traits, uint32_t inputCount) : op(traits), inputCount_(inputCount) {
   others = reinterpret_cast<c10::IValue*>(this + 1);
-  inputs = reinterpret_cast<Input*>(others + op.others.size());
-  shapes = reinterpret_cast<int64_t*>(inputs + inputCount);
-  std::uninitialized_default_construct_n(others, op.others.size());
-  std::uninitialized_default_construct_n(inputs, inputCount);
+  inputs_ = reinterpret_cast<Input*>(others + op.arguments.others.size());
+  shapes = reinterpret_cast<int64_t*>(inputs_ + inputCount);
+  std::uninitialized_default_construct_n(others, op.arguments.others.size());
+  std::uninitialized_default_construct_n(inputs_, inputCount);
   count(liveCounts().recipes, 1);
 }
 
 Recipe::~Recipe() {
   count(liveCounts().recipes, -1);
-  for (uint32_t i = 0; i < inputCount; ++i) {
-    drop(std::move(inputs[i].value));
+  for (Input& input : inputs()) {
+    drop(std::move(input.value));
   }
-  std::destroy_n(inputs, inputCount);
-  std::destroy_n(others, op.others.size());
+  std::destroy_n(inputs_, inputCount_);
+  std::destroy_n(others, op.arguments.others.size());
 }
 
 std::string where(const Graph& graph, const Recipe& recipe) {

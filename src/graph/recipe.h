@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "graph/geometry.h"
@@ -71,7 +72,17 @@ struct Output {
   uint64_t fingerprint = 0;
 };
 
-// Recipe has many members, so that each op allocates a single block of memory.
+// The inputs that the op's kernel had besides its arguments: see docs/design/kernel.md.
+struct KernelInputs {
+  c10::DispatchKeySet keys;             // the kernels that the op was dispatched to
+  const KernelState* state = nullptr;   // the settings; the graph owns them
+  std::unique_ptr<RandomState> random;  // null if the op draws nothing
+  uint32_t precision = 0;               // productPrecision()
+  bool gradMode = false;                // some kernels depend on the mode, such as mkldnn_rnn_layer
+  bool forced = false;                  // of a convolution: a rule allows any algorithm
+};
+
+// How to recompute the results of one call of an op.
 struct Recipe final : c10::intrusive_ptr_target {
   // Note [A recipe is one block]
   // A recipe, its non-tensor arguments, its inputs and their shapes share one allocation. The
@@ -79,25 +90,19 @@ struct Recipe final : c10::intrusive_ptr_target {
   static c10::intrusive_ptr<Recipe> make(
       const OpTraits& op, uint32_t inputCount, uint32_t shapeCount);
   ~Recipe() override;
-  Recipe(const Recipe&) = delete;
-  Recipe& operator=(const Recipe&) = delete;
+
+  std::span<Input> inputs() const {
+    return {inputs_, inputCount_};
+  }
 
   const OpTraits& op;
-  c10::DispatchKeySet keys;  // the kernels that the op was dispatched to
-  uint64_t sequence = 0;     // order of recording; replays run in this order
-  uint32_t visit = 0;        // Graph::lastVisit of the last search that visited this recipe
-  uint16_t region = 0;       // index in Graph::names
-  bool gradMode = false;     // some kernels depend on the mode, such as mkldnn_rnn_layer
-  bool forced = false;       // of a convolution: a rule allows any algorithm
-  uint32_t inputCount = 0;
-  c10::IValue* others;  // the arguments OpTraits::others; lists of tensors are stored empty
-  Input* inputs;
+  uint64_t sequence = 0;  // order of recording; replays run in this order
+  uint32_t visit = 0;     // Graph::lastVisit of the last search that visited this recipe
+  uint16_t region = 0;    // index in Graph::names
+  KernelInputs kernel;
+  c10::IValue* others;  // see ArgumentTraits::others; lists of tensors are stored empty
   int64_t* shapes;
   c10::SmallVector<Output, 1> outputs;
-  std::unique_ptr<RandomState> random;  // null if the op draws nothing
-  // the kernel's settings besides its arguments; the graph owns them
-  const KernelState* state = nullptr;
-  uint32_t precision = 0;  // productPrecision()
 
   void operator delete(void* block);
 
@@ -106,6 +111,9 @@ struct Recipe final : c10::intrusive_ptr_target {
   static void* operator new(size_t size, size_t extra, Extra);
   static void operator delete(void* block, size_t extra, Extra);
   Recipe(const OpTraits& traits, uint32_t inputCount);
+
+  Input* inputs_;
+  uint32_t inputCount_;
 };
 
 // "aten::mm.default in region 'block'", for messages.

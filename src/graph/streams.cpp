@@ -10,12 +10,12 @@
 namespace ebb {
 namespace {
 
-// Streams are numbered from 1. Streams from this number on share the last bit of Value::orderedOn.
-// The bit is never set, so such streams wait each time.
+// Streams are numbered from 1. Streams from this number on share the last bit of
+// StreamsOfBytes::orderedOn. The bit is never set, so such streams wait each time.
 constexpr size_t kBits = 8;
 
-// Value::madeOn has this number for all streams with this or a higher number. A reader of bytes
-// made on such a stream waits for all such streams.
+// StreamsOfBytes::madeOn has this number for all streams with this or a higher number. A reader of
+// bytes made on such a stream waits for all such streams.
 constexpr size_t kLastMaker = 32;
 
 uint8_t bitOf(size_t place) {
@@ -50,9 +50,9 @@ size_t GraphStreams::currentOf(c10::Device device) {
 
 void GraphStreams::madeOffCpu(Value& value, c10::Device device) {
   const size_t current = currentOf(device);
-  value.madeOn = static_cast<uint8_t>(std::min(current + 1, kLastMaker));
+  value.streams.madeOn = static_cast<uint8_t>(std::min(current + 1, kLastMaker));
   // the bytes may have been on other streams: the first use tells the allocator
-  value.orderedOn = 0;
+  value.streams.orderedOn = 0;
 }
 
 void GraphStreams::useOffCpu(Value& value, const c10::Storage& storage) {
@@ -60,15 +60,15 @@ void GraphStreams::useOffCpu(Value& value, const c10::Storage& storage) {
   if (!several_ || current >= all_.size()) {
     return;
   }
-  if ((value.orderedOn & bitOf(current)) == 0) {
+  if ((value.streams.orderedOn & bitOf(current)) == 0) {
     waitForMaker(value, current);
-    value.orderedOn |= bitOf(current);
+    value.streams.orderedOn |= bitOf(current);
   }
   noteUse(storage, all_[current]);  // a value may have several storages
 }
 
 void GraphStreams::waitForMaker(const Value& value, size_t asker) {
-  const size_t maker = value.madeOn;
+  const size_t maker = value.streams.madeOn;
   if (maker == kLastMaker) {  // or a later stream
     for (size_t i = kLastMaker - 1; i < all_.size(); ++i) {
       orderAfter(all_[asker], all_[i]);
@@ -86,8 +86,8 @@ void GraphStreams::takeOver(c10::Stream maker, c10::ArrayRef<c10::intrusive_ptr<
   }
   orderAfter(all_[current], maker);
   for (const auto& value : values) {
-    if (value->madeOn == place + 1 && value->madeOn < kLastMaker) {
-      value->orderedOn |= bitOf(current);
+    if (value->streams.madeOn == place + 1 && value->streams.madeOn < kLastMaker) {
+      value->streams.orderedOn |= bitOf(current);
     }
   }
 }

@@ -20,12 +20,13 @@ bool isWritten(ArgUse use) {
 
 std::vector<at::Tensor> writtenBy(const OpTraits& traits, const torch::jit::Stack& stack) {
   std::vector<at::Tensor> written;
-  const c10::IValue* arguments = stack.data() + stack.size() - traits.argumentCount;
-  forEachTensor(arguments, traits.types, [&](const at::Tensor& tensor, size_t i, int32_t) {
-    if (tensor.defined() && isWritten(traits.uses[i])) {
-      written.push_back(tensor);
-    }
-  });
+  const c10::IValue* arguments = stack.data() + stack.size() - traits.arguments.types.size();
+  forEachTensor(
+      arguments, traits.arguments.types, [&](const at::Tensor& tensor, size_t i, int32_t) {
+        if (tensor.defined() && isWritten(traits.arguments.uses[i])) {
+          written.push_back(tensor);
+        }
+      });
   return written;
 }
 
@@ -53,7 +54,7 @@ std::optional<c10::KernelFunction> watchingKernel(const c10::OperatorHandle& op)
       op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView)) {
     return std::nullopt;
   }
-  const auto& uses = opTraits(op).uses;
+  const auto& uses = opTraits(op).arguments.uses;
   if (std::none_of(uses.begin(), uses.end(), isWritten)) {
     return std::nullopt;
   }

@@ -31,7 +31,7 @@ void show(
     torch::jit::Stack* stack,
     Run&& run) {
   const OpTraits& traits = opTraits(op);
-  const size_t first = stack->size() - traits.argumentCount;
+  const size_t first = stack->size() - traits.arguments.types.size();
   auto runAndShow = [&]() -> const c10::IValue* {
     run();
     return stack->data() + first;

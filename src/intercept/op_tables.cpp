@@ -283,21 +283,21 @@ void applyRowRule(OpTraits& traits) {
   const std::string& name = schema.name();
   const auto apply = [&](RowRule rule, std::string_view argument) {
     if (const auto index = schema.argumentIndexWithName(argument)) {
-      traits.rows = rule;
-      traits.rowArgument = static_cast<int16_t>(*index);
+      traits.rows.rule = rule;
+      traits.rows.argument = static_cast<int16_t>(*index);
     }
   };
-  if (traits.untrusted) {
+  if (traits.limits.untrusted) {
     return;
   }
   if (contains(kShapeOnly, name)) {
-    traits.rows = RowRule::ShapeOnly;
+    traits.rows.rule = RowRule::ShapeOnly;
   } else if (traits.op.hasTag(at::Tag::pointwise) || contains(kEachRow, name)) {
-    traits.rows = RowRule::EachRow;
+    traits.rows.rule = RowRule::EachRow;
   } else if (contains(kBatches, name)) {
-    traits.rows = RowRule::Batches;
+    traits.rows.rule = RowRule::Batches;
   } else if (contains(kGroups, name)) {
-    traits.rows = RowRule::Groups;
+    traits.rows.rule = RowRule::Groups;
   } else if (contains(kTrailingDims, name)) {
     apply(RowRule::TrailingDims, "normalized_shape");
   } else if (contains(kAlongDims, name)) {
@@ -394,13 +394,14 @@ void applyLyingSchemas(OpTraits& traits) {
     for (const std::string_view argument : entry.arguments) {
       const auto index = schema.argumentIndexWithName(argument);
       if (!argument.empty() && index) {
-        traits.uses[*index] = entry.use;
+        traits.arguments.uses[*index] = entry.use;
       }
     }
     if (const auto index = schema.argumentIndexWithName(entry.condition);
         !entry.condition.empty() && index) {
-      traits.conditionArgument = static_cast<int16_t>(*index);
-      traits.conditionIsFlag = schema.arguments()[*index].type()->kind() == c10::TypeKind::BoolType;
+      traits.arguments.condition = static_cast<int16_t>(*index);
+      traits.arguments.conditionIsFlag =
+          schema.arguments()[*index].type()->kind() == c10::TypeKind::BoolType;
     }
   }
 }

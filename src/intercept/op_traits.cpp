@@ -93,6 +93,7 @@ OpKind classify(const c10::OperatorHandle& op) {
 }
 
 void readArguments(OpTraits& traits, const c10::FunctionSchema& schema) {
+  ArgumentTraits& all = traits.arguments;
   const bool overwritesFirst = isWholeOverwrite(schema.name());
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const auto& argument = schema.arguments()[i];
@@ -100,25 +101,25 @@ void readArguments(OpTraits& traits, const c10::FunctionSchema& schema) {
     if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
       // An `out=` argument is written whole, by a convention that torch's own operators keep.
       const bool overwrite =
-          (argument.is_out() && !traits.untrusted) || (overwritesFirst && i == 0);
+          (argument.is_out() && !traits.limits.untrusted) || (overwritesFirst && i == 0);
       use = overwrite ? ArgUse::Overwrite : ArgUse::Write;
     } else if (
         typeOf(argument.type()) != ArgType::Other && hidesWrite(schema.name(), argument.name())) {
       use = ArgUse::Write;
     }
-    traits.counted.push_back(isCounted(traits.op, argument));
-    traits.uses.push_back(use);
-    traits.otherwise.push_back(use);
-    traits.types.push_back(typeOf(argument.type()));
-    if (traits.types.back() != ArgType::Tensor) {
-      traits.others.push_back(static_cast<uint16_t>(i));
+    all.counted.push_back(isCounted(traits.op, argument));
+    all.uses.push_back(use);
+    all.otherwise.push_back(use);
+    all.types.push_back(typeOf(argument.type()));
+    if (all.types.back() != ArgType::Tensor) {
+      all.others.push_back(static_cast<uint16_t>(i));
     }
-    traits.neverReplayed |= !canBePassedAgain(argument.type());
+    traits.limits.neverReplayed |= !canBePassedAgain(argument.type());
     if (holdsGenerator(argument.type())) {
-      traits.generatorArgument = static_cast<int16_t>(i);
+      traits.random.generatorArgument = static_cast<int16_t>(i);
     }
-    if (argument.name() == "dropout_p" && !traits.untrusted) {
-      traits.dropoutArgument = static_cast<int16_t>(i);
+    if (argument.name() == "dropout_p" && !traits.limits.untrusted) {
+      traits.random.dropoutArgument = static_cast<int16_t>(i);
     }
   }
 }
@@ -127,29 +128,28 @@ void fill(OpTraits& traits) {
   const auto& schema = traits.op.schema();
   const std::string& name = schema.name();
   traits.name = qualifiedName(traits.op.operator_name());
-  traits.argumentCount = static_cast<uint16_t>(schema.arguments().size());
-  traits.returnCount = static_cast<uint16_t>(schema.returns().size());
-  traits.untrusted = !isTorchsOwn(name);
+  traits.limits.untrusted = !isTorchsOwn(name);
   readArguments(traits, schema);
   applyLyingSchemas(traits);
-  traits.writes = std::any_of(traits.uses.begin(), traits.uses.end(), [](ArgUse use) {
+  const auto& uses = traits.arguments.uses;
+  traits.arguments.writes = std::any_of(uses.begin(), uses.end(), [](ArgUse use) {
     return use != ArgUse::Read && use != ArgUse::Unread;
   });
-  traits.random = traits.op.hasTag(at::Tag::nondeterministic_seeded);
-  traits.neverReplayed |= isNeverReplayed(name);
-  traits.communicates = communicates(name);
+  traits.random.draws = traits.op.hasTag(at::Tag::nondeterministic_seeded);
+  traits.limits.neverReplayed |= isNeverReplayed(name);
+  traits.limits.communicates = communicates(name);
   for (const auto& result : schema.returns()) {
     traits.results.push_back(typeOf(result.type()));
   }
-  traits.uninitialised = isUninitialisedFactory(name);
-  traits.constantFill = isConstantFactory(name);
-  traits.precision = precisionRead(name);
-  traits.isConvolution = isConvolution(name);
-  traits.readsRequiresGrad = readsRequiresGrad(name);
+  traits.limits.uninitialised = isUninitialisedFactory(name);
+  traits.limits.constantFill = isConstantFactory(name);
+  traits.kernel.precision = precisionRead(name);
+  traits.kernel.isConvolution = isConvolution(name);
+  traits.kernel.readsRequiresGrad = readsRequiresGrad(name);
   traits.kind = classify(traits.op);
   applyRowRule(traits);
-  if (traits.rows == RowRule::ShapeOnly) {
-    traits.uses[0] = traits.otherwise[0] = ArgUse::Unread;
+  if (traits.rows.rule == RowRule::ShapeOnly) {
+    traits.arguments.uses[0] = traits.arguments.otherwise[0] = ArgUse::Unread;
   }
 }
 
@@ -221,7 +221,7 @@ void forgetOpTraits(const c10::OperatorHandle& op) {
   std::lock_guard<std::mutex> lock(shared.mutex);
   const auto found = shared.byAddress.find(std::hash<c10::OperatorHandle>{}(op));
   if (found != shared.byAddress.end()) {
-    const_cast<OpTraits*>(found->second)->registered.store(false, std::memory_order_release);
+    found->second->state.registered.store(false, std::memory_order_release);
     shared.byAddress.erase(found);
     shared.epoch.fetch_add(1, std::memory_order_release);
   }

@@ -53,52 +53,78 @@ enum class RowRule : uint8_t {
   ShapeOnly,     // reads only the argument's shape
 };
 
-// All facts about one operator; read-only after the first call, except for atomics.
+// The facts about an operator's arguments. Each list has an entry for each argument on the stack.
+struct ArgumentTraits {
+  c10::SmallVector<ArgType, 12> types;
+  c10::SmallVector<ArgUse, 12> uses;
+  c10::SmallVector<bool, 12> counted;    // see Note [Which writes are counted]
+  c10::SmallVector<uint16_t, 8> others;  // indices of arguments that are not single tensors
+  bool writes = false;                   // the op writes to an argument
+  bool conditionIsFlag = false;          // the condition is declared as a bool
+  int16_t condition = -1;  // index of a bool that must be true or a number that must be 0
+  c10::SmallVector<ArgUse, 12> otherwise;  // the uses if the condition does not hold
+
+  ArgUse useOf(size_t argument, bool holds) const {
+    const ArgUse use = uses[argument];
+    return holds || use == ArgUse::Read ? use : otherwise[argument];
+  }
+};
+
+// The facts that limit replays of an operator.
+struct ReplayLimits {
+  bool untrusted = false;      // see Note [Operators from elsewhere]
+  bool neverReplayed = false;  // collectives and the like; see Note [Never replayed]
+  bool communicates = false;   // see Note [Communication]
+  bool uninitialised = false;  // empty*: see Note [Uninitialised memory is not a recipe]
+  bool constantFill = false;   // zeros, ones, full: no recipe if read before a visible write
+};
+
+// The random numbers that an operator draws.
+struct RandomTraits {
+  bool draws = false;              // from a generator: tagged nondeterministic_seeded
+  int16_t generatorArgument = -1;  // index of a Generator? argument
+  int16_t dropoutArgument = -1;    // index of dropout_p: at 0 the op draws nothing
+};
+
+// The state besides its arguments that an operator's kernel depends on.
+struct KernelTraits {
+  PrecisionRead precision = PrecisionRead::None;  // see productPrecision in kernel/kernel_state.h
+  bool isConvolution = false;                     // see kernel/convolutions.h
+  bool readsRequiresGrad = false;  // kernel choice depends on requires_grad and grad mode
+};
+
+struct RowTraits {
+  RowRule rule = RowRule::Unknown;
+  // The argument with rows (OneArgument), or the argument with the sizes or dimensions for `rule`.
+  int16_t argument = -1;
+};
+
+// The facts about an operator that change while the process runs.
+struct OpState {
+  std::atomic<bool> demoted{false};           // verify mode found that the results must be saved
+  std::atomic<bool> registered{true};         // false once the defining library is gone
+  std::atomic<bool> writesUnsaid{false};      // the user was told; see Note [Unsaid writes]
+  std::atomic<bool> movesFirst{false};        // see Note [Versions that move first]
+  std::atomic<bool> toldUnrepeatable{false};  // the log was told; see Unrepeatable
+};
+
+// All facts about one operator; read-only after the first call, except for `state`. The members
+// that each call reads come first: a call's traits are seldom in the nearest cache.
 struct OpTraits {
   explicit OpTraits(c10::OperatorHandle handle) : op(std::move(handle)) {
   }
 
-  // The members that each call reads come first: a call's traits are seldom in the nearest cache.
-  c10::OperatorHandle op;      // valid while `registered`
-  uint32_t index = 0;          // dense; compiled policies are tables over it
-  uint16_t argumentCount = 0;  // arguments on the stack
-  uint16_t returnCount = 0;    // results on the stack
+  c10::OperatorHandle op;  // valid while `state.registered`
+  uint32_t index = 0;      // dense; compiled policies are tables over it
   OpKind kind = OpKind::Recorded;
-  mutable std::atomic<bool> demoted{false};  // verify mode found that the results must be saved
-  bool random = false;         // draws from a generator: tagged nondeterministic_seeded
-  bool untrusted = false;      // see Note [Operators from elsewhere]
-  bool neverReplayed = false;  // collectives and the like; see Note [Never replayed]
-  bool communicates = false;   // see Note [Communication]
-  bool writes = false;         // writes to an argument
-  bool uninitialised = false;  // empty*: see Note [Uninitialised memory is not a recipe]
-  bool constantFill = false;   // zeros, ones, full: no recipe if read before a visible write
-  PrecisionRead precision = PrecisionRead::None;  // see productPrecision in kernel/kernel_state.h
-  bool isConvolution = false;                     // see kernel/convolutions.h
-  bool readsRequiresGrad = false;  // kernel choice depends on requires_grad and grad mode
-  int16_t generatorArgument = -1;  // index of a Generator? argument
-  int16_t dropoutArgument = -1;    // index of dropout_p: at 0 the op draws nothing
-  int16_t conditionArgument = -1;  // index of a bool that must be true or a number that must be 0
-  bool conditionIsFlag = false;    // the condition is declared as a bool
-  RowRule rows = RowRule::Unknown;
-  // The argument with rows (OneArgument), or the argument with the sizes or dimensions for `rows`.
-  int16_t rowArgument = -1;
-  c10::SmallVector<ArgType, 12> types;   // one per argument
-  c10::SmallVector<ArgUse, 12> uses;     // one per argument
-  c10::SmallVector<bool, 12> counted;    // one per argument; see Note [Which writes are counted]
-  c10::SmallVector<uint16_t, 8> others;  // arguments that are not single tensors
+  ReplayLimits limits;
+  KernelTraits kernel;
+  RandomTraits random;
+  RowTraits rows;
+  mutable OpState state;
+  ArgumentTraits arguments;
   c10::SmallVector<ArgType, 4> results;  // one per result
   std::string name;                      // "aten::mm.default", as in rules and messages
-  std::atomic<bool> registered{true};    // false once the defining library is gone
-  mutable std::atomic<bool> writesUnsaid{false};      // the user was told; see Note [Unsaid writes]
-  mutable std::atomic<bool> movesFirst{false};        // see Note [Versions that move first]
-  mutable std::atomic<bool> toldUnrepeatable{false};  // logged once; see Unrepeatable
-
-  // Some uses depend on a condition: see conditionArgument.
-  ArgUse useOf(size_t argument, bool condition) const {
-    const ArgUse use = uses[argument];
-    return condition || use == ArgUse::Read ? use : otherwise[argument];
-  }
-  c10::SmallVector<ArgUse, 12> otherwise;  // the uses if the condition does not hold
 };
 
 // The traits of `op`; the reference stays valid forever.

@@ -150,7 +150,7 @@ class Unboxed<Result(Arguments...)> final : public c10::OperatorKernel {
   explicit Unboxed(const c10::OperatorHandle& op)
       : traits_(opTraits(op)), op_(op.typed<Result(Arguments...)>()) {
     // The recorder replaces a Generator argument; only the boxed function passes the new one on.
-    TORCH_INTERNAL_ASSERT(traits_.generatorArgument < 0, traits_.name, " takes a Generator");
+    TORCH_INTERNAL_ASSERT(traits_.random.generatorArgument < 0, traits_.name, " takes a Generator");
   }
 
   Result operator()(c10::DispatchKeySet keys, Arguments... arguments) {

@@ -47,7 +47,7 @@ std::optional<c10::Device> deviceOf(
     type = c10::dispatchKeyToDeviceType(key);
   }
   std::optional<c10::Device> device;
-  for (size_t i = 0; i < op.argumentCount && !device; ++i) {
+  for (size_t i = 0; i < op.arguments.types.size() && !device; ++i) {
     const c10::IValue& argument = arguments[i];
     if (argument.isTensor() && argument.toTensor().defined()) {
       device = argument.toTensor().device();
@@ -152,8 +152,8 @@ uint64_t digestOf(const at::Generator& generator) {
 }  // namespace
 
 bool mayDrawWith(const OpTraits& op, const c10::IValue* arguments) {
-  if (op.dropoutArgument >= 0) {
-    const c10::IValue& probability = arguments[op.dropoutArgument];
+  if (op.random.dropoutArgument >= 0) {
+    const c10::IValue& probability = arguments[op.random.dropoutArgument];
     return !(probability.isDouble() && probability.toDouble() == 0.0);
   }
   return true;
@@ -161,9 +161,9 @@ bool mayDrawWith(const OpTraits& op, const c10::IValue* arguments) {
 
 RandomScope::RandomScope(
     const OpTraits& op, c10::DispatchKeySet keys, c10::IValue* arguments, bool recorded) {
-  const bool takesGenerator = op.generatorArgument >= 0;
-  const bool given = takesGenerator && arguments[op.generatorArgument].isGenerator();
-  if (!given && !op.untrusted) {
+  const bool takesGenerator = op.random.generatorArgument >= 0;
+  const bool given = takesGenerator && arguments[op.random.generatorArgument].isGenerator();
+  if (!given && !op.limits.untrusted) {
     lock_ = std::unique_lock<std::mutex>(drawMutex());
   }
   if (!recorded) {
@@ -171,13 +171,13 @@ RandomScope::RandomScope(
   }
   // A custom operator may draw without a tag, and its kernel may be Python. So states before and
   // after are compared, and no lock is held.
-  confirm_ = !op.random;
+  confirm_ = !op.random.draws;
   state_ = std::make_unique<RandomState>();
-  state_->generator = given ? arguments[op.generatorArgument].toGenerator()
+  state_->generator = given ? arguments[op.random.generatorArgument].toGenerator()
                             : defaultGenerator(deviceOf(op, keys, arguments));
   const bool onDevice = !state_->generator.defined() || !state_->generator.device().is_cpu();
-  if (takesGenerator && !given && !op.untrusted && !onDevice) {
-    drawFromClone(arguments[op.generatorArgument]);
+  if (takesGenerator && !given && !op.limits.untrusted && !onDevice) {
+    drawFromClone(arguments[op.random.generatorArgument]);
     return;
   }
   if (state_->generator.defined()) {
@@ -294,13 +294,13 @@ RandomReplay::RandomReplay(const OpTraits& op, const RandomState* state, torch::
   if (state == nullptr) {
     return;
   }
-  if (op.generatorArgument >= 0 && state->capture == 0) {
+  if (op.random.generatorArgument >= 0 && state->capture == 0) {
     clone_ = cloneOf(state->generator);
     setState(clone_, unpackState(state->packed));
-    stack[stack.size() - op.argumentCount + op.generatorArgument] = clone_;
+    stack[stack.size() - op.arguments.types.size() + op.random.generatorArgument] = clone_;
     return;
   }
-  if (!op.untrusted) {
+  if (!op.limits.untrusted) {
     lock_ = std::unique_lock<std::mutex>(drawMutex());
   }
   generator_ = state->generator;

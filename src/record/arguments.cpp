@@ -52,15 +52,15 @@ bool isWrite(ArgUse use) {
 
 Arguments::Arguments(const Call& call, ValueMap& values, bool allRepeat)
     : op_(call.op), values_(values), allRepeat_(allRepeat) {
-  if (op_.conditionArgument >= 0) {
-    const c10::IValue& given = call.arguments[op_.conditionArgument];
-    condition_ = op_.conditionIsFlag ? given.isBool() && given.toBool()
-                                     : given.isScalar() && given.toScalar().equal(0);
+  if (op_.arguments.condition >= 0) {
+    const c10::IValue& given = call.arguments[op_.arguments.condition];
+    condition_ = op_.arguments.conditionIsFlag ? given.isBool() && given.toBool()
+                                               : given.isScalar() && given.toScalar().equal(0);
   }
   forEachTensor(
-      call.arguments, op_.types, [&](const at::Tensor& tensor, size_t i, int32_t element) {
-        scan(tensor, i, element);
-      });
+      call.arguments,
+      op_.arguments.types,
+      [&](const at::Tensor& tensor, size_t i, int32_t element) { scan(tensor, i, element); });
 }
 
 void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element) {
@@ -80,11 +80,12 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
     }
     return;
   }
-  if (op_.untrusted && use == ArgUse::Write && allRepeat_ && isUnfilled(tensor)) {
+  if (op_.limits.untrusted && use == ArgUse::Write && allRepeat_ && isUnfilled(tensor)) {
     use = ArgUse::Overwrite;
   }
   GeometryFlags flags = geometryFlags(tensor);
-  flags.requiresGrad = (op_.readsRequiresGrad || op_.untrusted) && tensor.requires_grad();
+  flags.requiresGrad =
+      (op_.kernel.readsRequiresGrad || op_.limits.untrusted) && tensor.requires_grad();
   shapeCount_ += Input::shapeCount(flags, use);
   tensors_.push_back({&tensor, flags, use, index, element});
   if (device_.is_cpu()) {
@@ -92,14 +93,15 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
   }
   storages_.push_back(storageOf(tensor));
   if (isWritten) {
-    addWrite(tensor, use, argument, element, op_.counted[argument] && !insidePythonDispatch());
+    addWrite(
+        tensor, use, argument, element, op_.arguments.counted[argument] && !insidePythonDispatch());
   }
 }
 
 [[gnu::noinline]] void Arguments::addWrite(
     const at::Tensor& tensor, ArgUse use, size_t argument, int32_t element, bool counted) {
   const bool whole = use == ArgUse::Overwrite && coversStorage(tensor);
-  const bool ahead = op_.untrusted && op_.counted[argument] && isAhead(tensor);
+  const bool ahead = op_.limits.untrusted && op_.arguments.counted[argument] && isAhead(tensor);
   c10::StorageImpl* storage = storageOf(tensor);
   const auto same = std::find_if(
       writes_.begin(), writes_.end(), [&](const Write& write) { return write.storage == storage; });
@@ -138,14 +140,14 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
     return false;
   }
   Value& value = **known;
-  const bool isNew = !value.knows(counter);
-  const uint32_t before = isNew ? 0 : value.written.version;
-  const bool isWriters = isNew || sameCounter(counter, value.written.counter);
+  const bool isNew = !value.versions.know(counter);
+  const uint32_t before = isNew ? 0 : value.versions.written().version;
+  const bool isWriters = isNew || value.versions.isWriters(counter);
   if (!isWriters || counter.current_version() != before + 1) {
     return false;
   }
-  if (op_.movesFirst.load(std::memory_order_relaxed) || (allRepeat_ && tensor.is_cpu())) {
-    isNew ? value.learn(counter) : value.allowOne(counter);
+  if (op_.state.movesFirst.load(std::memory_order_relaxed) || (allRepeat_ && tensor.is_cpu())) {
+    isNew ? value.versions.learn(counter) : value.versions.allowOne(counter);
   }
   return true;
 }
@@ -153,8 +155,8 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
 // See Note [Operators from elsewhere]
 [[gnu::cold]] bool Arguments::isUnfilled(const at::Tensor& tensor) const {
   const auto* known = values_.find(tensor);
-  return known != nullptr && (*known)->unfilled && coversStorage(tensor) &&
-         fingerprint(tensor.storage(), FingerprintOf::Everything) == (*known)->fingerprint;
+  return known != nullptr && (*known)->facts.unfilled && coversStorage(tensor) &&
+         fingerprint(tensor.storage(), FingerprintOf::Everything) == (*known)->home.fingerprint();
 }
 
 // Note [Writes to leaves]
@@ -166,7 +168,8 @@ bool Arguments::writesCanBeReplayed() const {
   return std::all_of(writes_.begin(), writes_.end(), [&](const Write& write) {
     const Value& before = *write.before;
     const bool toCpu = areOffCpu() && write.tensor.is_cpu();
-    return write.sideEffect || (before.madeHere && !toCpu && (write.whole || before.recipe));
+    return write.sideEffect ||
+           (before.facts.madeHere && !toCpu && (write.whole || before.recipe()));
   });
 }
 

@@ -86,13 +86,13 @@ class Arguments {
   bool isAhead(const at::Tensor& tensor);
   bool isUnfilled(const at::Tensor& tensor) const;
   ArgUse useOf(size_t argument) const {
-    return op_.useOf(argument, condition_);
+    return op_.arguments.useOf(argument, condition_);
   }
 
   const OpTraits& op_;
   ValueMap& values_;
   const bool allRepeat_;   // see Note [Operators from elsewhere]
-  bool condition_ = true;  // from OpTraits::conditionArgument
+  bool condition_ = true;  // from ArgumentTraits::condition
   bool recordable_ = true;
   c10::Device device_ = c10::kCPU;
   uint32_t shapeCount_ = 0;

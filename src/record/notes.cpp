@@ -4,8 +4,11 @@
 
 #include "graph/recipe.h"
 #include "graph/rows.h"
+#include "kernel/random_state.h"
+#include "record/arguments.h"
 #include "record/value_map.h"
 #include "stream/capture.h"
+#include "stream/event.h"
 
 namespace ebb {
 
@@ -14,10 +17,10 @@ namespace {
 // Holders of a value from outside, not counting autograd's handles.
 RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
   const auto value = weak.lock();
-  if (!value || !value->bytes) {
+  if (!value || !value->home.bytes()) {
     return {};
   }
-  auto* storage = value->bytes.unsafeGetStorageImpl();
+  auto* storage = value->home.bytes().unsafeGetStorageImpl();
   const size_t holders = c10::raw::intrusive_ptr::use_count(storage);
   return {storage, holders - std::min<size_t>(holders, value->entry->line()->use.storages)};
 }
@@ -41,26 +44,26 @@ RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
   Journal& journal = *context.graph->journal;
   Line line;
   line.origin = originOf(context, op);
-  line.rule = value.madeHere
-                  ? journal.names().ruleThatDecided(context.decider->ruleInWords(value.rule))
+  line.rule = value.facts.madeHere
+                  ? journal.names().ruleThatDecided(context.decider->ruleInWords(value.facts.rule))
                   : nullptr;
   line.reason = reason;
   line.dtype = tensor.scalar_type();
   line.sizes = tensor.sizes();
-  line.memory.nbytes = value.nbytes;
-  line.memory.address = value.address;
+  line.memory.nbytes = value.home.nbytes();
+  line.memory.address = value.home.address();
   line.stack = journal.isProfile() ? nullptr : pythonStack();
   value.entry = journal.add(std::move(line));
   noteRows(value);
-  if (!value.madeHere) {
+  if (!value.facts.madeHere) {
     const auto weak = c10::weak_intrusive_ptr<Value>::reclaim_copy(&value);
     journal.watch(*value.entry, [weak] { return held(weak); });
   }
 }
 
 [[gnu::cold]] void noteRule(const Context& context, const Value& value) {
-  const std::string* rule =
-      context.graph->journal->names().ruleThatDecided(context.decider->ruleInWords(value.rule));
+  const std::string* rule = context.graph->journal->names().ruleThatDecided(
+      context.decider->ruleInWords(value.facts.rule));
   Entry::update(value.entry, [&](Line& line) { line.rule = rule; });
 }
 
@@ -76,6 +79,46 @@ RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
   });
 }
 
+[[gnu::cold]] std::unique_ptr<OperatorLine> noteCall(
+    const Context& context,
+    ValueMap& values,
+    const Call& call,
+    const Arguments& arguments,
+    bool replayable) {
+  Journal& journal = *context.graph->journal;
+  if (!journal.isProfile()) {
+    return nullptr;
+  }
+  auto note = std::make_unique<OperatorLine>();
+  note->origin = originOf(context, call.op.name);
+  note->call = context.numberInJournal;
+  note->random = mayDraw(call.op, call.arguments);
+  note->inplace = !arguments.writes().empty();
+  note->replayable = replayable;
+  for (const Argument& argument : arguments.tensors()) {
+    const bool whole = argument.use == ArgUse::Overwrite && coversStorage(*argument.tensor);
+    const bool reads = argument.tensor->defined() && !whole && !Input::isStandIn(argument.use);
+    const auto* known = reads ? values.find(*argument.tensor) : nullptr;
+    if (known != nullptr && (*known)->entry) {
+      note->inputs.push_back((*known)->entry->line());
+    }
+  }
+  for (const Argument& argument : arguments.tensors()) {
+    if (argument.tensor->defined() && !note->timer) {
+      note->timer = startTimer(argument.flags.device);
+    }
+  }
+  note->start = journal.now();
+  return note;
+}
+
+[[gnu::cold]] void noteRun(const Journal& journal, OperatorLine& note) {
+  note.duration = journal.now() - note.start;
+  if (note.timer) {
+    note.timer->stop();
+  }
+}
+
 bool isReported(const Context& context, const at::Tensor& tensor) {
   const JournalPtr& journal = context.graph->journal;
   return journal &&
@@ -89,7 +132,7 @@ bool isReported(const Context& context, const at::Tensor& tensor) {
     if (line.fate == Fate::Offloaded || line.fate == Fate::Paged) {
       return;
     }
-    if (!value.madeHere) {
+    if (!value.facts.madeHere) {
       line.fate = Fate::Outside;
     } else {
       line.fate = !kept ? Fate::Recomputed : line.reason != nullptr ? Fate::Kept : Fate::Saved;
@@ -125,7 +168,7 @@ bool isReported(const Context& context, const at::Tensor& tensor) {
     if (value->entry) {
       const bool droppable = static_cast<bool>(escapedStorage(*value));
       closing.push_back(
-          {value->entry, c10::weak_intrusive_ptr<Value>(value), value->home, droppable});
+          {value->entry, c10::weak_intrusive_ptr<Value>(value), value->home.storage(), droppable});
     }
   }
   return closing;
@@ -134,7 +177,7 @@ bool isReported(const Context& context, const at::Tensor& tensor) {
 [[gnu::cold]] void noteClosed(const std::vector<Closing>& closing) {
   for (const Closing& last : closing) {
     const auto value = last.value.lock();
-    const bool kept = value && value->bytes;
+    const bool kept = value && value->home.bytes();
     const bool escaped = value && last.droppable;
     const auto home = last.home.lock();
     Entry::update(last.entry, [&](Line& line) {

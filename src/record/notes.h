@@ -4,6 +4,7 @@
 
 #include <ATen/core/TensorBody.h>
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,13 +16,26 @@
 namespace ebb {
 
 class ValueMap;
+class Arguments;
+struct Call;
+
+// For a profile: notes a call before it runs. Null if no profile is recorded.
+std::unique_ptr<OperatorLine> noteCall(
+    const Context& context,
+    ValueMap& values,
+    const Call& call,
+    const Arguments& arguments,
+    bool replayable);
+// The call's kernel has run.
+void noteRun(const Journal& journal, OperatorLine& note);
 
 // The op `op` of the region and module that run now.
 Origin originOf(const Context& context, const std::string& op);
 
 // Adds a line for a new value to the report. `op` produced the value, and `tensor` is the result;
-// value.rule must be set. `reason`: why the value cannot be recomputed; null if it can be, or need
-// not be. For values from outside, ebb checks later if the program still refers to them.
+// value.facts.rule must be set. `reason`: why the value cannot be recomputed; null if it can
+// be, or need not be. For values from outside, ebb checks later if the program still refers to
+// them.
 void noteMade(
     const Context& context,
     Value& value,

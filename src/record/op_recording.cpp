@@ -12,6 +12,7 @@
 #include "record/notes.h"
 #include "record/recipe_writer.h"
 #include "record/run_again.h"
+#include "record/sender.h"
 #include "record/unrepeatable.h"
 #include "record/unsaid_writes.h"
 #include "record/written.h"
@@ -36,10 +37,16 @@ void forEachKnown(ValueMap& values, const Arguments& arguments, const Act& act) 
   }
 }
 
-[[gnu::cold]] void noteUses(const Context& context, ValueMap& values, const Arguments& arguments) {
-  forEachKnown(values, arguments, [&](const at::Tensor& tensor, const auto& value) {
-    context.graph->streams.use(*value, tensor.storage());
-  });
+// See Note [Bytes of several streams]
+[[gnu::noinline]] void noteStream(
+    const Context& context, ValueMap& values, const Arguments& arguments) {
+  GraphStreams& streams = context.graph->streams;
+  streams.note(arguments.device());
+  if (streams.areSeveral()) {
+    forEachKnown(values, arguments, [&](const at::Tensor& tensor, const auto& value) {
+      streams.use(*value, tensor.storage());
+    });
+  }
 }
 
 // An operator without a recipe may write arguments marked as read, and may move only the counter of
@@ -50,9 +57,68 @@ void forEachKnown(ValueMap& values, const Arguments& arguments, const Act& act) 
   });
 }
 
+// Note [Operators from elsewhere]
+// A custom operator, that is, one from outside torch, may keep state that no schema shows: a step
+// counter, a generator, a cache. A second run would then silently give another result. So ebb
+// keeps the results, with two exceptions. A rule of the policy that matches the operator declares
+// it repeatable. A checkpointed call declares all inner operators repeatable
+// (Context::allRepeat), since torch's checkpoint would run them again. In both cases, ebb
+// compares the results of the replay with the forward's: on the CPU by fingerprints, on other
+// devices in verify mode only. In a checkpointed call on the CPU, such an operator may also fill
+// a result of `empty`. There a fingerprint shows that no other code has written to the memory
+// before, so a replay may use new memory.
+bool isTrusted(const Context& context, const OpTraits& op, const Verdict& verdict) {
+  return !op.limits.untrusted || context.allRepeat || verdict.named;
+}
+
+// Note [Uninitialised memory is not a recipe]
+// A kernel that bypasses the dispatcher may fill the result of `empty`, so the result stays a leaf
+// until a visible op overwrites the memory. The result of zeros, ones or full is recomputed only if
+// its first use is a write. If the first use is a read, an unseen write may have filled the result
+// before, so the result becomes a leaf.
+const char* findObstacle(
+    const Context& context, const Call& call, const Arguments& arguments, const Verdict& verdict) {
+  const OpTraits& op = call.op;
+  if (!arguments.areRecordable() || !call.repeatable) {
+    return "an argument is sparse, nested, MKL-DNN or a tensor subclass, which ebb cannot replay";
+  }
+  if (op.limits.uninitialised) {
+    return "uninitialized memory (torch.empty), which code outside of torch may fill";
+  }
+  if (op.limits.neverReplayed && !verdict.forced) {
+    return op.limits.communicates ? "collectives are never recomputed"
+                                  : "ebb recomputes this operator only by a rule with force=True";
+  }
+  const bool mayDiffer = op.kernel.isConvolution && arguments.areOffCpu() && !verdict.forced;
+  if (const char* why = mayDiffer ? convolutionsAreKept() : nullptr) {
+    return why;
+  }
+  if (!isTrusted(context, op, verdict)) {
+    return kFromElsewhere;
+  }
+  return arguments.writesCanBeReplayed() ? nullptr
+                                         : "it wrote to a tensor from outside of the region";
+}
+
+void lockAgain(std::unique_lock<PythonMutex>& lock) {
+  if (!lock.owns_lock()) {
+    lock.lock();
+  }
+}
+
+// A result of _unsafe_view or unsafe_chunk has a counter of its own: see Note [Version stamps].
+void learnAlias(ValueMap& values, std::unique_lock<PythonMutex>& lock, const at::Tensor& tensor) {
+  const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  const auto* known = values.find(tensor);
+  if (known != nullptr && counter.enabled() && !(*known)->versions.know(counter)) {
+    lockAgain(lock);
+    (*known)->versions.learn(counter);
+  }
+}
+
 // See Note [Threads that draw outside of regions]
 uint64_t fingerprintOfResult(const OpTraits& op, const c10::IValue* results) {
-  if (op.returnCount == 0 || !results[0].isTensor()) {
+  if (op.results.empty() || !results[0].isTensor()) {
     return 0;
   }
   const at::Tensor& result = results[0].toTensor();
@@ -68,11 +134,9 @@ bool hasReserve(const Context& context) {
 
 }  // namespace
 
-OpRecording::OpRecording(
-    const Context& context, ValueMap& values, Sender& sender, RowMarks& marks, Call& call)
+OpRecording::OpRecording(const Context& context, ValueMap& values, RowMarks& marks, Call& call)
     : context_(context),
       values_(values),
-      sender_(sender),
       marks_(marks),
       call_(call),
       op_(call.op),
@@ -83,21 +147,24 @@ OpRecording::OpRecording(
 void OpRecording::run() {
   writeRecipe();
   if (!arguments_.writes().empty()) {
-    prepareWrites(values_, arguments_, recipe_.get());
+    prepareWrites(values_, arguments_, replay_.recipe.get());
   }
   if (context_.graph->journal) [[unlikely]] {
-    noteCall();
+    note_ = noteCall(context_, values_, call_, arguments_, replay_.recipe.defined());
+    if (note_) {
+      note_->readsRows = flow_ && flow_->readsRows();
+    }
   }
-  if (op_.isConvolution && arguments_.areOffCpu()) [[unlikely]] {
+  if (op_.kernel.isConvolution && arguments_.areOffCpu()) [[unlikely]] {
     runConvolution();
-  } else if (op_.untrusted && !op_.communicates) [[unlikely]] {
+  } else if (op_.limits.untrusted && !op_.limits.communicates) [[unlikely]] {
     runUntrusted();
   } else {
     runKernel();
   }
   // Results are not visible to other threads yet, so only writes need the lock again.
   if (!arguments_.writes().empty() || context_.graph->verify != VerifyMode::Off) {
-    lockAgain();
+    lockAgain(lock_);
     recordWrites();
   }
   recordOutputs();
@@ -105,42 +172,33 @@ void OpRecording::run() {
     context_.graph->journal->add(std::move(*note_));
   }
   if (values_.needsSweep()) {
-    lockAgain();
-    recipe_.reset();
+    lockAgain(lock_);
+    replay_.recipe.reset();
     values_.sweep();
   }
 }
 
 void OpRecording::writeRecipe() {
   if (arguments_.areOffCpu()) {
-    noteStream();
+    noteStream(context_, values_, arguments_);
   }
   verdict_ = context_.decider->decide(op_);
-  if (op_.demoted.load(std::memory_order_relaxed)) {
+  if (op_.state.demoted.load(std::memory_order_relaxed)) {
     verdict_.decision = Decision::Save;
     verdict_.perResult = 0;
   }
   if (marks_.any()) {
     scanRows();
   }
-  obstacle_ = findObstacle();
-  if (obstacle_ == nullptr) {
-    recipe_ = RecipeWriter(context_, values_, sender_, call_, arguments_).write();
-    if (!recipe_) {
-      obstacle_ = "it read a tensor that ebb.opaque marked as being written";
+  replay_.obstacle = findObstacle(context_, call_, arguments_, verdict_);
+  if (replay_.obstacle == nullptr) {
+    replay_.recipe = RecipeWriter(context_, values_, call_, arguments_).write();
+    if (!replay_.recipe) {
+      replay_.obstacle = "it read a tensor that ebb.opaque marked as being written";
     }
   }
-  if (!recipe_) {
+  if (!replay_.recipe) {
     learnReads(values_, arguments_);
-  }
-}
-
-// See Note [Bytes of several streams]
-[[gnu::noinline]] void OpRecording::noteStream() {
-  GraphStreams& streams = context_.graph->streams;
-  streams.note(arguments_.device());
-  if (streams.areSeveral()) {
-    noteUses(context_, values_, arguments_);
   }
 }
 
@@ -155,19 +213,13 @@ void OpRecording::writeRecipe() {
       flow_->add(*argument.tensor, argument.index, value);
     }
   }
-  const bool mixes = op_.rows != RowRule::ShapeOnly && !flow_->keepsApart();
+  const bool mixes = op_.rows.rule != RowRule::ShapeOnly && !flow_->keepsApart();
   for (const Argument& argument : arguments_.tensors()) {
     if (mixes && argument.tensor->defined()) {
       marks_.needDeadRows(*argument.tensor);
     }
   }
   marks_.opBegins();
-}
-
-void OpRecording::lockAgain() {
-  if (!lock_.owns_lock()) {
-    lock_.lock();
-  }
 }
 
 void OpRecording::runKernel() {
@@ -182,12 +234,12 @@ void OpRecording::runKernel() {
       results_ = call_.run();
     }
     if (note_) [[unlikely]] {
-      noteRun();
+      noteRun(*context_.graph->journal, *note_);
     }
   } catch (...) {
     recover(draws);
   }
-  context_.counters->opsRecorded += recipe_.defined();
+  context_.counters->opsRecorded += replay_.recipe.defined();
 }
 
 // A kernel that threw may have written a part. Then the state of these storages is unknown.
@@ -208,10 +260,9 @@ void OpRecording::runKernel() {
 [[gnu::noinline]] void OpRecording::runUntrusted() {
   UnsaidWrites unsaid(op_, arguments_);
   runKernel();
-  lockAgain();
+  lockAgain(lock_);
   if (unsaid.giveUp(values_)) {
-    recipe_.reset();
-    obstacle_ = "it writes to an argument that its schema does not declare as written";
+    replay_.giveUp("it writes to an argument that its schema does not declare as written");
   }
   lock_.unlock();
   unsaid.warn();
@@ -222,42 +273,40 @@ void OpRecording::runKernel() {
   const WorkspaceWatch watch(arguments_.device());
   runKernel();
   if (watch.sawFailure() && !verdict_.forced) {
-    recipe_.reset();
-    obstacle_ = convolutionsAreKept();
-  } else if (recipe_) {
-    recipe_->forced = verdict_.forced;
+    replay_.giveUp(convolutionsAreKept());
+  } else if (replay_.recipe) {
+    replay_.recipe->kernel.forced = verdict_.forced;
   }
 }
 
 // A separate function: the scope is large and would move the kernel's frames to cold stack memory.
 [[gnu::noinline]] void OpRecording::runRandomKernel() {
-  RandomScope random(op_, call_.below, call_.arguments, recipe_.defined());
+  RandomScope random(op_, call_.below, call_.arguments, replay_.recipe.defined());
   results_ = runKeeping(call_, arguments_, hasReserve(context_), &random);
   auto drawn = random.finish();
   if (random.drewFromUnknown()) {
-    recipe_.reset();
-    obstacle_ = "it drew random numbers from a generator that ebb cannot identify";
+    replay_.giveUp("it drew random numbers from a generator that ebb cannot identify");
   }
-  if (recipe_) {
-    if (drawn && op_.generatorArgument < 0 && !readsLossy()) {
+  if (replay_.recipe) {
+    if (drawn && op_.random.generatorArgument < 0 && !readsLossy()) {
       drawn->fingerprint = fingerprintOfResult(op_, results_);
     }
-    recipe_->random = std::move(drawn);
+    replay_.recipe->kernel.random = std::move(drawn);
   }
 }
 
 [[gnu::noinline]] void OpRecording::recordWrites() {
   for (const Write& write : arguments_.writes()) {
     const Value& before = *write.before;
-    if (op_.communicates && !before.madeHere) {
+    if (op_.limits.communicates && !before.facts.madeHere) {
       moveVersionOfComputed(write.tensor, 0);  // see Note [Communication]
     }
     const Verdict verdict = verdictOn(write.tensor);
     auto rows = flow_ ? flow_->ofWritten(write.tensor, before) : nullptr;
     auto after = stateAfter(write, op_, verdict, std::move(rows));
     giveRecipe(after, write, verdict);
-    if (after->writtenHere) {
-      sender_.noteStream(write.tensor.device());
+    if (after->facts.writtenHere) {
+      values_.sender().noteStream(write.tensor.device());
     }
     if (storageOf(write.tensor) != write.storage) {
       values_.forget(write.storage);  // the op gave the tensor another storage
@@ -266,7 +315,7 @@ void OpRecording::runKernel() {
     if (context_.graph->journal) {
       noteMade(*after, write.tensor, verdict);
     }
-    const bool followed = before.packed > 0;
+    const bool followed = before.uses.packed() > 0;
     values_.owe(
         {after,
          followed ? write.before : nullptr,
@@ -283,35 +332,35 @@ void OpRecording::giveRecipe(
   const Value& before = *write.before;
   const bool wasLossy = !write.whole && before.rows && before.rows->lossy;
   const bool exact = after->rows || !(readsLossy() || wasLossy);
-  if (recipe_ && exact && isTrusted(verdict) && canBeRepeated(write)) {
-    const uint64_t print = op_.untrusted ? fingerprint(write.tensor.storage()) : 0;
+  if (replay_.recipe && exact && isTrusted(context_, op_, verdict) && canBeRepeated(write)) {
+    const uint64_t print = op_.limits.untrusted ? fingerprint(write.tensor.storage()) : 0;
     addOutput(
         after,
         write.tensor,
         {.written = true, .slot = write.argument, .element = write.element, .fingerprint = print});
   }
   if (after->rows) {
-    after->rows->lossy |= after->isPaged() || wasLossy;
+    after->rows->lossy |= after->decision.isPaged() || wasLossy;
   }
   pinIfFromElsewhere(after, verdict);
-  if (!after->recipe) {
-    after->mustBeKept();
+  if (!after->recipe()) {
+    after->decision.mustBeKept();
   }
 }
 
 void OpRecording::addOutput(
     const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, Output output) {
-  value->recipe = recipe_;
+  value->setRecipe(replay_.recipe);
   output.value = c10::weak_intrusive_ptr<Value>(value);
-  recipe_->outputs.push_back(std::move(output));
+  replay_.recipe->outputs.push_back(std::move(output));
   if (context_.graph->verify != VerifyMode::Off) {
-    witness(*recipe_, recipe_->outputs.back(), tensor);
+    witness(*replay_.recipe, replay_.recipe->outputs.back(), tensor);
   }
 }
 
 [[gnu::noinline]] void OpRecording::pinIfFromElsewhere(
     const c10::intrusive_ptr<Value>& value, const Verdict& verdict) {
-  if (obstacle_ == kFromElsewhere && recomputes(verdict.decision) && value->madeHere) {
+  if (replay_.obstacle == kFromElsewhere && recomputes(verdict.decision) && value->facts.madeHere) {
     context_.unrepeatable->add(value, op_);
   }
 }
@@ -331,26 +380,26 @@ Verdict OpRecording::verdictOn(const at::Tensor& result) const {
 void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t element) {
   c10::StorageImpl* storage = storageOf(tensor);
   if (arguments_.add(storage)) {
-    learnAlias(tensor);
+    learnAlias(values_, lock_, tensor);
     return;  // the tensor aliases an argument or an earlier result: same value
   }
   auto value = c10::make_intrusive<Value>();
   value->stamp(tensor);
-  value->madeHere = onlyResultsHold(op_, results_, tensor);
+  value->facts.madeHere = onlyResultsHold(op_, results_, tensor);
   const Verdict verdict = verdictOn(tensor);
   value->rows = flow_ ? flow_->of(tensor) : nullptr;
-  value->underWay = op_.communicates;
+  value->facts.underWay = op_.limits.communicates;
   decideOnResult(value, tensor, verdict, static_cast<uint16_t>(slot), element);
   if (value->rows) {
-    value->rows->lossy |= value->isPaged();
+    value->rows->lossy |= value->decision.isPaged();
   }
   pinIfFromElsewhere(value, verdict);
-  if (op_.uninitialised && context_.allRepeat && tensor.is_cpu()) {
-    value->unfilled = true;
-    value->fingerprint = fingerprint(tensor.storage(), FingerprintOf::Everything);
+  if (op_.limits.uninitialised && context_.allRepeat && tensor.is_cpu()) {
+    value->facts.unfilled = true;
+    value->home.setFingerprint(fingerprint(tensor.storage(), FingerprintOf::Everything));
   }
-  if (!value->recipe || op_.constantFill) {
-    value->mustBeKept();
+  if (!value->recipe() || op_.limits.constantFill) {
+    value->decision.mustBeKept();
   }
   if (context_.graph->journal) {
     noteMade(*value, tensor, verdict);
@@ -364,103 +413,31 @@ void OpRecording::decideOnResult(
     const Verdict& verdict,
     uint16_t slot,
     int32_t element) {
-  const bool pages = verdict.decision == Decision::Page && value->madeHere && !op_.uninitialised &&
-                     !op_.communicates;
+  const bool pages = verdict.decision == Decision::Page && value->facts.madeHere &&
+                     !op_.limits.uninitialised && !op_.limits.communicates;
   if (pages) {  // with or without a recipe
-    value->decide(Decision::Page, false);
+    value->decision.decide(Decision::Page, false);
   }
   const bool fromDevice = arguments_.areOffCpu() && tensor.is_cpu();
   const bool exact = value->rows || !readsLossy();
-  if (recipe_ && value->madeHere && !fromDevice && isTrusted(verdict) && exact) {
-    value->rule = verdict.rule;
+  if (replay_.recipe && value->facts.madeHere && !fromDevice && isTrusted(context_, op_, verdict) &&
+      exact) {
+    value->facts.rule = verdict.rule;
     const bool stays = verdict.decision == Decision::Page && !pages;
-    value->decide(stays ? Decision::Save : verdict.decision);
-    const uint64_t print = op_.untrusted ? fingerprintOfShown(tensor) : 0;
+    value->decision.decide(stays ? Decision::Save : verdict.decision);
+    const uint64_t print = op_.limits.untrusted ? fingerprintOfShown(tensor) : 0;
     addOutput(value, tensor, {.slot = slot, .element = element, .fingerprint = print});
-  }
-}
-
-// A result of _unsafe_view or unsafe_chunk has a counter of its own: see Note [Version stamps].
-void OpRecording::learnAlias(const at::Tensor& tensor) {
-  const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
-  const auto* known = values_.find(tensor);
-  if (known != nullptr && counter.enabled() && !(*known)->knows(counter)) {
-    lockAgain();
-    (*known)->learn(counter);
-  }
-}
-
-// Note [Uninitialised memory is not a recipe]
-// A kernel that bypasses the dispatcher may fill the result of `empty`, so the result stays a leaf
-// until a visible op overwrites the memory. The result of zeros, ones or full is recomputed only if
-// its first use is a write. If the first use is a read, an unseen write may have filled the result
-// before, so the result becomes a leaf.
-const char* OpRecording::findObstacle() const {
-  if (!arguments_.areRecordable() || !call_.repeatable) {
-    return "an argument is sparse, nested, MKL-DNN or a tensor subclass, which ebb cannot replay";
-  }
-  if (op_.uninitialised) {
-    return "uninitialized memory (torch.empty), which code outside of torch may fill";
-  }
-  if (op_.neverReplayed && !verdict_.forced) {
-    return op_.communicates ? "collectives are never recomputed"
-                            : "ebb recomputes this operator only by a rule with force=True";
-  }
-  const bool mayDiffer = op_.isConvolution && arguments_.areOffCpu() && !verdict_.forced;
-  if (const char* why = mayDiffer ? convolutionsAreKept() : nullptr) {
-    return why;
-  }
-  if (!isTrusted(verdict_)) {
-    return kFromElsewhere;
-  }
-  return arguments_.writesCanBeReplayed() ? nullptr
-                                          : "it wrote to a tensor from outside of the region";
-}
-
-// For a profile: notes the call before it runs.
-[[gnu::cold]] void OpRecording::noteCall() {
-  Journal& journal = *context_.graph->journal;
-  if (!journal.isProfile()) {
-    return;
-  }
-  note_ = std::make_unique<OperatorLine>();
-  note_->origin = originOf(context_, op_.name);
-  note_->call = context_.graph->numberInJournal;
-  note_->random = mayDraw(op_, call_.arguments);
-  note_->inplace = !arguments_.writes().empty();
-  note_->replayable = recipe_.defined();
-  note_->readsRows = flow_ && flow_->readsRows();
-  for (const Argument& argument : arguments_.tensors()) {
-    const bool whole = argument.use == ArgUse::Overwrite && coversStorage(*argument.tensor);
-    const bool reads = argument.tensor->defined() && !whole && !Input::isStandIn(argument.use);
-    const auto* known = reads ? values_.find(*argument.tensor) : nullptr;
-    if (known != nullptr && (*known)->entry) {
-      note_->inputs.push_back((*known)->entry->line());
-    }
-  }
-  for (const Argument& argument : arguments_.tensors()) {
-    if (argument.tensor->defined() && !note_->timer) {
-      note_->timer = startTimer(argument.flags.device);
-    }
-  }
-  note_->start = journal.now();
-}
-
-[[gnu::cold]] void OpRecording::noteRun() {
-  note_->duration = context_.graph->journal->now() - note_->start;
-  if (note_->timer) {
-    note_->timer->stop();
   }
 }
 
 // See Note [The journal]
 [[gnu::cold]] void OpRecording::noteMade(
     Value& value, const at::Tensor& tensor, const Verdict& verdict) {
-  lockAgain();
-  const bool wanted = recomputes(verdict.decision) && !value.isSaved();
-  const bool can = value.recipe && !op_.constantFill;
-  if (!value.recipe) {
-    value.rule = verdict.rule;
+  lockAgain(lock_);
+  const bool wanted = recomputes(verdict.decision) && !value.decision.isSaved();
+  const bool can = value.recipe() && !op_.limits.constantFill;
+  if (!value.recipe()) {
+    value.facts.rule = verdict.rule;
   }
   const char* why = wanted && !can ? whyNotRecomputed(value, tensor) : nullptr;
   ebb::noteMade(context_, value, tensor, op_.name, why);
@@ -472,19 +449,19 @@ const char* OpRecording::findObstacle() const {
 // For a result without a recipe, or a result kept in spite of a recipe.
 [[gnu::cold]] const char* OpRecording::whyNotRecomputed(
     const Value& value, const at::Tensor& tensor) const {
-  if (obstacle_ != nullptr) {
-    return obstacle_;
+  if (replay_.obstacle != nullptr) {
+    return replay_.obstacle;
   }
   if (arguments_.areOffCpu() && tensor.is_cpu()) {
     return "copied from the device to the CPU";
   }
-  if (!value.madeHere) {
+  if (!value.facts.madeHere) {
     return "its memory is shared with another tensor";
   }
   if (readsLossy() && !value.rows) {
     return "its operator reads paged rows, and may mix valid rows with padding";
   }
-  if (op_.constantFill) {
+  if (op_.limits.constantFill) {
     return "a constant that was read before an operator wrote to it";
   }
   return "this call of the operator cannot be replayed";

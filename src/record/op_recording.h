@@ -11,7 +11,6 @@
 #include "record/context.h"
 #include "record/row_flow.h"
 #include "record/row_marks.h"
-#include "record/sender.h"
 #include "record/value_map.h"
 
 namespace ebb {
@@ -21,49 +20,41 @@ namespace ebb {
 // costs time. Code for few ops is marked `gnu::cold`, so the compiler places the code elsewhere.
 // Code for many but not all ops is marked `gnu::noinline`. See docs/design/record.md.
 //
-// OpRecording is one call of an operator, from arguments to results. OpRecording has many members,
-// since later stages of the call need the results of earlier stages.
+// OpRecording is one call of an operator, from arguments to results. The members are results of
+// stages that later stages of the call need.
 class OpRecording {
  public:
   // Takes the lock of the context's graph.
-  OpRecording(
-      const Context& context, ValueMap& values, Sender& sender, RowMarks& marks, Call& call);
+  OpRecording(const Context& context, ValueMap& values, RowMarks& marks, Call& call);
 
   void run();
 
  private:
+  // How to replay the op, or why the op cannot be replayed.
+  struct Replay {
+    c10::intrusive_ptr<Recipe> recipe;  // null if there is an obstacle
+    const char* obstacle = nullptr;
+
+    void giveUp(const char* why) {
+      recipe.reset();
+      obstacle = why;
+    }
+  };
+
   // Sets the policy's verdict, and the recipe or the obstacle to one.
   void writeRecipe();
-  void noteStream();
   void scanRows();
   bool readsLossy() const {
     return flow_ && flow_->isLossy();
   }
-  void lockAgain();
   void runKernel();
   void runUntrusted();
   void runConvolution();
   void runRandomKernel();
   void recover(bool draws);
-  // Note [Operators from elsewhere]
-  // A custom operator, that is, one from outside torch, may keep state that no schema shows: a step
-  // counter, a generator, a cache. A second run would then silently give another result. So ebb
-  // keeps the results, with two exceptions. A rule of the policy that matches the operator declares
-  // it repeatable. A checkpointed call declares all inner operators repeatable
-  // (Context::allRepeat), since torch's checkpoint would run them again. In both cases, ebb
-  // compares the results of the replay with the forward's: on the CPU by fingerprints, on other
-  // devices in verify mode only. In a checkpointed call on the CPU, such an operator may also fill
-  // a result of `empty`. There a fingerprint shows that no other code has written to the memory
-  // before, so a replay may use new memory.
-  bool isTrusted(const Verdict& verdict) const {
-    return !op_.untrusted || context_.allRepeat || verdict.named;
-  }
   Verdict verdictOn(const at::Tensor& result) const;
   void noteMade(Value& value, const at::Tensor& tensor, const Verdict& verdict);
-  const char* findObstacle() const;
   const char* whyNotRecomputed(const Value& value, const at::Tensor& tensor) const;
-  void noteCall();
-  void noteRun();
   void recordWrites();
   // Gives the state after a write its recipe, or keeps it.
   void giveRecipe(
@@ -79,22 +70,19 @@ class OpRecording {
       int32_t element);
   // Makes `value`, which `tensor` shows, an output of the recipe.
   void addOutput(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, Output output);
-  void learnAlias(const at::Tensor& tensor);
   void pinIfFromElsewhere(const c10::intrusive_ptr<Value>& value, const Verdict& verdict);
 
   const Context& context_;
   ValueMap& values_;
-  Sender& sender_;
   RowMarks& marks_;
   Call& call_;
   const OpTraits& op_;                    // of call_
   std::unique_lock<PythonMutex> lock_;    // see Note [One lock per graph]
   Verdict verdict_;                       // the policy's verdict on this op
-  const char* obstacle_ = nullptr;        // why the op cannot be replayed; null if it can
   std::optional<RowFlow> flow_;           // none if no tensor has rows; see Note [Rows]
   const c10::IValue* results_ = nullptr;  // set after the op has run
   Arguments arguments_;
-  c10::intrusive_ptr<Recipe> recipe_;   // null if the op cannot be replayed
+  Replay replay_;
   std::unique_ptr<OperatorLine> note_;  // null except for a profile
 };
 

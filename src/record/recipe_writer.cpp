@@ -18,13 +18,13 @@ c10::intrusive_ptr<Recipe> RecipeWriter::write() {
   Graph& graph = *context_.graph;
   recipe_ = Recipe::make(
       op_, static_cast<uint32_t>(arguments_.tensors().size()), arguments_.shapeCount());
-  recipe_->keys = call_.below;
+  recipe_->kernel.keys = call_.below;
   recipe_->sequence = ++graph.lastSequence;
   recipe_->region = context_.region;
-  recipe_->gradMode = c10::GradMode::is_enabled();
-  recipe_->state = &graph.kernelStates.current();
-  if (op_.precision != PrecisionRead::None) {
-    recipe_->precision = productPrecision(op_.precision, call_.below);
+  recipe_->kernel.gradMode = c10::GradMode::is_enabled();
+  recipe_->kernel.state = &graph.kernelStates.current();
+  if (op_.kernel.precision != PrecisionRead::None) {
+    recipe_->kernel.precision = productPrecision(op_.kernel.precision, call_.below);
   }
   addOthers();
   addInputs();
@@ -33,9 +33,9 @@ c10::intrusive_ptr<Recipe> RecipeWriter::write() {
 
 void RecipeWriter::addOthers() {
   c10::IValue* other = recipe_->others;
-  for (const uint16_t i : op_.others) {
+  for (const uint16_t i : op_.arguments.others) {
     const c10::IValue& argument = call_.arguments[i];
-    if (op_.types[i] == ArgType::TensorList && argument.isList()) {
+    if (op_.arguments.types[i] == ArgType::TensorList && argument.isList()) {
       // An empty list of the same type: a replay appends the inputs to a copy.
       *other = argument.isTensorList() ? c10::IValue(c10::List<at::Tensor>())
                                        : c10::IValue(c10::List<std::optional<at::Tensor>>());
@@ -53,7 +53,7 @@ void RecipeWriter::addInputs() {
   for (size_t i = 0; i < arguments_.tensors().size(); ++i) {
     const Argument& argument = arguments_.tensors()[i];
     const at::Tensor& tensor = *argument.tensor;
-    Input& input = recipe_->inputs[i];
+    Input& input = recipe_->inputs()[i];
     input.flags = argument.flags;
     input.use = argument.use;
     input.argument = argument.index;
@@ -84,7 +84,7 @@ int32_t RecipeWriter::earlierInput(size_t index) const {
   const auto& tensors = arguments_.tensors();
   for (size_t e = 0; tensors[index].element < 0 && e < index; ++e) {
     if (tensors[e].element < 0 && tensors[e].tensor->is_same(*tensors[index].tensor) &&
-        !recipe_->inputs[e].isStandIn()) {
+        !recipe_->inputs()[e].isStandIn()) {
       return static_cast<int32_t>(e);
     }
   }
@@ -96,27 +96,28 @@ int32_t RecipeWriter::earlierInput(size_t index) const {
 int64_t RecipeWriter::bytesOfStandIn(const Argument& argument) const {
   const bool scratch = argument.use == ArgUse::Scratch;
   return static_cast<int64_t>(
-      scratch                          ? argument.tensor->storage().nbytes()
-      : op_.rows == RowRule::ShapeOnly ? 0
-                                       : bytesShown(*argument.tensor));
+      scratch                               ? argument.tensor->storage().nbytes()
+      : op_.rows.rule == RowRule::ShapeOnly ? 0
+                                            : bytesShown(*argument.tensor));
 }
 
 void RecipeWriter::addValue(Input& input, const at::Tensor& tensor) {
   input.wholeOverwrite = input.use == ArgUse::Overwrite && coversStorage(tensor);
   const auto& value = values_.current(tensor);
-  readsOpaque_ |= value->opaque;
-  if (input.use == ArgUse::Read && value->isKept() && !value->bytes && !value->stash) {
+  readsOpaque_ |= value->facts.opaque;
+  if (input.use == ArgUse::Read && value->decision.isKept() && !value->home.bytes() &&
+      !value->stash()) {
     sender_.keep(*value, tensor);
-    if (value->due && !value->isPaged() && !readsBeyond(op_.name)) {
-      value->slice = SavedSlice::ofSmall(tensor);
+    if (value->decision.isDue() && !value->decision.isPaged() && !readsBeyond(op_.name)) {
+      value->setSlice(SavedSlice::ofSmall(tensor));
     }
-  } else if (value->slice && !input.wholeOverwrite) {
-    if (input.use != ArgUse::Read || readsBeyond(op_.name) || !value->slice->isOf(tensor)) {
+  } else if (value->slice() && !input.wholeOverwrite) {
+    if (input.use != ArgUse::Read || readsBeyond(op_.name) || !value->slice()->isOf(tensor)) {
       sender_.needAll(*value, tensor);
     }
   }
   input.value = value;
-  value->gainReader();
+  value->uses.gainReader();
 }
 
 }  // namespace ebb

@@ -17,14 +17,10 @@ class Sender;
 class RecipeWriter {
  public:
   RecipeWriter(
-      const Context& context,
-      ValueMap& values,
-      Sender& sender,
-      const Call& call,
-      const Arguments& arguments)
+      const Context& context, ValueMap& values, const Call& call, const Arguments& arguments)
       : context_(context),
         values_(values),
-        sender_(sender),
+        sender_(values.sender()),
         call_(call),
         op_(call.op),
         arguments_(arguments) {

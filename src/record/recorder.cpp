@@ -18,7 +18,8 @@ namespace {
 
 // True if only recipes read a kept value, and autograd did not pack it.
 bool isOnlyRead(const Value& value) {
-  return value.packed == 0 && value.rule != UINT16_MAX && !value.due && !value.stash;
+  return value.uses.packed() == 0 && value.facts.rule != UINT16_MAX && !value.decision.isDue() &&
+         !value.stash();
 }
 
 // Note [State that each forward updates]
@@ -28,21 +29,23 @@ bool isOnlyRead(const Value& value) {
 // (gathered parameters, a momentum encoder): a second write before backward is then an error.
 bool mustOutliveNextWrite(const Value& value) {
   constexpr size_t kSmall = size_t{1} << 20;
-  return value.writtenHere && value.state() == ValueState::Held && !value.isPrivate &&
-         value.nbytes <= kSmall && value.recipeReaders() > 0;
+  return value.facts.writtenHere && value.state() == ValueState::Held && !value.home.isPrivate() &&
+         value.home.nbytes() <= kSmall && value.uses.readers() > 0;
 }
 
 // Drops unneeded recipes, see Note [Unpacked bytes may be written]. Runs first: inputs of dropped
 // recipes need not be kept.
 void closeOwned(Value& value) {
   if (ownsItsBytes(value)) {
-    value.isPrivate = true;
+    value.home.own();
     dropRecipe(value);
-  } else if (value.isSaved() && !value.bytes && !value.stash && value.recipeReaders() == 0) {
+  } else if (
+      value.decision.isSaved() && !value.home.bytes() && !value.stash() &&
+      value.uses.readers() == 0) {
     // Handles hold the storage for autograd. Without another holder nothing will write to the
     // storage. The value then needs no recipe, and the recipe's inputs can be freed.
-    const auto home = value.home.lock();
-    if (home && home.use_count() <= 1 + value.handles.load()) {
+    const auto home = value.home.storage().lock();
+    if (home && home.use_count() <= 1 + value.uses.handles()) {
       dropRecipe(value);
     }
   }
@@ -55,23 +58,23 @@ bool isParameter(const at::Tensor& tensor) {
 // Decides on a value that has a recipe: see Note [Names].
 void decideAgain(RegionCounters& counters, Value& value, Decision decision) {
   // Earlier readers may have mixed rows, and paging would not restore padding rows.
-  const bool tooLate = decision == Decision::Page && value.recipeReaders() > 0;
-  value.decide(tooLate ? Decision::Save : decision);
-  if (value.recipe->op.constantFill) {
-    value.mustBeKept();
+  const bool tooLate = decision == Decision::Page && value.uses.readers() > 0;
+  value.decision.decide(tooLate ? Decision::Save : decision);
+  if (value.recipe()->op.limits.constantFill) {
+    value.decision.mustBeKept();
   }
-  counters.bytesNotPaged += tooLate ? value.nbytes : 0;
+  counters.bytesNotPaged += tooLate ? value.home.nbytes() : 0;
   if (value.rows) {
-    value.rows->lossy |= value.isPaged();
+    value.rows->lossy |= value.decision.isPaged();
   }
-  value.slice.reset();
+  value.setSlice(nullptr);
 }
 
 void countPacked(RegionCounters& counters, Value& value, Retention retention) {
-  if (value.packed++ == 0 && value.madeHere && retention != Retention::Away) {
+  if (value.uses.notePacked() && value.facts.madeHere && retention != Retention::Away) {
     const bool kept = isResident(retention);
-    (kept ? counters.bytesPacked : counters.bytesDropped) += value.nbytes;
-    counters.bytesSaved += kept ? value.nbytes : 0;
+    (kept ? counters.bytesPacked : counters.bytesDropped) += value.home.nbytes();
+    counters.bytesSaved += kept ? value.home.nbytes() : 0;
   }
 }
 
@@ -80,25 +83,26 @@ void addHandle(Graph& graph, Value& value, const c10::Storage& storage, Retentio
   if (retention != Retention::Saved) {
     graph.streams.use(value, storage);  // autograd does not hold the storage
   }
-  const bool first = retention == Retention::Recomputed && value.packed == 1;
-  if (graph.lookahead && first && !graph.lookahead->arrived) {
+  const bool first = retention == Retention::Recomputed && value.uses.packed() == 1;
+  if (graph.lookahead && first && !graph.lookahead->hasArrived()) {
     graph.lookahead->wants(value, storage);
   }
-  ++value.handles;
+  value.uses.gainHandle();
 }
 
 // Prepares a value for writes after the region's end, which ebb does not see.
 void guardAgainstWrites(const Context& context, Sender& sender, Value& value) {
-  if (value.recipeReaders() > 0) {
-    context.counters->bytesEscaped += escapedStorage(value) ? value.nbytes : 0;
-    if (value.recipe || value.stash) {
+  if (value.uses.readers() > 0) {
+    context.counters->bytesEscaped += escapedStorage(value) ? value.home.nbytes() : 0;
+    if (value.recipe() || value.stash()) {
       sender.watchEscaped(value);
     }
   }
-  if (value.recipe && !value.written.counter.enabled()) {
-    value.home.reset();  // an inference tensor: a write to it would not be noticed any more
+  if (value.recipe() && !value.versions.areCounted()) {
+    value.home.leave();  // an inference tensor: a write to it would not be noticed any more
   }
-  if (value.underWay && value.bytes && !value.isPrivate && value.bytes.nbytes() == value.nbytes) {
+  if (value.facts.underWay && value.home.bytes() && !value.home.isPrivate() &&
+      value.home.bytes().nbytes() == value.home.nbytes()) {
     sender.takeFingerprint(value);
   }
   if (mustOutliveNextWrite(value)) {
@@ -128,6 +132,8 @@ void Recorder::open(c10::intrusive_ptr<Graph> graph) {
   dropHeldOf(last_);
   before_ = std::exchange(last_, WeakGraph(graph));
   context_.graph = std::move(graph);
+  const JournalPtr& journal = context_.graph->journal;
+  context_.numberInJournal = journal ? journal->countRegion() : 0;
 }
 
 void Recorder::enter(Decider* decider, uint16_t region, RegionCounters* counters, bool allRepeat) {
@@ -150,10 +156,10 @@ void Recorder::call(Call& call) {
       callInplaceView(call);
       return;
     case OpKind::Recorded:
-      if (call.op.writes && readResults_.any()) {
+      if (call.op.arguments.writes && readResults_.any()) {
         readResults_.beforeCall(call, *context_.counters);
       }
-      OpRecording(context_, values_, sender_, rows_, call).run();
+      OpRecording(context_, values_, rows_, call).run();
       return;
   }
 }
@@ -165,7 +171,7 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
   values_.settle();
   if (const auto* known = values_.find(tensor)) {
-    (*known)->learn(result.unsafeGetTensorImpl()->version_counter());
+    (*known)->versions.learn(result.unsafeGetTensorImpl()->version_counter());
   }
 }
 
@@ -187,16 +193,17 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
       counter = tensor.unsafeGetTensorImpl()->version_counter();
     }
   }
-  if (before && before->stash) {
-    before->stash->beforeWrite();  // the storage may get other memory
+  if (before && before->stash()) {
+    before->stash()->beforeWrite();  // the storage may get other memory
   }
   const c10::SmallVector<int64_t, 6> sizes(before ? tensor.sizes() : c10::IntArrayRef());
   call.run();
   if (before) {
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
-    if (storage.nbytes() == before->nbytes) {
+    if (storage.nbytes() == before->home.nbytes()) {
       // resize_ and resize_as_ count if they change the sizes.
-      const bool counted = call.op.counted[0] || tensor.sizes() != c10::IntArrayRef(sizes);
+      const bool counted =
+          call.op.arguments.counted[0] || tensor.sizes() != c10::IntArrayRef(sizes);
       if (counted && !insidePythonDispatch()) {
         values_.owe({std::move(before), nullptr, {}, std::move(counter), true});
       }
@@ -223,7 +230,7 @@ void Recorder::markRows(const at::Tensor& tensor, const at::Tensor& rows) {
   if (isRecordable(tensor)) {
     readResults_.beforeWrite(tensor, *context_.counters);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
-    ++values_.replaceByLeaf(tensor).opaque;
+    ++values_.replaceByLeaf(tensor).facts.opaque;
   }
 }
 
@@ -239,27 +246,27 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
   values_.settle();
   const auto* known = values_.find(tensor);
-  if (known == nullptr || !(*known)->recipe || !(*known)->versionHolds()) {
+  if (known == nullptr || !(*known)->recipe() || !(*known)->versions.hold()) {
     return;
   }
   const c10::intrusive_ptr<Value> value = *known;
   const auto verdict =
-      context_.decider->decideOnNamed(value->recipe->op, tensor, value->rule, name);
+      context_.decider->decideOnNamed(value->recipe()->op, tensor, value->facts.rule, name);
   if (!verdict) {
     return;
   }
-  value->rule = verdict->rule;
+  value->facts.rule = verdict->rule;
   if (value->entry) {
     noteRule(context_, *value);
   }
-  const bool wasKept = value->isKept();
+  const bool wasKept = value->decision.isKept();
   decideAgain(*context_.counters, *value, verdict->decision);
-  const bool needed = value->packed > 0 || value->recipeReaders() > 0;
-  if (!wasKept && value->isKept() && needed && !value->bytes) {
+  const bool needed = value->uses.packed() > 0 || value->uses.readers() > 0;
+  if (!wasKept && value->decision.isKept() && needed && !value->home.bytes()) {
     sender_.keep(*value, tensor);
-    value->backsHandles |= value->packed > 0;
-  } else if (!value->isKept() && !value->backsHandles) {
-    value->bytes = c10::Storage();
+    value->uses.letRelyOnBytes(value->uses.packed() > 0);
+  } else if (!value->decision.isKept() && !value->uses.relyOnBytes()) {
+    value->home.take();
   }
 }
 
@@ -267,8 +274,8 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   if (isRecordable(tensor)) {
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     Value& leaf = values_.replaceByLeaf(tensor);
-    leaf.opaque -= leaf.opaque > 0;
-    if (!leaf.madeHere) {
+    leaf.facts.opaque -= leaf.facts.opaque > 0;
+    if (!leaf.facts.madeHere) {
       moveVersionIfNeeded(tensor, 1);
       leaf.stamp(tensor);
     }
@@ -281,8 +288,8 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
     readResults_.beforeWrite(tensor, *context_.counters);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     Value& leaf = values_.replaceByLeaf(tensor);
-    leaf.underWay = true;
-    if (!leaf.madeHere) {
+    leaf.facts.underWay = true;
+    if (!leaf.facts.madeHere) {
       moveVersionOfComputed(tensor, 1);
       leaf.stamp(tensor);
     }
@@ -306,22 +313,23 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
 
 Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, bool part) {
   Packed packed;
-  if (value->recipe) {
-    packed.producer = value->recipe->op.name.c_str();
+  if (value->recipe()) {
+    packed.producer = value->recipe()->op.name.c_str();
   }
-  value->follows |=
-      part || !sameCounter(tensor.unsafeGetTensorImpl()->version_counter(), value->written.counter);
+  value->facts.follows |=
+      part || !value->versions.isWriters(tensor.unsafeGetTensorImpl()->version_counter());
   sendIfDue(*value, tensor);
   const Retention retention = retentionOf(
-      {.away = value->stash || value->slice,
-       .keeps = value->isKept(),
-       .byPolicy = value->byPolicy,
-       .hasRecipe = value->recipe.defined()});
+      {.away = value->stash() || value->slice(),
+       .keeps = value->decision.isKept(),
+       .byPolicy = value->decision.isSaved(),
+       .hasRecipe = value->recipe().defined()});
   countPacked(*context_.counters, *value, retention);
-  value->backsHandles |= retention == Retention::Away;
-  packed.fromOutside = !isParameter(tensor) && isResident(retention) && !value->madeHere;
+  value->uses.letRelyOnBytes(retention == Retention::Away);
+  packed.fromOutside = !isParameter(tensor) && isResident(retention) && !value->facts.madeHere;
   if (value->entry) {
-    const bool stays = value->isPaged() && value->stash && context_.graph->pages->resident;
+    const bool stays =
+        value->decision.isPaged() && value->stash() && context_.graph->pages->resident;
     notePacked(*value, tensor, isResident(retention) || stays);
     packed.entry = value->entry;
   }
@@ -334,17 +342,18 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
 }
 
 void Recorder::sendIfDue(Value& value, const at::Tensor& tensor) {
-  if (value.slice && !value.slice->isOf(tensor)) {
+  if (value.slice() && !value.slice()->isOf(tensor)) {
     sender_.needAll(value, tensor);
   }
   if (value.rows) {
     rows_.packed(tensor);
   }
-  if (value.due && Sender::canLeave(value, tensor)) {
+  if (value.decision.isDue() && Sender::canLeave(value, tensor)) {
     sender_.sendOrWait(value, tensor);
   } else {
-    context_.counters->bytesNotPaged += value.due && value.isPaged() ? value.nbytes : 0;
-    value.due = false;
+    context_.counters->bytesNotPaged +=
+        value.decision.isDue() && value.decision.isPaged() ? value.home.nbytes() : 0;
+    value.decision.setDue(false);
   }
 }
 
@@ -388,7 +397,7 @@ void Recorder::emptyEscapes(
     const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward) {
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
   values_.settle();
-  const auto hasHandle = [](const auto& entry) { return entry.second->handles > 0; };
+  const auto hasHandle = [](const auto& entry) { return entry.second->uses.handles() > 0; };
   if (!hasBackward && std::none_of(values_.all().begin(), values_.all().end(), hasHandle)) {
     return;
   }
@@ -399,14 +408,13 @@ void Recorder::emptyEscapes(
   };
   for (const auto& entry : values_.all()) {
     const auto& value = entry.second;
-    const bool wasRead = value->recipeReaders() > 0;
+    const bool wasRead = value->uses.readers() > 0;
     c10::Storage storage = escapedStorage(*value);
-    if (storage && storage.resizable() && storage.nbytes() > 0 &&
-        value->written.counter.enabled() && value->recipe->gradMode && (onlyResults || wasRead) &&
-        !isResult(storage)) {
-      context_.graph->escapes.push_back(
+    if (storage && storage.resizable() && storage.nbytes() > 0 && value->versions.areCounted() &&
+        value->recipe()->kernel.gradMode && (onlyResults || wasRead) && !isResult(storage)) {
+      context_.graph->escapes.all.push_back(
           emptyEscaped(value, std::move(storage), context_.regionName()));
-      context_.graph->hasEscapes.store(true, std::memory_order_relaxed);
+      context_.graph->escapes.any.store(true, std::memory_order_relaxed);
     }
   }
 }
@@ -414,20 +422,20 @@ void Recorder::emptyEscapes(
 void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry) {
   Value& value = *entry;
   guardAgainstWrites(context_, sender_, value);
-  if (value.bytes && !value.madeHere) {
+  if (value.home.bytes() && !value.facts.madeHere) {
     context_.graph->fromOutside.emplace_back(entry);
   }
-  if (value.bytes && value.madeHere && isOnlyRead(value)) {
-    context_.counters->bytesSaved += value.nbytes;
+  if (value.home.bytes() && value.facts.madeHere && isOnlyRead(value)) {
+    context_.counters->bytesSaved += value.home.nbytes();
   }
-  if (value.isPrivate) {
+  if (value.home.isPrivate()) {
     return;  // no other code has the bytes
   }
-  if (value.madeHere && !value.home.expired()) {
+  if (value.facts.madeHere && !value.home.storage().expired()) {
     results_.add(value, context_.graph);
   }
-  const bool isRead = value.state() == ValueState::Held && value.recipeReaders() > 0;
-  if (isRead && (value.madeHere || value.isResult)) {
+  const bool isRead = value.state() == ValueState::Held && value.uses.readers() > 0;
+  if (isRead && (value.facts.madeHere || value.facts.isResult)) {
     readResults_.add(entry, context_.graph);
   }
 }

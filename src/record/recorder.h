@@ -24,10 +24,10 @@ namespace ebb {
 // The part of a packed tensor that a handle keeps.
 struct Packed {
   c10::intrusive_ptr<Value> value;  // null: a leaf, or unknown to the recorder; kept as in eager
-  bool recompute = false;           // materialise `value`; else its bytes are kept
   const char* producer = nullptr;   // the op that made the tensor, for messages; null for a leaf
-  bool fromOutside = false;         // kept, not made in the region, and not a parameter
   EntryPtr entry;                   // null unless reports are recorded
+  bool recompute = false;           // materialise `value`; else its bytes are kept
+  bool fromOutside = false;         // kept, not made in the region, and not a parameter
 };
 
 class Recorder final : public Interceptor {

@@ -13,10 +13,7 @@ void Results::add(const Value& value, const c10::intrusive_ptr<Graph>& graph) {
   if (all_.size() >= sweepAt_) {
     forgetDead();
   }
-  add(value.written.counter, graph);
-  for (const auto* stamp = value.otherCounters.get(); stamp; stamp = stamp->next.get()) {
-    add(stamp->counter, graph);
-  }
+  value.versions.forEach([&](const VersionStamp& stamp) { add(stamp.counter, graph); });
 }
 
 void Results::add(const c10::VariableVersion& counter, const c10::intrusive_ptr<Graph>& graph) {
@@ -53,18 +50,19 @@ void ReadResults::add(
   if (all_.size() >= sweepAt_) {
     forgetDead();
   }
-  Readers& readers = all_[leaf->bytes.unsafeGetStorageImpl()];
+  Readers& readers = all_[leaf->home.bytes().unsafeGetStorageImpl()];
   forgetDead(readers);
   readers.push_back({c10::weak_intrusive_ptr<Value>(leaf), WeakGraph(graph)});
 }
 
 [[gnu::cold]] void ReadResults::beforeCall(const Call& call, RegionCounters& counters) {
-  forEachTensor(call.arguments, call.op.types, [&](const at::Tensor& tensor, size_t i, int32_t) {
-    const ArgUse use = call.op.uses[i];
-    if (tensor.defined() && use != ArgUse::Read && use != ArgUse::Unread) {
-      beforeWrite(tensor, counters);
-    }
-  });
+  forEachTensor(
+      call.arguments, call.op.arguments.types, [&](const at::Tensor& tensor, size_t i, int32_t) {
+        const ArgUse use = call.op.arguments.uses[i];
+        if (tensor.defined() && use != ArgUse::Read && use != ArgUse::Unread) {
+          beforeWrite(tensor, counters);
+        }
+      });
 }
 
 [[gnu::cold]] void ReadResults::beforeWrite(const at::Tensor& tensor, RegionCounters& counters) {
@@ -79,8 +77,8 @@ void ReadResults::add(
     const auto leaf = reader.leaf.lock();
     if (graph && leaf) {
       std::lock_guard<PythonMutex> lock(graph->mutex);
-      const bool isRead = leaf->state() == ValueState::Held && leaf->recipeReaders() > 0;
-      if (isRead && !leaf->isPrivate && leaf->available()) {
+      const bool isRead = leaf->state() == ValueState::Held && leaf->uses.readers() > 0;
+      if (isRead && !leaf->home.isPrivate() && leaf->available()) {
         makePrivate(*graph, *leaf, counters);
       }
     }

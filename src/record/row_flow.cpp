@@ -44,7 +44,7 @@ void RowFlow::add(const at::Tensor& tensor, size_t argument, const Value* value)
   }
   const Rows& rows = *value->rows;
   lossy_ |= rows.lossy;
-  const int64_t shown = rowsShown(tensor, rows, value->nbytes);
+  const int64_t shown = rowsShown(tensor, rows, value->home.nbytes());
   const bool first = live_ == nullptr;
   if (first) {
     live_ = rows.live;
@@ -59,7 +59,7 @@ void RowFlow::add(const at::Tensor& tensor, size_t argument, const Value* value)
 // Arguments without rows must be the same for each row.
 bool RowFlow::keepsApart() const {
   const auto sameForEach = [&](const Extent& extent) {
-    const bool product = op_.rows == RowRule::OneArgument || op_.rows == RowRule::Groups;
+    const bool product = op_.rows.rule == RowRule::OneArgument || op_.rows.rule == RowRule::Groups;
     if (product && extent.argument != 0) {
       return true;  // the other matrix, its scales, and the ends of groups
     }
@@ -70,24 +70,25 @@ bool RowFlow::keepsApart() const {
 }
 
 bool RowFlow::keepsApart(const at::Tensor& tensor, size_t argument) const {
-  switch (op_.rows) {
+  switch (op_.rows.rule) {
     case RowRule::Unknown:
     case RowRule::ShapeOnly:
       return false;
     case RowRule::EachRow:
       return true;
     case RowRule::OneArgument:
-      return static_cast<int16_t>(argument) == op_.rowArgument && tensor.dim() >= 2;
+      return static_cast<int16_t>(argument) == op_.rows.argument && tensor.dim() >= 2;
     case RowRule::Groups:
       return argument == 0 && tensor.dim() == 2 && arguments_[1].isTensor() &&
              arguments_[1].toTensor().dim() == 3;
     case RowRule::Batches:
       return tensor.dim() == 3;
     case RowRule::TrailingDims:
-      return argument == 0 && arguments_[op_.rowArgument].isIntList() &&
-             static_cast<int64_t>(arguments_[op_.rowArgument].toIntVector().size()) < tensor.dim();
+      return argument == 0 && arguments_[op_.rows.argument].isIntList() &&
+             static_cast<int64_t>(arguments_[op_.rows.argument].toIntVector().size()) <
+                 tensor.dim();
     case RowRule::AlongDims:
-      return leavesRows(arguments_[op_.rowArgument], tensor.dim());
+      return leavesRows(arguments_[op_.rows.argument], tensor.dim());
   }
   return false;
 }
@@ -95,7 +96,7 @@ bool RowFlow::keepsApart(const at::Tensor& tensor, size_t argument) const {
 std::unique_ptr<Rows> RowFlow::of(const at::Tensor& result) const {
   const bool has = live_ && keepsApart() && isRowAfterRow(result) && result.size(0) == leading_ &&
                    result.device() == live_->count.device() &&
-                   (op_.rows != RowRule::EachRow || result.dim() == dimensions_);
+                   (op_.rows.rule != RowRule::EachRow || result.dim() == dimensions_);
   return has ? std::make_unique<Rows>(Rows{live_, total_, result.scalar_type(), lossy_}) : nullptr;
 }
 
@@ -105,7 +106,7 @@ std::unique_ptr<Rows> RowFlow::ofWritten(const at::Tensor& argument, const Value
   }
   const Rows& rows = *before.rows;
   const bool same = live_ == rows.live && total_ == rows.total && keepsApart() &&
-                    rowsShown(argument, rows, before.nbytes) == leading_;
+                    rowsShown(argument, rows, before.home.nbytes()) == leading_;
   return live_ && same ? std::make_unique<Rows>(Rows{live_, total_, rows.dtype, lossy_}) : nullptr;
 }
 

@@ -38,12 +38,12 @@ class RowFlow {
 
   // True if the call reads more than the shape of an argument with rows.
   bool readsRows() const {
-    return live_ && op_.rows != RowRule::ShapeOnly;
+    return live_ && op_.rows.rule != RowRule::ShapeOnly;
   }
 
   // True if a result without rows cannot be recomputed.
   bool isLossy() const {
-    return lossy_ && op_.rows != RowRule::ShapeOnly;
+    return lossy_ && op_.rows.rule != RowRule::ShapeOnly;
   }
 
  private:

@@ -31,19 +31,21 @@ void RowMarks::mark(const at::Tensor& tensor, const at::Tensor& rows) {
 }
 
 void RowMarks::setRows(Value& value, const at::Tensor& tensor, const RowCountPtr& count) {
-  const bool wasRead = value.recipeReaders() > 0;
+  const bool wasRead = value.uses.readers() > 0;
   const bool same = value.rows && value.rows->live == count;
   TORCH_CHECK_VALUE(
       !value.rows || same || !wasRead,
       "ebb: mark_rows: this tensor was already marked with another row count, and operators have "
       "read it since. Mark it once, before it is used.");
-  if (value.isPaged() && !value.rows && wasRead) {
-    value.stay();  // earlier readers may have mixed its rows
-    context_.counters->bytesNotPaged += value.nbytes;
+  if (value.decision.isPaged() && !value.rows && wasRead) {
+    value.decision.undo(/*hasRecipe=*/false);  // earlier readers may have mixed its rows
+    context_.counters->bytesNotPaged += value.home.nbytes();
   }
-  const bool lossy = value.isPaged() || (value.rows && value.rows->lossy);
+  const bool lossy = value.decision.isPaged() || (value.rows && value.rows->lossy);
   value.rows = std::make_unique<Rows>(Rows{count, tensor.size(0), tensor.scalar_type(), lossy});
-  value.due |= value.isPaged() && value.packed == 0 && !value.stash;
+  if (value.decision.isPaged() && value.uses.packed() == 0 && !value.stash()) {
+    value.decision.setDue(true);
+  }
   noteRows(value);
 }
 
@@ -55,17 +57,17 @@ void RowMarks::needDeadRows(const at::Tensor& tensor) {
   }
   Value& value = **known;
   Entry::update(value.entry, [](Line& line) { line.rows.mixed = true; });
-  const bool whole = value.bytes && (value.isPrivate || !value.recipe);
+  const bool whole = value.home.bytes() && (value.home.isPrivate() || !value.recipe());
   if (!value.rows->lossy || whole) {
     return;
   }
-  context_.counters->bytesPaged -= value.stash ? value.nbytes : 0;
-  context_.counters->bytesNotPaged += value.isPaged() ? value.nbytes : 0;
-  value.stash.reset();
-  value.recipe.reset();
-  value.decide(Decision::Save, false);
+  context_.counters->bytesPaged -= value.stash() ? value.home.nbytes() : 0;
+  context_.counters->bytesNotPaged += value.decision.isPaged() ? value.home.nbytes() : 0;
+  value.dropStash();
+  value.setRecipe({});
+  value.decision.decide(Decision::Save, false);
   value.rows->lossy = false;
-  value.backsHandles = true;
+  value.uses.letRelyOnBytes();
   sender_.keep(value, tensor);
   Entry::update(value.entry, [](Line& line) {
     line.fate = Fate::Kept;

@@ -26,8 +26,8 @@ bool leavesNoTrace(const Call& call, const Arguments& arguments) {
     return write.sideEffect && write.storage->nbytes() <= kSmall;
   };
   const OpTraits& op = call.op;
-  return call.repeatable && arguments.areRecordable() && !op.untrusted && !op.communicates &&
-         !op.neverReplayed &&
+  return call.repeatable && arguments.areRecordable() && !op.limits.untrusted &&
+         !op.limits.communicates && !op.limits.neverReplayed &&
          std::all_of(arguments.writes().begin(), arguments.writes().end(), isSmall);
 }
 
@@ -59,7 +59,7 @@ void putBack(Call& call, const KeptArguments& kept) {
   }
   auto kept = std::make_unique<KeptArguments>();
   if (call.stack != nullptr) {
-    const size_t count = call.op.argumentCount;
+    const size_t count = call.op.arguments.types.size();
     kept->values.assign(call.arguments, call.arguments + count);
     kept->below = call.stack->size() - count;
   }

@@ -23,40 +23,41 @@ namespace ebb {
 // treats a value in the same way if all packs and recipes show the same small slice. Then only the
 // slice is sent, see Note [Saved slices]. After sending, a stash stands for the bytes, and the
 // value needs no recipe. A visible write waits for the copy, so the stash surely holds the state
-// before the write (isPrivate). After an unseen write the version has moved, and reading the old
-// state raises, as for a leaf. If no host memory is left, ebb recomputes the value, or keeps a
+// before the write (Home::isPrivate). After an unseen write the version has moved, and reading the
+// old state raises, as for a leaf. If no host memory is left, ebb recomputes the value, or keeps a
 // value without a recipe. A value with the decision PAGE goes to a page pool in the same way, but
 // never as a slice. If the value has no rows (Note [Rows]) when autograd packs it, ebb keeps the
 // value.
 void Sender::send(Value& value, const c10::Storage& storage) {
-  value.due = false;
+  value.decision.setDue(false);
   // False if other code resized the storage: there is nothing to send.
-  const bool whole = storage.nbytes() == value.nbytes;
-  if (whole && (value.isPaged() ? sendToPages(value, storage) : sendToHost(value, storage))) {
+  const bool whole = storage.nbytes() == value.home.nbytes();
+  if (whole &&
+      (value.decision.isPaged() ? sendToPages(value, storage) : sendToHost(value, storage))) {
     return;
   }
-  value.slice.reset();
-  context_.counters->bytesFellBack += value.nbytes;
+  value.setSlice(nullptr);
+  context_.counters->bytesFellBack += value.home.nbytes();
   Entry::update(value.entry, [](Line& line) {
     line.reason = "no pinned host memory was left for OFFLOAD (pinned_limit)";
   });
-  if (value.recipe) {
-    value.bytes = c10::Storage();
+  if (value.recipe()) {
+    value.home.take();
   }
-  value.undoDecision();
+  value.decision.undo(value.recipe().defined());
 }
 
 bool Sender::sendToHost(Value& value, const c10::Storage& storage) {
   RECORD_USER_SCOPE("ebb::offload");
-  const size_t nbytes = value.slice ? value.slice->nbytes() : value.nbytes;
+  const size_t nbytes = value.slice() ? value.slice()->nbytes() : value.home.nbytes();
   static const std::string kInput = "input";
-  if (value.slice) {
+  if (value.slice()) {
     context_.graph->streams.use(value, storage);  // the storage is released after the gather
   }
-  const auto gather = [&] { return withRelief([&] { return value.slice->gather(storage); }); };
+  const auto gather = [&] { return withRelief([&] { return value.slice()->gather(storage); }); };
   const auto account =
-      statisticsTransfers(context_.regionName(), value.recipe ? value.recipe->op.name : kInput);
-  auto stash = offloadEngine().send(value.slice ? gather() : storage, nbytes, account);
+      statisticsTransfers(context_.regionName(), value.recipe() ? value.recipe()->op.name : kInput);
+  auto stash = offloadEngine().send(value.slice() ? gather() : storage, nbytes, account);
   if (!stash) {
     return false;
   }
@@ -72,44 +73,44 @@ bool Sender::sendToPages(Value& value, const c10::Storage& storage) {
     context_.graph->pages = std::make_shared<PageGroup>(context_.graph->names.front());
   }
   const Rows& rows = *value.rows;
-  const char* op = value.recipe ? value.recipe->op.name.c_str() : "an input";
+  const char* op = value.recipe() ? value.recipe()->op.name.c_str() : "an input";
   const bool verify = context_.graph->verify == VerifyMode::Raise;
   value.send(
       Paging::get().send(
           {storage, rows.dtype, rows.live->kept, rows.total, op, verify}, context_.graph->pages));
   if (context_.graph->pages->resident) {
-    context_.counters->bytesSaved += value.nbytes;
-    context_.counters->bytesPacked += value.nbytes;
+    context_.counters->bytesSaved += value.home.nbytes();
+    context_.counters->bytesPacked += value.home.nbytes();
     Entry::update(value.entry, [](Line& line) { line.fate = Fate::Saved; });
     return true;
   }
-  context_.counters->bytesPaged += value.nbytes;
-  noteSent(value, Fate::Paged, "stash", op, value.nbytes);
+  context_.counters->bytesPaged += value.home.nbytes();
+  noteSent(value, Fate::Paged, "stash", op, value.home.nbytes());
   return true;
 }
 
 bool Sender::canLeave(const Value& value, const at::Tensor& tensor) {
-  return value.isPaged() ? value.rows != nullptr && Paging::takes(tensor.device())
-                         : offloadEngine().takes(tensor);
+  return value.decision.isPaged() ? value.rows != nullptr && Paging::takes(tensor.device())
+                                  : offloadEngine().takes(tensor);
 }
 
 void Sender::sendOrWait(Value& value, const at::Tensor& tensor) {
-  if (!value.bytes && !value.isPaged()) {
+  if (!value.home.bytes() && !value.decision.isPaged()) {
     if (auto slice = SavedSlice::ofSmall(tensor)) {
       keep(value, tensor);
-      value.slice = std::move(slice);
+      value.setSlice(std::move(slice));
     }
   }
-  if (!value.slice) {
+  if (!value.slice()) {
     send(value, tensor.storage());
   }
 }
 
 [[gnu::cold]] void Sender::needAll(Value& value, const at::Tensor& tensor) {
-  value.slice.reset();
-  if (value.stash) {
-    value.stash.reset();
-    value.due = true;
+  value.setSlice(nullptr);
+  if (value.stash()) {
+    value.dropStash();
+    value.decision.setDue(true);
     keep(value, tensor);
   }
 }
@@ -138,11 +139,11 @@ void Sender::sendKept(std::vector<c10::intrusive_ptr<Value>> values) {
     joinStreams();
   }
   for (c10::intrusive_ptr<Value>& value : values) {
-    const bool needed = value->handles > 0 || value->recipeReaders() > 0;
-    const bool known = !value->isPaged() || value->rows;
-    if (needed && known && value->due && value->bytes &&
-        (value->isPrivate || value->versionHolds())) {
-      const c10::Storage storage = value->bytes;
+    const bool needed = value->uses.handles() > 0 || value->uses.readers() > 0;
+    const bool known = !value->decision.isPaged() || value->rows;
+    if (needed && known && value->decision.isDue() && value->home.bytes() &&
+        (value->home.isPrivate() || value->versions.hold())) {
+      const c10::Storage storage = value->home.bytes();
       send(*value, storage);
     }
     value.reset();
@@ -155,17 +156,17 @@ bool Sender::offloadsInput(const at::Tensor& tensor) const {
 }
 
 void Sender::keep(Value& value, const at::Tensor& tensor) {
-  if (!value.isPaged()) {
-    value.due = value.due && canLeave(value, tensor);  // rows may be marked later
+  if (!value.decision.isPaged()) {  // else rows may be marked later
+    value.decision.setDue(value.decision.isDue() && canLeave(value, tensor));
   }
-  value.bytes = tensor.storage();
-  if (value.due) {
+  value.home.hold(tensor.storage(), false);
+  if (value.decision.isDue()) {
     noteStream(tensor.device());
   }
-  keptBytes_ += value.nbytes;
-  if (!value.isSaved()) {
-    value.recipe.reset();
-    if (!value.underWay) {
+  keptBytes_ += value.home.nbytes();
+  if (!value.decision.isSaved()) {
+    value.setRecipe({});
+    if (!value.facts.underWay) {
       takeFingerprint(value);
     }
   }
@@ -173,15 +174,15 @@ void Sender::keep(Value& value, const at::Tensor& tensor) {
 
 void Sender::takeFingerprint(Value& value) {
   const bool verify = context_.graph->verify != VerifyMode::Off;
-  value.fingerprint =
-      fingerprint(value.bytes, verify ? FingerprintOf::Everything : FingerprintOf::Samples);
+  const auto what = verify ? FingerprintOf::Everything : FingerprintOf::Samples;
+  value.home.setFingerprint(fingerprint(value.home.bytes(), what));
 }
 
 void Sender::watchEscaped(Value& value) {
-  const c10::Storage storage = value.living();
+  const c10::Storage storage = value.home.living();
   const bool compared = context_.graph->verify != VerifyMode::Off;  // all bytes
-  if (storage && !value.isPrivate && !compared && value.versionHolds()) {
-    value.fingerprint = fingerprint(storage);
+  if (storage && !value.home.isPrivate() && !compared && value.versions.hold()) {
+    value.home.setFingerprint(fingerprint(storage));
   }
 }
 

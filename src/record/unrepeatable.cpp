@@ -9,7 +9,7 @@ namespace ebb {
 void Unrepeatable::closing() {
   for (Result& result : all_) {
     const auto value = result.value.lock();
-    result.saved = value && value->packed > 0 ? value->nbytes : 0;
+    result.saved = value && value->uses.packed() > 0 ? value->home.nbytes() : 0;
   }
 }
 
@@ -17,14 +17,14 @@ void Unrepeatable::tell(const std::string& region) {
   std::map<const OpTraits*, size_t> bytes;
   for (const Result& result : all_) {
     const auto value = result.value.lock();
-    bytes[result.op] += result.saved != 0       ? result.saved
-                        : value && value->bytes ? value->nbytes
-                                                : 0;
+    bytes[result.op] += result.saved != 0              ? result.saved
+                        : value && value->home.bytes() ? value->home.nbytes()
+                                                       : 0;
   }
   all_.clear();
   const PythonSupport* python = pythonSupport();
   for (const auto& [op, held] : bytes) {
-    if (held > 0 && python != nullptr && !op->toldUnrepeatable.exchange(true)) {
+    if (held > 0 && python != nullptr && !op->state.toldUnrepeatable.exchange(true)) {
       python->tellUnrepeatable(op->name, region, held);
     }
   }

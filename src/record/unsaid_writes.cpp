@@ -36,7 +36,7 @@ bool UnsaidWrites::giveUp(ValueMap& values) {
 }
 
 void UnsaidWrites::warn() const {
-  if (written_ == nullptr || op_.writesUnsaid.exchange(true, std::memory_order_relaxed)) {
+  if (written_ == nullptr || op_.state.writesUnsaid.exchange(true, std::memory_order_relaxed)) {
     return;
   }
   TORCH_WARN(

@@ -29,11 +29,11 @@ class Dying {
     while (!next_.empty()) {
       const Value& dead = *next_.back();
       next_.pop_back();
-      const auto& recipe = dead.recipe;
+      const auto& recipe = dead.recipe();
       if (recipe && ++released_[recipe.get()] == recipe.use_count()) {
-        for (uint32_t i = 0; i < recipe->inputCount; ++i) {
-          if (recipe->inputs[i].value) {
-            giveUp(*recipe->inputs[i].value);
+        for (const Input& input : recipe->inputs()) {
+          if (input.value) {
+            giveUp(*input.value);
           }
         }
       }
@@ -63,23 +63,25 @@ class Dying {
 }  // namespace
 
 bool ownsItsBytes(const Value& value) {
-  return value.bytes && value.bytes.nbytes() == value.nbytes &&
-         value.bytes.use_count() <= 1 + (value.backsHandles ? 0 : value.handles.load());
+  return value.home.bytes() && value.home.bytes().nbytes() == value.home.nbytes() &&
+         value.home.bytes().use_count() <=
+             1 + (value.uses.relyOnBytes() ? 0 : value.uses.handles());
 }
 
 void dropRecipe(Value& value) {
-  if (!value.due) {
-    value.recipe.reset();
+  if (!value.decision.isDue()) {
+    value.setRecipe({});
   }
 }
 
 c10::Storage escapedStorage(const Value& value) {
-  if (!value.recipe || value.isKept() || value.opaque > 0 || value.home.expired() ||
-      !value.versionHolds() || (value.rows && value.rows->lossy)) {
+  if (!value.recipe() || value.decision.isKept() || value.facts.opaque > 0 ||
+      value.home.storage().expired() || !value.versions.hold() ||
+      (value.rows && value.rows->lossy)) {
     return {};
   }
-  c10::Storage living = value.living();
-  const size_t ours = value.heldAhead ? 2 : 1;
+  c10::Storage living = value.home.living();
+  const size_t ours = value.uses.isHeldAhead() ? 2 : 1;
   return living && living.use_count() > ours ? living : c10::Storage();
 }
 
@@ -101,15 +103,15 @@ void moveVersionOfComputed(const at::Tensor& tensor, size_t ours) {
 
 // If an unseen write came first, the copy is of no use: `tampered` says so.
 [[gnu::cold]] void makePrivate(Graph& graph, Value& value, RegionCounters& counters) {
-  if (value.bytes.nbytes() < value.nbytes) {
+  if (value.home.bytes().nbytes() < value.home.nbytes()) {
     return;  // freed by other code; a replay that needs the bytes will raise
   }
-  graph.streams.use(value, value.bytes);
-  value.bytes = withRelief([&] { return copyOf(value.bytes, value.nbytes); });
-  graph.streams.made(value, value.bytes);
-  value.tampered = hasChanged(value, value.bytes, graph.verify);
-  value.isPrivate = true;
-  counters.bytesCopied += value.nbytes;
+  graph.streams.use(value, value.home.bytes());
+  value.home.hold(
+      withRelief([&] { return copyOf(value.home.bytes(), value.home.nbytes()); }), true);
+  graph.streams.made(value, value.home.bytes());
+  value.facts.tampered = hasChanged(value, value.home.bytes(), graph.verify);
+  counters.bytesCopied += value.home.nbytes();
   if (value.entry) {
     noteCopied(value);
   }
@@ -129,26 +131,26 @@ void ValueMap::clear() {
 // True if `tensor` shows the storage in the state of `value`. Notes the tensor's counter. See Note
 // [Version stamps].
 static bool isShownBy(Value& value, const at::Tensor& tensor) {
-  if (value.underWay && value.packed == 0 && !value.bytes) {  // see Note [Communication]
-    value.otherCounters.reset();
+  // See Note [Communication]
+  if (value.facts.underWay && value.uses.packed() == 0 && !value.home.bytes()) {
+    value.versions.forgetOthers();
     value.stamp(tensor);
     return true;
   }
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
-  const c10::StorageImpl* storage = storageOf(tensor);
-  const bool sameMemory = storage->nbytes() == value.nbytes && storage->data() == value.address;
-  if (sameMemory && (!counter.enabled() || !value.written.counter.enabled())) {
+  const bool sameMemory = value.home.hasMemoryOf(*storageOf(tensor));
+  if (sameMemory && (!counter.enabled() || !value.versions.areCounted())) {
     return true;
   }
-  if (!sameMemory || !value.versionHolds()) {
+  if (!sameMemory || !value.versions.hold()) {
     return false;
   }
-  if (value.knows(counter)) {
+  if (value.versions.know(counter)) {
     return true;
   }
-  const bool isNew = !value.madeHere || counter.current_version() == 0;
+  const bool isNew = !value.facts.madeHere || counter.current_version() == 0;
   if (isNew) {
-    value.learn(counter);
+    value.versions.learn(counter);
   }
   return isNew;
 }
@@ -176,12 +178,9 @@ c10::intrusive_ptr<Value>& ValueMap::current(
     return slot;
   }
   if (slot) {
-    slot->superseded = true;
+    slot->supersede(tensor.storage());
     if (slot->witness) {
       stateEnds(*slot, false);
-    }
-    if (slot->packed > 0) {
-      slot->redefined = tensor.storage();
     }
   }
   slot = leafOf(tensor, slot);
@@ -194,10 +193,10 @@ c10::intrusive_ptr<Value>& ValueMap::current(
 c10::intrusive_ptr<Value> ValueMap::leafOf(
     const at::Tensor& tensor, const c10::intrusive_ptr<Value>& before) {
   auto leaf = c10::make_intrusive<Value>();
-  leaf->isResult = before && before->isResult;
-  leaf->opaque = before ? before->opaque : 0;
+  leaf->facts.isResult = before && before->facts.isResult;
+  leaf->facts.opaque = before ? before->facts.opaque : 0;
   if (const WeakGraph* maker = before ? nullptr : context_.results->madeBy(tensor)) {
-    leaf->isResult = true;
+    leaf->facts.isResult = true;
     Lookahead* lookahead = context_.graph->lookahead.get();
     if (lookahead && !maker->expired()) {
       lookahead->reads(*maker);
@@ -206,9 +205,9 @@ c10::intrusive_ptr<Value> ValueMap::leafOf(
   made_.add(storageOf(tensor), leaf.get());
   leaf->stamp(tensor);
   if (sender_.offloadsInput(tensor)) {
-    leaf->decide(context_.decider->inputs(), false);
+    leaf->decision.decide(context_.decider->inputs(), false);
   }
-  leaf->mustBeKept();
+  leaf->decision.mustBeKept();
   return leaf;
 }
 
@@ -220,49 +219,49 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
   if (value->witness) {
     stateEnds(*value, true);
   }
-  value->superseded = true;
-  value->home.reset();
-  if (value->slice && value->bytes) {
-    sender_.send(*value, c10::Storage(value->bytes));
+  value->home.supersede();
+  value->home.leave();
+  if (value->slice() && value->home.bytes()) {
+    sender_.send(*value, c10::Storage(value->home.bytes()));
   }
-  if (value->stash) {
-    value->stash->beforeWrite();
-    value->isPrivate = true;
+  if (value->stash()) {
+    value->stash()->beforeWrite();
+    value->home.own();
   }
-  if (!value->bytes || value->isPrivate) {
+  if (!value->home.bytes() || value->home.isPrivate()) {
     return;
   }
-  const auto needed = [&] { return !value->recipe && value->recipeReaders() > indifferent; };
+  const auto needed = [&] { return !value->recipe() && value->uses.readers() > indifferent; };
   if (needed()) {
     dropUnused(made_.size());  // frees recipes that only the map keeps alive
   }
   if (needed()) {
     makePrivate(*context_.graph, *value, *context_.counters);
   } else {
-    value->bytes = c10::Storage();
+    value->home.take();
   }
 }
 
 // Note [Silent writes]
 // Eager's saved tensors share the storage, so backward sees a write without a moved version. A
-// handle on a recomputed value follows such a write: `redefined` keeps the storage.
+// handle on a recomputed value follows such a write: Uses::redefined() is the storage.
 ValueMap& ValueMap::settle() {
   for (Unsettled& entry : unsettled_) {
     Value& after = *entry.after;
     if (entry.viewed.enabled()) {
-      after.allowOne(entry.viewed);
+      after.versions.allowOne(entry.viewed);
       continue;
     }
-    const bool counted = entry.counted && !after.versionHolds();
+    const bool counted = entry.counted && !after.versions.hold();
     if (entry.ahead != nullptr && entry.counted && !counted) {
-      entry.ahead->movesFirst.store(true, std::memory_order_relaxed);
+      entry.ahead->state.movesFirst.store(true, std::memory_order_relaxed);
     }
     if (counted) {
-      ++after.written.version;  // by one: a larger move means that other code wrote too
+      after.versions.countWrite();
     }
-    if (entry.before && (!counted || entry.before->follows ||
-                         !sameCounter(after.written.counter, entry.before->written.counter))) {
-      entry.before->redefined = entry.storage;
+    if (entry.before && (!counted || entry.before->facts.follows ||
+                         !after.versions.isWriters(entry.before->versions.written().counter))) {
+      entry.before->uses.redefine(entry.storage);
     }
   }
   unsettled_.clear();
@@ -274,11 +273,8 @@ ValueMap& ValueMap::settle() {
   if (value->witness) {
     stateEnds(*value, false);
   }
-  value->superseded = true;
-  if (value->packed > 0) {
-    value->redefined = storage;  // eager's saved tensors share the storage
-  }
-  if (value->bytes && !value->isPrivate && !value->recipe) {
+  value->supersede(storage);
+  if (value->home.bytes() && !value->home.isPrivate() && !value->recipe()) {
     makePrivate(*context_.graph, *value, *context_.counters);
   }
   values_.erase(storage.unsafeGetStorageImpl());
@@ -288,16 +284,14 @@ ValueMap& ValueMap::settle() {
   settle();
   const c10::intrusive_ptr<Value> before = current(tensor);
   supersede(before, 0);
-  if (before->packed > 0) {
-    before->redefined = tensor.storage();
-  }
+  before->supersede(tensor.storage());
   auto leaf = c10::make_intrusive<Value>();
   leaf->stamp(tensor);
-  leaf->inheritCounters(*before);
-  leaf->mustBeKept();
-  leaf->madeHere = before->madeHere;
-  leaf->writtenHere = !before->madeHere;
-  leaf->opaque = before->opaque;
+  leaf->versions.inherit(before->versions);
+  leaf->decision.mustBeKept();
+  leaf->facts.madeHere = before->facts.madeHere;
+  leaf->facts.writtenHere = !before->facts.madeHere;
+  leaf->facts.opaque = before->facts.opaque;
   if (context_.graph->journal) {
     noteMade(
         context_,
@@ -336,7 +330,7 @@ void ValueMap::sweep() {
     if (isOwned) {
       dropRecipe(value);
     }
-    const bool isDead = entry->second.unique() && (isOwned || value.home.expired());
+    const bool isDead = entry->second.unique() && (isOwned || value.home.storage().expired());
     if (isDead) {
       values_.erase(entry);
     }
@@ -351,7 +345,7 @@ std::vector<c10::intrusive_ptr<Value>> ValueMap::neededToSend(size_t window) con
   const auto latest = made_.latest(window);
   std::vector<c10::intrusive_ptr<Value>> found;
   const auto isToLeave = [](const MadeValues::Entry& entry) {
-    return entry.second->due && entry.second->bytes;
+    return entry.second->decision.isDue() && entry.second->home.bytes();
   };
   if (std::none_of(latest.begin(), latest.end(), isToLeave)) {
     return found;
@@ -371,12 +365,12 @@ std::vector<c10::intrusive_ptr<Value>> ValueMap::neededToSend(size_t window) con
 std::vector<c10::intrusive_ptr<Value>> ValueMap::keptToSend() const {
   std::vector<c10::intrusive_ptr<Value>> found;
   for (const auto& [storage, value] : values_) {
-    if (value->due && value->bytes) {
+    if (value->decision.isDue() && value->home.bytes()) {
       found.push_back(value);
     }
   }
   const auto sequence = [](const auto& value) {
-    return value->recipe ? value->recipe->sequence : 0;
+    return value->recipe() ? value->recipe()->sequence : 0;
   };
   std::sort(found.begin(), found.end(), [&](const auto& a, const auto& b) {
     return sequence(a) > sequence(b);

@@ -38,6 +38,11 @@ class ValueMap {
   ValueMap(const Context& context, Sender& sender) : context_(context), sender_(sender) {
   }
 
+  // Keeps values, and sends them away.
+  Sender& sender() const {
+    return sender_;
+  }
+
   // The known value of `tensor`'s storage, or null. The storage may have been written unseen since.
   c10::intrusive_ptr<Value>* find(const at::Tensor& tensor) {
     const auto found = values_.find(storageOf(tensor));

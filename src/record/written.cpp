@@ -13,12 +13,13 @@ namespace {
 // op wrote. That new value inherits the decision. Otherwise `relu_` after a saved convolution would
 // undo the decision.
 void decideOnWritten(Value& after, const Value& before, const Verdict& verdict) {
-  if (recomputes(verdict.decision) && before.isSaved()) {
-    after.inherit(before);
+  if (recomputes(verdict.decision) && before.decision.isSaved()) {
+    after.facts.rule = before.facts.rule;
+    after.decision.inherit(before.decision, before.stash().defined());
   } else if (verdict.decision != Decision::Recompute) {
-    const bool wasToLeave = before.due || before.stash;
+    const bool wasToLeave = before.decision.isDue() || before.stash();
     const bool leaves = verdict.decision == Decision::Save && wasToLeave;
-    after.decide(leaves ? Decision::Offload : verdict.decision);
+    after.decision.decide(leaves ? Decision::Offload : verdict.decision);
   }
 }
 
@@ -29,8 +30,8 @@ void prepareWrites(ValueMap& values, const Arguments& arguments, const Recipe* r
     // If the recipe gives the op a buffer with other contents, the op does not need the old state.
     size_t indifferent = 0;
     if (recipe) {
-      indifferent = std::count_if(
-          recipe->inputs, recipe->inputs + recipe->inputCount, [&](const Input& input) {
+      indifferent =
+          std::count_if(recipe->inputs().begin(), recipe->inputs().end(), [&](const Input& input) {
             return input.value == write.before && input.wholeOverwrite;
           });
     }
@@ -43,15 +44,15 @@ c10::intrusive_ptr<Value> stateAfter(
   const Value& before = *write.before;
   auto after = c10::make_intrusive<Value>();
   after->stamp(write.tensor);
-  after->inheritCounters(before);
-  after->madeHere = before.madeHere;
-  after->writtenHere = !before.madeHere;
-  after->isResult = before.isResult;
-  after->opaque = before.opaque;
+  after->versions.inherit(before.versions);
+  after->facts.madeHere = before.facts.madeHere;
+  after->facts.writtenHere = !before.facts.madeHere;
+  after->facts.isResult = before.facts.isResult;
+  after->facts.opaque = before.facts.opaque;
   after->rows = std::move(rows);
-  after->rule = verdict.rule;
-  after->underWay = op.communicates;
-  if (!write.sideEffect && before.madeHere && !op.communicates) {
+  after->facts.rule = verdict.rule;
+  after->facts.underWay = op.limits.communicates;
+  if (!write.sideEffect && before.facts.madeHere && !op.limits.communicates) {
     decideOnWritten(*after, before, verdict);
   }
   return after;

@@ -108,7 +108,6 @@ class ThreadRegions {
     auto graph = c10::make_intrusive<Graph>();
     graph->verify = verifyMode();
     graph->journal = currentJournal();
-    graph->numberInJournal = graph->journal ? graph->journal->countRegion() : 0;
     graph->lookahead = newLookahead(*graph);
     opened(graph);
     recorder_.open(std::move(graph));
@@ -174,11 +173,11 @@ class ThreadRegions {
       uint64_t id, const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward) {
     // After a backward inside the region, other code may hold gradients.
     const bool outermost = frames_.size() == 1 && frames_.front().id == id;
-    if (!outermost || !opaque_.empty() || recorder_.graph()->hadBackward) {
+    if (!outermost || !opaque_.empty() || recorder_.graph()->escapes.hadBackward) {
       return {};
     }
     recorder_.emptyEscapes(results, onlyResults, hasBackward);
-    return recorder_.graph()->hasEscapes ? recorder_.graph() : c10::intrusive_ptr<Graph>();
+    return recorder_.graph()->escapes.any ? recorder_.graph() : c10::intrusive_ptr<Graph>();
   }
 
   void opaqueWriteBegins(const at::Tensor& tensor) {

@@ -16,7 +16,7 @@ namespace {
 
 // Requires the graph's lock; the caller does not hold the GIL.
 void fillAll(Graph& graph) {
-  auto emptied = std::exchange(graph.escapes, {});
+  auto emptied = std::exchange(graph.escapes.all, {});
   while (!emptied.empty()) {
     Escaped escaped = std::move(emptied.back());
     emptied.pop_back();
@@ -29,11 +29,11 @@ void fillAll(Graph& graph) {
       // again, because a missing input may be available then, such as a parameter that is gathered
       // later.
       emptyStorage(escaped.storage, error.what_without_backtrace());
-      graph.escapes.push_back(std::move(escaped));
+      graph.escapes.all.push_back(std::move(escaped));
       continue;
     } catch (...) {  // from Python, perhaps an interrupt
-      std::move(emptied.begin(), emptied.end(), std::back_inserter(graph.escapes));
-      graph.escapes.push_back(std::move(escaped));
+      std::move(emptied.begin(), emptied.end(), std::back_inserter(graph.escapes.all));
+      graph.escapes.all.push_back(std::move(escaped));
       throw;
     }
     graph.streams.use(value, bytes);
@@ -41,11 +41,9 @@ void fillAll(Graph& graph) {
     fillStorage(escaped.storage, bytes);
     // The value refers to this storage from now on. Other code can write to the storage, so ebb
     // checks its version.
-    value.bytes = escaped.storage;
-    value.address = escaped.storage.data();
-    value.isPrivate = false;
+    value.home.share(escaped.storage);
   }
-  graph.hasEscapes.store(!graph.escapes.empty(), std::memory_order_relaxed);
+  graph.escapes.any.store(!graph.escapes.all.empty(), std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -56,9 +54,9 @@ Escaped emptyEscaped(
       storage,
       c10::str(
           "ebb: an output of ",
-          value->recipe->op.name,
+          value->recipe()->op.name,
           " (",
-          value->nbytes,
+          value->home.nbytes(),
           " bytes) was read before backward restored it: region '",
           name,
           "' has escapes='placeholder' and freed it at its end. Return it from the region or name "
@@ -67,7 +65,7 @@ Escaped emptyEscaped(
 }
 
 void refill(Graph& graph) {
-  if (graph.hasEscapes.load(std::memory_order_relaxed)) {
+  if (graph.escapes.any.load(std::memory_order_relaxed)) {
     WithoutGil withoutGil;
     std::lock_guard<PythonMutex> lock(graph.mutex);
     fillAll(graph);

@@ -23,14 +23,14 @@ namespace ebb {
 
 // The wanted values are determined once per slice, because handles die on any thread.
 Passing::Passing(const Value& wanted, bool isBackward)
-    : inner_(isBackward ? wanted.recipe->region : 0) {
+    : inner_(isBackward ? wanted.recipe()->region : 0) {
   wanted_.push_back(&wanted);
-  if (!isBackward || wanted.recipe->outputs.size() == 1) {
+  if (!isBackward || wanted.recipe()->outputs.size() == 1) {
     return;
   }
-  for (const Output& output : wanted.recipe->outputs) {
+  for (const Output& output : wanted.recipe()->outputs) {
     const auto value = output.value.lock();
-    if (value && value->isMadeEachTime() && value->handles > 0) {
+    if (value && value->decision.isMadeEachTime() && value->uses.handles() > 0) {
       wanted_.push_back(value.get());
     }
   }
@@ -46,8 +46,8 @@ Passing::~Passing() {
 
 void Passing::giveUp(Value& value, Read& read) {
   read.made = false;
-  if (value.recipe) {  // else a kernel in Python has unpacked the value: it is held
-    value.giveUpAgain();
+  if (value.recipe()) {  // else a kernel in Python has unpacked the value: it is held
+    value.home.hold(c10::Storage(), false);
   }
 }
 
@@ -57,7 +57,7 @@ bool Passing::isWanted(const Value& value) const {
 }
 
 bool Passing::isOfInnerRegion(const Value& value) const {
-  return inner_ != 0 && value.recipe && value.recipe->region == inner_;
+  return inner_ != 0 && value.recipe() && value.recipe()->region == inner_;
 }
 
 bool Passing::made(Value& value, c10::Storage bytes) {
@@ -66,21 +66,21 @@ bool Passing::made(Value& value, c10::Storage bytes) {
     return false;
   }
   read->second.made = true;
-  value.materialiseInPassing(std::move(bytes));
+  value.home.hold(std::move(bytes), true);
   return true;
 }
 
 bool Passing::isLastToRead(const Recipe& reader, const Value& value) const {
   const auto read = reads_.find(const_cast<Value*>(&value));
-  return value.recipe && read != reads_.end() && isOver(read->second, reader);
+  return value.recipe() && read != reads_.end() && isOver(read->second, reader);
 }
 
 void Passing::hasRun(const Recipe& reader) {
   if (reads_.empty()) {
     return;
   }
-  for (uint32_t i = 0; i < reader.inputCount; ++i) {
-    const auto read = reads_.find(reader.inputs[i].value.get());
+  for (const Input& input : reader.inputs()) {
+    const auto read = reads_.find(input.value.get());
     if (read != reads_.end() && isOver(read->second, reader)) {
       giveUp(*read->first, read->second);
     }

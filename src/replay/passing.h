@@ -26,7 +26,7 @@ class Passing {
 
   // `reader` will run and needs `value`, a value to be recomputed.
   void needs(const Recipe& reader, Value& value) {
-    if (value.isMadeEachTime()) [[unlikely]] {
+    if (value.decision.isMadeEachTime()) [[unlikely]] {
       Read& read = reads_[&value];
       read.last = std::max(read.last, reader.sequence);
     }
@@ -34,7 +34,7 @@ class Passing {
 
   // True if `value` keeps its recipe although this slice recomputes it.
   bool staysUnmade(const Value& value) const {
-    return value.isMadeEachTime() && !isWanted(value);
+    return value.decision.isMadeEachTime() && !isWanted(value);
   }
 
   // Gives `value` its `bytes` until the slice's last reader of the value has run. Returns false,

@@ -23,41 +23,41 @@ namespace {
   std::string op;
   Entry::update(value.entry, [&](Line& line) {
     line.times.back = journal.now();
-    line.memory.backAt = value.bytes.data();
+    line.memory.backAt = value.home.bytes().data();
     op = *line.origin.op;
   });
-  journal.add("reload", op, start, value.nbytes);
+  journal.add("reload", op, start, value.home.nbytes());
 }
 
 // Restores the bytes of an offloaded value on the device. Null if the storage was written unseen
 // before the copy to the host was safe, or if `watch` does not allow the copy yet.
 c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) {
   RECORD_USER_SCOPE("ebb::reload");
-  const c10::Storage living = value.living();
-  if (!living && !value.isPrivate && !value.versionHolds()) {
+  const c10::Storage living = value.home.living();
+  if (!living && !value.home.isPrivate() && !value.versions.hold()) {
     return {};
   }
   const JournalTime start = value.entry ? value.entry->journal().now() : 0;
   c10::Storage bytes = living;
-  if (!value.slice || !living) {
-    bytes = watch ? watch->fetch(value, living) : value.stash->fetch(living);
+  if (!value.slice() || !living) {
+    bytes = watch ? watch->fetch(value, living) : value.stash()->fetch(living);
     if (!bytes) {
       return {};
     }
-    if (value.slice) {
-      const auto scatter = [&] { return value.slice->scatter(bytes, value.nbytes); };
+    if (value.slice()) {
+      const auto scatter = [&] { return value.slice()->scatter(bytes, value.home.nbytes()); };
       bytes = watch ? scatter() : withRelief(scatter);
     }
   }
   value.materialise(std::move(bytes), !living);
   if (!living) {
-    graph.streams.made(value, value.bytes);
+    graph.streams.made(value, value.home.bytes());
   }
-  value.slice.reset();
+  value.setSlice(nullptr);
   if (value.entry) {
     noteReloaded(value, start);
   }
-  return value.bytes;
+  return value.home.bytes();
 }
 
 // The recipes that one value needs.
@@ -71,11 +71,10 @@ class Slice {
   // Returns false if the replay may not go on.
   bool collect() {
     ++graph_.lastVisit;
-    add(wanted_.recipe);
+    add(wanted_.recipe());
     for (size_t next = 0; next < recipes_.size(); ++next) {
       const Recipe& recipe = *recipes_[next];
-      for (uint32_t i = 0; i < recipe.inputCount; ++i) {
-        const Input& input = recipe.inputs[i];
+      for (const Input& input : recipe.inputs()) {
         if (input.value && !input.wholeOverwrite && !need(*input.value, recipe)) {
           return false;
         }
@@ -104,9 +103,9 @@ class Slice {
         statisticsAdd(graph_.names[region], std::exchange(counters, {}));
         region = recipe->region;
       }
-      if (recipe->state != state) {
+      if (recipe->kernel.state != state) {
         guard.reset();
-        state = recipe->state;
+        state = recipe->kernel.state;
         guard.emplace(*state, watch_ ? Changes::OfThread : Changes::OfProcess);
       }
       rerun(graph_, *recipe, stack, passing_, watch_ ? Asker::Nobody : Asker::Backward);
@@ -135,7 +134,7 @@ class Slice {
   };
 
   void pin(const Value& value, c10::Storage storage) {
-    const bool fromOutside = !value.madeHere && storage.data() == value.address;
+    const bool fromOutside = !value.facts.madeHere && storage.data() == value.home.address();
     pinned_.push_back({std::move(storage), fromOutside, value.entry});
   }
 
@@ -171,15 +170,15 @@ class Slice {
       }
       // a replay ahead checks after the kernel
       const bool changed = !watch_ && hasChanged(value, storage);
-      if (changed && value.recipe) {
-        becomeRecomputable(value, std::move(storage));
-        add(value.recipe);
+      if (changed && value.recipe()) {
+        becomeRecomputable(value, storage);
+        add(value.recipe());
         return true;
       }
       checkUnchanged(changed, consumer);
       pin(value, std::move(storage));
-    } else if (value.recipe) {
-      add(value.recipe);
+    } else if (value.recipe()) {
+      add(value.recipe());
       passing_.needs(consumer, value);
     } else if (watch_) {
       return false;  // the bytes may return before backward, as a parameter of FSDP does
@@ -190,17 +189,15 @@ class Slice {
   }
 
   bool hasChanged(const Value& value, const c10::Storage& storage) const {
-    return value.tampered || (!value.isPrivate && ebb::hasChanged(value, storage, graph_.verify));
+    return value.facts.tampered ||
+           (!value.home.isPrivate() && ebb::hasChanged(value, storage, graph_.verify));
   }
 
   // For a value that outlives the region and that an unseen write has changed. Recipes read the
   // recomputed value. Handles show the new contents, as eager's saved tensors do.
-  void becomeRecomputable(Value& value, c10::Storage written) {
-    value.superseded = true;
-    value.bytes = c10::Storage();
-    if (value.packed > 0) {
-      value.redefined = std::move(written);
-    }
+  static void becomeRecomputable(Value& value, const c10::Storage& written) {
+    value.supersede(written);
+    value.home.take();
   }
 
   // In verify mode the comparison of results decides: the change may not matter.
@@ -219,7 +216,7 @@ class Slice {
 
   void checkRegistered(const Recipe& recipe) const {
     TORCH_CHECK(
-        recipe.op.registered.load(std::memory_order_acquire),
+        recipe.op.state.registered.load(std::memory_order_acquire),
         "ebb: cannot recompute ",
         where(graph_, recipe),
         ": the operator was unregistered after the forward. Keep its library alive until backward "
@@ -229,15 +226,15 @@ class Slice {
   // See Note [Version checks]
   [[noreturn]] void throwLostLeaf(const Value& value, const Recipe& consumer) const {
     const std::string who = where(graph_, consumer);
-    const bool freed = value.bytes && value.bytes.nbytes() != value.nbytes;
+    const bool freed = value.home.bytes() && value.home.bytes().nbytes() != value.home.nbytes();
     TORCH_CHECK(
         !freed,
         "ebb: cannot recompute ",
         who,
         ": the storage of one of its inputs was resized from ",
-        value.nbytes,
+        value.home.nbytes(),
         " to ",
-        value.bytes ? value.bytes.nbytes() : 0,
+        value.home.bytes() ? value.home.bytes().nbytes() : 0,
         " bytes after the region (a parameter that was resharded, or a buffer that was freed). "
         "Restore it before backward, make each block whose parameters are resharded a region of "
         "its own (ebb.apply), or give ",
@@ -254,9 +251,9 @@ class Slice {
         "operation: ebb must recompute ",
         who,
         ", and one of its inputs is at version ",
-        value.written.counter.enabled() ? value.written.counter.current_version() : 0,
+        value.versions.areCounted() ? value.versions.written().counter.current_version() : 0,
         "; expected version ",
-        value.written.version,
+        value.versions.written().version,
         " instead. Move the write after backward, run all forwards that update this input (batch "
         "norm statistics, a momentum buffer) in one region, or give ",
         consumer.op.name,
@@ -288,7 +285,7 @@ c10::Storage materialise(Graph& graph, Value& value) {
     return storage;
   }
   TORCH_CHECK(
-      value.recipe,
+      value.recipe(),
       "ebb: cannot recompute a tensor saved in region '",
       graph.names.front(),
       "': an earlier backward of this graph failed while it recomputed the tensor. Run the forward "
@@ -296,12 +293,12 @@ c10::Storage materialise(Graph& graph, Value& value) {
   Slice slice(graph, value);
   slice.collect();
   slice.run();
-  TORCH_INTERNAL_ASSERT(value.bytes);
-  return value.bytes;
+  TORCH_INTERNAL_ASSERT(value.home.bytes());
+  return value.home.bytes();
 }
 
 bool materialiseAhead(Graph& graph, Value& value, AheadWatch& watch) {
-  if (!value.recipe || value.available()) {
+  if (!value.recipe() || value.available()) {
     return true;
   }
   Slice slice(graph, value, &watch);

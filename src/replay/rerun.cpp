@@ -16,6 +16,7 @@
 #include "kernel/random_state.h"
 #include "memory/bytes.h"
 #include "memory/relief.h"
+#include "replay/buffers.h"
 #include "stream/event.h"
 #include "verify/compare.h"
 #include "verify/poison.h"
@@ -23,16 +24,70 @@
 namespace ebb {
 namespace {
 
+// Null: all is on the CPU.
+std::unique_ptr<DeviceTimer> timerOnDevice(const Recipe& recipe) {
+  std::unique_ptr<DeviceTimer> timer;
+  for (const Input& input : recipe.inputs()) {
+    if (input.value && !timer) {
+      timer = startTimer(input.flags.device);
+    }
+  }
+  return timer;
+}
+
+[[gnu::cold]] void noteRun(
+    Journal& journal,
+    const Recipe& recipe,
+    JournalTime waited,
+    std::unique_ptr<DeviceTimer> timer) {
+  OperatorLine call;
+  call.duration = waited;
+  call.timer = std::move(timer);
+  for (const Input& input : recipe.inputs()) {
+    if (input.value && input.value->entry) {
+      call.inputs.push_back(input.value->entry->line());
+    }
+  }
+  for (const Output& output : recipe.outputs) {
+    const auto value = output.value.lock();
+    if (value && value->entry) {
+      call.outputs.push_back(value->entry->line());
+    }
+  }
+  journal.add(std::move(call));
+}
+
+// The time of the run counts for its first result.
+[[gnu::cold]] void note(Value& value, JournalTime start, bool ahead) {
+  Entry::update(value.entry, [&](Line& line) {
+    const JournalTime now = value.entry->journal().now();
+    if (!value.recipe()) {  // else the bytes are soon freed
+      line.times.back = now;
+      line.memory.backAt = value.home.bytes().data();
+    }
+    const JournalTime took = start == kNever ? 0 : now - start;
+    line.replays.time += took;
+    line.replays.timeAhead += ahead ? took : 0;
+    ++line.replays.count;
+    line.replays.ahead += ahead ? 1 : 0;
+  });
+}
+
 bool isWrite(ArgUse use) {
   return use == ArgUse::Write || use == ArgUse::Overwrite;
 }
 
-// One run of a recipe. Rerun has many methods: each checks a different possible change.
+// One run of a recipe.
 class Rerun {
  public:
   // `stack` is empty; its memory is reused.
   Rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Passing& passing, Asker asker)
-      : graph_(graph), recipe_(recipe), stack_(stack), passing_(passing), asker_(asker) {
+      : graph_(graph),
+        recipe_(recipe),
+        stack_(stack),
+        passing_(passing),
+        asker_(asker),
+        buffers_(graph, recipe, passing, asker == Asker::Backward) {
   }
 
   void run() {
@@ -40,7 +95,7 @@ class Rerun {
     const JournalTime start = graph_.journal ? graph_.journal->now() : 0;
     pushArguments();
     const bool isReported = graph_.journal && !graph_.journal->isProfile();
-    auto timer = isReported && asker_ == Asker::Backward ? timerOnDevice() : nullptr;
+    auto timer = isReported && asker_ == Asker::Backward ? timerOnDevice(recipe_) : nullptr;
     runKernel();
     if (timer) {
       timer->stop();
@@ -54,7 +109,8 @@ class Rerun {
       const bool waited = asker_ == Asker::Backward;
       graph_.journal->add(waited ? "replay" : "replay ahead", recipe_.op.name, start);
       if (isReported) {
-        noteRun(waited ? graph_.journal->now() - start : 0, std::move(timer));
+        noteRun(
+            *graph_.journal, recipe_, waited ? graph_.journal->now() - start : 0, std::move(timer));
       }
     }
   }
@@ -62,34 +118,16 @@ class Rerun {
   // Called if the replay threw. Values get their own buffers back. Returns false if the kernel may
   // have written to such a buffer, so the replay cannot be tried again.
   bool undo() {
-    bool undone = !over_;
-    for (Buffer& buffer : buffers_) {
-      if (buffer.isTaken && !began_) {
-        buffer.value->bytes = std::move(buffer.storage);
-      }
-      undone &= !(buffer.isTaken && began_);
-    }
-    return undone;
+    return buffers_.putBack(began_) && !over_;
   }
 
  private:
-  // A buffer for a value written by the op.
-  struct Buffer {
-    Value* value;
-    c10::Storage storage;
-    bool isTaken;  // the buffer is the value's own
-  };
-
-  c10::ArrayRef<Input> inputs() const {
-    return {recipe_.inputs, recipe_.inputCount};
-  }
-
   void pushArguments() {
-    stack_.resize(recipe_.op.argumentCount);
+    stack_.resize(recipe_.op.arguments.types.size());
     pushOthers();
     const int64_t* shape = recipe_.shapes;
     c10::SmallVector<at::Tensor, 8> tensors;
-    for (const Input& input : inputs()) {
+    for (const Input& input : recipe_.inputs()) {
       at::Tensor tensor = input.sameAs >= 0 ? tensors[input.sameAs] : tensorFor(input, shape);
       shape += Input::shapeCount(input.flags, input.use);
       tensors.push_back(tensor);
@@ -107,7 +145,7 @@ class Rerun {
 
   void pushOthers() {
     const c10::IValue* other = recipe_.others;
-    for (const uint16_t i : recipe_.op.others) {
+    for (const uint16_t i : recipe_.op.arguments.others) {
       // Lists of tensors are stored empty; each run fills new lists.
       if (other->isTensorList()) {
         stack_[i] = c10::List<at::Tensor>();
@@ -133,11 +171,12 @@ class Rerun {
     if (!input.value) {
       return {};
     }
-    const bool written = std::any_of(inputs().begin(), inputs().end(), [&](const Input& other) {
-      return isWrite(other.use) && other.value == input.value;
-    });
+    const bool written =
+        std::any_of(recipe_.inputs().begin(), recipe_.inputs().end(), [&](const Input& other) {
+          return isWrite(other.use) && other.value == input.value;
+        });
     if (written) {
-      return show(bufferFor(input), input, shape);
+      return show(buffers_.of(input), input, shape);
     }
     const c10::Storage storage = input.value->available();
     TORCH_CHECK(
@@ -156,73 +195,16 @@ class Rerun {
     return viewOf(storage, input.flags, shape, input.offset);
   }
 
-  // Gives the op a private copy of a value to be written, or the value's own buffer if nothing else
-  // needs the buffer. All arguments that show the same value get the same buffer: the arguments
-  // aliased in the forward.
-  c10::Storage bufferFor(const Input& input) {
-    for (const Buffer& buffer : buffers_) {
-      if (buffer.value == input.value.get()) {
-        return buffer.storage;
-      }
-    }
-    size_t ours = 0;
-    bool contentsMatter = false;
-    for (const Input& other : inputs()) {
-      if (other.value == input.value) {
-        ++ours;
-        contentsMatter |= !other.wholeOverwrite;
-      }
-    }
-    Value& value = *input.value;
-    c10::Storage storage;
-    bool isTaken = false;
-    if (!contentsMatter) {
-      storage = allocate(value.nbytes, input.flags.device);
-    } else if (mayBeTaken(value) && nothingNeeds(input, ours)) {
-      storage = std::move(value.bytes);
-      value.bytes = c10::Storage();
-      isTaken = true;
-    } else {
-      storage = value.available();
-      graph_.streams.use(value, storage);
-      storage = copyOf(storage);
-    }
-    buffers_.push_back({&value, storage, isTaken});
-    return storage;
-  }
-
-  // True if no other code can be using the bytes, on any stream, and a failed replay need not
-  // restore the bytes.
-  bool mayBeTaken(const Value& value) const {
-    return value.isPrivate && !graph_.streams.areSeveral() && asker_ == Asker::Backward;
-  }
-
-  // True if only this replay needs the bytes of `input`. `ours`: how many inputs of the recipe
-  // refer to the value. See Note [Made each time], 3.
-  bool nothingNeeds(const Input& input, size_t ours) const {
-    return passing_.isLastToRead(recipe_, *input.value) ||
-           (input.value.use_count() == ours && runsForTheLastTime());
-  }
-
-  // True if every output that is still referenced takes its bytes from this replay and stays
-  // resident, so the recipe need not run again.
-  bool runsForTheLastTime() const {
-    return std::all_of(recipe_.outputs.begin(), recipe_.outputs.end(), [&](const Output& output) {
-      const auto value = output.value.lock();
-      return !value || !(value->available() || passing_.staysUnmade(*value));
-    });
-  }
-
   void runKernel() {
     checkPrecision();
     checkCapture();
-    c10::AutoGradMode gradMode(recipe_.gradMode);
-    RandomReplay random(recipe_.op, recipe_.random.get(), stack_);
+    c10::AutoGradMode gradMode(recipe_.kernel.gradMode);
+    RandomReplay random(recipe_.op, recipe_.kernel.random.get(), stack_);
     began_ = true;
-    if (recipe_.op.isConvolution && !recipe_.forced) [[unlikely]] {
+    if (recipe_.op.kernel.isConvolution && !recipe_.kernel.forced) [[unlikely]] {
       runConvolution();
     } else {
-      recipe_.op.op.redispatchBoxed(recipe_.keys, &stack_);
+      recipe_.op.op.redispatchBoxed(recipe_.kernel.keys, &stack_);
     }
     TORCH_CHECK(
         random.drewTheSame() && resultIsTheSame(),
@@ -238,16 +220,17 @@ class Rerun {
 
   // See Note [Kernels chosen by free memory]
   void runConvolution() {
-    const auto* onDevice = std::find_if(inputs().begin(), inputs().end(), [](const Input& input) {
+    const auto inputs = recipe_.inputs();
+    const auto onDevice = std::find_if(inputs.begin(), inputs.end(), [](const Input& input) {
       return input.value && !input.flags.device.is_cpu();
     });
-    if (onDevice == inputs().end()) {
-      recipe_.op.op.redispatchBoxed(recipe_.keys, &stack_);
+    if (onDevice == inputs.end()) {
+      recipe_.op.op.redispatchBoxed(recipe_.kernel.keys, &stack_);
       return;
     }
     const WorkspaceWatch watch(onDevice->flags.device);
     if (!choosesOtherwise()) {
-      recipe_.op.op.redispatchBoxed(recipe_.keys, &stack_);
+      recipe_.op.op.redispatchBoxed(recipe_.kernel.keys, &stack_);
       if (!watch.sawFailure()) {
         return;
       }
@@ -268,8 +251,9 @@ class Rerun {
 
   // Other threads may have written to an input during the run.
   void checkInputsAreStill() const {
-    for (const Input& input : inputs()) {
-      if (!input.value || input.value->isPrivate || input.isStandIn() || input.wholeOverwrite) {
+    for (const Input& input : recipe_.inputs()) {
+      if (!input.value || input.value->home.isPrivate() || input.isStandIn() ||
+          input.wholeOverwrite) {
         continue;
       }
       const c10::Storage storage = input.value->available();
@@ -283,17 +267,17 @@ class Rerun {
 
   // See Note [Threads that draw outside of regions]
   bool resultIsTheSame() const {
-    return recipe_.random == nullptr || recipe_.random->fingerprint == 0 ||
-           fingerprint(stack_.front().toTensor().storage()) == recipe_.random->fingerprint;
+    return recipe_.kernel.random == nullptr || recipe_.kernel.random->fingerprint == 0 ||
+           fingerprint(stack_.front().toTensor().storage()) == recipe_.kernel.random->fingerprint;
   }
 
   void checkCapture() const {
     TORCH_CHECK(
-        recipe_.random == nullptr || recipe_.random->canBeSetNow(),
+        recipe_.kernel.random == nullptr || recipe_.kernel.random->canBeSetNow(),
         "ebb: cannot recompute ",
         where(graph_, recipe_),
         ": it drew random numbers ",
-        recipe_.random->capture == 0 ? "outside of" : "inside",
+        recipe_.kernel.random->capture == 0 ? "outside of" : "inside",
         " a CUDA graph capture, and its replay is not in the same place. Capture forward and "
         "backward together, or give ",
         recipe_.op.name,
@@ -302,7 +286,8 @@ class Rerun {
 
   void checkPrecision() const {
     TORCH_CHECK(
-        recipe_.precision == productPrecision(recipe_.op.precision, recipe_.keys),
+        recipe_.kernel.precision ==
+            productPrecision(recipe_.op.kernel.precision, recipe_.kernel.keys),
         "ebb: cannot recompute ",
         where(graph_, recipe_),
         ": a matmul precision setting (set_float32_matmul_precision, fp32_precision, allow_tf32, "
@@ -320,13 +305,13 @@ class Rerun {
       }
       c10::Storage storage = storageOf(output);
       TORCH_CHECK(
-          storage.nbytes() == value->nbytes,
+          storage.nbytes() == value->home.nbytes(),
           "ebb: replaying ",
           where(graph_, recipe_),
           " gave ",
           storage.nbytes(),
           " bytes where the forward gave ",
-          value->nbytes,
+          value->home.nbytes(),
           ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input "
           "was "
           "changed by code that bypasses torch. Give this operator the decision SAVE.");
@@ -336,9 +321,9 @@ class Rerun {
       } else if (!passing_.made(*value, std::move(storage))) {
         continue;
       }
-      graph_.streams.made(*value, value->bytes);
+      graph_.streams.made(*value, value->home.bytes());
       if (value->entry) {
-        note(*value, std::exchange(start, kNever));
+        note(*value, std::exchange(start, kNever), asker_ == Asker::Nobody);
       }
       if (graph_.verify != VerifyMode::Off) {
         verify(*value);
@@ -369,68 +354,20 @@ class Rerun {
         ":save'.");
   }
 
-  // Null: all is on the CPU.
-  std::unique_ptr<DeviceTimer> timerOnDevice() const {
-    std::unique_ptr<DeviceTimer> timer;
-    for (const Input& input : inputs()) {
-      if (input.value && !timer) {
-        timer = startTimer(input.flags.device);
-      }
-    }
-    return timer;
-  }
-
-  void noteRun(JournalTime waited, std::unique_ptr<DeviceTimer> timer) const {
-    OperatorLine call;
-    call.duration = waited;
-    call.timer = std::move(timer);
-    for (const Input& input : inputs()) {
-      if (input.value && input.value->entry) {
-        call.inputs.push_back(input.value->entry->line());
-      }
-    }
-    for (const Output& output : recipe_.outputs) {
-      const auto value = output.value.lock();
-      if (value && value->entry) {
-        call.outputs.push_back(value->entry->line());
-      }
-    }
-    graph_.journal->add(std::move(call));
-  }
-
-  // The time of the run counts for its first result.
-  void note(Value& value, JournalTime start) const {
-    const bool ahead = asker_ == Asker::Nobody;
-    Entry::update(value.entry, [&](Line& line) {
-      const JournalTime now = value.entry->journal().now();
-      if (!value.recipe) {  // else the bytes are soon freed
-        line.times.back = now;
-        line.memory.backAt = value.bytes.data();
-      }
-      const JournalTime took = start == kNever ? 0 : now - start;
-      line.replays.time += took;
-      line.replays.timeAhead += ahead ? took : 0;
-      ++line.replays.count;
-      line.replays.ahead += ahead ? 1 : 0;
-    });
-  }
-
   // See Note [Verify mode]
   void verify(Value& value) const {
     if (value.witness) {
       compareReplay(graph_, recipe_, value);
-      poisonWhenFreed(value.bytes, value.witness->dtype, {});
+      poisonWhenFreed(value.home.bytes(), value.witness->dtype, {});
     }
   }
 
   c10::Storage storageOf(const Output& output) const {
     if (output.written) {
-      for (const Input& input : inputs()) {
+      for (const Input& input : recipe_.inputs()) {
         if (input.argument == output.slot && input.element == output.element) {
-          for (const Buffer& buffer : buffers_) {
-            if (buffer.value == input.value.get()) {
-              return buffer.storage;
-            }
+          if (const c10::Storage* buffer = buffers_.find(input)) {
+            return *buffer;
           }
         }
       }
@@ -455,9 +392,9 @@ class Rerun {
   torch::jit::Stack& stack_;
   Passing& passing_;
   const Asker asker_;
-  c10::SmallVector<Buffer, 1> buffers_;  // of this run
-  bool began_ = false;                   // the kernel may have written to the buffers
-  bool over_ = false;                    // results may have been handed out
+  Buffers buffers_;
+  bool began_ = false;  // the kernel may have written to the buffers
+  bool over_ = false;   // results may have been handed out
 };
 
 }  // namespace

@@ -122,7 +122,7 @@ struct Line {
 // one replay, with its inputs, its results, and the time that backward waited for it.
 struct OperatorLine {
   Origin origin;
-  uint64_t call = 0;  // Graph::numberInJournal
+  uint64_t call = 0;  // Context::numberInJournal
   JournalTime start = 0;
   JournalTime duration = 0;            // host time
   std::unique_ptr<DeviceTimer> timer;  // device time, if the op ran on a device

@@ -39,7 +39,7 @@ at::Tensor Handle::call_unpack_hook() {
 at::Tensor Handle::unpack() {
   statisticsBackwardSeen();
   if (const Recorder* recorder = openRecorder()) {
-    recorder->graph()->hadBackward = true;
+    recorder->graph()->escapes.hadBackward = true;
   }
   checkVersion();
   checkTracer();

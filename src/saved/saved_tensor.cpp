@@ -68,6 +68,17 @@ bool isReadByRecipes(const c10::intrusive_ptr<Value>& value, const c10::Storage&
   return read && read.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
 }
 
+// Returns the replayed bytes if they are right. Otherwise throws, or returns the right bytes.
+[[gnu::cold]] c10::Storage verified(
+    const Graph& graph, Value& value, const Geometry& geometry, const c10::Storage& replayed) {
+  const c10::Storage truth = trueBytes(value, replayed);
+  if (!truth || sameBits(geometry, replayed, truth)) {
+    return replayed;
+  }
+  reportMismatch(graph.verify, mismatchOf(graph, value, truth));
+  return truth;
+}
+
 }  // namespace
 
 // Note [Wrapper subclasses]
@@ -97,16 +108,11 @@ void SavedTensor::pack(Recorder& recorder, const at::Tensor& tensor, bool part) 
   graph_ = recorder.graph();
   requiresGrad_ = tensor.requires_grad();
   region_ = recorder.region();
-  Packed packed = recorder.pack(tensor, part);
-  producer_ = packed.producer;
-  value_ = std::move(packed.value);
-  entry_ = std::move(packed.entry);
-  recompute_ = packed.recompute;
-  fromOutside_ = packed.fromOutside;
+  packed_ = recorder.pack(tensor, part);
   const bool wrapper = tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
-  if (recompute_ || (wrapper && packParts(recorder, tensor))) {
+  if (packed_.recompute || (wrapper && packParts(recorder, tensor))) {
     geometry_.take(tensor);
-  } else if (!tensor.grad_fn() && !value_) {
+  } else if (!tensor.grad_fn() && !packed_.value) {
     kept_ = tensor;
   } else if (isRecordable(tensor)) {
     storage_ = tensor.storage();
@@ -118,28 +124,24 @@ void SavedTensor::pack(Recorder& recorder, const at::Tensor& tensor, bool part) 
 
 SavedTensor::SavedTensor(const SavedTensor& other)
     : graph_(other.graph_),
-      value_(other.value_),
+      packed_(other.packed_),
       storage_(other.storage_),
       kept_(other.kept_),
       parts_(other.parts_),
       geometry_(other.geometry_),
       unpacked_(other.unpacked_),
-      recompute_(other.recompute_),
       requiresGrad_(other.requiresGrad_),
-      fromOutside_(other.fromOutside_),
-      region_(other.region_),
-      producer_(other.producer_),
-      entry_(other.entry_) {
-  if (value_) {
-    ++value_->handles;
+      region_(other.region_) {
+  if (packed_.value) {
+    packed_.value->uses.gainHandle();
   }
 }
 
 SavedTensor::~SavedTensor() {
-  if (value_) {
-    --value_->handles;
+  if (packed_.value) {
+    packed_.value->uses.loseHandle();
   }
-  if (fromOutside_) {
+  if (packed_.fromOutside) {
     dropFromOutside();
   }
 }
@@ -158,7 +160,7 @@ void SavedTensor::dropFromOutside() {
   }
   if (wasLast) {
     statisticsFromOutside(graph_->names.front(), nbytes);
-    noteLast(entry_);
+    noteLast(packed_.entry);
   }
 }
 
@@ -182,8 +184,8 @@ void SavedTensor::dropFromOutside() {
   for (const at::Tensor& part : inner) {
     SavedTensor& saved = parts->inner.emplace_back();
     saved.pack(recorder, part, true);
-    if (producer_ == nullptr) {
-      producer_ = saved.producer_;
+    if (packed_.producer == nullptr) {
+      packed_.producer = saved.packed_.producer;
     }
   }
   const bool recomputed =
@@ -197,7 +199,7 @@ void SavedTensor::dropFromOutside() {
 }
 
 bool SavedTensor::isRecomputed() const {
-  return recompute_ || parts_ != nullptr;
+  return packed_.recompute || parts_ != nullptr;
 }
 
 bool SavedTensor::isOfOpenRegion() const {
@@ -206,7 +208,7 @@ bool SavedTensor::isOfOpenRegion() const {
 }
 
 bool SavedTensor::isOffloaded() const {
-  return value_ && (value_->stash || value_->slice);
+  return packed_.value && (packed_.value->stash() || packed_.value->slice());
 }
 
 // Note [One tensor for all unpacks]
@@ -216,8 +218,8 @@ bool SavedTensor::isOffloaded() const {
 // again. If the tensor needs grad, torch makes a new tensor from the result of unpack, with and
 // without hooks.
 at::Tensor SavedTensor::unpack() {
-  if (entry_) [[unlikely]] {
-    noteAsked();
+  if (packed_.entry) [[unlikely]] {
+    packed_.entry->journal().asked(*packed_.entry);
   }
   asksFor(*graph_);  // see Note [Replays ahead of backward]
   refill(*graph_);   // see Note [Escapes]
@@ -233,20 +235,16 @@ at::Tensor SavedTensor::unpack() {
   }
   if (!unpacked_.defined()) {
     unpacked_ = rebuild();
-  } else if (recompute_) {
-    graph_->streams.use(*value_, unpacked_.storage());
+  } else if (packed_.recompute) {
+    graph_->streams.use(*packed_.value, unpacked_.storage());
   }
   return unpacked_;
-}
-
-[[gnu::cold]] void SavedTensor::noteAsked() const {
-  entry_->journal().asked(*entry_);
 }
 
 void SavedTensor::shareWithAllStreams(const at::Tensor& unpacked) {
   WithoutGil withoutGil;
   std::lock_guard<PythonMutex> lock(graph_->mutex);
-  if (value_) {
+  if (packed_.value) {
     graph_->streams.share(unpacked.storage());
   }
 }
@@ -257,13 +255,14 @@ void SavedTensor::shareWithAllStreams(const at::Tensor& unpacked) {
 // the function's own variables, as torch.utils.checkpoint does. Until then a second unpack, such as
 // a hook's, finds the tensor.
 void SavedTensor::giveUp() {
-  const bool only = recompute_ && value_->isPrivate && value_->bytes && !value_->redefined &&
-                    value_->handles == 1 && onlyHandlesOwn(value_) &&
+  const bool only = packed_.recompute && packed_.value->home.isPrivate() &&
+                    packed_.value->home.bytes() && !packed_.value->uses.redefined() &&
+                    packed_.value->uses.handles() == 1 && onlyHandlesOwn(packed_.value) &&
                     graph_->verify == VerifyMode::Off;
   if (!only || !isLastUnpack()) {
     return;
   }
-  value_->moveHome();
+  packed_.value->home.moveOut();
   givenUp_ = true;
 }
 
@@ -274,7 +273,7 @@ at::Tensor SavedTensor::rebuild() {
     normal.emplace(false);  // only normal tensors accept a version counter
   }
   if (parts_ == nullptr) {
-    return geometry_.viewOf(value_ ? materialised() : storage_);
+    return geometry_.viewOf(packed_.value ? materialised() : storage_);
   }
   std::vector<at::Tensor> inner;
   for (SavedTensor& part : parts_->inner) {
@@ -289,28 +288,30 @@ at::Tensor SavedTensor::rebuild() {
 // all handles on a value give the same storage: the living one, if there is one. If recipes still
 // read the value, the recipes get a copy from then on.
 c10::Storage SavedTensor::materialised() const {
-  if (value_->redefined) {
-    graph_->streams.use(*value_, value_->redefined);
-    return value_->redefined;  // see also Note [Silent writes]
+  if (packed_.value->uses.redefined()) {
+    graph_->streams.use(*packed_.value, packed_.value->uses.redefined());
+    return packed_.value->uses.redefined();  // see also Note [Silent writes]
   }
-  c10::Storage storage = recompute_ ? value_->living() : storage_;
-  if (storage && value_->stash) {
-    materialise(*graph_, *value_);  // the storage lives: nothing is copied back
+  c10::Storage storage = packed_.recompute ? packed_.value->home.living() : storage_;
+  if (storage && packed_.value->stash()) {
+    materialise(*graph_, *packed_.value);  // the storage lives: nothing is copied back
   }
-  if (recompute_ && value_->witness) {
-    const c10::Storage right = verified(materialise(*graph_, *value_));
+  if (packed_.recompute && packed_.value->witness) {
+    const c10::Storage right =
+        verified(*graph_, *packed_.value, geometry_, materialise(*graph_, *packed_.value));
     storage = storage ? storage : right;
   } else if (!storage) {
     storage = broughtBack();
   }
-  if (recompute_) {
-    graph_->streams.use(*value_, storage);
+  if (packed_.recompute) {
+    graph_->streams.use(*packed_.value, storage);
   }
-  if (isReadByRecipes(value_, storage)) {
-    value_->materialise(withRelief([&] { return copyOf(storage); }), true);
-    graph_->streams.made(*value_, value_->bytes);  // ordered after the work that made `storage`
-    if (recompute_) {
-      value_->redefined = storage;
+  if (isReadByRecipes(packed_.value, storage)) {
+    packed_.value->materialise(withRelief([&] { return copyOf(storage); }), true);
+    // ordered after the work that made `storage`
+    graph_->streams.made(*packed_.value, packed_.value->home.bytes());
+    if (packed_.recompute) {
+      packed_.value->uses.redefine(storage);
     }
   }
   return storage;
@@ -318,7 +319,7 @@ c10::Storage SavedTensor::materialised() const {
 
 c10::Storage SavedTensor::broughtBack() const {
   TORCH_CHECK(
-      !value_->follows || value_->versionHolds(),
+      !packed_.value->facts.follows || packed_.value->versions.hold(),
       "ebb: ",
       origin(),
       " was freed after a write through a tensor that does not share its version counter (an inner "
@@ -330,33 +331,24 @@ c10::Storage SavedTensor::broughtBack() const {
       origin(),
       " is unpacked again, after backward has recomputed and freed it. Call backward with "
       "retain_graph=True, or give its operator the decision SAVE.");
-  const bool lost = value_->state() == ValueState::Held && value_->bytes.nbytes() != value_->nbytes;
+  const bool lost = packed_.value->state() == ValueState::Held &&
+                    packed_.value->home.bytes().nbytes() != packed_.value->home.nbytes();
   TORCH_CHECK(
       !lost,
       "ebb: the storage of ",
       origin(),
       " was freed or resized after the region, but backward still needs it. Free it after the last "
       "backward, or ",
-      howToSave(producer_));
-  c10::Storage storage = materialise(*graph_, *value_);
+      howToSave(packed_.producer));
+  c10::Storage storage = materialise(*graph_, *packed_.value);
   TORCH_CHECK(
       storage,
       "ebb: cannot restore ",
       origin(),
       " after offloading: its storage was written or replaced through a tensor that does not share "
       "its version counter (such as .data). Do this after backward, or ",
-      howToSave(producer_));
+      howToSave(packed_.producer));
   return storage;
-}
-
-// Returns the replayed bytes if they are right. Otherwise throws, or returns the right bytes.
-[[gnu::cold]] c10::Storage SavedTensor::verified(const c10::Storage& replayed) const {
-  const c10::Storage truth = trueBytes(*value_, replayed);
-  if (!truth || sameBits(geometry_, replayed, truth)) {
-    return replayed;
-  }
-  reportMismatch(graph_->verify, mismatchOf(*graph_, *value_, truth));
-  return truth;
 }
 
 at::Tensor SavedTensor::unpackKept() const {
@@ -373,8 +365,8 @@ at::Tensor SavedTensor::unpackKept() const {
 
 std::string SavedTensor::origin() const {
   return c10::str(
-      producer_ != nullptr ? "the output of " : "an input",
-      producer_ != nullptr ? producer_ : "",
+      packed_.producer != nullptr ? "the output of " : "an input",
+      packed_.producer != nullptr ? packed_.producer : "",
       " saved in region '",
       graph_->names[region_],
       "'");

@@ -12,7 +12,7 @@
 
 namespace ebb {
 
-// SavedTensor has many members, so that a saved tensor needs a single block of memory.
+// A tensor packed by autograd, until the handle dies.
 class SavedTensor {
  public:
   SavedTensor() = default;
@@ -54,30 +54,24 @@ class SavedTensor {
   struct Parts;  // of a wrapper subclass
 
   at::Tensor rebuild();
-  void noteAsked() const;
   void dropFromOutside();
   bool packParts(Recorder& recorder, const at::Tensor& tensor);
   c10::Storage materialised() const;
   // The value's bytes, recomputed or reloaded because no storage holds them. Throws if that fails.
   c10::Storage broughtBack() const;
-  c10::Storage verified(const c10::Storage& replayed) const;
   at::Tensor unpackKept() const;
   void giveUp();
 
   c10::intrusive_ptr<Graph> graph_;  // the lock, and names for messages
-  c10::intrusive_ptr<Value> value_;  // null for leaves and tensors unknown to the recorder
-  c10::Storage storage_;             // kept bytes of a computed tensor
-  at::Tensor kept_;                  // a whole tensor: a leaf, or an unrecordable tensor
-  std::shared_ptr<Parts> parts_;     // inner tensors of a wrapper; else null
-  Geometry geometry_;                // of value_ and storage_; of the wrapper, if there are parts
-  at::Tensor unpacked_;              // result of unpack, if the tensor needs no grad
-  bool recompute_ = false;           // materialise value_; else its bytes are kept
-  bool requiresGrad_ = false;        // of the packed tensor
-  bool givenUp_ = false;             // see Note [Given up when unpacked]
-  bool fromOutside_ = false;         // see Note [What only ebb holds]
-  uint16_t region_ = 0;              // index in Graph::names
-  const char* producer_ = nullptr;   // the op that made the tensor, for messages
-  EntryPtr entry_;                   // null unless reports are recorded
+  Packed packed_;
+  c10::Storage storage_;          // kept bytes of a computed tensor
+  at::Tensor kept_;               // a whole tensor: a leaf, or an unrecordable tensor
+  std::shared_ptr<Parts> parts_;  // inner tensors of a wrapper; else null
+  Geometry geometry_;          // of packed_.value and storage_; of the wrapper, if there are parts
+  at::Tensor unpacked_;        // result of unpack, if the tensor needs no grad
+  bool requiresGrad_ = false;  // of the packed tensor
+  bool givenUp_ = false;       // see Note [Given up when unpacked]
+  uint16_t region_ = 0;        // index in Graph::names
 };
 
 }  // namespace ebb

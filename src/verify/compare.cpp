@@ -78,14 +78,13 @@ void measure(
 // not.
 std::string changedInputsOf(const Recipe& recipe) {
   std::string changed;
-  for (uint32_t i = 0; i < recipe.inputCount; ++i) {
-    const Input& input = recipe.inputs[i];
+  for (const Input& input : recipe.inputs()) {
     if (!input.value) {
       continue;
     }
     const Value& value = *input.value;
-    const c10::Storage storage = value.isPrivate ? c10::Storage() : value.available();
-    if (value.tampered || (storage && hasChanged(value, storage, VerifyMode::Raise))) {
+    const c10::Storage storage = value.home.isPrivate() ? c10::Storage() : value.available();
+    if (value.facts.tampered || (storage && hasChanged(value, storage, VerifyMode::Raise))) {
       const auto& argument = recipe.op.op.schema().arguments()[input.argument];
       changed += (changed.empty() ? "'" : ", '") + argument.name() + "'";
     }
@@ -112,7 +111,7 @@ std::string changedInputsOf(const Recipe& recipe) {
 }
 
 [[gnu::cold]] void stateEnds(Value& value, bool seen) {
-  const auto living = value.home.lock();
+  const auto living = value.home.storage().lock();
   if (!living) {
     return;
   }
@@ -129,14 +128,13 @@ std::string changedInputsOf(const Recipe& recipe) {
 }
 
 [[gnu::cold]] void compareReplay(const Graph& graph, const Recipe& recipe, Value& value) {
-  const c10::Storage truth = trueBytes(value, value.bytes);
-  if (!truth || sameBytes(value.bytes, truth)) {
+  const c10::Storage truth = trueBytes(value, value.home.bytes());
+  if (!truth || sameBytes(value.home.bytes(), truth)) {
     return;
   }
-  for (uint32_t i = 0; i < recipe.inputCount; ++i) {
-    const auto& input = recipe.inputs[i].value;
-    if (input && input->witness && input->witness->mismatch) {
-      value.witness->mismatch = input->witness->mismatch;
+  for (const Input& input : recipe.inputs()) {
+    if (input.value && input.value->witness && input.value->witness->mismatch) {
+      value.witness->mismatch = input.value->witness->mismatch;
       return;
     }
   }
@@ -158,7 +156,7 @@ const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage&
       mismatch->output += c10::str(" (element ", record.output.element, " of the list)");
     }
     mismatch->changedInputs = record.changedInputs;
-    measure(*mismatch, value.bytes, truth, record.dtype);
+    measure(*mismatch, value.home.bytes(), truth, record.dtype);
     record.mismatch = std::move(mismatch);
   }
   return *record.mismatch;
@@ -193,12 +191,12 @@ const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage&
       return record.bytes;
     }
   }
-  if (value.superseded || !value.versionHolds()) {
+  if (value.home.isSuperseded() || !value.versions.hold()) {
     return {};
   }
-  auto living = value.home.lock();
-  return living && living->nbytes() == value.nbytes ? c10::Storage(std::move(living))
-                                                    : c10::Storage();
+  auto living = value.home.storage().lock();
+  return living && living->nbytes() == value.home.nbytes() ? c10::Storage(std::move(living))
+                                                           : c10::Storage();
 }
 
 bool sameBits(const Geometry& geometry, const c10::Storage& a, const c10::Storage& b) {

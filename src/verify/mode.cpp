@@ -43,7 +43,7 @@ VerifyMode setVerifyMode(VerifyMode mode) {
 void reportMismatch(VerifyMode mode, const Mismatch& mismatch) {
   const std::string message = describe(mismatch);
   if (mode == VerifyMode::Demote) {
-    if (!mismatch.op->demoted.exchange(true)) {
+    if (!mismatch.op->state.demoted.exchange(true)) {
       statisticsDemoted(mismatch.op->name);
       TORCH_WARN(message, " ebb saves the outputs of ", mismatch.op->name, " from now on.");
     }

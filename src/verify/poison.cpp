@@ -23,7 +23,7 @@ struct Wrapper {
 // just lost its last reference.
 void tellOwner(const Wrapper& wrapper) {
   const auto owner = wrapper.owner.lock();
-  if (!owner || !owner->witness || owner->superseded || !owner->versionHolds()) {
+  if (!owner || !owner->witness || owner->home.isSuperseded() || !owner->versions.hold()) {
     return;
   }
   std::lock_guard<std::mutex> lock(owner->witness->mutex);

@@ -47,19 +47,19 @@ py::dict operatorFacts(const std::string& name, const std::string& overload) {
       opTraits(c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str()));
   py::dict uses;
   py::dict counted;
-  for (size_t i = 0; i < traits.argumentCount; ++i) {
-    if (traits.types[i] != ArgType::Other) {
+  for (size_t i = 0; i < traits.arguments.types.size(); ++i) {
+    if (traits.arguments.types[i] != ArgType::Other) {
       const py::str argument(traits.op.schema().arguments()[i].name());
-      uses[argument] = nameOf(traits.uses[i]);
-      counted[argument] = static_cast<bool>(traits.counted[i]);
+      uses[argument] = nameOf(traits.arguments.uses[i]);
+      counted[argument] = static_cast<bool>(traits.arguments.counted[i]);
     }
   }
   py::dict facts;
   facts["kind"] = nameOf(traits.kind);
   facts["uses"] = uses;
   facts["counted"] = counted;
-  facts["random"] = traits.random;
-  facts["never_replayed"] = traits.neverReplayed;
+  facts["random"] = traits.random.draws;
+  facts["never_replayed"] = traits.limits.neverReplayed;
   return facts;
 }
 

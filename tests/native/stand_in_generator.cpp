@@ -109,8 +109,8 @@ StandInGenerator& implOf(const at::Generator& generator) {
 // An op to which the generator is given, so that it need not be the device's.
 std::unique_ptr<RandomState> draw(const at::Generator& generator, State& state) {
   const OpTraits& op = traitsOf("aten::bernoulli_", "float");
-  torch::jit::Stack arguments(op.argumentCount);
-  arguments[op.generatorArgument] = generator;
+  torch::jit::Stack arguments(op.arguments.types.size());
+  arguments[op.random.generatorArgument] = generator;
   RandomScope scope(op, c10::DispatchKeySet(c10::DispatchKey::CUDA), arguments.data(), true);
   state.offset += kEachDraw;
   return scope.finish();
@@ -133,9 +133,10 @@ ReplayedDraw replayDraw(c10::Device device, const ReplayCircumstances& circumsta
   {
     const OpTraits& op = circumstances.takesGenerator ? traitsOf("aten::bernoulli_", "float")
                                                       : traitsOf("aten::native_dropout", "");
-    torch::jit::Stack stack(op.argumentCount, generator);
+    torch::jit::Stack stack(op.arguments.types.size(), generator);
     RandomReplay replay(op, drawn.get(), stack);
-    StandInGenerator& used = implOf(stack[std::max<int>(op.generatorArgument, 0)].toGenerator());
+    StandInGenerator& used =
+        implOf(stack[std::max<int>(op.random.generatorArgument, 0)].toGenerator());
     found.replayed = used.state->offset;
     used.state->offset += kEachDraw;
     *shared.fails = circumstances.settingFails;

@@ -48,16 +48,16 @@ PLACES: Places = {
         (
             (ORDER + "::test_what_no_handle_needs_is_not_made",),
             "ahead-what-nobody-waits-for-is-not-made",
-            "value->handles == 0",
+            "value->uses.handles() == 0",
             "false",
-            "!value || value->handles == 0",
+            "!value || value->uses.handles() == 0",
         ),
         (
             (ORDER + "::test_what_no_handle_needs_is_not_made",),
             "ahead-redefined-is-not-made",
-            "value->redefined",
+            "value->uses.redefined()",
             "false",
-            "|| value->redefined",
+            "|| value->uses.redefined()",
         ),
         (
             (COMMOTIONS + "::test_nothing_runs_ahead_in_a_commotion",),
@@ -76,26 +76,26 @@ PLACES: Places = {
         (
             (ORDER, EXACTNESS + "::test_writes_in_place"),
             "ahead-private-bytes-may-be-read",
-            "input.isPrivate",
+            "input.home.isPrivate()",
             "false",
         ),
         (
             (COMMOTIONS + "::test_a_storage_that_has_other_memory_is_not_read_ahead",),
             "ahead-moved-memory-is-not-read",
-            "storage.data() == input.address",
+            "storage.data() == input.home.address()",
             "true",
         ),
         (
             (WRITES + "::test_to_a_value_that_can_be_made_again",),
             "ahead-what-can-be-made-again-is-not-read",
-            "input.recipe",
+            "input.recipe()",
             "false",
-            "input.recipe || !sameMemory",
+            "input.recipe() || !sameMemory",
         ),
         (
             (WRITES + "::test_no_half_of_a_write_is_read",),
             "ahead-remembers-what-was-read",
-            "lookahead_.hasRead(input, by.op.name);",
+            "lookahead_.onArrival.hasRead(input, by.op.name);",
             "",
             "",
             ("ahead-looks-at-inputs-again",),
@@ -103,7 +103,7 @@ PLACES: Places = {
         (
             (COMMOTIONS + "::test_operators_from_elsewhere_run_where_backward_does",),
             "ahead-from-elsewhere-is-not-run",
-            "!recipe.op.untrusted",
+            "!recipe.op.limits.untrusted",
             "true",
         ),
         (
@@ -139,7 +139,7 @@ PLACES: Places = {
         (
             (ORDER + "::test_no_more_regions_are_ahead_than_are_asked_for",),
             "ahead-what-is-made-counts",
-            "!lookahead_.take(value->nbytes)",
+            "!lookahead_.take(value->home.nbytes())",
             "false",
         ),
         (
@@ -167,12 +167,13 @@ PLACES: Places = {
             "if (asker_ == Asker::Nobody) {",
             ("ahead-remembers-what-was-read",),
         ),
+    ],
+    "src/replay/buffers.cpp": [
         (
             (COMMOTIONS + "::test_what_a_kernel_was_to_write_is_there_when_it_fails",),
             "ahead-takes-no-buffer",
-            "asker_ == Asker::Backward",
+            "mayTake_",
             "true",
-            "&& asker_ == Asker::Backward;",
         ),
     ],
     "src/replay/replay.cpp": [
@@ -303,7 +304,7 @@ PLACES: Places = {
         (
             (DEVICE + "::test_each_wait_matters",),
             "ahead-beside-is-known",
-            "graph.lookahead->side = *stream_;",
+            "graph.lookahead->onArrival.side = *stream_;",
         ),
     ],
     "src/ahead/arrival.cpp": [
@@ -332,7 +333,7 @@ PLACES: Places = {
         (
             (DEVICE + "::test_each_wait_matters",),
             "ahead-backward-waits-for-the-side",
-            "graph.streams.takeOver(*lookahead.side, values);",
+            "graph.streams.takeOver(*lookahead.onArrival.side, values);",
         ),
         (
             (DEVICE + "::test_nothing_runs_ahead_while_a_graph_is_captured",),
@@ -398,7 +399,7 @@ PLACES: Places = {
         (
             (WRITES + "::test_an_error_is_raised_each_time_and_leaves_no_bytes_in_the_budget",),
             "ahead-versions-of-aliases",
-            "leavesRead.push_back({*stamp, &op});",
+            "leavesRead.push_back({stamp, &op});",
         ),
         (
             (WRITES + "::test_an_error_is_raised_each_time_and_leaves_no_bytes_in_the_budget",),
@@ -409,7 +410,7 @@ PLACES: Places = {
         (
             (HELD + "::test_it_was_written",),
             "ahead-held-and-written-is-not-the-values",
-            "value.versionHolds()",
+            "value.versions.hold()",
             "true",
         ),
         (
@@ -421,7 +422,7 @@ PLACES: Places = {
         (
             (HELD + "::test_it_was_written_in_the_region",),
             "ahead-held-and-superseded-is-not-the-values",
-            "!value.superseded",
+            "!value.home.isSuperseded()",
             "true",
             "",
             ("ahead-held-and-written-is-not-the-values",),
@@ -429,7 +430,7 @@ PLACES: Places = {
         (
             (HELD + "::test_it_was_resized",),
             "ahead-held-and-resized-is-not-the-values",
-            "storage.nbytes() == value.nbytes",
+            "storage.nbytes() == value.home.nbytes()",
             "true",
             "",
             ("ahead-held-and-moved-is-not-the-values",),
@@ -437,7 +438,7 @@ PLACES: Places = {
         (
             (HELD + "::test_it_has_other_memory",),
             "ahead-held-and-moved-is-not-the-values",
-            "storage.data() == value.address",
+            "storage.data() == value.home.address()",
             "true",
         ),
     ],

@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """What comes back ahead of backward, from pages and from the host: what is counted, and what waits
 until backward arrives."""
 
@@ -22,30 +21,31 @@ PLACES: Places = {
                 PAGES + "::test_the_limit_holds_and_what_has_been_read_is_given_back",
             ),
             "ahead-what-is-fetched-counts",
-            "!lookahead_.take(input.nbytes)",
+            "!lookahead_.take(input.home.nbytes())",
             "false",
         ),
         (
             (PAGES + "::test_the_limit_holds_and_what_has_been_read_is_given_back",),
             "ahead-what-was-fetched-passes",
-            "intermediates_.push_back({c10::weak_intrusive_ptr<Value>::reclaim_copy(&input), input.nbytes});",
+            "intermediates_.push_back(\n"
+            "        {c10::weak_intrusive_ptr<Value>::reclaim_copy(&input), input.home.nbytes()});",
         ),
         (
             (PAGES + "::test_what_has_been_read_makes_room_for_what_is_fetched_next",),
             "ahead-what-passed-is-given-back-before-a-fetch",
             "forgetFreed();",
             "",
-            "forgetFreed();\n  if (!lookahead_.take(input.nbytes))",
+            "forgetFreed();\n  if (!lookahead_.take(input.home.nbytes()))",
         ),
         (
             (PAGES + "::test_backward_begins_where_it_does_and_nothing_is_back_before",),
             "ahead-keeps-what-awaits-backward",
-            "lookahead_.cameBack.push_back(input.stash);",
+            "lookahead_.onArrival.cameBack.push_back(input.stash());",
         ),
         (
             (REPLAYS + "::test_what_was_offloaded_and_has_been_read_is_gone",),
             "ahead-keeps-what-awaits-backward-only",
-            "input.stash->awaitsBackward()",
+            "input.stash()->awaitsBackward()",
             "true",
         ),
     ],
@@ -53,7 +53,7 @@ PLACES: Places = {
         (
             (PAGES + "::test_all_but_the_last_layer_are_there_in_time",),
             "ahead-pages-hear-of-backward",
-            "Paging::get().backwardArrives(*graph.pages, lookahead.cameBack);",
+            "Paging::get().backwardArrives(*graph.pages, lookahead.onArrival.cameBack);",
         ),
     ],
     "src/paging/page_stash.cpp": [

@@ -130,7 +130,7 @@ PLACES: Places = {
                 + "::test_no_number_that_another_thread_draws_meanwhile_is_drawn_again",
             ),
             "random-no-dropout",
-            "op.dropoutArgument >= 0",
+            "op.random.dropoutArgument >= 0",
             "false",
         ),
         (
@@ -141,14 +141,14 @@ PLACES: Places = {
             "random-forward-locks",
             "lock_ = std::unique_lock<std::mutex>(drawMutex());",
             "",
-            "if (!given && !op.untrusted) {\n    lock_ = std::unique_lock<std::mutex>(drawMutex());",
+            "if (!given && !op.limits.untrusted) {\n    lock_ = std::unique_lock<std::mutex>(drawMutex());",
         ),
         (
             (SHARED_GENERATORS + "::test_a_kernel_in_python_may_wait_for_a_thread_that_draws",),
             "random-forward-of-python-locks-not",
-            "!op.untrusted",
+            "!op.limits.untrusted",
             "true",
-            "!given && !op.untrusted) {",
+            "!given && !op.limits.untrusted) {",
         ),
         (
             (
@@ -156,7 +156,7 @@ PLACES: Places = {
                 + "::test_an_operator_that_draws_nothing_leaves_the_generator_to_others",
             ),
             "random-is-confirmed",
-            "!op.random",
+            "!op.random.draws",
             "false",
         ),
         (
@@ -165,7 +165,7 @@ PLACES: Places = {
                 + "::test_no_number_that_another_thread_draws_meanwhile_is_drawn_again",
             ),
             "random-forward-draws-from-a-clone",
-            "!op.untrusted && !onDevice",
+            "!op.limits.untrusted && !onDevice",
             "false",
         ),
         (
@@ -291,7 +291,7 @@ PLACES: Places = {
             "replay-sets-in-a-capture",
             "state->capture == 0",
             "true",
-            "op.generatorArgument >= 0 && state->capture == 0",
+            "op.random.generatorArgument >= 0 && state->capture == 0",
         ),
         (
             (
@@ -299,7 +299,7 @@ PLACES: Places = {
                 + "::test_no_number_that_another_thread_draws_meanwhile_is_drawn_again",
             ),
             "replay-draws-from-a-clone",
-            "op.generatorArgument >= 0 && state->capture == 0",
+            "op.random.generatorArgument >= 0 && state->capture == 0",
             "false",
         ),
         (
@@ -312,14 +312,14 @@ PLACES: Places = {
             "replay-locks",
             "lock_ = std::unique_lock<std::mutex>(drawMutex());",
             "",
-            "if (!op.untrusted) {\n    lock_ = std::unique_lock<std::mutex>(drawMutex());",
+            "if (!op.limits.untrusted) {\n    lock_ = std::unique_lock<std::mutex>(drawMutex());",
         ),
         (
             (SHARED_GENERATORS + "::test_a_kernel_in_python_may_wait_for_a_thread_that_draws",),
             "replay-of-python-locks-not",
-            "!op.untrusted",
+            "!op.limits.untrusted",
             "true",
-            "if (!op.untrusted) {",
+            "if (!op.limits.untrusted) {",
         ),
         (
             (RULE07_RANDOMNESS + "::test_dropout_before_and_after_other_random_ops",),
@@ -401,9 +401,9 @@ PLACES: Places = {
                 + "::test_an_operator_from_elsewhere_that_draws_though_its_dropout_is_none",
             ),
             "dropout-of-torchs-own",
-            "!traits.untrusted",
+            "!traits.limits.untrusted",
             "true",
-            '== "dropout_p" && !traits.untrusted',
+            '== "dropout_p" && !traits.limits.untrusted',
         )
     ],
 }

@@ -25,6 +25,7 @@ STREAMS = "tests/accelerator/test_streams.py"
 streams = partial(Mutant, file="src/graph/streams.cpp")
 replay = partial(Mutant, file="src/replay/replay.cpp")
 rerun = partial(Mutant, file="src/replay/rerun.cpp")
+buffers = partial(Mutant, file="src/replay/buffers.cpp")
 escapes = partial(Mutant, file="src/replay/escapes.cpp")
 saved_tensor = partial(Mutant, file="src/saved/saved_tensor.cpp")
 placeholder = partial(Mutant, file="src/saved/placeholder.cpp")
@@ -59,12 +60,12 @@ MUTANTS = (
     ),
     streams(
         "made-is-remembered",
-        text="value.madeOn = static_cast<uint8_t>(std::min(current + 1, kLastMaker));",
+        text="value.streams.madeOn = static_cast<uint8_t>(std::min(current + 1, kLastMaker));",
         tests=(STREAMS,),
     ),
     streams(
         "made-is-not-ordered-yet",
-        text="value.orderedOn = 0;",
+        text="value.streams.orderedOn = 0;",
         tests=(f"{ORDER}::test_who_used_it_in_forward_waits_for_it_in_backward",),
     ),
     streams(
@@ -89,23 +90,27 @@ MUTANTS = (
         tests=(f"{ORDER}::test_more_streams_than_are_told_apart",),
     ),
     replay(
-        "brought-back-is-made", text="graph.streams.made(value, value.bytes);", tests=(STREAMS,)
+        "brought-back-is-made",
+        text="graph.streams.made(value, value.home.bytes());",
+        tests=(STREAMS,),
     ),
     rerun(
         "a-replay-uses-its-inputs",
         text="graph_.streams.use(*input.value, storage);",
         tests=(STREAMS,),
     ),
-    rerun(
+    buffers(
         "a-replay-uses-what-it-copies",
         text="graph_.streams.use(value, storage);",
         tests=(f"{SEVERAL_STREAMS}::test_a_replay_writes_to_a_copy_of_what_another_stream_made",),
     ),
-    rerun("a-replay-makes", text="graph_.streams.made(*value, value->bytes);", tests=(STREAMS,)),
     rerun(
+        "a-replay-makes", text="graph_.streams.made(*value, value->home.bytes());", tests=(STREAMS,)
+    ),
+    buffers(
         "a-buffer-is-taken-on-one-stream",
-        text="value.isPrivate && !graph_.streams.areSeveral()",
-        instead="value.isPrivate",
+        text="value.home.isPrivate() && !graph_.streams.areSeveral()",
+        instead="value.home.isPrivate()",
         tests=(f"{SEVERAL_STREAMS}::test_a_replay_writes_to_a_copy_of_what_another_stream_made",),
     ),
     escapes(
@@ -124,7 +129,7 @@ MUTANTS = (
     ),
     saved_tensor(
         "unpacked-again-is-used",
-        text="graph_->streams.use(*value_, unpacked_.storage());",
+        text="graph_->streams.use(*packed_.value, unpacked_.storage());",
         tests=(f"{ORDER}::test_a_saved_tensor_that_needs_no_gradient_is_unpacked_twice",),
     ),
     saved_tensor(
@@ -134,15 +139,15 @@ MUTANTS = (
     ),
     saved_tensor(
         "redefined-is-used",
-        text="graph_->streams.use(*value_, value_->redefined);",
+        text="graph_->streams.use(*packed_.value, packed_.value->uses.redefined());",
         tests=(STREAMS,),
     ),
     saved_tensor(
-        "unpacked-is-used", text="graph_->streams.use(*value_, storage);", tests=(STREAMS,)
+        "unpacked-is-used", text="graph_->streams.use(*packed_.value, storage);", tests=(STREAMS,)
     ),
     saved_tensor(
         "a-copy-for-recipes-is-made",
-        text="graph_->streams.made(*value_, value_->bytes);",
+        text="graph_->streams.made(*packed_.value, packed_.value->home.bytes());",
         tests=(f"{ORDER}::test_a_copy_for_recipes_was_made_on_another_stream",),
     ),
     placeholder(
@@ -152,26 +157,26 @@ MUTANTS = (
     ),
     op_recording(
         "streams-of-ops-are-noted",
-        text="noteStream();",
-        within=("if (arguments_.areOffCpu()) {\n    noteStream();"),
+        text="noteStream(context_, values_, arguments_);",
         tests=(STREAMS,),
     ),
-    op_recording(
-        "the-stream-of-an-op", text="streams.note(arguments_.device());", tests=(STREAMS,)
-    ),
+    op_recording("the-stream-of-an-op", text="streams.note(arguments.device());", tests=(STREAMS,)),
     op_recording(
         "uses-of-arguments-are-noted",
-        text="noteUses(context_, values_, arguments_);",
+        text=(
+            "forEachKnown(values, arguments, [&](const at::Tensor& tensor, const auto& value) {\n"
+            "      streams.use(*value, tensor.storage());\n    });"
+        ),
         tests=(STREAMS,),
     ),
     op_recording(
         "an-op-uses-its-arguments",
-        text="context.graph->streams.use(*value, tensor.storage());",
+        text="streams.use(*value, tensor.storage());",
         tests=(STREAMS,),
     ),
     op_recording(
         "a-writers-stream-is-remembered",
-        text="sender_.noteStream(write.tensor.device());",
+        text="values_.sender().noteStream(write.tensor.device());",
         tests=(STREAMS,),
     ),
     recorder(
@@ -191,12 +196,12 @@ MUTANTS = (
     sender("a-keepers-stream-is-remembered", text="noteStream(tensor.device());", tests=(STREAMS,)),
     value_map(
         "copied-on-write-is-used",
-        text="graph.streams.use(value, value.bytes);",
+        text="graph.streams.use(value, value.home.bytes());",
         tests=(f"{STREAMS}::test_state_that_was_copied_when_the_region_ended_goes",),
     ),
     value_map(
         "copied-on-write-is-made",
-        text="graph.streams.made(value, value.bytes);",
+        text="graph.streams.made(value, value.home.bytes());",
         tests=(f"{ORDER}::test_a_copy_before_a_write_was_made_on_another_stream",),
     ),
 )

@@ -1,0 +1,29 @@
+#include "graph/home.h"
+
+namespace ebb {
+
+void Home::stamp(c10::StorageImpl* storage) {
+  storage_ = Weak::reclaim_copy(storage);
+  nbytes_ = storage->nbytes();
+  address_ = storage->data();
+}
+
+c10::Storage Home::living() const {
+  auto storage = isSuperseded_ ? nullptr : storage_.lock();
+  const bool whole = storage && hasMemoryOf(*storage);  // else the recipe has to run
+  return whole ? c10::Storage(std::move(storage)) : c10::Storage();
+}
+
+void Home::share(const c10::Storage& bytes) {
+  hold(bytes, false);
+  address_ = bytes.data();
+}
+
+void Home::moveOut() {
+  storage_ = Weak::reclaim_copy(bytes_.unsafeGetStorageImpl());
+  address_ = bytes_.data();
+  isSuperseded_ = false;
+  bytes_ = c10::Storage();
+}
+
+}  // namespace ebb

@@ -1,0 +1,113 @@
+// The version counters of a storage's writers. See Note [Version stamps].
+#pragma once
+
+#include <c10/core/TensorImpl.h>
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "memory/arena.h"
+
+namespace ebb {
+
+// Identifies the counter object, unlike the counter's interface; null for a disabled counter.
+inline const void* identityOf(const c10::VariableVersion& counter) {
+  static_assert(sizeof(c10::VariableVersion) == sizeof(void*));  // the counter is one intrusive_ptr
+  const void* identity = nullptr;
+  std::memcpy(&identity, static_cast<const void*>(&counter), sizeof(void*));
+  return identity;
+}
+
+inline bool sameCounter(const c10::VariableVersion& a, const c10::VariableVersion& b) {
+  return identityOf(a) == identityOf(b);
+}
+
+// A version counter and its version at one time. See Note [Version stamps].
+struct VersionStamp {
+  c10::VariableVersion counter;  // outlives the tensor; disabled for an inference tensor
+  uint32_t version = 0;
+
+  // True if the counter has not moved since.
+  bool holds() const {
+    return !counter.enabled() || counter.current_version() == version;
+  }
+};
+
+// An entry of a value's list of counters.
+struct CounterStamp : VersionStamp, InArena {
+  ~CounterStamp() {
+    while (next) {
+      next = std::move(next->next);  // a loop instead of recursion: the list may be long
+    }
+  }
+  std::unique_ptr<CounterStamp> next;
+};
+
+// The counters of all tensors that are known to write to a value's storage, with their versions in
+// the value's state.
+class Versions {
+ public:
+  // `tensor` is the last writer, at its current version.
+  void stamp(const at::Tensor& tensor);
+
+  // Version of the last writer of the storage.
+  const VersionStamp& written() const {
+    return written_;
+  }
+  // False for an inference tensor: a write to it goes unnoticed.
+  bool areCounted() const {
+    return written_.counter.enabled();
+  }
+  bool isWriters(const c10::VariableVersion& counter) const {
+    return sameCounter(counter, written_.counter);
+  }
+
+  // True if no counter of a writer has moved since.
+  bool hold() const {
+    return written_.holds() && (others_ == nullptr || othersHold());
+  }
+
+  // True if `seen` is the counter of a known writer of the storage.
+  bool know(const c10::VariableVersion& seen) const;
+
+  // From now on `seen` must not move.
+  void learn(const c10::VariableVersion& seen);
+  // `seen` must still show `at`, its version in this state.
+  void learn(const c10::VariableVersion& seen, uint32_t at);
+
+  // Takes over what `before` knew of other counters of the storage.
+  void inherit(const Versions& before);
+
+  // `seen` may have moved by one since.
+  void allowOne(const c10::VariableVersion& seen);
+
+  // The last writer's version has moved by one. A larger move means that other code wrote too.
+  void countWrite() {
+    ++written_.version;
+  }
+
+  void forgetOthers() {
+    others_.reset();
+  }
+
+  // Calls `act` with each stamp.
+  template <class Act>
+  void forEach(const Act& act) const {
+    act(written_);
+    for (const auto* stamp = others_.get(); stamp != nullptr; stamp = stamp->next.get()) {
+      act(*stamp);
+    }
+  }
+
+ private:
+  bool othersHold() const;
+
+  VersionStamp written_;
+  // Counters of other writers of this storage: aliases with their own counters, such as the results
+  // of unsafe_chunk. Null for nearly every value.
+  std::unique_ptr<CounterStamp> others_;
+};
+
+}  // namespace ebb
