@@ -24,7 +24,7 @@ namespace ebb {
 // a result.
 struct Escaped {
   c10::intrusive_ptr<Value> value;
-  c10::Storage storage;  // emptied
+  c10::Storage storage;  // empty since the region ended
 };
 
 // The escapes of one graph.

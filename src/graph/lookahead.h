@@ -177,7 +177,7 @@ struct EBB_API Lookahead {
   size_t taken = 0;                // bytes taken from the budget
   c10::Device device{c10::kCPU};   // of the value packed first
   std::atomic<bool> holds{false};  // `wanted` holds bytes that could be freed
-  std::atomic<bool> asked{false};  // backward is about to unpack: the worker leaves
+  std::atomic<bool> asked{false};  // backward is about to unpack, so the worker stops replaying
   std::atomic<AheadState> state{AheadState::Recorded};
 };
 

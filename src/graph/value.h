@@ -28,9 +28,10 @@ struct Rows;
 enum class ValueState : uint8_t {
   Unneeded,      // nothing: an unused leaf, a freed value, or a buffer lost in a failed replay
   Recomputable,  // a recipe; Home::storage() may still hold the contents
-  Held,          // bytes: a leaf that something needs, or a materialised value
-  Kept,          // both: other code may write to the bytes; or see Note [Made each time]
-  Away,          // a stash: offloaded or paged, see Note [Offloaded values]
+  Held,  // bytes: a leaf that something needs, a saved value without a recipe, or a materialised
+         // value
+  Kept,  // both: other code may write to the bytes; or see Note [Made each time]
+  Away,  // a stash: offloaded or paged, see Note [Offloaded values]
 };
 
 // The handles on a value and the recipes that read it. Counted by hand, because a reference count

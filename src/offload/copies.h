@@ -125,7 +125,8 @@ class Copies {
   }
 
  private:
-  // Both copies of a stash's bytes, or one of them. The host memory returns to the pool.
+  // Memory of a stash: on the device, on the host, or both. Host memory that is freed returns to
+  // the pool.
   struct Memory {
     c10::Storage onDevice;
     c10::Storage onHost;

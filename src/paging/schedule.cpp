@@ -11,7 +11,7 @@
 namespace ebb {
 namespace {
 
-// Places of the threads that have set one.
+// The pipeline place of each thread that has set one.
 struct Places {
   std::mutex mutex;
   std::unordered_map<std::thread::id, PipelinePlace> named;

@@ -55,7 +55,7 @@ class Dying {
     }
   }
 
-  // number of released references
+  // By value: how many of its references this pass has released.
   ska::flat_hash_map<const c10::intrusive_ptr_target*, size_t> released_;
   std::vector<const Value*> next_;  // dead values whose own references are not released yet
 };
