@@ -16,6 +16,7 @@ from exactness import same_bits
 from torch import nn
 from torch._functorch import config
 from torch.nn import functional as F
+from torch.testing._internal.two_tensor import TwoTensor
 
 import ebb
 from ebb._region import in_graph, tracing
@@ -175,6 +176,57 @@ class Autocast(Program):
     def first(self, x):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return self.linear(x).sin().float().exp()
+
+
+class KeepsOnContext(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.x, ctx.weight = x, weight
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient @ ctx.weight.t(), ctx.x.t() @ gradient
+
+
+class Contexts(Program):
+    def first(self, x):
+        return KeepsOnContext.apply(x.sin(), self.linear.weight).exp()
+
+
+class DrawsForBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(torch.rand_like(x))
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]
+
+
+class WritesStatisticsThatAreRead(Program):
+    def first(self, x):
+        y = self.norm(self.linear(x.sin()))
+        return (y * self.norm.running_mean.exp()).exp()
+
+
+class WritesACopiedBuffer(Program):
+    """Inductor removes the copies."""
+
+    def first(self, x):
+        copied = F.dropout(torch.cat([self.mean.clone()]).repeat(1), 0.0).double().float()
+        return self.linear(x + copied).exp()
+
+    def after(self):
+        self.mean.mul_(0.5)
+
+
+class WritesItsInput(Program):
+    def first(self, x):
+        y = x * 1.0
+        self.other.weight.data.lerp_(self.linear.weight.data, 0.1)
+        return self.other(self.linear(y.mul_(2).sin())).exp()
 
 
 class Wide(Program):
@@ -469,3 +521,82 @@ def test_two_forwards_before_a_backward():
         sum(results).sum().backward()
         model.found = model.linear.weight.grad
     assert same_bits(program.found, plain.found)
+
+
+def test_random_numbers_that_only_backward_needs_are_drawn_in_forward():
+    class Draws(Program):
+        def first(self, x):
+            return self.linear(DrawsForBackward.apply(x.sin())) * torch.rand_like(x)
+
+    check(Draws, by_apply, "recompute_all", backend="aot_eager_default_partitioner")
+
+
+def test_a_write_to_an_input_that_a_function_keeps_on_its_context():
+    """Autograd does not check the version of such an input, so nothing is recomputed from it."""
+
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.weight = nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x):
+            return KeepsOnContext.apply(x, self.weight).sin()
+
+    found = []
+    for policy in (None, ebb.policies.recompute_all):
+        torch._dynamo.reset()
+        program = Keeps()
+        if policy:
+            ebb.apply(program, policy, "")
+        x = torch.ones(4, 8)
+        y = torch.compile(program, backend="aot_eager_default_partitioner", fullgraph=True)(x)
+        x.add_(1)
+        y.sum().backward()
+        found.append(program.weight.grad)
+    assert same_bits(*found)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition"])
+def test_a_written_buffer_of_a_subclass(backend):
+    class Buffers(Program):
+        def __init__(self):
+            super().__init__()
+            self.two = TwoTensor(torch.ones(8), torch.ones(8))
+
+        def first(self, x):
+            return self.linear((x + self.two.clone().a).sin()).exp()
+
+        def after(self):
+            self.two.mul_(0.5)
+
+    eager, program = Buffers(), Buffers()
+    by_apply(program, ebb.policies.recompute_all)
+    found = steps(program, torch.compile(program, backend=backend))
+    for a, b in zip(found, steps(eager, eager), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_policy_as_an_argument_of_the_compiled_function():
+    linear = nn.Linear(8, 8)
+
+    def function(x, policy):
+        with ebb.region(policy):
+            return linear(x.sin()).exp().sin()
+
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    x = torch.randn(4, 8)
+    counts = []
+    for name in ("recompute_all", "save_all", "save_matmuls", "recompute_all"):
+        counts.append(len(compiled(x, getattr(ebb.policies, name)).grad_fn.saved_tensors))
+    assert counts[0] == counts[3] != counts[1]
+
+
+@pytest.mark.parametrize("wrong", [{"escapes": "bogus"}, {"name": 3}, {"root": 3}, {"nonsense": 1}])
+def test_wrong_arguments_of_a_region_in_a_graph(wrong):
+    def function(x):
+        with ebb.region(**wrong):
+            return x.sin()
+
+    with pytest.raises((TypeError, ValueError, torch._dynamo.exc.Unsupported)):
+        torch.compile(function, backend="aot_eager", fullgraph=True)(torch.ones(1))

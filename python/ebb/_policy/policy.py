@@ -23,10 +23,10 @@ from ebb._support.old import warn_of_old
 from ebb._support.shown import shown
 
 _numbers = itertools.count(1)
-_by_number: weakref.WeakValueDictionary[int, Policy] = weakref.WeakValueDictionary()
+_by_number: weakref.WeakValueDictionary[str, Policy] = weakref.WeakValueDictionary()
 
 
-def policy_of_number(number: int) -> Policy | None:
+def policy_of_number(number: str) -> Policy | None:
     """The policy with this `_number`, by which compiled graphs refer to it; None if it is gone."""
     return _by_number.get(number)
 
@@ -94,7 +94,7 @@ class Policy:
         self._compiled = compiled
         # made here, because Dynamo cannot trace its construction
         self._sac_context_fn = sac_context_fn(self)
-        self._number = next(_numbers)
+        self._number = str(next(_numbers))  # a str: Dynamo may replace an int by a symbol
         _by_number[self._number] = self
 
     @functools.cached_property

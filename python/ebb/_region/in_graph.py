@@ -35,17 +35,24 @@ from ebb._support.log import log
 #
 # Recomputation in backward is wrong if it reads a graph input that forward has written: a compiled
 # graph does not keep the old contents. torch's checkpointing gives wrong gradients there. So each
-# node that reads such an input becomes MUST_SAVE. Operators that are not torch's own become
-# MUST_SAVE too, as a region keeps their results.
+# node that depends on such an input becomes MUST_SAVE, not only those that read it: Inductor
+# removes operators that only copy, with their tags. Inputs that autograd saves without a version
+# check count as written.
+#
+# Other results that become MUST_SAVE: of operators that are not torch's own, as a region keeps
+# them; of random operators that only backward needs, which would not run in forward; and of random
+# operators on the CPU if the result is smaller than the state of a generator, which recomputation
+# needs.
 
 REGION = "ebb_region"  # annotation: the region's unit and number, see `enter`
 MODULE = "ebb_module"  # annotation: the names of the innermost running module
+_GENERATOR_STATE = 5056  # bytes, on the CPU
 
 _numbers = itertools.count(1)
-_entered: dict[int, tuple[int, str]] = {}  # a region's number: the number of its policy, its name
+_entered: dict[int, tuple[str, str]] = {}  # a region's number: the number of its policy, its name
 
 
-def enter(policy: int, name: str) -> str:
+def enter(policy: str, name: str) -> str:
     """The annotation of a region that Dynamo traces.
 
     Args:
@@ -128,7 +135,10 @@ def _tag(module: torch.fx.GraphModule) -> None:
     for node in regions:
         node.meta["ac_graph_id"] = int(_annotation(node)[REGION].split(":")[0])
     _decide(regions)
-    _save_readers(forward, written)
+    _save(node for node in regions if _is_random(node) and _is_small_on_cpu(node))
+    needed = _needed_in_forward(nodes)
+    _save(node for node in regions if _is_random(node) and node not in needed)
+    _save_dependents(forward, written)
 
 
 def _annotation(node: torch.fx.Node) -> dict[str, Any]:
@@ -137,21 +147,33 @@ def _annotation(node: torch.fx.Node) -> dict[str, Any]:
 
 
 def _written_inputs(nodes: list[torch.fx.Node]) -> set[torch.fx.Node] | None:
-    """The graph's inputs that the graph writes; None if that is unknown."""
-    inputs = {str(n.meta.get("desc")): n for n in nodes if n.op == "placeholder"}
-    written = {
-        node.args[0] for node in nodes if node.op == "call_function" and _writes_an_input(node)
+    """The graph's inputs that the graph writes, or whose writes torch does not check; None if that
+    is unknown."""
+    inputs = [n for n in nodes if n.op == "placeholder"]
+    written = {n for n in inputs if n.meta.get("saved_tensor_with_no_vc_check")}
+    written |= {
+        node.args[0]  # type: ignore[misc]
+        for node in nodes
+        if node.op == "call_function" and _writes_an_input(node)
     }
     outputs = nodes[-1].meta.get("desc")
     if outputs is None:
         return None
-    for output in outputs:
+    for output in map(_whole, outputs):
         if hasattr(output, "mutated_input"):
-            input = inputs.get(str(output.mutated_input))
-            if input is None:
+            whole = str(_whole(output.mutated_input))
+            parts = [n for n in inputs if str(_whole(n.meta.get("desc"))) == whole]
+            if not parts:
                 return None
-            written.add(input)
-    return written  # type: ignore[return-value]
+            written.update(parts)
+    return written
+
+
+def _whole(part: Any) -> Any:
+    """What torch says of the tensor of which an input or output is a part, as of a subclass."""
+    while hasattr(part, "base") and not hasattr(part, "mutated_input"):
+        part = part.base
+    return part
 
 
 def _writes_an_input(node: torch.fx.Node) -> bool:
@@ -166,7 +188,7 @@ def _decide(nodes: Iterable[torch.fx.Node]) -> None:
     counts: Counter[tuple[str, str]] = Counter()
     for node in nodes:
         number = int(_annotation(node)[REGION].split(":")[1])
-        policy_number, name = _entered.get(number, (0, ""))
+        policy_number, name = _entered.get(number, ("", ""))
         if number not in deciders:
             policy = policy_of_number(policy_number)
             deciders[number] = None if policy is None else Decider(policy._parts())
@@ -228,18 +250,66 @@ def _is_recomputed(node: torch.fx.Node) -> bool:
     return node.meta.get("recompute") == CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _save_readers(forward: list[torch.fx.Node], written: set[torch.fx.Node]) -> None:
-    """Saves what is computed from inputs that the graph writes."""
-    aliases = set(written)
+def _save(nodes: Iterable[torch.fx.Node]) -> None:
+    for node in nodes:
+        for result in (node, *(user for user in node.users if user.target is operator.getitem)):
+            result.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _is_random(node: torch.fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _is_small_on_cpu(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else [value]
+    on_cpu = all(v.device.type == "cpu" for v in values if isinstance(v, torch.Tensor))
+    return on_cpu and sum(r.nbytes for r in _results(node) if r is not None) < _GENERATOR_STATE
+
+
+def _needed_in_forward(nodes: list[torch.fx.Node]) -> set[torch.fx.Node]:
+    """Nodes on which a result of forward depends."""
+    results = nodes[-1].all_input_nodes
+    found = {n for n in results if n.meta.get("partitioner_tag") != "is_backward"}
+    for node in reversed(nodes):
+        if node in found or node.meta.get("partitioner_tag") == "must_be_in_forward":
+            found.update(node.all_input_nodes)
+    return found
+
+
+def _save_dependents(forward: list[torch.fx.Node], written: set[torch.fx.Node]) -> None:
+    """Saves what depends on inputs that the graph writes."""
+    dependent = set(written)
     for node in forward:
-        if not aliases.intersection(node.all_input_nodes):
+        if not dependent.intersection(node.all_input_nodes):
             continue
+        statistics = _statistics(node, dependent)
+        if statistics is not None:
+            _save(statistics)
+            dependent.update(statistics)
+            continue
+        dependent.add(node)
         if _is_view(node):
-            aliases.add(node)
-            node.meta.pop("recompute", None)
+            node.meta.pop("recompute", None)  # a saved view of the input shows the new contents
         else:
-            for result in (node, *(user for user in node.users if user.target is operator.getitem)):
-                result.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            _save([node])
+
+
+_BATCH_NORMS = (
+    torch.ops.aten._native_batch_norm_legit_functional.default,
+    torch.ops.aten._batch_norm_with_update_functional.default,
+)
+
+
+def _statistics(node: torch.fx.Node, dependent: set[torch.fx.Node]) -> list[torch.fx.Node] | None:
+    """The new statistics of a batch norm in training, if its other results do not depend on the
+    old ones; else None."""
+    is_training = node.target is _BATCH_NORMS[1] or (len(node.args) > 5 and node.args[5] is True)
+    read = {n for n in node.args[:3] if isinstance(n, torch.fx.Node)}
+    if node.target not in _BATCH_NORMS or not is_training or dependent & read:
+        return None
+    last = len(node.meta["val"])
+    return [user for user in node.users if user.args[1] in (last - 2, last - 1)]
 
 
 def _is_view(node: torch.fx.Node) -> bool:

@@ -46,6 +46,14 @@ def check_escapes(escapes: object) -> None:
         raise ValueError(f"ebb: escapes must be 'keep' or 'placeholder'; got {shown(escapes)}")
 
 
+def _check_region(name: object, escapes: object, root: object) -> None:
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"ebb: name must be a str; got {type(name).__name__}")
+    check_escapes(escapes)
+    if root is not None and not isinstance(root, torch.nn.Module):
+        raise TypeError(f"ebb: root must be a torch.nn.Module; got {type(root).__name__}")
+
+
 @functools.cache
 def _warn_hooks_disabled() -> None:
     reason = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() or ""
@@ -59,7 +67,15 @@ def _warn_hooks_disabled() -> None:
 class _TracedRegion:
     """Stands for a region while Dynamo traces, because Dynamo cannot trace C++."""
 
-    def __init__(self, policy: Policy | None = None, name: str | None = None, **_: Any) -> None:
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        name: str | None = None,
+        *,
+        escapes: str = "keep",
+        root: torch.nn.Module | None = None,
+    ) -> None:
+        _check_region(name, escapes, root)
         self._settings = (policy, name, "keep")
 
     def __enter__(self) -> _TracedRegion:
@@ -140,13 +156,9 @@ class region(_C.Region):
         escapes: str = "keep",
         root: torch.nn.Module | None = None,
     ) -> None:
-        if name is not None and not isinstance(name, str):
-            raise TypeError(f"ebb: name must be a str; got {type(name).__name__}")
-        check_escapes(escapes)
+        _check_region(name, escapes, root)
         checked = _check_policy(policy)
         if root is not None:
-            if not isinstance(root, torch.nn.Module):
-                raise TypeError(f"ebb: root must be a torch.nn.Module; got {type(root).__name__}")
             if modules_are_asked_for(checked._compiled):
                 number_modules_once(root)
                 if root not in checked._roots:  # walking all its modules takes time
