@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from comparing import POLICIES, describe, run
 from exactness import same_bits
-from models import Net, train_steps
+from models import Net, batch, train_steps
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
@@ -83,5 +84,32 @@ def test_a_compiled_model_that_ddp_splits():
         parallel = DistributedDataParallel(model, bucket_cap_mb=1e-3)
         compiled = torch.compile(parallel, backend="aot_eager")
         return train_steps(compiled)
+
+    before = dist._DEFAULT_FIRST_BUCKET_BYTES
+    dist._DEFAULT_FIRST_BUCKET_BYTES = 1024
+    try:
+        assert_exact(train)
+    finally:
+        dist._DEFAULT_FIRST_BUCKET_BYTES = before
+
+
+@pytest.mark.parametrize("strategy", [data_parallel, tensor_parallel])
+@on_two_ranks
+def test_dropout_with_results_larger_than_a_generator_s_state(strategy):
+    mesh = init_device_mesh("cpu", (2,))
+    same = strategy is tensor_parallel
+
+    def train(inside):
+        torch._dynamo.reset()
+        model = Net(width=64, dropout=0.3)
+        inside.apply(model, "layers.*")
+        compile_blocks(model)
+
+        def step_of(model, step):
+            loss = model(batch(step, rows=256, width=64, same=same)).square().mean()
+            loss.backward()
+            return loss
+
+        return train_steps(strategy(model, mesh), step_of=step_of)
 
     assert_exact(train)

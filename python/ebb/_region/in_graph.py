@@ -40,9 +40,9 @@ from ebb._support.log import log
 # check count as written.
 #
 # Other results that become MUST_SAVE: of operators that are not torch's own, as a region keeps
-# them; of random operators that only backward needs, which would not run in forward; and of random
-# operators on the CPU if the result is smaller than the state of a generator, which recomputation
-# needs.
+# them; of random operators that only backward needs, which would not run in forward, or in a graph
+# with DTensors; and of random operators on the CPU if the result is smaller than the state of a
+# generator, which recomputation needs.
 
 REGION = "ebb_region"  # annotation: the region's unit and number, see `enter`
 MODULE = "ebb_module"  # annotation: the names of the innermost running module
@@ -135,9 +135,12 @@ def _tag(module: torch.fx.GraphModule) -> None:
     for node in regions:
         node.meta["ac_graph_id"] = int(_annotation(node)[REGION].split(":")[0])
     _decide(regions)
-    _save(node for node in regions if _is_random(node) and _is_small_on_cpu(node))
-    needed = _needed_in_forward(nodes)
-    _save(node for node in regions if _is_random(node) and node not in needed)
+    needed, has_objects = _needed_in_forward(nodes), _has_objects(nodes)
+    _save(
+        node
+        for node in regions
+        if _is_random(node) and (has_objects or node not in needed or _is_small_on_cpu(node))
+    )
     _save_dependents(forward, written)
 
 
@@ -258,6 +261,14 @@ def _save(nodes: Iterable[torch.fx.Node]) -> None:
 
 def _is_random(node: torch.fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _has_objects(nodes: list[torch.fx.Node]) -> bool:
+    """True if the graph has inputs such as a DeviceMesh, as graphs with DTensors have. torch's
+    partitioner fails to compile such a graph if it recomputes random numbers."""
+    values = [node.meta.get("val") for node in nodes if node.op == "placeholder"]
+    plain = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, type(None))
+    return not all(isinstance(value, plain) for value in values)
 
 
 def _is_small_on_cpu(node: torch.fx.Node) -> bool:
