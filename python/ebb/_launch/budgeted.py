@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
+from ebb._launch import other_work
 from ebb._launch.agreeing import has_ranks
 from ebb._plan.callers import Callers
 from ebb._policy.policy import Policy
@@ -44,16 +45,23 @@ class Block:
         self.policy: Policy | None = None
         self.calls = 0  # with gradients since the last `Blocks.take`
         self.met_hooks = False  # True if the job had saved-tensor hooks in place during a call
+        self.met_recomputation = False  # True if another function recomputed a call
         mark(module).region = self
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # Without gradients autograd saves nothing, so a region would free no memory.
         if is_compiling() or not torch.is_grad_enabled():
             return function(*args, **kwargs)
+        if self.policy is not None and (by := other_work.recomputes()):
+            self.met_recomputation = True
+            other_work.tell_of_recomputation(by)
+            return function(*args, **kwargs)
         self.calls += 1
         if self.policy is None:
             return function(*args, **kwargs)
-        self.met_hooks = self.met_hooks or _saved_tensors_hooks(False) is not None
+        if _saved_tensors_hooks(False) is not None:
+            self.met_hooks = True
+            other_work.tell_of_offloading()
         return run_in_region((self.policy, self.name, "keep"), function, *args, **kwargs)
 
     def put(self, policy: Policy | None) -> None:
@@ -227,6 +235,10 @@ class Blocks:
     def met_hooks(self) -> bool:
         """True if a block was called under the job's saved-tensor hooks."""
         return any(block.met_hooks for block in self._all)
+
+    def met_recomputation(self) -> bool:
+        """True if a function of the job recomputed a block."""
+        return any(block.met_recomputation for block in self._all)
 
     def have_new(self) -> bool:
         """True if a block added since the last `take` has been called with gradients."""
