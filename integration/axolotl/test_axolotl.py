@@ -33,7 +33,7 @@ def test_the_offloading_checkpointer_is_left_alone(monkeypatch, capfd):
         stack(without_dropout(plain)),
         own,
         capfd,
-        "ebb: blocks are no regions inside CPU_Offloaded_Gradient_Checkpointer",
+        "ebb: modules are no regions inside CPU_Offloaded_Gradient_Checkpointer",
     )
 
 

@@ -22,5 +22,5 @@ def test_the_legacy_function_is_left_alone(offloads, capfd):
     own = stack(lambda block, x: legacy.checkpoint(block, offloads, x))
 
     check_left_alone(
-        stack(plain), own, capfd, "ebb: blocks are no regions inside CheckpointFunction"
+        stack(plain), own, capfd, "ebb: modules are no regions inside CheckpointFunction"
     )

@@ -39,5 +39,5 @@ def test_its_offloading_function_is_left_alone(monkeypatch, capfd):
         stack(without_dropout(plain)),
         stack(without_dropout(unsloths)),
         capfd,
-        "ebb: blocks are no regions inside UnslothGradientCheckpointing",
+        "ebb: modules are no regions inside UnslothGradientCheckpointing",
     )

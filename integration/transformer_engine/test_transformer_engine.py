@@ -40,7 +40,7 @@ def test_its_checkpoint_is_left_alone(distributed, reentrant, capfd):
     # Without use_reentrant, blocks are regions in forward, and its hooks get no tensor.
     assert found.entered == (0 if reentrant else 4)
     first, last = said_by_ebb(capfd)
-    line = "blocks are no regions inside _CheckpointFunction" if reentrant else "4 modules are reg"
+    line = "modules are no regions inside _CheckpointFunction" if reentrant else "4 modules are reg"
     assert first.startswith(f"ebb: {line}")
     assert last.startswith("ebb: transformer_engine's checkpoint ran")
 

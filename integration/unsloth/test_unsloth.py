@@ -16,8 +16,6 @@ from own_checkpointing import (
 )
 from torch.utils import checkpoint as torch_checkpoint
 
-unsloth = load("unsloth_zoo.gradient_checkpointing")
-
 
 def by_name(block, x):
     return torch_checkpoint.checkpoint(block, x, use_reentrant=True)
@@ -26,6 +24,7 @@ def by_name(block, x):
 @pytest.fixture
 def exchanged(monkeypatch):
     """As unsloth's `patch_gradient_checkpointing`, undone after the test."""
+    unsloth = load("unsloth_zoo.gradient_checkpointing")
     monkeypatch.setattr(torch_checkpoint, "checkpoint", unsloth.unsloth_gradient_checkpoint)
 
 
@@ -35,7 +34,7 @@ def test_its_function_is_left_alone(capfd):
         stack(without_dropout(plain)),
         stack(without_dropout(by_name)),
         capfd,
-        "ebb: blocks are no regions inside Unsloth_Gradient_Checkpointer",
+        "ebb: modules are no regions inside Unsloth_Gradient_Checkpointer",
     )
 
 
@@ -72,7 +71,7 @@ def test_an_exchanged_checkpoint_function(monkeypatch, capfd):
 
     assert same(found, expected)
     assert found.entered == 0
-    assert "ebb: blocks are no regions inside Exchanged" in capfd.readouterr().err
+    assert "ebb: modules are no regions inside Exchanged" in capfd.readouterr().err
     assert "apply" not in vars(torchs)
 
 

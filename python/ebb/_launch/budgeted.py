@@ -52,16 +52,13 @@ class Block:
         # Without gradients autograd saves nothing, so a region would free no memory.
         if is_compiling() or not torch.is_grad_enabled():
             return function(*args, **kwargs)
-        if self.policy is not None and (by := other_work.recomputes()):
+        if self.policy is not None and other_work.is_on():
             self.met_recomputation = True
-            other_work.tell_of_recomputation(by)
             return function(*args, **kwargs)
         self.calls += 1
         if self.policy is None:
             return function(*args, **kwargs)
-        if _saved_tensors_hooks(False) is not None:
-            self.met_hooks = True
-            other_work.tell_of_offloading()
+        self.met_hooks = self.met_hooks or _saved_tensors_hooks(False) is not None
         return run_in_region((self.policy, self.name, "keep"), function, *args, **kwargs)
 
     def put(self, policy: Policy | None) -> None:

@@ -10,32 +10,36 @@ from ebb._support.job import say
 from ebb._support.shown import clipped
 
 
-def recomputes() -> str | None:
-    """What runs Python code in backward now: an autograd function, or a saved-tensor hook.
+def is_on() -> bool:
+    """True if a function of the job recomputes the module that is called now, which a line says.
+    Else the module may become a region; a line says if its tensors will not be offloaded.
 
-    None outside backward, and in hooks on gradients: these may run a model for its first time.
+    Raises:
+        ValueError: a function recomputes, and EBB_STRICT is set.
+    """
+    by = _recomputes()
+    if by is None:
+        tell_of_offloading()
+        return False
+    say_ignored(
+        f"ebb: modules are no regions inside {by}",
+        "it recomputes them by itself. Turn it off to let ebb recompute them; if it offloads, set "
+        "EBB=offload_inputs to offload the inputs of blocks",
+    )
+    return True
+
+
+def _recomputes() -> str | None:
+    """The autograd function whose backward runs Python code now; None outside of one.
+
+    Hooks on gradients do not count: losses with a cache of gradients run a model only there.
     """
     if torch._C._current_graph_task_id() == -1:
         return None
     node = torch._C._current_autograd_node()
-    if node is None:
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
         return None
-    if isinstance(node, torch.autograd.function.BackwardCFunction):
-        return clipped(type(node).__name__.removesuffix("Backward"))
-    return "a saved-tensor hook"
-
-
-def tell_of_recomputation(by: str) -> None:
-    """Say once that a block is no region while `by` recomputes it.
-
-    Raises:
-        ValueError: EBB_STRICT is set.
-    """
-    say_ignored(
-        f"ebb: blocks are no regions inside {by}",
-        "it recomputes them by itself. Turn it off to let ebb recompute them; if it offloads, set "
-        "EBB=offload_inputs to offload the inputs of blocks",
-    )
+    return clipped(type(node).__name__.removesuffix("Backward"))
 
 
 def tell_of_offloading() -> None:

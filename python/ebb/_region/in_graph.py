@@ -26,7 +26,7 @@ from ebb._support.log import log
 # one joint graph, and torch's partitioner decides which results forward saves. So ebb marks results
 # for the partitioner, with the tags of torch's selective checkpointing:
 #
-# 1. While Dynamo traces a region, torch.fx.traceback.annotate adds the region's number to the nodes.
+# 1. While Dynamo traces a region, torch.fx.traceback.annotate adds the region's number to nodes.
 #    Side effects are those of the function without ebb. At a graph break inside the region Dynamo
 #    gives up the frame; the region then runs in eager mode, around the compiled parts.
 # 2. `_tag` runs on the joint graph before the partitioner. For each forward node with a number, the
