@@ -240,7 +240,7 @@ def _folder_of(top: str) -> Path:
     for folder in sys.path:
         if (found := Path(folder, top)).joinpath("__init__.py").is_file():
             return found
-    pytest.skip(f"needs {top}")
+    pytest.skip(f"needs {top}", allow_module_level=True)
 
 
 def load(module: str) -> Any:

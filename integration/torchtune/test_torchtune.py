@@ -19,7 +19,7 @@ from own_checkpointing import (
 import ebb
 
 activations = load("torchtune.training.activations")
-with absent("torchao.dtypes.nf4tensor"):
+with absent("torchao"):
     offloading = load("torchtune.training._activation_offloading")
 
 
