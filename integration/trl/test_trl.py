@@ -14,7 +14,8 @@ offloading = pytest.importorskip("trl.models.activation_offloading", reason="nee
 @pytest.fixture(autouse=True)
 def _as_if_there_were_an_accelerator(monkeypatch):
     if not torch.accelerator.is_available():
-        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+        cuda = torch.device("cuda")
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: cuda)
 
 
 def loss(policy):
@@ -58,5 +59,6 @@ def test_its_setting_beside_gradient_checkpointing(offloads, capfd):
 
     assert same(found, expected)
     assert found.entered == 4
+    assert offloads or found.held <= expected.held
     line = "ebb: OffloadActivations does not offload the tensors that regions save"
     assert any(said.startswith(line) for said in said_by_ebb(capfd)) == offloads
