@@ -31,11 +31,13 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist loadf
 test: $(VENV)/.ebb-test
 	$(PYTEST) -m "not (slow or sweep)" $(TESTS)
 
-# Frameworks of integration/ that no extra of ebb installs. Half a minute.
+# Frameworks of integration/ that no extra of ebb installs. A minute.
 frameworks: $(VENV)/.ebb-test
 	$(PIP) install --no-deps megatron-core==0.16.1
-	$(PIP) install einops hjson py-cpuinfo msgpack psutil tqdm pydantic packaging
+	$(PIP) install einops hjson py-cpuinfo msgpack psutil tqdm pydantic packaging requests xxhash importlib_metadata pyparsing
 	DS_BUILD_OPS=0 $(PIP) install --no-deps --no-build-isolation deepspeed==0.19.8 fairscale==0.4.13
+	$(PIP) install --no-deps pillow peft==0.21.2 timm==1.0.31 diffusers==0.42.1 open_clip_torch==3.3.0 torchtune==0.6.1 verl==0.9.1 \
+	  axolotl==0.19.0 llamafactory==0.9.5 fairseq2==0.8.1 monai==1.6.1 torch_geometric==2.8.1 liger-kernel==0.8.5
 
 # What takes long: all samples of torch's operator and module databases, random programs, and the
 # tests of exactness again under each engine and on the test device.

@@ -3,7 +3,8 @@
 Prints step time, bytes held for backward and peak, and compares gradients with eager's. One process
 on the CPU:
 
-    pip install --no-deps megatron-core einops fairscale && pip install deepspeed
+    pip install --no-deps megatron-core einops fairscale peft timm diffusers open_clip_torch
+    pip install --no-deps monai torchtune fairseq2 && pip install deepspeed pillow
     OMP_NUM_THREADS=1 python benchmarks/frameworks.py
 
 Frameworks that are not installed are left out.
@@ -12,6 +13,7 @@ Frameworks that are not installed are left out.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import tempfile
@@ -34,7 +36,10 @@ import ebb
 from ebb._launch import takeover
 from report import table
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "integration" / "megatron"))
+INTEGRATION = Path(__file__).resolve().parents[1] / "integration"
+sys.path += [str(INTEGRATION / folder) for folder in ("megatron", "support")]
+
+from own_checkpointing import absent, bare_packages  # noqa: E402
 
 WIDTH, TOKENS, ROWS, LAYERS, WORDS = 256, 128, 4, 4, 256
 Loss = Callable[[], Tensor]
@@ -115,6 +120,90 @@ def fairscale() -> Made:
     return stack(checkpoint_wrapper)
 
 
+def peft(checkpoints: bool) -> Made:
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=WIDTH,
+        intermediate_size=4 * WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=8,
+        use_cache=False,
+    )
+    model = get_peft_model(LlamaForCausalLM(config), LoraConfig(r=8)).train()
+    if checkpoints:
+        model.gradient_checkpointing_enable()
+        model.enable_input_require_grads()
+    words = torch.randint(WORDS, (ROWS, TOKENS))
+    return model, lambda: model(input_ids=words, labels=words).loss
+
+
+def timm(checkpoints: bool) -> Made:
+    with absent("torchvision"):
+        import timm
+
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=128, embed_dim=WIDTH, num_heads=8, depth=LAYERS
+    )
+    model.set_grad_checkpointing(checkpoints)
+    images = torch.randn(2 * ROWS, 3, 128, 128)
+    return model, lambda: model(images).square().mean()
+
+
+def diffusers(checkpoints: bool) -> Made:
+    from diffusers import UNet2DModel
+
+    model = UNet2DModel(
+        sample_size=32,
+        block_out_channels=(32, 64),
+        down_block_types=("DownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "UpBlock2D"),
+    )
+    if checkpoints:
+        model.enable_gradient_checkpointing()
+    images = torch.randn(ROWS, 3, 32, 32)
+    return model, lambda: model(images, 10).sample.square().mean()
+
+
+def open_clip(checkpoints: bool) -> Made:
+    with absent("torchvision", "ftfy"), bare_packages("open_clip.transformer"):
+        from open_clip.transformer import Transformer
+
+    model = Transformer(width=WIDTH, layers=LAYERS, heads=8)
+    model.grad_checkpointing = checkpoints
+    x = torch.randn(ROWS, TOKENS, WIDTH)
+    return model, lambda: model(x).square().mean()
+
+
+def torchtune() -> Made:
+    with bare_packages("torchtune.training.activations"):
+        from torchtune.training.activations import checkpoint_wrapper
+
+    return stack(lambda layer: checkpoint_wrapper(layer, "full", None))
+
+
+def fairseq2() -> Made:
+    with bare_packages("fairseq2.models.utils.ac"):
+        from fairseq2.models.utils.ac import apply_layerwise_ac
+
+    def wrapped(layer: Layer) -> Callable[[Tensor], Tensor]:
+        one = nn.ModuleList([layer])
+        apply_layerwise_ac(one, 1)
+        return one[0]
+
+    return stack(wrapped)
+
+
+def monai(checkpoints: bool) -> Made:
+    from monai.networks.nets import SwinUNETR
+
+    model = SwinUNETR(1, 2, feature_size=24, spatial_dims=2, use_checkpoint=checkpoints)
+    image = torch.randn(1, 1, 128, 128)
+    return model, lambda: model(image).square().mean()
+
+
 def plain_stack() -> Made:
     return stack(lambda layer: layer)
 
@@ -124,6 +213,18 @@ CASES: dict[str, tuple[Callable[[], Made], Callable[[], Made]]] = {
     "Megatron-Core, core_attn and layernorm": (megatron, megatron_selective),
     "DeepSpeed checkpoint": (plain_stack, deepspeed),
     "fairscale checkpoint_wrapper": (plain_stack, fairscale),
+    **{
+        name: (functools.partial(make, False), functools.partial(make, True))
+        for name, make in {
+            "PEFT, LoRA": peft,
+            "timm checkpoint_seq": timm,
+            "diffusers UNet2DModel": diffusers,
+            "OpenCLIP Transformer": open_clip,
+            "MONAI SwinUNETR": monai,
+        }.items()
+    },
+    "torchtune full": (plain_stack, torchtune),
+    "fairseq2 layerwise": (plain_stack, fairseq2),
 }
 
 
@@ -210,7 +311,7 @@ def main() -> None:
                 same = {
                     key: all(map(torch.equal, way.bits(), expected)) for key, way in ways.items()
                 }
-            except ImportError as error:
+            except (ImportError, pytest.skip.Exception) as error:
                 print(f"{name} is left out: {error}", file=sys.stderr)
                 continue
             sizes = {key: way.bytes() for key, way in ways.items()}

@@ -20,7 +20,7 @@ from environment import environment, quick, slug
 from report import environment_line, table, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "integration"))
+sys.path.append(str(ROOT / "integration" / "support"))
 from unchanged_script import run  # noqa: E402
 
 SCRIPT = ROOT / "integration" / "transformers" / "train.py"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from own_checkpointing import said_by_ebb, same, taken_over, tiny_llama, train
 
 import ebb
 
@@ -13,7 +14,8 @@ offloading = pytest.importorskip("trl.models.activation_offloading", reason="nee
 @pytest.fixture(autouse=True)
 def _as_if_there_were_an_accelerator(monkeypatch):
     if not torch.accelerator.is_available():
-        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+        cuda = torch.device("cuda")
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: cuda)
 
 
 def loss(policy):
@@ -35,3 +37,28 @@ def test_another_policy_is_exact_with_it():
     w = torch.randn(16, 16, requires_grad=True)
     expected = torch.autograd.grad((torch.randn(4, 16) @ w).sin().exp().sum(), w)[0]
     assert torch.equal(loss(ebb.policies.recompute_all), expected)
+
+
+@pytest.mark.parametrize("offloads", [False, True])
+def test_its_setting_beside_gradient_checkpointing(offloads, capfd):
+    """The checkpointed layers become regions; a line says that these are not offloaded."""
+
+    def make():
+        model, step = tiny_llama(True)
+
+        def inside():
+            with offloading.OffloadActivations(use_pin_memory=False, use_streams=False):
+                return step()
+
+        return model, inside if offloads else step
+
+    expected = train(make)
+    capfd.readouterr()
+    with taken_over(finds_blocks=True):
+        found = train(make)
+
+    assert same(found, expected)
+    assert found.entered == 4
+    assert offloads or found.held <= expected.held
+    line = "ebb: OffloadActivations does not offload the tensors that regions save"
+    assert any(said.startswith(line) for said in said_by_ebb(capfd)) == offloads

@@ -13,6 +13,7 @@ import torch
 from torch.compiler import is_compiling
 
 from ebb import _C
+from ebb._launch import other_work
 from ebb._launch.agreeing import has_ranks
 from ebb._plan.callers import Callers
 from ebb._policy.policy import Policy
@@ -77,6 +78,7 @@ class Block:
         self.in_graphs = False  # True: a region also under torch.compile
         self.calls = 0  # with gradients since the last `Blocks.take`
         self.met_hooks = False  # True if the job had saved-tensor hooks in place during a call
+        self.met_recomputation = False  # True if another function recomputed a call
         mark(module).region = self
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -88,6 +90,9 @@ class Block:
         has_gradients = torch.is_grad_enabled()
         self._evaluation.called(has_gradients)
         if not has_gradients:
+            return function(*args, **kwargs)
+        if self.policy is not None and other_work.is_on():
+            self.met_recomputation = True
             return function(*args, **kwargs)
         self.calls += 1
         if self.policy is None:
@@ -272,6 +277,10 @@ class Blocks:
     def met_hooks(self) -> bool:
         """True if a block was called under the job's saved-tensor hooks."""
         return any(block.met_hooks for block in self._all)
+
+    def met_recomputation(self) -> bool:
+        """True if a function of the job recomputed a block."""
+        return any(block.met_recomputation for block in self._all)
 
     def have_new(self) -> bool:
         """True if a block added since the last `take` has been called with gradients."""

@@ -22,6 +22,7 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch.compiler import is_compiling
 from torch.utils.checkpoint import noop_context_fn
 
+from ebb._launch import other_work
 from ebb._launch.assignment import TORCHS, Assignment
 from ebb._policy import from_sac
 from ebb._policy.policy import Policy
@@ -109,6 +110,7 @@ def exchange(function: types.FunctionType, code: types.FunctionType) -> Callable
     return undo
 
 
+_FUNCTION = torch_checkpoint.CheckpointFunction  # unsloth puts another in its place
 _CHECKPOINT: types.FunctionType = inspect.unwrap(torch_checkpoint.checkpoint)
 # The function that non-reentrant checkpointing ends in; torch 2.15 replaced it.
 _LATER = hasattr(torch_checkpoint, "_checkpoint_without_reentrant_generator_impl")
@@ -160,7 +162,7 @@ def _check(generator: Callable[[], Iterator[None]], determinism_check: Any, debu
 
 def _run_reentrant(cls: Any, *given: Any) -> Any:
     """CheckpointFunction.apply in a region: calls the function once, with gradients."""
-    if cls is not torch_checkpoint.CheckpointFunction or is_traced():
+    if cls is not _FUNCTION or is_traced():
         return _TORCHS_APPLY.__get__(None, cls)(*given)
     function, _preserve_rng_state, *args = given
     outer, inner = region_of_call(function, noop_context_fn)
@@ -169,10 +171,10 @@ def _run_reentrant(cls: Any, *given: Any) -> Any:
 
 
 def _take_reentrant() -> Callable[[], None]:
-    torch_checkpoint.CheckpointFunction.apply = classmethod(_run_reentrant)  # type: ignore[assignment, method-assign]
+    _FUNCTION.apply = classmethod(_run_reentrant)  # type: ignore[assignment, method-assign]
 
     def undo() -> None:
-        del torch_checkpoint.CheckpointFunction.apply
+        del _FUNCTION.apply
 
     return undo
 
@@ -268,6 +270,7 @@ def region_of_call(
     in_call = calls.assignment.in_call and calls.assignment.in_call(function)
     if calls.assignment.in_call and not in_call:
         return nullcontext(), nullcontext()
+    other_work.tell_of_offloading()
     name = name_of(function)
     policy, inside = calls.translated(context_fn, name)
     return checkpointed(policy, name), in_call(inside) if in_call else inside

@@ -82,7 +82,7 @@ class FoundBlocks:
             self._blocks.use(0)  # restore the modules' own forward
         elif used := [block.name for block in self._blocks.alive() if _has_run(block)]:
             self._tell_of(used)
-        elif not self._assignment.announced:
+        elif not self._assignment.announced and not self._blocks.met_recomputation():
             self._tell_of_nothing()
 
     def _tell_of(self, names: list[str]) -> None:

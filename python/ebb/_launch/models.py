@@ -18,6 +18,7 @@ from torch.nn.modules.module import (
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ebb._launch import other_work
 from ebb._launch.assignment import Assignment
 from ebb._launch.found_blocks import FoundBlocks
 from ebb._policy.policy import Policy
@@ -141,6 +142,13 @@ class Models:
         self._settled([model for model in (root() for root in self.roots) if model is not None])
 
 
+def _run(settings: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A call of a module that the user named."""
+    if not is_compiling() and torch.is_grad_enabled() and other_work.is_on():
+        return function(*args, **kwargs)
+    return run_in_region(settings, function, *args, **kwargs)
+
+
 class ByName:
     """Makes modules regions by name, and numbers modules if rules refer to modules."""
 
@@ -165,7 +173,7 @@ class ByName:
             if can_mark(inner) and all(marks is None or marks.region is None for marks in marked):
                 self._assignment.announce()
                 name = name or type(inner).__name__
-                mark(inner).region = functools.partial(run_in_region, (policy, name, "keep"))
+                mark(inner).region = functools.partial(_run, (policy, name, "keep"))
                 made.append(name)
                 log.info("%s (%s) is a region", name, type(inner).__name__)
         return made

@@ -11,6 +11,13 @@ import torch
 _OFFLOADS = re.compile(r"offload", re.IGNORECASE)
 
 
+def offloading_hooks() -> str | None:
+    """The class of the saved-tensor hooks that offload now, such as TRL's; None without."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    name = getattr(hooks[0], "__qualname__", "") if hooks else ""
+    return name.split(".")[0] if _OFFLOADS.search(name) else None
+
+
 def refuse(region: str) -> None:
     """Raises if another engine offloads the tensors of the region `region`.
 
@@ -20,12 +27,11 @@ def refuse(region: str) -> None:
         RuntimeError: saved-tensor hooks around the region offload tensors, as those of TRL's
             ``activation_offloading`` do; or DeepSpeed's ``cpu_checkpointing`` is on.
     """
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    found = getattr(hooks[0], "__qualname__", "") if hooks else ""
+    found = offloading_hooks()
     deepspeed = sys.modules.get("deepspeed.runtime.activation_checkpointing.checkpointing")
-    if _OFFLOADS.search(found):
-        what = f"saved-tensor hooks around it ({found.split('.')[0]})"
-        remedy = "set activation_offloading=False in TRL's config"
+    if found is not None:
+        what = f"saved-tensor hooks around it ({found})"
+        remedy = "turn these hooks off (TRL: activation_offloading=False)"
     elif getattr(deepspeed, "CPU_CHECKPOINT", False):
         what = "DeepSpeed's activation checkpointing"
         remedy = "set cpu_checkpointing to false in DeepSpeed's config"

@@ -1,0 +1,65 @@
+"""TransformerEngine, which needs CUDA: stand-ins with the same names."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import stand_in
+from own_checkpointing import plain, said_by_ebb, same, stack, taken_over, train
+
+from ebb._launch.frameworks import takeover as frameworks
+
+NAME = "transformer_engine.pytorch.distributed"
+
+
+@pytest.fixture
+def distributed(monkeypatch):
+    for name in ("transformer_engine", "transformer_engine.pytorch"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    module = types.ModuleType(NAME)
+    module.checkpoint = stand_in.checkpoint
+    monkeypatch.setitem(sys.modules, NAME, module)
+    return module
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_its_checkpoint_is_left_alone(distributed, reentrant, capfd):
+    def call(block, x):
+        return distributed.checkpoint(block, x, use_reentrant=reentrant)
+
+    expected, own = train(stack(plain)), train(stack(call))
+    capfd.readouterr()
+    with taken_over(finds_blocks=True):
+        found = train(stack(call))
+        frameworks.tell_of_others()
+
+    assert same(found, expected)
+    assert found.held <= own.held + 2**10
+    # Without use_reentrant, blocks are regions in forward, and its hooks get no tensor.
+    assert found.entered == (0 if reentrant else 4)
+    first, last = said_by_ebb(capfd)
+    line = "modules are no regions inside _CheckpointFunction" if reentrant else "4 modules are reg"
+    assert first.startswith(f"ebb: {line}")
+    assert last.startswith("ebb: transformer_engine's checkpoint ran")
+
+
+def test_its_offloading(capfd):
+    def make():
+        model, loss = stack(plain)()
+        context, _ = stand_in.get_cpu_offload_context()
+
+        def inside():
+            with context:
+                return loss()
+
+        return model, inside
+
+    with taken_over(finds_blocks=True):
+        found = train(make)
+
+    assert same(found, train(stack(plain)))
+    assert found.entered == 4
+    line = "ebb: OffloadSynchronizer does not offload the tensors that regions save"
+    assert line in capfd.readouterr().err

@@ -1,0 +1,52 @@
+"""Tells of work that the job does beside ebb: recomputation and offloading by its own functions."""
+
+from __future__ import annotations
+
+import torch
+
+from ebb._launch.variables import say_ignored
+from ebb._region.offload_twice import offloading_hooks
+from ebb._support.job import say
+from ebb._support.shown import clipped
+
+
+def is_on() -> bool:
+    """True if a function of the job recomputes the module that is called now, which a line says.
+    Else the module may become a region; a line says if its tensors will not be offloaded.
+
+    Raises:
+        ValueError: a function recomputes, and EBB_STRICT is set.
+    """
+    by = _recomputes()
+    if by is None:
+        tell_of_offloading()
+        return False
+    say_ignored(
+        f"ebb: modules are no regions inside {by}",
+        "it recomputes them by itself. Turn it off to let ebb recompute them; if it offloads, set "
+        "EBB=offload_inputs to offload the inputs of blocks",
+    )
+    return True
+
+
+def _recomputes() -> str | None:
+    """The autograd function whose backward runs Python code now; None outside of one.
+
+    Hooks on gradients do not count: losses with a cache of gradients run a model only there.
+    """
+    if torch._C._current_graph_task_id() == -1:
+        return None
+    node = torch._C._current_autograd_node()
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        return None
+    return clipped(type(node).__name__.removesuffix("Backward"))
+
+
+def tell_of_offloading() -> None:
+    """Say once that saved-tensor hooks of the job offload, but not the tensors of regions."""
+    hooks = offloading_hooks()
+    if hooks is not None:
+        say(
+            f"ebb: {clipped(hooks)} does not offload the tensors that regions save; they stay on "
+            "the device. To offload the inputs of blocks, turn it off and set EBB=offload_inputs"
+        )
