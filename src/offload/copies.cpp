@@ -91,7 +91,7 @@ void Copies::startLeaving(HostStash& stash) {
   via_.copy(stash.onHost, stash.onDevice, stash.sent.nbytes, out);
   captures_.join();
   stash.left = via_.record(out);
-  stash.state = State::Leaving;
+  stash.become(State::Leaving);
   now_.leaving.push_back(
       {&stash,
        stash.left,
@@ -136,7 +136,7 @@ void Copies::firstHasLeft() {
     return;
   }
   HostStash& stash = *first.stash;
-  if (stash.state != State::Leaving) {
+  if (stash.state() != State::Leaving) {
     give(stash.onHost, stash.device(), capture());  // the stash was fetched meanwhile
     return;
   }
@@ -145,17 +145,17 @@ void Copies::firstHasLeft() {
     return;
   }
   stash.lost = !stash.hasWhatWasSent();
-  stash.state = State::Away;
+  stash.become(State::Away);
   context_.drop(stash.onDevice);
   context_.away.add(stash);
 }
 
 void Copies::beforeWrite(HostStash& stash) {
-  if (stash.state == State::Kept) {
+  if (stash.state() == State::Kept) {
     takeOut(now_.kept, stash);
     startLeaving(stash);
   }
-  if (stash.state == State::Leaving) {
+  if (stash.state() == State::Leaving) {
     finishLeaving(stash);
   }
 }
@@ -174,14 +174,14 @@ void Copies::finishLeaving(HostStash& stash) {
     return;
   }
   context_.drop(stash.onDevice);  // the memory's next user is ordered after the write
-  stash.state = State::Away;
+  stash.become(State::Away);
   context_.away.add(stash);
 }
 
 // Keeps a stash on the device whose copy to the host failed.
 void Copies::stays(HostStash& stash, const TransferEvent& left) {
   context_.warnOfFailure(stash, "stays in memory", left.error());
-  stash.state = State::Kept;
+  stash.become(State::Kept);
 }
 
 // Copies the bytes of a stash that could not leave, before a write to the storage.
@@ -201,7 +201,7 @@ void Copies::startReturning(HostStash& stash) {
   via_.wait(in, stash.left);
   via_.copy(stash.onDevice, stash.onHost, stash.sent.nbytes, in);
   stash.back.end = via_.record(in);
-  stash.state = State::Returning;
+  stash.become(State::Returning);
   StashesInOrder::takeOut(stash);
   now_.returning.push_back(&stash);
   context_.stats.bytesFetched += stash.sent.nbytes;
@@ -270,16 +270,16 @@ void Copies::fetched(HostStash& stash) {
     --place->unfetched;
     takeOut(place->kept, stash);
   }
-  if (stash.state == State::Kept || stash.state == State::Away) {
+  if (stash.state() == State::Kept || stash.state() == State::Away) {
     giveHostMemory(stash);  // otherwise the copy is in progress, or was handled
   }
-  stash.state = State::Back;
+  stash.become(State::Back);
 }
 
 void Copies::forget(HostStash& stash) {
   UnderWay* place = placeOf(stash);
   if (place != nullptr) {
-    place->unfetched -= stash.state != State::Back;
+    place->unfetched -= stash.state() != State::Back;
     takeOut(place->kept, stash);
     for (Leaving& leaving : place->leaving) {
       if (stash.onHost && leaving.stash == &stash) {
@@ -287,7 +287,7 @@ void Copies::forget(HostStash& stash) {
         leaving.memory = {std::move(stash.onDevice), std::move(stash.onHost)};
       }
     }
-    if (stash.state == State::Returning) {
+    if (stash.state() == State::Returning) {
       giveDeviceMemory(stash);
     }
   }

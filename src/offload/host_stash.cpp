@@ -2,8 +2,10 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <iterator>
 #include <string>
+#include <utility>
 
 #include "memory/relief.h"
 #include "offload/offload_engine.h"
@@ -32,6 +34,16 @@ c10::Storage HostStash::fetch(const c10::Storage& living) {
 
 void HostStash::beforeWrite() {
   engine->beforeWrite(*this);
+}
+
+void HostStash::become(State next) {
+  const auto* end = std::end(kTransitions);
+  TORCH_INTERNAL_ASSERT(
+      std::find(std::begin(kTransitions), end, std::pair(state_, next)) != end,
+      static_cast<int>(state_),
+      " to ",
+      static_cast<int>(next));
+  state_ = next;
 }
 
 void HostStash::checkCameBack(const TransferEvent& event) const {

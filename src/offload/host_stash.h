@@ -59,6 +59,23 @@ struct EBB_API HostStash final : Stash, InArena {
     Back,       // fetched: the engine is done with the stash
   };
 
+  // The states that may follow each state, and why.
+  static constexpr std::pair<State, State> kTransitions[] = {
+      {State::Kept, State::Leaving},     // a later value takes its place, or a write is coming
+      {State::Kept, State::Back},        // backward needs it
+      {State::Leaving, State::Away},     // the copy has ended, or a write waits for the copy
+      {State::Leaving, State::Kept},     // the copy failed
+      {State::Leaving, State::Back},     // backward needs it: the bytes are still on the device
+      {State::Away, State::Returning},   // backward needs it, now or soon
+      {State::Away, State::Spilled},     // the copy to disk has ended
+      {State::Away, State::Back},        // the program has kept the bytes alive
+      {State::Spilled, State::Reading},  // backward needs it, now or soon
+      {State::Spilled, State::Back},     // the program has kept the bytes alive
+      {State::Reading, State::Away},     // the copy from disk has ended
+      {State::Reading, State::Spilled},  // the copy from disk failed
+      {State::Returning, State::Back},   // the copy has ended, or the program has kept the bytes
+  };
+
   HostStash(
       std::shared_ptr<Offload> sender,
       c10::Storage bytes,
@@ -114,10 +131,15 @@ struct EBB_API HostStash final : Stash, InArena {
     StashesInOrder::Map::iterator at;   // position in `in`
   };
 
+  // `next` must be in kTransitions.
+  void become(State next);
+  State state() const {
+    return state_;
+  }
+
   const std::shared_ptr<Offload> engine;  // that sent it
   const TransferAccountPtr account;       // where its transfers are booked
-  State state = State::Kept;
-  c10::Storage onDevice;  // null while away
+  c10::Storage onDevice;                  // null while away
   Sent sent;
   bool lost = false;      // the storage got other memory before the copy was known to be done
   TransferEventPtr left;  // the end of the copy to the host
@@ -125,6 +147,9 @@ struct EBB_API HostStash final : Stash, InArena {
   OnDisk disk;
   Return back;
   Listed listed;
+
+ private:
+  State state_ = State::Kept;
 };
 
 // Null if the last reference is being dropped: see Note [Lists of stashes that may be dying].

@@ -100,7 +100,7 @@ c10::Storage Offload::fetch(HostStash& stash, const c10::Storage& living) {
   const Lock lock(context_.shared.mutex);
   enter(stash.device());
   const c10::Stream compute = via_.computeStream(stash.device());
-  if (stash.state == State::Back) {
+  if (stash.state() == State::Back) {
     copies_.handOver(stash, compute);
     return stash.onDevice;
   }
@@ -137,7 +137,7 @@ void Offload::checkPlace(const HostStash& stash) const {
 
 void Offload::takeLiving(HostStash& stash, const c10::Storage& living) {
   spill_.settle(stash);
-  if (stash.state == State::Returning) {
+  if (stash.state() == State::Returning) {
     copies_.giveDeviceMemory(stash);
   }
   context_.drop(stash.onDevice);
@@ -145,7 +145,7 @@ void Offload::takeLiving(HostStash& stash, const c10::Storage& living) {
 }
 
 void Offload::bringBack(HostStash& stash, c10::Stream compute) {
-  const bool onDevice = stash.state == State::Kept || stash.state == State::Leaving;
+  const bool onDevice = stash.state() == State::Kept || stash.state() == State::Leaving;
   if (!onDevice) {
     checkPlace(stash);
   }
@@ -158,7 +158,7 @@ void Offload::bringBack(HostStash& stash, c10::Stream compute) {
   if (onDevice) {
     return;
   }
-  if (stash.state != State::Returning) {
+  if (stash.state() != State::Returning) {
     spill_.bringToHost(stash);
     ++context_.stats.fetchedLate;
     copies_.startReturning(stash);
@@ -176,7 +176,7 @@ void Offload::takeBack(HostStash& stash, c10::Stream compute) {
 
 void Offload::beforeWrite(HostStash& stash) {
   const Lock lock(context_.shared.mutex);
-  if (stash.state == State::Kept || stash.state == State::Leaving) {
+  if (stash.state() == State::Kept || stash.state() == State::Leaving) {
     copies_.noticeCapture(stash.device());
     checkPlace(stash);
     copies_.beforeWrite(stash);
@@ -199,7 +199,7 @@ void Offload::fetchAhead(const HostStash& stash) {
     if (!alive || !copies_.isHere(*next)) {
       continue;
     }
-    if (next->state == State::Spilled) {
+    if (next->state() == State::Spilled) {
       if (!spill_.readAhead(*next)) {
         return;
       }

@@ -106,7 +106,7 @@ bool Spill::startWriting(HostStash& stash) {
 void Spill::startReading(HostStash& stash, c10::Storage memory) {
   stash.disk.read = Disk::get().read(memory, stash.disk.room, stash.sent.nbytes);
   stash.onHost = std::move(memory);
-  stash.state = State::Reading;
+  stash.become(State::Reading);
   StashesInOrder::takeOut(stash);
   reading_.push_back(HostStashPtr::reclaim_copy(&stash));
 }
@@ -122,7 +122,7 @@ bool Spill::readAhead(HostStash& stash) {
 
 void Spill::bringToHost(HostStash& stash) {
   settle(stash);
-  if (stash.state != State::Spilled) {
+  if (stash.state() != State::Spilled) {
     return;
   }
   c10::Storage memory = hostMemory(stash.sent.nbytes, stash.device());
@@ -147,7 +147,7 @@ void Spill::settle(HostStash& stash) {
     stash.disk.written = nullptr;
     stash.disk.room = c10::Storage();  // the value is needed now, and still in host memory
   }
-  if (stash.state == State::Reading) {
+  if (stash.state() == State::Reading) {
     ++context_.stats.hostWaits;
     stash.account->waitedByHost += stash.sent.nbytes;
     asDiskEvent(*stash.disk.read).wait();
@@ -158,11 +158,11 @@ void Spill::settle(HostStash& stash) {
 
 void Spill::wasRead(HostStash& stash) {
   if (stash.disk.read->error().empty()) {
-    stash.state = State::Away;
+    stash.become(State::Away);
     stash.disk.room = c10::Storage();
     context_.away.add(stash);
   } else {
-    stash.state = State::Spilled;
+    stash.become(State::Spilled);
     context_.spilled.add(stash);
     context_.host.give(std::move(stash.onHost), stash.device());
   }
@@ -173,7 +173,7 @@ void Spill::wasWritten(HostStash& stash) {
     context_.warnOfFailure(stash, "stays in host memory", error);
     stash.disk.room = c10::Storage();
   } else {
-    stash.state = State::Spilled;
+    stash.become(State::Spilled);
     context_.spilled.add(stash);
     context_.host.give(std::move(stash.onHost), stash.device());
   }
