@@ -1,8 +1,8 @@
-"""Measures one policy in eager mode and in compiled graphs.
+"""Measures policies in eager mode and in compiled graphs.
 
-A stack of transformer layers, each a region. Prints step time, bytes held for backward and peak,
-eager and with two backends of torch.compile, and compares gradients with those of the same program
-without ebb:
+The model is a stack of transformer layers, each a region. The script prints step time, bytes held
+for backward and peak, in eager mode and with two backends of torch.compile, and compares gradients
+with those of the same program without ebb:
 
     OMP_NUM_THREADS=1 python benchmarks/compiled.py
 """

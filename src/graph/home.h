@@ -9,12 +9,12 @@
 
 namespace ebb {
 
-// The storage with a value's contents: where it was, and ebb's own reference to it.
+// Where a value's contents are: a weak reference to their storage, and the bytes if ebb holds them.
 class Home {
  public:
   using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-  // The contents are in `storage` now.
+  // Records that the contents are in `storage` now.
   void stamp(c10::StorageImpl* storage);
 
   // The storage, which other code may free.
@@ -29,31 +29,31 @@ class Home {
   size_t nbytes() const {
     return nbytes_;
   }
-  // Where the bytes were.
+  // Address of the storage's memory in this state.
   const void* address() const {
     return address_;
   }
-  // Only ebb writes the buffer bytes().
+  // True if only ebb can write to bytes().
   bool isPrivate() const {
     return isPrivate_;
   }
-  // The storage was written since, and holds another state.
+  // True if the storage has been written since, and holds another state.
   bool isSuperseded() const {
     return isSuperseded_;
   }
-  // Of a kept leaf; 0: unknown. See Note [Fingerprints of leaves].
+  // Fingerprint of a kept leaf; 0: unknown. See Note [Fingerprints of leaves].
   uint64_t fingerprint() const {
     return fingerprint_;
   }
 
-  // True if `storage` still has the memory of this state. Other code may have emptied it to save
-  // memory, or given it other memory.
+  // True if `storage` still has the memory of this state. Other code may have resized the storage
+  // to 0 bytes, or given it other memory.
   bool hasMemoryOf(const c10::StorageImpl& storage) const {
     return storage.nbytes() == nbytes_ && storage.data() == address_;
   }
 
-  // The storage, if other code keeps it alive, it still has its memory, and ebb has seen no write
-  // to it. A tensor with a counter of its own may have written to it.
+  // The storage, if it is alive, still has its memory, and ebb has seen no write to it. An alias
+  // with its own version counter may have written to it.
   c10::Storage living() const;
 
   // Holds `bytes`. `onlyOurs`: no other code can write to them.
@@ -64,21 +64,21 @@ class Home {
   // Holds `bytes`, the value's storage from now on, which other code can write to.
   void share(const c10::Storage& bytes);
 
-  // Gives up the bytes.
+  // Releases the bytes.
   c10::Storage take() {
     return std::exchange(bytes_, c10::Storage());
   }
-  // Gives up the bytes. Their storage is the value's from now on.
+  // Releases the bytes. Their storage is the value's from now on.
   void moveOut();
 
-  // Gives up the weak reference to the storage.
+  // Drops the weak reference to the storage.
   void leave() {
     storage_.reset();
   }
   void supersede() {
     isSuperseded_ = true;
   }
-  // No other code can write to the bytes, wherever they are.
+  // No other code can write to the bytes, in memory or in a stash.
   void own() {
     isPrivate_ = true;
   }

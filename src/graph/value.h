@@ -30,7 +30,7 @@ enum class ValueState : uint8_t {
   Recomputable,  // a recipe; Home::storage() may still hold the contents
   Held,  // bytes: a leaf that something needs, a saved value without a recipe, or a materialised
          // value
-  Kept,  // both: other code may write to the bytes; or see Note [Made each time]
+  Kept,  // bytes and a recipe: other code may write to the bytes; or see Note [Made each time]
   Away,  // a stash: offloaded or paged, see Note [Offloaded values]
 };
 
@@ -39,15 +39,15 @@ enum class ValueState : uint8_t {
 // on any thread.
 class Uses {
  public:
-  // How many handles were made so far.
+  // How many times autograd has packed the value.
   uint32_t packed() const {
     return packed_;
   }
-  // How many handles exist and own the value.
+  // How many handles own the value now.
   uint32_t handles() const {
     return handles_.load(std::memory_order_acquire);
   }
-  // Autograd packs the value. Returns true for the first time.
+  // Counts a pack by autograd. Returns true for the first.
   bool notePacked() {
     return packed_++ == 0;
   }
@@ -77,7 +77,7 @@ class Uses {
     relyOnBytes_ |= rely;
   }
 
-  // See Note [Silent writes]; else null.
+  // The argument of redefine(), else null. See Note [Silent writes].
   const c10::Storage& redefined() const {
     return redefined_;
   }
@@ -107,7 +107,7 @@ class Uses {
 // The fate of a value's bytes if something needs them, and the reason.
 class ValueDecision {
  public:
-  // True if the bytes have yet to leave, as decided.
+  // True if Offload or Page has yet to move the bytes.
   bool isDue() const {
     return due_;
   }
@@ -127,12 +127,12 @@ class ValueDecision {
   bool isPaged() const {
     return decision_ == Decision::Page;
   }
-  // True if the bytes are kept and the decision was not forced.
+  // True if the bytes are kept because of the policy.
   bool isSaved() const {
     return isKept() && byPolicy_;
   }
 
-  // Sets the decision. `policy` is false if the policy did not make it.
+  // Sets the decision. `policy`: the policy made it.
   void decide(Decision verdict, bool policy = true) {
     decision_ = verdict;
     byPolicy_ = policy && !recomputes(verdict);
@@ -146,7 +146,7 @@ class ValueDecision {
     }
   }
 
-  // The bytes do not leave: the value is recomputed if it has a recipe, else the bytes stay.
+  // Cancels Offload or Page: the value is recomputed if it has a recipe, else the bytes stay.
   void undo(bool hasRecipe) {
     decision_ = hasRecipe ? Decision::Recompute : Decision::Save;
     byPolicy_ = byPolicy_ && !hasRecipe;
@@ -165,7 +165,7 @@ class ValueDecision {
   bool due_ : 1 = false;
 };
 
-// Facts about a state. The recorder sets them when it meets or makes the state.
+// Facts about a state. The recorder sets most of them when it first sees the state.
 struct StateFacts {
   uint16_t rule = UINT16_MAX;    // the policy's deciding rule; see Verdict::rule
   uint8_t opaque = 0;            // opaque writes in progress
@@ -179,7 +179,7 @@ struct StateFacts {
   // alias with a counter of its own. Eager's backward sees such writes, so handles show the new
   // contents.
   bool follows : 1 = false;
-  bool wasLast : 1 = false;  // dropped the last reference to bytes from outside
+  bool wasLast : 1 = false;  // ebb dropped the last reference to bytes from outside
 };
 
 // GraphStreams' notes about the bytes.
@@ -198,7 +198,7 @@ struct StreamsOfBytes {
 // reuse of the StorageImpl's address, so the map's key identifies a storage.
 //
 // A materialised value stays Held until nothing refers to it, so each op is replayed at most once.
-// For the exceptions see Note [Made each time].
+// Note [Made each time] has the exceptions.
 //
 // The parts of a value are members, so that each storage that an op produced needs one block of
 // memory. Rare members are behind a pointer.
@@ -230,7 +230,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   }
   void setRecipe(c10::intrusive_ptr<Recipe> recipe);
 
-  // See Note [Offloaded values]; else null.
+  // The stash, or null. See Note [Offloaded values].
   const c10::intrusive_ptr<Stash>& stash() const {
     return stash_;
   }

@@ -1,4 +1,4 @@
-// The version counters of a storage's writers. See Note [Version stamps].
+// The version counters of the tensors that write to a storage. See Note [Version stamps].
 #pragma once
 
 #include <c10/core/TensorImpl.h>
@@ -45,11 +45,10 @@ struct CounterStamp : VersionStamp, InArena {
   std::unique_ptr<CounterStamp> next;
 };
 
-// The counters of all tensors that are known to write to a value's storage, with their versions in
-// the value's state.
+// The counters of all known writers of a value's storage, with their versions in the value's state.
 class Versions {
  public:
-  // `tensor` is the last writer, at its current version.
+  // Records `tensor` as the last writer, at its current version.
   void stamp(const at::Tensor& tensor);
 
   // Version of the last writer of the storage.
@@ -72,15 +71,15 @@ class Versions {
   // True if `seen` is the counter of a known writer of the storage.
   bool know(const c10::VariableVersion& seen) const;
 
-  // From now on `seen` must not move.
+  // Adds the writer `seen`, at its current version.
   void learn(const c10::VariableVersion& seen);
-  // `seen` must still show `at`, its version in this state.
+  // Adds the writer `seen`, whose version in this state is `at`.
   void learn(const c10::VariableVersion& seen, uint32_t at);
 
-  // Takes over what `before` knew of other counters of the storage.
+  // Adds the writers that `before` knows.
   void inherit(const Versions& before);
 
-  // `seen` may have moved by one since.
+  // Accepts one move of `seen`, if there was one.
   void allowOne(const c10::VariableVersion& seen);
 
   // The last writer's version has moved by one. A larger move means that other code wrote too.

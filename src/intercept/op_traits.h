@@ -14,7 +14,7 @@
 
 namespace ebb {
 
-// The use that an op makes of an argument.
+// How an op uses an argument.
 enum class ArgUse : uint8_t {
   Read,       // an ordinary input
   Write,      // written in part, or the old contents matter
@@ -23,11 +23,11 @@ enum class ArgUse : uint8_t {
   Unread,     // only shape, dtype and device matter
 };
 
-// The arguments that hold tensors. ebb scans lists of lists, and does not replay operators that
-// take them.
+// How an argument holds tensors. ebb scans lists of lists (TensorLists), but does not replay
+// operators that take them.
 enum class ArgType : uint8_t { Other, Tensor, TensorList, TensorLists };
 
-// The treatment of an op's calls.
+// How ebb treats an op's calls.
 enum class OpKind : uint8_t {
   PassThrough,  // views, and ops that neither return nor write tensors: nothing to record
   InplaceView,  // changes a tensor's metadata (t_, resize_, set_), not the bytes of a storage
@@ -60,8 +60,8 @@ struct ArgumentTraits {
   c10::SmallVector<bool, 12> counted;    // see Note [Which writes are counted]
   c10::SmallVector<uint16_t, 8> others;  // indices of arguments that are not single tensors
   bool writes = false;                   // the op writes to an argument
-  bool conditionIsFlag = false;          // the condition is declared as a bool
-  int16_t condition = -1;  // index of a bool that must be true or a number that must be 0
+  bool conditionIsFlag = false;          // argument `condition` is a bool, not a number
+  int16_t condition = -1;  // argument; `uses` applies if the bool is true or the number is 0
   c10::SmallVector<ArgUse, 12> otherwise;  // the uses if the condition does not hold
 
   ArgUse useOf(size_t argument, bool holds) const {
@@ -82,7 +82,7 @@ struct ReplayLimits {
 // The random numbers that an operator draws.
 struct RandomTraits {
   bool draws = false;              // from a generator: tagged nondeterministic_seeded
-  int16_t generatorArgument = -1;  // index of a Generator? argument
+  int16_t generatorArgument = -1;  // index of the argument of type Generator?
   int16_t dropoutArgument = -1;    // index of dropout_p: at 0 the op draws nothing
 };
 
@@ -103,13 +103,13 @@ struct RowTraits {
 struct OpState {
   std::atomic<bool> demoted{false};           // verify mode found that the results must be saved
   std::atomic<bool> registered{true};         // false once the defining library is gone
-  std::atomic<bool> writesUnsaid{false};      // the user was told; see Note [Unsaid writes]
+  std::atomic<bool> writesUnsaid{false};      // ebb has warned; see Note [Unsaid writes]
   std::atomic<bool> movesFirst{false};        // see Note [Versions that move first]
-  std::atomic<bool> toldUnrepeatable{false};  // the log was told; see Unrepeatable
+  std::atomic<bool> toldUnrepeatable{false};  // ebb has logged the op; see Unrepeatable
 };
 
 // All facts about one operator; read-only after the first call, except for `state`. The members
-// that each call reads come first: a call's traits are seldom in the nearest cache.
+// that each call reads come first: a call's traits are seldom in the L1 cache.
 struct OpTraits {
   explicit OpTraits(c10::OperatorHandle handle) : op(std::move(handle)) {
   }
@@ -137,8 +137,8 @@ bool passesThrough(const c10::OperatorHandle& op);
 // True if an operator of this name is torch's. See Note [Operators from elsewhere].
 bool isTorchsOwn(std::string_view name);
 
-// Called when an operator is removed. Forgets the address of its handle, which another operator may
-// get.
+// Called when an operator is removed: forgets the address of its handle, because a new operator may
+// get the same address.
 void forgetOpTraits(const c10::OperatorHandle& op);
 
 // "aten::mm.default": includes the overload, as in Python.

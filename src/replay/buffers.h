@@ -10,24 +10,24 @@
 
 namespace ebb {
 
-// The buffers of one run for values that the op writes.
+// The buffers of one run, one for each value that the op writes.
 class Buffers {
  public:
-  // `mayTake`: values may lend their own buffers. False if a failed run must leave all unchanged.
+  // `mayTake`: the op may write to values' own buffers. False if a failed run must leave all values
+  // unchanged.
   Buffers(Graph& graph, const Recipe& recipe, const Passing& passing, bool mayTake)
       : graph_(graph), recipe_(recipe), passing_(passing), mayTake_(mayTake) {
   }
 
   // A private copy of the value of `input`, or the value's own buffer if nothing else needs the
-  // buffer. All arguments that show the same value get the same buffer: the arguments aliased in
-  // the forward.
+  // buffer. Arguments that aliased in forward refer to one value, and get the same buffer.
   c10::Storage of(const Input& input);
 
-  // The buffer for the value of `input`; null if there is none.
+  // The buffer that of() made for the value of `input`; null if there is none.
   const c10::Storage* find(const Input& input) const;
 
-  // Values get their own buffers back, unless the kernel has begun to write. Returns false if a
-  // value has lost its bytes.
+  // Gives taken buffers back to their values. If the kernel `began` to write, they are lost, and
+  // the result is false.
   bool putBack(bool began);
 
  private:

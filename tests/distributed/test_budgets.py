@@ -1,4 +1,4 @@
-"""A budget in a job of two ranks: one plan, the bits of eager, no rank waits for another."""
+"""A budget on two ranks: one plan, eager's bits, and no rank waits for another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAUSE = 6  # seconds
 
 
 def policies(model):
-    """Of the regions under a plan."""
+    """The policies of a model's regions under a plan, by module name."""
     return {
         name: inner_marks.region.policy.to_toml()
         for name, inner in model.named_modules()
@@ -42,7 +42,7 @@ def train(
     steps=STEPS,
     prepare=lambda optimizer: None,
 ):
-    """Losses and parameters; the policies at the end; what was told; how many plans were made."""
+    """Returns losses and parameters, the last policies, stderr, and the number of plans made."""
     planned = None
     told = io.StringIO()
     torch.manual_seed(3)
@@ -66,7 +66,7 @@ def step(model, optimizer, number, rows):
     loss.backward()
     optimizer.step()
     bits = [plain(loss), *(plain(one) for one in model.parameters())]
-    return [one.numpy().tobytes() for one in bits]  # tensors that are kept count for the budget
+    return [one.numpy().tobytes() for one in bits]  # kept tensors would count in the budget
 
 
 def assert_same(found, expected):
@@ -135,7 +135,7 @@ def test_no_rank_waits_for_one_that_trains_nothing():
         assert plans == 1
         assert seconds < PAUSE
     else:
-        next(agreeing._sessions)  # later tests begin the same session
+        next(agreeing._sessions)  # session numbers of both ranks stay equal
     dist.barrier()
 
 
@@ -161,7 +161,7 @@ def test_no_rank_waits_for_one_that_is_busy():
 
 @on_two_ranks
 def test_a_rank_that_skips_steps_of_its_optimizer_gets_the_same_plan():
-    """Such as a rank whose gradients overflow: it counts fewer steps."""
+    """For example, a rank whose gradients overflow counts fewer steps."""
 
     def skips(optimizer):
         if dist.get_rank() == 1:
@@ -195,7 +195,7 @@ def test_a_second_model_on_one_rank_stops_no_other():
 
 @on_two_ranks
 def test_a_rank_that_leaves_before_its_plan_stops_no_other():
-    """Rank 0 has the larger need, so it should plan, and it ends its training before."""
+    """Rank 0 ends its training before it has a plan; rank 1 then plans alone."""
     before = agreeing._PATIENCE
     agreeing._PATIENCE = 4
     try:
@@ -218,7 +218,7 @@ def test_an_attempt_after_a_restart_does_not_read_the_plan_of_the_one_before(mon
 
 
 class Store:
-    """A store in this process, as torch's."""
+    """A store with the interface of torch's, inside one process."""
 
     def __init__(self):
         self.values = {}
@@ -255,7 +255,7 @@ def offer(kind="a", peak=100, budget=50, base=0, duration=1.0):
 
 
 def plans_of(ranks, offers, looks=1):
-    """Each rank's plan after so many looks: the offer that it was made for."""
+    """Each rank's plan after `looks` looks. A plan here is the offer for which it was made."""
     found = [None] * len(ranks)
     for _ in range(looks):
         for n, (rank, said) in enumerate(zip(ranks, offers, strict=True)):
@@ -363,6 +363,6 @@ def test_each_rank_reports_the_one_plan():
 
     assert abs(plan.deviation["peak"]) < 0.05
     assert len(plan.points) > 3
-    del told["measured"], told["deviation"]  # of each rank itself
+    del told["measured"], told["deviation"]  # each rank's own
     first, second = of_both(told)
     assert first == second, [(k, first[k], second[k]) for k in first if first[k] != second[k]]

@@ -36,7 +36,7 @@ def _fresh():
 class Program(nn.Module):
     """Two functions, `first` and `second`, that `forward` calls in regions; `outside` runs between.
 
-    A subclass overrides what it is about.
+    Each subclass overrides the functions that it tests.
     """
 
     def __init__(self) -> None:
@@ -212,7 +212,7 @@ class WritesStatisticsThatAreRead(Program):
 
 
 class WritesACopiedBuffer(Program):
-    """Inductor removes the copies."""
+    """Inductor removes the copies of the buffer, and their tags."""
 
     def first(self, x):
         copied = F.dropout(torch.cat([self.mean.clone()]).repeat(1), 0.0).double().float()
@@ -230,7 +230,7 @@ class WritesItsInput(Program):
 
 
 class Wide(Program):
-    """Its region is two matrix products with 256 columns between them."""
+    """Each region has two matrix products, with a result of 256 columns between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -430,7 +430,7 @@ def test_regions_do_nothing_if_written_inputs_are_unknown(lost, caplog, monkeypa
     with caplog.at_level(logging.WARNING, "ebb"):
         program = WritesInside()
         ebb.apply(program, ebb.policies.recompute_all, "")
-        # This backend returns the new contents of written inputs; aot_eager's graph writes them.
+        # This backend's graph returns the new contents of inputs; aot_eager's writes in place.
         compiled = torch.compile(program, backend="aot_eager_decomp_partition")
         compiled(torch.randn(4, 8))
     assert "written inputs are unknown: regions do nothing" in caplog.text
@@ -532,7 +532,7 @@ def test_random_numbers_that_only_backward_needs_are_drawn_in_forward():
 
 
 def test_a_write_to_an_input_that_a_function_keeps_on_its_context():
-    """Autograd does not check the version of such an input, so nothing is recomputed from it."""
+    """Autograd does not check the version of such an input, so ebb saves what depends on it."""
 
     class Keeps(nn.Module):
         def __init__(self):

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from ebb._support.log import log
 
-_ASKS = 4  # interval in steps at which a rank asks if another rank has no more room
-_PATIENCE = 32  # steps for which a measured rank trains on without a plan of its kind
+_ASKS = 4  # interval in steps at which a rank checks if another rank has reached its limit
+_PATIENCE = 32  # steps until a rank with an offer stops expecting the offers of others
 _sessions = itertools.count()
 
 
@@ -23,18 +23,18 @@ _sessions = itertools.count()
 # Ranks exchange data through the store of the default process group, not by collectives: a rank
 # that trains nothing takes no part, and the others must not hang. No rank ever waits: each looks
 # into the store at the end of its steps, and trains on with all blocks recomputed until its plan is
-# there. So ranks may change to the plan at different steps. Gradients do not depend on the plan.
+# there. So ranks may apply the plan at different steps. Gradients do not depend on the plan.
 #
-# 1. Each rank writes an offer once it has measured. The last one combines all offers.
-# 2. Ranks with the same blocks and operators (data parallelism) form a kind. They all get the plan
-#    of the rank that needs the most memory; it plans with the largest values that any of them
-#    measured. Stages of a pipeline are of different kinds.
-# 3. If offers or a plan are missing after _PATIENCE steps, a rank plans for itself, so plans may
-#    differ. The difference costs memory or time on a rank.
+# 1. Each rank writes its measurements, an offer. The last rank to write combines all offers.
+# 2. Ranks with the same blocks and operators (data parallelism) form a kind. The leader, the rank
+#    that exceeds its budget most, plans for its kind with the largest values that any rank of the
+#    kind measured. Stages of a pipeline are of different kinds.
+# 3. A rank plans for itself if offers are missing after _PATIENCE steps, or the plan after twice
+#    as many. Plans may then differ, which costs memory or time on a rank.
 #
-# With EBB_BUDGET=auto, the first rank without room for all activations writes to the store at which
-# step all ranks begin to measure. That step is far enough ahead for the other ranks, since hosts do
-# not wait for devices.
+# With EBB_BUDGET=auto, the first rank that cannot hold all activations writes to the store the step
+# at which all ranks begin to measure. The step lies ahead, since hosts of other ranks may be some
+# steps further.
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Offer:
     """Measurements of a rank."""
 
     kind: str  # identifies ranks that can share a plan
-    peak: int  # of the recorded step
+    peak: int  # bytes, of the recorded step above `base`
     budget: float  # bytes, or a share. The plan of a kind uses the lowest budget.
     duration: float  # as in Measured
-    base: int
+    base: int  # as in Measured
 
 
 class Ranks:
@@ -55,21 +55,21 @@ class Ranks:
         self._store = store
         self._rank = rank
         self._size = size
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # its store may be the same
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # a restart may reuse the store
         self._prefix = f"ebb/budget/{attempt}/{next(_sessions)}"
-        self._has_called = False  # this rank has asked the others to measure
-        self._looks = 0  # with an offer
+        self._has_called = False  # True if this rank has asked the others to measure
+        self._looks = 0  # number of calls of `look` with an offer
 
     def join(self) -> None:
         """Count this rank among those whose offers the others need."""
         self._store.add(self._key("joined"), 1)
 
     def begins(self, step: int, is_full: bool) -> bool:
-        """Find out if all ranks begin to measure. Call at the end of each step.
+        """True if all ranks begin to measure now. Call at the end of each step.
 
         Args:
             step: number of the step that has ended.
-            is_full: this rank has no room for more activations.
+            is_full: True if this rank has reached its memory limit.
 
         Raises:
             Exception: the store failed.
@@ -93,7 +93,7 @@ class Ranks:
             plan: makes a plan from a combined offer.
 
         Returns:
-            True if there is nothing more to exchange, and this rank's plan.
+            True if the exchange has ended; and this rank's plan, else None.
 
         Raises:
             Exception: the store failed.
@@ -108,7 +108,7 @@ class Ranks:
         if not self._store.check([self._key("kinds")]):
             return self._own_if_late(1, offer, plan)
         combined = json.loads(self._store.get(self._key("kinds"))).get(offer.kind)
-        if combined is None:  # this rank came after the others had their plans
+        if combined is None:  # this rank joined later, and no other is of its kind
             return True, plan(offer)
         made = self._key("plan", combined["leader"])
         if combined["leader"] == self._rank:
@@ -122,14 +122,14 @@ class Ranks:
     def _own_if_late(
         self, times: int, offer: Offer, plan: Callable[[Offer], Any]
     ) -> tuple[bool, Any]:
-        """A plan of this rank alone, if the others had so many times _PATIENCE steps."""
+        """Plan for this rank alone after more than `times` * _PATIENCE steps with an offer."""
         if self._looks <= times * _PATIENCE:
             return False, None
         log.info("budget: offers or the plan of other ranks are missing, so this rank plans alone")
         return True, plan(offer)
 
     def _say(self, offer: Offer | None) -> None:
-        """Write this rank's offer; the last rank to do so combines all."""
+        """Write this rank's offer; the last rank to write combines all offers."""
         place = self._store.add(self._key("places"), 1)
         message = {"rank": self._rank, "offer": None if offer is None else asdict(offer)}
         self._store.set(self._key("offer", place), json.dumps(message))
@@ -137,7 +137,7 @@ class Ranks:
         if count >= self._store.add(self._key("joined"), 0):
             keys = [self._key("offer", n + 1) for n in range(count)]
             messages = [json.loads(self._store.get(key)) for key in keys]
-            # a rank that came later changes nothing
+            # offers of ranks that join later do not change the combination
             self._store.compare_set(self._key("kinds"), "", json.dumps(_combined(messages)))
 
     def _key(self, *parts: object) -> str:
@@ -145,7 +145,7 @@ class Ranks:
 
 
 def _combined(messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """For each kind the combined offer, and the rank that needs the most memory."""
+    """For each kind, the combined offer and the rank that plans."""
     kinds: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     for message in messages:
         if message["offer"] is not None:

@@ -38,17 +38,17 @@ _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 # Note [Evaluation between steps]
 # Many jobs evaluate, or generate samples, between two optimizer steps, without gradients. No plan
-# can lower the memory of that, so it does not count as memory of the step that follows: the peak is
-# reset when the first block runs with gradients, and a profile leaves out what was allocated and
+# can lower the memory of such work, so it does not count towards the next step: when the first
+# block runs with gradients, ebb resets the peak; a profile omits memory that was both allocated and
 # freed before.
 
 
 class Evaluation:
-    """Notices calls of blocks without gradients before a step's first call with gradients."""
+    """Detects evaluation: calls of blocks without gradients before the first with gradients."""
 
     def __init__(self) -> None:
-        self.has_run = False  # since the last step ended
-        self._is_over = False  # a block has run with gradients since then
+        self.has_run = False  # True if a block was called without gradients in this step
+        self._is_over = False  # True if a block was called with gradients in this step
 
     def called(self, has_gradients: bool) -> None:
         if self._is_over:

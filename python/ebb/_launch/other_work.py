@@ -1,4 +1,4 @@
-"""Tells of work that the job does beside ebb: recomputation and offloading by its own functions."""
+"""Detects and reports recomputation and offloading by the job's own functions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ebb._support.shown import clipped
 
 
 def is_on() -> bool:
-    """True if a function of the job recomputes the module that is called now, which a line says.
-    Else the module may become a region; a line says if its tensors will not be offloaded.
+    """True if a function of the job recomputes the module being called; prints the function's name.
+    If False, the module may be a region; prints a line if hooks of the job offload.
 
     Raises:
-        ValueError: a function recomputes, and EBB_STRICT is set.
+        ValueError: a function of the job recomputes, and EBB_STRICT is set.
     """
     by = _recomputes()
     if by is None:
@@ -30,9 +30,9 @@ def is_on() -> bool:
 
 
 def _recomputes() -> str | None:
-    """The autograd function whose backward runs Python code now; None outside of one.
+    """The name of the autograd function whose backward is running; None if none is.
 
-    Hooks on gradients do not count: losses with a cache of gradients run a model only there.
+    Gradient hooks do not count: GradCache losses run the model with gradients only in a hook.
     """
     if torch._C._current_graph_task_id() == -1:
         return None
@@ -43,7 +43,7 @@ def _recomputes() -> str | None:
 
 
 def tell_of_offloading() -> None:
-    """Say once that saved-tensor hooks of the job offload, but not the tensors of regions."""
+    """Say once that the job's offloading hooks do not get the tensors of regions."""
     hooks = offloading_hooks()
     if hooks is not None:
         say(

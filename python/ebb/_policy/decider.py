@@ -1,6 +1,6 @@
-"""Decides on operators that torch describes by name, as a region does on those that it intercepts.
+"""Applies a policy to operators that torch gives by name, outside of eager regions.
 
-torch's selective checkpointing and its partitioner ask once for each operator.
+torch's selective checkpointing and ebb's pass over compiled graphs ask once for each operator.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Result:
     """One output of a call.
 
     Args:
-        nbytes: size of its storage.
-        dtype: its dtype.
+        nbytes: size in bytes.
+        dtype: dtype of the output.
     """
 
     nbytes: int
@@ -30,10 +30,10 @@ class Result:
 
 
 class Decider:
-    """The decisions of one region's policy. Counts calls for rules with ``every`` and ``nth``.
+    """Makes the decisions of one region's policy. Counts calls for rules with ``every``, ``nth``.
 
     Args:
-        parts: the policy's rules and defaults.
+        parts: rules and default of each policy that `either` joins.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -47,7 +47,8 @@ class Decider:
 
         Args:
             op: the operator with its overload, such as ``aten::mm.default``.
-            results: the call's outputs; None matches only rules without conditions on an output.
+            results: the call's outputs. None (unknown, or no tensor) matches only rules without
+                conditions on an output.
             modules: names of the innermost running module; empty if unknown.
         """
         called: dict[int, bool] = {}

@@ -1,4 +1,4 @@
-"""Finds the modules inside a module whose parameters FSDP frees after their forward."""
+"""Finds FSDP units inside a module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 
 
 def units_inside(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """The outermost FSDP units inside `module`, by name; empty if none of them frees parameters.
+    """The outermost FSDP units inside `module`, by name; empty if no unit inside frees
+    its parameters after forward.
 
     A unit is a module on which ``fully_shard`` was called, or a FullyShardedDataParallel.
     """
@@ -29,7 +30,7 @@ def units_inside(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def _frees(unit: Any) -> bool:
-    """True if the unit frees parameters after forward, or if that is unknown."""
+    """True if FSDP frees the unit's parameters after forward, or if that is unknown."""
     strategy = getattr(unit, "sharding_strategy", None)
     if strategy is not None:
         return strategy.name not in ("NO_SHARD", "SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")

@@ -27,29 +27,31 @@ from ebb._support.log import log
 # for the partitioner, with the tags of torch's selective checkpointing:
 #
 # 1. While Dynamo traces a region, torch.fx.traceback.annotate adds the region's number to nodes.
-#    Side effects are those of the function without ebb. At a graph break inside the region Dynamo
-#    gives up the frame; the region then runs in eager mode, around the compiled parts.
+#    The function's side effects stay the same. At a graph break inside the region, Dynamo does
+#    not compile the frame; the region then runs in eager mode, around the compiled parts.
 # 2. `_tag` runs on the joint graph before the partitioner. For each forward node with a number, the
 #    region's policy decides: SAVE, OFFLOAD and PAGE become MUST_SAVE, RECOMPUTE becomes
 #    PREFER_RECOMPUTE.
 #
 # Recomputation in backward is wrong if it reads a graph input that forward has written: a compiled
 # graph does not keep the old contents. torch's checkpointing gives wrong gradients there. So each
-# node that depends on such an input becomes MUST_SAVE, not only those that read it: Inductor
-# removes operators that only copy, with their tags. Inputs that autograd saves without a version
-# check count as written.
+# node that depends on such an input becomes MUST_SAVE. Direct readers alone do not suffice, since
+# Inductor removes operators that only copy, with their tags. Inputs that autograd saves without a
+# version check count as written.
 #
-# Other results that become MUST_SAVE: of operators that are not torch's own, as a region keeps
-# them; of random operators that only backward needs, which would not run in forward, or in a graph
-# with DTensors; and of random operators on the CPU if the result is smaller than the state of a
-# generator, which recomputation needs.
+# Results of these operators also become MUST_SAVE:
+# - operators that are not torch's own, as in eager regions;
+# - random operators that only backward needs, since the partitioner would not run them in forward;
+# - random operators in a graph with DTensors;
+# - random operators on the CPU, if the result is smaller than the generator state that
+#   recomputation would save.
 
 REGION = "ebb_region"  # annotation: the region's unit and number, see `enter`
 MODULE = "ebb_module"  # annotation: the names of the innermost running module
 _GENERATOR_STATE = 5056  # bytes, on the CPU
 
 _numbers = itertools.count(1)
-_entered: dict[int, tuple[str, str]] = {}  # a region's number: the number of its policy, its name
+_entered: dict[int, tuple[str, str]] = {}  # by region number: the policy's number, the name
 
 
 def enter(policy: str, name: str) -> str:
@@ -59,8 +61,8 @@ def enter(policy: str, name: str) -> str:
         policy: the policy's number.
 
     Returns:
-        Two numbers with a colon between them: of the outermost region, which backward recomputes as
-        a unit, and of this region. Empty under torch.export, whose graph outlives the process.
+        "unit:number": the number of the outermost region, which backward recomputes as a unit, and
+        the number of this region. Empty under torch.export, whose graph outlives the process.
     """
     if is_exporting():
         tracing.region_is_traced()
@@ -78,13 +80,13 @@ def names_entered() -> set[str]:
     return {name for _, name in _entered.values()}
 
 
-# torch.compiler.assume_constant_result has the same effect, but imports Dynamo. That takes a second
-# in each process.
+# torch.compiler.assume_constant_result sets the same attribute, but imports Dynamo, which takes a
+# second in each process.
 enter._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class _Pass:
-    """A value for torch._functorch.config.joint_custom_pass; calls the value before it too."""
+    """A value for torch._functorch.config.joint_custom_pass; calls the previous value first."""
 
     def __init__(self, before: Callable[..., Any] | None) -> None:
         self.before = before
@@ -150,8 +152,8 @@ def _annotation(node: torch.fx.Node) -> dict[str, Any]:
 
 
 def _written_inputs(nodes: list[torch.fx.Node]) -> set[torch.fx.Node] | None:
-    """The graph's inputs that the graph writes, or whose writes torch does not check; None if that
-    is unknown."""
+    """The inputs that the graph writes, or that autograd saves without a version check; None if
+    the written inputs are unknown."""
     inputs = [n for n in nodes if n.op == "placeholder"]
     written = {n for n in inputs if n.meta.get("saved_tensor_with_no_vc_check")}
     written |= {
@@ -173,7 +175,7 @@ def _written_inputs(nodes: list[torch.fx.Node]) -> set[torch.fx.Node] | None:
 
 
 def _whole(part: Any) -> Any:
-    """What torch says of the tensor of which an input or output is a part, as of a subclass."""
+    """torch's descriptor of the whole tensor, if `part` describes a part of a tensor subclass."""
     while hasattr(part, "base") and not hasattr(part, "mutated_input"):
         part = part.base
     return part
@@ -235,7 +237,7 @@ def _hint(size: Any) -> int:
 def _marks(
     node: torch.fx.Node, decider: Decider, results: list[Result | None]
 ) -> list[tuple[bool, torch.fx.Node]]:
-    """For each node of an operator and of its outputs: is it saved."""
+    """For the nodes of an operator and its outputs: True if the policy saves the node; the node."""
     if isinstance(node.target, torch._ops.OpOverload):
         modules = tuple(_annotation(node).get(MODULE, "").split("\n"))
         decisions = decider.decide(qualified_name(node.target), results, modules)
@@ -289,7 +291,7 @@ def _needed_in_forward(nodes: list[torch.fx.Node]) -> set[torch.fx.Node]:
 
 
 def _save_dependents(forward: list[torch.fx.Node], written: set[torch.fx.Node]) -> None:
-    """Saves what depends on inputs that the graph writes."""
+    """Saves results that depend on inputs that the graph writes."""
     dependent = set(written)
     for node in forward:
         if not dependent.intersection(node.all_input_nodes):
@@ -313,8 +315,8 @@ _BATCH_NORMS = (
 
 
 def _statistics(node: torch.fx.Node, dependent: set[torch.fx.Node]) -> list[torch.fx.Node] | None:
-    """The new statistics of a batch norm in training, if its other results do not depend on the
-    old ones; else None."""
+    """The new running statistics, if `node` is a batch norm in training whose other results do not
+    depend on `dependent`; else None."""
     is_training = node.target is _BATCH_NORMS[1] or (len(node.args) > 5 and node.args[5] is True)
     read = {n for n in node.args[:3] if isinstance(n, torch.fx.Node)}
     if node.target not in _BATCH_NORMS or not is_training or dependent & read:

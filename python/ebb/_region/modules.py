@@ -70,12 +70,12 @@ class Marks:
         return self.region(function, *args, **kwargs)
 
     # Note [Regions around FSDP units]
-    # Backward recomputes a region at once. If a region contains several modules whose parameters
-    # FSDP frees after forward, backward would need all parameters at once, but FSDP gathers them
-    # unit by unit. So at the first forward of such a region, its units become regions in its place.
+    # Backward recomputes a region at once. For a region around FSDP units that free parameters
+    # after forward, backward would need all parameters at once, but FSDP gathers them unit by unit.
+    # So at the first forward of such a region, the outermost units become regions in its place.
     def _move_to_units(self, module: Any) -> None:
         self.units = ()
-        # a region of EBB_BUDGET is another kind of callable; it is always a block
+        # the regions of EBB_BUDGET (`Block`) are no partials, and stay where they are
         if not isinstance(self.region, functools.partial) or not isinstance(
             module, torch.nn.Module
         ):
