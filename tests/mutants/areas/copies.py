@@ -148,7 +148,7 @@ MUTANTS = (
     ),
     copies(
         "fetched-while-leaving",
-        text="stash.state != State::Leaving",
+        text="stash.state() != State::Leaving",
         instead="false",
         tests=(f"{CAPTURES}::test_a_graph_gives_what_eager_gives",),
     ),
@@ -176,7 +176,7 @@ MUTANTS = (
     copies(
         "leaving-before-a-write",
         text="finishLeaving(stash);",
-        within=("if (stash.state == State::Leaving) {\n    finishLeaving(stash);"),
+        within=("if (stash.state() == State::Leaving) {\n    finishLeaving(stash);"),
         tests=(f"{ORDER}::test_recipes_read_what_was_there_before_a_write",),
     ),
     copies(
@@ -287,7 +287,7 @@ MUTANTS = (
     copies(
         "forgotten-is-not-kept",
         text="takeOut(place->kept, stash);",
-        within=("stash.state != State::Back;\n    takeOut(place->kept, stash);"),
+        within=("stash.state() != State::Back;\n    takeOut(place->kept, stash);"),
         tests=(f"{LIFETIMES}::test_what_was_dropped_is_in_no_list",),
     ),
     copies(
@@ -299,7 +299,7 @@ MUTANTS = (
     copies(
         "forgotten-while-returning",
         text="giveDeviceMemory(stash);",
-        within=("if (stash.state == State::Returning) {\n      giveDeviceMemory(stash);"),
+        within=("if (stash.state() == State::Returning) {\n      giveDeviceMemory(stash);"),
         tests=(f"{SEVERAL_STREAMS}::test_what_is_dropped_on_its_way_back",),
     ),
     copies(
