@@ -224,3 +224,18 @@ def saved_bytes(node, model):
             storage = tensor.untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()
     return sum(nbytes for at, nbytes in found.items() if at not in own)
+
+
+def test_checkpoints_in_compiled_code_are_named(install, capsys):
+    torch._dynamo.reset()
+    before = torch._functorch.config.joint_custom_pass
+    install()
+    try:
+        job = Job(checkpoints=True)
+        job.model.compile(backend="aot_eager")
+        job.train(3)
+    finally:
+        torch._functorch.config.joint_custom_pass = before
+        torch._dynamo.reset()
+    told = lines(capsys)
+    assert all("does not call torch.utils.checkpoint" not in line for line in told), told

@@ -32,6 +32,7 @@ class Assignment:
     when_announced: Callable[[], None] | None = None
     # Checkpoint functions whose calls have become regions; TORCHS also if modules by name have.
     announced: set[str] = field(default_factory=set)
+    has_calls_in_graphs: bool = False  # compiled code calls torch.utils.checkpoint
 
     def modules(self) -> tuple[tuple[Policy, tuple[str, ...]], ...]:
         """Policies of modules, with globs over the modules' names."""

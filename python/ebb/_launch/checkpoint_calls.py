@@ -50,7 +50,7 @@ def _code_of_generator(
 
     given = (fn, preserve_rng_state, context_fn, determinism_check, debug, *args)
     torchs = checkpoint_calls._TORCHS_GENERATOR
-    if checkpoint_calls.is_traced():
+    if checkpoint_calls.leaves_to_graph():
         yield from torchs(*given, **kwargs)
         return
     checkpoint_calls._check(lambda: torchs(*given, **kwargs), determinism_check, debug)
@@ -73,7 +73,7 @@ def _code_of_later_generator(
 
     options |= {"context_fn": context_fn, "determinism_check": determinism_check, "debug": debug}
     torchs = checkpoint_calls._TORCHS_GENERATOR
-    if checkpoint_calls.is_traced():
+    if checkpoint_calls.leaves_to_graph():
         yield from torchs(fn, args, kwargs, **options)
         return
     checkpoint_calls._check(lambda: torchs(fn, args, kwargs, **options), determinism_check, debug)
@@ -123,6 +123,15 @@ def is_traced() -> bool:
     """True under torch.compile, also while a Dynamo graph is traced, which only later versions of
     torch report in `is_compiling`."""
     return is_compiling() or torch._guards.TracingContext.try_get() is not None
+
+
+def leaves_to_graph() -> bool:
+    """True under torch.compile, where torch's own function runs. Notes the call."""
+    if not is_traced():
+        return False
+    if _calls is not None:
+        _calls.assignment.has_calls_in_graphs = True
+    return True
 
 
 # Under torch.compile, torch's own functions turn a policy into tags of the graph.

@@ -89,6 +89,8 @@ class FoundBlocks:
         what = "module is a region" if len(names) == 1 else "modules are regions"
         shown = clipped(", ".join(dict.fromkeys(in_ranges(names))), 300)
         why = "" if self._stay else ", since the job does not call torch.utils.checkpoint"
+        if self._assignment.has_calls_in_graphs:
+            why = "; in compiled code, torch's own checkpoint runs inside of them"
         if is_first():
             tell(
                 f"ebb: {len(names)} {what}: {shown} ({self._assignment.text}{why}); "
@@ -97,9 +99,14 @@ class FoundBlocks:
 
     def _tell_of_nothing(self) -> None:
         models = clipped(", ".join(dict.fromkeys(self._models)), 200)
+        calls = (
+            "the job calls torch.utils.checkpoint only in compiled code, where torch runs it"
+            if self._assignment.has_calls_in_graphs
+            else "the job does not call torch.utils.checkpoint"
+        )
         say_ignored(
             f"ebb: {self._assignment.text} has no effect so far",
-            f"the job does not call torch.utils.checkpoint, and no repeated block of {models} ran "
+            f"{calls}, and no repeated block of {models} ran "
             "with gradients. Name modules to make them regions: "
             "EBB_MODULES='*.layers.*'. python -m ebb --list-modules SCRIPT lists their names",
         )
